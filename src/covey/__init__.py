@@ -5,6 +5,7 @@
 Everything below is imported when it is first used; `import covey` loads nothing. docs/use/python.md explains each name.
 """
 
+import sys
 from importlib import import_module
 from typing import Any
 
@@ -59,7 +60,7 @@ __all__ = ["__version__", *PUBLIC]
 def __getattr__(name: str) -> Any:
     """Import a public name at its first use."""
     if name not in PUBLIC:
-        raise AttributeError(f"module 'covey' has no attribute {name!r}")
+        raise AttributeError(f"module 'covey' has no attribute {name!r}", name=name, obj=sys.modules[__name__])
     home = PUBLIC[name]
     found = vars(import_module(home))[name] if home else import_module(f"covey.{name}")
     globals()[name] = found

@@ -61,6 +61,54 @@ def test_arguments_of_another_type_are_refused_with_what_they_may_be(model: Any,
         covey.train(model, by_bytes, data, progress=False)
 
 
+class Mine:
+    def prompts(self, split: str) -> list[covey.Prompt]:
+        return [covey.Prompt("a", "mine", "a?", {})]
+
+    def score(self, prompt: covey.Prompt, completion: str) -> covey.Reward:
+        return covey.Reward(0.0)
+
+
+def misspelt(completions: list[str], promt_id: list[int], **columns: object) -> list[float]:
+    return [0.0 for _ in completions]
+
+
+ORDER = "; the order is covey.train(model, rewards, data)"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "nothing says what to train: covey.train(model, rewards, data), or recipe='arithmetic' for a first run"),
+        (("nano", by_bytes, by_bytes), "data must be rows, a path, splits of rows or an environment, got a function"),
+        (("nano", ROWS, by_bytes), f"rewards must be functions or their names, got rows{ORDER}"),
+        (("nano", ROWS, "rows.jsonl"), f"rewards must be functions or their names, got rows{ORDER}"),
+        (("nano", None, Mine), "data must be an environment, got the class Mine: give Mine()"),
+        (
+            ("nano", misspelt, [row | {"prompt_id": 3} for row in ROWS]),
+            "reward function \"misspelt\" cannot be called: rows have no column 'promt_id' (besides the prompt they "
+            "have: prompt_id); did you mean prompt_id?",
+        ),
+    ],
+)
+def test_arguments_in_another_order_or_misspelt_are_refused_before_anything_is_said_or_loaded(
+    arguments: tuple[Any, ...],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
+        covey.train(*arguments, num_steps=1)
+    assert capsys.readouterr().out == ""
+
+
+def test_a_folder_is_called_so_in_python_too() -> None:
+    with pytest.raises(ValueError, match=r"^unknown setting output_dir; did you mean folder\?$"):
+        covey.train("nano", by_bytes, ROWS, output_dir="mine")
+
+
 def test_a_file_in_the_place_of_the_run_folder_is_refused_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("mine")
     with pytest.raises(ValueError, match=r"run: the run folder cannot be made \(File exists\); name another"):

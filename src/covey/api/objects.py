@@ -13,6 +13,7 @@ from covey.environments.reward_functions.call import name_of
 from covey.policy.models.naming import IN_MEMORY
 
 HOME = "covey.api.objects"
+ORDER = "the order is covey.train(model, rewards, data)"
 RESUMES = "covey.train(...) with the same objects and resume=FOLDER resumes the run"
 
 Reward = str | Mapping[str, Any] | Callable[..., Any]
@@ -82,7 +83,9 @@ def as_list(rewards: Reward | Sequence[Reward]) -> list[Reward]:
 def splits_of(data: Any) -> Mapping[str, Iterable[Mapping[str, Any]]]:
     """Return rows in memory by split. ValueError for what holds no rows."""
     if isinstance(data, str | bytes) or not isinstance(data, Iterable):
-        raise ValueError(f"data must be rows, a path, splits of rows or an environment, got a {type(data).__name__}")
+        order = f"; {ORDER}" if callable(data) else ""
+        kind = type(data).__name__
+        raise ValueError(f"data must be rows, a path, splits of rows or an environment, got a {kind}{order}")
     splits = _named_splits(data) if isinstance(data, Mapping) else {"train": data}
     for rows in splits.values():
         if hasattr(rows, "columns") and hasattr(rows, "to_numpy"):  # iterating over a table gives columns

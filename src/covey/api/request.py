@@ -1,6 +1,7 @@
 """From the arguments of a program to the settings of a run, and the objects that settings cannot hold."""
 
 import copy
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -84,7 +85,7 @@ class Arguments:
 
 def make_request(asked: Arguments, base: Config | None) -> Request:
     """Return settings and objects of a run. ValueError, in one line, for arguments that do not go together."""
-    _check_arguments(asked)
+    _check_arguments(asked, base)
     if base is not None and not isinstance(base, Config):
         raise ValueError(f"config must be a Config, got a {type(base).__name__}; settings come by keyword")
     base, settings = _chosen_environment(asked, base)
@@ -98,11 +99,27 @@ def make_request(asked: Arguments, base: Config | None) -> Request:
     return Request(config, given, (*composed.notes, *_notes(asked, config)))
 
 
-def _check_arguments(asked: Arguments) -> None:
+TASK = ("recipe", "environment", "model", "data", "rewards")
+"""Settings that say what is trained."""
+
+
+def _check_arguments(asked: Arguments, base: Config | None) -> None:
     """Refuse arguments of another type, and those that leave each other no meaning."""
     for name, given in (("model", asked.model_in_memory), ("reference", asked.reference_in_memory)):
         if given is not None and not isinstance(given, nn.Module):
             raise ValueError(f"{name} must be a name, a folder or a model in memory, got {given!r:.80}")
+    given = (asked.model, asked.rewards, asked.data, asked.tools, base)
+    if all(one is None for one in given) and not any(name.startswith(TASK) for name in asked.settings):
+        raise ValueError(
+            "nothing says what to train: covey.train(model, rewards, data), or recipe='arithmetic' for a first run"
+        )
+    if any(isinstance(reward, Mapping) and "prompt" in reward for reward in asked.reward_list):
+        raise ValueError(f"rewards must be functions or their names, got rows; {objects.ORDER}")
+    if asked.rows is not None:
+        objects.splits_of(asked.rows)
+    if isinstance(asked.environment, type):
+        name = asked.environment.__name__
+        raise ValueError(f"data must be an environment, got the class {name}: give {name}()")
     if asked.environment is not None and asked.rewards is not None:
         raise ValueError("an environment scores its completions itself: leave rewards out, or give rows as data")
     _check_tools(asked)
@@ -161,14 +178,15 @@ def _model_setting(asked: Arguments, base: Config | None) -> dict[str, Any]:
     if asked.model_in_memory is not None:
         return {"model.name": objects.model_name(model)}
     is_preset = base is None and str(model) in group_choices()["model"] and not Path(model).exists()
-    return {"model" if is_preset else "model.name": str(model)}
+    return {"model" if is_preset else "model.name": os.path.expanduser(model)}
 
 
 def reference_setting(given: Any) -> dict[str, Any]:
     """Return the setting that says which model is compared with: a name or a folder, or what stands for an object."""
     if given is None:
         return {}
-    return {"algorithm.reference_model": str(given) if isinstance(given, str | Path) else objects.model_name(given)}
+    name = os.path.expanduser(given) if isinstance(given, str | Path) else objects.model_name(given)
+    return {"algorithm.reference_model": str(name)}
 
 
 def _task_settings(asked: Arguments) -> dict[str, Any]:

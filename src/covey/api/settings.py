@@ -129,7 +129,7 @@ def full_name(config: Config, name: str) -> str:
     if primary:
         spelled = " or ".join(other.replace(".", "__") for other in primary)
         raise ValueError(f"setting {name} is one of several: write {spelled}")
-    raise ValueError(unknown_setting(name))
+    raise ValueError(unknown_setting(name).replace("hydra.run.dir", "folder"))
 
 
 def _open_names(config: Config) -> set[str]:

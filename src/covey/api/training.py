@@ -24,7 +24,7 @@ from covey.run.records.callbacks import Callback
 from covey.run.records.notebook import is_notebook
 from covey.run.records.record import RunRecorder
 from covey.run.saved_settings import find_run, refuse_changes, settings_of
-from covey.system import machine, ranks
+from covey.system import machine
 from covey.system.waits.signals import EXIT_STATUS, StopRequested
 from covey.train import train as run_loop
 
@@ -44,13 +44,16 @@ Callbacks = Callback | OnStep | Sequence[Callback | OnStep]
 
 @dataclass
 class _Watcher:
-    """Keeps the parts of the run for what comes after it."""
+    """Says the notes once the run is built, and keeps its parts for what comes after it."""
 
+    notes: Sequence[str]
     run: Run | None = None
     record: RunRecorder | None = None
 
     def built(self, run: Run, record: RunRecorder) -> None:
         self.run, self.record = run, record
+        for note in self.notes:
+            record.say(note)
 
 
 def train(
@@ -106,14 +109,10 @@ def run_request(
 
     Without `exact` a folder that holds a run leaves its name to it, and the next free one is taken.
     """
-    # Collect the callbacks, and print the notes once
-    watcher, config = _Watcher(), request.config
-    heard = _heard(callbacks)
-    given = replace(request.given, callbacks=heard, built=watcher.built)
-    for note in request.notes if ranks.rank() == 0 and config.output.progress else ():
-        print(note, flush=True)
+    watcher, config = _Watcher(request.notes if request.config.output.progress else ()), request.config
+    given = replace(request.given, callbacks=_heard(callbacks), built=watcher.built)
     # Train: a notebook keeps the steps before an interruption
-    wanted = Path(folder) if folder is not None else Path(time.strftime("outputs/%Y-%m-%d/%H-%M-%S"))
+    wanted = Path(folder).expanduser() if folder is not None else Path(time.strftime("outputs/%Y-%m-%d/%H-%M-%S"))
     attention = attention_of(given)
     status = "completed"
     try:
