@@ -68,6 +68,9 @@ SLIPS: list[tuple[list[str], str]] = [
     (["--config-dir", "conf", "recipe=forgot"],
      "recipe is no section of settings in recipe/forgot.yaml; begin the file with the line `# "
      "@package _global_`"),
+    *((word, "unknown setting " + word[0].partition("=")[0] + "; did you mean hydra.run.dir?")
+      for word in (["output.folder=x"], ["output.path=x"], ["folder=x"], ["output_dir=x"])),
+    (["--output_dir", "x"], 'no flag "--output_dir"; did you mean hydra.run.dir=x?; see `covey train --help`'),
     (["model.name="], "model.name is empty: a directory, a hub name, nano or nano-masked"),
     (["data.path="], "data.path is empty; null leaves it out"),
     (["model.precision=bf16"],
@@ -98,7 +101,7 @@ def test_a_slip_is_one_line_that_says_what_to_type_and_leaves_nothing(
         Path("conf", folder).mkdir(parents=True)
     Path("conf/experiment/e1.yaml").write_text("# @package _global_\nseed: 5\n")
     Path("conf/recipe/forgot.yaml").write_text("num_steps: 3\n")
-    assert main(["train", *words]) == 2
+    assert main(["train", "environment=arithmetic", *words]) == 2
     printed = capsys.readouterr()
     assert printed.err == f"covey: {line}\n"
     assert printed.out == ""
@@ -125,7 +128,7 @@ def test_what_others_call_a_choice_is_known(word: str, near: str, capsys: pytest
     [
         (["recipe=x", "-m", "seed=1,2"], ["-m", "recipe=x", "seed=1,2"]),
         (["a=1", "--config-dir", "conf", "b=2", "-cn=x", "~c"], ["--config-dir", "conf", "-cn=x", "a=1", "b=2", "~c"]),
-        (["num_steps=1e3", "optimizer.lr=1e-3"], ["num_steps=1000", "optimizer.lr=1e-3"]),
+        (["recipe=x", "num_steps=1e3", "optimizer.lr=1e-3"], ["recipe=x", "num_steps=1000", "optimizer.lr=1e-3"]),
     ],
 )  # fmt: skip
 def test_flags_may_stand_anywhere(words: list[str], arranged: list[str]) -> None:

@@ -68,5 +68,5 @@ def test_settings_without_flags_are_composed_once_and_make_one_environment(monke
     monkeypatch.setattr(ConfigLoaderImpl, "_load_configuration_impl", counted)
     monkeypatch.setattr(compose, "_opened", opened)
     compose._register.cache_clear()
-    assert main(["train", "algorithm.kl_coef=-1"]) == 2
+    assert main(["train", "environment=arithmetic", "algorithm.kl_coef=-1"]) == 2
     assert composed == ["settings", "ArithmeticConfig"]

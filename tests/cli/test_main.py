@@ -85,8 +85,8 @@ def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str
         (["train", "-cn", "gsm8k"], 'no "gsm8k" for --config-name in covey or --config-dir; there is recipe=gsm8k'),
         (["train", "--config-dir", "nowhere"], "Additional config directory '{cwd}/nowhere' not found"),
         (["config", "-m"], "covey config prints one configuration; --multirun is for covey train"),
-        (["train", "group_size=1"], "group_size must be >= 2, got 1"),
-        (["train", "group_size=1", "hydra.run.dir=mine"], "group_size must be >= 2, got 1"),
+        (["train", "environment=arithmetic", "group_size=1"], "group_size must be >= 2, got 1"),
+        (["train", "environment=arithmetic", "group_size=1", "hydra.run.dir=mine"], "group_size must be >= 2, got 1"),
         (["train", "sed=3"], "unknown setting sed; did you mean seed?"),
     ],
 )  # fmt: skip
@@ -102,11 +102,13 @@ def test_a_mistake_is_one_line_exit_code_2_and_leaves_no_folder(
 
 def test_a_mistake_leaves_a_folder_that_was_there_before(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
-    assert main(["train", "group_size=1", "hydra.run.dir=mine"]) == 2
+    assert main(["train", "environment=arithmetic", "group_size=1", "hydra.run.dir=mine"]) == 2
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
-@pytest.mark.parametrize("words", [["train", "group_size=1"], ["train", "+foo=1"], ["evaluate", "seed=abc"]])
+@pytest.mark.parametrize(
+    "words", [["train", "environment=arithmetic", "group_size=1"], ["train", "+foo=1"], ["evaluate", "seed=abc"]]
+)
 def test_a_mistake_in_a_plain_value_is_refused_before_torch_is_imported(words: list[str], tmp_path: Path) -> None:
     done = run_python(
         f"import sys; from covey.cli.main import main; code = main({words});"
@@ -126,7 +128,7 @@ def test_what_a_user_can_mend_during_the_run_is_one_line_and_the_log_has_the_tra
         raise error
 
     do(monkeypatch, work)
-    assert main(["train", "hydra.run.dir=mine"]) == 2
+    assert main(["train", "environment=arithmetic", "hydra.run.dir=mine"]) == 2
     printed = capsys.readouterr()
     assert printed.err == "covey: rows.jsonl line 3: no prompt\n"
     assert printed.out == f"{LOADING}run folder: mine\n"
@@ -137,7 +139,7 @@ def test_a_run_that_is_refused_before_its_logs_are_open_leaves_its_one_line_alon
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     do(monkeypatch, fail_with(ValueError("rows.jsonl line 3: no prompt")))
-    assert main(["train", "hydra.run.dir=mine"]) == 2
+    assert main(["train", "environment=arithmetic", "hydra.run.dir=mine"]) == 2
     printed = capsys.readouterr()
     assert (printed.out, printed.err) == (LOADING, "covey: rows.jsonl line 3: no prompt\n")
     assert not Path("mine").exists()
@@ -163,7 +165,7 @@ def test_ctrl_c_is_one_line_and_exit_code_130(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     do(monkeypatch, fail_with(KeyboardInterrupt()))
-    assert main(["train", "hydra.run.dir=mine"]) == 130
+    assert main(["train", "environment=arithmetic", "hydra.run.dir=mine"]) == 130
     printed = capsys.readouterr()
     assert (printed.out, printed.err) == (f"{LOADING}run folder: mine\n", "covey: interrupted\n")
 
@@ -211,7 +213,7 @@ def test_the_summary_of_a_run_is_shown_when_it_ends(
         write_summary(folder, summary(facts, None, None))
 
     do(monkeypatch, work)
-    assert main(["train", "hydra.run.dir=mine"]) == 0
+    assert main(["train", "environment=arithmetic", "hydra.run.dir=mine"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert any(line.startswith("completed · 5 steps") for line in lines)
     assert lines[-1] == "run folder: mine"
@@ -221,8 +223,8 @@ def test_a_folder_the_user_named_is_never_written_over(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     calls = do(monkeypatch, nothing)
-    assert main(["train", "hydra.run.dir=mine", "seed=1"]) == 0
-    assert main(["train", "hydra.run.dir=mine", "seed=2"]) == 2
+    assert main(["train", "environment=arithmetic", "hydra.run.dir=mine", "seed=1"]) == 0
+    assert main(["train", "environment=arithmetic", "hydra.run.dir=mine", "seed=2"]) == 2
     assert [config.seed for config, _ in calls] == [1]
     printed = capsys.readouterr()
     assert printed.out == f"{LOADING}run folder: mine\n"  # nothing is loaded for the second
@@ -261,7 +263,7 @@ def test_a_warning_reaches_the_terminal_and_everything_the_log(
         logging.getLogger("bitsandbytes.library").error("noise")
 
     do(monkeypatch, work)
-    assert main(["train", "hydra.run.dir=mine"]) == 0
+    assert main(["train", "environment=arithmetic", "hydra.run.dir=mine"]) == 0
     assert capsys.readouterr().err == "WARNING: 3 rows skipped\n"
     assert [line.split(" ", 2)[2] for line in Path("mine/covey.log").read_text().splitlines()] == [
         "INFO covey.test: quiet",
@@ -281,14 +283,14 @@ def test_a_multirun_runs_every_combination_and_reports_the_ones_that_fail(
             raise ValueError("no luck")
 
     calls = do(monkeypatch, work)
-    assert main(["train", "seed=1,2,3", "--multirun"]) == 2
+    assert main(["train", "environment=arithmetic", "seed=1,2,3", "--multirun"]) == 2
     assert [(config.seed, folder.name) for config, folder in calls] == [(1, "0"), (2, "1"), (3, "2")]
     assert calls[0][1].parents[2].name == "multirun"
     printed = capsys.readouterr()
     assert [line for line in printed.out.splitlines() if line.startswith("job")] == [
-        "job 0: seed=1",
-        "job 1: seed=2",
-        "job 2: seed=3",
+        "job 0: environment=arithmetic seed=1",
+        "job 1: environment=arithmetic seed=2",
+        "job 2: environment=arithmetic seed=3",
     ]
     assert printed.err == "covey: no luck\n"
     shown = [line.rpartition("/")[2] for line in printed.out.splitlines() if line.startswith("multirun")]

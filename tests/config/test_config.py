@@ -265,6 +265,29 @@ def test_derived_numbers_follow_from_the_settings() -> None:
         ("rewards=mine:good", "rewards is a list: write rewards=[mine:good]"),
         ("recipe", 'cannot read the override "recipe": settings are written name=value, such as recipe=arithmetic'),
         ("seed==", 'cannot read the override "seed==": quote the value, for the shell and for Hydra: "seed=\'=\'"'),
+        ("data=rows.jsonl", "data is a section of settings: write data.path=rows.jsonl"),
+        ("cold_start=false", "cold_start is a section of settings: write cold_start.enabled=false"),
+        ("output=x", "output is a section of settings: write hydra.run.dir=x"),
+        ("sampling=3", "sampling is a section of settings: write sampling.NAME=3"),
+        ("~recipe=code", "recipe is not there to be deleted; settings are written name=value"),
+        ("~nothing", "nothing is not there to be deleted; settings are written name=value"),
+        (
+            "seed=1−2",
+            'cannot read the override "seed=1−2": − is not the plain character of programs; type it anew, or quote the '
+            "value",
+        ),
+        ("seed=3,", 'cannot read the override "seed=3,": it ends with a comma'),
+        ("model=org/name", 'model has no choice "org/name"; a folder or a hub name is model.name=org/name'),
+        (
+            "environment=mine:Task",
+            'environment has no choice "mine:Task"; a class of yours is environment=custom '
+            "environment.factory=mine:Task",
+        ),
+        (
+            "recipe=document/code",
+            'recipe has no choice "document/code"; did you mean documents/code? '
+            f"choices: {', '.join(group_choices()['recipe'])}",
+        ),
         (
             "environment=gsm9k",
             'environment has no choice "gsm9k"; did you mean gsm8k? '
@@ -369,7 +392,8 @@ def test_a_slip_inside_a_yaml_file_names_the_file(tmp_path: Path) -> None:
         ),
         (
             ["environment=gsm8k"],
-            "environment=gsm8k needs data.path (a file, a folder or a hub name), got data.path=null",
+            "environment=gsm8k needs data.path (a file, a folder or a hub name; any will do for covey plan), "
+            "got data.path=null",
         ),
         (["data.path=x"], "data.path=x needs an environment that reads rows, got environment=arithmetic"),
         (["rewards=[a:b]"], "rewards=[a:b] needs environment=reward_functions, got environment=arithmetic"),

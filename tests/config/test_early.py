@@ -97,6 +97,16 @@ MISTAKES = [
     ),
     (["train", *ROWS, "rewards=[{function: mine:digit}]"], "reward function mine:digit: module mine has no 'digit'"),
     (["train", *ROWS, "data.path=missing.jsonl"], "no file or directory missing.jsonl"),
+    (
+        ["train", *ROWS, "data.path=https://huggingface.co/datasets/openai/gsm8k"],
+        "datasets/openai/gsm8k; a data set of the hub is data.path=openai/gsm8k\n",
+    ),
+    (["train", *ROWS, "data.path=org/rows/main"], "a data set of the hub is data.path=org/rows data.subset=main\n"),
+    (["train", *ROWS, "rewards=[mine]"], "no reward function 'mine'; did you mean mine:FUNCTION?; there is "),
+    (
+        ["train", *ROWS, "model.name=https://huggingface.co/org/model"],
+        "org/model: there is no such folder; a hub name is model.name=org/model\n",
+    ),
     (["train", *ROWS, "data.path=./missing"], "no file or directory ./missing"),
     (["train", *ROWS, "data.path=shards/*.parquet"], "no file matches shards/*.parquet"),
     (["train", *ROWS, "data.path=mine:rows"], "module mine must define the function rows"),
@@ -111,7 +121,10 @@ MISTAKES = [
 ]
 
 
-NOTHING = [["train"], ["train", "--multirun"]]
+NOTHING = [
+    *(["train"], ["train", "--multirun"], ["train", "algorithm.kl_coef=0"], ["train", "seed=1,2", "-m"]),
+    *(["train", "hydra.run.dir=mine", "algorithm=dapo"], ["check"], ["cold-start", "cold_start.num_steps=5"]),
+]
 """Trainings of nothing in particular."""
 
 
@@ -146,8 +159,8 @@ def test_a_training_of_nothing_in_particular_says_what_to_type(
     code, out, err = answers[" ".join(words)]
     assert (code, out) == (2, "")
     assert err == (
-        "covey: nothing says what to train: covey train recipe=arithmetic is a first run; recipes: "
-        f"{', '.join(group_choices()['recipe'])}; settings: covey train --help\n"
+        f"covey: nothing says what to train: covey {words[0]} recipe=arithmetic is a first run; recipes: "
+        f"{', '.join(group_choices()['recipe'])}; settings: covey {words[0]} --help\n"
     )
 
 
@@ -212,6 +225,8 @@ def test_a_model_in_the_cache_is_taken_from_there_when_the_hub_is_silent(
     assert os.environ["HF_HUB_OFFLINE"] == "1"
     with pytest.raises(ValueError, match=r"^model\.name=org/other: there is no such folder, and the hub"):
         check_early(small_config(model__name="org/other"))
+    with pytest.raises(ValueError, match=r"a folder may be written \./nanno; did you mean model=nano\?$"):
+        check_early(small_config(model__name="nanno"))
 
 
 def test_a_hub_that_answers_is_asked_for_the_model_by_its_own_client(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -110,9 +110,9 @@ def test_what_has_no_counterpart_says_why() -> None:
 def test_every_field_of_trl_is_answered_when_it_is_typed(name: str) -> None:
     if name in {field.rpartition(".")[2] for field in setting_names()}:
         return  # covey has a setting of that name
-    from covey.config.names import OTHER_NAMES
+    from covey.config.names import OTHER_NAMES, RUN_FOLDER
 
-    assert name in OTHER_NAMES or name in refused(f"{name}=1")
+    assert name in {*OTHER_NAMES, *RUN_FOLDER} or name in refused(f"{name}=1")
 
 
 def test_a_configuration_and_a_script_of_another_system_are_named_for_what_they_are() -> None:

@@ -78,7 +78,7 @@ def test_no_folder_of_presets_is_crowded() -> None:
 def test_a_sweep_takes_names_of_the_front_and_of_shelves(monkeypatch: pytest.MonkeyPatch) -> None:
     advantages = []
     monkeypatch.setitem(main_module.WORK, "train", lambda config, _: advantages.append(config.algorithm.advantage))
-    assert main(["train", "algorithm=gdpo,opo,maxrl", "--multirun"]) == 0
+    assert main(["train", "environment=arithmetic", "algorithm=gdpo,opo,maxrl", "--multirun"]) == 0
     assert advantages == ["gdpo", "opo", "maxrl"]
 
 

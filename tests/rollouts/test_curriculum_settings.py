@@ -203,7 +203,8 @@ def test_the_smallest_group_must_hold_what_an_advantage_asks_for() -> None:
         ),
         (
             [*MIXTURE, "+environment.parts.gsm8k={}"],
-            "environment.parts.gsm8k: environment=gsm8k needs data.path (a file, a folder or a hub name), ",
+            "environment.parts.gsm8k: environment=gsm8k needs data.path (a file, a folder or a hub name; any "
+            "will do for ",
         ),
         (
             [*MIXTURE, "+environment.parts.gsm8k={scheme: trl, format_reward: 0.3}", "data.path=x"],

@@ -163,7 +163,7 @@ def test_a_traceback_on_the_terminal_is_clean(
         raise KeyError(FORGED) from RuntimeError(FORGED)
 
     monkeypatch.setitem(main_module.WORK, "train", work)
-    assert main(["train", "hydra.run.dir=run"]) == 1
+    assert main(["train", "environment=arithmetic", "hydra.run.dir=run"]) == 1
     assert_clean(capsys.readouterr().err)
     assert_clean(Path("run/covey.log").read_text())
 

@@ -14,7 +14,7 @@ from typing import Any, get_type_hints
 
 from covey.cli import help as usage
 from covey.config import foreign
-from covey.config.names import OTHER_NAMES, named_elsewhere, nearest
+from covey.config.names import OTHER_NAMES, RUN_FOLDER, named_elsewhere, nearest
 from covey.config.schema import ENVIRONMENT_SETTINGS, Config
 from covey.run.folder import CONFIG
 from covey.system.section import Section
@@ -30,6 +30,10 @@ FLAGS = {
 """Flags that may stand after a verb, with the number of words each takes."""
 ALL_OF_INFO = {"--info": "--info=all", "-i": "--info=all"}
 """A bare --info takes the next word for what it is to show, which may be any setting."""
+TRAINS = ("train", "cold-start", "check")
+"""Verbs that would take the embedded policy and arithmetic where nothing says what to train."""
+TASK = ("recipe", "model", "environment", "data", "rewards", "resume")
+"""Settings, sections and groups that say it."""
 POWER_OF_TEN = re.compile(r"(?<![\w.])[+-]?\d+(?:\.\d+)?[eE]\+?\d+(?![\w.])")
 
 
@@ -45,17 +49,24 @@ def arrange(verb: str, words: Sequence[str]) -> list[str]:
             flags += [ALL_OF_INFO.get(word, word), *_values(verb, word, rest)]
         else:
             _refuse_slip(word, rest)
-            settings.append(with_whole_numbers(word))
+            settings.append(with_whole_numbers(_with_home(word)))
     _refuse_foreign(settings)
     # Refuse combinations that mean nothing
     if verb in ("config", "plan") and {"-m", "--multirun"} & set(flags):
         raise ValueError(f"covey {verb} prints one configuration; --multirun is for covey train")
-    if verb == "train" and not settings and set(flags) <= {"-m", "--multirun", "-r", "--run"}:
+    if verb in TRAINS and set(flags) <= {"-m", "--multirun", "-r", "--run"} and not any(map(_says_what, settings)):
         raise ValueError(
-            "nothing says what to train: covey train recipe=arithmetic is a first run; "
-            f"recipes: {', '.join(usage.group_choices()['recipe'])}; settings: covey train --help"
+            f"nothing says what to train: covey {verb} recipe=arithmetic is a first run; "
+            f"recipes: {', '.join(usage.group_choices()['recipe'])}; settings: covey {verb} --help"
         )
     return [*flags, *settings]
+
+
+def _says_what(word: str) -> bool:
+    """Tell whether a word says what is trained. Hydra refuses what nobody knows."""
+    first = word.lstrip("+~").partition("=")[0].partition(".")[0]
+    known = {"hydra", *usage.group_choices(), *(name.partition(".")[0] for name in _setting_types())}
+    return first in TASK or first not in known
 
 
 def _refuse_foreign(settings: Sequence[str]) -> None:
@@ -73,7 +84,8 @@ def _in_covey(name: str, value: str, given: Mapping[str, str]) -> str:
     found = foreign.answer(name, value, given)
     if found is not None:
         return foreign.in_a_line(name, value, found)
-    if "." in name or name in OTHER_NAMES or any(own.endswith(f".{name}") for own in _setting_types()):
+    is_near = name in OTHER_NAMES or name in RUN_FOLDER or any(own.endswith(f".{name}") for own in _setting_types())
+    if "." in name or is_near:
         return ""
     if name in TRL_MAPPED:
         return f"{name} of TRL is here: {TRL_MAPPED[name]}"
@@ -84,7 +96,7 @@ def _values(verb: str, word: str, rest: list[str]) -> list[str]:
     """Take the words that a flag needs off the rest."""
     flag, equals, _ = word.partition("=")
     if flag not in FLAGS:
-        raise ValueError(f'no flag "{flag}"{_meant(word, rest)}; see `covey {verb} --help`')
+        raise ValueError(f'no flag "{flag}"{_meant(verb, word, rest)}; see `covey {verb} --help`')
     named = word.partition("=")[2] if equals else (rest or [""])[0]
     if flag in ("--config-name", "-cn") and named in foreign.CONFIG_NAMES and not {"--config-dir", "-cd"} & {*rest}:
         raise ValueError(f"--config-name {named} is {foreign.CONFIG_NAMES[named]} here")
@@ -94,7 +106,7 @@ def _values(verb: str, word: str, rest: list[str]) -> list[str]:
     return [rest.pop(0) for _ in range(count)]
 
 
-def _meant(word: str, rest: Sequence[str]) -> str:
+def _meant(verb: str, word: str, rest: Sequence[str]) -> str:
     """Return what an unknown flag was meant to be: a setting, or another flag."""
     # Take the flag as a setting, with the next word as its value
     flag, equals, value = word.partition("=")
@@ -109,7 +121,8 @@ def _meant(word: str, rest: Sequence[str]) -> str:
     if line := _in_covey(name, value, {}):
         return f"; {line}"
     # A flag spelled alike
-    close = difflib.get_close_matches(flag, list(FLAGS), n=1)
+    of_plan = re.findall(r"--[a-z-]+", " ".join(usage.PLAN)) if verb == "plan" else []
+    close = difflib.get_close_matches(flag, [*FLAGS, *of_plan], n=1)
     if close:
         return f"; did you mean {close[0]}?"
     # What other libraries call a setting
@@ -151,6 +164,12 @@ def _refuse_slip(word: str, rest: Sequence[str]) -> None:
     for group in ("recipe", *groups):
         if word in groups[group]:
             raise ValueError(f'"{word}" sets nothing; did you mean {group}={word}?')
+
+
+def _with_home(word: str) -> str:
+    """Put the home folder in for a ~ that stands behind =, where shells leave it as it is."""
+    name, equals, value = word.partition("=")
+    return f"{name}={os.path.expanduser(value)}" if equals and value.startswith("~/") else word
 
 
 def with_whole_numbers(word: str) -> str:

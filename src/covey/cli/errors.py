@@ -8,7 +8,7 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf.errors import OmegaConfBaseException
 
 from covey.config.checks import explained, misfit
-from covey.config.schema import unknown_setting
+from covey.config.schema import group_choices, unknown_setting
 from covey.config.shelves import preset_file
 from covey.system import ranks
 from covey.system.disk import cannot_write
@@ -85,9 +85,17 @@ def explain(error: Exception) -> str:
     return one_line(str(error)) or type(error).__name__
 
 
+TYPOGRAPHIC = "“”„‘’‐‑‒–—−＝\u00a0"
+"""Quotes, dashes, signs and blanks that word processors and web pages have in the place of plain ones."""
+
+
 def _unreadable(word: str) -> str:
     """Say how a word is written that Hydra cannot read."""
     name, equals, value = word.partition("=")
+    if odd := next((c for c in word if c in TYPOGRAPHIC), None):
+        return f"{odd} is not the plain character of programs; type it anew, or quote the value"
+    if value.endswith(","):
+        return "it ends with a comma"
     if not equals or not re.fullmatch(r"[+~]*[\w.@:/-]+", name):
         return "settings are written name=value, such as recipe=arithmetic"
     if value.startswith(("[", "{")) or "'" in value:
@@ -97,15 +105,34 @@ def _unreadable(word: str) -> str:
 
 def _missing_choice(error: MissingConfigException) -> str:
     """Explain a group without such a file, or a --config-name that does not exist."""
-    group, _, choice = (error.missing_cfg_file or "").rpartition("/")
-    choice = choice.removesuffix(".yaml")
+    file = (error.missing_cfg_file or "").removesuffix(".yaml")
+    group, _, choice = file.partition("/")
+    if not choice or group not in group_choices():  # of the user's own, which may lie in folders
+        group, _, choice = file.rpartition("/")
     if not group:
         recipe = f"; there is recipe={choice}" if preset_file("recipe", choice) else ""
         return f'no "{choice}" for --config-name in covey or --config-dir{recipe}'
-    options = [option for option in error.options or () if not option.startswith("schema_")]
+    found = [option for option in error.options or () if not option.startswith("schema_")]
+    options = sorted({*found, *group_choices().get(group, ())})
     if not options:
         return unknown_setting(group)
-    return f'{group} has no choice "{choice}"{near(choice, options) or ";"} choices: {", ".join(options)}'
+    said = f'{group} has no choice "{choice}"'
+    if path := _path_of_choice(group, choice):
+        return f"{said}; {path}"
+    return f"{said}{near(choice, options) or ';'} choices: {', '.join(options)}"
+
+
+def _path_of_choice(group: str, choice: str) -> str:
+    """Say how a path, a hub name or a class of the user's own is written that stands in the place of a choice."""
+    if not choice:
+        return ""
+    if group == "model" and ("/" in choice or Path(choice).exists()):
+        return f"a folder or a hub name is model.name={choice}"
+    if group == "environment" and ":" in choice:
+        return f"a class of yours is environment=custom environment.factory={choice}"
+    name = Path(choice).name
+    is_file = Path(f"{choice}.yaml").is_file()
+    return f"with --config-dir FOLDER, FOLDER/{group}/{name}.yaml is {group}={name}" if is_file else ""
 
 
 def _composition(error: HydraException) -> str:
@@ -122,6 +149,8 @@ def _composition(error: HydraException) -> str:
         return f"{absent[1]} is no group of covey's own; +{absent[1]}=NAME adds a choice of a group in --config-dir"
     if other := re.match(r"Could not delete from config. The value of '([^']+)'", text):
         return f"{other[1]} cannot be deleted; every setting has a value"
+    if gone := re.match(r"Could not delete (?:from config\. )?'([^'=]*)", text):
+        return f"{gone[1] or '~'} is not there to be deleted; settings are written name=value"
     if twice := re.search(r"An item is already at '([^']+)'", text):
         return f"{twice[1]} is a setting already: write it without +"
     # Explain a key that a file sets

@@ -56,8 +56,9 @@ def read_words(words: Sequence[str]) -> Asked:
     if len(others) != 1:
         raise ValueError("covey rollouts needs one run folder, such as outputs/DATE/TIME")
     path = Path(others[0]) / (EVALUATIONS if "--evaluation" in given else ROLLOUTS)
-    number = _number(given, "--number") or NUM_SHOWN
-    return Asked(path, _number(given, "--step"), given.get("--prompt"), number, "--worst" in given)
+    number = _number(given, "--number")
+    shown = NUM_SHOWN if number is None else number
+    return Asked(path, _number(given, "--step"), given.get("--prompt"), shown, "--worst" in given)
 
 
 def chosen(rows: Sequence[dict[str, Any]], step: int | None, prompt_id: str | None) -> list[dict[str, Any]]:

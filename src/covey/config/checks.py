@@ -226,12 +226,24 @@ def misfit(name: str | None, text: str) -> str:
     'seed must be an integer, got abc'
     """
     said = one_line(text)
+    if name and (
+        found := re.match(r"Invalid type assigned: \w+ is not a subclass of \w+\. value: (.*?)(?: full_key:|$)", said)
+    ):
+        return _of_a_section(name, found[1])
     for pattern, wanted in MISFITS.items():
         if name and (found := re.match(pattern, said)):
             got = f", got {found[1][:80] or 'nothing'}" if found.lastindex else ""
             return f"{name} {wanted}{got}"
     reason = re.split(r" (?:full_key|reference_type|object_type)[:=]", said)[0]
     return f"{name}: {reason}" if name else reason
+
+
+def _of_a_section(name: str, value: str) -> str:
+    """Say that a name is a section, with the setting that the value may be meant for."""
+    first = next(iter(vars(vars(Config()).get(name, Config()))))
+    setting = f"{name}.{first}" if first in ("name", "path", "enabled", "strategy") else f"{name}.NAME"
+    written = value.lower() if value in ("True", "False") else value
+    return f"{name} is a section of settings: write {'hydra.run.dir' if name == 'output' else setting}={written}"
 
 
 def yaml_fault(error: yaml.MarkedYAMLError, text: str) -> str:

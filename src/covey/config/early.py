@@ -7,12 +7,12 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from covey.config.schema import Config
+from covey.config.schema import Config, group_choices
 from covey.environments.settings import part_configs
 from covey.policy.models.naming import OF_MODELS, check_device, check_name
 from covey.policy.settings import NANO
 from covey.system.hub import HUB_NAME, check_hub_model
-from covey.system.lookup import is_function_path, resolve
+from covey.system.lookup import is_function_path, near, resolve
 
 
 def check_early(
@@ -94,7 +94,11 @@ def _check_place(name: str, asks_hub: bool) -> Iterator[str]:
         kind = "a folder without a model: it has no config.json" if path.is_dir() else "a file; name the model's folder"
         raise ValueError(f"model.name={name} is {kind}")
     if asks_hub and not path.exists() and HUB_NAME.fullmatch(name):
-        warning = check_hub_model(name)
+        try:
+            warning = check_hub_model(name)
+        except ValueError as error:
+            preset = near(name, group_choices()["model"])
+            raise ValueError(f"{error}{preset.replace('mean ', 'mean model=')}") from error
         if warning:
             yield warning
 

@@ -15,6 +15,8 @@ def named_elsewhere(name: str, known: Collection[str]) -> list[str]:
     """
     if (now := current_name(name)) != name and now in known:
         return [now]
+    if name in RUN_FOLDER:
+        return ["hydra.run.dir"]
     section, _, leaf = name.rpartition(".")
     own = OTHER_NAMES.get(leaf) or _OTHER_BY_LETTERS.get(_letters(leaf), ())
     here = [f"{section}.{other.rpartition('.')[2]}" for other in own if "=" not in other]
@@ -197,4 +199,9 @@ OTHER_NAMES: dict[str, tuple[str, ...]] = {
 
 Where one value of a setting does it, that is the answer: `use_vllm` is `engine=vllm`.
 """
+RUN_FOLDER = (
+    *("dir", "folder", "output_dir", "run", "run_dir", "run_folder"),
+    *("output.dir", "output.folder", "output.path"),
+)
+"""What people type for the folder of a run, which Hydra makes."""
 _OTHER_BY_LETTERS = {_letters(name): here for name, here in OTHER_NAMES.items()}

@@ -96,7 +96,10 @@ def check_environment(config: Config) -> None:
             f"got {len(config.reward_weights)}"
         )
     if name in NEED_ROWS and config.data.path is None:
-        raise ValueError(f"environment={name} needs data.path (a file, a folder or a hub name), got data.path=null")
+        raise ValueError(
+            f"environment={name} needs data.path (a file, a folder or a hub name; any will do for covey plan), "
+            "got data.path=null"
+        )
     _check_prompts(config.data)
     check_answers(config)
     OWN_RULES.get(schema, lambda config: None)(config)

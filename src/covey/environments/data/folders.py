@@ -27,7 +27,17 @@ def check_place(path: str) -> None:
             raise ValueError(f"no file matches {local}")
         return
     if local.suffix in FILE_SUFFIXES or path.startswith(("/", ".", "~")) or path.endswith("/") or path.count("/") > 1:
-        raise ValueError(f"no file or directory {path}")
+        raise ValueError(f"no file or directory {path}{_on_the_hub(path)}")
+
+
+def _on_the_hub(path: str) -> str:
+    """Return the end of a message about a path that is an address of the hub, or a name there with a subset."""
+    found = re.fullmatch(r"(?:https://huggingface\.co/datasets/|hf://datasets/)?([\w-]+/[\w.-]+)(?:/([\w-]+))?/?", path)
+    is_address = "://" in path
+    if found is None or not (is_address or found[2]) or Path(path.partition("/")[0]).exists():
+        return ""
+    subset = f" data.subset={found[2]}" if found[2] and not is_address else ""
+    return f"; a data set of the hub is data.path={found[1]}{subset}"
 
 
 def rows_in_memory(data: Iterable[Row], name: str) -> Source:

@@ -75,9 +75,11 @@ def _named(spec: RewardSpec) -> RewardSpec:
     if spec.ready_made is None and module_and_name(spec.function) is None:
         colon = ":" in spec.function
         path, dot, name = spec.function.rpartition(".")
-        meant = (
-            f"; did you mean {path}:{name}?" if path and dot and name and not colon else near(spec.function, REWARDS)
-        )
+        meant = near(spec.function, REWARDS)
+        if path and dot and name and not colon:
+            meant = f"; did you mean {path}:{name}?"
+        elif Path(f"{spec.function}.py").is_file():
+            meant = f"; did you mean {spec.function}:FUNCTION?"
         raise ValueError(
             f"no reward function {spec.function!r}{meant}; "
             f"there is {', '.join(REWARDS)}, and your own as module:function"

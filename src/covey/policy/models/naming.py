@@ -18,7 +18,9 @@ def check_name(name: str) -> None:
     path = Path(name)
     if not path.exists():
         if name.startswith(("/", ".", "~")) or name.count("/") > 1:  # the hub's names have one "/" at most
-            raise ValueError(f"model.name={name}: there is no such folder")
+            meant = name.removeprefix("https://huggingface.co/")
+            hint = f"; a hub name is model.name={meant}" if meant != name else ""
+            raise ValueError(f"model.name={name}: there is no such folder{hint}")
         return
     # A policy
     if not path.is_dir() or any((path / file).is_file() for file in OF_MODELS):
