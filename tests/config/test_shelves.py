@@ -108,7 +108,7 @@ def test_python_the_doctor_and_the_report_know_shelved_names() -> None:
 
 
 def test_a_slip_is_answered_with_bare_names(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", "algorithm=oppo"]) == 2
+    assert main(["train", "environment=arithmetic", "algorithm=oppo"]) == 2
     said = capsys.readouterr().err
     assert said.startswith('covey: algorithm has no choice "oppo"; did you mean opo? choices: ')
     assert said.rstrip().rpartition("choices: ")[2].split(", ") == group_choices()["algorithm"]

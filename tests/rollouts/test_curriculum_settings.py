@@ -141,7 +141,7 @@ def test_the_curriculum_recipe_goes_from_easy_to_hard() -> None:
             [
                 "environment=reward_functions",
                 "data.path=rows.jsonl",
-                "rewards=[builtins:len]",
+                "rewards=[think_format]",
                 "curriculum.name=difficulty",
             ],
             "curriculum.name=difficulty needs an environment that says how hard its prompts are, "

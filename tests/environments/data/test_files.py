@@ -75,6 +75,7 @@ WRITERS: dict[str, Callable[[Path, Rows], Any]] = {
     "lines.json": write_lines,
     "rows.csv": write_table,
     "excel.csv": lambda path, given: write_table(path, given, encoding="utf-8-sig", delimiter=";"),
+    "tabs.csv": lambda path, given: write_table(path, given, delimiter="\t"),
     "rows.tsv": lambda path, given: write_table(path, given, delimiter="\t"),
     "rows.parquet": write_parquet,
     "rows.arrow": write_arrow,

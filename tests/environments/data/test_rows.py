@@ -198,6 +198,7 @@ def test_a_row_that_an_environment_cannot_take_is_named_by_its_line_or_skipped(t
 BROKEN_LINES = [
     (b'{"prompt": "a"', "is not JSON (expecting ',' delimiter at character 15)"),
     (b'{"prompt": "a", "n": ' + b"9" * 5000 + b"}", "is not JSON (Exceeds the limit (4300 digits)"),
+    (b"[", "begins a list, where each line is a row: a file of one list ends in .json"),
     (b'["prompt"]', "is not an object with columns but list"),
     (b'{"prompt": "\xff"}', "is not UTF-8 (byte 12)"),
     (b'{"question": "a"}', "has no column 'prompt' (has: question)"),
@@ -228,7 +229,7 @@ def test_a_broken_line_is_named_or_skipped_and_counted(
         (
             ['{"question": "a"}'] * 3,
             "data.prompt_column",
-            ", nor has any other row; data.prompt_column=NAME takes another column",
+            ", nor has any other row; data.prompt_column=question takes another column",
         ),
         (['{"question": "a"}'] * 3, None, ", nor has any other row"),
         (['{"question": "a"}', '{"prompt": "b"}'], "data.prompt_column", "; data.bad_rows=skip leaves such rows out"),

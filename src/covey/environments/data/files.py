@@ -127,6 +127,8 @@ def _parsed(line: bytes, place: str) -> Entry:
     except UnicodeEncodeError:
         return Entry(place, None, r"has half of a surrogate pair (\ud800 to \udfff), which is no character")
     except (ValueError, RecursionError) as error:
+        if line.strip() == b"[":
+            return Entry(place, None, "begins a list, where each line is a row: a file of one list ends in .json")
         return Entry(place, None, f"is not JSON ({json_fault(error)})")
 
 
@@ -192,10 +194,10 @@ def _read_csv(path: Path) -> Iterator[Entry]:
 
 
 def _delimiter(path: Path, header: str) -> str:
-    """Return a tab for .tsv, else a comma, or the semicolon that spreadsheets write in some countries."""
+    """Return a tab for .tsv, else a comma, or where the header has none a semicolon or a tab, as spreadsheets write."""
     if _kind(path) == ".tsv":
         return "\t"
-    return ";" if ";" in header and "," not in header else ","
+    return next((mark for mark in ",;\t" if mark in header), ",")
 
 
 def _table_rows(lines: Any, names: Sequence[str], path: Path) -> Iterator[Entry]:

@@ -20,6 +20,8 @@ from covey.environments.data.folders import Source, check_place, folder_splits, 
 from covey.environments.data.settings import DataConfig
 from covey.system.lookup import is_function_path, resolve
 
+USUAL_COLUMNS = ("question", "problem", "messages", "instruction", "query", "input")
+"""What data sets call the column of a prompt."""
 TWO_FILES = "give a test split: data.path=FOLDER with train.* and test.* files"
 
 _log = logging.getLogger(__name__)
@@ -285,7 +287,9 @@ def _remedy(entry: Entry, names: Iterable[str], settings: RowSettings) -> str:
     absent = [column for column in settings.columns if entry.row is not None and column not in entry.row]
     if not absent or absent[0] in names:
         return "; data.bad_rows=skip leaves such rows out"
-    other_name = f"; {settings.column_setting}=NAME takes another column" if settings.column_setting else ""
+    usual = (absent[0].lower(), *USUAL_COLUMNS)
+    name = next((name for name in entry.row or () if name.lower() in usual), "NAME")
+    other_name = f"; {settings.column_setting}={name} takes another column" if settings.column_setting else ""
     return f", nor has any other row{other_name}"
 
 
