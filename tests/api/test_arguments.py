@@ -34,6 +34,10 @@ ROWS = [{"prompt": f"say {index}:"} for index in range(30)]
         ({"lr": 1e-3, "optimizer__lr": 1e-4}, "optimizer.lr is given twice: write it once"),
         ({"data__path": "rows.jsonl"}, "data.path is given twice: write it once"),
         ({"algorithm": AlgorithmConfig(kl_estimator="k1")}, "algorithm.kl_estimator=k1 needs algorithm.kl_coef > 0"),
+        ({"reward": by_bytes}, "unknown setting reward; did you mean rewards?"),
+        ({"dataset": ROWS}, "unknown setting dataset; did you mean data?"),
+        ({"recipe": 3}, "recipe must be a name, got 3"),
+        ({"resume": True}, "resume must be a path, got True"),
         ({"reference": 3}, "reference must be a name, a folder or a model in memory, got 3"),
         ({"callbacks": [covey.Callback]}, "callbacks must be objects of Callback classes, or functions, got <class"),
         ({"callbacks": ["x"]}, "callbacks must be objects of Callback classes, or functions, got 'x'"),
@@ -83,6 +87,7 @@ ORDER = "; the order is covey.train(model, rewards, data)"
         (("nano", by_bytes, by_bytes), "data must be rows, a path, splits of rows or an environment, got a function"),
         (("nano", ROWS, by_bytes), f"rewards must be functions or their names, got rows{ORDER}"),
         (("nano", ROWS, "rows.jsonl"), f"rewards must be functions or their names, got rows{ORDER}"),
+        (("nano", Mine()), f"an environment is given as data, which needs no rewards{ORDER}"),
         (("nano", None, Mine), "data must be an environment, got the class Mine: give Mine()"),
         (
             ("nano", misspelt, [row | {"prompt_id": 3} for row in ROWS]),
@@ -104,7 +109,9 @@ def test_arguments_in_another_order_or_misspelt_are_refused_before_anything_is_s
     assert capsys.readouterr().out == ""
 
 
-def test_a_folder_is_called_so_in_python_too() -> None:
+def test_a_folder_is_called_so_in_python_too_and_has_a_name() -> None:
+    with pytest.raises(ValueError, match=r"^folder must be a path, got ''$"):
+        covey.train("nano", by_bytes, ROWS, folder="")
     with pytest.raises(ValueError, match=r"^unknown setting output_dir; did you mean folder\?$"):
         covey.train("nano", by_bytes, ROWS, output_dir="mine")
 

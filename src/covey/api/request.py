@@ -101,6 +101,11 @@ def make_request(asked: Arguments, base: Config | None) -> Request:
 
 TASK = ("recipe", "environment", "model", "data", "rewards")
 """Settings that say what is trained."""
+MEANT = {
+    **dict.fromkeys(("dataset", "train_dataset", "rows"), "data"),
+    **dict.fromkeys(("reward", "reward_func", "reward_funcs", "reward_function", "reward_functions"), "rewards"),
+}
+"""What people call the arguments, here and elsewhere."""
 
 
 def _check_arguments(asked: Arguments, base: Config | None) -> None:
@@ -108,6 +113,8 @@ def _check_arguments(asked: Arguments, base: Config | None) -> None:
     for name, given in (("model", asked.model_in_memory), ("reference", asked.reference_in_memory)):
         if given is not None and not isinstance(given, nn.Module):
             raise ValueError(f"{name} must be a name, a folder or a model in memory, got {given!r:.80}")
+    if misnamed := next((name for name in asked.settings if name in MEANT), None):
+        raise ValueError(f"unknown setting {misnamed}; did you mean {MEANT[misnamed]}?")
     given = (asked.model, asked.rewards, asked.data, asked.tools, base)
     if all(one is None for one in given) and not any(name.startswith(TASK) for name in asked.settings):
         raise ValueError(
@@ -115,6 +122,8 @@ def _check_arguments(asked: Arguments, base: Config | None) -> None:
         )
     if any(isinstance(reward, Mapping) and "prompt" in reward for reward in asked.reward_list):
         raise ValueError(f"rewards must be functions or their names, got rows; {objects.ORDER}")
+    if any(isinstance(reward, EnvironmentLike) for reward in asked.reward_list):
+        raise ValueError(f"an environment is given as data, which needs no rewards; {objects.ORDER}")
     if asked.rows is not None:
         objects.splits_of(asked.rows)
     if isinstance(asked.environment, type):

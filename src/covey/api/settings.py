@@ -41,6 +41,8 @@ def make_config(base: Config | None, settings: Mapping[str, Any]) -> Composed:
     ValueError for an unknown name, with those that are near.
     """
     flat = list(_flattened(settings))
+    if not isinstance(dict(flat).get("recipe", ""), str):
+        raise ValueError(f"recipe must be a name, got {dict(flat)['recipe']!r}")
     chosen = {name: value for name, value in flat if name in group_choices() and isinstance(value, str)}
     if base is not None and chosen:
         name, value = next(iter(chosen.items()))

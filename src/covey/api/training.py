@@ -90,6 +90,9 @@ def train(
     of the steps so far, a script KeyboardInterrupt.
     """
     machine.prepare()
+    for name, given in (("folder", folder), ("resume", resume)):
+        if given is not None and not (isinstance(given, str | Path) and str(given)):
+            raise ValueError(f"{name} must be a path, got {given!r}")
     if folder is not None and resume is not None:
         raise ValueError(f"resume={resume} goes on in that folder: leave folder={folder} out")
     chosen = settings if recipe is None else settings | {"recipe": recipe}
