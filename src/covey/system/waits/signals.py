@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM, SIGHUP: stop at once where nothing is half done, else as soon as it is whole, so that it is saved."""
+"""Ctrl-C, SIGTERM, SIGHUP: stop at once where nothing is half done, else as soon as it is whole, to be saved."""
 
 import ctypes
 import faulthandler
