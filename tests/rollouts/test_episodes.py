@@ -118,7 +118,9 @@ def test_parts_of_a_mixture_have_limits_of_their_own() -> None:
 
 def test_a_prompt_without_room_ends_its_episode_with_a_reward_and_not_the_group() -> None:
     environment = Talks(lambda number: Scripted(going_on, "much too long" if number else ""))
-    short, long = played(environment, max_context=10).rollouts
+    engine = FakeEngine(lambda ids, index: (*tokens("ab"), END), len(TOKENIZER), version=6)
+    short, long = played(environment, engine=engine, max_context=10).rollouts
+    assert (short.policy_version, long.policy_version) == (6, 6), "it is no older than what was sampled beside it"
     assert (short.num_loss_tokens, short.finish_reason, long.num_loss_tokens) == (7, "length", 0)
     assert (long.reward.value, long.stop_reason, long.finish_reason) == (1.0, "max_context", "length")
 
@@ -224,6 +226,10 @@ def leaving(_: Answer) -> Observation:
     raise SystemExit(3)
 
 
+def cancelling(_: Answer) -> Observation:
+    raise asyncio.CancelledError
+
+
 NO_BOUND = "talks.reply raised ValueError: Observation."
 NO_STOP = f"{NO_BOUND}stop must be a tuple of texts that are not empty"
 NO_WORDS = "which is neither text nor messages with role and content"
@@ -242,6 +248,7 @@ async def never() -> Observation:
         (going_on, OSError("no room"), "talks.reset raised OSError: no room"),
         (leaving, (), "talks.reply raised SystemExit: 3"),
         (unreachable, (), "talks.reply raised TimeoutError: no route"),
+        (cancelling, (), "talks.reply raised CancelledError: "),
         (lambda _: Observation(max_tokens=0), (), f"{NO_BOUND}max_tokens must be an integer >= 1, got 0"),
         (lambda _: Observation(stop=("",)), (), f"{NO_STOP}, got ('',)"),
         (lambda _: Observation(stop="a"), (), f"{NO_STOP}, got 'a'"),  # type: ignore[arg-type]

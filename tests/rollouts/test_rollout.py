@@ -118,7 +118,7 @@ def test_a_completion_the_system_cannot_score_is_a_failure_and_no_reward_of_0() 
     assert made.failures == (Failure("judge timed out"),)
 
 
-@pytest.mark.parametrize("kind", [ConnectionError, SystemExit])
+@pytest.mark.parametrize("kind", [ConnectionError, SystemExit, asyncio.CancelledError])
 def test_what_an_environment_raises_becomes_failures_with_the_reason(kind: type[BaseException]) -> None:
     def broken(completions: Sequence[str]) -> Any:
         raise kind("no route to the judge")

@@ -42,6 +42,11 @@ class EngineStats:
 class Engine(Protocol):
     """Samples completions. Calls made concurrently are batched together. The result does not depend on it."""
 
+    @property
+    def version(self) -> int:
+        """Return the optimiser steps behind the weights that it samples on."""
+        ...
+
     async def generate(self, prompt_ids: Sequence[int], n: int, sampling: Sampling) -> list[Completion]:
         """Return n completions of one prompt, in sample order.
 
@@ -128,9 +133,6 @@ class EngineLost(RuntimeError):
 @runtime_checkable
 class UpdatableEngine(Engine, Protocol):
     """An engine on weights of its own, which change while completions are under way."""
-
-    version: int
-    """Of the weights it samples on."""
 
     async def update(self, weights: WeightSet, how: UpdateMode) -> None:
         """Take new weights as one transaction: names, shapes and digest first, the probe after, then the version.

@@ -33,6 +33,8 @@ class Attempt:
     """An attempt in the making. A branch begins where the history was rewritten: it has segments of its own."""
 
     branches: list[list[Segment]]
+    version: int = 0
+    """Of the engine's weights when it began: where no turn has room, no token says so."""
     messages: list[Message] = field(default_factory=list)
     """What was said since the policy's first turn began, the answer of a single turn included."""
     opening: tuple[Message, ...] = ()
@@ -71,8 +73,10 @@ def rollout_of(attempt: Attempt, reward: Reward, text: str) -> Rollout:
         replace(turn, start=start, end=end) for turn, (start, end) in zip(attempt.turns, pairwise(ends), strict=True)
     )
     said = (*attempt.opening, *attempt.messages)
+    rollout = joined(attempt.branches, reward, text)
     return replace(
-        joined(attempt.branches, reward, text),
+        rollout,
+        policy_version=rollout.policy_version if completions else attempt.version,
         messages=said if len(said) > 1 else (),
         turns=turns,
         stop_reason=attempt.stop_reason,

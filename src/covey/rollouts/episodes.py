@@ -169,7 +169,8 @@ class _Player:
     ) -> None:
         self._sampler, self._opening, self._episode, self._tools = sampler, opening, episode, opening.tools
         self._prompt, self._sampling, self._sample_index = opening.prompt, sampling, sample_index
-        self._attempt = Attempt([[Segment(opening.ids, "prompt", 0)]], opening=opening.added)
+        begin = Segment(opening.ids, "prompt", 0)
+        self._attempt = Attempt([[begin]], sampler.engine.version, opening=opening.added)
         self._limits = sampler.limits_for(opening.prompt)
         self._state: str | None = None
         # The branch begins with these messages, and with what is said after so many

@@ -33,10 +33,19 @@ async def asked(
         raise
     except ScoringTimeout as error:
         return Failure(str(error))
-    except (Exception, SystemExit) as error:  # foreign code: whatever it raises is the system's failure
+    # Foreign code: whatever it raises is the system's failure, also a cancellation that is nobody's here
+    except (Exception, SystemExit, asyncio.CancelledError) as error:
+        if isinstance(error, asyncio.CancelledError) and is_cancelled():
+            raise
         if isinstance(error, TimeoutError) and own.expired():
             return Failure(f"{name} has not answered for {seconds:g} s (environment.turn_timeout={seconds:g})")
         return Failure(f"{name} raised {type(error).__name__}: {error}")
+
+
+def is_cancelled() -> bool:
+    """Tell whether the present task itself was told to end."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def tried(prompt: Prompt, method: str, call: Callable[[], T]) -> T | Failure:

@@ -30,6 +30,10 @@ class RestartingEngine:
         """Of engines that are gone."""
         self._is_closed = False
 
+    @property
+    def version(self) -> int:
+        return self._engine.version
+
     async def generate(self, prompt_ids: Sequence[int], n: int, sampling: Sampling) -> list[Completion]:
         """Return n completions, see `Engine.generate`. RunStopped where vLLM is lost again and again."""
         while True:

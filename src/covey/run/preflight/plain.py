@@ -51,6 +51,10 @@ class Lengthened:
     prompt_ids: Sequence[int]
     longer: Sequence[int]
 
+    @property
+    def version(self) -> int:
+        return self.engine.version
+
     async def generate(self, prompt_ids: Sequence[int], n: int, sampling: Sampling) -> list[Completion]:
         given = self.longer if list(prompt_ids) == list(self.prompt_ids) else prompt_ids
         return await self.engine.generate(given, n, sampling)
