@@ -206,6 +206,23 @@ def test_a_server_that_says_the_new_version_and_is_on_old_weights_is_named(fake:
         asyncio.run(engine.update(pushed(8, 1.0, 2.0), "keep"))
 
 
-def test_an_answer_that_is_none_of_vllms_is_one_line(fake: Fake, engine: VLLMEngine) -> None:
-    fake.answers["/inference/v1/generate"] = {"detail": "maintenance"}
-    assert lost(engine) == f"the vLLM server at {fake.url} answers otherwise than vLLM 0.32 does (KeyError: 'choices')"
+OWN = [{"version": "run-7", "start": 0, "end": 2}]
+NO_NUMBER = {"content": [{"logprob": -0.5}, {"logprob": None}]}
+WRONG: list[tuple[Any, str]] = [
+    ({"detail": "maintenance"}, "answers otherwise than vLLM 0.32 does (KeyError: 'choices')"),
+    ({"token_ids": [8]}, "gave 1 tokens and 2 log-probs where at most 4 of each are due"),
+    ({"token_ids": [], "logprobs": {"content": []}}, "gave 0 tokens and 0 log-probs where at most 4 of each are due"),
+    ({"token_ids": [8] * 5, "logprobs": {"content": [{"logprob": -0.5}] * 5}}, "gave 5 tokens and 5 log-probs where"),
+    ({"weight_versions": None}, "gave 2 tokens whose versions are []"),
+    ({"weight_versions": [OWN[0] | {"end": 1}]}, "gave 2 tokens whose versions are [(7, 0, 1)]"),
+    ({"finish_reason": "error"}, "ended a completion after 2 tokens by 'error'"),
+    ({"logprobs": NO_NUMBER}, "answers otherwise than vLLM 0.32 does (TypeError: float() argument"),
+    ({"weight_versions": [OWN[0] | {"version": 7}]}, "answers from weights 7, which this run did not push"),
+]
+
+
+@pytest.mark.parametrize(("answer", "line"), WRONG)
+def test_an_answer_that_is_none_of_vllms_is_one_line(answer: Any, line: str, fake: Fake, engine: VLLMEngine) -> None:
+    choices = {"choices": [CHOICE | {"weight_versions": OWN} | answer]}
+    fake.answers["/inference/v1/generate"] = answer if "detail" in answer else choices
+    assert lost(engine).startswith(f"the vLLM server at {fake.url} {line}")

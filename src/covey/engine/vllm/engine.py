@@ -152,8 +152,11 @@ class VLLMEngine:
             sample = await self._watch(self._wire.sample(prompt_ids, params))
             if self._proof is not None:
                 await asyncio.shield(self._proof)
-            if sample.ended != "abort":
-                return _completion(sample)
+            if sample.ended == "abort":
+                continue
+            if wrong := _defect(sample, params["max_tokens"]):
+                raise self._lose(f"{self._served.name} {wrong}")
+            return _completion(sample)
 
     # ------------------------------------------------------------------------------------------------ weights
 
@@ -352,14 +355,25 @@ class VLLMEngine:
             raise EngineLost(self._lost)
 
 
+def _defect(sample: Sample, max_tokens: int) -> str:
+    """Say in one line why a sample is no completion, "" where it is one: each token has a log-prob and a version."""
+    num = len(sample.token_ids)
+    if sample.ended not in ("stop", "length"):
+        return f"ended a completion after {num} tokens by {sample.ended!r}"
+    if not 0 < num <= max_tokens or len(sample.logprobs) != num:
+        return f"gave {num} tokens and {len(sample.logprobs)} log-probs where at most {max_tokens} of each are due"
+    if [0, *(span.end for span in sample.spans)] != [*(span.start for span in sample.spans), num]:
+        return f"gave {num} tokens whose versions are {[(s.version, s.start, s.end) for s in sample.spans]}"
+    return ""
+
+
 def _completion(sample: Sample) -> Completion:
     versions = [span.version for span in sample.spans]
     spans: tuple[Span, ...] = sample.spans if len(set(versions)) > 1 else ()
-    assert sample.ended != "abort", "an aborted sample is drawn again"
     return Completion(
         sample.token_ids,
         sample.logprobs,
-        sample.ended,
+        "stop" if sample.ended == "stop" else "length",
         min(versions),
         spans=spans,
         cached_tokens=sample.cached_tokens,

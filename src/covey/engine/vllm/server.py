@@ -65,7 +65,7 @@ class Server:
             versions = choice["weight_versions"] or ()
             return Sample(
                 token_ids=tuple(choice["token_ids"]),
-                logprobs=tuple(token["logprob"] for token in choice["logprobs"]["content"]),
+                logprobs=tuple(float(token["logprob"]) for token in choice["logprobs"]["content"]),
                 ended=choice["finish_reason"],
                 spans=tuple(Span(self._labels.version(s["version"]), s["start"], s["end"]) for s in versions),
             )
@@ -74,7 +74,8 @@ class Server:
         answer = await self._generate(token_ids, PROBE_PARAMS)
         with self._understood():
             found = answer["prompt_logprobs"]
-            return [found[place][str(token_id)]["logprob"] for place, token_id in enumerate(token_ids) if place > 0]
+            pairs = [(found[place], str(token_id)) for place, token_id in enumerate(token_ids) if place > 0]
+            return [float(at[token_id]["logprob"]) for at, token_id in pairs]
 
     async def pause(self, how: UpdateMode) -> None:
         await self._post(f"/pause?mode={how}&clear_cache=true")

@@ -24,9 +24,9 @@ class Sample:
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     """Of the distribution drawn from: filtered and renormalised."""
-    ended: Literal["stop", "length", "abort"]
+    ended: str
+    """By `stop`, `length` or `abort`; vLLM has other words where it failed."""
     spans: tuple[Span, ...]
-    """In order, and without gaps."""
     cached_tokens: int | None = None
     """Tokens of the prompt that vLLM found in its prefix cache, whole blocks of 16; None where it does not say."""
 
@@ -42,9 +42,9 @@ class Labels:
     def of(self, version: int) -> str:
         return f"{self._mark}-{version}"
 
-    def version(self, label: str | None) -> int:
+    def version(self, label: object) -> int:
         """Return the version of a label. EngineLost where it is not one of these: other weights are there."""
-        mark, _, version = (label or "").partition("-")
+        mark, _, version = str(label).partition("-")
         if mark != self._mark:
             raise EngineLost(
                 f"{self._who} answers from weights {label!r}, which this run did not push: it was started anew, or "
