@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import signal
+import socket
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -269,3 +270,32 @@ def test_agents_of_a_node_that_died_are_found_by_their_logs(tmp_path: Path) -> N
     process(15, "python", "/tmp/ray/session_1/logs/worker.out")
     assert sorted(start.agents_of(ray_that_started({"raylet": [1]}), tmp_path / "proc")) == [11, 12]
     assert start.agents_of(ray_that_started({}), tmp_path / "proc") == []
+
+
+SAYS = "covey: the Ray node of this machine is gone, and Ray ended this process with it\n"
+
+
+@pytest.mark.parametrize(
+    ("dies", "is_told", "said"), [("before", False, SAYS), ("after", False, ""), ("before", True, "")]
+)
+def test_an_end_that_ray_makes_with_a_dead_node_is_told_by_another_process(
+    dies: str, is_told: bool, said: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Ray ends whoever reads or writes the node's store then, so that no handler runs: its end of the pipe closes."""
+    with socket.socket(socket.AF_UNIX) as store:
+        store.bind(str(tmp_path / "store"))
+        store.listen()
+        start.leave_last_word(str(tmp_path / "store"))
+        speaker = start._speakers[-1]
+        connection, _ = store.accept()
+        if dies == "before":
+            connection.close()
+        if is_told:
+            start.hush()
+        else:
+            assert speaker.stdin is not None
+            speaker.stdin.close()
+            speaker.wait(PATIENCE)
+        connection.close()
+    start._speakers.clear()
+    assert capfd.readouterr().err == said

@@ -1,11 +1,13 @@
 """Join a Ray cluster that runs, or start one on this machine that ends with the run."""
 
+import atexit
 import logging
 import os
 import select
 import shutil
 import signal
 import socket
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -40,6 +42,19 @@ AGENTS = (b"ray::DashboardAgent", b"ray::RuntimeEnvAgent")
 """Names of processes that a node of Ray starts beside those of actors."""
 CLUSTER_SECONDS = 20.0
 """For the cluster to answer, at most: Ray itself ends a process without a word that has not reached it for 60 s."""
+LAST_WORD = """
+import os, select, socket, sys
+store, ends = socket.socket(socket.AF_UNIX), select.epoll()
+if not store.connect_ex(sys.argv[1]):
+    ends.register(store, select.EPOLLIN)
+    ends.register(0, select.EPOLLIN)
+    if ends.poll(maxevents=1)[0][0] == store.fileno():
+        os.read(0, 1)
+        os.write(2, b"covey: the Ray node of this machine is gone, and Ray ended this process with it\\n")
+"""
+"""Program of a process that outlives its parent, and speaks where the node's store was gone before: a parent that is
+killed takes its node along."""
+_speakers: list["subprocess.Popen[bytes]"] = []
 KINDS = {"SamplerActor": "sampler", "JudgeActor": "judge", "TrainerRank": "trainer rank"}
 """Actors whose programs may print, and how they are called here."""
 
@@ -103,6 +118,7 @@ def connect(devices: DevicesConfig, weight_bytes: int) -> bool:
             )
     # Compare what it has with what the roles ask for
     show_prints(ray)
+    leave_last_word(store_path(ray))
     try:
         check_counts(ray, devices)
     except ValueError:
@@ -115,6 +131,7 @@ def disconnect(is_own: bool) -> None:
     """Leave the cluster. One that was started here ends."""
     if not is_own:
         return
+    hush()
     agents = agents_of(import_ray())
     with kept_handlers():
         import_ray().shutdown()
@@ -155,6 +172,26 @@ def _is_below(file: Path, folder: str) -> bool:
         return file.readlink().is_relative_to(folder)
     except OSError:
         return False
+
+
+def leave_last_word(store: str | None) -> None:
+    """Have another process say why this one ended, where Ray ends it with a node that died.
+
+    Who writes or reads an object at that moment ends without a handler and a line, with code 1.
+    """
+    if store is None or not hasattr(select, "epoll"):  # of Linux
+        return
+    command = [sys.executable, "-I", "-S", "-c", LAST_WORD, store]
+    _speakers.append(subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True))
+
+
+@atexit.register
+def hush() -> None:
+    """End those who would say why this process ended: it says so itself."""
+    while _speakers:
+        speaker = _speakers.pop()
+        speaker.kill()
+        speaker.communicate()
 
 
 def show_prints(ray: Any) -> None:
@@ -249,15 +286,22 @@ def check_store() -> None:
         pass
 
 
+def store_path(ray: Any) -> str | None:
+    """Return the address of the object store of this machine, None where another version of Ray keeps it elsewhere."""
+    try:
+        return str(ray._private.worker.global_worker.node.plasma_store_socket_name)
+    except AttributeError:
+        return None
+
+
 @contextmanager
 def store_of_this_machine(ray: Any) -> Iterator[list[socket.socket]]:
     """Connect to the object store, which the node of this machine keeps: the connection ends with the node.
 
     ClusterLost where it is gone. No connection where another version of Ray keeps its address elsewhere.
     """
-    try:
-        path = ray._private.worker.global_worker.node.plasma_store_socket_name
-    except AttributeError:
+    path = store_path(ray)
+    if path is None:
         yield []
         return
     with socket.socket(socket.AF_UNIX) as store:
