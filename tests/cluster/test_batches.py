@@ -17,7 +17,7 @@ from covey.cluster.slot import Call, Slot
 from covey.cluster.start import prepare_actor, worker_environment
 from covey.cluster.wire import Batch, Jobs, PackedWeights, Sampled, pack
 from covey.engine.base import EngineLost, EngineStats, WeightSet
-from covey.engine.weights import arrived, prove, trained_tensors, unproved_set
+from covey.engine.weights import arrived, make_weight_set, prove, trained_tensors, unproved_set
 from covey.policy.policy import Policy
 from covey.rollouts import rollout
 from covey.rollouts.buffer import Bound, Ticket
@@ -170,7 +170,9 @@ def test_held_out_prompts_are_answered_on_the_weights_of_now(publish_every: int,
     assert [rollout.policy_version for group in groups for rollout in group.rollouts] == [2, 2]
 
 
-def test_a_prompt_is_encoded_once_and_before_its_weights_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prompt_is_encoded_once_and_before_its_weights_are_there(
+    policy: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
     encoded: list[str] = []
     encode = rollout.encode_prompt
 
@@ -183,13 +185,15 @@ def test_a_prompt_is_encoded_once_and_before_its_weights_are_there(monkeypatch: 
     async def run() -> None:
         plan = Plan()
         actor = SamplerActor(lambda: make_sampler(plan), "keep")
+        actor._engine.version = 1  # type: ignore[misc] # of weights that it has loaded itself, which nothing proves
         waiting = tuple(replace(ticket, least_version=1) for ticket in tickets(2))
         await actor.begin(Jobs(waiting, incarnation=1))
         await asyncio.sleep(0.01)
         assert (encoded, actor._engine.calls) == (["p0", "p1"], 0)  # type: ignore[attr-defined]
-        actor._engine.load_weights((), 1)
-        actor._updated.set()
-        assert len((await actor.collect()).sampled) == 2
+        await actor.update([pack(make_weight_set(policy, 1))])
+        num_sampled = 0
+        while num_sampled < 2:
+            num_sampled += len((await actor.collect()).sampled)
 
     asyncio.run(run())
     assert encoded == ["p0", "p1"]

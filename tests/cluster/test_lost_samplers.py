@@ -245,6 +245,7 @@ def test_a_successor_that_dies_at_its_start_is_followed_by_another(policy: Polic
         (RunStopped("the judge is gone"), RunStopped, r"^the judge is gone"),
         (KeyError("answer"), RunStopped, r"^a sampler raised KeyError: 'answer'"),
         (SystemExit(3), RunStopped, r"^a sampler raised SystemExit: 3"),
+        (asyncio.CancelledError(), RunStopped, r"^a sampler raised CancelledError: $"),
     ],
     ids=lambda value: type(value).__name__,
 )

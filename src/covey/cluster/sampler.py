@@ -32,6 +32,8 @@ class SamplerActor:
         self._engine: UpdatableEngine = engine
         # State of weight updates
         self._how: UpdateMode = how
+        self._version = -1
+        """Of the weights that a push has proved: those that it loads itself may be others than the trainer's."""
         self._updating = asyncio.Lock()
         self._updated = asyncio.Event()
         self._logprobs: dict[int, Logprobs] = {}
@@ -65,6 +67,7 @@ class SamplerActor:
                 return str(refused)
             # Not when a later proof comes: those of weights on their way are still to be compared with
             self._logprobs = {later: own for later, own in self._logprobs.items() if later > packed.version}
+            self._version = packed.version
         self._updated.set()
         return ""
 
@@ -120,7 +123,8 @@ class SamplerActor:
             group = await roll_out(self._sampler, ticket.prompt, ticket.group_size, ticket.sampling, ready)
         except EngineLost as lost:
             self._error = lost
-        except (Exception, SystemExit) as raised:  # Ray never answers a call that raised SystemExit
+        # Ray never answers a call that raised SystemExit, and nobody one that foreign code cancelled
+        except (Exception, SystemExit, asyncio.CancelledError) as raised:
             error = (type(raised).__name__, str(raised))
             self._done.append(Sampled(ticket.number, ticket.attempt, error=error))
         else:
@@ -144,10 +148,6 @@ class SamplerActor:
                 self._engine.close()
         finally:
             close_environment(self._sampler.environment)
-
-    @property
-    def _version(self) -> int:
-        return self._engine.version
 
 
 def patience(seconds: float) -> float:
