@@ -74,19 +74,19 @@ def trained(calls: list[list[str]]) -> list[str]:
 @pytest.mark.parametrize("script", ["sync", "async"])
 def test_a_requeued_job_goes_on_from_its_checkpoint_and_without_one_begins_anew(script: str, job: Job) -> None:
     code, said, calls = job.start(script, "recipe=arithmetic")
-    assert (code, trained(calls)[-1]) == (0, f"hydra.run.dir={job.run}"), said
+    assert (code, trained(calls)[-1]) == (0, f"hydra.run.dir='{job.run}'"), said
     job.run.mkdir(parents=True)
-    assert trained(job.start(script, restarts=1)[2])[-1] == f"hydra.run.dir={job.run}"
+    assert trained(job.start(script, restarts=1)[2])[-1] == f"hydra.run.dir='{job.run}'"
     assert [path.name for path in job.run.parent.glob("7.start-*")] == ["7.start-1"]
     (job.run / "checkpoints" / "step-000003").mkdir(parents=True)
     (job.run / "checkpoints" / "step-000003" / "manifest.json").touch()
-    assert trained(job.start(script, restarts=2)[2]) == [f"resume={job.run}"]
+    assert trained(job.start(script, restarts=2)[2]) == [f"resume='{job.run}'"]
 
 
 @pytest.mark.parametrize("script", ["sync", "async"])
 def test_the_folder_of_another_job_is_left_where_it_is(script: str, job: Job) -> None:
     job.run.mkdir(parents=True)
-    assert trained(job.start(script)[2])[-1] == f"hydra.run.dir={job.run}"
+    assert trained(job.start(script)[2])[-1] == f"hydra.run.dir='{job.run}'"
     assert job.run.is_dir()
 
 

@@ -92,7 +92,7 @@ def test_a_job_that_is_requeued_goes_on_from_its_checkpoint(script: str, slurm: 
     job = slurm.wait(number, 240, "COMPLETED", "FAILED", "CANCELLED")
     assert (job["JobState"], job["Restarts"]) == ("COMPLETED", "1"), slurm.output(number)
     assert "start 1" in slurm.output(number)
-    assert f"resume={run}" in slurm.output(number)
+    assert f"resume='{run}'" in slurm.output(number)
     assert json.loads((run / "summary.json").read_text())["status"] == "completed"
 
 

@@ -116,7 +116,8 @@ def _run(verb: str, words: Sequence[str], asked: "Asked | None" = None) -> int:
     """Compose the settings (once, or for each job of a multirun) and do what the verb says."""
     codes: list[int] = []
     folders: list[Path] = []
-    was_there = any(os.path.isdir(word.removeprefix(RUN_DIR)) for word in words if word.startswith(RUN_DIR))
+    named = [word.removeprefix(RUN_DIR).strip("'\"") for word in words if word.startswith(RUN_DIR)]
+    was_there = any(map(os.path.isdir, named))
 
     def job(composed: "DictConfig") -> None:
         # Hydra would print a line of its own about an exception that leaves the job.
