@@ -23,7 +23,7 @@ from covey.types import Message, Prompt
 
 from ..support.fake_ray import FakeRay, fake_ray
 from ..support.scripted import Scripted
-from ..support.small import rows, scripted, small_config, timeless, use
+from ..support.small import rows, scripted, small_config, timeless, use, varied
 
 STEPS = 6
 
@@ -105,6 +105,29 @@ def test_turns_replay_to_the_same_weights_though_sessions_waited_over_updates_an
         run = trained(tmp_path / "run", chosen)
     assert sum(gave_way) > 0
     assert max(len(row["turns"]) for row in rows(run / "rollouts.jsonl")) == 2
+    assert replayed(run, chosen, tmp_path / "scratch") == last_digest(run)
+
+
+class Follows(Scripted):
+    """Keeps what it is told of how far training is."""
+
+    def follow(self, step: int, max_steps: int, epoch: float) -> None:
+        state["told"] = (step, max_steps, epoch)
+
+
+state: dict[str, tuple[int, int, float]] = {}
+
+
+def test_rewards_that_go_by_the_step_are_told_it_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def verdict(prompt: Prompt, text: str) -> float:
+        step, _, epoch = state["told"]
+        return (-1) ** step * varied(prompt, text) if epoch == step / 2 else 0.0
+
+    use(monkeypatch, Follows(scripted().texts, verdict))
+    chosen = config(max_staleness=0, num_steps=2)
+    run = trained(tmp_path / "run", chosen)
+    assert state["told"] == (2, 2, 1.0)
+    state["told"] = (0, 0, 0.0)
     assert replayed(run, chosen, tmp_path / "scratch") == last_digest(run)
 
 

@@ -18,6 +18,7 @@ from covey.cluster.wire import shares
 from covey.config.schema import Config
 from covey.engine.base import DIGEST_KIND, digest_of
 from covey.engine.native.replaying import ReplayingEngine
+from covey.environments.base import follow
 from covey.policy import sharding
 from covey.policy.models.loading import load_policy
 from covey.rollouts.rollout import roll_out
@@ -152,8 +153,10 @@ def replay(config: Config, past: Path, record: RunRecorder, say: Callable[[str],
     _remember(run, engine, 0)
     prompts = {prompt.id: prompt for prompt in run.local.stream.prompts}
     # Train step by step, keeping the versions that later steps sampled on.
-    digest = ""
+    digest, num_drawn = "", 0
     for step, oldest in zip(steps, oldest_needed(steps), strict=True):
+        follow(sampler.environment, step.step - 1, config.num_steps, num_drawn / len(prompts))
+        num_drawn += len(step.groups)
         groups = {}
         for place in step.own_places():
             prompt = _prompt_of(step.groups[place], prompts)
