@@ -87,6 +87,8 @@ class ScriptedSession:
 class ScriptedEngine:
     """An engine that says what the script says, on top of one that samples, where tokens are to be sampled."""
 
+    version = 0
+
     def __init__(self, tokenizer: PreTrainedTokenizerFast, below: NativeEngine | None, tokens: int) -> None:
         self._tokenizer, self._below, self._tokens = tokenizer, below, tokens
         self.script = Script([])

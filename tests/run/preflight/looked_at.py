@@ -92,6 +92,7 @@ class Spoilt:
     engine: NativeEngine
     spoil: Callable[[Completion], Completion] = lambda completion: completion
     sampling: Callable[[Sampling], Sampling] = lambda sampling: sampling
+    version: int = 0
 
     async def generate(self, prompt_ids: Sequence[int], n: int, sampling: Sampling) -> list[Completion]:
         return [self.spoil(c) for c in await self.engine.generate(prompt_ids, n, self.sampling(sampling))]
