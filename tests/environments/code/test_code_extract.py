@@ -41,6 +41,7 @@ def test_thoughts_hand_nothing_in() -> None:
     assert extract_program(f"<think>\n{fence(F)}</think>\n\n{fence(G)}", "f") == G
     assert extract_program(f"<think>\n{fence(F)}", "f") == ""
     assert extract_program(f"<think>{fence(F)}</think>", "f") == ""
+    assert extract_program(f"\n<think>so</think>{F}", "f").lstrip("\n") == F
 
 
 def test_a_fence_that_is_never_closed_ends_with_the_text() -> None:
@@ -65,6 +66,7 @@ def test_a_block_may_begin_behind_other_text(before: str) -> None:
 
 
 def test_a_block_may_stand_in_an_answer_tag_without_further_lines() -> None:
+    assert extract_program(f"{fence(F)[:-1]}<|im_end|>", "f") == F
     for language in ("python", ""):
         assert extract_program(f"<answer>{fence(F, language)[:-1]}</answer>\nDone.", "f") == F
 

@@ -73,7 +73,7 @@ def _opens(fence: re.Match[str]) -> bool:
 
 
 def _closes(fence: re.Match[str]) -> bool:
-    return not fence[1].strip() and fence[3].strip().lower() in ("", "</answer>")
+    return not fence[1].strip() and fence[3].strip()[:1] in ("", "<")
 
 
 def _content(text: str, begin: re.Match[str], end: int) -> str:
