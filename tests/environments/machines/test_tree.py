@@ -8,8 +8,10 @@ import pytest
 
 from covey.environments.machines.design.blocks import CAR_TYPES, CATAPULT_TYPES
 from covey.environments.machines.design.demonstrations import DemonstrationSpec, make_designs
+from covey.environments.machines.design.stages import Problem
 from covey.environments.machines.design.tree import canonical, check_tree, read_machine, write_json
 from covey.environments.machines.design.types import ROOT, Block, Invalid, Rules, Tree
+from covey.environments.machines.prompts import read_answer
 
 CAR = Rules(CAR_TYPES)
 CATAPULT = Rules(CATAPULT_TYPES, needs_boulder=True)
@@ -75,6 +77,15 @@ def test_short_decimal_strings_are_integers() -> None:
 def test_the_last_fenced_block_counts() -> None:
     first, second = text_of(row(type=1)), text_of(row(type=63))
     assert read_machine(first + "\nNo, better:\n" + second, CAR) == (ROOT, Block(63, 0, 0))
+    assert read_machine(second.replace("```json", "```JSON"), CAR) == (ROOT, Block(63, 0, 0))
+
+
+def test_thoughts_are_no_answer() -> None:
+    sound, other, problem = text_of(row(type=63)), text_of(row(type=1)), Problem("car", 48)
+    for text in (f"<think>{other}</think>{sound}", f"<think>{other}</think>{sound[7:-3]}"):
+        assert read_answer(text, problem, "tree") == (ROOT, Block(63, 0, 0))
+    for text in (f"<think>{sound}</think>", f"<think>{sound}"):
+        assert isinstance(read_answer(text, problem, "tree"), Invalid)
 
 
 def test_a_fence_that_is_never_closed_is_read_to_the_end() -> None:

@@ -13,6 +13,7 @@ from covey.environments.machines.design.place import place_blocks
 from covey.environments.machines.design.stages import STAGES, Problem
 from covey.environments.machines.design.tree import read_machine, write_json
 from covey.environments.machines.design.types import Facing, Invalid, PlacedBlock, Rules, Side, Tree
+from covey.environments.math.answers import without_thoughts
 from covey.types import Message, Prompt
 
 ENVIRONMENT = "machines"
@@ -51,9 +52,11 @@ def _text(problem: Problem, form: str, score: str, instruction: str | None) -> s
 
 
 def read_answer(completion: str, problem: Problem, form: str) -> Tree | Invalid:
-    """Return the tree a completion stands for. In the compact form it continues where the prompt ended."""
-    begun = write_compact(problem.given) if form == "compact" else ""
-    return FORMS[form].read(begun + completion.strip() if begun else completion, problem.rules)
+    """Return the tree a completion stands for, less its thoughts. The compact form continues where the prompt
+    ended."""
+    if form == "compact":
+        return read_compact(write_compact(problem.given) + completion.strip(), problem.rules)
+    return FORMS[form].read(without_thoughts(completion), problem.rules)
 
 
 def write_answer(tree: Tree, problem: Problem, form: str) -> str:

@@ -14,6 +14,8 @@ from covey.environments.machines.design.types import ROOT, Block, Code, Invalid,
 
 SHORT_NUMBER = re.compile(r"-?[0-9]{1,4}", re.ASCII)
 """The original's own prompt writes "id": "0"."""
+LANGUAGE = re.compile(r"\A\s*[A-Za-z]\w*")
+"""What a fence may say of its block, whatever it is."""
 MAX_SHOWN = 100
 """Characters of a wrong value that a message shows."""
 
@@ -46,7 +48,7 @@ def find_json(text: str) -> str:
     """Return the last fenced block, cut off or not. The whole text where nothing is fenced. The original takes the
     first."""
     fenced = text.split("```")[1::2]
-    return fenced[-1].strip().removeprefix("json") if fenced else text
+    return LANGUAGE.sub("", fenced[-1]) if fenced else text
 
 
 def read_rows(text: str, max_blocks: int) -> list[dict[str, Any]]:
