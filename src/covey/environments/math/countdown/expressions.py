@@ -17,7 +17,9 @@ MAX_DIGITS = 9
 MAX_COMBINATIONS = 200_000
 """Steps after which the search gives up: enough for any five numbers."""
 
-_SIGNS = str.maketrans("\u00d7\u00b7\u22c5\u2217\u00f7\u2215\u2212", "****//-")
+_SIGNS = str.maketrans(
+    "\u00d7\u00b7\u22c5\u2217\u00f7\u2215\u2212\uff0b\uff0d\uff0a\uff0f\uff08\uff09", "****//-+-*/()"
+)
 _TOKEN = re.compile(rf"[0-9]{{1,{MAX_DIGITS}}}(?![0-9])|[-+*/()]")
 _TOKENS = re.compile(rf"(?:\s*(?:{_TOKEN.pattern}))+")
 
