@@ -45,6 +45,7 @@ def test_a_tolerance_is_for_floats_wherever_they_are() -> None:
     assert not matches(1.0, NAN, close)
     assert not matches(1, 1.0000000001, close)
     assert not matches(math.inf, 1e300, Tolerance(rel=1.0, abs=1e308))
+    assert not matches(1e308, math.inf, Tolerance(rel=1.0, abs=1e308))
     assert matches(100.0, 101, Tolerance(abs=1.0))
     assert not matches(100.0, 101.5, Tolerance(abs=1.0))
 

@@ -50,8 +50,8 @@ def _close(expected: float, got: float | int, tolerance: Tolerance) -> bool:
         distance = abs(float(got) - expected)
     except OverflowError:
         return False
-    # "<=" and never "not >", so that nan fails; an infinite expectation is met only by itself, above
-    return math.isfinite(expected) and distance <= tolerance.abs + tolerance.rel * abs(expected)
+    # "<=" and never "not >", so that nan fails; an infinity is met only by itself, above
+    return math.isfinite(distance) and distance <= tolerance.abs + tolerance.rel * abs(expected)
 
 
 def _complex(expected: complex, got: complex, tolerance: Tolerance) -> bool:
