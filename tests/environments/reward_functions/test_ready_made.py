@@ -80,6 +80,7 @@ def test_words_beyond_the_limit_cost_each_the_same() -> None:
 
 def test_words_are_counted_with_their_marks() -> None:
     assert [num_words(text) for text in ("Don't panic.", "a well-known fact", "...", "été 1,5")] == [3, 3, 3, 4]
+    assert [num_words(text) for text in ("state-of-the-art", "-".join("abcdefgh"), "a" * 90)] == [1, 3, 3]
 
 
 def test_text_is_read_from_either_form_of_a_completion() -> None:
