@@ -31,6 +31,7 @@ _LATEX = str.maketrans({
     "λ": "\\lambda ", "π": "\\pi ", "φ": "\\phi ", "ω": "\\omega ",
 })  # fmt: skip
 _RADICAL = re.compile(r"√ ?(?:(\d+(?:\.\d+)?|[A-Za-z])|[({]([^(){}]*)[)}])")
+_INVERSE = re.compile(r"(?<![A-Za-z\\])\\?(sin|cos|tan) ?\^ ?(?:\{ ?- ?1 ?\}|-1(?!\d))")
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
 _SUPERSCRIPT = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+")
 _BLANKS = re.compile(r"[ \t\r\f\v]+")
@@ -71,8 +72,12 @@ def unified(text: str) -> str:
 
 
 def in_latex(text: str) -> str:
-    """Return the text with LaTeX in place of Greek letters, the signs of infinity and of the empty set, and roots."""
-    return _RADICAL.sub(lambda match: f"\\sqrt{{{match[1] or match[2]}}}", text.translate(_LATEX))
+    """Return the text with LaTeX in place of Greek letters, the signs of infinity and of the empty set, and roots.
+
+    `\\tan^{-1}` is `\\arctan`, not one over the tangent.
+    """
+    text = _INVERSE.sub(r"\\arc\1 ", text.translate(_LATEX))
+    return _RADICAL.sub(lambda match: f"\\sqrt{{{match[1] or match[2]}}}", text)
 
 
 def plain(text: str) -> str:

@@ -44,7 +44,9 @@ _DENIAL = re.compile(
 def same_spelling(answer: str, gold: str) -> bool:
     """Return whether both are equal as text, blanks, dollar signs, stops, text commands and case aside."""
     spellings = [
-        _SPELLING.sub(lambda m: (m[1] or m[2] or "").replace(" ", ""), " ".join(text.split())).lower()
+        _SPELLING.sub(
+            lambda m: (m[1] or m[2] or "").replace(" ", ""), " ".join(text.replace("\\neq", "\\ne").split())
+        ).lower()
         for text in (answer, gold)
     ]
     return spellings[0] == spellings[1] != ""
@@ -110,7 +112,7 @@ def symbolic_equal(answer: str, gold: str) -> bool:
 
     _silence()
     # A number is compared exactly
-    expected = parse(f"${gold}$", parsing_timeout=None)
+    expected = parse(f"${in_latex(gold)}$", parsing_timeout=None)
     number = read_values(answer, strict=True)
     if expected and len(number) == 1 and isinstance(expected[0], sympy.Expr) and not expected[0].free_symbols:
         return any(_exactly(expected[0], value) for value in number[0])

@@ -8,6 +8,7 @@ from covey.environments.math.formulas.forms import SET, alike, canonical, differ
 from covey.environments.math.formulas.nodes import (
     BOTH,
     RELATION,
+    Call,
     Group,
     Node,
     Number,
@@ -246,6 +247,8 @@ def interval_of(node: Node) -> Interval | None:
     match members:
         case (Symbol(name), high) if name.isalpha():
             return Interval(MINUS_INFINITY, high, (False, LESS[signs[0]]), name)
+        case (Call("|" | "\\lvert", (Symbol(name),)), high) if name.isalpha():
+            return Interval(negative(high), high, (LESS[signs[0]],) * 2, name)
         case (low, Symbol(name)) if name.isalpha():
             return Interval(low, INFINITY, (LESS[signs[0]], False), name)
         case (low, Symbol(name), high) if name.isalpha():

@@ -343,6 +343,8 @@ class _Reader:
             arguments += [self._argument(), self._argument()]
         elif self._peek() == "-" or not (self._is_over() or self._peek() in CONTINUATIONS | BINARY):
             arguments.append(self._signed(self._factor))
+        if token == "\\exp" and len(arguments) == 1:
+            return Power(Symbol("e"), arguments[0])
         return Call(token, tuple(arguments))
 
 
