@@ -79,7 +79,7 @@ def without_thoughts(completion: str) -> str:
     # An unclosed thought has no answer
     if depth == 0:
         kept.append(completion[position:])
-    return " ".join(part for part in kept if part)
+    return "\n".join(part for part in kept if part)
 
 
 _HASH = re.compile(r"(?<!#)#{4,}(?!#)")
@@ -182,6 +182,7 @@ def _marks(text: str, numeric: bool) -> list[_Mark]:
 
 _JOINT = re.compile(
     rf"(?:[\s$*.,;:|/&()\[\]\\-]|\\q?quad)*(?:(?:\\text *\{{[ ,]*)?({OR}|vs|and)(?:[\s$*:(\[\\}}]|\\q?quad)*)?"
+    r"([A-Za-z](?:_\{?\w\}?)? ?= ?)?"
 )
 _DOUBT = re.compile(rf"\b(?:{DOUBT}|else)\b(?: even\b)?")
 _HEDGE_AFTER = re.compile(
@@ -195,15 +196,18 @@ MAX_OPEN_END = 20
 """Characters."""
 
 
-def _answer_of(text: str, marks: list[_Mark]) -> Answer:
-    """Return what the last mark says, or the whole list of alternatives that it ends."""
+def _answer_of(text: str, marks: list[_Mark], numeric: bool) -> Answer:
+    """Return what the last mark says, or the whole list of alternatives that it ends.
+
+    Of `x=\\boxed{5}` and `y=\\boxed{6}` the last counts where one number is asked for.
+    """
     # Find where the run of values before the last one begins
     last = len(marks) - 1
     first, joined = last, False
     while first > 0:
         between, num_doubts = _DOUBT.subn(" ", text[marks[first - 1].end : marks[first].first])
         joint = _JOINT.fullmatch(_TAG.sub(" ", between))
-        if joint is None:
+        if joint is None or (numeric and joint[2] and joint[1] in (None, "and")):
             break
         is_open = _without_or(marks[first - 1].text) != marks[first - 1].text
         joined = joined or is_open or num_doubts > 0 or joint[1] is not None or "," in joint[0]
@@ -245,7 +249,7 @@ def find_answer(completion: str, numeric: bool = True) -> Answer | None:
     filled = [mark for mark in stated if mark.text.strip()]
     # Those that say something
     if filled:
-        return _answer_of(text, filled)
+        return _answer_of(text, filled, numeric)
     if len(negated) < len(marks):
         return None
     # All say what the answer is not: read the text without them
@@ -301,6 +305,12 @@ def _written_otherwise(text: str) -> list[Readings]:
     return [] if value is None else [frozenset({value})]
 
 
+_ROUNDED = re.compile(r"(?<=\S)\s*(?:\\approx|\\simeq|≈)[\s$\\]*-?[\d,]*\.\d+[\s$.]*$")
+"""What an exact value is said to be about."""
+_LAST_LETTER = re.compile(r"\d\}? ?([A-Za-z])$")
+"""A unit, or a letter of the question: of `5k` and "in terms of $k$"."""
+
+
 def compare(completion: str, gold: str, question: str = "", computed: bool = True) -> bool | Answer:
     """Judge the completion's answer, or return the answer where arithmetic alone cannot tell.
 
@@ -310,10 +320,12 @@ def compare(completion: str, gold: str, question: str = "", computed: bool = Tru
         question: says whether a form is asked for (module `computed`).
         computed: an answer that leaves the computation undone is wrong; else values alone count.
     """
-    expected = gold_value(gold)
+    unit = _LAST_LETTER.search(gold)
+    expected = None if unit is not None and f"${unit[1]}$" in question else gold_value(gold)
     answer = find_answer(completion, numeric=expected is not None)
     if answer is None:
         return False
+    answer = answer if "." in gold else replace(answer, text=_ROUNDED.sub("", answer.text))
     if answer.text.strip(" $.") == gold.strip():
         return True
     # A reference that is no number: hand the answer on, unless a computation is left undone.

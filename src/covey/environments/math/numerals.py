@@ -183,7 +183,7 @@ class _Value:
 def _is_variable(text: str, end: int) -> bool:
     """Check for letters behind a number that are no unit: `19xyz`, `7t`."""
     glued = _GLUED.match(text, end)
-    return glued is not None and (glued[1] or glued[2]) not in _UNITS
+    return glued is not None and glued[glued.lastindex or 0] not in _UNITS
 
 
 _WRITTEN = re.compile(
@@ -210,22 +210,26 @@ def _is_numeral(written: str) -> bool:
 _PERCENT = re.compile(r" {0,3}(?:%|percent\b|per cent\b|pct\b)", re.IGNORECASE)
 _SCALES = {
     "hundred": Fraction(100), "thousand": Fraction(10**3), "k": Fraction(10**3),
-    "million": Fraction(10**6), "billion": Fraction(10**9), "trillion": Fraction(10**12),
+    "million": Fraction(10**6), "billion": Fraction(10**9), "trillion": Fraction(10**12), "dozen": Fraction(12),
     "tenth": Fraction(1, 10), "hundredth": Fraction(1, 100), "thousandth": Fraction(1, 1000),
 }  # fmt: skip
-_SCALE = re.compile(rf" {{0,3}}({'|'.join(_SCALES)})s?\b", re.IGNORECASE)
+_SCALE = re.compile(rf" {{0,3}}({'|'.join(_SCALES)}|(?-i:M))s?\b", re.IGNORECASE)
 _DATE = re.compile(r"(?<![\d/])\d{1,4}/\d{1,2}/\d{1,4}(?![\d/])")
 _EQUALS = re.compile(r"(?:[^=≈,;.()\n<>]|[.,]\d){0,80}= ?")
 _REASON = re.compile(r"\b(?:because|since|as|where|when|so|if|and|or)\b", re.IGNORECASE)
-_GLUED = re.compile(r"([A-Za-z]{2,4})(?![A-Za-z])|\s?([A-Za-z])(?![A-Za-z]|\.[a-z])")
+_GLUED = re.compile(r"([A-Za-z]{2,4})(?![A-Za-z])|\s?([A-Za-z])(?![A-Za-z]|\.[a-z])|-([a-z]{2})(?![A-Za-z])")
 """Letters right behind a number, or one letter: a unit, or else variables."""
 _UNITS = frozenset({
     "cm", "mm", "km", "in", "ft", "yd", "mi", "kg", "mg", "lb", "lbs", "oz", "sec", "min", "h", "hr", "hrs", "ml", "mL",
     "mph", "kph", "kmh", "am", "pm", "th", "st", "nd", "rd", "USD", "EUR", "deg", "rad", "m", "g", "s", "l", "L", "k",
     "K", "M", "N", "J", "W", "V", "A", "C", "F",
 })  # fmt: skip
-_STRICT_BEFORE = re.compile(r"[\s:=.,$()≈]*(?:[A-Za-z_]\w*[\s:=.,$()≈*]+){0,8}")
-_STRICT_AFTER = re.compile(rf"(?:[A-Za-z¢{CURRENCY}/.\s%*\]}})(^-]|(?<=[A-Za-z^-])\d)*")
+_STRICT_BEFORE = re.compile(r"[\s:=.,$()≈]*(?:[A-Za-z_]\w*[\s:=.,$()≈]+){0,8}")
+_STRICT_AFTER = re.compile(
+    rf"(?:[A-Za-z¢{CURRENCY}/.\s%*\]}})^-]|(?<=[A-Za-z^-])\d|(?<=\^)\(-?\d+\)|\s\([A-Za-z ](?:[A-Za-z ./]|\^\d)*\)"
+    r"|\([A-Za-z]{3,}[A-Za-z ./]*\))*"
+)
+"""A unit, or words in brackets: `3(x-1)` is no 3."""
 _AFTER_VALUE = r"[A-Za-z%]*(?:\s+[A-Za-z]+){0,2}[\s$*_)\]]*"
 _BEFORE_VALUE = r"[\s$*_(\[]*"
 OR = "or|oder|ou|o|eller|lub|albo|czy|nebo|sau|vagy|tai|veya|atau|hoặc|ya|या|или|або|ή|או|أو|或|或者|または|か|또는"
@@ -266,7 +270,7 @@ def _with_suffix(text: str, value: Fraction, begin: int, end: int) -> _Value:
         return _Value(frozenset({value, value / 100}), begin, percent.end(), is_numeral)
     scale = _SCALE.match(text, end)
     if scale is not None:
-        readings = frozenset({value, value * _SCALES[scale[1].lower()]})
+        readings = frozenset({value, value * _SCALES.get(scale[1].lower(), _SCALES["million"])})
         return _Value(readings, begin, scale.end(), is_numeral)
     return _Value(frozenset({value}), begin, end, is_numeral)
 
