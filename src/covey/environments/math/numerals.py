@@ -180,10 +180,10 @@ class _Value:
     """Whether it is written with nothing left to compute."""
 
 
-def _is_variable(text: str, end: int) -> bool:
-    """Check for letters behind a number that are no unit: `19xyz`, `7t`."""
+def _is_variable(text: str, end: int, is_numeral: bool) -> bool:
+    """Check for letters behind a number that are no unit: `19xyz`, `7t`. In `7-2k` none is."""
     glued = _GLUED.match(text, end)
-    return glued is not None and glued[glued.lastindex or 0] not in _UNITS
+    return glued is not None and not (is_numeral and glued[glued.lastindex or 0] in _UNITS)
 
 
 _WRITTEN = re.compile(
@@ -217,12 +217,12 @@ _SCALE = re.compile(rf" {{0,3}}({'|'.join(_SCALES)}|(?-i:M))s?\b", re.IGNORECASE
 _DATE = re.compile(r"(?<![\d/])\d{1,4}/\d{1,2}/\d{1,4}(?![\d/])")
 _EQUALS = re.compile(r"(?:[^=≈,;.()\n<>]|[.,]\d){0,80}= ?")
 _REASON = re.compile(r"\b(?:because|since|as|where|when|so|if|and|or)\b", re.IGNORECASE)
-_GLUED = re.compile(r"([A-Za-z]{2,4})(?![A-Za-z])|\s?([A-Za-z])(?![A-Za-z]|\.[a-z])|-([a-z]{2})(?![A-Za-z])")
+_GLUED = re.compile(r"([A-Za-z]{2,4})(?![A-Za-z])|\s?([A-Za-z])(?![A-Za-z]|\.[a-z])|[\s-]([a-z]{2})(?![A-Za-z.])")
 """Letters right behind a number, or one letter: a unit, or else variables."""
 _UNITS = frozenset({
     "cm", "mm", "km", "in", "ft", "yd", "mi", "kg", "mg", "lb", "lbs", "oz", "sec", "min", "h", "hr", "hrs", "ml", "mL",
     "mph", "kph", "kmh", "am", "pm", "th", "st", "nd", "rd", "USD", "EUR", "deg", "rad", "m", "g", "s", "l", "L", "k",
-    "K", "M", "N", "J", "W", "V", "A", "C", "F",
+    "K", "M", "N", "J", "W", "V", "A", "C", "F", "yr", "wk", "qt", "pt", "cc", "ha", "nm", "of", "or",
 })  # fmt: skip
 _STRICT_BEFORE = re.compile(r"[\s:=.,$()≈]*(?:[A-Za-z_]\w*[\s:=.,$()≈]+){0,8}")
 _STRICT_AFTER = re.compile(
@@ -269,7 +269,7 @@ def _with_suffix(text: str, value: Fraction, begin: int, end: int) -> _Value:
     if percent is not None:
         return _Value(frozenset({value, value / 100}), begin, percent.end(), is_numeral)
     scale = _SCALE.match(text, end)
-    if scale is not None:
+    if scale is not None and (is_numeral or len(scale[1]) > 1):
         readings = frozenset({value, value * _SCALES.get(scale[1].lower(), _SCALES["million"])})
         return _Value(readings, begin, scale.end(), is_numeral)
     return _Value(frozenset({value}), begin, end, is_numeral)
@@ -330,7 +330,7 @@ def read_values(content: str, strict: bool = False, computed: bool = False) -> l
         return []
     if (strict or "\\" in content) and not _STRICT_BEFORE.fullmatch(text, 0, first.begin):
         return []
-    if strict and (not _STRICT_AFTER.fullmatch(text, end) or _is_variable(text, end)):
+    if strict and (not _STRICT_AFTER.fullmatch(text, end) or _is_variable(text, end, values[-1].is_numeral)):
         return []
     return [value.readings if value.is_numeral or not computed else frozenset() for value in values]
 

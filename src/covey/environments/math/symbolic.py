@@ -9,8 +9,15 @@ import logging
 import re
 from fractions import Fraction
 
-from covey.environments.math.formulas.forms import canonical, differ, differ_as_equations, lacks_letter, num_terms
-from covey.environments.math.formulas.nodes import Node, is_equation, is_expression, last_side
+from covey.environments.math.formulas.forms import (
+    canonical,
+    differ,
+    differ_as_equations,
+    has_words,
+    lacks_letter,
+    num_terms,
+)
+from covey.environments.math.formulas.nodes import Node, Number, is_equation, is_expression, last_side, walk
 from covey.environments.math.formulas.relations import same_relation
 from covey.environments.math.formulas.trees import read_tree
 from covey.environments.math.normalize import in_latex
@@ -80,8 +87,15 @@ def equal_at_sight(answer: str, gold: str) -> bool | None:
         return False if lacks_letter(tree, expected) or differ_as_equations(tree, expected) else None
     if not (is_expression(tree) and is_expression(expected)):
         return None
+    if len(_numbers(expected)) > 1 and has_words(expected) and _numbers(tree) != _numbers(expected):
+        return False
     given, wanted = last_side(tree), last_side(expected)
     return False if lacks_letter(given, wanted) or differ(given, wanted) else None
+
+
+def _numbers(node: Node) -> list[Fraction]:
+    """Return all numbers in their order: 3 hours 20 minutes are not 3."""
+    return [part.value for part in walk(node) if isinstance(part, Number)]
 
 
 def _is_same(answer: Node, gold: Node) -> bool:

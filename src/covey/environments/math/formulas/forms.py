@@ -121,8 +121,12 @@ def _gap(node: Node) -> Node | None:
 
 def lacks_letter(answer: Node, gold: Node) -> bool:
     """Check whether the reference has a letter that an answer without words has not."""
-    has_words = any(isinstance(part, Symbol) and part.name.startswith("text:") for part in walk(answer))
-    return not has_words and not _letters(gold) <= _letters(answer)
+    return not has_words(answer) and not _letters(gold) <= _letters(answer)
+
+
+def has_words(node: Node) -> bool:
+    """Check for words or units in text commands."""
+    return any(isinstance(part, Symbol) and part.name.startswith("text:") for part in walk(node))
 
 
 def alike(first: Node, second: Node) -> bool:
