@@ -50,6 +50,7 @@ _BEFORE_FRACTIONS = (
     (re.compile(r"\\[,;:> ]|\\q?quad(?![A-Za-z])|~|\\[()\[\]]"), " "),
     (re.compile(r"\\([$%&#_])"), r"\1"),
     (re.compile(r"\^ ?\{? ?\\circ ?\}?|\\degrees?(?![A-Za-z])"), " degrees "),
+    (re.compile(r"\^ ?\{? ?(st|nd|rd|th)(?![A-Za-z]) ?\}?"), r"\1"),
 )
 _AFTER_FRACTIONS = (
     (re.compile(r"\\(?:times|cdot|ast)(?![A-Za-z])"), "*"),

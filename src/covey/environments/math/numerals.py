@@ -210,7 +210,7 @@ def _is_numeral(written: str) -> bool:
 _PERCENT = re.compile(r" {0,3}(?:%|percent\b|per cent\b|pct\b)", re.IGNORECASE)
 _SCALES = {
     "hundred": Fraction(100), "thousand": Fraction(10**3), "k": Fraction(10**3),
-    "million": Fraction(10**6), "billion": Fraction(10**9), "trillion": Fraction(10**12), "dozen": Fraction(12),
+    "million": Fraction(10**6), "billion": Fraction(10**9), "trillion": Fraction(10**12),
     "tenth": Fraction(1, 10), "hundredth": Fraction(1, 100), "thousandth": Fraction(1, 1000),
 }  # fmt: skip
 _SCALE = re.compile(rf" {{0,3}}({'|'.join(_SCALES)}|(?-i:M))s?\b", re.IGNORECASE)

@@ -129,6 +129,18 @@ def has_words(node: Node) -> bool:
     return any(isinstance(part, Symbol) and part.name.startswith("text:") for part in walk(node))
 
 
+def is_compound(node: Node) -> bool:
+    """Check for several numbers with units between: 3 hours 20 minutes are not 3."""
+    factors = node.factors if isinstance(node, Product) else ()
+    return has_words(node) and sum(isinstance(factor, Number) for factor in factors) > 1
+
+
+def without_units(node: Node) -> Node:
+    """Return a product less its units: the `12\\pi` of an area in square metres."""
+    kept = [factor for factor in node.factors if not has_words(factor)] if isinstance(node, Product) else []
+    return Product(tuple(kept)) if len(kept) > 1 else (kept or [node])[0]
+
+
 def alike(first: Node, second: Node) -> bool:
     """Check whether two formulas have the same value wherever it is looked at."""
     pairs = [(value_at(first, point), value_at(second, point)) for point in range(NUM_POINTS)]
