@@ -248,7 +248,7 @@ def interval_of(node: Node) -> Interval | None:
         case (Symbol(name), high) if name.isalpha():
             return Interval(MINUS_INFINITY, high, (False, LESS[signs[0]]), name)
         case (Call("|" | "\\lvert", (Symbol(name),)), high) if name.isalpha():
-            return Interval(negative(high), high, (LESS[signs[0]],) * 2, name)
+            return Interval(negative(high), high, (LESS[signs[0]], LESS[signs[0]]), name)
         case (low, Symbol(name)) if name.isalpha():
             return Interval(low, INFINITY, (LESS[signs[0]], False), name)
         case (low, Symbol(name), high) if name.isalpha():
