@@ -156,12 +156,12 @@ def train_steps(run: Run, config: Config, record: RunRecorder, first: int, stopp
             if is_due(step, config.evaluation.every, config.num_steps):
                 evaluate_and_log(run, config, record, step=step + 1)
                 finished = snapshot(run, record, step=step + 1)
+            if record.callbacks.want_to_stop():  # before a save: a run killed after it would not know of the stop
+                record.say(f"stopped after step {step + 1}: {record.callbacks.reason}")
+                break
             is_due_by_steps = is_due(step, config.output.save_every, config.num_steps)
             if is_due_by_steps or stages.save_is_overdue(config, record, step + 1):
                 save(run, record, finished, stopper)
-            if record.callbacks.want_to_stop():
-                record.say(f"stopped after step {step + 1}: {record.callbacks.reason}")
-                break
         if record.evaluated_at != finished["step"]:
             evaluate_and_log(run, config, record, step=finished["step"])
         finished = snapshot(run, record, step=finished["step"])

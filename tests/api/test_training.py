@@ -273,6 +273,28 @@ def test_callbacks_hear_of_the_run_add_metrics_and_stop_it(tmp_path: Path) -> No
     assert (tmp_path / "checkpoints" / "step-000002").is_dir()
 
 
+class Killed(covey.Callback):
+    """Ends the process in the evaluation after step 2."""
+
+    def on_evaluation(self, step: int, evaluation: covey.Evaluation) -> None:
+        if step == 2:
+            raise RuntimeError("killed")
+
+
+def test_a_stop_that_was_asked_for_is_not_forgotten_by_a_run_that_was_killed_before_it_came_about(
+    tmp_path: Path,
+) -> None:
+    def enough(step: int, metrics: dict[str, float | None]) -> None:
+        if step == 2:
+            raise covey.StopTraining("enough")
+
+    keywords = NANO | {"num_steps": 4, "evaluation": {"num_prompts": 2}, "output__save_every": 1}
+    with pytest.raises(RuntimeError, match="killed"):
+        covey.train("nano", by_bytes, ROWS, folder=tmp_path, callbacks=[enough, Killed()], **keywords)
+    result = covey.train(rewards=by_bytes, data=ROWS, resume=tmp_path, callbacks=enough)
+    assert [row["step"] for row in result.rows] == [1, 2]
+
+
 # ------------------------------------------------------------------------------------------------ the result
 
 
