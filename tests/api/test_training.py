@@ -205,6 +205,9 @@ def test_a_run_of_objects_resumes_to_the_same_weights_as_one_that_was_never_stop
     whole = covey.train(model_in_memory(), by_bytes, ROWS, folder=tmp_path / "whole", **given)
     begun = covey.train(model_in_memory(), by_bytes, ROWS, folder=tmp_path / "run", callbacks=[half], **given)
     assert (len(begun.rows), begun.status) == (2, "completed")
+    trained = r"the reference of this run was <in memory: Qwen2ForCausalLM> with weights .* would make it <in memory: "
+    with pytest.raises(ValueError, match=trained):
+        covey.train(begun.model, by_bytes, ROWS, tokenizer=TOKENIZER, resume=tmp_path / "run")
     ended = covey.train(model_in_memory(), by_bytes, ROWS, tokenizer=TOKENIZER, resume=tmp_path / "run")
     assert len(ended.rows) == 4
     assert equal(weights_of(ended.model), weights_of(whole.model))

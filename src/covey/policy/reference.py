@@ -47,7 +47,7 @@ def make_reference(policy: Policy, *, refreshed: bool, is_empty: bool = False) -
     `is_empty` they have no storage yet, and get the policy's shards (`sharding.shard_like`).
     """
     if is_adapted(policy.model):
-        own_adapter = refreshed or not _is_base_model(policy.model)
+        own_adapter = refreshed or not is_base_model(policy.model)
         if own_adapter:
             _copy_adapter(policy.model)
         return Reference(policy, REFERENCE_ADAPTER if own_adapter else None)
@@ -95,7 +95,7 @@ def _refresh_source(name: str, adapter: str | None) -> str | None:
     return name.replace(f".{adapter}.", ".default.") if f".{adapter}." in name else None
 
 
-def _is_base_model(model: nn.Module) -> bool:
+def is_base_model(model: nn.Module) -> bool:
     """Tell whether adapters were never trained and so add nothing: the second factor of each is 0."""
     return not any(bool(parameter.any()) for name, parameter in model.named_parameters() if ".lora_B." in name)
 

@@ -26,6 +26,7 @@ from covey.environments.base import Environment, EnvironmentLike, adapt, close_e
 from covey.environments.settings import EnvironmentConfig, EpisodesConfig, MixtureConfig
 from covey.policy import sharding
 from covey.policy.models.loading import choose_device, load_policy
+from covey.policy.models.naming import IN_MEMORY
 from covey.policy.models.reference_model import (
     Vocabulary,
     load_reference_model,
@@ -143,6 +144,7 @@ def _wire(
     compared: nn.Module | None = None,
 ) -> Run:
     """Wire the parts of a run. What is started for the reference and the judge is added to `servings`."""
+    known = _reference_identity(config, policy, compared)
     reference = build_reference(config, policy, servings, compared)
     judged = build_judged(config, environment, policy, servings)
     policy, reference = distributed(policy, reference, config.parallel.strategy, choose_device(config.model.device))
@@ -168,7 +170,6 @@ def _wire(
     tests = held_out_prompts(config, sampler, policy.max_length)
     credit = CreditAssigner(build_credit(config.algorithm), config.algorithm, environment.part_weights)
     packing = Packing(config.packing, config.micro_batch_tokens)
-    known = _reference_identity(config, compared)
     return Run(environment, policy, trainer, source, local, credit, packing, tests, tuple(servings), known)
 
 
@@ -227,12 +228,14 @@ def load_reference(config: Config, vocabulary: Vocabulary, *, on_host: bool = Fa
     return make_reference(load_policy(config.model, seed=seed), refreshed=False)
 
 
-def _reference_identity(config: Config, compared: nn.Module | None) -> str:
+def _reference_identity(config: Config, policy: Policy, compared: nn.Module | None) -> str:
     """Return what tells the reference, one's own or the policy as it begins, from others. "" where its name does."""
     name, revision = config.algorithm.reference_model, config.algorithm.reference_revision
-    if name is None:
+    if name is None and not config.model.name.startswith(IN_MEMORY):
         return beginning(config.model.name, config.seed)
-    return collectives.run_on_rank0(lambda: model_hash(name, revision, compared))
+    given = policy.model if name is None else compared  # the first may have been trained since, in place
+    told = collectives.run_on_rank0(lambda: model_hash(name or "", revision, given))
+    return told if name is not None else f"{config.model.name} with weights {told[:8]}"
 
 
 def build_judged(

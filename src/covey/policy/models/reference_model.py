@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from covey.policy.models.adapters import saved_rank
 from covey.policy.models.loading import load_policy, policy_in_memory
 from covey.policy.policy import Policy
-from covey.policy.reference import Reference
+from covey.policy.reference import Reference, is_base_model
 from covey.policy.settings import ModelConfig
 
 SETTING = "algorithm.reference_model"
@@ -140,8 +140,11 @@ def _of_files(folder: Path) -> Iterator[bytes]:
 
 
 def _of_weights(model: nn.Module) -> Iterator[bytes]:
-    """Yield the name and evenly spaced numbers of each weight of a model."""
+    """Yield the name and evenly spaced numbers of each weight of a model, but of adapters that add nothing yet."""
+    is_base = is_base_model(model)
     for name, weight in model.named_parameters():
+        if is_base and ".lora_" in name:
+            continue
         yield f"{name} {tuple(weight.shape)}\n".encode()
         flat: Tensor = weight.detach().flatten()
         yield flat[:: max(1, flat.numel() // 1024)].to("cpu", torch.float64).numpy().tobytes()
