@@ -154,9 +154,7 @@ def _wire(
     if isinstance(engine, Watchable):
         engine.watched_by(timer.watchdog)
     environment.watched_by(timer.watchdog)
-    environment.read_with(policy.tokenizer)
-    stages = Stages(timer.watchdog, config.timeouts.scoring)
-    sampler = make_sampler(config, engine, environment, policy, stages)
+    sampler = make_sampler(config, engine, environment, policy, Stages(timer.watchdog, config.timeouts.scoring))
     prompts = usable_prompts(config, sampler, policy.max_length, "train")
     check_rendering(config, policy, prompts)
     config = with_steps(config, len(prompts))
@@ -332,22 +330,21 @@ def build_sampler(config: Config, asks: Callable[[], Environment] | None = None)
     """Build what a sampler's process has: the environment, or what `asks` for it, and an engine on its own weights."""
     environment = adapt(build_environment(config)) if asks is None else asks()
     policy = load_policy(config.model, seed=config.seed)
-    environment.read_with(policy.tokenizer)
     engine = OWN_WEIGHTS[config.engine.name](policy, config.engine, config.model.kernels)
-    stages = Stages(scoring_seconds=config.timeouts.scoring)
-    return make_sampler(config, engine, environment, policy, stages)
+    return make_sampler(config, engine, environment, policy, Stages(scoring_seconds=config.timeouts.scoring))
 
 
 def make_sampler(
     config: Config, engine: Engine, environment: Environment, policy: Policy, stages: Stages | None = None
 ) -> Sampler:
-    """Make what rolls prompts out, with the limits of episodes that the settings name."""
+    """Make what rolls prompts out, with the settings' limits of episodes. Calls are read as the policy writes them."""
     longest = min(policy.max_length, config.sampling.max_total_tokens or policy.max_length)
     limits = episode_limits(config.environment, longest)
     parts = config.environment.parts if isinstance(config.environment, MixtureConfig) else {}
     of_parts = {name: episode_limits(part, longest) for name, part in parts.items()}
-    own_stages = stages or Stages()
-    return Sampler(engine, environment, policy.tokenizer, own_stages, policy.mask_id, limits, of_parts)
+    sampler = Sampler(engine, environment, policy.tokenizer, stages or Stages(), policy.mask_id, limits, of_parts)
+    sampler.environment.read_with(policy.tokenizer)
+    return sampler
 
 
 def episode_limits(settings: EnvironmentConfig, longest: int) -> EpisodeLimits:

@@ -8,6 +8,7 @@ import hashlib
 import json
 import random
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TypeGuard
@@ -65,7 +66,7 @@ def ensure(config: Config, environment: Environment, say: Callable[[str], None])
     if not demonstrations:
         name = config.environment.name
         raise ValueError(f"cold_start.enabled=true needs an environment with demonstrations, got environment={name}")
-    folder = Path(config.cold_start.cache_dir) / f"{COLD_START}{_key(config, demonstrations)}"
+    folder = Path(config.cold_start.cache_dir) / f"{COLD_START}{_key(config, environment, demonstrations)}"
     if collectives.run_on_rank0((folder / REPORT).is_file):
         report = json.loads((folder / REPORT).read_text())
         return ColdStart(folder, report["num_steps"], report["accuracy"], cached=True)
@@ -138,17 +139,19 @@ def warm_up(
     groups = [demonstration_group(policy, p, shown, stop, environment.tool_schemas(p)) for p, shown in trained_on]
     order = random.Random(f"{config.seed}/cold-start/order")
     accuracy = 0.0
-    for step in range(settings.num_steps):
-        chosen = order.sample(groups, min(settings.batch_size, len(groups)))
-        metrics = trainer.step(pad_micro_batches(_batch(chosen, config, policy), policy), step)
-        if (step + 1) % settings.check_every and step + 1 < settings.num_steps:
-            continue
-        engine.load_weights([], step + 1)
-        with sharding.unsharded(policy):
-            accuracy = _accuracy(source, prompts, sampling, config.evaluation.correct_above)
-        say(f"cold start {step + 1}/{settings.num_steps}  loss {metrics['loss']:.3f}  greedy accuracy {accuracy:.1%}")
-        if settings.target_accuracy is not None and accuracy >= settings.target_accuracy:
-            return step + 1, accuracy
+    with closing(source):
+        for step in range(settings.num_steps):
+            chosen = order.sample(groups, min(settings.batch_size, len(groups)))
+            metrics = trainer.step(pad_micro_batches(_batch(chosen, config, policy), policy), step)
+            if (step + 1) % settings.check_every and step + 1 < settings.num_steps:
+                continue
+            engine.load_weights([], step + 1)
+            with sharding.unsharded(policy):
+                accuracy = _accuracy(source, prompts, sampling, config.evaluation.correct_above)
+            line = f"cold start {step + 1}/{settings.num_steps}  loss {metrics['loss']:.3f}"
+            say(f"{line}  greedy accuracy {accuracy:.1%}")
+            if settings.target_accuracy is not None and accuracy >= settings.target_accuracy:
+                return step + 1, accuracy
     return settings.num_steps, accuracy
 
 
@@ -262,7 +265,7 @@ def _trainer_settings(config: Config) -> TrainerSettings:
     )
 
 
-def _key(config: Config, demonstrations: Sequence[Demonstration]) -> str:
+def _key(config: Config, environment: Environment, demonstrations: Sequence[Demonstration]) -> str:
     """Return a hash of everything the SFT-initialised policy depends on."""
     # Leave out what does not change the trained weights
     model = asdict(config.warmed_model)
@@ -281,7 +284,7 @@ def _key(config: Config, demonstrations: Sequence[Demonstration]) -> str:
         "cold_start": settings,
         "sampling": (config.sampling.max_tokens, config.sampling.stop),
         "correct_above": config.evaluation.correct_above,
-        "demonstrations": [(p.id, p.text, text) for p, text in demonstrations],
+        "demonstrations": [(p.id, p.text, shown, environment.tool_schemas(p)) for p, shown in demonstrations],
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
