@@ -17,7 +17,11 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen2Config
 
 import covey
+from covey.algorithm.settings import AlgorithmConfig
+from covey.api.request import Arguments
 from covey.api.settings import full_name
+from covey.api.training import resumed
+from covey.config.compose import to_yaml
 from covey.config.schema import Config
 
 from ..support.byte_rewards import by_bytes
@@ -224,6 +228,12 @@ def test_what_a_resume_is_told_wrongly_is_one_line(tmp_path: Path) -> None:
         covey.train(**again, lr=1.0, num_steps=3, resume_changes="num_steps")
     with pytest.raises(ValueError, match=r"000002 does not fit the policy: \[.model.embed.* are of another size$"):
         covey.train(**again, num_steps=3, model__nano_hidden_size=32, resume_changes=["num_steps", "model"])
+
+
+def test_a_run_of_samplers_that_was_begun_without_a_correction_is_resumed_without_one(tmp_path: Path) -> None:
+    begun = Config(source="ray", max_staleness=1, algorithm=AlgorithmConfig(loss="sapo"))
+    (tmp_path / "config.yaml").write_text(to_yaml(begun))
+    assert resumed(Arguments(), tmp_path, None).config.algorithm.correction == "none"
 
 
 def test_the_command_says_that_it_cannot_resume_objects_and_what_can(tmp_path: Path) -> None:

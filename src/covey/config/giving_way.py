@@ -76,7 +76,8 @@ def give_way(config: Config, typed: Collection[str], look: Callable[[], Machine]
     # Drop options of functions that were replaced
     _drop_options(change)
     _drop_narrow_clip(change)
-    _correct_for_the_sampler(change)
+    if config.resume is None:  # else it was begun so
+        _correct_for_the_sampler(change)
     return list(change.notices.values())
 
 
