@@ -31,6 +31,7 @@ from covey.run.given import NOTHING, Given
 from covey.run.preflight.preflight import before_training
 from covey.run.records.record import RunRecorder
 from covey.run.records.step_metrics import Stepped
+from covey.run.saved_settings import check_changes
 from covey.run.stages import evaluate_and_log, report_interruption, save
 from covey.system import accelerate_launch, collectives, ranks
 from covey.system.callable_module import make_callable
@@ -52,9 +53,10 @@ def train(
     The folder is what `covey train` leaves, so that `covey train resume=` continues it too. Under torchrun and the
     like every process calls this, and they train together. It may be called from a notebook, whose event loop it leaves
     alone, and from any thread; signals stop it unless that thread is not the main one. Raises ValueError where the
-    folder holds a run already and config.resume is None (without `exact`, the next free name is taken), and what
-    `run_train` raises. `given` are objects in the place of what settings name. Where vLLM or older weights sample and
-    the config has no correction for it, it gets the one of the command line, unless it is `as_typed`.
+    folder holds a run already and config.resume is None (without `exact`, the next free name is taken), where a setting
+    differs from the resumed run's and config.resume_changes does not name it, and what `run_train` raises. `given` are
+    objects in the place of what settings name. Where vLLM or older weights sample and the config has no correction for
+    it, it gets the one of the command line, unless it is `as_typed`; whoever typed it has then refused such a change.
     """
     if not as_typed:
         config, changed = corrected(config)
@@ -62,6 +64,8 @@ def train(
             LOGGER.warning(line)
     # Refuse what cannot run, before anything is written.
     validate(config)
+    if config.resume is not None and not as_typed:
+        check_changes(config, Path(output_dir))
     for warning in check_early(config, loads_model=given.model is None, loads_reference=given.reference is None):
         LOGGER.warning(warning)
     ranks.check_ranks()

@@ -116,7 +116,8 @@ def test_a_run_with_samplers_whose_cluster_is_lost_saves_its_last_step_also_out_
     # It goes on from there
     ray.alive = True
     monkeypatch.setattr(Trainer, "step", step)
-    train(small_config(**settings | {"num_steps": done + 2}, resume=str(tmp_path / "run")), tmp_path / "run")
+    more = {"num_steps": done + 2, "resume": str(tmp_path / "run"), "resume_changes": ["num_steps"]}
+    train(small_config(**settings | more), tmp_path / "run")
     assert [row["step"] for row in rows(tmp_path / "run" / "metrics.jsonl", "train")] == list(range(1, done + 3))
 
 

@@ -76,7 +76,7 @@ def test_interrupting_a_cell_saves_the_last_finished_step(
     assert saved is not None
     step = int(saved.name[-6:])
     assert 3 <= step < 50
-    config.resume, config.num_steps = str(tmp_path / "run"), step + 1
+    config.resume, config.num_steps, config.resume_changes = str(tmp_path / "run"), step + 1, ["num_steps"]
     in_a_cell(lambda: train(config, tmp_path / "run"))
     assert [row["step"] for row in rows(tmp_path / "run" / "metrics.jsonl", "train")] == list(range(1, step + 2))
 

@@ -56,7 +56,9 @@ def test_every_rollout_is_of_the_version_it_trains_also_after_a_resume(
     use(monkeypatch, scripted_for(kind))
     chosen = POLICIES[kind]
     train(settings(output__save_every=2, evaluation__every=2, **chosen), tmp_path)
-    train(settings(num_steps=9, updates_per_batch=2, resume=str(tmp_path), **chosen), tmp_path)
+    changes = {"num_steps": 9, "updates_per_batch": 2, "evaluation__every": 2, "output__save_every": 2}
+    named = ["num_steps", "updates_per_batch"]
+    train(settings(resume=str(tmp_path), resume_changes=named, **changes, **chosen), tmp_path)
     assert versions(tmp_path) == [{step} for step in range(9)]
     assert metric(tmp_path, "staleness_max") == [0.0] * 9
     assert metric(tmp_path, "dropped/stale_groups") == [0.0] * 9

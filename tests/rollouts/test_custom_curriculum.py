@@ -132,7 +132,8 @@ def test_it_decides_what_is_trained_and_a_resumed_run_is_the_same(
     settings = {"curriculum__name": "my_order:Hardest", "num_steps": 4, "output__save_every": 2}
     train(small_config(**settings), folder / "whole")
     train(small_config(**settings | {"num_steps": 2}), folder / "resumed")
-    train(small_config(**settings, resume=str(folder / "resumed")), folder / "resumed")
+    again = {"resume": str(folder / "resumed"), "resume_changes": ["num_steps"]}
+    train(small_config(**settings | again), folder / "resumed")
     whole, resumed = (timeless(rows(folder / name / "metrics.jsonl", "train")) for name in ("whole", "resumed"))
     assert whole == resumed
     assert [row["curriculum/told"] for row in whole] == [2.0, 4.0, 6.0, 8.0]

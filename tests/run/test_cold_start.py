@@ -291,7 +291,7 @@ def test_a_resumed_run_keeps_the_cold_start_it_began_with_whatever_its_settings_
     settings |= {"optimizer__lr": 1e-12, "cold_start__num_steps": 2}
     train(config_for(tmp_path, num_steps=1, **settings), tmp_path / "run")
     (made,) = folders(tmp_path)
-    more = settings | {"resume": str(tmp_path / "run"), "sampling__max_tokens": 5}
+    more = settings | {"resume": "run", "resume_changes": ["num_steps", "sampling"], "sampling__max_tokens": 5}
     train(config_for(tmp_path, num_steps=2, **more), tmp_path / "run")
     assert folders(tmp_path) == [made]
     assert abs(rows(tmp_path / "run" / "metrics.jsonl", "train")[1]["kl"]) < 1e-9

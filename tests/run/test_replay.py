@@ -229,7 +229,8 @@ def test_a_resumed_run_trains_every_group_that_was_in_the_buffer(tmp_path: Path)
 
 def test_groups_of_samplers_are_refused_in_a_run_without_them_by_what_takes_them_up(tmp_path: Path) -> None:
     run = trained(tmp_path / "run", config(num_steps=2))
-    alone = config(num_steps=4, source="local", max_staleness=0, devices__sampler=1, resume="run")
+    named = ["num_steps", "source", "max_staleness", "devices", "algorithm"]
+    alone = config(num_steps=4, source="local", max_staleness=0, devices__sampler=1, resume="run", resume_changes=named)
     line = r"^the checkpoint holds groups that samplers had under way: resume with source=ray and devices.sampler >= 1$"
     with pytest.raises(ValueError, match=line):
         train(alone, run)

@@ -7,8 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from omegaconf import DictConfig, OmegaConf
-
 from covey.api.answers import attention_of
 from covey.api.objects import Reward
 from covey.api.request import Arguments, Request, make_request
@@ -23,7 +21,7 @@ from covey.run.checkpoints.checkpoint import newest_valid
 from covey.run.records.callbacks import Callback
 from covey.run.records.notebook import is_notebook
 from covey.run.records.record import RunRecorder
-from covey.run.saved_settings import find_run, refuse_changes, settings_of
+from covey.run.saved_settings import as_saved, find_run, refuse_changes, settings_of
 from covey.system import machine
 from covey.system.waits.signals import EXIT_STATUS, StopRequested
 from covey.train import train as run_loop
@@ -160,9 +158,7 @@ def resumed(asked: Arguments, folder: Path, base: Config | None) -> Request:
     saved = settings_of(run, [f"resume_changes=[{','.join(changes)}]"] if changes else [])
     # Lay the changes over them, and refuse those not named
     request = make_request(replace(asked, settings=settings), compose.to_unchecked(saved))
-    wanted = OmegaConf.create(compose.to_yaml(request.config))
-    assert isinstance(wanted, DictConfig)
-    refuse_changes(run, saved, wanted, changes)
+    refuse_changes(run, saved, as_saved(request.config), changes)
     return request
 
 

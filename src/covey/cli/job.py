@@ -14,7 +14,6 @@ from covey.cli import help as usage
 from covey.config import compose as settings
 from covey.config.budget import BUDGETS, counted
 from covey.config.checks import format_value, read
-from covey.config.compose import to_yaml
 from covey.config.early import check_early
 from covey.config.engine_choice import this_machine
 from covey.config.giving_way import give_way, overruled
@@ -286,8 +285,7 @@ def first_line(config: Config, typed: Sequence[str], below: Path | None) -> str:
 
 def diff_settings(run: Path, config: Config, typed: Sequence[str]) -> list[str]:
     """List what differs from the run that saved the policy, the task first unless it was typed by name."""
-    then, now = saved_settings.saved_settings(run), OmegaConf.create(to_yaml(config))
-    assert isinstance(now, DictConfig)
+    then, now = saved_settings.saved_settings(run), saved_settings.as_saved(config)
     others = saved_settings.diff_settings(run, config, typed)
     if then.environment.name != now.environment.name:
         return [f"environment={now.environment.name} (run: {then.environment.name})", *others]

@@ -99,14 +99,27 @@ def refuse_changes(folder: Path, saved: DictConfig, wanted: DictConfig, changes:
         raise ValueError(f"resume_changes names no setting: {', '.join(unknown)}")
     # How long the run is is one thing, whatever it is counted in
     named = {*changes, *(BUDGETS if set(changes) & set(BUDGETS) else ())}
+    named |= {"num_steps"} if any(wanted[name] is not None for name in BUDGETS[1:]) else set()  # it follows
     for key, (then, now) in differences(saved, wanted).items():
         if key.startswith("cold_start.") and key != "cold_start.cache_dir":
             raise ValueError(f"{key}={now} cannot change a run, which began with {key}={then}")
-        if not any(key == c or key.startswith(f"{c}.") for c in named):
+        if not is_named(key, named):
             raise ValueError(
                 f"{key}={now} differs from {key}={then} of {folder}; "
                 f"pass resume_changes=[{key}] to resume anyway (the run will not be bit-for-bit reproducible)"
             )
+
+
+def is_named(key: str, changes: Collection[str]) -> bool:
+    """Tell whether a setting or its section is among `changes`."""
+    return any(key == change or key.startswith(f"{change}.") for change in changes)
+
+
+def check_changes(config: Config, folder: Path) -> None:
+    """Refuse the settings of a program with which the run in `folder` was not begun, as `refuse_changes` does."""
+    if (folder / CONFIG).is_file():
+        saved = with_own_caches(saved_settings(folder), folder, trusted=config.trust_run)
+        refuse_changes(folder, saved, as_saved(config), config.resume_changes)
 
 
 def settings_to_measure(folder: Path, policy: str) -> DictConfig:
@@ -144,8 +157,7 @@ def apply_overrides(source: Path, base: DictConfig, composed: DictConfig, typed:
 
 def diff_settings(folder: Path, config: Config, typed: Sequence[str]) -> list[str]:
     """Return what a saved policy is measured with that its run had otherwise and nobody typed: model and sampling."""
-    saved, wanted = saved_settings(folder), OmegaConf.create(settings.to_yaml(config))
-    assert isinstance(wanted, DictConfig)
+    saved, wanted = saved_settings(folder), as_saved(config)
     meant = {*(f"model.{name}" for name in ORIGIN), *(word.lstrip("+").partition("=")[0] for word in typed)}
     names = [key for key in leaves(saved) if key.startswith(("model.", "sampling.")) and key not in meant]
     pairs = {key: (read(saved, key), read(wanted, key)) for key in names}
@@ -159,6 +171,13 @@ def saved_settings(folder: Path) -> DictConfig:
         for key, change in line["changes"].items():
             OmegaConf.update(saved, current_name(key), change["to"], merge=False)
     return saved
+
+
+def as_saved(config: Config) -> DictConfig:
+    """Return settings as a run keeps them, secrets masked."""
+    found = OmegaConf.create(settings.to_yaml(config))
+    assert isinstance(found, DictConfig)
+    return found
 
 
 def saved_in(file: Path) -> DictConfig:

@@ -224,7 +224,8 @@ def test_a_stopped_run_with_a_judge_and_stages_goes_on_to_the_same_bits(tmp_path
     changes: dict[str, Any] = {"evaluation__correct_above": 0.5, "output__save_every": 2, **curriculum}
     whole = trained(tmp_path / "whole", infill_config(cache, stages, num_steps=4, **changes))
     trained(tmp_path / "halves", infill_config(cache, stages, num_steps=2, **changes))
-    again = infill_config(cache, stages, num_steps=4, resume=str(tmp_path / "halves"), **changes)
+    changes |= {"resume": str(tmp_path / "halves"), "resume_changes": ["num_steps"]}
+    again = infill_config(cache, stages, num_steps=4, **changes)
     assert timeless(trained(tmp_path / "halves", again)) == timeless(whole)
     assert equal(weights(tmp_path / "halves"), weights(tmp_path / "whole"))
     assert whole[-1]["completion_length_mean"] > 3 * whole[0]["completion_length_mean"]

@@ -112,7 +112,8 @@ def test_a_reference_that_was_refreshed_is_not_forgotten_by_settings_that_refres
     use(monkeypatch, scripted())
     settings = COMPARED | {"num_steps": 1, "model__lora_rank": lora_rank}
     train(small_config(**settings, algorithm__reference_refresh_every=1), tmp_path)
-    more = {"resume": str(tmp_path), "num_steps": 2}
+    named = ["num_steps", "algorithm.reference_refresh_every"]
+    more = {"resume": str(tmp_path), "num_steps": 2, "resume_changes": named}
     with pytest.raises(
         ValueError, match=r"reference_refresh_every=null would forget it: set it to more than num_steps"
     ):
@@ -131,7 +132,8 @@ def test_another_seed_does_not_change_what_a_policy_built_from_nothing_began_wit
     use(monkeypatch, scripted())
     settings = COMPARED | {"num_steps": 1, "model__lora_rank": lora_rank, "optimizer__lr": 1e-12}
     train(small_config(**settings), tmp_path)
-    other = small_config(**settings | {"num_steps": 2}, seed=5, resume=str(tmp_path), resume_changes=["seed"])
+    more = {"num_steps": 2, "seed": 5, "resume": str(tmp_path), "resume_changes": ["num_steps", "seed"]}
+    other = small_config(**settings | more)
     if lora_rank:
         train(other, tmp_path)
         assert abs(rows(tmp_path / "metrics.jsonl", "train")[1]["kl"]) < 1e-9

@@ -233,7 +233,8 @@ def test_a_run_that_was_resumed_samples_what_it_would_have_sampled(
     with seeded(5):
         written(tmp_path / "halves", num_steps=3, **chosen)
     with seeded(6):
-        resumed = written(tmp_path / "halves", resume=str(tmp_path / "halves"), **chosen)
+        again = {"resume": str(tmp_path / "halves"), "resume_changes": ["num_steps"]}
+        resumed = written(tmp_path / "halves", **again, **chosen)
     assert resumed == whole
     assert len(whole) == 48
 

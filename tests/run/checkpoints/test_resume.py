@@ -3,9 +3,11 @@
 import json
 import os
 import re
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,7 +25,7 @@ from covey.run.records.step_metrics import Stepped
 from covey.run.saved_settings import find_run, settings_of, settings_to_measure
 from covey.train import train
 
-from ...support.small import logging_as_it_was, rewrite, rows, small_config, words
+from ...support.small import logging_as_it_was, rewrite, rows, scripted, small_config, use, words
 
 
 @pytest.fixture(autouse=True)
@@ -291,6 +293,49 @@ def test_a_folder_takes_one_run_and_the_command_goes_on_with_it() -> None:
     assert "torch" in json.loads((folder / "versions.json").read_text())
     assert main(["train", "resume=outputs/twice", "num_steps=3", "resume_changes=[num_steps]"]) == 0
     assert [row["step"] for row in rows(folder / "metrics.jsonl", "train")] == [1, 2, 3]
+
+
+def finished(name: str, **changes: Any) -> Path:
+    """A run of two steps and two checkpoints, without an evaluation to speak of."""
+    settings = {"output__save_every": 1, "preflight__enabled": False, "evaluation__num_prompts": 1, **changes}
+    train(small_config(**settings), name)
+    return Path(name)
+
+
+def goes_on(folder: Path, **changes: Any) -> list[int]:
+    """The steps of the run, once it was resumed."""
+    finished(str(folder), resume=str(folder), **changes)
+    return [row["step"] for row in rows(folder / "metrics.jsonl", "train")]
+
+
+def test_a_program_changes_only_the_settings_that_it_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, scripted())
+    folder = finished("run", num_epochs=0.5)  # of six prompts two steps
+    shutil.rmtree(folder / "checkpoints" / "step-000002")
+    refused = r"^optimizer\.lr=0\.5 differs from optimizer\.lr=0\.01 of run; pass resume_changes=\[optimizer\.lr\] to"
+    with pytest.raises(ValueError, match=refused):
+        goes_on(folder, num_epochs=0.5, optimizer__lr=0.5)
+    assert goes_on(folder, num_epochs=0.5) == [1, 2]
+    named = ["num_epochs", "optimizer"]
+    assert goes_on(folder, num_epochs=1.0, optimizer__lr=0.5, resume_changes=named) == [1, 2, 3]
+    assert list(rows(folder / "changes.jsonl")[0]["changes"]) == ["num_steps", "num_epochs", "optimizer.lr"]
+
+
+def test_a_checkpoint_of_another_run_is_refused_by_what_tells_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, scripted())
+    own, other = finished("own"), finished("other", seed=1)
+    for folder in (own, other):
+        assert goes_on(folder, seed=int(folder == other), num_steps=3, resume_changes=["num_steps"]) == [1, 2, 3]
+    shutil.rmtree(own / "checkpoints" / "step-000003")
+    shutil.copytree(other / "checkpoints" / "step-000003", own / "checkpoints" / "step-000003")
+    more = {"num_steps": 4, "resume_changes": ["num_steps"]}
+    refused = r"^own/checkpoints/step-000003 was saved with seed=1 and is of another run: this one began with seed=0; "
+    with pytest.raises(ValueError, match=refused):
+        goes_on(own, **more)
+    assert goes_on(own, **more | {"resume_changes": ["num_steps", "seed"]}) == [1, 2, 3, 4]
+    # A copy of the whole run is the run
+    shutil.copytree(other, "copy")
+    assert goes_on(Path("copy"), seed=1, **more) == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize(

@@ -11,16 +11,16 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
-from omegaconf import DictConfig, OmegaConf
 
 from covey.config import compose as settings
+from covey.config.names import current_name
 from covey.config.schema import Config
 from covey.run import trust
-from covey.run.checkpoints.checkpoint import complete_checkpoints, newest_valid, read_manifest
+from covey.run.checkpoints.checkpoint import SETTINGS, complete_checkpoints, newest_valid, read_manifest
 from covey.run.checkpoints.manifest import step_of
 from covey.run.folder import CHANGES, CONFIG, LOCK, ROWS, changes_of, create_run_folder, write_versions
 from covey.run.records.summary import versions
-from covey.run.saved_settings import differences, saved_settings
+from covey.run.saved_settings import as_saved, differences, is_named, saved_in, saved_settings
 from covey.system import collectives
 from covey.system.disk import atomic_file, catch_write_errors, put_back
 from covey.system.text.masking import secrets_in
@@ -47,6 +47,23 @@ def check_same_prompts(config: Config, folder: Path, checkpoint: Path, prompts: 
             f"pass resume_changes=[{key}] to resume anyway (the run will not be bit-for-bit reproducible)"
         )
     LOGGER.info("the prompts of %s=%s are others from here on", key, chosen)
+
+
+def check_same_run(config: Config, folder: Path, checkpoint: Path) -> None:
+    """Refuse (ValueError) a checkpoint that was saved with a setting which the run in `folder` never had.
+
+    Somebody has copied it from another run, unless resume_changes names the setting.
+    """
+    if not ((folder / CONFIG).is_file() and (checkpoint / SETTINGS).is_file()):  # earlier versions wrote none
+        return
+    lines = [line["changes"] for line in changes_of(folder)]
+    had = [(current_name(key), change["to"]) for changes in lines for key, change in changes.items()]
+    for key, (begun, saved) in differences(saved_in(folder / CONFIG), saved_in(checkpoint / SETTINGS)).items():
+        if (key, saved) not in had and not is_named(key, config.resume_changes):
+            raise ValueError(
+                f"{checkpoint} was saved with {key}={saved} and is of another run: this one began with {key}={begun}; "
+                f"remove it, or pass resume_changes=[{key}] to go on from it"
+            )
 
 
 def check_same_reference(config: Config, checkpoint: Path, reference: str) -> None:
@@ -83,9 +100,8 @@ def log_setting_changes(config: Config, folder: Path, checkpoint: Path, prompts:
     if not (folder / CONFIG).is_file():  # `train` was called by a program, which has the settings
         return
     # Find what differs
-    saved, wanted = saved_settings(folder), OmegaConf.create(settings.to_yaml(config))
-    assert isinstance(wanted, DictConfig)
-    changes = {key: {"from": then, "to": now} for key, (then, now) in differences(saved, wanted).items()}
+    found = differences(saved_settings(folder), as_saved(config))
+    changes = {key: {"from": then, "to": now} for key, (then, now) in found.items()}
     is_other = _last_prompts(folder, checkpoint) not in (None, prompts)
     if not changes and not is_other:
         return
@@ -180,6 +196,7 @@ def resume_point(config: Config, folder: Path) -> Path | None:
             f"{folder} has no checkpoint to resume from: it saves one {when} (output.save_every); remove it and start "
             "again"
         )
+    check_same_run(config, folder, checkpoint)
     # Refuse to resume a finished run; passes over the prompts are counted once these are there
     if config.num_epochs is None:
         check_unfinished(config, folder, checkpoint)
