@@ -12,9 +12,8 @@ from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 
 from covey.engine.native.engine import NativeEngine
 from covey.policy.attention.base import DENSE
-from covey.policy.kernels import layers
 from covey.policy.kernels.compiler import compiler_version, library
-from covey.policy.kernels.layers import COMPILED, CompiledLlamaMLP, CompiledLlamaRMSNorm, choose_kernels, use_compiled
+from covey.policy.kernels.layers import COMPILED, CompiledAttention, choose_kernels, use_compiled
 from covey.policy.kernels.support import unsupported_reason
 from covey.policy.models.loading import load_policy
 from covey.policy.policy import Policy
@@ -89,7 +88,7 @@ def test_only_classes_that_are_known_exactly_are_taken() -> None:
     other.hidden_act = "gelu"
     modules = nn.ModuleList([OwnNorm(8), LlamaRMSNorm(8), nn.RMSNorm(8), LlamaMLP(config), LlamaMLP(other)])
     use_compiled(modules)
-    taken = [OwnNorm, CompiledLlamaRMSNorm, nn.RMSNorm, CompiledLlamaMLP, LlamaMLP]
+    taken = [OwnNorm, COMPILED[LlamaRMSNorm], nn.RMSNorm, COMPILED[LlamaMLP], LlamaMLP]
     assert [type(module) for module in modules] == taken
 
 
@@ -116,7 +115,7 @@ def test_attention_of_another_implementation_is_that_of_transformers() -> None:
     mine = copy.deepcopy(plain)
     use_compiled(mine)
     for layer in mine.modules():
-        if type(layer) is not layers.CompiledQwen3Attention and type(layer) in COMPILED.values():
+        if type(layer) in COMPILED.values() and not isinstance(layer, CompiledAttention):
             layer.__class__ = {own: theirs for theirs, own in COMPILED.items()}[type(layer)]
     assert torch.equal(mine(input_ids=IDS).logits, plain(input_ids=IDS).logits)
 

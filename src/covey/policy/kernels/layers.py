@@ -23,7 +23,7 @@ from covey.policy.kernels.linear import OneDnnLinear
 from covey.policy.kernels.support import unsupported_reason
 
 
-class _CompiledNorm(nn.Module):
+class CompiledNorm(nn.Module):
     weight: nn.Parameter
     variance_epsilon: float
 
@@ -40,23 +40,7 @@ class _CompiledNorm(nn.Module):
         return rms_norm(hidden_states, self.weight, self.variance_epsilon)
 
 
-class CompiledLlamaRMSNorm(_CompiledNorm, LlamaRMSNorm):
-    """Llama's norm through C."""
-
-
-class CompiledMistralRMSNorm(_CompiledNorm, MistralRMSNorm):
-    """Mistral's norm through C."""
-
-
-class CompiledQwen2RMSNorm(_CompiledNorm, Qwen2RMSNorm):
-    """Qwen2's norm through C."""
-
-
-class CompiledQwen3RMSNorm(_CompiledNorm, Qwen3RMSNorm):
-    """Qwen3's norms through C, those of queries and keys among them."""
-
-
-class _CompiledMLP(nn.Module):
+class CompiledMLP(nn.Module):
     gate_proj: nn.Linear
     up_proj: nn.Linear
     down_proj: nn.Linear
@@ -80,23 +64,7 @@ class _CompiledMLP(nn.Module):
         return gated(gate, up)
 
 
-class CompiledLlamaMLP(_CompiledMLP, LlamaMLP):
-    """Llama's feed-forward part, its gate through C."""
-
-
-class CompiledMistralMLP(_CompiledMLP, MistralMLP):
-    """Mistral's feed-forward part, its gate through C."""
-
-
-class CompiledQwen2MLP(_CompiledMLP, Qwen2MLP):
-    """Qwen2's feed-forward part, its gate through C."""
-
-
-class CompiledQwen3MLP(_CompiledMLP, Qwen3MLP):
-    """Qwen3's feed-forward part, its gate through C."""
-
-
-class _CompiledAttention(nn.Module):
+class CompiledAttention(nn.Module):
     config: Any
     head_dim: int
     scaling: float
@@ -104,6 +72,9 @@ class _CompiledAttention(nn.Module):
     k_proj: nn.Linear
     v_proj: nn.Linear
     o_proj: nn.Linear
+    q_norm: nn.Module
+    k_norm: nn.Module
+    """Qwen3's; the others have none."""
 
     def forward(self, hidden_states: Tensor, *given: Any, position_embeddings: Any = None, **keywords: Any) -> Any:
         """(B, T, C) to (B, T, C), as transformers call it. No weights of the attention beside it."""
@@ -132,39 +103,14 @@ class _CompiledAttention(nn.Module):
         return heads_BTHD
 
     def _normed(self, query_BTHD: Tensor, key_BTHD: Tensor) -> tuple[Tensor, Tensor]:
-        return query_BTHD, key_BTHD
+        return (self.q_norm(query_BTHD), self.k_norm(key_BTHD)) if hasattr(self, "q_norm") else (query_BTHD, key_BTHD)
 
     def _window(self) -> int | None:
-        return None
-
-
-class CompiledLlamaAttention(_CompiledAttention, LlamaAttention):
-    """Llama's attention, rotary positions through C."""
-
-
-class CompiledMistralAttention(_CompiledAttention, MistralAttention):
-    """Mistral's attention, rotary positions through C."""
-
-    def _window(self) -> int | None:
-        window: int | None = self.config.sliding_window
+        """Return that of the layer, in Mistral's that of the model; Llama's has none, whatever its config says."""
+        window: int | None = getattr(
+            self.config if isinstance(self, MistralAttention) else self, "sliding_window", None
+        )
         return window
-
-
-class CompiledQwen2Attention(_CompiledAttention, Qwen2Attention):
-    """Qwen2's attention, rotary positions through C."""
-
-    def _window(self) -> int | None:
-        return self.sliding_window
-
-
-class CompiledQwen3Attention(_CompiledAttention, Qwen3Attention):
-    """Qwen3's attention, rotary positions through C. Its norms are modules of their own."""
-
-    def _normed(self, query_BTHD: Tensor, key_BTHD: Tensor) -> tuple[Tensor, Tensor]:
-        return self.q_norm(query_BTHD), self.k_norm(key_BTHD)
-
-    def _window(self) -> int | None:
-        return self.sliding_window
 
 
 def choose_kernels(model: PreTrainedModel, kernels: str, precision: torch.dtype, device: torch.device) -> None:
@@ -204,18 +150,11 @@ def _is_plain(*tensors: Tensor) -> bool:
 
 GATED = (LlamaMLP, MistralMLP, Qwen2MLP, Qwen3MLP)
 """Taken only where the gate is a silu."""
-
+PARTS: dict[type[nn.Module], tuple[type[nn.Module], ...]] = {
+    CompiledNorm: (LlamaRMSNorm, MistralRMSNorm, Qwen2RMSNorm, Qwen3RMSNorm),
+    CompiledMLP: GATED,
+    CompiledAttention: (LlamaAttention, MistralAttention, Qwen2Attention, Qwen3Attention),
+}
 COMPILED: dict[type[nn.Module], type[nn.Module]] = {
-    LlamaRMSNorm: CompiledLlamaRMSNorm,
-    MistralRMSNorm: CompiledMistralRMSNorm,
-    Qwen2RMSNorm: CompiledQwen2RMSNorm,
-    Qwen3RMSNorm: CompiledQwen3RMSNorm,
-    LlamaMLP: CompiledLlamaMLP,
-    MistralMLP: CompiledMistralMLP,
-    Qwen2MLP: CompiledQwen2MLP,
-    Qwen3MLP: CompiledQwen3MLP,
-    LlamaAttention: CompiledLlamaAttention,
-    MistralAttention: CompiledMistralAttention,
-    Qwen2Attention: CompiledQwen2Attention,
-    Qwen3Attention: CompiledQwen3Attention,
+    kind: type(f"Compiled{kind.__name__}", (part, kind), {}) for part, kinds in PARTS.items() for kind in kinds
 }

@@ -9,18 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from covey.policy.kernels.layers import (
-    COMPILED,
-    GATED,
-    CompiledLlamaRMSNorm,
-    CompiledMistralRMSNorm,
-    CompiledQwen2RMSNorm,
-    CompiledQwen3RMSNorm,
-    compiled_class,
-)
+from covey.policy.kernels.layers import COMPILED, CompiledAttention, CompiledMLP, CompiledNorm, compiled_class
 from covey.policy.settings import chooses_liger
-
-NORMS = (CompiledLlamaRMSNorm, CompiledMistralRMSNorm, CompiledQwen2RMSNorm, CompiledQwen3RMSNorm)
 
 
 class _OnGpu:
@@ -64,12 +54,11 @@ class _Attention(_OnGpu):
         return query_BHTD.transpose(1, 2), key_BHTD.transpose(1, 2)
 
 
-def _liger_class(kind: type[nn.Module], compiled: type[nn.Module]) -> type[nn.Module]:
-    part: Any = _Norm if compiled in NORMS else _Mlp if kind in GATED else _Attention
-    return type(f"Liger{kind.__name__}", (part, compiled), {})
-
-
-LIGER = {compiled: _liger_class(kind, compiled) for kind, compiled in COMPILED.items()}
+PARTS: dict[type[nn.Module], type[Any]] = {CompiledNorm: _Norm, CompiledMLP: _Mlp, CompiledAttention: _Attention}
+LIGER = {
+    compiled: type(f"Liger{kind.__name__}", (PARTS[compiled.__bases__[0]], compiled), {})
+    for kind, compiled in COMPILED.items()
+}
 
 
 def is_wanted(kernels: str, precision: torch.dtype, device: torch.device) -> bool:

@@ -46,7 +46,6 @@ def unsupported_reason(
     support = SUPPORT[kernel]
     if not is_plain:
         return "it knows neither attention sinks nor soft caps"
-    # Check types, devices and widths of heads
     for dtype, device in sorted({(_name(dtype), device) for dtype, device in tensors}):
         if dtype not in map(_name, support.dtypes) or device != "cpu":
             return f"it computes {' and '.join(map(_name, support.dtypes))} on a CPU, got {dtype} on {device}"
@@ -54,7 +53,6 @@ def unsupported_reason(
         if key != value or key > MAX_WIDTH or key % LANES:
             found = str(key) if key == value else f"keys of {key} with values of {value}"
             return f"heads must be {LANES}, {2 * LANES}, ... {MAX_WIDTH} wide, got {found}"
-    # Compile it
     try:
         for source in support.sources:
             library(source)
