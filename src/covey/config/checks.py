@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields
 from importlib.util import find_spec
-from typing import Any, get_type_hints
+from typing import Any
 
 import yaml
 from omegaconf.errors import OmegaConfBaseException
@@ -169,19 +169,10 @@ def check_bounds(config: Config) -> None:
 
 def check_texts(config: Config) -> None:
     """Refuse texts that are empty where the default is null: `data.path=` would be one more way to say nothing."""
-    for name, value in _texts(config, ""):
-        if value is not None and not value.strip() and not name.endswith(MAY_BE_EMPTY):
-            raise ValueError(f"{name} is empty; null leaves it out")
-
-
-def _texts(section: Section, prefix: str) -> Iterator[tuple[str, str | None]]:
-    """Yield the settings that hold a text or null."""
-    kinds = get_type_hints(type(section))
-    for name, value in vars(section).items():
-        if isinstance(value, Section):
-            yield from _texts(value, f"{prefix}{name}.")
-        elif kinds[name] == str | None:
-            yield f"{prefix}{name}", value
+    for found in walk(config):
+        is_blank = isinstance(found.value, str) and not found.value.strip()
+        if is_blank and found.default is None and not found.name.endswith(MAY_BE_EMPTY):
+            raise ValueError(f"{found.name} is empty; null leaves it out")
 
 
 def numbers(value: Any, name: str) -> Iterator[tuple[str, int | float]]:

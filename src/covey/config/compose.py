@@ -68,13 +68,9 @@ def _register(cache_dir: str) -> None:
     """Register once for each folder of caches, the one default that the process may change."""
     store = ConfigStore.instance()
     # The root, whose environment is chosen later
-    root = OmegaConf.structured(Config)
+    root = _settings()
     root.environment = MISSING
-    _open_options(root.algorithm)
-    OmegaConf.set_struct(root.model.chat_template_kwargs, False)
-    OmegaConf.set_struct(root.curriculum.options, False)
     store.store(name="schema_config", node=root)
-    # The group of algorithms
     algorithm = OmegaConf.structured(AlgorithmConfig)
     _open_options(algorithm)
     store.store(group="algorithm", name="schema_algorithm", node=algorithm)
@@ -98,6 +94,15 @@ class _Environment(ConfigNode):
     @cached_property
     def node(self) -> DictConfig:  # type: ignore[override]
         return _opened(self._schema)
+
+
+def _settings() -> DictConfig:
+    """Make the schema of all settings, with the options of functions open."""
+    node: DictConfig = OmegaConf.structured(Config)
+    _open_options(node.algorithm)
+    OmegaConf.set_struct(node.model.chat_template_kwargs, False)
+    OmegaConf.set_struct(node.curriculum.options, False)
+    return node
 
 
 def _open_options(algorithm: DictConfig) -> None:
@@ -169,11 +174,7 @@ def _shelved(group: str) -> dict[str, str]:
 def load(path: Path) -> DictConfig:
     """Return the settings in a saved config.yaml, typed by the schema. ValueError where it does not fit it."""
     saved = read_yaml(path)
-    # Make the schema, with the options of functions open
-    node = OmegaConf.structured(Config)
-    _open_options(node.algorithm)
-    OmegaConf.set_struct(node.model.chat_template_kwargs, False)
-    OmegaConf.set_struct(node.curriculum.options, False)
+    node = _settings()
     # Take the environment's own schema, then the saved values
     name = saved.environment.get("name")
     try:
@@ -250,10 +251,8 @@ def _check_keys(node: DictConfig, prefix: str) -> None:
     # A plain DictConfig says nothing of its schema; the type does
     schema: Any = OmegaConf.get_type(node)
     known = {field.name for field in fields(schema)}
-    # Deleted keys
     for key in sorted(known - {str(key) for key in node}):
         raise ValueError(f"{prefix}{key} cannot be deleted; every setting has a value")
-    # Unknown keys, also in sections
     for key in map(str, node):
         if key not in known:
             raise ValueError(f"unknown setting {prefix}{key}")

@@ -33,8 +33,10 @@ def check_early(
     # Data, of each part of a mixture
     for part in part_configs(config).values() if config.environment.name == "mixture" else (config,):
         _check_data(part.data.path)
-    # The policy and its reference
-    warnings = list(_check_model(config, asks_hub)) if loads_model else []
+    warnings: list[str] = []
+    if loads_model:
+        check_device(config.model.device)
+        warnings += _check_model(config.model.name, asks_hub)
     compared = config.algorithm.reference_model
     if compared is not None and loads_reference:
         warnings += _check_reference_model(compared, asks_hub)
@@ -64,21 +66,10 @@ def _check_reward(entry: object, imports: bool) -> None:
         find_reward(spec)  # which says what is wrong
 
 
-def _check_model(config: Config, asks_hub: bool) -> Iterator[str]:
-    """Yield warnings."""
-    model = config.model
-    check_device(model.device)
-    if model.name in NANO:
-        return
-    yield from _check_place(model.name, asks_hub)
-
-
 def _check_reference_model(name: str, asks_hub: bool) -> Iterator[str]:
     """Yield warnings about the model that is compared with."""
-    if name in NANO:
-        return
     try:
-        yield from (text.replace("model.name=", REFERENCE) for text in _check_place(name, asks_hub))
+        yield from (text.replace("model.name=", REFERENCE) for text in _check_model(name, asks_hub))
     except ValueError as error:
         raise ValueError(str(error).replace("model.name=", REFERENCE)) from error
 
@@ -86,8 +77,10 @@ def _check_reference_model(name: str, asks_hub: bool) -> Iterator[str]:
 REFERENCE = "algorithm.reference_model="
 
 
-def _check_place(name: str, asks_hub: bool) -> Iterator[str]:
-    """Yield warnings about a name of a model that is none of the embedded ones."""
+def _check_model(name: str, asks_hub: bool) -> Iterator[str]:
+    """Yield warnings about the name of a model."""
+    if name in NANO:
+        return
     check_name(name)
     path = Path(name)
     if path.is_file() or (path.is_dir() and not any((path / file).is_file() for file in OF_MODELS)):

@@ -7,34 +7,17 @@ from typing import Any
 from covey.algorithm.settings import AlgorithmConfig
 from covey.config.checks import check_bounds, check_choices, check_needs, check_packages, check_ranges, check_texts
 from covey.config.rules.devices import check_devices
-from covey.config.rules.environments import (
-    check_agent,
-    check_answers,
-    check_code,
-    check_infill,
-    check_kind,
-    check_machines,
-    check_openenv,
-    check_steps,
-    check_tools,
-    check_verifiers,
-)
+from covey.config.rules.environments import OWN_RULES, check_answers, check_kind
 from covey.config.rules.options import check_option_needs, check_option_values, check_parts
 from covey.config.rules.stream import check_curriculum, check_group_sizes, check_mixture
 from covey.config.schema import ENVIRONMENT_SETTINGS, Config
 from covey.environments.build import ENVIRONMENTS
-from covey.environments.code.settings import CodeConfig
-from covey.environments.conversations.tools.settings import ToolsConfig
 from covey.environments.data.settings import NEED_ROWS, DataConfig
-from covey.environments.doors.gateway.settings import AgentConfig
-from covey.environments.doors.settings import OpenEnvConfig, StepsConfig, VerifiersConfig
-from covey.environments.infill.settings import InfillConfig
-from covey.environments.machines.settings import MachinesConfig
 from covey.environments.math.settings import MathConfig
 from covey.environments.reward_functions.settings import RewardFunctionsConfig
-from covey.environments.settings import CustomConfig, EnvironmentConfig, MixtureConfig
+from covey.environments.settings import EnvironmentConfig, MixtureConfig
 from covey.rollouts.settings import group_sizes
-from covey.system.lookup import check_options, is_function_path, one_of, resolve
+from covey.system.lookup import check_options, one_of, resolve
 from covey.system.section import check_section
 
 
@@ -87,7 +70,6 @@ def check_environment(config: Config) -> None:
     if schema is MixtureConfig:
         check_mixture(config, (check_ranges, check_choices, check_environment, check_deadlines, check_needs))
         return
-    # Check rewards and rows
     if name == "reward_functions" and not config.rewards:
         raise ValueError("environment=reward_functions needs rewards=[module:function], got rewards=[]")
     if config.rewards and config.reward_weights and len(config.reward_weights) != len(config.rewards):
@@ -102,7 +84,8 @@ def check_environment(config: Config) -> None:
         )
     _check_prompts(config.data)
     check_answers(config)
-    OWN_RULES.get(schema, lambda config: None)(config)
+    if schema in OWN_RULES:
+        OWN_RULES[schema](config, config.environment)
 
 
 def _check_prompts(data: DataConfig) -> None:
@@ -151,7 +134,6 @@ def check_schedule(config: Config) -> None:
     """Check steps and groups."""
     advantage = config.algorithm.advantage
     check_group_sizes(config, least=1 if advantage in BASELINE_FREE or ":" in advantage else 2)
-    # Check sizes against each other
     if config.micro_batch_tokens < config.sampling.max_tokens:
         raise ValueError(
             f"micro_batch_tokens={config.micro_batch_tokens} needs sampling.max_tokens <= that, "
@@ -310,20 +292,7 @@ def _num_compared(algorithm: AlgorithmConfig, size: int) -> int:
     return min(size, *(options.get(option, size) for option in ("k", "m", "group_size")))
 
 
-def check_custom(config: Config) -> None:
-    """Require environment.factory=module:function of a custom environment."""
-    assert isinstance(config.environment, CustomConfig), "check_environment calls this"
-    factory = config.environment.factory
-    if not is_function_path(factory):
-        raise ValueError(f"environment=custom needs environment.factory=module:function, got {factory or 'none'}")
-
-
 CURRICULA = ("none", "success", "difficulty")
-OWN_RULES: Mapping[Any, Callable[[Config], None]] = {
-    **{CodeConfig: check_code, MachinesConfig: check_machines, InfillConfig: check_infill, CustomConfig: check_custom},
-    **{ToolsConfig: check_tools, StepsConfig: check_steps, AgentConfig: check_agent},
-    **{OpenEnvConfig: check_openenv, VerifiersConfig: check_verifiers},
-}
 RULES: tuple[Callable[[Config], None], ...] = (
     check_bounds,
     check_texts,

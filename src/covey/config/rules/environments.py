@@ -4,7 +4,8 @@ Names and ranges are those of the environments themselves, which are imported wh
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from covey.config.schema import Config
@@ -16,6 +17,7 @@ from covey.environments.doors.gateway.settings import AgentConfig
 from covey.environments.doors.settings import OpenEnvConfig, StepsConfig, VerifiersConfig
 from covey.environments.infill.settings import InfillConfig
 from covey.environments.machines.settings import MachinesConfig
+from covey.environments.settings import CustomConfig
 from covey.policy.settings import NANO
 from covey.system.lookup import is_function_path
 
@@ -26,10 +28,16 @@ def check_answers(config: Config) -> None:
     ValueError names the setting and what it may be.
     """
     check = CHECKS.get(config.environment.name)
-    if check is None:
-        return
+    if check is not None:
+        with _of_environment():
+            check(config.environment, config.data.path is None)
+
+
+@contextmanager
+def _of_environment() -> Iterator[None]:
+    """Complete the name of a setting that the environment refuses itself."""
     try:
-        check(config.environment, config.data.path is None)
+        yield
     except ValueError as error:
         raise ValueError(f"environment.{error}") from error
 
@@ -77,20 +85,15 @@ DEFAULT_SLOTS = 2
 """As many there are on a machine with a single processor."""
 
 
-def check_code(config: Config) -> None:
+def _check_code(config: Config, settings: CodeConfig) -> None:
     """Check ranges, that problems exist, and the time for a group's programs.
 
     ValueError names the setting.
     """
-    settings = config.environment
-    assert isinstance(settings, CodeConfig), "check_environment calls this"
-    # Names and limits that the environment checks itself
-    try:
+    with _of_environment():
         code_limits(settings)
         if config.data.path is None:
             chosen_families(settings.problem, settings.difficulty)
-    except ValueError as error:
-        raise ValueError(f"environment.{error}") from error
     if settings.remote_url is not None and not settings.remote_url.startswith(("http://", "https://")):
         raise ValueError(f"environment.remote_url must begin with http:// or https://, got {settings.remote_url}")
     _check_program_time(config, settings)
@@ -135,10 +138,8 @@ def check_kind(config: Config) -> None:
         raise ValueError("environment=infill needs model.kind=masked, got model.kind=causal")
 
 
-def check_infill(config: Config) -> None:
+def _check_infill(config: Config, settings: InfillConfig) -> None:
     """Check shares of masked tokens, and what can be watched. ValueError names the setting."""
-    settings = config.environment
-    assert isinstance(settings, InfillConfig), "check_environment calls this"
     if not settings.mask_ratios or not all(0 < ratio < 1 for ratio in settings.mask_ratios):
         raise ValueError(f"environment.mask_ratios must be numbers between 0 and 1, got {settings.mask_ratios}")
     if config.data.path is not None and settings.grammar is None and "grammar" in settings.monitors:
@@ -148,20 +149,15 @@ def check_infill(config: Config) -> None:
         )
 
 
-def check_machines(config: Config) -> None:
+def _check_machines(config: Config, settings: MachinesConfig) -> None:
     """Check that stages and scores exist, and the time for a group's machines."""
     from covey.environments.machines.design.stages import STAGES, check_stages
     from covey.environments.machines.scores import find_score
 
-    settings = config.environment
-    assert isinstance(settings, MachinesConfig), "check_environment calls this"
-    # Names that the environment checks itself
-    try:
+    with _of_environment():
         check_stages(settings.stages)
         for stage in settings.stages:
             find_score(STAGES[stage].task, settings.score)
-    except ValueError as error:
-        raise ValueError(f"environment.{error}") from error
     _check_size(settings)
     _check_machine_time(config, settings)
 
@@ -190,10 +186,8 @@ def _check_machine_time(config: Config, settings: MachinesConfig) -> None:
         )
 
 
-def check_tools(config: Config) -> None:
+def _check_tools(config: Config, settings: ToolsConfig) -> None:
     """Require tools of environment=tools, something that rewards, and names that can be imported."""
-    settings = config.environment
-    assert isinstance(settings, ToolsConfig), "check_environment calls this"
     if not settings.tools and settings.toolset is None and not settings.servers:
         raise ValueError("environment=tools needs environment.tools=[module:function], toolset or servers, got none")
     if not config.rewards and settings.toolset is None:
@@ -203,10 +197,8 @@ def check_tools(config: Config) -> None:
             raise ValueError(f"tools of environment=tools must be module:function, got {name}")
 
 
-def check_agent(config: Config) -> None:
+def _check_agent(config: Config, settings: AgentConfig) -> None:
     """Require one program of environment=agent."""
-    settings = config.environment
-    assert isinstance(settings, AgentConfig), "check_environment calls this"
     if (settings.program is None) == (not settings.command):
         got = "none" if settings.program is None else "both"
         raise ValueError(f"environment=agent needs environment.program=module:function or command=[...], got {got}")
@@ -214,27 +206,21 @@ def check_agent(config: Config) -> None:
         raise ValueError(f"environment.program must be module:function, got {settings.program}")
 
 
-def check_openenv(config: Config) -> None:
+def _check_openenv(config: Config, settings: OpenEnvConfig) -> None:
     """Require the address of a server of environment=openenv."""
-    settings = config.environment
-    assert isinstance(settings, OpenEnvConfig), "check_environment calls this"
     if not settings.url.startswith(("http://", "https://", "ws://", "wss://")):
         got = settings.url or "none"
         raise ValueError(f"environment=openenv needs environment.url=http://HOST:PORT of its server, got {got}")
 
 
-def check_verifiers(config: Config) -> None:
+def _check_verifiers(config: Config, settings: VerifiersConfig) -> None:
     """Require the name of an environment of environment=verifiers."""
-    settings = config.environment
-    assert isinstance(settings, VerifiersConfig), "check_environment calls this"
     if not settings.id:
         raise ValueError("environment=verifiers needs environment.id=NAME of an installed environment, got none")
 
 
-def check_steps(config: Config) -> None:
+def _check_steps(config: Config, settings: StepsConfig) -> None:
     """Require a factory of environment=steps, and rows of SkyRL-Gym alone."""
-    settings = config.environment
-    assert isinstance(settings, StepsConfig), "check_environment calls this"
     if not is_function_path(settings.factory):
         raise ValueError(
             f"environment=steps needs environment.factory=module:function, got {settings.factory or 'none'}"
@@ -244,3 +230,18 @@ def check_steps(config: Config) -> None:
         raise ValueError("environment.protocol=skyrl needs data.path (rows with a prompt), got data.path=null")
     if path is not None and not is_skyrl:
         raise ValueError(f"data.path={path} needs environment.protocol=skyrl, got {settings.protocol}")
+
+
+def _check_custom(config: Config, settings: CustomConfig) -> None:
+    """Require environment.factory=module:function of a custom environment."""
+    if not is_function_path(settings.factory):
+        got = settings.factory or "none"
+        raise ValueError(f"environment=custom needs environment.factory=module:function, got {got}")
+
+
+OWN_RULES: Mapping[Any, Callable[[Config, Any], None]] = {
+    **{CodeConfig: _check_code, MachinesConfig: _check_machines, InfillConfig: _check_infill},
+    **{ToolsConfig: _check_tools, StepsConfig: _check_steps, AgentConfig: _check_agent, CustomConfig: _check_custom},
+    **{OpenEnvConfig: _check_openenv, VerifiersConfig: _check_verifiers},
+}
+"""Settings of an environment -> its check of (all settings, these)."""
