@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache
-from types import TracebackType
 from typing import Any, Self
 
 from covey.sandbox.inside.isolation.syscalls import COLUMNS, this_machine
@@ -80,9 +79,7 @@ class Sandbox:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _submit(

@@ -9,7 +9,7 @@ import threading
 from typing import Any
 
 from covey.sandbox import boot
-from covey.sandbox.inside import wire
+from covey.sandbox.inside import host, wire
 from covey.sandbox.inside.isolation import folders
 from covey.sandbox.types import Tier
 
@@ -37,7 +37,6 @@ class Slot:
         self._lock = threading.Lock()
         self._is_closed = False
         self._folder: str | None = None
-        # Start the judge, and wait for its description
         self._process, self._channel, interpreter = launch()
         start = {
             "tier": tier,
@@ -59,7 +58,6 @@ class Slot:
 
     def close(self) -> None:
         """End the judge, and with it all that it has started. Idempotent."""
-        # Close once
         with self._lock:
             if self._is_closed:
                 return
@@ -92,40 +90,16 @@ class Slot:
 
 def launch() -> tuple["subprocess.Popen[bytes]", socket.socket, str]:
     """Start a judge, and return it, the socket to it, and the first interpreter that could be started."""
+    environment = {"LANG": "C.UTF-8", **{name: os.environ[name] for name in ("TMPDIR",) if name in os.environ}}
     errors = []
     for interpreter in boot.interpreters():
+        command = boot.command(interpreter, "judge")
         try:
-            return (*launch_with(interpreter), interpreter)
+            process, ours = host.launch(command, boot.bundle(), environment, socket.SOCK_STREAM)
         except OSError as error:
             errors.append(f"{interpreter}: {error.strerror}")
+            continue
+        seconds = struct.pack("ll", *divmod(int(GRACE_SECONDS * 1e6), 10**6))
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, seconds)
+        return process, ours, interpreter
     raise SlotLost(f"no Python can be started: {'; '.join(errors)}")
-
-
-def launch_with(interpreter: str) -> tuple["subprocess.Popen[bytes]", socket.socket]:
-    """Start a judge. Raises OSError where that interpreter cannot be run."""
-    # Start the interpreter with a channel and a pipe for its code
-    ours, theirs = socket.socketpair()
-    ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", *divmod(int(GRACE_SECONDS * 1e6), 10**6)))
-    read, write = os.pipe()
-    try:
-        process = subprocess.Popen(
-            [*boot.command(interpreter, "judge"), str(read), str(theirs.fileno())],
-            pass_fds=(read, theirs.fileno()),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            env={"LANG": "C.UTF-8", **{name: os.environ[name] for name in ("TMPDIR",) if name in os.environ}},
-            cwd="/",
-            start_new_session=True,
-        )
-    except OSError:
-        ours.close()
-        os.close(write)
-        raise
-    finally:
-        theirs.close()
-        os.close(read)
-    # Send the code
-    with open(write, "wb") as pipe, contextlib.suppress(BrokenPipeError):
-        pipe.write(boot.bundle())
-    return process, ours

@@ -42,34 +42,45 @@ class TooMuch(Exception):
     """It printed more than it may."""
 
 
+def launch(
+    command: list[str], bundle: bytes, environment: dict[str, str], kind: int
+) -> tuple["subprocess.Popen[bytes]", socket.socket]:
+    """Start an interpreter, send it its code, and return it and the socket to it. Raises OSError."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, kind)
+    read, write = os.pipe()
+    try:
+        process = subprocess.Popen(
+            [*command, str(read), str(theirs.fileno())],
+            pass_fds=(read, theirs.fileno()),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=environment,
+            cwd="/",
+            start_new_session=True,
+        )
+    except OSError:
+        ours.close()
+        os.close(write)
+        raise
+    finally:
+        theirs.close()
+        os.close(read)
+    with open(write, "wb") as pipe, contextlib.suppress(BrokenPipeError):
+        pipe.write(bundle)
+    return process, ours
+
+
 class Zygote:
     """The process that forks programs. Its requests are answered in order."""
 
     def __init__(self, command: list[str], bundle: bytes, config: dict[str, Any], environment: dict[str, str]) -> None:
         """Start it. Raises Broken where it cannot start, with what is missing."""
-        # Start the interpreter with a channel and a pipe for its code
-        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._channel.settimeout(ZYGOTE_SECONDS)
-        read, write = os.pipe()
         try:
-            self._process = subprocess.Popen(
-                [*command, str(read), str(theirs.fileno())],
-                pass_fds=(read, theirs.fileno()),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                env=environment,
-                cwd="/",
-                start_new_session=True,
-            )
+            self._process, self._channel = launch(command, bundle, environment, socket.SOCK_SEQPACKET)
         except OSError as error:
             raise Broken(f"the interpreter cannot be started: {error}") from error
-        finally:
-            theirs.close()
-            os.close(read)
-        # Send the code
-        with open(write, "wb") as pipe, contextlib.suppress(BrokenPipeError):
-            pipe.write(bundle)
+        self._channel.settimeout(ZYGOTE_SECONDS)
         # Wait until it has set up its layers
         self._unanswered = 0
         ready = self.ask(config)

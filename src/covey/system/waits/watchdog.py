@@ -20,7 +20,6 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Protocol, Self, TextIO, runtime_checkable
 
 from covey.system.waits import watchdog_process
@@ -91,9 +90,7 @@ class Watchdog:
             self._start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with self._lock:
             self._stop()
         faulthandler.unregister(EXPIRED)
@@ -112,7 +109,6 @@ class Watchdog:
             yield
             return
         wait = self._wait(what, setting, seconds)
-        # Register the wait of this thread
         with self._lock:
             waits = self._waits.setdefault(threading.get_ident(), [])
         try:
@@ -301,7 +297,6 @@ class Stages:
 
         Raises ScoringTimeout where there was no answer in time.
         """
-        # Register the deadline
         deadline = asyncio.timeout(self.scoring_seconds)
         asked = (environment, method)
         self._environments.append(asked)
