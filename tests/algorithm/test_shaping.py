@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,9 +11,7 @@ from covey.algorithm.credit.shaping import (
     ShapingInputs,
     pass_rate_linear,
     repetition,
-    repetition_penalty,
     soft_overlong,
-    soft_overlong_penalty,
     stop_properly,
 )
 
@@ -42,14 +41,14 @@ def test_long_completions_lose_linearly_near_the_limit() -> None:
 
 
 def test_without_a_floor_the_penalty_goes_on() -> None:
-    lengths_N = torch.tensor([10, 12])
-    assert soft_overlong_penalty(lengths_N, max_len=10, cache=4, floor=False).tolist() == [-1.0, -1.5]
+    shaped_N = soft_overlong(rewards(0, 0), inputs([10, 12]), max_len=10, cache=4, floor=False)
+    assert shaped_N.tolist() == [-1.0, -1.5]
 
 
 @pytest.mark.parametrize("cache", [0, 11])
 def test_a_cache_outside_the_length_is_refused(cache: int) -> None:
     with pytest.raises(ValueError, match=rf"^cache must be in \[1, max_len=10\], got {cache}$"):
-        soft_overlong_penalty(torch.tensor([1]), max_len=10, cache=cache)
+        soft_overlong(rewards(0), inputs([1]), max_len=10, cache=cache)
 
 
 def test_a_truncated_rollout_is_scaled_or_replaced() -> None:
@@ -61,8 +60,9 @@ def test_a_truncated_rollout_is_scaled_or_replaced() -> None:
 
 def test_repetition_counts_ngrams_that_came_before() -> None:
     # Bigrams of 1 2 1 2: (1,2) (2,1) (1,2), one of three repeats.
-    penalty_N = repetition_penalty([[1, 2, 1, 2], [1, 2, 3], [1], []], ngram=2, max_penalty=-3.0)
-    torch.testing.assert_close(penalty_N, rewards(-1.0, 0.0, 0.0, 0.0))
+    given = replace(inputs([4, 3, 1, 0]), token_ids=[[1, 2, 1, 2], [1, 2, 3], [1], []])
+    shaped_N = repetition(rewards(0, 0, 0, 0), given, ngram=2, max_penalty=-3.0)
+    torch.testing.assert_close(shaped_N, rewards(-1.0, 0.0, 0.0, 0.0))
     assert repetition(rewards(1.0), inputs([5]), ngram=2).tolist() == [1.0 - 0.75]
 
 
@@ -72,7 +72,7 @@ def test_repetition_counts_ngrams_that_came_before() -> None:
 )
 def test_a_repetition_reward_is_refused(options: dict[str, float], message: str) -> None:
     with pytest.raises(ValueError, match=f"^{message}$"):
-        repetition_penalty([[1, 2]], **options)
+        repetition(rewards(0), inputs([2]), **options)
 
 
 def test_length_costs_more_where_the_prompt_is_easy() -> None:

@@ -104,7 +104,6 @@ def parse_rejection(criteria: str | None, thresholds: str | None) -> tuple[Crite
 
 
 def _parse_criterion(name: str, bound: str) -> Criterion:
-    # Split scope and estimator at the last underscore
     scope, _, estimator = name.rpartition("_")
     if scope not in SCOPES or estimator not in DIVERGENCES:
         known = f"{{{','.join(SCOPES)}}}_{{{','.join(DIVERGENCES)}}}"
@@ -165,28 +164,12 @@ def m2po_keep(old_NT: Tensor, sampler_NT: Tensor, mask_NT: Tensor, threshold: fl
     return keep_NT
 
 
-def _token_scope(values_NT: Tensor, mask_NT: Tensor) -> Tensor:
-    return values_NT
-
-
-def _sum_scope(values_NT: Tensor, mask_NT: Tensor) -> Tensor:
-    return select(values_NT, mask_NT).sum(1, keepdim=True)
-
-
-def _mean_scope(values_NT: Tensor, mask_NT: Tensor) -> Tensor:
-    return row_mean(values_NT, mask_NT)[:, None]
-
-
-def _max_scope(values_NT: Tensor, mask_NT: Tensor) -> Tensor:
-    return values_NT.masked_fill(~mask_NT, float("-inf")).amax(1, keepdim=True)
-
-
 WEIGHT_LEVELS = ("token", "sequence", "sequence_mean")
 SCOPES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "token": _token_scope,
-    "seq_sum": _sum_scope,
-    "seq_mean": _mean_scope,
-    "seq_max": _max_scope,
+    "token": lambda values_NT, mask_NT: values_NT,
+    "seq_sum": lambda values_NT, mask_NT: select(values_NT, mask_NT).sum(1, keepdim=True),
+    "seq_mean": lambda values_NT, mask_NT: row_mean(values_NT, mask_NT)[:, None],
+    "seq_max": lambda values_NT, mask_NT: values_NT.masked_fill(~mask_NT, float("-inf")).amax(1, keepdim=True),
 }
 DIVERGENCES: dict[str, Callable[[Tensor], Tensor]] = {
     "k1": lambda u_NT: -u_NT,

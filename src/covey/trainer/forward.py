@@ -13,7 +13,7 @@ what has not (`covey.trainer.settings`), and `check` finds custom functions that
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cache
 
 import torch
@@ -80,7 +80,6 @@ def score_frozen(forward: ScoringContext, batch: MicroBatch, *, several: bool, k
             kept = allowed_tokens(forward.policy, batch, forward.scoring)
         if keep_old:
             old = score_tokens(forward.policy, batch, forward.scoring, kept)
-    # Those of the reference
     if needs_reference:
         assert forward.reference is not None, "the objective needs a reference"
         reference = ask_reference(forward.reference, batch, forward.scoring, kept)
@@ -124,10 +123,7 @@ def score(forward: ScoringContext, prepared: FrozenScores, predicted_L: Tensor |
 
 
 def objective_inputs(prepared: FrozenScores, scores: Scores) -> ObjectiveInputs:
-    """Return everything the objective reads, as rows.
-
-    Before the first update the old policy is the current one.
-    """
+    """Return everything the objective reads, as rows."""
     # Before the first update the old policy is the current one
     batch = prepared.batch
     old_L = prepared.old.logprob_L if prepared.old is not None else scores.logprob_L.detach()
@@ -164,26 +160,11 @@ def stack(parts: Sequence[ObjectiveInputs]) -> ObjectiveInputs:
     width = max(part.mask_NT.shape[1] for part in parts)
 
     def join(tensors: Sequence[Tensor | None]) -> Tensor | None:
-        given = [t.detach() for t in tensors if t is not None]
-        if not given:
-            return None
-        return torch.cat([torch.nn.functional.pad(t, (0, width - t.shape[1])) for t in given])
+        given = [torch.nn.functional.pad(t.detach(), (0, width - t.shape[1])) for t in tensors if t is not None]
+        return torch.cat(given) if given else None
 
-    def required(tensors: Sequence[Tensor]) -> Tensor:
-        joined = join(tensors)
-        assert joined is not None
-        return joined
-
-    # Concatenate row by row, padded on the right to the widest
     return ObjectiveInputs(
-        log_probs_NT=required([p.log_probs_NT for p in parts]),
-        old_log_probs_NT=required([p.old_log_probs_NT for p in parts]),
-        sampler_log_probs_NT=required([p.sampler_log_probs_NT for p in parts]),
-        advantages=required([p.advantages for p in parts]),
-        mask_NT=required([p.mask_NT for p in parts]),
-        ref_log_probs_NT=join([p.ref_log_probs_NT for p in parts]),
-        entropy_NT=join([p.entropy_NT for p in parts]),
-        full_kl_NT=join([p.full_kl_NT for p in parts]),
+        **{f.name: join([getattr(part, f.name) for part in parts]) for f in fields(ObjectiveInputs)}  # type: ignore[arg-type] # only what may be None is
     )
 
 

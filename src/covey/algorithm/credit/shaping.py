@@ -40,22 +40,13 @@ class ShapingInputs:
 def soft_overlong(
     rewards_N: Tensor, info: ShapingInputs, *, max_len: int, cache: int, factor: float = 1.0, floor: bool = True
 ) -> Tensor:
-    """Add `soft_overlong_penalty` of the completion's length (DAPO, arXiv 2503.14476)."""
-    return rewards_N + soft_overlong_penalty(info.lengths_N, max_len=max_len, cache=cache, factor=factor, floor=floor)
+    """Take nothing off up to max_len - cache tokens, from there linearly up to `factor` at max_len (arXiv 2503.14476).
 
-
-def soft_overlong_penalty(
-    lengths_N: Tensor, *, max_len: int, cache: int, factor: float = 1.0, floor: bool = True
-) -> Tensor:
-    """Return 0 up to max_len - cache tokens, falling linearly to -factor at max_len.
-
-    With `floor` no further.
-
-    ValueError unless 1 <= cache <= max_len.
+    With `floor` no more. ValueError unless 1 <= cache <= max_len.
     """
     penalties.check_soft_overlong(max_len, cache)
-    penalty = [penalties.soft_overlong(length, max_len, cache, floor=floor) for length in lengths_N.tolist()]
-    return factor * torch.tensor(penalty, dtype=torch.float64, device=lengths_N.device)
+    penalty = [penalties.soft_overlong(length, max_len, cache, floor=floor) for length in info.lengths_N.tolist()]
+    return rewards_N + factor * torch.tensor(penalty, dtype=torch.float64, device=info.lengths_N.device)
 
 
 def stop_properly(rewards_N: Tensor, info: ShapingInputs, *, coef: float) -> Tensor:
@@ -65,18 +56,13 @@ def stop_properly(rewards_N: Tensor, info: ShapingInputs, *, coef: float) -> Ten
 
 
 def repetition(rewards_N: Tensor, info: ShapingInputs, *, ngram: int = 3, max_penalty: float = -1.0) -> Tensor:
-    """Add `repetition_penalty` of the tokens the policy wrote (arXiv 2502.03373)."""
-    return rewards_N + repetition_penalty(info.token_ids, ngram=ngram, max_penalty=max_penalty).to(rewards_N.device)
-
-
-def repetition_penalty(token_ids: Sequence[Sequence[int]], *, ngram: int = 3, max_penalty: float = -1.0) -> Tensor:
-    """Return max_penalty times the share of repeated n-grams, 0 for fewer than `ngram` tokens.
+    """Add max_penalty times the share of repeated n-grams, 0 for fewer than `ngram` tokens (arXiv 2502.03373).
 
     ValueError for ngram < 1 or max_penalty > 0.
     """
     penalties.check_repetition(ngram, max_penalty)
-    shares = [penalties.repeated_share(ids, ngram) for ids in token_ids]
-    return max_penalty * torch.tensor(shares, dtype=torch.float64)
+    shares = [penalties.repeated_share(ids, ngram) for ids in info.token_ids]
+    return rewards_N + (max_penalty * torch.tensor(shares, dtype=torch.float64)).to(rewards_N.device)
 
 
 def pass_rate_linear(

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from covey.engine.native.cache import Block, Cache, Need
+from covey.engine.native.layouts import sinks_of, slots_in, write_tokens
 from covey.engine.native.rows import Row
 from covey.engine.native.runner import Runner, Sampled, on_host
 from covey.engine.native.scheduler import Scheduler
@@ -184,7 +185,6 @@ def one_step(
     layout = RowLayout(block, position_B)
     logits_BV = policy.logits(state.newest_B[None], position_B[None], layout)
     token_B, logprob_B = sample(logits_BV, parts, random_uniform(state.key_B, state.length_B))
-    # Note what was drawn
     state.token_SB.index_copy_(0, state.count_1, token_B[None])
     state.logprob_SB.index_copy_(0, state.count_1, logprob_B[None].to(torch.float64))
     state.count_1.add_(1)
@@ -209,14 +209,12 @@ class RowLayout:
         self._flash_rows: dict[int, Rows] = {}
 
     def attend(self, layer: int, query_BHTD: Tensor, key_BKTD: Tensor, value_BKTD: Tensor, rule: Rule) -> Tensor:
-        # Write the new token's keys and values
         num_rows, num_heads = query_BHTD.shape[2], key_BKTD.shape[1]
         keys, values = self._block.keys[layer], self._block.values[layer]
-        for cached, new in ((keys, key_BKTD), (values, value_BKTD)):
-            flat = new[0].transpose(0, 1).flatten(0, 1).to(cached.dtype)
-            cached.view(-1, cached.shape[-1]).index_copy_(0, self._place(num_rows, num_heads), flat)
+        for cached, new_BKTD in ((keys, key_BKTD), (values, value_BKTD)):
+            write_tokens(cached, new_BKTD, self._place(num_heads))
         # Attend to what the row has so far, through FlashAttention where that computes such heads
-        if self._is_flash(keys, values, rule):
+        if can_flash(Heads(keys.dtype, keys.device.type, keys.shape[-1], values.shape[-1], rule.is_plain)):
             query_RHD = query_BHTD[0].transpose(0, 1).to(keys.dtype)
             out_RHD = flash_rows(query_RHD, keys, values, self._rows(num_heads), rule)
             return out_RHD.transpose(0, 1)[None]
@@ -230,14 +228,9 @@ class RowLayout:
         weight = score.softmax(dim=-1, dtype=torch.promote_types(score.dtype, torch.float32))
         if rule.sink_H is not None:
             logsum = score.logsumexp(dim=-1, keepdim=True)
-            sink = rule.sink_H.view(1, num_heads, -1).expand(num_rows, -1, -1).flatten(0, 1)[..., None]
-            weight = weight * without_sink(logsum, sink)
+            weight = weight * without_sink(logsum, sinks_of(rule.sink_H, num_rows, num_heads))
         out = torch.bmm(weight.to(value.dtype), value)
         return out.view(num_rows, -1, out.shape[-1]).transpose(0, 1)[None].to(query_BHTD.dtype)
-
-    def _is_flash(self, keys: Tensor, values: Tensor, rule: Rule) -> bool:
-        heads = Heads(keys.dtype, keys.device.type, keys.shape[-1], values.shape[-1], rule.is_plain)
-        return can_flash(heads)
 
     def _rows(self, num_heads: int) -> Rows:
         """Return where rows lie in the block as FlashAttention reads it."""
@@ -245,11 +238,9 @@ class RowLayout:
             self._flash_rows[num_heads] = cached_rows(self._position_B + 1, num_heads, self._block.length)
         return self._flash_rows[num_heads]
 
-    def _place(self, num_rows: int, num_heads: int) -> Tensor:
-        """Return where the new keys lie in a block seen as (B * K * S, D)."""
+    def _place(self, num_heads: int) -> Tensor:
         if num_heads not in self._places:
-            line = torch.arange(num_rows * num_heads, device=self._position_B.device).view(num_rows, num_heads)
-            self._places[num_heads] = (line * self._block.length + self._position_B[:, None]).flatten()
+            self._places[num_heads] = slots_in(self._block, self._position_B, num_heads)
         return self._places[num_heads]
 
     def _bias(self, window: int | None, num_heads: int) -> Tensor:

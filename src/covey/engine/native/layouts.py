@@ -218,12 +218,11 @@ class DecodeLayout:
         self._biases: dict[tuple[int | None, int, int], tuple[Tensor | None, Tensor | None]] = {}
 
     def attend(self, layer: int, query_BHTD: Tensor, key_BKTD: Tensor, value_BKTD: Tensor, rule: Rule) -> Tensor:
-        # Write the new token's keys and values
         prompts, rows, grid = self._cache.prompts, self._cache.rows, self._grid
         num_rows, num_heads = query_BHTD.shape[2], key_BKTD.shape[1]
         place = self._place(num_rows, num_heads)
-        self._write(rows.keys[layer], key_BKTD, place)
-        self._write(rows.values[layer], value_BKTD, place)
+        for cached, new_BKTD in ((rows.keys[layer], key_BKTD), (rows.values[layer], value_BKTD)):
+            write_tokens(cached, new_BKTD, place)
         query_RHD = (query_BHTD[0].transpose(0, 1) * rule.scaling).to(rows.keys[layer].dtype)
         query_RKQD = query_RHD.unflatten(1, (num_heads, -1))
         prompt_bias, own_bias = self._bias(rule.window, num_heads, query_RKQD.shape[2])
@@ -253,25 +252,13 @@ class DecodeLayout:
         # A sink takes its share of the softmax
         if rule.sink_H is not None:
             logsum = torch.logaddexp(own_logsum, both[..., -1:])
-            merged = merged * without_sink(logsum, self._sinks(rule.sink_H, num_rows, num_heads))
+            merged = merged * without_sink(logsum, sinks_of(rule.sink_H, num_rows, num_heads))
         return merged.view(num_rows, -1, merged.shape[-1]).transpose(0, 1)[None].to(query_BHTD.dtype)
 
-    @staticmethod
-    def _sinks(sink_H: Tensor, num_rows: int, num_heads: int) -> Tensor:
-        """(R * K, Q, 1)."""
-        return sink_H.view(1, num_heads, -1).expand(num_rows, -1, -1).flatten(0, 1)[..., None]
-
     def _place(self, num_rows: int, num_heads: int) -> Tensor:
-        """Return where the new keys lie in a block seen as (holders * heads * length, D)."""
         if num_heads not in self._places:
-            line = torch.arange(num_rows * num_heads, device=self._own_R.device).view(num_rows, num_heads)
-            self._places[num_heads] = (line * self._cache.rows.length + self._own_R[:, None]).flatten()
+            self._places[num_heads] = slots_in(self._cache.rows, self._own_R, num_heads)
         return self._places[num_heads]
-
-    @staticmethod
-    def _write(cached: Tensor, new_BKTD: Tensor, place: Tensor) -> None:
-        new = new_BKTD[0].transpose(0, 1).flatten(0, 1).to(cached.dtype)
-        cached.view(-1, cached.shape[-1]).index_copy_(0, place, new)
 
     def _bias(self, window: int | None, num_heads: int, queries: int) -> tuple[Tensor | None, Tensor | None]:
         """Return what is added to the scores of prompt and own tokens to hide some, None where all are seen."""
@@ -306,6 +293,23 @@ class DecodeLayout:
         dtype = self._cache.shape.dtype
         # Finite: where the window hides the whole prompt, -inf would make its softmax NaN instead of irrelevant.
         return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill(~seen, torch.finfo(dtype).min / 2)
+
+
+def slots_in(block: Block, slot_R: Tensor, num_heads: int) -> Tensor:
+    """Return where the keys of one token a row lie in a block seen as (holders * heads * length, D)."""
+    line = torch.arange(len(slot_R) * num_heads, device=slot_R.device).view(-1, num_heads)
+    return (line * block.length + slot_R[:, None]).flatten()
+
+
+def write_tokens(cached: Tensor, new_BKTD: Tensor, place: Tensor) -> None:
+    """Write keys or values of one token a row to these places of a block."""
+    new = new_BKTD[0].transpose(0, 1).flatten(0, 1).to(cached.dtype)
+    cached.view(-1, cached.shape[-1]).index_copy_(0, place, new)
+
+
+def sinks_of(sink_H: Tensor, num_rows: int, num_heads: int) -> Tensor:
+    """(R * K, Q, 1)."""
+    return sink_H.view(1, num_heads, -1).expand(num_rows, -1, -1).flatten(0, 1)[..., None]
 
 
 def _softmax_part(

@@ -2,32 +2,19 @@
 
 import asyncio
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from covey.engine.native.rows import Request, Row
 from covey.types import Completion, Sampling
 
-
-class SamplesTurns(Protocol):
-    """What a session asks of its engine."""
-
-    def extend(self, row: Row, token_ids: Sequence[int], sampling: Sampling) -> "asyncio.Future[Completion]":
-        """Queue another turn. ValueError where it cannot fit."""
-        ...
-
-    def close_session(self, row: Row) -> None:
-        """Give back what a session keeps, or the row that samples it. Closing again does nothing."""
-        ...
-
-    def abandon(self, row: Row) -> None:
-        """Close a session that nobody can continue any more, from wherever that is noticed."""
-        ...
+if TYPE_CHECKING:
+    from covey.engine.native.engine import NativeEngine
 
 
 class NativeSession:
     """One attempt of several turns. See `Session`. Who stops waiting for a turn ends it, and so does who forgets it."""
 
-    def __init__(self, engine: SamplesTurns, row: Row, first: "asyncio.Future[Completion]") -> None:
+    def __init__(self, engine: "NativeEngine", row: Row, first: "asyncio.Future[Completion]") -> None:
         """`first` is answered with the first turn."""
         self._engine = engine
         self._row = row

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from covey.policy.attention.base import Rule, masked_attention, within
+from covey.policy.attention.packed import take
 from covey.policy.transfer import to_device
 
 
@@ -53,7 +54,7 @@ class Block:
 
     def attend(self, query_BHTD: Tensor, key_BKTD: Tensor, value_BKTD: Tensor, rule: Rule) -> Tensor:
         """Return the outputs of all positions of the block, padding included: (1, H, R * Q, D)."""
-        query, key, value = (_take(values, self.token_RQ) for values in (query_BHTD, key_BKTD, value_BKTD))
+        query, key, value = (take(values, self.token_RQ) for values in (query_BHTD, key_BKTD, value_BKTD))
         out_RHQD = bidirectional_attention(query, key, value, rule, self.real_RQ)
         return out_RHQD.transpose(0, 1).flatten(1, 2)[None]
 
@@ -101,9 +102,3 @@ def _block(inputs: Sequence[range], longest: int, device: torch.device) -> Block
         return Block(tokens, None)
     length_R1 = to_device([[len(i)] for i in inputs], device)
     return Block(tokens, torch.arange(longest, device=device) < length_R1)
-
-
-def _take(values_BHTD: Tensor, token_RQ: Tensor) -> Tensor:
-    """(1, H, T, D) -> (R, H, Q, D)."""
-    taken = values_BHTD[0].index_select(1, token_RQ.flatten())
-    return taken.unflatten(1, token_RQ.shape).transpose(0, 1)

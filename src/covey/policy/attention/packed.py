@@ -66,9 +66,9 @@ class Block:
 
     def attend(self, query_BHTD: Tensor, key_BKTD: Tensor, value_BKTD: Tensor, rule: Rule) -> Tensor:
         """Return the outputs of all positions of the block, padding included: (1, H, R * Q, D)."""
-        query_RHQD = _take(query_BHTD, self.query_RQ)
+        query_RHQD = take(query_BHTD, self.query_RQ)
         rows_RS = torch.cat([self.prefix_RP, self.query_RQ], dim=1)
-        out_RHQD = causal_attention(query_RHQD, _take(key_BKTD, rows_RS), _take(value_BKTD, rows_RS), rule)
+        out_RHQD = causal_attention(query_RHQD, take(key_BKTD, rows_RS), take(value_BKTD, rows_RS), rule)
         return out_RHQD.transpose(0, 1).flatten(1, 2)[None]
 
 
@@ -115,7 +115,7 @@ def places_of(stretches: Sequence[tuple[int, int]]) -> np.ndarray:
     return np.concatenate([np.empty(0, np.int64), *pieces])
 
 
-def _take(values_BHTD: Tensor, positions_RS: Tensor) -> Tensor:
-    """(1, H, T, D) -> (R, H, S, D)."""
+def take(values_BHTD: Tensor, positions_RS: Tensor) -> Tensor:
+    """Take positions of the stream: (1, H, T, D) -> (R, H, S, D)."""
     taken = values_BHTD[0].index_select(1, positions_RS.flatten())
     return taken.unflatten(1, positions_RS.shape).transpose(0, 1)

@@ -102,17 +102,15 @@ def _check_vocabulary(name: str, found: Vocabulary, wanted: Vocabulary) -> None:
 
 def model_hash(name: str, revision: str | None, given: nn.Module | None = None) -> str:
     """Return what tells a model from another under the same name, without reading all of it."""
-    digest = hashlib.sha256(f"{name} {revision}".encode())
     if given is not None:
-        digest = hashlib.sha256()
-        for part in _of_weights(given):
-            digest.update(part)
+        parts = _of_weights(given)
     elif Path(name).is_dir():
-        digest = hashlib.sha256()
-        for part in _of_files(Path(name)):
-            digest.update(part)
-    elif (commit := _commit_of(name, revision)) is not None:
-        digest.update(commit.encode())
+        parts = _of_files(Path(name))
+    else:
+        parts = iter((f"{name} {revision}".encode(), (_commit_of(name, revision) or "").encode()))
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part)
     return digest.hexdigest()
 
 

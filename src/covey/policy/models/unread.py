@@ -76,7 +76,8 @@ def find_unread(kind: Any, name: str, revision: str | None, how: Mapping[str, An
     """
     try:
         config = AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=False)
-        saved = None if _is_quantised(config) else _saved_tensors(name, revision)
+        is_quantised = getattr(config, "quantization_config", None) is not None
+        saved = None if is_quantised else _saved_tensors(name, revision)
         if saved is None:
             return None
         model = _without_weights(kind, config, how)
@@ -91,10 +92,6 @@ def find_unread(kind: Any, name: str, revision: str | None, how: Mapping[str, An
         LOGGER.info("model.name=%s is loaded whole on each rank first: its files are in another form", name)
         return None
     return Unread(model, tensors)
-
-
-def _is_quantised(config: PreTrainedConfig) -> bool:
-    return getattr(config, "quantization_config", None) is not None
 
 
 def _without_weights(kind: Any, config: PreTrainedConfig, how: Mapping[str, Any]) -> PreTrainedModel:
