@@ -357,19 +357,8 @@ def episode_limits(settings: EnvironmentConfig, longest: int) -> EpisodeLimits:
 
 def training_sampling(config: Config) -> Sampling:
     """Return the distribution that rollouts are drawn from."""
-    s = config.sampling
-    return Sampling(
-        temperature=s.temperature,
-        top_k=s.top_k,
-        top_p=s.top_p,
-        min_p=s.min_p,
-        max_tokens=s.max_tokens,
-        max_total_tokens=s.max_total_tokens,
-        stop=tuple(s.stop),
-        num_passes=s.num_passes,
-        likelihood=s.likelihood,
-        seed=config.seed,
-    )
+    chosen = vars(config.sampling)
+    return Sampling(**{**chosen, "stop": tuple(chosen["stop"])}, seed=config.seed)
 
 
 def is_shared_out(strategy: str) -> bool:

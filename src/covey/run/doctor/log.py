@@ -125,12 +125,7 @@ class RunLog:
 
     def known(self, name: str) -> list[tuple[int, float]]:
         """Return (step, number) of a column where there is a finite one."""
-        column = self.columns.get(name, ())
-        return [
-            (step, value)
-            for step, value in zip(self.steps, column, strict=bool(column))
-            if value is not None and math.isfinite(value)
-        ]
+        return _finite(self.steps, self.columns.get(name, ()))
 
     def values(self, name: str) -> list[float]:
         return [value for _, value in self.known(name)]
@@ -187,12 +182,15 @@ class RunLog:
 
     def looks_at(self, name: str) -> list[tuple[int, float]]:
         """Return (step, number) of the evaluations that have it."""
-        column = self.looks.get(name, ())
-        pairs = zip(self.look_steps, column, strict=bool(column))
-        return [(step, value) for step, value in pairs if value is not None and math.isfinite(value)]
+        return _finite(self.look_steps, self.looks.get(name, ()))
 
     def setting(self, name: str, default: Any = None) -> Any:
         return self.settings.get(name, default)
+
+
+def _finite(steps: Sequence[int], column: Sequence[float | None]) -> list[tuple[int, float]]:
+    pairs = zip(steps, column, strict=bool(column))
+    return [(step, value) for step, value in pairs if value is not None and math.isfinite(value)]
 
 
 def log_of(steps: Sequence[Row], looks: Sequence[Row] = (), **rest: Any) -> RunLog:

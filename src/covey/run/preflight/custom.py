@@ -119,11 +119,17 @@ def on(case: Case) -> Iterator[None]:
 
 
 def _custom(
-    role: custom.Role, name: str | None, table: Mapping[str, Callable[..., Any]], options: Mapping[str, Any]
+    role: custom.Role,
+    name: str | None,
+    table: Mapping[str, Callable[..., Any]],
+    options: Mapping[str, Any] | None = None,
 ) -> custom.Custom | None:
     """Return the function that a setting names where it is one of the user's own, else None."""
-    found = None if name is None else custom.lookup(role, name, table, options)
-    return found if isinstance(found, custom.Custom) else None
+    if name is None or ":" not in name:
+        return None
+    found = custom.lookup(role, name, table, options)
+    assert isinstance(found, custom.Custom), "the name has a colon"
+    return found
 
 
 def try_advantage(config: Config, prompts: Sequence[Prompt]) -> Iterator[str]:
@@ -186,10 +192,9 @@ def try_group_filter(config: Config, prompts: Sequence[Prompt]) -> Iterator[str]
 def try_loss(config: Config, prompts: Sequence[Prompt]) -> Iterator[str]:
     """Try algorithm.loss on four rollouts of up to five tokens, one of them without loss tokens."""
     algorithm = config.algorithm
-    if ":" not in algorithm.loss:
+    loss = _custom(custom.LOSS, algorithm.loss, LOSS_FUNCTIONS, algorithm.loss_options)
+    if loss is None:
         return
-    loss = custom.lookup(custom.LOSS, algorithm.loss, LOSS_FUNCTIONS, algorithm.loss_options)
-    assert isinstance(loss, custom.Custom), "the name has a colon"
     # Finite losses and gradients on inputs of a usual range
     leaf_NT, whole = synthetic_loss_inputs(algorithm)
     loss_NT, _ = evaluate_loss(loss, whole)
@@ -240,10 +245,9 @@ def _check_same(
 def try_kl_estimator(config: Config, prompts: Sequence[Prompt]) -> Iterator[str]:
     """Try algorithm.kl_estimator on log-ratios from -2 to 2."""
     name = config.algorithm.kl_estimator
-    if ":" not in name:
+    estimator = _custom(custom.KL_ESTIMATOR, name, ESTIMATORS)
+    if estimator is None:
         return
-    estimator = custom.lookup(custom.KL_ESTIMATOR, name, ESTIMATORS)
-    assert isinstance(estimator, custom.Custom), "the name has a colon"
     q_NT = torch.linspace(-2, 2, 12).view(3, 4)
     leaf_NT = q_NT.clone().requires_grad_()
     # The value has one entry per token, and a gradient where the loss takes one
@@ -262,10 +266,9 @@ def try_aggregations(config: Config, prompts: Sequence[Prompt]) -> Iterator[str]
     """Try algorithm.aggregation and algorithm.kl_aggregation on rollouts of 0 to 5 loss tokens."""
     algorithm = config.algorithm
     for role, name in ((custom.AGGREGATION, algorithm.aggregation), (custom.KL_AGGREGATION, algorithm.kl_aggregation)):
-        if name is None or ":" not in name:
+        weigh = _custom(role, name, AGGREGATIONS)
+        if weigh is None:
             continue
-        weigh = custom.lookup(role, name, AGGREGATIONS)
-        assert isinstance(weigh, custom.Custom), "the name has a colon"
         counts_N, denominators = torch.tensor([0.0, 1.0, 3.0, 5.0]), Denominators(tokens=9, sequences=3, length=16)
         weights_N = weigh.check_tensor(weigh(counts_N, denominators), (4,), "rollout")
         weigh.check_finite(weights_N, torch.ones(4, dtype=torch.bool), counts_N, "number of loss tokens")
@@ -274,7 +277,7 @@ def try_aggregations(config: Config, prompts: Sequence[Prompt]) -> Iterator[str]
                 "divide by denominators alone: the update must not depend on micro-batches",
                 "another weight where fewer rollouts are beside one",
             )
-        yield name
+        yield weigh.name
 
 
 # ------------------------------------------------------------------------------------------------ the curriculum
@@ -299,7 +302,6 @@ def try_curriculum(config: Config, stream: PromptSampler) -> list[str]:
 
 
 def _try_stream(make: custom.Custom, stream: PromptSampler) -> None:
-    # Draw, and check what was drawn
     before, start = _saved(make, stream), stream.position
     drawn = stream.draw(NUM_DRAWS)
     _check_draws(make, stream, drawn)
@@ -307,7 +309,6 @@ def _try_stream(make: custom.Custom, stream: PromptSampler) -> None:
         raise make.error(
             f"count what it drew: position {start + NUM_DRAWS} after {NUM_DRAWS} draws", f"{stream.position}"
         )
-    # Update it where it learns
     if isinstance(stream, AdaptiveSampler):
         stream.learn([Outcome(p.environment, p.id, index % 5 / 4) for index, (p, _) in enumerate(drawn)])
         stream.take_metrics()
@@ -337,7 +338,6 @@ def _check_draws(make: custom.Custom, stream: PromptSampler, drawn: Any) -> None
     requirement = f"give {NUM_DRAWS} pairs (prompt, number) for draw({NUM_DRAWS})"
     if not isinstance(drawn, list | tuple) or len(drawn) != NUM_DRAWS:
         raise make.error(requirement, f"{drawn!r:.60}")
-    # Check each pair
     known = {prompt.id for prompt in stream.prompts}
     for pair in drawn:
         if not (
@@ -346,7 +346,6 @@ def _check_draws(make: custom.Custom, stream: PromptSampler, drawn: Any) -> None
             raise make.error(requirement, f"{pair!r:.60}")
         if pair[0].id not in known:
             raise make.error("draw from its prompts", f"prompt {pair[0].id}")
-    # Check that no pair comes twice
     twice = [pair for pair, count in Counter(_ids(drawn)).items() if count > 1]
     if twice:
         raise make.error(

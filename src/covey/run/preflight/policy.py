@@ -56,14 +56,12 @@ def check_logprobs(subject: PreflightContext) -> Check:
     config = subject.config
     if config.engine.name == "fake":
         return Check(True, "engine=fake samples from a script, not from the policy", "")
-    # Score the sampled tokens with the trainer
     batch = whole_batch(subject)
     scoring = Scoring(subject.run.source.sampling, config.logprob_chunk)
     policy = subject.run.policy
     with inference(policy.model):
         trainer_L = torch.cat([score_tokens(policy, m, scoring).logprob_L for m in batch.micro_batches])
     sampler_L = torch.cat([m.sampler_logprob_L for m in batch.micro_batches])
-    # Measure the gaps
     gap_L = (trainer_L.double() - sampler_L).abs()
     names_L = [m.prompt_ids[row] for m in batch.micro_batches for row in m.row_L.tolist()]
     largest, mean, worst = float(gap_L.max()), float(gap_L.mean()), names_L[int(gap_L.argmax())]
@@ -114,7 +112,6 @@ def check_gradient(subject: PreflightContext) -> Check:
 
 def _gradient_finding(config: Config, limit: float, errors: dict[tuple[str, int], float], num_tokens: int) -> Check:
     # A NaN is the worst of all, which max() alone would not see.
-    # NaN counts as the worst error
     (packing, budget), worst = max(errors.items(), key=lambda found: (math.isnan(found[1]), found[1]))
     figure = (
         f"relative error {worst:.2g} at most over {len(errors)} layouts and splits of {num_tokens:,} tokens, most with "
@@ -283,8 +280,6 @@ def gradient_tolerance(model: ModelConfig, policy: Policy) -> float:
     """Return the tolerance of gradients, for float64 with root-mean-square norms that of float32.
 
     Such norms compute in float32 whatever the weights are.
-
-    Root-mean-square norms compute in float32 whatever the weights are, so float64 does not help there.
     """
     kind = kind_of(model)
     if kind == "float64" and any("RMSNorm" in type(module).__name__ for module in policy.model.modules()):

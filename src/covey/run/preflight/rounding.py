@@ -52,9 +52,8 @@ def float32_rounding(policy: Policy, rows: Sequence[Row], sampling: Sampling) ->
             plain_gradient(policy, plain_model(policy, dtype=dtype), rows, sampling, kept)
             for dtype in (torch.float32, torch.float64)
         )
-    # Sum the squares over all ranks
-    apart = sum(_square(left - right) for left, right in zip(rounded, exact, strict=True))
-    size = sum(_square(right) for right in exact)
+    apart = sum(square(left - right) for left, right in zip(rounded, exact, strict=True))
+    size = sum(square(right) for right in exact)
     apart, size = collectives.all_sum(torch.tensor([apart, size], dtype=torch.float64)).tolist()
     return float((apart / size) ** 0.5) if size else 0.0
 
@@ -93,5 +92,6 @@ def allowed_tokens(plain: Plain, rows: Sequence[Row], sampling: Sampling) -> lis
         return [allowed_with(*rollout_logits(plain, row.rollout), sampling) for row in rows]
 
 
-def _square(tensor: Tensor) -> float:
+def square(tensor: Tensor) -> float:
+    """Return the sum of the squared entries."""
     return float(torch.linalg.vector_norm(tensor, dtype=torch.float64)) ** 2

@@ -32,7 +32,7 @@ from covey.run.preflight.policy import (
     synthetic_rows,
     without_dropout,
 )
-from covey.run.preflight.rounding import allowed_tokens, explained_error, plain_gradient, plain_loss
+from covey.run.preflight.rounding import allowed_tokens, explained_error, plain_gradient, plain_loss, square
 from covey.run.preflight.subject import Check, PreflightContext
 from covey.system import collectives
 from covey.trainer.layouts import Row
@@ -91,7 +91,6 @@ def check_slope(subject: PreflightContext) -> Check:
         default = max(gradient_tolerance(config.model, policy), GRADIENT_TOLERANCE["float32"])
         limit = config.preflight.gradient_tolerance or default
         limit = explained_error(config, policy, rows, sampling, errors.gradient, limit)
-    # Say what was found, and what may help
     slope = "the loss jumps, and differences say nothing"
     if errors.slope is not None:
         slope = f"{errors.slope:.2g} against differences of the loss"
@@ -238,8 +237,8 @@ def _relative_error(pairs: Sequence[tuple[Tensor, Tensor]]) -> float:
     apart, size = 0.0, 0.0
     for left, whole in pairs:
         wanted = sharding.placed_like(whole.to(left.dtype), left)
-        apart += _square(local(left) - local(wanted))
-        size += _square(local(wanted))
+        apart += square(local(left) - local(wanted))
+        size += square(local(wanted))
     apart, size = collectives.all_sum(torch.tensor([apart, size], dtype=torch.float64)).tolist()
     if not size:
         return math.inf if apart else 0.0
@@ -247,8 +246,4 @@ def _relative_error(pairs: Sequence[tuple[Tensor, Tensor]]) -> float:
 
 
 def _norm(tensors: Sequence[Tensor]) -> float:
-    return float(sum(_square(tensor) for tensor in tensors) ** 0.5)
-
-
-def _square(tensor: Tensor) -> float:
-    return float(torch.linalg.vector_norm(tensor, dtype=torch.float64)) ** 2
+    return float(sum(square(tensor) for tensor in tensors) ** 0.5)

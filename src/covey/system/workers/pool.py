@@ -62,18 +62,13 @@ class WorkerSettings:
     """Modules that functions import when they are called, imported at the start instead: it takes no call's time."""
 
     def __post_init__(self) -> None:
-        if self.num_workers < 1:
-            raise ValueError(f"num_workers must be >= 1, got {self.num_workers}")
-        if not self.timeout > 0:
-            raise ValueError(f"timeout must be > 0 seconds, got {self.timeout}")
-        if not self.start_timeout > 0:
-            raise ValueError(f"start_timeout must be > 0 seconds, got {self.start_timeout}")
-        if self.max_calls < 1:
-            raise ValueError(f"max_calls must be >= 1, got {self.max_calls}")
-        if self.max_bytes < 1:
-            raise ValueError(f"max_bytes must be >= 1, got {self.max_bytes}")
-        if self.address_bytes is not None and self.address_bytes < 1:
-            raise ValueError(f"address_bytes must be >= 1, got {self.address_bytes}")
+        for name in ("num_workers", "max_calls", "max_bytes", "address_bytes"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be >= 1, got {value}")
+        for name in ("timeout", "start_timeout"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be > 0 seconds, got {getattr(self, name)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +82,6 @@ class _Process:
     """One worker process and the connection to it. Every wait for it ends when it is killed."""
 
     def __init__(self, setup: bytes) -> None:
-        # Start the process
         self._connection, theirs = Pipe()
         self._mark = secrets.token_hex(8)
         self._process = subprocess.Popen(
@@ -229,7 +223,6 @@ class _Worker:
             request = pickle.dumps((job.index, dict(job.keywords)))
         except Exception as error:
             return Failure(f"arguments cannot be sent to a worker process: {error}")
-        # Call it
         answer = self._prepare() or self._exchange(request, self._settings.timeout)
         if self._is_closed:
             return Failure(f"{NO_WORKER}: the pool is closed")
@@ -242,7 +235,6 @@ class _Worker:
 
     def _prepare(self) -> dict[str, Any] | None:
         """Start a process that waits for calls, and return the failure where it cannot start."""
-        # Start a process where there is none
         if self._process is None or (self._is_ready and not self._process.is_alive()):
             self._replace()
         if self._process is None:
@@ -343,16 +335,13 @@ def _main_module() -> tuple[str, str | None]:
 
 
 def _close(jobs: "SimpleQueue[_Job | None]", workers: list[_Worker]) -> None:
-    # Kill the processes
     for worker in workers:
         worker.close()
-    # Answer waiting calls
     with contextlib.suppress(Empty):
         while True:
             job = jobs.get_nowait()
             if job is not None and job.future.set_running_or_notify_cancel():
                 job.future.set_result(Failure(f"{NO_WORKER}: the pool is closed"))
-    # Wake and end the threads
     for _ in workers:
         jobs.put(None)
     for worker in workers:

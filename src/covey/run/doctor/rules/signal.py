@@ -3,7 +3,7 @@
 from statistics import fmean
 
 from covey.run.doctor.finding import Evidence, Level
-from covey.run.doctor.log import RunLog, Span, Window
+from covey.run.doctor.log import RunLog, Span
 from covey.run.doctor.rules.common import above, accuracy_change, evidence_of, is_rising, percent
 
 NO_SIGNAL_WATCH, NO_SIGNAL_SICK = 0.6, 0.9
@@ -139,15 +139,10 @@ def much_dropped(log: RunLog) -> Evidence | None:
         if number > 0 and step in trained:
             shares.add_row({"step": step, "dropped": 1 - trained[step] / number})
     # Find shares that stay above one half
-    span = shares.lasting("dropped", _more_than_half)
+    span = shares.lasting("dropped", lambda window: window.mean > 0.5)
     if span is None:
         return None
-    # Name the commonest reason
     reasons = [(sum(log.values(name)), name[8:]) for name in log.columns if name.startswith("dropped/")]
     most = f", most of them as {max(reasons)[1].replace('_', ' ')}" if reasons else ""
     level = Level.SICK if span.mean > 0.9 else Level.WATCH
     return evidence_of(level, span, f"{percent(span.mean)} of the sampled groups were not trained{most}")
-
-
-def _more_than_half(window: Window) -> bool:
-    return window.mean > 0.5

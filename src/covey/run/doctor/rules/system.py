@@ -101,18 +101,13 @@ def slower(log: RunLog) -> Evidence | None:
     span = costs.lasting("cost", lambda window: window.mean > 1.2 * usual.value)
     if span is None or span.is_over:
         return None
-    went = from_to(usual, windows[-1].part, _milliseconds)
+    went = from_to(usual, windows[-1].part, lambda seconds: f"{1000 * seconds:.3g} ms")
     times = f"{windows[-1].mean / usual.value:.2g} times as long"
     return evidence_of(Level.WATCH, span, f"a token takes {times}, more with every window: {went}", p=p)
 
 
-def _milliseconds(seconds: float) -> str:
-    return f"{1000 * seconds:.3g} ms"
-
-
 def numbers_break(log: RunLog) -> Evidence | None:
     """Find losses or rewards that are no numbers, and updates skipped for it."""
-    # Metrics that are not finite
     for name in ("loss", "grad_norm", "sampled_reward_mean", "reward_mean", "reward_std", "kl"):
         column = log.columns.get(name, ())
         bad = [
