@@ -71,7 +71,6 @@ def build_objective(algorithm: AlgorithmConfig, norm_length: int) -> Objective:
 
 def _policy_term(algorithm: AlgorithmConfig, norm_length: int) -> PolicyTerm:
     name = algorithm.loss
-    # Check names, and that the loss can read the ratio
     one_of("ratio", algorithm.ratio, LEVELS)
     one_of("ratio_denominator", algorithm.ratio_denominator, DENOMINATORS)
     one_of_or_custom("loss", name, LOSS_FUNCTIONS)

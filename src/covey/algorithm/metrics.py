@@ -77,7 +77,6 @@ def off_policy(log_probs_NT: Tensor, behaviour_NT: Tensor, mask_NT: Tensor) -> d
     sequence_N = delta_NT.sum(1).clamp(-LOG_RATIO_CLAMP, LOG_RATIO_CLAMP)
     count_N = mask_NT.sum(1)
     present_N = count_N > 0
-    # Mean log-probs per sequence, for perplexities
     policy_N = select(log_probs_NT.detach(), mask_NT).sum(1) / count_N.clamp(min=1)
     sampler_N = select(behaviour_NT, mask_NT).sum(1) / count_N.clamp(min=1)
     # Estimators of KL and chi-squared, clamped so that one token cannot overflow the mean

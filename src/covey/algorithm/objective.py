@@ -251,7 +251,6 @@ class Objective:
         """
         assert statistics is not None or not self.needs_batch_selection, "this objective needs batch_statistics"
         inputs = apply_mask(inputs)
-        # Evaluate the loss of each token
         loss_in = self._loss_inputs(inputs, statistics)
         keep_NT, weights_NT = self._keep_and_weights(inputs, statistics)
         loss_NT, own = evaluate_loss(self.policy.loss, loss_in)

@@ -59,7 +59,6 @@ def give_way(config: Config, typed: Collection[str], look: Callable[[], Machine]
     change = _Change(config, typed)
     if look is not None:
         _choose_engine(change, look)
-    # Fit numbers to those that were typed
     _settle_budget(change)
     _fit_numbers(change)
     # Reset settings whose condition no longer holds; each reset may void another
@@ -73,7 +72,6 @@ def give_way(config: Config, typed: Collection[str], look: Callable[[], Machine]
             change.put(found.name, found.default, f"{format_value(found.value)} needs {need.condition}")
         if not idle:
             break
-    # Drop options of functions that were replaced
     _drop_options(change)
     _drop_narrow_clip(change)
     if config.resume is None:  # else it was begun so
@@ -223,7 +221,6 @@ def _options_of(setting: str, function: str, options: Mapping[str, Any]) -> set[
         "algorithm.selection": (SELECTION,),
         "algorithm.group_filter": (GROUP_FILTERS,),
     }
-    # Collect the options that each function reads
     own = [resolve(function, {})] if ":" in function else []
     found = own + [table[function] for table in tables.get(setting, ()) if function in table]
     idle = {name for one in found for name in unread_options(function, one, options)}

@@ -37,12 +37,10 @@ def current_name(name: str) -> str:
 
 def with_current_names(saved: Mapping[Any, Any]) -> dict[Any, Any]:
     """Return the settings of a saved run under the names of today, those of a mixture's parts included."""
-    # Rename sections, then settings within them
     found: dict[Any, Any] = {RENAMED.get(section, section): value for section, value in saved.items()}
     for section, value in found.items():
         if isinstance(value, Mapping):
             found[section] = _renamed_within(section, value)
-    # Rename settings of a mixture's parts
     environment = found.get("environment")
     if isinstance(environment, Mapping) and isinstance(parts := environment.get("parts"), Mapping):
         named = {

@@ -172,11 +172,9 @@ class FillEngine:
 
     def _answer(self, requests: Sequence[Request]) -> None:
         started = time.perf_counter()
-        # Fill in all requests together
         fills = [(request, request.fills()) for request in requests]
         with inference(self._policy.model):
             fill_in(self._policy, [fill for _, own in fills for fill in own])
-        # Answer those that still wait
         for request, own in fills:
             if not request.future.done():
                 request.future.set_result([request.completion(fill) for fill in own])

@@ -48,7 +48,6 @@ def build_stream(config: Config, environment: Environment, prompts: Sequence[Pro
     graded = {name: _difficulties(config.curriculum, environment, found) for name, found in of_each.items()}
     if _by_difficulty(config.curriculum) and not any(graded.values()):
         raise ValueError("a curriculum by difficulty needs training prompts of two difficulties or more, got fewer")
-    # Order the prompts of each, and interleave them by weight
     streams = {name: _ordered(config, found, graded[name]) for name, found in of_each.items()}
     if environment.sampling_weights:
         return WeightedRoundRobin(streams, environment.sampling_weights, config.seed)

@@ -127,7 +127,6 @@ def warm_up(
     """
     settings = config.cold_start
     held_back, trained_on = _hold_back(demonstrations, settings.num_check_prompts, config.seed)
-    # Build the trainer and the engine that validates
     trainer = Trainer(policy, _trainer_settings(config))
     prompts = [prompt for prompt, _ in held_back]
     engine = sampling_engine(policy, config.engine, config.model.kernels)
@@ -135,7 +134,6 @@ def warm_up(
     how, stop = config.sampling, tuple(config.sampling.stop)
     sampling = Sampling(temperature=0.0, max_tokens=how.max_tokens, max_total_tokens=how.max_total_tokens, stop=stop)
     source = LocalSource(sampler, PromptStream(prompts, 0, False), 1, sampling)
-    # Train, and validate now and then
     groups = [demonstration_group(policy, p, shown, stop, environment.tool_schemas(p)) for p, shown in trained_on]
     order = random.Random(f"{config.seed}/cold-start/order")
     accuracy = 0.0

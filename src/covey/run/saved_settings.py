@@ -61,7 +61,6 @@ def settings_of(folder: Path, typed: Sequence[str]) -> DictConfig:
     control = {override.key_or_group: override.value() for override in overrides if override.key_or_group in CONTROL}
     trusted = control.get("trust_run") is True
     saved = with_own_caches(saved_settings(folder), folder, trusted=trusted)
-    # Change what was typed
     wanted = saved.copy()
     for override in overrides:
         key, value = override.key_or_group, override.value()
@@ -138,7 +137,6 @@ def apply_overrides(source: Path, base: DictConfig, composed: DictConfig, typed:
     somebody else and would act in your name (`trust.check`).
     """
     wanted = with_own_caches(base.copy(), source, trusted=composed.trust_run)
-    # Apply what was typed
     for override in parsed(typed):
         key = override.key_or_group
         if key == "recipe" or override.is_delete():

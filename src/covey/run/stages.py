@@ -259,15 +259,12 @@ def computing(policy: Policy, config: Config) -> str:
     >>> computing(policy, config)
     'sampling: native, a graph of each step (vLLM is not installed); attention: varlen; layers: liger; activations: ...'
     """
-    # Engine
     reason = obstacle_to_vllm(config, this_machine()) or "vLLM is installed too: engine=vllm"
     sampling = f"native, a graph of each step ({reason})" if config.engine.name == "native" else config.engine.name
-    # Attention
     obstacle = varlen_obstacle(policy.heads)
     why = (
         f" (varlen {obstacle})" if policy.attention == "sdpa" and obstacle and config.model.attention == "auto" else ""
     )
-    # Activations
     recomputes = any(getattr(module, "gradient_checkpointing", False) for module in policy.model.modules())
     chosen = config.model.gradient_checkpointing is not None
     activations = "computed again" if recomputes else "kept"

@@ -37,7 +37,6 @@ def resolve(name_or_path: str, table: Mapping[str, Callable[..., Any]]) -> Calla
         raise ValueError(f"{name_or_path} needs module {error.name}, which cannot be imported{hint}") from error
     except Exception as error:
         raise ValueError(f"{name_or_path} needs module {module_name}, whose import {describe(error)}") from error
-    # Find the function
     function = vars(module).get(function_name)
     if not callable(function):
         suggestion = near(function_name, [name for name, value in vars(module).items() if callable(value)])
@@ -52,7 +51,6 @@ def check_options(function: Callable[..., Any], options: Collection[str], *, set
     message gives to the place the options came from. ValueError names the unknown and the allowed ones.
     """
     allowed = _option_parameters(function)
-    # Refuse unknown options
     if allowed is None:
         return
     names = [p.name for p in allowed]
@@ -60,7 +58,6 @@ def check_options(function: Callable[..., Any], options: Collection[str], *, set
     if unknown:
         allowed_names = f"be among {', '.join(names)}" if names else "be empty"
         raise ValueError(f"{setting} must {allowed_names} for {function.__name__}, got {', '.join(unknown)}")
-    # Require options without a default
     missing = [p.name for p in allowed if p.default is p.empty and p.name not in options]
     if missing:
         raise ValueError(f"{setting} must set {', '.join(missing)} for {function.__name__}, got {sorted(options)}")

@@ -53,12 +53,10 @@ def _converted_field(section: type, name: str, value: Any) -> Any:
 
 def converted(value: Any, kind: Any, name: str) -> Any:
     """Return the value as one of `kind`, a type as fields are annotated with. ValueError where it is of another."""
-    # Optional values
     origin, parts = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
         (inner,) = (part for part in parts if part is not types.NoneType)
         return None if value is None else converted(value, inner, name)
-    # Lists and mappings, entry by entry
     if origin is list and isinstance(value, list | tuple):
         return [converted(item, parts[0], f"{name}[{index}]") for index, item in enumerate(value)]
     if origin is dict and isinstance(value, Mapping):

@@ -165,7 +165,6 @@ class Load:
 
     def add(self, row: Row, *, opens: bool) -> int:
         """Add a row, the first of its group where it `opens` one, and return how many tokens go through the model."""
-        # Size of the padded rectangle
         lengths = [end - start for start, end in row.sequences]
         self.num_sequences += len(lengths)
         self.longest = max(self.longest, *lengths)

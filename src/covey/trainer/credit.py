@@ -140,7 +140,6 @@ class CreditAssigner:
         advantages_M = clip_advantages(advantages_M, self._algorithm.advantage_clip)
         if self._algorithm.turn_credit == "anchor_state" and len(advantages_M) > 0:
             logged["anchored_fraction"] = float(anchored(given, turns).double().mean())
-        # Those of this rank's rollouts
         of_facts = _split_by_rollout(turns, advantages_M, len(facts))
         of_turns = _regroup(of_facts, start, groups)
         pairs = [zip(group.rollouts, own, strict=True) for group, own in zip(groups, of_turns, strict=True)]
@@ -154,7 +153,6 @@ class CreditAssigner:
         self.baselines = dict(state["baselines"])
 
     def _shape(self, facts: Sequence[_Fact]) -> Scores:
-        # Collect facts of all ranks' rollouts
         names = list(dict.fromkeys(name for fact in facts for name in fact.parts))
         given = scores(
             [fact.reward for fact in facts],
@@ -177,7 +175,6 @@ class CreditAssigner:
         """Return what trains, with its advantages, and what a custom advantage logs."""
         logged: dict[str, float] = {}
 
-        # Estimate advantages on what is selected
         def estimate(on: Scores) -> Tensor:
             advantages_N, metrics = estimated(
                 self._functions.estimate, on, answers if self._functions.takes_answers else None
@@ -185,7 +182,6 @@ class CreditAssigner:
             logged.update(metrics)
             return advantages_N
 
-        # Select rollouts
         if self._functions.select is None:
             selected = Selected(torch.ones_like(given.rewards_N, dtype=torch.bool), estimate(given))
         else:

@@ -192,17 +192,14 @@ class GRPO:
 
 def check(batch: DocumentBatch) -> None:
     """Raise ValueError for lists that are empty or of several lengths, numbers that are not finite, mixed groups."""
-    # Lists of one length
     lengths = {name: len(values) for name, values in batch.items()}  # type: ignore[arg-type]
     if len(set(lengths.values())) > 1 or 0 in lengths.values():
         shown = ", ".join(f"{name} {length}" for name, length in lengths.items())
         raise ValueError(f"the lists of a batch must have one length >= 1, got {shown}")
-    # One prompt per group
     named: dict[Hashable, str] = {}
     for prompt_id, prompt in zip(batch["prompt_ids"], batch["prompts"], strict=True):
         if named.setdefault(prompt_id, prompt) != prompt:
             raise ValueError(f"a group must have one prompt, got two with prompt_id {prompt_id}")
-    # Finite numbers
     for name in ("rewards", "logprobs", "ref_logprobs"):
         for index, value in enumerate(_values(batch[name]).tolist()):
             if not math.isfinite(value):

@@ -173,7 +173,6 @@ def shared_layout(part: Part) -> Stream:
     positions: list[int] = []
     segments: list[Segment] = []
     offsets: list[Offset] = []
-    # A tree for each group
     for group in part:
         tree = PrefixTree()
         ends = [add_to_tree(tree, row) for row in group]

@@ -129,7 +129,6 @@ def gpg(
     those with a reward other than 0 (verl). f_norm: a number, or group_std. Use with the plain policy gradient.
     """
     one_of("alpha", alpha, ("informative_groups", "nonzero_rewards"))
-    # Center rewards within groups
     advantages_N = group_center(scores, singleton=singleton)
     # Scale by the share of groups, or rewards, that teach something
     if alpha == "informative_groups":
@@ -138,7 +137,6 @@ def gpg(
     else:
         counted = int((scores.rewards_N.nan_to_num(nan=0.0) != 0).sum())
     scale = int(scores.scored.sum()) / counted if counted else 1.0
-    # Divide by the group's deviation or by a constant
     if isinstance(f_norm, str):
         one_of("f_norm", f_norm, ("group_std",))
         return divide(scale * advantages_N, group_std(scores.rewards_N, scores.groups_N), 0.0)

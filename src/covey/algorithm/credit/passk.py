@@ -45,7 +45,6 @@ def pkpo(
     published, which leaves -k c / (n (n - 1)) on a group of constant reward c, or matched, which leaves 0.
     ValueError unless 1 <= k <= the size n of every group; for loo k <= n - 1.
     """
-    # Check the options
     one_of("variant", variant, ("none", "loo", "loo_minus_one"))
     one_of("scale", scale, ("sum", "mean"))
     one_of("loo_scale", loo_scale, ("matched", "published"))

@@ -94,10 +94,8 @@ def scores(
     """
     rewards_N = _float64(rewards)
     n = len(rewards_N)
-    # Number the groups in the order in which they come
     labels: dict[Hashable, int] = {}
     groups_N = torch.tensor([labels.setdefault(label, len(labels)) for label in _listed(groups)], dtype=torch.int64)
-    # Fill in what was not given
     lengths_N = torch.ones_like(rewards_N) if lengths is None else _float64(lengths)
     parts_NK = rewards_N.new_zeros(n, 0) if parts is None else _float64(parts)
     return Scores(

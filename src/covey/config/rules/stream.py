@@ -76,7 +76,6 @@ def check_mixture(config: Config, rules: Sequence[Rule]) -> None:
     for setting, value in vars(config.data).items():
         if not sharing and value != vars(DataConfig())[setting]:
             raise ValueError(f"data.{setting}={format_value(value)} needs a part that reads it, got none")
-    # Check each part as if it were the environment
     for name, part in part_configs(config).items():
         _check_part(name, part, rules)
 

@@ -109,7 +109,6 @@ def sample_same_params(logits_RV: Tensor, distribution: Distribution, uniform_R:
     temperature, *filters = distribution
     if temperature == 0 or tuple(filters) != NO_FILTERS:
         return sampling.sample_same_params(logits_RV, distribution, uniform_R)
-    # Draw in C, one thread for several rows
     logits_RV = logits_RV.float().contiguous()
     token_R = torch.empty(len(logits_RV), dtype=torch.int64)
     logprob_R = torch.empty(len(logits_RV))

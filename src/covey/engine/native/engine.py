@@ -310,7 +310,6 @@ class NativeEngine:
             self._count(runner.num_encoded - before, len(admission.rows), admission.charge())
             scheduler.advance(admission.rows, *sampled)
             answered |= self._depart()
-        # Draw tokens for every row
         for sampled in runner.decode(scheduler, most) if scheduler.rows else ():
             self._count(0, sum(not row.left for row in scheduler.rows))
             scheduler.advance(scheduler.rows, *sampled)

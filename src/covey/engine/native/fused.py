@@ -59,7 +59,6 @@ class FusedLayer:
     def __init__(self, layer: Any, rule: Rule, weight_of: WeightOf, half: bool) -> None:
         self.index, self.rule = int(layer.self_attn.layer_idx), rule
         self._weight_of = weight_of
-        # Pack the weights for C
         self._panels = [PackedWeights(*_joined(part, weight_of), half) for part in _parts(layer)]
         self._norms = [torch.empty_like(norm.weight, dtype=torch.float32) for norm in _norms(layer)]
         width = int(layer.self_attn.head_dim)

@@ -169,7 +169,6 @@ class Row:
         reason = self._finish_reason(token_id)
         if reason is None:
             return
-        # Complete the row
         self.left = True
         self.request.num_running -= 1
         oldest, spans = self.changes[0][0], self._spans()

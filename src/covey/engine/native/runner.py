@@ -64,7 +64,6 @@ class Runner:
 
     def start(self, scheduler: Scheduler, admission: Admission) -> Sampled:
         """Encode new prompts and what resumed rows have not read, and draw the next token of every row that enters."""
-        # Make room, then encode the prompts
         self.fit(scheduler)
         rows, prompts, num_resumed = admission.rows, admission.prompts, admission.num_resumed
         first = len(scheduler.rows) - len(rows)

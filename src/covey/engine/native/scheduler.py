@@ -92,7 +92,6 @@ class Scheduler:
         self.kept_slots = 0
         self.resuming: deque[Row] = deque()
         """Rows of sessions that wait to go on."""
-        # Requests that have not begun
         self._waiting: deque[Request] = deque()
         self._numbers = count()
 

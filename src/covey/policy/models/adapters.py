@@ -106,7 +106,6 @@ def saved_adapters(settings: ModelConfig) -> "LoraConfig | None":
                 f"model.name={settings.name} holds adapters and needs model.{name}={found[name]}, "
                 f"got model.{name}={value}"
             )
-    # Find the base model
     saved.base_model_name_or_path = base_of(Path(settings.name), saved.base_model_name_or_path)
     if not saved.base_model_name_or_path:
         raise ValueError(f"model.name={settings.name} holds adapters that do not name their base model")

@@ -29,7 +29,6 @@ def set_template_defaults(tokenizer: PreTrainedTokenizerBase, values: Mapping[st
         raise ValueError(
             f"model.chat_template_kwargs={dict(values)} needs a chat template, the tokenizer of {model_name} has none"
         )
-    # Refuse values that no template reads
     named = tokenizer.chat_template if isinstance(tokenizer.chat_template, dict) else {"": tokenizer.chat_template}
     readable = sorted({name for template in named.values() for name in _read_by(template)})
     for name in values:

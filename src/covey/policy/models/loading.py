@@ -262,7 +262,6 @@ def _load_pretrained(settings: ModelConfig, device: torch.device) -> tuple[PreTr
         keywords["device_map"] = {"": device}
     if not Path(settings.name).exists():
         silence()
-    # Load, and say in one line why it fails
     try:
         model = KINDS[settings.kind].from_pretrained(settings.name, **keywords)
         tokenizer = _padding(_load_tokenizer(settings))

@@ -52,7 +52,6 @@ def seeing_masks(model: PreTrainedModel) -> Iterator[None]:
         for config in configs.values():
             config._attn_implementation_internal = PROBE
         yield
-    # Restore them
     finally:
         for key, config in configs.items():
             config._attn_implementation_internal = before[key]

@@ -140,7 +140,6 @@ def _check_against_plain(policy: Policy, recorder: Recorder) -> None:
     """Compare with the model as transformers alone runs it: text by text, and two that share their beginning."""
     model = policy.causal_lm
     kind, texts = type(model).__name__, _texts(policy)
-    # Compare with plain transformers
     ids_BT = torch.tensor(texts, device=model.device)
     positions_BT = torch.arange(ids_BT.shape[1], device=model.device).expand_as(ids_BT)
     with nullcontext() if policy.mask_id is not None else seeing_masks(model):

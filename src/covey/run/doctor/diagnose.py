@@ -40,7 +40,6 @@ def in_a_line(findings: Sequence[Finding], log: RunLog) -> str:
     >>> in_a_line([], RunLog())
     'too early to say, after 0 steps'
     """
-    # Count the findings by level
     level, needed = worst(findings), 2 * log.width
     own = [finding.level for finding in findings if finding.cause is None]
     counts = {one: own.count(one) for one in (Level.SICK, Level.WATCH, Level.NOTE)}

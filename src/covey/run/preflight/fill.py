@@ -30,7 +30,6 @@ def check_frozen(subject: PreflightContext) -> Check:
     judge = environment.judge_summary()
     if judge is not None and not judge.is_frozen:
         faults.append("the judge")
-    # Name what was checked
     names = [name for name, there in (("reference", reference), ("judge", judge is not None)) if there]
     if faults:
         return Check(False, f"{faults[0]} has weights that would be trained", "none", "freeze it")

@@ -67,14 +67,12 @@ def check_memory(subject: PreflightContext) -> Check:
 
 
 def _finding(need: Need, free: int, points: Sequence[MemorySample], shape: Shape, recomputes: bool) -> Check:
-    # Say what was measured
     tried = len(points) != 2
     how = "measured" if tried else f"scaled up from {points[0].num_tokens:,} and {points[1].num_tokens:,}"
     figure = f"{_parts(need)} with {shape.num_tokens:,} tokens in a micro-batch ({how})"
     values = _values(need, free) | {"num_tokens": float(shape.num_tokens), "measured": float(tried)}
     if need.total <= free:
         return Check(True, figure, _free(free), values=values)
-    # Say what to lower
     fits = fitting_tokens(points, free - need.optimizer)
     lower = f"lower micro_batch_tokens to {fits}"
     if fits < shape.max_tokens:

@@ -60,14 +60,12 @@ def largest_shape(subject: PreflightContext, num_groups: int) -> Shape:
     """Return the shape of a step with the longest prompt and the longest completions."""
     config, prompt_ids = subject.config, tuple(subject.longest[1])
     mask_id = subject.run.policy.mask_id
-    # Count the tokens of a rollout
     added = config.sampling.max_tokens
     if mask_id is not None:  # what later passes read
         added = 0 if config.sampling.likelihood == "one_step" else (config.sampling.num_passes - 1) * len(prompt_ids)
     rollout = len(prompt_ids) + added
     if mask_id is None:
         rollout = len(prompt_ids) + max(1, subject.run.source.sampling.room(len(prompt_ids)))
-    # Count the tokens of a group
     group_size = max(group_sizes(config.group_size, config.group_size_schedule))
     group = len(prompt_ids) + group_size * added if config.packing == "shared" else group_size * rollout
     return Shape(

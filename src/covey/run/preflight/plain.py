@@ -115,13 +115,11 @@ def _gaps(subject: PreflightContext, groups: Sequence[Group]) -> dict[str, Tenso
     Of the engine only the tokens that it has drawn.
     """
     config, run, policy = subject.config, subject.run, subject.run.policy
-    # Score with transformers alone
     rollouts = [rollout for group in groups for rollout in group.rollouts if rollout.num_loss_tokens > 0]
     with torch.no_grad(), sharding.unsharded(policy):
         plain = plain_model(policy)
         sampling = run.source.sampling
         expected_L = torch.cat([rollout_logprobs(plain, rollout, sampling) for rollout in rollouts])
-    # Score with the trainer, in the layout of the run
     batch = laid_out(subject, synthetic_rows(groups, 1.0), config.packing, config.micro_batch_tokens)
     scoring = Scoring(sampling, config.logprob_chunk)
     with inference(policy.model):

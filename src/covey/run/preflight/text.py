@@ -71,7 +71,6 @@ def _prompt_faults(policy: Policy, prompt: Prompt) -> Iterator[Fault]:
 
 
 def _rendering_faults(policy: Policy, prompt: Prompt) -> Iterator[str]:
-    # Render the prompt as the run does
     try:
         ids = encode_prompt(policy.tokenizer, prompt)
     except ValueError as error:
@@ -80,7 +79,6 @@ def _rendering_faults(policy: Policy, prompt: Prompt) -> Iterator[str]:
     except Exception as error:  # the template is foreign code: Jinja, with errors of its own making
         yield f"prompt {prompt.id}: the chat template raises {type(error).__name__}: {error}"
         return
-    # Check the tokens
     if policy.mask_id is not None and policy.mask_id not in ids:
         yield f"prompt {prompt.id} has no masked token ({policy.tokenizer.mask_token})"
     if encode_prompt(policy.tokenizer, prompt) != ids:
@@ -177,7 +175,6 @@ def check_completions(subject: PreflightContext) -> Check:
     """
     if subject.config.engine.name == "fake":
         return Check(True, "engine=fake samples from a script, not from the policy", "", applies=False)
-    # Collect every fault of every completion
     rollouts = [(group.prompt, rollout) for group in subject.groups for rollout in group.rollouts]
     failures = [f"prompt {g.prompt.id}: {failure.reason}" for g in subject.groups for failure in g.failures]
     faults = [(reason, "look at the engine's settings") for reason in failures]
@@ -185,7 +182,6 @@ def check_completions(subject: PreflightContext) -> Check:
     if faults:
         figure, remedy = faults[0]
         return Check(False, figure, "no difference", remedy)
-    # Report how they ended
     num_stopped = sum(rollout.finish_reason == "stop" for _, rollout in rollouts)
     figure = f"{len(rollouts)} completions read as they were sampled, {num_stopped} of them ended by a stop"
     return Check(True, figure, "no difference", values={"num_stopped": num_stopped})
@@ -268,13 +264,11 @@ def _room(subject: PreflightContext) -> tuple[int, str]:
 def check_gold(subject: PreflightContext) -> Check:
     """Check that the environment's gold answers, tokenized and decoded, get the maximum reward."""
     environment = subject.run.environment
-    # Score each gold answer as a completion
     with naming(environment, "gold"):
         golds = [(prompt, environment.gold(prompt)) for prompt in subject.prompts]
     verdicts = [(prompt, _score(subject, prompt, gold)) for prompt, gold in golds if gold is not None]
     if not verdicts:
         return Check(True, f"environment={subject.config.environment.name} has no gold answers", "", applies=False)
-    # Compare with what counts as correct
     full = subject.config.evaluation.correct_above
     low = [(p, said) for p, said in verdicts if isinstance(said, str) or said < full]
     values = {"num_gold": float(len(verdicts)), "num_low": float(len(low))}

@@ -86,7 +86,6 @@ class Case:
         program = self.program = self.spawner.fresh(self.limits, is_script)
         self._wait_ready(program, deadline)
         self.excuse(time.monotonic() - began)
-        # Send the program
         order = {
             "code": self.code,
             "entry_point": self.entry_point,
@@ -118,7 +117,6 @@ class Case:
 
     def load(self) -> Program:
         """Return a fresh process that has loaded the program. Raises LoadFailed."""
-        # Wait for the answer to loading
         program = self.start()
         try:
             loaded = program.receive(self.expect(1))

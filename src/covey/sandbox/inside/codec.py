@@ -62,7 +62,6 @@ class Encoder:
         """Encode a value for `json.dumps`. Raises Unencodable."""
         kind = type(value)
         self._left -= 1
-        # Plain values as they are
         if value is None or kind is bool:
             return value
         if depth > MAX_DEPTH:

@@ -65,7 +65,6 @@ class Host:
         self.probes: list[str] = []
         """Which layers were found to hold, and how."""
         self.look_seconds = LOOK_SECONDS if not self.is_namespaced else wire.MAX_WAIT
-        # State between runs
         self._limits: dict[str, Any] = {}
         self._spare: Process | None = None
         self._running: Process | None = None
@@ -243,7 +242,6 @@ class Host:
         wanted = [
             check for check in checks.CHECKS_OF[self.start["tier"]] if check.layer != "landlock" or self.needs_landlock
         ]
-        # Try it from inside
         met = checks.results(wanted, expected, self.probe)
         for check, found, holds in met:
             if not holds:
@@ -281,7 +279,6 @@ def main(control: int) -> None:
     kernel.name_process("covey-judge")
     kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
     resource.setrlimit(resource.RLIMIT_AS, (JUDGE_BYTES, JUDGE_BYTES))
-    # Serve until the caller hangs up
     callers = watched(control)
     host, supervisor = None, None
     try:

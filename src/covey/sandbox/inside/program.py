@@ -120,7 +120,6 @@ def module_of(name: str) -> types.ModuleType:
 
 def load(code: str, entry_point: str) -> Callable[..., Any]:
     """Load the function to call. `Class.method` is the method of `Class()`."""
-    # Run the module
     module = module_of("program")
     exec(compile(code, FILE_NAME, "exec", dont_inherit=True), module.__dict__)
     # Find the entry point, instances made on the way

@@ -103,13 +103,11 @@ class Progress:
 
     def take(self, message: dict[str, Any], checker: Checker) -> None:
         """Note what the checker says."""
-        # Take what the checker found
         self.has_begun = True
         self.verdicts += message["verdicts"]
         self.void = message.get("void", self.void)
         self.imports = message.get("imports", self.imports)
         self.unjudged = message.get("unjudged", self.unjudged)
-        # Pass on its failure
         if "broken" in message:
             raise Broken(message["broken"])
         # Begin the wait it announces, charged to the program or not

@@ -53,7 +53,6 @@ def prepare(config: dict[str, Any]) -> Spec:
         if not is_namespaced:
             library.preload_extensions()
             library.freshen()
-    # Enter the namespaces
     spec = Spec(layers=tuple(config["layers"]), limits={}, uid=config["uid"], base_bytes=address_space())
     if is_namespaced:
         namespaces.enter(spec, library.folders(), library.hidden())
@@ -104,14 +103,12 @@ def serve(channel: socket.socket, base: Spec) -> None:
 
 def spawn(request: dict[str, Any], descriptors: list[int], base: Spec) -> int:
     """Start a process for one program, and return its number here."""
-    # The layers and limits of this program
     spec = replace(
         base,
         layers=tuple(layer for layer in base.layers if layer not in request["omit"]),
         limits=request["limits"],
         folder=request["folder"] or layers.WORK,
     )
-    # Fork into namespaces of its own
     flags = kernel.CLONE_NEWPID if spec.has("pid_namespace") else 0
     flags |= kernel.CLONE_NEWNS if spec.has("mount_namespace") else 0
     pid = kernel.fork_into(flags)
@@ -136,7 +133,6 @@ def become_program(spec: Spec, descriptors: list[int], is_probe: bool) -> None:
     except BaseException as error:
         program.Answers(program.RESULT, 1 << 16).send({"failed": f"{step.layer}: {program.text_of(error)}"})
         os._exit(1)
-    # Serve calls, or probes of the layers
     if is_probe:
         probes.serve()
     program.serve(spec.limits)

@@ -30,7 +30,6 @@ class AsyncCache(Generic[Key, Value]):
     async def get(self, key: Key, compute: Callable[[], Awaitable[Value]]) -> Value:
         """Return the value of a key, computed where none is kept that is final."""
         self._num_requested += 1
-        # Use what is kept.
         kept = self._kept.get(key)
         if kept is not None and self.is_final(kept):
             self._kept.move_to_end(key)

@@ -115,7 +115,6 @@ def main(descriptor: int, parent: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     os.set_inheritable(descriptor, False)
     connection = Connection(descriptor)
-    # Load the functions
     try:
         functions = load(connection.recv_bytes())
         held = prepare(functions)
@@ -123,7 +122,6 @@ def main(descriptor: int, parent: int) -> None:
         connection.send_bytes(json.dumps({"error": describe(error)}).encode())
         return
     connection.send_bytes(json.dumps({"result": "ready", "held": held}).encode())
-    # Answer calls until the parent closes the pipe
     while True:
         try:
             request = connection.recv_bytes()

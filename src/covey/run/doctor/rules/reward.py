@@ -55,7 +55,6 @@ def hacking(log: RunLog) -> Evidence | None:
 
 def format_only(log: RunLog) -> Evidence | None:
     """Find a gain that comes from the form of answers, not from their being right."""
-    # Gains of each part of the reward
     parts = {
         name[7:]: change for name in log.columns if name.startswith("reward/") and (change := change_of(log, name))
     }

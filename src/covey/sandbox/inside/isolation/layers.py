@@ -80,7 +80,6 @@ class Step:
 
 def enter(spec: Spec, step: Step) -> None:
     """Put all layers of the spec on this process, which cannot take them off again."""
-    # A folder of its own
     step.begin("private_folder")
     if spec.has("mount_namespace") and spec.has("private_folder"):
         size = spec.limits["file_bytes"]
@@ -152,7 +151,6 @@ def set_environment(folder: str) -> None:
 
 def set_limits(spec: Spec) -> None:
     """Set limits of the process. How long it may take is watched from outside."""
-    # Bounds of time, memory, files and signals
     limits = spec.limits
     cpu = limits["cpu_seconds"]
     bounds = {

@@ -67,7 +67,6 @@ def take_hold(readable: Sequence[str]) -> dict[str, int]:
 def build_root(trees: dict[str, int], hidden: Sequence[str]) -> None:
     """Build a small file system over the host's /tmp (seen nowhere else) with the trees in their places."""
     kernel.mount("tmpfs", WORK, kernel.MS_NOSUID | kernel.MS_NODEV, "size=1m,mode=0755")
-    # Attach each tree, as a folder or a file
     for path, tree in trees.items():
         target = WORK + path
         os.makedirs(os.path.dirname(target), mode=0o755, exist_ok=True)

@@ -146,7 +146,6 @@ def judge_assert(case: Case, tests: list[dict[str, Any]], index: int) -> int:
 def verdict_on_assert(case: Case, candidate: Candidate, test: dict[str, Any]) -> Verdict:
     """Run the test, which is passed where nothing raises."""
     verdict = PASSED
-    # Run the test, whose errors are verdicts
     try:
         run_test(case.entry_point, candidate, test)
         if candidate.is_uncalled:

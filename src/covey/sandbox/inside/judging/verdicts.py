@@ -54,7 +54,6 @@ def judge_calls(case: Case, tests: list[Test], first: int) -> int:
     # Send all calls at once; the pipe holds them while the program works
     program = case.load()
     program.send(b"".join(wire.pack(call_frame(index, tests[index])) for index in range(first, len(tests))))
-    # Judge the answers in order
     for index in range(first, len(tests)):
         test, is_over = tests[index], True
         try:
@@ -116,11 +115,9 @@ def judge_output(case: Case, tests: list[Test], index: int) -> int:
 
 def verdict_on_output(case: Case, test: Test, num_left: int) -> Verdict:
     """Compare what it prints, whether or not it says goodbye. An exception nobody caught fails."""
-    # Send the input
     program = case.start(is_script=True)
     deadline = case.expect(num_left)
     program.send(test["stdin"].encode("utf-8", "surrogateescape"), program.stdin)
-    # Wait for its end
     try:
         frame = program.receive(deadline)
     except Ended:
