@@ -379,3 +379,12 @@ def is_message(message: object) -> bool:
         return message["role"] == "assistant" and bool(message.get("tool_calls"))
     parts = content if isinstance(content, list | tuple) else [{"text": content}]
     return all(isinstance(part, Mapping) and isinstance(part.get("text"), str) for part in parts)
+
+
+def own_containers(value: Any) -> Any:
+    """Return copies of lists, dictionaries and sets, for foreign code to change, around the same objects."""
+    if type(value) is dict:
+        return {key: own_containers(held) for key, held in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(map(own_containers, value))
+    return set(value) if type(value) is set else value

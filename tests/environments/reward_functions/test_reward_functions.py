@@ -3,6 +3,7 @@
 import asyncio
 import functools
 import re
+import threading
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any
@@ -182,10 +183,13 @@ def test_one_function_cannot_change_what_the_next_one_sees() -> None:
 
 
 def test_every_completion_has_a_column_of_its_own_to_take_apart() -> None:
-    def empties(completions: list, tests: list, **kwargs: Any) -> list[float]:
+    lock = threading.Lock()  # nobody can copy it
+
+    def empties(completions: list, tests: list, shared: list, **kwargs: Any) -> list[float]:
+        assert all(own is lock for own in shared)
         return [float(sum(own.pop() for _ in range(len(own)))) for own in tests]
 
-    made = environment(empties, row={**ROW, "tests": [1, 2]})
+    made = environment(empties, row={**ROW, "tests": [1, 2], "shared": lock})
     for _ in range(2):
         assert score(made, ["a", "b"]) == [Reward(3.0, {"empties": 3.0})] * 2
 

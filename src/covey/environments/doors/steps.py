@@ -3,12 +3,11 @@
 What a step earns belongs to its turn, what the last one earns is the verdict on the episode.
 """
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from covey.environments.base import Environment, Split, conversation
+from covey.environments.base import Environment, Split, conversation, own_containers
 from covey.environments.conversations.tools.calling import in_thread
 from covey.environments.doors.games import PROTOCOLS, Game, Move
 from covey.environments.episode import Answer, Episode, Observation
@@ -34,7 +33,7 @@ class StepSettings:
         """Make the object of one attempt. Columns of the row besides the prompt are SkyRL's `extras`."""
         if self.protocol != "skyrl":
             return PROTOCOLS[self.protocol](self.factory())
-        return PROTOCOLS[self.protocol](self.factory(extras=copy.deepcopy(dict(columns.get("extras") or {}))))
+        return PROTOCOLS[self.protocol](self.factory(extras=own_containers(dict(columns.get("extras") or {}))))
 
 
 class Steps(Environment):

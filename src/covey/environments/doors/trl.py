@@ -9,13 +9,12 @@ Instances are pooled, made once and reset often, and never used by two attempts 
 """
 
 import asyncio
-import copy
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from covey.environments.base import SPLITS, Environment, Split, text_of
+from covey.environments.base import SPLITS, Environment, Split, own_containers, text_of
 from covey.environments.conversations.tools.calling import called_in_time
 from covey.environments.conversations.tools.environment import WithTools
 from covey.environments.conversations.tools.episode import Talk, ToolEpisode
@@ -107,7 +106,7 @@ class RowTools(WithTools):
         if state is None:
             return Observation()
         asked = prompt.text if isinstance(prompt.text, str) else [dict(message) for message in prompt.text]
-        row = copy.deepcopy({"prompt": asked, **prompt.columns})  # for the attempt to change
+        row = own_containers({"prompt": asked, **prompt.columns})  # for the attempt to change
         if self._is_chosen:
             row.pop(COLUMN)
         what = f"{type(state).__name__}.reset"

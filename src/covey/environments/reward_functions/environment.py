@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from covey.environments.base import Environment, Split, split_prefill
+from covey.environments.base import Environment, Split, own_containers, split_prefill
 from covey.environments.reward_functions.call import (
     AT_START,
     HIDDEN_COLUMNS,
@@ -279,7 +279,7 @@ class RewardFunctions(Environment):
         # Columns as lists, one entry per completion
         count = len(completions)
         shown = {name: value for name, value in prompt.columns.items() if name not in HIDDEN_COLUMNS}
-        columns = {name: [copy.deepcopy(value) for _ in range(count)] for name, value in shown.items()}
+        columns = {name: [own_containers(value) for _ in range(count)] for name, value in shown.items()}
         if isinstance(prompt.text, str):
             return {"prompts": [prompt.text] * count, "completions": list(completions), **columns}
         # A conversation; each completion gets a copy, since functions may change it

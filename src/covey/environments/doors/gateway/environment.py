@@ -1,11 +1,10 @@
 """Rows, reward functions, and an agent program that plays every attempt."""
 
-import copy
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from covey.environments.base import Split
+from covey.environments.base import Split, own_containers
 from covey.environments.conversations.tools.calls import HERMES, hermes, reader_for, reader_name
 from covey.environments.conversations.tools.environment import Judged
 from covey.environments.doors.gateway.episode import AgentEpisode, Agents, Outcome
@@ -52,7 +51,7 @@ class AgentEnvironment(Judged):
 
     def episode(self, prompt: Prompt, seed: int) -> Episode:
         asked = prompt.text if isinstance(prompt.text, str) else [dict(message) for message in prompt.text]
-        row = copy.deepcopy({"prompt": asked, **prompt.columns, "seed": seed})
+        row = own_containers({"prompt": asked, **prompt.columns, "seed": seed})
         return AgentEpisode(self._agents, row, lambda outcome: self._verdict(prompt, outcome))
 
     async def _verdict(self, prompt: Prompt, outcome: Outcome) -> Reward | Failure:
