@@ -42,7 +42,7 @@ def test_gsm8k_reads_its_rows_from_data(data: DataConfig) -> None:
 
 
 def test_reward_functions_take_their_rows_and_functions_from_the_top(data: DataConfig) -> None:
-    config = Config(data=data, rewards=["builtins:len", "builtins:len"], reward_weights=[1.0, 0.5])
+    config = Config(data=data, rewards=["sentence_end", "sentence_end"], reward_weights=[1.0, 0.5])
     environment = ENVIRONMENTS["reward_functions"](RewardFunctionsConfig(in_process=True), config)
     assert environment.prompts("test")[0].text == "6*8="
     with pytest.raises(ValueError, match="needs rewards="):
@@ -51,7 +51,7 @@ def test_reward_functions_take_their_rows_and_functions_from_the_top(data: DataC
 
 def test_rows_that_lack_the_prompt_column_are_named(data: DataConfig) -> None:
     data.prompt_column = "text"
-    config = Config(data=data, rewards=["builtins:len"])
+    config = Config(data=data, rewards=["sentence_end"])
     with pytest.raises(ValueError, match=r"train\.jsonl line 1 has no column 'text'"):
         ENVIRONMENTS["reward_functions"](RewardFunctionsConfig(), config)
 
@@ -64,7 +64,7 @@ def prompts_of(rows: list[dict[str, Any]], folder: Path, **settings: Any) -> lis
     """The prompts of both splits of a file with these rows."""
     path = folder / "rows.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    config = Config(data=DataConfig(path=str(path), **settings), rewards=["builtins:len"])
+    config = Config(data=DataConfig(path=str(path), **settings), rewards=["sentence_end"])
     environment = ENVIRONMENTS["reward_functions"](RewardFunctionsConfig(in_process=True), config)
     return [*environment.prompts("train"), *environment.prompts("test")]
 
@@ -101,7 +101,7 @@ def test_answers_at_the_end_of_prompts_show_a_cold_start_how_it_is_done(tmp_path
     path.write_text("".join(json.dumps(row) + "\n" for row in WITH_ANSWERS))
     data = DataConfig(path=str(path), prompt_column="messages", answer_column="completion")
     environment = ENVIRONMENTS["reward_functions"](
-        RewardFunctionsConfig(in_process=True), Config(data=data, rewards=["builtins:len"])
+        RewardFunctionsConfig(in_process=True), Config(data=data, rewards=["sentence_end"])
     )
     shown = {prompt.text[0]["content"]: text for prompt, text in environment.demonstrations("train")}  # type: ignore[index]
     assert shown.items() <= {f"{n} + 1?": f"{n + 1}" for n in range(4)}.items()
@@ -123,7 +123,7 @@ def test_equal_questions_with_other_answers_at_their_end_stay_in_one_split(tmp_p
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     data = DataConfig(path=str(path), answer_column="gold", test_fraction=0.2)
     environment = ENVIRONMENTS["reward_functions"](
-        RewardFunctionsConfig(in_process=True), Config(data=data, rewards=["builtins:len"])
+        RewardFunctionsConfig(in_process=True), Config(data=data, rewards=["sentence_end"])
     )
     assert [len(environment.prompts(split)) for split in ("train", "test")] == [8, 2]
 

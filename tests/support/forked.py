@@ -7,6 +7,7 @@ import atexit
 import multiprocessing
 import os
 import select
+import signal
 import subprocess
 import sys
 import threading
@@ -63,6 +64,7 @@ class Forked:
 def _run(words: list[str], folder: str, variables: Mapping[str, str], output: Connection) -> None:
     """Become what `python -m covey WORDS` is, run, and end as an interpreter does."""
     os.setsid()
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whatever the tests were started by
     for number in (1, 2):
         os.dup2(output.fileno(), number)
     output.close()

@@ -263,8 +263,7 @@ def reading(values: Sequence[float]) -> str:
         low, high = min(values), max(values)
         if high - low <= 0.005 * abs(first):
             return f"stayed at {three_digits(last)}" if is_same else f"hardly moved: {shown}"
-        about = "" if is_same else "about "
-        return f"{about}{three_digits(last)} at both ends, {three_digits(low)} to {three_digits(high)} between"
+        return f"{three_digits(last)} at both ends ({three_digits(low)} to {three_digits(high)})"
     way = "rose" if last > first else "fell"
     # Percentages are undefined at 0 and across it, and turned around below
     if min(first, last) <= 0:

@@ -68,7 +68,7 @@ WRONG: list[tuple[Any, str]] = [
         "think_fromat",
         f"no reward function 'think_fromat'; did you mean think_format?; there is {NAMES}, and your own as ",
     ),
-    ("users_specs", f"no reward function 'users_specs'; there is {NAMES}, and your own as module:function"),
+    ("users_specs", "no reward function 'users_specs'; did you mean users_specs:FUNCTION?; there is accuracy"),
     (":f", f"no reward function ':f'; there is {NAMES}"),
     (len, 'rewards must name functions: "builtins:len" in place of <built-in function len>'),
     (3, "rewards must hold names or mappings of function and args, got 3"),

@@ -269,14 +269,15 @@ def test_a_stop_asked_for_while_signals_are_held_sends_none_that_another_handler
 
 
 def test_the_end_of_a_terminal_is_heard_unless_nohup_has_it_ignored() -> None:
-    with Stopper().installed() as stopper:
-        stopper.hold()
-        signal.raise_signal(signal.SIGHUP)
-        with pytest.raises(StopRequested, match="stopped by SIGHUP") as stopped:
-            stopper.release()
-    assert stopped.value.status == 129
-    usual = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    usual = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # these tests may run under nohup
     try:
+        with Stopper().installed() as stopper:
+            stopper.hold()
+            signal.raise_signal(signal.SIGHUP)
+            with pytest.raises(StopRequested, match="stopped by SIGHUP") as stopped:
+                stopper.release()
+        assert stopped.value.status == 129
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
         with Stopper().installed() as stopper:
             signal.raise_signal(signal.SIGHUP)
             assert not stopper.is_asked
@@ -288,6 +289,7 @@ def test_the_end_of_a_terminal_is_heard_unless_nohup_has_it_ignored() -> None:
 def test_a_run_whose_terminal_is_closed_saves_its_last_finished_step(reference: Path) -> None:
     pid, terminal = pty.fork()
     if pid == 0:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
         os.chdir(reference)
         words = [*SETTINGS, *WORKERS, "output.save_every=0", "hydra.run.dir=closed"]
         environment = os.environ | {"REWARD_SECONDS": "0.02", "COVEY_CACHE": str(reference / "cache")}

@@ -84,7 +84,8 @@ def patience_with_ranks(config: Config) -> list[float]:
         for name, value in (("WORLD_SIZE", "2"), ("RANK", "0"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "1")):
             patch.setenv(name, value)
         patch.setattr(dist, "init_process_group", nobody_comes)
-        assert main(["train", f"timeouts.ranks={config.timeouts.ranks}", "hydra.run.dir=ranks"]) == 2
+        words = ["recipe=arithmetic", f"timeouts.ranks={config.timeouts.ranks}", "hydra.run.dir=ranks"]
+        assert main(["train", *words]) == 2
     return asked
 
 

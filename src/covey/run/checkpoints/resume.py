@@ -54,8 +54,8 @@ def check_same_run(config: Config, folder: Path, checkpoint: Path) -> None:
 
     Somebody has copied it from another run, unless resume_changes names the setting.
     """
-    if not ((folder / CONFIG).is_file() and (checkpoint / SETTINGS).is_file()):  # earlier versions wrote none
-        return
+    if config.trust_run or not ((folder / CONFIG).is_file() and (checkpoint / SETTINGS).is_file()):
+        return  # settings edited by hand are trusted by a word, and earlier versions wrote none
     lines = [line["changes"] for line in changes_of(folder)]
     had = [(current_name(key), change["to"]) for changes in lines for key, change in changes.items()]
     for key, (begun, saved) in differences(saved_in(folder / CONFIG), saved_in(checkpoint / SETTINGS)).items():
