@@ -10,11 +10,11 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 FAKE = r"""#!/bin/bash
 name=${0##*/}
-printf '%s' "$name" >> "$FAKE_LOG"; printf '|%s' "$@" >> "$FAKE_LOG"; printf '\n' >> "$FAKE_LOG"
+line=$name; for word in "$@"; do line+="|$word"; done; echo "$line" >> "$FAKE_LOG"
 case $name in
   scontrol) printf '%s\n' $FAKE_NODES ;;
   hostname) echo "$FAKE_ADDRESSES" ;;
-  ray) [[ $1 == start ]] || printf ' 1 node_%s\n' $FAKE_NODES ;;
+  ray) [[ $1 == start ]] || grep '^ray|start' "$FAKE_LOG" | sed 's/.*/ 1 node_n/' ;;
   srun)
     echo "cpus|${SRUN_CPUS_PER_TASK:-}" >> "$FAKE_LOG"
     while [[ $1 == --* ]]; do shift; done
@@ -48,7 +48,7 @@ class Job:
         given = {
             **{"SLURM_SUBMIT_DIR": str(self.folder), "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]"},
             **{"COVEY_VENV": str(self.folder / "a venv"), "SLURM_RESTART_COUNT": str(restarts)},
-            **{"FAKE_LOG": str(log), "FAKE_NODES": "n1 n2", "FAKE_ADDRESSES": "10.0.0.3", "COVEY_RAY_WAIT": "1"},
+            **{"FAKE_LOG": str(log), "FAKE_NODES": "n1 n2", "FAKE_ADDRESSES": "10.0.0.3", "COVEY_RAY_WAIT": "25"},
         }
         done = subprocess.run(
             ["bash", str(ROOT / "slurm" / f"{script}.sbatch"), *words],
