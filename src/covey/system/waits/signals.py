@@ -21,28 +21,29 @@ EXIT_STATUS = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
 
 
 class StopRequested(KeyboardInterrupt):
-    """Somebody asked the run to stop."""
+    """Somebody asked the run to stop. Exceptions for other threads are named by their class alone."""
 
-    def __init__(self, number: int = signal.SIGINT) -> None:
-        super().__init__(f"stopped by {signal.Signals(number).name}")
-        self.status = EXIT_STATUS[signal.Signals(number)]
+    usual = signal.SIGINT
+
+    def __init__(self, number: int | None = None) -> None:
+        given = self.usual if number is None else signal.Signals(number)
+        super().__init__(f"stopped by {given.name}")
+        self.status = EXIT_STATUS[given]
 
 
 class Terminated(StopRequested):
-    """The same by SIGTERM. Exceptions for other threads are named by their class alone."""
+    """The same by SIGTERM."""
 
-    def __init__(self, number: int = signal.SIGTERM) -> None:
-        super().__init__(number)
+    usual = signal.SIGTERM
 
 
 class HungUp(StopRequested):
     """The same by SIGHUP: the terminal or the connection that the run was started from is gone."""
 
-    def __init__(self, number: int = signal.SIGHUP) -> None:
-        super().__init__(number)
+    usual = signal.SIGHUP
 
 
-KINDS = {signal.SIGINT: StopRequested, signal.SIGTERM: Terminated, signal.SIGHUP: HungUp}
+KINDS = {kind.usual: kind for kind in (StopRequested, Terminated, HungUp)}
 
 
 @dataclass
