@@ -216,3 +216,27 @@ def test_tokens_are_not_weighed_where_the_engine_is_the_trainers_or_somebody_sai
     assert composed("recipe=arithmetic")[0].algorithm.correction == "none"
     assert composed("recipe=arithmetic", *VLLM, "algorithm.correction=none")[0].algorithm.correction == "none"
     assert composed("recipe=arithmetic", *VLLM, "algorithm.correction=mask")[0].algorithm.correction == "mask"
+
+
+@pytest.mark.parametrize(
+    ("words", "count"),
+    [
+        ([], 0),
+        (["devices.trainer=2"], 0),
+        (["max_staleness=1"], 1),
+        (["streaming=true"], 1),
+        (["devices.sampler=1"], 1),
+        (["devices.cpus_per_sampler=2"], 1),
+        (["devices.python=python"], 1),
+        (["engine.update=abort"], 1),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_samplers_that_would_only_take_turns_with_the_trainer_are_started_for_those_who_type_them(
+    words: list[str], count: int
+) -> None:
+    config, notices = composed("source=ray", *words)
+    assert config.devices.sampler == count
+    assert any(line.startswith("devices.sampler=0 in place of 1: ") for line in notices) == (count == 0)
+    resumed, _ = composed("source=ray", "resume=outputs/begun", *words)
+    assert resumed.devices.sampler == 1, "a run that was begun goes on as it was"

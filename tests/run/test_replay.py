@@ -199,7 +199,7 @@ def test_a_schedule_whose_digests_an_older_covey_made_is_refused_for_that() -> N
 
 def test_a_run_in_process_has_no_schedule_and_needs_none(tmp_path: Path) -> None:
     train(config(source="local", max_staleness=0, devices__sampler=1), tmp_path / "run")
-    with pytest.raises(ValueError, match="runs with source=ray write one"):
+    with pytest.raises(ValueError, match="runs with samplers of their own"):
         read_schedule(tmp_path / "run")
 
 

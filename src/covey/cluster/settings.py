@@ -7,8 +7,9 @@ from covey.system.section import Section
 from covey.system.setting import Requires, is_positive, setting
 
 ON_RAY = Requires("source = ray", ("source",), lambda source: source == "ray")
-SAMPLED_APART = (ON_RAY, Requires("devices.sampler > 0", ("devices.sampler",), is_positive))
+APART = Requires("devices.sampler > 0", ("devices.sampler",), is_positive)
 """Condition of what is about samplers in processes of their own."""
+SAMPLED_APART = (ON_RAY, APART)
 BY_TOKEN = Requires(
     "algorithm.kl_estimator other than full", ("algorithm.kl_estimator",), lambda estimator: estimator != "full"
 )
@@ -25,7 +26,7 @@ class DevicesConfig(Section):
     """GPUs of one trainer rank; 0 trains on CPUs, or on what a single process finds, whoever else samples there."""
     sampler: int = setting(1, ge=0, needs=ON_RAY)
     """Samplers, each a process with an engine on weights of its own and an environment; 0: the trainer's processes
-    sample, between updates."""
+    sample, between updates, as they do by default where max_staleness=0 lets nobody sample meanwhile."""
     gpus_per_sampler: float = setting(0.0, ge=0, needs=SAMPLED_APART)
     """GPUs of one sampler; below 1 it shares one with others, 0 samples on CPUs."""
     cpus_per_sampler: int = setting(1, ge=1, needs=SAMPLED_APART)

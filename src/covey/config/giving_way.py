@@ -7,8 +7,9 @@ from typing import Any
 
 import yaml
 
+from covey.cluster.settings import APART, DevicesConfig
 from covey.config.budget import BUDGETS, counted
-from covey.config.checks import MOST, format_value, read, unmet
+from covey.config.checks import MOST, format_value, read, unmet, walk
 from covey.config.engine_choice import Machine, obstacle_to_vllm
 from covey.config.rules.options import unread_options
 from covey.config.schema import Config
@@ -75,6 +76,7 @@ def give_way(config: Config, typed: Collection[str], look: Callable[[], Machine]
     _drop_options(change)
     _drop_narrow_clip(change)
     if config.resume is None:  # else it was begun so
+        _sample_in_place(change)
         _correct_for_the_sampler(change)
     return list(change.notices.values())
 
@@ -178,6 +180,17 @@ def _drop_narrow_clip(change: _Change) -> None:
     if narrow:
         kept = {key: value for key, value in algorithm.loss_options.items() if key not in narrow}
         change.put(where, kept, f"a clip range below {NARROW_CLIP} is for sequence ratios, got algorithm.ratio=token")
+
+
+def _sample_in_place(change: _Change) -> None:
+    """Let the trainer's processes sample where samplers would only take turns with them, and nobody asked for some."""
+    config, default = change.config, DevicesConfig().sampler
+    takes_turns = config.source == "ray" and config.max_staleness == 0 and not config.streaming
+    apart = (found.name for found in walk(config) if APART in found.bounds.needs)
+    asked = any(map(change.is_typed, ("devices.sampler", "engine.update", *apart)))
+    if takes_turns and not asked and config.devices.sampler == default:
+        reason = f"with max_staleness=0 samplers and trainer take turns; devices.sampler={default} has one all the same"
+        change.put("devices.sampler", 0, reason)
 
 
 def _correct_for_the_sampler(change: _Change) -> None:

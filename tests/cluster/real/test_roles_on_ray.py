@@ -30,10 +30,13 @@ FILLS = (
     "environment.monitors=[]",
 )
 RUNS = {
-    "reference": (SUMS, ("devices.reference=2",)),
+    "reference": (SUMS, ("devices.sampler=1", "devices.reference=2")),
     "no-sampler": (SUMS, ("devices.sampler=0", "devices.trainer=2", "devices.reference=1")),
-    "sharded": (SUMS, ("devices.trainer=2", "parallel.strategy=fsdp", "devices.reference=1")),
-    "judge": (FILLS, ("devices.judge=1",)),
+    "sharded": (
+        SUMS,
+        ("devices.sampler=1", "devices.trainer=2", "parallel.strategy=fsdp", "devices.reference=1"),
+    ),
+    "judge": (FILLS, ("devices.sampler=1", "devices.judge=1")),
 }
 
 

@@ -44,7 +44,7 @@ def test_sandboxes_of_a_sampler_that_is_killed_leave_no_process(folder: Path) ->
 @pytest.mark.parametrize("place", ["true", "false"])
 def test_what_a_reward_prints_in_a_sampler_is_seen(place: str, folder: Path) -> None:
     (folder / "varied_reward.py").write_text(SPEAKING)
-    words = ("source=ray", f"environment.in_process={place}", "num_steps=8")
+    words = ("source=ray", "devices.sampler=1", f"environment.in_process={place}", "num_steps=8")
     process = new_run(folder, f"prints-{place}", *words, settings=tuple(word for word in ROWS if "workers" not in word))
     status, output = finish(process)
     assert status == 0, output

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from peft import PeftModel
@@ -167,3 +168,11 @@ def test_a_folder_without_a_manifest_is_no_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "step-000005.tmp-abc" / "manifest.json").write_text("{}")
     assert complete_checkpoints(tmp_path) == []
     assert complete_checkpoints(tmp_path / "nowhere") == []
+
+
+def test_a_state_that_nobody_could_load_is_not_saved_and_what_was_saved_stays(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path / "checkpoints", 1, nano(), {"source": {"levels": [0.5]}}, {})
+    state = {"source": {"levels": [np.float64(0.5)]}, "trainer": torch.zeros(3)}
+    with pytest.raises(ValueError, match=r"numpy.*a curriculum's, keeps numbers, strings, lists, dicts and tensors$"):
+        save_checkpoint(tmp_path / "checkpoints", 2, nano(), state, {})
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-000001"]

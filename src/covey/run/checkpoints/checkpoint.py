@@ -74,6 +74,7 @@ def save_checkpoint(
 
     `weights` are the whole ones of a sharded policy, `settings` every setting of the run as YAML. Returns its path. A
     process killed at any moment leaves the old checkpoints as they were, and at most a folder *.tmp-* besides.
+    ValueError where the state holds more than tensors and plain containers: nobody could load it.
     """
     final = checkpoints / folder_name(step)
     with catch_write_errors(final):
@@ -87,6 +88,7 @@ def save_checkpoint(
         save_policy(policy, aside / POLICY, weights)
         with (aside / STATE).open("wb") as file:  # given a path, torch would not say why a write failed
             torch.save(dict(state), file)
+        load_state(aside, mapped=True)
         if settings is not None:
             (aside / SETTINGS).write_text(settings, encoding="utf-8")
         (aside / MANIFEST).write_text(render(step, facts, file_digests(aside)), encoding="utf-8")
@@ -141,14 +143,20 @@ def problem(checkpoint: Path) -> str | None:
         return str(error)
 
 
-def load_state(checkpoint: Path) -> dict[str, Any]:
-    """Load the state, unpickling only tensors and plain containers. ValueError where it holds anything else."""
+def load_state(checkpoint: Path, *, mapped: bool = False) -> dict[str, Any]:
+    """Load the state, unpickling only tensors and plain containers. ValueError where it holds anything else.
+
+    `mapped` leaves tensors in the file, for who looks at the rest.
+    """
     try:
-        return torch.load(checkpoint / STATE, map_location="cpu", weights_only=True)
+        return torch.load(checkpoint / STATE, map_location="cpu", weights_only=True, mmap=mapped)
     except UnpicklingError as error:
         found = re.search(r"GLOBAL (\S+)", str(error))
         kind = found[1] if found else "other values"
-        raise ValueError(f"{checkpoint / STATE} holds {kind}: only plain values and tensors are read") from error
+        raise ValueError(
+            f"{checkpoint / STATE} holds {kind}: only plain values and tensors are read, so a state_dict() of one's "
+            "own, such as a curriculum's, keeps numbers, strings, lists, dicts and tensors"
+        ) from error
 
 
 def load_weights(policy: Policy, checkpoint: Path) -> None:

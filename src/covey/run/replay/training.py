@@ -93,7 +93,9 @@ def read_schedule(folder: Path) -> list[PastStep]:
     """Return the steps of a run's schedule. ValueError where it has none."""
     path = folder / SCHEDULE
     if not path.is_file():
-        raise ValueError(f"{folder} has no {SCHEDULE}: runs with source=ray write one, and others need none")
+        raise ValueError(
+            f"{folder} has no {SCHEDULE}: runs with samplers of their own (source=ray) write one, and others need none"
+        )
     rows = list(read_rows(path))
     if not rows:
         raise ValueError(f"{path} is empty: the run ended before its first step")
