@@ -52,7 +52,8 @@ def never_stops(log: RunLog) -> Evidence | None:
     ended = any(value < 0.5 for value in log.values("truncated_fraction")[-3:])
     # Two steps may be a policy that has not learnt to end yet.
     level = Level.NOTE if ended else Level.SICK if len(values) == 3 else Level.WATCH
-    return Evidence(level, f"no answer of the first {len(values)} steps ended by itself{within}", values[0][0])
+    steps = "step" if len(values) == 1 else f"{len(values)} steps"
+    return Evidence(level, f"no answer of the first {steps} ended by itself{within}", values[0][0])
 
 
 def verifier_fails(log: RunLog) -> Evidence | None:
