@@ -1,5 +1,6 @@
 """Estimators on small literal batches, and the identities that hold whatever the rewards are."""
 
+import inspect
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -107,6 +108,21 @@ def test_order_of_the_rollouts_does_not_matter(name: str) -> None:
     given = batch()
     order_N = torch.randperm(len(given.rewards_N), generator=torch.Generator().manual_seed(3))
     close(estimate(name, permuted(given, order_N)), estimate(name, given)[order_N])
+
+
+WHERE_DDOF_ACTS: dict[str, list[dict[str, Any]]] = {
+    "leave_one_out": [{"post_normalize": "batch_zscore"}],
+    "pairwise": [{"post": "group_zscore"}],
+    "gdpo": [{}, {"post": "token_whiten"}],
+}
+
+
+@pytest.mark.parametrize("name", [name for name, f in ADVANTAGES.items() if "ddof" in inspect.signature(f).parameters])
+def test_ddof_0_divides_by_the_size_and_ddof_1_by_one_less(name: str) -> None:
+    given = scores([0.0, 1.0, 3.0, 7.0], [0] * 4, parts=[[0.0], [1.0], [3.0], [7.0]])
+    for options in WHERE_DDOF_ACTS.get(name, [{}]):
+        population, sample = (ADVANTAGES[name](given, ddof=ddof, eps=0.0, **options) for ddof in (0, 1))
+        close(population, sample * math.sqrt(4 / 3), atol=1e-7)
 
 
 @pytest.mark.parametrize("name", GROUPWISE)

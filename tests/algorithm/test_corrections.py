@@ -1,5 +1,6 @@
 """Off-policy weights, rejection, masks, and the interpolated old policy."""
 
+import math
 from typing import Any
 
 import pytest
@@ -36,6 +37,10 @@ def test_truncated_weights_are_clamped() -> None:
 
 def test_masked_weights_are_0_outside_the_bounds_and_unchanged_inside() -> None:
     assert weights(mode="mask", min=0.4, max=3.0) == rows([1, 0, 0], [2, 0.5, 0], [0, 0, 0])
+
+
+def test_log_weights_are_clamped_where_that_is_asked_for() -> None:
+    assert weights(max=None, log_ratio_clamp=1.0) == rows([1, math.e, 1 / math.e], [2, 0.5, 0], [0, 0, 0])
 
 
 def test_a_sequence_weight_is_the_product_of_its_token_weights() -> None:
@@ -80,6 +85,7 @@ def keep(criteria: str, thresholds: str) -> list[list[bool]]:
 def test_k1_bounds_are_those_of_sampler_over_trainer() -> None:
     # pi_sampler / pi_old is 1, 1/4, 4 and 1/2, 2.
     assert keep("token_k1", "0.2_3") == [[True, True, False], [True, True, False], [False] * 3]
+    assert keep("token_k1", "1_3") == [[True, False, False], [False, True, False], [False] * 3]  # bounds are inside
 
 
 def test_a_sequence_criterion_drops_whole_sequences() -> None:
@@ -137,9 +143,10 @@ def far(advantages: list[float], log_probs: Tensor, sampler: Tensor) -> list[boo
 
 
 def test_only_bad_sequences_that_the_policy_has_left_are_dropped() -> None:
-    log_probs = torch.tensor([[-2.0, -1.0], [-2.0, -1.0], [-1.0, -1.0]])
-    sampler = torch.tensor([[-1.0, -0.5], [-1.0, -0.5], [-1.0, -0.5]])
-    assert far([-1.0, 1.0, -1.0], log_probs, sampler) == [False, True, True]
+    log_probs = torch.tensor([[-2.0, -1.0], [-2.0, -1.0], [-2.0, -1.0], [-1.0, -1.0], [-1.0, -1.5]])
+    sampler = torch.tensor([[-1.0, -0.5]]).expand(5, 2)
+    # The last is as far as may be
+    assert far([-1.0, 0.0, 1.0, -1.0, -1.0], log_probs, sampler) == [False, True, True, True, True]
 
 
 def test_m2po_drops_the_farthest_tokens_until_the_second_moment_is_small() -> None:
@@ -147,6 +154,8 @@ def test_m2po_drops_the_farthest_tokens_until_the_second_moment_is_small() -> No
     everything = torch.ones(1, 4) > 0
     assert m2po_keep(gaps, torch.zeros(1, 4), everything, 0.11).tolist() == [[True, False, True, True]]
     assert m2po_keep(gaps, torch.zeros(1, 4), everything, 1.0).tolist() == [[True] * 4]
+    at_threshold = torch.tensor([[0.5, 1.0]])  # with both, the mean of 0.25 and 1 is not below it
+    assert m2po_keep(at_threshold, torch.zeros(1, 2), torch.ones(1, 2) > 0, 0.625).tolist() == [[True, False]]
 
 
 def test_m2po_keeps_one_token_at_least_and_none_of_nothing() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from covey.algorithm.aggregation import AGGREGATIONS, Reduction, Totals, aggregate, count_totals
+from covey.algorithm.aggregation import AGGREGATIONS, Reduction, Totals, aggregate, count_totals, divisor
 from covey.algorithm.loss_inputs import LEVELS, LossInputs, RatioOptions, log_ratio, loss_inputs
 from covey.algorithm.losses import LOSSES, clip, clip_events, gmpo, nll, topr
 from covey.algorithm.settings import WITH_RATIO_LEVEL, WITHOUT_EXPONENTIAL, WITHOUT_RATIO
@@ -123,6 +123,16 @@ def test_on_policy_the_clipped_gradient_is_reinforce_at_token_levels(level: str)
     terms_NT = clip(inputs_of({**values, "log_probs": leaf, "old": values["log_probs"]}, level))
     (gradient,) = torch.autograd.grad(terms_NT.sum(), leaf)
     torch.testing.assert_close(gradient, -values["advantages"][:, None] * values["mask"])
+
+
+@pytest.mark.parametrize("name", ["dppo_tv", "dppo_kl", "dppo_tv_ratio"])
+def test_dppo_drops_good_tokens_by_the_upper_bound_and_bad_ones_by_the_lower(name: str) -> None:
+    # Between the two bounds by either distance: 0.2 of probability, a Bernoulli KL of 0.087.
+    up, down = row(math.log(0.7), math.log(0.5), 1.0), row(math.log(0.3), math.log(0.5), -1.0)
+    options = {"kl_tau": 0.0} if name == "dppo_tv_ratio" else {}
+    for low, high, kept in ((0.05, 0.3, [True, False]), (0.3, 0.05, [False, True])):
+        terms = [LOSSES[name].function(one, div_low=low, div_high=high, **options).item() for one in (up, down)]
+        assert [term != 0 for term in terms] == kept
 
 
 @pytest.mark.parametrize("name", LOSS_NAMES)
@@ -260,6 +270,9 @@ def test_clip_cov_takes_the_selected_tokens_out_and_kl_cov_penalises_them() -> N
     assert LOSSES["clip_cov"].function(inputs)[0, 1].item() == 0.0
     plain = -(inputs.ratio * inputs.advantages_NT)[0, 1] + 0.5 * inputs.delta[0, 1].abs()
     assert LOSSES["kl_cov"].function(inputs, kl_coef=0.5)[0, 1].item() == pytest.approx(plain.item())
+    # The penalty is beyond the clamp of ratios
+    far = {**values, "log_probs": values["old"] - 30.0, "advantages": torch.zeros(4, dtype=torch.float64)}
+    assert LOSSES["kl_cov"].function(inputs_of(far), kl_coef=0.5)[0, 1].item() == pytest.approx(15.0)
 
 
 def test_events_name_the_tokens_whose_gradient_was_cut() -> None:
@@ -312,8 +325,9 @@ def test_every_aggregation_is_in_the_small_batch_test() -> None:
 def test_empty_rows_count_only_when_asked() -> None:
     totals = count_totals(MASK)
     assert totals == Totals(num_tokens=4, num_sequences=2, num_rows=3)
-    counted = aggregate(VALUES, MASK, totals, Reduction("seq_mean_token_mean", count_empty=True))
-    assert counted.item() == pytest.approx(6 / 3)
+    counted = Reduction("seq_mean_token_mean", count_empty=True)
+    assert aggregate(VALUES, MASK, totals, counted).item() == pytest.approx(6 / 3)
+    assert (divisor(counted), divisor(Reduction("seq_mean_token_mean"))) == ("num_rows", "num_sequences")
 
 
 def test_totals_of_micro_batches_add_up() -> None:

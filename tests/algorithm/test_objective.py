@@ -184,7 +184,17 @@ def test_the_loss_is_the_sum_of_its_logged_pieces() -> None:
     pieces = ("policy_loss", "kl_loss", "sampler_kl_loss", "entropy_loss")
     assert loss == pytest.approx(logged["loss"]) == pytest.approx(sum(logged[name] for name in pieces))
     assert logged["entropy_loss"] == pytest.approx(-0.01 * logged["entropy"])
+    by_sequence = run(config(entropy_coef=0.01, aggregation="seq_mean_token_mean"), batch(), SPLITS[0])[2]
+    assert by_sequence["entropy_loss"] == logged["entropy_loss"]  # over all tokens, however the policy term is
     assert logged["kl_loss"] == pytest.approx(0.1 * logged["kl"])
+
+
+@pytest.mark.parametrize("estimator", ["k1_forward", "k3"])
+def test_the_penalty_to_the_sampler_is_the_divergence_from_it(estimator: str) -> None:
+    logged = run(config(sampler_kl_coef=0.2, sampler_kl_estimator=estimator), batch(), WHOLE)[2]
+    gap_L = (batch().log_probs_NT - batch().sampler_log_probs_NT)[batch().mask_NT]
+    of_token_L = -gap_L if estimator == "k1_forward" else gap_L.exp() - 1 - gap_L
+    assert logged["sampler_kl_loss"] == pytest.approx(0.2 * float(of_token_L.mean()))
 
 
 def test_weights_and_rejection_touch_the_policy_term_only() -> None:
@@ -195,6 +205,8 @@ def test_weights_and_rejection_touch_the_policy_term_only() -> None:
     assert corrected["kl_loss"] == pytest.approx(plain["kl_loss"])
     assert corrected["policy_loss"] != pytest.approx(plain["policy_loss"])
     assert corrected["policy_token_fraction"] < 1 == plain["policy_token_fraction"]
+    masked = run(config(correction="mask", correction_min=0.8, correction_max=1.25), batch(), WHOLE)[2]
+    assert masked["policy_token_fraction"] < 1
 
 
 def test_rejected_tokens_stay_in_the_denominator() -> None:

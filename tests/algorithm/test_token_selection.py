@@ -21,6 +21,10 @@ def test_micro_batches_share_the_threshold_of_the_global_batch() -> None:
     assert torch.stack(halves).tolist() == [[False, False], [True, True]]
 
 
+def test_tokens_at_the_threshold_are_kept() -> None:
+    assert high_entropy_mask(torch.ones(2, 2), TRUE_NT, high_entropy_threshold(torch.ones(4), 0.2)).all()
+
+
 def test_without_tokens_nothing_is_kept() -> None:
     threshold = high_entropy_threshold(torch.zeros(0), 0.2)
     assert not high_entropy_mask(torch.ones(2, 2), ~TRUE_NT, threshold).any()

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from covey.algorithm.credit.advantages import group_center, group_zscore, leave_one_out
+from covey.algorithm.credit.advantages import group_center, group_center_token_whiten, group_zscore, leave_one_out
 from covey.algorithm.credit.scores import Scores, scores
 from covey.algorithm.credit.turns import (
     TURN_CREDIT,
@@ -54,6 +54,13 @@ def test_discounted_returns_are_compared_over_all_turns_of_the_group() -> None:
     """Returns 3, 2 and 1: their mean is 2, whichever turn of its episode each is."""
     assert discounted(ONE_GROUP, THREE_TURNS, group_center, gamma=1.0).tolist() == [1.0, 0.0, -1.0]
     assert discounted(ONE_GROUP, THREE_TURNS, group_zscore, gamma=1.0).tolist() == listed(torch.tensor([1.0, 0, -1]))
+
+
+def test_turns_of_an_episode_without_loss_tokens_are_in_no_token_statistic() -> None:
+    given = scores([3.0, 1.0, 2.0], [0, 0, 0], lengths=[5, 3, 0])
+    turns = as_turns([0, 0, 1, 2], [1.0, 0.0, 0.5, 0.0], lengths=[2, 3, 3, 9])
+    first, second, other, _ = discounted(given, turns, group_center_token_whiten).tolist()
+    assert 2 * first + 3 * second + 3 * other == pytest.approx(0.0, abs=1e-9)
 
 
 def test_a_turn_of_its_own_is_added_to_the_outcome() -> None:

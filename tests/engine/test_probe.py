@@ -1,6 +1,7 @@
 """The probe of a push: whatever part of an engine keeps old weights, it says so, and rounding it lets pass."""
 
 import copy
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3MoeConfig
 
+from covey.engine.base import Probe
 from covey.engine.weights import disproof, make_probe, probe_logprobs
 from covey.policy.attention.base import register
 from covey.policy.policy import Policy
@@ -137,6 +139,22 @@ def test_rounding_of_half_precision_passes_and_an_old_layer_does_not(precision: 
     half = replace(new, precision=precision)
     assert found(replace(half, precision=torch.float32), half) == ""
     assert found(replace(stale(new, old, lambda name: "layers.1." in name), precision=precision), half)
+
+
+@pytest.mark.parametrize(
+    ("gaps", "is_rounding"),
+    [
+        ([0.9e-4] + [0.0] * 99, True),
+        ([1.1e-4] + [0.0] * 99, False),
+        ([0.2e-4] * 100, False),
+        ([0.0] * 99 + [math.nan], False),
+        ([0.0] * 99, False),
+    ],
+    ids=["one token near the bound", "one token beyond it", "every token a little", "no number", "a token too few"],
+)
+def test_gaps_are_rounding_where_neither_the_largest_nor_the_mean_is_more(gaps: list[float], is_rounding: bool) -> None:
+    probe = Probe(tuple(range(101)), (0.0,) * 100, tolerance=1e-4)
+    assert (disproof(gaps, probe) == "") == is_rounding
 
 
 def test_a_probe_fits_the_policy_with_a_token_to_spare() -> None:

@@ -45,7 +45,7 @@ def saved_and_loaded(rollout: Rollout) -> Rollout:
     """Put the rollout into a buffer and the buffer into a checkpoint, and return what comes back."""
     buffer, again = GroupBuffer(Bound(1, 0)), GroupBuffer(Bound(1, 0))
     prompt = Prompt("p", "e", "", {})
-    ticket = buffer.admit(prompt, Sampling(stop=("x",)), 1)
+    ticket = buffer.give_up(buffer.admit(prompt, Sampling(stop=("x",)), 1))
     buffer.finish(ticket, Group(prompt, (rollout,), (Failure("late"),)))
     file = BytesIO()
     torch.save(buffer_state(buffer), file)

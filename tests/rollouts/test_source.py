@@ -244,6 +244,10 @@ def test_a_group_with_fewer_than_two_scored_rollouts_is_dropped_and_counted(stac
     assert source.take_drops() == {"unscored_rollouts": 5, "unscored_groups": 2}
 
 
+def test_a_group_of_one_rollout_that_is_scored_is_trained_on(stack: ExitStack) -> None:
+    assert len(fake_source(stack, varied, group_size=1).take(2)) == 2
+
+
 def test_a_group_that_lost_one_of_three_rollouts_is_trained_on(stack: ExitStack) -> None:
     source = fake_source(stack, lambda p, text: Failure("lost") if text == "0" else float(text), group_size=3)
     (group,) = source.take(1)

@@ -22,7 +22,7 @@ DIFFERENT = [
     ({1}, {1, 2}), ({1: 1}, {1: 2}), ({1: 1}, {True: 1}), ({1: 1}, {1: 1, 2: 2}), ({1}, frozenset({1})),
     ([True], [1]), ({"a": (1,)}, {"a": [1]}), (None, False), (None, 0), ("1", 1), (1.0, "1.0"), (1.0, 1 << 5000),
     (bytearray(b"a"), b"a"), ({1, 2}, {1, 3}), ([[]], [()]), ({NAN: 1}, {float("nan"): 2, NAN: 1}),
-    ({NAN}, {float("nan"), NAN}),
+    ({NAN}, {float("nan"), NAN}), (1 + 2j, 1 + 3j), (1 + 2j, 2 + 2j), ({(1.0, 1)}, {(1.0, True)}),
 ]  # fmt: skip
 
 
@@ -41,11 +41,13 @@ def test_a_tolerance_is_for_floats_wherever_they_are() -> None:
     assert matches([0.3, {"a": (1e6,)}], [0.1 + 0.2, {"a": (1e6 + 0.5,)}], close)
     assert matches({0.3, 5.0}, {5, 0.1 + 0.2}, close)
     assert matches({0.3: 1.0}, {0.1 + 0.2: 1.0 + 1e-9}, close)
+    assert not matches({0.3: 1.0}, {0.1 + 0.2: 2.0}, close)
     assert not matches(1.0, 1.001, close)
     assert not matches(1.0, NAN, close)
     assert not matches(1, 1.0000000001, close)
     assert not matches(math.inf, 1e300, Tolerance(rel=1.0, abs=1e308))
     assert not matches(1e308, math.inf, Tolerance(rel=1.0, abs=1e308))
+    assert not matches(1.0, 2.0, Tolerance(rel=0.5))  # of what is expected
     assert matches(100.0, 101, Tolerance(abs=1.0))
     assert not matches(100.0, 101.5, Tolerance(abs=1.0))
 

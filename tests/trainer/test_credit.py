@@ -153,11 +153,13 @@ def test_masked_truncated_completions_are_in_no_token_statistic_but_in_the_mean_
     assert values[0] - values[1] == pytest.approx(values[4] - values[5])  # both groups have the mean 1/2
 
 
-def test_a_masked_truncated_completion_is_not_the_shortest() -> None:
+@pytest.mark.parametrize(("rank_by", "kept"), [("length", 2), ("reward_per_token", 1)])
+def test_a_masked_truncated_completion_is_not_the_shortest(rank_by: str, kept: int) -> None:
     """A selection ranks by what was written, in the loss or not."""
-    cut = rollout(0.0, num_tokens=40, finish_reason="length")
-    settings = {"selection": "top_k", "selection_options": {"k": 1, "rank_by": "length"}, "mask_truncated": True}
-    assert assigner(**settings).assign([of(cut, rollout(1.0, 3), rollout(0.0, 2))]).keep == [[False, False, True]]
+    cut = rollout(0.9, num_tokens=40, finish_reason="length")
+    settings = {"selection": "top_k", "selection_options": {"k": 1, "rank_by": rank_by}, "mask_truncated": True}
+    credit = assigner(**settings).assign([of(cut, rollout(1.0, 3), rollout(0.0, 2))])
+    assert credit.keep == [[index == kept for index in range(3)]]
 
 
 # ------------------------------------------------------------------------------------------------ turns

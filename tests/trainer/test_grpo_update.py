@@ -1,6 +1,7 @@
 """The machine-design document's `GRPO.update(batch)`, against the formulas worked out by hand."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -168,6 +169,17 @@ def test_rollout_and_pack_feed_the_update_and_its_gradient_reaches_the_weights()
     again, other = (rollout(run.source, groups[0].prompt, 4, seed=seed) for seed in (3, 4))
     assert [one.target_ids for one in again.rollouts] == [one.target_ids for one in groups[0].rollouts]
     assert [one.target_ids for one in other.rollouts] != [one.target_ids for one in groups[0].rollouts]
+    # One that has nothing to learn keeps its place, and the reference is scored over the nucleus of the policy
+    masked = replace(groups[0].rollouts[0], loss_mask=(False,) * len(groups[0].rollouts[0].loss_mask))
+    groups[0] = replace(groups[0], rollouts=(masked, *groups[0].rollouts[1:]))
+    with torch.no_grad():
+        for weight in run.policy.model.parameters():
+            weight.mul_(1.5)
+    later = pack(groups, run.trainer)
+    assert torch.as_tensor(later["logprobs"]).tolist()[1:] != pytest.approx(sampled[1:], abs=1e-4)
+    before = torch.as_tensor(packed["ref_logprobs"]).tolist()
+    assert later["ref_logprobs"][0] == 0.0 != before[0]
+    assert torch.as_tensor(later["ref_logprobs"]).tolist()[1:] != before[1:]
     run.close()
 
 

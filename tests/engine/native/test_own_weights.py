@@ -2,6 +2,7 @@
 
 import asyncio
 import copy
+import math
 import random
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -18,7 +19,7 @@ from covey.engine.native.layouts import PrefillLayout
 from covey.engine.native.own_weights import ALONE, OwnWeightsEngine
 from covey.engine.native.rows import Request
 from covey.engine.native.runner import Runner, encode
-from covey.engine.weights import make_weight_set, trained_tensors
+from covey.engine.weights import make_weight_set, probe_logprobs, trained_tensors
 from covey.policy.policy import Policy
 from covey.types import Completion, Sampling
 
@@ -164,10 +165,12 @@ def test_aborting_samples_what_is_under_way_anew() -> None:
 def refused(weights: WeightSet, policy: Policy) -> str:
     engine = OwnWeightsEngine(policy, ROOM, 8)
     before = {name: tensor.clone() for name, tensor in trained_tensors(policy).items()}
+    read = probe_logprobs(engine._policy, PROMPTS[0])
     with pytest.raises(PushRefused) as error:
         asyncio.run(engine.update(weights, "keep"))
     assert engine.version == 0
     assert all(torch.equal(tensor, before[name]) for name, tensor in trained_tensors(policy).items())
+    assert probe_logprobs(engine._policy, PROMPTS[0]) == read
     return str(error.value)
 
 
@@ -193,6 +196,14 @@ def test_weights_that_changed_on_their_way_are_refused() -> None:
     _, weights = moved(policy, 1)
     next(iter(weights.tensors.values())).view(-1)[0].add_(1e-3)
     assert "digest" in refused(weights, policy)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_weights_that_are_not_finite_are_refused(value: float) -> None:
+    policy = tiny_policy("llama")
+    _, weights = moved(policy, 1)
+    next(iter(weights.tensors.values())).view(-1)[0] = value
+    assert "not finite" in refused(replace(weights, digest=digest_of(weights.tensors)), policy)
 
 
 def test_weights_that_the_probe_does_not_prove_are_put_back() -> None:

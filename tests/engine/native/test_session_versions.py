@@ -160,6 +160,30 @@ def test_an_abort_begins_the_turn_again_and_not_the_episode() -> None:
     assert len(second.token_ids) == SAMPLING.max_tokens
 
 
+def test_a_turn_that_waits_for_a_place_begins_on_the_weights_that_came_meanwhile() -> None:
+    policy = tiny_policy("llama")
+
+    async def run() -> list[Completion]:
+        engine = OwnWeightsEngine(copy.deepcopy(policy), GENEROUS, max_rows=1)
+        (session,) = engine.open(PROMPTS[0], 1, SAMPLING)
+        await session.first()
+        await engine.update(moved(policy, 1)[1], "keep")  # nothing that it has read is kept
+        (other,) = engine.open(PROMPTS[1], 1, SAMPLING)
+        begun = asyncio.ensure_future(other.first())
+        waiting = asyncio.ensure_future(session.extend([1, 2], SAMPLING))
+        while engine._stats.sampled_tokens < SAMPLING.max_tokens + 3:
+            await asyncio.sleep(0)
+        await engine.update(moved(policy, 2)[1], "keep")
+        found = [await begun, await waiting]
+        session.close()
+        other.close()
+        return found
+
+    begun, waited = asyncio.run(run())
+    assert [version for version, _, _ in spans_of(begun)] == [1, 2]
+    assert [version for version, _, _ in spans_of(waited)] == [2]
+
+
 @pytest.mark.parametrize("how", ["keep", "abort"])
 def test_weights_that_change_under_a_small_cache_give_right_tokens(how: UpdateMode) -> None:
     run = Run(tiny_policy("qwen3", stop_ids=STOPS), how, at=[25, 60, 61, 120], slots=120, rows=4)

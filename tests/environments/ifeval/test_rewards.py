@@ -70,6 +70,12 @@ def test_the_parts_say_what_the_reward_is_made_of() -> None:
     }
 
 
+def test_a_kind_that_is_asked_for_twice_is_followed_where_both_are() -> None:
+    asked = [instruction("keywords:existence", {"keywords": [word]}) for word in ("sun", "bye")]
+    assert Scheme().reward("it is bye", asked).parts["existence"] == 0.0
+    assert Scheme().reward("bye it is sun", asked).parts["existence"] == 1.0
+
+
 @pytest.mark.parametrize("name", SCHEMES)
 def test_the_reward_is_its_weighted_parts(name: str) -> None:
     scheme = Scheme(name)

@@ -10,6 +10,7 @@ from covey.environments.math.schemes import (
     boxed_answer,
     dapo_normalised,
     first_block,
+    torchrl_reward,
     verl_dapo_reward,
     verl_normalised,
     verl_reward,
@@ -96,6 +97,11 @@ def test_dapo_takes_the_last_answer_of_the_last_300_characters_and_gives_one_or_
     assert verl_dapo_reward("Answer: 42\nAnswer: 41", "42").value == -1.0
     assert verl_dapo_reward("Answer: 42" + " " * 300, "42").value == -1.0
     assert verl_dapo_reward("42", "42").value == -1.0
+
+
+def test_torchrl_pays_nothing_for_what_is_right_outside_of_an_answer_block() -> None:
+    assert torchrl_reward("<think>2</think> 42", is_right=True).value == 0.0
+    assert torchrl_reward("<answer>42</answer>", is_right=True).value == 1.0
 
 
 def test_the_first_closed_block_counts_whatever_stands_around_it() -> None:

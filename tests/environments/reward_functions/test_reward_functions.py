@@ -2,6 +2,7 @@
 
 import asyncio
 import functools
+import math
 import re
 import threading
 from collections.abc import Callable, Sequence
@@ -336,6 +337,9 @@ def test_a_completion_that_makes_a_function_raise_fails_alone(function: Callable
     )
     assert (first, third) == (None, None)
     assert re.match(expected, str(second))
+    # Whatever functions before it say
+    _, second = reasons(score(environment(length, function), ["a", ""]))
+    assert re.match(expected, str(second))
 
 
 def test_a_function_that_always_raises_fails_all() -> None:
@@ -358,6 +362,16 @@ def test_too_many_failures_stop_the_run_with_the_last_reason() -> None:
         "3 of the last 20 rewards failed (max_failure_rate=0.1); "
         'last: reward function "picky" raised ZeroDivisionError: float division by zero (test_reward_functions.py:'
     )
+
+
+def test_failures_are_counted_among_the_last_thousand() -> None:
+    def nothing_of_blank(completions: list[str], **kwargs: Any) -> list[float]:
+        return [math.nan if text == "" else 1.0 for text in completions]
+
+    made = environment(nothing_of_blank, settings=RewardSettings(in_process=True, max_failure_rate=0.1))
+    score(made, ["a"] * 3000)
+    with pytest.raises(RewardFailureRate, match=r"^150 of the last 1000 rewards failed"):
+        score(made, [""] * 150)
 
 
 def test_as_many_failures_as_are_allowed_do_not_stop_the_run() -> None:
@@ -516,8 +530,9 @@ class Compares:
         raise RuntimeError("the judge is away")
 
 
-def test_a_function_that_compares_is_not_asked_again_about_one_completion_alone() -> None:
-    found = reasons(score(environment(Compares()), ["a", "b"]))
+@pytest.mark.parametrize("function", [Compares(), functools.partial(Compares(), strictly=True)], ids=["plain", "args"])
+def test_a_function_that_compares_is_not_asked_again_about_one_completion_alone(function: Callable[..., Any]) -> None:
+    found = reasons(score(environment(function), ["a", "b"]))
     assert len(set(found)) == 1
     assert str(found[0]).startswith('reward function "Compares" raised RuntimeError: the judge is away (')
     assert "for completion" not in str(found[0])
