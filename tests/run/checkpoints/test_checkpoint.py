@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from peft import PeftModel
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -24,6 +25,7 @@ from covey.run.checkpoints import checkpoint
 from covey.run.checkpoints.checkpoint import (
     Retention,
     complete_checkpoints,
+    load_weights,
     prune_checkpoints,
     save_checkpoint,
     save_policy,
@@ -108,6 +110,21 @@ def test_a_lora_policy_is_saved_as_an_adapter_that_peft_loads_on_the_base_model(
         assert float((plain(input_ids=PROBE).logits[0] - logits(policy)).abs().max()) < 1e-5
         with plain.disable_adapter():
             assert float((plain(input_ids=PROBE).logits[0] - logits(policy)).abs().max()) > 1e-3
+
+
+@pytest.mark.parametrize("rank", [0, 4], ids=["weights", "adapter"])
+@pytest.mark.parametrize("is_missing", [True, False], ids=["missing", "foreign"])
+def test_weights_that_are_not_all_of_the_policys_and_only_these_are_refused(
+    rank: int, is_missing: bool, tmp_path: Path
+) -> None:
+    policy = nano(lora_rank=rank)
+    save_policy(policy, tmp_path / "policy")
+    (file,) = (tmp_path / "policy").glob("*.safetensors")
+    tensors = load_file(file)
+    last = tensors.pop(max(tensors)) if is_missing else tensors[max(tensors)]
+    save_file(tensors if is_missing else {**tensors, "foreign": last.clone()}, file, metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=r"does not fit the policy: \["):
+        load_weights(policy, tmp_path)
 
 
 STATE = {"step": 0}
