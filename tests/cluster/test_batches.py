@@ -289,6 +289,13 @@ def test_a_successor_is_told_nothing_that_its_predecessor_had_not_been_told() ->
     assert slot.take_unsent().tickets == ()
 
 
+def test_seconds_without_a_group_are_counted_once() -> None:
+    slot = Slot(0, is_alive=True)
+    slot.idle_since -= 1000
+    assert slot.take_idle_seconds() >= 1000
+    assert slot.take_idle_seconds() < 500
+
+
 @pytest.mark.parametrize(("attempt", "incarnation"), [(0, 2), (1, 1)])
 def test_what_another_incarnation_or_attempt_made_is_refused_and_counted(attempt: int, incarnation: int) -> None:
     slot = Slot(0, incarnation=2)
