@@ -25,7 +25,10 @@ def run_status(words: Sequence[str]) -> None:
     folder = run_folder_of("status", words)
     path = folder / STATUS
     if not path.is_file():
-        raise ValueError(f"{folder} has no {STATUS}: runs with source=ray write it while they train")
+        raise ValueError(
+            f"{folder} has no {STATUS}: runs write it once samplers of their own are there (source=ray, "
+            f"devices.sampler >= 1); covey watch {folder} shows any run"
+        )
     with as_written(path):
         status = json.loads(read_regular(path, MAX_BYTES))
         table, when = _table(status), status["time"]

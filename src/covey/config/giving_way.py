@@ -189,8 +189,8 @@ def _sample_in_place(change: _Change) -> None:
     apart = (found.name for found in walk(config) if APART in found.bounds.needs)
     asked = any(map(change.is_typed, ("devices.sampler", "engine.update", *apart)))
     if takes_turns and not asked and config.devices.sampler == default:
-        reason = f"with max_staleness=0 samplers and trainer take turns; devices.sampler={default} has one all the same"
-        change.put("devices.sampler", 0, reason)
+        reason = "with max_staleness=0 both take turns, so the trainer's processes sample"
+        change.put("devices.sampler", 0, f"{reason}; type devices.sampler={default} for a sampler of its own")
 
 
 def _correct_for_the_sampler(change: _Change) -> None:

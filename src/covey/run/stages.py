@@ -186,6 +186,7 @@ def stop_with_cluster(run: Run, ending: Ending) -> None:
 def await_samplers(run: Run, record: RunRecorder) -> None:
     """Wait for samplers in processes of their own to start."""
     if isinstance(run.source, RaySource):
+        record.say("waiting for samplers to start")
         with record.timer.phase("samplers"):
             run.source.await_samplers()
 

@@ -309,6 +309,11 @@ def test_a_reward_that_is_always_won_teaches_nothing_also_where_held_out_prompts
     low, high = ([{"step": step, "accuracy": value} for step in (0, 60)] for value in (0.3, 0.97))
     assert names(log_of(rows, low)) == ["D1"]
     assert names(log_of(rows, high)) == ["D3"]
+    # Wrong throughout before they were right
+    for row in rows[:30]:
+        row |= {"sampled_reward_mean": 0.0, "all_correct_fraction": 0.0, "all_wrong_fraction": 1.0}
+    (easy,) = (finding for finding in diagnose(log_of(rows, high)) if finding.rule.id == "D3")
+    assert easy.evidence.since == 31
 
 
 def test_a_kl_that_grows_from_the_first_step_on_is_found_though_it_never_leaps() -> None:

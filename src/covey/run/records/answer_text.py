@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from covey.system.text.escaping import escape
+from covey.system.text.format import number_of
 
 PROMPT_CHARACTERS, ANSWER_CHARACTERS, COLUMN_CHARACTERS = 600, 1200, 80
 """Most characters shown of a prompt, of an answer and of a column of the prompt's row."""
@@ -97,7 +98,7 @@ def earned(row: Mapping[str, Any]) -> str:
     if "stop_reason" in row:
         of_turns = [turn["reward"] for turn in row["turns"]]
         earned_by = f" of {' '.join(f'{_number(r)}' for r in of_turns)}" if any(of_turns) else ""
-        facts.append(f"{len(of_turns)} turns{earned_by}, {row['stop_reason']}")
+        facts.append(f"{number_of(len(of_turns), 'turn')}{earned_by}, {row['stop_reason']}")
     ending = " (cut by sampling.max_tokens)" if row["finish_reason"] == "length" else ""
     return ", ".join([*facts, f"{row['num_tokens']} tokens{ending}"])
 

@@ -1,5 +1,6 @@
 """Is there anything to learn from: differences within groups, prompts, few answers that count for all."""
 
+from dataclasses import replace
 from statistics import fmean
 
 from covey.run.doctor.finding import Evidence, Level
@@ -61,6 +62,9 @@ def too_easy(log: RunLog) -> Evidence | None:
     began_solved = change is not None and change.first > SOLVED
     level = Level.NOTE if is_solved and not began_solved else Level.WATCH
     end = f"; held-out accuracy is {percent(change.last)}" if change else ""
+    # Groups without signal may have been wrong before they were right
+    easy = log.lasting("all_correct_fraction", lambda window: window.mean >= NO_SIGNAL_WATCH / 2)
+    span = replace(span, since=max(span.since, easy.since if easy else span.windows[-1].first))
     return evidence_of(level, span, f"every answer is right in {percent(right)} of the groups{end}")
 
 
