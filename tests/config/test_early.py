@@ -227,6 +227,8 @@ def test_a_model_in_the_cache_is_taken_from_there_when_the_hub_is_silent(
         check_early(small_config(model__name="org/other"))
     with pytest.raises(ValueError, match=r"a folder may be written \./nanno; did you mean model=nano\?$"):
         check_early(small_config(model__name="nanno"))
+    with pytest.raises(ValueError, match=r"a folder may be written \./Qwen/Qwen2\.5-0\.5B$"):  # no hint at its preset
+        check_early(small_config(model__name="Qwen/Qwen2.5-0.5B"))
 
 
 def test_a_hub_that_answers_is_asked_for_the_model_by_its_own_client(monkeypatch: pytest.MonkeyPatch) -> None:

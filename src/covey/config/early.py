@@ -90,7 +90,7 @@ def _check_model(name: str, asks_hub: bool) -> Iterator[str]:
         try:
             warning = check_hub_model(name)
         except ValueError as error:
-            preset = near(name, group_choices()["model"])
+            preset = "" if "/" in name else near(name, group_choices()["model"])  # else it is a hub name already
             raise ValueError(f"{error}{preset.replace('mean ', 'mean model=')}") from error
         if warning:
             yield warning
