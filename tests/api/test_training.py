@@ -121,7 +121,8 @@ def test_adapters_of_peft_in_memory_are_trained_and_nothing_else(tmp_path: Path)
     ids=["dataset", "splits", "validation", "generator"],
 )
 def test_rows_come_as_any_object_that_holds_rows(data: Any, tmp_path: Path) -> None:
-    result = covey.train("nano", by_bytes, data, folder=tmp_path / "run", **NANO, num_prompts=100)
+    settings = NANO | {"evaluation": {"num_prompts": 100}}
+    result = covey.train("nano", by_bytes, data, folder=tmp_path / "run", **settings)
     assert result.before is not None
     assert result.before.num_prompts == (22 if isinstance(data, dict) else 3)
 
