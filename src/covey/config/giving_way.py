@@ -185,10 +185,10 @@ def _drop_narrow_clip(change: _Change) -> None:
 def _sample_in_place(change: _Change) -> None:
     """Let the trainer's processes sample where samplers would only take turns with them, and nobody asked for some."""
     config, default = change.config, DevicesConfig().sampler
-    takes_turns = config.source == "ray" and config.max_staleness == 0 and not config.streaming
+    if config.source != "ray" or config.max_staleness > 0 or config.streaming or config.devices.sampler != default:
+        return
     apart = (found.name for found in walk(config) if APART in found.bounds.needs)
-    asked = any(map(change.is_typed, ("devices.sampler", "engine.update", *apart)))
-    if takes_turns and not asked and config.devices.sampler == default:
+    if not any(map(change.is_typed, ("devices.sampler", "engine.update", *apart))):
         reason = "with max_staleness=0 both take turns, so the trainer's processes sample"
         change.put("devices.sampler", 0, f"{reason}; type devices.sampler={default} for a sampler of its own")
 
