@@ -151,7 +151,7 @@ def train_steps(run: Run, config: Config, record: RunRecorder, first: int, stopp
     """
     finished = snapshot(run, record, step=first)
     try:
-        for step in range(first, config.num_steps):
+        for step in range(first, first if ends_early(record, first) else config.num_steps):
             stepped = train_step(run, config, step, record.timer, stopper)
             with record.watchdog.deadline("the logs to be written", "timeouts.saving"):
                 record.log_step(step, stepped)
@@ -160,8 +160,7 @@ def train_steps(run: Run, config: Config, record: RunRecorder, first: int, stopp
             if is_due(step, config.evaluation.every, config.num_steps):
                 evaluate_and_log(run, config, record, step=step + 1)
                 finished = snapshot(run, record, step=step + 1)
-            if record.callbacks.want_to_stop():  # before a save: a run killed after it would not know of the stop
-                record.say(f"stopped after step {step + 1}: {record.callbacks.reason}")
+            if ends_early(record, step + 1):  # before a save: a run killed after it would not know of the stop
                 break
             is_due_by_steps = is_due(step, config.output.save_every, config.num_steps)
             if is_due_by_steps or stages.save_is_overdue(config, record, step + 1):
@@ -179,6 +178,14 @@ def train_steps(run: Run, config: Config, record: RunRecorder, first: int, stopp
         if finished["step"] > max(first, record.saved_step):
             record.save(checkpoint_state(run, finished), needed=True)
         raise
+
+
+def ends_early(record: RunRecorder, num_steps: int) -> bool:
+    """Tell whether a callback ends the run after this many steps, and say why. Collective."""
+    ends = record.callbacks.want_to_stop()
+    if ends:
+        record.say(f"stopped after step {num_steps}: {record.callbacks.reason}")
+    return ends
 
 
 def train_step(run: Run, config: Config, step: int, timer: PhaseTimer, stopper: Stopper) -> Stepped:

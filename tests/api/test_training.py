@@ -287,6 +287,19 @@ def test_callbacks_hear_of_the_run_add_metrics_and_stop_it(tmp_path: Path) -> No
     assert (tmp_path / "checkpoints" / "step-000002").is_dir()
 
 
+def test_a_stop_in_the_evaluation_before_the_first_step_trains_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Enough(covey.Callback):
+        def on_evaluation(self, step: int, evaluation: covey.Evaluation) -> None:
+            raise covey.StopTraining("good as it is")
+
+    result = covey.train("nano", by_bytes, ROWS, folder=tmp_path, callbacks=Enough(), **NANO)
+    assert result.rows == []
+    assert len(result.evaluations) == 1
+    assert "stopped after step 0: good as it is\n" in capsys.readouterr().out
+
+
 class Killed(covey.Callback):
     """Ends the process in the evaluation after step 2."""
 

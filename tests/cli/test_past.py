@@ -1,6 +1,7 @@
 """What `covey status` says of a run that trains, and of one that has ended."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -57,3 +58,24 @@ def test_a_folder_is_named_as_it_is_called(tmp_path: Path, capsys: pytest.Captur
     (folder / "status.json").write_text(json.dumps(STATUS))
     assert main(["status", str(folder)]) == 0
     assert str(folder) in capsys.readouterr().out
+
+
+def test_latest_is_the_run_that_was_begun_last(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["status", "latest"]) == 2
+    assert capsys.readouterr().err == (
+        "covey: latest is the run below outputs that was begun last, and there is none; name a run folder\n"
+    )
+    for when, name in ((200, "b"), (300, "a"), (100, "c")):
+        folder = tmp_path / "outputs" / "today" / name
+        folder.mkdir(parents=True)
+        (folder / "config.yaml").write_text("seed: 0\n")
+        os.utime(folder / "config.yaml", (when, when))
+        (folder / "status.json").write_text(json.dumps(STATUS))
+    assert main(["status", "latest"]) == 0
+    assert "outputs/today/a" in capsys.readouterr().out
+    (tmp_path / "latest").symlink_to("outputs/today/b")
+    assert main(["status", "latest"]) == 0
+    assert capsys.readouterr().out.rstrip().endswith(", latest"), "a folder of that name is meant where there is one"

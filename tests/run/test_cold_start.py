@@ -388,11 +388,17 @@ def test_an_environment_without_demonstrations_is_one_line(tmp_path: Path) -> No
         warmed(config_for(tmp_path), Silent())
 
 
-def test_held_back_prompts_must_leave_something_to_show(tmp_path: Path) -> None:
-    with pytest.raises(
-        ValueError, match=r"^cold_start.num_check_prompts=36 leaves none of 36 demonstrations; set it below 36$"
-    ):
-        warmed(config_for(tmp_path, cold_start__num_check_prompts=36))
+@pytest.mark.parametrize(("count", "held_back"), [(35, 35), (36, 18), (256, 18)])
+def test_half_is_held_back_where_no_more_is_demonstrated_than_is_to_be_looked_at(count: int, held_back: int) -> None:
+    demonstrations = [(Prompt(str(number), "arithmetic", "", {}), "") for number in range(36)]
+    validated_on, trained_on = cold_start._hold_back(demonstrations, count, 0)
+    assert (len(validated_on), len(trained_on)) == (held_back, 36 - held_back)
+    assert sorted(prompt.id for prompt, _ in validated_on + trained_on) == sorted(map(str, range(36)))
+
+
+def test_one_demonstration_is_too_few() -> None:
+    with pytest.raises(ValueError, match=r"^a cold start needs two demonstrations at least, .*; there is 1$"):
+        cold_start._hold_back([(Prompt("0", "arithmetic", "", {}), "")], 1, 0)
 
 
 def test_the_cache_is_where_the_environment_variable_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

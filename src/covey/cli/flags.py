@@ -1,6 +1,11 @@
 """Flags of verbs that have no settings, or flags of their own besides."""
 
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+
+RUNS = Path("outputs")
+"""Where "latest" looks."""
+LATEST = "latest"
 
 
 def split_flags(
@@ -40,3 +45,19 @@ def refuse_no_folder(verb: str, folders: Sequence[object]) -> None:
     """Refuse (ValueError) a verb that is given no run folder."""
     if not folders:
         raise ValueError(f"covey {verb} needs a run folder, such as covey {verb} outputs/DATE/TIME")
+
+
+def with_latest_run(words: Sequence[str], root: Path = RUNS) -> list[str]:
+    """Return the words, with "latest" replaced by the run below `root` that was begun last.
+
+    It stays where it names a file or folder. ValueError where there is no run.
+    """
+    if LATEST not in words or Path(LATEST).exists():
+        return list(words)
+    from covey.run.folder import CONFIG, begun_at
+
+    runs = [path.parent for path in root.glob(f"**/{CONFIG}")]
+    if not runs:
+        raise ValueError(f"{LATEST} is the run below {root} that was begun last, and there is none; name a run folder")
+    newest = str(max(runs, key=begun_at))
+    return [newest if word == LATEST else word for word in words]

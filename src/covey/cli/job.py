@@ -11,6 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from covey.algorithm.settings import AlgorithmConfig
 from covey.cli import help as usage
+from covey.cli.flags import RUNS
 from covey.config import compose as settings
 from covey.config.budget import BUDGETS, counted
 from covey.config.checks import format_value, read
@@ -35,8 +36,6 @@ from covey.trainer.settings import OptimizerConfig
 if TYPE_CHECKING:
     from covey.cli.plan import Asked
 
-ROOT = Path("outputs")
-"""Where resume=latest looks."""
 MADE_AT_LENGTH = (InfillConfig, OpenEnvConfig, VerifiersConfig)
 """Environments that train a judge or start programs of others before they have prompts."""
 
@@ -77,7 +76,7 @@ def _source(verb: str, words: Sequence[str], file: Path | None) -> Path | None:
         return file
     resumed = [word.removeprefix("resume=") for word in words if word.startswith("resume=")]
     if verb in ("train", "config", "plan") and len(resumed) == 1 and resumed[0] != "null" and "," not in resumed[0]:
-        return saved_settings.find_run(resumed[0].strip("'\""), ROOT) / run_folder.CONFIG
+        return saved_settings.find_run(resumed[0].strip("'\""), RUNS) / run_folder.CONFIG
     run = base_run(words) if verb == "evaluate" else None
     return None if run is None else run / run_folder.CONFIG
 
@@ -142,7 +141,7 @@ def _over_saved(
         if verb not in ("train", "config") or file is not None:
             needed = "no --config" if file is not None else f"covey train, got covey {verb}"
             raise ValueError(f"resume={resume} needs {needed}")
-        resumed = saved_settings.find_run(resume, ROOT)
+        resumed = saved_settings.find_run(resume, RUNS)
         return resumed, saved_settings.settings_of(resumed, typed)
     # A file or the policy's run gives settings, and words override them
     if source is not None:
@@ -175,7 +174,7 @@ def _notes(verb: str, config: Config, typed: Sequence[str]) -> list[str]:
     notes = [f"covey {verb}{alone} does not read {', '.join(idle)}"] if idle else []
     # Newer runs without a checkpoint
     if "resume=latest" in typed:
-        newer = run_folder.newer_trainings(Path(config.resume or ""), ROOT)
+        newer = run_folder.newer_trainings(Path(config.resume or ""), RUNS)
         notes += [f"resume=latest skips {path}, which is newer and has no checkpoint" for path in newer]
     # Another task than the policy was trained on
     if verb == "evaluate" and (run := run_folder.run_of(config.model.name)):

@@ -100,7 +100,9 @@ def _dispatch(words: list[str]) -> int:
         return 0
     # Run verbs that have no settings
     if verb in PLAIN:
-        code = _call(PLAIN[verb], rest)
+        from covey.cli.flags import with_latest_run
+
+        code = _call(PLAIN[verb], with_latest_run(rest))
         return code if isinstance(code, int) else 0
     from covey.cli import command_line
 
@@ -191,10 +193,11 @@ def _check_folder(job: "Job", wanted: "Path", *, is_exact: bool) -> None:
 def _place_to_work(verb: str, job: "Job", wanted: "Path", *, is_exact: bool) -> "Iterator[Path]":
     """Start the other ranks, join them, and lock the run folder: the one that is wanted, or the next that is free."""
     # imports torch and transformers, for which a refused setting need not wait
-    from covey.cluster.trainers import trainer_ranks
-    from covey.run.checkpoints import resume
-    from covey.system import collectives
-    from covey.train import train_rank
+    with machine.heavy_imports():
+        from covey.cluster.trainers import trainer_ranks
+        from covey.run.checkpoints import resume
+        from covey.system import collectives
+        from covey.train import train_rank
 
     others = partial(train_rank, job.config, wanted, exact=is_exact, old=job.old)
     with (

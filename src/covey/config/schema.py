@@ -83,7 +83,7 @@ class ColdStartConfig(Section):
     check_every: int = setting(10, ge=1)
     """Steps between two looks at the accuracy."""
     num_check_prompts: int = setting(256, ge=1)
-    """Held-out prompts looked at."""
+    """Demonstrated prompts that are held back to look at, half of them where there are no more than these."""
     batch_size: int = setting(128, ge=1)
     """Demonstrations a step."""
     all_weights: bool = setting(False, needs=(WITH_LORA, SAVED))

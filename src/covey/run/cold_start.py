@@ -127,6 +127,8 @@ def warm_up(
     """
     settings = config.cold_start
     held_back, trained_on = _hold_back(demonstrations, settings.num_check_prompts, config.seed)
+    if len(held_back) < settings.num_check_prompts:
+        say(f"cold start: {len(held_back)} of {len(demonstrations)} demonstrations validate it, the rest train")
     trainer = Trainer(policy, _trainer_settings(config))
     prompts = [prompt for prompt, _ in held_back]
     engine = sampling_engine(policy, config.engine, config.model.kernels)
@@ -156,13 +158,17 @@ def warm_up(
 def _hold_back(
     demonstrations: Sequence[Demonstration], count: int, seed: int
 ) -> tuple[list[Demonstration], list[Demonstration]]:
-    """Draw demonstrations to validate on, and the rest. ValueError where nothing would be left to train on."""
+    """Draw demonstrations to validate on, half of them where there are no more than `count`, and the rest.
+
+    ValueError where there is only one.
+    """
     shuffled = random.Random(f"{seed}/cold-start").sample(list(demonstrations), len(demonstrations))
-    if count >= len(shuffled):
+    if len(shuffled) < 2:
         raise ValueError(
-            f"cold_start.num_check_prompts={count} leaves none of {len(shuffled)} demonstrations; "
-            f"set it below {len(shuffled)}"
+            "a cold start needs two demonstrations at least, as one is held back to validate it; there is 1"
         )
+    if count >= len(shuffled):
+        count = len(shuffled) // 2
     return shuffled[:count], shuffled[count:]
 
 

@@ -69,7 +69,7 @@ def test_a_nano_shape_that_cannot_be_is_refused() -> None:
 
 
 def test_a_saved_directory_is_loaded_by_its_path(tmp_path: Path) -> None:
-    policy = load_policy(ModelConfig(name=saved_model(tmp_path, "llama")), seed=0)
+    policy = load_policy(Path(saved_model(tmp_path, "llama")))
     plain = AutoModelForCausalLM.from_pretrained(tmp_path)
     with torch.no_grad():
         expected = plain(input_ids=torch.arange(1, 9)[None]).logits[0]

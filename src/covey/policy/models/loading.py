@@ -47,8 +47,10 @@ from covey.policy.settings import ModelConfig
 from covey.system.hub import silence
 
 
-def load_policy(settings: ModelConfig, *, seed: int, trainable: bool = True, on_host: bool = False) -> Policy:
-    """Build the policy that `settings` describe. `seed` decides random weights (nano, adapters).
+def load_policy(
+    settings: ModelConfig | str | Path, *, seed: int = 0, trainable: bool = True, on_host: bool = False
+) -> Policy:
+    """Build the policy that `settings` describe, or a name alone. `seed` decides random weights (nano, adapters).
 
     With `on_host` it is there to be shared out over devices (`sharding.shard`), of which none need then hold it whole.
     Where its files allow, neither does a process: weights have no storage before, and each rank reads its own rows.
@@ -56,8 +58,9 @@ def load_policy(settings: ModelConfig, *, seed: int, trainable: bool = True, on_
 
     Raises ValueError where a setting cannot be met: no such model, no bitsandbytes, unsupported attention.
     """
+    described = settings if isinstance(settings, ModelConfig) else ModelConfig(name=str(settings))
     with MAKING:
-        return _load_policy(settings, seed, trainable, on_host)
+        return _load_policy(described, seed, trainable, on_host)
 
 
 def _load_policy(settings: ModelConfig, seed: int, trainable: bool, on_host: bool) -> Policy:

@@ -154,8 +154,8 @@ def load_state(checkpoint: Path, *, mapped: bool = False) -> dict[str, Any]:
         found = re.search(r"GLOBAL (\S+)", str(error))
         kind = found[1] if found else "other values"
         raise ValueError(
-            f"{checkpoint / STATE} holds {kind}: only plain values and tensors are read, so a state_dict() of one's "
-            "own, such as a curriculum's, keeps numbers, strings, lists, dicts and tensors"
+            f"{STATE} of a checkpoint in {checkpoint.parent} holds {kind}: only plain values and tensors are read, so "
+            "a state_dict() of one's own, such as a curriculum's, keeps numbers, strings, lists, dicts and tensors"
         ) from error
 
 

@@ -33,10 +33,12 @@ def main(descriptor: int, parent: int) -> None:
 def answer_of(work: bytes) -> tuple[str, str | None, bool, bool]:
     """Return the fields of the `Answer`: what the function returned, or what it failed of."""
     from covey.system.collectives import PeerRankFailed, RanksLost
+    from covey.system.machine import heavy_imports
     from covey.types import RunStopped
 
     try:
-        function: Callable[[], str] = pickle.loads(work)
+        with heavy_imports():
+            function: Callable[[], str] = pickle.loads(work)
         return function(), None, False, False
     except Exception as error:
         is_mendable = isinstance(error, ValueError | OSError | ImportError)
