@@ -226,7 +226,8 @@ def _job(verb: str, composed: "DictConfig", given: Given) -> "list[Path]":
     named = any(word.startswith(RUN_DIR) for word in hydra.overrides.hydra)
     with ExitStack() as held:
         try:
-            job = composing.compose(verb, composed, typed, given.file)
+            with machine.heavy_imports():  # of torch, where a setting names a function
+                job = composing.compose(verb, composed, typed, given.file)
             if verb in ("config", "plan"):
                 composing.print_only(job, given.asked)
                 return []

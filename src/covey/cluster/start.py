@@ -1,6 +1,7 @@
 """Join a Ray cluster that runs, or start one on this machine that ends with the run."""
 
 import atexit
+import gc
 import logging
 import os
 import select
@@ -237,10 +238,11 @@ def worker_environment(num_threads: int, python: str | None = None) -> dict[str,
 def prepare_actor() -> None:
     """Prepare the process of an actor, once it has started in `worker_environment`.
 
-    Threads that answer calls wait less for the interpreter than by default, and what the process starts itself does not
-    keep memory as it does.
+    Threads that answer calls wait less for the interpreter than by default, garbage is not looked for among what was
+    imported, and what the process starts itself does not keep memory as it does.
     """
     sys.setswitchinterval(SWITCH_SECONDS)
+    gc.freeze()
     for name, value in KEPT_MEMORY.items():
         if os.environ.get(name) == value:
             del os.environ[name]
