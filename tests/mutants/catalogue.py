@@ -11,12 +11,12 @@ Each catalogue/AREA.toml holds a list of them:
     reason = "a resumed run penalises with the coefficient it began with"
 """
 
-import ast
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from types import CodeType
 
 ROOT = Path(__file__).resolve().parents[2]
 CATALOGUE = Path(__file__).parent / "catalogue"
@@ -55,7 +55,7 @@ def mutated(text: str, mutant: Mutant) -> str:
         raise ValueError(f"mutant {mutant.name!r}: old text must stand once in {mutant.file}, got {count} times")
     changed = text.replace(mutant.old, mutant.new)
     try:
-        is_same = ast.dump(ast.parse(changed)) == _meaning(text)
+        is_same = _code(changed) == _code(text)
     except SyntaxError as error:
         raise ValueError(f"mutant {mutant.name!r}: {mutant.file} must parse, got {error}") from error
     if is_same:
@@ -74,5 +74,13 @@ def _is_there(root: Path, file: str, function: str) -> bool:
 
 
 @cache
-def _meaning(text: str) -> str:
-    return ast.dump(ast.parse(text))
+def _code(text: str) -> tuple[object, ...]:
+    """Return what Python makes of a module, without the places of lines."""
+    return _without_places(compile(text, "module", "exec", dont_inherit=True))
+
+
+def _without_places(code: CodeType) -> tuple[object, ...]:
+    constants = [_without_places(one) if isinstance(one, CodeType) else repr(one) for one in code.co_consts]
+    names = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
+    numbers = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags)
+    return (code.co_qualname, code.co_code, code.co_exceptiontable, *names, *numbers, tuple(constants))
