@@ -9,11 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from covey.environments.math.answers import Answer, compare, find_answer, is_correct, without_thoughts
+from covey.environments.math.answers import Answer, compare, find_answer, without_thoughts
 from covey.environments.math.numerals import read_last, read_values
 from covey.environments.math.symbolic import symbolic_equal
 
 CASES = [json.loads(line) for line in Path(__file__).with_name("answer_cases.jsonl").read_text().splitlines()]
+
+
+def is_correct(completion: str, gold: str, question: str = "", computed: bool = True) -> bool:
+    """Check whether a completion gives the reference answer, as the environment does, in this process."""
+    verdict = compare(completion, gold, question, computed)
+    return symbolic_equal(verdict.text, gold) if isinstance(verdict, Answer) else verdict
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case["completion"][:40] for case in CASES])

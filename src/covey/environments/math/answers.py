@@ -25,7 +25,7 @@ from covey.environments.math.formulas.nodes import is_equation, last_side, numer
 from covey.environments.math.formulas.trees import read_tree
 from covey.environments.math.normalize import closing_brace, plain, single_blanks
 from covey.environments.math.numerals import DOUBT, OR, Readings, read_last, read_values
-from covey.environments.math.symbolic import MAX_SYMBOLIC, same_spelling, symbolic_equal
+from covey.environments.math.symbolic import MAX_SYMBOLIC, same_spelling
 from covey.environments.math.units import differ_in_unit
 
 Form = Literal["hash", "box", "tag", "label", "none"]
@@ -364,12 +364,3 @@ def _last_formula(answer: Answer) -> Answer:
     """Return the last formula, which without a mark stands for an answer that is not a number."""
     formulas = [match[1] or match[2] or match[3] for match in _FORMULA.finditer(answer.text[-2000:])]
     return Answer(formulas[-1] if formulas else answer.text[-MAX_SYMBOLIC:], "none")
-
-
-def is_correct(completion: str, gold: str, question: str = "", computed: bool = True) -> bool:
-    """Check whether a completion gives the reference answer, by the rule above.
-
-    Time is bounded for numeric answers only. The arguments are those of `compare`.
-    """
-    verdict = compare(completion, gold, question, computed)
-    return symbolic_equal(verdict.text, gold) if isinstance(verdict, Answer) else verdict
