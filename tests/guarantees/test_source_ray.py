@@ -342,6 +342,33 @@ def test_a_run_that_was_cut_off_ends_with_the_same_weights(
     assert apart(logged(tmp_path / "whole"), logged(tmp_path / "cut")) == []
 
 
+@dataclass(frozen=True)
+class Told(Scripted):
+    """Keeps what it is told of how far training is."""
+
+    heard: list[tuple[int, int, float]] = field(default_factory=list)
+
+    def follow(self, step: int, max_steps: int, epoch: float) -> None:
+        self.heard.append((step, max_steps, epoch))
+
+
+@pytest.mark.parametrize("bound", [0, 2])
+def test_a_resumed_run_tells_rewards_the_step_and_the_epoch_that_the_whole_one_told(
+    bound: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 6 prompts 3 are trained in a step, and more are drawn already."""
+    plain, heard = scripted(), {"whole": list[Any](), "cut": list[Any]()}
+    chosen = of_ray(num_steps=3, max_staleness=bound, devices__sampler=1, evaluation__every=0, output__save_every=2)
+    use(monkeypatch, Told(plain.texts, plain.verdict, heard=heard["whole"]))
+    with fake_ray():
+        train(small_config(**chosen), tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / "step-000003")
+    use(monkeypatch, Told(plain.texts, plain.verdict, heard=heard["cut"]))
+    with fake_ray():
+        train(small_config(**chosen, resume="run"), tmp_path / "run")
+    assert heard == {"whole": [(step, 3, step / 2) for step in range(4)], "cut": [(2, 3, 1.0), (3, 3, 1.5)]}
+
+
 STALE = [
     *("filter", "difficulty", "mixture", "lora", "turns", "episodes"),
     *(pytest.param(feature, marks=pytest.mark.slow) for feature in ("sizes", "success", "reference")),

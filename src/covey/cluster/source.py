@@ -157,8 +157,8 @@ class RaySource:
             self._open_window(version)
 
     def follow(self, step: int, num_steps: int) -> None:
-        """Tell those who score how far training is."""
-        epochs = passes(self.stream)
+        """Tell those who score how far training is: by what was taken, whatever else is drawn already."""
+        epochs = passes(self.stream, len(self._buffer.pending))
         if self._judged is not None:
             self._judged.follow(step, num_steps, epochs)
         if self._pool is not None:

@@ -148,9 +148,9 @@ class PromptSampler(Protocol):
         ...
 
 
-def passes(stream: PromptSampler) -> float:
-    """Return how often the prompts drawn so far would go through all prompts."""
-    return stream.position / len(stream.prompts)
+def passes(stream: PromptSampler, num_pending: int = 0) -> float:
+    """Return how often the prompts drawn so far, those that are pending apart, would go through all prompts."""
+    return (stream.position - num_pending) / len(stream.prompts)
 
 
 @runtime_checkable
