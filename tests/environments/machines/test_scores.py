@@ -3,11 +3,22 @@
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
-from covey.environments.machines.physics.throwing import Throw
-from covey.environments.machines.physics.trajectory import Flight, Outcome, outcome_of_data
-from covey.environments.machines.scores import SCORES, TRANSFORMS, find_score
+from covey.environments.machines.physics.throwing import Throw, Thrower, find_throw
+from covey.environments.machines.physics.trajectory import Flight, Outcome, Trajectory, outcome_of_data, summarize
+from covey.environments.machines.physics.worlds import WORLDS
+from covey.environments.machines.prompts import GOALS
+from covey.environments.machines.scores import (
+    MAX_LIFT,
+    MAX_WAY,
+    MIN_HEIGHT,
+    MIN_RISE,
+    SCORES,
+    TRANSFORMS,
+    find_score,
+)
 
 RELEASE = Throw(time=1.0, height=7.0, flown=18.0, own_way=0.4, own_lift=0.5, on_ground=True, rise=4.0, distance=16.0)
 THROW = Flight(4.0, 9.0, distance=20.0, range=20.0, gap=18.0, lift=0.5, has_landed=True, throw=RELEASE)
@@ -43,6 +54,7 @@ def test_a_throw_is_worth_what_each_rule_says() -> None:
         ({"gap": 5.1}, 180.0, 120.0, 64.0),
         ({"has_landed": False}, 180.0, 0.0, 0.0),
         ({"distance": -20.0}, 0.0, 0.0, 64.0),
+        ({"distance": 2.0, "gap": 1.0}, 18.0, 0.0, 0.0),  # carried to the side
         ({"throw": None}, 180.0, 120.0, 0.0),  # never let go
     ],
 )
@@ -110,3 +122,76 @@ def test_transforms_keep_0_and_order() -> None:
 def test_an_outcome_comes_back_from_its_data_as_it_was() -> None:
     for outcome in (DRIVE, thrown()):
         assert outcome_of_data(outcome.to_data()) == outcome
+
+
+def test_each_score_has_its_walls_and_the_prompt_says_its_limits() -> None:
+    worlds = {name: score.world for name, score in SCORES.items()}
+    assert (worlds["car_paper"], worlds["car_repo"], worlds["catapult_strict"]) == ("car", "car", "catapult")
+    assert [(wall.centre, wall.half) for wall in WORLDS["car"]] == [
+        ((-12.5, 2.5, 50.0), (0.5, 2.5, 70.0)),
+        ((12.5, 2.5, 50.0), (0.5, 2.5, 70.0)),
+        ((0.0, 2.5, -16.5), (12.0, 2.5, 0.5)),
+    ]
+    limits = (MIN_HEIGHT, MIN_RISE, MAX_WAY, MAX_LIFT)
+    assert limits == (3.0, 1.0, 1.5, 2.0)
+    assert [f"{limit:g} m" in GOALS["catapult_strict"] for limit in limits] == [True] * 4
+
+
+# ------------------------------------------------------------------------------------------------ what a throw is
+
+
+CENTRE = [(0.0, 1.0 + 0.05 * min(look, 4), 0.1 * min(look, 4)) for look in range(12)]
+"""Of a machine that drives and rises until it lets go at look 4, in steps of 0.1 s."""
+BOULDER = [(0.0, 2.0, 0.0)] * 4 + [(0.0, 3.0, 1.0), (0.0, 3.4, 2.2), *[(0.0, 3.9, 9.0)] * 4, *[(0.0, 0.95, 15.0)] * 2]
+HOLDS = [True] * 5 + [False] * 6 + [True]
+
+
+def throw_of(boulder: list[tuple[float, float, float]], holds: list[bool], **machine: Any) -> Throw | None:
+    centre_T3 = np.array(CENTRE)
+    centre_T3[8, 1] = 1.5  # a hop while the boulder flies
+    gained_T = np.array([0.0, 0, 0, 0, 3, 7, 9, 9, 9, 9, 9, 9])
+    thrower = replace(Thrower(centre_T3, np.array(holds), np.arange(12) == 3, gained_T), **machine)
+    return find_throw(np.array(boulder), thrower, landing=10, interval=0.1, gravity=10.0)
+
+
+def test_a_throw_is_what_the_boulder_does_beyond_the_machines_own_motion() -> None:
+    """The boulder leaves at 12 and 4 m/s, of which 1 and 0.5 are the machine's, and falls 2.05 m."""
+    found = throw_of(BOULDER, HOLDS)
+    assert found is not None
+    assert (found.time, found.height, found.flown) == (pytest.approx(0.4), 3.0, 14.0)
+    assert (found.own_way, found.own_lift) == (pytest.approx(0.447214), 0.5)
+    assert (found.on_ground, found.gained) == (True, 7.0)
+    assert found.rise == pytest.approx(0.8 + 3.5**2 / 20)
+    assert found.distance == pytest.approx(11 * 1.0797260)
+
+
+def test_a_throw_is_no_more_than_what_the_boulder_did() -> None:
+    low = [*BOULDER[:6], *[(0.0, 3.2, 5.0)] * 4, *[(0.0, 0.95, 9.0)] * 2]
+    found = throw_of(low, HOLDS)
+    assert found is not None
+    assert (found.rise, found.distance) == (pytest.approx(1.4), 8.0)
+
+
+def test_recoil_takes_nothing_away_and_who_stood_long_before_does_not_stand() -> None:
+    backward_T3 = np.array([(0.0, 1.0, -0.1 * look) for look in range(12)])
+    found = throw_of(BOULDER, HOLDS, centre_T3=backward_T3, stands_T=np.arange(12) < 2)
+    assert found is not None
+    assert (found.rise, found.distance) == (pytest.approx(1 + 4**2 / 20), pytest.approx(12 * 1.1549834))
+    assert not found.on_ground
+
+
+def test_what_was_never_held_or_is_still_held_when_it_lands_is_no_throw() -> None:
+    assert throw_of(BOULDER, [False] * 12) is None
+    assert throw_of(BOULDER, [*HOLDS[:10], True, True]) is None
+
+
+def test_a_flight_ends_where_the_boulder_lands_and_a_drive_with_the_time_of_the_task() -> None:
+    root_T3 = np.array([(0, 1, 0), (1, 1, 1), (1, 1.5, 2), (1, 1, 3), (2, 3, 6), (9, 9, 9)], dtype=float)
+    boulder_T3 = np.array([(0, 2, 0), (0, 4, 3), (2, 5, 6), (4, 1, 7), (9, 9, 9), (9, 9, 9)], dtype=float)
+    trajectory = Trajectory("complete", np.arange(6) * 0.1, root_T3, boulder_T3, landing=3)
+    found = summarize(trajectory, last=4, show_every=4, gravity=10.0)
+    assert (found.forward, found.sideways, found.moved) == (6.0, 2.0, pytest.approx(44**0.5))
+    assert found.flight == Flight(2.0, 5.0, 7.0, pytest.approx(65**0.5), 5.0, 0.5, has_landed=True)
+    assert found.samples == ((0.0, 0.0, 1.0, 0.0, 0.0, 2.0, 0.0), (0.4, 2.0, 3.0, 6.0, 9.0, 9.0, 9.0))
+    aloft = summarize(replace(trajectory, landing=None), last=4, show_every=4, gravity=10.0).flight
+    assert aloft == Flight(2.0, 9.0, 9.0, pytest.approx(162**0.5), 0.0, 8.0, has_landed=False)

@@ -184,8 +184,10 @@ GOALS = {
     "catapult_repo": f"{_CATAPULT} up to 3 m and land away from the machine. The score is one plus its rise, times the "
     "distance forward (z+) to where it first lands.",
     "catapult_strict": f"{_CATAPULT} up to 3 m, rise at least 1 m above where it lay, and land away from the machine. "
-    "The starting block must not rise by more than 3 m. The score is the boulder's rise times the distance forward "
-    "(z+) to where it first lands. A fence 1.5 m high stands 11 m away on all sides.",
+    "When the machine lets go, it must stand on the ground, its centre of mass within 1.5 m of where it was at first; "
+    "until the boulder lands, that may rise by 2 m at most. The score is the boulder's rise times the distance forward "
+    "(z+) to where it first lands, less what the machine's own motion gives. A fence 1.5 m high stands 11 m away on "
+    "all sides.",
 }
 """By the full name of the score."""
 
