@@ -10,8 +10,8 @@ from covey.environments.machines.design.demonstrations import DemonstrationSpec,
 from covey.environments.machines.design.families import ARMS, CARS, base_of, catapult_base
 from covey.environments.machines.design.growth import Builder, add_boulder, faces, grow
 from covey.environments.machines.design.place import place
-from covey.environments.machines.design.stages import STAGES, Problem, stage_problems
-from covey.environments.machines.design.types import ROOT, Machine, Rules, Tree
+from covey.environments.machines.design.stages import STAGES, Problem, check_problem, stage_problems
+from covey.environments.machines.design.types import ROOT, Block, Invalid, Machine, Rules, Tree
 
 CAR = Rules(CAR_TYPES)
 CATAPULT = Rules(CATAPULT_TYPES, needs_boulder=True)
@@ -153,6 +153,13 @@ def _with_arm(family: str, problem: Problem, seed: int) -> Tree:
     builder = Builder(problem.rules, problem.given)
     ARMS[family](random.Random(seed), builder, base_of(problem.given))
     return builder.tree
+
+
+def test_an_answer_begins_with_all_that_is_given() -> None:
+    problem = Problem("arm", 24, (ROOT, Block(63, 0, 0), Block(1, 0, 4)))
+    assert check_problem((*problem.given, Block(1, 2, 0)), problem) is None
+    for tree in (problem.given[:2], (*problem.given[:2], Block(63, 0, 4))):
+        assert check_problem(tree, problem) == Invalid("root", "the first 3 blocks must be those that are given")
 
 
 def test_no_budget_is_above_the_most_blocks() -> None:

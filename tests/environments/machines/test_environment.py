@@ -106,9 +106,11 @@ def test_the_value_is_the_weighted_sum_of_the_parts() -> None:
 
 
 def test_a_simulator_that_fails_is_a_failure_and_no_reward() -> None:
-    first, second = rewards(environment(), "Ma0", CAR_TEXT)
+    made = environment()
+    first, second = rewards(made, "Ma0", CAR_TEXT)
     assert first == Failure("the simulator crashed")
     assert isinstance(second, Reward)
+    assert made.metrics()["score_mean"] == 4.0
 
 
 def test_all_forms_of_a_machine_are_worth_the_same() -> None:

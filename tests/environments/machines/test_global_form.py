@@ -40,6 +40,7 @@ def test_a_position_may_miss_its_face_by_a_tenth() -> None:
     near, far = LOG_ROW | {"Position": [0.05, 0.0, 0.55]}, LOG_ROW | {"Position": [0.1, 0.0, 0.6]}
     assert read_global(json.dumps([ROOT_ROW, near]), CAR) == (ROOT, Block(63, 0, 0))
     assert code_of(far) == "parent"
+    assert code_of(near, LOG_ROW) == "occupied"
 
 
 def test_a_block_must_look_where_the_face_looks() -> None:

@@ -115,6 +115,8 @@ def test_a_boulder_may_lie_in_its_containers_box_and_nobody_elses() -> None:
     bowl = (Block(15, 0, 4), Block(30, 1, 0))
     machine(*bowl, Block(36, 2, 0), rules=CATAPULT)
     assert refusal(*bowl, Block(15, 0, 0), Block(36, 3, 3), rules=CATAPULT)[0] == "overlap"
+    beside = refusal(*bowl, Block(63, 0, 0), Block(1, 3, 7))
+    assert beside == ("overlap", "block 2 (Container) and block 4 (Wooden Block) overlap")
 
 
 def test_a_machine_has_a_largest_size() -> None:

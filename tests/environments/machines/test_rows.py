@@ -24,6 +24,7 @@ CAR = [
     {"type": 2, "id": 3, "parent": 1, "face_id": 4},
 ]
 COMPACT_CAR = "Ba0Wb1Wb4"
+BASE = CAR[:2]
 
 
 def write(path: Path, rows: list[dict[str, Any]]) -> str:
@@ -94,6 +95,10 @@ def test_a_file_of_designs_is_what_a_cold_start_learns_from(tmp_path: Path) -> N
         ({"prompt": "?", "stage": "arm"}, r"column 'given' \(a list of blocks\) must be there for arm"),
         ({"prompt": "?", "given": CAR}, r"column 'given' \(a list of blocks\) is not for car"),
         ({"prompt": "?", "stage": "arm", "given": [{"a": 1}]}, "column 'given': block 0: fields must be exactly"),
+        (
+            {"prompt": "?", "stage": "arm", "given": [*CAR[:3], {**CAR[3], "face_id": 2}]},
+            r"column 'given': block 2 \(Powered Wheel\) and block 3 \(Powered Wheel\) overlap",
+        ),
     ],
 )
 def test_what_is_wrong_with_a_task_is_said_with_its_column(row: dict[str, Any], line: str) -> None:
@@ -109,9 +114,19 @@ def test_a_row_without_a_stage_needs_a_single_one_in_the_settings() -> None:
 
 
 def test_the_begun_machine_of_a_row_is_what_an_answer_must_begin_with() -> None:
-    base = [CAR[0], {"type": 63, "id": 1, "parent": 0, "face_id": 0}]
-    problem = problem_of({"prompt": "Finish it.", "stage": "arm", "given": base}, HOW)
+    problem = problem_of({"prompt": "Finish it.", "stage": "arm", "given": BASE}, HOW)
     assert len(problem.given) == 2
+
+
+def test_what_the_settings_allow_bounds_a_row() -> None:
+    small = RowReader(("car",), 12, "tree", "strict")
+    assert problem_of({"prompt": "?"}, small).budget == 12
+    with pytest.raises(ValueError, match=r"^column 'budget' must be a whole number from 2 to 12, got 13"):
+        problem_of({"prompt": "?", "budget": 13}, small)
+    throws = RowReader(("car", "catapult"), 48, "tree", "catapult_repo")
+    assert problem_of({"prompt": "?", "stage": "catapult"}, throws).stage == "catapult"
+    with pytest.raises(ValueError, match=r"^column 'stage' is car: environment\.score of car must be one of"):
+        problem_of({"prompt": "?", "stage": "car"}, throws)
 
 
 @pytest.mark.parametrize(
@@ -124,6 +139,10 @@ def test_the_begun_machine_of_a_row_is_what_an_answer_must_begin_with() -> None:
         ({"machine": [*CAR, {**CAR[3], "id": 4}]}, "column 'machine': block 4: face 4 of block 1 is already occupied"),
         ({"machine": CAR, "budget": 3}, "column 'machine': 4 blocks, at most 3"),
         ({"machine": CAR[:2], "stage": "valid"}, "column 'machine': 2 blocks, stage valid asks for 3"),
+        (
+            {"machine": [CAR[0], {**CAR[1], "type": 1}], "stage": "arm", "given": BASE},
+            "column 'machine': the first 2 blocks must be those that are given",
+        ),
         ({"completion": "I would rather not."}, "column 'completion': not valid JSON"),
         ({"completion": None}, "column 'completion' must be text, got None"),
     ],

@@ -1,6 +1,7 @@
 """Machines in worker processes: the same outcomes from any of them, and what crashes costs one sample."""
 
 import asyncio
+import hashlib
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -11,16 +12,19 @@ import pytest
 
 pytest.importorskip("mujoco", reason="needs covey[machines]")
 
+from covey.environments.machines.design.blocks import BLOCKS
 from covey.environments.machines.design.types import ROOT, Block, Tree
 from covey.environments.machines.physics import simulators as simulators_module
+from covey.environments.machines.physics.assembly import assemble
 from covey.environments.machines.physics.constants import PHYSICS, Physics, physics_version
+from covey.environments.machines.physics.mjcf import model_text, motor_speeds
 from covey.environments.machines.physics.simulate import outcome_of
 from covey.environments.machines.physics.simulators import CachedSimulators, Simulates, Simulators, SimulatorSettings
 from covey.environments.machines.physics.trajectory import Outcome
-from covey.environments.machines.physics.worlds import World
+from covey.environments.machines.physics.worlds import WORLDS, World
 from covey.types import Failure
 
-from .designs import BAND_CATAPULT, CAR, GALLOWS, ROTOR_CATAPULT, SMALL_CAR
+from .designs import BAND_CATAPULT, CAR, GALLOWS, ROTOR_CATAPULT, SMALL_CAR, machine
 
 TREES: tuple[Tree, ...] = (CAR, ROTOR_CATAPULT, SMALL_CAR, BAND_CATAPULT, GALLOWS, CAR)
 
@@ -182,3 +186,17 @@ def test_the_physics_version_is_of_the_constants_and_of_mujoco() -> None:
     assert physics_version() != physics_version(Physics(rotor_torque=PHYSICS.rotor_torque + 1))
     assert "-mujoco-4." in physics_version()
     assert make(1).version == physics_version()
+
+
+def test_machines_and_numbers_of_revision_1_stay_as_they_are() -> None:
+    """Whoever changes a number, or raises `Physics.revision` for what else a model is built of, changes these too."""
+    hinged = (ROOT, Block(5, 0, 4), Block(1, 1, 0))
+    alone: list[Tree] = [(ROOT, Block(type_, 0, 4)) for type_, block in BLOCKS.items() if type_ and not block.is_linear]
+    bound: list[Tree] = [(*hinged, Block(type_, 0, 0, 2, 0)) for type_, block in BLOCKS.items() if block.is_linear]
+    written = hashlib.sha256()
+    for tree in (*alone, *bound, CAR, GALLOWS, ROTOR_CATAPULT, BAND_CATAPULT):
+        made = machine(tree)
+        assembly = assemble(made, PHYSICS)
+        walls = [wall for world in WORLDS.values() for wall in world]
+        written.update(f"{model_text(made, assembly, walls, PHYSICS)}{motor_speeds(assembly, PHYSICS)}".encode())
+    assert (written.hexdigest()[:12], physics_version()[:12]) == ("5a824ae9ce4e", "fabc750871c7")

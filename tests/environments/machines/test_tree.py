@@ -212,6 +212,8 @@ def test_different_machines_have_different_canonical_orders() -> None:
 def test_a_linear_block_is_the_same_from_either_end() -> None:
     one, other = (ROOT, Block(1, 0, 0), Block(9, 0, 4, 1, 6)), (ROOT, Block(1, 0, 0), Block(9, 1, 6, 0, 4))
     assert canonical(one) == canonical(other)
+    bands = (Block(9, 0, 4, 1, 6), Block(7, 0, 4, 1, 6), Block(9, 0, 5, 1, 6))
+    assert canonical((*one[:2], *bands)) == canonical((*one[:2], *bands[::-1]))
 
 
 def reordered(tree: Tree, generator: random.Random) -> Tree:
