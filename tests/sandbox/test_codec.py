@@ -20,6 +20,11 @@ class Color(IntEnum):
     RED = 7
 
 
+class Doubled(int):
+    def __pos__(self) -> int:
+        return 2 * self
+
+
 class Liar(str):
     def __eq__(self, other: object) -> bool:
         return True
@@ -61,6 +66,7 @@ def test_nan_arrives() -> None:
         (Point(1, 2), (1, 2)),
         (Color.RED, 7),
         (Liar("the truth"), "the truth"),
+        (Doubled(7), 7),
     ],
     ids=str,
 )

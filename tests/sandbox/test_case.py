@@ -1,0 +1,80 @@
+"""What the checker makes of time, answers and errors, without a process."""
+
+import socket
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from covey.sandbox.inside import case as case_module
+from covey.sandbox.inside.case import Case, answer_of
+from covey.sandbox.inside.host import Violation
+from covey.sandbox.inside.judging.asserts import ProgramError, error_named
+from covey.sandbox.inside.link import PASSED, Link, failed
+
+
+@pytest.fixture
+def case(monkeypatch: pytest.MonkeyPatch) -> Iterator[Case]:
+    """Second 100 of a program that began at second 88."""
+    monkeypatch.setattr(case_module, "time", SimpleNamespace(monotonic=lambda: 100.0))
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        limits = {"wall_seconds": 5.0, "total_seconds": 20.0}
+        yield Case(SimpleNamespace(), Link(ours), "", "f", limits, started=88.0)  # type: ignore[arg-type]
+
+
+def test_each_test_has_its_time_until_one_takes_too_long_and_the_others_share_what_is_left(case: Case) -> None:
+    assert (case.left(), case.expect(4)) == (8.0, 105.0)
+    for verdict in (PASSED, failed("wrong", "f(0) should be 1, got 2")):
+        case.add(verdict)
+    assert case.expect(4) == 105.0
+    case.add(failed("timeout", "f(0) took too long"))
+    assert (case.expect(4), case.expect(1), case.expect(400)) == (102.0, 105.0, 100.05)
+    case.started = 70.0
+    assert (case.left(), case.expect(1)) == (0.0, 100.0)
+
+
+def test_a_program_is_excused_twenty_seconds_in_all(case: Case) -> None:
+    case.excuse(15.0)
+    assert case.left() == 23.0
+    case.excuse(15.0)
+    assert (case.excused, case.left()) == (20.0, 28.0)
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        {"i": 2, "out": 1},  # to another call
+        {"i": True, "out": 1},
+        {"i": 1.0, "out": 1},
+        {"out": 1},
+        {"i": 1},
+        {"i": 1, "out": 1, "err": "E", "text": ""},
+        {"i": 1, "out": {"f": "1.5"}},  # in no spelling of ours
+        {"i": 1, "err": "E"},
+        {"i": 1, "err": 1, "text": ""},
+        {"i": 1, "err": "E", "text": None},
+    ],
+    ids=str,
+)
+def test_what_is_no_answer_to_the_call_breaks_the_rules(frame: dict[str, Any]) -> None:
+    with pytest.raises(Violation):
+        answer_of(frame, 1)
+    assert answer_of({"i": 1, "out": {"t": [1]}}, 1) == (True, (1,))
+    assert answer_of({"i": 1, "err": "KeyError", "text": "'a'"}, 1) == (False, "KeyError: 'a'")
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("KeyError: 'a'", KeyError),
+        ("StopIteration: 1", ProgramError),  # would end a loop of the test
+        ("SystemExit: 0", ProgramError),
+        ("GivenUp", ProgramError),
+        ("print: x", ProgramError),
+        ("UnicodeDecodeError: x", ProgramError),
+    ],
+)
+def test_an_error_of_the_program_is_the_built_in_one_of_its_name_or_its_own(text: str, kind: type[Exception]) -> None:
+    assert type(error_named(text)) is kind
