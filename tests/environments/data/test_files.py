@@ -15,6 +15,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from covey.environments.data import files
 from covey.environments.data.rows import RowSettings, load_rows
 
 Rows = list[dict[str, Any]]
@@ -110,6 +111,17 @@ def test_a_folder_may_hold_a_file_of_any_format_for_each_split(name: str, tmp_pa
     for split, given in (("train", rows(4)), ("test", rows(2, start=4))):
         WRITERS[f"rows.{name}"](tmp_path / f"{split}.{name}", given)
     assert load_rows(str(tmp_path)).splits == {"train": rows(4), "test": rows(2, start=4)}
+
+
+@pytest.mark.parametrize("name", ["rows.parquet", "rows.arrow"])
+def test_a_row_of_a_table_of_columns_is_named_by_its_place_in_the_file(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "BATCH_ROWS", 2)
+    WRITERS[name](tmp_path / name, [*rows(4), {"prompt": None, "answer": "4"}, *rows(1)])
+    assert message(tmp_path / name, RowSettings(columns=("prompt",))).startswith(
+        f"{tmp_path / name} row 5 column 'prompt' is null"
+    )
 
 
 # ------------------------------------------------------------------------------------------------ broken files

@@ -38,6 +38,11 @@ def test_one_file_is_divided_the_same_way_every_time(tmp_path: Path) -> None:
     assert len(first.splits["test"]) == 5
     assert load_rows(path) == first
     assert sorted(row["answer"] for split in first.splits.values() for row in split) == list(range(50))
+    least = load_rows(write(tmp_path / "two.jsonl", rows(2)), RowSettings(test_fraction=0.9)).splits
+    assert (len(least["train"]), len(least["test"])) == (1, 1)
+    (tmp_path / "folder").mkdir()
+    write(tmp_path / "folder" / "train.jsonl", rows(50))
+    assert load_rows(str(tmp_path / "folder"), RowSettings(test_split="train")) == first
 
 
 def test_what_is_held_out_depends_on_the_content_not_on_the_order(tmp_path: Path) -> None:

@@ -247,6 +247,7 @@ def test_problems_may_come_from_rows_and_are_solved_by_search() -> None:
         ({"nums": "3 5", "target": 8}, "nums must be a list of whole numbers, got '3 5'"),
         ({"nums": [3, 5.5], "target": 8}, r"nums must be a list of whole numbers, got \[3, 5.5\]"),
         ({"nums": [], "target": 8}, r"nums must be a list of whole numbers, got \[\]"),
+        ({"nums": [True, 7], "target": 8}, r"nums must be a list of whole numbers, got \[True, 7\]"),
         ({"nums": [3, 5], "target": "8"}, "target must be a whole number, got '8'"),
     ],
 )
