@@ -85,6 +85,7 @@ def test_lines_may_end_as_on_windows() -> None:
 def test_text_without_a_fence_is_the_program() -> None:
     assert extract_program(F, "f") == F
     assert extract_program(f"<answer>{F}</answer> done", "f") == F
+    assert extract_program(f"<answer>{F}</answer> no, <answer>{G}</answer>", "f") == G
     assert extract_program("", "f") == ""
     assert extract_program(" \n", "f") == ""
 

@@ -106,6 +106,7 @@ def test_the_tests_of_a_row_are_drawn_by_the_seed_in_their_order_whatever_rows_s
     both: Any = with_tests({"train": [first, second]}, 4, seed=0)["train"]
     (alone,) = with_tests({"train": [second]}, 4, seed=0)["train"]
     assert both[1] == alone != with_tests({"train": [second]}, 4, seed=1)["train"][0]
+    assert both[0].tests != both[1].tests
     places = [first.tests.index(test) for test in both[0].tests]
     assert len(places) == 4
     assert places == sorted(set(places))

@@ -102,6 +102,8 @@ def test_a_guess_that_leaves_at_most_half_earns_the_reward_of_its_turn() -> None
     game = Guess(GuessConfig(halving_reward=0.1))
     turns = (["15;"], ["14;"], ["03;"], ["15;", "15;"], ["!"])  # 16, 17 and 28 of 32 numbers are left
     assert [game.outcome({"hidden": 17}, moves, 0).reward for moves in turns] == [0.1, 0.0, 0.0, 0.0, 0.0]
+    said = asyncio.run(game.episode(game.prompts("test")[17], 0).reply(Answer("15;", (), "stop", 1, ())))
+    assert (said.messages, said.reward, said.done) == (">", 0.1, False)
 
 
 @pytest.mark.parametrize(

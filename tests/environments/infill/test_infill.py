@@ -9,7 +9,16 @@ from typing import Any
 import pytest
 
 from covey.environments.data.rows import RowSettings
-from covey.environments.infill.environment import GRAMMAR, NOT_TEXT, Draw, Infill, Rule, make_prompts, written
+from covey.environments.infill.environment import (
+    GRAMMAR,
+    NOT_TEXT,
+    Draw,
+    Infill,
+    Rule,
+    gap_reference,
+    make_prompts,
+    written,
+)
 from covey.environments.infill.grammar import is_sentence, sentence, sentences
 from covey.environments.infill.texts import MASKINGS, Masker, Texts, load_texts, num_masked
 from covey.policy.models.nano_masked import nano_masked_tokenizer
@@ -230,6 +239,11 @@ def test_the_judge_reads_the_completed_text_and_the_watches_are_only_logged() ->
     assert first.value == second.value == first.parts["judge"] == 1 / 13
     assert first.parts == {"judge": 1 / 13, "grammar": 1.0, "length": 12.0, "gap": 1 / 13 - 1}
     assert second.parts["grammar"] == 0.0
+
+
+def test_the_judge_is_compared_with_the_exact_grammar_where_there_is_one() -> None:
+    found = [gap_reference(names) for names in (("second_judge", "grammar"), ("ngram", "second_judge"), ("ngram",))]
+    assert found == ["grammar", "second_judge", None]
 
 
 def test_a_token_that_is_no_text_cannot_leave_a_letter_out() -> None:

@@ -3,7 +3,10 @@
 import asyncio
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -54,7 +57,13 @@ def test_a_trained_judge_is_kept_by_all_that_it_follows_from(tmp_path: Path) -> 
     assert ensure_judge(TINY, counted, ["texts"], tmp_path) == first
     assert asked == [2, 2]
     assert ensure_judge(TINY, counted, ["other texts"], tmp_path) != first
+    assert ensure_judge(replace(TINY, seed=1), counted, ["texts"], tmp_path) != first
     assert sorted(path.name for path in tmp_path.iterdir() if ".tmp" in path.name) == []
+
+
+def test_a_judge_that_cannot_decide_is_right_half_of_the_time() -> None:
+    judge: Any = SimpleNamespace(score=lambda texts: [float(text) for text in texts])
+    assert accuracy(judge, [("3", "1"), ("2", "2"), ("1", "2"), ("5", "5")]) == 0.5
 
 
 def test_the_same_seed_makes_the_same_judge(tmp_path: Path) -> None:

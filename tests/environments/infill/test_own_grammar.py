@@ -64,7 +64,8 @@ def test_a_grammar_that_branches_more_than_it_ends_still_ends(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    "rules", ["<s> ::= a | <s> b", "<s> ::= a | b <s>", "<s> ::= a | <s> <s> | b <t>\n<t> ::= <s>"]
+    "rules",
+    ["<s> ::= a | <s> b", "<s> ::= a | b <s>", "<s> ::= a | <s> <s> | b <t>\n<t> ::= <s>", "<s> ::= a | b <s> a"],
 )
 def test_every_text_of_a_few_words_is_told_apart_as_by_rewriting(rules: str, tmp_path: Path) -> None:
     found = grammar(tmp_path, rules)

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from covey.environments.reward_functions.call import TrainerState
+from covey.environments.reward_functions.call import judged as judged_values
 from covey.environments.reward_functions.environment import (
     RewardFailureRate,
     RewardFunctions,
@@ -250,6 +251,7 @@ def test_what_is_not_a_finite_real_number_fails_alone(value: Any, problem: str) 
     scores = score(environment(returning([1.0, value, 2.0])), ["a", "b", "c"])
     assert scores[0] == Reward(1.0, {"fixed": 1.0})
     assert scores[2] == Reward(2.0, {"fixed": 2.0})
+    assert judged_values([1.0, value, 2.0], 3)["values"] == [1.0, None, 2.0]
     assert isinstance(scores[1], Failure)
     assert scores[1].reason.startswith(f'reward function "fixed" {problem}')
 
