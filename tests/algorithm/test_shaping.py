@@ -81,6 +81,17 @@ def test_length_costs_more_where_the_prompt_is_easy() -> None:
     assert pass_rate_linear(rewards(0, 0), inputs([2, 400])).tolist() == [0.0, 0.0]
 
 
+def test_tokens_of_the_environment_and_turns_cost_each_by_the_most_of_the_group() -> None:
+    talks = replace(
+        inputs([2, 4, 5]),
+        groups_N=torch.tensor([0, 0, 1]),
+        total_lengths_N=torch.tensor([6, 12, 5]),
+        turns_N=torch.tensor([1, 4, 1]),
+    )
+    # Of group 0, whose mean is 1/2: 0.25 * 2/4 + 0.1 * 4/8 + 0.1 * 1/4 and 0.25 + 0.1 + 0.1
+    torch.testing.assert_close(pass_rate_linear(rewards(1, 0, 1), talks), rewards(1 - 0.1, -0.225, 1 - 0.35))
+
+
 def test_length_weights_have_mean_1_over_rollouts_with_tokens() -> None:
     weights_N = length_normalizer(rewards(1, 1, 1, 1), torch.tensor([1, 2, 4, 0]), alpha=1.0)
     # 1, 1/2, 1/4 over their mean 7/12.

@@ -102,6 +102,13 @@ def test_what_a_tool_said_and_no_turn_read_is_not_taken_for_an_answer(limit: str
     assert (rollout.stop_reason, rollout.reward.value) == (limit, 0.0)
 
 
+def test_the_last_line_must_be_the_number_alone() -> None:
+    right = ["42", "So:\n**42**.", "$42$", "0042"]
+    wrong = ["It is 42", "42 or 43", "42\nI think", "42.5", "-42", ""]
+    assert right_answer([*right, *wrong], [42] * 10) == [1.0] * 4 + [0.0] * 6
+    assert right_answer([[{"role": "assistant", "content": "1,042"}]], [1042]) == [1.0]
+
+
 def test_a_lost_server_fails_its_attempt_and_no_other() -> None:
     calls = 0
 
