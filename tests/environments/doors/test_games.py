@@ -193,13 +193,18 @@ def test_games_that_draw_from_pythons_generator_do_not_disturb_one_another() -> 
 
     apart = [alone(1), alone(2)]
     before = random.getstate()
+    random.seed(9)
+    others = [random.random() for _ in range(4)]
+    random.seed(9)
+    heard: list[float] = []
     games = [TextArenaGame(Arena()), TextArenaGame(Arena())]
     together: list[list[Any]] = [[game.begin(seed, ())] for seed, game in enumerate(games, 1)]
     for action in "ab":
         for index, game in enumerate(games):
-            random.random()
+            heard.append(random.random())
             together[index].append(game.move(action))
     assert together == apart
+    assert heard == others
     random.setstate(before)
 
 

@@ -87,7 +87,7 @@ FOLLOWED: dict[str, list[tuple[dict, list[str], list[str]]]] = {
         (
             {"num_bullets": 2},
             ["* a\n* b", "- a\n* b", "*a* x\n-5", "\n\n  * a\n\n\n---", "**b**\n* a\n- c", "*\na\n* b"],
-            ["* a", "+ a\n+ b", "1. a\n2. b", "• a\n• b", "** a\n** b", "x * a\nx - b", "*\n* b"],
+            ["* a", "* a\n- b\n* c", "+ a\n+ b", "1. a\n2. b", "• a\n• b", "** a\n** b", "x * a\nx - b", "*\n* b"],
         ),
     ],
     "detectable_format:constrained_response": [
