@@ -6,17 +6,21 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from transformers import BertConfig, BertForSequenceClassification
 
+from covey.environments.data.rows import RowSettings
+from covey.environments.infill import build as build_module
 from covey.environments.infill.build import Corruption, NgramModel
 from covey.environments.infill.judge import Judge, JudgeSettings
 from covey.environments.infill.judge_training import JudgeTraining, Pair, accuracy, ensure_judge
+from covey.environments.infill.settings import InfillConfig
 from covey.environments.infill.texts import MASKINGS
 from covey.policy.models.nano_masked import nano_masked_tokenizer
+from covey.policy.settings import ModelConfig
 
 CPU = JudgeSettings(device="cpu")
 TINY = JudgeTraining(hidden_size=16, num_layers=1, num_heads=2, num_steps=2, batch_size=2)
@@ -64,6 +68,35 @@ def test_a_trained_judge_is_kept_by_all_that_it_follows_from(tmp_path: Path) -> 
 def test_a_judge_that_cannot_decide_is_right_half_of_the_time() -> None:
     judge: Any = SimpleNamespace(score=lambda texts: [float(text) for text in texts])
     assert accuracy(judge, [("3", "1"), ("2", "2"), ("1", "2"), ("5", "5")]) == 0.5
+
+
+def test_a_judge_is_measured_on_held_out_texts_and_one_at_the_floor_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, int, int]] = []
+    monkeypatch.setattr(build_module, "Judge", lambda name, how: SimpleNamespace(name=name))
+    monkeypatch.setattr(build_module, "accuracy", lambda judge, pairs: 0.75)
+    material: Any = SimpleNamespace(
+        settings=InfillConfig(judge_floor=0.75),
+        pairs=lambda split, seed: lambda count, chance: asked.append((split, seed, count)),
+    )
+    assert build_module.judged(material, "mine", 4).accuracy == 0.75
+    assert asked == [("test", 4, 256)]
+    material.settings.judge_floor = 0.76
+    with pytest.raises(ValueError, match=r"^environment\.judge_floor=0\.76 needs a judge .*, mine ranks 75\.0%; "):
+        build_module.judged(material, "mine", 4)
+
+
+def test_the_second_judge_learns_from_a_seed_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, int]] = []
+
+    def judged(material: Any, name: str, seed: int) -> build_module.Judged:
+        asked.append((name, seed))
+        return build_module.Judged(cast(Judge, SimpleNamespace(name=name)), 1.0)
+
+    monkeypatch.setattr(build_module, "judged", judged)
+    monkeypatch.setattr(build_module, "load_tokenizer", lambda model: nano_masked_tokenizer())
+    settings = InfillConfig(judge="mine", monitors=["second_judge"], num_train=1, num_test=1)
+    build_module.build(settings, ModelConfig(), None, RowSettings(), seed=3, say=print)
+    assert asked == [("mine", 6), ("nano-judge", 7)]
 
 
 def test_the_same_seed_makes_the_same_judge(tmp_path: Path) -> None:

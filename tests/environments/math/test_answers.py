@@ -34,6 +34,9 @@ def test_the_last_mark_decides_and_says_its_form() -> None:
     assert find_answer("#### 17\nbut with the tip:\n#### 18") == Answer(" 18", "hash")
     assert find_answer("so she has 42 apples") == Answer("so she has 42 apples", "none")
     assert find_answer("") is None
+    for mark, form in (("so \\boxed{1} no\n", "box"), ("#### 1\n", "hash"), ("The answer is 1.\n", "label")):
+        found = find_answer(60 * mark + mark.replace("1", "42"))
+        assert (found and found.text.strip(), found and found.form) == ("42", form)
 
 
 def test_a_list_of_alternatives_is_reported_as_a_list() -> None:

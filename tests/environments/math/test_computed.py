@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from covey.environments.math.answers import Answer, compare, is_correct
+from covey.environments.math.computed import is_computed
 from covey.environments.math.formulas.trees import MAX_DEPTH, read_tree
 from covey.environments.math.generated import mathematics, word_problems
 from covey.environments.math.symbolic import equal_at_sight
@@ -32,6 +33,11 @@ def test_what_leaves_the_computation_undone_is_wrong_at_sight() -> None:
     assert len(WRONG) >= 190
     cases = [(case["answer"], case["gold"], case.get("question", "")) for case in WRONG]
     assert [case for case in cases if at_sight(*case) is not False] == []
+
+
+def test_a_text_that_is_no_formula_leaves_no_sum_that_its_gold_does_not() -> None:
+    assert [is_computed(text, "{7") for text in ("{3+4", "{7", "7")] == [False, True, False]
+    assert is_computed("{3+4", "{2+5")
 
 
 def test_a_gold_answer_is_right_whatever_it_leaves_undone() -> None:

@@ -56,6 +56,7 @@ def test_only_a_box_or_its_like_is_accurate_and_a_gold_nobody_can_read_is_skippe
 def test_the_answer_of_a_reasoner_is_what_follows_its_reasoning() -> None:
     given = ["<think>\\boxed{2}</think> \\boxed{0.5}", "\\boxed{0.5}</think> no", "<think> \\boxed{0.5}", "</think>"]
     assert ReasoningAccuracy()(given, [HALF] * 4) == [1.0, 0.0, 0.0, 0.0]
+    assert ReasoningAccuracy()(["a</think> \\boxed{0.5} </think> no"], [HALF]) == [0.0]
     other = ReasoningAccuracy(delimiters=["[end]", "</think>"])
     assert other(["</think> \\boxed{2} [end] \\boxed{0.5}"], [HALF]) == [1.0]
     assert other(["</think> \\boxed{0.5}"], [HALF]) == [1.0]

@@ -5,13 +5,16 @@ import json
 import logging
 import pickle
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from covey.environments.arithmetic import Arithmetic
 from covey.environments.base import Split
+from covey.environments.code.environment import Code
 from covey.environments.math.gsm8k import GSM8K
+from covey.environments.reward_functions.bridges import data_sources
 from covey.environments.reward_functions.environment import RewardFunctions, RewardSettings, reward_functions
 from covey.rewards import compute_score, for_trl, trl_rows
 from covey.types import Failure, Prompt, Reward
@@ -65,8 +68,11 @@ def test_completions_of_one_prompt_are_judged_in_one_call() -> None:
 
 def test_sampled_tokens_reach_an_environment_that_reads_them() -> None:
     rewards = reward_functions([{"function": "soft_overlong", "args": {"max_length": 4, "cache": 2}}])
-    made = RewardFunctions({"train": [{"prompt": "?"}], "test": []}, rewards, RewardSettings(in_process=True))
-    assert as_trl(for_trl(made), trl_rows(made) * 2, ["a", "b"], completion_ids=[[1], [1, 2, 3]]) == [0.0, -0.5]
+    asked = {"train": [{"prompt": "?"}, {"prompt": "!"}], "test": []}
+    made = RewardFunctions(asked, rewards, RewardSettings(in_process=True))
+    first, second = trl_rows(made)
+    for rows in ([first] * 2, [first, second]):
+        assert as_trl(for_trl(made), rows, ["a", "b"], completion_ids=[[1], [1, 2, 3]]) == [0.0, -0.5]
     made.close()
 
 
@@ -77,6 +83,21 @@ def test_what_could_not_be_judged_is_none_and_said(caplog: pytest.LogCaptureFixt
         assert as_trl(for_trl(broken), trl_rows(broken) * 2, "ab", log_metric=logged.__setitem__) == [1.0, None]
     assert caplog.messages == ["scripted could not judge a completion: judge away"]
     assert logged == {"scripted/unscored": 1.0}
+
+
+def test_what_could_not_be_judged_is_an_error_in_verl(monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = Scripted({"train": ["?"], "test": []}, lambda prompt, text: Failure("judge away"))
+    judged = (broken, broken.prompts("train")[0])
+    monkeypatch.setitem(data_sources.DATA_SOURCES, "away", lambda: lambda truth: judged)
+    with pytest.raises(RuntimeError, match=r"^away could not judge a completion: judge away$"):
+        compute_score("away", "4", "4")
+
+
+def test_the_weight_of_some_of_the_tests_is_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("covey.sandbox.Sandbox", lambda: SimpleNamespace(describe=dict))
+    made, _ = data_sources.judge_of("code", {"partial_weight": 0.2})(PROGRAM)
+    assert isinstance(made, Code)
+    assert made.settings.partial_weight == 0.2
 
 
 def test_it_works_inside_an_event_loop() -> None:
