@@ -431,6 +431,26 @@ def test_logged_columns_stay_with_their_completions(in_process: bool) -> None:
     ]
 
 
+def test_columns_of_several_functions_stay_beside_one_another() -> None:
+    def logs(column: str) -> Callable[..., Any]:
+        def logging(completions: list[str], log_extra: Callable[..., None], **kwargs: Any) -> list[float]:
+            log_extra(column, completions)
+            return [1.0] * len(completions)
+
+        return logging
+
+    (found,) = score(environment(logs("first"), logs("second")), ["a"])
+    assert isinstance(found, Reward)
+    assert found.extra == {"first": "a", "second": "a"}
+
+
+def test_a_dry_run_counts_no_failure() -> None:
+    made = environment(returning([math.nan] * 25), settings=RewardSettings(in_process=True, max_failure_rate=0.0))
+    judge, prompt = made.dry_run(made.prompts("train")[0])
+    for verdicts in (judge.score(prompt, ["a"] * 25), judge.score_tokens(prompt, ["a"] * 25, [[1]] * 25)):
+        assert all(isinstance(verdict, Failure) for verdict in asyncio.run(verdicts))
+
+
 def test_a_logged_column_of_another_length_is_an_error_with_its_place() -> None:
     def short(completions: list[str], log_extra: Callable[..., None], **kwargs: Any) -> list[float]:
         log_extra("found", ["a"] * 3)

@@ -183,7 +183,13 @@ def test_rewards_are_returned_posted_or_what_functions_say_of_the_conversation()
 
     assert play(posts, turns)[0].rollouts[0].reward.value == 0.25
     (both,) = play(posts, turns, longer)[0].rollouts
-    assert dict(both.reward.parts) == {"longer": 1.0, "program": 0.25}
+    assert (both.reward.value, dict(both.reward.parts)) == (1.25, {"longer": 1.0, "program": 0.25})
+
+    def posts_and_returns(url: str, key: str, row: dict[str, Any]) -> float:
+        posts(url, key, row)
+        return 0.75
+
+    assert play(posts_and_returns, turns)[0].rollouts[0].reward.value == 0.75
 
     def rewrites(url: str, key: str, row: dict[str, Any]) -> Any:
         said_by(url, row["prompt"])
