@@ -444,6 +444,15 @@ def test_columns_of_several_functions_stay_beside_one_another() -> None:
     assert found.extra == {"first": "a", "second": "a"}
 
 
+def test_an_async_function_that_takes_too_long_fails() -> None:
+    async def slow(completions: list[str], **kwargs: Any) -> list[float]:
+        await asyncio.sleep(3)
+        return [1.0] * len(completions)
+
+    made = environment(slow, settings=RewardSettings(WorkerSettings(timeout=0.05), in_process=True))
+    assert reasons(score(made, ["a", "b"])) == ['reward function "slow" took longer than 0.05 s'] * 2
+
+
 def test_a_dry_run_counts_no_failure() -> None:
     made = environment(returning([math.nan] * 25), settings=RewardSettings(in_process=True, max_failure_rate=0.0))
     judge, prompt = made.dry_run(made.prompts("train")[0])
