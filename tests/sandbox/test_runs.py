@@ -125,6 +125,7 @@ def test_reading_a_program_is_on_its_account(sandbox: Sandbox) -> None:
 def test_memory_is_limited(sandbox: Sandbox) -> None:
     code = "def f(n): return len(bytearray(n << 20))"
     limits = Limits(memory_bytes=256 << 20)
+    assert sandbox.run_blocking(code, calls((300, 300 << 20)), "f").fraction == 1.0  # usual limits
     report = sandbox.run_blocking(code, calls((128, 128 << 20), (300, 300 << 20), (1, 1 << 20)), "f", limits)
     assert kinds(report) == ["passed", "error", "passed"]
     assert "MemoryError" in report.results[1].message
