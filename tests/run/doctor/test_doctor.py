@@ -19,7 +19,7 @@ from covey.config.schema import setting_names
 from covey.run.doctor.catalogue import RULES
 from covey.run.doctor.diagnose import EXIT_CODES, diagnose, in_a_line, worst
 from covey.run.doctor.finding import Level
-from covey.run.doctor.log import RunLog, as_number, log_of
+from covey.run.doctor.log import RunLog, as_number, flat, log_of
 from covey.run.doctor.measures import binomial_tail, mann_kendall, spread, standard_error, theil_sen, thinned
 
 KEPT = read_kept()
@@ -250,15 +250,102 @@ def test_a_clip_that_takes_most_is_to_watch_while_the_run_gets_better() -> None:
 
 
 def test_cut_answers_are_no_sickness_where_they_earn_the_reward_or_the_run_has_just_begun() -> None:
-    def found(num_steps: int, reward: float) -> list[Level]:
+    def found(num_steps: int, reward: float, **algorithm: Any) -> list[Level]:
         log = rows_of({"truncated_fraction": [0.95] * num_steps, "sampled_reward_mean": [reward] * num_steps})
+        log = replace(log, settings=flat({"algorithm": algorithm}))
         return [one.level for one in diagnose(log) if one.rule.id == "D8"]
 
     assert found(30, 0.1) == [Level.SICK]
+    assert found(30, 0.1, mask_truncated=True) == [Level.WATCH]
+    assert found(30, 0.1, shaping={"soft_overlong": {"max_len": 9, "cache": 3}}) == [Level.WATCH]
+    assert found(30, 0.1, shaping={"repetition": {"ngram": 3}}) == [Level.SICK]
     assert found(30, 0.5) == [Level.SICK]  # the cut ones earn 0.45 of 0.95 at least
     assert found(30, 0.6) == [Level.WATCH]
     assert found(30, 3.0) == [Level.SICK]  # of what scale is not known
     assert found(9, 0.1) == [Level.WATCH]
+
+
+Columns = dict[str, list[float]]
+
+
+def half(early: float, late: float) -> list[float]:
+    """A column of 60 steps, whose second half is another."""
+    return [early] * 30 + [late] * 30
+
+
+@pytest.mark.parametrize(
+    ("columns", "settings", "wanted"),
+    [
+        # Half of the answers of each step are lost before a group is made of them
+        (
+            {"unscored_fraction": half(0.0, 0.0), "dropped/unscored_rollouts": half(0.0, 16.0)}
+            | {"num_groups_sampled": half(4.0, 4.0)},
+            {"group_size": 8},
+            {"D23": (Level.SICK, 31, "50 % of the answers could not be judged")},
+        ),
+        # Most of what is thrown away is too old
+        (
+            {"num_groups_sampled": half(8.0, 8.0), "num_groups": half(3.0, 3.0)}
+            | {"dropped/stale_groups": half(4.0, 4.0), "dropped/all_wrong_groups": half(1.0, 1.0)},
+            {},
+            {"D28": (Level.WATCH, 1, "62.5 % of the sampled groups were not trained, most of them as stale groups")},
+        ),
+        # Conversations come to an end with their first turn
+        (
+            {"turns_mean": half(3.0, 1.1)},
+            {},
+            {
+                "D29": (
+                    Level.WATCH,
+                    31,
+                    "the turns of a conversation fell from 3 (steps 3 to 12) to 1.1 (steps 51 to 60)",
+                )
+            },
+        ),
+        # What is old and what counts less
+        (
+            {"staleness/max": half(0.0, 9.0)},
+            {},
+            {"D25": (Level.WATCH, 31, "what is trained is 9.0 versions old")},
+        ),
+        # A KL is far beyond its target, or ten times its early level, of 0.1 nats at least
+        ({"kl": half(0.01, 0.09)}, {}, {}),
+        ({"kl": half(0.01, 0.09)}, {"algorithm.target_kl": 0.02}, {"D9": (Level.WATCH, 31, "went from 0.01 nats")}),
+        ({"kl": half(0.01, 0.09)}, {"algorithm.target_kl": 0.04}, {}),
+        # float16 looks for its scale at first; one step of a hundred is to watch
+        ({"skipped": half(1.0, 0.0)}, {"model.precision": "bfloat16"}, {"D33": (Level.SICK, 1, "30 of 60 updates")}),
+        ({"skipped": [*[1.0] * 20, *[0.0] * 40]}, {"model.precision": "float16"}, {}),
+        (
+            {"skipped": [*[0.0] * 20, 1.0, *[0.0] * 39]},
+            {"model.precision": "float16"},
+            {"D33": (Level.WATCH, 21, "1 of")},
+        ),
+        # Adapters take larger rates than all weights do
+        (
+            {"entropy": half(0.5, 0.5)},
+            {"optimizer.lr": 1e-6, "model.lora_rank": 8},
+            {"D15": (Level.WATCH, None, "optimizer.lr=1e-06 with adapters of rank 8")},
+        ),
+        ({"entropy": half(0.5, 0.5)}, {"optimizer.lr": 2e-5, "model.lora_rank": 8}, {}),
+        ({"entropy": half(0.5, 0.5)}, {"optimizer.lr": 1e-6, "model.lora_rank": 0}, {}),
+        # The form counts twice, what is right hardly at all
+        (
+            {"reward/correct": half(0.5, 0.6), "reward/form": half(0.1, 0.4)},
+            {"reward_weights": [0.5, 2.0]},
+            {"D17": (Level.WATCH, 31, "92.3 % of the gain is not of the part correct: form rose from 0.1")},
+        ),
+        ({"reward/correct": half(0.5, 0.6), "reward/form": half(0.1, 0.4)}, {}, {}),
+    ],
+)
+def test_a_column_is_found_for_what_it_is_by_its_numbers(
+    columns: Columns, settings: dict[str, Any], wanted: dict[str, tuple[Level, int | None, str]]
+) -> None:
+    found = {one.rule.id: one for one in diagnose(replace(rows_of(columns), settings=settings))}
+    assert {name: (one.level, one.evidence.since) for name, one in found.items()} == {
+        name: (level, since) for name, (level, since, _) in wanted.items()
+    }
+    for name, (_, _, said) in wanted.items():
+        assert said in found[name].evidence.seen
 
 
 def test_an_accuracy_that_may_keep_up_with_the_reward_on_few_prompts_is_no_hacking() -> None:

@@ -17,7 +17,8 @@ FLOAT16_SEARCH = 20
 def cut_answers(log: RunLog) -> Evidence | None:
     """Find answers that the token limit cuts."""
     found = _cut(log)
-    shaped = log.setting("algorithm.mask_truncated") or "soft_overlong" in (log.setting("algorithm.shaping") or {})
+    penalised = any(name.startswith("algorithm.shaping.soft_overlong") for name in log.settings)
+    shaped = log.setting("algorithm.mask_truncated") or penalised
     if found is None or found.level is not Level.SICK or not (shaped or _cut_answers_earn(log)):
         return found
     return Evidence(Level.WATCH, found.seen, found.since, found.until, found.values)
