@@ -185,6 +185,13 @@ def test_a_setting_it_does_not_depend_on_takes_the_same_policy(tmp_path: Path, c
     assert (said, second.path) == ([], first.path)
 
 
+def test_a_policy_depends_on_the_room_that_its_answers_have(tmp_path: Path) -> None:
+    def key(**changes: Any) -> str:
+        return cold_start._key(config_for(tmp_path, **changes), ALWAYS_SEVEN, ALWAYS_SEVEN.demonstrations("train"))
+
+    assert key(sampling__max_total_tokens=20) != key(sampling__max_total_tokens=21) != key() == key(num_steps=9)
+
+
 def test_other_demonstrations_make_another_policy(tmp_path: Path) -> None:
     first, _ = warmed(config_for(tmp_path))
     second, _ = warmed(config_for(tmp_path), replace(ALWAYS_SEVEN, answer=lambda text: "8"))

@@ -272,7 +272,7 @@ def _trainer_settings(config: Config) -> TrainerSettings:
 def _key(config: Config, environment: Environment, demonstrations: Sequence[Demonstration]) -> str:
     """Return a hash of everything the SFT-initialised policy depends on."""
     # Leave out what does not change the trained weights
-    model = asdict(config.warmed_model)
+    how, model = config.sampling, asdict(config.warmed_model)
     for name in ("device", "gradient_checkpointing", "activation_offload", "attention"):
         del model[name]
     if config.warmed_model.lora_rank == 0:
@@ -286,7 +286,7 @@ def _key(config: Config, environment: Environment, demonstrations: Sequence[Demo
         "model": model,
         "files": _files(Path(config.model.name)),
         "cold_start": settings,
-        "sampling": (config.sampling.max_tokens, config.sampling.stop),
+        "sampling": [value for value in (how.max_tokens, how.stop, how.max_total_tokens) if value is not None],
         "correct_above": config.evaluation.correct_above,
         "demonstrations": [(p.id, p.text, shown, environment.tool_schemas(p)) for p, shown in demonstrations],
     }
