@@ -133,6 +133,13 @@ def test_accuracy_is_greedy_and_pass_at_k_is_unbiased() -> None:
     assert (found.num_prompts, found.num_samples, found.num_unscored) == (4, 4, 0)
 
 
+def test_the_level_of_the_intervals_is_a_setting() -> None:
+    found = look(some_right, confidence=0.5)
+    assert rounded(found.accuracy) == (0.5, 0.3402, 0.6598)
+    assert rounded(found.reward_mean) == (0.7188, 0.6468, 0.7907)
+    assert rounded(found.pass_at_k[1]) == (0.4375, 0.3202, 0.5622)
+
+
 def test_what_counts_as_correct_is_a_setting() -> None:
     found = look(some_right, correct_above=0.5)
     assert found.pass_at_k[1].value == 1.0
@@ -196,6 +203,31 @@ def test_pass_at_k_leaves_out_prompts_with_fewer_than_k_scored_samples() -> None
 
 def test_a_greedy_completion_that_could_not_be_scored_is_not_correct() -> None:
     assert look(one_lost).correct_greedy == (1.0, 1.0, 1.0, 0.0)
+
+
+def test_what_the_judge_has_nothing_to_say_about_is_in_no_figure_and_parts_are_means_of_those_that_have_them() -> None:
+    """Two environments: prompts 0 and 1 are right and wrong, nothing applies to 2, and the system lost 3."""
+
+    @dataclass
+    class Mixed(Answers):
+        def run(self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling) -> list[Group]:
+            made = (
+                replace(rollout(0.0), reward=Reward(1.0, {"style": 1.0})),
+                replace(rollout(0.0), reward=Reward(0.0)),
+            )
+            rollouts = [made[:group_size], made[1:] * group_size, (), ()]
+            failures = [(), (), (Failure("not asked", is_fault=False),), (Failure("lost"),)]
+            names = ("sums", "words", "words", "sums")
+            prompts = [replace(prompt, environment=name) for prompt, name in zip(prompts, names, strict=True)]
+            return [Group(*of) for of in zip(prompts, rollouts, failures, strict=True)]
+
+    found = evaluate(Mixed(some_right), PROMPTS, Sampling(), EvaluationConfig(num_samples=2, k=[1]))
+    assert found.accuracy.value == pytest.approx(1 / 3)
+    assert (found.correct_greedy[:2], found.correct_greedy[3]) == ((1.0, 0.0), 0.0)
+    assert math.isnan(found.correct_greedy[2])
+    assert found.reward_parts["style"].value == 1.0
+    assert {name: part.accuracy.value for name, part in found.parts.items()} == {"sums": 0.5, "words": 0.0}
+    assert look(some_right).parts == {}
 
 
 # ------------------------------------------------------------------------------------------------ the real source

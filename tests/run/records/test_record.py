@@ -3,9 +3,11 @@
 import json
 import logging
 import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,12 +15,14 @@ import pytest
 from covey.algorithm.credit.scores import scores
 from covey.environments.base import Split
 from covey.policy.settings import ModelConfig
+from covey.run import stages
+from covey.run.records import record
 from covey.run.records.record import RunRecorder
 from covey.run.records.step_metrics import rollout_metrics
 from covey.train import train
 from covey.trainer.credit import Credit
 from covey.trainer.trainer import Trainer
-from covey.types import Failure, Group, Prompt, Reward, Turn
+from covey.types import Failure, Group, Prompt, Reward, Rollout, Turn
 from tests.support.scripted import Scripted
 
 from ...support.small import group, rollout, rows, scripted, small_config, use, varied
@@ -88,12 +92,21 @@ def test_answers_that_repeat_and_are_judged_otherwise_are_counted() -> None:
     made = Group(group().prompt, twins, ())
     found = rollout_metrics([made], [], credit_of([made]), version=0)
     assert (found["unique_fraction"], found["disagreement_fraction"]) == (0.5, 0.75)
+    twin = rollout(1.0)
+    other = (replace(twin, finish_reason="length"), replace(twin, messages=({"role": "user", "content": "more"},)))
+    unlike = Group(made.prompt, (twin, *other), ())
+    assert rollout_metrics([unlike], [], credit_of([unlike]), version=0)["unique_fraction"] == 1.0
 
 
 def test_rollouts_that_a_selection_left_out_are_not_in_the_metrics_of_advantages() -> None:
     given = replace(credit_of([group(1.0, 0.0, 0.5)]), keep=[[True, False, True]])
     found = rollout_metrics([group(1.0, 0.0, 0.5)], [], given, version=0)
     assert (found["advantage_mean"], found["advantage_std"]) == (pytest.approx(0.25), pytest.approx(math.sqrt(0.125)))
+
+
+def test_rewards_that_are_not_known_are_in_no_spread() -> None:
+    lost = replace(credit_of([group(1.0, 0.0)]), scores=scores([1.0, 0.0, math.nan], [0, 0, 0]))
+    assert rollout_metrics([group(1.0, 0.0)], [], lost, version=0)["reward_std"] == pytest.approx(math.sqrt(0.5))
 
 
 def test_a_step_without_groups_has_nulls_for_what_it_cannot_know() -> None:
@@ -128,6 +141,42 @@ def test_of_episodes_the_reward_and_the_advantage_of_each_turn_are_logged() -> N
     }
     whole = rollout_metrics(episodes, [], credit_of(episodes), version=0)
     assert (whole["turn_advantage/1"], whole["turn_advantage/3"]) == (0.0, -0.5)
+
+
+def test_of_episodes_what_was_said_to_the_policy_and_how_often_it_was_read_anew_is_logged() -> None:
+    """One is read in two sequences, after whose first chosen token the other was said; one has a single turn."""
+    (plain,) = [group(1.0, 0.0, 0.5)]
+    length, mask = 8, (False, True, False, True, False, False, True, False)
+    broken = Rollout(
+        *((5,) * length, (5,) * length, mask, (0.0,) * length, Reward(1.0), "8", "stop", 0),
+        **{"turns": (Turn(0, 1), Turn(1, 2), Turn(2, 3)), "stop_reason": "max_turns", "branches": (0, 5)},
+        re_encoded_tokens=7,
+    )
+    ended = replace(plain.rollouts[0], turns=(Turn(0, 2),), stop_reason="completed")
+    found = rollout_metrics(
+        [replace(plain, rollouts=(broken, ended, plain.rollouts[2]))], [], credit_of([plain]), version=0
+    )
+    names = ("turns_mean", "turns_max", "environment_token_fraction", "branches_mean", "re_encoded_tokens")
+    assert {name: found[name] for name in names} == {
+        "turns_mean": 2.0,
+        "turns_max": 3.0,
+        "environment_token_fraction": 3 / 8,
+        "branches_mean": 1.5,
+        "re_encoded_tokens": 7.0,
+    }
+    assert found["prefix_breaks"] == 1.0
+    ends = {name[5:]: value for name, value in found.items() if name.startswith("stop/") and value}
+    assert ends == {"max_turns": 0.5, "completed": 0.5}
+
+
+@pytest.mark.parametrize(("number", "largest"), [(99, 1), (250, 2)])
+def test_the_hundredth_of_the_answers_with_the_largest_advantages_holds_a_share(number: int, largest: int) -> None:
+    """The largest are 10, below 0 the first, and the others 1."""
+    values = [-10.0, 10.0, *[1.0] * (number - 2)]
+    made = group(*values)
+    given = replace(credit_of([made]), advantages=[values])
+    share = rollout_metrics([made], [], given, version=0)["advantage_top_share"]
+    assert share == pytest.approx(10 * largest / (18 + number))
 
 
 def credit_of(groups: Sequence[Group]) -> Credit:
@@ -264,15 +313,44 @@ def test_an_interruption_of_the_cold_start_has_a_summary_too(tmp_path: Path, mon
     assert content["phases"]["cold_start"]["seconds"] > 0
 
 
-def test_before_is_the_first_look_and_after_the_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_before_is_the_first_look_and_after_the_last_and_neither_takes_a_step_any_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A look takes 1,000 s and a checkpoint 100 s. Of three checkpoints the first has no evaluation of its own."""
+    passed = 0.0
+
+    def after(seconds: float, work: Any) -> Any:
+        def late(*given: Any) -> Any:
+            nonlocal passed
+            passed += seconds
+            return work(*given)
+
+        return late
+
+    monkeypatch.setattr(record, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + passed))
+    monkeypatch.setattr(stages, "answer", after(1000, stages.answer))
+    monkeypatch.setattr(record, "save_checkpoint", after(100, record.save_checkpoint))
     use(monkeypatch, scripted())
-    train(small_config(num_steps=3, evaluation__every=1), tmp_path)
-    looks = rows(tmp_path / "metrics.jsonl", "evaluate")
+    changes = {"evaluation__every": 2, "evaluation__confidence": 0.5, "output__save_every": 1}
+    config = small_config(num_steps=3, preflight__enabled=False, **changes)
+    config.output.keep_last = 9
+    train(config, tmp_path)
+    looks, steps = rows(tmp_path / "metrics.jsonl", "evaluate"), rows(tmp_path / "metrics.jsonl", "train")
     content = summary_of(tmp_path)
-    assert [look["step"] for look in looks] == [0, 1, 2, 3]
+    assert [look["step"] for look in looks] == [0, 2, 3]
     assert content["before"]["reward_mean"]["value"] == looks[0]["reward_mean"]
-    assert content["after"]["reward_mean"]["value"] == looks[3]["reward_mean"]
-    assert content["gain"]["reward_mean"]["value"] == pytest.approx(looks[3]["reward_mean"] - looks[0]["reward_mean"])
+    assert content["after"]["reward_mean"]["value"] == looks[2]["reward_mean"]
+    assert content["gain"]["reward_mean"]["value"] == pytest.approx(looks[2]["reward_mean"] - looks[0]["reward_mean"])
+    # At 95 % the interval of a gain on two prompts is 0.98 wide at least, at 50 % 0.48 at most
+    assert content["gain"]["accuracy"]["high"] - content["gain"]["accuracy"]["low"] < 0.5
+    # Time
+    assert max(row["seconds"] for row in steps) < 100
+    assert content["seconds"] > 3300
+    assert content["tokens_per_second"] == pytest.approx(content["tokens"] / sum(row["seconds"] for row in steps))
+    # The score of a checkpoint is that of an evaluation after its own step
+    manifests = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("checkpoints/*/manifest.json"))]
+    scores_of = [(found["step"], found.get("score")) for found in manifests]
+    assert scores_of == [(1, None), *((look["step"], look["accuracy"]) for look in looks[1:])]
 
 
 def test_an_evaluation_that_lost_scores_says_how_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

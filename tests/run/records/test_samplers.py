@@ -34,7 +34,7 @@ def test_a_run_in_process_says_nothing_of_samplers() -> None:
 
 def test_totals_are_means_over_steps_and_sums_of_waits() -> None:
     totals = SamplersTotals()
-    for row in (ROW, LATER):
+    for row in (LATER, ROW):
         totals.add(row)
     found = totals.described()
     assert found is not None

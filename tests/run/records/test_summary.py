@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -14,6 +15,7 @@ from covey.run import evaluate as measured
 from covey.run.records.summary import (
     Gain,
     RunFacts,
+    comparable,
     paired_accuracy_gain,
     paired_mean_gain,
     peak_memory_bytes,
@@ -289,14 +291,54 @@ def test_a_few_prompts_that_changed_alike_are_too_few_to_tell_and_many_are_not(t
     assert gain(20).rstrip().endswith("+0.250 [0.250, 0.250]")
 
 
-def test_looks_at_different_prompts_are_compared_over_those_that_both_saw() -> None:
-    def look(correct: tuple[float, ...], reward: tuple[float, ...]) -> measured.Evaluation:
-        unknown = intervals.UNKNOWN
-        return measured.Evaluation(unknown, unknown, {}, len(correct), 1, 0, correct, reward)
+def look(correct: tuple[float, ...], **more: Any) -> measured.Evaluation:
+    """An evaluation whose rewards are a quarter where the answer is wrong, and whose style is 1 more."""
+    rewards = tuple(0.25 if value < 1 else 0.75 for value in correct)
+    style = {"style": tuple(value + 1 for value in rewards)}
+    return measured.Evaluation(
+        intervals.UNKNOWN, intervals.UNKNOWN, {}, len(correct), 1, 0, correct, rewards, mean_parts=style, **more
+    )
 
-    before, after = look((0, 0, 1), (0.0, 0.25, 1.0)), look((1, 0), (0.75, 0.0))
-    first, last = [("sums", "a"), ("sums", "b"), ("sums", "c")], [("sums", "b"), ("sums", "d")]
+
+def test_looks_at_different_prompts_are_compared_over_those_that_both_saw() -> None:
+    before = look((0, 0, 1), parts={"sums": look((0, 0)), "words": look((1,))})
+    after = look((1, 0), parts={"sums": look((1, 0))})
+    first, last = [("sums", "a"), ("sums", "b"), ("words", "c")], [("sums", "b"), ("sums", "d")]
     pair = restrict_to_common_prompts(before, after, first, last)
     assert pair is not None
-    assert [(side.correct_greedy, side.mean_reward) for side in pair] == [((0,), (0.25,)), ((1,), (0.75,))]
+    for side, correct, reward in zip(pair, (0, 1), (0.25, 0.75), strict=True):
+        assert [*side.parts] == ["sums"]
+        for one in (side, side.parts["sums"]):
+            assert (one.correct_greedy, one.mean_reward) == ((correct,), (reward,))
+            assert one.mean_parts == {"style": (reward + 1,)}
     assert restrict_to_common_prompts(before, after, first, [("sums", "d"), ("words", "a")]) is None
+
+
+def test_a_gain_is_compared_prompt_by_prompt_where_both_saw_the_same_or_nothing_says_what_they_saw() -> None:
+    before, after, seen, other = (
+        look((0, 1)),
+        look((1, 1)),
+        [("sums", "a"), ("sums", "b")],
+        [("sums", "c"), ("sums", "b")],
+    )
+    assert comparable(before, after, [seen, other, seen]) == (before, after)
+    assert comparable(before, after, [[], seen]) == (before, after)
+    pair = comparable(before, after, [seen, other])
+    assert [side and side.correct_greedy for side in pair] == [(1,), (1,)]
+    assert comparable(before, look((1,)), [[], seen[:1]]) == (None, None)
+
+
+def test_the_interval_of_a_gain_stays_within_a_share() -> None:
+    assert paired_accuracy_gain((0.0,), (1.0,), 0.999).high == 1.0
+    assert paired_accuracy_gain((1.0,), (0.0,), 0.999).low == -1.0
+
+
+def test_a_run_knows_its_speed_and_what_it_won_by_its_own_steps() -> None:
+    slow = replace(FACTS, step_seconds=40.0, rechecked=4, recheck_disagreements=1)
+    content = summary(slow, judged((0.1, 0.1, 0.1)), judged((0.5, 0.6, 0.7)))
+    assert content["tokens_per_second"] == 30.0
+    assert content["reward_hacking"] == "1 of 4 full-score programs failed a re-check: see covey.log"
+    unsure = summary(FACTS, judged((0.1, 0.1, 0.1)), judged((0.1, 0.1, 0.4)))
+    assert unsure["gain"]["reward_parts"]["gap"]["value"] == pytest.approx(0.1)
+    assert unsure["reward_hacking"] is None
+    assert phase_shares({"sampling": 3.0, "backward": 1.0}, 2.0)["sampling"] == {"seconds": 3.0, "share": 0.75}
