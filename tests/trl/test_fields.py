@@ -1,14 +1,17 @@
 """Every field of TRL's GRPOConfig is mapped or refused by name; the page lists all of them."""
 
 import importlib
+import math
 import sys
 from dataclasses import fields
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from covey.trl import GRPOConfig, GRPOTrainer
+from covey.trl.callbacks import Bridge, log_row
 from covey.trl.config import default_of
 from covey.trl.fields import MAPPED, REFUSED, table
 from covey.trl.mapping import settings_of
@@ -89,6 +92,80 @@ CHANGES: list[tuple[dict[str, Any], dict[str, Any]]] = [
         {"algorithm.reference_refresh_every": 16},
     ),
     ({"use_vllm": True, "vllm_max_model_length": 90}, {"sampling.max_total_tokens": 90}),
+    # Advantages and losses
+    (
+        {"scale_rewards": "batch", "epsilon": 0.1, "epsilon_high": 0.3, "delta": 4.0},
+        {"algorithm.advantage": "group_center_batch_std", "algorithm.advantage_options": {"eps": 1e-4}}
+        | {"algorithm.loss_options": {"eps_low": 0.1, "eps_high": 0.3, "two_sided_delta": 4.0}},
+    ),
+    ({"scale_rewards": False}, {"algorithm.advantage": "group_center", "algorithm.advantage_options": {}}),
+    (
+        {"loss_type": "sapo", "sapo_temperature_pos": 2.0, "sapo_temperature_neg": 3.0},
+        {"algorithm.loss": "sapo", "algorithm.loss_options": {"tau_pos": 2.0, "tau_neg": 3.0}},
+    ),
+    (
+        {"loss_type": "vespo", "vespo_k_pos": 1.0, "vespo_lambda_pos": 4.0, "vespo_k_neg": 5.0},
+        {"algorithm.loss_options": {"k_pos": 1.0, "lambda_pos": 4.0, "k_neg": 5.0, "lambda_neg": 2.0}},
+    ),
+    (
+        {"mask_truncated_completions": True, "off_policy_mask_threshold": 0.5, "top_entropy_quantile": 0.2},
+        {"algorithm.mask_truncated": True, "algorithm.off_policy_mask_delta": 0.5}
+        | {"algorithm.high_entropy_fraction": 0.2},
+    ),
+    (
+        {"use_adaptive_entropy": True, "entropy_target": 0.7, "entropy_coef": 0.01},
+        {"algorithm.target_entropy": 0.7, "algorithm.entropy_coef": 0.01},
+    ),
+    ({"beta": 0.1, "use_bias_correction_kl": False}, {"algorithm.kl_gradient": "naive", "algorithm.kl_clamp": None}),
+    # The optimiser
+    (
+        {"weight_decay": 0.1, "adam_beta1": 0.8, "adam_beta2": 0.99, "adam_epsilon": 1e-6, "max_grad_norm": 0.5},
+        {"optimizer.weight_decay": 0.1, "optimizer.betas": [0.8, 0.99], "optimizer.eps": 1e-6}
+        | {"optimizer.max_grad_norm": 0.5},
+    ),
+    (
+        {"lr_scheduler_type": "cosine_with_min_lr", "learning_rate": 0.5, "lr_scheduler_kwargs": {"min_lr": 0.125}},
+        {"optimizer.min_lr_ratio": 0.25},
+    ),
+    ({"max_steps": 10, "warmup_steps": 10}, {"optimizer.schedule": "constant", "optimizer.warmup_steps": 10}),
+    # Sampling
+    (
+        {"temperature": 0.7, "top_k": 5, "generation_kwargs": {"top_p": 0.9, "min_p": 0.1}},
+        {"sampling.temperature": 0.7, "sampling.top_k": 5, "sampling.top_p": 0.9, "sampling.min_p": 0.1},
+    ),
+    (
+        {"max_completion_length": 20000, "per_device_eval_batch_size": 40},
+        {"sampling.max_tokens": 20000, "micro_batch_tokens": 20000, "engine.max_rows": 40},
+    ),
+    (
+        {"use_vllm": True, "vllm_importance_sampling_mode": "token_truncate", "vllm_importance_sampling_clip_min": 0.5}
+        | {"vllm_importance_sampling_clip_max": None},
+        {"algorithm.correction": "truncate", "algorithm.correction_level": "token", "algorithm.correction_min": 0.5}
+        | {"algorithm.correction_max": math.inf},
+    ),
+    ({"use_vllm": True, "vllm_importance_sampling_correction": False}, {"algorithm.correction": "none"}),
+    (
+        {"use_vllm": True, "vllm_enable_sleep_mode": True, "vllm_gpu_memory_utilization": 0.5},
+        {"engine.sleep": 2, "engine.gpu_memory_utilization": 0.5},
+    ),
+    (
+        {"use_vllm": True, "vllm_mode": "server", "vllm_server_base_url": "http://far:1"},
+        {"engine.url": "http://far:1"},
+    ),
+    # The run
+    (
+        {"num_train_epochs": 0.1, "shuffle_dataset": False, "ddp_timeout": 60, "use_cpu": True},
+        {"num_steps": 3, "shuffle": False, "timeouts.ranks": 60.0, "model.device": "cpu"},
+    ),
+    ({"chat_template_kwargs": {"thinks": False}}, {"model.chat_template_kwargs": {"thinks": False}}),
+    (
+        {"save_strategy": "no", "save_total_limit": 2, "disable_tqdm": True},
+        {"output.save_every": 0, "output.keep_last": 2, "output.progress": False},
+    ),
+    (
+        {"eval_strategy": "steps", "num_generations_eval": 2},
+        {"evaluation.every": 10, "evaluation.num_samples": 2, "output.keep_last": 10**6},
+    ),
 ]
 
 
@@ -135,12 +212,58 @@ def test_fields_of_a_vllm_beside_the_trainer_say_nothing_of_a_server() -> None:
             "loss_type='vespo' with use_vllm=True needs vllm_importance_sampling_correction=False",
         ),
         ({"per_device_train_batch_size": 512}, "train_dataset has 100 rows, and a step takes 128 prompts"),
+        ({"fsdp": "full_shard offload"}, "full_shard is parallel.strategy=fsdp"),
+        ({"beta": 0.1, "importance_sampling_level": "sequence"}, "needs use_bias_correction_kl=False"),
+        ({"generation_batch_size": 16, "steps_per_generation": 1}, "say the same: give one of both"),
     ],
 )
 def test_values_without_a_counterpart_are_refused_in_one_line(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError) as refused:
         settings_of(GRPOConfig(**BASE | given), num_rows=100)
     assert message in str(refused.value)
+
+
+def test_a_row_of_the_log_has_means_over_its_steps_under_the_names_of_trl() -> None:
+    steps: list[dict[str, float | None]] = [
+        {"loss": 1.0, "sampled_reward_mean": 0.5, "reward_mean": 9.0, "clip_low": 0.125, "clip_high": 0.25}
+        | {"reward/exact": 0.0, "reward_std/exact": 0.5, "kl": None, "zero_std_fraction": 0.5, "seconds": 1.0},
+        {"loss": 3.0, "sampled_reward_mean": 1.0, "reward_mean": 9.0, "clip_low": 0.375, "clip_high": 0.75}
+        | {"reward/exact": 1.0, "reward_std/exact": 1.0, "kl": 0.25, "zero_std_fraction": 0.0, "seconds": 2.0},
+    ]
+    assert log_row(steps) == {
+        "loss": 2.0,
+        "reward": 0.75,
+        "clip_ratio/low_mean": 0.25,
+        "clip_ratio/high_mean": 0.5,
+        "rewards/exact/mean": 0.5,
+        "rewards/exact/std": 0.75,
+        "kl": 0.25,
+        "frac_reward_zero_std": 0.25,
+        "step_time": 1.5,
+    }
+
+
+@pytest.mark.parametrize(
+    ("given", "logged"),
+    [
+        ({"logging_steps": 4}, [2, 4, 5]),
+        ({"logging_steps": 3}, [2, 3, 5]),
+        ({"logging_steps": 0.5}, [3, 5]),
+        ({"logging_steps": 100, "logging_first_step": True}, [1, 5]),
+        ({"logging_steps": 1, "logging_strategy": "no"}, []),
+    ],
+)
+def test_steps_are_logged_as_they_are_by_trl_and_what_is_left_at_the_end(
+    given: dict[str, Any], logged: list[int]
+) -> None:
+    """Five batches, of two optimiser steps each."""
+    bridge = Bridge(GRPOConfig(**BASE | {"num_iterations": 2} | given), [], num_steps=10, is_evaluated=False)
+    stream = SimpleNamespace(position=0, prompts=range(20))
+    bridge.on_start(SimpleNamespace(policy=SimpleNamespace(model=None), source=SimpleNamespace(stream=stream)), ROOT)  # type: ignore[arg-type] # all that it reads of a run
+    for step in range(1, 6):
+        bridge.on_step(step, {"loss": float(step)})
+    bridge.end()
+    assert [row["step"] for row in bridge.state.log_history] == [2 * step for step in logged]
 
 
 @pytest.mark.parametrize("name", ["compute_loss", "_calculate_rewards", "create_optimizer"])
