@@ -6,16 +6,19 @@ import pickle
 import sys
 import time
 from collections import Counter
+from contextlib import nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from covey.cluster import waiting
 from covey.cluster.sampler import SamplerActor, patience
 from covey.cluster.slot import Call, Slot
 from covey.cluster.start import prepare_actor, worker_environment
-from covey.cluster.wire import Batch, Jobs, PackedWeights, Sampled, pack
+from covey.cluster.wire import Batch, Jobs, PackedWeights, Part, Sampled, pack, ranks_of, shares
 from covey.engine.base import EngineLost, EngineStats, WeightSet
 from covey.engine.weights import arrived, make_weight_set, prove, trained_tensors, unproved_set
 from covey.policy.policy import Policy
@@ -294,6 +297,132 @@ def test_seconds_without_a_group_are_counted_once() -> None:
     slot.idle_since -= 1000
     assert slot.take_idle_seconds() >= 1000
     assert slot.take_idle_seconds() < 500
+
+
+def test_a_slot_learns_how_long_a_group_takes_and_when_a_further_one_would_end() -> None:
+    """A group that took 4 s beside another took 2 s of its own; what was learnt before weighs four fifths."""
+    slot = Slot(3, incarnation=1, is_alive=True)
+    assert slot.expected_end() == (0.001, 0, 3)
+    for ticket in tickets(2):
+        slot.begin(Call(ticket, lambda results: None, Ticket.next_attempt))
+    slot._learn_speed(4.0)
+    assert slot.expected_end() == (6.0, 2, 3)
+    slot._learn_speed(8.0)
+    assert slot.seconds_per_group == pytest.approx(0.8 * 2 + 0.2 * 4)
+
+
+def test_a_slot_is_idle_from_its_last_group_on_and_says_what_it_does() -> None:
+    slot = Slot(0)
+    assert slot.status()["state"] == "starting"
+    slot.incarnation, slot.is_alive = 2, True
+    assert (slot.status()["state"], slot.status()["restarts"]) == ("waiting", 1)
+    slot.begin(Call(tickets(1)[0], lambda results: None, Ticket.next_attempt))
+    assert (slot.status()["state"], slot.status()["groups_under_way"]) == ("sampling", 1)
+    slot.idle_since -= 1000
+    slot.finish(Batch(2, (Sampled(0, 0),), EngineStats(sampled_tokens=5)))
+    assert slot.take_idle_seconds() < 500
+    assert (slot.status()["state"], slot.status()["tokens"]) == ("waiting", 5)
+
+
+def test_every_group_of_a_batch_that_comes_too_late_is_counted() -> None:
+    async def run() -> int:
+        slot = Slot(0)
+        answer = asyncio.ensure_future(asyncio.sleep(0, Batch(1, (Sampled(0, 0), Sampled(1, 0)), EngineStats())))
+        await answer
+        slot._refuse(answer)
+        return slot.take_late_results()
+
+    assert asyncio.run(run()) == 2
+
+
+def test_ranks_share_groups_evenly_in_order_and_keep_what_they_have_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("covey.system.collectives.world_size", lambda: 3)
+    assert [shares(n) for n in (1, 4, 7)] == [[2], [0, 1, 2, 2], [0, 0, 1, 1, 2, 2, 2]]
+    group = Group(Prompt("p", "e", "", {}), (), ())
+    early = [Part({11: (2, group)}, is_last=False)]
+    assert ranks_of([10, 11, 13], early) == {10: 0, 11: 2, 13: 2}
+
+
+def test_a_row_has_what_came_since_the_last_one(policy: Policy) -> None:
+    with training(policy) as run:
+        run.advance(1)
+        run.wait_until(lambda: not run.source._buffer.waiting)
+        run.source.take_metrics()
+        run.source._ages, run.source._spans, run.source._wait.seconds = [0, 1, 1, 2], [1, 1, 2, 2], 3.0
+        run.pool._counts.update(pushes=4, tokens=9)
+        run.pool._push_seconds, run.pool._idle_seconds = 8.0, 2000.0
+        found, next_one = run.source.take_metrics(), run.source.take_metrics()
+    wanted = {
+        "staleness/mean": (1.0, 0.0),
+        "staleness/max": (2.0, 0.0),
+        "staleness/versions_per_completion": (1.5, 1.0),
+        "trainer_waited_seconds": (3.0, 0.0),
+        "samplers/push_seconds": (2.0, 0.0),
+        "samplers/tokens": (9.0, 0.0),
+        "buffer/finished": (8.0, 8.0),
+        "buffer/pending": (8.0, 8.0),
+    }
+    assert {name: (found[name], next_one.get(name, 0.0)) for name in wanted} == wanted
+    assert 1000 <= found["samplers/waited_seconds"] < 1500 < 2000 > next_one["samplers/waited_seconds"]
+
+
+def test_groups_are_sampled_in_the_order_of_their_numbers_and_idleness_before_them_is_counted(policy: Policy) -> None:
+    done: list[int] = []
+    with training(policy, samplers=1, groups_per_sampler=1) as run:
+        run.wait_until(lambda: run.pool.is_ready)
+        asked = [replace(ticket, prompt=run.source.stream.prompts[ticket.number]) for ticket in tickets(3)]
+        run.pool._slots[0].idle_since -= 1000
+        run.pool.submit(
+            [
+                Call(ticket, lambda results: done.extend(one.ticket.number for one in results), Ticket.next_attempt)
+                for ticket in reversed(asked)
+            ]
+        )
+        run.wait_until(lambda: len(done) == 3)
+        waited = run.pool.take_metrics()["samplers/waited_seconds"]
+    assert done == [0, 1, 2]
+    assert waited >= 1000
+
+
+def test_every_sign_of_work_winds_the_watchdog_up_while_the_trainer_is_said_to_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(waiting, "POLL_SECONDS", 0.001)
+    looks, progress = 0, []
+    watchdog = SimpleNamespace(
+        deadline=lambda what, setting: nullcontext(), progress=lambda: progress.append((looks, wait.is_on))
+    )
+    wait = waiting.SamplerWait(watchdog)  # type: ignore[arg-type] # these two are all that it asks of one
+
+    def is_done() -> bool:
+        nonlocal looks
+        looks += 1
+        if looks != 2:
+            wait.notice()
+        return looks == 4
+
+    wait.until(is_done, "groups", lambda: None)
+    assert (progress, wait.is_on) == ([(1, True), (3, True)], False)
+
+
+def test_the_schedule_names_weights_only_where_a_version_was_published_and_the_status_what_is_there(
+    policy: Policy,
+) -> None:
+    found = []
+    with training(policy, bound=Bound(4, 1, publish_every=2)) as run:
+        for _ in range(5):
+            run.advance(1)
+            found.append(run.source.take_schedule()["weights"])
+        run.wait_until(lambda: not run.source._buffer.waiting)
+        trainer = run.source.status()["trainer"]
+    assert [digest is None for digest in found] == [True, False, True, False, True]
+    assert trainer == {
+        "step": 5,
+        "state": "training",
+        "version": 4,
+        "groups_finished": 12,
+        "groups_pending": 12,
+    }
 
 
 @pytest.mark.parametrize(("attempt", "incarnation"), [(0, 2), (1, 1)])
