@@ -1,5 +1,6 @@
 """Curves come in the order of what tells the truth first, over the steps of the run, in bands that can be."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -81,17 +82,29 @@ def test_hundreds_of_metrics_share_the_points_that_a_page_has_room_for(monkeypat
 
 
 @pytest.mark.parametrize(
-    ("sampled", "known", "about"),
-    [(2, 2, "95 % over the prompts of a step"), (9, 2, "mean of 5 steps and its 95 %"), (2, 1, "mean of 5 steps")],
+    ("sampled", "known", "about", "band"),
+    [
+        (3, 3, "95 % over the prompts of a step", (0.467, 1.0)),
+        (9, 3, "mean of 5 steps and its 95 %", (0.1, 0.1)),
+        (3, 2, "mean of 5 steps", (0.1, 0.1)),
+    ],
 )
 def test_a_reward_has_the_interval_of_its_prompts_only_where_all_of_these_are_known(
-    sampled: int, known: int, about: str
+    sampled: int, known: int, about: str, band: tuple[float, float]
 ) -> None:
-    run = run_of(sampled_reward_mean=lambda _: 0.1, num_groups=lambda _: 2.0, num_groups_sampled=lambda _: sampled)
-    groups = [{"prompt_id": "a", "rewards": [0.0, 1.0]}, {"prompt_id": "b", "rewards": [1.0, 1.0]}]
-    run.updates.extend({"step": step, "num_groups": 2, "groups": groups[:known]} for step in STEPS)
+    """Three prompts of 0.5, 1 and 0.75 on average, whose interval is cut at 1; steps are all alike."""
+    run = run_of(sampled_reward_mean=lambda _: 0.1, num_groups=lambda _: 3.0, num_groups_sampled=lambda _: sampled)
+    groups = [{"prompt_id": str(rewards), "rewards": rewards} for rewards in ([0.0, 1.0], [1.0] * 4, [0.75])]
+    run.updates.extend({"step": step, "num_groups": 3, "groups": groups[:known]} for step in STEPS)
     (curve,) = (one for one in curves_of(run) if one["name"] == "reward")
     assert curve["about"].startswith(about)
+    assert (curve["y"][0], curve["low"][0], curve["high"][0]) == pytest.approx((0.1, *band), abs=1e-3)
+
+
+def test_an_accuracy_has_the_interval_of_the_prompts_that_were_looked_at_last() -> None:
+    run = replace(run_of(), summary={"before": {"num_prompts": 4}, "after": {"num_prompts": 8}})
+    (curve,) = (one for one in curves_of(run) if one["name"] == "accuracy")
+    assert (curve["low"][0], curve["high"][0]) == pytest.approx(share_band(4, 8)[1:], abs=1e-4)
 
 
 def test_a_band_on_a_log_axis_ends_at_the_smallest_number_drawn() -> None:

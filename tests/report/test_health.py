@@ -92,6 +92,9 @@ def test_evaluations_of_trl_are_held_out_rewards(tmp_path: Path) -> None:
     history = [trl_row(1), {"step": 1, "eval_reward": 0.2, "eval_rewards/accuracy_reward/mean": 0.1}]
     steps, looks = of_trl(trl_folder(tmp_path, history) / "checkpoint-500" / "trainer_state.json")
     assert steps[0]["reward/accuracy_reward"] == 0.3
+    history = [{"step": 1, "loss": 0.5, "clip_ratio/low_mean": 0.1, "clip_ratio/high_mean": 0.2, "kl": 0.3}]
+    clipped, _ = of_trl(trl_folder(tmp_path, history, step=600) / "checkpoint-600" / "trainer_state.json")
+    assert clipped == [{"step": 1, "loss": 0.5, "clip_low": 0.1, "clip_high": 0.2, "kl": 0.3}]
     assert looks == [{"step": 1, "reward_mean": 0.2, "accuracy": 0.1}]
 
 
@@ -107,6 +110,23 @@ def test_json_lines_and_console_of_verl_say_the_same(tmp_path: Path) -> None:
     assert of_verl(tmp_path / "run.jsonl") == of_verl(tmp_path / "console.log")
     for place in (tmp_path, tmp_path / "console.log"):
         assert [one.rule.id for one in health_of(read_for_doctor(place)).findings][:1] == ["D5"]
+
+
+def test_held_out_accuracies_of_several_data_sets_of_verl_are_averaged_and_their_reward_is_its_own(
+    tmp_path: Path,
+) -> None:
+    held_out = {"val-core/a/acc/mean@1": 0.5, "val-core/b/acc/mean@1": 1.0}
+    rows = [held_out | {"val-aux/a/reward/mean@1": 0.25}, held_out, {"val/test_score/a": 0.125}]
+    log = tmp_path / "run.jsonl"
+    log.write_text("\n".join(json.dumps({"step": step, "data": row}) for step, row in enumerate(rows)))
+    assert of_verl(log) == (
+        [],
+        [
+            {"step": 0, "reward_mean": 0.25, "accuracy": 0.75},
+            {"step": 1, "reward_mean": 0.5, "accuracy": 0.75},
+            {"step": 2, "reward_mean": 0.125},
+        ],
+    )
 
 
 def test_held_out_accuracy_of_verl_shows_a_reward_that_is_hacked(tmp_path: Path) -> None:

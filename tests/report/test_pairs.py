@@ -38,7 +38,8 @@ def test_prompts_are_paired_by_their_id_and_those_that_were_lost_come_first() ->
 def test_runs_are_compared_prompt_by_prompt_and_by_the_settings_that_differ() -> None:
     def run(right: int, seed: int) -> RunFiles:
         answers = [
-            {"step": 9, "greedy": True, "prompt_id": str(k), "correct": k < right, "reward": float(k < right)}
+            {"step": step, "greedy": True, "prompt_id": str(k), "correct": k < right, "reward": float(k < right)}
+            for step, right in ((0, 10), (9, right))
             for k in range(100)
         ]
         return RunFiles(Path("run"), {"seed": seed, "num_steps": 9}, answers=answers)

@@ -21,7 +21,7 @@ from covey.cli.report import report_at_the_end
 from covey.cli.tables import render
 from covey.config.schema import OutputConfig
 from covey.report.bands import mean_band, moving_bands, share_band
-from covey.report.content import content, thinned, verdict
+from covey.report.content import _histograms, _rollout, content, thinned, verdict
 from covey.report.curves import curves_of, reading
 from covey.report.foreign import EXPORTS, read_any
 from covey.report.make import make_report, names_of
@@ -221,6 +221,18 @@ def test_rows_are_left_out_evenly_and_both_ends_stay() -> None:
     assert len(kept) > 10
 
 
+@pytest.mark.parametrize(("ratios", "shown"), [([1.0, None, 1.0], None), ([1.0, None, 1.25], [1.0, None, 1.25])])
+def test_ratios_of_tokens_are_shown_where_one_has_moved(ratios: list[float | None], shown: object) -> None:
+    assert _rollout({"tokens": {"ratio": ratios, "kl": None}}).get("ratio") == shown
+
+
+def test_histograms_of_a_long_run_are_those_of_80_steps_the_first_and_the_last_among_them() -> None:
+    updates = [{"step": step, "histograms": {"reward": {"counts": [step]}}} for step in range(1, 202)]
+    found = _histograms(updates)["reward"]
+    assert (len(found), found[0], found[-1]) == (80, {"step": 1, "counts": [1]}, {"step": 201, "counts": [201]})
+    assert [len(_histograms(updates[:number])["reward"]) for number in (0, 1, 3)] == [0, 1, 3]
+
+
 def test_folders_are_named_by_what_tells_them_apart() -> None:
     assert names_of([Path("/a/one"), Path("/b/one"), Path("/b/two")]) == ["a/one", "b/one", "b/two"]
 
@@ -366,6 +378,22 @@ def test_answers_go_out_to_another_tools_files_and_come_back_with_their_rewards(
     for one in kept:
         assert one["reward"] == varied(Prompt("p", "scripted", "", {}), one["completion"])
     assert make_report([EXPORTS[name](folder)], tmp_path / "page.html").is_file()
+
+
+def test_a_record_of_verifiers_has_its_rewards_by_their_weights_and_the_answer_that_was_sampled(tmp_path: Path) -> None:
+    nodes = [
+        {"message": {"role": "user", "content": "6 * 7?"}},
+        {"message": {"role": "assistant", "content": "42"}, "sampled": True},
+    ]
+    rewards = {"right": {"score": 0.5, "weight": 2.0}, "short": {"score": 0.25}, "unknown": None}
+    record = {"nodes": nodes, "rewards": rewards, "info": {"step": 3}}
+    records = [record, {"nodes": nodes}, {"nodes": nodes, "rewards": {"right": 1.0}}]
+    (tmp_path / "traces.jsonl").write_text("no record\n" + "".join(f"{json.dumps(one)}\n" for one in records))
+    run = read_any(tmp_path)
+    found = [(row["step"], row["sampled_reward_mean"], row["zero_std_fraction"]) for row in run.steps]
+    assert found == [(1, 0.5, 0.0), (3, 1.25, 1.0)]
+    (answer,) = run.traces[1]["rollouts"]
+    assert (answer["parts"], answer["completion"]) == ({"right": 1.0, "short": 0.25}, "42")
 
 
 def test_a_folder_that_holds_no_log_is_refused_with_what_could_be_there(tmp_path: Path) -> None:
