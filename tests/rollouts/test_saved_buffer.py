@@ -1,4 +1,4 @@
-"""A checkpoint holds a buffer whatever an environment noted, and gives the same groups back."""
+"""A checkpoint holds a buffer whatever an environment noted, and gives the same groups back; so does the schedule."""
 
 from enum import IntEnum, StrEnum
 from io import BytesIO
@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from covey.rollouts.buffer import Bound, GroupBuffer
+from covey.rollouts.buffer import Bound, GroupBuffer, Ticket
 from covey.rollouts.saved_buffer import buffer_state, load_buffer
+from covey.rollouts.schedule import past_group, row_of, with_logprobs
 from covey.rollouts.settings import GroupSizeStep
 from covey.rollouts.source import LocalSource, PromptStream
 from covey.types import Failure, Group, Prompt, Reward, Rollout, Sampling, Span, Turn
@@ -111,3 +112,63 @@ def test_with_the_same_settings_what_is_finished_stays_and_sizes_are_those_of_th
     again = reloaded(Sampling(seed=1), 8, later_sizes=[GroupSizeStep(5, 2)])
     assert [ticket.group_size for ticket in again.pending] == [2, 2]
     assert list(again.finished) == [0]
+
+
+def sampled(version: int, *logprobs: float, spans: tuple[Span, ...] = ()) -> Rollout:
+    """An answer of so many tokens to a prompt of two, the first of which has a log-prob that nobody chose."""
+    length = len(logprobs) + 1
+    ids, mask = (5,) * length, (False,) + (True,) * len(logprobs)
+    return Rollout(ids, ids, mask, (-9.0, *logprobs), Reward(1.0), "x", "stop", version, spans=spans)
+
+
+MIXED = (Span(3, 0, 1), Span(4, 1, 2))
+
+
+@pytest.mark.parametrize(
+    ("rollouts", "versions", "spans"),
+    [
+        ([sampled(9, -0.5), sampled(9, -0.25, -1.0)], [9], [[(9, 0, -1)]] * 3),
+        ([sampled(9, -0.5), sampled(8, -0.5)], [[[9, 0, 1]], [[8, 0, 1]]], [[(9, 0, 1)], [(8, 0, 1)]]),
+        (
+            [sampled(4, -0.5), sampled(3, -0.5, -1.0, spans=MIXED)],
+            [[[4, 0, 1]], [[3, 0, 1], [4, 1, 2]]],
+            [[(4, 0, 1)], [(3, 0, 1), (4, 1, 2)]],
+        ),
+    ],
+    ids=["one version", "one each", "several in one"],
+)
+def test_a_row_of_the_schedule_has_the_seed_the_size_and_the_version_of_every_token(
+    rollouts: list[Rollout], versions: list[Any], spans: list[Any]
+) -> None:
+    prompt = Prompt("p", "e", "", {})
+    ticket = Ticket(17, prompt, Sampling(seed=81), group_size=3, least_version=0)
+    row = row_of(ticket, Group(prompt, tuple(rollouts), (Failure("late"),)))
+    assert row == {"prompt": "p", "seed": 81, "size": 3, "versions": versions, "failures": 1}
+    past = past_group(row)
+    assert (past.prompt_id, past.seed, past.size, past.failures, past.logprobs) == ("p", 81, 3, 1, None)
+    assert [[(span.version, span.start, span.end) for span in own] for own in past.spans] == spans
+    assert "failures" not in row_of(ticket, Group(prompt, tuple(rollouts), ()))
+
+
+@pytest.mark.parametrize(("logprob", "kind"), [(-0.5, "f"), (-0.1, "d")])
+def test_log_probs_of_a_schedule_are_kept_to_the_last_bit_and_given_to_tokens_that_were_chosen(
+    logprob: float, kind: str
+) -> None:
+    prompt = Prompt("p", "e", "", {})
+    ticket = Ticket(0, prompt, Sampling(), group_size=2, least_version=0)
+    then = Group(prompt, (sampled(0, logprob), sampled(0, -1.0, logprob)), ())
+    row = row_of(ticket, then, has_logprobs=True)
+    again = Group(prompt, (sampled(0, -2.0), sampled(0, -3.0, -4.0)), ())
+    assert row["logprobs"][0] == kind
+    assert with_logprobs(again, past_group(row)) == then
+    assert with_logprobs(again, past_group(row_of(ticket, then))) == again
+    shorter = Group(prompt, again.rollouts[:1], ())
+    assert with_logprobs(shorter, past_group(row)) == shorter
+
+
+def test_a_buffer_with_a_prompt_that_the_run_has_not_is_refused_by_its_name() -> None:
+    buffer = GroupBuffer(Bound(1, 0))
+    buffer.admit(Prompt("p", "e", "", {}), Sampling(), 1)
+    other = source(Prompt("q", "e", "", {}), Sampling(), 1)
+    with pytest.raises(ValueError, match=r"^the checkpoint holds a group of prompt 'p', which this run has not$"):
+        load_buffer(GroupBuffer(Bound(1, 0)), buffer_state(buffer), other)
