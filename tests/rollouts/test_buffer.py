@@ -178,3 +178,56 @@ def test_a_prompt_that_got_lost_is_noticed() -> None:
     buffer._pending.pop(ticket.number)
     with pytest.raises(AssertionError, match="1 prompts admitted, 0 trained, dropped or pending"):
         buffer.check_conservation()
+
+
+def tickets(number: int, first: int = 0) -> list[Ticket]:
+    return [Ticket(first + place, Prompt(f"p{place}", "e", "", {}), Sampling(), 1, 0) for place in range(number)]
+
+
+def test_what_nobody_samples_yet_starts_once_the_weights_are_live_that_its_step_demands_now() -> None:
+    """Four groups of two steps that were admitted for version 0, in a run of one group a step that is never stale."""
+    buffer = GroupBuffer(Bound(1, 0))
+    buffer.publish(9)
+    buffer.restore(5, (14, 10, 0), tickets(4, first=10), {})
+    assert (buffer.step, buffer.live) == (5, 0)
+    buffer.publish(5)
+    due, later = buffer.release(buffer.waiting)
+    assert [(ticket.number, ticket.least_version) for ticket in due] == [(10, 5)]
+    assert [(ticket.number, ticket.least_version) for ticket in later] == [(11, 6), (12, 7), (13, 8)]
+    assert buffer.pending == (*due, *later)
+    buffer.publish(6)
+    assert [ticket.number for ticket in buffer.release(later[:2])[0]] == [11]
+
+
+def test_a_finished_group_that_would_be_too_old_for_its_step_is_sampled_anew_after_a_resume() -> None:
+    buffer, pending = GroupBuffer(Bound(1, 1)), tickets(3)
+    versions = zip(pending, (4, 4, 6), strict=True)  # for steps 5, 6 and 7
+    buffer.restore(5, (3, 0, 0), pending, {ticket.number: group(ticket, version) for ticket, version in versions})
+    assert list(buffer.finished) == [0, 2]
+    assert [ticket.number for ticket in buffer.waiting] == [1]
+
+
+def test_a_group_is_as_old_as_its_oldest_token_and_never_newer_than_its_step() -> None:
+    buffer, (ticket,) = GroupBuffer(Bound(1, 1), step=5), tickets(1)
+    buffer.check_age(group(ticket, 4))
+    mixed = Group(ticket.prompt, (*group(ticket, 3).rollouts, *group(ticket, 5).rollouts), ())
+    for found, age in ((mixed, 2), (group(ticket, 6), -1)):
+        with pytest.raises(AssertionError, match=f"is {age} versions old, max_staleness=1"):
+            buffer.check_age(found)
+
+
+def test_a_round_takes_its_own_groups_and_shows_which_of_them_are_complete() -> None:
+    buffer = GroupBuffer(Bound(2, 1))
+    admitted = [buffer.admit(ticket.prompt, ticket.sampling, 1) for ticket in tickets(4)]
+    for place in (0, 3):
+        buffer.finish(admitted[place], group(admitted[place], 0))
+    assert [ticket.number for ticket, _ in buffer.complete(2)] == [0]
+    assert [ticket.number for ticket, _ in buffer.complete(4)] == [0, 3]
+    assert not buffer.is_ready(2)
+    for place in (1, 2):
+        buffer.finish(admitted[place], group(admitted[place], 0))
+    with pytest.raises(AssertionError, match="3 groups taken, the round has 2 left"):
+        buffer.take(3)
+    buffer.publish(2)
+    with pytest.raises(AssertionError, match="version 1 published after version 2"):
+        buffer.publish(1)
