@@ -124,6 +124,21 @@ def test_statistics_count_a_prompt_once_for_its_group(make: Make) -> None:
     assert engine.take_stats() == EngineStats()
 
 
+def test_seconds_and_rows_of_what_is_under_way_are_told_before_it_ends(make: Make) -> None:
+    engine = make(FakeWire(length=60), served=replace(SERVED, max_length=512))
+
+    async def run() -> list[EngineStats]:
+        sampling = asyncio.create_task(engine.generate((5, 6), 3, Sampling(max_tokens=60)))
+        await asyncio.sleep(0.02)
+        early = engine.take_stats()
+        await sampling
+        return [early, engine.take_stats()]
+
+    early, late = asyncio.run(run())
+    assert (early.sampled_tokens, early.peak_rows, late.sampled_tokens, late.peak_rows) == (0, 3, 180, 3)
+    assert early.seconds > 0
+
+
 def test_rows_beyond_the_limit_wait_inside_vllm_and_are_not_counted(make: Make) -> None:
     engine = make(FakeWire())
     sample(engine, n=40)
@@ -202,6 +217,23 @@ def test_a_set_that_cannot_replace_all_weights_is_refused_before_anything_change
     assert str(refusal.value) == f"version 7: {line}"
     assert wire.calls == ["label 0", "covey_refusal"]
     assert sample(engine, n=1)[0].logprobs == (-0.75,) * 8
+
+
+def test_completions_that_end_while_a_push_is_refused_are_given_out(make: Make) -> None:
+    class Slow(FakeWire):
+        async def call(self, method: str, *arguments: Any) -> list[Any]:
+            await asyncio.sleep(0.1)
+            return await super().call(method, *arguments)
+
+    engine = make(Slow())
+
+    async def run() -> list[Completion]:
+        sampling = asyncio.create_task(engine.generate((5, 6), 1, Sampling(max_tokens=8)))
+        with pytest.raises(PushRefused):
+            await engine.update(set_of(7, {"body": torch.ones(1)}, -2.0), "keep")
+        return await asyncio.wait_for(sampling, 5)
+
+    assert asyncio.run(run()) == [Completion((9,) * 8, (-0.75,) * 8, "stop", policy_version=0)]
 
 
 def test_bytes_that_changed_on_their_way_are_refused_unread(make: Make) -> None:

@@ -4,13 +4,16 @@ import json
 from collections import namedtuple
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from covey.engine.vllm import files
+from covey.engine.settings import EngineConfig
+from covey.engine.vllm import build, files
 from covey.engine.vllm.build import longest_sequence
 from covey.engine.vllm.files import (
     adapter_rank,
@@ -94,3 +97,16 @@ def test_the_longest_sequence_is_one_that_the_cache_holds_whole() -> None:
     assert longest_sequence(policy, 256 * 300) == 256
     with pytest.raises(ValueError, match=r"engine=vllm needs engine.cache_bytes for 128 tokens at least, got 32000"):
         longest_sequence(policy, 32000)
+
+
+@pytest.mark.parametrize(
+    ("device", "has_adapter", "sleep", "level"),
+    [("cpu", False, None, 0), ("cuda", False, None, 2), ("cuda", True, None, 1), ("cuda", False, 0, 0)],
+)
+def test_what_is_given_back_while_the_trainer_works_is_what_can_come_back(
+    device: str, has_adapter: bool, sleep: int | None, level: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The frozen base of an adapter is in no push: once dropped it is gone."""
+    monkeypatch.setattr(build, "is_adapted", lambda model: has_adapter)
+    policy: Any = SimpleNamespace(device=torch.device(device), model=None)
+    assert build.sleep_level(policy, EngineConfig(sleep=sleep)) == level

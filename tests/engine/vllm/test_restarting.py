@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from covey.engine.base import EngineLost
+from covey.engine.base import EngineLost, EngineStats
 from covey.engine.vllm.engine import Served, VLLMEngine
 from covey.engine.vllm.loop_thread import LoopThread
 from covey.engine.vllm.restarting import RestartingEngine
@@ -100,6 +100,27 @@ def test_what_was_under_way_is_sampled_on_the_next_vllm_with_the_same_seeds(
     stats = engine.take_stats()
     assert (stats.restarts, stats.sampled_tokens) == (1, 48)
     assert engine.take_stats().restarts == 0
+
+
+def test_what_was_done_before_a_loss_is_counted_with_what_is_done_after_it() -> None:
+    class Done:
+        version = 0
+
+        def __init__(self, *numbers: int) -> None:
+            self.stats = EngineStats(*numbers)
+
+        def take_stats(self) -> EngineStats:
+            return self.stats
+
+        def close(self) -> None:
+            self.stats = EngineStats()
+
+    lost, now = Done(2, 8, 3, 5), Done(1, 4, 1, 2)
+    made: Any = iter([lost, now])
+    engine = RestartingEngine(lambda version: next(made))
+    engine._restart(engine._engine, 0, EngineLost("gone"))
+    found = engine.take_stats()
+    assert found == EngineStats(prompt_tokens=3, sampled_tokens=12, seconds=4, peak_rows=5, restarts=1)
 
 
 def test_the_next_vllm_is_on_the_version_of_the_one_that_was_lost(start: Start) -> None:

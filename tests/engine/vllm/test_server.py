@@ -106,6 +106,17 @@ def test_a_completion_comes_back_with_the_version_of_each_token(fake: Fake) -> N
     assert fake.asked == [("POST", "/inference/v1/generate", body, "Bearer secret")]
 
 
+def test_once_an_adapter_is_loaded_it_is_what_is_sampled_on(fake: Fake) -> None:
+    async def run() -> None:
+        server = Server(fake.url, "policy")
+        await server.load_adapter(Path("/a"))
+        await server.sample((5, 6), {})
+        await server.close()
+
+    asyncio.run(run())
+    assert fake.asked[-1][2] == {"model": "covey", "token_ids": [5, 6], "sampling_params": {}}
+
+
 def test_a_text_is_scored_from_its_second_token_on(fake: Fake) -> None:
     assert ask(fake, "score", (5, 6, 7)) == [-1.5, -2.5]
 
