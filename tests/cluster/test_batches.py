@@ -388,7 +388,8 @@ def test_every_sign_of_work_winds_the_watchdog_up_while_the_trainer_is_said_to_w
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(waiting, "POLL_SECONDS", 0.001)
-    looks, progress = 0, []
+    looks = 0
+    progress: list[tuple[int, bool]] = []
     watchdog = SimpleNamespace(
         deadline=lambda what, setting: nullcontext(), progress=lambda: progress.append((looks, wait.is_on))
     )

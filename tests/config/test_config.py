@@ -396,6 +396,37 @@ def test_a_slip_inside_a_yaml_file_names_the_file(tmp_path: Path) -> None:
             "got data.path=null",
         ),
         (["data.path=x"], "data.path=x needs an environment that reads rows, got environment=arithmetic"),
+        (
+            ["environment=math", *ROWS, "environment.timeout=60", "timeouts.scoring=60"],
+            "environment.timeout=60 needs timeouts.scoring > that, got 60",
+        ),
+        (
+            [*MY_REWARDS, "environment.timeout=50", "environment.start_timeout=30", "timeouts.scoring=80"],
+            "environment.timeout + environment.start_timeout=80 needs timeouts.scoring > that, got 80",
+        ),
+        (
+            [
+                *("environment=code", "environment.total_seconds=10", "environment.num_slots=2"),
+                *("group_size=7", "timeouts.scoring=40"),
+            ],
+            "environment.total_seconds=10 for 7 programs in 2 slots needs timeouts.scoring > 40, got 40",
+        ),
+        (
+            ["environment=code", "environment.remote_url=ftp://x"],
+            "environment.remote_url must begin with http:// or https://, got ftp://x",
+        ),
+        (
+            ["environment=tools", *ROWS, "environment.tools=[look]", "rewards=[a:b]"],
+            "tools of environment=tools must be module:function, got look",
+        ),
+        (
+            ["environment=tools", *ROWS, "environment.tools=[a:look]"],
+            "environment=tools needs rewards=[module:function], or a toolset with get_reward, got none",
+        ),
+        (
+            ["model=qwen2.5-0.5b", "model.lora_rank=4", "model.lora_targets=[]"],
+            "model.lora_rank=4 needs model.lora_targets, got an empty list",
+        ),
         (["rewards=[a:b]"], "rewards=[a:b] needs environment=reward_functions, got environment=arithmetic"),
         (
             [*MY_REWARDS[:2], "rewards=[think_format,{function:soft_overlong,args:{max_lenght:9,cache:3}}]"],

@@ -148,8 +148,17 @@ def test_of_episodes_what_was_said_to_the_policy_and_how_often_it_was_read_anew_
     (plain,) = [group(1.0, 0.0, 0.5)]
     length, mask = 8, (False, True, False, True, False, False, True, False)
     broken = Rollout(
-        *((5,) * length, (5,) * length, mask, (0.0,) * length, Reward(1.0), "8", "stop", 0),
-        **{"turns": (Turn(0, 1), Turn(1, 2), Turn(2, 3)), "stop_reason": "max_turns", "branches": (0, 5)},
+        input_ids=(5,) * length,
+        target_ids=(5,) * length,
+        loss_mask=mask,
+        sampler_logprobs=(0.0,) * length,
+        reward=Reward(1.0),
+        text="8",
+        finish_reason="stop",
+        policy_version=0,
+        turns=(Turn(0, 1), Turn(1, 2), Turn(2, 3)),
+        stop_reason="max_turns",
+        branches=(0, 5),
         re_encoded_tokens=7,
     )
     ended = replace(plain.rollouts[0], turns=(Turn(0, 2),), stop_reason="completed")
