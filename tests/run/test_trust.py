@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from covey.cli.main import main
+from covey.cluster.settings import DevicesConfig
 from covey.config.compose import to_yaml
 from covey.config.schema import Config
 from covey.config.validate import validate
@@ -18,7 +19,8 @@ from covey.environments.code.settings import CodeConfig
 from covey.environments.conversations.tools.settings import ToolsConfig
 from covey.environments.data.rows import load_rows
 from covey.environments.data.settings import DataConfig
-from covey.environments.doors.settings import StepsConfig
+from covey.environments.doors.gateway.settings import AgentConfig
+from covey.environments.doors.settings import StepsConfig, VerifiersConfig
 from covey.environments.math.settings import Gsm8kConfig
 from covey.environments.reward_functions.settings import RewardFunctionsConfig
 from covey.environments.reward_functions.specs import load_reward
@@ -117,6 +119,18 @@ NAMING: dict[str, tuple[Config, str]] = {
     "no sandbox": (
         Config(environment=CodeConfig(isolation="unsafe_no_isolation")),
         "isolation=unsafe_no_isolation",
+    ),
+    "a program of an agent": (
+        with_rows(environment=AgentConfig(command=["touch", "PWNED"])),
+        "command=touch, command=PWNED",
+    ),
+    "an interpreter and a module of verifiers": (
+        Config(environment=VerifiersConfig(id="evil", python="./evil.sh")),
+        "id=evil, python=./evil.sh",
+    ),
+    "an interpreter of samplers and a cluster": (
+        Config(devices=DevicesConfig(python="./evil.sh", address="evil.example:6379")),
+        "python=./evil.sh, address=evil.example:6379",
     ),
     "a server": (
         Config(environment=CodeConfig(remote_url="http://evil.example")),

@@ -32,8 +32,9 @@ CODE = re.compile(r"[^\n]+?:[^\W\d][\w.]*")
 """module:function, whatever file the module may be."""
 HARMLESS = ("kinds",)
 """Settings whose values look like it and are looked up in a table."""
-SENDS = ("remote_url", "url", "servers")
-"""Settings that name servers which get completions or weights, or the command that starts one."""
+ACTS = ("remote_url", "url", "servers", "address", "command", "python", "id")
+"""Settings that name servers which get completions or weights, commands and interpreters that are started, and a module
+of verifiers."""
 
 
 def key_file() -> Path:
@@ -110,7 +111,8 @@ def named_code(settings: Any, key: str = "") -> Iterator[tuple[str, str]]:
 
 
 def loosened(settings: Any) -> Iterator[tuple[str, str]]:
-    """Yield what else could harm, as it is shown and as it is: programs unboxed, servers, reads of the environment.
+    """Yield what else could harm, as it is shown and as it is: programs unboxed or started, servers, reads of the
+    environment.
 
     >>> list(loosened({"environment": {"isolation": "unsafe_no_isolation", "remote_url": None}}))
     [('isolation=unsafe_no_isolation', 'unsafe_no_isolation')]
@@ -120,9 +122,9 @@ def loosened(settings: Any) -> Iterator[tuple[str, str]]:
     for key, value in settings.items() if isinstance(settings, Mapping) else ():
         if value == "unsafe_no_isolation" or (isinstance(value, str) and "${" in value):
             yield f"{key}={value}", value
-        elif key in SENDS and value:
-            for server in [value] if isinstance(value, str) else value:
-                yield f"{key}={mask_text(str(server))}", str(server)
+        elif key in ACTS and value:
+            for named in value if isinstance(value, list | tuple) else [value]:
+                yield f"{key}={mask_text(str(named))}", str(named)
         else:
             yield from loosened(value)
 
