@@ -61,7 +61,12 @@ def test_gold_is_the_answer_where_the_data_set_accepts_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "answer"), [("", ""), ("<answer>", "<answer>"), ("<answer>a\nb</answer> c", "a\nb"), (" x ", "x")]
+    ("text", "answer"),
+    [
+        *(("", ""), ("<answer>", "<answer>"), ("<answer>a\nb</answer> c", "a\nb"), (" x ", "x")),
+        *(("<think><answer>a</answer>?</think> b", "b"), ("<answer>a</answer><think><answer>b</answer>", "a")),
+        ("<think><answer>a</answer>", ""),
+    ],
 )
 def test_the_last_tags_hold_the_answer(text: str, answer: str) -> None:
     assert answer_in(text) == answer

@@ -16,6 +16,10 @@ import pytest
 
 from covey.environments import arithmetic
 from covey.environments.code.extract import defines, extract_program, fenced_blocks
+from covey.environments.conversations.tools.calls import hermes
+from covey.environments.doors.openenv.actions import action_of
+from covey.environments.doors.reasoning_gym import answer_in
+from covey.environments.episode import Answer
 from covey.environments.ifeval.instructions import CHECKS, instruction, judge
 from covey.environments.ifeval.rewards import SCHEMES, Scheme
 from covey.environments.ifeval.rewards import after_thoughts as ifeval_answer
@@ -108,6 +112,9 @@ def readers() -> dict[str, Callable[[str], object]]:
         "sentence_end": lambda text: SentenceEnd()([text]),
         "length_penalty": lambda text: LengthPenalty(3)([text]),
         "repetition": lambda text: Repetition()([text.encode()]),
+        "tool calls": lambda text: hermes(Answer(text, (), "stop", 1, ())),
+        "reasoning_gym answer": answer_in,
+        "openenv action": lambda text: action_of(text, {"required": ["a"]}),
     }
     found |= {
         f"gsm8k {name}": lambda text, score=score: score(text, "42") for name, score in gsm8k.TEXT_SCHEMES.items()
@@ -201,7 +208,7 @@ UNITS = (
         "{,}",
     ),
     *("<think>", "</think>", "<answer>", "</answer>", "Answer:", "answer is ", "the answer is ", "A:", "or ", "1 or "),
-    *("not ", "is ", "P.S", "p. ", "Day 1", "def f", "f:", "\n- ", "\n\n", "[[", '{"a":', "Ba0", "1-", "-1"),
+    *("<tool_call>1", "not ", "is ", "P.S", "p. ", "Day 1", "def f", "f:", "\n- ", "\n\n", "[[", '{"a":', "Ba0", "1-", "-1"),
 )
 OPENINGS = ("", "#### ", "\\boxed{", "<answer>", "```\n", "f:", "the answer is ")
 OWN_OPENINGS = {

@@ -1,12 +1,13 @@
 """Data sets of reasoning_gym by name: questions from a generator, one answer each, judged by the data set itself."""
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from covey.environments.base import Environment, Split, conversation
 from covey.environments.conversations.tools.calling import TookTooLong, called_in_time
+from covey.environments.math.answers import without_thoughts
+from covey.environments.math.countdown.environment import find_answer
 from covey.system.lookup import near
 from covey.types import Failure, Prompt, Reward
 
@@ -68,13 +69,12 @@ class ReasoningGym(Environment):
 
 
 def answer_in(text: str) -> str:
-    """Return what stands between the last tags, or all of the text where there are none.
+    """Return what stands between the last tags, or all of the text where there are none, thoughts aside.
 
-    >>> answer_in("so <answer> 42 </answer>"), answer_in(" 42")
+    >>> answer_in("so <answer> 42 </answer>"), answer_in("<think>41?</think> 42")
     ('42', '42')
     """
-    found = re.findall(r"<answer>(.*?)</answer>", text, re.DOTALL)
-    return str(found[-1] if found else text).strip()
+    return find_answer(text) or without_thoughts(text).strip()
 
 
 def make_dataset(name: str, size: int, seed: int, options: Mapping[str, Any]) -> Any:

@@ -165,7 +165,7 @@ def test_megabytes_of_nonsense_take_no_time() -> None:
         assert score(text, (3, 5), 8, CountdownConfig()).value <= 0.1
         assert score(text, (3, 5), 8, PLAIN).value == 0.0
         assert time.process_time() - began < 5
-    assert find_answer("<answer>" + "1" * 1_000_000 + "</answer>") == "1" * 4000
+    assert find_answer("<answer>" + "1" * 1_000_000 + "</answer>") == "1" * 1_000_000
 
 
 # ------------------------------------------------------------------------------------------------ problems

@@ -20,8 +20,6 @@ from covey.types import Failure, Message, Prompt, Reward
 Row = Mapping[str, Any]
 
 MAX_NUMBERS = 6
-MAX_ANSWER = 4000
-"""Longer answers are not looked into, in characters."""
 MAX_MISSES = 3000
 """So many draws in a row without a new problem, and there are hardly any more: small ranges have few."""
 
@@ -124,7 +122,7 @@ def find_answer(completion: str) -> str:
     said = without_thoughts(completion)
     end = said.rfind("</answer>")
     begin = said.rfind("<answer>", 0, end) if end >= 0 else -1
-    return said[begin + len("<answer>") : end][:MAX_ANSWER].strip() if begin >= 0 else ""
+    return said[begin + len("<answer>") : end].strip() if begin >= 0 else ""
 
 
 # ------------------------------------------------------------------------------------------------ problems

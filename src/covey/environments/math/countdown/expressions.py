@@ -42,8 +42,8 @@ def read_expression(text: str) -> Expression | None:
     Numbers are whole and not negative; + - * / and parentheses, the usual precedence, a sign before a number or
     parenthesis. No powers, no `//`, no decimal points, no product without a sign.
     """
-    text = text.strip().translate(_SIGNS)
-    if len(text) > MAX_LENGTH or not _TOKENS.fullmatch(text):
+    text = text.strip()
+    if len(text) > MAX_LENGTH or not _TOKENS.fullmatch(text := text.translate(_SIGNS)):
         return None
     reader = _Reader(_TOKEN.findall(text))
     value = reader.sum()
