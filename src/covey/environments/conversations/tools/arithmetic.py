@@ -10,7 +10,7 @@ from covey.environments.conversations.calculator import calculated
 
 DIGITS = 4
 NUM_TRAIN, NUM_TEST = 4096, 512
-_NUMBER = re.compile(r"-?\d[\d,]*")
+_NUMBER = re.compile(r"-?\d[\d,]{0,40}")
 
 
 def problems() -> dict[Split, list[Mapping[str, Any]]]:
