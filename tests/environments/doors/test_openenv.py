@@ -64,6 +64,7 @@ def played(environment: OpenEnv, texts: Sequence[str], prompt: Prompt | None = N
         ('{"guess": "crane"}', GUESS, {"guess": "crane"}),
         ('```json\n{"row": 1, "column": 2}\n```', PAIR, {"row": 1, "column": 2}),
         ('<think>{"row": 9}</think> {"row": 1, "column": 2}', PAIR, {"row": 1, "column": 2}),
+        ('{"guess": "\\ud800"}', GUESS, {"guess": "?"}),
         ("7", {"required": ["at"], "properties": {"at": {"type": "integer"}}}, {"at": 7}),
     ],
 )
@@ -71,9 +72,18 @@ def test_an_answer_is_json_or_the_value_of_the_one_field(text: str, schema: Any,
     assert action_of(text, schema) == action
 
 
-def test_an_answer_that_is_no_action_says_what_one_is() -> None:
-    with pytest.raises(ActionRefused, match="a JSON object with row, column"):
-        action_of("left", PAIR)
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("left", "a JSON object with row, column"),
+        ('{"row": NaN, "column": 2}', "the fields of the action hold nan, which is no number in JSON"),
+        ('{"row": 1, "column": -1e999}', "the fields of the action hold -inf"),
+        ('{"row": ' + "[" * 900 + "]" * 900 + "}", "nested more than 64 deep"),
+    ],
+)
+def test_an_answer_that_is_no_action_says_what_one_is(text: str, problem: str) -> None:
+    with pytest.raises(ActionRefused, match=problem):
+        action_of(text, PAIR)
 
 
 def test_the_policy_reads_one_field_or_all_but_what_is_not_for_it() -> None:

@@ -208,7 +208,8 @@ UNITS = (
         "{,}",
     ),
     *("<think>", "</think>", "<answer>", "</answer>", "Answer:", "answer is ", "the answer is ", "A:", "or ", "1 or "),
-    *("<tool_call>1", "not ", "is ", "P.S", "p. ", "Day 1", "def f", "f:", "\n- ", "\n\n", "[[", '{"a":', "Ba0", "1-", "-1"),
+    *("not ", "is ", "P.S", "p. ", "Day 1", "def f", "f:", "\n- ", "\n\n", "[[", '{"a":', "Ba0", "1-", "-1"),
+    "<tool_call>1",
 )
 OPENINGS = ("", "#### ", "\\boxed{", "<answer>", "```\n", "f:", "the answer is ")
 OWN_OPENINGS = {

@@ -103,6 +103,8 @@ def test_tags_inside_of_an_argument_are_its_text() -> None:
         ('<tool_call>{"name": "f", "arguments": [1]}</tool_call>', "must be an object"),
         ('<tool_call>{"name": "f", "arguments": "{"}</tool_call>', "must be an object"),
         ("<tool_call>" + "[" * 100_000, "not closed"),
+        ('<tool_call>{"name": "f", "arguments": {"a": [NaN]}}</tool_call>', "no number in JSON"),
+        ('<tool_call>{"name": "f", "arguments": "{\\"a\\": 1e999}"}</tool_call>', "no number in JSON"),
     ],
 )
 def test_what_is_wrong_with_a_call_is_said(text: str, problem: str) -> None:
@@ -135,6 +137,11 @@ def test_arguments_may_be_json_in_text_and_a_missing_close_is_forgiven() -> None
         Call("f", {"a": 1}),
     )
     assert hermes(answer('<tool_call>{"name": "f"}')).calls == (Call("f", {}),)
+
+
+def test_halves_of_characters_are_no_arguments() -> None:
+    for said in both('<tool_call>{"name": "f", "arguments": {"\\ud800": ["\\udfffx"]}}</tool_call>'):
+        assert said.calls == (Call("f", {"?": ["?x"]}),)
 
 
 def test_arguments_that_are_nested_too_deep_are_none() -> None:

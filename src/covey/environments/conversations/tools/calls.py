@@ -5,6 +5,7 @@ they are read as Hermes and Qwen write them: <tool_call>{"name": ..., "arguments
 """
 
 import json
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -104,17 +105,17 @@ def hermes(answer: Answer, schemas: Sequence[Mapping[str, Any]] = ()) -> Said:
 def _end_of_thoughts(text: str) -> int:
     """Return where the last `</think>` ends, but for those that stand in the arguments of calls."""
     end = place = 0
-    last = text.rfind("</think>")
+    last, last_closing = text.rfind("</think>"), text.rfind(CLOSING)
     while place <= last and (mark := _MARK.search(text, place)) is not None:
         place = mark.end()
         if mark[0] == OPENING:
-            place = _end_of_call(text, place) or place
+            place = _end_of_call(text, place, last_closing) or place
         else:
             end = place
     return end
 
 
-def _end_of_call(text: str, place: int) -> int | None:
+def _end_of_call(text: str, place: int, last_closing: int) -> int | None:
     """Return where the JSON at a place ends, with the closing tag that follows. None where there is no such call."""
     try:
         _, end = json.JSONDecoder().raw_decode(text, BLANKS.match(text, place).end())  # type: ignore[union-attr]
@@ -123,7 +124,7 @@ def _end_of_call(text: str, place: int) -> int | None:
     closed = CLOSED.match(text, end)
     if closed is not None:
         return closed.end()
-    return end if text.rfind(CLOSING) < end else None
+    return end if last_closing < end else None
 
 
 def _without_marks(answer: Answer, spoken: str) -> str:
@@ -160,13 +161,31 @@ def call_of(found: Any) -> Call | BadCall:
         arguments = {}
     if not isinstance(arguments, Mapping) or not all(isinstance(key, str) for key in arguments):
         return BadCall('the arguments of the call must be an object, as in {"a": 6}', name)
-    # Look inside, level by level
-    level: list[Any] = [arguments]
-    for _ in range(MAX_NESTED):
-        inside = (value.values() if isinstance(value, Mapping) else value for value in level)
-        level = [value for values in inside for value in values if isinstance(value, Mapping | list)]
-    deep = f"the arguments of the call are nested more than {MAX_NESTED} deep"
-    return BadCall(deep, name) if level else Call(name, arguments)
+    try:
+        return Call(name, plain_json(arguments))
+    except ValueError as error:
+        return BadCall(f"the arguments of the call {error}", name)
+
+
+def plain_json(value: Any, depth: int = 0) -> Any:
+    """Return what the policy wrote as JSON that every receiver reads: halves of characters become question marks.
+
+    ValueError for what only Python reads: numbers that are none, such as NaN and 1e999, and deep nesting.
+
+    >>> plain_json({"a": [1, "\\ud800"]})
+    {'a': [1, '?']}
+    """
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode("utf-8")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"hold {value}, which is no number in JSON")
+    if not isinstance(value, Mapping | list):
+        return value
+    if depth >= MAX_NESTED:
+        raise ValueError(f"are nested more than {MAX_NESTED} deep")
+    if isinstance(value, Mapping):
+        return {plain_json(key): plain_json(item, depth + 1) for key, item in value.items()}
+    return [plain_json(item, depth + 1) for item in value]
 
 
 def by_template(tokenizer: Any, answer: Answer, schemas: Sequence[Mapping[str, Any]] = ()) -> Said:

@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from covey.environments.conversations.tools.calls import plain_json
 from covey.environments.doors.mcp import result_text
 from covey.environments.doors.openenv.wire import ActionRefused
 
@@ -37,14 +38,17 @@ def action_of(text: str, schema: Mapping[str, Any]) -> dict[str, Any]:
         found = json.loads(said)
     except (ValueError, RecursionError):
         found = said
-    if isinstance(found, dict):
-        return found
     # Anything else is the value of the one required field
-    required = schema.get("required") or []
-    if len(required) != 1:
-        raise ActionRefused(f"the action must be a JSON object with {', '.join(required) or 'the fields it needs'}")
-    kind = schema.get("properties", {}).get(required[0], {}).get("type")
-    return {required[0]: said if kind == "string" and not isinstance(found, str) else found}
+    if not isinstance(found, dict):
+        required = schema.get("required") or []
+        if len(required) != 1:
+            raise ActionRefused(f"the action must be a JSON object with {', '.join(required) or 'the fields it needs'}")
+        kind = schema.get("properties", {}).get(required[0], {}).get("type")
+        found = {required[0]: said if kind == "string" and not isinstance(found, str) else found}
+    try:
+        return dict(plain_json(found))
+    except ValueError as error:
+        raise ActionRefused(f"the fields of the action {error}") from error
 
 
 def shown(observation: Mapping[str, Any], name: str | None) -> str:
