@@ -160,6 +160,18 @@ def test_reasoning_that_was_sampled_stays_though_a_fresh_rendering_drops_it() ->
     assert of_tool == rendered_tokens(tokenizer, (*talk, tool("42")))
 
 
+ALL_THOUGHT = ("</think>", "<think>\nsix\n</think>", "six</think>\n\n", "<think>six</think>\n\n41")
+
+
+@pytest.mark.parametrize("answer", ALL_THOUGHT)
+def test_an_answer_that_is_all_thought_is_rendered_as_the_template_has_it(answer: str) -> None:
+    tokenizer = qwen3()
+    for words in ("no", "<tool_response>no</tool_response>\n"):
+        messages = [*ASKED, said(answer), {"role": "user", "content": words}]
+        whole = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        assert tokenizer.decode(list(rendered_tokens(tokenizer, messages))) == whole
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_fresh_rendering_is_the_templates(family: str) -> None:
     tokenizer = FAMILIES[family]()

@@ -191,7 +191,7 @@ def _as_written(
 
 def _filled(bare: str, places: Sequence[str], texts: Sequence[str], messages: Sequence[Message]) -> Rendered:
     """Put texts where their places are."""
-    sampled = [message["role"] == "assistant" for message in messages for _ in _words([message])]
+    sampled = _are_sampled(messages)
     by_place = {place: number for number, place in enumerate(places)}
     if not places:
         return Rendered(bare)
@@ -213,9 +213,19 @@ def place_in(said: object) -> str:
 
 
 def _places(words: Sequence[str], messages: Sequence[Message]) -> list[str]:
-    # Templates look at tags around a text (Qwen3: <tool_response>): the place has the same.
     secret = place_in([dict(message) for message in messages])
-    return [_opening_tag(text) + f"{secret}{number}x" + _closing_tag(text) for number, text in enumerate(words)]
+    places = [f"{secret}{number}x" for number in range(len(words))]
+    # Templates look at tags around a text (Qwen3: <tool_response>), so the place has the same; not around what the
+    # policy said, of which they drop all before </think>
+    return [
+        place if is_sampled else _opening_tag(text) + place + _closing_tag(text)
+        for place, text, is_sampled in zip(places, words, _are_sampled(messages), strict=True)
+    ]
+
+
+def _are_sampled(messages: Sequence[Message]) -> list[bool]:
+    """Tell of every string of messages whether the policy wrote it."""
+    return [message["role"] == "assistant" for message in messages for _ in _words([message])]
 
 
 def _opening_tag(text: str) -> str:
@@ -223,7 +233,7 @@ def _opening_tag(text: str) -> str:
 
 
 def _closing_tag(text: str) -> str:
-    return found.group() if (found := re.search(r"</\w+>$", text)) else ""
+    return found.group() if (found := re.search(r"</\w+>\Z", text)) else ""
 
 
 def _words(messages: Sequence[Message]) -> list[str]:
