@@ -139,6 +139,14 @@ def test_arguments_may_be_json_in_text_and_a_missing_close_is_forgiven() -> None
     assert hermes(answer('<tool_call>{"name": "f"}')).calls == (Call("f", {}),)
 
 
+def test_no_turn_makes_more_calls_than_64() -> None:
+    for said in both(call("f") * 64):
+        assert said.calls == (Call("f", {}),) * 64
+    for said in both(call("f") * 200):
+        assert said.calls[:64] == (Call("f", {}),) * 64
+        assert said.calls[64:] == (BadCall("a turn makes at most 64 calls, and the others were not made"),)
+
+
 def test_halves_of_characters_are_no_arguments() -> None:
     for said in both('<tool_call>{"name": "f", "arguments": {"\\ud800": ["\\udfffx"]}}</tool_call>'):
         assert said.calls == (Call("f", {"?": ["?x"]}),)

@@ -22,6 +22,9 @@ TEMPLATE = "the tokenizer's response template"
 MAX_NESTED = 64
 """Levels of arguments. Deeper ones cannot be copied for the reward functions, for which the group would fail."""
 
+MAX_CALLS = 64
+"""Of one turn: each takes a thread, and the time of chat templates that escape what tools say grows by the square."""
+
 
 @dataclass(frozen=True, slots=True)
 class Call:
@@ -99,7 +102,7 @@ def hermes(answer: Answer, schemas: Sequence[Mapping[str, Any]] = ()) -> Said:
         calls.append(call)
     if not calls:
         return Said(_without_marks(answer, spoken), reasoning=reasoning)
-    return Said("".join(words).strip(), tuple(calls), reasoning)
+    return Said("".join(words).strip(), _first(calls), reasoning)
 
 
 def _end_of_thoughts(text: str) -> int:
@@ -167,6 +170,12 @@ def call_of(found: Any) -> Call | BadCall:
         return BadCall(f"the arguments of the call {error}", name)
 
 
+def _first(calls: Sequence[Call | BadCall]) -> tuple[Call | BadCall, ...]:
+    """Return the calls of a turn, and in place of those that are too many what the policy is told."""
+    problem = f"a turn makes at most {MAX_CALLS} calls, and the others were not made"
+    return (*calls[:MAX_CALLS], *([BadCall(problem)] if len(calls) > MAX_CALLS else []))
+
+
 def plain_json(value: Any, depth: int = 0) -> Any:
     """Return what the policy wrote as JSON that every receiver reads: halves of characters become question marks.
 
@@ -194,7 +203,7 @@ def by_template(tokenizer: Any, answer: Answer, schemas: Sequence[Mapping[str, A
     whole, prefix = answer.marked or answer.text, tokenizer.decode(list(answer.prompt_ids))
     try:
         found = tokenizer.parse_response(whole, prefix=prefix, tools=[dict(s) for s in schemas])
-        calls = tuple(call_of(call.get("function", call)) for call in found.get("tool_calls") or ())
+        calls = _first([call_of(call.get("function", call)) for call in found.get("tool_calls") or ()])
     except Exception as error:  # foreign code, that takes apart what the policy wrote
         reason = " ".join(str(error).split())[:200]
         return Said(answer.text, (BadCall(f"the call of a tool cannot be read: {reason}"),))
