@@ -3,7 +3,8 @@
 import json
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -121,6 +122,24 @@ def session(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[McpSessi
     made.close()
 
 
+@dataclass(frozen=True)
+class Saying:
+    """A wire to a server that always says the same."""
+
+    said: Mapping[str, Any]
+
+    def ask(self, message: Mapping[str, Any], seconds: float) -> Mapping[str, Any]:
+        return self.said
+
+    def close(self) -> None: ...
+
+
+def saying(said: Mapping[str, Any]) -> McpSession:
+    session = McpSession("lies")
+    session._wire = Saying(said)
+    return session
+
+
 def test_tools_are_listed_page_by_page_and_called(session: McpSession) -> None:
     assert [tool["name"] for tool in session.tools()] == ["add", "broken"]
     assert session.call("add", {"number": 2}) == "2\n(image left out)"
@@ -137,6 +156,28 @@ def test_errors_of_tools_are_words_and_those_of_servers_are_failures(session: Mc
         session.call("exit", {})
     # The next call opens another session, whose state is new.
     assert session.call("add", {"number": 1}).startswith("1")
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ({"error": "down"}, "down"),
+        ({"error": ["down"]}, "['down']"),
+        ({"result": {"isError": True, "content": None}}, ""),
+        ({"result": {"isError": True, "content": "down"}}, ""),
+        ({"result": {"isError": True, "content": [None, {"type": "text"}]}}, ""),
+    ],
+)
+def test_errors_of_any_shape_are_words(said: Any, words: str) -> None:
+    with pytest.raises(ToolRefused) as refused:
+        saying(said).call("f", {})
+    assert str(refused.value) == words
+
+
+@pytest.mark.parametrize("tools", [None, {}, "f", ["f"], [{}], [{"name": 3}]])
+def test_a_list_of_what_is_no_tool_is_the_servers_fault(tools: Any) -> None:
+    with pytest.raises(ToolServerLost, match="lists what is no tool"):
+        saying({"result": {"tools": tools}}).tools()
 
 
 def test_tools_of_a_server_are_called_as_others(session: McpSession) -> None:

@@ -12,6 +12,7 @@ from covey.config.validate import validate
 from covey.environments.build import build
 from covey.environments.conversations.tools.calling import ToolServerLost
 from covey.environments.data.settings import DataConfig
+from covey.environments.doors.openenv import wire
 from covey.environments.doors.openenv.actions import action_of, shown
 from covey.environments.doors.openenv.environment import OpenEnv
 from covey.environments.doors.openenv.wire import ActionRefused, Session, addresses
@@ -253,6 +254,26 @@ def test_what_is_no_server_is_named_before_anything_is_played() -> None:
     config.environment = OpenEnvConfig()
     with pytest.raises(ValueError, match=r"environment=openenv needs environment.url=http://HOST:PORT .*, got none"):
         validate(config)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        '{"type": "observation", "data": []}',
+        '{"type": "observation", "data": {"observation": "won", "reward": 1}}',
+        '{"type": "error", "data": "x"}',
+        "[" * 100_000,
+    ],
+)
+def test_what_no_server_says_is_lost(raw: str) -> None:
+    with pytest.raises(ToolServerLost, match="speaks something else"):
+        wire._seen(raw, "ws://here")
+
+
+@pytest.mark.parametrize("tools", [["f"], [{}], "f", {"f": {}}])
+def test_a_server_that_lists_what_is_no_tool_is_refused(tools: Any) -> None:
+    with openenv_server(schema=CALLS, tools=tools) as server, pytest.raises(ValueError, match="lists what is no tool"):
+        opened(server)
 
 
 def test_a_server_without_tools_that_takes_nothing_else_is_refused() -> None:

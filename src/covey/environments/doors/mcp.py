@@ -141,7 +141,10 @@ class McpSession:
         cursor: str | None = None
         for _ in range(MAX_PAGES):
             page = self._asked("tools/list", {"cursor": cursor} if cursor else {})
-            found += page.get("tools", [])
+            tools = page.get("tools", [])
+            if not isinstance(tools, list) or not all(map(_is_tool, tools)):
+                raise ToolServerLost(f"the tool server {self.server} lists what is no tool: {tools!r:.80}")
+            found += tools
             cursor = page.get("nextCursor")
             if not cursor:
                 break
@@ -185,7 +188,8 @@ class McpSession:
         request = {"jsonrpc": "2.0", "id": next(self._numbers), "method": method, "params": dict(parameters)}
         answer = wire.ask(request, self._seconds) or {}
         if "error" in answer:
-            raise ToolRefused(str(answer["error"].get("message", answer["error"])))
+            error = answer["error"]
+            raise ToolRefused(str(error.get("message", error) if isinstance(error, Mapping) else error))
         result = answer.get("result")
         if not isinstance(result, Mapping):
             raise ToolServerLost(f"the tool server {self.server} answered {method} with no result")
@@ -228,8 +232,12 @@ def tools_of_session(session: McpSession, listed: Sequence[Mapping[str, Any]], i
     return [_tool(session, found, is_stateful) for found in listed]
 
 
+def _is_tool(found: Any) -> bool:
+    return isinstance(found, Mapping) and isinstance(found.get("name"), str)
+
+
 def _tool(session: McpSession, found: Mapping[str, Any], is_stateful: bool) -> Tool:
-    name = str(found["name"])
+    name: str = found["name"]
     # The schema in OpenAI's form, which chat templates take
     schema = {
         "type": "function",
@@ -261,14 +269,15 @@ def _read(line: str) -> Mapping[str, Any]:
     """Return a message. An empty one for what is none, such as a line of a log."""
     try:
         found = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, Mapping) else {}
 
 
 def result_text(result: Mapping[str, Any]) -> str:
     """Return the text of a tool's result: its parts of text, or its structure as JSON where it has none."""
-    parts = [part for part in result.get("content", []) if isinstance(part, Mapping)]
+    content = result.get("content")
+    parts = [part for part in content if isinstance(part, Mapping)] if isinstance(content, list) else []
     texts = [str(part["text"]) for part in parts if part.get("type") == "text" and "text" in part]
     if not texts and result.get("structuredContent") is not None:
         return json.dumps(result["structuredContent"], ensure_ascii=False)

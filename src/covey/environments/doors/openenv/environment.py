@@ -185,7 +185,10 @@ def actions_of(server: Server) -> Actions:
         raise ValueError(f"environment.url={server.url} does not list its tools: {error}") from error
     if not found:
         raise ValueError(f"environment.url={server.url} has no tools, and takes nothing but calls of them")
-    return Actions(schema, schemas_of(found))
+    try:
+        return Actions(schema, schemas_of(found))
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"environment.url={server.url} lists what is no tool: {found!r:.80}") from error
 
 
 def reset_prompts(rows: Mapping[Split, Sequence[Mapping[str, Any]]], instruction: str) -> dict[Split, list[Prompt]]:

@@ -144,7 +144,9 @@ def action_schema(url: str, seconds: float) -> Mapping[str, Any]:
         answer = httpx.get(f"{addresses(url)[0]}/schema", timeout=seconds)
         answer.raise_for_status()
         found = answer.json()["action"]
-    except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
+        if not isinstance(found, Mapping):
+            raise TypeError("its schema of actions is no object")
+    except (httpx.HTTPError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"environment.url={url} does not answer as a server of OpenEnv: {error}") from error
     return dict(found)
 
@@ -154,14 +156,17 @@ def _seen(raw: str | bytes, url: str) -> Seen:
     try:
         found = json.loads(raw)
         kind, data = found["type"], found["data"]
-    except (ValueError, KeyError, TypeError) as error:
+        observation = data.get("observation") or {}
+        if not isinstance(observation, Mapping):
+            raise TypeError("an observation is an object")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ToolServerLost(f"the server {url} speaks something else: {raw[:80]!r}") from error
     if kind == "error":
         raise _error(data, url)
     reward = data.get("reward")
     if reward is not None and (problem := problem_with(reward)):
         raise ToolServerLost(f"the server {url} gave a reward that is {problem}")
-    return Seen(data.get("observation") or {}, float(reward or 0.0), data.get("done") is True)
+    return Seen(observation, float(reward or 0.0), data.get("done") is True)
 
 
 def _error(data: Mapping[str, Any], url: str) -> Exception:
