@@ -14,6 +14,7 @@ from covey.engine.fake import FakeEngine
 from covey.environments.build import build
 from covey.environments.doors.settings import VerifiersConfig
 from covey.environments.doors.verifiers.environment import Verifiers, rows_of
+from covey.environments.doors.verifiers.process import WorkerProgram, WorkerSettings
 from covey.rollouts.rollout import roll_out
 from covey.rollouts.sampler import EpisodeLimits, Sampler
 from covey.types import Group, Sampling
@@ -137,6 +138,18 @@ def test_what_cannot_be_loaded_is_named_before_anything_is_played(settings: dict
         opened(**settings)
     assert str(found.value).startswith("environment.id=sums cannot be loaded by ")
     assert said in str(found.value)
+
+
+def test_lines_that_are_not_the_workers_are_passed_over(tmp_path: Path) -> None:
+    script = tmp_path / "python"
+    script.write_text(
+        "#!/bin/sh\necho loading...\nprintf '[1]\\n\\377\\n'\nread asked\n"
+        """echo '{"id": 1, "result": {"kind": "v0", "prompts": {}}}'\nexec cat > /dev/null\n"""
+    )
+    script.chmod(0o700)
+    worker = WorkerProgram(WorkerSettings("sums", str(script), seconds=20.0))
+    assert worker.load() == ("v0", {})
+    worker.close()
 
 
 def test_an_environment_has_a_name() -> None:

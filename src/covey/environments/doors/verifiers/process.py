@@ -106,6 +106,7 @@ class _Process:
                 stdout=subprocess.PIPE,
                 stderr=self._said,
                 text=True,
+                errors="replace",
                 start_new_session=True,
             )
         except (OSError, ValueError) as error:
@@ -148,9 +149,13 @@ class _Process:
         """Hand out answers until the process ends."""
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            found = json.loads(line)
+            try:
+                found = json.loads(line)
+                number = found["id"]
+            except (ValueError, LookupError, TypeError, RecursionError):  # a line that is not the worker's
+                continue
             with self._lock:
-                answer = self._waiting.pop(found["id"], None)
+                answer = self._waiting.pop(number, None)
             if answer is None:
                 continue
             if "error" in found:
