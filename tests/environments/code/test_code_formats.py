@@ -110,6 +110,7 @@ def test_test_code_whose_parts_hang_together_stays_whole(source: str) -> None:
         ({"tests": [{"args": 3, "expected": 3}]}, 'a test must be {"args": [...], "expected": ...}'),
         ({"tests": [{"args": [3]}]}, 'a test must be {"args": [...], "expected": ...}'),
         ({"tests": [{"args": [{"$int": "zz"}], "expected": 3}]}, "is not a value: invalid literal"),
+        ({"tests": [{"args": json.loads("[" * 700 + "]" * 700), "expected": 3}]}, "maximum recursion depth exceeded"),
         ({"entry_point": None, "tests": "x = 1"}, "has no column 'entry_point', and no assert that calls a function"),
         ({"entry_point": None, "tests": "assert len([])"}, "calls no function of the program"),
         ({"difficulty": "hard"}, "difficulty must be a whole number, got 'hard'"),

@@ -518,6 +518,7 @@ def test_weights_must_match_the_functions() -> None:
             "train row 0 has a prompt that ends with the assistant's message (data.answer_column=NAME moves it into a "
             "column, data.prefill=true has the policy continue it)",
         ),
+        ({"prompt": '[{"a": ' + "[" * 100_000, "completions": 1}, "columns completions have names"),
         ({"prompt": "?", "completions": 1}, "columns completions have names that reward functions get as arguments"),
     ],
 )

@@ -60,7 +60,7 @@ def problem_of(row: Row) -> Problem:
 def _named(split: Split, index: int, row: Row) -> Problem:
     try:
         return problem_of(row)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{split} row {index}: {error}") from error
 
 

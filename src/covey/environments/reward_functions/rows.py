@@ -87,7 +87,7 @@ def _check_text(prompt: str) -> None:
 def _is_conversation_in_json(text: str) -> bool:
     try:
         found = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return all(isinstance(message, Mapping) and {"role", "content"} <= message.keys() for message in found)
 

@@ -118,7 +118,7 @@ def _mapping(truth: Any) -> Mapping[str, Any]:
     """Return a mapping, read from JSON where it is text, as data sets often hold it."""
     try:
         found = json.loads(truth) if isinstance(truth, str) else truth
-    except ValueError:
+    except (ValueError, RecursionError):
         found = None
     if not isinstance(found, Mapping):
         raise ValueError(f"the ground truth must be a mapping, or one as JSON, got {truth!r:.80}")
