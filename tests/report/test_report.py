@@ -5,6 +5,7 @@ import fcntl
 import hashlib
 import json
 import math
+import os
 import re
 import shutil
 import subprocess
@@ -191,6 +192,12 @@ def test_the_verdict_of_a_run_whose_lock_is_held_says_that_it_is_under_way(tmp_p
         fcntl.flock(file, fcntl.LOCK_EX)
         running = RunFiles(tmp_path, {"num_steps": 9}, steps=[{"step": 2, "sampled_reward_mean": None}])
         assert verdict(running)["text"] == "Under way: step 2 of 9."
+
+
+@pytest.mark.timeout(20)
+def test_a_pipe_in_the_place_of_the_lock_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / LOCK)
+    assert verdict(RunFiles(tmp_path, {"num_steps": 9}))["text"] == "Under way, or killed: no step is finished yet."
 
 
 def test_intervals_are_those_of_the_evaluations() -> None:

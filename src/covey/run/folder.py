@@ -124,7 +124,7 @@ def is_running(folder: Path) -> bool:
     Writes nothing there.
     """
     try:
-        with (folder / LOCK).open("rb") as file:
+        with open(folder / LOCK, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except FileNotFoundError:
         return False
