@@ -160,16 +160,21 @@ def test_reasoning_that_was_sampled_stays_though_a_fresh_rendering_drops_it() ->
     assert of_tool == rendered_tokens(tokenizer, (*talk, tool("42")))
 
 
-ALL_THOUGHT = ("</think>", "<think>\nsix\n</think>", "six</think>\n\n", "<think>six</think>\n\n41")
-
-
-@pytest.mark.parametrize("answer", ALL_THOUGHT)
+@pytest.mark.parametrize("answer", ["</think>", "six</think>\n\n", "<think>six</think>\n\n41"])
 def test_an_answer_that_is_all_thought_is_rendered_as_the_template_has_it(answer: str) -> None:
     tokenizer = qwen3()
     for words in ("no", "<tool_response>no</tool_response>\n"):
         messages = [*ASKED, said(answer), {"role": "user", "content": words}]
         whole = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
         assert tokenizer.decode(list(rendered_tokens(tokenizer, messages))) == whole
+
+
+def test_a_template_that_trims_before_it_looks_at_tags_is_followed() -> None:
+    tokenizer = qwen3()
+    tokenizer.chat_template = tokenizer.chat_template.replace("m.content.", "(m.content | trim).")
+    words = {"role": "user", "content": "<tool_response>no</tool_response>\n"}
+    ids = rendered_tokens(tokenizer, (*ASKED, said("<think>\nsix\n</think>\n\n41"), words), num_given=2)
+    assert "six" in tokenizer.decode(list(ids))
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -145,10 +145,21 @@ def locate(render: Render, messages: Sequence[Message], where: str = "the enviro
     counts, but not its role. ValueError where the template's own part depends on the words, or where it leaves the
     content of a message out.
     """
-    # Render with a place in the stead of each string
     real = render(messages)
+    styles = itertools.product((True, False), ("$", r"\Z"))
+    refused: ValueError | None = None
+    for places in dict.fromkeys(_places(messages, *style) for style in styles):
+        try:
+            return _located(render, messages, places, real, where)
+        except ValueError as error:
+            refused = refused or error
+    assert refused is not None
+    raise refused
+
+
+def _located(render: Render, messages: Sequence[Message], places: Sequence[str], real: str, where: str) -> Rendered:
+    # Render with a place in the stead of each string
     words = _words(messages)
-    places = _places(words, messages)
     bare = render(_replaced(messages, places))
     _check_heard(messages, places, bare)
     # Most templates write words as they are
@@ -212,15 +223,20 @@ def place_in(said: object) -> str:
     return "x" + hashlib.blake2b(repr(said).encode(errors="replace"), digest_size=16).hexdigest() + "x"
 
 
-def _places(words: Sequence[str], messages: Sequence[Message]) -> list[str]:
+def _places(messages: Sequence[Message], keeps_sampled: bool, end: str) -> tuple[str, ...]:
+    """Return a word for each string, with the same tags around it, for templates look at them (Qwen3: <tool_response>).
+
+    Some trim the text before, so that its last tag may stand before a line break (`end`), and some drop all that the
+    policy said before </think>, with which a place that ended so would be gone (unless `keeps_sampled`).
+    """
     secret = place_in([dict(message) for message in messages])
-    places = [f"{secret}{number}x" for number in range(len(words))]
-    # Templates look at tags around a text (Qwen3: <tool_response>), so the place has the same; not around what the
-    # policy said, of which they drop all before </think>
-    return [
-        place if is_sampled else _opening_tag(text) + place + _closing_tag(text)
-        for place, text, is_sampled in zip(places, words, _are_sampled(messages), strict=True)
-    ]
+    pairs = zip(_words(messages), _are_sampled(messages), strict=True)
+    return tuple(
+        f"{secret}{number}x"
+        if is_sampled and not keeps_sampled
+        else _opening_tag(text) + f"{secret}{number}x" + _closing_tag(text, end)
+        for number, (text, is_sampled) in enumerate(pairs)
+    )
 
 
 def _are_sampled(messages: Sequence[Message]) -> list[bool]:
@@ -232,8 +248,8 @@ def _opening_tag(text: str) -> str:
     return found.group() if (found := re.match(r"<\w+>", text)) else ""
 
 
-def _closing_tag(text: str) -> str:
-    return found.group() if (found := re.search(r"</\w+>\Z", text)) else ""
+def _closing_tag(text: str, end: str) -> str:
+    return found.group() if (found := re.search(rf"</\w+>{end}", text)) else ""
 
 
 def _words(messages: Sequence[Message]) -> list[str]:
