@@ -26,7 +26,7 @@ from covey.run.checkpoints.resume import (
     log_setting_changes,
 )
 from covey.run.checkpoints.state import checkpoint_state, snapshot
-from covey.run.folder import begin_log, write_num_steps
+from covey.run.folder import begin_log, discard_refused, write_num_steps
 from covey.run.given import NOTHING, Given
 from covey.run.preflight.preflight import before_training
 from covey.run.records.record import RunRecorder
@@ -87,7 +87,12 @@ def _train(config: Config, wanted: Path, stopper: Stopper, given: Given, exact: 
         collectives.process_group(config.timeouts.ranks, config.model.device),
         locked_run_folder(config, wanted, exact=exact, old=old) as folder,
     ):
-        run_train(config, folder, stopper, given)
+        try:
+            run_train(config, folder, stopper, given)
+        except ValueError:
+            if old is None and ranks.rank() == 0:
+                discard_refused(folder, num_parents=0 if exact else 2)
+            raise
 
 
 def train_rank(config: Config, wanted: Path, *, exact: bool, old: Path | None) -> None:

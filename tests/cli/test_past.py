@@ -66,16 +66,16 @@ def test_latest_is_the_run_that_was_begun_last(
     monkeypatch.chdir(tmp_path)
     assert main(["status", "latest"]) == 2
     assert capsys.readouterr().err == (
-        "covey: latest is the run below outputs that was begun last, and there is none; name a run folder\n"
+        "covey: latest is the run below outputs or multirun that was begun last, and there is none; name a run folder\n"
     )
-    for when, name in ((200, "b"), (300, "a"), (100, "c")):
-        folder = tmp_path / "outputs" / "today" / name
+    for when, name in ((200, "outputs/today/b"), (300, "multirun/today/0"), (100, "outputs/today/c")):
+        folder = tmp_path / name
         folder.mkdir(parents=True)
         (folder / "config.yaml").write_text("seed: 0\n")
         os.utime(folder / "config.yaml", (when, when))
         (folder / "status.json").write_text(json.dumps(STATUS))
     assert main(["status", "latest"]) == 0
-    assert "outputs/today/a" in capsys.readouterr().out
+    assert "multirun/today/0" in capsys.readouterr().out
     (tmp_path / "latest").symlink_to("outputs/today/b")
     assert main(["status", "latest"]) == 0
     assert capsys.readouterr().out.rstrip().endswith(", latest"), "a folder of that name is meant where there is one"

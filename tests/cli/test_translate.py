@@ -72,7 +72,7 @@ def test_processes_of_a_launcher_count_in_the_batch() -> None:
     words = "accelerate launch --num_processes 4 grpo.py --per_device_train_batch_size 8 --max_steps 5 --beta 0 --bf16"
     found = translate([*words.split(), "--reward_funcs", "accuracy_reward", "think_format_reward"])
     assert found.words["groups_per_step"] == "groups_per_step=4"
-    assert found.words["rewards"] == "rewards=[accuracy_reward,think_format_reward]"
+    assert found.words["rewards"] == "rewards=[accuracy,think_format]"
     assert found.notes[0] == "4 processes: torchrun --nproc-per-node=4 -m covey train ..."
 
 
@@ -175,3 +175,22 @@ def test_a_file_with_nothing_to_translate_says_so(
     (tmp_path / name).write_text(text, errors="surrogateescape")
     assert main(["translate", str(tmp_path / name)]) == 2
     assert line in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("accuracy_reward,reasoning_accuracy_reward", "accuracy,reasoning_accuracy"),
+        ('["think_format_reward", "my_lib.rewards.short"]', "think_format,my_lib.rewards:short"),
+        ("get_soft_overlong_punishment", "{function:soft_overlong,args:{max_length:1280,cache:256}}"),
+        ("my_rewards", "my_rewards"),
+    ],
+)
+def test_rewards_of_trls_scripts_get_coveys_names(given: str, expected: str) -> None:
+    assert translate(["--reward_funcs", given]).words["rewards"] == f"rewards=[{expected}]"
+
+
+def test_a_python_script_is_said_not_to_be_read() -> None:
+    note = "train.py was not read: a script of TRL runs with `from covey.trl import GRPOTrainer, GRPOConfig` in place"
+    for words in ("train.py", "accelerate launch train.py --beta 0.04 --bf16 --num_generations=4"):
+        assert [found for found in translate(words.split()).notes if found.startswith(note)] != []

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from transformers import EarlyStoppingCallback
 
 from covey.trl import GRPOConfig, GRPOTrainer
 from covey.trl.callbacks import Bridge, log_row
@@ -276,6 +277,11 @@ def test_a_subclass_whose_override_would_never_be_called_is_refused_by_name(name
 def test_a_callback_that_is_none_is_refused_in_one_line() -> None:
     with pytest.raises(ValueError, match="callbacks must be TrainerCallbacks of transformers, got <built-in function"):
         GRPOTrainer(tiny_model(), len, GRPOConfig(**BASE), ROWS, processing_class=TOKENIZER, callbacks=[len])
+
+
+def test_a_callback_that_waits_for_a_metric_of_transformers_is_refused_in_one_line() -> None:
+    with pytest.raises(ValueError, match=r"^EarlyStoppingCallback needs metric_for_best_model, which covey has not: "):
+        Bridge(GRPOConfig(**BASE), [EarlyStoppingCallback], num_steps=1, is_evaluated=True)
 
 
 def test_a_rollout_function_is_refused_by_name() -> None:

@@ -185,8 +185,13 @@ def test_a_stopped_script_resumes_to_the_same_weights_as_one_that_was_not_stoppe
         return GRPOTrainer(name, lengths, args, train_dataset=rows, callbacks=list(callbacks))
 
     whole, stopped, resumed = trainer("whole"), trainer("run", StopAfterTwo), trainer("run")
+    with pytest.raises(ValueError, match=r"^resume_from_checkpoint=True: no run in .*run has a checkpoint$"):
+        resumed.train(resume_from_checkpoint=True)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml").write_text("seed: 0\n")  # of a run that got nowhere: the next one is run-2
     assert [whole.train().global_step, stopped.train().global_step] == [4, 2]
     assert resumed.train(resume_from_checkpoint=True).global_step == 4
+    assert (tmp_path / "run-2" / "checkpoints" / "step-000004").is_dir()
     for found in (whole, resumed):
         found.save_model(str(tmp_path / "saved"))
         assert (tmp_path / "saved" / "config.json").is_file()

@@ -45,11 +45,14 @@ class _Watcher:
     """Says the notes once the run is built, and keeps its parts for what comes after it."""
 
     notes: Sequence[str]
+    wanted: Path
     run: Run | None = None
     record: RunRecorder | None = None
 
     def built(self, run: Run, record: RunRecorder) -> None:
         self.run, self.record = run, record
+        if record.folder != self.wanted:
+            record.say(f"{self.wanted} holds a run already: this one is in {record.folder}")
         for note in self.notes:
             record.say(note)
 
@@ -110,10 +113,11 @@ def run_request(
 
     Without `exact` a folder that holds a run leaves its name to it, and the next free one is taken.
     """
-    watcher, config = _Watcher(request.notes if request.config.output.progress else ()), request.config
+    config = request.config
+    wanted = Path(folder).expanduser() if folder is not None else Path(time.strftime("outputs/%Y-%m-%d/%H-%M-%S"))
+    watcher = _Watcher(request.notes if config.output.progress else (), wanted)
     given = replace(request.given, callbacks=_heard(callbacks), built=watcher.built)
     # Train: a notebook keeps the steps before an interruption
-    wanted = Path(folder).expanduser() if folder is not None else Path(time.strftime("outputs/%Y-%m-%d/%H-%M-%S"))
     attention = attention_of(given)
     status = "completed"
     try:

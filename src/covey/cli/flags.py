@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-RUNS = Path("outputs")
+RUNS, SWEEPS = Path("outputs"), Path("multirun")
 """Where "latest" looks."""
 LATEST = "latest"
 
@@ -47,8 +47,8 @@ def refuse_no_folder(verb: str, folders: Sequence[object]) -> None:
         raise ValueError(f"covey {verb} needs a run folder, such as covey {verb} outputs/DATE/TIME")
 
 
-def with_latest_run(words: Sequence[str], root: Path = RUNS) -> list[str]:
-    """Return the words, with "latest" replaced by the run below `root` that was begun last.
+def with_latest_run(words: Sequence[str], roots: Sequence[Path] = (RUNS, SWEEPS)) -> list[str]:
+    """Return the words, with "latest" replaced by the run below `roots` that was begun last.
 
     It stays where it names a file or folder. ValueError where there is no run.
     """
@@ -56,8 +56,11 @@ def with_latest_run(words: Sequence[str], root: Path = RUNS) -> list[str]:
         return list(words)
     from covey.run.folder import CONFIG, begun_at
 
-    runs = [path.parent for path in root.glob(f"**/{CONFIG}")]
+    runs = [path.parent for root in roots for path in root.glob(f"**/{CONFIG}")]
     if not runs:
-        raise ValueError(f"{LATEST} is the run below {root} that was begun last, and there is none; name a run folder")
+        places = " or ".join(map(str, roots))
+        raise ValueError(
+            f"{LATEST} is the run below {places} that was begun last, and there is none; name a run folder"
+        )
     newest = str(max(runs, key=begun_at))
     return [newest if word == LATEST else word for word in words]

@@ -188,7 +188,7 @@ covey --version
 covey --shell-completion install=bash  tab completion: eval "$(covey --shell-completion install=bash)" (zsh, fish)
 
 The run folder is outputs/DATE/TIME; hydra.run.dir=FOLDER names another. covey show latest, and other verbs that take a
-run folder, mean the one below outputs that was begun last. COVEY_DEBUG=1 shows tracebacks."""
+run folder, mean the one below outputs or multirun that was begun last. COVEY_DEBUG=1 shows tracebacks."""
 
 
 def overview() -> str:

@@ -268,7 +268,9 @@ def _work(verb: str, config: "Config", folder: "Path", *, is_new: bool) -> None:
         stopped = isinstance(error, KeyboardInterrupt)
         LOGGER.info("the run ended here: %s", error, exc_info=not stopped)
         is_refused = is_new and isinstance(error, Exception) and is_user_error(error)
-        if ranks.rank() == 0 and not (is_refused and discard_refused(folder)):
+        if ranks.rank() == 0 and is_refused and discard_refused(folder):
+            logging.getLogger().handlers.clear()  # one of them writes into it
+        elif ranks.rank() == 0:
             _report(verb, config, folder)
             with ignore_stdout_errors():
                 print_folder(folder, console)

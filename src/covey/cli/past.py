@@ -25,8 +25,9 @@ def run_status(words: Sequence[str]) -> None:
     folder = run_folder_of("status", words)
     path = folder / STATUS
     if not path.is_file():
+        when = "its samplers have not started yet, or it has none" if is_running(folder) else "it had no samplers"
         raise ValueError(
-            f"{folder} has no {STATUS}: runs write it once samplers of their own are there (source=ray, "
+            f"{folder} has no {STATUS}, {when}: runs write it once samplers of their own are there (source=ray, "
             f"devices.sampler >= 1); covey watch {folder} shows any run"
         )
     with as_written(path):

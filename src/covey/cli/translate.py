@@ -59,6 +59,13 @@ OF_SCRIPTS: Mapping[str, str] = {
     "reward_model_name_or_path": "environment=reward_functions rewards=[{{function:reward_model,args:{{model:{}}}}}]",
 }
 """What TRL's scripts take besides GRPOConfig, and where a run lies."""
+REWARDS_OF_TRL: Mapping[str, str] = {
+    "accuracy_reward": "accuracy",
+    "reasoning_accuracy_reward": "reasoning_accuracy",
+    "think_format_reward": "think_format",
+    "get_soft_overlong_punishment": "{function:soft_overlong,args:{max_length:1280,cache:256}}",
+}
+"""Rewards that TRL's scripts know by name, with the arguments that they give them."""
 OF_TRAINERS = {
     "push_to_hub": "a command pushes nothing; GRPOTrainer of covey.trl does",
     "resume_from_checkpoint": "resume=FOLDER goes on with a run of covey's",
@@ -66,6 +73,7 @@ OF_TRAINERS = {
 """Fields of TRL that a command has no word for."""
 LISTS = ("reward_funcs", "reward_weights", "lora_target_modules", "report_to")
 """Flags of TRL that take several words."""
+OF_PYTHON = "a script of TRL runs with `from covey.trl import GRPOTrainer, GRPOConfig` in place of its import from trl"
 LAUNCHER = ("num_processes", "nproc_per_node")
 DROPPED = ("num_steps", "evaluation.every", "output.save_every")
 """Settings that need the number of rows."""
@@ -107,10 +115,7 @@ def read_file(path: Path) -> list[str]:
     if not path.is_file():
         raise ValueError(f"{path} is no file; a command stands behind --: covey translate -- {path}")
     if path.suffix == ".py":
-        raise ValueError(
-            f"{path} is Python: a script of TRL runs with `from covey.trl import GRPOTrainer, GRPOConfig` in place of "
-            "its import from trl; a command line that starts it is translated behind --"
-        )
+        raise ValueError(f"{path} is Python: {OF_PYTHON}; a command line that starts it is translated behind --")
     try:
         text = read_regular(path, MAX_BYTES).decode()
     except ValueError as error:
@@ -185,6 +190,8 @@ def translate(tokens: Sequence[str]) -> Translation:
     _refuse_other_trainers(tokens)
     given = dict(pairs_of(tokens))
     given |= {name: _plain(value) for name, value in _mapping(given.pop("model_init_kwargs", "")).items()}
+    if "reward_funcs" in given:
+        given["reward_funcs"] = _rewards(given["reward_funcs"])
     # Say how several processes are started
     processes = next((int(given.pop(name)) for name in LAUNCHER if given.get(name, "").isdigit()), 1)
     if processes > 1:
@@ -194,6 +201,9 @@ def translate(tokens: Sequence[str]) -> Translation:
     is_trl = any(Path(word).name in TRL_WORDS for word in tokens) or len(of_trl) >= SEVERAL
     if is_trl:
         _translate_trl({name: given.pop(name) for name in of_trl}, processes, found)
+    scripts = [word for word in tokens if word.endswith(".py") and "=" not in word and Path(word).name not in TRL_WORDS]
+    if scripts and (is_trl or not given):
+        found.notes.append(f"{scripts[0]} was not read: {OF_PYTHON}")
     known = set(setting_names())
     for name, value in given.items():
         _translate_one(name, value, given, known, found)
@@ -221,6 +231,16 @@ def _mapping(text: str) -> Mapping[str, Any]:
     if not isinstance(found, Mapping):
         raise ValueError(f"model_init_kwargs must be a mapping such as {{dtype: bfloat16}}, got {text}")
     return {str(name): value for name, value in found.items()}
+
+
+def _rewards(names: str) -> str:
+    """Return what TRL's scripts call rewards by covey's names, those of somebody's own as module:function.
+
+    >>> _rewards("accuracy_reward,my_lib.rewards.short")
+    'accuracy,my_lib.rewards:short'
+    """
+    split = [name.strip(" '\"") for name in names.strip("[]").split(",")]
+    return ",".join(REWARDS_OF_TRL.get(name) or ":".join(name.rsplit(".", 1)) for name in split)
 
 
 def _plain(value: Any) -> str:

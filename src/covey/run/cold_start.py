@@ -65,7 +65,10 @@ def ensure(config: Config, environment: Environment, say: Callable[[str], None])
     demonstrations = environment.demonstrations("train")
     if not demonstrations:
         name = config.environment.name
-        raise ValueError(f"cold_start.enabled=true needs an environment with demonstrations, got environment={name}")
+        raise ValueError(
+            f"cold_start.enabled=true needs an environment with demonstrations (a method `demonstrations`), got "
+            f"environment={name}"
+        )
     folder = Path(config.cold_start.cache_dir) / f"{COLD_START}{_key(config, environment, demonstrations)}"
     if collectives.run_on_rank0((folder / REPORT).is_file):
         report = json.loads((folder / REPORT).read_text())

@@ -249,7 +249,7 @@ UNTIMED = "other"
 """The phase of a summary in which a run does nothing but begin and end."""
 
 
-def discard_refused(folder: Path) -> bool:
+def discard_refused(folder: Path, num_parents: int = 2) -> bool:
     """Remove the folder of a run that was refused before it did anything. Return whether it was such a one.
 
     Whoever warmed a policy up, sampled or called a reward function keeps the log.
@@ -262,8 +262,7 @@ def discard_refused(folder: Path) -> bool:
     # A phase besides the start counts too: it cost time that the log explains
     if set((read_summary(folder) or {}).get("phases", {})) - {UNTIMED}:
         return False
-    logging.getLogger().handlers.clear()  # one of them writes into it
     for path in files:
         path.unlink()
-    discard_if_empty(folder)
+    discard_if_empty(folder, num_parents)
     return True

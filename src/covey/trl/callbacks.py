@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from transformers import TrainerCallback, TrainerControl, TrainerState
+from transformers import EarlyStoppingCallback, TrainerCallback, TrainerControl, TrainerState
 
 from covey.run.build import Run
 from covey.run.evaluate import Evaluation
@@ -70,6 +70,11 @@ class Bridge(Callback):
         made = callback() if isinstance(callback, type) else callback
         if not isinstance(made, TrainerCallback):
             raise ValueError(f"callbacks must be TrainerCallbacks of transformers, got {made!r:.80}")
+        if isinstance(made, EarlyStoppingCallback):
+            raise ValueError(
+                "EarlyStoppingCallback needs metric_for_best_model, which covey has not: a callback whose on_evaluate "
+                "sets control.should_training_stop ends the run"
+            )
         own = [name for name in dir(TrainerCallback) if name.startswith("on_") and name not in HEARD]
         unheard = [name for name in own if getattr(type(made), name) is not getattr(TrainerCallback, name)]
         if unheard:

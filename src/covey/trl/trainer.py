@@ -1,6 +1,7 @@
 """GRPOTrainer: the arguments of TRL's, over `covey.train`."""
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cached_property
@@ -26,6 +27,7 @@ from covey.policy.models.adapters import other_than_plain_lora
 from covey.policy.models.loading import load_policy
 from covey.policy.models.naming import device_of_map
 from covey.run.evaluate import Evaluation
+from covey.run.folder import begun_at
 from covey.run.given import Given
 from covey.system import ranks
 from covey.system.jsonl import write_json
@@ -137,11 +139,12 @@ class GRPOTrainer:
         self._bridge.add(callback)
 
     def train(self, resume_from_checkpoint: str | bool | None = None) -> TrainOutput:
-        """Train to the end, or on from a checkpoint: True takes the run in output_dir."""
+        """Train to the end, or on from a checkpoint: True takes the newest run in output_dir or beside it (NAME-2)."""
         folder = Path(self.args.output_dir or "trainer_output")
         config = self.config
         if resume_from_checkpoint:
-            folder = folder if resume_from_checkpoint is True else _run_folder(Path(str(resume_from_checkpoint)))
+            wanted = None if resume_from_checkpoint is True else Path(str(resume_from_checkpoint))
+            folder = _newest_run(folder) if wanted is None else _run_folder(wanted)
             config = replace(config, resume=str(folder))
         model, tokenizer = self._given
         self.__dict__.pop("_untrained", None)  # its memory is that of the policy
@@ -378,3 +381,13 @@ def _splits(train: Any, evaluated: Any) -> dict[Split, Any]:
 def _run_folder(path: Path) -> Path:
     """Return the run that a checkpoint belongs to."""
     return next((folder for folder in (path, *path.parents[:3]) if (folder / "config.yaml").is_file()), path)
+
+
+def _newest_run(folder: Path) -> Path:
+    """Return the newest run that a trainer of this output_dir left. ValueError where none has a checkpoint."""
+    named = re.compile(re.escape(folder.name) + r"(-[0-9]+)?")
+    beside = folder.parent.iterdir() if folder.parent.is_dir() else ()
+    saved = [path for path in beside if named.fullmatch(path.name) and any(path.glob("checkpoints/step-*"))]
+    if not saved:
+        raise ValueError(f"resume_from_checkpoint=True: no run in {folder} has a checkpoint")
+    return max(saved, key=begun_at)

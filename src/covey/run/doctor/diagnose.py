@@ -52,6 +52,6 @@ def in_a_line(findings: Sequence[Finding], log: RunLog) -> str:
     # Add how many there are besides, and how many follow from one of them
     more = f"{counts[Level.SICK] - 1} more sick" if counts[Level.SICK] > 1 else ""
     watch = f"{counts[Level.WATCH]} to watch" if counts[Level.WATCH] else ""
-    know = f"{counts[Level.NOTE]} to know" if counts[Level.NOTE] else ""
+    know = number_of(counts[Level.NOTE], "note") if counts[Level.NOTE] else ""
     follow = f"{len(findings) - len(own)} in consequence" if len(own) < len(findings) else ""
     return ", ".join(word for word in (first, more, watch, know, follow) if word)
