@@ -136,6 +136,18 @@ def test_several_runs_stand_side_by_side(run: Path, capsys: pytest.CaptureFixtur
     ]
 
 
+def test_runs_side_by_side_are_told_apart_by_what_they_differ_in(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_run(Path("other"))
+    for name, rate in (("run", 0.1), ("other", 0.2)):
+        (Path(name) / "config.yaml").write_text(f"seed: 0\noptimizer: {{lr: {rate}, name: sgd}}\n")
+    assert main(["show", "run", "other"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert [said[0], said[-1]] == [
+        "run (optimizer.lr=0.1): completed, 30 steps",
+        "other (optimizer.lr=0.2): no summary",
+    ]
+
+
 @pytest.mark.parametrize(
     ("words", "line"),
     [

@@ -194,3 +194,13 @@ def test_a_python_script_is_said_not_to_be_read() -> None:
     note = "train.py was not read: a script of TRL runs with `from covey.trl import GRPOTrainer, GRPOConfig` in place"
     for words in ("train.py", "accelerate launch train.py --beta 0.04 --bf16 --num_generations=4"):
         assert [found for found in translate(words.split()).notes if found.startswith(note)] != []
+
+
+def test_a_file_that_a_command_of_trl_names_is_read_and_flags_go_before_it(tmp_path: Path) -> None:
+    file = tmp_path / "grpo.yaml"
+    file.write_text("model_name_or_path: some/model\nlearning_rate: 1.0e-5\nbeta: 0.1\n")
+    found = translate(["trl", "grpo", "--config", str(file), "--beta", "0.04"])
+    words = [found.words[name] for name in ("model.name", "optimizer.lr", "algorithm.kl_coef")]
+    assert words == ["model.name=some/model", "optimizer.lr=1e-05", "algorithm.kl_coef=0.04"]
+    with pytest.raises(ValueError, match=r"missing.yaml is no file"):
+        translate(["trl", "grpo", "--config", "missing.yaml"])

@@ -11,6 +11,7 @@ from rich.text import Text
 from covey.cli.flags import refuse_no_folder
 from covey.cli.tables import print_folder, relative, render, side_by_side
 from covey.environments.data.files import json_fault
+from covey.report.read import last_settings
 from covey.run.folder import CONFIG, EVALUATIONS, METRICS, ROLLOUTS, SUMMARY, is_running
 from covey.run.records.answer_text import as_text
 from covey.run.records.summary import read_summary
@@ -20,6 +21,8 @@ from covey.system.text.format import three_digits
 
 Row = dict[str, Any]
 
+MOST_NAMED = 4
+"""Settings of a run beside its name."""
 NUM_ANSWERS = 3
 """Shown of the best, and of the worst."""
 ANSWERS = "--answers"
@@ -43,10 +46,21 @@ def run_show(words: Sequence[str]) -> None:
 
 
 def print_side_by_side(folders: Sequence[Path]) -> None:
-    """Print the result of each run, and nothing else of it."""
-    runs = {relative(folder): read_summary(folder) for folder in folders}
-    with as_written(f"{SUMMARY} of {', '.join(runs)}"):
+    """Print the result of each run below its name and what distinguishes it, and nothing else of it."""
+    names = [relative(folder) for folder in folders]
+    runs = {
+        f"{name}{own}": read_summary(f) for f, name, own in zip(folders, names, _own_settings(folders), strict=True)
+    }
+    with as_written(f"{SUMMARY} of {', '.join(names)}"):
         CleanConsole().print(side_by_side(runs), soft_wrap=True)
+
+
+def _own_settings(folders: Sequence[Path]) -> list[str]:
+    """Return the first settings in which the runs differ, as each has them."""
+    settings = [last_settings(folder) if (folder / CONFIG).is_file() else {} for folder in folders]
+    differing = [name for name in settings[0] if any(other.get(name) != settings[0][name] for other in settings)]
+    own = [" ".join(f"{name}={found.get(name)}" for name in differing[:MOST_NAMED]) for found in settings]
+    return [f" ({text})" if text else "" for text in own]
 
 
 def print_answers(folder: Path, num_best: int, num_worst: int, console: Console) -> None:

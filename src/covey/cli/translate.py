@@ -189,6 +189,9 @@ def translate(tokens: Sequence[str]) -> Translation:
     found = Translation()
     _refuse_other_trainers(tokens)
     given = dict(pairs_of(tokens))
+    if (file := Path(given.get("config", ""))).suffix in READERS:  # TRL's: flags go before what it holds
+        del given["config"]
+        given = dict(pairs_of(read_file(file))) | given
     given |= {name: _plain(value) for name, value in _mapping(given.pop("model_init_kwargs", "")).items()}
     if "reward_funcs" in given:
         given["reward_funcs"] = _rewards(given["reward_funcs"])

@@ -53,7 +53,7 @@ def read_run(folder: Path) -> RunFiles:
     summary = read_summary(folder)
     return RunFiles(
         folder=folder,
-        settings=_settings(folder),
+        settings=last_settings(folder),
         versions=_mapping(_json(folder / VERSIONS)),
         summary=summary,
         steps=[row for row in metrics if row.get("kind") == "train"],
@@ -66,7 +66,7 @@ def read_run(folder: Path) -> RunFiles:
     )
 
 
-def _settings(folder: Path) -> Row:
+def last_settings(folder: Path) -> Row:
     """Return the settings that a run had last: those that it was begun with, and what it was resumed with instead."""
     with as_written(folder / CONFIG):
         try:
