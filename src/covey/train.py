@@ -80,7 +80,7 @@ def train(
 
 
 def _train(config: Config, wanted: Path, stopper: Stopper, given: Given, exact: bool) -> None:
-    old = None if config.resume is None else wanted
+    old, was_there = None if config.resume is None else wanted, wanted.exists()
     with (
         clean_handlers(secrets_in(asdict(config))),
         trainer_ranks(config.devices, partial(train_rank, config, wanted, exact=exact, old=old)),
@@ -90,7 +90,7 @@ def _train(config: Config, wanted: Path, stopper: Stopper, given: Given, exact: 
         try:
             run_train(config, folder, stopper, given)
         except ValueError:
-            if old is None and ranks.rank() == 0:
+            if not (was_there and folder == wanted) and ranks.rank() == 0:
                 discard_refused(folder, num_parents=0 if exact else 2)
             raise
 

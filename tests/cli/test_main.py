@@ -294,7 +294,7 @@ def test_a_multirun_runs_every_combination_and_reports_the_ones_that_fail(
     ]
     assert printed.err == "covey: no luck\n"
     shown = [line.rpartition("/")[2] for line in printed.out.splitlines() if line.startswith("multirun")]
-    assert shown == ["0: no summary", "2: no summary"]
+    assert shown == ["0 (seed=1): no summary", "2 (seed=3): no summary"]
 
 
 def test_a_configuration_of_ones_own_begins_with_coveys(

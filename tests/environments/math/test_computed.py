@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from covey.environments.math.answers import Answer, compare, is_correct
+from covey.environments.math.answers import Answer, compare
 from covey.environments.math.computed import is_computed
 from covey.environments.math.formulas.trees import MAX_DEPTH, read_tree
 from covey.environments.math.generated import mathematics, word_problems
 from covey.environments.math.symbolic import equal_at_sight
+
+from .test_answers import is_correct
 
 CASES = [json.loads(line) for line in Path(__file__).with_name("computed_cases.jsonl").read_text().splitlines()]
 RIGHT, WRONG = ([case for case in CASES if case["right"] is right] for right in (True, False))
