@@ -3,6 +3,7 @@
 import asyncio
 import os
 import random
+import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -37,11 +38,14 @@ CACHE_BYTES = {"cpu": 2**26, "cuda": 24 * 2**30}
 
 @dataclass(frozen=True)
 class Sampled:
-    """What the second of two equal runs of the engine gave."""
+    """What the last of several equal runs of the engine gave."""
 
     prompts: list[list[int]]
     completions: list[list[Completion]]
     seconds: float
+    """Median of all runs but the first."""
+    spread: tuple[float, float]
+    """Their fastest and slowest."""
     stats: EngineStats
     kernels: str
 
@@ -72,9 +76,15 @@ def make_loaded_policy(folder: Path, **settings: Any) -> Policy:
 
 
 def sample(
-    policy: Policy, num_prompts: int, group: int, how: Sampling, prompt_length: int = 16, max_rows: int = 512
+    policy: Policy,
+    num_prompts: int,
+    group: int,
+    how: Sampling,
+    prompt_length: int = 16,
+    max_rows: int = 512,
+    times: int = 1,
 ) -> Sampled:
-    """Sample twice, and time the second time."""
+    """Sample once to warm up, and then as many times, which are timed."""
     draw, vocabulary = random.Random(0), policy.causal_lm.config.vocab_size
     lengths = [prompt_length + index % 7 for index in range(num_prompts)]
     prompts = [[draw.randrange(1, vocabulary) for _ in range(length)] for length in lengths]
@@ -84,12 +94,16 @@ def sample(
         return list(await asyncio.gather(*(engine.generate(prompt, group, how) for prompt in prompts)))
 
     asyncio.run(run())
-    engine.take_stats()
-    synchronize()
-    started = time.perf_counter()
-    found = asyncio.run(run())
-    synchronize()
-    return Sampled(prompts, found, time.perf_counter() - started, engine.take_stats(), engine.kernels)
+    seconds = []
+    for _ in range(times):
+        engine.take_stats()
+        synchronize()
+        started = time.perf_counter()
+        found = asyncio.run(run())
+        synchronize()
+        seconds.append(time.perf_counter() - started)
+    spread = min(seconds), max(seconds)
+    return Sampled(prompts, found, statistics.median(seconds), spread, engine.take_stats(), engine.kernels)
 
 
 def given_completions(
@@ -175,7 +189,7 @@ def gradient(policy: Policy, batch: Batch) -> torch.Tensor:
         found.extend(p.grad.flatten().double().cpu() for p in policy.model.parameters() if p.grad is not None)
 
     trainer = make_trainer(policy, optimizer="sgd")
-    trainer._settings.optimizer.lr = 0.0
+    trainer.settings.optimizer.lr = 0.0
     trainer.step(batch, 0, keep)
     trainer.drop_gradients()
     return torch.cat(found)

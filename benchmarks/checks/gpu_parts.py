@@ -191,12 +191,15 @@ def decode(tiny: bool) -> Figures:
     policy, found = make_policy(size), Figures()
     bandwidth = floor._bandwidth(device_here()) if not tiny else 1e10
     for rows in (4,) if tiny else (32, 64, 512):
-        drawn = sample(policy, max(1, rows // 8), min(8, rows), Sampling(max_tokens=length), prompt, max_rows=rows)
+        how, times = Sampling(max_tokens=length), 1 if tiny else 3
+        drawn = sample(policy, max(1, rows // 8), min(8, rows), how, prompt, max_rows=rows, times=times)
         work = Workload(size, (prompt,) * max(1, rows // 8), length, min(8, rows))
         read = floor.decode_step(work, length // 2, "bfloat16")[1]
-        seconds = drawn.seconds * rows / drawn.stats.sampled_tokens
+        steps = drawn.stats.sampled_tokens / rows
+        seconds = drawn.seconds / steps
         found[f"{rows} rows"] = {
             "ms_a_step": round(1e3 * seconds, 2),
+            "spread": [round(1e3 * each / steps, 2) for each in drawn.spread],
             "floor_ms": round(1e3 * read / bandwidth, 2),
             "of_the_floor": round(read / bandwidth / seconds, 3),
             "tokens_per_second": round(drawn.stats.sampled_tokens / drawn.seconds),

@@ -8,8 +8,8 @@ import torch
 
 from covey.engine.native.cache import DEFAULT_BYTES, budget
 from covey.engine.native.engine import NativeEngine
+from covey.policy.kernels.gpu.liger import LIGER
 from covey.policy.kernels.layers import COMPILED
-from covey.policy.kernels.liger import LIGER
 from covey.run import stages
 from covey.run.stages import computing
 from covey.types import Sampling

@@ -5,7 +5,7 @@ A head takes three products: the logits, then from their gradient that of the hi
 again in the backward pass, a fourth product. What is done instead, the first that applies:
 
 - The weight is frozen: gradients of hidden states are made in the forward pass, up to a factor, d loss / d log-prob.
-- One chunk: its probabilities are kept, and the backward pass makes gradients of them, in place.
+- One chunk: its probabilities (or logits) are kept, and the backward pass makes gradients of them, in place.
 - d loss / d log-prob has been predicted: gradients are made while the logits are there. The backward pass compares the
   prediction with what has come, and takes these gradients only if every value is the same.
 - Else, and where a gradient flows through the entropy of several chunks, the logits are computed again.
@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from covey.policy.kernels.gpu.softmax import fused_gradient, fused_scores
 from covey.policy.kernels.linear import OneDnnLinear, product, product_of_transposed
-from covey.policy.kernels.softmax import fused_gradient_, fused_scores_
 from covey.policy.policy import Policy, head_modules
 
 PLAIN = (nn.Linear, OneDnnLinear)
@@ -48,7 +48,7 @@ class Head:
     entropy_gradient: bool = False
     """Let gradients flow through the entropy."""
     fused: bool = False
-    """Compute the softmax in few passes (`kernels.softmax`)."""
+    """Compute the softmax in few passes (`kernels.gpu.softmax`)."""
 
     def product(self, x_NI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
         """x @ w.T + b, in the type and through the library that the layer computes with."""
@@ -56,6 +56,10 @@ class Head:
         bias_O = None if bias_O is None else _cast(bias_O, self.precision)
         multiply = product if isinstance(self.layer, OneDnnLinear) else F.linear
         return multiply(x_NI, weight_OI, bias_O)
+
+    def is_wide(self, x: Tensor) -> bool:
+        """Tell whether products of half-precision factors may come in float32, as on a GPU."""
+        return self.precision in (torch.bfloat16, torch.float16) and x.device.type == "cuda"
 
     def weight_gradient(self, gradient_LV: Tensor, rows_LC: Tensor) -> Tensor:
         """gradient^T @ rows, (V, C), as `product` computes."""
@@ -87,7 +91,8 @@ def score_rows(
         logprob_L, entropy_L = _HeadScores.apply(rows_LC, layer.weight, layer.bias, target_L, predicted_L, head)
         return logprob_L, entropy_L
     chunks = _split(head.chunk, rows_LC, target_L)
-    return _joined([_score_(head, _logits(head, rows, layer.weight, layer.bias), target) for rows, target in chunks])
+    scored = [_score_(head, _logits(head, rows, layer.weight, layer.bias), target).scores for rows, target in chunks]
+    return _joined(scored)
 
 
 @dataclass(slots=True)
@@ -106,11 +111,18 @@ class Gradients:
         if of_rows:
             self._chunks.append(self.head.product(gradient_LV, weight_VC.t()).to(rows_LC.dtype))
         if of_weight:
-            more_VC = self.head.weight_gradient(gradient_LV, rows_LC).to(weight_VC.dtype)
-            self.weight_VC = more_VC if self.weight_VC is None else self.weight_VC.add_(more_VC)
+            self._add_weight(gradient_LV, rows_LC, weight_VC)
         if of_bias:
             more_V = gradient_LV.sum(dim=0).to(weight_VC.dtype)
             self.bias_V = more_V if self.bias_V is None else self.bias_V.add_(more_V)
+
+    def _add_weight(self, gradient_LV: Tensor, rows_LC: Tensor, weight_VC: Tensor) -> None:
+        if self.head.is_wide(gradient_LV) and weight_VC.dtype == torch.float32:
+            gradient_VL, rows_LC = gradient_LV.t().to(self.head.precision), rows_LC.to(self.head.precision)
+            self.weight_VC = wide_product(gradient_VL, rows_LC, self.weight_VC)
+            return
+        more_VC = self.head.weight_gradient(gradient_LV, rows_LC).to(weight_VC.dtype)
+        self.weight_VC = more_VC if self.weight_VC is None else self.weight_VC.add_(more_VC)
 
     def hidden(self) -> Tensor | None:
         """Return the gradient of the hidden states of all chunks, (L, C)."""
@@ -128,16 +140,16 @@ class _HeadScores(torch.autograd.Function):
         ctx.is_frozen = not any(needed[1:]) and not head.entropy_gradient
         is_predicted = predicted_L is not None and not is_one and not head.entropy_gradient
         ctx.made = Gradients(head, needed) if ctx.is_frozen or is_predicted else None
-        ctx.head, ctx.kept_LV, scores = head, None, []
+        ctx.head, ctx.kept, scores = head, None, []
         # Chunk by chunk: logits of all tokens never exist at once
         for rows, target, coefficient in _split(head.chunk, rows_LC, target_L, None if ctx.is_frozen else predicted_L):
-            logits_LV = _logits(head, rows, weight_VC, bias_V)
-            scores.append(_score_(head, logits_LV, target))
+            scored = _score_(head, _logits(head, rows, weight_VC, bias_V), target)
+            scores.append(scored.scores)
             if ctx.made is not None:
-                ctx.made.add(_gradient_(head, logits_LV, target, coefficient), rows, weight_VC)
+                ctx.made.add(_gradient_(head, scored, target, coefficient), rows, weight_VC)
             elif is_one:
-                ctx.kept_LV = logits_LV
-            del logits_LV  # before the next are made
+                ctx.kept = scored
+            del scored  # before the next are made
         # Keep what a backward pass without them needs
         ctx.save_for_backward(rows_LC, weight_VC, bias_V, target_L, predicted_L)
         logprob_L, entropy_L = _joined(scores)
@@ -162,17 +174,14 @@ class _HeadScores(torch.autograd.Function):
 
 
 def _made_now(ctx: Any, coefficient_L: Tensor, of_entropy_L: Tensor | None) -> Gradients:
-    """Compute gradients from the probabilities that were kept, else from logits computed again."""
+    """Compute gradients from what was kept of one chunk, else from logits computed again."""
     rows_LC, weight_VC, bias_V, target_L, _ = ctx.saved_tensors
     head, made = ctx.head, Gradients(ctx.head, ctx.needs_input_grad[:3])
-    kept_LV, ctx.kept_LV = ctx.kept_LV, None
+    kept, ctx.kept = ctx.kept, None
     for rows, target, *coefficients in _split(head.chunk, rows_LC, target_L, coefficient_L, of_entropy_L):
-        probability_LV = kept_LV
-        if probability_LV is None:
-            probability_LV = _logits(head, rows, weight_VC, bias_V)
-            _score_(head, probability_LV, target)
-        made.add(_gradient_(head, probability_LV, target, *coefficients), rows, weight_VC)
-        del probability_LV
+        scored = kept or _score_(head, _logits(head, rows, weight_VC, bias_V), target)
+        made.add(_gradient_(head, scored, target, *coefficients), rows, weight_VC)
+        del scored
     return made
 
 
@@ -183,27 +192,41 @@ def _split(num_rows: int, first: Tensor, *others: Tensor | None) -> Iterator[tup
     return zip(pieces, *(none if other is None else other.split(num_rows) for other in others), strict=True)
 
 
-def wide_product(x_NI: Tensor, weight_OI: Tensor) -> Tensor:
-    """x @ w.T of half-precision factors on a GPU in float32: what tensor cores sum in, before it would be rounded."""
-    return torch.mm(x_NI, weight_OI.t(), out_dtype=torch.float32)
+def wide_product(x_NI: Tensor, y_IO: Tensor, sum_NO: Tensor | None = None) -> Tensor:
+    """x @ y of half-precision factors on a GPU, added to a sum, in float32: what tensor cores sum in."""
+    if sum_NO is None:
+        return torch.mm(x_NI, y_IO, out_dtype=torch.float32)
+    return torch.addmm(sum_NO, x_NI, y_IO, out_dtype=torch.float32)
 
 
 def _logits(head: Head, rows_LC: Tensor, weight_VC: Tensor, bias_V: Tensor | None) -> Tensor:
-    is_half = head.precision in (torch.bfloat16, torch.float16)
-    if is_half and bias_V is None and rows_LC.device.type == "cuda":
-        return wide_product(_cast(rows_LC, head.precision), _cast(weight_VC, head.precision))
+    if head.is_wide(rows_LC) and bias_V is None:
+        return wide_product(_cast(rows_LC, head.precision), _cast(weight_VC, head.precision).t())
     logits_LV = head.product(rows_LC, weight_VC, bias_V)
     return logits_LV if logits_LV.dtype == torch.float64 else logits_LV.float()
 
 
-def _score_(head: Head, logits_LV: Tensor, target_L: Tensor) -> tuple[Tensor, Tensor]:
-    """(log-probs, entropies). The logits become probabilities."""
-    return _joined([_score_slice_(head, *slices) for slices in _slices(logits_LV, target_L)])
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """A chunk whose logits have been scored."""
+
+    values_LV: Tensor
+    """Its probabilities; its logits where the softmax is fused."""
+    scores: tuple[Tensor, Tensor]
+    """Log-probs of the targets, and entropies."""
+    logsum_L: Tensor | None = None
+    """What the log-softmax takes off, where it is fused."""
+
+
+def _score_(head: Head, logits_LV: Tensor, target_L: Tensor) -> Scored:
+    """Score logits. They become probabilities, unless the softmax is fused."""
+    if not head.fused:
+        return Scored(logits_LV, _joined([_score_slice_(head, *slices) for slices in _slices(logits_LV, target_L)]))
+    logprob_L, entropy_L, logsum_L = fused_scores(logits_LV, target_L, head.temperature)
+    return Scored(logits_LV, (logprob_L, entropy_L), logsum_L)
 
 
 def _score_slice_(head: Head, logits_LV: Tensor, target_L: Tensor) -> tuple[Tensor, Tensor]:
-    if head.fused:
-        return fused_scores_(logits_LV, target_L, head.temperature)
     tempered_LV = logits_LV if head.temperature == 1.0 else logits_LV.div_(head.temperature)
     all_LV = tempered_LV.log_softmax(dim=-1)
     logprob_L = all_LV.gather(1, target_L[:, None])[:, 0]
@@ -212,19 +235,22 @@ def _score_slice_(head: Head, logits_LV: Tensor, target_L: Tensor) -> tuple[Tens
 
 
 def _gradient_(
-    head: Head,
-    probability_LV: Tensor,
-    target_L: Tensor,
-    coefficient_L: Tensor | None,
-    of_entropy_L: Tensor | None = None,
+    head: Head, scored: Scored, target_L: Tensor, coefficient_L: Tensor | None, of_entropy_L: Tensor | None = None
 ) -> Tensor:
-    """Turn probabilities into the gradient of logits, from those of log-probs (None: 1) and entropies."""
+    """Return the gradient of logits, from those of log-probs (None: 1) and entropies, in place or in half precision."""
+    values_LV = scored.values_LV
     if coefficient_L is None:
-        coefficient_L = probability_LV.new_ones(len(target_L))
+        coefficient_L = values_LV.new_ones(len(target_L))
     of_entropy_L = None if of_entropy_L is None else of_entropy_L / head.temperature
-    for slices in _slices(probability_LV, target_L, coefficient_L / head.temperature, of_entropy_L):
-        (fused_gradient_ if head.fused else _gradient_slice_)(*slices)
-    return probability_LV
+    coefficient_L = coefficient_L / head.temperature
+    if scored.logsum_L is not None:
+        out_LV = values_LV if head.precision.itemsize > 2 else torch.empty_like(values_LV, dtype=head.precision)
+        sums = scored.logsum_L, scored.scores[1]
+        fused_gradient(values_LV, target_L, coefficient_L, of_entropy_L, sums, head.temperature, out_LV)
+        return out_LV
+    for slices in _slices(values_LV, target_L, coefficient_L, of_entropy_L):
+        _gradient_slice_(*slices)
+    return values_LV
 
 
 def _gradient_slice_(

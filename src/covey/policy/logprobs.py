@@ -126,7 +126,7 @@ def _linear_head(policy: Policy, batch: MicroBatch, scoring: Scoring) -> Head | 
         return None
     chunk = scoring.chunk or max(len(batch.target_L), 1)
     temperature = scoring.sampling.temperature or 1.0
-    return Head(layer, policy.precision, temperature, chunk, scoring.entropy_gradient, policy.fused_head)
+    return Head(layer, policy.precision, temperature, chunk, scoring.entropy_gradient, policy.compiles)
 
 
 def _score(

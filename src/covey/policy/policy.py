@@ -43,8 +43,8 @@ class Policy:
     """All kinds of heads its layers have, once its capabilities were detected."""
     attention: str = "sdpa"
     """How packed streams attend: a name in `layouts.ATTENTIONS`."""
-    fused_head: bool = False
-    """The softmax of its head is compiled (`kernels.softmax`)."""
+    compiles: bool = False
+    """What is no product is compiled by torch (`kernels.gpu.inductor`): sums, norms, gates, softmax of the head."""
     deterministic: bool = False
     """Trained with kernels that repeat bit for bit (`repeating`)."""
     complete: "Callable[[Policy], Policy] | None" = None

@@ -19,8 +19,8 @@ from covey.environments.base import Environment, facts_of
 from covey.environments.infill.settings import InfillConfig
 from covey.policy import sharding
 from covey.policy.attention.choice import varlen_obstacle
+from covey.policy.kernels.gpu.liger import LIGER
 from covey.policy.kernels.layers import compiled_class
-from covey.policy.kernels.liger import LIGER
 from covey.policy.models.adapters import BASE
 from covey.policy.policy import Policy
 from covey.policy.reference import Reference, refresh_reference

@@ -11,7 +11,7 @@ from transformers.models.llama.modeling_llama import LlamaMLP
 
 from covey.engine.native.decode_weights import build_decode_policy, is_wanted
 from covey.engine.native.engine import NativeEngine
-from covey.engine.native.fused import FusedModel
+from covey.engine.native.models.fused import FusedModel
 from covey.engine.native.panels import CompiledLinear, has_half
 from covey.engine.native.runner import detect_capabilities
 from covey.policy.attention.base import DENSE

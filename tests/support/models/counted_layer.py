@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from covey.policy.attention import varlen
 from covey.policy.attention.base import ATTENTION, register
-from covey.policy.kernels import liger
+from covey.policy.kernels.gpu import liger
 from covey.policy.policy import DTYPES
 from covey.run.planner.model_shapes import PUBLIC
 from covey.run.preflight import passes

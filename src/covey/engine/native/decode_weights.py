@@ -16,7 +16,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from covey.engine.native.fused import FusedModel, is_fusable, linear_layers
+from covey.engine.native.models import joined
+from covey.engine.native.models.fused import FusedModel, is_fusable, linear_layers
 from covey.engine.native.panels import CompiledLinear
 from covey.policy.attention.base import Rule
 from covey.policy.head import linear_layer, wide_product
@@ -66,7 +67,7 @@ class WideHead(nn.Module):
 
     def forward(self, input: Tensor) -> Tensor:
         flat = input.reshape(-1, input.shape[-1]).to(self._precision)
-        return wide_product(flat, self._weight_VC).view(*input.shape[:-1], -1)
+        return wide_product(flat, self._weight_VC.t()).view(*input.shape[:-1], -1)
 
 
 Held = PackedLinear | MergedLinear | CompiledLinear
@@ -109,10 +110,10 @@ def build_decode_policy(policy: Policy, rules: Mapping[int, Rule] = NOTHING) -> 
     shared = [*policy.model.parameters(), *policy.model.buffers()]
     # deepcopy takes what it finds here for copied: modules are new, tensors are the policy's own.
     model = copy.deepcopy(policy.model, {id(tensor): tensor for tensor in shared})
-    half = _is_half(policy.precision)
-    fused = {name: FusedModel(model.get_submodule(name), rules, _weight_of, half) for name in _fusable(policy, rules)}
-    others = _linear_beside(policy, fused) if fused else _held_layers(policy)
-    held = {name: _held(layer, policy.precision, bool(fused)) for name, layer in others}
+    fused = {name: _fused(model.get_submodule(name), rules, policy) for name in _fusable(policy, rules)}
+    through_c = bool(fused) and not joined.is_wanted(policy)
+    others = _linear_beside(policy, fused) if through_c else _held_layers(policy)
+    held = {name: _held(layer, policy.precision, through_c) for name, layer in others}
     adapters = {name: FusedAdapter(model.get_submodule(name), policy.precision) for name in _fused_adapters(policy)}
     heads = {name: WideHead(model.get_submodule(name), policy.precision) for name in _wide_heads(policy)}
     for name, module in (held | fused | adapters | heads).items():
@@ -128,7 +129,7 @@ def refresh(decode_policy: Policy, policy: Policy) -> None:
     """Take the policy's weights as they are now."""
     for name, mine in decode_policy.model.named_modules():
         theirs = policy.model.get_submodule(name)
-        if isinstance(mine, FusedModel | FusedAdapter | WideHead):
+        if isinstance(mine, FusedModel | joined.JoinedModel | FusedAdapter | WideHead):
             mine.take(theirs)
         elif isinstance(mine, Held):
             mine.take(*_weight_of(theirs))
@@ -152,7 +153,7 @@ def _take_parameters(mine: nn.Module, theirs: nn.Module, precision: torch.dtype)
 def _fusable(policy: Policy, rules: Mapping[int, Rule]) -> list[str]:
     """Return the name of the base model where it is computed as a whole.
 
-    Only with rules, where decoding goes through C.
+    Only with rules, where decoding goes through C or is joined.
     """
     base = policy.causal_lm.base_model
     if not rules or not is_fusable(base) or not all(_is_taken(linear, policy) for linear in linear_layers(base)):
@@ -160,8 +161,16 @@ def _fusable(policy: Policy, rules: Mapping[int, Rule]) -> list[str]:
     return [name for name, module in policy.model.named_modules() if module is base]
 
 
+def _fused(model: nn.Module, rules: Mapping[int, Rule], policy: Policy) -> FusedModel | joined.JoinedModel:
+    if joined.is_wanted(policy):
+        return joined.JoinedModel(model, rules, policy.precision)
+    return FusedModel(model, rules, _weight_of, _is_half(policy.precision))
+
+
 def _is_taken(linear: nn.Module, policy: Policy) -> bool:
-    """Return whether panels can hold it: in half precision inputs lie in pairs."""
+    """Return whether panels can hold it: in half precision inputs lie in pairs. What is joined would be cast anyway."""
+    if joined.is_wanted(policy):
+        return type(linear) is nn.Linear and _is_cast(linear, linear.weight, policy.precision)
     return _is_plain(linear, policy) and not (_is_half(policy.precision) and _linear_of(linear).in_features % 2)
 
 
@@ -265,7 +274,7 @@ def _is_half(precision: torch.dtype) -> bool:
     return precision not in (torch.float32, torch.float64)
 
 
-def _is_cast(module: nn.Module, parameter: nn.Parameter, precision: torch.dtype) -> bool:
+def _is_cast(module: nn.Module, parameter: Tensor, precision: torch.dtype) -> bool:
     is_other = parameter.is_floating_point() and parameter.dtype != precision
     return _is_half(precision) and type(module) in LINEAR and is_other
 

@@ -19,6 +19,7 @@ from covey.engine.native import graph
 from covey.engine.native.cache import COMPILED_GROWTH, TORCH_GROWTH, Cache, budget
 from covey.engine.native.compiled import is_compiled
 from covey.engine.native.decode_weights import build_decode_policy, is_wanted, refresh
+from covey.engine.native.models import joined
 from covey.engine.native.rows import Request, Row
 from covey.engine.native.runner import Runner, detect_capabilities
 from covey.engine.native.scheduler import Admission, Limits, Scheduler
@@ -57,7 +58,7 @@ class NativeEngine:
         probe = detect_capabilities(policy)
         self._shape = probe.shape(policy.device)
         self.kernels = "compiled" if is_compiled(kernels, self._shape, probe.rules.values()) else "torch"
-        fusable = probe.rules if self.kernels == "compiled" else {}
+        fusable = probe.rules if self.kernels == "compiled" or joined.is_wanted(policy) else {}
         # Decode from weights in the kernels' layout where there are such
         self._policy = build_decode_policy(policy, fusable) if is_wanted(policy, fusable) else policy
         self._cache_bytes = cache_bytes

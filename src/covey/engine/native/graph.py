@@ -13,21 +13,32 @@ Shapes: B rows of the block in use, R of them with a completion, K key/value hea
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from covey.engine.native.cache import Block, Cache, Need
+from covey.engine.native.cache import Block, Cache, CacheShape, Need
 from covey.engine.native.layouts import sinks_of, slots_in, write_tokens
+from covey.engine.native.models import joined
 from covey.engine.native.rows import Row
 from covey.engine.native.runner import Runner, Sampled, on_host
 from covey.engine.native.scheduler import Scheduler
 from covey.policy.attention.base import Heads, Rule, capped, within, without_sink
 from covey.policy.attention.choice import varlen_obstacle
 from covey.policy.attention.varlen import Rows, cached_rows, flash_rows
+from covey.policy.kernels.gpu.inductor import compiled
 from covey.policy.policy import Policy
-from covey.policy.sampling import Distribution, partition, random_uniform, sample
+from covey.policy.sampling import (
+    Distribution,
+    SampleAlike,
+    partition,
+    random_uniform,
+    sample,
+    sample_compiled,
+    sample_same_params,
+)
 from covey.policy.transfer import to_device
 
 LOGGER = logging.getLogger(__name__)
@@ -35,7 +46,7 @@ LOOK_EVERY = 8
 """Steps between two looks of the host."""
 FEWEST_ROWS = 8
 SLOT_UNIT = 256
-"""By which rows grow: attention reads idle slots too, and every growth is captured anew."""
+"""By which rows grow where attention reads idle slots too: every growth is captured anew."""
 NOBODY = -1
 """A token that is never drawn, where a policy has no stop token."""
 
@@ -52,6 +63,7 @@ class GraphRunner(Runner):
 
     def __init__(self, policy: Policy, cache: Cache) -> None:
         super().__init__(policy, cache, is_compiled=False)
+        self._sample_alike = sample_compiled if joined.is_wanted(policy) else sample_same_params
         self._states: dict[int, RowState] = {}
         """By number of rows: graphs read and write these very tensors."""
         self._written: tuple[int, int] | None = None
@@ -61,11 +73,12 @@ class GraphRunner(Runner):
         self._pool: Any = None
         """Where graphs have what they compute in between: all in one, since one runs at a time."""
         self._captures = can_capture(policy.device)
+        self._reads_idle = not reads_exactly(policy, cache.shape)
+        """Whether attention reads slots that are not in use yet."""
 
     def fit(self, scheduler: Scheduler) -> None:
         """Make room for all rows up to the next look, each with its prompt."""
-        longest = max((self._cached(row) for row in scheduler.rows), default=0) + 1 + LOOK_EVERY
-        length = min(scheduler.row_slots, -(-longest // SLOT_UNIT) * SLOT_UNIT)
+        length = self._length(scheduler)
         num_groups, longest_prompt = len(scheduler.groups), scheduler.longest_prompt
         num_rows = bucket(len(scheduler.rows))
         if num_rows * scheduler.row_slots + num_groups * longest_prompt + self.cache.kept_slots > self.cache.max_slots:
@@ -73,6 +86,13 @@ class GraphRunner(Runner):
         before = self.cache.rows.keys[0]
         self.cache.fit(Need(num_groups, longest_prompt, num_rows, length, length))
         self._forget_graphs_of_another(before)
+
+    def _length(self, scheduler: Scheduler) -> int:
+        """Return how many slots rows have: at once all they may need, where no idle ones are read and nothing rests."""
+        if not self._reads_idle and not any(request.sessions for request in scheduler.groups):
+            return scheduler.row_slots
+        longest = max((self._cached(row) for row in scheduler.rows), default=0) + 1 + LOOK_EVERY
+        return min(scheduler.row_slots, -(-longest // SLOT_UNIT) * SLOT_UNIT)
 
     def _shrink(self, scheduler: Scheduler) -> None:
         longest = max((self._cached(row) for row in scheduler.rows), default=0)
@@ -124,12 +144,13 @@ class GraphRunner(Runner):
         if place in self._graphs:
             self._graphs[place]()
             return
-        one_step(self._policy, self.cache.rows, state, parts)
+        one_step(self._policy, self.cache.rows, state, parts, self._sample_alike)
         if not self._captures or len(parts) > 1:
             return
         block = self.cache.rows
         try:
-            self._graphs[place], self._pool = capture(lambda: one_step(self._policy, block, state, parts), self._pool)
+            again = partial(one_step, self._policy, block, state, parts, self._sample_alike)
+            self._graphs[place], self._pool = capture(again, self._pool)
         except RuntimeError as error:  # an operation that the host must wait for, as some architectures have
             self._captures = False
             LOGGER.warning("decoding is not captured as a graph, and slower: %s", str(error).strip().splitlines()[0])
@@ -178,13 +199,18 @@ class RowState:
 
 
 def one_step(
-    policy: Policy, block: Block, state: RowState, parts: Sequence[tuple[Distribution, Tensor | None]]
+    policy: Policy,
+    block: Block,
+    state: RowState,
+    parts: Sequence[tuple[Distribution, Tensor | None]],
+    alike: SampleAlike = sample_same_params,
 ) -> None:
     """Feed every row its newest token, draw the next one and note it. Nothing of it asks the host."""
     position_B = state.prompt_B + state.length_B - 1
     layout = RowLayout(block, position_B)
     logits_BV = policy.logits(state.newest_B[None], position_B[None], layout)
-    token_B, logprob_B = sample(logits_BV, parts, random_uniform(state.key_B, state.length_B))
+    uniform_B = (compiled(random_uniform) if alike is sample_compiled else random_uniform)(state.key_B, state.length_B)
+    token_B, logprob_B = sample(logits_BV, parts, uniform_B, alike)
     state.token_SB.index_copy_(0, state.count_1, token_B[None])
     state.logprob_SB.index_copy_(0, state.count_1, logprob_B[None].to(torch.float64))
     state.count_1.add_(1)
@@ -209,11 +235,22 @@ class RowLayout:
         self._flash_rows: dict[int, Rows] = {}
 
     def attend(self, layer: int, query_BHTD: Tensor, key_BKTD: Tensor, value_BKTD: Tensor, rule: Rule) -> Tensor:
-        num_rows, num_heads = query_BHTD.shape[2], key_BKTD.shape[1]
-        keys, values = self._block.keys[layer], self._block.values[layer]
+        keys, values, place = self.stores(layer, key_BKTD.shape[1])
         for cached, new_BKTD in ((keys, key_BKTD), (values, value_BKTD)):
-            write_tokens(cached, new_BKTD, self._place(num_heads))
-        # Attend to what the row has so far, through FlashAttention where that computes such heads
+            write_tokens(cached, new_BKTD, place)
+        return self.attend_stored(layer, query_BHTD, rule)
+
+    def stores(self, layer: int, num_heads: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Return cached keys and values as lines (.., D), and the lines of the new tokens'."""
+        keys, values = (
+            cached[layer].view(-1, cached[layer].shape[-1]) for cached in (self._block.keys, self._block.values)
+        )
+        return keys, values, self._place(num_heads)
+
+    def attend_stored(self, layer: int, query_BHTD: Tensor, rule: Rule) -> Tensor:
+        """Attend to what each row has so far, through FlashAttention where that computes such heads."""
+        keys, values = self._block.keys[layer], self._block.values[layer]
+        num_rows, num_heads = query_BHTD.shape[2], keys.shape[1]
         if can_flash(Heads(keys.dtype, keys.device.type, keys.shape[-1], values.shape[-1], rule.is_plain)):
             query_RHD = query_BHTD[0].transpose(0, 1).to(keys.dtype)
             out_RHD = flash_rows(query_RHD, keys, values, self._rows(num_heads), rule)
@@ -265,6 +302,12 @@ def bucket(num_rows: int) -> int:
 def can_flash(heads: Heads) -> bool:
     """Tell whether FlashAttention reads the cached rows of such heads: on a GPU of NVIDIA's, in half precision."""
     return heads.device_type == "cuda" and torch.version.hip is None and not varlen_obstacle([heads])
+
+
+def reads_exactly(policy: Policy, shape: CacheShape) -> bool:
+    """Tell whether all layers attend to the cached rows through FlashAttention, which reads what is in use alone."""
+    is_plain, kind = all(heads.is_plain for heads in policy.heads), shape.device.type
+    return all(can_flash(Heads(shape.dtype, kind, each.key_width, each.value_width, is_plain)) for each in shape.layers)
 
 
 def can_capture(device: torch.device) -> bool:

@@ -17,6 +17,7 @@ from covey.engine.native.layouts import DecodeLayout, ExtendLayout, Grid, Prefil
 from covey.engine.native.rows import Request, Row
 from covey.engine.native.scheduler import Admission, Departure, Scheduler
 from covey.policy import sampling
+from covey.policy.kernels.gpu.inductor import uncompiled
 from covey.policy.policy import Policy, inference
 from covey.policy.sampling import Distribution, partition, random_uniform, sample
 from covey.policy.transfer import to_device
@@ -275,7 +276,7 @@ def detect_capabilities(policy: Policy) -> ProbeLayout:
     """
     layout = ProbeLayout()
     zero_11 = torch.zeros((1, 1), dtype=torch.int64, device=policy.device)
-    with inference(policy.model):
+    with inference(policy.model), uncompiled():
         policy.logits(zero_11, zero_11, layout, zero_11[0])
     num_layers = policy.causal_lm.config.get_text_config(decoder=True).num_hidden_layers
     if len(layout.layers) != num_layers:

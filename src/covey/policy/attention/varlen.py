@@ -93,37 +93,39 @@ def flash(query_THD: Tensor, key_SKD: Tensor, value_SKD: Tensor, lengths: Length
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Rows of cached keys and values, each with one query, which is its last token."""
+    """Cached keys and values of rows, those of each head a sequence, with one query for each head that shares them."""
 
-    query_end_R: Tensor
-    """int32 (R + 1), from 0: one query each."""
-    first_key_R: Tensor
-    """int32 (R + 1): tokens from the cache's first to each row's first, of one head after the other."""
-    length_R: Tensor
-    """int32 (R,): cached tokens of each row, the newest among them. Slots behind them are not read."""
+    query_end_N: Tensor
+    """int32 (N + 1), N = R * K, from 0: one token each."""
+    first_key_N: Tensor
+    """int32 (N + 1): tokens from the cache's first to each sequence's first."""
+    length_N: Tensor
+    """int32 (N,): cached tokens of each, the newest among them. Slots behind them are not read."""
 
 
 def cached_rows(length_R: Tensor, num_heads: int, num_slots: int) -> Rows:
     """Return where rows lie in a cache of shape (R, num_heads, num_slots, D)."""
-    row_R = torch.arange(len(length_R) + 1, dtype=torch.int32, device=length_R.device)
-    return Rows(row_R, row_R * (num_heads * num_slots), length_R.to(torch.int32))
+    sequence_N = torch.arange(len(length_R) * num_heads + 1, dtype=torch.int32, device=length_R.device)
+    length_N = length_R.to(torch.int32)[:, None].expand(-1, num_heads).flatten()
+    return Rows(sequence_N, sequence_N * num_slots, length_N)
 
 
 def flash_rows(query_RHD: Tensor, keys_RKSD: Tensor, values_RKSD: Tensor, rows: Rows, rule: Rule) -> Tensor:
-    """Return (R, H, D) from FlashAttention over cached keys and values as they lie, without gradient."""
-    _, num_heads, num_slots, width = keys_RKSD.shape
-    # Seen as tokens of all heads: a row is num_heads * num_slots tokens behind the one before it, a head num_slots
-    num_tokens = keys_RKSD.shape[0] * num_heads * num_slots - (num_heads - 1) * num_slots
-    size, stride = (num_tokens, num_heads, width), (width, num_slots * width, 1)
-    keys, values = (cached.as_strided(size, stride) for cached in (keys_RKSD, values_RKSD))
+    """Return (R, H, D) from FlashAttention over cached keys and values as they lie, without gradient.
+
+    With one head of keys a sequence, it puts neither queries nor outputs in another order.
+    """
+    num_rows, num_keys, num_slots, width = (*query_RHD.shape[:1], *keys_RKSD.shape[1:])
+    query = query_RHD.reshape(num_rows * num_keys, -1, width)
+    keys, values = (cached.view(-1, 1, cached.shape[-1]) for cached in (keys_RKSD, values_RKSD))
     before, after = (-1, -1) if rule.window is None else (rule.window - 1, 0)
     # torch's public function takes lengths of cached rows from 2.13 on, this one before that too
     out: Tensor = torch.ops.aten._flash_attention_forward(
-        query_RHD,
+        query,
         keys,
         values,
-        rows.query_end_R,
-        rows.first_key_R,
+        rows.query_end_N,
+        rows.first_key_N,
         1,
         num_slots,
         0.0,
@@ -132,9 +134,9 @@ def flash_rows(query_RHD: Tensor, keys_RKSD: Tensor, values_RKSD: Tensor, rows: 
         scale=rule.scaling,
         window_size_left=before,
         window_size_right=after,
-        seqused_k=rows.length_R,
+        seqused_k=rows.length_N,
     )[0]
-    return out
+    return out.reshape(num_rows, -1, out.shape[-1])
 
 
 def reference(query_THD: Tensor, key_SKD: Tensor, value_SKD: Tensor, lengths: Lengths, rule: Rule) -> Tensor:

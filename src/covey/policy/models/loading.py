@@ -24,9 +24,9 @@ from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
 from covey.policy.attention.base import ATTENTION, register
 from covey.policy.attention.choice import choose_attention
-from covey.policy.kernels import liger, linear
+from covey.policy.kernels import linear
+from covey.policy.kernels.gpu import inductor, liger
 from covey.policy.kernels.layers import choose_kernels
-from covey.policy.kernels.softmax import is_fused
 from covey.policy.models.adapters import (
     add_adapters,
     check_layers,
@@ -186,7 +186,7 @@ def _equipped(
     if precision == torch.float64 and model._can_set_experts_implementation():
         model.set_experts_implementation("eager")  # the grouped product of experts has no float64
     if liger.is_wanted(settings.kernels, precision, device):
-        liger.use_liger(model, device)
+        liger.use_liger(model, device, _compiles(settings, device))
     choose_kernels(model, settings.kernels, precision, device)
     return Policy(model, tokenizer, precision, head_is_linear=False, mask_id=_mask_id(settings, tokenizer))
 
@@ -206,9 +206,14 @@ def _finished(bare: Policy, wrapped: nn.Module, settings: ModelConfig, device: t
         model=wrapped,
         offload=settings.activation_offload and trainable,
         attention=attention,
-        fused_head=is_fused(settings.kernels, device),
+        compiles=_compiles(settings, device),
         deterministic=settings.deterministic,
     )
+
+
+def _compiles(settings: ModelConfig, device: torch.device) -> bool:
+    """Tell whether torch compiles what is no product: it may add up in another order in another process."""
+    return inductor.is_wanted(settings.kernels, device) and not settings.deterministic
 
 
 def load_tokenizer(settings: ModelConfig) -> PreTrainedTokenizerBase:

@@ -14,6 +14,7 @@ from covey.policy import sharding
 from covey.policy.attention.base import DENSE, Heads, Layout, Rule
 from covey.policy.attention.bidirectional import WHOLE
 from covey.policy.attention.packed import packed_layout, star
+from covey.policy.kernels.gpu.inductor import uncompiled
 from covey.policy.models.mask_probe import seeing_masks
 from covey.policy.plain import plain_model
 from covey.policy.policy import Policy, inference
@@ -88,7 +89,7 @@ def detect_capabilities(policy: Policy) -> Policy:
     model = policy.causal_lm
     kind, layout = type(model).__name__, DENSE if policy.mask_id is None else WHOLE
     recorder = Recorder(layout)
-    with inference(model):
+    with inference(model), uncompiled():
         # Compare with transformers alone, and see where layers attend
         try:
             found = replace(policy, first_position=_first_position(policy, layout))

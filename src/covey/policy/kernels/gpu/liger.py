@@ -8,7 +8,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer
+from transformers.models.mistral.modeling_mistral import MistralDecoderLayer
+from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer
+from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
+from covey.policy.kernels.gpu.residual import add_norm
 from covey.policy.kernels.layers import COMPILED, CompiledAttention, CompiledMLP, CompiledNorm, compiled_class
 from covey.policy.settings import chooses_liger
 
@@ -54,6 +59,38 @@ class _Attention(_OnGpu):
         return query_BHTD.transpose(1, 2), key_BHTD.transpose(1, 2)
 
 
+class _Layer:
+    """A layer whose norms come with the sums before them; its parts are Liger's."""
+
+    input_layernorm: nn.Module
+    post_attention_layernorm: nn.Module
+    self_attn: nn.Module
+    mlp: nn.Module
+
+    def forward(self, hidden_states: Tensor, **keywords: Any) -> Tensor:
+        norms, parts = (self.input_layernorm, self.post_attention_layernorm), (self.self_attn, self.mlp)
+        if not all(isinstance(norm, _Norm) and norm._computes(hidden_states) for norm in norms):
+            out: Tensor = super().forward(hidden_states, **keywords)  # type: ignore[misc]  # of the class beside it
+            return out
+        hidden_states, normed = _add_norm(hidden_states, None, norms[0])
+        attended, _ = parts[0](hidden_states=normed, **keywords)
+        hidden_states, normed = _add_norm(hidden_states, attended, norms[1])
+        return hidden_states + parts[1](normed)
+
+
+def _add_norm(hidden_BTC: Tensor, delta_BTC: Tensor | None, norm: Any) -> tuple[Tensor, Tensor]:
+    """Apply `residual.add_norm` with a norm's weight, in the type of the products that follow."""
+    dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else hidden_BTC.dtype
+    delta_NC = None if delta_BTC is None else delta_BTC.flatten(0, 1)
+    sum_NC, normed_NC = add_norm(hidden_BTC.flatten(0, 1), delta_NC, norm.weight, norm.variance_epsilon, dtype)
+    return sum_NC.view_as(hidden_BTC), normed_NC.view_as(hidden_BTC)
+
+
+LAYERS: dict[type[nn.Module], type[nn.Module]] = {
+    kind: type(f"Liger{kind.__name__}", (_Layer, kind), {})
+    for kind in (LlamaDecoderLayer, MistralDecoderLayer, Qwen2DecoderLayer, Qwen3DecoderLayer)
+}
+
 PARTS: dict[type[nn.Module], type[Any]] = {CompiledNorm: _Norm, CompiledMLP: _Mlp, CompiledAttention: _Attention}
 LIGER = {
     compiled: type(f"Liger{kind.__name__}", (PARTS[compiled.__bases__[0]], compiled), {})
@@ -66,10 +103,15 @@ def is_wanted(kernels: str, precision: torch.dtype, device: torch.device) -> boo
     return kernels == "liger" or (device.type == "cuda" and chooses_liger(kernels, is_half=precision.itemsize == 2))
 
 
-def use_liger(model: nn.Module, device: torch.device) -> None:
-    """Let modules of exactly known classes compute through Liger, in place. ValueError where there is no GPU."""
+def use_liger(model: nn.Module, device: torch.device, compiles: bool = False) -> None:
+    """Let modules of exactly known classes compute through Liger, in place. ValueError where there is no GPU.
+
+    `compiles`: layers join their sums and norms in functions that torch compiles.
+    """
     if device.type != "cuda":
         raise ValueError(f"model.kernels=liger needs a GPU, got model.device={device.type}; take model.kernels=auto")
     for module in model.modules():
         if compiled := compiled_class(module):
             module.__class__ = LIGER[compiled]
+        elif compiles and type(module) in LAYERS:
+            module.__class__ = LAYERS[type(module)]

@@ -12,11 +12,11 @@ from torch.nn import functional as F
 
 from covey.policy import settings
 from covey.policy.attention.base import DENSE
-from covey.policy.kernels import liger
+from covey.policy.kernels.gpu import inductor, liger, residual
 from covey.policy.policy import Policy
 
-from ...support.builders import CPU, nano, probe_logits
-from ...support.pretend_gpu import PretendGpu
+from ....support.builders import CPU, nano, probe_logits
+from ....support.pretend_gpu import PretendGpu
 
 
 class Norm:
@@ -79,6 +79,29 @@ def test_all_norms_gates_and_positions_go_through_liger_and_the_numbers_stay(arc
     num_norms = 1 + 2 * (4 if architecture == "qwen3" else 2)
     assert (CALLED.count("norm"), CALLED.count("gate"), CALLED.count("rope")) == (num_norms, 2, 2)
     assert plain.model.state_dict().keys() == liger.model.state_dict().keys()
+
+
+@pytest.mark.parametrize("architecture", ["qwen2", "qwen3"])
+def test_layers_join_their_norms_with_the_sums_before_where_torch_compiles(
+    architecture: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    joined = []
+    monkeypatch.setattr(liger, "add_norm", lambda *given: joined.append(given) or residual.add_norm(*given))
+    monkeypatch.setattr(residual, "compiled", lambda function: function)
+    with PretendGpu() as gpu:
+        plain = nano(nano_architecture=architecture, kernels="torch")
+        monkeypatch.setattr(inductor, "is_wanted", lambda kernels, device: True)
+        compiled = nano(nano_architecture=architecture, kernels="liger")
+        deterministic = nano(nano_architecture=architecture, kernels="liger", deterministic=True)
+        joined.clear()
+        wanted = gradient_of(plain)
+        torch.testing.assert_close(gradient_of(compiled), wanted, rtol=1e-4, atol=1e-6)
+        assert not gpu.mixed
+        assert [given[1] is not None for given in joined] == [False, True] * 2, "the norm before a layer has no sum"
+        joined.clear()
+        torch.testing.assert_close(gradient_of(deterministic), wanted, rtol=1e-4, atol=1e-6)
+        assert joined == [], "another process may add up in another order"
+    assert plain.model.state_dict().keys() == compiled.model.state_dict().keys()
 
 
 def test_without_a_gpu_it_is_refused_in_one_line() -> None:

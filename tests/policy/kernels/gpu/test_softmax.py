@@ -13,23 +13,22 @@ from torch._dynamo.testing import CompileCounter
 from torch._inductor.exc import InductorError
 from torch._inductor.utils import run_and_get_code
 
-from covey.policy.head import score_rows
-from covey.policy.kernels import softmax
-from covey.policy.kernels.softmax import fused_gradient_, fused_scores_, is_fused
-from covey.policy.models import loading
+from covey.policy.head import _gradient_, _score_, score_rows
+from covey.policy.kernels.gpu import inductor, softmax
+from covey.policy.kernels.gpu.softmax import fused_gradient, fused_scores
 
-from ...support.builders import nano
-from ..test_head import are_close, head_of, plain, results
+from ....support.builders import nano
+from ....support.pretend_gpu import PretendGpu
+from ...test_head import are_close, head_of, plain, results
 
 V = 37
 
 
 @pytest.fixture(autouse=True)
 def compiled_anew() -> Iterator[None]:
-    kept = softmax._compiled
-    kept.cache_clear()
+    inductor.compiled.cache_clear()
     yield
-    kept.cache_clear()
+    inductor.compiled.cache_clear()
 
 
 @pytest.fixture
@@ -47,7 +46,7 @@ def as_traced(monkeypatch: pytest.MonkeyPatch) -> CompileCounter:
 def test_fused_scores_and_gradients_are_the_plain_ones(
     temperature: float, chunk: int, of_entropy: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(softmax, "_compiled", lambda function: function)
+    monkeypatch.setattr(softmax, "compiled", lambda function: function)
     head = head_of(chunk, temperature=temperature, entropy_gradient=of_entropy > 0)
     found = results(score_rows, replace(head, fused=True), of_entropy=of_entropy)
     assert are_close(found, results(plain, head, of_entropy=of_entropy), 1e-12)
@@ -56,11 +55,23 @@ def test_fused_scores_and_gradients_are_the_plain_ones(
 
 def test_other_numbers_of_tokens_compile_nothing_anew(as_traced: CompileCounter) -> None:
     for num_tokens in range(2, 12):
-        logits = torch.randn(num_tokens, V, dtype=torch.float64)
-        fused_scores_(logits, torch.arange(num_tokens) % V, 0.7)
-        assert torch.allclose(logits.sum(-1), torch.ones(num_tokens, dtype=torch.float64))
-        fused_gradient_(logits, torch.arange(num_tokens) % V, torch.ones(num_tokens, dtype=torch.float64), None)
-    assert as_traced.frame_count == 3, "sums, probabilities and gradient, once each"
+        logits, target_L = torch.randn(num_tokens, V, dtype=torch.float64), torch.arange(num_tokens) % V
+        _, entropy_L, logsum_L = fused_scores(logits, target_L, 0.7)
+        assert torch.allclose((logits / 0.7 - logsum_L[:, None]).exp().sum(-1), torch.ones(num_tokens).double())
+        ones_L, out = torch.ones(num_tokens, dtype=torch.float64), torch.empty_like(logits)
+        fused_gradient(logits, target_L, ones_L, None, (logsum_L, entropy_L), 0.7, out)
+    assert as_traced.frame_count == 2, "sums and gradient, once each"
+
+
+def test_gradients_are_written_in_the_type_of_the_products_they_enter() -> None:
+    head = replace(head_of(), fused=True, precision=torch.bfloat16)
+    logits, target_L = torch.randn(3, V), torch.arange(3)
+    scored = _score_(head, logits.clone(), target_L)
+    assert torch.equal(scored.values_LV, logits), "they are only read"
+    found = _gradient_(head, scored, target_L, torch.tensor([1.0, -2.0, 0.5]))
+    wanted = torch.tensor([[1.0], [-2.0], [0.5]]) * (torch.eye(3, V) - logits.softmax(-1))
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found, wanted.to(torch.bfloat16), rtol=0.01, atol=1e-6)
 
 
 def test_what_cannot_be_compiled_runs_as_it_is_and_one_warning_says_so(
@@ -78,7 +89,7 @@ def test_what_cannot_be_compiled_runs_as_it_is_and_one_warning_says_so(
         found = [results(score_rows, replace(head, fused=True)) for _ in range(2)]
     assert are_close(found[1], results(score_rows, head), 1e-14)
     said = [record.getMessage() for record in caplog.records]
-    assert len(said) == 3, "one for each function"
+    assert len(said) == 2, "one for each function"
     assert all("uncompiled" in line and "no such instruction" in line for line in said)
 
 
@@ -96,35 +107,36 @@ def test_it_is_compiled_on_a_gpu_with_triton_unless_torch_alone_is_asked_for(
     kernels: str, device: str, has_triton: bool, expected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = ModuleSpec("triton", None) if has_triton else None
-    monkeypatch.setattr(softmax, "find_spec", lambda name: found if name == "triton" else pytest.fail(name))
-    assert is_fused(kernels, torch.device(device)) is expected
+    monkeypatch.setattr(inductor, "find_spec", lambda name: found if name == "triton" else pytest.fail(name))
+    assert inductor.is_wanted(kernels, torch.device(device)) is expected
 
 
-def test_a_policy_says_whether_its_head_is_fused(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not nano().fused_head
-    monkeypatch.setattr(loading, "is_fused", lambda kernels, device: True)
-    assert nano().fused_head
+def test_a_policy_says_whether_it_is_compiled_and_a_deterministic_one_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not nano().compiles
+    monkeypatch.setattr(inductor, "is_wanted", lambda kernels, device: True)
+    assert nano().compiles
+    with PretendGpu():
+        assert nano().compiles
+        assert not nano(deterministic=True).compiles
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("function", [softmax.sums, softmax.probabilities_, softmax.gradient_])
+@pytest.mark.parametrize("function", [softmax.sums, softmax.gradient])
 def test_compiled_nothing_as_large_as_the_logits_is_made_beside_them(function: Callable[..., Any]) -> None:
     """By torch's own code generator, for this processor."""
     torch._dynamo.reset()
     num_tokens, divisor = 6, torch.tensor(0.7, dtype=torch.float64)
+    logits, out = torch.randn(num_tokens, 5000), torch.zeros(num_tokens, 5000, dtype=torch.bfloat16)
     rest: dict[Any, tuple[Any, ...]] = {
         softmax.sums: (divisor,),
-        softmax.probabilities_: (torch.randn(num_tokens, 1), divisor),
-        softmax.gradient_: (torch.arange(num_tokens), torch.randn(num_tokens), None),
+        softmax.gradient: (torch.arange(num_tokens), torch.randn(num_tokens), torch.randn(num_tokens), divisor, out),
     }
-    found = torch.randn(num_tokens, 5000)
-    expected = found.clone()
-    wanted = function(expected, *rest[function])
-    compiled = torch.compile(function, dynamic=True, fullgraph=True)
-    got, (code,) = run_and_get_code(compiled, found, *rest[function])
-    assert torch.allclose(found, expected, atol=1e-6)
+    wanted, written = function(logits, *rest[function]), out.clone()
+    out.zero_()
+    got, (code,) = run_and_get_code(inductor.compiled(function), logits, *rest[function])
+    torch.testing.assert_close(out, written, rtol=0.01, atol=1e-6)
     for one, other in zip(got or (), wanted or (), strict=True):
         assert torch.allclose(one, other, atol=1e-5)
     made = re.findall(r"= empty_strided_cpu\(\(([^()]*)\)", code)
     assert len(made) == (4 if function is softmax.sums else 0)
-    assert all(shape.endswith(", 1") for shape in made), "a number a row"
+    assert all(shape.endswith((", 1", ", ")) for shape in made), "a number a row"

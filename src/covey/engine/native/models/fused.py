@@ -60,12 +60,12 @@ class FusedLayer:
         self.index, self.rule = int(layer.self_attn.layer_idx), rule
         self._weight_of = weight_of
         self._panels = [PackedWeights(*_joined(part, weight_of), half) for part in _parts(layer)]
-        self._norms = [torch.empty_like(norm.weight, dtype=torch.float32) for norm in _norms(layer)]
+        self._norms = [torch.empty_like(norm.weight, dtype=torch.float32) for norm in norms_of(layer)]
         width = int(layer.self_attn.head_dim)
         num_queries, num_keys = (linear.out_features // width for linear in _parts(layer)[0][:2])
         # Norms go by pointer; models without some have None there
         pointers = [norm.data_ptr() for norm in self._norms] + [None] * (4 - len(self._norms))
-        epsilons = [norm.variance_epsilon for norm in _norms(layer)]
+        epsilons = [norm.variance_epsilon for norm in norms_of(layer)]
         products = [panels.product for panels in self._panels]
         sizes = (products[0].inner, width, num_queries, num_keys, half)
         self.call = Layer(*products, *pointers, *sizes, epsilons[0], epsilons[-1])
@@ -74,7 +74,7 @@ class FusedLayer:
         """Take the layer's weights as they are now."""
         for panels, part in zip(self._panels, _parts(layer), strict=True):
             panels.take(*_joined(part, self._weight_of))
-        for mine, theirs in zip(self._norms, _norms(layer), strict=True):
+        for mine, theirs in zip(self._norms, norms_of(layer), strict=True):
             mine.copy_(theirs.weight)
 
 
@@ -132,13 +132,18 @@ class FusedModel(nn.Module):
 def is_fusable(model: Any) -> bool:
     """Return whether a base model has exactly the form that a FusedModel computes."""
     return type(model) in FAMILY and all(
-        type(layer) in LAYERS and isinstance(layer.mlp.act_fn, nn.SiLU | SiLUActivation) for layer in model.layers
+        isinstance(layer, LAYERS) and isinstance(layer.mlp.act_fn, nn.SiLU | SiLUActivation) for layer in model.layers
     )
 
 
 def linear_layers(model: Any) -> list[nn.Module]:
     """Return the linear layers of all layers."""
-    return [linear for layer in model.layers for part in _parts(layer) for linear in part]
+    return [linear for layer in model.layers for linear in linear_layers_of(layer)]
+
+
+def linear_layers_of(layer: Any) -> list[Any]:
+    """Return a layer's: queries, keys, values, output of attention, gate, up, down."""
+    return [linear for part in _parts(layer) for linear in part]
 
 
 def _parts(layer: Any) -> list[list[Any]]:
@@ -148,10 +153,10 @@ def _parts(layer: Any) -> list[list[Any]]:
     return [qkv, [attention.o_proj], [mlp.gate_proj], [mlp.up_proj], [mlp.down_proj]]
 
 
-def _norms(layer: Any) -> list[Any]:
-    """Before attention, after it, and of queries and keys where there are any."""
+def norms_of(layer: Any) -> list[Any]:
+    """Return a layer's norms: before attention, after it, and of queries and keys where there are any."""
     attention = layer.self_attn
-    of_heads = [attention.q_norm, attention.k_norm] if type(layer) is Qwen3DecoderLayer else []
+    of_heads = [attention.q_norm, attention.k_norm] if isinstance(layer, Qwen3DecoderLayer) else []
     return [layer.input_layernorm, layer.post_attention_layernorm, *of_heads]
 
 

@@ -1,0 +1,76 @@
+"""The softmax of the head on a GPU, compiled by torch: no tensor of [tokens, vocabulary] is made beside the logits.
+
+These are only read: once for the largest and once for sums, then once more for their gradient, which is written in the
+type of the products that it enters. Operation by operation it would be 16 passes.
+
+Shapes: L loss tokens, V vocabulary.
+"""
+
+import torch
+from torch import Tensor
+
+from covey.policy.kernels.gpu.inductor import compiled
+
+
+def fused_scores(logits_LV: Tensor, target_L: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
+    """(log-probs of the targets, entropies, what the log-softmax takes off)."""
+    divisor = _on_host(temperature)
+    logsum_L, entropy_L = compiled(sums)(logits_LV, divisor)
+    return logits_LV.gather(1, target_L[:, None])[:, 0] / divisor - logsum_L, entropy_L, logsum_L
+
+
+def fused_gradient(
+    logits_LV: Tensor,
+    target_L: Tensor,
+    coefficient_L: Tensor,
+    of_entropy_L: Tensor | None,
+    scores: tuple[Tensor, Tensor],
+    temperature: float,
+    out_LV: Tensor,
+) -> None:
+    """Write the gradient of tempered logits, from those of log-probs and of entropies.
+
+    `scores` are what the log-softmax takes off and the entropies; `out_LV` is of any type.
+    """
+    # What has no gradient is left out of what is compiled
+    entropy = () if of_entropy_L is None else (of_entropy_L, scores[1])
+    compiled(gradient)(logits_LV, target_L, coefficient_L, scores[0], _on_host(temperature), out_LV, *entropy)
+
+
+def sums(logits_LV: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
+    """Return of each row what the log-softmax takes off, and its entropy, (L,). `temperature` has no dimension."""
+    tempered_LV = logits_LV / temperature
+    top_L1 = tempered_LV.amax(dim=-1, keepdim=True)
+    below_LV = tempered_LV - top_L1
+    share_LV = below_LV.exp()
+    total_L = share_LV.sum(dim=-1)
+    mean_L = (share_LV * below_LV).sum(dim=-1) / total_L
+    return top_L1[:, 0] + total_L.log(), total_L.log() - mean_L
+
+
+def gradient(
+    logits_LV: Tensor,
+    target_L: Tensor,
+    coefficient_L: Tensor,
+    logsum_L: Tensor,
+    temperature: Tensor,
+    out_LV: Tensor,
+    of_entropy_L: Tensor | None = None,
+    entropy_L: Tensor | None = None,
+) -> None:
+    """coefficient (1 at the target - p) - of_entropy p (log p + entropy)."""
+    logprob_LV = logits_LV / temperature - logsum_L[:, None]
+    probability_LV = logprob_LV.exp()
+    # A comparison goes into the same pass, which a scatter would not
+    is_target_LV = torch.arange(logits_LV.shape[1], device=target_L.device) == target_L[:, None]
+    found_LV = coefficient_L[:, None] * (is_target_LV.to(probability_LV.dtype) - probability_LV)
+    if of_entropy_L is not None and entropy_L is not None:
+        # Of tokens without probability it is 0, not 0 times infinity
+        terms_LV = torch.xlogy(probability_LV, probability_LV) + probability_LV * entropy_L[:, None]
+        found_LV = found_LV - of_entropy_L[:, None] * terms_LV
+    out_LV.copy_(found_LV)
+
+
+def _on_host(temperature: float) -> Tensor:
+    """Return a number that is not compiled in."""
+    return torch.tensor(temperature, dtype=torch.float64)
