@@ -259,12 +259,12 @@ def test_steps_are_logged_as_they_are_by_trl_and_what_is_left_at_the_end(
 ) -> None:
     """Five batches, of two optimiser steps each."""
     bridge = Bridge(GRPOConfig(**BASE | {"num_iterations": 2} | given), [], num_steps=10, is_evaluated=False)
-    stream = SimpleNamespace(position=0, prompts=range(20))
-    bridge.on_start(SimpleNamespace(policy=SimpleNamespace(model=None), source=SimpleNamespace(stream=stream)), ROOT)  # type: ignore[arg-type] # all that it reads of a run
+    source = SimpleNamespace(epochs=lambda: 0.25)  # it alone knows what is taken, of what is drawn
+    bridge.on_start(SimpleNamespace(policy=SimpleNamespace(model=None), source=source), ROOT)  # type: ignore[arg-type] # all that it reads of a run
     for step in range(1, 6):
         bridge.on_step(step, {"loss": float(step)})
     bridge.end()
-    assert [row["step"] for row in bridge.state.log_history] == [2 * step for step in logged]
+    assert [(row["step"], row["epoch"]) for row in bridge.state.log_history] == [(2 * step, 0.25) for step in logged]
 
 
 @pytest.mark.parametrize("name", ["compute_loss", "_calculate_rewards", "create_optimizer"])

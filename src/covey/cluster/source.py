@@ -33,7 +33,7 @@ from covey.rollouts.group_checks import num_rollouts, outcomes_of, stop_where_on
 from covey.rollouts.sampler import Sampler
 from covey.rollouts.saved_buffer import buffer_state, load_buffer
 from covey.rollouts.schedule import row_of, shared_out
-from covey.rollouts.source import AdaptiveSampler, Dropped, LocalSource, Meanwhile, PromptSampler, passes, rollout_seed
+from covey.rollouts.source import AdaptiveSampler, Dropped, LocalSource, Meanwhile, PromptSampler, rollout_seed
 from covey.system import collectives
 from covey.system.waits.watchdog import Watchdog
 from covey.types import Group, Prompt, Sampling
@@ -156,13 +156,16 @@ class RaySource:
         if not prompts_first:
             self._open_window(version)
 
+    def epochs(self) -> float:
+        """Return the epochs of what was taken, whatever else is drawn already."""
+        return self.local.epochs(num_pending=len(self._buffer.pending))
+
     def follow(self, step: int, num_steps: int) -> None:
-        """Tell those who score how far training is: by what was taken, whatever else is drawn already."""
-        epochs = passes(self.stream, len(self._buffer.pending))
+        """Tell those who score how far training is."""
         if self._judged is not None:
-            self._judged.follow(step, num_steps, epochs)
+            self._judged.follow(step, num_steps, self.epochs())
         if self._pool is not None:
-            self._pool.follow(step, num_steps, epochs)
+            self._pool.follow(step, num_steps, self.epochs())
 
     def take_drops(self) -> dict[str, int]:
         return self.local.take_drops()

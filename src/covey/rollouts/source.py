@@ -35,8 +35,6 @@ from covey.types import Group, Prompt, Sampling
 T = TypeVar("T")
 Meanwhile = Callable[[Sequence[Group]], None]
 """Takes groups of a step that are complete before its others."""
-
-
 STALE = "stale_groups"
 """Why the loop itself drops groups: they are older than `max_staleness`."""
 
@@ -86,6 +84,10 @@ class GroupSource(Protocol):
 
     def publish(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Sample with these weights from now on."""
+        ...
+
+    def epochs(self) -> float:
+        """Return how often the prompts taken so far would go through all prompts."""
         ...
 
     def follow(self, step: int, num_steps: int) -> None:
@@ -146,11 +148,6 @@ class PromptSampler(Protocol):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state. Raises ValueError where it is that of another kind of stream."""
         ...
-
-
-def passes(stream: PromptSampler, num_pending: int = 0) -> float:
-    """Return how often the prompts drawn so far, those that are pending apart, would go through all prompts."""
-    return (stream.position - num_pending) / len(stream.prompts)
 
 
 @runtime_checkable
@@ -280,8 +277,11 @@ class LocalSource:
         self.sampler.engine.load_weights(weights, version)
         self._version = version
 
+    def epochs(self, num_pending: int = 0) -> float:
+        return (self.stream.position - num_pending) / len(self.stream.prompts)
+
     def follow(self, step: int, num_steps: int) -> None:
-        follow(self.sampler.environment, step, num_steps, passes(self.stream))
+        follow(self.sampler.environment, step, num_steps, self.epochs())
 
     def take_scoring_seconds(self) -> float:
         seconds, self._scoring_seconds = self._scoring_seconds, 0.0

@@ -92,7 +92,7 @@ class Bridge(Callback):
         assert self._run is not None
         # Advance the state that callbacks read
         self.state.global_step = step * self.args.steps_per_batch
-        self.state.epoch = self._run.source.stream.position / len(self._run.source.stream.prompts)
+        self.state.epoch = self._run.source.epochs()
         self._tell("on_step_end")
         # Log at the steps that logging_steps names
         self._since.append(metrics)
