@@ -1,5 +1,6 @@
 """Devices by role: none in two roles, and one line with the counts where more is asked for than there is."""
 
+import os
 from typing import Any
 
 import pytest
@@ -132,3 +133,10 @@ def test_ranks_that_are_lost_with_the_cluster_end_in_the_line_of_the_cluster(is_
 
     with fake_ray() as ray, pytest.raises(RunStopped, match=line):
         lose(ray)
+
+
+def test_ray_prints_no_traceback_of_a_rank_that_fails_with_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_IGNORE_UNHANDLED_ERRORS", "")  # so that it is put back
+    monkeypatch.delenv("RAY_IGNORE_UNHANDLED_ERRORS")
+    with fake_ray(), trainer_ranks(DevicesConfig(trainer=2), lambda: None):
+        assert os.environ["RAY_IGNORE_UNHANDLED_ERRORS"] == "1"

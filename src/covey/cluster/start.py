@@ -100,6 +100,7 @@ def connect(devices: DevicesConfig, weight_bytes: int) -> bool:
     with kept_handlers():
         if ray.is_initialized():
             return False
+        os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # of a rank that ends with this one, which says why
         if address is not None:
             try:
                 ray.init(address=address, **quiet)
