@@ -10,7 +10,7 @@ import pytest
 from ...guarantees.runs import finish, finish_well, kill, num_trained, prepare, start, wait_until
 from ...support.forked import Forked
 from ...support.processes import are_gone, descendants
-from .test_runs_on_ray import ON_RAY, ROWS, SLOWLY, Process, samplers, train_rows
+from .test_runs_on_ray import ON_RAY, ROWS, Process, samplers, train_rows
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
@@ -26,7 +26,8 @@ def replaying(folder: Path, name: str) -> Process:
 def test_ranks_on_ray_that_lost_a_sampler_replay_to_the_same_weights(strategy: str, tmp_path: Path) -> None:
     prepare(tmp_path)
     words = ("devices.trainer=2", f"parallel.strategy={strategy}", "num_steps=20", "hydra.run.dir=run")
-    process = start(tmp_path, *ROWS, *ON_RAY, *words, environment=SLOWLY)
+    slowly = {"REWARD_SECONDS": 0.3}  # the second sampler may start seconds after the first
+    process = start(tmp_path, *ROWS, *ON_RAY, *words, environment=slowly)
     assert wait_until(lambda: num_trained(tmp_path / "run") >= 5 and len(samplers(process)) == 2, process)
     os.kill(min(samplers(process)), signal.SIGKILL)
     finish_well(process)

@@ -30,7 +30,7 @@ from ...guarantees.runs import (
 )
 from ...support.processes import are_gone, descendants
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
 SIZES = (
     *("preflight.enabled=false", "model.nano_hidden_size=16", "model.nano_num_layers=1", "model.nano_num_heads=2"),
@@ -157,7 +157,7 @@ def test_samplers_killed_at_twenty_random_moments_lose_nothing(folder: Path) -> 
 
 
 def test_a_sampler_that_is_frozen_for_thirty_seconds_is_replaced_and_gone(folder: Path) -> None:
-    process = start(folder, "frozen", "num_steps=60", "timeouts.samplers=3")
+    process = start(folder, "frozen", WITHOUT_END, "timeouts.samplers=3")
     run = folder / "frozen"
     assert wait_until(lambda: num_trained(run) >= 5 and len(samplers(process)) == 2, process)
     frozen = min(samplers(process))
@@ -165,22 +165,20 @@ def test_a_sampler_that_is_frozen_for_thirty_seconds_is_replaced_and_gone(folder
     stopped = time.monotonic()
     assert are_gone([frozen], seconds=30), "who froze it ends it, so that it cannot come back"
     assert time.monotonic() - stopped > 3
-    finish_well(process)
-    check_run(folder, "frozen", 60)
+    check_run(folder, "frozen", stop(run, process))
     (line,) = (line for line in (run / "covey.log").read_text().splitlines() if " is lost and replaced: " in line)
     assert line.endswith(("it gave no sign of life for 3 s", "was not taken within 3 s"))
 
 
 def test_workers_of_a_sampler_that_is_killed_end_with_it(folder: Path) -> None:
-    process = start(folder, "orphans", "num_steps=40")
+    process = start(folder, "orphans", WITHOUT_END)
     assert wait_until(lambda: num_trained(folder / "orphans") >= 5, process)
     victim = min(samplers(process))
     workers = descendants(victim)
     assert workers, "the workers of the reward are there"
     os.kill(victim, signal.SIGKILL)
     assert are_gone(workers, seconds=10)
-    finish_well(process)
-    check_run(folder, "orphans", 40)
+    check_run(folder, "orphans", stop(folder / "orphans", process))
 
 
 # ------------------------------------------------------------------------------------------------------- the whole
@@ -210,7 +208,7 @@ def test_the_whole_cluster_killed_five_times_ends_in_one_line_each_and_is_resume
 
 @pytest.mark.parametrize("daemon", ["gcs_server", "raylet", "ray::RuntimeEnvAgent"])
 def test_a_daemon_of_ray_killed_alone_ends_the_run_in_one_line_and_it_is_resumed(daemon: str, folder: Path) -> None:
-    process = start(folder, daemon, "num_steps=60", "timeouts.samplers=4")
+    process = start(folder, daemon, WITHOUT_END, "timeouts.samplers=4")
     assert wait_until(lambda: saved_step(folder / daemon) >= 10, process)
     daemons = {pid for pid in descendants(process.pid) if is_of_ray(pid)}
     (victim,) = (pid for pid in daemons if program_of(pid) == daemon)
@@ -221,8 +219,7 @@ def test_a_daemon_of_ray_killed_alone_ends_the_run_in_one_line_and_it_is_resumed
     check_end(status, output)
     assert are_gone(daemons)
     assert saved_step(folder / daemon) == num_trained(folder / daemon), "the last step is saved"
-    finish_well(resume(folder, daemon, environment=SLOWLY))
-    check_run(folder, daemon, 60)
+    check_run(folder, daemon, stop(folder / daemon, resume(folder, daemon, environment=SLOWLY)))
 
 
 def test_an_update_that_takes_longer_than_ray_waits_ends_in_one_line_where_the_cluster_is_lost(folder: Path) -> None:
@@ -252,7 +249,7 @@ def test_small_weights_travel_inside_of_calls_in_a_cluster_that_is_started_here(
 def test_ranks_that_sample_themselves_save_their_last_step_where_a_daemon_of_ray_is_killed(folder: Path) -> None:
     """They need the cluster no more, and Ray would end them for its loss all the same."""
     run = folder / "alone"
-    words = ("source=ray", "devices.sampler=0", "devices.trainer=2", "num_steps=400", "output.save_every=0")
+    words = ("source=ray", "devices.sampler=0", "devices.trainer=2", WITHOUT_END, "output.save_every=0")
     process = new_run(folder, "alone", *words, settings=ROWS, environment=SLOWLY)
     assert wait_until(lambda: num_trained(run) >= 3, process)
     daemons = {pid for pid in descendants(process.pid) if is_of_ray(pid)}
@@ -315,7 +312,7 @@ def is_of_ray(pid: int) -> bool:
 def test_a_driver_that_is_stopped_or_killed_leaves_no_sampler_and_its_run_goes_on(folder: Path) -> None:
     name = "outputs/day/stopped"
     run = folder / name
-    process = start(folder, name, "num_steps=80")
+    process = start(folder, name, WITHOUT_END)
     for number, expected in ((signal.SIGTERM, 143), (signal.SIGINT, 130)):
         before = saved_step(run)
         assert wait_until(lambda before=before: num_trained(run) >= before + 6, process)
@@ -336,5 +333,6 @@ def test_a_driver_that_is_stopped_or_killed_leaves_no_sampler_and_its_run_goes_o
     family = samplers(process)
     kill(process)
     assert are_gone(family, seconds=10)
-    finish_well(resume(folder, name, environment=SLOWLY))
-    check_run(folder, name, 80)
+    last = saved_step(run) + 10
+    finish_well(resume(folder, name, f"num_steps={last}", "resume_changes=[num_steps]", environment=SLOWLY))
+    check_run(folder, name, last)

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from ...guarantees.runs import finish, finish_well, new_run, num_trained, prepare, wait_until
+from ...guarantees.runs import finish, new_run, num_trained, prepare, wait_until
 from ...support.processes import are_gone, descendants
-from .test_runs_on_ray import ROWS, SIZES, samplers
+from .test_runs_on_ray import ROWS, SIZES, WITHOUT_END, samplers, stop
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
 PROGRAMS = (
-    *(*SIZES, "environment=code", "environment.num_slots=2", "sampling.max_tokens=8", "num_steps=16"),
+    *(*SIZES, "environment=code", "environment.num_slots=2", "sampling.max_tokens=8", WITHOUT_END),
     *("source=ray", "devices.sampler=2", "max_staleness=2"),
 )
 SPEAKING = """
@@ -38,7 +38,7 @@ def test_sandboxes_of_a_sampler_that_is_killed_leave_no_process(folder: Path) ->
     assert family, "the processes of its sandbox are there"
     os.kill(victim, signal.SIGKILL)
     assert are_gone(family, seconds=10)
-    finish_well(process)
+    stop(folder / "sandboxes", process)
 
 
 @pytest.mark.parametrize("place", ["true", "false"])
