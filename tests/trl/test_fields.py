@@ -73,6 +73,10 @@ CHANGES: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"save_steps": 0.2, "max_steps": 50}, {"output.save_every": 10}),
     ({"eval_strategy": "epoch"}, {"evaluation.every": 25}),
     (
+        {"max_steps": 2, "per_device_train_batch_size": 512, "eval_strategy": "epoch", "save_strategy": "epoch"},
+        {"groups_per_step": 128, "evaluation.every": 1, "output.save_every": 1},
+    ),
+    (
         {"num_iterations": 2, "eval_strategy": "steps", "eval_steps": 10, "save_steps": 7},
         {"evaluation.every": 5, "output.save_every": 4},
     ),

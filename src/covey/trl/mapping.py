@@ -64,7 +64,7 @@ def settings_of(args: GRPOConfig, num_rows: int) -> dict[str, Any]:
     refuse_unknown(args)
     # Batches, and the groups of each optimiser step
     num_batches, groups = batches(args, num_rows)
-    num_mini = args.num_mini_batches
+    num_mini, per_epoch = args.num_mini_batches, max(1, num_rows // groups)  # a batch may hold several epochs
     if groups % num_mini:
         raise ValueError(
             f"{groups} prompts of a batch cannot be shared out to {num_mini} optimiser steps (steps_per_generation / "
@@ -89,8 +89,8 @@ def settings_of(args: GRPOConfig, num_rows: int) -> dict[str, Any]:
         **_sampling(args),
         **_objective(args),
         **_optimizer(args, num_batches),
-        **_evaluation(args, num_batches, num_rows // groups),
-        **_output(args, num_batches, num_rows // groups),
+        **_evaluation(args, num_batches, per_epoch),
+        **_output(args, num_batches, per_epoch),
     }
 
 
