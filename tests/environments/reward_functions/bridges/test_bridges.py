@@ -17,6 +17,7 @@ from covey.environments.math.gsm8k import GSM8K
 from covey.environments.reward_functions.bridges import data_sources
 from covey.environments.reward_functions.environment import RewardFunctions, RewardSettings, reward_functions
 from covey.rewards import compute_score, for_trl, trl_rows
+from covey.sandbox import Limits
 from covey.types import Failure, Prompt, Reward
 from tests.support.scripted import Scripted
 
@@ -93,11 +94,13 @@ def test_what_could_not_be_judged_is_an_error_in_verl(monkeypatch: pytest.Monkey
         compute_score("away", "4", "4")
 
 
-def test_the_weight_of_some_of_the_tests_is_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_weight_of_some_of_the_tests_and_the_limits_are_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("covey.sandbox.Sandbox", lambda: SimpleNamespace(describe=dict))
-    made, _ = data_sources.judge_of("code", {"partial_weight": 0.2})(PROGRAM)
+    limits = {"timeout": 7.0, "total_seconds": 60.0, "cpu_seconds": 9, "memory_bytes": 1 << 30}
+    made, _ = data_sources.judge_of("code", {"partial_weight": 0.2, **limits})(PROGRAM)
     assert isinstance(made, Code)
     assert made.settings.partial_weight == 0.2
+    assert made.settings.limits == Limits(7.0, 60.0, 9, 1 << 30)
 
 
 def test_it_works_inside_an_event_loop() -> None:
@@ -193,7 +196,8 @@ def test_nothing_is_judged_against_a_ground_truth_that_is_missing(source: str, t
     ("source", "settings", "message"),
     [
         ("openai/gsm8", {}, "no data source 'openai/gsm8'; did you mean openai/gsm8k?; there is arithmetic, "),
-        ("gsm8k", {"schem": "trl"}, "settings of gsm8k must be among scheme, format_reward for gsm8k, got schem"),
+        ("code", {"timeout": 30}, "total_seconds must be >= wall_seconds=30, got 20"),
+        ("gsm8k", {"schem": "trl"}, "settings must be among scheme, format_reward for gsm8k, got schem"),
         ("gsm8k", {"scheme": "mine"}, "scheme must be one of covey, values, verl_strict, "),
     ],
 )

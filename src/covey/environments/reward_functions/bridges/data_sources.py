@@ -23,7 +23,7 @@ def judge_of(name: str, settings: Mapping[str, Any]) -> Judge:
     if name not in DATA_SOURCES:
         raise ValueError(f"no data source {name!r}{near(name, DATA_SOURCES)}; there is {', '.join(DATA_SOURCES)}")
     source = DATA_SOURCES[name]
-    check_options(source, settings, setting=f"settings of {name}")
+    check_options(source, settings, setting="settings")
     return _made(name, tuple(sorted(settings.items())))
 
 
@@ -62,12 +62,13 @@ def gsm8k(*, scheme: str = "covey", format_reward: float = 0.1) -> Judge:
     return judge
 
 
-def mathematics(*, scheme: str = "covey", format_reward: float = 0.1) -> Judge:
+def mathematics(*, scheme: str = "covey", format_reward: float = 0.1, timeout: float = 10.0) -> Judge:
     """Judge problems with an answer in LaTeX. The ground truth is the answer."""
     from covey.environments.math.mathematics import Mathematics, MathSettings
+    from covey.environments.math.verifier import MathLimits
     from covey.types import Prompt
 
-    environment = Mathematics({}, MathSettings(scheme, format_reward))
+    environment = Mathematics({}, MathSettings(scheme, format_reward, limits=MathLimits(timeout)))
     return lambda truth: (environment, Prompt("math", "math", "", {"gold": str(truth)}))
 
 
@@ -88,13 +89,21 @@ def countdown(*, uses: str = "exactly", answer_form: str = "tags", format_reward
     return judge
 
 
-def code(*, partial_weight: float = 0.5) -> Judge:
+def code(
+    *,
+    partial_weight: float = 0.5,
+    timeout: float = 5.0,
+    total_seconds: float = 20.0,
+    cpu_seconds: int = 20,
+    memory_bytes: int = 512 << 20,
+) -> Judge:
     """Judge programs in the sandbox. The ground truth is a row with tests, in any form environment=code reads."""
     from covey.environments.code.environment import Code, CodeSettings
     from covey.environments.code.formats import problems_of
-    from covey.sandbox import Sandbox
+    from covey.sandbox import Limits, Sandbox
 
-    settings, sandbox = CodeSettings(partial_weight), Sandbox()
+    limits = Limits(timeout, total_seconds, cpu_seconds, memory_bytes)
+    settings, sandbox = CodeSettings(partial_weight, limits=limits), Sandbox()
     environment = Code({}, sandbox, settings)
 
     def judge(truth: Any) -> "tuple[Environment, Prompt]":
