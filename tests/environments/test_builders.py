@@ -10,9 +10,13 @@ from typing import Any
 import pytest
 
 from covey.config.schema import Config
+from covey.environments.base import SPLITS, adapt
 from covey.environments.build import ENVIRONMENTS
+from covey.environments.code.settings import CodeConfig
 from covey.environments.data.settings import DataConfig
-from covey.environments.math.settings import Gsm8kConfig
+from covey.environments.ifeval.settings import IfevalConfig
+from covey.environments.math.countdown.settings import CountdownConfig
+from covey.environments.math.settings import Gsm8kConfig, MathConfig
 from covey.environments.reward_functions.settings import RewardFunctionsConfig
 from covey.environments.settings import ArithmeticConfig
 from covey.types import Prompt
@@ -54,6 +58,37 @@ def test_rows_that_lack_the_prompt_column_are_named(data: DataConfig) -> None:
     config = Config(data=data, rewards=["sentence_end"])
     with pytest.raises(ValueError, match=r"train\.jsonl line 1 has no column 'text'"):
         ENVIRONMENTS["reward_functions"](RewardFunctionsConfig(), config)
+
+
+CODE = {"prompt": "Double it.", "entry_point": "f", "tests": "assert f(1) == 2"}
+IFEVAL = {"prompt": "No commas.", "instruction_id_list": ["punctuation:no_comma"], "kwargs": [{}]}
+
+
+@pytest.mark.parametrize(
+    ("settings", "row", "broken", "problem"),
+    [
+        (CodeConfig(), CODE, {"tests": "assert f(1) =="}, "tests are not Python code"),
+        (CodeConfig(), CODE, {"test_setup_code": 3}, "cannot be read (TypeError: sequence item 1: expected str "),
+        (CodeConfig(), CODE, {"tests": [{"args": [1], "expected": 1, "tol": 3}]}, "cannot be read (Attribute"),
+        (Gsm8kConfig(), {"question": "?", "answer": "#### 1"}, {"answer": "1"}, "answer must end in one '#### N'"),
+        (Gsm8kConfig(), {"question": "?", "answer": "#### 1"}, {"answer": 1}, "cannot be read (TypeError: "),
+        (MathConfig(), {"problem": "?", "answer": "1"}, {"answer": ""}, "has an empty answer in column 'answer'"),
+        (CountdownConfig(), {"target": 3}, {"nums": "12"}, "nums must be a list of whole numbers"),
+        (IfevalConfig(), IFEVAL, {"kwargs": []}, "a prompt needs at least one instruction, and kwargs for each"),
+    ],
+)
+def test_a_row_that_an_environment_cannot_take_is_named_by_file_and_line_or_left_out(
+    settings: Any, row: dict[str, Any], broken: dict[str, Any], problem: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "rows.jsonl"
+    asked = ("prompt", "question", "problem")
+    numbered = [row | dict.fromkeys(asked, f"No. {n}") | {"nums": [n, 2]} for n in range(4)]
+    path.write_text("\n".join(json.dumps(one) for one in [*numbered[:2], numbered[2] | broken, numbered[3]]))
+    with pytest.raises(ValueError, match=re.escape(f"{path} line 3 {problem}")):
+        ENVIRONMENTS[settings.name](settings, Config(data=DataConfig(path=str(path))))
+    kept = ENVIRONMENTS[settings.name](settings, Config(data=DataConfig(path=str(path), bad_rows="skip")))
+    assert sorted(len(kept.prompts(split)) for split in SPLITS) == [1, 2]
+    adapt(kept).close()
 
 
 CHAT = [{"role": "user", "content": "6 * 7?"}]

@@ -4,6 +4,7 @@ import inspect
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from covey.environments.doors import build as doors
@@ -43,44 +44,50 @@ def build_arithmetic(settings: "ArithmeticConfig", config: "BuildSettings") -> "
 
 def build_gsm8k(settings: "Gsm8kConfig", config: "BuildSettings") -> "Environment":
     from covey.environments.data.rows import load_rows, row_settings
-    from covey.environments.math.gsm8k import GSM8K
+    from covey.environments.math.gsm8k import GSM8K, split_answer
 
-    rows = load_rows(config.data.path, row_settings(config.data, ("question", "answer"), prompt=("question",)))
+    how = row_settings(
+        config.data, ("question", "answer"), prompt=("question",), check=lambda row: split_answer(row["answer"])
+    )
+    rows = load_rows(config.data.path, how)
     return GSM8K(rows.splits, settings.scheme, settings.format_reward, settings.instruction)
 
 
 def build_math(settings: "MathConfig", config: "BuildSettings") -> "Environment":
     from covey.environments.data.rows import load_rows, row_settings
-    from covey.environments.math.mathematics import MathColumns, Mathematics, MathSettings
+    from covey.environments.math.mathematics import MathColumns, Mathematics, MathSettings, gold_answer
     from covey.environments.math.verifier import MathLimits
 
-    rows = load_rows(
-        config.data.path, row_settings(config.data, (settings.problem_column,), "environment.problem_column")
+    columns = MathColumns(settings.problem_column, settings.answer_column, settings.solution_column)
+    how_to_read = row_settings(
+        config.data,
+        (settings.problem_column,),
+        "environment.problem_column",
+        check=partial(gold_answer, columns=columns),
     )
     how = MathSettings(
         scheme=settings.scheme,
         format_reward=settings.format_reward,
         instruction=settings.instruction,
-        columns=MathColumns(settings.problem_column, settings.answer_column, settings.solution_column),
+        columns=columns,
         limits=MathLimits(settings.timeout, settings.num_workers),
-        skips_bad_rows=config.data.bad_rows == "skip",
     )
-    return Mathematics(rows.splits, how)
+    return Mathematics(load_rows(config.data.path, how_to_read).splits, how)
 
 
 def build_countdown(settings: "CountdownConfig", config: "BuildSettings") -> "Environment":
     from covey.environments.data.rows import load_rows, row_settings
-    from covey.environments.math.countdown.environment import Countdown, generate, read_rows
+    from covey.environments.math.countdown.environment import Countdown, generate, problem_of, read_rows
 
     if config.data.path is None:
         return Countdown(generate(settings), settings)
-    rows = load_rows(config.data.path, row_settings(config.data, ("nums", "target")))
+    rows = load_rows(config.data.path, row_settings(config.data, ("nums", "target"), check=problem_of))
     return Countdown(read_rows(rows.splits), settings)
 
 
 def build_code(settings: "CodeConfig", config: "BuildSettings") -> "Environment":
     from covey.environments.code.environment import Code, CodeSettings
-    from covey.environments.code.formats import problems_of
+    from covey.environments.code.formats import problem_of, problems_of
     from covey.environments.code.problems import NUM_TESTS, generate_problems, with_tests
     from covey.environments.data.rows import load_rows, row_settings
 
@@ -93,7 +100,7 @@ def build_code(settings: "CodeConfig", config: "BuildSettings") -> "Environment"
     )
     # Read the problems, or generate them.
     if config.data.path is not None:
-        rows = load_rows(config.data.path, row_settings(config.data, (), prompt=("prompt", "text")))
+        rows = load_rows(config.data.path, row_settings(config.data, (), prompt=("prompt", "text"), check=problem_of))
         problems = with_tests(problems_of(rows.splits), settings.tests_per_problem, settings.problem_seed)
     else:
         counts: dict[Split, int] = {"train": settings.num_train, "test": settings.num_test}
@@ -132,6 +139,7 @@ def build_ifeval(settings: "IfevalConfig", config: "BuildSettings") -> "Environm
     from covey.environments.data.rows import row_settings
     from covey.environments.ifeval.environment import IFEval
     from covey.environments.ifeval.generator import generate, recipe_of
+    from covey.environments.ifeval.instructions import instructions_of
     from covey.environments.ifeval.prompts import COLUMNS, Source, from_requests, load
     from covey.environments.ifeval.rewards import scheme_of
 
@@ -142,8 +150,11 @@ def build_ifeval(settings: "IfevalConfig", config: "BuildSettings") -> "Environm
         requests = generate(recipe_of(settings), settings.num_train, settings.num_test)
         return {split: from_requests(found, split, settings.style, ask) for split, found in requests.items()}
 
-    source = Source(config.data.path, settings.benchmark, row_settings(config.data, COLUMNS, prompt=("prompt",)))
-    return IFEval(load(source, generated, ask), scheme)
+    def check(row: "Row") -> object:
+        return instructions_of(row["instruction_id_list"], row["kwargs"])
+
+    how_to_read = row_settings(config.data, COLUMNS, prompt=("prompt",), check=check)
+    return IFEval(load(Source(config.data.path, settings.benchmark, how_to_read), generated, ask), scheme)
 
 
 def build_machines(settings: "MachinesConfig", config: "BuildSettings") -> "Environment":
@@ -270,8 +281,6 @@ def build_agent(settings: "AgentConfig", config: "BuildSettings") -> "Environmen
 
 
 def build_steps(settings: "StepsConfig", config: "BuildSettings") -> "Environment":
-    from functools import partial
-
     from covey.environments.data.rows import load_rows, row_settings
     from covey.environments.doors.steps import Steps, StepSettings, row_prompts, seed_prompts
     from covey.system.lookup import resolve

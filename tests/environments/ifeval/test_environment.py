@@ -154,9 +154,9 @@ def test_rows_are_read_without_their_nulls(tmp_path: Path) -> None:
     ("bad", "message"),
     [
         ({"key": 1, "prompt": "x", "kwargs": []}, "line 1 has no column 'instruction_id_list'"),
-        (row(1) | {"instruction_id_list": ["no:such"]}, "train row 0: instruction must be one of .*, got 'no:such'"),
-        (row(1) | {"kwargs": []}, "train row 0: a prompt needs .* got 1 instructions and 0 kwargs"),
-        (row(1, num_words=3), "train row 0: kwargs of punctuation:no_comma must be empty"),
+        (row(1) | {"instruction_id_list": ["no:such"]}, "line 1 instruction must be one of .*, got 'no:such'"),
+        (row(1) | {"kwargs": []}, "line 1 a prompt needs .* got 1 instructions and 0 kwargs"),
+        (row(1, num_words=3), "line 1 kwargs of punctuation:no_comma must be empty"),
     ],
 )
 def test_a_row_that_makes_no_sense_is_named(tmp_path: Path, bad: dict[str, Any], message: str) -> None:

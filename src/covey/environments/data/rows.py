@@ -42,6 +42,8 @@ class RowSettings:
     """The setting that says how the column is called, where it is only one."""
     prompt_columns: tuple[str, ...] = ()
     """Columns that make the prompt: rows equal in them are held out together. Empty takes the whole row."""
+    check: Callable[[Row], object] = as_it_is
+    """What the environment will make of a row; ValueError says what is wrong with it."""
     read: Callable[[Row], Row] = as_it_is
     """Makes of a row with all its columns what the environment takes; ValueError says what is wrong with it."""
     subset: str | None = None
@@ -62,7 +64,11 @@ class RowSettings:
 
 
 def row_settings(
-    data: DataConfig, columns: tuple[str, ...], column_setting: str | None = None, prompt: tuple[str, ...] = ()
+    data: DataConfig,
+    columns: tuple[str, ...],
+    column_setting: str | None = None,
+    prompt: tuple[str, ...] = (),
+    check: Callable[[Row], object] = as_it_is,
 ) -> RowSettings:
     """Return how rows are read. `columns` must be there, and `prompt` are those of them that make the prompt, where not
     all do."""
@@ -70,6 +76,7 @@ def row_settings(
         columns=columns,
         column_setting=column_setting,
         prompt_columns=prompt or columns,
+        check=check,
         subset=data.subset,
         train_split=data.train_split,
         test_split=data.test_split,
@@ -277,9 +284,12 @@ def _read(entry: Entry, settings: RowSettings) -> tuple[Row | None, str]:
         if entry.row[column] is None:
             return None, f"column {column!r} is null"
     try:
+        settings.check(entry.row)
         return settings.read(entry.row), ""
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         return None, str(error)
+    except (TypeError, AttributeError) as error:  # values of types that the environment does not take
+        return None, f"cannot be read ({first_line(error)})"
 
 
 def _remedy(entry: Entry, names: Iterable[str], settings: RowSettings) -> str:

@@ -57,7 +57,8 @@ def _only_measured(prompts: Sequence[Prompt]) -> list[Prompt]:
 
 def _benchmark_rows(source: Source) -> list[Row]:
     """Return all rows, whatever splits they come in, in the order of their keys where they have some."""
-    splits = load_rows(source.benchmark, RowSettings(columns=COLUMNS, bad_rows=source.settings.bad_rows)).splits
+    how = RowSettings(columns=COLUMNS, check=source.settings.check, bad_rows=source.settings.bad_rows)
+    splits = load_rows(source.benchmark, how).splits
     rows = [row for split in ("train", "test") for row in splits[split]]
     return sorted(rows, key=lambda row: row["key"]) if all(isinstance(row.get("key"), int) for row in rows) else rows
 

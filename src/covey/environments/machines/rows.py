@@ -13,6 +13,7 @@
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,12 +51,7 @@ class Example:
 
 def read_tasks(path: str, rows: RowSettings, how: RowReader) -> dict[Split, list[Problem]]:
     """Read the tasks of both splits. Raises ValueError that names the first row that holds none, and its column."""
-
-    def checked(row: Row) -> Row:
-        problem_of(row, how)
-        return row
-
-    splits = load_rows(path, replace(rows, read=checked)).splits
+    splits = load_rows(path, replace(rows, check=partial(problem_of, how=how))).splits
     return {split: [problem_of(row, how) for row in splits[split]] for split in splits}
 
 

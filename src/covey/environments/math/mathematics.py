@@ -18,7 +18,6 @@ that curves can be compared with theirs; as judges of mathematics they are worse
 """
 
 import asyncio
-import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,7 +31,6 @@ from covey.types import Failure, Prompt, Reward
 
 Row = Mapping[str, Any]
 
-_log = logging.getLogger(__name__)
 _LEVEL = re.compile(r"(?:level\s*)?(\d+)", re.IGNORECASE)
 _DOLLARS = re.compile(r"\$([^$]*)\$")
 _TORCHRL_READS = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
@@ -58,8 +56,6 @@ class MathSettings:
     """What the system message says; None takes the scheme's own, "" sends none."""
     columns: MathColumns = MathColumns()
     limits: MathLimits = field(default_factory=MathLimits)
-    skips_bad_rows: bool = False
-    """Leave rows without a gold answer out instead of refusing them."""
 
     def __post_init__(self) -> None:
         if self.scheme not in INSTRUCTIONS:
@@ -173,11 +169,7 @@ def _prompts(split: Split, rows: Sequence[Row], settings: MathSettings) -> tuple
         try:
             prompts.append(_prompt(split, index, row, settings))
         except ValueError as error:
-            if not settings.skips_bad_rows:
-                raise ValueError(f"{split} row {index} {error}") from error
-    # Rows that were left out are counted
-    if len(prompts) < len(rows):
-        _log.warning("%s: %d rows without a gold answer left out", split, len(rows) - len(prompts))
+            raise ValueError(f"{split} row {index} {error}") from error
     return tuple(prompts)
 
 

@@ -180,16 +180,24 @@ def read_rows(rows: Mapping[Split, Sequence[Row]]) -> dict[Split, list[Problem]]
 
     Raises ValueError for a row whose columns are no numbers, or too many of them.
     """
-    return {split: [_problem(split, index, row) for index, row in enumerate(rows[split])] for split in rows}
+    return {split: [_named(split, index, row) for index, row in enumerate(rows[split])] for split in rows}
 
 
-def _problem(split: Split, index: int, row: Row) -> Problem:
+def _named(split: Split, index: int, row: Row) -> Problem:
+    try:
+        return problem_of(row)
+    except ValueError as error:
+        raise ValueError(f"{split} row {index}: {error}") from error
+
+
+def problem_of(row: Row) -> Problem:
+    """Read the problem of a row. Raises ValueError where its columns are no numbers."""
     numbers, target = row["nums"], row["target"]
     is_list = isinstance(numbers, Sequence) and not isinstance(numbers, str)
     if not is_list or not all(type(number) is int and number >= 0 for number in numbers) or not numbers:
-        raise ValueError(f"{split} row {index}: nums must be a list of whole numbers, got {numbers!r}")
+        raise ValueError(f"nums must be a list of whole numbers, got {numbers!r}")
     if type(target) is not int:
-        raise ValueError(f"{split} row {index}: target must be a whole number, got {target!r}")
+        raise ValueError(f"target must be a whole number, got {target!r}")
     return Problem(tuple(numbers), target, None)
 
 
