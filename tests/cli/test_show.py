@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ import pytest
 from covey.cli.main import main
 from covey.cli.show import last_answers
 from covey.run.checkpoints.resume import run_lock
+
+from ..support.processes import in_a_fork
 
 SUMMARY = {
     "status": "completed",
@@ -136,6 +139,19 @@ def test_several_runs_stand_side_by_side(run: Path, capsys: pytest.CaptureFixtur
     ]
 
 
+def test_the_folder_of_a_sweep_stands_for_its_runs(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("multirun").mkdir()
+    for number, name in enumerate(("third", "second", "first")):
+        os.utime(write_run(Path("multirun") / name) / "config.yaml", (1, 9 - number))
+    for words in (["show", "multirun"], ["doctor", "multirun"], ["report", "multirun", "--text"]):
+        assert main(words) == 0
+        said = capsys.readouterr().out
+        assert said.index("first") < said.index("second") < said.index("third")
+    assert main(["status", "multirun"]) == main(["rollouts", "multirun"]) == 2
+    several = "takes one run folder, got multirun/first multirun/second multirun/third"
+    assert capsys.readouterr().err == f"covey: covey status {several}\ncovey: covey rollouts {several}\n"
+
+
 def test_runs_side_by_side_are_told_apart_by_what_they_differ_in(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_run(Path("other"))
     for name, rate in (("run", 0.1), ("other", 0.2)):
@@ -169,6 +185,20 @@ def test_looking_at_a_run_does_not_wait_for_torch() -> None:
     code = "import sys, covey.cli.show; print({'torch', 'transformers', 'hydra'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "set()\n"
+
+
+@pytest.mark.parametrize("words", [["show", "run"], ["show", "run", "run"], ["config"], ["--help"]])
+def test_a_reader_who_closes_the_pipe_is_no_error(run: Path, words: list[str]) -> None:
+    def shown() -> tuple[int, str]:
+        read, write = os.pipe()
+        os.close(read)
+        os.dup2(write, 1)
+        sys.stdout, sys.stderr = open(1, "w", closefd=False), StringIO()  # noqa: SIM115 - the fork's own
+        code = main(words)
+        sys.stdout.flush()
+        return code, sys.stderr.getvalue()
+
+    assert in_a_fork(shown) == (0, "")
 
 
 ODD = ("[]", "3", "null", "{}", '{"step": "x"}', '{"step": null, "kind": "train"}', "[" * 100_000, "\\0")

@@ -12,6 +12,7 @@ from covey.run.preflight import preflight
 from covey.run.records.record import RunRecorder
 from covey.run.stages import evaluate_and_log, load_environment, load_run
 from covey.system import collectives
+from covey.system.disk import ignore_stdout_errors
 from covey.system.jsonl import write_json
 from covey.system.text.console import CleanConsole
 from covey.system.text.masking import mask
@@ -65,5 +66,6 @@ def run_check(config: Config, output_dir: Path) -> None:
             checks = preflight.run_checks(preflight.PreflightContext(run, config))
         preflight.write(checks, record.folder)
         if collectives.is_main_process():
-            CleanConsole().print(preflight.table(checks))
+            with ignore_stdout_errors():
+                CleanConsole().print(preflight.table(checks))
         preflight.raise_on_failure(checks)

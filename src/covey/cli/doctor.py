@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from covey.cli.flags import refuse_flags, refuse_no_folder, split_flags
+from covey.cli.flags import refuse_flags, run_folders, split_flags
 from covey.report.health import Health, health_of, read_for_doctor
 from covey.report.make import names_of
 from covey.run.doctor.diagnose import EXIT_CODES, worst
@@ -72,7 +72,5 @@ def read_words(words: Sequence[str]) -> Asked:
     """Split runs from flags. ValueError for a flag that there is not, and without a run."""
     others, given = split_flags(words, WITH_VALUE, ALONE)
     refuse_flags(others, (*ALONE, *WITH_VALUE))
-    folders = [Path(word) for word in others]
     control = Path(given["--control"]) if "--control" in given else None
-    refuse_no_folder("doctor", folders)
-    return Asked(folders, control, "--json" in given)
+    return Asked(run_folders("doctor", others), control, "--json" in given)

@@ -41,10 +41,18 @@ def refuse_flags(others: Sequence[str], known: Collection[str]) -> None:
             raise ValueError(f'no flag "{word.partition("=")[0]}"; flags: {", ".join(known)}')
 
 
-def refuse_no_folder(verb: str, folders: Sequence[object]) -> None:
-    """Refuse (ValueError) a verb that is given no run folder."""
-    if not folders:
+def run_folders(verb: str, words: Sequence[str]) -> list[Path]:
+    """Return the folders that are named, of a sweep those of its runs. ValueError where a verb is given none."""
+    if not words:
         raise ValueError(f"covey {verb} needs a run folder, such as covey {verb} outputs/DATE/TIME")
+    return [run for word in words for run in _runs_of(Path(word))]
+
+
+def _runs_of(folder: Path) -> list[Path]:
+    from covey.run.folder import CONFIG, begun_at
+
+    runs = [] if (folder / CONFIG).is_file() else [path.parent for path in folder.glob(f"*/{CONFIG}")]
+    return sorted(runs, key=lambda run: (begun_at(run), run)) or [folder]
 
 
 def with_latest_run(words: Sequence[str], roots: Sequence[Path] = (RUNS, SWEEPS)) -> list[str]:

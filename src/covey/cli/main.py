@@ -44,6 +44,10 @@ CONFIG_FLAG = "--config"
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command. Exit codes: 0, 2 (user errors, in one line), 1 (a defect of covey), 130 (Ctrl-C)."""
     code = _code_of(list(sys.argv[1:] if argv is None else argv))
+    try:
+        print(end="", flush=True)
+    except OSError as error:
+        code = report(error) or code
     if argv is None and threading.active_count() > 1:
         from covey.system.waits.watchdog import exit_within
 
@@ -81,7 +85,6 @@ PLAIN = {
 
 def _dispatch(words: list[str]) -> int:
     verb, rest = (words[0], words[1:]) if words else ("--help", [])
-    # Answer what needs no verb
     if verb in ("-h", "--help", "help"):
         print(usage.overview())
         return 0
@@ -232,8 +235,7 @@ def _job(verb: str, composed: "DictConfig", given: Given) -> "list[Path]":
                 composing.print_only(job, given.asked)
                 return []
             _check_folder(job, wanted, is_exact=named)
-            for line in (*job.changed, *job.first_lines) if ranks.rank() == 0 else ():
-                print(line, flush=True)
+            _tell(*job.changed, *job.first_lines)
             folder = held.enter_context(_place_to_work(verb, job, wanted, is_exact=named))
         finally:
             if not given.was_there:
@@ -242,9 +244,17 @@ def _job(verb: str, composed: "DictConfig", given: Given) -> "list[Path]":
         for note in job.notes:
             LOGGER.warning(note)
         if hydra.mode is RunMode.MULTIRUN:
-            print(f"job {hydra.job.num}: {' '.join(typed)}", flush=True)
+            _tell(f"job {hydra.job.num}: {' '.join(typed)}")
         _work(verb, job.config, folder, is_new=job.old is None and not given.was_there)
     return [folder]
+
+
+def _tell(*lines: str) -> None:
+    from covey.system.disk import ignore_stdout_errors
+
+    with ignore_stdout_errors():
+        for line in lines if ranks.rank() == 0 else ():
+            print(line, flush=True)
 
 
 def _work(verb: str, config: "Config", folder: "Path", *, is_new: bool) -> None:
@@ -277,7 +287,6 @@ def _work(verb: str, config: "Config", folder: "Path", *, is_new: bool) -> None:
         raise
     if ranks.rank() > 0:
         return
-    # Print what the run left
     _report(verb, config, folder)
     content = read_summary(folder)
     with ignore_stdout_errors():
@@ -361,15 +370,14 @@ def _complete(words: Sequence[str]) -> int:
 
 def report(error: Exception) -> int:
     """Print an error and give the exit code: one line for a user error, else the traceback."""
-    if isinstance(error, BrokenPipeError):  # `covey config | head`: whoever reads has enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-
     import traceback
 
     from covey.cli.errors import explain, is_user_error, reported_by_other_rank
+    from covey.system.disk import leave_broken_stdout
     from covey.system.text.cleaning import INDENT, clean
 
+    if isinstance(error, BrokenPipeError) and leave_broken_stdout():  # `covey config | head`: who reads has enough
+        return 0
     # Leave the message to rank 0 where all ranks have it
     if ranks.world_size() > 1 and reported_by_other_rank(error):
         time.sleep(HEARD_SECONDS)  # a launcher ends all ranks with the first, and that must be the one that speaks

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from covey.cli.flags import refuse_flags, refuse_no_folder, split_flags
+from covey.cli.flags import refuse_flags, run_folders, split_flags
 from covey.config.schema import OutputConfig
 from covey.report.foreign import EXPORTS, export, read_any
 from covey.report.make import FOLLOW_SECONDS, follow, make_report, names_of, pause
@@ -104,6 +104,4 @@ def read_words(verb: str, words: Sequence[str]) -> Asked:
     """Split folders from flags. ValueError for a flag that there is not, and without a folder."""
     others, flags = split_flags(words, WITH_VALUE, ALONE)
     refuse_flags(others, (*WITH_VALUE, *ALONE))
-    folders = [Path(word) for word in others]
-    refuse_no_folder(verb, folders)
-    return Asked(folders, flags)
+    return Asked(run_folders(verb, others), flags)

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from covey.cli.flags import refuse_no_folder
+from covey.cli.flags import run_folders
 from covey.cli.tables import print_folder, relative, render, side_by_side
 from covey.environments.data.files import json_fault
 from covey.report.read import last_settings
@@ -131,7 +131,7 @@ def _what_follows(folder: Path) -> str:
 
 def _read(words: Sequence[str]) -> tuple[list[Path], int]:
     """Return the folders that the words name, and how many answers to show."""
-    folders: list[Path] = []
+    named: list[str] = []
     number, rest = str(NUM_ANSWERS), list(words)
     # Split folders from flags
     while rest:
@@ -142,9 +142,9 @@ def _read(words: Sequence[str]) -> tuple[list[Path], int]:
         elif word.startswith("-"):
             raise ValueError(f"{word} needs a number" if flag == ANSWERS else f'no flag "{flag}"; flags: {ANSWERS} N')
         else:
-            folders.append(Path(word))
+            named.append(word)
     # Refuse words that name no run
-    refuse_no_folder("show", folders)
+    folders = run_folders("show", named)
     for folder in folders:
         if not (folder / CONFIG).is_file():
             raise ValueError(f"{folder} is no run folder (it has no {CONFIG})")

@@ -4,6 +4,7 @@ import errno
 import logging
 import os
 import re
+import select
 import shutil
 import stat
 import sys
@@ -65,10 +66,20 @@ def ignore_stdout_errors() -> Iterator[None]:
     """
     try:
         yield
-    except (OSError, SystemExit) as error:  # rich leaves the program where a pipe is broken
+    except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if isinstance(error, OSError):
+        if not isinstance(error, BrokenPipeError):
             LOGGER.warning("standard output cannot be written (%s); the run continues without it", error.strerror)
+
+
+def leave_broken_stdout() -> bool:
+    """Tell whether standard output is a pipe whose reader has gone, and if so write nothing more to it."""
+    looked = select.poll()
+    looked.register(1, 0)  # errors are told in any case
+    is_broken = bool(looked.poll(0))
+    if is_broken:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    return is_broken
 
 
 def sync(path: Path) -> None:

@@ -22,6 +22,9 @@ class CleanConsole(Console):
         plain: dict[str, Any] = {"markup": False, "emoji": False, "highlight": False}
         super().__init__(**plain | options)
 
+    def on_broken_pipe(self) -> None:
+        raise  # rich would leave the program with exit code 1
+
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):
             text = segment.text if segment.control else self._shown(segment.text)
