@@ -46,6 +46,9 @@ SLIPS: list[tuple[list[str], str]] = [
     (["data.path=ü/rows (1).jsonl"],
      "cannot read the override \"data.path=ü/rows (1).jsonl\": quote the value, for the shell and for Hydra: "
      "\"data.path='ü/rows (1).jsonl'\""),
+    (["optimizer.lr.x=3"], "optimizer.lr.x=3 sets nothing: optimizer.lr is one value; write optimizer.lr=3"),
+    (["+seed.a.b=3"], "seed.a.b=3 sets nothing: seed is one value; write seed=3"),
+    (["evaluation.k.x=3"], "evaluation.k.x=3 sets nothing: evaluation.k is a list; write evaluation.k=[...]"),
     (["~algorithm.kl_coef"], "algorithm.kl_coef cannot be deleted; every setting has a value"),
     (["+algorithm.kl_coef=1"], "algorithm.kl_coef is a setting already: write it without +"),
     (["--config"], "--config needs a value"),

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from decimal import Decimal
 from functools import cache
-from typing import Any, get_type_hints
+from typing import Any, get_origin, get_type_hints
 
 from covey.cli import help as usage
 from covey.config import foreign
@@ -51,6 +51,8 @@ def arrange(verb: str, words: Sequence[str]) -> list[str]:
             _refuse_slip(word, rest)
             settings.append(with_whole_numbers(_with_home(word)))
     _refuse_foreign(settings)
+    for word in settings:
+        _refuse_below(word)
     # Refuse combinations that mean nothing
     if verb in ("config", "plan") and {"-m", "--multirun"} & set(flags):
         raise ValueError(f"covey {verb} prints one configuration; --multirun is for covey train")
@@ -77,6 +79,16 @@ def _refuse_foreign(settings: Sequence[str]) -> None:
     lines = [line for name, value in given.items() if (line := _in_covey(name, value, given))]
     if lines:
         raise ValueError("; ".join(lines))
+
+
+def _refuse_below(word: str) -> None:
+    """Refuse a name that goes on where a setting is one value, or a list without the number of an entry."""
+    name, equals, value = word.lstrip("+").partition("=")
+    for above, kind in _setting_types().items() if equals else ():
+        below, is_list = name.removeprefix(f"{above}."), get_origin(kind) is list
+        if below != name and get_origin(kind) is not dict and not (is_list and below[:1].isdigit()):
+            what, meant = ("a list", "[...]") if is_list else ("one value", value)
+            raise ValueError(f"{name}={value} sets nothing: {above} is {what}; write {above}={meant}")
 
 
 def _in_covey(name: str, value: str, given: Mapping[str, str]) -> str:
