@@ -91,7 +91,7 @@ def _train(config: Config, wanted: Path, stopper: Stopper, given: Given, exact: 
             run_train(config, folder, stopper, given)
         except ValueError:
             if not (was_there and folder == wanted) and ranks.rank() == 0:
-                discard_refused(folder, num_parents=0 if exact else 2)
+                discard_refused(folder, num_parents=0 if exact else 2, keeps_checks=False)
             raise
 
 

@@ -23,6 +23,8 @@ from covey.api.settings import full_name
 from covey.api.training import resumed
 from covey.config.compose import to_yaml
 from covey.config.schema import Config
+from covey.run.preflight import preflight
+from covey.run.preflight.subject import Check
 
 from ..support.byte_rewards import by_bytes
 from ..support.processes import as_job_steps
@@ -292,6 +294,16 @@ def test_a_run_that_is_refused_before_it_did_anything_leaves_no_folder(tmp_path:
         with pytest.raises(ValueError, match="no column 'prompt'"):
             covey.train("nano", by_bytes, [{"text": "say 3:"}, {"text": "say 4:"}], folder=folder, **NANO)
         assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_whose_reward_function_is_refused_leaves_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed = Check(False, "none could be scored", "", name="reward functions")
+    monkeypatch.setattr(preflight, "run_checks", lambda subject: [failed])
+    with pytest.raises(ValueError, match="none could be scored"):
+        covey.train("nano", by_bytes, ROWS, folder=tmp_path / "run", **NANO | {"preflight": {"enabled": True}})
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_stop_in_the_evaluation_before_the_first_step_trains_none(

@@ -294,6 +294,8 @@ def test_a_folder_in_which_anything_else_is_stays(file: str) -> None:
     (folder / file).write_text("something")
     assert not run_folder.discard_refused(folder)
     assert {path.name for path in folder.iterdir()} == run_folder.NOTHING_DONE | {file}
+    (folder / "summary.json").write_text('{"phases": {"preflight": {}}}')
+    assert run_folder.discard_refused(folder, keeps_checks=False) == (file == "preflight.json")
 
 
 def test_a_program_that_calls_train_is_told_as_early() -> None:

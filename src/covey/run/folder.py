@@ -249,18 +249,17 @@ UNTIMED = "other"
 """The phase of a summary in which a run does nothing but begin and end."""
 
 
-def discard_refused(folder: Path, num_parents: int = 2) -> bool:
+def discard_refused(folder: Path, num_parents: int = 2, *, keeps_checks: bool = True) -> bool:
     """Remove the folder of a run that was refused before it did anything. Return whether it was such a one.
 
-    Whoever warmed a policy up, sampled or called a reward function keeps the log.
+    Whoever warmed a policy up, sampled or called a reward function keeps the log, but without `keeps_checks` what the
+    preflight did and wrote counts for nothing.
     """
-    files = list(folder.iterdir())
-    # Any row, checkpoint or report counts as something done
-    rows = [path for path in files if path.name in ALWAYS_ROWS]
-    if {path.name for path in files} - NOTHING_DONE or any(not path.is_file() or path.stat().st_size for path in rows):
-        return False
-    # A phase besides the start counts too: it cost time that the log explains
-    if set((read_summary(folder) or {}).get("phases", {})) - {UNTIMED}:
+    files, checks = list(folder.iterdir()), set() if keeps_checks else {"preflight", "preflight.json"}
+    # Any row, checkpoint or report counts as something done, and a phase besides the start: it cost time
+    done = {path.name for path in files} - NOTHING_DONE
+    done |= {path.name for path in files if path.name in ALWAYS_ROWS and (not path.is_file() or path.stat().st_size)}
+    if done - checks or {*(read_summary(folder) or {}).get("phases", {})} - {UNTIMED} - checks:
         return False
     for path in files:
         path.unlink()
