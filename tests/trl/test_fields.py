@@ -2,8 +2,10 @@
 
 import importlib
 import math
+import re
 import sys
 from dataclasses import fields
+from inspect import signature
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +16,7 @@ from transformers import EarlyStoppingCallback
 from covey.trl import GRPOConfig, GRPOTrainer
 from covey.trl.callbacks import Bridge, log_row
 from covey.trl.config import default_of
-from covey.trl.fields import MAPPED, REFUSED, table
+from covey.trl.fields import GONE, MAPPED, REFUSED, table
 from covey.trl.mapping import settings_of
 
 from ..support.models.tiny_models import tiny_model
@@ -51,6 +53,21 @@ def test_a_refused_field_is_named_with_the_reason_when_it_is_set(name: str) -> N
         settings_of(args, num_rows=100)
     assert str(refused.value).startswith(f"GRPOConfig({name}=")
     assert REFUSED[name] in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("max_prompt_length", "max_prompt_length: leave it out: prompts are never cut, and the preflight names those"),
+        ("warmup_ratio", "warmup_ratio: write warmup_steps, which below 1 is a share of the steps"),
+        ("learning_rat", "learning_rat; did you mean learning_rate?"),
+    ],
+)
+def test_a_field_that_is_not_there_is_refused_with_what_to_write(name: str, said: str) -> None:
+    with pytest.raises(TypeError, match=re.escape(f"GRPOConfig has no field {said}")):
+        GRPOConfig(**{name: 1})
+    assert not {*GONE} & {field.name for field in fields(GRPOConfig)}
+    assert signature(GRPOConfig).parameters["learning_rate"].default == 1e-6
 
 
 BASE: dict[str, Any] = {"bf16": False, "per_device_train_batch_size": 16, "num_generations": 4}

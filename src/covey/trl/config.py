@@ -3,16 +3,37 @@
 import json
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
-from typing import Any
+from functools import wraps
+from typing import Any, TypeVar
 
 from transformers import TrainingArguments
 
 from covey.system import ranks
+from covey.system.lookup import near
+from covey.trl.fields import GONE
 
 DICTIONARIES = ("model_init_kwargs", "generation_kwargs", "chat_template_kwargs", "lr_scheduler_kwargs")
 """Fields that a command line gives as JSON."""
+Made = TypeVar("Made")
 
 
+def _explaining(made: type[Made]) -> type[Made]:
+    """Have TypeErrors about a field that is not there say what to do about it."""
+    init = made.__init__
+
+    @wraps(init)
+    def explained(self: Made, *args: Any, **given: Any) -> None:
+        known = [one.name for one in fields(made)]  # type: ignore[arg-type] # a dataclass
+        if other := next((name for name in given if name not in known), None):
+            meant = f": {GONE[other]}" if other in GONE else near(other, known)
+            raise TypeError(f"GRPOConfig has no field {other}{meant}")
+        init(self, *args, **given)
+
+    made.__init__ = explained  # type: ignore[method-assign]
+    return made
+
+
+@_explaining
 @dataclass
 class GRPOConfig(TrainingArguments):
     """Hold the arguments of a TRL script. Every field is obeyed, or refused by name with the reason.

@@ -222,6 +222,23 @@ REFUSED: dict[str, str] = {
 }
 """Field -> why it is refused, by name, when it is set to another value than its default."""
 
+GONE: dict[str, str] = {
+    "max_prompt_length": "leave it out: prompts are never cut, and the preflight names those that are too long",
+    "evaluation_strategy": "write eval_strategy",
+    "warmup_ratio": "write warmup_steps, which below 1 is a share of the steps",
+    "overwrite_output_dir": "leave it out: a folder that holds a run is never written over",
+    "no_cuda": "write use_cpu",
+    "logging_dir": "leave it out: what trackers write is in output_dir",
+    "save_safetensors": "leave it out: weights are always saved so",
+    "group_by_length": f"leave it out: {NO_LOADER}",
+    "use_liger_loss": f"leave it out: {REFUSED['use_liger_kernel']}",
+    "wandb_log_unique_prompts": f"leave it out: {OWN_LOG}",
+    "vllm_max_model_len": "write vllm_max_model_length",
+    "vllm_guided_decoding_regex": f"leave it out: {REFUSED['vllm_structured_outputs_regex']}",
+    **dict.fromkeys(("vllm_device", "vllm_dtype"), f"leave it out: {VLLM_STARTS}"),
+}
+"""Field that older versions had -> what to do about it."""
+
 
 def table() -> str:
     """Return the rows of the page's table, in the order of the alphabet."""
