@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from covey.cli.main import main
-from covey.cli.translate import as_lines, read_file, translate
+from covey.cli.translate import as_lines, read_file, translate, unnamed
+
+TASK = "environment=NAME, or environment=reward_functions rewards=[MODULE:FUNCTION]"
 
 VERL = """\
 set -x
@@ -41,6 +43,21 @@ def test_a_script_of_verl_is_one_command(tmp_path: Path) -> None:
         "group_size=5",
     ]
     assert [note.partition("=")[0] for note in found.notes] == ["trainer.n_gpus_per_node"]
+    assert as_lines(found)[-1] == f"# still to be named: {TASK}"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["trl", "grpo", "--beta", "0.1"], [f"still to be named: model.name=NAME; {TASK}; data.path=ROWS"]),
+        (["trl", "grpo", "--reward_funcs", "accuracy_reward", "--model_name_or_path", "m"],
+         ["still to be named: data.path=ROWS"]),
+        (["env.dataset=gsm8k"], []),
+        (["model.name=m", "environment=arithmetic"], []),
+    ],
+)  # fmt: skip
+def test_what_the_command_does_not_name_is_still_to_be_named(words: list[str], said: list[str]) -> None:
+    assert unnamed(translate(words).words) == said
 
 
 def test_a_command_of_torchrl_keeps_what_is_called_alike() -> None:
@@ -85,7 +102,10 @@ def test_the_next_experiment_of_the_code_document_is_one_command() -> None:
 
 def test_flags_of_the_documents_are_translated_one_by_one() -> None:
     found = translate(["python", "grpo/train_grpo.py", "--group_size=16", "--kl_beta=0.2", "--learning_rate=5e-6"])
-    assert as_lines(found) == ["covey train \\\n  group_size=16 \\\n  algorithm.kl_coef=0.2 \\\n  optimizer.lr=5e-6"]
+    assert as_lines(found) == [
+        "covey train \\\n  group_size=16 \\\n  algorithm.kl_coef=0.2 \\\n  optimizer.lr=5e-6",
+        f"# still to be named: model.name=NAME; {TASK}; data.path=ROWS",
+    ]
 
 
 def test_the_printed_command_composes(capsys: pytest.CaptureFixture[str]) -> None:
@@ -102,6 +122,7 @@ def test_every_setting_of_a_toml_file_is_translated_or_said_to_be_unknown(tmp_pa
         "covey train \\\n  num_steps=7 \\\n  model.name=Qwen/Qwen2.5-0.5B",
         "# max_steps=7 is num_steps=7 here (-1 leaves it to num_train_epochs)",
         "# trainer.unheard.of=3 is no setting here (covey has nothing like it)",
+        f"# still to be named: {TASK}; data.path=ROWS",
     ]
 
 

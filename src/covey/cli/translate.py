@@ -106,7 +106,21 @@ def run_translate(words: Sequence[str]) -> None:
 def as_lines(found: Translation) -> list[str]:
     """Return the command, a word on each line, and the notes as comments."""
     command = ["covey train", *(f"  {shlex.quote(word)}" for word in found.words.values())]
-    return [" \\\n".join(command), *(f"# {note}" for note in found.notes)]
+    return [" \\\n".join(command), *(f"# {note}" for note in (*found.notes, *unnamed(found.words)))]
+
+
+def unnamed(words: Mapping[str, str]) -> list[str]:
+    """Say what a run needs that none of the words names, for which covey would take what it has."""
+    if {"recipe", "resume"} & words.keys():
+        return []
+    rewarded = words.get("environment", "environment=reward_functions") == "environment=reward_functions"
+    needed = {
+        "model.name=NAME": {"model", "model.name"},
+        "environment=NAME, or environment=reward_functions rewards=[MODULE:FUNCTION]": {"environment", "rewards"},
+        **({"data.path=ROWS": {"data.path"}} if rewarded else {}),
+    }
+    missing = [what for what, names in needed.items() if not names & words.keys()]
+    return [f"still to be named: {'; '.join(missing)}"] if missing else []
 
 
 def read_file(path: Path) -> list[str]:
