@@ -85,6 +85,8 @@ def _train_into(
 ) -> ColdStart:
     with catch_write_errors(folder.parent):
         folder.parent.mkdir(parents=True, exist_ok=True)
+    num_steps = config.cold_start.num_steps
+    say(f"cold start: up to {num_steps} steps on demonstrations first, kept for later runs in {folder.parent}")
     # Load the policy, shared out where the run shares it out
     model, strategy = config.warmed_model, config.parallel.strategy
     policy = load_policy(model, seed=config.seed, on_host=is_shared_out(strategy))
