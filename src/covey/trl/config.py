@@ -29,7 +29,7 @@ def _explaining(made: type[Made]) -> type[Made]:
             raise TypeError(f"GRPOConfig has no field {other}{meant}")
         init(self, *args, **given)
 
-    made.__init__ = explained  # type: ignore[method-assign]
+    made.__init__ = explained  # type: ignore[assignment]
     return made
 
 
