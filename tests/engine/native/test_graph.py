@@ -156,6 +156,29 @@ def test_a_captured_step_does_the_same_and_is_thrown_away_with_the_memory_it_wri
     assert not engine._runner._graphs  # type: ignore[attr-defined] # the graph's runner
 
 
+@pytest.mark.parametrize(
+    ("reads_idle", "has_sessions", "expected"),
+    [(False, False, 40), (True, False, 32), (False, True, 32)],
+    ids=["flash", "all slots are read", "sessions rest beside"],
+)
+def test_rows_are_as_long_at_once_as_they_may_become_where_idle_slots_cost_nothing(
+    reads_idle: bool, has_sessions: bool, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(graph, "SLOT_UNIT", 16)
+    engine = NativeEngine(tiny_policy("qwen2", torch.float64), GENEROUS, 8, kernels="torch")
+    runner = graph.GraphRunner(engine._policy, engine._runner.cache)
+    runner._reads_idle = reads_idle
+    request = engine._request(list(range(5, 15)), 2, Sampling(max_tokens=30))
+    if has_sessions:
+        request.keep_rows()
+    engine._scheduler.submit(request)
+    (row, _) = engine._scheduler.admit().rows
+    row.token_ids.append(7)
+    assert engine._scheduler.limits.rows_hold_prompts is False
+    engine._scheduler.limits = replace(engine._scheduler.limits, rows_hold_prompts=True)
+    assert runner._length(engine._scheduler) == expected
+
+
 def test_where_a_step_cannot_be_captured_it_is_launched_as_it_is_and_that_is_said_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
