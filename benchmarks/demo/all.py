@@ -110,7 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     jobs = [(recipe, seed) for seed in options.seeds for recipe in options.recipes]
     num_threads = max(1, len(os.sched_getaffinity(0)) // options.at_once)
     with ThreadPoolExecutor(options.at_once) as pool:
-        found = pool.map(lambda job: run(*job, num_threads), jobs)
+        found = pool.map(lambda job: run(job[0], job[1], num_threads), jobs)
         risen = []
         for (recipe, seed), result in zip(jobs, found, strict=True):
             keep(recipe, seed, result)

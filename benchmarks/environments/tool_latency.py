@@ -213,7 +213,7 @@ class Trl:
         """Stand in the place of `_generate_single_turn`: which attempt a prompt is of is written in its calls."""
         if self._tokens:
             self._samples(prompt_ids, *others, **named)
-        tokenizer = self._trainer.processing_class
+        tokenizer: Any = self._trainer.processing_class
         texts = []
         for place, ids in enumerate(prompt_ids):
             calls = re.findall(r'"attempt": (\d+), "turn": (\d+)', tokenizer.decode(ids))

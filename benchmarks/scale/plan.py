@@ -23,8 +23,8 @@ from covey.config.schema import Config, DoctorConfig, EvaluationConfig, OutputCo
 from covey.environments.arithmetic import Arithmetic
 from covey.run.given import Given
 from covey.run.planner.hardware import Hardware, here
-from covey.run.planner.memory import workload
-from covey.run.planner.plan import through_c, work_of
+from covey.run.planner.memory import with_fused_layers, workload
+from covey.run.planner.plan import work_of
 from covey.run.planner.probe import Watch, compared
 from covey.run.planner.seconds import step_seconds
 from covey.run.planner.shapes import shape_for
@@ -131,10 +131,11 @@ def _memory(checks: Any) -> dict[str, float]:
 
 def planned_bytes(config: Config, on: Hardware, num_tokens: float, prompt_tokens: float) -> float:
     """Return the bytes on top of weights of the one model of memory."""
-    load = through_c(config, replace(workload(config, 1), micro_batch_tokens=int(num_tokens)), on)
+    shape, load = shape_for(config.model), replace(workload(config, 1), micro_batch_tokens=int(num_tokens))
+    load = with_fused_layers(load, config.model, shape, is_gpu=on.is_gpu)
     num_cached = load.num_cached + int(config.groups_per_step * prompt_tokens)
     load = replace(load, num_cached=num_cached, single_pass=num_tokens < config.micro_batch_tokens)
-    parts = memory_of(shape_for(config.model), load)
+    parts = memory_of(shape, load)
     return float(parts["optimizer"] + max(parts["gradients"] + parts["training"], parts["sampling"]))
 
 

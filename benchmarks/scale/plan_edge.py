@@ -18,8 +18,7 @@ from typing import Any
 from benchmarks.scale.plan import CASES, config_of
 from covey.config.schema import Config
 from covey.run.planner.hardware import here
-from covey.run.planner.memory import workload
-from covey.run.planner.plan import through_c
+from covey.run.planner.memory import with_fused_layers, workload
 from covey.run.planner.shapes import shape_for
 from covey.run.preflight.memory_model import kept_bytes, training_bytes
 
@@ -36,8 +35,8 @@ FRESH = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536", "
 
 def training_needs(config: Config, num_tokens: int) -> int:
     """Return the bytes that gradients and one micro-batch of so many tokens take, by the model of memory."""
-    shape = shape_for(config.model)
-    load = through_c(config, replace(workload(config, 1), micro_batch_tokens=num_tokens), here())
+    shape, load = shape_for(config.model), replace(workload(config, 1), micro_batch_tokens=num_tokens)
+    load = with_fused_layers(load, config.model, shape, is_gpu=here().is_gpu)
     return kept_bytes(shape, load)["gradients"] + training_bytes(shape, load)
 
 
