@@ -63,7 +63,8 @@ def test_other_numbers_of_tokens_compile_nothing_anew(as_traced: CompileCounter)
     assert as_traced.frame_count == 2, "sums and gradient, once each"
 
 
-def test_gradients_are_written_in_the_type_of_the_products_they_enter() -> None:
+def test_gradients_are_written_in_the_type_of_the_products_they_enter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(softmax, "compiled", lambda function: function)
     head = replace(head_of(), fused=True, precision=torch.bfloat16)
     logits, target_L = torch.randn(3, V), torch.arange(3)
     scored = _score_(head, logits.clone(), target_L)
