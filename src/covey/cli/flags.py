@@ -48,6 +48,14 @@ def run_folders(verb: str, words: Sequence[str]) -> list[Path]:
     return [run for word in words for run in _runs_of(Path(word))]
 
 
+def one_run_folder(verb: str, words: Sequence[str]) -> Path:
+    """Return the folder that is named. ValueError where words name none, several, or a flag."""
+    folders = run_folders(verb, words)
+    if len(folders) != 1 or words[0].startswith("-"):
+        raise ValueError(f"covey {verb} takes one run folder, got {' '.join(map(str, folders))}")
+    return folders[0]
+
+
 def _runs_of(folder: Path) -> list[Path]:
     from covey.run.folder import CONFIG, begun_at
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
-from covey.cli.flags import run_folders
+from covey.cli.flags import one_run_folder
 from covey.config import compose as settings
 from covey.run.folder import CONFIG, STATUS, is_running
 from covey.run.saved_settings import settings_of
@@ -74,10 +74,7 @@ def run_replay(words: Sequence[str]) -> None:
 
 def run_folder_of(verb: str, words: Sequence[str]) -> Path:
     """Return the one run folder that is named. ValueError for other words."""
-    folders = run_folders(verb, words)
-    if len(folders) != 1 or words[0].startswith("-"):
-        raise ValueError(f"covey {verb} takes one run folder, got {' '.join(map(str, folders))}")
-    (folder,) = folders
+    folder = one_run_folder(verb, words)
     if not (folder / CONFIG).is_file():
         raise ValueError(f"{folder} is no run folder: it has no {CONFIG}")
     return folder

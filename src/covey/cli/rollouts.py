@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.text import Text
 
-from covey.cli.flags import refuse_flags, run_folders, split_flags
+from covey.cli.flags import one_run_folder, refuse_flags, split_flags
 from covey.cli.show import rows_of
 from covey.run.folder import EVALUATIONS, ROLLOUTS
 from covey.run.records.answer_text import as_text, episode_text
@@ -53,10 +53,7 @@ def read_words(words: Sequence[str]) -> Asked:
     """Return what the words ask for. Raises ValueError where they name no run, or no such flag."""
     others, given = split_flags(words, WITH_VALUE, ALONE)
     refuse_flags(others, FLAGS)
-    folders = run_folders("rollouts", others)
-    if len(folders) != 1:
-        raise ValueError(f"covey rollouts takes one run folder, got {' '.join(map(str, folders))}")
-    path = folders[0] / (EVALUATIONS if "--evaluation" in given else ROLLOUTS)
+    path = one_run_folder("rollouts", others) / (EVALUATIONS if "--evaluation" in given else ROLLOUTS)
     number = _number(given, "--number")
     shown = NUM_SHOWN if number is None else number
     return Asked(path, _number(given, "--step"), given.get("--prompt"), shown, "--worst" in given)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor
 
-from covey.policy.kernels.gpu.inductor import compiled
+from covey.policy.kernels.gpu.inductor import compiled, number
 from covey.policy.transfer import to_device
 from covey.types import Sampling
 
@@ -137,8 +137,7 @@ def sample_compiled(logits_RV: Tensor, distribution: Distribution, uniform_R: Te
     """Return what `sample_same_params` does, in fewer passes over the logits where nothing is cut."""
     if distribution[0] <= 0 or distribution[1:] != (0, 1.0, 0.0):
         return sample_same_params(logits_RV, distribution, uniform_R)
-    temperature = torch.tensor(distribution[0], dtype=torch.float64)  # on the host: a number would be compiled in
-    return draw_tempered(logits_RV, temperature, uniform_R)
+    return draw_tempered(logits_RV, number(distribution[0]), uniform_R)
 
 
 def sample_same_params(logits_RV: Tensor, distribution: Distribution, uniform_R: Tensor) -> tuple[Tensor, Tensor]:

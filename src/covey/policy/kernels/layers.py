@@ -12,10 +12,15 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.activations import SiLUActivation
-from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, LlamaRMSNorm
-from transformers.models.mistral.modeling_mistral import MistralAttention, MistralMLP, MistralRMSNorm
-from transformers.models.qwen2.modeling_qwen2 import Qwen2Attention, Qwen2MLP, Qwen2RMSNorm
-from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, Qwen3MLP, Qwen3RMSNorm
+from transformers.models.llama.modeling_llama import LlamaAttention, LlamaDecoderLayer, LlamaMLP, LlamaRMSNorm
+from transformers.models.mistral.modeling_mistral import (
+    MistralAttention,
+    MistralDecoderLayer,
+    MistralMLP,
+    MistralRMSNorm,
+)
+from transformers.models.qwen2.modeling_qwen2 import Qwen2Attention, Qwen2DecoderLayer, Qwen2MLP, Qwen2RMSNorm
+from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, Qwen3DecoderLayer, Qwen3MLP, Qwen3RMSNorm
 
 from covey.policy.attention.base import ATTENTION, attention
 from covey.policy.kernels.elementwise import gated, rms_norm, rotated
@@ -148,6 +153,8 @@ def _is_plain(*tensors: Tensor) -> bool:
     return is_float and tensors[0].numel() > 0 and not torch.is_autocast_enabled("cpu")
 
 
+LAYERS = (LlamaDecoderLayer, MistralDecoderLayer, Qwen2DecoderLayer, Qwen3DecoderLayer)
+"""Layers of exactly this form; Qwen3's have norms of queries and keys besides."""
 GATED = (LlamaMLP, MistralMLP, Qwen2MLP, Qwen3MLP)
 """Taken only where the gate is a silu."""
 PARTS: dict[type[nn.Module], tuple[type[nn.Module], ...]] = {

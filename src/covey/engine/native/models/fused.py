@@ -15,18 +15,18 @@ import torch
 from torch import Tensor, nn
 from transformers.activations import SiLUActivation
 from transformers.modeling_outputs import BaseModelOutputWithPast
-from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaModel
-from transformers.models.mistral.modeling_mistral import MistralDecoderLayer, MistralModel
-from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer, Qwen2Model
+from transformers.models.llama.modeling_llama import LlamaModel
+from transformers.models.mistral.modeling_mistral import MistralModel
+from transformers.models.qwen2.modeling_qwen2 import Qwen2Model
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3Model
 
 from covey.engine.native.panels import BATCH, SOURCE, PackedWeights, Product
 from covey.policy.attention.base import Layout, Rule
 from covey.policy.kernels.compiler import library
+from covey.policy.kernels.layers import LAYERS
 
 FAMILY = (LlamaModel, MistralModel, Qwen2Model, Qwen3Model)
-LAYERS = (LlamaDecoderLayer, MistralDecoderLayer, Qwen2DecoderLayer, Qwen3DecoderLayer)
-"""Models and layers of exactly this form; Qwen3's have norms of queries and keys besides."""
+"""Models of such layers, and nothing else."""
 
 WeightOf = Callable[[nn.Module], tuple[Tensor, Tensor | None]]
 """Weight (O, I), adapters merged in, and bias (O,) of a linear layer."""

@@ -24,7 +24,7 @@ from covey.policy.policy import Policy
 
 def is_wanted(policy: Policy) -> bool:
     """Tell whether a model of the family is decoded this way: in half precision where torch compiles."""
-    return policy.compiles and policy.precision.itemsize == 2
+    return policy.compiles and not policy.computes_whole
 
 
 @runtime_checkable
@@ -46,8 +46,8 @@ class JoinedLinear:
     def __init__(self, layers: Sequence[Any], precision: torch.dtype) -> None:
         weight_OI, bias_O = layers[0].weight, layers[0].bias
         size = sum(layer.out_features for layer in layers)
-        self._weight_OI = weight_OI.new_empty((size, weight_OI.shape[1]), dtype=precision, requires_grad=False)
-        self._bias_O = None if bias_O is None else weight_OI.new_empty(size, dtype=precision, requires_grad=False)
+        self._weight_OI = weight_OI.new_empty((size, weight_OI.shape[1]), dtype=precision)
+        self._bias_O = None if bias_O is None else weight_OI.new_empty(size, dtype=precision)
 
     def take(self, layers: Sequence[Any]) -> None:
         """Copy the weights as they are now: graphs read them where they lie."""
@@ -118,7 +118,7 @@ class JoinedModel(nn.Module):
             # Attend
             hidden_TC, normed_TC = self._summed(hidden_TC, delta_TC, layer.norms[0])
             attended_TC = layer.attend(layout, normed_TC, cos_TD, sin_TD)
-            delta_TC = layer.output(attended_TC.to(self._precision))
+            delta_TC = layer.output(attended_TC)
             # Feed forward
             hidden_TC, normed_TC = self._summed(hidden_TC, delta_TC, layer.norms[1])
             delta_TC = layer.down(compiled(gated)(layer.gates(normed_TC)))
@@ -145,7 +145,8 @@ def turned(
     heads_THD = qkv_TO.unflatten(1, (num_queries + 2 * num_keys, -1))
     query_THD, key_TKD, value_TKD = heads_THD.split((num_queries, num_keys, num_keys), dim=1)
     if norms_D:
-        query_THD, key_TKD = _normed(query_THD, norms_D[0], eps), _normed(key_TKD, norms_D[1], eps)
+        query_THD, _ = norm(query_THD, norms_D[0], eps, qkv_TO.dtype)
+        key_TKD, _ = norm(key_TKD, norms_D[1], eps, qkv_TO.dtype)
     angles = cos_TD[:, None].float(), sin_TD[:, None].float()
     return _rotated(query_THD, *angles), _rotated(key_TKD, *angles), value_TKD.contiguous()
 
@@ -166,12 +167,6 @@ def turned_and_stored(
     keys.index_copy_(0, place, key_TKD.flatten(0, 1))
     values.index_copy_(0, place, value_TKD.flatten(0, 1))
     return query_THD
-
-
-def _normed(heads_THD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
-    wide_THD = heads_THD.float()
-    scale_TH1 = torch.rsqrt((wide_THD * wide_THD).mean(dim=-1, keepdim=True) + eps)
-    return ((wide_THD * scale_TH1).to(heads_THD.dtype) * weight_D).to(heads_THD.dtype)
 
 
 def _rotated(heads_THD: Tensor, cos_T1D: Tensor, sin_T1D: Tensor) -> Tensor:

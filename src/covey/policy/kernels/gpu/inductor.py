@@ -61,6 +61,11 @@ def compiled(function: Callable[..., T]) -> Callable[..., T]:
     return call
 
 
+def number(value: float) -> Tensor:
+    """Return a number on the host, which is not compiled in as a float would be."""
+    return torch.tensor(value, dtype=torch.float64)
+
+
 def _bare(given: tuple[Any, ...]) -> Iterator[Any]:
     """Yield tensors of which nothing is compiled in that varies: whether they have gradients, and how many rows."""
     for each in given:

@@ -8,13 +8,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.models.llama.modeling_llama import LlamaDecoderLayer
-from transformers.models.mistral.modeling_mistral import MistralDecoderLayer
-from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer
-from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
 from covey.policy.kernels.gpu.residual import add_norm
-from covey.policy.kernels.layers import COMPILED, CompiledAttention, CompiledMLP, CompiledNorm, compiled_class
+from covey.policy.kernels.layers import (
+    COMPILED,
+    LAYERS,
+    CompiledAttention,
+    CompiledMLP,
+    CompiledNorm,
+    compiled_class,
+)
 from covey.policy.settings import chooses_liger
 
 
@@ -24,9 +27,11 @@ class _OnGpu:
 
     def _cast_once(self, hidden_states: Tensor) -> Tensor:
         """Cast once what autocast would cast for each product that it enters."""
-        return (
-            hidden_states.to(torch.get_autocast_dtype("cuda")) if torch.is_autocast_enabled("cuda") else hidden_states
-        )
+        return hidden_states.to(_product_type(hidden_states))
+
+
+def _product_type(hidden_states: Tensor) -> torch.dtype:
+    return torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else hidden_states.dtype
 
 
 class _Norm(_OnGpu):
@@ -80,15 +85,14 @@ class _Layer:
 
 def _add_norm(hidden_BTC: Tensor, delta_BTC: Tensor | None, norm: Any) -> tuple[Tensor, Tensor]:
     """Apply `residual.add_norm` with a norm's weight, in the type of the products that follow."""
-    dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else hidden_BTC.dtype
     delta_NC = None if delta_BTC is None else delta_BTC.flatten(0, 1)
-    sum_NC, normed_NC = add_norm(hidden_BTC.flatten(0, 1), delta_NC, norm.weight, norm.variance_epsilon, dtype)
+    how = norm.weight, norm.variance_epsilon, _product_type(hidden_BTC)
+    sum_NC, normed_NC = add_norm(hidden_BTC.flatten(0, 1), delta_NC, *how)
     return sum_NC.view_as(hidden_BTC), normed_NC.view_as(hidden_BTC)
 
 
-LAYERS: dict[type[nn.Module], type[nn.Module]] = {
-    kind: type(f"Liger{kind.__name__}", (_Layer, kind), {})
-    for kind in (LlamaDecoderLayer, MistralDecoderLayer, Qwen2DecoderLayer, Qwen3DecoderLayer)
+JOINED: dict[type[nn.Module], type[nn.Module]] = {
+    kind: type(f"Liger{kind.__name__}", (_Layer, kind), {}) for kind in LAYERS
 }
 
 PARTS: dict[type[nn.Module], type[Any]] = {CompiledNorm: _Norm, CompiledMLP: _Mlp, CompiledAttention: _Attention}
@@ -113,5 +117,5 @@ def use_liger(model: nn.Module, device: torch.device, compiles: bool = False) ->
     for module in model.modules():
         if compiled := compiled_class(module):
             module.__class__ = LIGER[compiled]
-        elif compiles and type(module) in LAYERS:
-            module.__class__ = LAYERS[type(module)]
+        elif compiles and type(module) in JOINED:
+            module.__class__ = JOINED[type(module)]

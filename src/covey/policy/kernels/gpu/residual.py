@@ -53,10 +53,10 @@ class _AddNorm(torch.autograd.Function):
 
 
 def norm(hidden_NC: Tensor, weight_C: Tensor, eps: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return the norm and what each token is multiplied by."""
+    """Return the norm over the last dimension, of which there may be more before it, and what each is multiplied by."""
     wide_NC = hidden_NC.float()
     scale_N = torch.rsqrt((wide_NC * wide_NC).mean(dim=-1) + eps)
-    return ((wide_NC * scale_N[:, None]).to(hidden_NC.dtype) * weight_C).to(dtype), scale_N
+    return ((wide_NC * scale_N[..., None]).to(hidden_NC.dtype) * weight_C).to(dtype), scale_N
 
 
 def sum_and_norm(

@@ -9,12 +9,12 @@ Shapes: L loss tokens, V vocabulary.
 import torch
 from torch import Tensor
 
-from covey.policy.kernels.gpu.inductor import compiled
+from covey.policy.kernels.gpu.inductor import compiled, number
 
 
 def fused_scores(logits_LV: Tensor, target_L: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
     """(log-probs of the targets, entropies, what the log-softmax takes off)."""
-    divisor = _on_host(temperature)
+    divisor = number(temperature)
     logsum_L, entropy_L = compiled(sums)(logits_LV, divisor)
     return logits_LV.gather(1, target_L[:, None])[:, 0] / divisor - logsum_L, entropy_L, logsum_L
 
@@ -34,7 +34,7 @@ def fused_gradient(
     """
     # What has no gradient is left out of what is compiled
     entropy = () if of_entropy_L is None else (of_entropy_L, scores[1])
-    compiled(gradient)(logits_LV, target_L, coefficient_L, scores[0], _on_host(temperature), out_LV, *entropy)
+    compiled(gradient)(logits_LV, target_L, coefficient_L, scores[0], number(temperature), out_LV, *entropy)
 
 
 def sums(logits_LV: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
@@ -69,8 +69,3 @@ def gradient(
         terms_LV = torch.xlogy(probability_LV, probability_LV) + probability_LV * entropy_L[:, None]
         found_LV = found_LV - of_entropy_L[:, None] * terms_LV
     out_LV.copy_(found_LV)
-
-
-def _on_host(temperature: float) -> Tensor:
-    """Return a number that is not compiled in."""
-    return torch.tensor(temperature, dtype=torch.float64)
