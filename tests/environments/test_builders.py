@@ -71,7 +71,15 @@ IFEVAL = {"prompt": "No commas.", "instruction_id_list": ["punctuation:no_comma"
         (CodeConfig(), CODE, {"test_setup_code": 3}, "cannot be read (TypeError: sequence item 1: expected str "),
         (CodeConfig(), CODE, {"tests": [{"args": [1], "expected": 1, "tol": 3}]}, "cannot be read (Attribute"),
         (Gsm8kConfig(), {"question": "?", "answer": "#### 1"}, {"answer": "1"}, "answer must end in one '#### N'"),
-        (Gsm8kConfig(), {"question": "?", "answer": "#### 1"}, {"answer": 1}, "cannot be read (TypeError: "),
+        (Gsm8kConfig(), {"question": "?", "answer": "#### 1"}, {"answer": 1}, "column 'answer' must be text, got 1"),
+        (
+            Gsm8kConfig(),
+            {"question": "?", "answer": "#### 1"},
+            {"question": 3},
+            "column 'question' must be text, got 3",
+        ),
+        (CodeConfig(), CODE, {"entry_point": 3}, "column 'entry_point' must be text, got 3"),
+        (MathConfig(), {"problem": "?", "answer": "1"}, {"problem": 3}, "column 'problem' must be text, got 3"),
         (MathConfig(), {"problem": "?", "answer": "1"}, {"answer": ""}, "has an empty answer in column 'answer'"),
         (CountdownConfig(), {"target": 3}, {"nums": "12"}, "nums must be a list of whole numbers"),
         (IfevalConfig(), IFEVAL, {"kwargs": []}, "a prompt needs at least one instruction, and kwargs for each"),
@@ -83,12 +91,19 @@ def test_a_row_that_an_environment_cannot_take_is_named_by_file_and_line_or_left
     path = tmp_path / "rows.jsonl"
     asked = ("prompt", "question", "problem")
     numbered = [row | dict.fromkeys(asked, f"No. {n}") | {"nums": [n, 2]} for n in range(4)]
-    path.write_text("\n".join(json.dumps(one) for one in [*numbered[:2], numbered[2] | broken, numbered[3]]))
+
+    def built(rows: list[dict[str, Any]], bad_rows: str = "error") -> dict[str, list[Any]]:
+        path.write_text("\n".join(map(json.dumps, rows)))
+        made = ENVIRONMENTS[settings.name](settings, Config(data=DataConfig(path=str(path), bad_rows=bad_rows)))
+        adapt(made).close()
+        return {split: [(prompt.id, prompt.text) for prompt in made.prompts(split)] for split in SPLITS}
+
+    with_broken = [*numbered[:2], numbered[2] | broken, numbered[3]]
     with pytest.raises(ValueError, match=re.escape(f"{path} line 3 {problem}")):
-        ENVIRONMENTS[settings.name](settings, Config(data=DataConfig(path=str(path))))
-    kept = ENVIRONMENTS[settings.name](settings, Config(data=DataConfig(path=str(path), bad_rows="skip")))
-    assert sorted(len(kept.prompts(split)) for split in SPLITS) == [1, 2]
-    adapt(kept).close()
+        built(with_broken)
+    kept = built(with_broken, "skip")
+    assert sorted(map(len, kept.values())) == [1, 2]
+    assert kept == built([*numbered[:2], numbered[3]])
 
 
 CHAT = [{"role": "user", "content": "6 * 7?"}]

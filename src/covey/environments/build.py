@@ -44,18 +44,16 @@ def build_arithmetic(settings: "ArithmeticConfig", config: "BuildSettings") -> "
 
 def build_gsm8k(settings: "Gsm8kConfig", config: "BuildSettings") -> "Environment":
     from covey.environments.data.rows import load_rows, row_settings
-    from covey.environments.math.gsm8k import GSM8K, split_answer
+    from covey.environments.math.gsm8k import GSM8K, sound_row
 
-    how = row_settings(
-        config.data, ("question", "answer"), prompt=("question",), check=lambda row: split_answer(row["answer"])
-    )
+    how = row_settings(config.data, ("question", "answer"), prompt=("question",), make=sound_row)
     rows = load_rows(config.data.path, how)
     return GSM8K(rows.splits, settings.scheme, settings.format_reward, settings.instruction)
 
 
 def build_math(settings: "MathConfig", config: "BuildSettings") -> "Environment":
     from covey.environments.data.rows import load_rows, row_settings
-    from covey.environments.math.mathematics import MathColumns, Mathematics, MathSettings, gold_answer
+    from covey.environments.math.mathematics import MathColumns, Mathematics, MathSettings, sound_row
     from covey.environments.math.verifier import MathLimits
 
     columns = MathColumns(settings.problem_column, settings.answer_column, settings.solution_column)
@@ -63,7 +61,7 @@ def build_math(settings: "MathConfig", config: "BuildSettings") -> "Environment"
         config.data,
         (settings.problem_column,),
         "environment.problem_column",
-        check=partial(gold_answer, columns=columns),
+        make=partial(sound_row, columns=columns),
     )
     how = MathSettings(
         scheme=settings.scheme,
@@ -77,17 +75,17 @@ def build_math(settings: "MathConfig", config: "BuildSettings") -> "Environment"
 
 def build_countdown(settings: "CountdownConfig", config: "BuildSettings") -> "Environment":
     from covey.environments.data.rows import load_rows, row_settings
-    from covey.environments.math.countdown.environment import Countdown, generate, problem_of, read_rows
+    from covey.environments.math.countdown.environment import Countdown, generate, problem_of
 
     if config.data.path is None:
         return Countdown(generate(settings), settings)
-    rows = load_rows(config.data.path, row_settings(config.data, ("nums", "target"), check=problem_of))
-    return Countdown(read_rows(rows.splits), settings)
+    rows = load_rows(config.data.path, row_settings(config.data, ("nums", "target"), make=problem_of))
+    return Countdown(rows.splits, settings)
 
 
 def build_code(settings: "CodeConfig", config: "BuildSettings") -> "Environment":
     from covey.environments.code.environment import Code, CodeSettings
-    from covey.environments.code.formats import problem_of, problems_of
+    from covey.environments.code.formats import problem_of
     from covey.environments.code.problems import NUM_TESTS, generate_problems, with_tests
     from covey.environments.data.rows import load_rows, row_settings
 
@@ -100,8 +98,8 @@ def build_code(settings: "CodeConfig", config: "BuildSettings") -> "Environment"
     )
     # Read the problems, or generate them.
     if config.data.path is not None:
-        rows = load_rows(config.data.path, row_settings(config.data, (), prompt=("prompt", "text"), check=problem_of))
-        problems = with_tests(problems_of(rows.splits), settings.tests_per_problem, settings.problem_seed)
+        rows = load_rows(config.data.path, row_settings(config.data, (), prompt=("prompt", "text"), make=problem_of))
+        problems = with_tests(rows.splits, settings.tests_per_problem, settings.problem_seed)
     else:
         counts: dict[Split, int] = {"train": settings.num_train, "test": settings.num_test}
         num_tests = settings.tests_per_problem or NUM_TESTS
@@ -139,8 +137,7 @@ def build_ifeval(settings: "IfevalConfig", config: "BuildSettings") -> "Environm
     from covey.environments.data.rows import row_settings
     from covey.environments.ifeval.environment import IFEval
     from covey.environments.ifeval.generator import generate, recipe_of
-    from covey.environments.ifeval.instructions import instructions_of
-    from covey.environments.ifeval.prompts import COLUMNS, Source, from_requests, load
+    from covey.environments.ifeval.prompts import COLUMNS, Source, from_requests, load, prompt_of
     from covey.environments.ifeval.rewards import scheme_of
 
     scheme = scheme_of(settings)
@@ -150,28 +147,27 @@ def build_ifeval(settings: "IfevalConfig", config: "BuildSettings") -> "Environm
         requests = generate(recipe_of(settings), settings.num_train, settings.num_test)
         return {split: from_requests(found, split, settings.style, ask) for split, found in requests.items()}
 
-    def check(row: "Row") -> object:
-        return instructions_of(row["instruction_id_list"], row["kwargs"])
-
-    how_to_read = row_settings(config.data, COLUMNS, prompt=("prompt",), check=check)
-    return IFEval(load(Source(config.data.path, settings.benchmark, how_to_read), generated, ask), scheme)
+    make = partial(prompt_of, instruction=ask)
+    how_to_read = row_settings(config.data, COLUMNS, prompt=("prompt",), make=make)
+    return IFEval(load(Source(config.data.path, settings.benchmark, how_to_read), generated), scheme)
 
 
 def build_machines(settings: "MachinesConfig", config: "BuildSettings") -> "Environment":
     import random
 
-    from covey.environments.data.rows import row_settings
+    from covey.environments.data.rows import load_rows, row_settings
     from covey.environments.machines.design.demonstrations import DemonstrationSpec
     from covey.environments.machines.design.stages import stage_problems
     from covey.environments.machines.environment import Machines
     from covey.environments.machines.physics.simulators import CachedSimulators, Simulators, SimulatorSettings
-    from covey.environments.machines.rows import RowReader, read_examples, read_tasks
+    from covey.environments.machines.rows import RowReader, problem_of, read_examples
 
     # Read the problems of both splits, or generate them.
     stages, most, seed = tuple(settings.stages), settings.max_blocks, settings.problem_seed
     how = RowReader(stages, most, settings.form, settings.score)
     if config.data.path is not None:
-        problems = read_tasks(config.data.path, row_settings(config.data, ("prompt",)), how)
+        how_to_read = row_settings(config.data, ("prompt",), make=partial(problem_of, how=how))
+        problems = load_rows(config.data.path, how_to_read).splits
     else:
         counts: dict[Split, int] = {"train": settings.num_train, "test": settings.num_test}
         problems = {
@@ -191,11 +187,11 @@ def build_machines(settings: "MachinesConfig", config: "BuildSettings") -> "Envi
 
 
 def build_infill(settings: "InfillConfig", config: "BuildSettings", say: "Say" = LOGGER.info) -> "Environment":
-    from covey.environments.data.rows import row_settings
+    from covey.environments.data.rows import row_settings, text_in
     from covey.environments.infill.build import build
 
-    columns = () if config.data.path is None else (settings.text_column,)
-    rows = row_settings(config.data, columns, "environment.text_column")
+    columns, make = (settings.text_column,), partial(text_in, column=settings.text_column)
+    rows = row_settings(config.data, columns, "environment.text_column", make=make)
     return build(settings, config.model, config.data.path, rows, config.seed, say)
 
 
@@ -282,14 +278,14 @@ def build_agent(settings: "AgentConfig", config: "BuildSettings") -> "Environmen
 
 def build_steps(settings: "StepsConfig", config: "BuildSettings") -> "Environment":
     from covey.environments.data.rows import load_rows, row_settings
-    from covey.environments.doors.steps import Steps, StepSettings, row_prompts, seed_prompts
+    from covey.environments.doors.steps import Steps, StepSettings, row_prompts, seed_prompts, with_messages
     from covey.system.lookup import resolve
 
     function = resolve(settings.factory, {})
     _check_arguments(function, settings, {"extras": {}} if settings.protocol == "skyrl" else {})
     how = StepSettings(partial(function, **settings.options), settings.protocol, settings.instruction)
     if settings.protocol == "skyrl":
-        rows = load_rows(config.data.path, row_settings(config.data, ("prompt",)))
+        rows = load_rows(config.data.path, row_settings(config.data, ("prompt",), make=with_messages))
         return Steps(how, row_prompts("steps", rows.splits))
     counts: dict[Split, int] = {"train": settings.num_train, "test": settings.num_test}
     return Steps(how, seed_prompts("steps", settings.instruction, counts, settings.problem_seed))

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from covey.environments.doors.games import GymnasiumGame, Move, SkyRLGame, TextArenaGame
-from covey.environments.doors.steps import Steps, StepSettings, row_prompts, seed_prompts
+from covey.environments.doors.openenv.environment import with_words
+from covey.environments.doors.steps import Steps, StepSettings, row_prompts, seed_prompts, with_messages
 from covey.environments.episode import Observation
 from covey.types import Message, Prompt, Reward
 
@@ -244,6 +245,15 @@ def test_skyrl_rows_bring_prompt_and_truth() -> None:
     said, verdict = played(environment, ["41", "42"], prompt)
     assert said[1].messages == ({"role": "user", "content": "again"},)
     assert (said[2].done, verdict.value) == (True, 1.0)
+
+
+@pytest.mark.parametrize("asked", [3, "?", [], [{"role": "user"}], [{"role": "user", "content": 3}]])
+def test_a_row_whose_prompt_is_no_conversation_is_refused(asked: Any) -> None:
+    with pytest.raises(ValueError, match="column 'prompt' must be a list of messages"):
+        with_messages({"prompt": asked})
+    if asked not in ("?", []):  # where an OpenEnv server says the first words, or hears text
+        with pytest.raises(ValueError, match="column 'prompt' must be text or a list of messages"):
+            with_words({"prompt": asked})
 
 
 def test_skyrl_environments_that_rewrite_their_prompt_are_refused() -> None:

@@ -15,7 +15,7 @@ from covey.environments.build import ENVIRONMENTS
 from covey.environments.data.settings import DataConfig
 from covey.environments.ifeval import material
 from covey.environments.ifeval.environment import IFEval
-from covey.environments.ifeval.prompts import from_rows
+from covey.environments.ifeval.prompts import prompt_of
 from covey.environments.ifeval.settings import IfevalConfig
 from covey.types import Reward
 
@@ -53,7 +53,7 @@ def test_without_data_prompts_are_generated() -> None:
 
 
 def test_a_completion_is_judged_by_the_instructions_of_its_prompt() -> None:
-    environment = IFEval({"train": from_rows([row(1)], "train"), "test": []})
+    environment = IFEval({"train": [prompt_of(row(1))]})
     (prompt,) = environment.prompts("train")
     good, bad, blank = asyncio.run(environment.score(prompt, ["so it is", "so, it is", " "]))
     assert isinstance(good, Reward)
@@ -156,6 +156,7 @@ def test_rows_are_read_without_their_nulls(tmp_path: Path) -> None:
         ({"key": 1, "prompt": "x", "kwargs": []}, "line 1 has no column 'instruction_id_list'"),
         (row(1) | {"instruction_id_list": ["no:such"]}, "line 1 instruction must be one of .*, got 'no:such'"),
         (row(1) | {"kwargs": []}, "line 1 a prompt needs .* got 1 instructions and 0 kwargs"),
+        (row(1) | {"prompt": 3}, "line 1 column 'prompt' must be text, got 3"),
         (row(1, num_words=3), "line 1 kwargs of punctuation:no_comma must be empty"),
     ],
 )

@@ -3,6 +3,7 @@
 import asyncio
 import random
 from collections.abc import Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -181,7 +182,7 @@ def drawn(texts: Texts, split: Any = "train", count: int = 20) -> list[str]:
 def test_a_plain_text_file_is_cut_anywhere_and_its_end_is_held_out(tmp_path: Path) -> None:
     file = tmp_path / "play.txt"
     file.write_text("a" * 900 + "b" * 100)
-    texts = load_texts(str(file), "text", 4, ROWS)
+    texts = load_texts(str(file), 4, ROWS)
     assert set(drawn(texts)) == {"a" * 32}
     assert set(drawn(texts, "test")) == {"b" * 32}
     assert drawn(texts) == drawn(texts)
@@ -190,7 +191,7 @@ def test_a_plain_text_file_is_cut_anywhere_and_its_end_is_held_out(tmp_path: Pat
 def test_rows_have_a_column_of_text(tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_text("".join(f'{{"said": "row {n}"}}\n' for n in range(10)))
-    texts = load_texts(str(file), "said", 4, RowSettings(columns=("said",), test_fraction=0.2))
+    texts = load_texts(str(file), 4, RowSettings(make=itemgetter("said"), test_fraction=0.2))
     assert len(set(drawn(texts))) == 8
     assert set(drawn(texts)).isdisjoint(drawn(texts, "test"))
 
@@ -199,16 +200,16 @@ def test_what_is_no_text_is_refused_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "short.txt").write_text("abc")
     (tmp_path / "bytes.txt").write_bytes(b"ab\xff" * 100)
     with pytest.raises(ValueError, match=r"short.txt has 3 characters, too few for environment.window=8 in each split"):
-        load_texts(str(tmp_path / "short.txt"), "text", 8, ROWS)
+        load_texts(str(tmp_path / "short.txt"), 8, ROWS)
     with pytest.raises(ValueError, match=r"bytes.txt is not UTF-8 \(byte 2\)"):
-        load_texts(str(tmp_path / "bytes.txt"), "text", 8, ROWS)
+        load_texts(str(tmp_path / "bytes.txt"), 8, ROWS)
     with pytest.raises(ValueError, match=r"data\.max_rows=3 needs data\.path with rows"):
-        load_texts(str(tmp_path / "short.txt"), "text", 8, RowSettings(max_rows=3))
+        load_texts(str(tmp_path / "short.txt"), 8, RowSettings(max_rows=3))
 
 
 @pytest.mark.shared
 def test_shakespeare_makes_prompts_of_both_splits(shared: Path) -> None:
-    texts = load_texts(str(shared / "data" / "text" / "tinyshakespeare.txt"), "text", 64, ROWS)
+    texts = load_texts(str(shared / "data" / "text" / "tinyshakespeare.txt"), 64, ROWS)
     made = make_prompts(texts, masker("spans"), TOKENIZER, Draw([0.1, 0.4], {"train": 50, "test": 10}, 0))
     assert [len(made["train"]), len(made["test"])] == [50, 10]
     assert {len(p.columns["input_ids"]) for p in made["train"]} == {64}
@@ -219,7 +220,7 @@ def test_shakespeare_makes_prompts_of_both_splits(shared: Path) -> None:
 
 
 def test_prompts_are_the_same_each_time_and_say_how_hard_they_are() -> None:
-    texts = load_texts(None, "text", 64, ROWS)
+    texts = load_texts(None, 64, ROWS)
     draw = Draw([0.1, 0.5], {"train": 6, "test": 4}, 0)
     first, again = (make_prompts(texts, masker(), TOKENIZER, draw) for _ in range(2))
     other = make_prompts(texts, masker(), TOKENIZER, Draw([0.1, 0.5], {"train": 6, "test": 4}, 1))

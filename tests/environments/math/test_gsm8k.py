@@ -32,14 +32,9 @@ def test_an_answer_is_split_into_solution_and_gold() -> None:
 
 
 @pytest.mark.parametrize("answer", ["42", "#### 41\n#### 42", "so 42\n#### "])
-def test_a_row_without_exactly_one_gold_is_refused_by_its_number(answer: str) -> None:
-    with pytest.raises(ValueError, match="train row 1: answer must end in one '#### N'"):
-        GSM8K({"train": [ROW, {"question": "?", "answer": answer}], "test": [ROW]})
-
-
-def test_a_row_without_a_column_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"test row 0 has no column 'answer' \(has: question\)"):
-        GSM8K({"train": [ROW], "test": [{"question": "?"}]})
+def test_a_row_without_exactly_one_gold_is_refused(answer: str) -> None:
+    with pytest.raises(ValueError, match="answer must end in one '#### N'"):
+        split_answer(answer)
 
 
 def test_a_prompt_holds_an_instruction_and_the_question() -> None:

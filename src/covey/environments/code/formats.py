@@ -23,16 +23,11 @@ import builtins
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from covey.environments.base import Split
 from covey.environments.code.problems import Problem
+from covey.environments.data.rows import text_in
 from covey.sandbox.types import AssertTest, CallTest, Test
 
 Row = Mapping[str, Any]
-
-
-def problems_of(rows: Mapping[Split, Sequence[Row]]) -> dict[Split, list[Problem]]:
-    """Read a problem from each row. Raises ValueError that names the first row that holds none."""
-    return {split: [_named(split, index, row) for index, row in enumerate(rows[split])] for split in rows}
 
 
 def problem_of(row: Row) -> Problem:
@@ -40,10 +35,13 @@ def problem_of(row: Row) -> Problem:
     # Columns go by several names in public data sets
     prompt = _text(row, "prompt", "text")
     solution = _solution(row, prompt)
-    tests = _given(row, "tests", "test", "test_list")
+    tests = row[_given(row, "tests", "test", "test_list")]
     asserts = row["test_list"] if _is_list_of_text(row.get("test_list")) else tests
     # The function's name: from a column, or from the calls in its tests
-    entry_point = row.get("entry_point") or row.get("function") or _called(asserts)
+    is_named = row.get("entry_point") or row.get("function")
+    entry_point = _text(row, "entry_point", "function") if is_named else _called(asserts)
+    if not all(map(str.isidentifier, entry_point.split("."))):
+        raise ValueError(f"column 'entry_point' must name a function, got {entry_point!r:.80}")
     # HumanEval's prompts are the beginning of the program itself
     opening = prompt if _begins_program(prompt, entry_point) else ""
     return Problem(
@@ -57,28 +55,19 @@ def problem_of(row: Row) -> Problem:
     )
 
 
-def _named(split: Split, index: int, row: Row) -> Problem:
-    try:
-        return problem_of(row)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{split} row {index}: {error}") from error
-
-
 # ------------------------------------------------------------------------------------------------ columns
 
 
-def _given(row: Row, *names: str) -> Any:
+def _given(row: Row, *names: str) -> str:
+    """Return the first of the columns that has something in it."""
     for name in names:
         if row.get(name):
-            return row[name]
+            return name
     raise ValueError(f"has no column {' or '.join(repr(name) for name in names)} (has: {', '.join(row)})")
 
 
 def _text(row: Row, *names: str) -> str:
-    value = _given(row, *names)
-    if not isinstance(value, str):
-        raise ValueError(f"{names[0]} must be text, got {value!r:.80}")
-    return value
+    return text_in(row, _given(row, *names))
 
 
 def _difficulty(row: Row) -> int | None:

@@ -13,6 +13,7 @@ from heapq import nsmallest
 from itertools import chain, islice
 from operator import itemgetter
 from pathlib import Path
+from typing import Any
 
 from covey.environments.base import SPLITS, Split
 from covey.environments.data.files import Entry, Row, first_line, read_files
@@ -24,12 +25,22 @@ USUAL_COLUMNS = ("question", "problem", "messages", "instruction", "query", "inp
 """What data sets call the column of a prompt."""
 TWO_FILES = "give a test split: data.path=FOLDER with train.* and test.* files"
 
+Usable = tuple[Row, Any]
+"""A row, and what the environment takes for it."""
+
 _log = logging.getLogger(__name__)
 
 
 def as_it_is(row: Row) -> Row:
     """Return the row."""
     return row
+
+
+def text_in(row: Row, column: str) -> str:
+    """Return the text in a column. Raises ValueError where it holds anything else."""
+    if not isinstance(row[column], str):
+        raise ValueError(f"column {column!r} must be text, got {row[column]!r:.80}")
+    return str(row[column])
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +53,10 @@ class RowSettings:
     """The setting that says how the column is called, where it is only one."""
     prompt_columns: tuple[str, ...] = ()
     """Columns that make the prompt: rows equal in them are held out together. Empty takes the whole row."""
-    check: Callable[[Row], object] = as_it_is
-    """What the environment will make of a row; ValueError says what is wrong with it."""
-    read: Callable[[Row], Row] = as_it_is
+    make: Callable[[Row], Any] = as_it_is
     """Makes of a row with all its columns what the environment takes; ValueError says what is wrong with it."""
+    read: Callable[[Row], Row] = as_it_is
+    """Makes of such a row the one that is compared with others, and taken: ValueError too."""
     subset: str | None = None
     train_split: str = "train"
     test_split: str = "test"
@@ -68,7 +79,7 @@ def row_settings(
     columns: tuple[str, ...],
     column_setting: str | None = None,
     prompt: tuple[str, ...] = (),
-    check: Callable[[Row], object] = as_it_is,
+    make: Callable[[Row], Any] = as_it_is,
 ) -> RowSettings:
     """Return how rows are read. `columns` must be there, and `prompt` are those of them that make the prompt, where not
     all do."""
@@ -76,7 +87,7 @@ def row_settings(
         columns=columns,
         column_setting=column_setting,
         prompt_columns=prompt or columns,
-        check=check,
+        make=make,
         subset=data.subset,
         train_split=data.train_split,
         test_split=data.test_split,
@@ -89,12 +100,12 @@ def row_settings(
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The rows of both splits, and how many broken ones were left out.
+    """The rows of both splits, as the environment takes them, and how many broken ones were left out.
 
     >>> Rows(splits={"train": [{"prompt": "2+2="}], "test": []}, num_skipped=0)
     """
 
-    splits: Mapping[Split, list[Row]]
+    splits: Mapping[Split, list[Any]]
     num_skipped: int
 
 
@@ -191,7 +202,7 @@ def _collected(sources: Mapping[Split, Source], settings: RowSettings, name: str
             raise ValueError(f"{name} has no usable rows for split {split} ({skipped[split]} broken)")
     if skipped:
         _log.warning("%s: %d broken rows skipped", name, skipped.total())
-    return Rows(splits, skipped.total())
+    return Rows({split: [made for _, made in found] for split, found in splits.items()}, skipped.total())
 
 
 def _check_test_split(is_there: bool, settings: RowSettings, name: str) -> None:
@@ -205,22 +216,22 @@ def _check_test_split(is_there: bool, settings: RowSettings, name: str) -> None:
 
 def _separate(
     sources: Mapping[Split, Source], settings: RowSettings, skipped: Counter[Split]
-) -> dict[Split, list[Row]]:
+) -> dict[Split, list[Usable]]:
     """Return both splits of data with a test split. Training rows with a prompt of a test row are left out."""
-    given: Iterable[Row] = _usable(sources["train"], settings, "train", skipped)
+    given: Iterable[Usable] = _usable(sources["train"], settings, "train", skipped)
     if settings.max_rows is None:
         given = list(given)
     # Read the test rows first: their prompts are not trained on.
     test = _limited(_usable(sources["test"], settings, "test", skipped), settings)
-    asked = {_prompt_key(row, settings) for row in test}
+    asked = {_prompt_key(row, settings) for row, _ in test}
     shared: Counter[str] = Counter()
 
-    def unseen() -> Iterator[Row]:
-        for row in given:
+    def unseen() -> Iterator[Usable]:
+        for row, made in given:
             is_shared = _prompt_key(row, settings) in asked
             shared["rows"] += is_shared
             if not is_shared:
-                yield row
+                yield row, made
 
     # Read the training rows without them.
     train = _limited(unseen(), settings)
@@ -235,12 +246,14 @@ def _separate(
     return {"train": train, "test": test}
 
 
-def _divided(sources: Mapping[Split, Source], settings: RowSettings, skipped: Counter[Split]) -> dict[Split, list[Row]]:
+def _divided(
+    sources: Mapping[Split, Source], settings: RowSettings, skipped: Counter[Split]
+) -> dict[Split, list[Usable]]:
     """Return both splits of data without a test split. Where few rows are taken, all are read twice, and few kept."""
     read = _usable(sources["train"], settings, "train", skipped)
     kept = list(read) if settings.max_rows is None else None
     # Read all rows once, and keep a digest and the prompt of each.
-    prints = [(_digest(row), _prompt_key(row, settings)) for row in (read if kept is None else kept)]
+    prints = [(_digest(row), _prompt_key(row, settings)) for row, _ in (read if kept is None else kept)]
     if not prints:
         return {"train": []}
     # Choose the rows of both splits.
@@ -250,23 +263,23 @@ def _divided(sources: Mapping[Split, Source], settings: RowSettings, skipped: Co
         indices = [index for index in range(len(prints)) if (index in held_out) == (split == "test")]
         taken |= dict.fromkeys(_chosen(indices, prints, settings), split)
     # Collect them, from a second reading where the first kept none.
-    splits: dict[Split, list[Row]] = {"train": [], "test": []}
+    splits: dict[Split, list[Usable]] = {"train": [], "test": []}
     again = _usable(sources["train"], settings, "train", Counter()) if kept is None else kept
-    for index, row in enumerate(again):
+    for index, usable in enumerate(again):
         if index in taken:
-            splits[taken[index]].append(row)
+            splits[taken[index]].append(usable)
     return splits
 
 
-def _usable(source: Source, settings: RowSettings, split: Split, skipped: Counter[Split]) -> Iterator[Row]:
+def _usable(source: Source, settings: RowSettings, split: Split, skipped: Counter[Split]) -> Iterator[Usable]:
     """Yield the good rows and count the broken ones. With bad_rows=error the first of those raises."""
     seen: set[str] = set()
     entries = source()
     for entry in entries:
-        row, problem = _read(entry, settings)
-        if row is not None:
-            seen.update(row)
-            yield row
+        usable, problem = _read(entry, settings)
+        if usable is not None:
+            seen.update(usable[0])
+            yield usable
         elif settings.bad_rows == "error":
             names = chain(seen, (name for other in entries for name in other.row or {}))
             raise ValueError(f"{entry.place} {problem}{_remedy(entry, names, settings)}")
@@ -274,8 +287,8 @@ def _usable(source: Source, settings: RowSettings, split: Split, skipped: Counte
             skipped[split] += 1
 
 
-def _read(entry: Entry, settings: RowSettings) -> tuple[Row | None, str]:
-    """Return the row as the environment takes it, or what is wrong with it."""
+def _read(entry: Entry, settings: RowSettings) -> tuple[Usable | None, str]:
+    """Return the row and what the environment takes for it, or what is wrong with it."""
     if entry.row is None:
         return None, entry.problem
     for column in settings.columns:
@@ -284,8 +297,8 @@ def _read(entry: Entry, settings: RowSettings) -> tuple[Row | None, str]:
         if entry.row[column] is None:
             return None, f"column {column!r} is null"
     try:
-        settings.check(entry.row)
-        return settings.read(entry.row), ""
+        row = settings.read(entry.row)
+        return (row, settings.make(row)), ""
     except (ValueError, RecursionError) as error:
         return None, str(error)
     except (TypeError, AttributeError) as error:  # values of types that the environment does not take
@@ -303,13 +316,13 @@ def _remedy(entry: Entry, names: Iterable[str], settings: RowSettings) -> str:
     return f", nor has any other row{other_name}"
 
 
-def _limited(rows: Iterator[Row], settings: RowSettings) -> list[Row]:
+def _limited(rows: Iterator[Usable], settings: RowSettings) -> list[Usable]:
     """Return at most `max_rows` rows in their order, a random choice or the first ones, holding no more at a time."""
     if settings.max_rows is None:
         return list(rows)
     if not settings.shuffle_rows:
         return list(islice(rows, settings.max_rows))
-    drawn = nsmallest(settings.max_rows, enumerate(rows), key=lambda item: (_lot(_digest(item[1])), item[0]))
+    drawn = nsmallest(settings.max_rows, enumerate(rows), key=lambda item: (_lot(_digest(item[1][0])), item[0]))
     return [row for _, row in sorted(drawn, key=itemgetter(0))]
 
 

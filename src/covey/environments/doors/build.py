@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 def build_openenv(settings: "OpenEnvConfig", config: "BuildSettings") -> "Environment":
     from covey.environments.data.rows import load_rows, row_settings
-    from covey.environments.doors.openenv.environment import OpenEnv, Server, actions_of, reset_prompts
+    from covey.environments.doors.openenv.environment import OpenEnv, Server, actions_of, reset_prompts, with_words
     from covey.environments.doors.steps import seed_prompts
 
     # Connect to the server and learn its actions
@@ -24,7 +24,7 @@ def build_openenv(settings: "OpenEnvConfig", config: "BuildSettings") -> "Enviro
     actions = actions_of(server)
     # Prompts of rows, else seeds under one instruction
     if config.data.path is not None:
-        rows = load_rows(config.data.path, row_settings(config.data, ()))
+        rows = load_rows(config.data.path, row_settings(config.data, (), make=with_words))
         return OpenEnv(server, actions, reset_prompts(rows.splits, settings.instruction))
     counts: dict[Split, int] = {"train": settings.num_train, "test": settings.num_test}
     return OpenEnv(server, actions, seed_prompts("openenv", settings.instruction, counts, settings.problem_seed))

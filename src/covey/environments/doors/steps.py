@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from covey.environments.base import Environment, Split, conversation, own_containers
+from covey.environments.base import Environment, Split, are_words, conversation, own_containers
 from covey.environments.conversations.tools.calling import in_thread
 from covey.environments.doors.games import PROTOCOLS, Game, Move
 from covey.environments.episode import Answer, Episode, Observation
@@ -126,6 +126,13 @@ def seed_prompts(
         ]
         seed += count
     return made
+
+
+def with_messages(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the row. Raises ValueError where its prompt is no list of messages."""
+    if isinstance(row["prompt"], str) or not row["prompt"] or not are_words(row["prompt"]):
+        raise ValueError(f"column 'prompt' must be a list of messages, got {row['prompt']!r:.80}")
+    return row
 
 
 def row_prompts(name: str, rows: Mapping[Split, Sequence[Mapping[str, Any]]]) -> dict[Split, list[Prompt]]:

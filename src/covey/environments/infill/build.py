@@ -166,7 +166,7 @@ def build(
     if tokenizer.mask_token_id is None:
         raise ValueError(f"environment=infill needs a policy with a mask token, model.name={model.name} has none")
     grammar = None if settings.grammar is None else read_grammar(settings.grammar)
-    texts = load_texts(path, settings.text_column, settings.window, rows, grammar)
+    texts = load_texts(path, settings.window, rows, grammar)
     masker = Masker(tokenizer, settings.window, settings.masking, settings.span_length)
     counts = Draw(settings.mask_ratios, {"train": settings.num_train, "test": settings.num_test}, settings.problem_seed)
     material = Material(texts, masker, tokenizer, settings, say, grammar)

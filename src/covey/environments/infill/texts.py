@@ -64,8 +64,8 @@ class Running:
         return [text[start : start + self.piece_length] for start in starts]
 
 
-def load_texts(path: str | None, column: str, window: int, rows: RowSettings, grammar: Grammar | None = None) -> Texts:
-    """Load generated sentences where `path` is null, else a plain text file, or rows with a column of text.
+def load_texts(path: str | None, window: int, rows: RowSettings, grammar: Grammar | None = None) -> Texts:
+    """Load generated sentences where `path` is null, else a plain text file, or rows, each read as a text.
 
     The sentences are covey's own where there is no grammar.
 
@@ -79,8 +79,7 @@ def load_texts(path: str | None, column: str, window: int, rows: RowSettings, gr
     # Rows with a text each
     file = Path(path).expanduser()
     if is_function_path(path) or not file.is_file() or is_row_file(file):
-        found = load_rows(path, rows)
-        return Pieces({split: [str(row[column]) for row in found.splits[split]] for split in SPLITS})
+        return Pieces(load_rows(path, rows).splits)
     # One running text, split by position
     if rows.max_rows is not None:
         raise ValueError(f"data.max_rows={rows.max_rows} needs data.path with rows, got {path}")

@@ -13,13 +13,11 @@
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from covey.environments.base import Split
 from covey.environments.data.files import read_file
-from covey.environments.data.rows import RowSettings, load_rows
+from covey.environments.data.rows import text_in
 from covey.environments.machines.design.place import place
 from covey.environments.machines.design.stages import STAGES, Problem, check_problem
 from covey.environments.machines.design.tree import read_machine
@@ -47,12 +45,6 @@ class Example:
 
     problem: Problem
     text: str
-
-
-def read_tasks(path: str, rows: RowSettings, how: RowReader) -> dict[Split, list[Problem]]:
-    """Read the tasks of both splits. Raises ValueError that names the first row that holds none, and its column."""
-    splits = load_rows(path, replace(rows, check=partial(problem_of, how=how))).splits
-    return {split: [problem_of(row, how) for row in splits[split]] for split in splits}
 
 
 def read_examples(path: str, how: RowReader) -> list[Example]:
@@ -93,7 +85,7 @@ def example_of(row: Row, how: RowReader) -> Example:
     problem = problem_of(row, how)
     # A whole answer stays as it is
     if "completion" in row:
-        text = _text(row, "completion")
+        text = text_in(row, "completion")
         _sound(read_answer(text, problem, how.form), problem, "completion")
         return Example(problem, text)
     # A machine is written in the form of the run
@@ -164,10 +156,3 @@ def _sound(tree: Tree | Invalid, problem: Problem, column: str) -> Tree:
     if len(found.tree) < least:
         raise ValueError(f"column {column!r}: {len(found.tree)} blocks, stage {problem.stage} asks for {least}")
     return found.tree
-
-
-def _text(row: Row, column: str) -> str:
-    value = row[column]
-    if not isinstance(value, str):
-        raise ValueError(f"column {column!r} must be text, got {value!r:.80}")
-    return value

@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from covey.environments.base import Environment, Split, conversation
+from covey.environments.data.rows import text_in
 from covey.environments.math.schemes import first_block
 from covey.environments.math.schemes import torchrl_reward as torchrl_scale
 from covey.environments.math.verifier import MathLimits, MathVerifier
@@ -46,6 +47,13 @@ def check_scheme(scheme: str, format_reward: float) -> None:
     one_of("scheme", scheme, INSTRUCTIONS)
     if not 0 <= format_reward < 1:
         raise ValueError(f"format_reward must be in [0, 1), got {format_reward}")
+
+
+def sound_row(row: Row) -> Row:
+    """Return the row. Raises ValueError where it holds no question and answer."""
+    text_in(row, "question")
+    split_answer(text_in(row, "answer"))
+    return row
 
 
 def split_answer(answer: str) -> tuple[str, str]:
@@ -167,12 +175,7 @@ def _torchrl_normalised(text: str) -> str:
 
 
 def _prompt(split: Split, index: int, row: Row, instruction: str) -> Prompt:
-    try:
-        question, (solution, gold) = row["question"], split_answer(row["answer"])
-    except KeyError as error:
-        raise ValueError(f"{split} row {index} has no column {error} (has: {', '.join(row)})") from error
-    except ValueError as error:
-        raise ValueError(f"{split} row {index}: {error}") from error
+    question, (solution, gold) = row["question"], split_answer(row["answer"])
     columns = {"question": question, "solution": solution, "gold": gold, "level": row.get("level")}
     return Prompt(f"{split}-{index}", "gsm8k", conversation(question, instruction), columns)
 

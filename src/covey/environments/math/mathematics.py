@@ -21,9 +21,11 @@ import asyncio
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Number
 from typing import Any
 
 from covey.environments.base import Environment, Split, conversation
+from covey.environments.data.rows import text_in
 from covey.environments.math.answers import without_thoughts
 from covey.environments.math.schemes import boxed_answer, first_block, torchrl_reward, verl_dapo_reward, verl_reward
 from covey.environments.math.verifier import MathLimits, MathVerifier
@@ -73,7 +75,10 @@ class Mathematics(Environment):
     def __init__(self, rows: Mapping[Split, Sequence[Row]], settings: MathSettings | None = None) -> None:
         """Read the rows. Raises ValueError for those without a gold answer."""
         self._settings = settings or MathSettings()
-        self._prompts = {split: _prompts(split, rows[split], self._settings) for split in rows}
+        self._prompts = {
+            split: [_prompt(split, index, row, self._settings) for index, row in enumerate(rows[split])]
+            for split in rows
+        }
         self._verifier = MathVerifier(self._settings.limits)
 
     def prompts(self, split: Split) -> list[Prompt]:
@@ -140,19 +145,27 @@ def covey_reward(completion: str, is_right: bool, format_reward: float) -> Rewar
 # ------------------------------------------------------------------------------------------------ rows
 
 
+def sound_row(row: Row, columns: MathColumns) -> Row:
+    """Return the row. Raises ValueError where it holds no problem and gold answer."""
+    text_in(row, columns.problem)
+    gold_answer(row, columns)
+    return row
+
+
 def gold_answer(row: Row, columns: MathColumns) -> str:
     """Return the gold answer of a row, without dollar signs around it. Raises ValueError where there is none."""
     # The answer's column, else what the solution boxes
     answer = row.get(columns.answer)
     if answer is None:
-        solution = row.get(columns.solution)
-        if solution is None:
+        if row.get(columns.solution) is None:
             has = ", ".join(row)
             raise ValueError(f"has neither a column {columns.answer!r} nor {columns.solution!r} (has: {has})")
-        answer = boxed_answer(str(solution))
+        answer = boxed_answer(text_in(row, columns.solution))
         if answer is None:
             raise ValueError(f"has no \\boxed{{}} in column {columns.solution!r}")
     # Strip dollars; refuse other formats
+    if not isinstance(answer, str | Number):
+        raise ValueError(f"column {columns.answer!r} must be text or a number, got {answer!r:.80}")
     text = str(answer).strip()
     if "####" in text:
         raise ValueError(f"has a '####' in column {columns.answer!r}, which environment=gsm8k reads")
@@ -163,25 +176,13 @@ def gold_answer(row: Row, columns: MathColumns) -> str:
     return text
 
 
-def _prompts(split: Split, rows: Sequence[Row], settings: MathSettings) -> tuple[Prompt, ...]:
-    prompts: list[Prompt] = []
-    for index, row in enumerate(rows):
-        try:
-            prompts.append(_prompt(split, index, row, settings))
-        except ValueError as error:
-            raise ValueError(f"{split} row {index} {error}") from error
-    return tuple(prompts)
-
-
 def _prompt(split: Split, index: int, row: Row, settings: MathSettings) -> Prompt:
-    if settings.columns.problem not in row:
-        raise ValueError(f"has no column {settings.columns.problem!r} (has: {', '.join(row)})")
     columns = {**row, "gold": gold_answer(row, settings.columns)}
     level = _LEVEL.fullmatch(str(row.get("level", "")).strip())
     if level is not None:
         columns["level"] = int(level[1])
     instruction = INSTRUCTIONS[settings.scheme] if settings.instruction is None else settings.instruction
-    return Prompt(f"{split}-{index}", "math", conversation(str(row[settings.columns.problem]), instruction), columns)
+    return Prompt(f"{split}-{index}", "math", conversation(row[settings.columns.problem], instruction), columns)
 
 
 # ------------------------------------------------------------------------------------------------ forms

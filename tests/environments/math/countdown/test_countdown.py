@@ -13,7 +13,7 @@ from covey.environments.math.countdown.environment import (
     Problem,
     find_answer,
     generate,
-    read_rows,
+    problem_of,
     score,
 )
 from covey.environments.math.countdown.expressions import (
@@ -233,8 +233,8 @@ def test_impossible_rules_are_refused(rules: dict) -> None:
 
 
 def test_problems_may_come_from_rows_and_are_solved_by_search() -> None:
-    rows = {"train": [{"nums": [3, 3, 8, 8], "target": 24}, {"nums": [1, 1], "target": 50}], "test": []}
-    made = Countdown(read_rows(rows))
+    rows = [{"nums": [3, 3, 8, 8], "target": 24}, {"nums": [1, 1], "target": 50}]
+    made = Countdown({"train": list(map(problem_of, rows))})
     solvable, hopeless = made.prompts("train")
     assert find_answer(made.gold(solvable) or "") == "8/(3-8/3)"
     assert made.gold(hopeless) is None
@@ -251,9 +251,9 @@ def test_problems_may_come_from_rows_and_are_solved_by_search() -> None:
         ({"nums": [3, 5], "target": "8"}, "target must be a whole number, got '8'"),
     ],
 )
-def test_a_row_that_is_no_problem_is_refused_by_its_number(row: dict, problem: str) -> None:
-    with pytest.raises(ValueError, match=f"test row 0: {problem}"):
-        read_rows({"train": [], "test": [row]})
+def test_a_row_that_is_no_problem_is_refused(row: dict, problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        problem_of(row)
 
 
 def test_a_search_uses_all_numbers_or_some_and_gives_up_in_time() -> None:

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from covey.environments.base import Environment, Split
+from covey.environments.base import Environment, Split, are_words
 from covey.environments.conversations.tools.calling import ToolServerLost, shortened, tool_message
 from covey.environments.conversations.tools.calls import BadCall, Call, Reader, hermes, reader_for
 from covey.environments.doors.openenv.actions import action_of, answer_of_call, call_of, schemas_of, shown, takes_calls
@@ -189,6 +189,13 @@ def actions_of(server: Server) -> Actions:
         return Actions(schema, schemas_of(found))
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"environment.url={server.url} lists what is no tool: {found!r:.80}") from error
+
+
+def with_words(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the row. Raises ValueError where it has a prompt that is neither text nor messages."""
+    if not are_words(row.get("prompt") or ""):
+        raise ValueError(f"column 'prompt' must be text or a list of messages, got {row['prompt']!r:.80}")
+    return row
 
 
 def reset_prompts(rows: Mapping[Split, Sequence[Mapping[str, Any]]], instruction: str) -> dict[Split, list[Prompt]]:

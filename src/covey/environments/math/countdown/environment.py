@@ -175,23 +175,11 @@ def _draw(size: int, count: int, settings: CountdownConfig, generator: random.Ra
     return drawn
 
 
-def read_rows(rows: Mapping[Split, Sequence[Row]]) -> dict[Split, list[Problem]]:
-    """Read problems from rows with columns `nums` and `target`, as in Jiayi-Pan/Countdown-Tasks-3to4.
-
-    Raises ValueError for a row whose columns are no numbers, or too many of them.
-    """
-    return {split: [_named(split, index, row) for index, row in enumerate(rows[split])] for split in rows}
-
-
-def _named(split: Split, index: int, row: Row) -> Problem:
-    try:
-        return problem_of(row)
-    except ValueError as error:
-        raise ValueError(f"{split} row {index}: {error}") from error
-
-
 def problem_of(row: Row) -> Problem:
-    """Read the problem of a row. Raises ValueError where its columns are no numbers."""
+    """Read the problem of a row with columns `nums` and `target`, as in Jiayi-Pan/Countdown-Tasks-3to4.
+
+    Raises ValueError where they are no numbers.
+    """
     numbers, target = row["nums"], row["target"]
     is_list = isinstance(numbers, Sequence) and not isinstance(numbers, str)
     if not is_list or not all(type(number) is int and number >= 0 for number in numbers) or not numbers:

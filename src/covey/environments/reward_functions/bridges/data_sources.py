@@ -74,17 +74,17 @@ def mathematics(*, scheme: str = "covey", format_reward: float = 0.1, timeout: f
 
 def countdown(*, uses: str = "exactly", answer_form: str = "tags", format_reward: float = 0.1) -> Judge:
     """Judge expressions that reach a target. The ground truth is a mapping of `nums` (or `numbers`) and `target`."""
-    from covey.environments.math.countdown.environment import Countdown, read_rows
+    from covey.environments.math.countdown.environment import Countdown, problem_of
     from covey.environments.math.countdown.settings import CountdownConfig
 
     settings = CountdownConfig(uses=uses, answer_form=answer_form, format_reward=format_reward)
     environment = Countdown({}, settings)
 
     def judge(truth: Any) -> "tuple[Environment, Prompt]":
-        row = _mapping(truth)
+        row = _mapping(truth, "target")
         numbers = [int(number) for number in row.get("nums", row.get("numbers", ()))]
-        rows = read_rows({"train": [{"nums": numbers, "target": int(row["target"])}]})
-        return environment, Countdown(rows, settings).prompts("train")[0]
+        problem = problem_of({"nums": numbers, "target": int(row["target"])})
+        return environment, Countdown({"train": [problem]}, settings).prompts("train")[0]
 
     return judge
 
@@ -99,7 +99,7 @@ def code(
 ) -> Judge:
     """Judge programs in the sandbox. The ground truth is a row with tests, in any form environment=code reads."""
     from covey.environments.code.environment import Code, CodeSettings
-    from covey.environments.code.formats import problems_of
+    from covey.environments.code.formats import problem_of
     from covey.sandbox import Limits, Sandbox
 
     limits = Limits(timeout, total_seconds, cpu_seconds, memory_bytes)
@@ -107,8 +107,7 @@ def code(
     environment = Code({}, sandbox, settings)
 
     def judge(truth: Any) -> "tuple[Environment, Prompt]":
-        problems = problems_of({"train": [_mapping(truth)]})
-        return environment, Code(problems, sandbox, settings).prompts("train")[0]
+        return environment, Code({"train": [problem_of(_mapping(truth))]}, sandbox, settings).prompts("train")[0]
 
     return judge
 
@@ -116,14 +115,14 @@ def code(
 def ifeval(*, scheme: str = "strict_share") -> Judge:
     """Judge answers to instructions. The ground truth is a mapping of `instruction_id_list` and `kwargs`."""
     from covey.environments.ifeval.environment import IFEval
-    from covey.environments.ifeval.prompts import from_rows
+    from covey.environments.ifeval.prompts import prompt_of
     from covey.environments.ifeval.rewards import Scheme
 
     environment = IFEval({}, Scheme(scheme))
-    return lambda truth: (environment, from_rows([{"prompt": "", **_mapping(truth)}], "train")[0])
+    return lambda truth: (environment, prompt_of({"prompt": "", **_mapping(truth, "instruction_id_list", "kwargs")}))
 
 
-def _mapping(truth: Any) -> Mapping[str, Any]:
+def _mapping(truth: Any, *names: str) -> Mapping[str, Any]:
     """Return a mapping, read from JSON where it is text, as data sets often hold it."""
     try:
         found = json.loads(truth) if isinstance(truth, str) else truth
@@ -131,6 +130,9 @@ def _mapping(truth: Any) -> Mapping[str, Any]:
         found = None
     if not isinstance(found, Mapping):
         raise ValueError(f"the ground truth must be a mapping, or one as JSON, got {truth!r:.80}")
+    for name in names:
+        if name not in found:
+            raise ValueError(f"the ground truth has no {name!r} (has: {', '.join(map(str, found))})")
     return found
 
 
