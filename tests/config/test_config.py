@@ -213,7 +213,8 @@ def test_the_printed_config_can_be_read_back(tmp_path: Path) -> None:
 
 
 def test_derived_numbers_follow_from_the_settings() -> None:
-    config = Config(num_steps=10, groups_per_step=6, group_size=4, updates_per_batch=2)
+    config = Config(num_steps=10, groups_per_step=6, group_size=4, updates_per_batch=2, mini_batch_groups=2)
+    config.max_staleness = 2
     config.evaluation.every = 3
     config.sampling.max_tokens = 100
     numbers = derived(config, num_ranks=4)
@@ -221,8 +222,8 @@ def test_derived_numbers_follow_from_the_settings() -> None:
     assert numbers["rollouts_in_all"] == 240
     assert numbers["groups_per_rank"] == 2
     assert (numbers["rollouts_per_rank"], numbers["micro_batches_per_rank"]) == (8, 1)
-    assert numbers["optimizer_steps"] == 20
-    assert numbers["buffer_groups"] == 6
+    assert numbers["optimizer_steps"] == 60
+    assert numbers["buffer_groups"] == 18
     assert numbers["most_completion_tokens_per_step"] == 2400
     assert numbers["evaluations"] == 5  # before, after steps 3, 6 and 9, after
     assert numbers["completions_per_evaluation"] == 128 * 5

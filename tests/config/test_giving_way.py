@@ -59,7 +59,7 @@ def composed(*words: str) -> tuple[Config, list[str]]:
             {"model.load_in_4bit": False, "model.lora_dropout": 0.0, "model.lora_targets": ["all-linear"]},
         ),
         (["recipe=arithmetic", "evaluation.num_samples=1"], {"evaluation.k": [1]}),
-        (["recipe=arithmetic", "evaluation.k=[16]"], {"evaluation.num_samples": 16}),
+        (["recipe=arithmetic", "evaluation.k=[2,16]"], {"evaluation.num_samples": 16}),
         (["sampling.max_tokens=20000"], {"micro_batch_tokens": 20000}),
     ],
     ids=" ".join,

@@ -39,6 +39,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     ({"loss": "cispo", "loss_options": {"ratio_min": 6.0}}, f"{LOSS} of cispo: ratio_max must be >= ratio_min=6.0"),
     ({"loss": "topr", "loss_options": {"pos": [1.0]}}, f"{LOSS}.pos must be two numbers, the smaller one first"),
+    ({"loss": "topr", "loss_options": {"neg": [1.0, 0.5]}}, f"{LOSS}.neg must be two numbers, the smaller one first"),
+    ({"advantage": "gdpo", "kl_coef": 0.1, "kl_in": "reward"}, "algorithm.kl_in=reward needs an advantage of the"),
     # Numbers out of range
     ({"advantage_options": {"ddof": 3}}, f"{ADVANTAGE}.ddof must be <= 1, got 3"),
     ({"advantage_options": {"eps": -1e-6}}, f"{ADVANTAGE}.eps must be >= 0"),
@@ -52,6 +54,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"advantage": "passk", "advantage_options": {"k": 2.5}}, f"{ADVANTAGE}.k must be an integer, got 2.5"),
     ({"advantage": "pkpo", "advantage_options": {"k": "two"}}, f"{ADVANTAGE}.k must be an integer, got 'two'"),
     # Too few completions that are kept and compared: every advantage would be 0
+    (
+        {"advantage": "pkpo", "advantage_options": {"k": 4, "variant": "loo"}},
+        f"{ADVANTAGE}.k=4 needs group_size >= 5 for pkpo, got group_size=4",
+    ),
     (
         {
             "advantage": "passk",

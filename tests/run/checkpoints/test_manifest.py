@@ -133,6 +133,13 @@ def test_a_malformed_manifest_among_good_ones_keeps_nothing_from_being_deleted(t
     assert complete_checkpoints(tmp_path) == [best, last]
 
 
+def test_of_equal_scores_that_of_the_newer_is_the_best_and_no_score_is_below_any(tmp_path: Path) -> None:
+    checkpoint(tmp_path, 1, {"score": -0.5})
+    best, *_, last = [checkpoint(tmp_path, 2, {"score": -0.5}), *(checkpoint(tmp_path, step, {}) for step in (3, 4))]
+    prune_checkpoints(tmp_path, Retention(keep_last=1, keep_best=True))
+    assert complete_checkpoints(tmp_path) == [best, last]
+
+
 @pytest.mark.parametrize("make", [in_a_pipe, behind_a_link, to_nothing])
 def test_a_file_that_is_a_link_or_a_pipe_is_damage(make: Callable[[Path], None], tmp_path: Path) -> None:
     folder = checkpoint(tmp_path, 2)

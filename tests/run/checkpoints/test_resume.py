@@ -6,6 +6,7 @@ import re
 import shutil
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ from covey.environments.code.settings import CodeConfig
 from covey.environments.settings import MixtureConfig
 from covey.report.content import verdict
 from covey.report.read import read_run
-from covey.run.checkpoints.resume import check_same_prompts, truncate_jsonl
+from covey.run.checkpoints.manifest import MANIFEST, render
+from covey.run.checkpoints.resume import check_same_prompts, check_unfinished, truncate_jsonl
 from covey.run.folder import newer_trainings
 from covey.run.records.record import RunRecorder
 from covey.run.records.step_metrics import Stepped
@@ -132,12 +134,41 @@ def test_a_part_of_a_mixture_of_an_earlier_version_has_the_names_of_today() -> N
     assert settings_of(run, ["trust_run=true"]).environment.parts == parts
 
 
+def test_a_row_without_its_end_goes_and_an_evaluation_that_is_done_again(tmp_path: Path) -> None:
+    file, kept, looked = tmp_path / "metrics.jsonl", '{"step": 2}\n', '{"step": 2, "kind": "evaluate"}\n'
+    for evaluated, left in ((True, kept + looked), (False, kept)):
+        file.write_text(f'{kept}{looked}{{"step": 1}}')  # another row would be put behind it
+        truncate_jsonl(file, 2, evaluated=evaluated)
+        assert file.read_text() == left
+
+
+def test_a_run_whose_last_evaluation_is_missing_is_not_finished(tmp_path: Path) -> None:
+    config = Config(num_steps=2)
+    for facts in ({}, {"score": 0.5}):
+        checkpoint = tmp_path / "step-000002"
+        checkpoint.mkdir(exist_ok=True)
+        (checkpoint / MANIFEST).write_text(render(2, facts, {}))
+        with pytest.raises(ValueError, match="is finished") if facts else nullcontext():
+            check_unfinished(config, tmp_path, checkpoint)
+
+
+def test_a_typed_budget_takes_the_place_of_the_runs_and_two_are_refused() -> None:
+    folder = begun("2026-01-01/10-00-00", "covey train")
+    (folder / "config.yaml").write_text(to_yaml(Config(num_epochs=2.0)))
+    found = settings_of(folder, ["num_steps=7", "resume_changes=[num_steps]"])
+    assert (found.num_steps, found.num_epochs, found.total_rollouts) == (7, None, None)
+    with pytest.raises(ValueError, match=r"^num_steps and num_epochs say twice how long the run is"):
+        settings_of(folder, ["num_steps=7", "num_epochs=1.0", "resume_changes=[num_steps]"])
+
+
 def test_resume_changes_names_settings() -> None:
     folder = begun("2026-01-01/10-00-00", "covey train")
     typed = ["optimizer.lr=0.5", "resume_changes=[optimizer,optimzer.lr]"]
     with pytest.raises(ValueError, match=r"^resume_changes names no setting: optimzer\.lr$"):
         settings_of(folder, typed)
     assert settings_of(folder, [typed[0], "resume_changes=[optimizer]"]).optimizer.lr == 0.5
+    with pytest.raises(ValueError, match=r"^algorithm\.advantage_clip=2\.0 differs from"):
+        settings_of(folder, ["algorithm.advantage_clip=2.0", "resume_changes=[algorithm.advantage]"])
 
 
 def test_rows_may_hold_characters_that_look_like_the_end_of_a_line(tmp_path: Path) -> None:

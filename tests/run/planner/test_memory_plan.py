@@ -17,7 +17,7 @@ from covey.policy.models.loading import load_policy
 from covey.policy.settings import ModelConfig
 from covey.run.build import build_run
 from covey.run.planner import memory
-from covey.run.planner.memory import derived, plan, report, weights, with_checkpointing
+from covey.run.planner.memory import derived, holds_reference, plan, report, weights, with_checkpointing
 from covey.run.planner.model_shapes import shape_of
 from covey.run.preflight.memory import check_memory
 from covey.run.preflight.subject import PreflightContext
@@ -178,6 +178,14 @@ def test_a_penalty_needs_a_copy_of_all_weights_and_under_adapters_none() -> None
     whole = ("recipe=gsm8k", "data.path=rows.jsonl", "algorithm.kl_coef=0.1")
     assert plan(composed(*whole), 1)["reference"] == 4 * PUBLISHED["Qwen/Qwen2.5-0.5B-Instruct"]
     assert "reference" not in plan(composed(*whole, "model.lora_rank=8"), 1)
+
+
+def test_a_reference_on_gpus_of_its_own_takes_nothing_of_the_trainers() -> None:
+    config = composed("algorithm.kl_coef=0.1")
+    config.source, config.devices.reference = "ray", 1
+    assert not holds_reference(config)
+    config.devices.reference = 0
+    assert holds_reference(config)
 
 
 def test_smaller_choices_need_less() -> None:

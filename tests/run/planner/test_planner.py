@@ -175,6 +175,8 @@ def test_samplers_of_their_own_hide_behind_training_where_staleness_allows(small
     beside = plan_of(apart, small, H100, 1, Measured())
     assert beside.num_gpus == 3
     assert beside.phases["sampling"] < here.phases["sampling"]
+    fresh = plan_of(replace(apart, max_staleness=0), small, H100, 1, Measured())
+    assert fresh.phases["sampling"] > beside.phases["sampling"]  # they wait for the weights
 
 
 def test_cost_is_gpus_times_hours_times_price_and_a_given_price_counts(small: Shape) -> None:
@@ -182,6 +184,9 @@ def test_cost_is_gpus_times_hours_times_price_and_a_given_price_counts(small: Sh
     assert plan.cost is not None
     assert plan.cost.low == pytest.approx(4 * plan.hours.low * 2.0)
     assert plan.cost.value == pytest.approx(1.4 * 4 * plan.hours.value * 2.0)
+    dear = plan_of(config_of(), small, replace(H100, price=(1.0, 4.0)), 4, Measured(completion_tokens=100))
+    assert dear.cost is not None
+    assert dear.cost.high == pytest.approx(1.4 * 4 * dear.hours.high * 4.0)
     assert "as given" in "\n".join(lines_of(plan))
 
 
