@@ -32,7 +32,7 @@ MUTANTS ?=
 TEST_PROCESSES ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-all demo-machines demo-tools demo-infill demo-infill-seeds architectures figures test test-slow test-cluster test-vllm test-doors mutants bench bench-gpu bench-vllm-setup lint types check format clean
+.PHONY: help setup demo demo-all demo-machines demo-tools demo-infill demo-infill-seeds architectures figures test test-long test-slow test-cluster test-vllm test-doors mutants bench bench-gpu bench-vllm-setup lint types check format clean
 
 help:  ## what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -69,8 +69,13 @@ figures: $(STAMP)  ## draw every picture of the README and the documentation fro
 	$(BIN)/python -m benchmarks.figures
 
 # Bytecode is kept, whatever the shell says: else each of hundreds of processes compiles covey anew.
-test: $(STAMP)  ## all tests that run in minutes
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -m "not slow" -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder --durations=20
+PYTEST = PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder --durations=20
+
+test: $(STAMP)  ## all tests but the long ones, in eight minutes
+	$(PYTEST) -m "not slow and not long"
+
+test-long: $(STAMP)  ## tests that take seconds each, most of them whole runs, which a change must pass too (eight minutes)
+	$(PYTEST) -m "long and not slow"
 
 test-slow: $(STAMP)  ## the tests that take long
 	$(BIN)/python -m pytest -m slow
@@ -131,7 +136,7 @@ lint: $(STAMP)  ## ruff: rules and format; imports run down the list of rooms
 types: $(STAMP)  ## mypy
 	$(BIN)/mypy
 
-check: lint types test  ## what CI runs
+check: lint types test test-long  ## what CI runs
 
 format: $(STAMP)  ## fix what ruff can fix
 	$(BIN)/ruff check --fix .

@@ -225,6 +225,7 @@ def test_a_truncated_completion_that_is_masked_is_penalised_too() -> None:
 # ------------------------------------------------------------------------------------------------ what must not matter
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "change",
     [
@@ -248,6 +249,7 @@ def test_looking_saving_and_limits_of_memory_do_not_change_what_is_learned(
         assert equal(saved_weights(tmp_path / "plain"), saved_weights(tmp_path / "changed"))
 
 
+@pytest.mark.long
 def test_a_scripted_engine_runs_the_whole_command_without_sampling(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

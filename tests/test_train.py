@@ -71,6 +71,7 @@ def _finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # ------------------------------------------------------------------------------------------------ the run folder
 
 
+@pytest.mark.long
 def test_metrics_have_one_row_a_step_and_one_an_evaluation(finished: Path) -> None:
     found = rows(finished / "metrics.jsonl")
     steps = [(row["kind"], row["step"]) for row in found]
@@ -191,6 +192,7 @@ def test_evaluations_and_checkpoints_come_every_so_many_steps_and_once_at_the_en
 # ------------------------------------------------------------------------------------------------ repeatability
 
 
+@pytest.mark.long
 def test_the_same_seed_gives_the_same_run_bit_for_bit_and_another_seed_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -228,6 +230,7 @@ def test_how_a_batch_is_laid_out_does_not_change_the_run(
 # ------------------------------------------------------------------------------------------------ what an update does
 
 
+@pytest.mark.long
 def test_rewards_rise_where_they_can_be_learned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The reward is the share of small letters: a few steps of nothing but sampling and rewards raise it."""
 
@@ -259,6 +262,7 @@ def test_a_batch_of_equal_rewards_changes_nothing_and_says_so(
         assert row["mismatch_max"] < 1e-4
 
 
+@pytest.mark.long
 def test_momentum_does_not_move_the_policy_in_a_step_without_signal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -314,6 +318,7 @@ def test_lora_trains_the_adapter_alone_and_saves_it(tmp_path: Path, monkeypatch:
     assert found[1]["kl"] > 1e-6
 
 
+@pytest.mark.long
 def test_several_updates_on_a_batch_leave_the_policy_that_sampled_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -341,6 +346,7 @@ def test_truncated_completions_leave_the_loss_but_not_the_statistics(
 # ------------------------------------------------------------------------------------------------ dropped groups
 
 
+@pytest.mark.long
 def test_dynamic_sampling_refills_the_batch_and_counts_what_it_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -359,6 +365,7 @@ def test_dynamic_sampling_refills_the_batch_and_counts_what_it_refused(
     assert summary_of(folder)["dropped_groups"] == refused
 
 
+@pytest.mark.long
 def test_a_step_whose_groups_were_all_refused_is_logged_and_the_run_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -392,6 +399,7 @@ OF_TRAINED_GROUPS = (
 """Null where no group is left to train on."""
 
 
+@pytest.mark.long
 def test_the_reward_of_a_step_that_is_filtered_in_part_is_known_of_all_that_was_sampled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -457,6 +465,7 @@ def _untrained() -> dict[str, Tensor]:
     return start_weights(small_config())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
 def test_an_algorithm_preset_trains_through_the_loop(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, untrained: dict[str, Tensor]

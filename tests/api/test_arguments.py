@@ -138,6 +138,7 @@ def test_settings_of_the_environment_go_with_rewards_and_rows(given: Any, base: 
     assert config.environment.timeout == 7.0
 
 
+@pytest.mark.long
 def test_one_callback_needs_no_list(tmp_path: Path) -> None:
     steps: list[int] = []
     covey.train(

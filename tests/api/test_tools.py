@@ -40,6 +40,7 @@ def kept(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "rollouts.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.long
 def test_functions_and_a_class_are_tools_and_rewards_compare_the_attempts_of_a_group(tmp_path: Path) -> None:
     heard: list[int] = []
 
@@ -62,6 +63,7 @@ def test_functions_and_a_class_are_tools_and_rewards_compare_the_attempts_of_a_g
     assert any(rollout["parts"]["rank"] > 0 for rollout in rollouts)
 
 
+@pytest.mark.long
 def test_a_class_that_rewards_needs_no_reward_functions(tmp_path: Path) -> None:
     covey.train("nano", data=ROWS, tools=Shelf, folder=tmp_path / "run", **NANO)
     assert {rollout["reward"] for rollout in kept(tmp_path / "run")} == {0.25}

@@ -79,6 +79,7 @@ class Mine:
 # ------------------------------------------------------------------------------------------------ what is trained
 
 
+@pytest.mark.long
 def test_a_name_a_function_and_rows_give_a_result(tmp_path: Path) -> None:
     result = covey.train("nano", by_bytes, ROWS, folder=tmp_path / "run", **NANO)
     assert (result.status, result.folder) == ("completed", tmp_path / "run")
@@ -102,6 +103,7 @@ def test_a_model_in_memory_is_trained_in_place_and_attends_as_before_afterwards(
     assert equal(dict(saved.state_dict()), weights_of(model))
 
 
+@pytest.mark.long
 def test_adapters_of_peft_in_memory_are_trained_and_nothing_else(tmp_path: Path) -> None:
     peft = importlib.import_module("peft")
     model = peft.get_peft_model(model_in_memory(), peft.LoraConfig(r=2, target_modules="all-linear"))
@@ -135,6 +137,7 @@ def test_an_object_with_two_methods_is_an_environment(tmp_path: Path) -> None:
     assert result.evaluate(Mine(), num_prompts=3).num_prompts == 3
 
 
+@pytest.mark.long
 def test_several_rewards_are_weighed_and_may_be_named(tmp_path: Path) -> None:
     rewards = [by_bytes, "think_format", {"function": "repetition", "args": {"ngram": 2}}]
     weights = [1.0, 0.5, 0.1]
@@ -153,6 +156,7 @@ def test_a_recipe_and_presets_are_named_as_on_the_command_line(tmp_path: Path) -
     assert result.config.algorithm.advantage == "group_center"
 
 
+@pytest.mark.long
 def test_settings_of_a_config_are_left_as_they_are(tmp_path: Path) -> None:
     config = Config(num_steps=1)
     result = covey.train("nano", by_bytes, ROWS, config=config, folder=tmp_path / "run", **NANO | {"num_steps": 2})
@@ -222,6 +226,7 @@ def test_a_run_of_objects_resumes_to_the_same_weights_as_one_that_was_never_stop
         covey.train(model_in_memory(), by_bytes, ROWS, tokenizer=TOKENIZER, resume=tmp_path / "run", lr=1.0)
 
 
+@pytest.mark.long
 def test_what_a_resume_is_told_wrongly_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"^resume=run goes on in that folder: leave folder=other out$"):
         covey.train(resume="run", folder="other")
@@ -279,6 +284,7 @@ class Noting(covey.Callback):
             raise covey.StopTraining("enough")
 
 
+@pytest.mark.long
 def test_callbacks_hear_of_the_run_add_metrics_and_stop_it(tmp_path: Path) -> None:
     noting = Noting()
     keywords = NANO | {"num_steps": 9, "evaluation": {"num_prompts": 2, "every": 1}}
@@ -327,6 +333,7 @@ class Killed(covey.Callback):
             raise RuntimeError("killed")
 
 
+@pytest.mark.long
 def test_a_stop_that_was_asked_for_is_not_forgotten_by_a_run_that_was_killed_before_it_came_about(
     tmp_path: Path,
 ) -> None:
@@ -344,6 +351,7 @@ def test_a_stop_that_was_asked_for_is_not_forgotten_by_a_run_that_was_killed_bef
 # ------------------------------------------------------------------------------------------------ the result
 
 
+@pytest.mark.long
 def test_a_result_samples_texts_and_conversations_and_shows_itself(tmp_path: Path) -> None:
     result = covey.train("nano", by_bytes, ROWS, folder=tmp_path / "run", **NANO)
     assert len(result.sample("say 3:", n=3)) == 3
@@ -356,6 +364,7 @@ def test_a_result_samples_texts_and_conversations_and_shows_itself(tmp_path: Pat
     assert "<td>accuracy</td>" in result._repr_html_()
 
 
+@pytest.mark.long
 def test_interrupting_a_notebook_gives_the_result_so_far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(step: int, metrics: dict[str, float | None]) -> None:
         if step == 2:
@@ -375,6 +384,7 @@ def test_interrupting_a_notebook_gives_the_result_so_far(tmp_path: Path, monkeyp
 # ------------------------------------------------------------------------------------------------ the loop
 
 
+@pytest.mark.long
 def test_a_loop_of_your_own_trains_as_covey_train_does(tmp_path: Path) -> None:
     result = covey.train("nano", by_bytes, ROWS, folder=tmp_path / "run", **NANO)
     with covey.build("nano", by_bytes, ROWS, **NANO) as parts:

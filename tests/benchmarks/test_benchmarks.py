@@ -48,6 +48,7 @@ def test_a_covey_step_samples_every_completion_to_its_full_length_and_trains_on_
     assert found["seconds"]["total"] >= sum(found["seconds"][p] for p in ("sampling", "training", "optimizer"))
 
 
+@pytest.mark.long
 def test_phases_can_be_measured_alone(tiny: Job) -> None:
     sampled = make_step(replace(tiny, phase="sampling"))()
     trained = make_step(replace(tiny, phase="training"))()

@@ -93,6 +93,7 @@ def test_a_promise_that_is_not_kept_is_a_wrong_result(promise: str, monkeypatch:
     assert not gpu_guarantees.guarantees(False)["right"]
 
 
+@pytest.mark.long
 def test_rollouts_that_depend_on_their_neighbours_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     policy = make_policy(precision="float64")
     assert gpu_guarantees.has_same_rollouts(policy)

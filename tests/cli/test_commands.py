@@ -94,6 +94,7 @@ def summary() -> dict[str, Any]:
 # ------------------------------------------------------------------------------------------------ train
 
 
+@pytest.mark.long
 def test_training_shows_a_line_a_step_the_tables_and_the_run_folder_last(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(own_rewards("varied", environment__in_process=True, doctor__enabled=True)) == 0
     printed = capsys.readouterr()
@@ -129,6 +130,7 @@ def test_training_shows_a_line_a_step_the_tables_and_the_run_folder_last(capsys:
     ]
 
 
+@pytest.mark.long
 def test_without_progress_only_the_result_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*own_rewards("varied", environment__in_process=True), "output.progress=false"]) == 0
     assert not capsys.readouterr().out.lstrip().startswith("step")
@@ -167,6 +169,7 @@ WARM = {
 }
 
 
+@pytest.mark.long
 def test_a_policy_is_warmed_up_trained_and_measured_by_three_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["cold-start", *words(**WARM), "hydra.run.dir=warm"]) == 0
     shown = capsys.readouterr().out
@@ -217,6 +220,7 @@ def test_a_saved_policy_is_measured_as_its_run_was_set_unless_a_group_is_chosen(
     )
 
 
+@pytest.mark.long
 def test_a_second_cold_start_says_where_the_first_one_lies(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["cold-start", *words(**WARM), "hydra.run.dir=first"]) == 0
     first = capsys.readouterr().out
@@ -241,6 +245,7 @@ def test_rows_without_demonstrations_cannot_be_warmed_up(capsys: pytest.CaptureF
 # ------------------------------------------------------------------------------------------------ rewards of a user
 
 
+@pytest.mark.long
 def test_async_and_partial_functions_are_weighed_and_logged_by_name() -> None:
     functions = own_rewards("later", "partial", reward_weights=[1.0, 0.5], environment__num_workers=1)
     assert main(functions) == 0
@@ -251,6 +256,7 @@ def test_async_and_partial_functions_are_weighed_and_logged_by_name() -> None:
         assert row["reward"] == row["parts"]["later"] + 0.5 * row["parts"].get("partial", 0)
 
 
+@pytest.mark.long
 def test_one_bad_sample_is_dropped_and_counted_and_the_run_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
     changes = {"num_steps": 6, "environment__in_process": True, "environment__max_failure_rate": 0.5}
     assert main(own_rewards("seldom", **changes)) == 0
@@ -281,6 +287,7 @@ def test_a_function_that_always_fails_ends_the_run_in_one_line_that_names_it(
     assert "Traceback" in Path("run/covey.log").read_text()
 
 
+@pytest.mark.long
 def test_too_many_failures_end_the_run_by_the_stated_rule(capsys: pytest.CaptureFixture[str]) -> None:
     settings = {"num_steps": 40, "environment__in_process": True, "environment__max_failure_rate": 0.01}
     assert main(own_rewards("seldom", **settings)) == 2
@@ -291,6 +298,7 @@ def test_too_many_failures_end_the_run_by_the_stated_rule(capsys: pytest.Capture
     assert summary()["steps"] < 40
 
 
+@pytest.mark.long
 def test_a_hanging_function_is_killed_and_named(capsys: pytest.CaptureFixture[str]) -> None:
     settings = {"environment__timeout": 0.3, "environment__num_workers": 1, "evaluation__num_prompts": 1}
     started = time.monotonic()
@@ -301,6 +309,7 @@ def test_a_hanging_function_is_killed_and_named(capsys: pytest.CaptureFixture[st
     assert time.monotonic() - started < 20
 
 
+@pytest.mark.long
 def test_a_reward_that_trl_ships_runs_through_the_command() -> None:
     pytest.importorskip("trl")
     lines = [{"prompt": [{"role": "user", "content": f"{index}+1?"}]} for index in range(8)]
@@ -320,6 +329,7 @@ def test_a_reward_module_that_does_not_exist_is_one_line(capsys: pytest.CaptureF
 # ------------------------------------------------------------------------------------------------ Ctrl-C
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
 def test_ctrl_c_is_one_line_a_summary_and_no_process_left_behind(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "covey", *own_rewards("slow", num_steps=500, environment__num_workers=2)]

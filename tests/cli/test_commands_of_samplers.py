@@ -13,6 +13,7 @@ from ..support.small import rows, scripted, small_config, use
 RAY = {"source": "ray", "max_staleness": 1}
 
 
+@pytest.mark.long
 def test_a_policy_is_evaluated_without_samplers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, scripted())
     train(small_config(), tmp_path / "run")
@@ -24,6 +25,7 @@ def test_a_policy_is_evaluated_without_samplers(tmp_path: Path, monkeypatch: pyt
     assert len(rows(tmp_path / "found" / "metrics.jsonl", "evaluate")) == 1
 
 
+@pytest.mark.long
 def test_a_run_with_samplers_is_checked_without_them_and_the_table_says_how_they_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

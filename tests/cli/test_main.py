@@ -106,6 +106,7 @@ def test_a_mistake_leaves_a_folder_that_was_there_before(tmp_path: Path) -> None
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "words", [["train", "environment=arithmetic", "group_size=1"], ["train", "+foo=1"], ["evaluate", "seed=abc"]]
 )
@@ -275,6 +276,7 @@ def test_a_warning_reaches_the_terminal_and_everything_the_log(
 # ------------------------------------------------------------------------------------------------ hydra
 
 
+@pytest.mark.long
 def test_a_multirun_runs_every_combination_and_reports_the_ones_that_fail(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -297,6 +299,7 @@ def test_a_multirun_runs_every_combination_and_reports_the_ones_that_fail(
     assert shown == ["0 (seed=1): no summary", "2 (seed=3): no summary"]
 
 
+@pytest.mark.long
 def test_a_configuration_of_ones_own_begins_with_coveys(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -364,6 +367,7 @@ def test_tab_completes_verbs_groups_choices_and_keys(
     assert set(capsys.readouterr().out.split()) == choices
 
 
+@pytest.mark.long
 def test_bash_completes_a_line_with_the_installed_script(tmp_path: Path) -> None:
     command = tmp_path / "bin" / "covey"
     command.parent.mkdir()

@@ -39,6 +39,7 @@ def before(folder: str) -> dict[str, object]:
     return found
 
 
+@pytest.mark.long
 def test_adapters_on_nano_are_measured_as_at_the_end_of_their_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["evaluate", f"model.name={POLICY}", "hydra.run.dir=look"]) == 0
     printed = capsys.readouterr()
@@ -48,6 +49,7 @@ def test_adapters_on_nano_are_measured_as_at_the_end_of_their_run(capsys: pytest
     assert before("look") == json.loads((RUN / "summary.json").read_text())["after"]
 
 
+@pytest.mark.long
 def test_adapters_on_nano_are_trained_further_and_resumed(capsys: pytest.CaptureFixture[str]) -> None:
     settings = [word for word in words(**TASK, model__lora_rank=2) if "nano" not in word]
     assert main(["train", *settings, f"model.name={POLICY}", "hydra.run.dir=further"]) == 0
@@ -58,6 +60,7 @@ def test_adapters_on_nano_are_trained_further_and_resumed(capsys: pytest.Capture
     assert Path("further/checkpoints/step-000003/policy/adapter_config.json").is_file()
 
 
+@pytest.mark.long
 def test_what_is_typed_is_laid_over_the_settings_of_the_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["evaluate", f"model.name={POLICY}", "evaluation.num_samples=3", "hydra.run.dir=look"]) == 0
     printed = capsys.readouterr()
@@ -70,6 +73,7 @@ def test_what_is_typed_is_laid_over_the_settings_of_the_run(capsys: pytest.Captu
     assert "lora_rank: 2" in settings
 
 
+@pytest.mark.long
 def test_settings_of_the_environment_of_the_run_can_be_typed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -86,6 +90,7 @@ def test_settings_of_the_environment_of_the_run_can_be_typed(
     assert capsys.readouterr().out.splitlines()[0] == first
 
 
+@pytest.mark.long
 def test_another_task_than_that_of_the_run_is_named_first(capsys: pytest.CaptureFixture[str]) -> None:
     chosen = ["evaluate", f"model.name={POLICY}", "environment=countdown", "model.lora_rank=2", "sampling.max_tokens=8"]
     small = ["evaluation.num_prompts=2", "evaluation.num_samples=2", "evaluation.k=[1]"]

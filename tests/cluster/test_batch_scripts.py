@@ -116,6 +116,7 @@ def test_the_head_has_an_address_that_the_other_nodes_find(
     assert len(others) == len(nodes.split()) - 1
 
 
+@pytest.mark.long
 def test_the_exit_code_is_the_runs_and_the_token_is_gone_with_the_job(job: Job) -> None:
     code, _, _ = job.start("async", FAKE_CODE="143", COVEY_RUN=f"{job.run}/")
     assert code == 143

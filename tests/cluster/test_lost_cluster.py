@@ -57,6 +57,7 @@ def await_stop() -> None:
     time.sleep(PATIENCE)
 
 
+@pytest.mark.long
 def test_a_run_without_samplers_whose_cluster_is_lost_saves_its_last_step_and_is_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ray: FakeRay
 ) -> None:
@@ -89,6 +90,7 @@ def test_a_run_without_samplers_whose_cluster_is_lost_saves_its_last_step_and_is
     assert [row["step"] for row in rows(run / "metrics.jsonl", "train")] == [1, 2, 3, 4, 5, 6]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("is_in_update", [False, True])
 def test_a_run_with_samplers_whose_cluster_is_lost_saves_its_last_step_also_out_of_a_long_update(
     is_in_update: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ray: FakeRay

@@ -101,6 +101,7 @@ def test_a_sampler_that_fails_at_a_push_is_replaced(policy: Policy, error: type[
         assert run.counted["samplers/lost"] == 1
 
 
+@pytest.mark.long
 def test_a_sampler_that_never_takes_weights_is_replaced_after_the_limit(policy: Policy) -> None:
     async def hook(engine: Engine, weights: WeightSet) -> None:
         if engine.number == 0 and weights.version == 2:
@@ -174,6 +175,7 @@ def test_a_result_of_a_sampler_that_was_given_up_is_refused_and_counted(policy: 
         assert run.counted["samplers/late_results_refused"] == 1
 
 
+@pytest.mark.long
 def test_a_frozen_sampler_is_replaced_within_the_limit_of_silence(policy: Policy) -> None:
     with training(policy, Plan(on_generate=at_call(0, 1, freeze)), Bound(4, 0), samplers=1, silence=1.0) as run:
         started = time.monotonic()

@@ -115,6 +115,7 @@ def test_every_recipe_composes_with_the_model_that_needs_no_download(name: str) 
     assert config.model.name == model
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("group", ["model", "algorithm"])
 def test_every_choice_of_a_group_is_valid(group: str) -> None:
     for choice in group_choices()[group]:

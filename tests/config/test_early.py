@@ -143,6 +143,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, st
     return {" ".join(words): (code, out, err) for words, code, (out, err) in zip(typed, codes, printed, strict=True)}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("words", "line"), MISTAKES, ids=[" ".join(words) for words, _ in MISTAKES])
 def test_a_mistake_in_a_path_a_name_or_a_device_is_one_line_without_torch(
     words: list[str], line: str, answers: dict[str, tuple[int, str, str]]
@@ -194,6 +195,7 @@ def test_torch_without_support_for_gpus_refuses_cuda_by_its_version_file(monkeyp
 # ------------------------------------------------------------------------------------------------ the hub
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["missing_model", "org/does-not-exist"])
 def test_a_hub_that_cannot_be_reached_is_said_at_once(name: str, closed: str) -> None:
     done = alone(["train", *ROWS, f"model.name={name}"], HF_ENDPOINT=closed, HF_HUB_OFFLINE="0", no_proxy="*")

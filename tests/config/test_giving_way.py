@@ -98,6 +98,7 @@ def test_what_is_typed_is_refused_where_nothing_reads_it(words: list[str], line:
     assert str(refusal.value) == line
 
 
+@pytest.mark.long
 def test_tokens_of_older_weights_are_corrected_for_unless_something_else_is_typed() -> None:
     def corrected(*words: str) -> tuple[str, str]:
         algorithm = composed("source=ray", *words)[0].algorithm

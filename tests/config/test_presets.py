@@ -80,6 +80,7 @@ def test_the_default_preset_is_the_schema() -> None:
     assert preset("grpo") == AlgorithmConfig()
 
 
+@pytest.mark.long
 def test_group_filters_of_presets_exist() -> None:
     used = {preset(name).group_filter for name in NAMES} - {None}
     assert used == {"zero_std"}

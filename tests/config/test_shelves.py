@@ -41,6 +41,7 @@ def composed(*words: str) -> Config:
         return settings.to_unchecked(compose("config", overrides=list(words)))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("group", "shelf", "name"), SHELVED)
 def test_a_name_means_the_same_with_its_shelf_in_front_and_without(group: str, shelf: str, name: str) -> None:
     assert composed(f"{group}={name}") == composed(f"{group}={shelf}/{name}")
@@ -75,6 +76,7 @@ def test_no_folder_of_presets_is_crowded() -> None:
     assert {path.name for path in folders if len(list(path.iterdir())) > MAX_ENTRIES} == set()
 
 
+@pytest.mark.long
 def test_a_sweep_takes_names_of_the_front_and_of_shelves(monkeypatch: pytest.MonkeyPatch) -> None:
     advantages = []
     monkeypatch.setitem(main_module.WORK, "train", lambda config, _: advantages.append(config.algorithm.advantage))

@@ -153,6 +153,7 @@ def identity(value: Any) -> str:
     return " ".join(value)[:60] if isinstance(value, list) else str(value)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("page", "words"), COMMANDS, ids=identity)
 def test_every_command_is_accepted_or_refused_as_the_page_says(
     page: str, words: list[str], workbench: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -182,6 +183,7 @@ def test_the_pages_show_commands_of_every_verb_and_refusals() -> None:
     assert len(REFUSALS) >= 5
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("span", ALGORITHM_SETTINGS)
 def test_every_setting_of_the_algorithms_page_works_on_its_own(span: str) -> None:
     settings.register()
@@ -220,12 +222,14 @@ NO_SETTINGS |= {"num_samples"}
 # ------------------------------------------------------------------------------------------------ examples
 
 
+@pytest.mark.long
 def test_every_python_example_runs(workbench: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in (name for page in TEXTS for name in example_files(page) if name.endswith(".py")):
         runpy.run_path(str(workbench / name))
     assert "[1.0, 1.0, 0.0]" in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_the_reward_of_the_readme_trains(workbench: Path, capsys: pytest.CaptureFixture[str]) -> None:
     reward = "rewards=[my_rewards:only_allowed]"
     (words,) = [words for words in command_lines("README.md") if reward in words and words[0] == "train"]
@@ -258,6 +262,7 @@ def test_the_rewards_of_the_rewards_page_train_on_its_rows(
     assert (workbench / "run" / "checkpoints" / "step-000002").is_dir()
 
 
+@pytest.mark.long
 def test_the_functions_of_the_algorithms_page_pass_their_own_test_and_the_dry_run(workbench: Path) -> None:
     runpy.run_path("my_algorithm.py", run_name="__main__")
     commands = [words for words in command_lines("docs/use/algorithms.md") if "my_algorithm:" in " ".join(words)]
@@ -278,6 +283,7 @@ def test_the_curriculum_of_its_page_passes_the_dry_run(workbench: Path) -> None:
     assert try_curriculum(config, made(prompts, 0, True)) == ["my_order:LeastSolved"]
 
 
+@pytest.mark.long
 def test_the_environment_of_the_rewards_page_trains_and_shows_how_it_is_done(workbench: Path) -> None:
     source = (workbench / "backwards.py").read_text()
     shorter = source.replace("num_steps=40", "num_steps=1, groups_per_step=2").replace("num_steps=30", "num_steps=1")
@@ -306,6 +312,7 @@ def test_the_python_page_trains_and_samples(workbench: Path, capsys: pytest.Capt
     assert len(ast.literal_eval(answers)) == 4
 
 
+@pytest.mark.long
 def test_the_lines_of_python_of_the_readme_train(workbench: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = (workbench / "from_readme.py").read_text()
     assert len([line for line in source.splitlines() if line]) <= 8
@@ -380,6 +387,7 @@ def symbol(name: str) -> tuple[Any, Any]:
     raise AssertionError(name)
 
 
+@pytest.mark.long
 def test_every_file_that_is_named_exists() -> None:
     missing = []
     for page in TEXTS:

@@ -32,6 +32,7 @@ def _prompts(monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, scripted())
 
 
+@pytest.mark.long
 def test_a_cell_trains_as_a_script_does(tmp_path: Path) -> None:
     config = small_config(preflight__enabled=False)
     train(config, tmp_path / "script")
@@ -51,6 +52,7 @@ def test_so_does_a_thread_and_leaves_signals_alone(tmp_path: Path) -> None:
     assert newest_valid(tmp_path / "run" / "checkpoints") is not None
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("number", "line"), [(signal.SIGINT, "stopped by SIGINT"), (signal.SIGTERM, "stopped by SIGTERM")]
 )

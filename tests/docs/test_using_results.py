@@ -47,6 +47,7 @@ def test_the_command_of_the_page_trains_adapters_on_conversations(folder: Path) 
     assert {"adapter_config.json", "adapter_model.safetensors", "tokenizer.json", "chat_template.jinja"} <= saved
 
 
+@pytest.mark.long
 def test_the_adapters_are_merged_as_the_page_says_and_the_result_is_a_model_like_any_other(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

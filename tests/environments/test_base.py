@@ -192,6 +192,7 @@ def test_a_subclass_without_score_says_so_when_it_is_made() -> None:
         Mute()  # type: ignore[abstract]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("environment", [TwoMethods(), Inheriting()], ids=["duck", "subclass"])
 def test_two_methods_are_enough_to_train(
     environment: Environment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -228,6 +229,7 @@ def test_an_array_or_tensor_that_is_one_number_is_logged_as_that_number(number: 
         metrics_of(adapt(Logging({"won": np.array([0.5])})))
 
 
+@pytest.mark.long
 def test_metrics_that_are_no_numbers_end_a_run_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, adapt(Logging({"won": "yes"})))
     with pytest.raises(ValueError, match=r"Logging.metrics must return numbers by name, got won='yes'"):

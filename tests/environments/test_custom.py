@@ -63,6 +63,7 @@ def test_options_are_the_arguments_of_the_factory() -> None:
     assert vars(vars(adapted)["adapted"]) == {"letter": "a", "num_prompts": 3}
 
 
+@pytest.mark.long
 def test_a_run_trains_on_it_and_keeps_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(f"from {OURS} import Letters\n")

@@ -131,12 +131,14 @@ def test_facts_with_names_that_are_numbers_do_not_break_a_checkpoint() -> None:
     assert facts_of(adapt(Odd({3: {10: "a", 9: (1, 2)}}))) == {"3": {"10": "a", "9": [1, 2]}}
 
 
+@pytest.mark.long
 def test_an_environment_that_ends_the_run_on_purpose_is_heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, adapt(Raising("follow", RunStopped("solved"))))
     with pytest.raises(RunStopped, match=r"^solved$"):
         train(small_config(num_steps=1), tmp_path)
 
 
+@pytest.mark.long
 def test_an_environment_that_does_not_close_costs_a_warning_and_no_result(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -43,6 +43,7 @@ def imported(path: Path) -> Iterator[str]:
             yield f".{name}" if node.level else name
 
 
+@pytest.mark.long
 def test_the_generator_imports_nothing_but_mpmath_the_standard_library_and_itself() -> None:
     files = [HERE / "generate.py", *(HERE / "formulas").glob("*.py"), *(HERE / "settings").glob("*.py")]
     own = {f".{path.stem}" for path in files} | {".", ".formulas", ".settings"}

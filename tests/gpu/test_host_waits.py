@@ -44,6 +44,7 @@ def decode_steps(num_rows: int, **settings: Any) -> tuple[int, Counter[str]]:
         return more[0] - fewer[0], more[1] - fewer[1]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("model", ["bfloat16", "adapters"])
 def test_eight_decode_steps_wait_once_whatever_the_number_of_rows(model: str) -> None:
     few, many = decode_steps(4, **MODELS[model]), decode_steps(32, **MODELS[model])
@@ -51,6 +52,7 @@ def test_eight_decode_steps_wait_once_whatever_the_number_of_rows(model: str) ->
     assert few[1] == many[1]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("model", "most"), [("float32", 1200), ("bfloat16", 1500), ("adapters", 1800)])
 def test_a_decode_step_of_28_layers_launches_at_most_1800_kernels(model: str, most: int) -> None:
     numbers = (sum(decode_steps(4, **MODELS[model], nano_num_layers=n)[1].values()) / LOOK_EVERY for n in (2, 3))

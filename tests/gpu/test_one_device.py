@@ -104,6 +104,7 @@ SLOW_BFLOAT16 = pytest.param("bfloat16", marks=pytest.mark.slow)
 """All weights in bfloat16, without adapters or a window besides."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("model", [SLOW_BFLOAT16, "float16", "window", "adapters"])
 def test_the_native_engine_stays_on_the_device(model: str) -> None:
     with PretendGpu() as gpu:
@@ -125,6 +126,7 @@ def test_a_masked_policy_stays_on_the_device() -> None:
         assert not gpu.mixed
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("model", [SLOW_BFLOAT16, *(model for model in MODELS if model != "bfloat16")])
 def test_updates_stay_on_the_device_whatever_the_layout(model: str) -> None:
     with PretendGpu() as gpu:
@@ -143,6 +145,7 @@ def test_every_objective_stays_on_the_device(name: str) -> None:
         assert not gpu.mixed
 
 
+@pytest.mark.long
 def test_filters_of_the_sampler_stay_on_the_device_in_training() -> None:
     with PretendGpu() as gpu:
         policy = policy_of()
@@ -177,6 +180,7 @@ def test_a_whole_run_with_its_checks_stays_on_the_device(tmp_path: Path) -> None
     assert metrics["step"] == 1
 
 
+@pytest.mark.long
 def test_kernels_repeat_in_the_training_pass_alone_where_that_is_asked_for() -> None:
     seen: list[bool] = []
     with PretendGpu() as gpu:

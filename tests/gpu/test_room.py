@@ -26,6 +26,7 @@ def test_without_a_bound_the_cache_takes_four_fifths_of_what_is_free() -> None:
     assert budget(5, CUDA) == 5
 
 
+@pytest.mark.long
 def test_the_cache_follows_what_is_free_whenever_sampling_begins(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

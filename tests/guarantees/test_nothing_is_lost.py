@@ -64,6 +64,7 @@ def killed(reference: Path) -> Path:
     return reference / "killed"
 
 
+@pytest.mark.long
 def test_a_run_killed_at_random_moments_ends_with_the_same_weights_and_metrics(reference: Path, killed: Path) -> None:
     assert fingerprint(killed) == fingerprint(reference / "whole")
 

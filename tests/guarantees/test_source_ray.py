@@ -190,6 +190,7 @@ def apart(first: Any, second: Any, where: str = "") -> list[str]:
     return [] if first == second else [f"{where}: {first!r}, {second!r}"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("feature", FEATURES)
 def test_samplers_without_staleness_give_the_run_in_process(
     feature: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -203,6 +204,7 @@ def test_samplers_without_staleness_give_the_run_in_process(
         assert apart(logged(tmp_path / "local", name), logged(tmp_path / "ray", name)) == [], name
 
 
+@pytest.mark.long
 def test_what_samplers_environments_log_adds_up_as_in_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, annealed())
     train(small_config(**settings()), tmp_path / "local")
@@ -252,6 +254,7 @@ def judged() -> Scripted:
     return Judged(plain.texts, plain.verdict)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("role", ROLES)
 def test_a_role_on_devices_of_its_own_gives_the_same_run(
     role: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -270,6 +273,7 @@ def test_a_role_on_devices_of_its_own_gives_the_same_run(
         assert apart(logged(tmp_path / "local", name), logged(tmp_path / "ray", name)) == [], name
 
 
+@pytest.mark.long
 def test_what_a_judge_logs_and_is_told_is_the_same_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     custom = {"environment": CustomConfig(factory="tests:anything")}
     runs = {"local": settings(**custom), "ray": of_ray(devices__judge=1, devices__sampler=0, **custom)}
@@ -299,6 +303,7 @@ class Measured(Judged):
         self.read[:] = [tokenizer.decode([8])]
 
 
+@pytest.mark.long
 def test_a_judge_elsewhere_knows_the_turns_and_the_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     custom = {"environment": CustomConfig(factory="tests:anything")}
     runs = {"local": settings(**custom), "ray": of_ray(devices__judge=1, **custom)}
@@ -325,6 +330,7 @@ def test_episodes_are_refused_where_others_judge(tmp_path: Path, monkeypatch: py
 # ------------------------------------------------------------------------------------- resumed, and stale
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("feature", ["success", "masked", "episodes", pytest.param("turns", marks=pytest.mark.slow)])
 def test_a_run_that_was_cut_off_ends_with_the_same_weights(
     feature: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -395,6 +401,7 @@ def test_a_stale_run_holds_its_bound_and_replays_to_the_same_weights(
     assert digest == rows(tmp_path / "run" / "schedule.jsonl")[-1]["weights"]
 
 
+@pytest.mark.long
 def test_a_reward_that_follows_the_run_is_not_replayed_in_silence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -64,6 +64,7 @@ def test_every_rollout_is_of_the_version_it_trains_also_after_a_resume(
     assert metric(tmp_path, "dropped/stale_groups") == [0.0] * 9
 
 
+@pytest.mark.long
 @BOTH
 @pytest.mark.parametrize("change", [{"engine__max_rows": 3}, {"algorithm__group_filter": "zero_std"}], ids=",".join)
 def test_waves_and_groups_drawn_again_are_of_the_same_version(
@@ -188,6 +189,7 @@ def test_groups_within_the_bound_are_trained_and_their_age_is_logged(
     assert [row["mismatch_max"] > 1e-3 for row in found] == [age > 0 for age in ages]
 
 
+@pytest.mark.long
 def test_a_group_in_time_is_trained_beside_one_that_is_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = late_run(tmp_path, monkeypatch, partial(Late, delay=1, fresh_groups=1), bound=0)
     assert versions(tmp_path) == [{step} for step in range(5)]

@@ -53,7 +53,7 @@ OPTIONS = (
     "no:xdist",
     "--timeout=120",
     "-m",
-    "not slow",
+    "not slow and not long",
 )
 PASSED, FAILED = 0, 1
 BROKEN = re.compile(r"\b(NameError|ImportError|ModuleNotFoundError|UnboundLocalError|SyntaxError)\b")

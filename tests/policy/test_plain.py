@@ -173,6 +173,7 @@ def test_what_loading_has_done_to_a_module_is_not_in_it(tmp_path: Path) -> None:
     assert torch.equal(plain_logits(policy), expected)
 
 
+@pytest.mark.long
 def test_models_that_are_made_in_several_threads_at_once_all_have_their_weights() -> None:
     register = nn.Module.register_parameter
 

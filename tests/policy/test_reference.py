@@ -78,6 +78,7 @@ def test_no_gradient_flows_into_the_reference(settings: AlgorithmConfig, refresh
         assert not any(".reference." in name for name in with_gradient)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("refreshed", [False, True])
 def test_using_the_reference_leaves_adapters_gradients_and_mode_as_they_were(refreshed: bool) -> None:
     policy = trained(adapted())
@@ -103,6 +104,7 @@ def _fail_inside(reference: Reference) -> None:
         raise KeyError("cleaned up all the same")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("refreshed", [False, True])
 def test_the_reference_of_adapters_trained_before_is_the_policy_of_that_moment_not_the_base_model(
     refreshed: bool,
@@ -116,6 +118,7 @@ def test_the_reference_of_adapters_trained_before_is_the_policy_of_that_moment_n
     assert not torch.equal(probe_logits(policy), start)
 
 
+@pytest.mark.long
 def test_under_lora_the_reference_is_the_same_model_with_the_adapter_off() -> None:
     policy = adapted()
     before = {id(p) for p in policy.model.parameters()}
@@ -177,6 +180,7 @@ def test_three_small_refreshes_of_a_weight_are_these_numbers() -> None:
     assert seen == pytest.approx([1.3, 1.51, 1.657])
 
 
+@pytest.mark.long
 def test_a_refresh_under_lora_copies_the_adapter_and_the_policy_goes_on_alone() -> None:
     policy = adapted()
     reference = make_reference(policy, refreshed=True)
@@ -189,6 +193,7 @@ def test_a_refresh_under_lora_copies_the_adapter_and_the_policy_goes_on_alone() 
     assert torch.equal(reference_logits(reference), refreshed)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("settings", [KL, FULL_KL], ids=["k3", "full"])
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("refreshed", [False, True])

@@ -170,6 +170,7 @@ def test_a_token_of_probability_zero_is_never_drawn(num_tokens: int) -> None:
         assert token[1] == 1
 
 
+@pytest.mark.long
 def test_searching_in_blocks_gives_the_frequencies_of_the_distribution() -> None:
     num_tokens, num_draws = 3 * BLOCK, 200_000
     logits = torch.zeros(num_tokens)

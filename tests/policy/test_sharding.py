@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from covey.cluster.wire import pack, unpack
@@ -29,6 +30,7 @@ def state_bytes(state: dict[str, Any]) -> int:
     return sum(tensor.nbytes for moments in state["state"].values() for tensor in moments.values())
 
 
+@pytest.mark.long
 def test_moments_are_saved_one_tensor_at_a_time_and_rank_0_alone_keeps_them(tmp_path: Path) -> None:
     def work() -> dict[str, Any]:
         policy, _ = distributed(nano(nano_num_layers=LAYERS), None, "fsdp")
@@ -49,6 +51,7 @@ def test_moments_are_saved_one_tensor_at_a_time_and_rank_0_alone_keeps_them(tmp_
     assert second["peak"] <= 3 * second["largest"] < everything / 3
 
 
+@pytest.mark.long
 def test_weights_that_were_gathered_to_be_pushed_are_put_away_again(tmp_path: Path) -> None:
     def work() -> bool:
         policy, _ = distributed(nano(), None, "fsdp")
@@ -60,6 +63,7 @@ def test_weights_that_were_gathered_to_be_pushed_are_put_away_again(tmp_path: Pa
     assert on_two_ranks(work, tmp_path) == [True, True]
 
 
+@pytest.mark.long
 def test_a_reference_is_made_of_the_policy_s_shards(tmp_path: Path) -> None:
     def work() -> dict[str, Any]:
         policy = nano(nano_num_layers=LAYERS)
@@ -96,6 +100,7 @@ def test_a_policy_that_will_be_shared_out_is_loaded_without_the_device() -> None
     assert not collectives.is_distributed()
 
 
+@pytest.mark.long
 def test_half_precision_is_gathered_in_two_bytes_a_weight_and_trained_in_four(tmp_path: Path) -> None:
     """What is sampled is what is trained, and both are near what one process computes under autocast."""
 
@@ -120,6 +125,7 @@ def test_half_precision_is_gathered_in_two_bytes_a_weight_and_trained_in_four(tm
         assert float((found["scored"] - expected).abs().max()) < 0.1
 
 
+@pytest.mark.long
 def test_sampling_gathers_layer_by_layer_into_one_copy_in_half_precision(tmp_path: Path) -> None:
     def work() -> dict[str, int]:
         policy, _ = distributed(nano(nano_num_layers=LAYERS, precision="bfloat16"), None, "fsdp")

@@ -57,6 +57,7 @@ HOSTILE_PAGES = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", HOSTILE_PAGES)
 def test_what_stands_on_the_pages_of_environments_cannot_be_markup(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -68,6 +69,7 @@ def test_what_stands_on_the_pages_of_environments_cannot_be_markup(
     assert HOSTILE in json.dumps(run, ensure_ascii=False)
 
 
+@pytest.mark.long
 def test_a_traced_conversation_keeps_its_turns_their_rewards_and_why_it_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -144,6 +146,7 @@ def run_of_machines(folder: Path, *trees: Tree) -> RunFiles:
     return RunFiles(folder, {"environment.name": "machines"})
 
 
+@pytest.mark.long
 def test_the_best_machines_are_simulated_again_and_move_as_far_as_they_did(tmp_path: Path) -> None:
     pytest.importorskip("mujoco")
     page = machines_of(run_of_machines(tmp_path, CAR, ROTOR_CATAPULT))

@@ -252,6 +252,7 @@ def test_a_run_without_a_step_is_too_early_to_say() -> None:
     assert doctor_page(RunFiles(Path("none")))["line"] == "too early to say, after 0 steps"
 
 
+@pytest.mark.long
 def test_the_command_needs_no_torch(tmp_path: Path) -> None:
     code = (
         "import sys; from covey.cli.main import main; code = main(['doctor', sys.argv[1]]);"

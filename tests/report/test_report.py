@@ -61,6 +61,7 @@ def data_of(page: Path) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------------------ the page
 
 
+@pytest.mark.long
 def test_every_training_ends_with_a_report_of_one_file(finished: Path) -> None:
     page = finished / "report.html"
     assert page.stat().st_size < 3_000_000
@@ -113,6 +114,7 @@ def test_the_scripts_put_texts_on_the_page_as_text_alone() -> None:
         assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|new Function", asset(name))
 
 
+@pytest.mark.long
 def test_a_page_of_hostile_answers_holds_none_of_them_as_markup(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -329,6 +331,7 @@ def test_lines_of_text_fit_the_terminal_and_end_with_what_a_curve_did(finished: 
     assert re.search(r"(rose|fell|stayed).* \S+$", drawn[0])
 
 
+@pytest.mark.long
 def test_curves_are_drawn_as_pictures(finished: Path, tmp_path: Path) -> None:
     assert main(["report", str(finished), "--png", str(tmp_path / "pictures")]) == 0
     names = {path.name for path in (tmp_path / "pictures").iterdir()}
@@ -368,6 +371,7 @@ def test_a_report_needs_no_torch(finished: Path) -> None:
 # ------------------------------------------------------------------------------------------------ other tools
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", EXPORTS)
 def test_answers_go_out_to_another_tools_files_and_come_back_with_their_rewards(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

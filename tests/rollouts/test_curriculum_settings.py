@@ -62,6 +62,7 @@ def test_a_part_reads_rows_of_its_own_or_those_of_the_run_if_it_needs_some() -> 
     assert config.environment.data == {"one": DataConfig(path="a.jsonl")}
 
 
+@pytest.mark.long
 def test_saved_settings_of_a_mixture_come_back_the_same_and_cannot_change_unnoticed(tmp_path: Path) -> None:
     config = composed(*MIXTURE, "environment.weights.easy=2", "group_size_schedule=[{step: 50, group_size: 4}]")
     (tmp_path / "config.yaml").write_text(settings.to_yaml(config))
@@ -173,6 +174,7 @@ def test_a_schedule_that_cannot_be_is_one_line(schedule: str, line: str) -> None
     assert refusal(f"group_size_schedule={schedule}") == line
 
 
+@pytest.mark.long
 def test_the_smallest_group_must_hold_what_an_advantage_asks_for() -> None:
     line = "algorithm.selection_options.k=6 needs group_size >= that, got 4"
     selection = ["algorithm.selection=top_k", "algorithm.selection_options.k=6"]

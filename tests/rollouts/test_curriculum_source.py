@@ -240,6 +240,7 @@ def test_the_settings_choose_the_order() -> None:
     assert per.state_dict()["lanes"].keys() == {"1", "2"}
 
 
+@pytest.mark.long
 def test_a_run_logs_its_level_and_its_group_size_and_resumes_with_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -124,6 +124,7 @@ def test_a_mistake_is_one_line(name: str, folder: Path) -> None:
     assert "\n" not in line
 
 
+@pytest.mark.long
 def test_it_decides_what_is_trained_and_a_resumed_run_is_the_same(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -295,6 +295,7 @@ def test_where_a_later_turn_has_no_room_the_answer_before_stands() -> None:
     assert [message["content"] for message in rollout.messages] == ["3", "no", "4"]
 
 
+@pytest.mark.long
 def test_a_run_with_second_turns_passes_its_checks_and_trains_what_was_sampled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

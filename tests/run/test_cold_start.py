@@ -84,6 +84,7 @@ def test_the_end_of_a_demonstration_may_be_named_by_the_generation_config_alone(
         demonstration_group(policy, Prompt("p", "scripted", "a:", {}), "7")
 
 
+@pytest.mark.long
 def test_it_learns_what_is_demonstrated_and_says_how_far_it_is(tmp_path: Path) -> None:
     start, said = warmed(config_for(tmp_path, cold_start__num_steps=40))
     assert start.accuracy == 1.0
@@ -200,6 +201,7 @@ def test_other_demonstrations_make_another_policy(tmp_path: Path) -> None:
     assert second.path != first.path
 
 
+@pytest.mark.long
 def test_another_model_at_the_same_path_makes_another_policy(tmp_path: Path) -> None:
     start, _ = warmed(config_for(tmp_path))
     local = config_for(tmp_path, model__name=str(start.path))
@@ -224,6 +226,7 @@ def adapted_config(tmp_path: Path, **changes: Any) -> Config:
     return config_for(tmp_path, **(named | lora | {"preflight__enabled": False} | changes))
 
 
+@pytest.mark.long
 def test_a_run_of_adapters_is_warmed_up_by_its_adapters_and_its_base_stays_as_it_was(tmp_path: Path) -> None:
     config = adapted_config(tmp_path, cold_start__num_steps=60, model__lora_rank=8)
     start, said = warmed(config)
@@ -238,6 +241,7 @@ def test_a_run_of_adapters_is_warmed_up_by_its_adapters_and_its_base_stays_as_it
     assert (again.cached, said) == (True, [])
 
 
+@pytest.mark.long
 def test_all_weights_are_warmed_up_where_the_run_asks_for_it_or_has_none_saved(tmp_path: Path) -> None:
     whole, _ = warmed(adapted_config(tmp_path, cold_start__all_weights=True))
     embedded, _ = warmed(config_for(tmp_path, model__lora_rank=2))
@@ -255,6 +259,7 @@ def test_all_weights_need_adapters_that_they_are_to_come_before() -> None:
         validate(small_config(cold_start__enabled=True, cold_start__all_weights=True))
 
 
+@pytest.mark.long
 def test_the_run_goes_on_with_the_adapters_and_its_reference_is_the_policy_that_was_warmed_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -274,6 +279,7 @@ def test_the_run_goes_on_with_the_adapters_and_its_reference_is_the_policy_that_
     ] == str(tmp_path / "model")
 
 
+@pytest.mark.long
 def test_a_run_after_a_warm_up_of_adapters_resumes_to_the_same_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -290,6 +296,7 @@ def test_a_run_after_a_warm_up_of_adapters_resumes_to_the_same_weights(
 # ------------------------------------------------------------------------------------------------ interruptions
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("lora_rank", [0, 2])
 def test_a_resumed_run_keeps_the_cold_start_it_began_with_whatever_its_settings_would_make(
     lora_rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -315,6 +322,7 @@ def test_a_resumed_run_keeps_the_cold_start_it_began_with_whatever_its_settings_
             train(config_for(tmp_path, num_steps=3, **more), tmp_path / "run")
 
 
+@pytest.mark.long
 def test_settings_of_a_cold_start_cannot_change_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, ALWAYS_SEVEN)
     train(config_for(tmp_path, preflight__enabled=False, cold_start__num_steps=2), tmp_path / "run")
@@ -333,6 +341,7 @@ def test_ranks_stop_a_cold_start_together_at_the_next_look(tmp_path: Path, monke
     assert votes == []
 
 
+@pytest.mark.long
 def test_a_maker_that_dies_while_it_saves_leaves_no_half_policy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -350,6 +359,7 @@ def test_a_maker_that_dies_while_it_saves_leaves_no_half_policy(
     assert folders(tmp_path) == [start.path.name]
 
 
+@pytest.mark.long
 def test_a_folder_that_a_killed_maker_left_is_not_taken_for_a_policy(tmp_path: Path) -> None:
     """Killed between two files of its temporary folder: the name that is looked for does not exist yet."""
     start, _ = warmed(config_for(tmp_path))
@@ -360,6 +370,7 @@ def test_a_folder_that_a_killed_maker_left_is_not_taken_for_a_policy(tmp_path: P
     assert not again.cached
 
 
+@pytest.mark.long
 def test_what_killed_makers_left_a_day_ago_is_removed_and_what_may_be_under_way_stays(tmp_path: Path) -> None:
     for name, age in (("cold-start-0.tmp-old", 90_000), ("cold-start-0.tmp-young", 80_000), ("mine.tmp-old", 90_000)):
         (tmp_path / "cache" / name / "cold-start-0").mkdir(parents=True)
@@ -368,6 +379,7 @@ def test_what_killed_makers_left_a_day_ago_is_removed_and_what_may_be_under_way_
     assert folders(tmp_path) == sorted([start.path.name, "cold-start-0.tmp-young", "mine.tmp-old"])
 
 
+@pytest.mark.long
 def test_makers_of_the_same_policy_do_not_disturb_each_other(tmp_path: Path) -> None:
     with ThreadPoolExecutor(2) as pool:
         first, second = pool.map(lambda _: warmed(config_for(tmp_path))[0], range(2))

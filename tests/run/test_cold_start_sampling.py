@@ -30,6 +30,7 @@ class Tooled(Scripted):
         self.tokenizers.append(tokenizer)
 
 
+@pytest.mark.long
 def test_other_tools_make_another_policy_and_their_calls_are_read_as_its_model_writes_them(tmp_path: Path) -> None:
     environment = Tooled(ALWAYS_SEVEN.texts, ALWAYS_SEVEN.verdict, ALWAYS_SEVEN.answer)
     first, _ = warmed(config_for(tmp_path), environment)
@@ -38,6 +39,7 @@ def test_other_tools_make_another_policy_and_their_calls_are_read_as_its_model_w
     assert [tokenizer.eos_token for tokenizer in environment.tokenizers] == [TOKENIZER.eos_token] * 2
 
 
+@pytest.mark.long
 def test_one_that_is_stopped_while_it_samples_leaves_no_task_behind(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

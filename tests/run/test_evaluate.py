@@ -266,6 +266,7 @@ def test_an_evaluation_is_the_best_where_it_is_above_all_before_it(accuracies: l
     assert is_best(accuracies) is best
 
 
+@pytest.mark.long
 def test_the_reference_is_the_policy_of_the_best_evaluation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The evaluations after steps 1 and 3 are better than all before, that after step 2 is not."""
     use(monkeypatch, scripted())

@@ -118,6 +118,7 @@ class Follows(Scripted):
 state: dict[str, tuple[int, int, float]] = {}
 
 
+@pytest.mark.long
 def test_rewards_that_go_by_the_step_are_told_it_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def verdict(prompt: Prompt, text: str) -> float:
         step, _, epoch = state["told"]
@@ -142,6 +143,7 @@ def test_a_run_that_lost_a_sampler_replays_too(tmp_path: Path) -> None:
     assert replayed(run, config(), tmp_path / "scratch") == last_digest(run)
 
 
+@pytest.mark.long
 def test_a_reference_that_the_best_evaluations_took_is_taken_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,6 +176,7 @@ def test_a_schedule_that_names_another_version_is_found_at_its_step(tmp_path: Pa
         replayed(run, config(max_staleness=1), tmp_path / "scratch")
 
 
+@pytest.mark.long
 def test_a_replay_that_differs_names_the_settings_that_a_resume_changed(tmp_path: Path) -> None:
     chosen = config(num_steps=2)
     run = trained(tmp_path / "run", chosen)
@@ -197,12 +200,14 @@ def test_a_schedule_whose_digests_an_older_covey_made_is_refused_for_that() -> N
     check_replayable(config(), [PastStep(1, digest_of({}), ()), PastStep(2, None, ())])
 
 
+@pytest.mark.long
 def test_a_run_in_process_has_no_schedule_and_needs_none(tmp_path: Path) -> None:
     train(config(source="local", max_staleness=0, devices__sampler=1), tmp_path / "run")
     with pytest.raises(ValueError, match="runs with samplers of their own"):
         read_schedule(tmp_path / "run")
 
 
+@pytest.mark.long
 def test_without_staleness_samplers_give_the_run_in_process(tmp_path: Path) -> None:
     chosen = {"max_staleness": 0, "model__precision": "float64", "num_steps": 4}
     train(config(**chosen | {"source": "local", "devices__sampler": 1}), tmp_path / "local")
@@ -227,6 +232,7 @@ def test_a_resumed_run_trains_every_group_that_was_in_the_buffer(tmp_path: Path)
     assert replayed(run, whole, tmp_path / "scratch") == last_digest(run)
 
 
+@pytest.mark.long
 def test_groups_of_samplers_are_refused_in_a_run_without_them_by_what_takes_them_up(tmp_path: Path) -> None:
     run = trained(tmp_path / "run", config(num_steps=2))
     named = ["num_steps", "source", "max_staleness", "devices", "algorithm"]

@@ -75,6 +75,7 @@ def _short_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, scripted())
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("_short_turns")
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_run_of_two_ranks_replays_on_two_to_the_same_weights(strategy: str, tmp_path: Path) -> None:
@@ -107,6 +108,7 @@ def test_groups_in_other_hands_and_other_weights_are_found_at_their_step(tmp_pat
     assert last not in said
 
 
+@pytest.mark.long
 def test_the_command_starts_the_ranks_and_tells_which_step_differs(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -129,6 +131,7 @@ def test_the_command_starts_the_ranks_and_tells_which_step_differs(
     assert are_gone(children(os.getpid()) - before)
 
 
+@pytest.mark.long
 def test_as_many_ranks_replay_a_run_as_trained_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def share(found: list[dict[str, Any]]) -> None:
         for row in found:
@@ -158,6 +161,7 @@ def test_a_run_that_was_resumed_with_another_number_of_ranks_is_refused() -> Non
         check_replayable(config(), steps)
 
 
+@pytest.mark.long
 def test_a_launcher_is_refused_as_the_command_starts_the_ranks_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -227,6 +227,7 @@ def test_no_other_spelling_of_a_name_is_imported(name: str) -> None:
         assert not {"evil", "ev\nil"} & set(sys.modules)
 
 
+@pytest.mark.long
 def test_nor_is_it_where_a_foreign_run_has_it(capsys: pytest.CaptureFixture[str]) -> None:
     foreign(with_rows(rewards=["evil:1"], data=DataConfig(path="evil:1")))
     for command in ("evaluate", "resume"):
@@ -235,6 +236,7 @@ def test_nor_is_it_where_a_foreign_run_has_it(capsys: pytest.CaptureFixture[str]
         assert not Path("PWNED").exists()
 
 
+@pytest.mark.long
 def test_nor_is_what_it_names_among_later_changes(capsys: pytest.CaptureFixture[str]) -> None:
     run = foreign(with_rows())
     change = {"after_step": 1, "changes": {"rewards": {"from": ["accuracy"], "to": ["evil:f"]}}}
@@ -244,6 +246,7 @@ def test_nor_is_what_it_names_among_later_changes(capsys: pytest.CaptureFixture[
         assert_nothing_happened(capsys, "theirs", "rewards=evil:f")
 
 
+@pytest.mark.long
 def test_a_foreign_run_cannot_trust_itself(capsys: pytest.CaptureFixture[str]) -> None:
     run = foreign(with_rows(rewards=["evil:f"], trust_run=True))
     assert "trust_run: true" in (run / "config.yaml").read_text()
@@ -299,6 +302,7 @@ def own_run(folder: str = "mine") -> Path:
     return Path(folder)
 
 
+@pytest.mark.long
 def test_runs_of_your_own_are_resumed_measured_and_started_again_with_what_they_name(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -315,6 +319,7 @@ def test_runs_of_your_own_are_resumed_measured_and_started_again_with_what_they_
     assert trust.is_own(Path("again"))
 
 
+@pytest.mark.long
 def test_a_run_that_was_changed_needs_a_word_once(capsys: pytest.CaptureFixture[str]) -> None:
     run = own_run()
     config = (run / "config.yaml").read_text()
@@ -327,6 +332,7 @@ def test_a_run_that_was_changed_needs_a_word_once(capsys: pytest.CaptureFixture[
     assert main(["train", "resume=mine", "num_steps=3", "resume_changes=[num_steps]"]) == 0
 
 
+@pytest.mark.long
 def test_what_you_type_is_trusted(capsys: pytest.CaptureFixture[str]) -> None:
     foreign(with_algorithm(advantage="evil:f"))
     for word in ("algorithm.advantage=evil:f", "algorithm.advantage=group_center", "trust_run=true"):
@@ -338,6 +344,7 @@ def test_what_you_type_is_trusted(capsys: pytest.CaptureFixture[str]) -> None:
     )
 
 
+@pytest.mark.long
 def test_caches_of_somebody_else_are_not_written() -> None:
     config = Config()
     config.cold_start.cache_dir = "/home/somebody/cache"
@@ -379,6 +386,7 @@ def test_links_of_a_foreign_run_are_not_followed(name: str, capsys: pytest.Captu
     assert victim.read_text() == "precious\n"
 
 
+@pytest.mark.long
 def test_nor_are_links_that_somebody_put_into_a_run_of_yours(capsys: pytest.CaptureFixture[str]) -> None:
     run = own_run()
     victim = linked(run, "rollouts.jsonl")
@@ -390,6 +398,7 @@ def test_nor_are_links_that_somebody_put_into_a_run_of_yours(capsys: pytest.Capt
     assert trust.is_own(run)
 
 
+@pytest.mark.long
 def test_links_inside_a_run_lead_nowhere_else(capsys: pytest.CaptureFixture[str]) -> None:
     run = own_run()
     (run / "newest").symlink_to("checkpoints/step-000001")

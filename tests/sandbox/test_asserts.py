@@ -20,6 +20,7 @@ def check(candidate):
 """
 
 
+@pytest.mark.long
 def test_a_check_runs_as_it_is_whether_or_not_it_is_called(sandbox: Sandbox) -> None:
     for source in (CHECK, CHECK + "\ncheck(square)"):
         assert sandbox.run_blocking("def square(n): return n * n", [AssertTest(source)], "square").fraction == 1.0
@@ -28,6 +29,7 @@ def test_a_check_runs_as_it_is_whether_or_not_it_is_called(sandbox: Sandbox) -> 
         assert report.results[0].message == 'assert candidate(3) == 9, "three": square(3) returned 5'
 
 
+@pytest.mark.long
 def test_asserts_fail_one_by_one_and_a_hang_or_a_crash_is_one_of_them(sandbox: Sandbox) -> None:
     code = (
         HANGS

@@ -8,6 +8,7 @@ from benchmarks.environments import sandbox as benchmark
 from covey.sandbox import Sandbox
 
 
+@pytest.mark.long
 def test_each_execution_is_timed_once(any_sandbox: Sandbox, capsys: pytest.CaptureFixture[str]) -> None:
     measured = asyncio.run(benchmark.measure(any_sandbox, 2, 20))
     assert 0 < measured.p50 <= measured.p95

@@ -158,6 +158,7 @@ def test_a_frame_that_encoding_does_not_make_raises_what_the_judge_expects(frame
         decode(loads(frame.encode("utf-8", "surrogateescape")))
 
 
+@pytest.mark.long
 def test_numbers_chosen_to_have_one_hash_are_refused_quickly() -> None:
     same = [{"i": hex(((1 << 61) - 1) * index)} for index in range(1, 50_000)]
     for frame in ({"s": same}, {"z": same}, {"d": [[number, 1] for number in same]}, {"k": same}):

@@ -56,6 +56,7 @@ def test_a_slot_whose_processes_died_is_replaced(tier: Tier, which: str, others:
     assert judges(others) == []
 
 
+@pytest.mark.long
 def test_a_judge_killed_again_and_again_is_a_failure_of_the_sandbox(others: set[int]) -> None:
     with opened("landlock") as sandbox:
         is_over = threading.Event()
@@ -77,6 +78,7 @@ def test_a_judge_killed_again_and_again_is_a_failure_of_the_sandbox(others: set[
         assert sandbox.run_blocking(HONEST, TESTS, "f").fraction == 1.0
 
 
+@pytest.mark.long
 def test_a_judge_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatch, others: set[int]) -> None:
     with opened("landlock") as sandbox:
         (judge,) = judges(others)
@@ -90,6 +92,7 @@ def test_a_judge_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatc
         assert judges(others) != [judge]
 
 
+@pytest.mark.long
 def test_a_judge_that_takes_no_order_is_given_up(monkeypatch: pytest.MonkeyPatch, others: set[int]) -> None:
     monkeypatch.setattr(slot, "GRACE_SECONDS", 2.0)
     with opened("landlock") as sandbox:
@@ -100,6 +103,7 @@ def test_a_judge_that_takes_no_order_is_given_up(monkeypatch: pytest.MonkeyPatch
             next(iter(sandbox._slots)).run(order, 1.0)
 
 
+@pytest.mark.long
 def test_a_program_that_cannot_be_sent_takes_no_slot_with_it(monkeypatch: pytest.MonkeyPatch, others: set[int]) -> None:
     with opened("landlock") as sandbox:
         monkeypatch.setattr(wire, "MAX_TRUSTED", 100)
@@ -110,6 +114,7 @@ def test_a_program_that_cannot_be_sent_takes_no_slot_with_it(monkeypatch: pytest
         assert len(judges(others)) == len(sandbox._idle) == 1
 
 
+@pytest.mark.long
 def test_a_disk_without_room_for_the_files_of_a_program_is_a_failure_of_the_sandbox() -> None:
     with opened("landlock") as sandbox:
         with pytest.raises(
@@ -126,6 +131,7 @@ def test_a_disk_that_states_no_size_is_not_full(tmp_path: Path, monkeypatch: pyt
     assert list(tmp_path.iterdir()) == [Path(folder)]
 
 
+@pytest.mark.long
 def test_a_machine_without_threads_left_is_a_failure_of_the_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
     def start(self: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
@@ -138,6 +144,7 @@ def test_a_machine_without_threads_left_is_a_failure_of_the_sandbox(monkeypatch:
         assert sandbox.run_blocking(HONEST, TESTS, "f").fraction == 1.0
 
 
+@pytest.mark.long
 def test_a_closed_sandbox_runs_nothing_and_has_no_processes(others: set[int]) -> None:
     sandbox = opened("landlock", 2)
     sandbox.run_blocking(HONEST, TESTS, "f")
@@ -149,6 +156,7 @@ def test_a_closed_sandbox_runs_nothing_and_has_no_processes(others: set[int]) ->
         sandbox.run_blocking(HONEST, TESTS, "f")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("tier", TIERS)
 def test_closing_ends_what_is_running_and_leaves_no_folder(tier: Tier, others: set[int]) -> None:
     sandbox = opened(tier, 2)
@@ -188,6 +196,7 @@ signal.pause()
 """
 
 
+@pytest.mark.long
 def test_a_caller_that_is_killed_leaves_no_process() -> None:
     command = [sys.executable, "-c", CALLER, str(Path(__file__).parent / "attacks")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as caller:
@@ -212,6 +221,7 @@ print(""",
 )
 
 
+@pytest.mark.long
 def test_a_program_does_not_outlive_a_caller_that_is_killed() -> None:
     command = [sys.executable, "-c", BUSY_CALLER + "\nsignal.pause()", str(Path(__file__).parent / "attacks")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as caller:
@@ -230,6 +240,7 @@ def living(pids: Iterable[int]) -> list[int]:
     return [pid for pid in pids if Path(f"/proc/{pid}").exists()]
 
 
+@pytest.mark.long
 def test_a_process_that_is_forked_off_cannot_use_or_close_what_it_inherits() -> None:
     with opened("auto") as sandbox:
         pid = os.fork()

@@ -36,6 +36,7 @@ def hostile(tmp_path: Path) -> Iterator[Path]:
         folders.remove(str(inside))
 
 
+@pytest.mark.long
 def test_everything_goes_and_nothing_outside(hostile: Path) -> None:
     folders.remove(str(hostile))
     assert not hostile.exists()
@@ -108,6 +109,7 @@ def test_no_descriptor_is_closed_twice_where_a_folder_cannot_be_entered(
     assert len(closed) == 1
 
 
+@pytest.mark.long
 def test_bytes_entries_and_depth_count_as_too_much(tmp_path: Path, hostile: Path) -> None:
     small = tmp_path / "small"
     small.mkdir()

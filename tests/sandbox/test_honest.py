@@ -7,6 +7,7 @@ from covey.sandbox import CallTest, Limits, OutputTest, Sandbox
 from . import honest
 
 
+@pytest.mark.long
 def test_functions_may_use_files_threads_locks_and_the_rest_of_the_library(sandbox: Sandbox) -> None:
     tests = [CallTest((name,), expected="x") for name in honest.NAMES]
     report = sandbox.run_blocking(honest.FUNCTIONS, tests, "f", Limits(wall_seconds=20.0, total_seconds=60.0))

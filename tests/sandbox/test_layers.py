@@ -10,6 +10,7 @@ NAMED = {"no_new_privileges": "landlock"}
 """The others cannot be put on without it; the first that fails is named."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("tier", "layer"), PAIRS)
 def test_without_a_layer_the_sandbox_does_not_start(tier: Tier, layer: str, sandbox: Sandbox) -> None:
     if sandbox.tier != tier:
@@ -36,6 +37,7 @@ def test_what_holds_is_described_for_the_manifest(sandbox: Sandbox) -> None:
     assert described["without"] == []
 
 
+@pytest.mark.long
 def test_running_unsafely_says_so_every_time_and_is_still_not_forged(capfd: pytest.CaptureFixture[str]) -> None:
     for _ in range(2):
         with Sandbox(1, "unsafe_no_isolation") as unsafe:

@@ -37,6 +37,7 @@ def test_the_fraction_is_exact_and_each_failure_says_what_happened(sandbox: Sand
     assert report.results[2].message == "f(5) should be 3, got 2"
 
 
+@pytest.mark.long
 def test_a_test_that_hangs_fails_alone(sandbox: Sandbox) -> None:
     limits = Limits(wall_seconds=2.0, total_seconds=60.0)
     report = sandbox.run_blocking(HANGS, calls((1, 1), (0, 0), (2, 2), (3, 3)), "f", limits)
@@ -64,6 +65,7 @@ def f(n):
     assert sandbox.run_blocking(code, calls((0, 0), (1, 1), (2, 2)), "f").fraction == 1.0
 
 
+@pytest.mark.long
 def test_after_one_test_has_timed_out_the_others_share_what_is_left(sandbox: Sandbox) -> None:
     limits = Limits(wall_seconds=1.0, total_seconds=2.0)
     started = time.monotonic()
@@ -89,6 +91,7 @@ def test_a_program_that_cannot_be_loaded_gets_nothing(sandbox: Sandbox) -> None:
         assert said in report.results[0].message
 
 
+@pytest.mark.long
 def test_a_method_of_a_class_can_be_the_entry_point(any_sandbox: Sandbox) -> None:
     code = "class Solution:\n    def twice(self, n): return 2 * n\n"
     assert any_sandbox.run_blocking(code, calls((1, 2), (4, 8)), "Solution.twice").fraction == 1.0
@@ -131,6 +134,7 @@ def test_memory_is_limited(sandbox: Sandbox) -> None:
     assert "MemoryError" in report.results[1].message
 
 
+@pytest.mark.long
 def test_cpu_time_is_limited(sandbox: Sandbox) -> None:
     limits = Limits(wall_seconds=60, total_seconds=120, cpu_seconds=1)
     report = sandbox.run_blocking(HANGS, calls((0, 0), (1, 1)), "f", limits)
@@ -157,6 +161,7 @@ def together(n):
     assert kinds(sandbox.run_blocking(code, calls((5, 5)), "together", limits))[0] in ("error", "crash")
 
 
+@pytest.mark.long
 def test_threads_are_limited_and_some_are_allowed(sandbox: Sandbox) -> None:
     code = """
 import threading, time
@@ -244,6 +249,7 @@ def test_what_a_script_has_printed_is_there_however_it_did_it(sandbox: Sandbox, 
     assert kinds(sandbox.run_blocking(code, [OutputTest("", "a")])) == ["passed"]
 
 
+@pytest.mark.long
 def test_a_script_that_prints_without_end_or_never_ends_fails_alone(sandbox: Sandbox) -> None:
     code = "n = input()\nwhile n == 'loud': print('x' * 1000)\nwhile n == 'still': pass\nprint(n)"
     tests = [OutputTest(word, word) for word in ("a", "loud", "still", "b")]
@@ -295,6 +301,7 @@ def test_suspicious_imports_are_named(any_sandbox: Sandbox, code: str, found: tu
     assert any_sandbox.run_blocking(code, calls((1, 1)), "f").suspicious_imports == found
 
 
+@pytest.mark.long
 def test_programs_run_side_by_side(any_sandbox: Sandbox) -> None:
     async def several() -> list[Report]:
         codes = [f"def f(n): return n + {number}" for number in range(12)]

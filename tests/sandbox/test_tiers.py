@@ -44,6 +44,7 @@ def said(script: str) -> str:
     return found.stdout.strip()
 
 
+@pytest.mark.long
 def test_where_containers_forbid_namespaces_the_other_tier_is_chosen() -> None:
     assert said('forbid(1, "unshare", "mount", "setns"); attempt("auto")') == "landlock 1.0"
 
@@ -54,6 +55,7 @@ def test_a_tier_that_was_asked_for_is_not_replaced() -> None:
     assert client.NAMESPACES in line
 
 
+@pytest.mark.long
 def test_where_nothing_isolates_nothing_runs_and_both_reasons_are_given() -> None:
     script = 'forbid(1, "unshare"); forbid(errno.ENOSYS, "landlock_create_ruleset"); attempt("auto")'
     line = said(script)
@@ -63,17 +65,20 @@ def test_where_nothing_isolates_nothing_runs_and_both_reasons_are_given() -> Non
     assert client.ELSEWHERE in line
 
 
+@pytest.mark.long
 def test_namespaces_hold_on_kernels_without_landlock() -> None:
     script = 'forbid(errno.ENOSYS, "landlock_create_ruleset"); attempt("auto")'
     assert said(script) == "namespace 1.0"
 
 
+@pytest.mark.long
 def test_without_seccomp_nothing_runs() -> None:
     line = said('forbid(errno.ENOSYS, "seccomp"); attempt("auto")')
     assert line.count("seccomp is missing") == 2
     assert client.SECCOMP in line
 
 
+@pytest.mark.long
 def test_where_mounts_are_refused_inside_user_namespaces_as_by_apparmor_the_other_tier_is_chosen() -> None:
     assert said('forbid(errno.EACCES, "mount", "mount_setattr", "move_mount"); attempt("auto")') == "landlock 1.0"
 

@@ -29,6 +29,7 @@ def test_owners_are_those_of_running_processes() -> None:
     assert os.getuid() in users.owners()
 
 
+@pytest.mark.long
 @pytest.mark.skipif(os.getuid() != 0, reason="an ordinary user stays who it is")
 def test_slots_that_run_at_the_same_time_have_different_users() -> None:
     code = "import os, time\ndef f(n):\n    time.sleep(0.5)\n    return os.getuid()"

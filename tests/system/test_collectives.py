@@ -113,6 +113,7 @@ def test_a_policy_on_the_cpu_takes_no_gpu(tmp_path: Path, monkeypatch: pytest.Mo
         assert joined == ["gloo"]
 
 
+@pytest.mark.long
 def test_the_barrier_names_a_missing_rank_also_where_gloo_is_one_of_several_backends(tmp_path: Path) -> None:
     def work() -> str:
         if collectives.rank() == 1:

@@ -35,6 +35,7 @@ def test_line_breaks_stay_where_they_are_wanted_and_nothing_else_does() -> None:
     assert escape("a\n\tb\x1b", keep="\n") == "a\n\\tb\\x1b"
 
 
+@pytest.mark.long
 def test_no_character_at_all_passes_that_a_terminal_would_obey() -> None:
     everything = "".join(map(chr, range(sys.maxunicode + 1)))
     assert all(c.isprintable() or c.isspace() for c in escape(everything))

@@ -55,11 +55,13 @@ def numbers(folder: Path) -> list[int]:
     return [int(path.read_text()) for path in folder.glob("pid*") if path.read_text()]
 
 
+@pytest.mark.long
 def test_ranks_meet_each_with_its_number_of_threads(tmp_path: Path) -> None:
     assert run_on_ranks(partial(together, tell_all, tmp_path), [2, 1]) == "[(0, '2'), (1, '1')]"
     assert are_gone(numbers(tmp_path))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("work", "kind", "said"),
     [
@@ -79,6 +81,7 @@ def test_a_rank_that_fails_ends_all_with_its_own_reason(
     assert are_gone(numbers(tmp_path), seconds=5), "with what they have started"
 
 
+@pytest.mark.long
 def test_ranks_end_with_a_process_that_is_killed(tmp_path: Path) -> None:
     program = (
         "from functools import partial; from pathlib import Path; from tests.system import test_local_ranks as t; "

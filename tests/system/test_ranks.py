@@ -102,6 +102,7 @@ def test_a_rank_that_comes_early_to_the_second_group_of_a_program_waits_for_the_
     assert process.returncode == 0, output
 
 
+@pytest.mark.long
 def test_a_program_that_srun_starts_without_a_launcher_trains_on_all_its_ranks() -> None:
     step = TASK | {"SLURM_STEP_NUM_TASKS": "2"}
     tasks = [step | {"SLURM_PROCID": n, "SLURM_LOCALID": n} for n in "01"]

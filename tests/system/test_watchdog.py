@@ -65,6 +65,7 @@ def test_a_wait_that_outlasts_its_deadline_ends_the_process_with_its_name(tmp_pa
     assert 'File "script.py"' in (tmp_path / "log").read_text() or 'script.py"' in (tmp_path / "log").read_text()
 
 
+@pytest.mark.long
 def test_a_wait_that_ends_in_time_and_an_idle_process_end_nothing(tmp_path: Path) -> None:
     status, said, _ = run(
         tmp_path,
@@ -77,6 +78,7 @@ def test_a_wait_that_ends_in_time_and_an_idle_process_end_nothing(tmp_path: Path
     assert (status, said) == (0, "")
 
 
+@pytest.mark.long
 def test_progress_begins_the_time_anew(tmp_path: Path) -> None:
     status, said, _ = run(
         tmp_path,
@@ -90,6 +92,7 @@ def test_progress_begins_the_time_anew(tmp_path: Path) -> None:
     assert (status, said) == (0, "")
 
 
+@pytest.mark.long
 def test_the_innermost_wait_counts_and_its_end_is_progress_of_the_outer_one(tmp_path: Path) -> None:
     status, said, _ = run(
         tmp_path,
@@ -156,6 +159,7 @@ def test_a_process_that_was_stopped_for_long_is_not_punished_for_it(tmp_path: Pa
     assert seconds > 7
 
 
+@pytest.mark.long
 def test_a_guard_that_was_killed_is_replaced_by_one_that_knows_the_waits(tmp_path: Path) -> None:
     status, said, _ = run(
         tmp_path,
@@ -171,6 +175,7 @@ def test_a_guard_that_was_killed_is_replaced_by_one_that_knows_the_waits(tmp_pat
     assert [what for _, what in waited(said)] == ["a disk (environment.timeout=2)"]
 
 
+@pytest.mark.long
 def test_a_guard_ends_with_its_process_however_that_ends(tmp_path: Path) -> None:
     code = """
         print(watchdog._guard.pid, file=sys.stderr, flush=True)
@@ -184,6 +189,7 @@ def test_a_guard_ends_with_its_process_however_that_ends(tmp_path: Path) -> None
     assert not Path(f"/proc/{int(said)}").exists()
 
 
+@pytest.mark.long
 def test_a_log_and_a_terminal_that_hang_do_not_save_the_run(tmp_path: Path) -> None:
     """Nobody reads the pipe that stderr is, which is full, and the log is a pipe that nobody has opened."""
     os.mkfifo(tmp_path / "fifo")
@@ -241,6 +247,7 @@ def test_an_environment_that_judges_nothing_is_given_up() -> None:
     assert str(refusal.value) == "slow_judge.score has not answered for 0.2 s (timeouts.scoring=0.2)"
 
 
+@pytest.mark.long
 def test_an_environment_that_judges_one_after_the_other_is_not_given_up() -> None:
     """Eight judgements of a fifth of a second, one at a time, with a deadline of one second for each step forward."""
 
@@ -256,6 +263,7 @@ def test_an_environment_that_judges_one_after_the_other_is_not_given_up() -> Non
     assert asyncio.run(judge_all()) == [True] * 8
 
 
+@pytest.mark.long
 def test_an_environment_that_was_given_up_on_one_prompt_gets_no_more_time_for_the_others() -> None:
     async def judge(stages: Stages, delay: float) -> None:
         await asyncio.sleep(delay)

@@ -99,6 +99,7 @@ def test_a_pool_serves_several_event_loops(pool: WorkerPool) -> None:
     assert [asyncio.run(call(pool, "add", a=n, b=1)) for n in range(3)] == [1, 2, 3]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["sleep", "spin", "hold_gil", "deadlock"])
 def test_a_hanging_call_ends_at_its_deadline_and_its_worker_is_replaced(pool: WorkerPool, name: str) -> None:
     asyncio.run(call(pool, "add", a=1, b=1))
@@ -108,6 +109,7 @@ def test_a_hanging_call_ends_at_its_deadline_and_its_worker_is_replaced(pool: Wo
     assert asyncio.run(call(pool, "add", a=1, b=1)) == 2
 
 
+@pytest.mark.long
 def test_others_do_not_notice_a_hanging_call(pool: WorkerPool) -> None:
     async def run() -> tuple[object, float]:
         await call(pool, "add", a=0, b=0)
@@ -188,6 +190,7 @@ def test_what_functions_print_goes_line_by_line_through_the_stderr_of_this_proce
     assert capsys.readouterr().err.splitlines() == [r"said: \x1b[2Jred\u202e", "and", "more"]
 
 
+@pytest.mark.long
 def test_what_a_function_printed_before_it_hung_is_not_lost(pool: WorkerPool, capsys: pytest.CaptureFixture) -> None:
     assert asyncio.run(call(pool, "tell_and_hang")) == Failure("took longer than 1 s")
     pool.close()
@@ -261,6 +264,7 @@ def test_closing_ends_calls_under_way_and_refuses_others(pool: WorkerPool) -> No
     assert seconds < 1.0
 
 
+@pytest.mark.long
 def test_children_of_a_hanging_function_are_killed_with_it(pool: WorkerPool, tmp_path: Path) -> None:
     assert asyncio.run(call(pool, "child")) == Failure("took longer than 1 s")
     assert are_gone({int((tmp_path / "child").read_text())}, seconds=5)

@@ -175,6 +175,7 @@ def trained(folder: Path, **changes: Any) -> tuple[list[dict[str, Any]], bytes]:
     return rows(folder / "metrics.jsonl", "train"), saved.read_bytes()
 
 
+@pytest.mark.long
 def test_a_run_takes_them_by_groups_or_rollouts_and_a_mini_batch_of_all_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -189,6 +190,7 @@ def test_a_run_takes_them_by_groups_or_rollouts_and_a_mini_batch_of_all_changes_
     assert all("last_update/grad_norm" in row or "last_update/approx_kl" in row for row in by_groups)
 
 
+@pytest.mark.long
 def test_a_run_that_was_stopped_goes_on_to_the_same_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from covey.train import train
 

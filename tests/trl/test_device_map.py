@@ -26,6 +26,7 @@ def trainer(folder: Path, keywords: dict[str, Any]) -> GRPOTrainer:
     return GRPOTrainer(name, lambda completions, **_: [float(len(c)) for c in completions], args, rows)
 
 
+@pytest.mark.long
 def test_a_trl_script_with_device_map_auto_trains_on_the_device_there_is(tmp_path: Path) -> None:
     found = trainer(tmp_path, {"device_map": "auto"})
     assert found.config.model.device == "auto"

@@ -45,6 +45,7 @@ def history(scope: dict[str, Any]) -> list[dict[str, float]]:
     return [row for row in scope["trainer"].state.log_history if "reward" in row]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", TRAINED)
 def test_a_script_trains_with_one_import_changed(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scope = run(name, tmp_path, monkeypatch)
@@ -124,6 +125,7 @@ def check_environment(scope: dict[str, Any], folder: Path) -> None:
     assert names == ["multiply", "buy"]
 
 
+@pytest.mark.long
 def test_the_environment_supplies_prompts_where_there_are_no_rows(tmp_path: Path) -> None:
     class Asks:
         def reset(self, **row: Any) -> str:

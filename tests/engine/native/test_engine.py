@@ -212,6 +212,7 @@ def test_a_stop_string_over_several_tokens_ends_the_completion() -> None:
         assert stop not in TOKENIZER.decode(list(short.token_ids[:-1]))
 
 
+@pytest.mark.long
 def test_requests_that_arrive_while_others_run_join_the_batch() -> None:
     engine = NativeEngine(tiny_policy("gpt2", torch.float64), GENEROUS, 64)
     early, late = Sampling(max_tokens=110, seed=1), Sampling(max_tokens=5, seed=2)

@@ -184,6 +184,7 @@ def test_a_turn_that_waits_for_a_place_begins_on_the_weights_that_came_meanwhile
     assert [version for version, _, _ in spans_of(waited)] == [2]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["keep", "abort"])
 def test_weights_that_change_under_a_small_cache_give_right_tokens(how: UpdateMode) -> None:
     run = Run(tiny_policy("qwen3", stop_ids=STOPS), how, at=[25, 60, 61, 120], slots=120, rows=4)
@@ -191,6 +192,7 @@ def test_weights_that_change_under_a_small_cache_give_right_tokens(how: UpdateMo
     assert_empty(run.engine)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["keep", "wait", "abort"])
 @pytest.mark.parametrize("slots", [0, 140])
 def test_a_replay_has_the_same_bits_though_sessions_gave_way(how: UpdateMode, slots: int) -> None:
@@ -199,6 +201,7 @@ def test_a_replay_has_the_same_bits_though_sessions_gave_way(how: UpdateMode, sl
     assert run.replayed() == run.groups
 
 
+@pytest.mark.long
 def test_what_gave_way_is_read_again_with_the_same_bits() -> None:
     policy = tiny_policy("mistral-window", stop_ids=STOPS)
     kept, gave_way = Run(policy, "keep", at=[]), Run(policy, "keep", at=[], slots=140)

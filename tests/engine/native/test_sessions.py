@@ -218,6 +218,7 @@ def test_each_first_turn_is_answered_when_its_own_row_is_done() -> None:
     assert order[0] < order[-1]
 
 
+@pytest.mark.long
 def test_rollouts_do_not_depend_on_the_order_in_which_the_environment_answers() -> None:
     policy = tiny_policy("llama", torch.float64, STOPS)
     wanted = played(NativeEngine(policy, GENEROUS, 64).open)
@@ -266,6 +267,7 @@ def test_what_is_kept_outlives_the_work_and_goes_with_the_last_session() -> None
     assert_empty(engine)
 
 
+@pytest.mark.long
 def test_sessions_end_when_they_are_closed_cancelled_or_forgotten() -> None:
     engine = NativeEngine(tiny_policy("gpt2", torch.float64), GENEROUS, 4)
 
@@ -323,6 +325,7 @@ def test_an_error_reaches_every_session_and_those_at_rest_go_on() -> None:
     assert_empty(engine)
 
 
+@pytest.mark.long
 def test_a_lora_policy_goes_on_with_its_adapters() -> None:
     base = tiny_policy("qwen2", torch.float64)
     adapted = get_peft_model(base.causal_lm, LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False))
@@ -330,6 +333,7 @@ def test_a_lora_policy_goes_on_with_its_adapters() -> None:
     assert_same(played(NativeEngine(policy, GENEROUS, 64).open), played(as_prompts(NativeEngine(policy, GENEROUS, 64))))
 
 
+@pytest.mark.long
 def test_stop_strings_are_looked_for_in_each_turn_anew() -> None:
     policy = tiny_policy("llama", torch.float64)
     changes = {"stop": ("e", "7"), "max_tokens": 20}
@@ -338,6 +342,7 @@ def test_stop_strings_are_looked_for_in_each_turn_anew() -> None:
     assert {c.finish_reason for each in found for c in each[1:]} == {"stop", "length"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("is_graph", [False, True])
 @pytest.mark.parametrize("seed", range(2))
 def test_nothing_is_stuck_or_left_behind_whatever_happens(

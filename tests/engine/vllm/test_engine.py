@@ -310,6 +310,7 @@ def test_weights_older_than_those_sampled_on_are_refused(make: Make) -> None:
     assert sample(engine, n=1)[0] == Completion((9,) * 8, (-3.0,) * 8, "stop", policy_version=7)
 
 
+@pytest.mark.long
 def test_no_completion_with_a_token_of_unproved_weights_is_given_out(make: Make) -> None:
     engine = make(FakeWire(length=60, keeps_old_head=True, hangs_in="score"), deadline=1.0)
 

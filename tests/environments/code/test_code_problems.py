@@ -160,6 +160,7 @@ def solve(family: str, level: int, wanted: str, *arguments: Any) -> Any:
     return reference(next(draft for draft in drafts if wanted in draft.statement))(*arguments)
 
 
+@pytest.mark.long
 def test_the_programs_do_what_their_statements_say() -> None:
     """Worked out by hand."""
     assert solve("line", 1, "returns n minus 15", 5) == -10

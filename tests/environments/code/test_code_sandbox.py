@@ -42,6 +42,7 @@ def values(verdicts: Sequence[Reward | Failure]) -> list[float]:
     return [verdict.value for verdict in verdicts if isinstance(verdict, Reward)]
 
 
+@pytest.mark.long
 def test_answers_that_are_hard_to_look_at_are_low_rewards_and_no_failures(sandbox: Sandbox) -> None:
     tests = [{"args": [n], "expected": n} for n in range(4)]
     called = problem_of({"prompt": "Return n.", "entry_point": "f", "tests": tests})
@@ -87,6 +88,7 @@ def test_the_message_of_a_failed_test_names_call_answer_and_expectation(sandbox:
     assert str(first.expected) in reply["content"]  # type: ignore[union-attr]
 
 
+@pytest.mark.long
 def test_a_run_writes_down_what_isolated_its_programs_and_what_they_were_like(tmp_path: Path) -> None:
     config = small_config(
         environment=CodeConfig(problem="line", num_train=8, num_test=2, max_turns=2, num_slots=2),
@@ -106,6 +108,7 @@ def test_a_run_writes_down_what_isolated_its_programs_and_what_they_were_like(tm
     assert any("Write the corrected function." in text for text in said)
 
 
+@pytest.mark.long
 @pytest.mark.shared
 def test_every_solution_of_the_shared_data_sets_scores_1(sandbox: Sandbox, problems: dict[str, Problem]) -> None:
     code = environment(sandbox, list(problems.values()), recheck_rate=0.0)

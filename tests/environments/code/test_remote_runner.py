@@ -115,6 +115,7 @@ def test_the_server_never_learns_what_is_expected(server: Served) -> None:
     assert not any(str(SECRET) in json.dumps(body) or hex(SECRET) in json.dumps(body) for body in server.bodies)
 
 
+@pytest.mark.long
 def test_a_call_that_hangs_crashes_or_leaves_fails_alone(server: Served) -> None:
     code = """
 import os, sys, time
@@ -156,6 +157,7 @@ def f(n):
     assert set(kinds(judged(server.url, code, *doubles(1, 2)))) == {"channel"}
 
 
+@pytest.mark.long
 def test_assert_tests_call_the_program_there_and_compare_here(server: Served) -> None:
     tests = [
         AssertTest("assert f(2) == 4"),
@@ -205,6 +207,7 @@ def test_large_work_made_of_a_small_answer_fails_its_test_alone(server: Served) 
     assert kinds(report) == ["passed", "timeout", "error", "timeout", "crash", "passed"]
 
 
+@pytest.mark.long
 def test_more_output_than_is_allowed_is_the_programs_failure_and_not_the_servers(server: Served) -> None:
     code = """
 import os, sys
@@ -249,6 +252,7 @@ def test_a_server_that_is_not_there_gives_no_verdict() -> None:
         judged("http://127.0.0.1:9", "def f(n): return n", *doubles(1))
 
 
+@pytest.mark.long
 def test_a_server_that_does_not_answer_is_given_up(server: Served) -> None:
     released = threading.Event()
     server.answer = lambda body: (released.wait(60), (200, {}))[1]

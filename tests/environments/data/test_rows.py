@@ -155,6 +155,7 @@ def test_a_random_choice_of_rows_follows_from_their_content_not_from_their_order
         assert forward.splits[split] == backward.splits[split][::-1]
 
 
+@pytest.mark.long
 def test_few_rows_of_a_large_file_take_little_memory(tmp_path: Path) -> None:
     path = tmp_path / "large.jsonl"
     with path.open("w") as file:

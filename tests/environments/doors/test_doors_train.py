@@ -62,6 +62,7 @@ def _module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     sys.modules.pop("other_peoples", None)
 
 
+@pytest.mark.long
 def test_steps_of_somebody_elses_environment_train() -> None:
     environment = StepsConfig(factory="other_peoples:Words", num_train=4, num_test=2, max_turns=3)
     rollouts = trained(environment, sampling__stop=[*"aeimostx "], sampling__max_tokens=60)
@@ -73,6 +74,7 @@ def test_steps_of_somebody_elses_environment_train() -> None:
         assert rollout["reward"] == pytest.approx(sum(map(len, said)) / 10)
 
 
+@pytest.mark.long
 def test_rows_with_tools_and_both_kinds_of_rewards_train() -> None:
     environment = ToolsConfig(toolset="other_peoples:Shelf", in_process=True)
     rollouts = trained(environment, data=DataConfig("rows.jsonl"), rewards=["other_peoples:longer"])

@@ -281,6 +281,7 @@ def test_a_server_without_tools_that_takes_nothing_else_is_refused() -> None:
         opened(server)
 
 
+@pytest.mark.long
 def test_it_trains_and_rows_are_what_reset_gets(server: OpenEnvServer, tmp_path: Path) -> None:
     rows = [{"prompt": f"Game {n}.", "seed": n, "size": 4} for n in range(8)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -159,6 +159,7 @@ def test_an_environment_has_a_name() -> None:
         validate(config)
 
 
+@pytest.mark.long
 def test_it_trains_and_its_rewards_are_those_of_its_own_runner() -> None:
     environment = VerifiersConfig(id="sums", python=sys.executable, options={"num": 6})
     for rollout in trained(environment, sampling__max_tokens=4):

@@ -106,6 +106,7 @@ ECHOES: tuple[Callable[[str], str], ...] = (
 """Texts that are made of the prompt and say no more."""
 
 
+@pytest.mark.long
 def test_the_prompt_itself_is_no_answer_to_a_generated_prompt() -> None:
     environment = built(style="full", num_train=200)
     for echo in ECHOES:

@@ -47,6 +47,7 @@ def test_a_closing_quote_belongs_to_the_sentence_before() -> None:
     assert sentences('He said, "Go." She went.') == ['He said, "Go."', "She went."]
 
 
+@pytest.mark.long
 def test_untrained_rules_are_those_of_nltk(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the same abbreviations and no words that usually begin a sentence, on text made to be difficult."""
     from nltk.tokenize.punkt import PunktSentenceTokenizer
@@ -86,6 +87,7 @@ PIECES = [
 ]
 
 
+@pytest.mark.long
 def test_megabytes_of_nonsense_take_no_time() -> None:
     for nonsense in ("." * 200_000, "a." * 100_000, "\n" * 200_000, ". " * 100_000, "(" * 200_000):
         assert len(sentences(nonsense)) >= 0

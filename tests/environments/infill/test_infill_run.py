@@ -243,6 +243,7 @@ def test_a_cold_start_teaches_a_masked_policy_what_stood_in_the_gaps(tmp_path: P
 # ------------------------------------------------------------------------------------------------ before the first step
 
 
+@pytest.mark.long
 def test_a_judge_below_its_floor_is_refused(cache: Path) -> None:
     line = r"^environment\.judge_floor=0\.99 needs a judge that ranks so many held-out texts above their corrupted"
     with pytest.raises(ValueError, match=line):
@@ -276,6 +277,7 @@ def test_a_judge_or_reference_that_would_be_trained_and_rewards_that_never_vary_
     run.close()
 
 
+@pytest.mark.long
 def test_the_judge_verb_trains_a_judge_and_says_how_often_it_is_right(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

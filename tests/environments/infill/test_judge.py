@@ -42,6 +42,7 @@ def classifier(folder: Path, num_labels: int) -> str:
     return str(folder)
 
 
+@pytest.mark.long
 def test_a_judge_learns_to_rank_real_above_corrupted_text(tmp_path: Path) -> None:
     training = JudgeTraining(hidden_size=16, num_layers=1, num_heads=2, num_steps=60, batch_size=16, lr=1e-2)
     judge = Judge(str(ensure_judge(training, letters, [], tmp_path)), CPU)

@@ -43,6 +43,7 @@ def test_a_text_is_a_sentence_or_not(text: str, expected: bool, tmp_path: Path) 
     assert grammar(tmp_path, SINGERS).has(text) is expected
 
 
+@pytest.mark.long
 def test_what_is_drawn_is_a_sentence_ends_and_is_a_function_of_the_seed(tmp_path: Path) -> None:
     found = grammar(tmp_path, SINGERS)
     drawn = [found.sentence(random.Random(seed)) for seed in range(200)]

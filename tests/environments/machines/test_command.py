@@ -52,6 +52,7 @@ def test_simulate_says_where_it_goes_and_what_that_is_worth(car: Path, capsys: p
     assert Path("way.gif").read_bytes()[:3] == b"GIF"
 
 
+@pytest.mark.long
 def test_a_catapult_is_known_by_its_boulder(car: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("throw.txt").write_text(f"A catapult.\n```json\n{write_json(ROTOR_CATAPULT)}\n```\n")
     assert main(["machines", "simulate", "throw.txt"]) == 0

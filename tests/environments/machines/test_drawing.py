@@ -118,6 +118,7 @@ def test_a_recording_has_the_bits_of_the_simulation_and_moves_the_mesh_with_it()
     assert shift == pytest.approx(outcome(built, "car").forward, abs=0.05)
 
 
+@pytest.mark.long
 def test_rubber_bands_stay_at_their_ends() -> None:
     recording = record(machine(BAND_CATAPULT), "catapult")
     mesh = mesh_of(recording.machine)
@@ -132,12 +133,14 @@ def test_rubber_bands_stay_at_their_ends() -> None:
 # ------------------------------------------------------------------------------------------------ files
 
 
+@pytest.mark.long
 def test_a_machine_is_drawn(tmp_path: Path) -> None:
     draw_machine(machine(ROTOR_CATAPULT), tmp_path / "a.png", "a catapult")
     assert Image.open(tmp_path / "a.png").size[0] > 800
     assert num_colours(tmp_path / "a.png") > 20
 
 
+@pytest.mark.long
 def test_ways_are_drawn_also_of_a_machine_without_an_end(tmp_path: Path) -> None:
     draw_recording(record(machine(ROTOR_CATAPULT), "catapult"), tmp_path / "a.png", "a throw")
     complete = num_colours(tmp_path / "a.png")
@@ -155,6 +158,7 @@ def test_ways_are_drawn_also_of_a_machine_without_an_end(tmp_path: Path) -> None
         draw_film(broken, tmp_path / "b.gif", "diverged")
 
 
+@pytest.mark.long
 def test_a_gallery_has_room_for_any_number(tmp_path: Path) -> None:
     sizes = []
     for count in (1, 4, 5):

@@ -295,6 +295,7 @@ def test_the_car_has_walls_and_the_catapult_a_fence() -> None:
 # ------------------------------------------------------------------------------------------------ determinism
 
 
+@pytest.mark.long
 def test_outcomes_are_equal_to_the_last_bit_in_any_order() -> None:
     trees = [CAR, ROTOR_CATAPULT, SMALL_CAR, BAND_CATAPULT, GALLOWS]
     forward = [outcome(machine(tree), "catapult") for tree in trees]

@@ -50,6 +50,7 @@ def make(num_workers: int, function: Callable[..., dict[str, Any]] | None = None
     return Simulators(SimulatorSettings(num_workers=num_workers, timeout=timeout), function)
 
 
+@pytest.mark.long
 def test_one_and_two_processes_and_this_one_find_the_same_bits_in_any_order() -> None:
     here = [outcome_of(tree, "catapult") for tree in TREES]
     for num_workers in (1, 2):
@@ -67,6 +68,7 @@ def test_the_order_of_the_blocks_changes_nothing() -> None:
     assert first == second
 
 
+@pytest.mark.long
 def test_a_crash_a_hang_and_an_error_cost_one_sample_each(tasks: Any) -> None:
     chain: Tree = (ROOT, Block(1, 0, 0), Block(1, 1, 0), Block(1, 2, 0))
     simulators = make(2, tasks.act, timeout=2.0)

@@ -25,6 +25,7 @@ def at_sight(answer: str, gold: str, question: str = "") -> bool | None:
     return equal_at_sight(verdict.text, gold) if isinstance(verdict, Answer) else verdict
 
 
+@pytest.mark.long
 def test_what_is_computed_is_right_in_any_spelling() -> None:
     completions = [(f"\\boxed{{{case['answer']}}}", case["gold"], case.get("question", "")) for case in RIGHT]
     assert len(completions) > 100
@@ -48,6 +49,7 @@ def test_a_gold_answer_is_right_whatever_it_leaves_undone() -> None:
     assert [gold for gold in golds if not is_correct(f"\\boxed{{{gold}}}", gold, questions[gold])] == []
 
 
+@pytest.mark.long
 def test_no_generated_row_is_solved_by_its_numbers_with_their_signs() -> None:
     for row in word_problems()["test"]:
         first, *steps = row["answer"].partition("\n#### ")[0].split("\n")
@@ -93,6 +95,7 @@ def test_what_would_take_algebra_long_is_wrong_before_algebra_is_asked(gold: str
     assert time.process_time() - began < 1.0
 
 
+@pytest.mark.long
 def test_any_text_is_read_or_refused() -> None:
     pieces = [*PIECES.split(), " "]
     draw = random.Random(0)

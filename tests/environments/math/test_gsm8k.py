@@ -82,6 +82,7 @@ def test_an_answer_that_is_not_computed_is_wrong_unless_values_alone_are_asked_f
     assert [reward.value for reward in rewards if isinstance(reward, Reward)] == [0.0, 1.0]
 
 
+@pytest.mark.long
 def test_answers_that_need_algebra_are_judged_in_a_worker() -> None:
     environment = GSM8K(ROWS, "values")
     rewards = scores(environment, ["\\boxed{\\sqrt{1512900}}", "\\boxed{\\sqrt{1512901}}"])
@@ -89,6 +90,7 @@ def test_answers_that_need_algebra_are_judged_in_a_worker() -> None:
     assert [reward.value for reward in rewards if isinstance(reward, Reward)] == [1.0, 0.0]
 
 
+@pytest.mark.long
 def test_an_answer_that_hangs_algebra_is_wrong_and_counted_and_does_not_hang_the_run() -> None:
     environment = GSM8K(ROWS, "values", limits=MathLimits(timeout=1.5))
     slow = "\\boxed{\\binom{999999999}{499999999}}"
@@ -111,6 +113,7 @@ def test_a_gold_answer_without_full_marks_is_named() -> None:
         asyncio.run(environment.validate())
 
 
+@pytest.mark.long
 def test_an_unreadable_gold_is_a_failure_in_the_trl_scheme() -> None:
     environment = GSM8K({"train": [{"question": "?", "answer": "#### \\"}], "test": []}, "trl")
     (failure,) = scores(environment, ["42"])
@@ -172,6 +175,7 @@ def test_scores_equal_those_of_the_library_they_reproduce(shared: Path, column: 
     assert different == []
 
 
+@pytest.mark.long
 @pytest.mark.shared
 def test_trl_scores_equal_the_recorded_ones_but_for_a_percentage(shared: Path) -> None:
     rows = _rows(shared / "data" / "math_answers.jsonl")

@@ -240,6 +240,7 @@ def test_they_do_so_for_every_opening_and_ending(name: str) -> None:
     assert superlinear(READERS[name], texts) == []
 
 
+@pytest.mark.long
 def test_a_quadratic_pattern_is_found_and_a_linear_one_is_not() -> None:
     assert superlinear(re.compile("a*b").search, [("", "a", "")]) == [("", "a", "")]
     assert superlinear(re.compile("a*+b").match, [("", "a", "")]) == []

@@ -53,6 +53,7 @@ def test_every_scheme_agrees_with_all_400_labels_once_answers_are_in_its_form(sh
     assert verdicts == [float(row["is_correct"]) for row in rows]
 
 
+@pytest.mark.long
 @pytest.mark.shared
 @pytest.mark.parametrize(
     ("scheme", "column"),

@@ -139,6 +139,7 @@ def test_trl_reads_latex_only_and_a_gold_it_cannot_read_is_a_failure() -> None:
     assert scores(unreadable, ["\\boxed{1}"]) == [Failure("math-verify cannot read the gold answer '\\\\'")]
 
 
+@pytest.mark.long
 def test_math_verify_finds_the_answer_anywhere() -> None:
     assert values(environment(scheme="math_verify"), "it is 0.75", "\\boxed{3/4}", "it is 1") == [1.0, 1.0, 0.0]
 
@@ -148,6 +149,7 @@ def test_verl_compares_texts() -> None:
     assert values(environment(scheme="verl_dapo"), "Answer: $\\frac34$", "Answer: 0.75", "3/4") == [1.0, -1.0, -1.0]
 
 
+@pytest.mark.long
 def test_torchrl_takes_the_first_answer_tag_and_pays_for_a_wrong_one() -> None:
     made = environment({"problem": "?", "answer": "42"}, scheme="torchrl")
     completions = ["<answer>42</answer><answer>7</answer>", "<think>42</think><answer>7</answer>", "42", "\\boxed{42}"]
@@ -186,6 +188,7 @@ def test_gold_answers_of_every_kind_score_full_marks_in_every_scheme(scheme: str
 # ------------------------------------------------------------------------------------------------ limits
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("scheme", "completion", "value"),
     [
@@ -272,6 +275,7 @@ def test_an_answer_that_breaks_a_worker_is_wrong_but_want_of_a_worker_is_a_failu
     assert tuple(verifier.metrics().values()) == counts
 
 
+@pytest.mark.long
 def test_a_worker_that_was_killed_is_replaced() -> None:
     made = environment(scheme="trl", limits=MathLimits(timeout=3.0, num_workers=1))
     assert values(made, f"\\boxed{{{TOWER}}}", "\\boxed{\\frac{3}{4}}") == [0.0, 1.0]

@@ -60,6 +60,7 @@ def test_functions_are_told_the_step_and_their_columns_are_in_the_rollouts(in_pr
     assert [row["environment/step"] for row in rows(Path("run/metrics.jsonl"), "train")] == [0.0, 1.0, 2.0]
 
 
+@pytest.mark.long
 def test_a_resumed_run_goes_on_counting() -> None:
     run(num_steps=1)
     shown = run(num_steps=3, resume="run", resume_changes=["num_steps"])
@@ -95,6 +96,7 @@ def test_held_out_rows_that_nothing_is_said_about_give_no_figure() -> None:
     assert json.loads(Path("run/checkpoints/step-000001/manifest.json").read_text())["score"] == -1.0
 
 
+@pytest.mark.long
 def test_a_function_that_never_applies_ends_the_run_after_a_thousand_completions() -> None:
     with pytest.raises(RunStopped) as stopped:
         run(rewards=["noting_rewards:nothing"], num_steps=40, group_size=16)

@@ -106,6 +106,7 @@ def test_a_function_reads_of_the_training_what_trls_trainer_tells_it() -> None:
         assert operator.attrgetter(name)(seen[0]) == operator.attrgetter(name)(state)
 
 
+@pytest.mark.long
 def test_they_give_the_same_floats_in_a_worker_process() -> None:
     function = FUNCTIONS["cosine_scaled_reward"]()
     expected = by_trl(function, ROW)
@@ -136,6 +137,7 @@ def test_the_arguments_are_those_of_trls_trainer() -> None:
     assert "prompts=prompts, completions=completions, completion_ids=completion_ids_list, **reward_kwargs" in source
 
 
+@pytest.mark.long
 @pytest.mark.shared
 def test_our_copy_of_the_accuracy_reward_equals_the_installed_one(shared: Path) -> None:
     rows = [json.loads(line) for line in (shared / "data" / "math_answers.jsonl").read_text().splitlines()]

@@ -84,6 +84,7 @@ def test_a_kill_before_or_after_every_write_sync_and_rename_of_a_save_leaves_the
     assert sorted(path.name for path in checkpoints.iterdir()) == ["step-000001", "step-000002"]
 
 
+@pytest.mark.long
 def test_a_kill_at_every_sync_and_rename_that_python_sees_leaves_the_old_or_the_new(
     tmp_path: Path, policy: Policy
 ) -> None:
@@ -106,6 +107,7 @@ def test_a_kill_at_every_sync_and_rename_that_python_sees_leaves_the_old_or_the_
     assert num_killed >= 24
 
 
+@pytest.mark.long
 def test_a_checkpoint_that_is_replaced_outlives_a_kill_at_every_sync_and_rename(tmp_path: Path, policy: Policy) -> None:
     """It may be the only one: of a run that was stopped in its last evaluation, which a resume makes up for."""
     folder = tmp_path / "checkpoints"
@@ -195,6 +197,7 @@ class Platter:
         return target
 
 
+@pytest.mark.long
 @traced
 def test_a_power_cut_at_any_moment_of_a_save_leaves_the_old_or_the_new_checkpoint(
     tmp_path: Path, policy: Policy
@@ -262,6 +265,7 @@ def synced_by(action: Callable[[], object]) -> list[Path]:
     return synced
 
 
+@pytest.mark.long
 @traced
 def test_the_rows_before_a_checkpoint_are_synced_before_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, scripted())

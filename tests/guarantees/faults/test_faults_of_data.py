@@ -70,6 +70,7 @@ def test_a_broken_line_is_refused_with_file_and_line_before_anything_is_trained(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.long
 def test_broken_lines_are_skipped_and_counted_where_that_is_wanted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -115,6 +116,7 @@ def test_a_prompt_too_long_for_the_policy_is_refused_by_its_id(
     assert preflight == "false" or "leave long prompts out of the data: data.bad_rows=skip does" in line
 
 
+@pytest.mark.long
 def test_prompts_too_long_for_the_policy_are_skipped_named_and_counted_where_that_is_wanted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -141,6 +141,7 @@ OF_BOTH = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.long
 @OF_BOTH
 def test_a_bad_number_changes_nothing_at_its_step_and_the_run_after_it_is_that_of_a_step_without_signal(
     kind: str, policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

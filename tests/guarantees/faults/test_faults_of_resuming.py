@@ -20,6 +20,7 @@ from ..runs import fingerprint, finish, finish_well, kill, new_run, num_trained,
 # --------------------------------------------------------------------------------------------- other settings or code
 
 
+@pytest.mark.long
 def test_resuming_a_finished_run_says_so_and_changes_nothing(reference: Path) -> None:
     before = fingerprint(reference / "whole")
     status, output = finish(resume(reference, "whole"))
@@ -28,6 +29,7 @@ def test_resuming_a_finished_run_says_so_and_changes_nothing(reference: Path) ->
     assert fingerprint(reference / "whole") == before
 
 
+@pytest.mark.long
 def test_resuming_with_another_setting_is_refused_by_name(reference: Path) -> None:
     status, output = finish(resume(reference, "whole", "optimizer.lr=0.5"))
     assert status == 2
@@ -55,6 +57,7 @@ def go_on(folder: Path) -> None:
     train(small_config(**SAVED, resume=str(folder)), folder)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("facts", "said"),
     [
@@ -91,6 +94,7 @@ def test_a_run_that_goes_on_as_it_was_says_nothing_and_is_the_same(
     assert equal(saved_weights(tmp_path / "stopped"), saved_weights(tmp_path / "whole"))
 
 
+@pytest.mark.long
 def test_a_run_that_is_refused_keeps_the_rows_it_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     half_way(tmp_path, monkeypatch)
     rows = [tmp_path / name for name in ("metrics.jsonl", "rollouts.jsonl")]
@@ -105,6 +109,7 @@ def test_a_run_that_is_refused_keeps_the_rows_it_had(tmp_path: Path, monkeypatch
 COMPARED: dict[str, Any] = SAVED | {"evaluation__num_prompts": 1, "algorithm__kl_coef": 0.1}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("lora_rank", [0, 2])
 def test_a_reference_that_was_refreshed_is_not_forgotten_by_settings_that_refresh_none(
     lora_rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -124,6 +129,7 @@ def test_a_reference_that_was_refreshed_is_not_forgotten_by_settings_that_refres
     assert equal(*kept)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("lora_rank", [0, 2])
 def test_another_seed_does_not_change_what_a_policy_built_from_nothing_began_with(
     lora_rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -146,6 +146,7 @@ def run(name: str, into: Path, **settings: Any) -> list[dict[str, Any]]:
 # ------------------------------------------------------------------------------------------------ it raises
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["or_raise", "or_nan"])
 def test_completions_that_fail_are_as_if_they_were_absent(name: str, folder: Path) -> None:
     """None says that there is no reward to give; a failure must come to the same weights, bit for bit."""
@@ -173,6 +174,7 @@ def test_a_function_that_always_raises_stops_the_run_with_its_error(folder: Path
         run("broken", folder / "run")
 
 
+@pytest.mark.long
 def test_failures_above_the_rate_stop_the_run_and_below_it_do_not(folder: Path) -> None:
     with pytest.raises(RunStopped, match=r"of the last \d+ rewards failed \(max_failure_rate=0.05\); last: reward fun"):
         run("or_raise", folder / "strict", environment={"max_failure_rate": 0.05})
@@ -212,6 +214,7 @@ def test_what_is_no_reward_is_refused_by_function_index_and_value(
     assert sum(record.message.endswith(said) for record in caplog.records) >= 9
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", LISTS)
 def test_a_list_of_another_length_or_kind_is_never_spread_over_the_group(
     name: str, folder: Path, caplog: pytest.LogCaptureFixture
@@ -247,6 +250,7 @@ HANGS = dict.fromkeys(["sleeps", "spins", "holds_the_gil", "deadlocks"], "took l
 CRASHES = {"leaves": "ended its process (exit status 3)", "crashes": "ended its process (signal 11)"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "reason"), [*HANGS.items(), *CRASHES.items()])
 def test_a_call_that_hangs_or_crashes_costs_its_group_and_at_most_its_deadline(
     name: str, reason: str, folder: Path, caplog: pytest.LogCaptureFixture
@@ -260,12 +264,14 @@ def test_a_call_that_hangs_or_crashes_costs_its_group_and_at_most_its_deadline(
     assert (1.5 if name in HANGS else 0) <= steps[0]["seconds"] < 1.5 + LATE
 
 
+@pytest.mark.long
 def test_an_async_function_that_hangs_in_process_is_given_up(folder: Path) -> None:
     steps = run("waits", folder / "run", environment={"timeout": 1.5})
     assert [row["num_groups"] for row in steps] == [2, 3, 3]
     assert 1.5 <= steps[0]["seconds"] < 1.5 + LATE
 
 
+@pytest.mark.long
 def test_others_are_scored_while_a_call_hangs(folder: Path) -> None:
     """One worker hangs for four seconds; the other has scored thirty prompts by then."""
     data = {"train": [{"prompt": str(n)} for n in range(31)], "test": []}
@@ -292,6 +298,7 @@ def test_others_are_scored_while_a_call_hangs(folder: Path) -> None:
 # ------------------------------------------------------------------------------------------------ it leaks
 
 
+@pytest.mark.long
 def test_what_a_function_leaks_is_bounded_by_the_calls_of_a_worker(folder: Path) -> None:
     data = {"train": [{"prompt": "?"}], "test": []}
     settings = RewardSettings(WorkerSettings(num_workers=1, timeout=60.0, max_calls=10))
@@ -306,6 +313,7 @@ def test_what_a_function_leaks_is_bounded_by_the_calls_of_a_worker(folder: Path)
     assert max(row["descriptors"] for row in held) <= min(row["descriptors"] for row in held) + 9
 
 
+@pytest.mark.long
 def test_the_memory_that_a_worker_holds_is_bounded(folder: Path) -> None:
     """A call leaks 30 MB; a worker that holds more than 150 MB is replaced after its call."""
     import faulty_rewards

@@ -90,7 +90,12 @@ def stop_and_resume(folder: Path, name: str, signals: list[signal.Signals], seed
 
 
 @pytest.mark.parametrize(
-    "name", ["SIGTERM", "SIGHUP", *(pytest.param(name, marks=pytest.mark.slow) for name in SIGNALS if "INT" in name)]
+    "name",
+    [
+        "SIGTERM",
+        pytest.param("SIGHUP", marks=pytest.mark.long),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in SIGNALS if "INT" in name),
+    ],
 )
 def test_a_signal_saves_the_last_finished_step_leaves_no_process_and_changes_nothing(
     reference: Path, name: str
@@ -106,6 +111,7 @@ def test_signals_at_ten_random_moments_leave_the_same_run(reference: Path, seed:
     stop_and_resume(reference, f"stopped-{seed}", signals, seed + 100)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_signal_during_the_cold_start_says_that_it_begins_again(tmp_path: Path, number: signal.Signals) -> None:
     words = ("recipe=arithmetic", "cold_start.num_steps=100000", "cold_start.target_accuracy=null")
@@ -156,6 +162,7 @@ def test_a_signal_after_a_resume_but_before_a_new_step_keeps_the_checkpoint_ther
     assert len(list((run / "checkpoints").iterdir())) <= KEEP_LAST
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("num_looks", [2, 3], ids=["in mid-run", "at the end"])
 def test_an_evaluation_that_a_signal_cut_short_is_made_up_for_by_the_resumed_run(
     num_looks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -194,6 +201,7 @@ class Uploads(Callback):
             os.kill(os.getpid(), signal.SIGTERM)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("step", [2, 4], ids=["in mid-run", "at the end"])
 def test_an_evaluation_that_a_signal_stopped_while_it_was_written_down_is_there_once(
     step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -42,6 +42,7 @@ class Silent:
         return await self.inner.score(prompt, completions)
 
 
+@pytest.mark.long
 def test_a_prompt_that_is_never_judged_is_dropped_and_counted_and_the_run_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -53,6 +54,7 @@ def test_a_prompt_that_is_never_judged_is_dropped_and_counted_and_the_run_goes_o
     assert len(trained) == 3
 
 
+@pytest.mark.long
 def test_an_environment_that_judges_nothing_stops_the_run_with_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -104,6 +106,7 @@ def jump(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "time", lambda: now() + next(hours))
 
 
+@pytest.mark.long
 def test_a_clock_that_jumps_by_hours_changes_no_duration_and_no_deadline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -117,6 +120,7 @@ def test_a_clock_that_jumps_by_hours_changes_no_duration_and_no_deadline(
     assert any(row["seconds"] >= 1.5 for row in trained)  # the step that waited for the judgement
 
 
+@pytest.mark.long
 def test_a_clock_that_jumps_by_hours_does_not_move_the_deadline_of_a_reward_worker(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -129,6 +133,7 @@ def test_a_clock_that_jumps_by_hours_does_not_move_the_deadline_of_a_reward_work
     pool.close()
 
 
+@pytest.mark.long
 def test_no_duration_is_taken_from_the_wall_clock() -> None:
     """It is read for people (format.py), for other programs (`created` in wire.py) and for ages of files: leftovers,
     and when the kernel last noted a read."""

@@ -245,6 +245,7 @@ def unread_by(verb: str) -> list[Unread]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("verb", UNREAD)
 def test_what_a_verb_is_said_not_to_read_changes_nothing_of_it(verb: str) -> None:
     def observe(config: Config) -> Any:
@@ -284,6 +285,7 @@ def test_one_process_is_told_that_it_reads_no_settings_of_several() -> None:
     assert check_typed("train", configured({}), typed, num_processes=2) == []
 
 
+@pytest.mark.long
 def test_the_command_says_what_it_does_not_read(capsys: pytest.CaptureFixture[str]) -> None:
     small = words(environment__num_train=16, environment__num_test=8)
     typed = [word for word in small if not word.startswith(("num_steps", "groups_per_step", "group_size"))]
@@ -295,6 +297,7 @@ def test_the_command_says_what_it_does_not_read(capsys: pytest.CaptureFixture[st
     assert not Path("refused/config.yaml").exists()
 
 
+@pytest.mark.long
 def test_every_setting_is_read_somewhere() -> None:
     """As an attribute, or by its whole name."""
     schema = (

@@ -79,6 +79,7 @@ def test_the_batch_its_order_its_rows_and_the_cache_change_no_token(policy: Poli
     assert sampled(NativeEngine(policy, GENEROUS, 64), everyone, n=2) == [group[:2] for group in expected]
 
 
+@pytest.mark.long
 def test_a_cache_that_small_really_makes_rows_wait(policy: Policy) -> None:
     tight, free = NativeEngine(policy, SLOT_BYTES * 90, 64), NativeEngine(policy, GENEROUS, 64)
     for engine in (tight, free):
@@ -223,6 +224,7 @@ def written(folder: Path, **changes: Any) -> list[tuple[str, str, float]]:
     return [(row["prompt_id"], row["completion"], row["reward"]) for row in rows(folder / "rollouts.jsonl")]
 
 
+@pytest.mark.long
 @BOTH
 def test_a_run_that_was_resumed_samples_what_it_would_have_sampled(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -250,6 +252,7 @@ CUTS: tuple[dict[str, Any], ...] = (
 )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("kind", "change"),
     [(kind, cut) for kind in KINDS for cut in CUTS if kind == "causal" or "engine__cache_bytes" not in cut],

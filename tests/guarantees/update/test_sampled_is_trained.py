@@ -162,6 +162,7 @@ def test_the_stop_token_is_in_the_loss() -> None:
     assert sum(target in policy.stop_ids for target in targets) == len(stopped)
 
 
+@pytest.mark.long
 def test_the_stop_string_is_written_and_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, scripted())
     stops = "abcdefghijklm"
@@ -190,6 +191,7 @@ def trained(
     return rows(folder / "metrics.jsonl", "train")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "settings",
     [
@@ -214,6 +216,7 @@ def test_log_probs_of_engine_and_trainer_agree_after_every_update(
     assert all(row["grad_norm"] > 0 for row in found)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("architecture", "settings"),
     [
@@ -260,6 +263,7 @@ def never_reloaded(policy: Policy, settings: EngineConfig, kernels: str) -> Engi
     return sampling_engine(copied(policy), settings, kernels)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", POLICIES)
 def test_an_engine_on_old_weights_is_seen_in_the_first_step_after_they_changed(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

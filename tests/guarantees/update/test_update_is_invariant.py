@@ -92,6 +92,7 @@ def test_gradient_and_metrics_are_the_same_however_they_are_computed(
     holds(farthest(make_case(architecture, dtype, EVERYTHING_ON, lora_rank=lora_rank), WAYS[way]), tolerance)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("architecture", ["llama", "qwen3", "mistral"])
 def test_attention_in_c_gives_the_same_gradient_and_metrics(architecture: str) -> None:
     """The last has a window; all have two queries a key."""
@@ -101,6 +102,7 @@ def test_attention_in_c_gives_the_same_gradient_and_metrics(architecture: str) -
     holds(farthest(case, [How("shared", 20, attention="compiled", checkpointing=True, chunk=7)]), FLOAT32)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("architecture", "dtype", "tolerance"), [PLACES[0], PLACES[4]], ids=["gpt2 in float64", "mistral's window"]
 )

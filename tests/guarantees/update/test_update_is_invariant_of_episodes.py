@@ -73,6 +73,7 @@ def agrees(found: Distance, tolerance: float) -> None:
     holds(replace(found, metric=found.metric / (1 if tolerance == EXACT else 10)), tolerance)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("place", PLACES, ids=lambda place: f"{place[0]}-{place[3]}")
 @pytest.mark.parametrize("algorithm", [EVERYTHING_ON, SEQUENCES], ids=["tokens", "sequences"])
 def test_an_episode_as_one_row_as_branches_and_as_a_tree_makes_the_same_update(
@@ -85,6 +86,7 @@ def test_an_episode_as_one_row_as_branches_and_as_a_tree_makes_the_same_update(
             agrees(distance(one_update(one, how), expected), place[2])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("attention", ["compiled", "varlen"])
 def test_other_attentions_make_the_same_update_of_trees(attention: str) -> None:
     """The kernels in C take flat trees, the torch way takes the deeper ones."""
@@ -95,6 +97,7 @@ def test_other_attentions_make_the_same_update_of_trees(attention: str) -> None:
             agrees(distance(one_update(one, replace(how, attention=attention)), expected), FLOAT32)
 
 
+@pytest.mark.long
 def test_episodes_whose_history_was_rewritten_make_the_same_update_in_any_way() -> None:
     episodes = changed(episode_groups(), rewritten)
     case = make_case(algorithm=SEQUENCES, groups=episodes, advantages=advantages_of_turns(episodes))

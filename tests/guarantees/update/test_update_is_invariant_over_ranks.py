@@ -81,6 +81,7 @@ def of_four(tmp_path_factory: pytest.TempPathFactory) -> Updates:
     return computed_by(4, SOME, tmp_path_factory.mktemp("four"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", SOME)
 def test_two_processes_make_the_update_of_one_under_ddp_and_fsdp(of_two: Updates, name: str) -> None:
     assert_same_update(of_two, name)

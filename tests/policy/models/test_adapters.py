@@ -99,6 +99,7 @@ def adapter_folder(folder: Path) -> tuple[Policy, str]:
     return policy, str(folder / "adapters")
 
 
+@pytest.mark.long
 def test_saved_adapters_are_loaded_on_their_base_model_and_trained_further(tmp_path: Path) -> None:
     policy, name = adapter_folder(tmp_path)
     state = torch.random.get_rng_state()

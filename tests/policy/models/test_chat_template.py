@@ -130,6 +130,7 @@ def test_text_for_a_chat_model_is_a_warning_in_one_line(tmp_path: Path, caplog: 
     )
 
 
+@pytest.mark.long
 def test_a_run_trains_with_the_values_and_its_policy_keeps_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

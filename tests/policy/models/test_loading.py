@@ -136,6 +136,7 @@ def test_training_steps_in_half_precision_stay_near_float32(precision: str, tole
     assert 0 < relative_error(got, expected) < tolerance
 
 
+@pytest.mark.long
 def test_one_loss_scale_lives_through_the_run_and_falls_when_float16_overflows() -> None:
     policy = nano(precision="float16")
     trainer = make_trainer(policy, AlgorithmConfig(), OptimizerConfig(lr=1e-3, max_nonfinite_steps=2))
@@ -151,6 +152,7 @@ def test_one_loss_scale_lives_through_the_run_and_falls_when_float16_overflows()
     assert sum(seen) > 2 or not same(weights(policy), before)
 
 
+@pytest.mark.long
 def test_a_loss_scale_that_searches_is_no_reason_to_stop_and_a_lasting_overflow_is() -> None:
     trainer = make_trainer(nano(precision="float16"), AlgorithmConfig(), OptimizerConfig(max_nonfinite_steps=2))
     hopeless = make(random_groups(vocabulary=250), "shared", 20, [[1e9 * a for a in row] for row in ADVANTAGES])
@@ -200,6 +202,7 @@ def test_positions_are_turned_by_the_angles_of_transformers_in_every_precision(p
     assert frequencies.tolist() == pytest.approx(exact, rel=1e-6)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("architecture", ["llama", "qwen2"])
 def test_the_gradient_over_4_bit_weights_is_that_of_the_dequantised_weights(architecture: str, tmp_path: Path) -> None:
     pytest.importorskip("bitsandbytes")
@@ -233,6 +236,7 @@ def test_weights_that_were_never_saved_are_not_quantised() -> None:
         load_policy(ModelConfig(name="nano", load_in_4bit=True, lora_rank=4), seed=0)
 
 
+@pytest.mark.long
 def test_weights_in_4_bits_are_trained_through_adapters(tmp_path: Path) -> None:
     pytest.importorskip("bitsandbytes")
     name = saved_model(tmp_path, "llama", hidden_size=64, head_dim=16)
@@ -250,6 +254,7 @@ def test_weights_in_4_bits_are_trained_through_adapters(tmp_path: Path) -> None:
     assert metrics["ratio"] == 1.0
 
 
+@pytest.mark.long
 def test_8_bit_adamw_trains_the_policy_as_adamw_does() -> None:
     pytest.importorskip("bitsandbytes")
 

@@ -68,6 +68,7 @@ def test_the_reference_is_the_named_model_frozen_and_without_adapters_of_the_pol
     assert torch.equal(probe_logits(policy), before)
 
 
+@pytest.mark.long
 def test_adapters_that_the_reference_was_saved_with_stay_on_whatever_rank_the_policy_has(tmp_path: Path) -> None:
     base = saved(tmp_path / "base", nano(seed=7))
     trained = stirred(nano(name=base, lora_rank=2, lora_alpha=8.0))
@@ -134,6 +135,7 @@ def run(folder: Path, **changes: Any) -> list[dict[str, Any]]:
     return rows(folder / "metrics.jsonl", "train")
 
 
+@pytest.mark.long
 def test_a_run_is_pulled_towards_the_model_that_it_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, scripted())
     name = saved(tmp_path / "other", nano(seed=7))
@@ -163,6 +165,7 @@ def test_a_resumed_run_refuses_other_weights_in_the_folder_of_its_reference(
 # ------------------------------------------------------------------------------------------------ memory
 
 
+@pytest.mark.long
 def test_a_reference_of_ones_own_is_counted_under_adapters_too_and_by_its_own_shape() -> None:
     config = small_config(model__name="Qwen/Qwen2.5-0.5B", model__precision="bfloat16", model__lora_rank=16, **KL)
     assert "reference" not in plan(config, 1)

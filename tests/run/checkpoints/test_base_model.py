@@ -52,6 +52,7 @@ def test_adapters_of_a_policy_built_from_nothing_are_loaded_by_covey_peft_and_tr
         assert float((found - logits(policy)).abs().max()) < 1e-5
 
 
+@pytest.mark.long
 def test_the_base_model_is_found_where_the_run_folder_was_moved_to_and_named_from_there(tmp_path: Path) -> None:
     policy = trained(nano(lora_rank=4))
     saved(policy, tmp_path / "run")

@@ -236,6 +236,7 @@ def write_rows(num_rows: int, word: str = "number") -> None:
     Path("rows.jsonl").write_text("".join(json.dumps({"prompt": f"{word} {n}: "}) + "\n" for n in range(num_rows)))
 
 
+@pytest.mark.long
 def test_a_run_that_could_not_go_on_is_left_as_it_was(capsys: pytest.CaptureFixture[str]) -> None:
     folder = rows_run()
     before = (folder / "summary.json").read_text()
@@ -249,6 +250,7 @@ def test_a_run_that_could_not_go_on_is_left_as_it_was(capsys: pytest.CaptureFixt
     assert json.loads((folder / "summary.json").read_text())["steps"] == 2
 
 
+@pytest.mark.long
 def test_a_run_that_goes_on_is_not_said_to_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     folder = rows_run()
     log_step, said = RunRecorder.log_step, list[str]()
@@ -339,6 +341,7 @@ def goes_on(folder: Path, **changes: Any) -> list[int]:
     return [row["step"] for row in rows(folder / "metrics.jsonl", "train")]
 
 
+@pytest.mark.long
 def test_a_program_changes_only_the_settings_that_it_names(monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, scripted())
     folder = finished("run", num_epochs=0.5)  # of six prompts two steps
@@ -352,6 +355,7 @@ def test_a_program_changes_only_the_settings_that_it_names(monkeypatch: pytest.M
     assert list(rows(folder / "changes.jsonl")[0]["changes"]) == ["num_steps", "num_epochs", "optimizer.lr"]
 
 
+@pytest.mark.long
 def test_a_checkpoint_of_another_run_is_refused_by_what_tells_it(monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, scripted())
     own, other = finished("own"), finished("other", seed=1)

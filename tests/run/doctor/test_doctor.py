@@ -114,6 +114,7 @@ def until(log: RunLog, rows: int) -> RunLog:
     )
 
 
+@pytest.mark.long
 def test_most_rules_are_seen_to_find_something() -> None:
     seen = {name for planted in PLANTED.values() for name in planted.expected}
     seen |= {name for made in MADE_SICK.values() for name in made.expected}

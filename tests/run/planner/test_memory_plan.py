@@ -66,6 +66,7 @@ def test_a_public_model_has_as_many_weights_as_its_card_says(name: str) -> None:
     assert shape.weights == PUBLISHED[name]
 
 
+@pytest.mark.long
 def test_every_choice_of_a_model_on_the_hub_has_a_known_shape() -> None:
     names = group_choices()["model"]
     of_hub = [name for name in names if "nano" not in name and "bert" not in name]
@@ -158,6 +159,7 @@ def test_all_weights_of_it_do_not_fit_but_may_be_sharded() -> None:
     assert sharded["sampling"] > 2 * PUBLISHED["Qwen/Qwen2.5-14B-Instruct"], "weights are whole while a rank samples"
 
 
+@pytest.mark.long
 def test_a_cold_start_takes_what_training_all_weights_takes() -> None:
     """The warm-up trains all weights in full precision, whatever trains afterwards."""
     adapters = ("recipe=machines", "model.lora_rank=16")
@@ -188,6 +190,7 @@ def test_a_reference_on_gpus_of_its_own_takes_nothing_of_the_trainers() -> None:
     assert holds_reference(config)
 
 
+@pytest.mark.long
 def test_smaller_choices_need_less() -> None:
     usual = plan(composed("recipe=machines"), num_ranks=8)
     smaller = {
@@ -258,6 +261,7 @@ def test_what_is_told_beforehand_and_what_is_checked_are_one_model(optimizer: st
     assert values["sampling"] == told["sampling"] + prompts
 
 
+@pytest.mark.long
 def test_activations_are_kept_where_they_fit_and_computed_again_where_not(monkeypatch: pytest.MonkeyPatch) -> None:
     def chosen(*overrides: str, free: int, is_gpu: bool = False) -> bool | None:
         composed_ = composed("recipe=machines", "model=qwen2.5-1.5b", "micro_batch_tokens=8192", *overrides)

@@ -168,6 +168,7 @@ def test_a_whole_pass_takes_what_is_told_beforehand(
     assert told["training"] + told["gradients"] == pytest.approx(measured, rel=0.1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("again", [False, True])
 @pytest.mark.parametrize("chunk", [0, 256])
 def test_gradients_of_a_single_micro_batch_are_made_while_its_activations_go(again: bool, chunk: int) -> None:

@@ -65,6 +65,7 @@ def test_in_float32_engine_and_trainer_agree_to_a_millionth_and_so_do_the_layout
     assert len(gradient.values) == 6
 
 
+@pytest.mark.long
 def test_an_architecture_of_float64_arithmetic_is_held_to_float64(build: Build, tmp_path: Path) -> None:
     gpt2 = saved_model(tmp_path, "gpt2", n_embd=32, n_layer=2, n_head=4, bos_token_id=1, eos_token_id=1)
     found = finding(build(model__name=gpt2, model__precision="float64"), "gradient")
@@ -93,6 +94,7 @@ def test_it_looks_at_the_first_prompts_of_the_run_and_at_what_they_will_be_answe
 # ------------------------------------------------------------------------------------------------ engine and layout
 
 
+@pytest.mark.long
 def test_an_engine_whose_log_probs_are_off_by_a_hundredth_is_refused_with_the_figure(
     build: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -125,6 +127,7 @@ def test_an_engine_that_samples_from_another_distribution_is_refused(
     assert not found.passed
 
 
+@pytest.mark.long
 def test_log_probs_that_are_not_finite_are_refused_by_the_prompt(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = iter([math.nan])
     use_engine(monkeypatch, spoil=lambda c: replace(c, logprobs=(next(calls, c.logprobs[0]), *c.logprobs[1:])))
@@ -132,6 +135,7 @@ def test_log_probs_that_are_not_finite_are_refused_by_the_prompt(build: Build, m
     assert refusal(subject).startswith(f"preflight: completions: prompt {subject.prompts[0].id}: the engine sampled ")
 
 
+@pytest.mark.long
 def test_a_layout_that_lets_rollouts_see_each_other_is_refused(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
     def leaking(part: Part) -> Stream:
         stream = whole_layout(part)

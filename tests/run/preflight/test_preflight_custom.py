@@ -212,6 +212,7 @@ def run(*more: str) -> int:
         return main(["train", *words(), "output.progress=false", "hydra.run.dir=run", *more])
 
 
+@pytest.mark.long
 def test_a_mistake_ends_a_run_before_anything_is_sampled(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(folder, "def f(scores):\n    return scores.rewards_N.tolist()")
     assert run("algorithm.advantage=mine:f") == 2
@@ -275,6 +276,7 @@ def test_a_mistyped_option_and_a_module_that_cannot_be_imported_are_said_at_once
     )
 
 
+@pytest.mark.long
 def test_every_custom_function_trains_and_what_it_logs_is_in_the_metrics(folder: Path) -> None:
     source = "\n".join(
         RIGHT[kind].replace("def f(", f"def {kind.split()[0]}(")

@@ -69,6 +69,7 @@ def needed(found: Check) -> int:
 # ------------------------------------------------------------------------------------------------ the verdict
 
 
+@pytest.mark.long
 def test_a_batch_that_does_not_fit_is_refused_and_the_remedy_makes_it_fit(build: Build) -> None:
     need = needed(check_memory(build(**LARGE)))
     free = need - need // 3
@@ -83,6 +84,7 @@ def test_a_batch_that_does_not_fit_is_refused_and_the_remedy_makes_it_fit(build:
     assert needed(mended) > 0.8 * free  # it does not give away much either
 
 
+@pytest.mark.long
 def test_what_just_fits_passes(build: Build) -> None:
     need = needed(check_memory(build(**LARGE)))
     assert check_memory(build(need + need // 50, **LARGE)).passed
@@ -137,6 +139,7 @@ def test_running_out_of_memory_on_the_way_is_a_verdict_too(build: Build, monkeyp
     assert "ran out of memory" in found.figure
 
 
+@pytest.mark.long
 def test_gradient_checkpointing_takes_less_and_a_copy_for_an_optimizer_more(build: Build) -> None:
     deep = {**LARGE, "model__nano_num_layers": 6}
     plain, saving = check_memory(build(**deep)), check_memory(build(**deep, model__gradient_checkpointing=True))

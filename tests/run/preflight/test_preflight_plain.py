@@ -65,6 +65,7 @@ def test_the_slope_of_the_loss_is_that_of_the_gradient_to_a_thousandth(build: Bu
     assert found.values["gradient"] < 1e-5
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("architecture", "experts"),
     [
@@ -99,6 +100,7 @@ def sharpen(subject: PreflightContext, factor: float) -> PreflightContext:
     return subject
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kernels", ["auto", "torch"])
 def test_a_policy_that_is_sure_of_its_tokens_is_held_to_what_float32_rounds(kernels: str, build: Build) -> None:
     subject = sharpen(build(**SHARP, model__kernels=kernels), 100.0)
@@ -108,6 +110,7 @@ def test_a_policy_that_is_sure_of_its_tokens_is_held_to_what_float32_rounds(kern
     assert found.passed
 
 
+@pytest.mark.long
 def test_rounding_explains_nothing_within_the_tolerance_beyond_a_twentieth_or_against_a_typed_one(build: Build) -> None:
     subject = sharpen(build(**SHARP), 300.0)
     rows = synthetic_rows(subject.groups, 1.0)
@@ -145,6 +148,7 @@ def load_with(monkeypatch: pytest.MonkeyPatch, spoil: Any) -> None:
     monkeypatch.setattr("covey.run.build.load_policy", loaded)
 
 
+@pytest.mark.long
 def test_a_window_that_is_not_looked_at_is_refused(
     build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -161,6 +165,7 @@ def test_a_window_that_is_not_looked_at_is_refused(
     assert failed(build(model__name=name, model__kernels="torch")) == ["transformers", "true gradient"]
 
 
+@pytest.mark.long
 def test_a_multiplier_that_is_ignored_is_refused(build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def spoil(policy: Policy) -> None:
         for layer in policy.causal_lm.base_model.layers:  # type: ignore[union-attr]
@@ -292,6 +297,7 @@ def longrope(folder: Path) -> str:
     return saved_model(folder, "phi3", **PHI, rope_parameters=rope)
 
 
+@pytest.mark.long
 def test_longrope_is_trained_up_to_its_original_length_and_refused_beyond(build: Build, tmp_path: Path) -> None:
     name = longrope(tmp_path)
     fits = build(model__name=name, sampling__max_tokens=50)

@@ -46,6 +46,7 @@ def returning(value: Any) -> Callable[..., Any]:
     return fixed
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("function", "reason"),
     [
@@ -90,6 +91,7 @@ def test_functions_are_called_once_with_what_was_sampled_and_nothing_of_it_is_co
     assert not environment._recent
 
 
+@pytest.mark.long
 def test_a_function_may_say_that_it_does_not_apply(build: Build) -> None:
     raise_on_failure(run_checks(build(judged_by(returning([None, None])))))
 
@@ -126,6 +128,7 @@ def broken(prompt: Prompt, text: str) -> float:
     raise KeyError("target")
 
 
+@pytest.mark.long
 def test_an_environment_of_ones_own_is_tried_and_its_mistake_refused_in_one_line(build: Build) -> None:
     reason = "none of 2 completions could be scored: scripted.score raised KeyError: 'target'"
     line = refusal(own(build(scripted(broken))))
@@ -135,6 +138,7 @@ def test_an_environment_of_ones_own_is_tried_and_its_mistake_refused_in_one_line
     assert "KeyError: 'target'" in refusal(own(build(mixture, preflight__num_prompts=6), in_mixture=True))
 
 
+@pytest.mark.long
 def test_an_environment_of_ones_own_that_scores_passes_and_leaves_nothing_to_log(build: Build) -> None:
     environment = Golden(lambda prompt, text: float(len(text)), lambda prompt: None)
     checks = run_checks(own(build(adapt(environment))))

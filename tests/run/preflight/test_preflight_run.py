@@ -54,6 +54,7 @@ def outcome(folder: Path, **changes: Any) -> tuple[dict[str, bytes], list[dict[s
     return weights, timeless([*rows(folder / "metrics.jsonl"), *rows(folder / "rollouts.jsonl")])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "changes",
     [
@@ -78,6 +79,7 @@ def test_a_run_ends_with_the_same_bytes_whether_it_was_checked_or_not(
     assert checked == unchecked
 
 
+@pytest.mark.long
 def test_weights_gradients_generators_stream_engine_and_controllers_are_as_before() -> None:
     with subjects() as build:
         subject = build(golden(), model__lora_rank=2, model__lora_dropout=0.5, algorithm__kl_coef=0.1)
@@ -133,6 +135,7 @@ def spoil(monkeypatch: pytest.MonkeyPatch) -> None:
     use_engine(monkeypatch, spoil=lambda c: replace(c, logprobs=tuple(p + 0.01 for p in c.logprobs)))
 
 
+@pytest.mark.long
 def test_a_refused_run_ends_before_its_first_step_with_the_report_beside_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -153,6 +156,7 @@ def test_a_figure_that_is_not_a_number_is_null_in_the_report(tmp_path: Path) -> 
     assert report(str(tmp_path))[0]["values"] == {"shared/9": None, "padded/9": 0.5}
 
 
+@pytest.mark.long
 def test_a_run_that_passes_says_so_and_keeps_the_report(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", *words(), "hydra.run.dir=run"]) == 0
     assert "\npreflight: 9 checks passed in " in capsys.readouterr().out
@@ -161,6 +165,7 @@ def test_a_run_that_passes_says_so_and_keeps_the_report(capsys: pytest.CaptureFi
     assert "preflight" in json.loads(Path("run/summary.json").read_text())["phases"]
 
 
+@pytest.mark.long
 def test_a_check_that_is_switched_off_lets_any_run_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     spoil(monkeypatch)
     assert main(["train", *words(preflight__enabled=False), "hydra.run.dir=run"]) == 0
@@ -188,6 +193,7 @@ def test_the_policy_of_the_cold_start_is_the_one_that_is_checked(monkeypatch: py
 # ------------------------------------------------------------------------------------------------ covey check
 
 
+@pytest.mark.long
 def test_covey_check_shows_every_check_and_trains_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", *words(), "hydra.run.dir=run"]) == 0
     out = capsys.readouterr().out
@@ -199,6 +205,7 @@ def test_covey_check_shows_every_check_and_trains_nothing(capsys: pytest.Capture
     assert rows(Path("run/metrics.jsonl")) == []
 
 
+@pytest.mark.long
 def test_covey_check_ends_with_the_first_failure_in_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

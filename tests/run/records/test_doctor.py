@@ -162,6 +162,7 @@ def test_losses_on_held_out_prompts_are_found_over_a_resume(tmp_path: Path) -> N
     assert "of 60 held-out prompts solved (before the first step), 40 are lost" in said[0]
 
 
+@pytest.mark.long
 def test_a_run_whose_answers_are_all_cut_ends_with_the_evaluation_that_shows_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -259,6 +259,7 @@ def test_what_is_said_is_shown_and_logged(
 # ------------------------------------------------------------------------------------------------ endings
 
 
+@pytest.mark.long
 def test_an_interrupted_run_keeps_what_it_has_and_says_how_it_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -362,6 +363,7 @@ def test_before_is_the_first_look_and_after_the_last_and_neither_takes_a_step_an
     assert scores_of == [(1, None), *((look["step"], look["accuracy"]) for look in looks[1:])]
 
 
+@pytest.mark.long
 def test_an_evaluation_that_lost_scores_says_how_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def verdict(prompt: Prompt, text: str) -> Any:
         return Failure("lost") if prompt.id == "test-0" else varied(prompt, text)

@@ -42,6 +42,7 @@ def tokens_of(folder: Path) -> list[dict[str, Any]]:
     return [rollout["tokens"] for row in rows(folder / "traces.jsonl") for rollout in row["rollouts"]]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", POLICIES)
 def test_a_run_with_traces_ends_with_the_same_bits_as_one_without(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
@@ -59,6 +60,7 @@ def test_a_run_with_traces_ends_with_the_same_bits_as_one_without(
     assert not {"traces.jsonl", "updates.jsonl"} & {path.name for path in (tmp_path / "False").iterdir()}
 
 
+@pytest.mark.long
 def test_every_token_of_an_answer_has_the_numbers_that_the_step_logs_means_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -76,6 +78,7 @@ def test_every_token_of_an_answer_has_the_numbers_that_the_step_logs_means_of(
         assert tokens["kl"] == [0.0] * len(tokens["ids"])  # the reference is the policy that this step begins with
 
 
+@pytest.mark.long
 def test_the_pieces_of_an_answer_are_its_text_and_its_stop_token(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -90,6 +93,7 @@ def test_the_pieces_of_an_answer_are_its_text_and_its_stop_token(
                 assert text == rollout["completion"]
 
 
+@pytest.mark.long
 def test_a_masked_policy_has_its_whole_text_with_numbers_where_it_filled_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -105,6 +109,7 @@ def test_a_masked_policy_has_its_whole_text_with_numbers_where_it_filled_in(
             assert row["prompt"].replace("<mask>", "") in around
 
 
+@pytest.mark.long
 def test_histograms_count_every_token_and_every_rollout_of_a_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -122,6 +127,7 @@ def test_histograms_count_every_token_and_every_rollout_of_a_step(
         assert sum(rewards) / 8 == pytest.approx(step["sampled_reward_mean"])
 
 
+@pytest.mark.long
 def test_a_resumed_run_has_each_step_once_in_its_traces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     changes = {"num_steps": 4, "output__save_every": 2}
     use(monkeypatch, scripted())
@@ -137,6 +143,7 @@ def test_a_resumed_run_has_each_step_once_in_its_traces(tmp_path: Path, monkeypa
         assert timeless(rows(cut / name)) == timeless(rows(whole / name))
 
 
+@pytest.mark.long
 def test_the_files_stay_below_their_bytes_and_the_last_step_still_has_a_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -77,6 +77,7 @@ def test_large_work_made_of_a_small_answer_fails_its_test_alone(
     assert any_sandbox.run_blocking(honest_but("1"), CALLS, "f").fraction == 1.0
 
 
+@pytest.mark.long
 def test_tests_that_hang_share_the_time_of_the_program(any_sandbox: Sandbox) -> None:
     limits = Limits(wall_seconds=0.5, total_seconds=1.5)
     started = time.monotonic()
@@ -114,6 +115,7 @@ def test_the_result_pipe_does_not_flood_the_judge(sandbox: Sandbox) -> None:
     assert usage.descendants < 300
 
 
+@pytest.mark.long
 def test_messages_stay_short_wherever_they_come_from(any_sandbox: Sandbox) -> None:
     sources = [
         "assert f(1) == 1",
@@ -135,6 +137,7 @@ def test_messages_stay_short_wherever_they_come_from(any_sandbox: Sandbox) -> No
         assert all(result.message.isprintable() for result in report.results)
 
 
+@pytest.mark.long
 def test_reports_and_the_cache_of_verdicts_hold_no_answers(any_sandbox: Sandbox) -> None:
     async def ask() -> None:
         for index in range(3):
@@ -167,6 +170,7 @@ def test_many_answers_that_are_nested_at_random(sandbox: Sandbox) -> None:
     assert answer_run.problems_of_fuzz(sandbox, 11, 150) == []
 
 
+@pytest.mark.long
 def test_some_of_them_in_test_code_and_as_output(sandbox: Sandbox) -> None:
     assert answer_run.problems_of_asserts(sandbox, answer_run.in_turn(hostile.ALL[::6], 1)) == []
     assert answer_run.problems_of_outputs(sandbox, hostile.ALL[::20]) == []

@@ -113,6 +113,7 @@ def shared_cases(shared: Path) -> list[attack_run.Case]:
     return [json.loads(line) for line in (shared / "sandbox" / "attacks.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.long
 @pytest.mark.shared
 def test_the_shared_attacks_get_what_they_deserve(sandbox: Sandbox, shared: Path) -> None:
     cases = [case for case in shared_cases(shared) if case["name"] not in SLOW]
@@ -160,6 +161,7 @@ def test_no_hostile_program_passes_for_an_ordinary_user(tmp_path: Path, tier: st
     assert (found.stdout.strip(), found.returncode) == (f"{len(cases)} cases, 0 problems", 0), found.stderr
 
 
+@pytest.mark.long
 @pytest.mark.shared
 def test_the_canonical_solutions_pass(any_sandbox: Sandbox, shared: Path) -> None:
     assert failed_of_canonical(any_sandbox, shared) == []

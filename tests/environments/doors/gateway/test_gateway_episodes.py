@@ -379,6 +379,7 @@ def test_a_command_that_fails_is_a_failure_with_its_last_words() -> None:
     assert "environment.command=/nowhere/agent cannot be started" in missing.reason
 
 
+@pytest.mark.long
 def test_a_hung_command_ends_by_name_and_leaves_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (failure,) = play(Command([sys.executable, "-c", HANGS]), turns, limits=EpisodeLimits(turn_timeout=1.5))[0].failures

@@ -41,6 +41,7 @@ def _module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
+@pytest.mark.long
 def test_an_agent_program_trains_and_its_reward_is_the_one_it_gave() -> None:
     environment = AgentConfig(program="my_agent:agent", in_process=True)
     for rollout in trained(environment, sampling__max_tokens=4, data=DataConfig("rows.jsonl")):

@@ -256,6 +256,7 @@ def test_a_row_that_is_no_problem_is_refused(row: dict, problem: str) -> None:
         problem_of(row)
 
 
+@pytest.mark.long
 def test_a_search_uses_all_numbers_or_some_and_gives_up_in_time() -> None:
     assert read_expression(find_expression([2, 3, 50], 5, uses_all=False) or "") == Expression(Fraction(5), (2, 3))
     assert find_expression([2, 3, 50], 5, uses_all=True) is None
