@@ -32,7 +32,7 @@ MUTANTS ?=
 TEST_PROCESSES ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-all demo-machines demo-tools demo-infill demo-infill-seeds architectures figures test test-long test-slow test-cluster test-vllm test-doors mutants bench bench-gpu bench-vllm-setup lint types check format clean
+.PHONY: help setup demo demo-all demo-machines demo-tools demo-infill demo-infill-seeds architectures figures test test-long test-slow test-cluster test-cluster-slow test-vllm test-doors mutants bench bench-gpu bench-vllm-setup lint types check format clean
 
 help:  ## what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -80,8 +80,13 @@ test-long: $(STAMP)  ## tests that take seconds each, most of them whole runs, w
 test-slow: $(STAMP)  ## the tests that take long
 	$(BIN)/python -m pytest -m slow
 
+TEST_CLUSTER = $(BIN)/python -m pytest tests/cluster -n 2 --dist loadgroup --durations=20
+
 test-cluster: $(STAMP)  ## samplers on a real Ray, killed, frozen and resumed (eighteen minutes)
-	$(BIN)/python -m pytest -m cluster tests/cluster -n 2 --dist loadgroup --durations=20
+	$(TEST_CLUSTER) -m "cluster and not slow"
+
+test-cluster-slow: $(STAMP)  ## the same with 20 random kills of a sampler, 10 of a trainer rank, 5 of the cluster (fifteen minutes)
+	$(TEST_CLUSTER) -m "cluster and slow"
 
 test-vllm: $(VLLM_STAMP)  ## vLLM for real, in an environment of its own (ten minutes)
 	PYTHONPATH=src HF_HUB_OFFLINE=1 $(VLLM_VENV)/bin/python -m pytest -m vllm tests/engine/vllm

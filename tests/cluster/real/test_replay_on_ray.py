@@ -14,7 +14,7 @@ from .test_runs_on_ray import ON_RAY, ROWS, Process, samplers, train_rows
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
-STRATEGIES = ["ddp", "fsdp"]
+STRATEGIES = [pytest.param("ddp", marks=pytest.mark.slow), "fsdp"]
 
 
 def replaying(folder: Path, name: str) -> Process:
