@@ -153,6 +153,7 @@ def test_a_mistake_in_a_path_a_name_or_a_device_is_one_line_without_torch(
     assert line in err
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("words", NOTHING, ids=" ".join)
 def test_a_training_of_nothing_in_particular_says_what_to_type(
     words: list[str], answers: dict[str, tuple[int, str, str]]

@@ -78,6 +78,7 @@ def test_seven_runs_killed_three_times_each_at_random_moments_end_alike(referenc
     shutil.rmtree(reference / f"killed-{seed}")
 
 
+@pytest.mark.long
 def test_no_step_is_counted_twice_or_left_out_in_the_logs(killed: Path) -> None:
     trained = [row["step"] for row in rows(killed) if row["kind"] == "train"]
     assert trained == list(range(1, NUM_STEPS + 1))
@@ -85,6 +86,7 @@ def test_no_step_is_counted_twice_or_left_out_in_the_logs(killed: Path) -> None:
     assert sampled == [step for step in range(1, NUM_STEPS + 1) for _ in range(8)]
 
 
+@pytest.mark.long
 def test_answers_of_evaluations_are_those_of_a_run_that_was_not_killed(reference: Path, killed: Path) -> None:
     assert rows(killed, "evaluations.jsonl") == rows(reference / "whole", "evaluations.jsonl")
 

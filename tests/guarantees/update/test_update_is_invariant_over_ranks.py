@@ -124,6 +124,7 @@ def test_four_ranks_are_more_than_the_groups_so_some_have_no_loss_token() -> Non
     assert len(cases()["loss=clip"].groups) == 3
 
 
+@pytest.mark.long
 def test_means_of_means_over_ranks_are_found_out(of_two: Updates) -> None:
     wrong = distance(Update(*of_two[LOCAL_COUNTS, "ddp"]), in_one_process("loss=clip"))
     assert wrong.gradient > 0.05
