@@ -295,6 +295,7 @@ def test_slow_steps_are_saved_each_unless_only_the_end_is(
     assert [path.name for path in sorted((folder / "checkpoints").iterdir())] == [f"step-00000{s}" for s in saved]
 
 
+@pytest.mark.long
 def test_a_kl_penalty_in_the_reward_holds_the_policy_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, scripted())
     algorithm = {"algorithm__kl_in": "reward", "algorithm__kl_estimator": "k1", "algorithm__advantage": "group_center"}
@@ -307,6 +308,7 @@ def test_a_kl_penalty_in_the_reward_holds_the_policy_back(tmp_path: Path, monkey
     assert later[-1]["reward_mean"] != pytest.approx(later[-1]["reward/value"], abs=1e-3)
 
 
+@pytest.mark.long
 def test_lora_trains_the_adapter_alone_and_saves_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, scripted())
     folder = run(tmp_path, model__lora_rank=2, algorithm__kl_coef=0.1)

@@ -51,6 +51,7 @@ def test_importing_covey_loads_nothing() -> None:
     assert float(seconds) < 0.2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "imports",
     [

@@ -92,6 +92,7 @@ def test_a_name_a_function_and_rows_give_a_result(tmp_path: Path) -> None:
     assert "reward/by_bytes" in result.rows[0]
 
 
+@pytest.mark.long
 def test_a_model_in_memory_is_trained_in_place_and_attends_as_before_afterwards(tmp_path: Path) -> None:
     model = model_in_memory()
     before = weights_of(model)
@@ -148,6 +149,7 @@ def test_several_rewards_are_weighed_and_may_be_named(tmp_path: Path) -> None:
     assert row["sampled_reward_mean"] == pytest.approx(wanted)
 
 
+@pytest.mark.long
 def test_a_recipe_and_presets_are_named_as_on_the_command_line(tmp_path: Path) -> None:
     cold = {"cold_start": {"enabled": False}}
     result = covey.train(recipe="arithmetic", algorithm="dr_grpo", folder=tmp_path / "run", **NANO | cold)
@@ -312,6 +314,7 @@ def test_a_run_whose_reward_function_is_refused_leaves_no_folder(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.long
 def test_a_stop_in_the_evaluation_before_the_first_step_trains_none(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -397,6 +400,7 @@ def test_a_loop_of_your_own_trains_as_covey_train_does(tmp_path: Path) -> None:
     assert equal(dict(saved.state_dict()), weights_of(result.model))
 
 
+@pytest.mark.long
 def test_a_loop_that_forgets_to_train_is_told(tmp_path: Path) -> None:
     with (
         covey.build("nano", by_bytes, ROWS, **NANO) as parts,

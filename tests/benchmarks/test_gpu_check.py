@@ -56,6 +56,7 @@ def test_a_wrong_result_ends_the_check_and_what_was_found_before_is_there(
     assert "result: WRONG" in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_a_part_that_fails_ends_the_check_only_where_a_result_hangs_on_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -69,6 +70,7 @@ def test_a_part_that_fails_ends_the_check_only_where_a_result_hangs_on_it(
     assert (code, len(rows)) == (1, 2)
 
 
+@pytest.mark.long
 def test_a_slow_figure_does_not_end_it_and_a_part_past_its_deadline_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

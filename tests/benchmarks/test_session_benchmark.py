@@ -7,6 +7,7 @@ from covey.engine.base import EngineStats
 from covey.engine.native.engine import NativeEngine
 
 
+@pytest.mark.long
 def test_every_way_samples_each_turn_to_its_full_length(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sessions, "GROUPS", 2)
     monkeypatch.setattr(sessions, "SIZE", 2)

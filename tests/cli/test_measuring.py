@@ -112,6 +112,7 @@ def test_another_task_than_that_of_the_run_is_named_first(capsys: pytest.Capture
     )
 
 
+@pytest.mark.long
 def test_an_untrained_policy_is_called_so_in_the_first_line(capsys: pytest.CaptureFixture[str]) -> None:
     settings = [word for word in words() if word.startswith(("evaluation", "sampling", "model.nano"))]
     assert main(["evaluate", *settings, "hydra.run.dir=look"]) == 0

@@ -109,6 +109,7 @@ def curve(folder: Path, kind: str = "train") -> list[tuple[int, float, float]]:
     return [(row["step"], row["loss"], row["learning_rate"]) for row in rows(folder / "metrics.jsonl", kind)]
 
 
+@pytest.mark.long
 def test_a_run_of_so_many_passes_is_the_run_of_so_many_steps(tmp_path: Path) -> None:
     train(passing(num_steps=3), tmp_path / "steps")
     train(passing(num_steps=100, num_epochs=0.7), tmp_path / "passes")

@@ -153,6 +153,7 @@ MASKED: dict[str, dict[str, str]] = {name: {"engine.name": "fill"} for name in (
 """What a masked policy needs of its engine."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("group", ["engine", "optimizer"])
 def test_every_choice_that_the_schema_names_can_be_made(group: str) -> None:
     for choice in group_choices()[group]:

@@ -92,6 +92,7 @@ def test_a_late_layer_the_head_or_the_embeddings_that_are_old_are_found(part: st
     assert "nats from the trainer on the probe" in found(stale(new, old, lambda name: part in name), new)
 
 
+@pytest.mark.long
 def test_one_old_expert_that_a_token_of_the_probe_asks_is_found() -> None:
     old = mixture()
     new = moved(old)

@@ -60,6 +60,7 @@ def test_a_decode_step_of_28_layers_launches_at_most_1800_kernels(model: str, mo
     assert two + (LAYERS_OF_1_5B - 2) * (three - two) <= most
 
 
+@pytest.mark.long
 def test_a_step_that_can_be_captured_asks_the_host_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     launched: list[int] = []
 
@@ -81,6 +82,7 @@ def test_a_step_that_can_be_captured_asks_the_host_for_nothing(monkeypatch: pyte
     assert set(launched) == {0}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("packing", LAYOUTS)
 def test_a_micro_batch_waits_ten_times_at_most_and_is_made_without_a_wait(packing: str) -> None:
     with PretendGpu() as gpu:
@@ -98,6 +100,7 @@ def test_a_micro_batch_waits_ten_times_at_most_and_is_made_without_a_wait(packin
         assert 0 < found[1] - found[0] <= 10
 
 
+@pytest.mark.long
 def test_a_step_in_half_precision_asks_for_no_attention_of_a_shape_to_plan_for() -> None:
     with PretendGpu() as gpu:
         policy = policy_of(**MODELS["bfloat16"])

@@ -136,6 +136,7 @@ def test_updates_stay_on_the_device_whatever_the_layout(model: str) -> None:
         assert not gpu.mixed
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_every_objective_stays_on_the_device(name: str) -> None:
     with PretendGpu() as gpu:

@@ -74,6 +74,7 @@ def test_every_training_ends_with_a_report_of_one_file(finished: Path) -> None:
     assert 'http-equiv="refresh"' not in text
 
 
+@pytest.mark.long
 def test_a_report_is_left_out_where_the_setting_says_so_and_never_fails_a_run(tmp_path: Path, finished: Path) -> None:
     folder = tmp_path / "run"
     shutil.copytree(finished, folder)
@@ -359,6 +360,7 @@ def test_words_that_say_nothing_are_refused_in_one_line(
     assert capsys.readouterr().err == f"covey: {line}\n"
 
 
+@pytest.mark.long
 def test_a_report_needs_no_torch(finished: Path) -> None:
     program = (
         "import sys; from covey.report.make import make_report; from pathlib import Path;"

@@ -195,6 +195,7 @@ def test_a_policy_depends_on_the_room_that_its_answers_have(tmp_path: Path) -> N
     assert key(sampling__max_total_tokens=20) != key(sampling__max_total_tokens=21) != key() == key(num_steps=9)
 
 
+@pytest.mark.long
 def test_other_demonstrations_make_another_policy(tmp_path: Path) -> None:
     first, _ = warmed(config_for(tmp_path))
     second, _ = warmed(config_for(tmp_path), replace(ALWAYS_SEVEN, answer=lambda text: "8"))

@@ -405,6 +405,7 @@ def test_links_inside_a_run_lead_nowhere_else(capsys: pytest.CaptureFixture[str]
     assert main(["train", "resume=mine", "num_steps=2", "resume_changes=[num_steps]"]) == 0
 
 
+@pytest.mark.long
 def test_the_logs_that_wandb_links_to_leave_a_run_yours_and_its_other_links_do_not() -> None:
     run = own_run()
     logs = run / "wandb" / "offline-run-1" / "logs"
@@ -418,6 +419,7 @@ def test_the_logs_that_wandb_links_to_leave_a_run_yours_and_its_other_links_do_n
         trust.check_links(run, run, trusted=False)
 
 
+@pytest.mark.long
 def test_a_policy_whose_files_are_elsewhere_is_not_measured(capsys: pytest.CaptureFixture[str]) -> None:
     run = foreign(Config())
     secret = Path("secret.json").absolute()

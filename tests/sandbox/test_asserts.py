@@ -44,6 +44,7 @@ def test_asserts_fail_one_by_one_and_a_hang_or_a_crash_is_one_of_them(sandbox: S
     assert report.results[5].message == "KeyError: '8 (line 8)' in assert f(8) == 8: f(8) raised KeyError: 8 (line 8)"
 
 
+@pytest.mark.long
 def test_tests_may_use_helpers_of_the_prompt_usual_modules_and_exceptions(any_sandbox: Sandbox) -> None:
     source = """
 value = random.randint(1, 100)
@@ -58,6 +59,7 @@ except TypeError:
     assert any_sandbox.run_blocking("def f(n): return n + 1", tests, "f").fraction == 1.0
 
 
+@pytest.mark.long
 def test_a_tests_own_except_hides_neither_a_hang_nor_a_broken_channel(sandbox: Sandbox) -> None:
     swallowing = AssertTest("try:\n    f(0)\nexcept BaseException:\n    pass")
     limits = Limits(wall_seconds=1.0)

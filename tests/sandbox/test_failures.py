@@ -43,6 +43,7 @@ def judges(others: set[int]) -> list[int]:
     return attack_run.named("covey-judge", set(attack_run.descendants(os.getpid())) - others)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("tier", TIERS)
 @pytest.mark.parametrize("which", ["judge", "zygote", "checker"])
 def test_a_slot_whose_processes_died_is_replaced(tier: Tier, which: str, others: set[int]) -> None:

@@ -75,6 +75,7 @@ def test_after_one_test_has_timed_out_the_others_share_what_is_left(sandbox: San
     assert report.fraction <= 1 / 9
 
 
+@pytest.mark.long
 def test_a_program_that_cannot_be_loaded_gets_nothing(sandbox: Sandbox) -> None:
     limits = Limits(wall_seconds=1.0)
     for code, said in [
@@ -116,6 +117,7 @@ def test_a_tolerance_holds_for_its_test(any_sandbox: Sandbox) -> None:
 # ------------------------------------------------------------------------------------------------ limits
 
 
+@pytest.mark.long
 def test_reading_a_program_is_on_its_account(sandbox: Sandbox) -> None:
     code = "import os\nx = [" + "1," * 90_000 + "]\ndef f(n): os._exit(0)"
     started = time.monotonic()
@@ -310,6 +312,7 @@ def test_programs_run_side_by_side(any_sandbox: Sandbox) -> None:
     assert [report.fraction for report in asyncio.run(several())] == [float(number == 3) for number in range(12)]
 
 
+@pytest.mark.long
 def test_run_tests_shares_one_sandbox() -> None:
     for _ in range(2):
         assert run_tests("def f(n): return n", calls((1, 1)), "f").fraction == 1.0

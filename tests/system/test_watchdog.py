@@ -134,6 +134,7 @@ def test_what_a_wait_is_for_can_change(tmp_path: Path) -> None:
     assert [what for _, what in waited(said)] == ["a judgement (timeouts.saving=0.6)"]
 
 
+@pytest.mark.long
 def test_c_code_that_holds_the_interpreter_is_ended_and_its_stack_is_in_the_log(tmp_path: Path) -> None:
     status, said, _ = run(tmp_path, 'with waiting("a sum", "timeouts.saving"): sum(range(10**14))')
     assert status == -EXPIRED

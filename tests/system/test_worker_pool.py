@@ -181,6 +181,7 @@ def test_a_worker_whose_function_cannot_load_says_why(functions: dict) -> None:
     assert failure.reason.startswith(f"{NO_WORKER}: it did not start: OSError: no such model (worker_tasks.py:")
 
 
+@pytest.mark.long
 def test_what_functions_print_goes_line_by_line_through_the_stderr_of_this_process(
     pool: WorkerPool, capsys: pytest.CaptureFixture
 ) -> None:
@@ -320,6 +321,7 @@ def test_what_a_function_leaves_in_a_session_of_its_own_ends_with_its_worker(
     assert are_gone([left], seconds=5.0)
 
 
+@pytest.mark.long
 def test_a_worker_that_is_replaced_ends_what_it_left_and_the_other_one_keeps_what_it_has(functions: dict) -> None:
     settings = WorkerSettings(num_workers=1, timeout=10.0, max_calls=1)
     first, second = (WorkerPool([functions["daemon"]], settings) for _ in range(2))

@@ -94,6 +94,7 @@ def test_greedy_takes_the_most_likely_token_at_every_position() -> None:
     assert completion.logprobs == pytest.approx(filtered_logprobs(logits_TV).amax(-1).tolist(), abs=1e-4)
 
 
+@pytest.mark.long
 def test_rows_admitted_in_waves_have_the_log_probs_of_a_plain_forward() -> None:
     engine = NativeEngine(tiny_policy("qwen2-window", stop_ids=range(0, 260, 9)), GENEROUS, max_rows=5)
     samplings = [Sampling(max_tokens=20, seed=seed) for seed in range(4)]

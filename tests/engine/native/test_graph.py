@@ -59,6 +59,7 @@ def test_rollouts_are_those_of_one_token_at_a_time(architecture: str, settings: 
     assert engine.cache_bytes_used == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("architecture", ["llama", "qwen2-window"])
 def test_rollouts_through_flash_attention_over_the_cache_are_the_same(
     architecture: str, monkeypatch: pytest.MonkeyPatch
@@ -96,6 +97,7 @@ def test_flash_attention_reads_the_cache_on_a_gpu_in_half_precision_alone(monkey
     )
 
 
+@pytest.mark.long
 def test_rows_that_enter_in_waves_and_leave_have_the_same_rollouts() -> None:
     samplings = [Sampling(max_tokens=20, seed=seed) for seed in range(4)]
     found, engine = run(True, samplings, n=7, max_rows=5)
@@ -112,6 +114,7 @@ def test_log_probs_are_those_of_a_plain_forward() -> None:
             assert completion.logprobs == pytest.approx(wanted.tolist(), abs=1e-10)
 
 
+@pytest.mark.long
 def test_stop_strings_end_a_row_between_two_looks_too() -> None:
     samplings = [Sampling(max_tokens=40, stop=("e", "7"), seed=seed) for seed in range(4)]
     found, _ = run(True, samplings, stops=())
@@ -120,6 +123,7 @@ def test_stop_strings_end_a_row_between_two_looks_too() -> None:
     assert any(length % graph.LOOK_EVERY for length in lengths)
 
 
+@pytest.mark.long
 def test_a_captured_step_does_the_same_and_is_thrown_away_with_the_memory_it_writes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -193,6 +197,7 @@ def test_where_a_step_cannot_be_captured_it_is_launched_as_it_is_and_that_is_sai
     assert told == ["decoding is not captured as a graph, and slower: operation not permitted when stream is capturing"]
 
 
+@pytest.mark.long
 def test_the_cache_stays_within_its_bytes_though_rows_hold_their_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graph, "is_wanted", lambda policy: True)
     policy = tiny_policy("qwen2", torch.float64)

@@ -67,6 +67,7 @@ def test_the_model_is_joined_and_the_log_probs_stay(kind: str) -> None:
     assert (logprobs(twin) - logprobs(policy)).abs().max() < ROUNDING
 
 
+@pytest.mark.long
 def test_weights_are_copied_to_where_they_lay_and_norms_are_read_as_they_are() -> None:
     policy = half("qwen3")
     twin = twin_of(policy)
@@ -102,6 +103,7 @@ def test_weights_that_lie_in_the_type_of_products_are_not_held_twice() -> None:
     assert not is_wanted(policy, detect_capabilities(policy).rules)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["qwen2", "qwen3"])
 def test_a_graph_of_joined_layers_samples_what_is_trained(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """New keys and values are written to the cache with the rotation of the heads."""

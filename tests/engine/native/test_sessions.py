@@ -158,6 +158,7 @@ def test_no_token_is_encoded_twice() -> None:
     assert stats.re_encoded_tokens == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("is_graph", [False, True])
 @pytest.mark.parametrize("slots", [75, 130, 250])
 def test_a_small_cache_gives_the_same_turns_and_says_what_it_encoded_again(
@@ -234,6 +235,7 @@ def test_rollouts_do_not_depend_on_the_order_in_which_the_environment_answers() 
         assert_empty(engine)
 
 
+@pytest.mark.long
 def test_prompts_and_sessions_are_sampled_together() -> None:
     engine = NativeEngine(tiny_policy("llama", torch.float64), GENEROUS, 64)
     calls: list[Completion] = []

@@ -68,6 +68,7 @@ def problems(shared: Path) -> dict[str, Problem]:
     return {row["task_id"]: problem_of(row) for row in both}
 
 
+@pytest.mark.long
 def test_made_up_problems_of_every_family_are_solved_by_their_own_programs(sandbox: Sandbox) -> None:
     drawn = generate_problems("all", None, {"train": 24, "test": 1}, 0)["train"]
     code = environment(sandbox, drawn, recheck_rate=1.0)

@@ -131,6 +131,7 @@ def f(n):
     assert report.suspicious_imports == ("os", "sys")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("code", ["def f(n) return n", "def g(n): return n", "1 / 0", "import sys; sys.exit(0)"])
 def test_a_program_that_cannot_be_loaded_passes_nothing(server: Served, code: str) -> None:
     expects_any_error = AssertTest(

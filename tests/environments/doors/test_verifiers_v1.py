@@ -72,6 +72,7 @@ def test_tools_are_called_with_the_task_and_its_state_and_its_rewards_are_added(
     assert (rollout.reward.value, len(rollout.turns), rollout.branches) == (1.125, 2, ())
 
 
+@pytest.mark.long
 def test_calls_that_cannot_be_are_words_for_the_policy() -> None:
     said = [call("divide", a=3), call("calculator_multiply", b=3), "I give up."]
     rollout, read = played(lambda text: said[len(answers(text))])
@@ -88,6 +89,7 @@ def test_a_stop_of_the_task_ends_the_conversation() -> None:
     assert rollout.reward.value == 0.125
 
 
+@pytest.mark.long
 def test_a_conversation_that_the_run_ends_is_worth_what_it_has_earned() -> None:
     rollout, read = played(lambda text: call("calculator_multiply", a=3), max_turns=3)
     assert len(read) == 3

@@ -81,6 +81,7 @@ FIXED = (
 """Texts that follow a third of all instructions and say nothing."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("style", ["full", "short"])
 def test_no_fixed_text_earns_much_on_generated_prompts(style: str) -> None:
     environment = built(style=style, num_train=200)

@@ -18,6 +18,7 @@ def many(style: str) -> list[Request]:
     return [*found["train"], *found["test"]]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("style", ["full", "short"])
 def test_every_prompt_can_be_answered_and_its_gold_answer_follows_it(style: str) -> None:
     others = []

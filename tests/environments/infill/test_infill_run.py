@@ -171,6 +171,7 @@ def test_a_random_model_of_transformers_runs_through_the_same_path(
     assert set(DOCUMENT) <= set(found[0])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("make", [sub_words, partial(sub_words, takes_blank=False), word_pieces])
 def test_sub_words_are_masked_and_put_back_whole(make: Any, tmp_path: Path, cache: Path) -> None:
     config = infill_config(cache, model__name=saved(tmp_path / "model", "bert", make()))

@@ -28,6 +28,7 @@ def car(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
+@pytest.mark.long
 def test_show_says_what_a_machine_is_made_of_and_draws_it(car: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["machines", "show", str(car)]) == 0
     first, second = capsys.readouterr().out.splitlines()
@@ -63,6 +64,7 @@ def test_a_catapult_is_known_by_its_boulder(car: Path, capsys: pytest.CaptureFix
     assert "film: " not in out
 
 
+@pytest.mark.long
 def test_positions_are_read_too(car: Path, capsys: pytest.CaptureFixture[str]) -> None:
     car.write_text(write_global(canonical(SMALL_CAR)))
     assert main(["machines", "show", str(car)]) == 0

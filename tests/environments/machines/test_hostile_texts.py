@@ -31,6 +31,7 @@ def fate(text: str, rules: Rules, form: str = "tree") -> str:
     return found.code
 
 
+@pytest.mark.long
 def test_five_thousand_random_trees_each_have_the_right_fate() -> None:
     generator = random.Random(0)
     fates: Counter[str] = Counter()
@@ -230,6 +231,7 @@ def _hostile() -> Iterator[tuple[str, str]]:
     yield f'[{root},{{"type":1e400,"id":1,"parent":0,"face_id":0}}]', "field"
 
 
+@pytest.mark.long
 def test_the_other_forms_take_any_text_too() -> None:
     generator = random.Random(2)
     for text, _ in _hostile():

@@ -73,6 +73,7 @@ def built(settings: object, data: DataConfig | None = None) -> Environment:
     return ENVIRONMENTS[settings.name](settings, Config(environment=settings, data=data or DataConfig()))
 
 
+@pytest.mark.long
 def test_made_up_rows_are_named_by_data_path() -> None:
     words = built(Gsm8kConfig(instruction=""), DataConfig("covey.environments.math.generated:word_problems"))
     algebra = built(MathConfig(scheme="verl"), DataConfig("covey.environments.math.generated:mathematics"))

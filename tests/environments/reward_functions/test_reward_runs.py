@@ -51,6 +51,7 @@ def run(**settings: Any) -> list[dict[str, Any]]:
     return rows(Path("run/rollouts.jsonl"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("in_process", [True, False])
 def test_functions_are_told_the_step_and_their_columns_are_in_the_rollouts(in_process: bool) -> None:
     shown = run(environment=RewardFunctionsConfig(in_process=in_process))

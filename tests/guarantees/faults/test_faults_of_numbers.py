@@ -171,6 +171,7 @@ def test_a_bad_number_changes_nothing_at_its_step_and_the_run_after_it_is_that_o
     assert bad[BAD_STEP + 1 :] == flat[BAD_STEP + 1 :]
 
 
+@pytest.mark.long
 @OF_BOTH
 def test_bad_numbers_in_a_row_stop_the_run_naming_prompts_and_leave_the_weights_of_before(
     kind: str, policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

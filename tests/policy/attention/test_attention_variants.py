@@ -97,6 +97,7 @@ def gradients(model: nn.Module, loss: Tensor) -> dict[str, Tensor]:
     return {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("packing", ["shared", "packed", "padded"])
 @pytest.mark.parametrize("architecture", VARIANTS)
 def test_scores_and_gradients_of_every_layout_are_those_of_plain_transformers(architecture: str, packing: str) -> None:

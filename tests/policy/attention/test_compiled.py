@@ -250,6 +250,7 @@ def test_without_a_compiler_packed_streams_attend_through_torch() -> None:
     assert unsupported_reason("attention", [(torch.float32, "cpu")], [(64, 64)]) == reason
 
 
+@pytest.mark.long
 def test_a_policy_knows_how_it_attends_once_it_is_loaded() -> None:
     assert nano().attention == "compiled"
     assert nano(attention="sdpa").attention == nano(kernels="torch").attention == "sdpa"

@@ -164,6 +164,7 @@ def test_a_loss_scale_that_searches_is_no_reason_to_stop_and_a_lasting_overflow_
         trainer.step(hopeless, 17)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("lora_rank", [0, 4])
 def test_gradient_checkpointing_gives_the_same_gradient(lora_rank: int) -> None:
     def step(checkpointing: bool) -> tuple[Tensor, bool]:

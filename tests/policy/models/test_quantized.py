@@ -67,6 +67,7 @@ def test_all_linear_layers_but_the_head_are_held_in_a_byte_and_not_far_from_what
         assert 1e-4 < relative_error(dequantized(weight), full[name]) < 0.01
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("precision", "limit"), [("float32", 1e-5), ("bfloat16", 0.1)])
 def test_log_probs_and_gradients_are_those_of_the_numbers_that_weights_stand_for(
     precision: str, limit: float, tmp_path: Path

@@ -118,6 +118,7 @@ def test_the_model_that_is_trained_is_no_reference_of_its_own() -> None:
         reference_in_memory(policy.model, ModelConfig(), policy)
 
 
+@pytest.mark.long
 def test_the_hash_tells_weights_apart_and_not_the_place_where_they_lie(tmp_path: Path) -> None:
     first, second, third = (saved(tmp_path / str(n), nano(seed=seed)) for n, seed in enumerate((7, 7, 8)))
     assert model_hash(first, None) == model_hash(second, None)

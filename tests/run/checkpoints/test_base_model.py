@@ -86,6 +86,7 @@ def test_the_base_model_is_written_once_and_whole(tmp_path: Path, monkeypatch: p
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["base", "checkpoints"]
 
 
+@pytest.mark.long
 def test_a_warmed_base_model_outlives_the_cache_that_it_was_taken_from(tmp_path: Path) -> None:
     cache = tmp_path / "cold-start-1"
     save_policy(nano(seed=3), cache)

@@ -151,6 +151,7 @@ def test_the_machines_recipe_fits_eight_gpus_of_80_gb() -> None:
     assert 40e9 < found["in_all"] < 0.9 * GB80
 
 
+@pytest.mark.long
 def test_all_weights_of_it_do_not_fit_but_may_be_sharded() -> None:
     whole = ("recipe=machines", "model.lora_rank=0", "optimizer=adamw")
     assert plan(composed(*whole), num_ranks=8)["in_all"] > 2 * GB80

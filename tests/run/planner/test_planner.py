@@ -255,6 +255,7 @@ def test_flags_are_told_from_settings_and_refused_in_one_line() -> None:
             read_flags(words)
 
 
+@pytest.mark.long
 def test_the_command_prints_a_plan_and_leaves_no_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -144,6 +144,7 @@ def test_vllm_holds_weights_of_its_own_and_a_scripted_engine_nothing() -> None:
     assert (vllm - native, fake) == (2 * shape.weights, 0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("precision", "rank", "again"), [("float32", 0, False), ("bfloat16", 4, True)])
 def test_a_whole_pass_takes_what_is_told_beforehand(
     precision: str, rank: int, again: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -30,6 +30,7 @@ def _build() -> Iterator[Build]:
 # ------------------------------------------------------------------------------------------------ a sound run
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "changes",
     [
@@ -55,6 +56,7 @@ def test_a_sound_run_passes_every_check(build: Build, changes: dict[str, Any]) -
     raise_on_failure(checks)
 
 
+@pytest.mark.long
 def test_in_float32_engine_and_trainer_agree_to_a_millionth_and_so_do_the_layouts(build: Build) -> None:
     subject = build(sampling__max_tokens=32)
     logprobs, gradient = finding(subject, "log-probs"), finding(subject, "gradient")

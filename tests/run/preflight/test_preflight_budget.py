@@ -75,6 +75,7 @@ def test_two_gradients_that_are_0_do_not_differ_and_one_beside_0_differs_without
     assert _relative_error([(zero, one)]) == pytest.approx(1)
 
 
+@pytest.mark.long
 def test_a_sound_run_on_a_slow_machine_passes_every_check_and_the_figures_say_on_how_much(build: Build) -> None:
     checks = {check.name: check for check in run_checks(slow(build(Arithmetic(levels=[1]), **LONG)))}
     assert [check.figure for check in checks.values() if not check.passed] == []
@@ -84,6 +85,7 @@ def test_a_sound_run_on_a_slow_machine_passes_every_check_and_the_figures_say_on
     assert "which would take too long" in checks["transformers"].figure
 
 
+@pytest.mark.long
 def test_a_wrong_backward_pass_is_refused_on_a_slow_machine_too(build: Build) -> None:
     subject = slow(build(**LONG, model__kernels="torch"))
     for layer in subject.run.policy.causal_lm.base_model.layers:  # type: ignore[union-attr]

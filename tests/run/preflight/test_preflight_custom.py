@@ -260,6 +260,7 @@ def test_a_kl_estimator_that_is_differentiated_must_have_a_gradient(folder: Path
         try_custom(small_config(**chosen, algorithm__kl_gradient="naive"), PROMPTS)
 
 
+@pytest.mark.long
 def test_a_mistyped_option_and_a_module_that_cannot_be_imported_are_said_at_once(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

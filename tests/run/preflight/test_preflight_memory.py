@@ -91,6 +91,7 @@ def test_what_just_fits_passes(build: Build) -> None:
     assert not check_memory(build(need - need // 50, **LARGE)).passed
 
 
+@pytest.mark.long
 def test_the_line_through_small_passes_meets_the_large_one(build: Build) -> None:
     measured = check_memory(build(**LARGE))
     assert measured.figure.endswith("(measured)")
@@ -99,6 +100,7 @@ def test_the_line_through_small_passes_meets_the_large_one(build: Build) -> None
     assert needed(scaled) == pytest.approx(needed(measured), rel=0.03)
 
 
+@pytest.mark.long
 def test_a_single_micro_batch_is_not_read_off_passes_that_take_less_than_their_gradients(
     build: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -39,6 +39,7 @@ def failed(subject: PreflightContext) -> list[str]:
 # ------------------------------------------------------------------------------------------------ a sound run
 
 
+@pytest.mark.long
 def test_engine_and_trainer_are_within_rounding_at_short_and_at_full_length(build: Build) -> None:
     subject = build(**LONG)
     values = finding(subject, "transformers").values
@@ -123,6 +124,7 @@ def test_rounding_explains_nothing_within_the_tolerance_beyond_a_twentieth_or_ag
     assert explained_error(blunt.config, blunt.run.policy, *asked[1:], error=2e-5, limit=1e-5) < 2e-5
 
 
+@pytest.mark.long
 def test_a_wrong_factor_in_the_backward_pass_of_a_sharp_policy_is_refused(
     build: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:

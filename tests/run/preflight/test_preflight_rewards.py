@@ -72,6 +72,7 @@ def found(checks: list[Check]) -> Mapping[str, Check]:
     return {check.name: check for check in checks}
 
 
+@pytest.mark.long
 def test_functions_are_called_once_with_what_was_sampled_and_nothing_of_it_is_counted(build: Build) -> None:
     asked: list[tuple[list[str], list[int]]] = []
 
@@ -96,6 +97,7 @@ def test_a_function_may_say_that_it_does_not_apply(build: Build) -> None:
     raise_on_failure(run_checks(build(judged_by(returning([None, None])))))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "environment", [scripted(), Mixture({"a": scripted(), "b": scripted()}, {})], ids=["one", "mix"]
 )
@@ -148,5 +150,6 @@ def test_an_environment_of_ones_own_that_scores_passes_and_leaves_nothing_to_log
     assert environment.metrics() == {"num": 0.0}
 
 
+@pytest.mark.long
 def test_other_environments_are_not_tried(build: Build) -> None:
     assert "reward functions" not in found(run_checks(build(scripted(broken))))

@@ -28,6 +28,7 @@ def _build() -> Iterator[Build]:
 # ------------------------------------------------------------------------------------------------ gold answers
 
 
+@pytest.mark.long
 def test_a_gold_answer_without_full_marks_is_refused_by_its_prompt(build: Build) -> None:
     wrong = {"train-1", "train-4", "train-7"}
     environment = Golden(lambda prompt, text: float(text == "right"), lambda p: "rigth" if p.id in wrong else "right")
@@ -55,6 +56,7 @@ def test_an_environment_that_knows_no_answer_to_some_or_any_prompts_passes(build
     assert finding(build(scripted()), "gold answers").figure == "environment=arithmetic has no gold answers"
 
 
+@pytest.mark.long
 def test_only_gold_answers_are_scored_and_nothing_of_it_is_logged(build: Build) -> None:
     environment = Golden(lambda prompt, text: 1.0, lambda prompt: "x")
     run_checks(build(environment))
@@ -154,6 +156,7 @@ def test_a_stop_token_that_would_stay_in_the_judged_text_is_refused(build: Build
     assert "stop token 70 is not marked as special, so 'c' stays in the text" in finding(subject, "tokenizer").figure
 
 
+@pytest.mark.long
 def test_a_completion_that_goes_on_after_its_end_is_refused(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
     end = 1
     use_engine(monkeypatch, spoil=lambda c: replace(c, token_ids=(end, *c.token_ids[1:])))

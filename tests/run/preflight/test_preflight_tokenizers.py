@@ -64,6 +64,7 @@ def test_a_sound_tokenizer_passes_whatever_special_tokens_are_sampled(
         assert found.passed, found.figure
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", SOUND)
 def test_a_sound_tokenizer_passes_all_checks_with_text_and_with_messages(
     name: str, build: Build, tmp_path: Path
@@ -127,6 +128,7 @@ TOOLS = CHATML.replace(
 PARTS = CHATML.replace("message['content'] }}", "message['content'] | map(attribute='text') | join('') }}")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", CONVERSATIONS)
 def test_a_conversation_of_every_kind_passes_where_the_template_keeps_its_words(
     name: str, build: Build, tmp_path: Path

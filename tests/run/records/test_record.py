@@ -225,6 +225,7 @@ def test_an_environment_that_logs_is_asked_for_every_row_and_closed_at_the_end(
     assert held.num_closed == 1
 
 
+@pytest.mark.long
 def test_what_was_found_out_about_forged_rewards_is_added_up_for_the_summary(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -156,10 +156,12 @@ def test_all_plain_answers_at_once(sandbox: Sandbox) -> None:
     assert answer_run.problems_of_calls(sandbox, answers) == []
 
 
+@pytest.mark.long
 def test_no_frame_that_a_program_makes_itself_passes(sandbox: Sandbox) -> None:
     assert [found for one in hostile.FORGED for found in answer_run.problems_of_calls(sandbox, [one])] == []
 
 
+@pytest.mark.long
 def test_answers_that_are_nested_at_random(sandbox: Sandbox) -> None:
     assert answer_run.problems_of_fuzz(sandbox, 7, 3) == []
 

@@ -69,6 +69,7 @@ def gradient_of(policy: Policy) -> Tensor:
     return torch.cat([p.grad.flatten() for p in policy.model.parameters() if p.grad is not None])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("architecture", ["qwen2", "qwen3"])
 def test_all_norms_gates_and_positions_go_through_liger_and_the_numbers_stay(architecture: str) -> None:
     with PretendGpu() as gpu:
@@ -81,6 +82,7 @@ def test_all_norms_gates_and_positions_go_through_liger_and_the_numbers_stay(arc
     assert plain.model.state_dict().keys() == liger.model.state_dict().keys()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("architecture", ["qwen2", "qwen3"])
 def test_layers_join_their_norms_with_the_sums_before_where_torch_compiles(
     architecture: str, monkeypatch: pytest.MonkeyPatch

@@ -61,6 +61,7 @@ def test_sum_norm_and_gradients_are_those_of_plain_operations(is_summed: bool, d
         torch.testing.assert_close(mine, theirs, rtol=1e-5 if mine.dtype == torch.float32 else 0.01, atol=2e-6)
 
 
+@pytest.mark.long
 def test_what_is_compiled_serves_any_number_of_rows_with_and_without_gradients(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
