@@ -80,13 +80,13 @@ def pytest_sessionstart(session: pytest.Session) -> None:
             importlib.import_module(".".join((here.name, *file.relative_to(here).with_suffix("").parts)))
 
 
-def mark_long(session: pytest.Session, items: list[pytest.Item]) -> None:
-    """Mark as slow what `long_cases.toml` moves to `make test-slow`.
+def mark_slow(session: pytest.Session, items: list[pytest.Item]) -> None:
+    """Mark as slow what `slow_cases.toml` moves to `make test-slow`.
 
     UsageError where it names what there is not, once all is collected without an error.
     """
     option = session.config.option
-    moved = tomllib.loads(Path(__file__).with_name("long_cases.toml").read_text(encoding="utf-8"))
+    moved = tomllib.loads(Path(__file__).with_name("slow_cases.toml").read_text(encoding="utf-8"))
     unseen = {(test, kept) for test, of_test in moved.items() for kept in (of_test or [""])}
     for item in items:
         test, _, case = item.nodeid.partition("[")
@@ -97,7 +97,7 @@ def mark_long(session: pytest.Session, items: list[pytest.Item]) -> None:
         if not found:
             item.add_marker(pytest.mark.slow)
     if unseen and not (session.testsfailed or option.file_or_dir or option.keyword):
-        raise pytest.UsageError(f"tests/long_cases.toml names what no test has: {sorted(unseen)}")
+        raise pytest.UsageError(f"tests/slow_cases.toml names what no test has: {sorted(unseen)}")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -107,7 +107,7 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
     What needs vLLM or other people's environments, which live apart from covey, or a cluster is left out unless it is
     asked for.
     """
-    mark_long(session, items)
+    mark_slow(session, items)
     for name in ("vllm", "cluster", "doors"):
         if name not in config.option.markexpr:
             left_out = [item for item in items if item.get_closest_marker(name)]
