@@ -358,7 +358,6 @@ class Told(Scripted):
         self.heard.append((step, max_steps, epoch))
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("bound", [0, 2])
 def test_a_resumed_run_tells_rewards_the_step_and_the_epoch_that_the_whole_one_told(
     bound: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

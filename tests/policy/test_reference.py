@@ -78,7 +78,6 @@ def test_no_gradient_flows_into_the_reference(settings: AlgorithmConfig, refresh
         assert not any(".reference." in name for name in with_gradient)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("refreshed", [False, True])
 def test_using_the_reference_leaves_adapters_gradients_and_mode_as_they_were(refreshed: bool) -> None:
     policy = trained(adapted())

@@ -165,7 +165,6 @@ def check(names: Sequence[tuple[str, str]], folder: Path) -> list[list[dict[str,
     return both
 
 
-@pytest.mark.long
 def test_two_processes_with_one_prompt_make_the_update_of_one_and_share_the_work(tmp_path: Path) -> None:
     first, second = check(QUICK, tmp_path)
     assert [first[0]["asked"], second[0]["asked"]] == [6, 6]

@@ -59,7 +59,6 @@ def test_rollouts_are_those_of_one_token_at_a_time(architecture: str, settings: 
     assert engine.cache_bytes_used == 0
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("architecture", ["llama", "qwen2-window"])
 def test_rollouts_through_flash_attention_over_the_cache_are_the_same(
     architecture: str, monkeypatch: pytest.MonkeyPatch
@@ -123,7 +122,6 @@ def test_stop_strings_end_a_row_between_two_looks_too() -> None:
     assert any(length % graph.LOOK_EVERY for length in lengths)
 
 
-@pytest.mark.long
 def test_a_captured_step_does_the_same_and_is_thrown_away_with_the_memory_it_writes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

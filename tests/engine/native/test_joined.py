@@ -103,7 +103,6 @@ def test_weights_that_lie_in_the_type_of_products_are_not_held_twice() -> None:
     assert not is_wanted(policy, detect_capabilities(policy).rules)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("kind", ["qwen2", "qwen3"])
 def test_a_graph_of_joined_layers_samples_what_is_trained(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """New keys and values are written to the cache with the rotation of the heads."""

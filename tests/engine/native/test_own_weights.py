@@ -118,7 +118,6 @@ def test_rows_that_wait_for_room_begin_on_the_new_version() -> None:
     assert pushes.largest_gap(groups) < 1e-4
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("how", ["wait", "abort"])
 def test_no_completion_mixes_versions_unless_it_is_kept(how: UpdateMode) -> None:
     pushes = Pushes(tiny_policy("qwen2"), how, max_rows=5)

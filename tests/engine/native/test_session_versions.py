@@ -126,7 +126,6 @@ def versions(turns: Turns) -> list[int]:
     return [version for completion in turns for version, _, _ in spans_of(completion)]
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("kernels", ["auto", "torch"])
 @pytest.mark.parametrize("how", ["keep", "wait", "abort"])
 def test_every_token_is_of_its_version_whatever_waits_while_weights_change(how: UpdateMode, kernels: str) -> None:

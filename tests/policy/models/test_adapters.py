@@ -79,7 +79,6 @@ def test_adapters_begin_as_the_base_model_and_a_step_moves_nothing_but_them() ->
     assert moved == {name for name in before if "lora_B" in name}  # with B = 0, A has no gradient yet
 
 
-@pytest.mark.long
 def test_adapters_are_a_function_of_the_seed() -> None:
     def made(seed: int, elsewhere: int) -> dict[str, Tensor]:
         torch.manual_seed(elsewhere)
@@ -100,7 +99,6 @@ def adapter_folder(folder: Path) -> tuple[Policy, str]:
     return policy, str(folder / "adapters")
 
 
-@pytest.mark.long
 def test_saved_adapters_are_loaded_on_their_base_model_and_trained_further(tmp_path: Path) -> None:
     policy, name = adapter_folder(tmp_path)
     state = torch.random.get_rng_state()

@@ -68,7 +68,6 @@ def test_the_reference_is_the_named_model_frozen_and_without_adapters_of_the_pol
     assert torch.equal(probe_logits(policy), before)
 
 
-@pytest.mark.long
 def test_adapters_that_the_reference_was_saved_with_stay_on_whatever_rank_the_policy_has(tmp_path: Path) -> None:
     base = saved(tmp_path / "base", nano(seed=7))
     trained = stirred(nano(name=base, lora_rank=2, lora_alpha=8.0))

@@ -92,7 +92,6 @@ def test_the_tokenizer_comes_back_with_its_template(tmp_path: Path) -> None:
     assert len(set(rendered)) == 1
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("refreshed", [False, True])
 def test_a_lora_policy_is_saved_as_an_adapter_that_peft_loads_on_the_base_model(
     refreshed: bool, tmp_path: Path

@@ -30,7 +30,6 @@ def sealed_again(folder: Path, **fields: Any) -> None:
     (folder / MANIFEST).write_text(render(fields.pop("step"), fields, fields.pop("files")))
 
 
-@pytest.mark.long
 def test_every_single_bit_that_flips_in_a_manifest_is_found(tmp_path: Path) -> None:
     file = (
         checkpoint(tmp_path, 2, {**FACTS, "environment": {"tier": "é\u2028", "rates": [1e-05, None, True]}}) / MANIFEST

@@ -112,7 +112,6 @@ def test_it_is_compiled_on_a_gpu_with_triton_unless_torch_alone_is_asked_for(
     assert inductor.is_wanted(kernels, torch.device(device)) is expected
 
 
-@pytest.mark.long
 def test_a_policy_says_whether_it_is_compiled_and_a_deterministic_one_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not nano().compiles
     monkeypatch.setattr(inductor, "is_wanted", lambda kernels, device: True)
