@@ -108,16 +108,19 @@ def build_code(settings: "CodeConfig", config: "BuildSettings") -> "Environment"
 
 
 def code_limits(settings: "CodeConfig") -> "Limits":
-    """Return the limits of one program."""
+    """Return the limits of one program. Raises ValueError, in the words of the settings, where they do not fit."""
     from covey.sandbox.types import Limits
 
-    return Limits(
-        wall_seconds=settings.timeout,
-        total_seconds=settings.total_seconds,
-        cpu_seconds=settings.cpu_seconds,
-        memory_bytes=settings.memory_bytes,
-        output_bytes=settings.output_bytes,
-    )
+    try:
+        return Limits(
+            wall_seconds=settings.timeout,
+            total_seconds=settings.total_seconds,
+            cpu_seconds=settings.cpu_seconds,
+            memory_bytes=settings.memory_bytes,
+            output_bytes=settings.output_bytes,
+        )
+    except ValueError as error:
+        raise ValueError(str(error).replace("wall_seconds", "timeout")) from error
 
 
 def code_runner(settings: "CodeConfig") -> "Runner":
