@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from covey.config import compose as settings
+from covey.config.budget import counted
 from covey.config.names import current_name
 from covey.config.schema import Config
 from covey.run import trust
@@ -21,7 +22,7 @@ from covey.run.checkpoints.manifest import step_of
 from covey.run.folder import CHANGES, CONFIG, LOCK, ROWS, changes_of, create_run_folder, write_versions
 from covey.run.records.summary import versions
 from covey.run.saved_settings import as_saved, differences, is_named, saved_in, saved_settings
-from covey.system import collectives
+from covey.system import collectives, ranks
 from covey.system.disk import atomic_file, catch_write_errors, put_back
 from covey.system.text.masking import secrets_in
 
@@ -215,6 +216,18 @@ def check_unfinished(config: Config, folder: Path, checkpoint: Path) -> None:
     step, evaluated = _progress(checkpoint)
     if step > config.num_steps or (step == config.num_steps and evaluated):
         raise ValueError(f"{folder} is finished ({step} of {config.num_steps} steps): there is nothing to resume")
+
+
+def check_before_ranks(config: Config, folder: Path) -> None:
+    """Refuse (ValueError) to resume a finished run before Ray starts ranks for it, passes over prompts apart."""
+    saved = complete_checkpoints(folder / "checkpoints")
+    if not saved or config.num_epochs is not None or ranks.world_size() > 1:
+        return
+    try:
+        check_unfinished(counted(config), folder, saved[-1])
+    except ValueError:
+        if newest_valid(folder / "checkpoints") == saved[-1]:  # else it goes on from an earlier one
+            raise
 
 
 def _progress(checkpoint: Path) -> tuple[int, bool]:
