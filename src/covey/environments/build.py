@@ -44,31 +44,32 @@ def build_arithmetic(settings: "ArithmeticConfig", config: "BuildSettings") -> "
 
 def build_gsm8k(settings: "Gsm8kConfig", config: "BuildSettings") -> "Environment":
     from covey.environments.data.rows import load_rows, row_settings
-    from covey.environments.math.gsm8k import GSM8K, sound_row
+    from covey.environments.math.gsm8k import GSM8K, prompt_of
 
-    how = row_settings(config.data, ("question", "answer"), prompt=("question",), make=sound_row)
+    make = partial(prompt_of, scheme=settings.scheme, instruction=settings.instruction)
+    how = row_settings(config.data, ("question", "answer"), prompt=("question",), make=make)
     rows = load_rows(config.data.path, how)
     return GSM8K(rows.splits, settings.scheme, settings.format_reward, settings.instruction)
 
 
 def build_math(settings: "MathConfig", config: "BuildSettings") -> "Environment":
     from covey.environments.data.rows import load_rows, row_settings
-    from covey.environments.math.mathematics import MathColumns, Mathematics, MathSettings, sound_row
+    from covey.environments.math.mathematics import MathColumns, Mathematics, MathSettings, prompt_of
     from covey.environments.math.verifier import MathLimits
 
     columns = MathColumns(settings.problem_column, settings.answer_column, settings.solution_column)
-    how_to_read = row_settings(
-        config.data,
-        (settings.problem_column,),
-        "environment.problem_column",
-        make=partial(sound_row, columns=columns),
-    )
     how = MathSettings(
         scheme=settings.scheme,
         format_reward=settings.format_reward,
         instruction=settings.instruction,
         columns=columns,
         limits=MathLimits(settings.timeout, settings.num_workers),
+    )
+    how_to_read = row_settings(
+        config.data,
+        (settings.problem_column,),
+        "environment.problem_column",
+        make=partial(prompt_of, settings=how),
     )
     return Mathematics(load_rows(config.data.path, how_to_read).splits, how)
 

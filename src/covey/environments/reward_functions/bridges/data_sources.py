@@ -51,13 +51,13 @@ def arithmetic() -> Judge:
 
 def gsm8k(*, scheme: str = "covey", format_reward: float = 0.1) -> Judge:
     """Judge word problems. The ground truth is the number, or a solution that ends in `#### N`."""
-    from covey.environments.math.gsm8k import GSM8K
+    from covey.environments.math.gsm8k import GSM8K, prompt_of
 
     environment = GSM8K({}, scheme, format_reward)
 
     def judge(truth: Any) -> "tuple[Environment, Prompt]":
         answer = str(truth) if "####" in str(truth) else f"#### {truth}"
-        return environment, GSM8K({"train": [{"question": "", "answer": answer}]}, scheme).prompts("train")[0]
+        return environment, prompt_of({"question": "", "answer": answer}, scheme, "")
 
     return judge
 
