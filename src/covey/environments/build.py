@@ -3,6 +3,7 @@
 import inspect
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -335,7 +336,8 @@ def _check_arguments(
 ) -> None:
     """Refuse options that do not fit before the factory runs."""
     try:
-        inspect.signature(factory).bind(**settings.options, **more)
+        with suppress(ValueError):  # some that are written in C have no signature
+            inspect.signature(factory).bind(**settings.options, **more)
     except TypeError as error:
         raise ValueError(f"environment.options={settings.options} do not fit {settings.factory}: {error}") from error
 

@@ -146,7 +146,9 @@ def run_lock(folder: Path) -> Iterator[None]:
 
     ValueError where another run has it.
     """
-    with (folder / LOCK).open("a+", encoding="utf-8") as file:
+    with ExitStack() as held:
+        with catch_write_errors(folder / LOCK):
+            file = held.enter_context((folder / LOCK).open("a+", encoding="utf-8"))
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
