@@ -83,8 +83,7 @@ def train(
 
 def _train(config: Config, wanted: Path, stopper: Stopper, given: Given, exact: bool) -> None:
     old, before = None if config.resume is None else wanted, os.listdir(wanted) if wanted.is_dir() else None
-    if old is not None:
-        check_before_ranks(config, old)
+    check_before_ranks(config, old)
     with (
         clean_handlers(secrets_in(asdict(config))),
         trainer_ranks(config.devices, partial(train_rank, config, wanted, exact=exact, old=old)),

@@ -33,7 +33,6 @@ LOGGER = logging.getLogger(__name__)
 EXIT_USER_ERROR, EXIT_DEFECT, EXIT_INTERRUPTED = 2, 1, 130
 LEAVE_SECONDS = 10.0
 """For the threads and exit handlers that libraries leave behind."""
-
 HEARD_SECONDS = 10.0
 """For the rank that has something to say, at most; under torchrun the others end as soon as it has."""
 
@@ -202,8 +201,7 @@ def _place_to_work(verb: str, job: "Job", wanted: "Path", *, is_exact: bool) -> 
         from covey.system import collectives
         from covey.train import train_rank
 
-    if job.old is not None:
-        resume.check_before_ranks(job.config, job.old)
+    resume.check_before_ranks(job.config, job.old)
     others = partial(train_rank, job.config, wanted, exact=is_exact, old=job.old)
     with (
         trainer_ranks(job.config.devices, others) if verb == "train" else nullcontext(),
@@ -262,8 +260,7 @@ def _tell(*lines: str) -> None:
 def _work(verb: str, config: "Config", folder: "Path", *, is_new: bool, before: list[str] | None) -> None:
     """Do it, and end with the summary and the name of the run folder, however it ends.
 
-    What a new run has written is removed where it was refused before it did anything: the message says all there is to
-    say. What was there `before` stays.
+    A new run that was refused before it did anything leaves its message and what was there `before`.
     """
     from covey.cli.errors import is_user_error
     from covey.cli.show import NUM_ANSWERS, print_answers

@@ -220,15 +220,16 @@ def check_unfinished(config: Config, folder: Path, checkpoint: Path) -> None:
         raise ValueError(f"{folder} is finished ({step} of {config.num_steps} steps): there is nothing to resume")
 
 
-def check_before_ranks(config: Config, folder: Path) -> None:
+def check_before_ranks(config: Config, old: Path | None) -> None:
     """Refuse (ValueError) to resume a finished run before Ray starts ranks for it, passes over prompts apart."""
-    saved = complete_checkpoints(folder / "checkpoints")
-    if not saved or config.num_epochs is not None or ranks.world_size() > 1:
+    if old is None or config.num_epochs is not None or ranks.world_size() > 1:
         return
+    saved = complete_checkpoints(old / "checkpoints")
     try:
-        check_unfinished(counted(config), folder, saved[-1])
+        for checkpoint in saved[-1:]:
+            check_unfinished(counted(config), old, checkpoint)
     except ValueError:
-        if newest_valid(folder / "checkpoints") == saved[-1]:  # else it goes on from an earlier one
+        if newest_valid(old / "checkpoints") == saved[-1]:  # else it goes on from an earlier one
             raise
 
 
