@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import importlib
+import logging
 import os
 import re
 import tempfile
@@ -151,6 +152,18 @@ def shared() -> Path:
     if not (folder / "golden").is_dir():
         pytest.skip(f"shared reference material is not at {folder}; set COVEY_SHARED")
     return folder
+
+
+@pytest.fixture
+def caplog(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
+    """What is logged, but for asyncio's lines: what other tests left behind may be collected at any time."""
+
+    def is_kept(record: logging.LogRecord) -> bool:
+        return record.name != "asyncio"
+
+    caplog.handler.addFilter(is_kept)
+    yield caplog
+    caplog.handler.removeFilter(is_kept)
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """The one loop: take -> prepare -> step -> publish -> record. The same on every rank, in every mode."""
 
 import logging
+import os
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
@@ -20,6 +21,7 @@ from covey.run import stages
 from covey.run.build import Run
 from covey.run.checkpoints import fingerprint
 from covey.run.checkpoints.resume import (
+    check_before_ranks,
     check_same_prompts,
     check_unfinished,
     locked_run_folder,
@@ -80,7 +82,8 @@ def train(
 
 
 def _train(config: Config, wanted: Path, stopper: Stopper, given: Given, exact: bool) -> None:
-    old, was_there = None if config.resume is None else wanted, wanted.exists()
+    old, before = None if config.resume is None else wanted, os.listdir(wanted) if wanted.is_dir() else None
+    check_before_ranks(config, old)
     with (
         clean_handlers(secrets_in(asdict(config))),
         trainer_ranks(config.devices, partial(train_rank, config, wanted, exact=exact, old=old)),
@@ -90,8 +93,9 @@ def _train(config: Config, wanted: Path, stopper: Stopper, given: Given, exact: 
         try:
             run_train(config, folder, stopper, given)
         except ValueError:
-            if not (was_there and folder == wanted) and ranks.rank() == 0:
-                discard_refused(folder, num_parents=0 if exact else 2, keeps_checks=False)
+            if old is None and ranks.rank() == 0:
+                kept = before if folder == wanted else None
+                discard_refused(folder, num_parents=0 if exact else 2, keeps_checks=False, before=kept)
             raise
 
 

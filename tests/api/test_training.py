@@ -297,8 +297,9 @@ def test_callbacks_hear_of_the_run_add_metrics_and_stop_it(tmp_path: Path) -> No
     assert (tmp_path / "checkpoints" / "step-000002").is_dir()
 
 
-def test_a_run_that_is_refused_before_it_did_anything_leaves_no_folder(tmp_path: Path) -> None:
-    for folder in (tmp_path / "run", tmp_path / "run"):
+@pytest.mark.parametrize("name", ["run", "."])
+def test_a_run_that_is_refused_before_it_did_anything_leaves_the_folders_there_were(name: str, tmp_path: Path) -> None:
+    for folder in (tmp_path / name, tmp_path / name):
         with pytest.raises(ValueError, match="no column 'prompt'"):
             covey.train("nano", by_bytes, [{"text": "say 3:"}, {"text": "say 4:"}], folder=folder, **NANO)
         assert list(tmp_path.iterdir()) == []

@@ -136,14 +136,20 @@ def test_what_a_user_can_mend_during_the_run_is_one_line_and_the_log_has_the_tra
     assert "Traceback" in Path("mine/covey.log").read_text()
 
 
-def test_a_run_that_is_refused_before_its_logs_are_open_leaves_its_one_line_alone(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("before", [None, [], ["covey.log", "notes.txt"]])
+def test_a_run_that_is_refused_before_its_logs_are_open_leaves_its_one_line_and_what_was_there(
+    before: list[str] | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     do(monkeypatch, fail_with(ValueError("rows.jsonl line 3: no prompt")))
-    assert main(["train", "environment=arithmetic", "hydra.run.dir=mine"]) == 2
-    printed = capsys.readouterr()
-    assert (printed.out, printed.err) == (LOADING, "covey: rows.jsonl line 3: no prompt\n")
-    assert not Path("mine").exists()
+    if before is not None:
+        Path("mine").mkdir()
+    for name in before or ():
+        Path("mine", name).touch()
+    for _ in range(2):
+        assert main(["train", "environment=arithmetic", "hydra.run.dir=mine"]) == 2
+        printed = capsys.readouterr()
+        assert (printed.out, printed.err) == (LOADING, "covey: rows.jsonl line 3: no prompt\n")
+        assert (sorted(os.listdir("mine")) if os.path.exists("mine") else None) == before
 
 
 def test_a_defect_shows_its_traceback_and_exits_with_1(
@@ -225,14 +231,16 @@ def test_a_folder_the_user_named_is_never_written_over(
 ) -> None:
     calls = do(monkeypatch, nothing)
     assert main(["train", "environment=arithmetic", "hydra.run.dir=mine", "seed=1"]) == 0
-    assert main(["train", "environment=arithmetic", "hydra.run.dir=mine", "seed=2"]) == 2
+    capsys.readouterr()
+    for resumed in ("it has no checkpoint to resume from:", f"resume={tmp_path}/mine continues it, or"):
+        assert main(["train", "environment=arithmetic", "hydra.run.dir=mine", "seed=2"]) == 2
+        printed = capsys.readouterr()
+        held = f"{tmp_path}/mine already holds a run (config.yaml)"
+        assert printed.err == f"covey: {held}; {resumed} name another folder\n"
+        assert printed.out == ""  # nothing is loaded for it
+        Path("mine/checkpoints/step-000001").mkdir(parents=True, exist_ok=True)
+        Path("mine/checkpoints/step-000001/manifest.json").touch()
     assert [config.seed for config, _ in calls] == [1]
-    printed = capsys.readouterr()
-    assert printed.out == f"{LOADING}run folder: mine\n"  # nothing is loaded for the second
-    assert printed.err == (
-        f"covey: {tmp_path}/mine already holds a run (config.yaml); "
-        f"resume={tmp_path}/mine continues it, or name another folder\n"
-    )
 
 
 def test_runs_that_start_in_the_same_second_never_share_a_folder(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from covey.cluster.trainers import trainer_ranks
 from covey.config.validate import validate
 from covey.types import RunStopped
 
-from ..support.fake_ray import FakeRay, fake_ray
+from ..support.fake_ray import FakeRay, RayError, fake_ray
 from ..support.small import small_config
 
 
@@ -133,6 +133,28 @@ def test_ranks_that_are_lost_with_the_cluster_end_in_the_line_of_the_cluster(is_
 
     with fake_ray() as ray, pytest.raises(RunStopped, match=line):
         lose(ray)
+
+
+class Late(RayError, TimeoutError):
+    """What Ray raises where an answer takes too long."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "line"),
+    [(RayError, "killed: out of memory"), (Late, "within 120 s; `ray status` shows what they wait for")],
+)
+@pytest.mark.parametrize("gpus", [0.0, 1.0])  # with GPUs, the one of this process is asked for first
+def test_ranks_that_do_not_start_are_one_line(kind: type[RayError], line: str, gpus: float) -> None:
+    def get(*given: Any, **keywords: Any) -> Any:
+        raise kind("The actor died:\n\tactor_id: 1\nkilled: out of memory\n")
+
+    with fake_ray() as ray:
+        ray.get = get  # type: ignore[method-assign]
+        ranks = trainer_ranks(DevicesConfig(trainer=2, gpus_per_trainer=gpus), lambda: None)
+        with pytest.raises(RunStopped) as stopped:
+            ranks.__enter__()
+        assert ray.groups == []
+    assert str(stopped.value) == f"1 processes of devices.trainer did not start: {line}"
 
 
 def test_ray_prints_no_traceback_of_a_rank_that_fails_with_the_first(monkeypatch: pytest.MonkeyPatch) -> None:

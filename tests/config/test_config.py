@@ -415,6 +415,10 @@ def test_a_slip_inside_a_yaml_file_names_the_file(tmp_path: Path) -> None:
             "environment.total_seconds=10 for 7 programs in 2 slots needs timeouts.scoring > 40, got 40",
         ),
         (
+            ["environment=code", "environment.timeout=30"],
+            "environment.total_seconds must be >= timeout=30.0, got 20.0",
+        ),
+        (
             ["environment=code", "environment.remote_url=ftp://x"],
             "environment.remote_url must begin with http:// or https://, got ftp://x",
         ),

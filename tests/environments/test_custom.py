@@ -49,6 +49,9 @@ class NamedToo(Named, Environment):
     """The same with the base class."""
 
 
+no_signature = dict
+
+
 def no_environment() -> Evaluation | None:
     return None
 
@@ -81,6 +84,7 @@ def test_a_run_trains_on_it_and_keeps_its_name(tmp_path: Path, monkeypatch: pyte
         ("Letters", {}, "environment.options={} do not fit .*:Letters: missing a required argument: 'letter'"),
         ("Letters", {"letter": "a", "size": 1}, "got an unexpected keyword argument 'size'"),
         ("no_environment", {}, "must make an object with prompts and score, got NoneType"),
+        ("no_signature", {}, "no_signature must make an object with prompts and score, got dict"),
         ("Nothing", {}, r"must define the function Nothing"),
         ("Unfinished", {}, "Unfinished must make an object with prompts and score, it lacks score"),
         ("Named", {"name": "metrics"}, "Named.metrics must be a method, got a dict"),

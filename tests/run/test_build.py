@@ -18,6 +18,7 @@ from covey.system.waits.timer import PhaseTimer
 from covey.types import Failure, Prompt, Reward, Sampling
 from tests.support.scripted import Scripted
 
+from ..support.fake_ray import fake_ray
 from ..support.small import group, scripted, small_config
 
 
@@ -35,6 +36,12 @@ def test_the_environment_is_the_one_that_is_named_with_its_own_settings() -> Non
 def test_the_engine_is_the_one_that_is_named() -> None:
     assert isinstance(built().source.sampler.engine, NativeEngine)
     assert isinstance(built(engine__name="fake").source.sampler.engine, FakeEngine)
+
+
+def test_a_run_that_is_refused_has_started_no_samplers() -> None:
+    with fake_ray() as ray, pytest.raises(ValueError, match="needs module nothing, which cannot be imported"):
+        built(source="ray", algorithm__advantage="nothing:at_all")
+    assert (ray.started_with, ray.groups) == ({}, [])
 
 
 def test_rollouts_are_drawn_as_the_settings_say() -> None:

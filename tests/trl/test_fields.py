@@ -56,17 +56,20 @@ def test_a_refused_field_is_named_with_the_reason_when_it_is_set(name: str) -> N
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("made", "said"),
     [
-        ("max_prompt_length", "max_prompt_length: leave it out: prompts are never cut, and the preflight names those"),
-        ("warmup_ratio", "warmup_ratio: write warmup_steps, which below 1 is a share of the steps"),
-        ("learning_rat", "learning_rat; did you mean learning_rate?"),
+        (GRPOConfig, "max_prompt_length: leave it out: prompts are never cut, and the preflight names those"),
+        (GRPOConfig, "warmup_ratio: write warmup_steps, which below 1 is a share of the steps"),
+        (GRPOConfig, "learning_rat; did you mean learning_rate?"),
+        (GRPOTrainer, "tokenizer: GRPOTrainer takes it as processing_class"),
+        (GRPOTrainer, "reward_func; did you mean reward_funcs?"),
     ],
 )
-def test_a_field_that_is_not_there_is_refused_with_what_to_write(name: str, said: str) -> None:
-    with pytest.raises(TypeError, match=re.escape(f"GRPOConfig has no field {said}")):
-        GRPOConfig(**{name: 1})
-    assert not {*GONE} & {field.name for field in fields(GRPOConfig)}
+def test_a_field_or_argument_that_is_not_there_is_refused_with_what_to_write(made: type, said: str) -> None:
+    kind = {GRPOConfig: "field", GRPOTrainer: "argument"}[made]
+    with pytest.raises(TypeError, match=re.escape(f"{made.__name__} has no {kind} {said}")):
+        made(**{re.match(r"\w+", said)[0]: 1})  # type: ignore[index] # it matches
+    assert not {*GONE} & {*signature(made).parameters}
     assert signature(GRPOConfig).parameters["learning_rate"].default == 1e-6
 
 

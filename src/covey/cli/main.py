@@ -33,7 +33,6 @@ LOGGER = logging.getLogger(__name__)
 EXIT_USER_ERROR, EXIT_DEFECT, EXIT_INTERRUPTED = 2, 1, 130
 LEAVE_SECONDS = 10.0
 """For the threads and exit handlers that libraries leave behind."""
-
 HEARD_SECONDS = 10.0
 """For the rank that has something to say, at most; under torchrun the others end as soon as it has."""
 
@@ -122,12 +121,12 @@ def _run(verb: str, words: Sequence[str], asked: "Asked | None" = None) -> int:
     codes: list[int] = []
     folders: list[Path] = []
     named = [word.removeprefix(RUN_DIR).strip("'\"") for word in words if word.startswith(RUN_DIR)]
-    was_there = any(map(os.path.isdir, named))
+    before = next((os.listdir(folder) for folder in named if os.path.isdir(folder)), None)
 
     def job(composed: "DictConfig") -> None:
         # Hydra would print a line of its own about an exception that leaves the job.
         try:
-            folders.extend(_job(verb, composed, Given(file, added, was_there, asked)))
+            folders.extend(_job(verb, composed, Given(file, added, before, asked)))
             codes.append(0)
         except Exception as error:
             codes.append(report(error))
@@ -178,8 +177,8 @@ class Given(NamedTuple):
     """Of --config."""
     added: str
     """A word that nobody typed."""
-    was_there: bool
-    """Whether the run folder was there before."""
+    before: list[str] | None
+    """What was in the run folder, None where there was no such folder."""
     asked: "Asked | None" = None
     """What flags of covey plan ask for."""
 
@@ -202,6 +201,7 @@ def _place_to_work(verb: str, job: "Job", wanted: "Path", *, is_exact: bool) -> 
         from covey.system import collectives
         from covey.train import train_rank
 
+    resume.check_before_ranks(job.config, job.old)
     others = partial(train_rank, job.config, wanted, exact=is_exact, old=job.old)
     with (
         trainer_ranks(job.config.devices, others) if verb == "train" else nullcontext(),
@@ -238,14 +238,14 @@ def _job(verb: str, composed: "DictConfig", given: Given) -> "list[Path]":
             _tell(*job.changed, *job.first_lines)
             folder = held.enter_context(_place_to_work(verb, job, wanted, is_exact=named))
         finally:
-            if not given.was_there:
+            if given.before is None:
                 run_folder.discard_if_empty(wanted, num_parents=0 if named else 2)
         run_folder.begin_log(folder, tuple(secrets_in(asdict(job.config))))
         for note in job.notes:
             LOGGER.warning(note)
         if hydra.mode is RunMode.MULTIRUN:
             _tell(f"job {hydra.job.num}: {' '.join(typed)}")
-        _work(verb, job.config, folder, is_new=job.old is None and not given.was_there)
+        _work(verb, job.config, folder, is_new=job.old is None, before=given.before)
     return [folder]
 
 
@@ -257,10 +257,10 @@ def _tell(*lines: str) -> None:
             print(line, flush=True)
 
 
-def _work(verb: str, config: "Config", folder: "Path", *, is_new: bool) -> None:
+def _work(verb: str, config: "Config", folder: "Path", *, is_new: bool, before: list[str] | None) -> None:
     """Do it, and end with the summary and the name of the run folder, however it ends.
 
-    A new folder is removed where the run was refused before it did anything: the message says all there is to say.
+    A new run that was refused before it did anything leaves its message and what was there `before`.
     """
     from covey.cli.errors import is_user_error
     from covey.cli.show import NUM_ANSWERS, print_answers
@@ -278,7 +278,7 @@ def _work(verb: str, config: "Config", folder: "Path", *, is_new: bool) -> None:
         stopped = isinstance(error, KeyboardInterrupt)
         LOGGER.info("the run ended here: %s", error, exc_info=not stopped)
         is_refused = is_new and isinstance(error, Exception) and is_user_error(error)
-        if ranks.rank() == 0 and is_refused and discard_refused(folder):
+        if ranks.rank() == 0 and is_refused and discard_refused(folder, before=before):
             logging.getLogger().handlers.clear()  # one of them writes into it
         elif ranks.rank() == 0:
             _report(verb, config, folder)

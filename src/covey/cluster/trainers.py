@@ -154,7 +154,7 @@ def _own_gpu(ray: Any, devices: DevicesConfig, place: Allotment) -> int:
     if devices.gpus_per_trainer == 0:
         return 0
     finder = ray.remote(TrainerRank).options(**place.options(0) | {"num_cpus": 0}).remote()
-    number: str = ray.get(finder.gpus.remote(), timeout=START_SECONDS)[0]
+    number: str = _await_all(ray, [finder.gpus.remote()])[0][0]
     ray.kill(finder, no_restart=True)
     seen = [word.strip() for word in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if word.strip()]
     return seen.index(number) if number in seen else int(number)
@@ -170,11 +170,15 @@ def _start(ray: Any, place: Allotment, rank: int, variables: Mapping[str, str]) 
     return ray.remote(TrainerRank).options(runtime_env=environment, **place.options(rank)).remote()
 
 
-def _await_all(ray: Any, refs: list[Any]) -> None:
+def _await_all(ray: Any, refs: list[Any]) -> list[Any]:
+    """Return what processes of ranks say first. RunStopped where one does not start."""
     try:
-        ray.get(refs, timeout=START_SECONDS)
+        found: list[Any] = ray.get(refs, timeout=START_SECONDS)
     except ray.exceptions.RayError as error:
-        raise RunStopped(f"{len(refs)} trainer ranks did not start within {START_SECONDS:g} s: {error}") from error
+        is_late = isinstance(error, TimeoutError)
+        why = f"within {START_SECONDS:g} s; `ray status` shows what they wait for" if is_late else last_line(error)
+        raise RunStopped(f"{len(refs)} processes of devices.trainer did not start: {why}") from error
+    return found
 
 
 def _end(ray: Any, running: list[Any]) -> None:

@@ -3,6 +3,7 @@
 import inspect
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -44,31 +45,32 @@ def build_arithmetic(settings: "ArithmeticConfig", config: "BuildSettings") -> "
 
 def build_gsm8k(settings: "Gsm8kConfig", config: "BuildSettings") -> "Environment":
     from covey.environments.data.rows import load_rows, row_settings
-    from covey.environments.math.gsm8k import GSM8K, sound_row
+    from covey.environments.math.gsm8k import GSM8K, prompt_of
 
-    how = row_settings(config.data, ("question", "answer"), prompt=("question",), make=sound_row)
+    make = partial(prompt_of, scheme=settings.scheme, instruction=settings.instruction)
+    how = row_settings(config.data, ("question", "answer"), prompt=("question",), make=make)
     rows = load_rows(config.data.path, how)
     return GSM8K(rows.splits, settings.scheme, settings.format_reward, settings.instruction)
 
 
 def build_math(settings: "MathConfig", config: "BuildSettings") -> "Environment":
     from covey.environments.data.rows import load_rows, row_settings
-    from covey.environments.math.mathematics import MathColumns, Mathematics, MathSettings, sound_row
+    from covey.environments.math.mathematics import MathColumns, Mathematics, MathSettings, prompt_of
     from covey.environments.math.verifier import MathLimits
 
     columns = MathColumns(settings.problem_column, settings.answer_column, settings.solution_column)
-    how_to_read = row_settings(
-        config.data,
-        (settings.problem_column,),
-        "environment.problem_column",
-        make=partial(sound_row, columns=columns),
-    )
     how = MathSettings(
         scheme=settings.scheme,
         format_reward=settings.format_reward,
         instruction=settings.instruction,
         columns=columns,
         limits=MathLimits(settings.timeout, settings.num_workers),
+    )
+    how_to_read = row_settings(
+        config.data,
+        (settings.problem_column,),
+        "environment.problem_column",
+        make=partial(prompt_of, settings=how),
     )
     return Mathematics(load_rows(config.data.path, how_to_read).splits, how)
 
@@ -108,16 +110,19 @@ def build_code(settings: "CodeConfig", config: "BuildSettings") -> "Environment"
 
 
 def code_limits(settings: "CodeConfig") -> "Limits":
-    """Return the limits of one program."""
+    """Return the limits of one program. Raises ValueError, in the words of the settings, where they do not fit."""
     from covey.sandbox.types import Limits
 
-    return Limits(
-        wall_seconds=settings.timeout,
-        total_seconds=settings.total_seconds,
-        cpu_seconds=settings.cpu_seconds,
-        memory_bytes=settings.memory_bytes,
-        output_bytes=settings.output_bytes,
-    )
+    try:
+        return Limits(
+            wall_seconds=settings.timeout,
+            total_seconds=settings.total_seconds,
+            cpu_seconds=settings.cpu_seconds,
+            memory_bytes=settings.memory_bytes,
+            output_bytes=settings.output_bytes,
+        )
+    except ValueError as error:
+        raise ValueError(str(error).replace("wall_seconds", "timeout")) from error
 
 
 def code_runner(settings: "CodeConfig") -> "Runner":
@@ -331,7 +336,8 @@ def _check_arguments(
 ) -> None:
     """Refuse options that do not fit before the factory runs."""
     try:
-        inspect.signature(factory).bind(**settings.options, **more)
+        with suppress(ValueError):  # some that are written in C have no signature
+            inspect.signature(factory).bind(**settings.options, **more)
     except TypeError as error:
         raise ValueError(f"environment.options={settings.options} do not fit {settings.factory}: {error}") from error
 

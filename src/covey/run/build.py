@@ -162,12 +162,12 @@ def _wire(
     local = build_source(config, sampler, prompts)
     if judged is not None:
         local.sampler = replace(sampler, environment=judged)
-    source: GroupSource = local
-    if has_samplers(config):
-        source = build_ray_source(config, local, policy, timer.watchdog, judged)
     tests = held_out_prompts(config, sampler, policy.max_length)
     credit = CreditAssigner(build_credit(config.algorithm), config.algorithm, environment.part_weights)
     packing = Packing(config.packing, config.micro_batch_tokens)
+    source: GroupSource = local
+    if has_samplers(config):  # last: what is refused above has started none
+        source = build_ray_source(config, local, policy, timer.watchdog, judged)
     return Run(environment, policy, trainer, source, local, credit, packing, tests, tuple(servings), known)
 
 

@@ -8,6 +8,7 @@ import os
 import re
 import shlex
 import sys
+from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -67,9 +68,9 @@ def create_run_folder(wanted: Path, config_yaml: str, *, exact: bool) -> Path:
 def check_unused(folder: Path) -> None:
     """Refuse (ValueError) a folder that holds a run."""
     if (folder / CONFIG).exists():
-        raise ValueError(
-            f"{folder} already holds a run ({CONFIG}); resume={folder} continues it, or name another folder"
-        )
+        is_saved = any(folder.glob("checkpoints/step-*/manifest.json"))
+        resumed = f"resume={folder} continues it, or" if is_saved else "it has no checkpoint to resume from:"
+        raise ValueError(f"{folder} already holds a run ({CONFIG}); {resumed} name another folder")
 
 
 def write_num_steps(folder: Path, num_steps: int) -> None:
@@ -249,13 +250,16 @@ UNTIMED = "other"
 """The phase of a summary in which a run does nothing but begin and end."""
 
 
-def discard_refused(folder: Path, num_parents: int = 2, *, keeps_checks: bool = True) -> bool:
+def discard_refused(
+    folder: Path, num_parents: int = 2, *, keeps_checks: bool = True, before: Collection[str] | None = None
+) -> bool:
     """Remove the folder of a run that was refused before it did anything. Return whether it was such a one.
 
     Whoever warmed a policy up, sampled or called a reward function keeps the log, but without `keeps_checks` what the
-    preflight did and wrote counts for nothing.
+    preflight did and wrote counts for nothing. A folder that was there stays, with the files that it held `before`.
     """
-    files, checks = list(folder.iterdir()), set() if keeps_checks else {"preflight", "preflight.json"}
+    files = [path for path in folder.iterdir() if path.name not in (before or ())]
+    checks = set() if keeps_checks else {"preflight", "preflight.json"}
     # Any row, checkpoint or report counts as something done, and a phase besides the start: it cost time
     done = {path.name for path in files} - NOTHING_DONE
     done |= {path.name for path in files if path.name in ALWAYS_ROWS and (not path.is_file() or path.stat().st_size)}
@@ -263,5 +267,6 @@ def discard_refused(folder: Path, num_parents: int = 2, *, keeps_checks: bool = 
         return False
     for path in files:
         path.unlink()
-    discard_if_empty(folder, num_parents)
+    if before is None:
+        discard_if_empty(folder, num_parents)
     return True

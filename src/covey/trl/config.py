@@ -2,8 +2,9 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import wraps
+from inspect import signature
 from typing import Any, TypeVar
 
 from transformers import TrainingArguments
@@ -17,23 +18,24 @@ DICTIONARIES = ("model_init_kwargs", "generation_kwargs", "chat_template_kwargs"
 Made = TypeVar("Made")
 
 
-def _explaining(made: type[Made]) -> type[Made]:
-    """Have TypeErrors about a field that is not there say what to do about it."""
+def explaining(made: type[Made]) -> type[Made]:
+    """Have TypeErrors about a field, or an argument, that is not there say what to do about it."""
     init = made.__init__
+    known = [*signature(init).parameters][1:]
+    kind = "field" if is_dataclass(made) else "argument"
 
     @wraps(init)
     def explained(self: Made, *args: Any, **given: Any) -> None:
-        known = [one.name for one in fields(made)]  # type: ignore[arg-type] # a dataclass
         if other := next((name for name in given if name not in known), None):
             meant = f": {GONE[other]}" if other in GONE else near(other, known)
-            raise TypeError(f"GRPOConfig has no field {other}{meant}")
+            raise TypeError(f"{made.__name__} has no {kind} {other}{meant}")
         init(self, *args, **given)
 
     made.__init__ = explained  # type: ignore[assignment]
     return made
 
 
-@_explaining
+@explaining
 @dataclass
 class GRPOConfig(TrainingArguments):
     """Hold the arguments of a TRL script. Every field is obeyed, or refused by name with the reason.

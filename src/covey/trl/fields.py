@@ -236,8 +236,9 @@ GONE: dict[str, str] = {
     "vllm_max_model_len": "write vllm_max_model_length",
     "vllm_guided_decoding_regex": f"leave it out: {REFUSED['vllm_structured_outputs_regex']}",
     **dict.fromkeys(("vllm_device", "vllm_dtype"), f"leave it out: {VLLM_STARTS}"),
+    "tokenizer": "GRPOTrainer takes it as processing_class",
 }
-"""Field that older versions had -> what to do about it."""
+"""Field, or argument of the trainer, that older versions had -> what to do about it."""
 
 
 def table() -> str:

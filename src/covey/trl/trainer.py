@@ -34,7 +34,7 @@ from covey.system.jsonl import write_json
 from covey.system.workers.pool import WorkerSettings
 from covey.trl.callbacks import Bridge
 from covey.trl.checks import check_arguments, check_overrides
-from covey.trl.config import GRPOConfig
+from covey.trl.config import GRPOConfig, explaining
 from covey.trl.fields import CODE
 from covey.trl.mapping import batches, settings_of
 from covey.trl.processes import Processes
@@ -59,6 +59,7 @@ class TrainOutput(NamedTuple):
     metrics: dict[str, float]
 
 
+@explaining
 class GRPOTrainer:
     """Train as a TRL script says. What has no counterpart is refused by name, when the trainer is made.
 

@@ -31,10 +31,11 @@ def test_an_answer_is_split_into_solution_and_gold() -> None:
     assert split_answer(ROW["answer"]) == ("3*410 = 1230 dollars.", "1230")
 
 
-@pytest.mark.parametrize("answer", ["42", "#### 41\n#### 42", "so 42\n#### "])
-def test_a_row_without_exactly_one_gold_is_refused(answer: str) -> None:
-    with pytest.raises(ValueError, match="answer must end in one '#### N'"):
-        split_answer(answer)
+@pytest.mark.parametrize("answer", ["42", "#### 41\n#### 42", "so 42\n#### ", None])
+def test_a_row_without_exactly_one_gold_is_refused_by_its_number(answer: str | None) -> None:
+    problem = "answer must end in one '#### N'" if answer else "column 'answer' must be text, got None"
+    with pytest.raises(ValueError, match=f"^train row 2 {problem}"):
+        GSM8K({"train": [ROW, {"question": "?"} | ({"answer": answer} if answer else {})], "test": [ROW]})
 
 
 def test_a_prompt_holds_an_instruction_and_the_question() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from covey.environments.math.mathematics import INSTRUCTIONS, MathColumns, Mathematics, MathSettings, gold_answer
+from covey.environments.math.mathematics import INSTRUCTIONS, MathColumns, Mathematics, MathSettings
 from covey.environments.math.symbolic import equal_at_sight, has_tower, torchrl_equal
 from covey.environments.math.verifier import MathLimits, MathVerifier
 from covey.system.workers.pool import WorkerPool, WorkerSettings
@@ -78,11 +78,12 @@ def test_columns_may_have_other_names_and_the_whole_row_is_kept() -> None:
         ({"problem": "?", "answer": "so\n#### 42"}, "has a '####' in column 'answer', which environment=gsm8k reads"),
         ({"problem": "?", "answer": ["42"]}, "column 'answer' must be text or a number, got ['42']"),
         ({"problem": "?", "solution": 42}, "column 'solution' must be text, got 42"),
+        ({"question": "?", "answer": "42"}, "column 'problem' must be text, got None"),
     ],
 )
-def test_a_row_without_a_gold_answer_is_refused(row: dict, problem: str) -> None:
-    with pytest.raises(ValueError, match=f"^{re.escape(problem)}$"):
-        gold_answer(row, MathColumns())
+def test_a_row_without_a_problem_or_a_gold_answer_is_refused_by_its_number(row: dict, problem: str) -> None:
+    with pytest.raises(ValueError, match=f"^train row 2 {re.escape(problem)}$"):
+        environment(ROW, row)
 
 
 def test_the_level_of_a_row_is_its_difficulty() -> None:

@@ -145,13 +145,17 @@ async def strict_later(completions: list[str], hint: list[str], **columns: Any) 
 
 @pytest.mark.parametrize("function", [strict, strict_later])
 def test_a_function_that_raises_over_a_row_without_its_column_does_not_apply_to_it(
-    function: Callable[..., Any],
+    function: Callable[..., Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     rows = {"train": [{"prompt": "a"}, {"prompt": "b", "hint": " 4 "}], "test": []}
     alone = RewardFunctions(rows, reward_functions([function]), HERE)
     assert score(alone, ["4", "5"]) == [Failure("no reward function applied")] * 2
     made = RewardFunctions(rows, reward_functions([function, length]), HERE)
-    assert score(made, ["4", "55"]) == [Reward(1.0, {"length": 1.0}), Reward(2.0, {"length": 2.0})]
+    for _ in range(2):
+        assert score(made, ["4", "55"]) == [Reward(1.0, {"length": 1.0}), Reward(2.0, {"length": 2.0})]
+    said = rf'^reward function "{function.__name__}" raised AttributeError: .* \(test_reward_functions.py:\d+\): it'
+    told = [record.getMessage() for record in caplog.records if record.name == RewardFunctions.__module__]
+    assert [bool(re.match(said, text)) for text in told] == [True] * 2  # once in each environment
     assert [judged.value for judged in asyncio.run(made.score(made.prompts("train")[1], ["4", "5"]))] == [2.0, 1.0]  # type: ignore[union-attr]
 
 

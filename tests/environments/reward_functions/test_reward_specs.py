@@ -101,6 +101,7 @@ WRONG: list[tuple[Any, str]] = [
     ("users_specs:scald", "reward function users_specs:scald: module users_specs has no 'scald'; did you mean scaled?"),
     ("users_specs:number", "reward function users_specs:number must be a function, got int"),
     ("users_specs:Mute", "reward function users_specs:Mute: a Mute cannot be called"),
+    ("builtins:dict", "reward function builtins:dict: a dict cannot be called"),
     (
         spec("users_specs:scaled", facter=2.0),
         "reward function users_specs:scaled has no argument 'facter'; did you mean factor?; it takes factor",

@@ -12,6 +12,7 @@ import pytest
 from covey.run.checkpoints.checkpoint import load_state, newest_valid
 from covey.run.checkpoints.manifest import MANIFEST
 from covey.run.checkpoints.resume import run_lock, truncate_jsonl
+from covey.system.disk import WriteError
 from covey.train import train
 
 from ...support.small import equal, rewrite, rows, saved_weights, scripted, small_config, use
@@ -178,6 +179,9 @@ def test_two_runs_cannot_share_a_folder(tmp_path: Path) -> None:
     with run_lock(tmp_path), refusal, run_lock(tmp_path):
         pass
     with run_lock(tmp_path):  # free again
+        pass
+    refusal = pytest.raises(WriteError, match=r"^cannot write /proc/run\.lock: No such file or directory; ")
+    with refusal, run_lock(Path("/proc")):
         pass
 
 

@@ -7,6 +7,7 @@ import shutil
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +151,29 @@ def test_a_run_whose_last_evaluation_is_missing_is_not_finished(tmp_path: Path) 
         (checkpoint / MANIFEST).write_text(render(2, facts, {}))
         with pytest.raises(ValueError, match="is finished") if facts else nullcontext():
             check_unfinished(config, tmp_path, checkpoint)
+
+
+@pytest.mark.parametrize(("is_whole", "ending"), [(True, "is finished (3 of 3 steps)"), (False, "ranks are started")])
+def test_a_finished_run_is_refused_before_ranks_are_started_for_it(
+    is_whole: bool, ending: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = begun("old", "covey train")
+    config = small_config(num_steps=3, source="ray", devices__trainer=2)
+    (folder / "config.yaml").write_text(to_yaml(config))
+    text = render(3, {"score": 0.5}, {} if is_whole else {"state.pt": {"bytes": 9, "sha256": "0"}})
+    checkpoint = folder / "checkpoints" / "step-000003"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / MANIFEST).write_text(text)
+
+    def started(*given: Any) -> None:
+        raise ValueError("ranks are started")
+
+    monkeypatch.setattr("covey.cluster.trainers.connect", started)
+    with pytest.raises(ValueError, match=re.escape(ending)):
+        train(replace(config, resume=str(folder)), folder)
+    if is_whole:
+        assert main(["train", f"resume={folder}", "trust_run=true"]) == 2
+        assert ending in capsys.readouterr().err
 
 
 def test_a_typed_budget_takes_the_place_of_the_runs_and_two_are_refused() -> None:

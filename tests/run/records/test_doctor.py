@@ -1,6 +1,7 @@
 """While a run trains, findings are said once, change nothing, and end the run where that is asked."""
 
 import json
+import logging
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -61,6 +62,7 @@ def test_a_finding_is_said_once_and_again_only_when_it_is_worse(caplog: pytest.L
     for step in range(31, 81):
         step_of(doctor, step, zero_std_fraction=1.0)
     assert [line.split(":")[0] for line in said] == ["doctor, watch", "doctor, sick"]
+    logging.getLogger("asyncio").error("a task of another test")
     assert caplog.records == []
     # Without messages at the terminal it is a warning
     silent = Doctor(Config(output=OutputConfig(progress=False)), said.append)

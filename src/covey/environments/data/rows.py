@@ -8,7 +8,7 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import nsmallest
 from itertools import chain, islice
 from operator import itemgetter
@@ -20,6 +20,7 @@ from covey.environments.data.files import Entry, Row, first_line, read_files
 from covey.environments.data.folders import Source, check_place, folder_splits, pattern_splits, rows_in_memory
 from covey.environments.data.settings import DataConfig
 from covey.system.lookup import is_function_path, resolve
+from covey.types import Prompt
 
 USUAL_COLUMNS = ("question", "problem", "messages", "instruction", "query", "input")
 """What data sets call the column of a prompt."""
@@ -37,10 +38,22 @@ def as_it_is(row: Row) -> Row:
 
 
 def text_in(row: Row, column: str) -> str:
-    """Return the text in a column. Raises ValueError where it holds anything else."""
-    if not isinstance(row[column], str):
-        raise ValueError(f"column {column!r} must be text, got {row[column]!r:.80}")
-    return str(row[column])
+    """Return the text in a column. Raises ValueError where it is not there or holds anything else."""
+    if not isinstance(text := row.get(column), str):
+        raise ValueError(f"column {column!r} must be text, got {text!r:.80}")
+    return text
+
+
+def numbered(rows: Mapping[Split, Sequence[Row | Prompt]], make: Callable[[Row], Prompt]) -> dict[Split, list[Prompt]]:
+    """Return what `make` makes of rows, unless it has done so, with the ids. Raises ValueError that names the row."""
+
+    def prompt(split: Split, index: int, row: Row | Prompt) -> Prompt:
+        try:
+            return replace(row if isinstance(row, Prompt) else make(row), id=f"{split}-{index}")
+        except ValueError as error:
+            raise ValueError(f"{split} row {index + 1} {error}") from error
+
+    return {split: [prompt(split, *entry) for entry in enumerate(found)] for split, found in rows.items()}
 
 
 @dataclass(frozen=True, slots=True)

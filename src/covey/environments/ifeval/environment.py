@@ -17,7 +17,7 @@ class IFEval(Environment):
     """Environment of instructions. Its prompts come from `prompts.load`.
 
     >>> rows = [{"prompt": "Write. No commas.", "instruction_id_list": ["punctuation:no_comma"], "kwargs": [{}]}]
-    >>> IFEval({"train": prompts.from_rows(rows, "train"), "test": []}, Scheme("strict"))
+    >>> IFEval({"train": [prompts.prompt_of(row) for row in rows], "test": []}, Scheme("strict"))
     """
 
     def __init__(self, prompts: Mapping[Split, Sequence[Prompt]], scheme: Scheme | None = None) -> None:

@@ -19,10 +19,11 @@ letter, so that curves can be compared with theirs; as judges of mathematics the
 import asyncio
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from covey.environments.base import Environment, Split, conversation
-from covey.environments.data.rows import text_in
+from covey.environments.data.rows import numbered, text_in
 from covey.environments.math.schemes import first_block
 from covey.environments.math.schemes import torchrl_reward as torchrl_scale
 from covey.environments.math.verifier import MathLimits, MathVerifier
@@ -49,13 +50,6 @@ def check_scheme(scheme: str, format_reward: float) -> None:
         raise ValueError(f"format_reward must be in [0, 1), got {format_reward}")
 
 
-def sound_row(row: Row) -> Row:
-    """Return the row. Raises ValueError where it holds no question and answer."""
-    text_in(row, "question")
-    split_answer(text_in(row, "answer"))
-    return row
-
-
 def split_answer(answer: str) -> tuple[str, str]:
     """Split a row's answer: (worked solution without calculator notes, gold number without commas).
 
@@ -75,7 +69,7 @@ class GSM8K(Environment):
 
     def __init__(
         self,
-        rows: Mapping[Split, Sequence[Row]],
+        rows: Mapping[Split, Sequence[Row | Prompt]],
         scheme: str = "covey",
         format_reward: float = 0.1,
         instruction: str | None = None,
@@ -89,8 +83,7 @@ class GSM8K(Environment):
         check_scheme(scheme, format_reward)
         self.scheme = scheme
         self.format_reward = format_reward
-        said = INSTRUCTIONS[scheme] if instruction is None else instruction
-        self._prompts = {split: [_prompt(split, i, row, said) for i, row in enumerate(rows[split])] for split in rows}
+        self._prompts = numbered(rows, partial(prompt_of, scheme=scheme, instruction=instruction))
         self._verifier = MathVerifier(limits)
 
     def prompts(self, split: Split) -> list[Prompt]:
@@ -174,10 +167,12 @@ def _torchrl_normalised(text: str) -> str:
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
-def _prompt(split: Split, index: int, row: Row, instruction: str) -> Prompt:
-    question, (solution, gold) = row["question"], split_answer(row["answer"])
+def prompt_of(row: Row, scheme: str, instruction: str | None) -> Prompt:
+    """Make a prompt of a row, as `GSM8K` takes them too. Raises ValueError where it holds no question and answer."""
+    question, (solution, gold) = text_in(row, "question"), split_answer(text_in(row, "answer"))
     columns = {"question": question, "solution": solution, "gold": gold, "level": row.get("level")}
-    return Prompt(f"{split}-{index}", "gsm8k", conversation(question, instruction), columns)
+    said = INSTRUCTIONS[scheme] if instruction is None else instruction
+    return Prompt("", "gsm8k", conversation(question, said), columns)
 
 
 def _hash_form(solution: str, gold: str) -> str:

@@ -21,11 +21,12 @@ import asyncio
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from numbers import Number
 from typing import Any
 
 from covey.environments.base import Environment, Split, conversation
-from covey.environments.data.rows import text_in
+from covey.environments.data.rows import numbered, text_in
 from covey.environments.math.answers import without_thoughts
 from covey.environments.math.schemes import boxed_answer, first_block, torchrl_reward, verl_dapo_reward, verl_reward
 from covey.environments.math.verifier import MathLimits, MathVerifier
@@ -72,13 +73,10 @@ class Mathematics(Environment):
     >>> Mathematics({"train": [{"problem": "What is $6 \\\\cdot 7$?", "answer": "42"}], "test": [...]})
     """
 
-    def __init__(self, rows: Mapping[Split, Sequence[Row]], settings: MathSettings | None = None) -> None:
+    def __init__(self, rows: Mapping[Split, Sequence[Row | Prompt]], settings: MathSettings | None = None) -> None:
         """Read the rows. Raises ValueError for those without a gold answer."""
         self._settings = settings or MathSettings()
-        self._prompts = {
-            split: [_prompt(split, index, row, self._settings) for index, row in enumerate(rows[split])]
-            for split in rows
-        }
+        self._prompts = numbered(rows, partial(prompt_of, settings=self._settings))
         self._verifier = MathVerifier(self._settings.limits)
 
     def prompts(self, split: Split) -> list[Prompt]:
@@ -145,13 +143,6 @@ def covey_reward(completion: str, is_right: bool, format_reward: float) -> Rewar
 # ------------------------------------------------------------------------------------------------ rows
 
 
-def sound_row(row: Row, columns: MathColumns) -> Row:
-    """Return the row. Raises ValueError where it holds no problem and gold answer."""
-    text_in(row, columns.problem)
-    gold_answer(row, columns)
-    return row
-
-
 def gold_answer(row: Row, columns: MathColumns) -> str:
     """Return the gold answer of a row, without dollar signs around it. Raises ValueError where there is none."""
     # The answer's column, else what the solution boxes
@@ -176,13 +167,15 @@ def gold_answer(row: Row, columns: MathColumns) -> str:
     return text
 
 
-def _prompt(split: Split, index: int, row: Row, settings: MathSettings) -> Prompt:
+def prompt_of(row: Row, settings: MathSettings) -> Prompt:
+    """Make a prompt of a row, as `Mathematics` takes them too. Raises ValueError where it lacks problem or answer."""
+    problem = text_in(row, settings.columns.problem)
     columns = {**row, "gold": gold_answer(row, settings.columns)}
     level = _LEVEL.fullmatch(str(row.get("level", "")).strip())
     if level is not None:
         columns["level"] = int(level[1])
     instruction = INSTRUCTIONS[settings.scheme] if settings.instruction is None else settings.instruction
-    return Prompt(f"{split}-{index}", "math", conversation(row[settings.columns.problem], instruction), columns)
+    return Prompt("", "math", conversation(problem, instruction), columns)
 
 
 # ------------------------------------------------------------------------------------------------ forms

@@ -13,7 +13,7 @@ import os
 import traceback
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypedDict, runtime_checkable
+from typing import Any, NotRequired, Protocol, TypedDict, runtime_checkable
 
 from covey.system.jsonl import as_lists, plain_data
 from covey.system.lookup import near
@@ -46,6 +46,8 @@ class Outcome(TypedDict):
     """What the function logged through `log_metric`."""
     extras: dict[str, list[Any]]
     """What it logged through `log_extra`: a value for each completion, by column."""
+    excused: NotRequired[str]
+    """The error for which the function does not apply: the row has no value in a column that it takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +93,7 @@ class _Hooks:
     def add_to(self, outcome: Outcome) -> Outcome:
         """Return the outcome with what was logged beside it. That of later calls wins over that of an earlier one."""
         metrics, extras = [*outcome["metrics"], *self.metrics], self.extras | outcome["extras"]
-        return Outcome(values=outcome["values"], problems=outcome["problems"], metrics=metrics, extras=extras)
+        return {**outcome, "metrics": metrics, "extras": extras}
 
 
 @runtime_checkable
@@ -163,9 +165,9 @@ def failed(reason: str, count: int) -> Outcome:
     return Outcome(values=[None] * count, problems=problems, metrics=[], extras={})
 
 
-def does_not_apply(count: int) -> Outcome:
-    """Return None for each of `count` completions."""
-    return Outcome(values=[None] * count, problems={}, metrics=[], extras={})
+def does_not_apply(count: int, error: str) -> Outcome:
+    """Return None for each of `count` completions, for an error."""
+    return Outcome(values=[None] * count, problems={}, metrics=[], extras={}, excused=error)
 
 
 @dataclass(frozen=True)
@@ -219,7 +221,7 @@ class RewardCall:
         within = error.__traceback__ is not None and error.__traceback__.tb_next is not None
         wrong = None if within or not isinstance(error, TypeError) else misfit(self.function, keywords)
         if wrong is None and _row_lacks_argument(self.function, keywords):
-            return does_not_apply(count)
+            return does_not_apply(count, _raised(error))
         if count == 1 or isinstance(unwrapped(self.function), NeedsWholeGroups):
             return failed(_raised(error) if wrong is None else f"cannot be called: {wrong}", count)
         return None

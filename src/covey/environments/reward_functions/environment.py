@@ -158,6 +158,8 @@ class RewardFunctions(Environment):
         self._num_without = 0
         """Completions before the first that a function had a value for."""
         self._metrics: defaultdict[str, list[float]] = defaultdict(list)
+        self._excused: set[str] = set()
+        """Functions whose first excused error was said."""
 
     def watched_by(self, watchdog: Watchdog) -> None:
         """Have functions that run here end the run where they take too long."""
@@ -242,9 +244,12 @@ class RewardFunctions(Environment):
         applied = [score for score in scores if score is not _DOES_NOT_APPLY]
         self._stop_where_nothing_applies(len(scores), len(applied))
         self._note(applied)
-        for outcome in outcomes:
+        for reward, outcome in zip(self._functions, outcomes, strict=True):
             for name, value in outcome["metrics"]:
                 self._metrics[name].append(value)
+            if "excused" in outcome and reward.name not in self._excused:
+                self._excused.add(reward.name)
+                LOGGER.warning('reward function "%s" %s: %s', reward.name, outcome["excused"], EXCUSED)
         return scores
 
     async def judged(
@@ -352,6 +357,7 @@ class RewardFunctions(Environment):
             )
 
 
+EXCUSED = "it does not apply to a row without a value in a column that it takes by name; said once"
 _DOES_NOT_APPLY = Failure("no reward function applied", is_fault=False)
 """All functions said None: left out of the group like a failure, but nobody's fault, so not counted as one."""
 

@@ -107,7 +107,7 @@ def load_reward(entry: object) -> RewardCallable:
     if not isinstance(function, type):
         return functools.partial(function, **spec.args) if spec.args else function
     # Make a class once; functions get their arguments with every call
-    _refuse_missing(spec, inspect.signature(function).parameters)
+    _refuse_missing(spec, _parameters(function))
     try:
         made = function(**spec.args)
     except (TypeError, ValueError) as error:
@@ -120,8 +120,16 @@ def load_reward(entry: object) -> RewardCallable:
 def find_reward(spec: RewardSpec) -> Any:
     """Return the function or class that an entry names. ValueError for an argument that it does not take."""
     function = _named_by(spec.function) if spec.ready_made is None else REWARDS[spec.ready_made]
-    _refuse_unknown(spec, inspect.signature(function).parameters)
+    _refuse_unknown(spec, _parameters(function))
     return function
+
+
+def _parameters(function: RewardCallable) -> Mapping[str, inspect.Parameter]:
+    """Return what a function takes, nothing where it is written in C and has no signature."""
+    try:
+        return inspect.signature(function).parameters
+    except ValueError:
+        return {}
 
 
 def _refuse_unknown(spec: RewardSpec, parameters: Mapping[str, inspect.Parameter]) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from covey.config import compose as settings
+from covey.config.budget import counted
 from covey.config.names import current_name
 from covey.config.schema import Config
 from covey.run import trust
@@ -21,7 +22,7 @@ from covey.run.checkpoints.manifest import step_of
 from covey.run.folder import CHANGES, CONFIG, LOCK, ROWS, changes_of, create_run_folder, write_versions
 from covey.run.records.summary import versions
 from covey.run.saved_settings import as_saved, differences, is_named, saved_in, saved_settings
-from covey.system import collectives
+from covey.system import collectives, ranks
 from covey.system.disk import atomic_file, catch_write_errors, put_back
 from covey.system.text.masking import secrets_in
 
@@ -145,7 +146,9 @@ def run_lock(folder: Path) -> Iterator[None]:
 
     ValueError where another run has it.
     """
-    with (folder / LOCK).open("a+", encoding="utf-8") as file:
+    with ExitStack() as held:
+        with catch_write_errors(folder / LOCK):
+            file = held.enter_context((folder / LOCK).open("a+", encoding="utf-8"))
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -215,6 +218,19 @@ def check_unfinished(config: Config, folder: Path, checkpoint: Path) -> None:
     step, evaluated = _progress(checkpoint)
     if step > config.num_steps or (step == config.num_steps and evaluated):
         raise ValueError(f"{folder} is finished ({step} of {config.num_steps} steps): there is nothing to resume")
+
+
+def check_before_ranks(config: Config, old: Path | None) -> None:
+    """Refuse (ValueError) to resume a finished run before Ray starts ranks for it, passes over prompts apart."""
+    if old is None or config.num_epochs is not None or ranks.world_size() > 1:
+        return
+    saved = complete_checkpoints(old / "checkpoints")
+    try:
+        for checkpoint in saved[-1:]:
+            check_unfinished(counted(config), old, checkpoint)
+    except ValueError:
+        if newest_valid(old / "checkpoints") == saved[-1]:  # else it goes on from an earlier one
+            raise
 
 
 def _progress(checkpoint: Path) -> tuple[int, bool]:

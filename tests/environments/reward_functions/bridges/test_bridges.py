@@ -196,7 +196,7 @@ def test_nothing_is_judged_against_a_ground_truth_that_is_missing(source: str, t
     ("source", "settings", "message"),
     [
         ("openai/gsm8", {}, "no data source 'openai/gsm8'; did you mean openai/gsm8k?; there is arithmetic, "),
-        ("code", {"timeout": 30}, "total_seconds must be >= wall_seconds=30, got 20"),
+        ("code", {"timeout": 30}, "total_seconds must be >= timeout=30.0, got 20.0"),
         ("gsm8k", {"schem": "trl"}, "settings must be among scheme, format_reward for gsm8k, got schem"),
         ("gsm8k", {"scheme": "mine"}, "scheme must be one of covey, values, verl_strict, "),
     ],

@@ -51,13 +51,13 @@ def arithmetic() -> Judge:
 
 def gsm8k(*, scheme: str = "covey", format_reward: float = 0.1) -> Judge:
     """Judge word problems. The ground truth is the number, or a solution that ends in `#### N`."""
-    from covey.environments.math.gsm8k import GSM8K
+    from covey.environments.math.gsm8k import GSM8K, prompt_of
 
     environment = GSM8K({}, scheme, format_reward)
 
     def judge(truth: Any) -> "tuple[Environment, Prompt]":
         answer = str(truth) if "####" in str(truth) else f"#### {truth}"
-        return environment, GSM8K({"train": [{"question": "", "answer": answer}]}, scheme).prompts("train")[0]
+        return environment, prompt_of({"question": "", "answer": answer}, scheme, "")
 
     return judge
 
@@ -98,12 +98,14 @@ def code(
     memory_bytes: int = 512 << 20,
 ) -> Judge:
     """Judge programs in the sandbox. The ground truth is a row with tests, in any form environment=code reads."""
+    from covey.environments.build import code_limits
     from covey.environments.code.environment import Code, CodeSettings
     from covey.environments.code.formats import problem_of
-    from covey.sandbox import Limits, Sandbox
+    from covey.environments.code.settings import CodeConfig
+    from covey.sandbox import Sandbox
 
-    limits = Limits(timeout, total_seconds, cpu_seconds, memory_bytes)
-    settings, sandbox = CodeSettings(partial_weight, limits=limits), Sandbox()
+    given = CodeConfig(timeout=timeout, total_seconds=total_seconds, cpu_seconds=cpu_seconds, memory_bytes=memory_bytes)
+    settings, sandbox = CodeSettings(partial_weight, limits=code_limits(given)), Sandbox()
     environment = Code({}, sandbox, settings)
 
     def judge(truth: Any) -> "tuple[Environment, Prompt]":
