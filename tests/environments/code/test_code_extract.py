@@ -104,8 +104,13 @@ def test_the_rest_of_a_program_follows_its_beginning() -> None:
     assert extract_program("return 2 * n\n", "f", OPENING) == OPENING + "    return 2 * n\n"
 
 
-def test_a_whole_program_does_not_follow_its_beginning() -> None:
-    assert extract_program(fence(G), "f", OPENING) == G
+def test_a_whole_program_follows_what_was_given_before_the_function_alone() -> None:
+    assert extract_program(fence(G), "f", OPENING) == "import math\n\n" + G
+    helper = "\ndef twice(n): return 2 * n\n"
+    assert extract_program(G, "f", f"{helper}@twice\n@twice\ndef f(n):\n") == helper[1:] + G
+    assert extract_program(G, "f", "\n\ndef f(n):\n") == G
+    future = "from __future__ import annotations\n" + G
+    assert extract_program(future, "f", OPENING) == future
     assert extract_program("", "f", OPENING) == ""
 
 

@@ -179,11 +179,12 @@ class Arena:
 def test_textarena_says_what_is_new_and_its_reward_comes_at_the_end() -> None:
     random.seed(3)
     drawn = [random.random() for _ in range(3)]
-    game = TextArenaGame(Arena())
+    game = TextArenaGame(arena := Arena())
     assert game.begin(3, ()) == f"[GAME] {drawn[0]}"
     assert game.move("[7]") == Move(f"[GAME] {drawn[1]}")
-    assert game.move("[8]") == Move(f"[GAME] {drawn[2]}")
+    assert game.move("<think>[5]?</think>[8]") == Move(f"[GAME] {drawn[2]}")
     assert game.move("[9]") == Move("over", 0.5, True)
+    assert "[Player] [8]" in arena.log
     game.end()
 
 

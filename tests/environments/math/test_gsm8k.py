@@ -62,6 +62,7 @@ def test_the_right_answer_scores_one_in_any_form_and_the_form_is_logged() -> Non
 def test_a_wrong_last_line_in_the_requested_form_earns_the_format_reward(last: str) -> None:
     assert covey_reward(f"So it is.\n{last}", False, 0.1).value == 0.1
     assert covey_reward(last, False, 0.1).value == 0.1
+    assert covey_reward(f"<think>#### 8?</think>\n{last}", False, 0.1).value == 0.1
     assert covey_reward(f"so {last}", False, 0.1).value == 0.0
 
 
@@ -71,7 +72,18 @@ def test_a_last_line_that_is_too_long_is_not_in_the_requested_form() -> None:
     assert covey_reward("so #### " + "1" * 196, False, 0.1).value == 0.0
 
 
-@pytest.mark.parametrize("completion", ["#### 1\n#### 2", "#### 1\nor so", "#### one", "####", "#### {answer}"])
+@pytest.mark.parametrize(
+    "completion",
+    [
+        "#### 1\n#### 2",
+        "#### 1\nor so",
+        "#### one",
+        "####",
+        "#### {answer}",
+        "<think>So:\n#### 1",
+        "<think>\n#### 1</think>",
+    ],
+)
 def test_the_form_is_one_last_line_with_a_number(completion: str) -> None:
     assert covey_reward(completion, False, 0.1).value == 0.0
 

@@ -8,7 +8,7 @@ The rule, in this order:
    Before the first marks there may be other text where a language follows them, or an answer tag.
 3. Without a fence, the content of the last answer tag is the program; without one, the whole text.
 4. Where a problem gives the beginning of the program and the text found does not define the entry point, it is taken
-   as the rest of that program.
+   as the rest of that program. Where it does, what the problem gives before the function, such as imports, stays.
 
 So a corrected second version replaces the first, and an example of use after the solution does not.
 """
@@ -22,6 +22,7 @@ MAX_COMPLETION = 200_000
 
 _FENCE = re.compile(r"^([^\n`~]*+)(`{3,}+|~{3,}+)([^\n`]*+)$", re.MULTILINE)
 """What stands before the marks, the marks, and what follows."""
+_DECORATORS = re.compile(r"(?:^@[^\n]*\n)+\Z", re.MULTILINE)
 _ANSWER = re.compile(r"<answer>(.*?)(?:</answer>|\Z)", re.DOTALL | re.IGNORECASE)
 
 
@@ -39,14 +40,24 @@ def extract_program(completion: str, entry_point: str, opening: str = "") -> str
         return ""
     if opening and not defines(program, entry_point):
         return _joined(opening, program)
-    return program
+    return _given_before(opening, entry_point) + program if "__future__" not in program else program
 
 
 def defines(program: str, entry_point: str) -> bool:
     """Return whether the name is given a meaning at the top level of the text; of `Class.method`, the class."""
+    return _definition(program, entry_point) is not None
+
+
+def _definition(program: str, entry_point: str) -> re.Match[str] | None:
     name = re.escape(entry_point.partition(".")[0])
     pattern = rf"^(?:(?:async[ \t]+)?def[ \t]+{name}\b|class[ \t]+{name}\b|{name}[ \t]*(?::[^=\n]*)?=(?!=))"
-    return re.search(pattern, program, re.MULTILINE) is not None
+    return re.search(pattern, program, re.MULTILINE)
+
+
+def _given_before(opening: str, entry_point: str) -> str:
+    """Return the lines of a problem's beginning that stand before the function and its decorators."""
+    definition = _definition(opening, entry_point)
+    return _DECORATORS.sub("", opening[: definition.start()]).lstrip("\n") if definition is not None else ""
 
 
 def fenced_blocks(text: str) -> list[str]:

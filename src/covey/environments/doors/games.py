@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from covey.environments.math.answers import without_thoughts
 from covey.types import Message, StopReason
 
 GLOBAL_RANDOM = threading.Lock()
@@ -100,6 +101,8 @@ class TextArenaGame:
         return str(self._playing(reset))
 
     def move(self, action: str) -> Move:
+        action = without_thoughts(action)  # it takes the first move of a text
+
         def step() -> Move:
             done, _ = self._env.step(action)
             if not done:

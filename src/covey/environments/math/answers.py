@@ -186,7 +186,7 @@ _JOINT = re.compile(
 )
 _DOUBT = re.compile(rf"\b(?:{DOUBT}|else)\b(?: even\b)?")
 _HEDGE_AFTER = re.compile(
-    rf"[\s$*)\]\\,]{{0,6}}\b(?:{OR}|vs|{DOUBT})\b(?: (?:{DOUBT}))?"
+    rf"[\s$*()\[\]\\,]{{0,6}}\b(?:{OR}|vs|{DOUBT})\b(?: (?:{DOUBT}))?"
     r"[\s$*(\\]{0,6}-?[\d.,/]{1,40}(?=[\s$*)\]}]{0,6}(?:$|[.;!?\n]))"  # "or 1 hour" says the same in another unit
     r"|[\s$*)\]\\]{0,6}\bor\b(?!,? equivalently)[^.\n]{0,40}"
 )
@@ -231,7 +231,7 @@ def _with_hedge(text: str, mark: _Mark) -> str:
     after = _HEDGE_AFTER.match(text, mark.end)
     before = _HEDGE_BEFORE.search(text[max(0, mark.begin - 40) : mark.begin])
     prefix = f"{before[1]} or " if before is not None else ""
-    suffix = after[0].lstrip("$ *)]\\") if after is not None else ""
+    suffix = after[0].lstrip("$ *()[]\\") if after is not None else ""
     return f"{prefix}{mark.text} {suffix}".strip()
 
 

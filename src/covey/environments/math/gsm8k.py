@@ -24,6 +24,7 @@ from typing import Any
 
 from covey.environments.base import Environment, Split, conversation
 from covey.environments.data.rows import numbered, text_in
+from covey.environments.math.answers import without_thoughts
 from covey.environments.math.schemes import first_block
 from covey.environments.math.schemes import torchrl_reward as torchrl_scale
 from covey.environments.math.verifier import MathLimits, MathVerifier
@@ -132,9 +133,10 @@ class GSM8K(Environment):
 
 
 def covey_reward(completion: str, is_right: bool, format_reward: float) -> Reward:
-    """Give 1 for the right answer, and for a wrong one `format_reward` where the last line, and no other, is `####
-    N`."""
-    has_form = completion.count("####") == 1 and _REQUESTED_FORM.fullmatch(_last_line(completion)) is not None
+    """Give 1 for the right answer, and for a wrong one `format_reward` where the last line, and no other outside the
+    thoughts, is `#### N`."""
+    said = without_thoughts(completion)
+    has_form = said.count("####") == 1 and _REQUESTED_FORM.fullmatch(_last_line(said)) is not None
     value = 1.0 if is_right else format_reward * has_form
     return Reward(value, {"correct": float(is_right), "format": float(has_form)})
 

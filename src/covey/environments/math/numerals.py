@@ -361,7 +361,8 @@ def read_last(text: str, computed: bool = False) -> list[Readings]:
     if value is None:
         arithmetic.position = begin
         value = arithmetic.sum()
-    if value is None or text[max(0, begin - 8) : begin].split()[-1:] == ["not"]:
+    before = text[max(0, begin - 8) : begin].rstrip()
+    if value is None or before.endswith(("±", "\\pm")) or before.split()[-1:] == ["not"]:
         return []
     last = _with_suffix(text, sign * value, begin, arithmetic.position)
     readings = last.readings if last.is_numeral or not computed else frozenset()

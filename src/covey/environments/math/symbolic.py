@@ -54,7 +54,7 @@ def same_spelling(answer: str, gold: str) -> bool:
     """Return whether both are equal as text, blanks, dollar signs, stops, text commands and case aside."""
     spellings = [
         _SPELLING.sub(
-            lambda m: (m[1] or m[2] or "").replace(" ", ""),
+            lambda m: (m[1] or m[2] or "").replace(" ", "").rstrip("."),
             " ".join(text.replace("\\neq", "\\ne").replace("\u2260", "\\ne").split()),
         ).lower()
         for text in (answer, gold)

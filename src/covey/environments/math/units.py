@@ -9,7 +9,7 @@ from covey.environments.math.normalize import plain
 
 _ONES = "one|two|three|four|five|six|seven|eight|nine"
 NO_VALUE_BEFORE = re.compile(
-    r"[<>≤≥≠√\\|]|\bnot\s*$|\b(?:more|less|fewer|greater|larger|smaller) than\s*$"
+    r"[<>≤≥≠√±\\|]|\bnot\s*$|\b(?:more|less|fewer|greater|larger|smaller) than\s*$"
     rf"|\b(?:{_ONES}|ten|hundred|thousand) and\s*$",
     re.IGNORECASE,
 )
@@ -33,10 +33,11 @@ _NAMES = (
     ("volume", r"ml|millilit(?:er|re)s?", r"l|lit(?:er|re)s?", r"cups?", r"pints?", r"quarts?", r"gallons?"),
     ("money", r"cents?", r"dollars?"),
     ("angle", r"degrees?", r"rad|radians?"),
+    ("half of the day", r"a\.?m", r"p\.?m"),
 )
 _UNITS = [(quantity, re.compile(name, re.IGNORECASE)) for quantity, *names in _NAMES for name in names]
 _STATED = re.compile(
-    r"[^A-Za-z\\]*\d[^A-Za-z\\]*(?:(?:square|cubic|sq|cu)\b[. ]*)?([A-Za-z]+)(?:\s*\^[ (]*\d[ )]*)?"
+    r"[^A-Za-z\\]*\d[^A-Za-z\\]*(?:(?:square|cubic|sq|cu)\b[. ]*)?([A-Za-z]+(?:\.m\b)?)(?:\s*\^[ (]*\d[ )]*)?"
     r"(?:\s*(?:/|per\b)\s*[A-Za-z]+)?[^A-Za-z\d\\]*"
 )
 """A number, its unit and nothing else."""

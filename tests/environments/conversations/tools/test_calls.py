@@ -56,7 +56,9 @@ def test_a_call_that_is_only_thought_of_is_none() -> None:
     for said in both(f"<think>\nI could {call('f')}\n</think>\n\nIt is 42."):
         assert (said.calls, said.text, said.reasoning) == ((), "It is 42.", f"I could {call('f')}")
     assert hermes(answer(f"<think>still {call('f')}")).calls == ()
-    assert hermes(answer(f"<think>hm</think> So. <think>still {call('f')}")).calls == ()
+    said = hermes(answer(f"<think>hm</think> So. <think>still {call('f')}"))
+    assert (said.calls, said.text, said.reasoning) == ((), "So.", f"hm\nstill {call('f')}")
+    assert hermes(answer("<think>\n42")).text == ""
     for said in both(f"<think>\nhm\n</think>\n\n{call('f')}"):
         assert said.calls == (Call("f", {}),)
         assert said.reasoning == "hm"

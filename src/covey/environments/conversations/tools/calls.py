@@ -84,7 +84,7 @@ def reader_name(tokenizer: Any) -> str:
 
 
 def hermes(answer: Answer, schemas: Sequence[Mapping[str, Any]] = ()) -> Said:
-    """Read calls between <tool_call> and </tool_call>. Calls that are only thought of (<think>) are none."""
+    """Read calls between <tool_call> and </tool_call>. What is only thought (<think>) is neither call nor answer."""
     # Leave reasoning out: calls in it are not meant
     whole = answer.marked or answer.text
     begin_spoken = _end_of_thoughts(whole)
@@ -100,9 +100,10 @@ def hermes(answer: Answer, schemas: Sequence[Mapping[str, Any]] = ()) -> Said:
             break
         call, place = _call_at(spoken, begin + len(OPENING))
         calls.append(call)
-    if not calls:
-        return Said(_without_marks(answer, spoken), reasoning=reasoning)
-    return Said("".join(words).strip(), _first(calls), reasoning)
+    text = "".join(words) if calls else _without_marks(answer, spoken)
+    # Nor does a thought that never ends say anything
+    text, _, unended = text.partition("<think>")
+    return Said(text.strip(), _first(calls), f"{reasoning}\n{unended}".strip())
 
 
 def _end_of_thoughts(text: str) -> int:

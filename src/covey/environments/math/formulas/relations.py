@@ -30,6 +30,8 @@ INFINITY = Symbol("\\infty")
 PLUS_MINUS = Symbol("\\pm")
 MINUS_INFINITY = Product((Number(Fraction(-1)), INFINITY))
 UNIONS = frozenset({"\\cup", "∪"})
+COORDINATES = (Symbol("x"), Symbol("y"), Symbol("z"))
+"""A point names its values in this order, whichever order an answer states them in."""
 VECTORS = frozenset({"pmatrix", "bmatrix"})
 
 
@@ -59,6 +61,9 @@ def same_relation(answer: Node, gold: Node) -> bool | None:
         given = _values_by_name(answer) or _in_order(answer)
         return _all_same(given, named if given.keys() == named.keys() else dict(enumerate(named.values())))
     kinds = [side.kind for node in (answer, gold) if isinstance(side := last_side(node), Group)]
+    by_name = _values_by_name(answer)
+    if kinds[1:] == ["()"] and by_name and by_name.keys() <= set(COORDINATES):
+        return _all_same(dict(enumerate(by_name[name] for name in COORDINATES if name in by_name)), _in_order(gold))
     if kinds == ["()", "list"] or (kinds[:1] == ["()"] and _is_column(gold)):
         return _all_same(_in_order(answer), _in_order(gold))
     if set(kinds) == {"()", SET} or (_is_several(gold) and not any(_may_be_several(part) for part in walk(answer))):
