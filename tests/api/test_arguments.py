@@ -127,6 +127,9 @@ def test_a_section_given_as_an_object_goes_with_its_settings_and_stays_as_it_is(
     config = make_config(None, {"max_tokens": 4, "sampling": given}).config
     assert (config.sampling.temperature, config.sampling.max_tokens) == (0.5, 4)
     assert given == SamplingConfig(temperature=0.5)
+    base = Config()
+    assert make_config(base, {"max_tokens": 4}).config.sampling.max_tokens == 4
+    assert base == Config()
 
 
 @pytest.mark.parametrize("given", [{"timeout": 7.0}, RewardFunctionsConfig(timeout=7.0)], ids=["mapping", "section"])

@@ -34,7 +34,7 @@ def test_each_group_size_of_a_schedule_counts_as_long_as_it_holds(total: int, st
 
 @pytest.mark.parametrize(
     ("epochs", "prompts", "groups", "steps"),
-    [(1, 8, 2, 4), (3, 8, 2, 12), (2, 22, 4, 11), (1, 22, 4, 6), (0.5, 22, 4, 3), (0.1, 30, 1, 3), (0.01, 8, 4, 1)],
+    [(2, 22, 4, 11), (1, 22, 4, 6), (0.5, 22, 4, 3), (0.5, 18, 4, 3), (0.07, 100, 1, 7), (0.01, 8, 4, 1)],
 )
 def test_passes_are_counted_in_whole_steps(epochs: float, prompts: int, groups: int, steps: int) -> None:
     assert steps_for_epochs(epochs, prompts, groups) == steps

@@ -388,6 +388,12 @@ def test_a_slip_inside_a_yaml_file_names_the_file(tmp_path: Path) -> None:
             "optimizer.schedule=cosine needs optimizer.warmup_steps < num_steps, got optimizer.warmup_steps=5, "
             "num_steps=5; a run this short takes optimizer.warmup_steps=0",
         ),
+        (["mini_batch_groups=33"], "mini_batch_groups=33 needs groups_per_step >= that, got 32"),
+        (["mini_batch_rollouts=264"], "mini_batch_rollouts=264 needs a step of as many rollouts, got 256"),
+        (
+            ["mini_batch_rollouts=12"],
+            "mini_batch_rollouts=12 must be a multiple of group_size=8: a group is never split",
+        ),
         (["optimizer.betas=[0.9]"], "optimizer.betas must be two numbers in [0, 1), got [0.9]"),
         (
             ["model=qwen2.5-0.5b", "model.load_in_4bit=true"],

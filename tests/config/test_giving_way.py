@@ -113,6 +113,22 @@ def test_tokens_of_older_weights_are_corrected_for_unless_something_else_is_type
     assert corrected("max_staleness=2", "algorithm.loss=reinforce") == ("old", "truncate")
 
 
+@pytest.mark.parametrize(("given", "left"), [([1, 4, 8], [1, 4]), ([8, 16], [4])], ids=["some fit", "none fits"])
+def test_pass_at_k_is_measured_for_as_many_samples_as_there_are(given: list[int], left: list[int]) -> None:
+    config = Config()
+    config.evaluation.k, config.evaluation.num_samples = given, 4
+    give_way(config, {"evaluation.num_samples"})
+    assert config.evaluation.k == left
+
+
+@pytest.mark.parametrize(
+    "words", [["algorithm=gspo", "algorithm.loss_options.eps_low=0.0003"], ["algorithm=dr_grpo"]], ids=["typed", "wide"]
+)
+def test_clip_ranges_that_are_typed_or_wide_stay_for_ratios_of_tokens(words: list[str]) -> None:
+    before = composed(words[0])[0].algorithm.loss_options
+    assert composed(*words, "algorithm.ratio=token")[0].algorithm.loss_options == before
+
+
 def test_settings_that_contradict_each_other_with_nothing_typed_stay() -> None:
     config = Config()
     config.algorithm.kl_estimator = "k1"

@@ -87,9 +87,10 @@ def test_what_an_environment_notes_does_not_keep_a_run_from_being_resumed(kind: 
     assert found.messages[1]["content"] == plain
 
 
-def reloaded(sampling: Sampling, group_size: int, **more: Any) -> GroupBuffer:
+def reloaded(sampling: Sampling, group_size: int, groups_per_step: int = 1, **more: Any) -> GroupBuffer:
     """A finished group and one under way, of 2 completions at temperature 1, in a run of other settings."""
-    buffer, again, prompt = GroupBuffer(Bound(1, 1)), GroupBuffer(Bound(1, 1)), Prompt("p", "e", "", {})
+    buffer, again = (GroupBuffer(Bound(groups_per_step, 1)) for _ in range(2))
+    prompt = Prompt("p", "e", "", {})
     tickets = [buffer.admit(prompt, Sampling(seed=seed), 2) for seed in (7, 8)]
     buffer.finish(tickets[0], Group(prompt, (rollout(), rollout()), ()))
     load_buffer(again, buffer_state(buffer), source(prompt, sampling, group_size, **more))
@@ -106,6 +107,8 @@ def test_what_was_under_way_is_sampled_by_the_settings_that_a_resumed_run_has() 
     larger = reloaded(Sampling(), 4, later_sizes=[GroupSizeStep(1, 8)])
     assert [ticket.group_size for ticket in larger.pending] == [4, 8]
     assert (larger.finished, larger.admitted) == ({}, 2)
+    together = reloaded(Sampling(), 4, 2, later_sizes=[GroupSizeStep(1, 8)])
+    assert [ticket.group_size for ticket in together.pending] == [4, 4]  # both of the first step
 
 
 def test_with_the_same_settings_what_is_finished_stays_and_sizes_are_those_of_the_admission() -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from covey.system.disk import WriteError, atomic_file, atomic_folder
-from covey.system.jsonl import write_json
+from covey.system.disk import WriteError, atomic_file, atomic_folder, read_regular
+from covey.system.jsonl import read_rows, write_json
 
 
 def names(folder: Path) -> list[str]:
@@ -74,3 +74,24 @@ def test_numbers_that_json_cannot_hold_are_written_as_text(tmp_path: Path) -> No
     assert (tmp_path / "file.json").read_text() == (
         '{\n  "a": "nan",\n  "b": [\n    "-inf",\n    1.5\n  ],\n  "c": "x"\n}\n'
     )
+
+
+def test_what_others_put_there_is_read_where_it_is_a_file_and_no_longer_than_allowed(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"abc")
+    (tmp_path / "link").symlink_to("file")
+    os.mkfifo(tmp_path / "pipe")
+    assert read_regular(tmp_path / "file", 3) == b"abc"
+    faults = {
+        "file": "has 3 bytes, at most 2 are read",
+        "link": "is a link, not a file",
+        "pipe": "is not a regular file",
+    }
+    for name, fault in faults.items():
+        with pytest.raises(ValueError, match=f"^{name} {fault}$"):
+            read_regular(tmp_path / name, 2)
+
+
+def test_a_row_has_a_step_that_is_a_whole_number(tmp_path: Path) -> None:
+    assert list(read_rows(tmp_path / "rows.jsonl")) == []
+    (tmp_path / "rows.jsonl").write_text('{"step": 1}\n{"step": true}\n{"step": 2.0}\n{"loss": 1}\n[3]\n{"step": 4')
+    assert list(read_rows(tmp_path / "rows.jsonl")) == [{"step": 1}]

@@ -1,6 +1,7 @@
 """The watchdog and its guard, in processes small enough to be ended; and what prompts under way wait for."""
 
 import asyncio
+import json
 import os
 import re
 import signal
@@ -230,6 +231,40 @@ def test_a_watchdog_that_is_not_entered_watches_nothing() -> None:
     watchdog = Watchdog()
     with watchdog.deadline("anything", "no such setting"):
         watchdog.progress()
+
+
+class Listing(Watchdog):
+    """Its guard is a list of what it is told: (seconds, what for), () for no wait."""
+
+    def _start(self) -> None:
+        self.told: list[tuple[object, ...]] = []
+        self._guard = object()  # type: ignore[assignment]
+
+    def _stop(self) -> None:
+        self._guard = None
+
+    def _send(self, guard: object, line: bytes) -> bool:
+        self.told.append(tuple(json.loads(line)[2:4]))
+        return True
+
+
+def test_a_wait_outlasts_those_inside_of_it_and_has_the_time_of_what_it_is_for_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("covey.system.waits.watchdog.REPEAT_SECONDS", 60.0)
+    with Listing({"timeouts.saving": 900.0}, tmp_path / "log") as watchdog:
+        with watchdog.deadline("a disk", "timeouts.saving"):
+            with watchdog.deadline("a model", "timeouts.loading", seconds=700.0):
+                watchdog.progress()  # so soon that it is not passed on
+            watchdog.now_for("a score", "timeouts.scoring", seconds=600.0)
+            watchdog.now_for("a score", "timeouts.scoring", seconds=600.0)
+        assert watchdog.told == [
+            (900.0, "a disk"),
+            (700.0, "a model"),
+            (900.0, "a disk"),
+            *[(600.0, "a score")] * 2,
+            (),
+        ]
 
 
 def test_a_setting_without_a_limit_is_a_mistake(tmp_path: Path) -> None:

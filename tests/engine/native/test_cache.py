@@ -4,6 +4,8 @@ import pytest
 import torch
 
 from covey.engine.native.cache import Block, Cache, CacheShape, LayerShape, Need
+from covey.engine.native.rows import Request
+from covey.types import Sampling
 
 SHAPE = CacheShape((LayerShape(2, 4, 4), LayerShape(1, 8, 4)), torch.float32, torch.device("cpu"))
 SLOT_BYTES = 4 * (2 * 8 + 12)
@@ -82,3 +84,19 @@ def test_bytes_stay_within_the_budget_while_one_block_shrinks_and_the_other_grow
         assert cache.num_bytes <= max_slots * SLOT_BYTES
     assert (cache.prompts.num_holders, cache.rows.num_holders) == (1, 9)
     assert cache.peak_bytes <= max_slots * (SLOT_BYTES + 4 * 8)
+
+
+def test_what_sessions_keep_counts_until_it_is_put_back_or_let_go_of() -> None:
+    request = Request((1,), 2, Sampling(max_tokens=8), frozenset(), str, version=0)
+    first, second = request.new_row(0), request.new_row(1)
+    cache = Cache(SHAPE, max_slots=100)
+    cache.fit(Need(num_groups=1, longest_prompt=4, num_rows=2, longest_row=8, reserved=8))
+    cache.rows = marked(2, 8)
+    cache.keep(first, slot=0, first=1, length=3)
+    cache.keep(second, slot=1, first=0, length=2)
+    assert (cache.kept_slots, cache.num_slots) == (5, 4 + 16 + 5)
+    cache.put_back(first, slot=1, first=4)
+    assert cache.rows.keys[0][1, 0, :, 0].tolist() == [100, 101, 102, 103, 1, 2, 3, 107]
+    assert cache.kept_slots == 2
+    cache.keep_only(())
+    assert cache.kept_slots == 0

@@ -80,6 +80,26 @@ def test_padding_counts_towards_the_budget() -> None:
     made.depart()
     assert len(made.admit().rows) == 1
     assert reserved_slots(made) == 3 * 30 + 2 * 5
+    finish(made, made.rows[-1:])
+    made.depart()
+    assert made.longest_row == 10
+
+
+def test_what_sessions_keep_takes_room_until_they_are_closed() -> None:
+    made, talk = scheduler(max_slots=40), request(prompt_length=4, n=2, max_tokens=8)
+    talk.keep_rows()
+    made.submit(talk)
+    finish(made, [*made.admit().rows])
+    for _, row in made.turns_over():
+        row.read = 6
+        made.rest(row)
+    assert made.depart().requests == ()
+    made.submit(request(prompt_length=4, n=3, max_tokens=8))
+    assert len(made.admit().rows) == 2  # 40 slots but for twice 6 kept and two prompts of 4
+    for row in talk.sessions:
+        made.close(row)
+    assert made.kept_slots == 0
+    assert made.depart().requests == (talk,)
 
 
 def test_requests_are_served_in_order_and_none_overtakes() -> None:
@@ -95,11 +115,11 @@ def test_requests_are_served_in_order_and_none_overtakes() -> None:
 
 def test_prompts_are_encoded_up_to_the_prefill_limit_but_at_least_one() -> None:
     made = scheduler(max_prefill=20)
-    for length in (30, 8, 9, 4):
+    for length in (30, 8, 9, 3):
         made.submit(request(prompt_length=length, n=1))
     assert [len(prompt.prompt_ids) for prompt in made.admit().prompts] == [30]
     assert [len(prompt.prompt_ids) for prompt in made.admit().prompts] == [8, 9]
-    assert [len(prompt.prompt_ids) for prompt in made.admit().prompts] == [4]
+    assert [len(prompt.prompt_ids) for prompt in made.admit().prompts] == [3]
 
 
 def test_a_prompt_that_can_never_fit_is_refused_with_its_length_and_the_limit() -> None:

@@ -150,6 +150,15 @@ def test_programs_of_full_score_run_again_on_inputs_they_have_not_seen(caplog: p
     assert forged in caplog.text
 
 
+def test_no_two_second_runs_ask_about_the_same_inputs() -> None:
+    problems = generate_problems("line", 1, {"train": 1, "test": 1}, 0)
+    runner = Told(lambda code, tests: report(True))
+    solution = problems["train"][0].solution or ""
+    values(Code(problems, runner, CodeSettings(recheck_rate=1.0)), solution, f"{solution}\n\nlast = 1")
+    first, second = (tests for _, tests in runner.asked if tests != problems["train"][0].tests)
+    assert first != second
+
+
 def test_a_program_without_full_score_is_not_run_again() -> None:
     runner = Here()
     code = environment(runner, recheck_rate=1.0)

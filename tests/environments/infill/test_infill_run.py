@@ -332,8 +332,8 @@ def test_fills_are_drawn_as_the_document_has_it_unless_told_otherwise(
             "environment.monitors=[grammar] needs data.path = null or environment.grammar=FILE, got data.path=play.txt",
         ),
         (
-            ["recipe=infill_nano", "environment.mask_ratios=[0]"],
-            "environment.mask_ratios must be numbers between 0 and 1",
+            ["recipe=infill_nano", "environment.mask_ratios=[0.5,1]"],
+            "environment.mask_ratios must be numbers between 0 and 1, got [0.5, 1.0]",
         ),
         (
             ["recipe=infill_nano", "environment.monitors=[me]"],

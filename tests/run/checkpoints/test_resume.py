@@ -138,7 +138,8 @@ def test_a_part_of_a_mixture_of_an_earlier_version_has_the_names_of_today() -> N
 def test_a_row_without_its_end_goes_and_an_evaluation_that_is_done_again(tmp_path: Path) -> None:
     file, kept, looked = tmp_path / "metrics.jsonl", '{"step": 2}\n', '{"step": 2, "kind": "evaluate"}\n'
     for evaluated, left in ((True, kept + looked), (False, kept)):
-        file.write_text(f'{kept}{looked}{{"step": 1}}')  # another row would be put behind it
+        # Another row would be put behind what has no end, and true is no number of a step
+        file.write_text(f'{kept}{looked}{{"step": true}}\n{{"step": 1}}')
         truncate_jsonl(file, 2, evaluated=evaluated)
         assert file.read_text() == left
 

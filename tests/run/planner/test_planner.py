@@ -54,10 +54,14 @@ def test_a_conversation_has_the_answers_of_all_its_turns(small: Shape) -> None:
     plain, talk = config_of(**words), config_of(**words)
     talk.environment = GuessConfig(max_turns=4)
     assert (workload(plain, 1).num_cached, workload(talk, 1).num_cached) == (800, 3200)
+    talk.environment.max_context = 250
+    assert workload(talk, 1).num_cached == 2000
+    talk.environment.max_context = None
     known = Measured(prompt_tokens=50)
     once, turns = (plan_of(config, small, H100, 1, known) for config in (plain, talk))
     assert turns.memory["training"] > 2 * once.memory["training"]  # of a step, which is less than a micro-batch
     assert turns.step.value > once.step.value
+    assert turns.phases["backward"] > 1.5 * once.phases["backward"]
 
 
 def test_prompts_that_are_not_shared_are_there_for_each_answer(small: Shape) -> None:
@@ -177,6 +181,16 @@ def test_samplers_of_their_own_hide_behind_training_where_staleness_allows(small
     assert beside.phases["sampling"] < here.phases["sampling"]
     fresh = plan_of(replace(apart, max_staleness=0), small, H100, 1, Measured())
     assert fresh.phases["sampling"] > beside.phases["sampling"]  # they wait for the weights
+
+
+def test_hours_hold_steps_evaluations_the_cold_start_and_loading(small: Shape) -> None:
+    evaluated = {"evaluation__every": 5, "evaluation__num_prompts": 64, "evaluation__num_samples": 7}
+    config = config_of(num_steps=10, group_size=8, **evaluated)  # three evaluations of as many answers as a step
+    plan = plan_of(config, small, H100, 1, Measured())
+    answering = plan.phases["sampling"] + plan.phases["reward"]
+    assert 3600 * plan.hours.value == pytest.approx(10 * plan.step.value + 3 * answering + 30)
+    warmed = plan_of(changed(config, {"cold_start.enabled": True}), small, H100, 1, Measured())
+    assert warmed.hours.value > plan.hours.value
 
 
 def test_cost_is_gpus_times_hours_times_price_and_a_given_price_counts(small: Shape) -> None:

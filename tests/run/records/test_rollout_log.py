@@ -9,11 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from covey.config.schema import Config
 from covey.rollouts.source import Dropped
 from covey.run.evaluate import Answers
 from covey.run.records.rollout_log import (
     AnswerLog,
     AnswerRow,
+    answer_row,
+    answers_per_evaluation,
     best_to_worst,
     bounded,
     evaluation_rows,
@@ -130,6 +133,21 @@ def test_greedy_answers_come_first_and_samples_take_what_is_left() -> None:
     assert kept == [("a", True), ("b", True), ("c", True), ("a", False), ("b", False), ("c", False)]
     assert [row["prompt_id"] for row in evaluation_rows(0, answers, 1.0, 2)] == ["a", "b"]
     assert evaluation_rows(0, answers, 1.0, 0) == []
+
+
+def test_notes_take_the_place_of_nothing_that_is_said_of_an_answer() -> None:
+    group = group_of("train-1", 1.0)
+    noted = Reward(1.0, {}, {"reward": 5, "kind": "odd", "why": "short"})
+    row = answer_row(1, group.prompt, replace(group.rollouts[0], reward=noted))
+    assert (row["reward"], row["extra/reward"], row["extra/kind"], row["why"]) == (1.0, 5, "odd", "short")
+
+
+def test_every_evaluation_of_a_run_has_the_same_room_for_answers() -> None:
+    config = Config(num_steps=11)
+    config.output.max_rollout_rows, config.output.answers_per_evaluation = 100, 1000
+    for every, most in ((5, 25), (0, 50)):  # before, after steps 5 and 10, after
+        config.evaluation.every = every
+        assert answers_per_evaluation(config) == most
 
 
 def test_the_file_is_bounded_over_restarts_too(tmp_path: Path) -> None:

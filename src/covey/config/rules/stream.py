@@ -1,6 +1,5 @@
 """Rules of the settings that say which prompts come next: curriculum, group sizes, parts of a mixture."""
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -67,7 +66,7 @@ def check_mixture(config: Config, rules: Sequence[Rule]) -> None:
             raise ValueError(f"environment.{setting}.{unknown[0]} needs a part of that name, got {parts}")
     # Check weights, and that some part reads rewards and rows
     for name, weight in mixture.weights.items():
-        if not 0 < weight < math.inf:
+        if weight <= 0:
             raise ValueError(f"environment.weights.{name} must be > 0, got {weight}")
     kinds = {name: part.name for name, part in mixture.parts.items()}
     if config.rewards and not set(REWARDED) & set(kinds.values()):

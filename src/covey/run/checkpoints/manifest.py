@@ -100,7 +100,7 @@ def _sealed(fields: Mapping[str, Any]) -> str:
 
 def _check_types(content: Mapping[str, Any], checkpoint: Path) -> None:
     """Refuse a manifest of another folder, and one that somebody sealed around values of other types."""
-    if content.get("step") != step_of(checkpoint) or isinstance(content.get("step"), bool):
+    if content.get("step") != step_of(checkpoint):
         raise ValueError(f"{MANIFEST}: step {str(content.get('step'))[:20]} in a folder named {checkpoint.name}")
     kinds: dict[str, Any] = {"score": int | float, "num_ranks": int, "num_threads": int}
     kinds |= {"prompts": str, "reference": str, "versions": dict, "files": dict}

@@ -270,8 +270,7 @@ def _z(confidence: float) -> float:
 def phase_shares(phases: Mapping[str, float], seconds: float) -> dict[str, dict[str, float]]:
     """Return {name: {seconds, share}}, with unclaimed time as "other", shares adding up to 1."""
     total = max(seconds, sum(phases.values()))
-    other = total - sum(phases.values())
-    parts = {**phases, "other": phases.get("other", 0.0) + other}
+    parts = {**phases, "other": total - sum(phases.values())}
     return {name: {"seconds": spent, "share": spent / total if total > 0 else 0.0} for name, spent in parts.items()}
 
 

@@ -193,6 +193,12 @@ def test_a_small_range_is_shared_between_the_splits() -> None:
     assert {split: len(problems) for split, problems in splits.items()} == {"train": 9, "test": 3}
 
 
+def test_the_problems_of_a_seed_stay_what_they_are_or_runs_could_not_be_resumed() -> None:
+    splits = generate(CountdownConfig(num_numbers=[2, 3], max_number=9, num_train=4, num_test=2))
+    assert [problem.solution for problem in splits["test"]] == ["(2+7)*5", "3+6"]
+    assert [problem.solution for problem in splits["train"]] == ["1+9", "7*2", "1+3+5", "7+7-3"]
+
+
 def test_difficulties_come_in_equal_parts_and_mixed() -> None:
     made = Countdown(generate(CountdownConfig(num_numbers=[3, 5], **FEW)))
     sizes = [made.difficulty(prompt) for prompt in made.prompts("train")]
