@@ -54,8 +54,7 @@ class JudgedElsewhere(Environment):
     """Has the processes of devices.judge score, in turns. Every sampler has one in the place of its environment."""
 
     def __init__(self, answerers: Answerers, turns: Mapping[str, int], serving: Serving | None = None) -> None:
-        """`turns` are those of `turns_of`. `serving`, on rank 0, lets it also say how far training is and ask what was
-        logged."""
+        """`turns` are those of `turns_of`. `serving`, on rank 0, hears how far training is and is asked for its log."""
         self._ray = import_ray()
         self.answerers = answerers
         self._actors = answerers.actors()

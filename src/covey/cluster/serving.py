@@ -1,5 +1,4 @@
-"""Processes of a role that answers questions, the reference or the judge: stateless, so that whoever is lost is started
-again and asked again."""
+"""Stateless processes that answer questions, the reference or the judge: a lost one is started and asked again."""
 
 import threading
 import uuid

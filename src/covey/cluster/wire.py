@@ -30,8 +30,7 @@ class Jobs:
 
     tickets: tuple[Ticket, ...]
     incarnation: int
-    """Of the sampler they are sent to. A result of an older one is not believed: a node declared dead may still
-    work."""
+    """Of the sampler they are sent to. A result of an older one is not believed: a lost node may still work."""
 
 
 Plain = tuple[Any, ...]

@@ -120,8 +120,7 @@ class OutputConfig(Section):
     """What a run leaves behind, besides its config, summary and log."""
 
     save_every: int = setting(100, ge=0)
-    """Most steps between checkpoints, which are half an hour apart at most; 0 saves only at the end, and when the run
-    is stopped."""
+    """Most steps between checkpoints, at most half an hour apart; 0 saves only when the run ends or is stopped."""
     keep_last: int = setting(3, ge=1)
     """How many of the last checkpoints are kept."""
     keep_best: bool = True

@@ -14,8 +14,7 @@ SHELVES: Mapping[str, tuple[str, ...]] = {
     "model": ("qwen2.5",),
     "recipe": ("offline",),
 }
-"""Group -> its shelves: algorithm=opo means algorithm/papers/opo.yaml. Any other folder, such as recipe/documents, is a
-part of the names in it."""
+"""Group -> its shelves: algorithm=opo means algorithm/papers/opo.yaml. Other folders are a part of the name."""
 
 
 @cache

@@ -74,8 +74,7 @@ class EngineConfig(Section):
     deadline: float = setting(120.0, gt=0, needs=VLLM)
     """Seconds within which vLLM must answer, or take weights; it is then started again, and a server given up."""
     update: str = setting("keep", choices=("keep", "wait", "abort"), needs=PUSHED)
-    """Completions under way when weights change: keep (continue on the new ones), wait (finish first) or abort (begin
-    again)."""
+    """Completions under way when weights change: keep (go on with the new), wait (finish first) or abort (restart)."""
 
 
 @dataclass
@@ -103,5 +102,4 @@ class SamplingConfig(Section):
         choices=("trajectory", "one_step"),
         needs=Requires("sampling.num_passes > 1", ("sampling.num_passes",), lambda passes: passes > 1),
     )
-    """Log-probs of a fill in several passes: trajectory (of each pass, exact) or one_step (all from the first, biased;
-    diffu-GRPO, arXiv 2504.12216)."""
+    """Log-probs of a fill: trajectory (of each pass, exact) or one_step (of the first, biased; arXiv 2504.12216)."""

@@ -114,8 +114,7 @@ class Arithmetic(Environment):
 
 
 def score(completion: str, answer: int) -> Reward:
-    """Give 1 where the completion, blanks around it aside, is the decimal integer and nothing else: `078` is not
-    `78`."""
+    """Give 1 where the completion, blanks around it aside, is the decimal integer alone: `078` is not `78`."""
     correct = float(completion.strip() == str(answer))
     return Reward(correct, {"correct": correct})
 

@@ -91,8 +91,7 @@ class Episode(ABC):
     """
 
     is_program: bool = False
-    """Whether a program of its own leads the conversation: where the chat template refuses its messages this attempt
-    fails and no other."""
+    """Whether a program leads the conversation: messages that the chat template refuses fail this attempt alone."""
     hears_cuts: bool = False
     """Whether `reply` hears of turns that were cut too. The episode ends there, or a program goes on."""
 

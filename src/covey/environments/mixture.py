@@ -33,8 +33,7 @@ class Mixture(Environment):
     """
 
     def __init__(self, parts: Mapping[str, EnvironmentLike], weights: Mapping[str, float]) -> None:
-        """Adopt the parts' prompts. `weights` say how often each part is drawn in training, and a part without one
-        weighs 1."""
+        """Adopt the parts' prompts. `weights` say how often each is drawn in training; others weigh 1."""
         self._parts = {name: adapt(part) for name, part in parts.items()}
         self._weights = {name: weights.get(name, 1.0) for name in parts}
         self._prompts: dict[Split, list[Prompt]] = {split: [] for split in SPLITS}
@@ -50,8 +49,7 @@ class Mixture(Environment):
 
     @property
     def part_weights(self) -> Mapping[str, float]:
-        """Return weights of the environments' own terms. A whole reward, under the name of its part, is their sum: it
-        weighs 0."""
+        """Return weights of the environments' own terms. A part's whole reward, which is their sum, weighs 0."""
         weights = dict.fromkeys(self._parts, 0.0)
         for name, part in self._parts.items():
             weights |= {f"{name}/{own}": weight for own, weight in part.part_weights.items()}

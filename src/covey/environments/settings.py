@@ -29,8 +29,7 @@ class EpisodesConfig(EnvironmentConfig):
     max_turns: int | None = setting(None, ge=1)
     """Turns of the policy in an episode at most; null is the environment's own number."""
     max_context: int | None = setting(None, ge=1)
-    """Tokens of prompt and all turns together; null is what the model has room for. sampling.max_tokens bounds each
-    turn."""
+    """Tokens of prompt and all turns (sampling.max_tokens bounds each); null is what the model has room for."""
     turn_timeout: float | None = setting(None, gt=0)
     """Seconds that the environment may take for one reply; null leaves it to timeouts.scoring."""
     history: str = setting("append", choices=("append", "template"))

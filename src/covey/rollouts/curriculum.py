@@ -100,8 +100,7 @@ class SuccessRateCurriculum:
             self._successes.append(outcome.success)
 
     def take_metrics(self) -> dict[str, float]:
-        """Return the mean success of the last groups, the share of buckets that is measured, and of those the share
-        inside."""
+        """Return the mean success of the last groups, the share of buckets measured, and of those the share inside."""
         rates = [bucket.success for bucket in self._buckets.values() if bucket.success is not None]
         inside = [self._window.distance(rate) == 0 for rate in rates]
         metrics = {"explored": len(inside) / len(self._members)}
@@ -127,8 +126,7 @@ class SuccessRateCurriculum:
             bucket.stream.position, bucket.success, bucket.drawn_at = position, success, drawn_at
 
     def _next(self, rested: list[tuple[float, float, str]], taken: Counter[str]) -> str:
-        """Return the bucket of the next prompt. `rested` is a heap of (position at which the rest is over, rest,
-        name)."""
+        """Return the bucket of the next prompt. `rested` is a heap of (end of the rest, rest, name)."""
         if is_scheduled(self.position, self._window.explore):
             return self._explore()
         while rested and taken[rested[0][2]] >= len(self._members[rested[0][2]]):

@@ -206,8 +206,7 @@ def check_state(state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
 
 
 def rollout_seed(seed: int, prompt_id: str, epoch: int) -> int:
-    """Return the seed of a prompt's completions: a pure function of the run's seed, the prompt and the pass over the
-    data."""
+    """Return the seed of a prompt's completions, which depends on the run's seed, the prompt and the pass alone."""
     digest = hashlib.blake2b(f"{seed}/{epoch}/{prompt_id}".encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
 

@@ -157,8 +157,7 @@ def fitting(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase, max_t
 
 
 def _num_tokens(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, enough: int) -> int:
-    """Count tokens of a prompt, or return an upper bound where that is at most `enough`: most need not be tokenized to
-    know."""
+    """Count tokens of a prompt, or return an upper bound up to `enough`: most need not be tokenized to know."""
     turns = [prompt.text] if isinstance(prompt.text, str) else [str(dict(message)) for message in prompt.text]
     bound = sum(TOKENS_PER_CHARACTER * len(turn) + TEMPLATE_TOKENS for turn in turns)
     return bound if bound <= enough else len(encode_prompt(tokenizer, prompt))

@@ -33,8 +33,7 @@ CODE = re.compile(r"[^\n]+?:[^\W\d][\w.]*")
 HARMLESS = ("kinds",)
 """Settings whose values look like it and are looked up in a table."""
 ACTS = ("remote_url", "url", "servers", "address", "command", "python", "id")
-"""Settings that name servers which get completions or weights, commands and interpreters that are started, and a module
-of verifiers."""
+"""Settings that name servers of completions or weights, commands, interpreters, and a verifiers module."""
 
 
 def key_file() -> Path:

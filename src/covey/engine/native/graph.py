@@ -173,8 +173,7 @@ class RowState:
         self.num_rows = num_rows
         self._number_6B = torch.zeros((6, num_rows), dtype=torch.int64, device=device)
         self.newest_B, self.length_B, self.prompt_B, self.limit_B, self.key_B, self.finished_B = self._number_6B
-        """Newest token and number of tokens of this turn, length of what was before it, most tokens of the turn, key of
-        the draw, 1 or 0."""
+        """Newest token, tokens of this turn, length before it, most tokens of the turn, key of the draw, 1 or 0."""
         self.stop_N = to_device(sorted(policy.stop_ids) or [NOBODY], device)
         self.token_SB = torch.zeros((LOOK_EVERY, num_rows), dtype=torch.int64, device=device)
         self.logprob_SB = torch.zeros((LOOK_EVERY, num_rows), dtype=torch.float64, device=device)

@@ -78,8 +78,7 @@ def fenced_blocks(text: str) -> list[str]:
 
 
 def _opens(fence: re.Match[str]) -> bool:
-    """Return whether a block begins here: on a line of its own, in an answer tag, or behind words and with a
-    language."""
+    """Tell whether a block begins here: on its own line, in an answer tag, or behind words and with a language."""
     return fence[1].strip().lower() in ("", "<answer>") or fence[3].strip().isidentifier()
 
 
@@ -102,8 +101,7 @@ def _submission(text: str, entry_point: str) -> str:
 
 
 def _joined(opening: str, rest: str) -> str:
-    """Return the rest of a body that follows its opening. Models often leave the first line's indentation to the
-    prompt."""
+    """Return the rest of a body that follows its opening. Models often leave the first indentation to the prompt."""
     first = next(line for line in rest.split("\n") if line.strip())
     indented = first.startswith((" ", "\t"))
     return opening + (rest if indented else "    " + rest.lstrip())

@@ -29,8 +29,7 @@ class CodeConfig(EpisodesConfig):
     problem_seed: int = setting(0, needs=IS_DRAWN)
     """Which problems are drawn, and which tests of rows."""
     tests_per_problem: int | None = setting(None, ge=1)
-    """Tests that judge the programs of a problem, drawn by `problem_seed`; null takes ten of a made-up problem, and all
-    of a row."""
+    """Tests of a problem, drawn by `problem_seed`; null takes ten of a made-up problem, all of a row."""
     partial_weight: float = setting(0.5, ge=0, le=1)
     """Reward for passing some of the tests: this times their share. 0 rewards only programs that pass all."""
     max_turns: int | None = setting(1, ge=1)

@@ -40,8 +40,7 @@ class IFEval(Environment):
         return self._scheme.in_form(answer)
 
     def demonstrations(self, split: Split) -> list[tuple[Prompt, str]]:
-        """Return the generated prompts with their gold answers. Raises ValueError where all are rows, which have
-        none."""
+        """Return the generated prompts with their gold answers. Raises ValueError where all are rows without one."""
         golds = [(prompt, self.gold(prompt)) for prompt in self._prompts[split]]
         shown = [(prompt, gold) for prompt, gold in golds if gold is not None]
         if not shown:

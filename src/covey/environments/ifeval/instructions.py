@@ -166,8 +166,7 @@ def judge(response: str, instructions: Sequence[Instruction]) -> Verdicts:
 
 
 def verdicts(response: str, instruction_id_list: Sequence[str], kwargs: Sequence[Mapping[str, Any] | None]) -> Verdicts:
-    """Give verdicts on the instructions of a row of IFEval's form. Raises ValueError for instructions that make no
-    sense."""
+    """Give verdicts on the instructions of a row of IFEval. Raises ValueError for those that make no sense."""
     return judge(response, instructions_of(instruction_id_list, kwargs))
 
 

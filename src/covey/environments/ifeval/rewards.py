@@ -114,8 +114,7 @@ def measures(verdicts: Verdicts) -> dict[str, float]:
 
 
 def after_thoughts(completion: str) -> str:
-    """Return what follows the last `</think>`, trimmed: nothing where a thought never ends, else the completion as it
-    is."""
+    """Return what follows the last `</think>`, trimmed; nothing where a thought never ends, all where there is none."""
     if THINK_END in completion:
         return completion.rpartition(THINK_END)[2].strip()
     return "" if completion.lstrip().startswith("<think>") else completion

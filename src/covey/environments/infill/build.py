@@ -183,8 +183,7 @@ def build(
 
 
 def judged(material: Material, name: str, seed: int) -> Judged:
-    """Return the judge of that name, trained if need be. Raises ValueError where it ranks too few held-out texts
-    right."""
+    """Return the judge of that name, trained if need be. Raises ValueError where it ranks too few texts right."""
     settings = material.settings
     # Train the embedded judge, once for all ranks.
     if name == NANO_JUDGE:

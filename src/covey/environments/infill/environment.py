@@ -95,8 +95,7 @@ class Infill(Environment):
         return list(self._prompts[split])
 
     async def score(self, prompt: Prompt, completions: Sequence[str]) -> list[Reward | Failure]:
-        """Judge by the text of the fills, for callers without tokens. One that cannot fill the gaps is the empty
-        text."""
+        """Judge by the text of the fills, for callers without tokens. Where it cannot fill the gaps it is empty."""
         ids = [self._tokenizer(text, add_special_tokens=False)["input_ids"] for text in completions]
         return await self.score_tokens(prompt, completions, ids)
 

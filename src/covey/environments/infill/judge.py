@@ -32,8 +32,7 @@ class Judge:
     """Scores texts in batches, without gradient."""
 
     def __init__(self, name: str, settings: JudgeSettings) -> None:
-        """Load the judge from a folder or the hub. Raises ValueError where there is no such model, or not so many
-        labels."""
+        """Load the judge from a folder or the hub. Raises ValueError where it is not there, or has too few labels."""
         self.name = name
         self._settings = settings
         self._loaded: Loaded = load_scorer(name, None, "float32", settings.device)

@@ -84,8 +84,7 @@ def ensure_judge(
 def train_judge(
     training: JudgeTraining, tokenizer: PreTrainedTokenizerFast, draw: Pairs
 ) -> tuple[PreTrainedModel, float]:
-    """Train a judge to give real texts a higher score than corrupted ones, and return its loss (nats per text) at the
-    end."""
+    """Train a judge to rank real texts above corrupted ones, and return its loss (nats per text) at the end."""
     # Make model, optimizer and random numbers from the seed.
     shape = NanoShape("modernbert", training.hidden_size, training.num_layers, training.num_heads)
     model = nano_judge_model(shape, tokenizer, training.seed)

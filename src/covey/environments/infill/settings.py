@@ -32,8 +32,7 @@ class InfillConfig(EnvironmentConfig):
     text_column: str = setting("text", needs=Requires("data.path = rows, not a text file", ("data.path",), _has_rows))
     """Column that holds the text, where `data` has rows."""
     grammar: str | None = setting(None, needs=GRAMMAR_READ)
-    """A file of rules (BNF, docs/tasks/infill.md) that draws the sentences and checks them exactly; null takes covey's
-    own."""
+    """A file of rules (BNF, docs/tasks/infill.md) that draws the sentences and checks them; null takes covey's own."""
     window: int = setting(64, ge=2)
     """Most tokens of a text."""
     masking: str = setting("random", choices=("random", "spans"))

@@ -171,8 +171,7 @@ class Masker:
         return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def _units(self, text: str, whole_words: bool = False) -> list["_Unit"]:
-        """Group tokens that can be told apart in the text: those of one character, or word, that is several tokens stay
-        together."""
+        """Group tokens that can be told apart in the text: several that make up a character, or word, stay together."""
         # Tokens that share characters or a word are one unit
         encoded = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         units: list[_Unit] = []

@@ -221,8 +221,7 @@ class StepStats:
 
 
 def _best_at(groups: Sequence[Sequence[float]]) -> dict[str, float]:
-    """Compute Best@N over the largest groups, for N = 1, 2, 4 ... up to their size. Evaluations have greedy ones
-    beside."""
+    """Compute Best@N over the largest groups, for N = 1, 2, 4 ... up to their size. Evaluations have greedy ones."""
     largest = max(map(len, groups))
     chosen = [group for group in groups if len(group) == largest]
     sizes = [2**power for power in range(7) if 2**power <= largest]

@@ -1,5 +1,4 @@
-"""What the policy is told, in words for language models and in a few characters for the nano policy. And what
-demonstrations say."""
+"""What the policy is told, in words or in a few characters for the nano policy, and what demonstrations say."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -52,8 +51,7 @@ def _text(problem: Problem, form: str, score: str, instruction: str | None) -> s
 
 
 def read_answer(completion: str, problem: Problem, form: str) -> Tree | Invalid:
-    """Return the tree a completion stands for, less its thoughts. The compact form continues where the prompt
-    ended."""
+    """Return the tree a completion stands for, less its thoughts. The compact form goes on from the prompt."""
     if form == "compact":
         return read_compact(write_compact(problem.given) + completion.strip(), problem.rules)
     return FORMS[form].read(without_thoughts(completion), problem.rules)

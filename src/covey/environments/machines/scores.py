@@ -70,8 +70,7 @@ def catapult_strict(outcome: Outcome) -> float:
 
 
 def is_thrown(throw: Throw) -> bool:
-    """Return whether the machine stands when it lets go and stays down, and the boulder flies further than it falls, by
-    the machine's own force."""
+    """Tell whether it stands when it lets go, stays down, and throws further than it falls, by its own force."""
     stands = throw.on_ground and throw.own_way <= MAX_WAY and throw.own_lift <= MAX_LIFT
     return stands and throw.distance >= throw.height and throw.gained <= MAX_GAIN
 

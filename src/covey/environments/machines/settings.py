@@ -23,8 +23,7 @@ class MachinesConfig(EnvironmentConfig):
 
     name: str = "machines"
     stages: list[str] = field(default_factory=lambda: ["car"])
-    """What is requested, round-robin: valid, small_car, budget_car, car, arm, catapult (docs/tasks/machines.md). Rows
-    of your own may name theirs."""
+    """What is requested in turn: valid, small_car, budget_car, car, arm, catapult; own rows may name theirs."""
     form: str = setting("tree", choices=("tree", "global", "compact"))
     """How machines are written: tree (JSON), global (JSON with positions) or compact (characters, for nano)."""
     score: str = "strict"

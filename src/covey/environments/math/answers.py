@@ -66,8 +66,7 @@ _THINK = re.compile(r"<(/?)think(?:ing)?>", re.IGNORECASE)
 
 
 def without_thoughts(completion: str) -> str:
-    """Return the completion less its think blocks. A block that the prompt opened ends at a closing tag without an
-    opening."""
+    """Return the completion less its think blocks; a closing tag alone ends one that the prompt opened."""
     kept: list[str] = []
     depth = position = 0
     # Text outside of thoughts counts; a closing tag without an opening one ends a thought too
@@ -153,8 +152,7 @@ _NUMBER_WORD = re.compile(
 
 
 def _labels(text: str, numeric: bool) -> Iterator[_Mark]:
-    """Yield sentences and labels that state a value. With `numeric`, those that state no number are prose, not
-    marks."""
+    """Yield sentences and labels that state a value: with `numeric` a number, as others are prose."""
     for label in list(_LABEL.finditer(text))[-MAX_MARKS:]:
         gap = _LABEL_GAP.match(text, label.end())
         begin = gap.end() if gap is not None else label.end()

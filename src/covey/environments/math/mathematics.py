@@ -132,8 +132,7 @@ class Mathematics(Environment):
 
 
 def covey_reward(completion: str, is_right: bool, format_reward: float) -> Reward:
-    """Give 1 for the right answer, and for a wrong one `format_reward` where it is in the only box outside the
-    thoughts."""
+    """Give 1 for the right answer, `format_reward` for a wrong one in the only box outside the thoughts."""
     said = without_thoughts(completion)
     has_form = said.count("\\boxed") == 1 and boxed_answer(said) is not None
     value = 1.0 if is_right else format_reward * has_form

@@ -110,8 +110,7 @@ class _Arithmetic:
         return total
 
     def factor(self, sign: str) -> Fraction | None:
-        """Read what stands after a sign of multiplication. A letter x is one only between blanks (`6 x 7`, not
-        `3x+5`)."""
+        """Read what stands after a sign of multiplication, as which x counts before a blank (`6 x 7`, not `3x+5`)."""
         if sign == "x":
             return self.powered() if self.text.startswith(" ", self.position) else None
         return self.signed() if sign else None
@@ -383,8 +382,7 @@ def _first_operand(text: str, numbers: list[re.Match[str]]) -> int:
 
 
 def _listed_before(text: str, numbers: list[re.Match[str]]) -> list[Readings]:
-    """Return the values listed directly before the last number: two joined by `or`, three and more joined by
-    anything."""
+    """Return the values listed right before the last number: two joined by `or`, more joined by anything."""
     # Go backwards from the last number while only commas and "or" stand between
     listed: list[Readings] = []
     says_or = False

@@ -31,8 +31,7 @@ def verl_reward(completion: str, gold: str) -> Reward:
 
 
 def _last_box(text: str) -> str | None:
-    """Return what the last box holds. One `\\boxed 5` anywhere beats all boxes with braces. `\\fbox` is found but not
-    read."""
+    """Return what the last box holds. One `\\boxed 5` beats all boxes with braces. `\\fbox` is found, not read."""
     _, blank, after = text.rpartition("\\boxed ")
     if blank:
         return after.split("$")[0]
@@ -94,8 +93,7 @@ def _with_roots(text: str) -> str:
 
 
 def _with_fractions(text: str) -> str:
-    """Write `\\frac12` and `\\frac1{2}` as `\\frac{1}{2}`. Where one cannot be read, none before it is changed
-    either."""
+    """Write `\\frac12` and `\\frac1{2}` as `\\frac{1}{2}`: all of them, or none where one cannot be read."""
     # \frac12 is \frac{1}{2}
     first, *rest = text.split("\\frac")
     made = [first]
@@ -188,8 +186,7 @@ def first_block(text: str, tag: str) -> str:
 
 
 def torchrl_reward(completion: str, is_right: bool) -> Reward:
-    """Apply TorchRL's scale (pytorch/rl ae9719f1): 1 for the right first answer block, 0.1 for another one, 0 for
-    none."""
+    """Apply TorchRL's scale (pytorch/rl ae9719f1): 1 for the right first answer block, 0.1 for another, 0 for none."""
     answered, thought = first_block(completion, "answer") != "", first_block(completion, "think") != ""
     right = answered and is_right
     value = 1.0 if right else FORMAT_REWARD_TORCHRL if answered else 0.0

@@ -90,8 +90,7 @@ class MathVerifier:
             self._pool.close()
 
     async def _call(self, function: Callable[..., Any], texts: Mapping[str, str]) -> Any:
-        """Return what the function returns. 0.0 where it did not survive. A Failure where there was no worker to run
-        it."""
+        """Return what the function returns, 0.0 where it did not survive, a Failure where no worker could run it."""
         # Start the pool with the first call
         if self._pool is None:
             self._pool = WorkerPool(FUNCTIONS, _settings(self.limits))

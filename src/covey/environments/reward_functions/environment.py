@@ -81,8 +81,7 @@ class RewardSettings:
 def reward_functions(
     functions: Sequence[str | Mapping[str, Any] | RewardCallable], weights: Sequence[float] = ()
 ) -> tuple[RewardFunction, ...]:
-    """Give functions, or entries that name them, weights (all 1 where none are given) and unique names: the second `f`
-    is `f_2`."""
+    """Give functions, or their entries, weights (1 where none are given) and unique names: the second `f` is `f_2`."""
     if not functions:
         raise ValueError("environment=reward_functions needs rewards=[module:function], got none")
     if weights and len(weights) != len(functions):
@@ -194,8 +193,7 @@ class RewardFunctions(Environment):
     async def score_tokens(
         self, prompt: Prompt, completions: Sequence[str], completion_ids: Sequence[Sequence[int]]
     ) -> list[Reward | Failure]:
-        """Judge, or raise RewardFailureRate when more than max_failure_rate of the last 1000 rewards failed (of at
-        least 20)."""
+        """Judge, or raise RewardFailureRate where over max_failure_rate of the last 20 to 1000 rewards failed."""
         return await self._score(prompt, completions, _tokens(completion_ids))
 
     async def score_conversations(
@@ -279,8 +277,7 @@ class RewardFunctions(Environment):
         self._thread.close()
 
     def _keywords(self, prompt: Prompt, completions: Sequence[str]) -> dict[str, list[Any]]:
-        """Return what one function is called with, besides the hooks, made anew for each: it may change its
-        arguments."""
+        """Return what a function is called with besides the hooks, anew for each, as it may change its arguments."""
         # Columns as lists, one entry per completion
         count = len(completions)
         shown = {name: value for name, value in prompt.columns.items() if name not in HIDDEN_COLUMNS}

@@ -96,8 +96,7 @@ def _last_prompts(folder: Path, checkpoint: Path) -> str | None:
 
 
 def log_setting_changes(config: Config, folder: Path, checkpoint: Path, prompts: str) -> None:
-    """Write down in what a run resumed at `checkpoint` differs from how it was, settings and `prompts`, for the
-    next time it is resumed."""
+    """Write down, for the next resume, how settings and `prompts` differ from those at `checkpoint`."""
     if not (folder / CONFIG).is_file():  # `train` was called by a program, which has the settings
         return
     # Find what differs

@@ -44,8 +44,7 @@ MAX_GRADIENT_TOKENS = 512
 HALF_RANGE = 2.0**-10
 """Advantages in float16 are so much smaller, or the loss scale of a first step would overflow."""
 NUM_FORWARDS, FEWER_FORWARDS = 28, 16
-"""Forward passes that the gradients of all layouts are worth, seven or four: each with a backward pass and a
-reference."""
+"""Forward passes that the gradients of all layouts are worth: seven or four, with backward and reference."""
 
 
 # ------------------------------------------------------------------------------------------------ log-probs

@@ -43,8 +43,7 @@ SLOPE_TOLERANCE = {"float64": 0.01, "float32": 0.01, "float16": 0.05, "bfloat16"
 about 1e-3; what is allowed beyond is what rounding does to the gradient, along its own direction, in the policy's
 precision. A wrong sign is an error of 2, a factor of two one of 0.5."""
 RISE = 1e-2
-"""How much the loss should rise between the ends of the first step, in nats per token: ten thousand times what float32
-rounds."""
+"""Rise of the loss over the first step to aim at, nats per token: ten thousand times what float32 rounds."""
 REACH = 0.05
 """A step is at most this share of the weights that move: where the gradient is nearly 0, the loss rises less."""
 AGREEMENT = 1e-3

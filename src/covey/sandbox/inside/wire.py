@@ -36,8 +36,7 @@ def send(descriptor: int, message: Any) -> None:
 
 
 def receive(descriptor: int, seconds: float | None = None) -> Any:
-    """Read one message from a process that is trusted. Raises EOFError where it has ended, TimeoutError after
-    `seconds`."""
+    """Read a message of a trusted process. Raises EOFError where it has ended, TimeoutError after `seconds`."""
     deadline = None if seconds is None else time.monotonic() + seconds
     length = int.from_bytes(read_exactly(descriptor, LENGTH, deadline), "big")
     assert length <= MAX_TRUSTED

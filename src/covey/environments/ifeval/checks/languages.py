@@ -43,8 +43,7 @@ def detect(text: str) -> str | None:
 
 @lru_cache(maxsize=1)
 def _factory() -> Any:
-    """Build a factory of covey's own, so that no other seed changes. Its profiles are in order of their names, not of
-    the disk."""
+    """Build a factory of covey's own, so that no other seed changes, with profiles in order of their names."""
     from langdetect.detector_factory import PROFILES_DIRECTORY, DetectorFactory
 
     factory = DetectorFactory()

@@ -52,8 +52,7 @@ def _occurrences(keyword: str, text: str) -> int:
 
 
 def forbidden_words(text: str, *, forbidden_words: list[str]) -> bool:
-    """Check that none occurs as a whole word: the `cat` of cat's and cat-like does, that of cats and cat_name does
-    not."""
+    """Check that none occurs as a whole word: the `cat` of cat's and cat-like does, that of cats and cat_name not."""
     return not any(re.search(rf"\b{re.escape(word)}\b", text, re.IGNORECASE) for word in forbidden_words)
 
 
@@ -77,8 +76,7 @@ def number_paragraphs(text: str, *, num_paragraphs: int) -> bool:
 
 
 def nth_paragraph_first_word(text: str, *, num_paragraphs: int, nth_paragraph: int, first_word: str) -> bool:
-    """Check for so many pieces between pairs of line breaks, of which one, blank ones counted too, begins with the
-    word."""
+    """Check for so many pieces between pairs of line breaks, of which one, blanks counted, begins with the word."""
     pieces = text.split("\n\n")
     num_filled = sum(bool(piece.strip()) for piece in pieces)
     words = pieces[nth_paragraph - 1].split() if nth_paragraph <= num_filled else []
@@ -163,8 +161,7 @@ def postscript(text: str, *, postscript_marker: str) -> bool:
 
 
 def number_bullet_lists(text: str, *, num_bullets: int) -> bool:
-    """Check for exactly so many lines that begin with `-`, or with `*` and anything else, which may be on the next
-    line."""
+    """Check for exactly so many lines that begin with `-`, or with `*` and anything else, even on the next line."""
     stars, dashes = _STAR_BULLET.findall(text), _DASH_BULLET.findall(text)
     return len(stars) + len(dashes) == num_bullets
 

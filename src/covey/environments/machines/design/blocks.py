@@ -51,8 +51,7 @@ class BlockType:
 
     @property
     def centre(self) -> Vector:
-        """Return the centre of its box, in its own frame. The root's frame has its origin there, all others at the back
-        of the box."""
+        """Return the centre of its box in its own frame, whose origin is there for the root, else at the box's back."""
         return (0.0, 0.0, 0.0 if self.type == 0 else self.size[2] / 2)
 
 

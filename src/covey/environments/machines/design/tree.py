@@ -45,8 +45,7 @@ def read_machine(text: str, rules: Rules) -> Tree | Invalid:
 
 
 def find_json(text: str) -> str:
-    """Return the last fenced block, cut off or not. The whole text where nothing is fenced. The original takes the
-    first."""
+    """Return the last fenced block, cut off or not, else the whole text. The original takes the first."""
     fenced = text.split("```")[1::2]
     return LANGUAGE.sub("", fenced[-1]) if fenced else text
 

@@ -95,8 +95,7 @@ def assemble(machine: Machine, physics: Physics) -> Assembly:
 
 
 def _body_of_face(machine: Machine, body_of: list[int], block: int, face: int) -> int:
-    """Return the body of a face. What is at the Front of a rotating block does not turn: the axle goes through to its
-    base."""
+    """Return the body of a face. The Front of a rotating block does not turn: its axle goes through to its base."""
     placed = machine.placed[block]
     kind = BLOCKS[placed.block.type]
     if kind.kind == "rotor" and kind.faces[face].side == "Front":

@@ -145,8 +145,7 @@ def begin(machine: Machine, world: World, physics: Physics = PHYSICS) -> Simulat
 def simulate(
     machine: Machine, world: World, physics: Physics = PHYSICS, seen: Callable[[Simulation], None] | None = None
 ) -> Trajectory:
-    """Simulate a machine for 5 s, and until a boulder in the air lands (8 s at most). `seen` is called at every look,
-    the start among them."""
+    """Simulate 5 s, at most 8 s until a boulder in the air lands. `seen` is called at every look and the start."""
     simulation = begin(machine, world, physics)
     if simulation.model.nv > MAX_FREEDOM:
         return without_motion("too_free")

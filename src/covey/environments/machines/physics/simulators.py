@@ -55,8 +55,7 @@ class Simulators:
     def __init__(
         self, settings: SimulatorSettings | None = None, function: Callable[..., dict[str, Any]] | None = None
     ) -> None:
-        """Start no worker yet. `function` stands for `physics.run` in tests. Raises ValueError where MuJoCo is not
-        installed."""
+        """Start no worker yet. `function` is `physics.run` but in tests. Raises ValueError without MuJoCo."""
         if find_spec("mujoco") is None:
             raise ValueError(MISSING)
         self._settings = settings or SimulatorSettings()

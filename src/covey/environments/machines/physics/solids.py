@@ -11,8 +11,7 @@ from covey.environments.machines.physics.constants import Physics
 Shape = Literal["box", "cylinder", "capsule", "sphere"]
 
 Surface = Literal["plain", "tyre", "slick", "grip", "elastic", "housing", "boulder"]
-"""How it touches. A housing is a joint's own body: it moves within its neighbours, so it touches only what is not of
-its machine."""
+"""How it touches. A housing, a joint's body within its neighbours, touches only what is not of its machine."""
 
 
 @dataclass(frozen=True, slots=True)

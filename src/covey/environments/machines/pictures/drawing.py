@@ -197,8 +197,7 @@ def add_walls(axes: Axes, recording: Recording, view: View) -> None:
 
 
 def _hides(wall: Wall, view: View) -> bool:
-    """Return whether a wall covers the machine: from the side a high one does, and a long one where the ground is a
-    line."""
+    """Return whether a wall covers the machine: from the side a high one, where the ground is a line a long one."""
     from_above, from_side = view.into[1] == -1.0, view.into[1] == 0.0
     return not from_above and (wall.half[1] > HIGH_WALL / 2 or (from_side and wall.half[2] > LONG_WALL / 2))
 

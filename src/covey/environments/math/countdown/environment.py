@@ -104,8 +104,7 @@ class Countdown(Environment):
 
 
 def score(completion: str, numbers: Sequence[int], target: int, settings: CountdownConfig) -> Reward:
-    """Give 1 for an expression of the numbers that reaches the target, `format_reward` for another answer in the
-    form."""
+    """Give 1 for an expression of the numbers that reaches the target, `format_reward` for another in the form."""
     answer = find_answer(completion) if settings.answer_form == "tags" else completion.strip()
     expression = read_expression(answer)
     has_form = answer != "" if settings.answer_form == "tags" else expression is not None

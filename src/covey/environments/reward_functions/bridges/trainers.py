@@ -75,8 +75,7 @@ class TrlReward:
         log_metric: Callable[[str, float], None] | None = None,
         **columns: Any,
     ) -> list[float | None]:
-        """Return one float for each completion, None where the environment could not judge it. The columns lead to
-        prompts."""
+        """Return a float for each completion, None where it could not be judged. The columns lead to prompts."""
         # Columns that TRL hands over, a list per column
         lists = {name: values for name, values in columns.items() if isinstance(values, list)}
         rows = [{name: values[i] for name, values in lists.items()} for i in range(len(prompts))]

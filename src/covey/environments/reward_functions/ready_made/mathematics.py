@@ -19,8 +19,7 @@ VERIFY_SECONDS = 5
 
 
 def accuracy(completions: Sequence[Completion], solution: Sequence[str | None], **columns: Any) -> list[float | None]:
-    """Give 1 where the first box (or LaTeX after the word answer) is the solution, else 0. A plain `42` earns
-    nothing."""
+    """Give 1 where the first box (or LaTeX after the word answer) is the solution, else 0, as for a plain `42`."""
     answers = [final_text(completion) for completion in completions]
     return [_verdict(answer, gold) for answer, gold in zip(answers, solution, strict=True)]
 

@@ -101,8 +101,7 @@ class RewardModel:
 
 
 def unforged(said: Any, tokenizer: "PreTrainedTokenizerBase") -> Any:
-    """Return text or messages with each special token that they spell out divided by a space, or one in place of a
-    single character."""
+    """Return text or messages with a space within each special token, or in place of a single character."""
     pattern = special_tokens(tokenizer, len(tokenizer))
 
     def divided(mark: re.Match[str]) -> str:
@@ -127,8 +126,7 @@ def special_tokens(tokenizer: "PreTrainedTokenizerBase", size: int) -> re.Patter
 
 
 def padded(scorer: Loaded) -> Loaded:
-    """Return the scorer with a padding token that model and tokenizer agree on, the end of sequence where there is
-    none."""
+    """Return the scorer with a padding token that model and tokenizer agree on, else the end of sequence."""
     if scorer.tokenizer.pad_token_id is None:
         scorer.tokenizer.pad_token = scorer.tokenizer.eos_token
     scorer.model.config.get_text_config().pad_token_id = scorer.tokenizer.pad_token_id
@@ -136,8 +134,7 @@ def padded(scorer: Loaded) -> Loaded:
 
 
 def load_scorer(name: str, revision: str | None, precision: str, device: str) -> Loaded:
-    """Load a sequence classifier, frozen, with its tokenizer. Raises ValueError where there is none with a trained
-    head."""
+    """Load a frozen sequence classifier and its tokenizer. Raises ValueError where none has a trained head."""
     from transformers import AutoModelForSequenceClassification
 
     from covey.policy.models.loading import NO_CODE, choose_device, load_tokenizer

@@ -66,8 +66,7 @@ def ruleset(allowed: Sequence[bytes]) -> int:
 
 
 def restrict(descriptor: int) -> None:
-    """Restrict this process to the ruleset, from now on and beside what restricts it already. Needs
-    no-new-privileges."""
+    """Restrict this process to the ruleset, beside earlier ones, from now on. Needs no-new-privileges."""
     kernel.call("landlock_restrict_self", descriptor, 0)
 
 

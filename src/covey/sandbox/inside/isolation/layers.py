@@ -111,8 +111,7 @@ def enter(spec: Spec, step: Step) -> None:
 
 
 def enter_identity(spec: Spec, step: Step) -> None:
-    """Become another user without capabilities, who cannot gain any and whose memory no process of the same user may
-    read."""
+    """Become a user without capabilities, who can gain none and whose processes cannot read each other's memory."""
     step.begin("identity")
     # Keep one capability where only root may read the library
     kept = 1 << kernel.CAP_DAC_READ_SEARCH if spec.keep_search else 0

@@ -55,8 +55,7 @@ def calls(facts: dict[str, Any]) -> dict[str, str]:
 
 
 def call_through(name: str) -> None:
-    """Make a call: PermissionError where the filter refuses. Any other error comes from the call itself, so it got
-    through."""
+    """Make a call: PermissionError where the filter refuses. Any other error means that the call got through."""
     if name == "fork":  # has no arguments that could be wrong
         if kernel.fork_into(0) == 0:
             os._exit(0)

@@ -30,8 +30,7 @@ sched_yield sched_get_priority_max sched_get_priority_min
 futex set_robust_list set_tid_address rseq membarrier arch_prctl exit exit_group wait4 waitid
 """
 MODES = "chmod fchmod fchmodat utime utimes utimensat futimesat truncate"
-"""Landlock does not cover these (truncate only from its third version on), so they are for programs that see no file of
-the host."""
+"""Landlock lacks these (truncate until its third version): they are for programs that see no file of the host."""
 ATTRIBUTES = "getxattr lgetxattr fgetxattr listxattr llistxattr flistxattr"
 """Answered as by a file system without extended attributes: `shutil.copy2` then continues."""
 

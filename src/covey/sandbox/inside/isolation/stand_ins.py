@@ -73,8 +73,7 @@ class SemLock:
 
 
 def forgiving(change: Callable[..., None]) -> Callable[..., None]:
-    """Return a function that changes modes or times, and leaves the program's own files as they are: no filter can tell
-    them from the host's."""
+    """Return a function that changes modes or times, but of no own file: no filter tells it from the host's."""
 
     @functools.wraps(change)
     def changed(path: Any, *arguments: Any, **keywords: Any) -> None:
