@@ -21,7 +21,7 @@ from covey.environments.code import environment as code
 from covey.environments.machines.design.types import Invalid
 from covey.environments.machines.environment import StepStats
 from covey.environments.math import verifier
-from covey.environments.math.countdown.settings import CountdownConfig
+from covey.environments.math.settings import CountdownConfig
 from covey.environments.settings import ArithmeticConfig, MixtureConfig
 from covey.rollouts.settings import GroupSizeStep
 from covey.run.records.step_metrics import DOCUMENT_NAMES

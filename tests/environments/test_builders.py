@@ -15,8 +15,7 @@ from covey.environments.build import ENVIRONMENTS
 from covey.environments.code.settings import CodeConfig
 from covey.environments.data.settings import DataConfig
 from covey.environments.ifeval.settings import IfevalConfig
-from covey.environments.math.countdown.settings import CountdownConfig
-from covey.environments.math.settings import Gsm8kConfig, MathConfig
+from covey.environments.math.settings import CountdownConfig, Gsm8kConfig, MathConfig
 from covey.environments.reward_functions.settings import RewardFunctionsConfig
 from covey.environments.settings import ArithmeticConfig
 from covey.types import Prompt

@@ -19,8 +19,7 @@ from covey.environments.code.settings import CodeConfig
 from covey.environments.conversations.tools.settings import ToolsConfig
 from covey.environments.data.rows import load_rows
 from covey.environments.data.settings import DataConfig
-from covey.environments.doors.gateway.settings import AgentConfig
-from covey.environments.doors.settings import StepsConfig, VerifiersConfig
+from covey.environments.doors.settings import AgentConfig, StepsConfig, VerifiersConfig
 from covey.environments.math.settings import Gsm8kConfig
 from covey.environments.reward_functions.settings import RewardFunctionsConfig
 from covey.environments.reward_functions.specs import load_reward

@@ -121,7 +121,8 @@ def full_name(config: Config, name: str) -> str:
     """
     # Full names, and keys below mappings of any names
     known = [found.name for found in walk(config)]
-    if name in known or name in vars(config) or name.rpartition(".")[0] in _open_names(config):
+    mappings = {found.name for found in walk(config) if isinstance(found.value, dict)}
+    if name in known or name in vars(config) or name.rpartition(".")[0] in mappings:
         return name
     # Last parts of names, those of primary settings first
     ending = [other for other in known if other.rpartition(".")[2] == name]
@@ -132,8 +133,3 @@ def full_name(config: Config, name: str) -> str:
         spelled = " or ".join(other.replace(".", "__") for other in primary)
         raise ValueError(f"setting {name} is one of several: write {spelled}")
     raise ValueError(unknown_setting(name).replace("hydra.run.dir", "folder"))
-
-
-def _open_names(config: Config) -> set[str]:
-    """Return settings that are mappings, whose keys a function or a template defines."""
-    return {found.name for found in walk(config) if isinstance(found.value, dict)}

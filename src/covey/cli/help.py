@@ -273,7 +273,7 @@ def _fields_of(section: type) -> dict[str, tuple[str, str]]:
     (node,) = (node for node in _classes(sys.modules[section.__module__]) if node.name == section.__name__)
     found = {}
     for statement, after in zip(node.body, [*node.body[1:], None], strict=True):
-        if isinstance(statement, ast.AnnAssign) and not _is_section(statement):
+        if isinstance(statement, ast.AnnAssign) and not ast.unparse(statement.annotation).endswith("Config"):
             found[ast.unparse(statement.target)] = (_default(statement.value), _docstring(after))
     return found
 
@@ -282,10 +282,6 @@ def _fields_of(section: type) -> dict[str, tuple[str, str]]:
 def _classes(module: ModuleType) -> list[ast.ClassDef]:
     source = Path(str(module.__file__)).read_text(encoding="utf-8")
     return [node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)]
-
-
-def _is_section(statement: ast.AnnAssign) -> bool:
-    return ast.unparse(statement.annotation).endswith("Config")
 
 
 def _docstring(node: ast.stmt | None) -> str:

@@ -35,7 +35,8 @@ def run_status(words: Sequence[str]) -> None:
         table, when = _table(status), status["time"]
     console = CleanConsole()
     console.print(table)
-    console.print(f"{_of_whom(folder)} {when}, {folder}", soft_wrap=True)
+    said = "at" if is_running(folder) else "this run has ended; its last word was at"
+    console.print(f"{said} {when}, {folder}", soft_wrap=True)
 
 
 def _table(status: Mapping[str, Any]) -> Table:
@@ -49,11 +50,6 @@ def _table(status: Mapping[str, Any]) -> Table:
         numbers = (one["version"], f"{one['groups_under_way']} under way", one["tokens"], one["restarts"], one["pid"])
         table.add_row(f"sampler {one['sampler']}", *map(str, (one["state"], *numbers)))
     return table
-
-
-def _of_whom(folder: Path) -> str:
-    """Say whether the run still has its lock, and so whether the table is of now."""
-    return "at" if is_running(folder) else "this run has ended; its last word was at"
 
 
 def run_replay(words: Sequence[str]) -> None:

@@ -17,13 +17,17 @@ from covey.environments.code.settings import CodeConfig
 from covey.environments.conversations.settings import CalculatorConfig, GuessConfig, LookupConfig
 from covey.environments.conversations.tools.settings import ToolsConfig
 from covey.environments.data.settings import OF_REWARD_FUNCTIONS, DataConfig
-from covey.environments.doors.gateway.settings import AgentConfig
-from covey.environments.doors.settings import OpenEnvConfig, ReasoningGymConfig, StepsConfig, VerifiersConfig
+from covey.environments.doors.settings import (
+    AgentConfig,
+    OpenEnvConfig,
+    ReasoningGymConfig,
+    StepsConfig,
+    VerifiersConfig,
+)
 from covey.environments.ifeval.settings import IfevalConfig
 from covey.environments.infill.settings import InfillConfig
 from covey.environments.machines.settings import MachinesConfig
-from covey.environments.math.countdown.settings import CountdownConfig
-from covey.environments.math.settings import Gsm8kConfig, MathConfig
+from covey.environments.math.settings import CountdownConfig, Gsm8kConfig, MathConfig
 from covey.environments.reward_functions.settings import RewardFunctionsConfig
 from covey.environments.settings import ArithmeticConfig, CustomConfig, EnvironmentConfig, MixtureConfig
 from covey.policy.settings import NANO, SAVED, WITH_LORA, ModelConfig

@@ -21,13 +21,11 @@ if TYPE_CHECKING:
     from covey.environments.code.settings import CodeConfig
     from covey.environments.conversations.settings import CalculatorConfig, GuessConfig, LookupConfig
     from covey.environments.conversations.tools.settings import ToolsConfig
-    from covey.environments.doors.gateway.settings import AgentConfig
-    from covey.environments.doors.settings import StepsConfig
+    from covey.environments.doors.settings import AgentConfig, StepsConfig
     from covey.environments.ifeval.settings import IfevalConfig
     from covey.environments.infill.settings import InfillConfig
     from covey.environments.machines.settings import MachinesConfig
-    from covey.environments.math.countdown.settings import CountdownConfig
-    from covey.environments.math.settings import Gsm8kConfig, MathConfig
+    from covey.environments.math.settings import CountdownConfig, Gsm8kConfig, MathConfig
     from covey.environments.reward_functions.environment import RewardFunctions
     from covey.environments.reward_functions.settings import RewardFunctionsConfig
     from covey.environments.settings import ArithmeticConfig, CustomConfig, MixtureConfig

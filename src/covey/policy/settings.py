@@ -12,13 +12,9 @@ NANO = ("nano", "nano-masked")
 """The embedded policies."""
 
 
-def is_on_hub(name: str) -> bool:
-    return name not in NANO and not Path(name).is_dir()
-
-
 WITH_LORA = Requires("model.lora_rank > 0", ("model.lora_rank",), is_positive)
 IN_DDP = Requires("parallel.strategy = ddp", ("parallel.strategy",), lambda strategy: strategy == "ddp")
-ON_HUB = Requires("model.name = a hub name", ("model.name",), is_on_hub)
+ON_HUB = Requires("model.name = a hub name", ("model.name",), lambda name: name not in NANO and not Path(name).is_dir())
 OF_NANO = Requires("model.name = nano", ("model.name",), lambda name: name in NANO)
 SAVED = Requires("saved weights", ("model.name",), lambda name: name not in NANO)
 OWN_WEIGHTS = Requires(

@@ -223,7 +223,7 @@ def filled_rollout(
     After several passes, what each of them read stands one after the other; a token is learnt where it was filled in.
     """
     # Find what is filled in, and in which pass.
-    masked = masked_positions(prompt_ids, mask_id)
+    masked = [position for position, token_id in enumerate(prompt_ids) if token_id == mask_id]
     assert len(masked) == len(completion.token_ids), f"{len(masked)} masked, {len(completion.token_ids)} filled in"
     passes = completion.passes or (0,) * len(masked)
     ids: list[int] = []
@@ -253,11 +253,6 @@ def filled_rollout(
         policy_version=completion.policy_version,
         input_length=len(prompt_ids),
     )
-
-
-def masked_positions(prompt_ids: Sequence[int], mask_id: int) -> list[int]:
-    """Return where a masked policy fills in."""
-    return [position for position, token_id in enumerate(prompt_ids) if token_id == mask_id]
 
 
 def finished_rollout(

@@ -54,12 +54,8 @@ def _encoded(name: str, value: Any) -> Any:
         raise ValueError(f"{name} of a test must be plain values: {error}") from error
 
 
-def _output(test: OutputTest) -> dict[str, Any]:
-    return {"test": "output", "stdin": test.stdin, "expected": test.expected}
-
-
-def _assert(test: AssertTest) -> dict[str, Any]:
-    return {"test": "assert", "source": test.source, "setup": test.setup}
-
-
-_ORDERS: dict[type, Callable[[Any], dict[str, Any]]] = {CallTest: _call, OutputTest: _output, AssertTest: _assert}
+_ORDERS: dict[type, Callable[[Any], dict[str, Any]]] = {
+    CallTest: _call,
+    OutputTest: lambda test: {"test": "output", "stdin": test.stdin, "expected": test.expected},
+    AssertTest: lambda test: {"test": "assert", "source": test.source, "setup": test.setup},
+}

@@ -29,9 +29,9 @@ from covey.environments.machines.prompts import FORMS
 from covey.environments.math import gsm8k, mathematics, schemes
 from covey.environments.math.answers import compare, find_answer, without_thoughts
 from covey.environments.math.countdown.environment import score as countdown_score
-from covey.environments.math.countdown.settings import CountdownConfig
 from covey.environments.math.normalize import plain
 from covey.environments.math.numerals import read_last, read_values
+from covey.environments.math.settings import CountdownConfig
 from covey.environments.math.symbolic import equal_at_sight, same_spelling
 from covey.rewards import LengthPenalty, Repetition, SentenceEnd, think_format
 

@@ -11,11 +11,10 @@ from covey.environments.base import Environment
 from covey.environments.build import ENVIRONMENTS
 from covey.environments.data.settings import DataConfig
 from covey.environments.math.countdown.environment import Countdown
-from covey.environments.math.countdown.settings import CountdownConfig
 from covey.environments.math.generated import MATHEMATICS, WORD_PROBLEMS, mathematics, word_problems
 from covey.environments.math.gsm8k import GSM8K
 from covey.environments.math.mathematics import Mathematics
-from covey.environments.math.settings import Gsm8kConfig, MathConfig
+from covey.environments.math.settings import CountdownConfig, Gsm8kConfig, MathConfig
 from covey.types import Prompt, Reward
 
 

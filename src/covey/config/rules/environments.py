@@ -13,8 +13,7 @@ from covey.environments.build import code_limits
 from covey.environments.code.families import chosen_families
 from covey.environments.code.settings import CodeConfig
 from covey.environments.conversations.tools.settings import ToolsConfig
-from covey.environments.doors.gateway.settings import AgentConfig
-from covey.environments.doors.settings import OpenEnvConfig, StepsConfig, VerifiersConfig
+from covey.environments.doors.settings import AgentConfig, OpenEnvConfig, StepsConfig, VerifiersConfig
 from covey.environments.infill.settings import InfillConfig
 from covey.environments.machines.settings import MachinesConfig
 from covey.environments.settings import CustomConfig

@@ -142,7 +142,9 @@ class McpSession:
         for _ in range(MAX_PAGES):
             page = self._asked("tools/list", {"cursor": cursor} if cursor else {})
             tools = page.get("tools", [])
-            if not isinstance(tools, list) or not all(map(_is_tool, tools)):
+            if not isinstance(tools, list) or not all(
+                isinstance(tool, Mapping) and isinstance(tool.get("name"), str) for tool in tools
+            ):
                 raise ToolServerLost(f"the tool server {self.server} lists what is no tool: {tools!r:.80}")
             found += tools
             cursor = page.get("nextCursor")
@@ -230,10 +232,6 @@ def _nothing() -> None:
 def tools_of_session(session: McpSession, listed: Sequence[Mapping[str, Any]], is_stateful: bool) -> list[Tool]:
     """Return tools that call a session. `listed` is what its server says of them."""
     return [_tool(session, found, is_stateful) for found in listed]
-
-
-def _is_tool(found: Any) -> bool:
-    return isinstance(found, Mapping) and isinstance(found.get("name"), str)
 
 
 def _tool(session: McpSession, found: Mapping[str, Any], is_stateful: bool) -> Tool:

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from covey.environments.reward_functions.ready_made.reward_model import Loaded, load_scorer
 
@@ -71,9 +70,7 @@ class Judge:
         # A text of no tokens has no mean.
         inputs = tokenizer([text or NOTHING for text in texts], **AS_TEXT)
         logits_NK = model(**inputs.to(model.device)).logits.float()
-        values_NK = logits_NK if self._settings.output == "logit" else _probability(logits_NK)
+        values_NK = logits_NK
+        if self._settings.output != "logit":
+            values_NK = logits_NK.sigmoid() if logits_NK.shape[1] == 1 else logits_NK.softmax(dim=1)
         return [float(score) for score in values_NK[:, self._settings.label]]
-
-
-def _probability(logits_NK: Tensor) -> Tensor:
-    return logits_NK.sigmoid() if logits_NK.shape[1] == 1 else logits_NK.softmax(dim=1)

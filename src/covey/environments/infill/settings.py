@@ -18,10 +18,9 @@ GRAMMAR_READ = Requires(
     ("data.path", "environment.monitors"),
     lambda path, monitors: path is None or "grammar" in monitors,
 )
-
-
-def _has_rows(path: str | None) -> bool:
-    return path is not None and not path.endswith(".txt")
+HAS_ROWS = Requires(
+    "data.path = rows, not a text file", ("data.path",), lambda path: path is not None and not path.endswith(".txt")
+)
 
 
 @dataclass
@@ -29,7 +28,7 @@ class InfillConfig(EnvironmentConfig):
     """Texts with masked tokens, scored by a learned judge: generated sentences, a text file or rows from `data`."""
 
     name: str = "infill"
-    text_column: str = setting("text", needs=Requires("data.path = rows, not a text file", ("data.path",), _has_rows))
+    text_column: str = setting("text", needs=HAS_ROWS)
     """Column that holds the text, where `data` has rows."""
     grammar: str | None = setting(None, needs=GRAMMAR_READ)
     """A file of rules (BNF, docs/tasks/infill.md) that draws the sentences and checks them; null takes covey's own."""

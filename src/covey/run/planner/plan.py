@@ -3,8 +3,10 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from covey.config.schema import Config
+from covey.policy.settings import ModelConfig
 from covey.rollouts.settings import group_sizes
 from covey.run.planner.hardware import Hardware
 from covey.run.planner.memory import answer_bound, derived, with_checkpointing, with_fused_layers, workload
@@ -153,49 +155,25 @@ def _least_batch(config: Config) -> int:
     return min(config.micro_batch_tokens, max(MIN_MICRO_BATCH, 2 * config.sampling.max_tokens))
 
 
-def _smaller_batches(config: Config) -> Config:
-    return replace(config, micro_batch_tokens=_least_batch(config))
-
-
-def _checkpointed(config: Config) -> Config:
-    return replace(config, model=replace(config.model, gradient_checkpointing=True))
-
-
-def _chunked(config: Config) -> Config:
-    return replace(config, logprob_chunk=min(config.logprob_chunk or 1024, 1024))
-
-
-def _eight_bit(config: Config) -> Config:
-    return replace(config, optimizer=replace(config.optimizer, name="adamw8bit"))
-
-
-def _fewer_rows(config: Config) -> Config:
-    return replace(config, engine=replace(config.engine, max_rows=min(config.engine.max_rows, 32)))
-
-
-def _adapters(config: Config) -> Config:
-    return replace(config, model=replace(config.model, lora_rank=config.model.lora_rank or 32))
-
-
-def _weights_in_8_bits(config: Config) -> Config:
-    model = config.model
-    return replace(config, model=replace(model, load_in_8bit=model.lora_rank > 0 and not model.load_in_4bit))
-
-
-def _four_bit(config: Config) -> Config:
-    model = config.model
-    return replace(config, model=replace(model, load_in_4bit=model.lora_rank > 0, load_in_8bit=False))
+def _of_model(values: Callable[[ModelConfig], dict[str, Any]]) -> Callable[[Config], Config]:
+    return lambda config: replace(config, model=replace(config.model, **values(config.model)))
 
 
 CHANGES: tuple[Change, ...] = (
-    ("micro_batch_tokens={tokens}", _smaller_batches),
-    ("model.gradient_checkpointing=true", _checkpointed),
-    ("logprob_chunk=1024", _chunked),
-    ("optimizer=adamw8bit", _eight_bit),
-    ("engine.max_rows=32", _fewer_rows),
-    ("model.lora_rank=32", _adapters),
-    ("model.load_in_8bit=true", _weights_in_8_bits),
-    ("model.load_in_4bit=true", _four_bit),
+    ("micro_batch_tokens={tokens}", lambda config: replace(config, micro_batch_tokens=_least_batch(config))),
+    ("model.gradient_checkpointing=true", _of_model(lambda model: {"gradient_checkpointing": True})),
+    ("logprob_chunk=1024", lambda config: replace(config, logprob_chunk=min(config.logprob_chunk or 1024, 1024))),
+    ("optimizer=adamw8bit", lambda config: replace(config, optimizer=replace(config.optimizer, name="adamw8bit"))),
+    (
+        "engine.max_rows=32",
+        lambda config: replace(config, engine=replace(config.engine, max_rows=min(config.engine.max_rows, 32))),
+    ),
+    ("model.lora_rank=32", _of_model(lambda model: {"lora_rank": model.lora_rank or 32})),
+    (
+        "model.load_in_8bit=true",
+        _of_model(lambda model: {"load_in_8bit": model.lora_rank > 0 and not model.load_in_4bit}),
+    ),
+    ("model.load_in_4bit=true", _of_model(lambda model: {"load_in_4bit": model.lora_rank > 0, "load_in_8bit": False})),
 )
 """From what changes least: the first three do not change the update at all."""
 

@@ -161,7 +161,9 @@ def training_bytes(shape: Shape, load: Workload) -> int:
         at_head, first_layer = held * kept + casts + head, kept + casts + passing
         last_layer = held * kept + casts + passing
     if load.single_pass:
-        gradients, of_head = kept_bytes(shape, load)["gradients"], _head_gradient(shape, load)
+        # The gradient of the head's weight is the first that a backward pass makes
+        of_head = 0 if load.lora_rank else load.whole_bytes * shape.vocabulary * shape.hidden // load.num_shards
+        gradients = kept_bytes(shape, load)["gradients"]
         at_head += (0 if _is_chunked(load) else of_head) - gradients
         last_layer = max(last_layer + of_head - gradients, first_layer)
     return gathered + max(at_head, last_layer)
@@ -170,11 +172,6 @@ def training_bytes(shape: Shape, load: Workload) -> int:
 def _is_chunked(load: Workload) -> bool:
     """Tell whether the head sums its weight's gradient over chunks of tokens."""
     return 0 < load.logprob_chunk < load.micro_batch_tokens
-
-
-def _head_gradient(shape: Shape, load: Workload) -> int:
-    """Return the bytes of the gradient of the head's weight, the first that a backward pass makes."""
-    return 0 if load.lora_rank else load.whole_bytes * shape.vocabulary * shape.hidden // load.num_shards
 
 
 def kept_by_layer(shape: Shape, load: Workload) -> int:

@@ -13,7 +13,7 @@ from covey.run.records.episode_metrics import episode_metrics
 from covey.system import collectives
 from covey.system.text.masking import mask
 from covey.trainer.credit import Credit
-from covey.types import Group, Rollout
+from covey.types import Group
 
 T = TypeVar("T")
 Row = dict[str, float | None]
@@ -127,7 +127,9 @@ def _turn_metrics(groups: Sequence[Group], credit: Credit) -> Row:
         for rollout, advantages in zip(group.rollouts, of_group, strict=True)
         if rollout.turns
     ]
-    facts = _of_all_ranks([(_earned(rollout), tuple(advantages)) for rollout, advantages in pairs])
+    facts = _of_all_ranks(
+        [(tuple(turn.reward for turn in rollout.turns), tuple(advantages)) for rollout, advantages in pairs]
+    )
     void = _of_all_ranks([any(turn.is_void for turn in rollout.turns) for rollout, _ in pairs])
     if not facts:
         return {}
@@ -137,10 +139,6 @@ def _turn_metrics(groups: Sequence[Group], credit: Credit) -> Row:
         row[f"turn_reward/{place + 1}"] = _mean([earned[place] for earned, _ in facts if place < len(earned)])
         row[f"turn_advantage/{place + 1}"] = _mean([own[place] for _, own in facts if place < len(own)])
     return row
-
-
-def _earned(rollout: Rollout) -> tuple[float, ...]:
-    return tuple(turn.reward for turn in rollout.turns)
 
 
 def fill_metrics(groups: Sequence[Group], credit: Credit, row: Mapping[str, float | None]) -> Row:

@@ -290,10 +290,6 @@ def _small(value: float) -> str:
     return f"{value:.4f}" if value == 0 or abs(value) >= 1e-3 else f"{value:.1e}"
 
 
-def _thousands(value: float) -> str:
-    return f"{value:,.0f}"
-
-
 _CALLS = re.compile(r"environment/(?:.*/)?tool/.+/calls")
 COLUMNS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("reward", REWARD, "{:.3f}".format),
@@ -301,6 +297,6 @@ COLUMNS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("loss", "loss", "{:.3g}".format),
     ("kl", "kl", _small),
     ("entropy", "entropy", "{:.3f}".format),
-    ("tokens/s", "tokens_per_second", _thousands),
+    ("tokens/s", "tokens_per_second", "{:,.0f}".format),
 )
 """Label, name of the metric, how it is written."""

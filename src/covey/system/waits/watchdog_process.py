@@ -64,7 +64,8 @@ class Guard:
             is_readable, _, _ = select.select([0], [], [], pause)
             now = time.monotonic()
             if now - looked - pause > STOPPED_SECONDS:
-                self.forgive(now - looked - pause)
+                for wait in self.waits.values():
+                    wait.since += now - looked - pause
             if is_readable and not self.read():
                 return
             expired = [wait for wait in self.waits.values() if now - wait.since >= wait.seconds]
@@ -83,11 +84,6 @@ class Guard:
             if wait:
                 self.waits[thread] = Wait(*wait)
         return bool(found)
-
-    def forgive(self, seconds: float) -> None:
-        """Extend the deadlines by a time in which the run could not have done anything."""
-        for wait in self.waits.values():
-            wait.since += seconds
 
     def end(self, wait: Wait, now: float) -> None:
         """Report who waited for what, then end the run.

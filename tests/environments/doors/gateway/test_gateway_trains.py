@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from covey.environments.data.settings import DataConfig
-from covey.environments.doors.gateway.settings import AgentConfig
+from covey.environments.doors.settings import AgentConfig
 
 from ....support.doors.agents import at_work
 from ....support.doors.training import trained

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from covey.environments.data.settings import DataConfig
-from covey.environments.doors.gateway.settings import AgentConfig
+from covey.environments.doors.settings import AgentConfig
 
 from ....support.doors.agents import RUN, at_work, play
 from ....support.doors.training import trained

@@ -25,7 +25,7 @@ from covey.environments.math.countdown.expressions import (
     read_expression,
     whole,
 )
-from covey.environments.math.countdown.settings import CountdownConfig
+from covey.environments.math.settings import CountdownConfig
 from covey.types import Reward
 
 PROBLEM = Problem((3, 5, 7), 22, "3*5+7")

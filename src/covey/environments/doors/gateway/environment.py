@@ -10,8 +10,8 @@ from covey.environments.conversations.tools.environment import Judged
 from covey.environments.doors.gateway.episode import AgentEpisode, Agents, Outcome
 from covey.environments.doors.gateway.program import Command, Function, Program
 from covey.environments.doors.gateway.server import Gateway
-from covey.environments.doors.gateway.settings import AgentConfig
 from covey.environments.doors.gateway.wire import RunSampling
+from covey.environments.doors.settings import AgentConfig
 from covey.environments.episode import Episode
 from covey.environments.reward_functions.call import problem_with
 from covey.environments.reward_functions.environment import Conversation, RewardFunctions

@@ -24,7 +24,8 @@ MAX_IDS = 1024
 def generate_request(body: Mapping[str, Any], run: RunSampling) -> ChatRequest:
     """Return a request that brings tokens. Raises Refused where it asks for what the run does not do."""
     # Refuse what is unknown or not supported
-    unknown = next((name for name, value in body.items() if value is not None and not _is_known(name)), None)
+    known = (*IGNORED, "token_ids", "sampling_params")
+    unknown = next((name for name, value in body.items() if value is not None and name not in known), None)
     if unknown is not None:
         raise Refused(400, f"{unknown[:60]} is not supported", unknown[:60])
     wrong = next((name for name in MUST_BE_FALSE if body.get(name)), None)
@@ -63,10 +64,6 @@ def generation_of(spoken: Spoken, request: ChatRequest) -> dict[str, Any]:
         "choices": [{**choice, "logprobs": {"content": content}}],
         "prompt_token_ids": list(spoken.prompt_ids),
     }
-
-
-def _is_known(name: str) -> bool:
-    return name in IGNORED or name in ("token_ids", "sampling_params")
 
 
 def _ids(value: Any, name: str) -> tuple[int, ...]:

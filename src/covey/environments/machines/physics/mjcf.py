@@ -26,7 +26,9 @@ def model_text(machine: Machine, assembly: Assembly, walls: Sequence[Wall], phys
             *[_wall(wall, physics) for wall in walls],
             *_nested(assembly, bodies, -1),
             "</worldbody>",
-            _tendons(assembly.acting_lines, physics),
+            "<tendon>",
+            *(_tendon(index, line, physics) for index, line in enumerate(assembly.acting_lines)),
+            "</tendon>",
             _actuators(assembly, physics),
             "</mujoco>",
         )
@@ -140,11 +142,6 @@ COLLISION = {
     "boulder": 'contype="8" conaffinity="7"',
 }
 """Bits: 1 the world, 2 solids, 4 housings, 8 boulders. Two geoms touch where one's type is in the other's affinity."""
-
-
-def _tendons(lines: Sequence[Line], physics: Physics) -> str:
-    """Write lines: rubber bands pull while they are longer than at rest, braces keep their length."""
-    return "".join(("<tendon>", *[_tendon(index, line, physics) for index, line in enumerate(lines)], "</tendon>"))
 
 
 def _tendon(index: int, line: Line, physics: Physics) -> str:

@@ -160,7 +160,8 @@ def add_mesh(axes: Axes, mesh: Mesh, view: View, opacity: float = 1.0) -> None:
     """Draw what looks towards the viewer, what hides others last, with rubber bands and braces on top."""
     shown = in_view(mesh.polygons, view)
     faces = [tuple(shade * part for part in to_rgb(colour_of(type_))) for _, shade, type_ in shown]
-    edges = [face if is_round(type_) else "#00000055" for face, (_, _, type_) in zip(faces, shown, strict=True)]
+    rounded = [BLOCKS[type_].kind in ("boulder", "rod") for _, _, type_ in shown]  # of many polygons: no edges
+    edges = [face if is_round else "#00000055" for face, is_round in zip(faces, rounded, strict=True)]
     pieces = PolyCollection([corners for corners, _, _ in shown], facecolors=faces, edgecolors=edges, linewidths=0.4)
     pieces.set_alpha(opacity)
     axes.add_collection(pieces)
@@ -173,11 +174,6 @@ def colour_of(type_: int) -> str:
     if type_ == HEAVY:
         return HEAVY_COLOUR
     return ROOT_COLOUR if type_ == 0 else COLOURS[BLOCKS[type_].kind]
-
-
-def is_round(type_: int) -> bool:
-    """Return whether it is drawn without the edges of its many polygons."""
-    return BLOCKS[type_].kind in ("boulder", "rod")
 
 
 def add_ground(axes: Axes, view: View) -> None:

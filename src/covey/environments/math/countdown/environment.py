@@ -14,7 +14,7 @@ from typing import Any
 from covey.environments.base import Environment, Split, conversation
 from covey.environments.math.answers import without_thoughts
 from covey.environments.math.countdown.expressions import OPERATORS, find_expression, random_expression, read_expression
-from covey.environments.math.countdown.settings import CountdownConfig
+from covey.environments.math.settings import CountdownConfig
 from covey.types import Failure, Message, Prompt, Reward
 
 Row = Mapping[str, Any]

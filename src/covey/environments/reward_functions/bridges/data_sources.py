@@ -75,7 +75,7 @@ def mathematics(*, scheme: str = "covey", format_reward: float = 0.1, timeout: f
 def countdown(*, uses: str = "exactly", answer_form: str = "tags", format_reward: float = 0.1) -> Judge:
     """Judge expressions that reach a target. The ground truth is a mapping of `nums` (or `numbers`) and `target`."""
     from covey.environments.math.countdown.environment import Countdown, problem_of
-    from covey.environments.math.countdown.settings import CountdownConfig
+    from covey.environments.math.settings import CountdownConfig
 
     settings = CountdownConfig(uses=uses, answer_form=answer_form, format_reward=format_reward)
     environment = Countdown({}, settings)

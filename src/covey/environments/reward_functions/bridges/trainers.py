@@ -34,7 +34,9 @@ def trl_rows(environment: "EnvironmentLike", split: "Split" = "train") -> list[d
     >>> trl_rows(Arithmetic(levels=(3,)))[0]
     {'prompt': '60+48=', 'prompt_id': 'train-0'}
     """
-    return [{"prompt": _data(prompt.text), "prompt_id": prompt.id} for prompt in environment.prompts(split)]
+    prompts = environment.prompts(split)
+    texts = [p.text if isinstance(p.text, str) else [dict(message) for message in p.text] for p in prompts]
+    return [{"prompt": text, "prompt_id": prompt.id} for text, prompt in zip(texts, prompts, strict=True)]
 
 
 def for_trl(judge: "EnvironmentLike | str", *, gold: str = "answer", **settings: Any) -> "TrlReward":
@@ -146,7 +148,3 @@ def _run(coroutine: "Coroutine[Any, Any, list[float | str]]") -> list[float | st
     """Run it in a thread of its own, since the caller may be inside an event loop, as in a notebook."""
     with ThreadPoolExecutor(1) as threads:
         return threads.submit(asyncio.run, coroutine).result()
-
-
-def _data(text: Any) -> Any:
-    return text if isinstance(text, str) else [dict(message) for message in text]

@@ -53,7 +53,8 @@ def judge_calls(case: Case, tests: list[Test], first: int) -> int:
     """
     # Send all calls at once; the pipe holds them while the program works
     program = case.load()
-    program.send(b"".join(wire.pack(call_frame(index, tests[index])) for index in range(first, len(tests))))
+    calls = [{"i": i, "args": test["args"], "kwargs": test["kwargs"]} for i, test in enumerate(tests)]
+    program.send(b"".join(wire.pack(codec.dumps(call)) for call in calls[first:]))
     for index in range(first, len(tests)):
         test, is_over = tests[index], True
         try:
@@ -75,11 +76,6 @@ def judge_calls(case: Case, tests: list[Test], first: int) -> int:
         if is_over:
             return index - first + 1
     return len(tests) - first
-
-
-def call_frame(index: int, test: Test) -> bytes:
-    """Return what the program learns of a test: the arguments."""
-    return codec.dumps({"i": index, "args": test["args"], "kwargs": test["kwargs"]})
 
 
 def verdict_on_call(case: Case, test: Test, frame: dict[str, Any], index: int) -> Verdict:
