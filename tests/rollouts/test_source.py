@@ -17,7 +17,7 @@ from covey.engine.fake import FakeEngine
 from covey.engine.native.engine import NativeEngine
 from covey.environments.base import Environment
 from covey.policy.models.loading import load_policy
-from covey.rollouts.group_checks import GroupFilter
+from covey.rollouts.group_checks import GroupFilter, stop_where_nothing_is_scored
 from covey.rollouts.sampler import Sampler
 from covey.rollouts.source import LocalSource, PromptStream, rollout_seed
 from covey.system import collectives
@@ -190,6 +190,15 @@ def test_what_a_step_takes_besides_the_engine_is_scoring_and_restarts_of_the_eng
     assert [source.take_metrics() for _ in range(2)] == [{"engine/restarts": 3.0}, {}]
 
 
+def test_the_engine_leaves_its_device_once_a_step_is_sampled_and_once_an_evaluation_is(stack: ExitStack) -> None:
+    source, rests = fake_source(stack, varied), list[int]()
+    engine: Any = source.sampler.engine
+    engine.rest = lambda: rests.append(len(engine.calls))
+    source.take(2)
+    source.run(source.stream.prompts[:3], 2, Sampling(max_tokens=5))
+    assert rests == [2, 5]  # after so many prompts
+
+
 def test_published_weights_carry_their_version(stack: ExitStack) -> None:
     source = native_source(stack)
     source.publish([], version=7)
@@ -260,6 +269,13 @@ def test_nothing_scored_at_all_stops_the_run_and_says_why(stack: ExitStack) -> N
         source.take(3)
     with pytest.raises(RunStopped, match=r"^none of 4 completions could be scored: no route to the judge$"):
         source.run(prompts(4), 1, Sampling())
+
+
+def test_prompts_that_a_judge_has_nothing_to_say_about_stop_no_run() -> None:
+    prompt = Prompt("a", "judged", "a?", {})
+    stop_where_nothing_is_scored([Group(prompt, (), (Failure("not asked", is_fault=False),) * 2)])
+    with pytest.raises(RunStopped, match=r"^none of 1 completions could be scored: lost$"):
+        stop_where_nothing_is_scored([Group(prompt, (), (Failure("not asked", is_fault=False), Failure("lost")))])
 
 
 def test_one_unscorable_prompt_among_the_refills_does_not_stop_the_run(stack: ExitStack) -> None:
