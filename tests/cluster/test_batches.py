@@ -1,6 +1,7 @@
 """Prompts go out and groups come back in as few calls as they can, and no group waits long for another."""
 
 import asyncio
+import json
 import os
 import pickle
 import sys
@@ -8,13 +9,14 @@ import time
 from collections import Counter
 from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from covey.cluster import waiting
+from covey.cluster import status, waiting
 from covey.cluster.sampler import SamplerActor, patience
 from covey.cluster.slot import Call, Slot
 from covey.cluster.start import prepare_actor, worker_environment
@@ -458,3 +460,18 @@ def test_a_group_is_the_same_after_its_way_through_plain_values() -> None:
     sent = pickle.loads(pickle.dumps(Sampled.of(ticket, group)))
     assert sent.group(ticket.prompt) == group
     assert [rollout.re_encoded_tokens for rollout in sent.group(ticket.prompt).rollouts] == [7, 7]
+
+
+def test_the_status_is_of_now_while_samplers_have_nothing_to_do(
+    policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(status, "STATUS_SECONDS", 0.0)
+    file = tmp_path / "status.json"
+    with training(policy, bound=Bound(4, 0), silence=0.4) as run:
+        run.source.report_to(file)
+        run.take()
+        time.sleep(0.05)  # the last group has been noticed
+        run.in_pool(lambda: file.unlink(missing_ok=True))
+        run.wait_until(file.exists)
+        trainer = json.loads(file.read_text())["trainer"]
+    assert (trainer["step"], trainer["state"]) == (1, "training")

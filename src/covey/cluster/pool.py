@@ -61,14 +61,14 @@ class SamplerPool:
         devices: DevicesConfig,
         how: UpdateMode,
         limits: Limits,
-        on_progress: Callable[[], None] = lambda: None,
+        on_life: Callable[[bool], None] = lambda has_worked: None,
         on_loss: Callable[[ClusterLost], None] = lambda lost: None,
     ) -> None:
-        """`make_sampler` runs in each sampler's process. `on_progress` is told of every sign of work, and `on_loss` of
-        the loss of the cluster."""
+        """`make_sampler` runs in each sampler's process. `on_life` is told of every sign of life, and whether of work,
+        and `on_loss` of the loss of the cluster."""
         self._ray = import_ray()
         self._make, self._devices, self._how, self._limits = make_sampler, devices, how, limits
-        self._on_progress, self._on_loss = on_progress, on_loss
+        self._on_life, self._on_loss = on_life, on_loss
         self._places = Allotment(self._ray, devices, role_of(devices, "sampler"))
         self._slots = [Slot(index) for index in range(devices.sampler)]
         self._queue: list[tuple[int, int, Call]] = []
@@ -221,7 +221,7 @@ class SamplerPool:
         if isinstance(error, ClusterLost):
             self._weights = None  # Ray ends whoever has something in a store that is gone
             self._on_loss(error)
-        self._on_progress()
+        self._on_life(True)
 
     def _enqueue(self, calls: Sequence[Call]) -> None:
         for call in calls:
@@ -301,7 +301,7 @@ class SamplerPool:
             return
         slot.is_alive = True
         slot.idle_since = time.monotonic()
-        self._on_progress()
+        self._on_life(True)
         self._soon(self._tell, slot)
         if self._weights is not None:
             self._soon(self._update, slot)
@@ -321,8 +321,7 @@ class SamplerPool:
             except SamplerLost as lost:
                 self._lose(slot, incarnation, str(lost))
             else:
-                if found != tokens:
-                    self._on_progress()
+                self._on_life(found != tokens)
                 tokens = found
 
     def _set_weights(self, latest: tuple[int, Any]) -> None:

@@ -377,9 +377,10 @@ class RaySource:
         assert pool is not None
         return self._wait.until(is_done, what, lambda: pool.error, setting)
 
-    def notice(self) -> None:
-        """Note a sign of work of a sampler, in the pool's thread."""
-        self._wait.notice()
+    def notice(self, has_worked: bool) -> None:
+        """Note a sign of life of a sampler, in the pool's thread."""
+        if has_worked:
+            self._wait.notice()
         if self._status.is_due:
             self._status.write(self.status())
 

@@ -14,7 +14,6 @@ import pytest
 
 from covey.algorithm.credit.scores import scores
 from covey.environments.base import Split
-from covey.policy.settings import ModelConfig
 from covey.run import stages
 from covey.run.records import record
 from covey.run.records.record import RunRecorder
@@ -300,13 +299,13 @@ def test_a_defect_is_a_failed_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_a_run_that_ends_before_its_first_step_has_a_summary_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def load_run(*_: object) -> None:
+        raise RuntimeError("no memory")
+
     use(monkeypatch, scripted())
-    config = small_config()
-    (tmp_path / "nothing").mkdir()
-    (tmp_path / "nothing/config.json").write_text("{}")
-    config.model = ModelConfig(name=str(tmp_path / "nothing"))
-    with pytest.raises(ValueError, match=r"^model\.name="):
-        train(config, tmp_path)
+    monkeypatch.setattr(stages, "load_run", load_run)
+    with pytest.raises(RuntimeError, match="no memory"):
+        train(small_config(), tmp_path)
     content = summary_of(tmp_path)
     assert (content["status"], content["steps"], content["before"]) == ("failed", 0, None)
 
