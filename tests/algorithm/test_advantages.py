@@ -4,6 +4,7 @@ import inspect
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -197,6 +198,26 @@ def test_a_batch_without_any_score_gives_zeros(name: str) -> None:
 SINGLETONS: list[Callable[..., Tensor]] = [group_zscore, group_center, leave_one_out, opo, gpg]
 
 
+@pytest.mark.parametrize(
+    ("estimator", "expected"),
+    [
+        (group_zscore, 0.697246),  # 0.5 / (0.707107 + 0.01)
+        (partial(leave_one_out, post_normalize="batch_zscore"), 0.414214),  # 1 / (1.414214 + 1)
+        (group_center_batch_std, 0.292893),  # 0.5 / (0.707107 + 1)
+        (group_center_token_whiten, 0.408248),  # 0.5 / sqrt(0.5 + 1)
+        (reinforce_plus_plus, 0.408248),
+        (partial(pairwise, post="group_zscore"), 0.707106),
+        (partial(ADVANTAGES["passk"], k=1), 0.980392),  # 0.5 / (0.5 + 0.01)
+        (gdpo, 0.706936),  # of 0.292893, whose deviation is 0.414214
+    ],
+)
+def test_rewards_as_small_as_eps_show_its_default_and_that_of_ddof(
+    estimator: Callable[..., Tensor], expected: float
+) -> None:
+    given = scores([1e-4, 0.0], [0, 0], parts=[[1e-4], [0.0]])
+    close(estimator(given), [expected, -expected], atol=1e-6)
+
+
 @pytest.mark.parametrize("estimator", SINGLETONS)
 def test_a_lone_rollout_follows_the_singleton_rule(estimator: Callable[..., Tensor]) -> None:
     given = scores([0.8, NAN, NAN], ["alone", "alone", "none"])
@@ -204,6 +225,8 @@ def test_a_lone_rollout_follows_the_singleton_rule(estimator: Callable[..., Tens
     close(estimator(given, singleton="raw"), [0.8, 0.0, 0.0], atol=1e-6)
     with pytest.raises(ValueError, match=r"^singleton=error needs 2 scored rollouts in every group, got 0$"):
         estimator(given, singleton="error")
+    with pytest.raises(ValueError, match=r"^singleton=error needs 2 scored rollouts in every group, got 1$"):
+        estimator(scores([0.8, 1.0, 0.0], ["alone", "two", "two"]), singleton="error")
     with pytest.raises(ValueError, match=r"^singleton must be one of zero, raw, error, got one$"):
         estimator(given, singleton="one")
 
@@ -281,6 +304,12 @@ def test_gdpo_gives_each_reward_function_its_own_scale() -> None:
     # Both rewards move the advantage by the same amount although one is 200 times larger.
     close(advantages_N[0] - advantages_N[2], float(advantages_N[1] - advantages_N[0]))
     close(advantages_N.std(), 1.0)
+
+
+def test_a_rollout_that_no_part_applies_to_is_in_no_statistic_of_gdpo() -> None:
+    given = scores([1.0, 0.0, 0.5], [0, 0, 0], lengths=[1, 1, 4], parts=[[1.0], [0.0], [NAN]])
+    for post in ("batch_zscore", "token_whiten"):
+        close(gdpo(given, eps=0.0, post=post), [0.70711, -0.70711, 0.0], atol=1e-4)
 
 
 def test_gdpo_needs_parts() -> None:

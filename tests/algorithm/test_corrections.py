@@ -94,7 +94,8 @@ def test_a_sequence_criterion_drops_whole_sequences() -> None:
 
 
 def test_criteria_are_combined_with_and() -> None:
-    assert keep("token_k1, seq_max_k2", "0.2_3, 0.5") == [[False] * 3, [True, True, False], [False] * 3]
+    both = [keep("token_k1, seq_max_k2", "1_3, 0.5"), keep("seq_max_k2, token_k1", "0.5, 1_3")]
+    assert both == [[[False] * 3, [False, True, False], [False] * 3]] * 2
 
 
 def test_equal_policies_reject_nothing() -> None:

@@ -133,6 +133,10 @@ def test_dppo_drops_good_tokens_by_the_upper_bound_and_bad_ones_by_the_lower(nam
     for low, high, kept in ((0.05, 0.3, [True, False]), (0.3, 0.05, [False, True])):
         terms = [LOSSES[name].function(one, div_low=low, div_high=high, **options).item() for one in (up, down)]
         assert [term != 0 for term in terms] == kept
+    # By default 0.15 of probability, 0.05 of KL, and 0.2 of probability where the ratio has a gradient
+    kept_by_default = {"dppo_tv": [False, True], "dppo_kl": [False, True], "dppo_tv_ratio": [True, True]}[name]
+    for new, is_kept in zip((0.69, 0.52), kept_by_default, strict=True):
+        assert (LOSSES[name].function(row(math.log(new), math.log(0.5), 1.0), **options).item() != 0) == is_kept
 
 
 @pytest.mark.parametrize("name", LOSS_NAMES)

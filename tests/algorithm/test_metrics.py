@@ -120,8 +120,8 @@ def test_an_impossible_pass_at_k_is_refused(n: int, c: int, k: int, message: str
 
 
 def test_group_metrics_count_every_group_once_whatever_its_size() -> None:
-    rewards = [1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 1.0, NAN, NAN, 0.5]
-    given = scores(rewards, ["right"] * 4 + ["wrong"] * 2 + ["mixed"] * 2 + ["lost"] * 2 + ["alone"])
+    rewards = [1.0, 1.0, 1.0, 1.0, 0.0, 0.0, NAN, 0.0, 1.0, NAN, NAN, 0.5]
+    given = scores(rewards, ["right"] * 4 + ["wrong"] * 3 + ["mixed"] * 2 + ["lost"] * 2 + ["alone"])
     assert values(group_metrics(given)) == pytest.approx(
         {
             "reward_mean": 5.5 / 9,
@@ -129,7 +129,7 @@ def test_group_metrics_count_every_group_once_whatever_its_size() -> None:
             "zero_std_fraction": 3 / 4,
             "all_correct_fraction": 1 / 4,
             "all_wrong_fraction": 1 / 4,
-            "unscored_fraction": 2 / 11,
+            "unscored_fraction": 3 / 12,
         }
     )
 

@@ -27,7 +27,8 @@ def passk(scores: Scores, *, k: int, eps: float = 1e-6) -> Tensor:
     _check_k(scores, k, smallest=1, spare=0)
 
     def advantages(rewards_M: Tensor) -> Tensor:
-        shifted_M = rewards_M - rewards_M[0]
+        # From the largest: where every subset has the same best, all terms are exactly 0.
+        shifted_M = rewards_M - rewards_M[-1]
         best = expected_best(shifted_M, k)
         variance = subset_weights(len(rewards_M), k, rewards_M) @ (shifted_M - best) ** 2
         return divide(best_with(shifted_M, k) - best, variance.sqrt(), eps)
