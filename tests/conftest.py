@@ -38,17 +38,19 @@ OF_ONE_RUN = (
 """Files of tests/guarantees that fork from one warm process and most of which compare with one run of it."""
 LONGEST = (
     *(name.rpartition("/")[2] for name in OF_ONE_RUN),
-    *("settings/test_nothing_is_ignored", "docs/test_docs", "test_trust", "test_update_is_invariant"),
-    *("guarantees/test_source_ray", "test_commands", "test_update_is_invariant_for_every_loss", "tests/test_train"),
-    *("attacks/test_attacks", "infill/test_infill_run", "guarantees/test_streaming", "test_same_seed_same_rollouts"),
-    *("api/test_training", "checkpoints/test_resume", "gpu/test_one_device", "test_sampled_is_trained"),
-    *("math/test_mathematics", "test_faults_of_rewards", "test_faults_of_checkpoints", "sandbox/test_runs"),
-    *("math/test_math_agreement", "test_staleness_is_bounded", "attacks/test_answers", "trl/test_scripts"),
-    *("system/test_ranks", "system/test_watchdog", "test_update_is_invariant_over_ranks", "config/test_config"),
-    *("cli/test_main", "docs/test_example_notebook", "benchmarks/test_benchmarks", "config/test_early"),
-    *("math/test_gsm8k", "cli/test_measuring", "code/test_remote_runner", "attention/test_compiled"),
-    *("machines/test_drawing", "gpu/test_host_waits", "sandbox/test_layers", "trl/test_same_gradient_as_trl"),
-    *("sandbox/test_failures", "system/test_worker_pool", "preflight/test_preflight_run"),
+    *("settings/test_nothing_is_ignored", "docs/test_docs", "run/test_replay_ranks", "cli/test_commands"),
+    *("update/test_update_is_invariant", "config/test_config", "guarantees/test_source_ray", "gpu/test_host_waits"),
+    *("run/test_replay", "update/test_update_is_invariant_for_every_loss", "native/test_sessions"),
+    *("sandbox/test_failures", "run/test_cold_start", "run/test_trust", "attacks/test_attacks"),
+    *("config/test_shelves", "update/test_update_is_invariant_over_ranks", "math/test_linear_time"),
+    *("checkpoints/test_resume", "api/test_training", "preflight/test_memory_model"),
+    *("preflight/test_preflight_plain", "attacks/test_answers", "faults/test_faults_of_rewards"),
+    *("system/test_watchdog", "config/test_early", "gpu/test_one_device", "math/test_answers"),
+    *("attention/test_attention_variants", "tests/test_train", "planner/test_memory_plan", "sandbox/test_runs"),
+    *("models/test_loading", "faults/test_faults_of_checkpoints", "models/test_architectures", "cli/test_measuring"),
+    *("records/test_traces", "trainer/test_forward", "native/test_own_weights", "code/test_remote_runner"),
+    *("system/test_section", "preflight/test_preflight_run", "system/test_worker_pool", "native/test_joined"),
+    *("update/test_same_seed_same_rollouts", "attention/test_compiled", "update/test_formulas_at_the_edge"),
 )
 """Files of tests that take longest, longest first: last ones would keep one process at work and the others waiting."""
 
