@@ -66,7 +66,7 @@ def test_the_widest_subset_equals_enumeration(m: int) -> None:
 
 
 def test_the_widest_subset_is_standardised_on_its_own() -> None:
-    assert max_variance_indices(torch.tensor([0.0, 0.0, 1.0, 1.0]), 3).tolist() == [0, 2, 3]  # of equal spreads
+    assert max_variance_indices(torch.tensor([0.0, 0.0, 1.0, 1.0]), 3).tolist() == [1, 2, 3]  # of equal spreads
     chosen = max_variance(scores([0.0, 0.4, 0.5, 1.0], [0] * 4), lambda given: group_zscore(given, ddof=0), m=2)
     torch.testing.assert_close(chosen.advantages_N, tensor(-1, 0, 0, 1), rtol=0, atol=1e-5)
 
