@@ -175,8 +175,9 @@ def test_rows_without_tokens_get_no_gradient(name: str) -> None:
     assert bool((gradient[2] == 0).all())
 
 
-def test_a_bfloat16_loss_is_computed_in_float32() -> None:
-    values = {key: v.to(torch.bfloat16) if v.is_floating_point() else v for key, v in make().items()}
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
+def test_a_loss_in_half_precision_is_computed_in_float32(half: torch.dtype) -> None:
+    values = {key: v.to(half) if v.is_floating_point() else v for key, v in make().items()}
     assert clip(inputs_of(values)).dtype == torch.float32
 
 

@@ -92,6 +92,15 @@ def test_the_mean_length_weight_is_that_of_what_a_selection_keeps() -> None:
     assert credit.advantages == near([0.8, 0.0, -0.1333])  # 0.6 and -0.2, of 1/2 and 1/4 over their mean 3/8
 
 
+@pytest.mark.parametrize("turn_credit", ["episode", "discounted"])
+def test_a_masked_rollout_does_not_count_in_the_mean_length_weight(turn_credit: str) -> None:
+    settings = {"advantage": "group_center", "mask_truncated": True, "turn_credit": turn_credit}
+    cut = rollout(0.2, num_tokens=4, finish_reason="length")
+    answers = of(rollout(1.0, num_tokens=2), rollout(0.0, num_tokens=1), cut)
+    credit = assigner(**settings, length_normalizer=1.0).assign([answers])
+    assert credit.advantages == near([0.4, -0.5333, 0.0])  # 0.6 and -0.4, of 1/2 and 1 over their mean 3/4
+
+
 def test_shaping_goes_in_the_order_of_the_settings() -> None:
     halve, shorten = {"stop_properly": {"coef": 0.5}}, {"soft_overlong": {"max_len": 4, "cache": 2}}
     first = assigner(advantage="none", shaping=halve | shorten).assign([ONE_TRUNCATED])
