@@ -108,6 +108,7 @@ NEEDED = {
 """What a recipe leaves to its user."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", group_choices()["recipe"])
 def test_every_recipe_composes_with_the_model_that_needs_no_download(name: str) -> None:
     model = "nano-masked" if "infill" in name else "nano"

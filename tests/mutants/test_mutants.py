@@ -1,6 +1,7 @@
 """The catalogue of wrong edits fits the code as it is, and what runs it tells found from missed."""
 
 import io
+import re
 from collections import Counter
 from contextlib import redirect_stdout
 
@@ -10,6 +11,8 @@ from .catalogue import ROOT, Mutant, missing_tests, mutated, read_catalogue
 from .run import main
 
 MUTANTS = read_catalogue()
+LONG = re.compile(r"^@pytest\.mark\.long\n(?:[@ \])}].*\n)*def (\w+)\(", re.MULTILINE)
+"""The name of a test that is marked long, below its other decorators."""
 
 
 def fault_of(mutant: Mutant) -> str | None:
@@ -27,6 +30,13 @@ def fault_of(mutant: Mutant) -> str | None:
 
 def test_every_mutant_still_applies_to_the_code_and_its_tests_are_there() -> None:
     assert [fault for fault in map(fault_of, MUTANTS) if fault] == []
+
+
+def test_what_is_named_to_find_an_edit_runs_in_make_test() -> None:
+    named = {test.partition("[")[0] for mutant in MUTANTS for test in mutant.tests if "::" in test}
+    files = {test.partition("::")[0] for test in named}
+    long = {f"{file}::{name}" for file in files for name in LONG.findall((ROOT / file).read_text(encoding="utf-8"))}
+    assert named & long == set()
 
 
 def test_mutants_are_many_and_each_has_a_name_of_its_own_tests_and_a_reason() -> None:

@@ -48,6 +48,7 @@ def test_every_dataclass_of_settings_is_a_section() -> None:
     assert [section for section in SECTIONS if not issubclass(section, Section)] == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("section", SECTIONS)
 def test_no_class_of_settings_takes_a_name_it_does_not_have(section: Any) -> None:
     with pytest.raises(ValueError, match=r"^unknown setting .*nmae|^the chosen environment has no setting"):

@@ -186,7 +186,6 @@ def test_a_typed_budget_takes_the_place_of_the_runs_and_two_are_refused() -> Non
         settings_of(folder, ["num_steps=7", "num_epochs=1.0", "resume_changes=[num_steps]"])
 
 
-@pytest.mark.long
 def test_resume_changes_names_settings() -> None:
     folder = begun("2026-01-01/10-00-00", "covey train")
     typed = ["optimizer.lr=0.5", "resume_changes=[optimizer,optimzer.lr]"]

@@ -45,6 +45,7 @@ def known(name: str) -> Shape:
     return shape
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rank", [0, 32])
 @pytest.mark.parametrize(
     ("name", "precision"),

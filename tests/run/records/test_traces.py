@@ -60,7 +60,6 @@ def test_a_run_with_traces_ends_with_the_same_bits_as_one_without(
     assert not {"traces.jsonl", "updates.jsonl"} & {path.name for path in (tmp_path / "False").iterdir()}
 
 
-@pytest.mark.long
 def test_every_token_of_an_answer_has_the_numbers_that_the_step_logs_means_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
