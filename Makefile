@@ -71,7 +71,7 @@ figures: $(STAMP)  ## draw every picture of the README and the documentation fro
 # Bytecode is kept, whatever the shell says: else each of hundreds of processes compiles covey anew.
 PYTEST = PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder --durations=20
 
-test: $(STAMP)  ## all tests but the long ones, in eight minutes
+test: $(STAMP)  ## all tests but the long ones, in seven minutes
 	$(PYTEST) -m "not slow and not long"
 
 test-long: $(STAMP)  ## tests that take seconds each, most of them whole runs, which a change must pass too (eight minutes)

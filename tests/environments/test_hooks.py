@@ -44,7 +44,6 @@ def made(kind: type[BaseException]) -> Raising:
     raise kind("no seat")
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("method", ["prompts", "difficulty", "gold", "metrics", "follow", "facts"])
 @pytest.mark.parametrize("error", [ValueError("boo"), KeyError("boo"), SystemExit("boo")], ids=repr)
 def test_what_a_method_raises_ends_the_run_in_one_line_that_names_it(

@@ -31,7 +31,6 @@ def test_splits_share_no_problem_and_a_program_passes_its_own_tests(family: str,
             assert scope[problem.entry_point](*test.args) == test.expected  # type: ignore[union-attr]
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(("family", "level"), ALL)
 def test_a_program_that_does_no_work_passes_at_most_half_of_the_tests_of_any_problem(family: str, level: int) -> None:
     counts: Any = {"train": 300, "test": 100}

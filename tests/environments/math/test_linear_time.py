@@ -226,7 +226,6 @@ OWN_OPENINGS = {
 ENDINGS = ("", "x", "`")
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("name", READERS)
 def test_readers_of_a_models_text_take_linear_time(name: str) -> None:
     opening = OPENINGS[OWN_OPENINGS.get(name.split()[0].split("_")[0], 6)]
