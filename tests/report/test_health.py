@@ -80,6 +80,20 @@ def test_a_sick_log_of_trl_is_named(tmp_path: Path, numbers: dict[str, float], e
     assert expected in [one.rule.id for one in found[:2]]
 
 
+def test_short_answers_are_no_collapse_in_a_log_that_does_not_say_how_rewards_of_a_group_differ(tmp_path: Path) -> None:
+    def numbers(step: int) -> dict[str, float]:  # TRL's deviation is that of the whole batch
+        return {} if step <= 20 else {"completions/mean_length": 12.0, "reward_std": 0.04}
+
+    trl_folder(tmp_path, [trl_row(step, **numbers(step)) for step in range(1, 61)])
+    assert health_of(read_for_doctor(tmp_path)).findings == []
+    lines = [
+        {"step": step, "data": verl_row(step, response_length__mean=20.0 if step > 20 else 200.0)}
+        for step in range(1, 61)
+    ]
+    (tmp_path / "run.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    assert health_of(read_for_doctor(tmp_path / "run.jsonl")).findings == []
+
+
 def test_the_newest_checkpoint_of_trl_is_read_and_its_file_too(tmp_path: Path) -> None:
     trl_folder(tmp_path, [trl_row(step) for step in range(1, 10)], step=90)
     trl_folder(tmp_path, [trl_row(step, **{"frac_reward_zero_std": 1.0}) for step in range(1, 61)], step=100)

@@ -15,7 +15,6 @@ from covey.system.disk import read_regular
 
 TRL = {
     "reward": "sampled_reward_mean",
-    "reward_std": "mean_group_std",
     "frac_reward_zero_std": "zero_std_fraction",
     "completions/mean_length": "completion_length_mean",
     "completion_length": "completion_length_mean",

@@ -118,11 +118,10 @@ def _tokens(value: float) -> str:
 def length_collapse(log: RunLog) -> Evidence | None:
     """Find answers that have shrunk to next to nothing, all alike."""
     usual, spread_usual = log.at_first("completion_length_mean", max), log.at_first("mean_group_std", max)
-    if usual is None or usual.value <= 0:
+    if usual is None or usual.value <= 0 or spread_usual is None:
         return None
     span = log.lasting("completion_length_mean", lambda window: window.mean < 0.3 * usual.value)
-    spreads = log.windows("mean_group_std")
-    if span is None or (spread_usual is not None and spreads and spreads[-1].mean > 0.2 * spread_usual.value):
+    if span is None or log.windows("mean_group_std")[-1].mean > 0.2 * spread_usual.value:
         return None
     text = f"answers shrank {_to_the_end(usual, span, _tokens)}, and rewards hardly differ any more"
     better = accuracy_change(log)
