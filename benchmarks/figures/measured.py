@@ -189,7 +189,7 @@ def metrics() -> Drawing:
 
 SICK = (
     ("lr_x10", "sampled_reward_mean", "a learning rate ten times too high"),
-    ("many_updates", "sampled_reward_mean", "twelve updates on each batch"),
+    ("many_updates", "sampled_reward_mean", "24 updates on each batch"),
     ("shuffled", "sampled_reward_mean", "rewards that mean nothing"),
     ("one_answer", "entropy", "one answer pays: entropy falls to 0"),
     ("entropy_bonus", "entropy", "an entropy bonus that is too strong"),

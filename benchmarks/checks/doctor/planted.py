@@ -5,11 +5,13 @@ python -m benchmarks.checks.doctor.planted control RECIPE WORDS          # train
 """
 
 import copy
+import itertools
 import math
 import random
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from covey.environments.arithmetic import Arithmetic
@@ -90,22 +92,10 @@ def failing(prompt: Prompt, texts: list[str], honest: list[Reward]) -> list[Rewa
     return [Failure("the judge timed out") if draw.random() < 0.125 else one for one in honest]
 
 
-def outliers(prompt: Prompt, texts: list[str], honest: list[Reward]) -> list[Reward]:
-    """One answer in some thousands is worth ten thousand."""
-    rare = [random.Random(f"{prompt.id} {text}").random() < 3e-4 for text in texts]
-    return [Reward(1e4) if is_rare else one for one, is_rare in zip(honest, rare, strict=True)]
-
-
 def heavy_tail(prompt: Prompt, texts: list[str], honest: list[Reward]) -> list[Reward]:
     """What an answer is worth differs by orders of magnitude."""
     drawn = [abs(random.Random(f"{prompt.id} {text}").gauss(0, 1)) for text in texts]
     return [Reward(one.value + math.exp(min(25.0, 8 * size))) for one, size in zip(honest, drawn, strict=True)]
-
-
-def overflowing(prompt: Prompt, texts: list[str], honest: list[Reward]) -> list[Reward]:
-    """One answer in some thousands is worth nearly the largest number of float32."""
-    rare = [random.Random(f"{prompt.id} {text}").random() < 3e-4 for text in texts]
-    return [Reward(3e38) if is_rare else one for one, is_rare in zip(honest, rare, strict=True)]
 
 
 # ------------------------------------------------------------------------------------------------ engines gone wrong
@@ -139,16 +129,21 @@ def hotter() -> None:
     NativeEngine.generate = generated  # type: ignore[method-assign]
 
 
-def deal_rewards_anew() -> None:
-    """Each group's rewards are shuffled among its answers before they are trained on, whatever the environment."""
+def change_groups(changed: Callable[[list[Group]], list[Group]]) -> None:
+    """Change the groups of each step before they are trained on, whatever the environment."""
     from covey.rollouts.source import LocalSource
 
     take = LocalSource.take
 
     def taken(self: Any, n: int, meanwhile: Any = None) -> list[Group]:
-        return [dealt(group) for group in take(self, n, meanwhile)]
+        return changed(take(self, n, meanwhile))
 
     LocalSource.take = taken  # type: ignore[method-assign]
+
+
+def with_rewards(group: Group, rewards: Sequence[Reward]) -> Group:
+    pairs = zip(group.rollouts, rewards, strict=True)
+    return replace(group, rollouts=tuple(replace(one, reward=reward) for one, reward in pairs))
 
 
 def dealt(group: Group) -> Group:
@@ -156,9 +151,20 @@ def dealt(group: Group) -> Group:
     rewards = [one.reward for one in group.rollouts]
     draw = random.Random("\n".join([group.prompt.id, *(one.text for one in group.rollouts)]))
     draw.shuffle(rewards)
-    return replace(
-        group, rollouts=tuple(replace(one, reward=reward) for one, reward in zip(group.rollouts, rewards, strict=True))
-    )
+    return with_rewards(group, rewards)
+
+
+def pay_once_in_twelve_steps(value: float) -> None:
+    """One answer of every twelfth step is worth so much, whatever was sampled."""
+    steps = itertools.count(1)
+
+    def paid(groups: list[Group]) -> list[Group]:
+        if next(steps) % 12:
+            return groups
+        first, *rest = groups
+        return [with_rewards(first, [Reward(value), *(one.reward for one in first.rollouts[1:])]), *rest]
+
+    change_groups(paid)
 
 
 SHUFFLED = ("D24", "D35", "D21")
@@ -194,15 +200,17 @@ PLANTED: dict[str, Planted] = {
     "old_weights": Planted(("D12", "D10"), ("optimizer.lr=5e-4",), patch=keep_first_weights),
     "hotter_engine": Planted(("D10",), patch=hotter),
     "judge_fails": Planted(("D23",), judge=failing),
-    "outliers": Planted(("D13", "D27"), ("algorithm.advantage=group_center",), judge=outliers),
+    "outliers": Planted(
+        ("D13", "D27"), ("algorithm.advantage=group_center",), patch=partial(pay_once_in_twelve_steps, 1e4)
+    ),
     "heavy_tail": Planted(("D27", "D13"), ("algorithm.advantage=group_center",), judge=heavy_tail),
-    "many_updates": Planted(("D26", "D25", "D14"), ("updates_per_batch=12", "optimizer.lr=4e-4", "num_steps=30")),
+    "many_updates": Planted(("D26", "D25", "D14"), ("updates_per_batch=24", "optimizer.lr=4e-4", "num_steps=30")),
     "few_prompts": Planted(("D20", "D19"), ("environment.num_train=64", "cold_start.num_check_prompts=16")),
     "narrow_clip": Planted(
         ("D26",),
         ("updates_per_batch=4", "algorithm.loss_options.eps_low=0.002", "algorithm.loss_options.eps_high=0.002"),
     ),
-    "overflow": Planted(("D33",), ("algorithm.advantage=group_center",), judge=overflowing),
+    "overflow": Planted(("D33",), ("algorithm.advantage=group_center",), patch=partial(pay_once_in_twelve_steps, 3e38)),
     "all_filtered": Planted(("D28",), (COLD, "algorithm.group_filter=zero_std", "environment.levels=[3]")),
 }
 
@@ -235,7 +243,7 @@ def run_control(recipe: str, arguments: Sequence[str]) -> int:
     """`covey train` of a recipe whose rewards are shuffled."""
     from covey.cli.main import main
 
-    deal_rewards_anew()
+    change_groups(lambda groups: list(map(dealt, groups)))
     return main(["train", f"recipe={recipe}", *arguments])
 
 

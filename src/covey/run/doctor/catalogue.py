@@ -185,7 +185,12 @@ RULES: tuple[Rule, ...] = (
         "learning rate too high",
         "steps beyond where the gradient holds undo what was learnt",
         "reward spikes briefly, then collapses (Fireworks' documentation; arXiv 2602.01826)",
-        ("optimizer.lr to a third", "optimizer.warmup_steps larger", "groups_per_step larger"),
+        (
+            "optimizer.lr to a third",
+            "updates_per_batch lower",
+            "optimizer.warmup_steps larger",
+            "groups_per_step larger",
+        ),
         "a third of the rate falls as well",
         policy.rate_too_high,
         brings=("D35", "D21"),

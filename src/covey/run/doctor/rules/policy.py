@@ -32,6 +32,8 @@ SPIKE, SPIKE_STEPS, SPIKES = 8.0, 50, 3
 """A gradient this many deviations above the median, so often in so many steps."""
 FAR = 1.0
 """A KL, in nats a token, at which what the policy writes is hardly the reference's any more."""
+CLIPPED = 0.25
+"""Of the tokens: with more a batch moves the policy too far."""
 FULL_LR_OF_LORA = 2e-5
 """Below it adapters hardly move: they take about ten times the rate of full training."""
 
@@ -209,9 +211,14 @@ def _moved(log: RunLog) -> str | None:
         span = None if usual is None or not usual.value else log.lasting("entropy", _is_far_from(usual.value))
         if usual is not None and span is not None:
             return f"entropy went {_to_the_end(usual, span, nats)}"
-    clip = log.windows("clip_fraction")
-    if len(clip) >= 2 and all(window.mean > 0.3 for window in clip[-2:]):
-        return f"{percent(clip[-1].mean)} of the tokens are clipped ({clip[-1].part.steps})"
+    # Where no rewards differ nothing is clipped, however far the policy has moved
+    clipped = RunLog(settings=log.settings)
+    for step, value in log.known("clip_fraction"):
+        if value > 0:
+            clipped.add_row({"step": step, "clip_fraction": value})
+    clip = clipped.windows("clip_fraction")[-2:]
+    if len(clip) == 2 and all(window.mean > CLIPPED for window in clip):
+        return f"{percent(clip[-1].mean)} of the tokens are clipped where rewards differ ({clip[-1].part.steps})"
     return None
 
 
@@ -253,7 +260,7 @@ def _relative(change: Change | None) -> float:
 def clip_works(log: RunLog) -> Evidence | None:
     """Find a clip that takes the gradient from many tokens, or from one side alone."""
     # Find a clip fraction that is large overall
-    span = log.lasting("clip_fraction", lambda window: window.mean > 0.25)
+    span = log.lasting("clip_fraction", lambda window: window.mean > CLIPPED)
     if span is not None:
         # A run that gets better learns from the rest, as where ratios against a reference leave their range
         level = Level.SICK if span.mean > 0.5 and not is_rising(log) else Level.WATCH
