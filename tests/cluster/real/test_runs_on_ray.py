@@ -241,6 +241,7 @@ def test_an_update_that_takes_longer_than_ray_waits_ends_in_one_line_where_the_c
     """Ray ends a process without a word that has not reached its GCS for a minute."""
     process = start(folder, "long", "num_steps=60", "timeouts.samplers=4", "updates_per_batch=1000000")
     assert wait_until(lambda: steps_taken(folder / "long") == 1, process)
+    time.sleep(10)  # until the first of its optimiser steps is made, an update can be stopped
     daemons = {pid for pid in descendants(process.pid) if is_of_ray(pid)}
     (victim,) = (pid for pid in daemons if program_of(pid) == "gcs_server")
     os.kill(victim, signal.SIGKILL)
