@@ -6,7 +6,9 @@ from typing import Any, Protocol, TypeVar, cast
 from covey.environments.data.settings import NEED_ROWS, DataConfig
 from covey.policy.settings import ModelConfig
 from covey.system.section import Section
-from covey.system.setting import setting
+from covey.system.setting import Requires, setting
+
+WITHOUT_ROWS = Requires("data.path = null", ("data.path",), lambda path: path is None)
 
 
 @dataclass

@@ -95,6 +95,13 @@ def actors(process: Process, kind: str) -> set[int]:
     return found
 
 
+def await_moment(run: Path, process: Process, rng: random.Random) -> None:
+    """Wait until the run has saved ten steps more, and for a moment at random."""
+    reached = saved_step(run) + 10
+    assert wait_until(lambda: saved_step(run) >= reached, process)
+    time.sleep(rng.uniform(0.0, 0.5))
+
+
 def check_run(folder: Path, name: str, num_steps: int) -> None:
     """Every step is there once, within the bound, and of the prompts that it has in a local run."""
     rows = train_rows(folder / name)
@@ -202,9 +209,7 @@ def test_the_whole_cluster_killed_at_random_moments_ends_in_one_line_each_and_is
     run = folder / name
     process = start(folder, name, WITHOUT_END, "timeouts.samplers=4")
     for _ in range(num_kills):
-        reached = saved_step(run) + 10
-        assert wait_until(lambda reached=reached: saved_step(run) >= reached, process)
-        time.sleep(rng.uniform(0.0, 0.5))
+        await_moment(run, process, rng)
         daemons = {pid for pid in descendants(process.pid) if is_of_ray(pid)}
         for pid in daemons:
             with suppress(ProcessLookupError):
@@ -299,9 +304,7 @@ def test_a_trainer_rank_killed_at_random_moments_ends_its_run_in_one_line_and_it
     run = folder / name
     process = start(folder, name, WITHOUT_END, "devices.trainer=2")
     for _ in range(num_kills):
-        reached = saved_step(run) + 10
-        assert wait_until(lambda reached=reached: saved_step(run) >= reached, process)
-        time.sleep(rng.uniform(0.0, 0.5))
+        await_moment(run, process, rng)
         family = actors(process, "SamplerActor") | actors(process, "TrainerRank")
         victim = rng.choice([process.pid, *actors(process, "TrainerRank")])  # rank 0, which has the buffer, or rank 1
         killed = time.monotonic()

@@ -4,14 +4,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from covey.environments.reward_functions.settings import RewardFunctionsConfig
-from covey.environments.settings import EnvironmentConfig, EpisodesConfig
+from covey.environments.settings import WITHOUT_ROWS, EnvironmentConfig, EpisodesConfig
 from covey.system.setting import Requires, setting
 
 MADE_OF_SEEDS = Requires(
     "environment.protocol other than skyrl", ("environment.protocol",), lambda protocol: protocol != "skyrl"
 )
-
-WITHOUT_ROWS = Requires("data.path = null", ("data.path",), lambda path: path is None)
 
 
 @dataclass

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from covey.environments.base import SPLITS, Split, conversation, text_of
-from covey.environments.data.rows import RowSettings, load_rows, text_in
+from covey.environments.data.rows import RowSettings, load_rows, numbered, text_in
 from covey.environments.ifeval.generator import Request
 from covey.environments.ifeval.instructions import instructions_of
 from covey.types import Prompt
@@ -39,17 +39,13 @@ def load(source: Source, generated: Callable[[], Mapping[Split, Sequence[Prompt]
     """
     benchmark = _benchmark_prompts(source) if source.benchmark is not None else []
     if source.path is None:
-        found = {split: list(prompts) for split, prompts in generated().items()}
+        found = generated()
     else:
         read = load_rows(source.path, source.settings).splits
         train = apart(read["train"], benchmark, str(source.benchmark))
         warn_of_benchmark(train, source.path)
-        found = {"train": _numbered(train, "train"), "test": _numbered(read["test"], "test")}
-    return {**found, "test": _numbered(benchmark, "test")} if benchmark else found
-
-
-def _numbered(prompts: Sequence[Prompt], split: Split) -> list[Prompt]:
-    return [replace(prompt, id=f"{split}-{index}") for index, prompt in enumerate(prompts)]
+        found = {"train": train, "test": read["test"]}
+    return numbered({**found, "test": benchmark or found["test"]}, source.settings.make)
 
 
 def _benchmark_prompts(source: Source) -> list[Prompt]:

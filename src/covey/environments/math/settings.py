@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from covey.environments.settings import EnvironmentConfig
+from covey.environments.settings import WITHOUT_ROWS, EnvironmentConfig
 from covey.system.setting import Requires, setting
 
 FORMAT_SCHEME = Requires(
@@ -11,7 +11,6 @@ FORMAT_SCHEME = Requires(
 ASKS_MATH_VERIFY = Requires(
     "a scheme that asks math-verify", ("environment.scheme",), lambda scheme: scheme not in ("verl", "verl_dapo")
 )
-GENERATED = Requires("data.path = null", ("data.path",), lambda path: path is None)
 
 
 @dataclass
@@ -55,19 +54,19 @@ class CountdownConfig(EnvironmentConfig):
     """Expressions of given numbers that come to a target: made up, or rows (nums, target) from `data`."""
 
     name: str = "countdown"
-    num_numbers: list[int] = setting([3], needs=GENERATED)
+    num_numbers: list[int] = setting([3], needs=WITHOUT_ROWS)
     """How many numbers a made-up problem has, 2 to 6: the difficulties, in equal parts."""
-    max_number: int = setting(20, needs=GENERATED)
+    max_number: int = setting(20, needs=WITHOUT_ROWS)
     """Numbers are drawn from 1 to this."""
-    max_target: int = setting(100, needs=GENERATED)
+    max_target: int = setting(100, needs=WITHOUT_ROWS)
     """Targets are from 1 to this."""
-    operators: list[str] = setting(["+", "-", "*", "/"], needs=GENERATED)
+    operators: list[str] = setting(["+", "-", "*", "/"], needs=WITHOUT_ROWS)
     """What problems are made of, `+` among them; answers may use all four."""
-    num_train: int = setting(4096, needs=GENERATED)
+    num_train: int = setting(4096, needs=WITHOUT_ROWS)
     """Training problems (fewer where the ranges have not so many)."""
-    num_test: int = setting(512, needs=GENERATED)
+    num_test: int = setting(512, needs=WITHOUT_ROWS)
     """Held-out problems, none of which is in the training set."""
-    problem_seed: int = setting(0, needs=GENERATED)
+    problem_seed: int = setting(0, needs=WITHOUT_ROWS)
     """Which problems are drawn."""
     uses: str = "exactly"
     """How often each number is used: exactly (once) or at_most (once)."""

@@ -245,7 +245,7 @@ def check_columns(functions: Mapping[str, RewardCallable], columns: Sequence[str
 
 def misfit(function: RewardCallable, keywords: Collection[str]) -> str | None:
     """Return which argument it lacks of those it is given, or does not take. None where that is not the trouble."""
-    named, takes_any = _parameters(function)
+    named, takes_any = named_parameters(function)
     given = (*keywords, *HOOKS)
     for name in (name for name, p in named.items() if p.default is p.empty and name not in (*given, *AT_TIMES)):
         columns = ", ".join(column for column in keywords if column not in CALLED_WITH) or "nothing"
@@ -257,10 +257,11 @@ def misfit(function: RewardCallable, keywords: Collection[str]) -> str | None:
 def _row_lacks_argument(function: RewardCallable, keywords: Mapping[str, Any]) -> bool:
     """Return whether the row has no value in a column that the function takes by name."""
     columns = {name: values for name, values in keywords.items() if name not in CALLED_WITH}
-    return any(name in columns and all(value is None for value in columns[name]) for name in _parameters(function)[0])
+    named, _ = named_parameters(function)
+    return any(name in columns and all(value is None for value in columns[name]) for name in named)
 
 
-def _parameters(function: RewardCallable) -> tuple[dict[str, inspect.Parameter], bool]:
+def named_parameters(function: RewardCallable) -> tuple[dict[str, inspect.Parameter], bool]:
     """Return the parameters with a name, and whether any other is taken too, as by some that are written in C."""
     try:
         parameters = inspect.signature(function).parameters

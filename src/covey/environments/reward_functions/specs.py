@@ -11,7 +11,6 @@ written `covey.rewards:NAME`.
 
 import functools
 import importlib
-import inspect
 import operator
 import os
 import sys
@@ -20,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from covey.environments.reward_functions.call import RewardCallable
+from covey.environments.reward_functions.call import RewardCallable, named_parameters
 from covey.environments.reward_functions.ready_made.table import REWARDS
 from covey.system.lookup import function_path_of_file, module_and_name, near
 
@@ -107,7 +106,7 @@ def load_reward(entry: object) -> RewardCallable:
     if not isinstance(function, type):
         return functools.partial(function, **spec.args) if spec.args else function
     # Make a class once; functions get their arguments with every call
-    _refuse_missing(spec, _parameters(function))
+    _refuse_missing(spec, function)
     try:
         made = function(**spec.args)
     except (TypeError, ValueError) as error:
@@ -120,31 +119,22 @@ def load_reward(entry: object) -> RewardCallable:
 def find_reward(spec: RewardSpec) -> Any:
     """Return the function or class that an entry names. ValueError for an argument that it does not take."""
     function = _named_by(spec.function) if spec.ready_made is None else REWARDS[spec.ready_made]
-    _refuse_unknown(spec, _parameters(function))
+    _refuse_unknown(spec, function)
     return function
 
 
-def _parameters(function: RewardCallable) -> Mapping[str, inspect.Parameter]:
-    """Return what a function takes, nothing where it is written in C and has no signature."""
-    try:
-        return inspect.signature(function).parameters
-    except ValueError:
-        return {}
-
-
-def _refuse_unknown(spec: RewardSpec, parameters: Mapping[str, inspect.Parameter]) -> None:
+def _refuse_unknown(spec: RewardSpec, function: RewardCallable) -> None:
     """Refuse unknown arguments. Only parameters with a name count: among `**columns` a misspelt one would go unseen."""
-    named = [name for name, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    options = [name for name in named if name not in GIVEN]
+    options = [name for name in named_parameters(function)[0] if name not in GIVEN]
     for name in spec.args:
         if name not in options:
             there = f"it takes {', '.join(options)}" if options else "it takes none"
             raise ValueError(f"reward function {spec.function} has no argument {name!r}{near(name, options)}; {there}")
 
 
-def _refuse_missing(spec: RewardSpec, parameters: Mapping[str, inspect.Parameter]) -> None:
+def _refuse_missing(spec: RewardSpec, function: RewardCallable) -> None:
     """Refuse missing arguments of a class. What a function lacks may be a column of the rows."""
-    named = {name: p for name, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    named, _ = named_parameters(function)
     missing = [name for name, p in named.items() if p.default is p.empty and name not in spec.args]
     if missing:
         raise ValueError(f"reward function {spec.function} needs args.{', args.'.join(missing)}")

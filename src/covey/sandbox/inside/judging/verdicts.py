@@ -51,10 +51,10 @@ def judge_calls(case: Case, tests: list[Test], first: int) -> int:
 
     A test that ends its process fails alone: those behind it run in a fresh one.
     """
-    # Send all calls at once; the pipe holds them while the program works
+    # Send all calls at once, arguments alone; the pipe holds them while the program works
     program = case.load()
-    calls = [{"i": i, "args": test["args"], "kwargs": test["kwargs"]} for i, test in enumerate(tests)]
-    program.send(b"".join(wire.pack(codec.dumps(call)) for call in calls[first:]))
+    calls = [{"i": i, "args": test["args"], "kwargs": test["kwargs"]} for i, test in enumerate(tests[first:], first)]
+    program.send(b"".join(wire.pack(codec.dumps(call)) for call in calls))
     for index in range(first, len(tests)):
         test, is_over = tests[index], True
         try:
