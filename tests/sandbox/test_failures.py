@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -17,6 +18,7 @@ import pytest
 from covey.sandbox import CallTest, Limits, Sandbox, SandboxFailed, Tier, slot
 from covey.sandbox.inside import wire
 from covey.sandbox.inside.judge import Host
+from covey.sandbox.inside.supervisor import Checker
 
 from .attacks import attack_run
 
@@ -254,3 +256,28 @@ def test_a_process_that_is_forked_off_cannot_use_or_close_what_it_inherits() -> 
             os._exit(0)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
         assert sandbox.run_blocking(HONEST, TESTS, "f").fraction == 1.0
+
+
+def test_a_checker_that_waits_for_a_processor_is_at_work_and_one_that_was_stopped_is_not() -> None:
+    def spin(_channel: socket.socket) -> None:
+        while True:
+            pass
+
+    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(4)]
+    checker = Checker(spin)
+    try:
+        for pid in (checker.pid, *(other.pid for other in others)):
+            os.sched_setaffinity(pid, {min(os.sched_getaffinity(0))})
+        started, before = time.monotonic(), checker.busy_seconds()
+        time.sleep(1)
+        assert checker.busy_seconds() - before > 0.6 * (time.monotonic() - started), "one of five on a processor"
+        os.kill(checker.pid, signal.SIGSTOP)
+        time.sleep(0.1)
+        before = checker.busy_seconds()
+        time.sleep(0.3)
+        assert checker.busy_seconds() - before < 0.05
+    finally:
+        checker.close()
+        for other in others:
+            other.kill()
+            other.wait()
