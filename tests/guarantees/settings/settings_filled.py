@@ -21,13 +21,20 @@ SEEN: tuple[Observation, ...] = (
 """Observations through which a policy, or its engine, is looked at."""
 ELSEWHERE = ("environment.", "data.", "model.name", "model.revision", "engine.name", "rewards", "curriculum.")
 """What says which prompts, rewards or policies these are: the same is said here."""
-VALUES = {"model.nano_architecture": "bert", "model.lora_targets": ["Wqkv"]}
+VALUES = {
+    "model.nano_architecture": "bert",
+    "model.lora_targets": ["Wqkv"],
+    "algorithm.reference_model": "filler",
+}
 """Of settings whose other value is one of policies that continue."""
+MODELS = {"some/one": "some/filler"}
+"""Of a hub, and those that fill in."""
 NOT_READ = {
     "sampling.stop": "refused: nothing is written after a gap",
     "algorithm.mask_truncated": "refused: no fill is cut short",
     "engine.cache_bytes": "refused: nothing is cached",
     "engine.name": "refused: one engine fills in",
+    "sampling.max_total_tokens": "refused: a prompt is as long as it is",
     "sampling.max_tokens": "refused by the engine: a prompt has as many gaps as it has",
 }
 """test_a_setting_is_refused_where_nothing_would_read_it and tests/engine/test_fill.py hold these."""
@@ -41,8 +48,13 @@ def is_quick(name: str, case: Case) -> bool:
 def filled_cases() -> Mapping[str, Case]:
     """The cases of settings that both kinds of policy have."""
     return {
-        name: replace(case, context=FILLS | dict(case.context), value=VALUES.get(name, case.value))
+        name: replace(case, context=FILLS | _filled(case.context), value=VALUES.get(name, case.value))
         for name, case in CASES.items()
         if isinstance(case, Case) and case.observe in SEEN and name not in NOT_READ
         if not any(key.startswith(ELSEWHERE) for key in (name, *case.context, *case.along))
     }
+
+
+def _filled(context: Mapping[str, Any]) -> dict[str, Any]:
+    """The same context, with models that fill in."""
+    return {key: MODELS.get(value, value) if isinstance(value, str) else value for key, value in context.items()}

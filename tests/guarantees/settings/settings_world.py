@@ -63,7 +63,8 @@ class Numbers:
 class Squares(Numbers):
     power = 2
 """
-HUB = "hub/models--some--one"
+HUB, FILLS_HUB = "hub/models--some--one", "hub/models--some--filler"
+MASKED = {"name": "nano-masked", "kind": "masked", "nano_architecture": "modernbert"}
 
 
 def make_world(folder: Path) -> None:
@@ -72,16 +73,17 @@ def make_world(folder: Path) -> None:
     (folder / "observed_environments.py").write_text(ENVIRONMENTS)
     make_doors(folder)
     _write_rows(folder)
-    for name, seed in (("policy", 0), (f"{HUB}/snapshots/0", 0), (f"{HUB}/snapshots/1", 1)):
-        policy = nano(seed=seed, nano_hidden_size=192)
-        policy.model.save_pretrained(folder / name)  # type: ignore[operator]
-        policy.tokenizer.save_pretrained(folder / name)
+    for name, hub, made in (("policy", HUB, {"nano_hidden_size": 192}), ("filler", FILLS_HUB, MASKED)):
+        for place, seed in ((name, 0), (f"{hub}/snapshots/0", 0), (f"{hub}/snapshots/1", 1)):
+            policy = nano(seed=seed, **made)
+            policy.model.save_pretrained(folder / place)  # type: ignore[operator]
+            policy.tokenizer.save_pretrained(folder / place)
+        (folder / hub / "refs").mkdir()
+        (folder / hub / "refs" / "main").write_text("0")
+        (folder / hub / "refs" / "other").write_text("1")
     tokenizer = nano_masked_tokenizer()
     nano_judge_model(NanoShape("modernbert", 16, 1, 2), tokenizer, seed=5).save_pretrained(folder / "judge")
     tokenizer.save_pretrained(folder / "judge")
-    (folder / HUB / "refs").mkdir()
-    (folder / HUB / "refs" / "main").write_text("0")
-    (folder / HUB / "refs" / "other").write_text("1")
     stopped = configured({"num_steps": 2})
     train(stopped, folder / "stopped")
 
