@@ -25,6 +25,8 @@ NOISE = 1e-2
 """Largest difference between training and evaluation mode, in standard deviations of the logits."""
 SHARED, BRANCH = 4, 8
 """Tokens that two texts begin with, and continue with where there are so many positions."""
+LOUD, QUIET = 100.0, 0.05
+"""How large logits are made to see all that a head does to them. From where on: larger factors leave half precision."""
 ERROR, HALF_ERROR = 1e-3, 0.3
 """Largest difference to transformers' own computation, never in half precision, in standard deviations."""
 
@@ -96,7 +98,7 @@ def detect_capabilities(policy: Policy) -> Policy:
             _check_against_plain(found, recorder)
             assert found.max_length > 0, "there are positions"  # ValueError where a configuration does not say
             logits_TV = _logits(found, layout)
-            hidden_TC = found.run_forward(lambda: found.hidden(*_probe(policy), layout)[0])
+            is_plain = _is_plain(found, *_amplified(found, layout, logits_TV))
         except ValueError:
             raise
         except Exception as error:  # foreign code, which may trip over the layout in any way
@@ -110,7 +112,6 @@ def detect_capabilities(policy: Policy) -> Policy:
         is_near = torch.allclose(trained_TV, logits_TV, rtol=0.0, atol=NOISE * float(logits_TV.std()))
         if draws.made or not is_near:
             raise ValueError(f"model.name needs an architecture without noise in training mode, {kind} has it")
-        is_plain = _is_plain(found, hidden_TC, logits_TV)
         sharding.reshard(policy)
         return replace(found, head_is_linear=is_plain, heads=frozenset(recorder.heads))
 
@@ -214,6 +215,25 @@ def _leaves_room(model: nn.Module) -> bool:
         for name, module in model.named_modules()
         if name.endswith("position_embeddings")
     )
+
+
+def _amplified(policy: Policy, layout: Layout, logits_TV: Tensor) -> tuple[Tensor, Tensor]:
+    """Return last hidden states (T, C), made so large that logits are, and the logits (T, V) of these.
+
+    Small logits pass a soft cap with no more change than rounding makes in half precision, larger ones do not.
+    """
+    factor = LOUD / float(logits_TV.abs().max().clamp(min=QUIET))
+
+    def amplify(module: nn.Module, given: Any, out: Any) -> Any:
+        out.last_hidden_state = out.last_hidden_state * factor
+        return out
+
+    hook = policy.causal_lm.base_model.register_forward_hook(amplify)
+    try:
+        hidden_TC = policy.run_forward(lambda: policy.hidden(*_probe(policy), layout)[0])
+        return hidden_TC, _logits(policy, layout)
+    finally:
+        hook.remove()
 
 
 def _is_plain(policy: Policy, hidden_TC: Tensor, logits_TV: Tensor) -> bool:
