@@ -225,13 +225,15 @@ def fill_in(policy: Policy, fills: Sequence[Fill]) -> None:
 
 def _read(policy: Policy, fills: Sequence[Fill]) -> Read:
     """Run one pass over the different inputs and return logits of their masked positions."""
-    # Equal inputs are read once
-    inputs = {tuple(fill.input_ids): fill.open for fill in fills}
+    # Equal inputs are read once. Where a mask was drawn as a token, fills of equal inputs have other positions open
+    inputs: dict[tuple[int, ...], set[int]] = {}
+    for fill in fills:
+        inputs.setdefault(tuple(fill.input_ids), set()).update(fill.open)
     place: dict[tuple[tuple[int, ...], int], int] = {}
     sources: list[int] = []
     start = 0
     for ids, masked in inputs.items():
-        for position in masked:
+        for position in sorted(masked):
             place[ids, position] = len(sources)
             sources.append(start + position)
         start += len(ids)

@@ -202,7 +202,8 @@ def _num_kept(value_RK: Tensor, top_p: float) -> Tensor:
         return torch.full((len(value_RK), 1), value_RK.shape[-1], device=value_RK.device)
     probability_RK = value_RK.softmax(dim=-1)
     mass_before_RK = probability_RK.cumsum(dim=-1) - probability_RK
-    return (mass_before_RK < top_p).sum(dim=-1, keepdim=True)
+    # One at least, also of what is no number: an index of -1 would end a GPU's process before anybody can say why.
+    return (mass_before_RK < top_p).sum(dim=-1, keepdim=True).clamp(min=1)
 
 
 def _first(scaled_RV: Tensor, value_RK: Tensor, num_kept_R1: Tensor) -> Tensor:
