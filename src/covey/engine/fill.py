@@ -160,7 +160,7 @@ class FillEngine:
                 raise
 
     def _next(self) -> list[Request]:
-        taken, num_rows = [self._waiting.pop(0)], 0
+        taken = [self._waiting.pop(0)]
         num_rows = taken[0].n
         while self._waiting and num_rows + self._waiting[0].n <= self._max_rows:
             taken.append(self._waiting.pop(0))

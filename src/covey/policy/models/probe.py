@@ -121,12 +121,8 @@ def _check_layers(policy: Policy, recorder: Recorder) -> None:
 
     What it does besides cannot be laid out, and a cache has one place per layer.
     """
-    # Every layer must call attention, and once
-    kind = type(policy.causal_lm).__name__
-    num_layers, found = (
-        policy.causal_lm.config.get_text_config(decoder=True).num_hidden_layers,
-        len(set(recorder.layers)),
-    )
+    kind, found = type(policy.causal_lm).__name__, len(set(recorder.layers))
+    num_layers = policy.causal_lm.config.get_text_config(decoder=True).num_hidden_layers
     if found == 0:
         raise ValueError(
             f"model.name needs attention that transformers lets others compute, {kind} has its own{LISTED}"
@@ -170,17 +166,15 @@ def _refuse_difference(policy: Policy, found_NV: Tensor, expected_NV: Tensor, me
     One token's experts may be others by rounding.
     """
     error_N = (found_NV.double() - expected_NV.double()).abs().amax(dim=-1) / expected_NV.double().std()
-    is_half = policy.precision not in (torch.float32, torch.float64)
-    error, allowed = (float(error_N.median()), HALF_ERROR) if is_half else (float(error_N.max()), ERROR)
+    whole = policy.computes_whole
+    error, allowed = (float(error_N.max()), ERROR) if whole else (float(error_N.median()), HALF_ERROR)
     if not error <= allowed:
         raise ValueError(f"model.name needs {message} (logits differ by {error:.2g} of their deviation)")
 
 
 def _texts(policy: Policy) -> list[list[int]]:
     """Two of one length, with the same beginning."""
-    config = policy.causal_lm.config.get_text_config(decoder=True)
-    padding = getattr(config, "pad_token_id", None)
-    ids = [token_id for token_id in range(min(config.vocab_size, 64)) if token_id != padding]
+    config, ids = policy.causal_lm.config.get_text_config(decoder=True), _some_ids(policy)
     longest = getattr(config, "max_position_embeddings", None) or SHARED + BRANCH
     branch = max(1, min(BRANCH, longest - policy.first_position - SHARED))
     chosen = [ids[place % len(ids)] for place in range(SHARED + 2 * branch)]
@@ -251,9 +245,13 @@ def _logits(policy: Policy, layout: Layout) -> Tensor:
 
 
 def _probe(policy: Policy) -> tuple[Tensor, Tensor]:
-    """Token ids and positions of a short input. Models may give padding tokens positions of their own."""
-    config, device = policy.causal_lm.config.get_text_config(decoder=True), policy.causal_lm.device
+    """Token ids and positions of a short input."""
+    chosen = torch.tensor([_some_ids(policy)[:NUM_TOKENS]], device=policy.device)
+    return chosen, torch.arange(chosen.shape[1], device=policy.device)[None]
+
+
+def _some_ids(policy: Policy) -> list[int]:
+    """Return the first token ids but padding's, to which models may give positions of their own."""
+    config = policy.causal_lm.config.get_text_config(decoder=True)
     padding = getattr(config, "pad_token_id", None)
-    ids = [token_id for token_id in range(config.vocab_size) if token_id != padding]
-    chosen = torch.tensor([list(ids[:NUM_TOKENS])], device=device)
-    return chosen, torch.arange(chosen.shape[1], device=device)[None]
+    return [token_id for token_id in range(min(config.vocab_size, 64)) if token_id != padding]
