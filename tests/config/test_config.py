@@ -366,6 +366,7 @@ def test_a_slip_inside_a_yaml_file_names_the_file(tmp_path: Path) -> None:
     [
         (["group_size=1"], "group_size must be >= 2, got 1"),
         (["num_steps=0"], "num_steps must be >= 1, got 0"),
+        (["model.nano_num_heads=0"], "model.nano_num_heads must be >= 1, got 0"),
         (["updates_per_batch=0"], "updates_per_batch must be >= 1, got 0"),
         (["sampling.temperature=0"], "sampling.temperature must be > 0, got 0.0"),
         (["sampling.top_p=1.5"], "sampling.top_p must be <= 1, got 1.5"),

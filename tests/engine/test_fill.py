@@ -183,6 +183,18 @@ def test_log_probs_in_one_step_are_those_of_the_first_pass_and_the_rollout_reads
     assert max(gaps) > 0.05
 
 
+def test_fills_that_draw_the_mask_itself_go_on_beside_others_that_read_the_same() -> None:
+    policy = make_masked_policy("bert")
+    torch.nn.init.constant_(policy.causal_lm.cls.predictions.decoder.bias[M : M + 1], 100.0)
+    engine = FillEngine(policy, 64)
+
+    async def run() -> list[list[Completion]]:
+        calls = (engine.generate((M, M, M), 1, Sampling(num_passes=passes)) for passes in (3, 2))
+        return list(await asyncio.gather(*calls))
+
+    assert [fill.passes for (fill,) in asyncio.run(run())] == [(0, 1, 2), (0, 0, 1)]
+
+
 # ------------------------------------------------------------------------------------------------ edges
 
 

@@ -161,6 +161,24 @@ class Resting(Protocol):
         ...
 
 
+def check_call(prompt_ids: Sequence[int], n: int) -> None:
+    """Refuse (ValueError) a call for no completion, or with nothing to read."""
+    if n < 1:
+        raise ValueError(f"n must be >= 1, got {n}")
+    if not prompt_ids:
+        raise ValueError("a prompt must hold at least one token, got none")
+
+
+def check_length(num_tokens: int, max_tokens: int, limit: int) -> None:
+    """Refuse (ValueError) a completion that may come to need more positions than there are."""
+    needed = num_tokens + max_tokens
+    if needed > limit:
+        raise ValueError(
+            f"a prompt of {num_tokens} tokens with max_tokens={max_tokens} needs {needed} positions, "
+            f"the policy has {limit}"
+        )
+
+
 def digest_of(tensors: Mapping[str, Tensor]) -> str:
     """Return a hash over names, types, shapes and bytes, in the order of the names.
 

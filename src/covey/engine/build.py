@@ -3,10 +3,9 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from covey.engine.base import UpdatableEngine
-
 if TYPE_CHECKING:
-    from covey.engine.base import Engine
+    from covey.engine.base import Engine, UpdatableEngine
+    from covey.engine.fake import FakeEngine
     from covey.engine.settings import EngineConfig
     from covey.policy.policy import Policy
 
@@ -18,7 +17,7 @@ def build_native(policy: "Policy", settings: "EngineConfig", kernels: str) -> "E
     return NativeEngine(policy, settings.cache_bytes, settings.max_rows, kernels)
 
 
-def build_fake(policy: "Policy", settings: "EngineConfig", kernels: str) -> "Engine":
+def build_fake(policy: "Policy", settings: "EngineConfig", kernels: str) -> "FakeEngine":
     """Sample random tokens of the policy's vocabulary, 8 a completion. The limits have no meaning for it."""
     from covey.engine.fake import FakeEngine, random_script
 
@@ -69,17 +68,10 @@ def own_fill(policy: "Policy", settings: "EngineConfig", kernels: str) -> "Updat
     return OwnWeightsFillEngine(policy, settings.max_rows)
 
 
-def own_fake(policy: "Policy", settings: "EngineConfig", kernels: str) -> "UpdatableEngine":
-    """Build the scripted engine, which has no weights."""
-    engine = build_fake(policy, settings, kernels)
-    assert isinstance(engine, UpdatableEngine), "it takes updates"
-    return engine
-
-
 OWN_WEIGHTS: dict[str, Callable[["Policy", "EngineConfig", str], "UpdatableEngine"]] = {
     "native": own_native,
     "fill": own_fill,
-    "fake": own_fake,
+    "fake": build_fake,
     "vllm": build_vllm,
 }
 """Engine name -> builder of one whose weights are pushed to it, for samplers in processes of their own."""

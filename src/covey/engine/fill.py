@@ -14,11 +14,11 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from covey.engine.base import EngineStats, UpdateMode, WeightSet
+from covey.engine.base import EngineStats, UpdateMode, WeightSet, check_call
 from covey.engine.weights import arrived, check_pushed, replace_weights, shapes_of, trained_tensors
 from covey.policy.attention.bidirectional import inputs_layout
 from covey.policy.policy import Policy, inference
-from covey.policy.sampling import allowed_with, filtered_logprobs, partition, random_uniform, row_key, sample
+from covey.policy.sampling import chosen_logprobs, filtered_logprobs, partition, random_uniform, row_key, sample
 from covey.policy.transfer import to_device
 from covey.system.waits.watchdog import Watchdog
 from covey.types import Completion, Sampling
@@ -128,10 +128,7 @@ class FillEngine:
     def _request(
         self, prompt_ids: Sequence[int], n: int, sampling: Sampling, future: asyncio.Future[list[Completion]]
     ) -> Request:
-        if n < 1:
-            raise ValueError(f"n must be >= 1, got {n}")
-        if not prompt_ids:
-            raise ValueError("a prompt must hold at least one token, got none")
+        check_call(prompt_ids, n)
         if len(prompt_ids) > self._policy.max_length:
             raise ValueError(
                 f"an input of {len(prompt_ids)} tokens, the policy has {self._policy.max_length} positions"
@@ -163,7 +160,7 @@ class FillEngine:
                 raise
 
     def _next(self) -> list[Request]:
-        taken, num_rows = [self._waiting.pop(0)], 0
+        taken = [self._waiting.pop(0)]
         num_rows = taken[0].n
         while self._waiting and num_rows + self._waiting[0].n <= self._max_rows:
             taken.append(self._waiting.pop(0))
@@ -225,13 +222,15 @@ def fill_in(policy: Policy, fills: Sequence[Fill]) -> None:
 
 def _read(policy: Policy, fills: Sequence[Fill]) -> Read:
     """Run one pass over the different inputs and return logits of their masked positions."""
-    # Equal inputs are read once
-    inputs = {tuple(fill.input_ids): fill.open for fill in fills}
+    # Equal inputs are read once. Where a mask was drawn as a token, fills of equal inputs have other positions open
+    inputs: dict[tuple[int, ...], set[int]] = {}
+    for fill in fills:
+        inputs.setdefault(tuple(fill.input_ids), set()).update(fill.open)
     place: dict[tuple[tuple[int, ...], int], int] = {}
     sources: list[int] = []
     start = 0
     for ids, masked in inputs.items():
-        for position in masked:
+        for position in sorted(masked):
             place[ids, position] = len(sources)
             sources.append(start + position)
         start += len(ids)
@@ -279,9 +278,6 @@ def _score_in_one_step(first: Read, fills: Sequence[Fill]) -> None:
         fill.input_ids = list(fill.request.prompt_ids)
         token_F = to_device([fill.filled[position][0] for position in masked], first.logits_SV.device)
         logits_FV = first.rows([(fill, position) for position in masked])
-        scaled_FV = filtered_logprobs(logits_FV, sampling.temperature)
-        if sampling.filters:
-            scaled_FV = scaled_FV.masked_fill(~allowed_with(logits_FV, token_F, sampling), -torch.inf).log_softmax(-1)
-        logprobs = scaled_FV.gather(1, token_F[:, None])[:, 0].tolist()
+        logprobs = chosen_logprobs(logits_FV, token_F, sampling).tolist()
         for position, logprob in zip(masked, logprobs, strict=True):
             fill.filled[position] = (fill.filled[position][0], logprob, 0)

@@ -24,7 +24,7 @@ from torch.nn import functional as F
 
 from covey.policy.kernels.gpu.softmax import fused_gradient, fused_scores
 from covey.policy.kernels.linear import OneDnnLinear, product, product_of_transposed
-from covey.policy.policy import Policy, head_modules
+from covey.policy.policy import Policy, head_modules, is_half
 
 PLAIN = (nn.Linear, OneDnnLinear)
 """Layers that are a product and nothing more; adapters and quantised layers are other types."""
@@ -59,7 +59,7 @@ class Head:
 
     def is_wide(self, x: Tensor) -> bool:
         """Tell whether products of half-precision factors may come in float32, as on a GPU."""
-        return self.precision in (torch.bfloat16, torch.float16) and x.device.type == "cuda"
+        return is_half(self.precision) and x.device.type == "cuda"
 
     def weight_gradient(self, gradient_LV: Tensor, rows_LC: Tensor) -> Tensor:
         """gradient^T @ rows, (V, C), as `product` computes."""
@@ -281,4 +281,4 @@ def _joined(scores: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
 
 def _cast(tensor: Tensor, precision: torch.dtype) -> Tensor:
     """Return what autocast would make of it."""
-    return tensor if precision in (torch.float32, torch.float64) else tensor.to(precision)
+    return tensor.to(precision) if is_half(precision) else tensor

@@ -29,6 +29,10 @@ class Scoring:
     entropy_gradient: bool = False
     """Let gradients flow through the entropy."""
 
+    def num_rows(self, batch: MicroBatch) -> int:
+        """Return how many rows of logits a batch has at once."""
+        return self.chunk or max(len(batch.target_L), 1)
+
 
 @dataclass(frozen=True, slots=True)
 class AllowedTokens:
@@ -124,16 +128,15 @@ def _linear_head(policy: Policy, batch: MicroBatch, scoring: Scoring) -> Head | 
     layer = None if scoring.sampling.filters else linear_layer(policy)
     if layer is None:
         return None
-    chunk = scoring.chunk or max(len(batch.target_L), 1)
-    temperature = scoring.sampling.temperature or 1.0
-    return Head(layer, policy.precision, temperature, chunk, scoring.entropy_gradient, policy.compiles)
+    temperature, num_rows = scoring.sampling.temperature or 1.0, scoring.num_rows(batch)
+    return Head(layer, policy.precision, temperature, num_rows, scoring.entropy_gradient, policy.compiles)
 
 
 def _score(
     policy: Policy, batch: MicroBatch, scoring: Scoring, kept: AllowedTokens | None, reference: Reference | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(log-prob, entropy, full KL or zeros) of all loss tokens."""
-    chunk = scoring.chunk or max(len(batch.target_L), 1)
+    chunk = scoring.num_rows(batch)
     pieces = []
     for rows in _chunks(policy, batch, chunk, kept, reference):
         if torch.is_grad_enabled() and len(batch.target_L) > chunk:
@@ -147,7 +150,7 @@ def _score(
 def _kept_entries(policy: Policy, batch: MicroBatch, scoring: Scoring) -> tuple[Tensor, Tensor]:
     entries, counts = [], []
     rows_LC = _head_input(policy, batch)
-    chunk = scoring.chunk or max(len(batch.target_L), 1)
+    chunk = scoring.num_rows(batch)
     for rows, target in zip(rows_LC.split(chunk), batch.target_L.split(chunk), strict=True):
         mask_LV = allowed_with(_logits(policy, rows), target, scoring.sampling)
         entries.append(mask_LV.nonzero()[:, 1])

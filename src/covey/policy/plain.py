@@ -24,7 +24,7 @@ from transformers import PreTrainedModel
 from covey.policy import sharding
 from covey.policy.models.quantized import dequantized
 from covey.policy.policy import Policy
-from covey.policy.sampling import allowed_with
+from covey.policy.sampling import chosen_logprobs
 from covey.types import Rollout, Sampling
 
 Shift = Mapping[Tensor, Tensor]
@@ -84,20 +84,6 @@ def rollout_logits(plain: Plain, rollout: Rollout) -> tuple[Tensor, Tensor]:
             logits.append(plain.logits(rollout.input_ids[start:stop], keep))
             targets += [rollout.target_ids[start + place] for place in keep]
     return torch.cat(logits), torch.tensor(targets, device=plain.device)
-
-
-def chosen_logprobs(logits_LV: Tensor, target_L: Tensor, sampling: Sampling, kept_LV: Tensor | None = None) -> Tensor:
-    """Return log-probs of the targets at the temperature and within the filters of `sampling`. Greedy ones at 1.
-
-    `kept_LV` are the entries that the filters leave, where they are not to be found from these very logits.
-    """
-    logits_LV = logits_LV.to(torch.promote_types(logits_LV.dtype, torch.float32))
-    if kept_LV is None and sampling.filters:
-        kept_LV = allowed_with(logits_LV.detach(), target_L, sampling)
-    if kept_LV is not None:
-        logits_LV = logits_LV.masked_fill(~kept_LV, -torch.inf)
-    tempered_LV = logits_LV / (sampling.temperature or 1.0)
-    return tempered_LV.log_softmax(dim=-1).gather(1, target_L[:, None])[:, 0]
 
 
 # ------------------------------------------------------------------------------------------------ weights

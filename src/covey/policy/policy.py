@@ -99,7 +99,7 @@ class Policy:
     @property
     def computes_whole(self) -> bool:
         """Tell whether passes compute in float32 or float64, without autocast."""
-        return self.precision in (torch.float32, torch.float64)
+        return not is_half(self.precision)
 
     def autocast(self) -> AbstractContextManager[object]:
         if self.computes_whole:
@@ -135,6 +135,11 @@ class Policy:
         """Return what a pass is given. An encoder has no cache to switch off."""
         place = {"input_ids": input_ids_BT, "position_ids": position_ids_BT + self.first_position, "layout": layout}
         return place if self.mask_id is not None else place | {"use_cache": False}
+
+
+def is_half(precision: torch.dtype) -> bool:
+    """Tell whether numbers are bfloat16 or float16, which passes compute in by autocast."""
+    return precision not in (torch.float32, torch.float64)
 
 
 def original_lengths(config: PreTrainedConfig) -> list[int]:

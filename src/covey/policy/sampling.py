@@ -86,6 +86,18 @@ def filtered_logprobs(
     return filter_logits(logits_RV, temperature, top_k, top_p, min_p).log_softmax(dim=-1)
 
 
+def chosen_logprobs(logits_LV: Tensor, target_L: Tensor, sampling: Sampling, kept_LV: Tensor | None = None) -> Tensor:
+    """Return log-probs of the targets at the temperature and within the filters of `sampling`. Greedy ones at 1.
+
+    `kept_LV` are the entries that the filters leave, where they are not to be found from these very logits.
+    """
+    if kept_LV is None and sampling.filters:
+        kept_LV = allowed_with(logits_LV.detach(), target_L, sampling)
+    if kept_LV is not None:
+        logits_LV = logits_LV.masked_fill(~kept_LV, -torch.inf)
+    return _at(_scaled(logits_LV, sampling.temperature).log_softmax(dim=-1), target_L)
+
+
 def draw(logprobs_RV: Tensor, uniform_R: Tensor) -> tuple[Tensor, Tensor]:
     """Return one token a row by inverting the cumulative distribution, and its log-probability: int64 (R,), (R,).
 
@@ -202,7 +214,8 @@ def _num_kept(value_RK: Tensor, top_p: float) -> Tensor:
         return torch.full((len(value_RK), 1), value_RK.shape[-1], device=value_RK.device)
     probability_RK = value_RK.softmax(dim=-1)
     mass_before_RK = probability_RK.cumsum(dim=-1) - probability_RK
-    return (mass_before_RK < top_p).sum(dim=-1, keepdim=True)
+    # One at least, also of what is no number: an index of -1 would end a GPU's process before anybody can say why.
+    return (mass_before_RK < top_p).sum(dim=-1, keepdim=True).clamp(min=1)
 
 
 def _first(scaled_RV: Tensor, value_RK: Tensor, num_kept_R1: Tensor) -> Tensor:

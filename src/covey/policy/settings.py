@@ -83,11 +83,11 @@ class ModelConfig(Section):
         "qwen2", choices=("qwen2", "qwen3", "llama", "mistral", "modernbert", "bert", "roberta"), needs=OF_NANO
     )
     """Architecture of the nano policy: qwen2, qwen3, llama or mistral; of nano-masked modernbert, bert or roberta."""
-    nano_hidden_size: int = setting(128, needs=OF_NANO)
+    nano_hidden_size: int = setting(128, ge=1, needs=OF_NANO)
     """Width of the nano policy."""
-    nano_num_layers: int = setting(4, needs=OF_NANO)
+    nano_num_layers: int = setting(4, ge=1, needs=OF_NANO)
     """Layers of the nano policy."""
-    nano_num_heads: int = setting(4, needs=OF_NANO)
+    nano_num_heads: int = setting(4, ge=1, needs=OF_NANO)
     """Attention heads of the nano policy."""
 
 

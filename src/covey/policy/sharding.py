@@ -38,9 +38,8 @@ def shard(policy: Policy, device: torch.device | None = None) -> Policy:
     root = policy.causal_lm
     mesh = init_device_mesh((device or policy.device).type, (collectives.world_size(),))
     # Half precision is gathered as such: half the traffic, 2 bytes a weight while sampling. Shards stay as they are.
-    is_half = policy.precision not in (torch.float32, torch.float64)
-    gathered = policy.precision if is_half else None
-    types = MixedPrecisionPolicy(gathered, torch.float32 if is_half else None, cast_forward_inputs=False)
+    gathered, reduced = (None, None) if policy.computes_whole else (policy.precision, torch.float32)
+    types = MixedPrecisionPolicy(gathered, reduced, cast_forward_inputs=False)
     for layer in _layers(root):
         fully_shard(layer, mesh=mesh, mp_policy=types)
     fully_shard(root, mesh=mesh, mp_policy=types, reshard_after_forward=False)

@@ -259,12 +259,13 @@ def test_an_error_while_sampling_reaches_every_waiting_call() -> None:
     assert len(one(engine, PROMPTS[0], 2, Sampling(max_tokens=4))) == 2
 
 
-def test_weights_that_have_diverged_are_an_error_not_token_zero() -> None:
+@pytest.mark.parametrize("sampling", [Sampling(max_tokens=4), Sampling(max_tokens=4, top_p=0.9, top_k=5, min_p=0.1)])
+def test_weights_that_have_diverged_are_an_error_not_token_zero(sampling: Sampling) -> None:
     policy = tiny_policy("qwen2")
     engine = NativeEngine(policy, GENEROUS, 4)
     torch.nn.init.constant_(policy.causal_lm.get_input_embeddings().weight, torch.nan)
     with pytest.raises(ValueError, match="must be finite, got nan"):
-        one(engine, PROMPTS[0], 2, Sampling(max_tokens=4))
+        one(engine, PROMPTS[0], 2, sampling)
 
 
 def test_cancelling_a_call_frees_its_rows_and_leaves_the_others_alone() -> None:

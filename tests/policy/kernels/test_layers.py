@@ -79,6 +79,15 @@ def test_norms_gates_and_attention_are_taken_and_no_name_of_a_weight_changes(arc
     assert all(torch.equal(states[0][key], states[1][key]) for key in states[0])
 
 
+def test_a_model_of_compiled_parts_is_saved_whole_as_any_other(tmp_path: Path) -> None:
+    policy = nano()
+    assert kinds(policy.model)
+    torch.save(policy.model, tmp_path / "model.pt")
+    loaded = torch.load(tmp_path / "model.pt", weights_only=False)
+    assert kinds(loaded) == kinds(policy.model)
+    assert torch.equal(loaded(input_ids=IDS).logits, policy.model(input_ids=IDS).logits)
+
+
 def test_only_classes_that_are_known_exactly_are_taken() -> None:
     class OwnNorm(LlamaRMSNorm):
         pass

@@ -98,6 +98,12 @@ def test_a_value_that_nothing_would_read_is_refused(template: str, name: str, en
     assert line.endswith(end)
 
 
+def test_a_template_that_is_none_is_refused_in_one_line() -> None:
+    with pytest.raises(ValueError, match=r"^the chat template of mine cannot be read: .*$") as refusal:
+        with_template("{% if enable_thinking %}", enable_thinking=False)
+    assert "\n" not in str(refusal.value)
+
+
 def test_a_tokenizer_without_a_template_is_refused() -> None:
     with pytest.raises(ValueError, match="needs a chat template, the tokenizer of mine has none"):
         with_template(None, enable_thinking=False)

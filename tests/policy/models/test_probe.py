@@ -96,6 +96,21 @@ def test_a_head_that_scales_its_logits_is_noticed_and_scored_right(architecture:
     assert make_trainer(policy, AlgorithmConfig(), SGD, logprob_chunk=3).step(byte_batch(), 0)["grad_norm"] > 0
 
 
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("size", [0.3, 1.0])
+def test_a_soft_cap_is_noticed_however_small_the_logits_of_the_probe(
+    precision: str, size: float, tmp_path: Path
+) -> None:
+    for architecture, is_linear in (("gemma2", False), ("gemma", True)):
+        folder = saved_model(tmp_path / architecture, architecture)
+        model = AutoModelForCausalLM.from_pretrained(folder)
+        with torch.no_grad():
+            model.model.norm.weight.fill_(size - 1)
+            assert model(input_ids=torch.arange(8)[None]).logits.abs().max() < 5  # a cap at 30 changes it by 1 %
+        model.save_pretrained(folder)
+        assert load_policy(ModelConfig(name=folder, precision=precision), seed=0).head_is_linear == is_linear
+
+
 @torch.no_grad()
 def _plain_logprobs(model: PreTrainedModel) -> Tensor:
     pieces = []

@@ -129,12 +129,9 @@ def is_compiled(kernels: str, shape: CacheShape, rules: Iterable[Rule] = ()) -> 
     # Heads of every layer must be known to the kernels
     tensors = [(shape.dtype, shape.device.type)]
     widths = [(layer.key_width, layer.value_width) for layer in shape.layers]
-    is_uniform = len(set(widths)) == 1
     is_plain = all(rule.is_plain for rule in rules)
-    kernels_of_prompts_and_rows = ("attention", "decode")
-    if not is_uniform or any(
-        unsupported_reason(kernel, tensors, widths, is_plain=is_plain) for kernel in kernels_of_prompts_and_rows
-    ):
+    reasons = [unsupported_reason(kernel, tensors, widths, is_plain=is_plain) for kernel in ("attention", "decode")]
+    if len(set(widths)) != 1 or any(reasons):
         return False
     # Products of bfloat16 in C need instructions for them
     return shape.dtype != torch.bfloat16 or has_half()

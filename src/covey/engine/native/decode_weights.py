@@ -22,7 +22,7 @@ from covey.engine.native.panels import CompiledLinear
 from covey.policy.attention.base import Rule
 from covey.policy.head import linear_layer, wide_product
 from covey.policy.kernels.linear import MergedLinear, OneDnnLinear, PackedLinear
-from covey.policy.policy import Policy, head_modules, is_adapted
+from covey.policy.policy import Policy, head_modules, is_adapted, is_half
 
 LINEAR = (nn.Linear, OneDnnLinear)
 """Layers whose weights are cast or merged; others may treat theirs in ways of their own."""
@@ -164,14 +164,14 @@ def _fusable(policy: Policy, rules: Mapping[int, Rule]) -> list[str]:
 def _fused(model: nn.Module, rules: Mapping[int, Rule], policy: Policy) -> FusedModel | joined.JoinedModel:
     if joined.is_wanted(policy):
         return joined.JoinedModel(model, rules, policy.precision)
-    return FusedModel(model, rules, _weight_of, _is_half(policy.precision))
+    return FusedModel(model, rules, _weight_of, is_half(policy.precision))
 
 
 def _is_taken(linear: nn.Module, policy: Policy) -> bool:
     """Return whether panels can hold it: in half precision inputs lie in pairs. What is joined would be cast anyway."""
     if joined.is_wanted(policy):
         return type(linear) is nn.Linear and _is_cast(linear, linear.weight, policy.precision)
-    return _is_plain(linear, policy) and not (_is_half(policy.precision) and _linear_of(linear).in_features % 2)
+    return _is_plain(linear, policy) and not (is_half(policy.precision) and _linear_of(linear).in_features % 2)
 
 
 def _is_plain(linear: nn.Module, policy: Policy) -> bool:
@@ -185,7 +185,7 @@ def _is_inside(name: str, outer: Iterable[str]) -> bool:
 
 def _held_layers(policy: Policy) -> Iterator[tuple[str, nn.Module]]:
     """Layers the decode policy has in a form of its own: those with adapters to merge, and plain ones to lay out."""
-    if _is_half(policy.precision):
+    if is_half(policy.precision):
         return
     adapted = tuple(name for name, module in policy.model.named_modules() if _is_mergeable(module, policy))
     for name, module in policy.model.named_modules():
@@ -198,7 +198,7 @@ def _linear_beside(policy: Policy, fused: Mapping[str, nn.Module]) -> Iterator[t
     heads = head_modules(policy.causal_lm)
     adapted = tuple(name for name, module in policy.model.named_modules() if _is_mergeable(module, policy))
     for name, module in policy.model.named_modules():
-        is_allowed = any(module is head for head in heads) or not _is_half(policy.precision)
+        is_allowed = any(module is head for head in heads) or not is_half(policy.precision)
         if _is_plain(module, policy) and is_allowed and not _is_inside(name, (*fused, *adapted)):
             yield name, module
 
@@ -206,7 +206,7 @@ def _linear_beside(policy: Policy, fused: Mapping[str, nn.Module]) -> Iterator[t
 @torch.no_grad()
 def _held(layer: nn.Module, precision: torch.dtype, compiled: bool) -> Held:
     if compiled:
-        return CompiledLinear(*_weight_of(layer), half=_is_half(precision))
+        return CompiledLinear(*_weight_of(layer), half=is_half(precision))
     linear = _linear_of(layer)
     kind = PackedLinear if _is_packed(linear, precision) else MergedLinear
     return kind(*_weight_of(layer))
@@ -231,7 +231,7 @@ def _weight_of(layer: nn.Module) -> tuple[Tensor, Tensor | None]:
 
 def _is_mergeable(module: nn.Module, policy: Policy) -> bool:
     """Return whether this is a plain LoRA layer over a plain linear layer, one adapter at work, in full precision."""
-    if not is_adapted(policy.model) or _is_half(policy.precision):
+    if not is_adapted(policy.model) or is_half(policy.precision):
         return False
     from peft.tuners.lora import Linear
 
@@ -247,14 +247,14 @@ def _is_mergeable(module: nn.Module, policy: Policy) -> bool:
 def _wide_heads(policy: Policy) -> list[str]:
     """Return the name of the head where the trainer computes its logits in float32 from half precision."""
     layer = linear_layer(policy)
-    if layer is None or layer.bias is not None or not _is_half(policy.precision) or policy.device.type != "cuda":
+    if layer is None or layer.bias is not None or not is_half(policy.precision) or policy.device.type != "cuda":
         return []
     return [name for name, module in policy.model.named_modules() if module is layer]
 
 
 def _fused_adapters(policy: Policy) -> list[str]:
     """Return the layers whose plain LoRA adapter is fused: in half precision on a GPU, where launches cost."""
-    if not is_adapted(policy.model) or not _is_half(policy.precision) or policy.device.type != "cuda":
+    if not is_adapted(policy.model) or not is_half(policy.precision) or policy.device.type != "cuda":
         return []
     from peft.tuners.lora import LoraLayer
 
@@ -270,13 +270,9 @@ def _fused_adapters(policy: Policy) -> list[str]:
     ]
 
 
-def _is_half(precision: torch.dtype) -> bool:
-    return precision not in (torch.float32, torch.float64)
-
-
 def _is_cast(module: nn.Module, parameter: Tensor, precision: torch.dtype) -> bool:
     is_other = parameter.is_floating_point() and parameter.dtype != precision
-    return _is_half(precision) and type(module) in LINEAR and is_other
+    return is_half(precision) and type(module) in LINEAR and is_other
 
 
 def _is_packed(module: nn.Module, precision: torch.dtype) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from covey.engine.base import EngineStats
+from covey.engine.base import EngineStats, check_call, check_length
 from covey.engine.native import graph
 from covey.engine.native.cache import COMPILED_GROWTH, TORCH_GROWTH, Cache, budget
 from covey.engine.native.compiled import is_compiled
@@ -111,14 +111,8 @@ class NativeEngine:
 
     def extend(self, row: Row, token_ids: Sequence[int], sampling: Sampling) -> "asyncio.Future[Completion]":
         """Queue another turn of a session. ValueError where it cannot fit."""
-        num_own = row.num_own + len(token_ids)
-        sampling = sampling.within(len(row.request.prompt_ids) + num_own)
-        self._check_length(len(row.request.prompt_ids) + num_own, sampling)
         self._adopt(asyncio.get_running_loop())
-        self._scheduler.check_extension(row, num_own, sampling.max_tokens)
-        row.request.version, row.request.quiet = self.version, self._quiet_tokens(sampling)
-        row.extend(token_ids, sampling)
-        self._scheduler.resume(row)
+        self._go_on(self._scheduler, row, token_ids, sampling)
         self._start_driving()
         return self._turns.begin(row)
 
@@ -161,22 +155,22 @@ class NativeEngine:
         return stats
 
     def _request(self, prompt_ids: Sequence[int], n: int, sampling: Sampling) -> Request:
-        if n < 1:
-            raise ValueError(f"n must be >= 1, got {n}")
-        if not prompt_ids:
-            raise ValueError("a prompt must hold at least one token, got none")
+        check_call(prompt_ids, n)
         sampling = sampling.within(len(prompt_ids))
-        self._check_length(len(prompt_ids), sampling)
+        check_length(len(prompt_ids), sampling.max_tokens, self._policy.max_length)
         quiet = self._quiet_tokens(sampling)
         return Request(tuple(prompt_ids), n, sampling, self._policy.stop_ids, self._decode, self.version, quiet)
 
-    def _check_length(self, num_tokens: int, sampling: Sampling) -> None:
-        needed, limit = num_tokens + sampling.max_tokens, self._policy.max_length
-        if needed > limit:
-            raise ValueError(
-                f"a prompt of {num_tokens} tokens with max_tokens={sampling.max_tokens} needs {needed} positions, "
-                f"the policy has {limit}"
-            )
+    def _go_on(self, scheduler: Scheduler, row: Row, token_ids: Sequence[int], sampling: Sampling) -> None:
+        """Queue another turn of a session. ValueError where it cannot fit."""
+        num_own = row.num_own + len(token_ids)
+        num_tokens = len(row.request.prompt_ids) + num_own
+        sampling = sampling.within(num_tokens)
+        check_length(num_tokens, sampling.max_tokens, self._policy.max_length)
+        scheduler.check_extension(row, num_own, sampling.max_tokens)
+        row.request.version, row.request.quiet = self.version, self._quiet_tokens(sampling)
+        row.extend(token_ids, sampling)
+        scheduler.resume(row)
 
     def _quiet_tokens(self, sampling: Sampling) -> QuietTokens:
         return self._quiet.setdefault(sampling.stop, QuietTokens(sampling.stop, self._decode))

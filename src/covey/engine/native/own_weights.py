@@ -45,10 +45,10 @@ class OwnWeightsEngine(NativeEngine):
     async def update(self, weights: WeightSet, how: UpdateMode) -> None:
         """Take new weights, see `UpdatableEngine.update`. PushRefused leaves the old version as it was, whole."""
         check_pushed(weights, shapes_of(trained_tensors(self._trained)), self.version)
-        if how == "wait":
-            await self._drain()
-        self._is_settled.clear()
         try:
+            if how == "wait":
+                await self._drain()
+            self._is_settled.clear()
             await replace_weights(self._trained, weights, self._policy, self.refresh_weights)
         finally:
             self._admits = True
@@ -104,12 +104,8 @@ class OwnWeightsEngine(NativeEngine):
     async def _drain(self) -> None:
         """Wait until no row is under way, while none may begin."""
         self._admits = False
-        try:
-            while self._scheduler.rows:
-                await asyncio.sleep(0.001)
-        except BaseException:
-            self._admits = True
-            raise
+        while self._scheduler.rows:
+            await asyncio.sleep(0.001)
 
 
 def encodes_alike(policy: Policy, shape: CacheShape) -> bool:

@@ -104,13 +104,7 @@ class ReplayingEngine(OwnWeightsEngine):
 
     def sample_next(self, place: Place, row: Row, token_ids: Sequence[int], sampling: Sampling) -> Completion:
         """Return the next turn of an attempt. ValueError where it cannot fit."""
-        num_own = row.num_own + len(token_ids)
-        sampling = sampling.within(len(row.request.prompt_ids) + num_own)
-        self._check_length(len(row.request.prompt_ids) + num_own, sampling)
-        place.scheduler.check_extension(row, num_own, sampling.max_tokens)
-        row.request.quiet = self._quiet_tokens(sampling)
-        row.extend(token_ids, sampling)
-        place.scheduler.resume(row)
+        self._go_on(place.scheduler, row, token_ids, sampling)
         self._sample(place, row, self.past.spans(sampling.seed, 0))
         return self._told(row, 0)
 

@@ -44,15 +44,11 @@ class Admission:
     num_resumed: int = 0
     """So many of the rows, the first ones, go on with another turn: they draw after what they have not read yet."""
 
-    @property
-    def resumed(self) -> tuple[Row, ...]:
-        return self.rows[: self.num_resumed]
-
     def charge(self) -> int:
         """Count the tokens of earlier turns that it encodes again, each also on the account of a row that needs it."""
         prompts = set(self.prompts)
         total = 0
-        for row in self.resumed:
+        for row in self.rows[: self.num_resumed]:
             again = row.unread - row.kept
             if row.request in prompts:
                 prompts.discard(row.request)

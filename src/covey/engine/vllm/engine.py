@@ -19,7 +19,16 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from covey.engine.base import EngineLost, EngineStats, Probe, PushRefused, UpdateMode, WeightSet
+from covey.engine.base import (
+    EngineLost,
+    EngineStats,
+    Probe,
+    PushRefused,
+    UpdateMode,
+    WeightSet,
+    check_call,
+    check_length,
+)
 from covey.engine.vllm.files import push_folder, pushed_shapes, write_push
 from covey.engine.vllm.loop_thread import LoopThread
 from covey.engine.vllm.wire import Sample, Wire, one_line, sampling_params
@@ -108,17 +117,9 @@ class VLLMEngine:
         ValueError where prompt and completion cannot fit. EngineLost where vLLM died.
         """
         # Refuse what vLLM would refuse later, or cut
-        if n < 1:
-            raise ValueError(f"n must be >= 1, got {n}")
-        if not prompt_ids:
-            raise ValueError("a prompt must hold at least one token, got none")
+        check_call(prompt_ids, n)
         sampling = sampling.within(len(prompt_ids))
-        needed, limit = len(prompt_ids) + sampling.max_tokens, self._served.max_length
-        if needed > limit:
-            raise ValueError(
-                f"a prompt of {len(prompt_ids)} tokens with max_tokens={sampling.max_tokens} needs {needed} positions, "
-                f"the policy has {limit}"
-            )
+        check_length(len(prompt_ids), sampling.max_tokens, self._served.max_length)
         # Wake it up, then sample in its own event loop
         self._raise_if_lost()
         if self._is_asleep:

@@ -7,12 +7,13 @@ longest of them.
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
 
 from covey.policy.attention.base import Rule, masked_attention, within
-from covey.policy.attention.packed import take
+from covey.policy.attention.packed import BlocksLayout, Segment, in_rectangles, take
 from covey.policy.transfer import to_device
 
 
@@ -59,17 +60,8 @@ class Block:
         return out_RHQD.transpose(0, 1).flatten(1, 2)[None]
 
 
-@dataclass(frozen=True, slots=True)
-class InputsLayout:
-    """One stream (B = 1) of inputs, one after the other."""
-
-    blocks: tuple[Block, ...]
-    order_T: Tensor
-    """For each token of the stream, its place among the outputs of all blocks."""
-
-    def attend(self, layer: int, query_BHTD: Tensor, key_BKTD: Tensor, value_BKTD: Tensor, rule: Rule) -> Tensor:
-        outputs = [block.attend(query_BHTD, key_BKTD, value_BKTD, rule) for block in self.blocks]
-        return torch.cat(outputs, dim=2).index_select(2, self.order_T)
+class InputsLayout(BlocksLayout):
+    """Inputs, one after the other."""
 
 
 def inputs_layout(lengths: Sequence[int], device: torch.device) -> InputsLayout:
@@ -77,28 +69,12 @@ def inputs_layout(lengths: Sequence[int], device: torch.device) -> InputsLayout:
 
     Lengths within a factor of two share a block.
     """
-    # Inputs of similar length share a block, padded to its longest
-    buckets: dict[int, list[range]] = defaultdict(list)
-    start = 0
-    for length in lengths:
-        buckets[length.bit_length()].append(range(start, start + length))
-        start += length
-    # Tokens find their place in the blocks
-    order = [0] * start
-    blocks, num_outputs = [], 0
-    for inputs in buckets.values():
-        longest = max(map(len, inputs))
-        for index, tokens in enumerate(inputs):
-            first = num_outputs + index * longest
-            order[tokens.start : tokens.stop] = range(first, first + len(tokens))
-        num_outputs += len(inputs) * longest
-        blocks.append(_block(inputs, longest, device))
-    return InputsLayout(tuple(blocks), to_device(order, device, torch.int64))
-
-
-def _block(inputs: Sequence[range], longest: int, device: torch.device) -> Block:
-    tokens = to_device([[*i, *[0] * (longest - len(i))] for i in inputs], device, torch.int64)
-    if all(len(i) == longest for i in inputs):
-        return Block(tokens, None)
-    length_R1 = to_device([[len(i)] for i in inputs], device)
-    return Block(tokens, torch.arange(longest, device=device) < length_R1)
+    buckets: dict[int, list[Segment]] = defaultdict(list)
+    for start, length in zip(accumulate(lengths, initial=0), lengths, strict=False):
+        buckets[length.bit_length()].append(Segment(start, length))
+    padded, order_T = in_rectangles(buckets.values())
+    blocks = [
+        Block(to_device(token_RQ, device), None if bool(real_RQ.all()) else to_device(real_RQ, device))
+        for token_RQ, real_RQ in padded
+    ]
+    return InputsLayout(tuple(blocks), to_device(order_T, device))

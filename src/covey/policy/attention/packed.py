@@ -8,8 +8,9 @@ longest of them, P tokens before them, of which each has the same number.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -72,11 +73,19 @@ class Block:
         return out_RHQD.transpose(0, 1).flatten(1, 2)[None]
 
 
-@dataclass(frozen=True, slots=True)
-class PackedLayout:
-    """One stream (B = 1) of segments. Each sees what it continues, and nothing else."""
+class AnyBlock(Protocol):
+    """Segments that are attended together."""
 
-    blocks: tuple[Block, ...]
+    def attend(self, query_BHTD: Tensor, key_BKTD: Tensor, value_BKTD: Tensor, rule: Rule) -> Tensor:
+        """Return the outputs of all positions of the block, padding included: (1, H, R * Q, D)."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksLayout:
+    """One stream (B = 1), attended to block by block."""
+
+    blocks: tuple[AnyBlock, ...]
     order_T: Tensor
     """For each token of the stream, its place among the outputs of all blocks."""
 
@@ -85,28 +94,40 @@ class PackedLayout:
         return torch.cat(outputs, dim=2).index_select(2, self.order_T)
 
 
+class PackedLayout(BlocksLayout):
+    """Segments of which each sees what it continues, and nothing else."""
+
+
 def packed_layout(segments: Sequence[Segment], device: torch.device) -> PackedLayout:
     """Return the layout of a stream that consists of these segments, in order."""
     buckets: dict[tuple[int, int], list[tuple[Segment, np.ndarray]]] = defaultdict(list)
     for segment in segments:
         places = places_of(segment.stretches[:-1])
         buckets[len(places), segment.length.bit_length()].append((segment, places))
-    order_T = torch.empty(sum(segment.length for segment in segments), dtype=torch.int64)
+    padded, order_T = in_rectangles([[segment for segment, _ in bucket] for bucket in buckets.values()])
     blocks = []
-    num_outputs = 0
-    for bucket in buckets.values():
-        # Take each segment's positions, padded to the longest
-        start_R1, length_R1 = torch.tensor([(s.start, s.length) for s, _ in bucket])[..., None].unbind(1)
-        place_Q = torch.arange(int(length_R1.max()))
-        real_RQ = place_Q < length_R1
-        query_RQ = (start_R1 + place_Q).where(real_RQ, 0)
+    for (query_RQ, _), bucket in zip(padded, buckets.values(), strict=True):
         prefix_RP = torch.from_numpy(np.stack([places for _, places in bucket]))
         blocks.append(Block(to_device(query_RQ, device), to_device(prefix_RP, device)))
-        # Note where their outputs lie
-        output_RQ = num_outputs + torch.arange(query_RQ.numel()).view_as(query_RQ)
-        order_T[query_RQ[real_RQ]] = output_RQ[real_RQ]
-        num_outputs += query_RQ.numel()
     return PackedLayout(tuple(blocks), to_device(order_T, device))
+
+
+def in_rectangles(buckets: Collection[Sequence[Segment]]) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
+    """Return the segments of each bucket as a rectangle, and where each token of the stream lies among all of these.
+
+    A rectangle is (R, Q) positions in the stream, 0 on padding, and whether each is real.
+    """
+    order_T = torch.empty(sum(segment.length for bucket in buckets for segment in bucket), dtype=torch.int64)
+    rectangles, num_places = [], 0
+    for bucket in buckets:
+        start_R1, length_R1 = torch.tensor([(s.start, s.length) for s in bucket])[..., None].unbind(1)
+        place_Q = torch.arange(int(length_R1.max()))
+        real_RQ = place_Q < length_R1
+        position_RQ = (start_R1 + place_Q).where(real_RQ, 0)
+        rectangles.append((position_RQ, real_RQ))
+        order_T[position_RQ[real_RQ]] = num_places + real_RQ.flatten().nonzero()[:, 0]
+        num_places += real_RQ.numel()
+    return rectangles, order_T
 
 
 def places_of(stretches: Sequence[tuple[int, int]]) -> np.ndarray:

@@ -112,9 +112,8 @@ class CompiledAttention(nn.Module):
 
     def _window(self) -> int | None:
         """Return that of the layer, in Mistral's that of the model; Llama's has none, whatever its config says."""
-        window: int | None = getattr(
-            self.config if isinstance(self, MistralAttention) else self, "sliding_window", None
-        )
+        holder = self.config if isinstance(self, MistralAttention) else self
+        window: int | None = getattr(holder, "sliding_window", None)
         return window
 
 
@@ -165,3 +164,5 @@ PARTS: dict[type[nn.Module], tuple[type[nn.Module], ...]] = {
 COMPILED: dict[type[nn.Module], type[nn.Module]] = {
     kind: type(f"Compiled{kind.__name__}", (part, kind), {}) for part, kinds in PARTS.items() for kind in kinds
 }
+# pickle and torch.save find a class by its name in this module
+globals().update({made.__name__: made for made in COMPILED.values()})

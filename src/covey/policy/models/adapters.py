@@ -83,17 +83,9 @@ def saved_adapters(settings: ModelConfig) -> "LoraConfig | None":
 
     ValueError where they are not what `settings` ask for, or their base model is not known.
     """
-    if not (Path(settings.name) / "adapter_config.json").is_file():
+    saved = _config_in(settings.name)
+    if saved is None:
         return None
-    from peft import LoraConfig
-
-    try:
-        saved = LoraConfig.from_pretrained(settings.name)
-    except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
-        raise ValueError(f"{settings.name}/adapter_config.json cannot be read ({error!r:.120})") from error
-    if other := other_than_plain_lora(saved):  # of Megatron's, peft would import what the config names
-        raise ValueError(f"model.name={settings.name} must hold plain LoRA adapters, got {other}")
-    assert isinstance(saved, LoraConfig), "plain LoRA"
     # Check that the settings are those of the adapters
     asked: dict[str, object] = {"lora_rank": settings.lora_rank, "lora_alpha": settings.lora_alpha}
     if settings.lora_targets != ALL_LINEAR:
@@ -115,15 +107,27 @@ def saved_adapters(settings: ModelConfig) -> "LoraConfig | None":
 
 def saved_rank(name: str) -> tuple[int, float] | None:
     """Return rank and alpha of the adapters in a directory, None where it holds a whole model."""
+    try:
+        saved = _config_in(name)
+    except ValueError:
+        return 1, 1.0  # loading says what is wrong with them
+    return None if saved is None else (saved.r, saved.lora_alpha)
+
+
+def _config_in(name: str) -> "LoraConfig | None":
+    """Return the settings of the adapters in a directory, as they were saved. ValueError where covey knows them not."""
     if not (Path(name) / "adapter_config.json").is_file():
         return None
     from peft import LoraConfig
 
     try:
         saved = LoraConfig.from_pretrained(name)
-    except (AttributeError, LookupError, RecursionError, TypeError, ValueError):
-        return 1, 1.0  # loading says what is wrong with them
-    return (saved.r, saved.lora_alpha) if isinstance(saved, LoraConfig) else (1, 1.0)
+    except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        raise ValueError(f"{name}/adapter_config.json cannot be read ({error!r:.120})") from error
+    if other := other_than_plain_lora(saved):  # of Megatron's, peft would import what the config names
+        raise ValueError(f"model.name={name} must hold plain LoRA adapters, got {other}")
+    assert isinstance(saved, LoraConfig), "plain LoRA"
+    return saved
 
 
 def base_of(policy: Path, recorded: str | None) -> str | None:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from jinja2 import Environment, meta
+from jinja2 import Environment, TemplateSyntaxError, meta
 from transformers import PreTrainedTokenizerBase
 
 from covey.system.lookup import near
@@ -21,7 +21,7 @@ GENERATION_TAG = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")
 def set_template_defaults(tokenizer: PreTrainedTokenizerBase, values: Mapping[str, Any], model_name: str) -> None:
     """Make `values` the defaults of the tokenizer's chat template.
 
-    ValueError for one that the template never reads.
+    ValueError for one that the template never reads, or a template that is none.
     """
     if not values:
         return
@@ -30,7 +30,10 @@ def set_template_defaults(tokenizer: PreTrainedTokenizerBase, values: Mapping[st
             f"model.chat_template_kwargs={dict(values)} needs a chat template, the tokenizer of {model_name} has none"
         )
     named = tokenizer.chat_template if isinstance(tokenizer.chat_template, dict) else {"": tokenizer.chat_template}
-    readable = sorted({name for template in named.values() for name in _read_by(template)})
+    try:
+        readable = sorted({name for template in named.values() for name in _read_by(template)})
+    except TemplateSyntaxError as error:
+        raise ValueError(f"the chat template of {model_name} cannot be read: {error}") from error
     for name in values:
         if name not in readable:
             what = f"it reads {', '.join(readable)}" if readable else "it reads none"

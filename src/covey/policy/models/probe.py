@@ -25,6 +25,8 @@ NOISE = 1e-2
 """Largest difference between training and evaluation mode, in standard deviations of the logits."""
 SHARED, BRANCH = 4, 8
 """Tokens that two texts begin with, and continue with where there are so many positions."""
+LOUD, QUIET = 100.0, 0.05
+"""How large logits are made to see all that a head does to them. From where on: larger factors leave half precision."""
 ERROR, HALF_ERROR = 1e-3, 0.3
 """Largest difference to transformers' own computation, never in half precision, in standard deviations."""
 
@@ -96,7 +98,7 @@ def detect_capabilities(policy: Policy) -> Policy:
             _check_against_plain(found, recorder)
             assert found.max_length > 0, "there are positions"  # ValueError where a configuration does not say
             logits_TV = _logits(found, layout)
-            hidden_TC = found.run_forward(lambda: found.hidden(*_probe(policy), layout)[0])
+            is_plain = _is_plain(found, *_amplified(found, layout, logits_TV))
         except ValueError:
             raise
         except Exception as error:  # foreign code, which may trip over the layout in any way
@@ -110,7 +112,6 @@ def detect_capabilities(policy: Policy) -> Policy:
         is_near = torch.allclose(trained_TV, logits_TV, rtol=0.0, atol=NOISE * float(logits_TV.std()))
         if draws.made or not is_near:
             raise ValueError(f"model.name needs an architecture without noise in training mode, {kind} has it")
-        is_plain = _is_plain(found, hidden_TC, logits_TV)
         sharding.reshard(policy)
         return replace(found, head_is_linear=is_plain, heads=frozenset(recorder.heads))
 
@@ -120,12 +121,8 @@ def _check_layers(policy: Policy, recorder: Recorder) -> None:
 
     What it does besides cannot be laid out, and a cache has one place per layer.
     """
-    # Every layer must call attention, and once
-    kind = type(policy.causal_lm).__name__
-    num_layers, found = (
-        policy.causal_lm.config.get_text_config(decoder=True).num_hidden_layers,
-        len(set(recorder.layers)),
-    )
+    kind, found = type(policy.causal_lm).__name__, len(set(recorder.layers))
+    num_layers = policy.causal_lm.config.get_text_config(decoder=True).num_hidden_layers
     if found == 0:
         raise ValueError(
             f"model.name needs attention that transformers lets others compute, {kind} has its own{LISTED}"
@@ -169,17 +166,15 @@ def _refuse_difference(policy: Policy, found_NV: Tensor, expected_NV: Tensor, me
     One token's experts may be others by rounding.
     """
     error_N = (found_NV.double() - expected_NV.double()).abs().amax(dim=-1) / expected_NV.double().std()
-    is_half = policy.precision not in (torch.float32, torch.float64)
-    error, allowed = (float(error_N.median()), HALF_ERROR) if is_half else (float(error_N.max()), ERROR)
+    whole = policy.computes_whole
+    error, allowed = (float(error_N.max()), ERROR) if whole else (float(error_N.median()), HALF_ERROR)
     if not error <= allowed:
         raise ValueError(f"model.name needs {message} (logits differ by {error:.2g} of their deviation)")
 
 
 def _texts(policy: Policy) -> list[list[int]]:
     """Two of one length, with the same beginning."""
-    config = policy.causal_lm.config.get_text_config(decoder=True)
-    padding = getattr(config, "pad_token_id", None)
-    ids = [token_id for token_id in range(min(config.vocab_size, 64)) if token_id != padding]
+    config, ids = policy.causal_lm.config.get_text_config(decoder=True), _some_ids(policy)
     longest = getattr(config, "max_position_embeddings", None) or SHARED + BRANCH
     branch = max(1, min(BRANCH, longest - policy.first_position - SHARED))
     chosen = [ids[place % len(ids)] for place in range(SHARED + 2 * branch)]
@@ -216,6 +211,25 @@ def _leaves_room(model: nn.Module) -> bool:
     )
 
 
+def _amplified(policy: Policy, layout: Layout, logits_TV: Tensor) -> tuple[Tensor, Tensor]:
+    """Return last hidden states (T, C), made so large that logits are, and the logits (T, V) of these.
+
+    Small logits pass a soft cap with no more change than rounding makes in half precision, larger ones do not.
+    """
+    factor = LOUD / float(logits_TV.abs().max().clamp(min=QUIET))
+
+    def amplify(module: nn.Module, given: Any, out: Any) -> Any:
+        out.last_hidden_state = out.last_hidden_state * factor
+        return out
+
+    hook = policy.causal_lm.base_model.register_forward_hook(amplify)
+    try:
+        hidden_TC = policy.run_forward(lambda: policy.hidden(*_probe(policy), layout)[0])
+        return hidden_TC, _logits(policy, layout)
+    finally:
+        hook.remove()
+
+
 def _is_plain(policy: Policy, hidden_TC: Tensor, logits_TV: Tensor) -> bool:
     try:
         found_TV = policy.run_forward(lambda: policy.head(hidden_TC))
@@ -231,9 +245,13 @@ def _logits(policy: Policy, layout: Layout) -> Tensor:
 
 
 def _probe(policy: Policy) -> tuple[Tensor, Tensor]:
-    """Token ids and positions of a short input. Models may give padding tokens positions of their own."""
-    config, device = policy.causal_lm.config.get_text_config(decoder=True), policy.causal_lm.device
+    """Token ids and positions of a short input."""
+    chosen = torch.tensor([_some_ids(policy)[:NUM_TOKENS]], device=policy.device)
+    return chosen, torch.arange(chosen.shape[1], device=policy.device)[None]
+
+
+def _some_ids(policy: Policy) -> list[int]:
+    """Return the first token ids but padding's, to which models may give positions of their own."""
+    config = policy.causal_lm.config.get_text_config(decoder=True)
     padding = getattr(config, "pad_token_id", None)
-    ids = [token_id for token_id in range(config.vocab_size) if token_id != padding]
-    chosen = torch.tensor([list(ids[:NUM_TOKENS])], device=device)
-    return chosen, torch.arange(chosen.shape[1], device=device)[None]
+    return [token_id for token_id in range(min(config.vocab_size, 64)) if token_id != padding]

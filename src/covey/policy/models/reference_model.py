@@ -47,12 +47,17 @@ def vocabulary_of(policy: Policy) -> Vocabulary:
 
 def settings_of_reference(model: ModelConfig, name: str, revision: str | None) -> ModelConfig:
     """Return how the reference is loaded: as the policy is, but frozen, and with the adapters it was saved with."""
-    found = replace(model, name=name, revision=revision, gradient_checkpointing=False, activation_offload=False)
+    found = replace(_frozen(model), name=name, revision=revision)
     rank_and_alpha = saved_rank(name)
     if rank_and_alpha is None:
-        return replace(found, chat_template_kwargs={})
+        return found
     rank, alpha = rank_and_alpha
-    return replace(found, chat_template_kwargs={}, lora_rank=rank, lora_alpha=alpha, lora_targets=["all-linear"])
+    return replace(found, lora_rank=rank, lora_alpha=alpha, lora_targets=["all-linear"])
+
+
+def _frozen(model: ModelConfig) -> ModelConfig:
+    """Return settings without what only training or a conversation needs."""
+    return replace(model, gradient_checkpointing=False, activation_offload=False, chat_template_kwargs={})
 
 
 def load_reference_model(
@@ -77,8 +82,7 @@ def reference_in_memory(given: nn.Module, model: ModelConfig, policy: Policy) ->
     """
     if given is policy.model or given is policy.causal_lm:
         raise ValueError("reference is the very model that is trained: leave it out to compare with its beginning")
-    bare = replace(model, lora_rank=0, gradient_checkpointing=False, activation_offload=False, chat_template_kwargs={})
-    bare = replace(bare, load_in_4bit=False, load_in_8bit=False)
+    bare = replace(_frozen(model), lora_rank=0, load_in_4bit=False, load_in_8bit=False)
     copied = policy_in_memory(copy.deepcopy(given), policy.tokenizer, bare, seed=0)
     copied.model.requires_grad_(False)
     wanted = vocabulary_of(policy)

@@ -129,7 +129,8 @@ def _tensors_in(file: str) -> Iterator[SavedTensor]:
 
 def _matched(model: PreTrainedModel, saved: list[SavedTensor]) -> dict[str, SavedTensor] | None:
     """Say where each weight of the model is saved, None where that is not one tensor of the same shape for each."""
-    own = {name: tensor for name, tensor in _held(model) if name in model.state_dict()}
+    names = model.state_dict().keys()
+    own = {name: tensor for name, tensor in _held(model) if name in names}
     found = {_own_name(model, tensor.name, own): tensor for tensor in saved}
     if _is_converted(model, saved) or len(found) != len(saved) or not found.keys() <= own.keys():
         return None

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from covey.config.schema import Config
 from covey.policy import sharding
-from covey.policy.plain import Plain, chosen_logprobs, plain_model, rollout_logits
+from covey.policy.plain import Plain, plain_model, rollout_logits
 from covey.policy.policy import Policy
-from covey.policy.sampling import allowed_with
+from covey.policy.sampling import allowed_with, chosen_logprobs
 from covey.system import collectives
 from covey.trainer.layouts import Row
 from covey.types import Sampling

@@ -1,5 +1,6 @@
 """Liger's kernels, by a stand-in in plain torch: which modules take them, and what they are given."""
 
+import pickle
 import sys
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -104,6 +105,11 @@ def test_layers_join_their_norms_with_the_sums_before_where_torch_compiles(
         torch.testing.assert_close(gradient_of(deterministic), wanted, rtol=1e-4, atol=1e-6)
         assert joined == [], "another process may add up in another order"
     assert plain.model.state_dict().keys() == compiled.model.state_dict().keys()
+
+
+def test_its_classes_are_found_by_name_as_pickle_looks_for_them() -> None:
+    for made in (*liger.JOINED.values(), *liger.LIGER.values()):
+        assert pickle.loads(pickle.dumps(made)) is made
 
 
 def test_without_a_gpu_it_is_refused_in_one_line() -> None:

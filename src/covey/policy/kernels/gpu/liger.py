@@ -100,6 +100,8 @@ LIGER = {
     compiled: type(f"Liger{kind.__name__}", (PARTS[compiled.__bases__[0]], compiled), {})
     for kind, compiled in COMPILED.items()
 }
+# pickle and torch.save find a class by its name in this module
+globals().update({made.__name__: made for made in (*JOINED.values(), *LIGER.values())})
 
 
 def is_wanted(kernels: str, precision: torch.dtype, device: torch.device) -> bool:
