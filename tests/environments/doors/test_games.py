@@ -147,7 +147,7 @@ class Doors(Hidden):
 def test_numbers_are_read_where_the_actions_are_numbers() -> None:
     game = GymnasiumGame(Doors())
     assert game.begin(3, ()) == "[3, 0]"
-    for wrong in ("north", "I choose 7", "-1", "9" * 5000):
+    for wrong in ("north", "I choose 7", "-1", "9" * 5000, "<think>2", "<think>2</think> north"):
         assert game.move(wrong) == Move("The action must be a number of Discrete(4).", is_invalid=True)
     assert game.move("I take door 1, no, 2") == Move("[2, 1]", 1.0, True)
     assert played(steps(Doors), ["north"])[0][-1].is_void

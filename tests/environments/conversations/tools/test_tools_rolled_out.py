@@ -104,8 +104,8 @@ def test_what_a_tool_said_and_no_turn_read_is_not_taken_for_an_answer(limit: str
 
 def test_the_last_line_must_be_the_number_alone() -> None:
     right = ["42", "So:\n**42**.", "$42$", "0042"]
-    wrong = ["It is 42", "42 or 43", "42\nI think", "42.5", "-42", "1" * 5000, ""]
-    assert right_answer([*right, *wrong], [42] * 11) == [1.0] * 4 + [0.0] * 7
+    wrong = ["It is 42", "42 or 43", "42\nI think", "42.5", "-42", "1" * 5000, "", "<think>cut\n42"]
+    assert right_answer([*right, *wrong], [42] * 12) == [1.0] * 4 + [0.0] * 8
     assert right_answer([[{"role": "assistant", "content": "1,042"}]], [1042]) == [1.0]
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from covey.environments.conversations.tools.calls import plain_json
 from covey.environments.doors.mcp import result_text
 from covey.environments.doors.openenv.wire import ActionRefused
+from covey.environments.math.answers import without_thoughts
 
 OF_TOOLS = ("Action", "CallToolAction", "ListToolsAction")
 """Titles of schemas whose actions are calls of tools."""
@@ -30,7 +31,7 @@ def action_of(text: str, schema: Mapping[str, Any]) -> dict[str, Any]:
     {'guess': 'crane'}
     """
     # Strip reasoning and a code fence
-    said = text.rpartition("</think>")[2].strip()
+    said = without_thoughts(text).strip()
     if said.startswith("```") and said.endswith("```"):
         said = "\n".join(said.splitlines()[1:-1]).strip()
     # A JSON object is the action itself
