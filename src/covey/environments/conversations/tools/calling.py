@@ -167,7 +167,8 @@ class Caller:
             left = [call for call in (*self.ledger.left_behind, error.call) if not call.done()]
             self.ledger.left_behind = left
             if len(left) >= MAX_HUNG:
-                raise RunStopped(f"{error}, and {len(left)} calls of tools that were given up still run") from error
+                told = f"{error}, and {len(left)} calls of tools that were given up still run"
+                raise RunStopped(f"{told}: let the tool end by itself, or raise the timeout") from error
             raise
 
 

@@ -72,7 +72,8 @@ class AgentEpisode(Episode):
     async def reset(self) -> Observation:
         self._agents.left_behind = left = [call for call in self._agents.left_behind if not call.done()]
         if len(left) >= MAX_LEFT_BEHIND:
-            raise RunStopped(f"{len(left)} threads of environment.program did not end with their episodes")
+            told = f"{len(left)} threads of environment.program did not end with their episodes"
+            raise RunStopped(f"{told}: let it return where a call is answered that the episode is over (410)")
         self._door = self._agents.gateway.open()
         self._running = self._agents.program.start(self._door, self._row)
         request = await self._next_call()
