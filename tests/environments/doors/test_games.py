@@ -56,8 +56,8 @@ class Hidden:
 
 
 def steps(factory: Callable[..., Any] = Hidden, **settings: Any) -> Steps:
-    how = StepSettings(factory, **{"instruction": "Play.", **settings})
-    return Steps(how, seed_prompts("steps", how.instruction, {"train": 3, "test": 2}, first_seed=7))
+    prompts = seed_prompts("steps", "Play.", {"train": 3, "test": 2}, first_seed=7)
+    return Steps(StepSettings(factory, **settings), prompts)
 
 
 def played(environment: Steps, texts: Sequence[str], prompt: Prompt | None = None) -> tuple[list[Observation], Reward]:

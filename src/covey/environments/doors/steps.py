@@ -9,6 +9,7 @@ from typing import Any
 
 from covey.environments.base import Environment, Split, are_words, conversation, own_containers
 from covey.environments.conversations.tools.calling import in_thread
+from covey.environments.data.rows import numbered
 from covey.environments.doors.games import PROTOCOLS, Game, Move
 from covey.environments.episode import Answer, Episode, Observation
 from covey.system.lookup import one_of
@@ -24,7 +25,6 @@ class StepSettings:
 
     factory: Callable[..., Any]
     protocol: str = "gymnasium"
-    instruction: str = ""
 
     def __post_init__(self) -> None:
         one_of("environment.protocol", self.protocol, tuple(PROTOCOLS))
@@ -137,15 +137,9 @@ def with_messages(row: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def row_prompts(name: str, rows: Mapping[Split, Sequence[Mapping[str, Any]]]) -> dict[Split, list[Prompt]]:
     """Return a prompt for each row of SkyRL-Gym's form: `prompt` (messages), and everything else its `extras`."""
-    return {
-        split: [
-            Prompt(
-                f"{split}-{index}",
-                name,
-                tuple(dict(message) for message in row["prompt"]),
-                {"extras": {key: value for key, value in row.items() if key != "prompt"}},
-            )
-            for index, row in enumerate(found)
-        ]
-        for split, found in rows.items()
-    }
+
+    def prompt(row: Mapping[str, Any]) -> Prompt:
+        extras = {key: value for key, value in row.items() if key != "prompt"}
+        return Prompt("", name, tuple(map(dict, row["prompt"])), {"extras": extras})
+
+    return numbered(rows, prompt)

@@ -127,7 +127,6 @@ class ToolEnvironment(Environment):
             Caller({tool.name: tool for tool in tools}, self.tool_timeout, self.ledger, self.written),
             self.rules,
             talk,
-            schemas=[tool.schema for tool in tools],
             opening=lambda: self.opening(prompt, state),
             judge=lambda talk: self.judge(prompt, talk),
             closes=closes,

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from covey.environments.conversations.tools.calls import plain_json
+from covey.environments.conversations.tools.tool import schema_of
 from covey.environments.doors.mcp import result_text
 from covey.environments.doors.openenv.wire import ActionRefused
 from covey.environments.math.answers import without_thoughts
@@ -86,18 +87,7 @@ def answer_of_call(observation: Mapping[str, Any]) -> tuple[str, bool, bool]:
 
 def schemas_of(tools: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
     """Return listed tools as chat templates want them."""
-    nothing = {"type": "object", "properties": {}}
-    return tuple(
-        {
-            "type": "function",
-            "function": {
-                "name": str(tool["name"]),
-                "description": str(tool.get("description") or ""),
-                "parameters": tool.get("input_schema") or nothing,
-            },
-        }
-        for tool in tools
-    )
+    return tuple(schema_of(str(tool["name"]), tool.get("description"), tool.get("input_schema")) for tool in tools)
 
 
 def _json(value: Any) -> str:
