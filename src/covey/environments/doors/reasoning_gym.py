@@ -45,13 +45,13 @@ class ReasoningGym(Environment):
 
     async def _judged(self, prompt: Prompt, text: str) -> Reward | Failure:
         """Judge one answer. One that the data set's own judge breaks on is worth nothing."""
-        given = answer_in(text)
         try:
             found = await called_in_time(
                 self._dataset.score_answer,
                 f"{self._name}.score_answer",
                 30.0,
-                **{"answer": given, "entry": prompt.columns["entry"]},
+                answer=answer_in(text),
+                entry=prompt.columns["entry"],
             )
             value = float(found)
         except TookTooLong as error:

@@ -10,19 +10,16 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from covey.environments.base import Environment, Split, are_words, conversation
+from covey.environments.base import Split, are_words, conversation
 from covey.environments.conversations.tools.calling import ToolServerLost, shortened, tool_message
 from covey.environments.conversations.tools.calls import BadCall, Call, Reader, hermes, reader_for
 from covey.environments.data.rows import numbered
 from covey.environments.doors.openenv.actions import action_of, answer_of_call, call_of, schemas_of, shown, takes_calls
 from covey.environments.doors.openenv.wire import ActionRefused, Session, action_schema
 from covey.environments.doors.settings import OpenEnvConfig
-from covey.environments.doors.steps import first_move
-from covey.environments.episode import Answer, Episode, Observation
-from covey.types import Failure, Message, Prompt, Reward
-
-MAX_TURNS = 16
-"""Turns of an episode, where environment.max_turns is not set."""
+from covey.environments.doors.steps import Played, PlayedEpisode
+from covey.environments.episode import Answer, Observation
+from covey.types import Message, Prompt
 
 
 @dataclass(frozen=True)
@@ -45,19 +42,13 @@ class Actions:
         return f"Answer with a JSON object of this schema: {json.dumps(asked, ensure_ascii=False)}"
 
 
-class OpenEnv(Environment):
+class OpenEnv(Played):
     """Environment whose attempts are played on a server. Prompts are seeds, or rows of what `reset` gets."""
 
     def __init__(self, settings: OpenEnvConfig, actions: Actions, prompts: Mapping[Split, Sequence[Prompt]]) -> None:
+        super().__init__(prompts)
         self._settings, self._actions = settings, actions
-        self._prompts = {split: list(found) for split, found in prompts.items()}
         self._read: Reader = hermes
-
-    def prompts(self, split: Split) -> list[Prompt]:
-        return list(self._prompts[split])
-
-    def max_turns(self, prompt: Prompt) -> int:
-        return MAX_TURNS
 
     def tool_schemas(self, prompt: Prompt) -> Sequence[Mapping[str, Any]]:
         return self._actions.tools
@@ -65,26 +56,21 @@ class OpenEnv(Environment):
     def read_with(self, tokenizer: Any) -> None:
         self._read = reader_for(tokenizer)
 
-    def episode(self, prompt: Prompt, seed: int) -> Episode:
+    def episode(self, prompt: Prompt, seed: int) -> "ActingEpisode":
         if self._actions.tools:
             return CallingEpisode(self._settings, self._actions, prompt, self._read)
         return ActingEpisode(self._settings, self._actions, prompt)
-
-    async def score(self, prompt: Prompt, completions: Sequence[str]) -> list[Reward | Failure]:
-        """Judge answers without an episode, as the first move of one: the reward of that step."""
-        return [await first_move(self.episode(prompt, 0), text) for text in completions]
 
     def facts(self) -> Mapping[str, Any]:
         return {"openenv_tools": [schema["function"]["name"] for schema in self._actions.tools]}
 
 
-class ActingEpisode(Episode):
+class ActingEpisode(PlayedEpisode):
     """Takes what the policy says for an action."""
 
     def __init__(self, settings: OpenEnvConfig, actions: Actions, prompt: Prompt) -> None:
         self.settings, self.actions = settings, actions
         self.session = Session(settings.url, settings.server_timeout)
-        self.verdict = 0.0
         self._arguments = {**settings.options, **prompt.columns}
 
     async def reset(self) -> Observation:
@@ -103,9 +89,6 @@ class ActingEpisode(Episode):
         self.verdict = seen.reward if seen.done else 0.0
         said = shortened(shown(seen.observation, self.settings.observation_field))
         return Observation(said, reward=None if seen.done else seen.reward or None, done=seen.done)
-
-    async def score(self, conversation: Sequence[Message]) -> Reward:
-        return Reward(self.verdict, {"last_step": self.verdict})
 
     async def close(self) -> None:
         await self.session.close()

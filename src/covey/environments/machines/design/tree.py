@@ -199,12 +199,8 @@ def canonical(tree: Tree) -> Tree:
     place = {old: new for new, old in enumerate(order)}
     solid = [tree[old] for old in order]
     moved = [ROOT, *(Block(b.type, place[b.parent], b.face) for b in solid[1:])]
-    linear = [_linear(b.type, sorted((place[p], f) for p, f in ends(b))) for b in tree if b.parent_b is not None]
-    return (*moved, *sorted(linear, key=lambda b: (b.type, *(number for end in ends(b) for number in end))))
-
-
-def _linear(type_: int, both: Sequence[tuple[int, int]]) -> Block:
-    return Block(type_, *both[0], *both[1])
+    both = [(b.type, sorted((place[p], f) for p, f in ends(b))) for b in tree if b.parent_b is not None]
+    return (*moved, *(Block(type_, *first, *second) for type_, (first, second) in sorted(both)))
 
 
 def num_boulders(tree: Tree) -> int:
