@@ -71,15 +71,14 @@ class Guess(Game):
                 low = max(low, guess + 1)
         return written(max(0, (low + high) // 2))
 
+    def wrong_move(self, drawn: random.Random) -> str:
+        return written(drawn.randrange(self._settings.highest + 1))
+
     def demonstrations(self, split: Split) -> list[Demonstration]:
         """Return episodes of a player who ignores the answers now and then."""
         settings, prompts = self._settings, self.prompts(split)
         return [
-            self.demonstrated(
-                prompts[index % len(prompts)],
-                lambda drawn: written(drawn.randrange(settings.highest + 1)),
-                f"guess {settings.problem_seed}/{split}/{index}",
-            )
+            self.demonstrated(prompts[index % len(prompts)], f"guess {settings.problem_seed}/{split}/{index}")
             for index in range(settings.num_demonstrations)
         ]
 

@@ -11,7 +11,7 @@
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from covey.environments.data.rows import text_in
 from covey.environments.machines.design.place import place
 from covey.environments.machines.design.stages import STAGES, Problem, check_problem
 from covey.environments.machines.design.tree import read_machine
-from covey.environments.machines.design.types import ROOT, Invalid, Tree
+from covey.environments.machines.design.types import ROOT, Invalid, Rules, Tree
 from covey.environments.machines.prompts import read_answer, write_answer
 from covey.environments.machines.scores import find_score
 from covey.environments.machines.settings import MachinesConfig
@@ -79,7 +79,7 @@ def example_of(row: Row, settings: MachinesConfig) -> Example:
         _sound(read_answer(text, problem, settings.form), problem, "completion")
         return Example(problem, text)
     # A machine is written in the form of the run
-    tree = _sound(_tree(row["machine"], problem), problem, "machine")
+    tree = _sound(_read("machine", row["machine"], problem.rules), problem, "machine")
     return Example(problem, write_answer(tree, problem, settings.form))
 
 
@@ -117,21 +117,17 @@ def _given(row: Row, stage: str) -> Tree:
     if given is None:
         return (ROOT,)
     rules = replace(Problem(stage, max(STAGES[stage].budgets)).rules, needs_boulder=False)
-    tree = _read("given", given, lambda text: read_machine(text, rules))
+    tree = _read("given", given, rules)
     if isinstance(found := place(tree, rules), Invalid):
         raise ValueError(f"column 'given': {found.message}")
     return tree
 
 
-def _tree(machine: Any, problem: Problem) -> Tree:
-    return _read("machine", machine, lambda text: read_machine(text, problem.rules))
-
-
-def _read(column: str, value: Any, read: Callable[[str], Tree | Invalid]) -> Tree:
+def _read(column: str, value: Any, rules: Rules) -> Tree:
     """Read blocks, as a list or as text. Raises ValueError with what is wrong with them."""
     if not isinstance(value, str | list):
         raise ValueError(f"column {column!r} must be a list of blocks or its JSON, got {value!r:.80}")
-    tree = read(value if isinstance(value, str) else json.dumps(value))
+    tree = read_machine(value if isinstance(value, str) else json.dumps(value), rules)
     if isinstance(tree, Invalid):
         raise ValueError(f"column {column!r}: {tree.message}")
     return tree
