@@ -149,18 +149,14 @@ def _gallery(asked: Arguments) -> None:
 def _draw_run(machine: Machine, world: World, title: str, files: tuple[Path | None, Path | None]) -> None:
     """Draw a picture of where it went, and a film, where they are requested."""
     from covey.environments.machines.physics.simulate import record
+    from covey.environments.machines.pictures.drawing import draw_film, draw_recording
 
-    # Simulate once for both
-    recording = record(machine, world)
+    recording = record(machine, world)  # once for both
     picture, film = files
     if picture is not None:
-        from covey.environments.machines.pictures.drawing import draw_recording
-
         draw_recording(recording, picture, title)
         print(f"picture: {picture}")
     if film is not None:
-        from covey.environments.machines.pictures.drawing import draw_film
-
         draw_film(recording, film, title)
         print(f"film: {film}")
 
