@@ -22,7 +22,7 @@ from covey.environments.machines.design.types import ROOT, Block, Invalid, Rules
 from covey.environments.machines.physics.assembly import assemble
 from covey.environments.machines.physics.constants import PHYSICS, physics_version
 from covey.environments.machines.physics.simulate import outcome_of, standing
-from covey.environments.machines.physics.simulators import Simulators, SimulatorSettings
+from covey.environments.machines.physics.simulators import Simulators
 from covey.environments.machines.physics.trajectory import Outcome
 from covey.environments.machines.physics.worlds import World
 from covey.environments.machines.scores import SCORES, SHORT_NAMES
@@ -62,7 +62,7 @@ def speed(count: int, seed: int) -> None:
     print(f"{len(trees)} different machines of {mean:.1f} blocks on average\n")
     print("| processes | machines/s |\n|---|---|")
     for num_workers in (1, 2):
-        simulators = Simulators(SimulatorSettings(num_workers=num_workers, timeout=60.0))
+        simulators = Simulators(num_workers, timeout=60.0)
         outcomes_in(simulators, trees[:NUM_WARM_UP], "catapult")
         started = time.perf_counter()
         outcomes_in(simulators, trees, "catapult")
@@ -121,7 +121,7 @@ def baselines(count: int, seed: int) -> None:
     shares = [blind_validity(random.Random(seed), size, 10 * count) for size in BLIND_SIZES]
     print("| valid | " + " | ".join(f"{share:.0%}" for share in shares) + " |\n")
     print("| task | designs | machines | score | mean | not 0 | median | 99 % | best |\n" + "|---" * 9 + "|")
-    simulators = Simulators(SimulatorSettings(timeout=60.0))
+    simulators = Simulators(timeout=60.0)
     for task, scores in SHORT_NAMES.items():
         for name, share in (("random", 0.0), ("rule-based", 1.0)):
             trees = designs(task, count, share, seed)

@@ -162,14 +162,13 @@ def build_machines(settings: "MachinesConfig", config: "BuildSettings") -> "Envi
     from covey.environments.machines.design.demonstrations import DemonstrationSpec
     from covey.environments.machines.design.stages import stage_problems
     from covey.environments.machines.environment import Machines
-    from covey.environments.machines.physics.simulators import CachedSimulators, Simulators, SimulatorSettings
-    from covey.environments.machines.rows import RowReader, problem_of, read_examples
+    from covey.environments.machines.physics.simulators import CachedSimulators, Simulators
+    from covey.environments.machines.rows import problem_of, read_examples
 
     # Read the problems of both splits, or generate them.
-    stages, most, seed = tuple(settings.stages), settings.max_blocks, settings.problem_seed
-    how = RowReader(stages, most, settings.form, settings.score)
+    most, seed = settings.max_blocks, settings.problem_seed
     if config.data.path is not None:
-        how_to_read = row_settings(config.data, ("prompt",), make=partial(problem_of, how=how))
+        how_to_read = row_settings(config.data, ("prompt",), make=partial(problem_of, settings=settings))
         problems = load_rows(config.data.path, how_to_read).splits
     else:
         counts: dict[Split, int] = {"train": settings.num_train, "test": settings.num_test}
@@ -178,15 +177,16 @@ def build_machines(settings: "MachinesConfig", config: "BuildSettings") -> "Envi
             for split, count in counts.items()
         }
     # Read the demonstrations, or say which there can be.
-    examples = [] if settings.demonstrations is None else read_examples(settings.demonstrations, how)
+    examples = [] if settings.demonstrations is None else read_examples(settings.demonstrations, settings)
     if examples:
         LOGGER.info("%s: %d designs, all of them machines", settings.demonstrations, len(examples))
     own = () if config.data.path is None else tuple(problems["train"])
-    wanted = DemonstrationSpec(stages, settings.num_demonstrations, most, settings.family_share, seed, own)
+    wanted = DemonstrationSpec(
+        tuple(settings.stages), settings.num_demonstrations, most, settings.family_share, seed, own
+    )
     # Start what simulates.
-    simulators = Simulators(SimulatorSettings(settings.num_workers, settings.timeout))
-    cached = CachedSimulators(simulators, settings.cache_size)
-    return Machines(problems, wanted, cached, settings, examples)
+    simulators = CachedSimulators(Simulators(settings.num_workers, settings.timeout), settings.cache_size)
+    return Machines(problems, wanted, simulators, settings, examples)
 
 
 def build_infill(settings: "InfillConfig", config: "BuildSettings", say: "Say" = LOGGER.info) -> "Environment":
@@ -286,7 +286,7 @@ def build_steps(settings: "StepsConfig", config: "BuildSettings") -> "Environmen
 
     function = resolve(settings.factory, {})
     _check_arguments(function, settings, {"extras": {}} if settings.protocol == "skyrl" else {})
-    how = StepSettings(partial(function, **settings.options), settings.protocol, settings.instruction)
+    how = StepSettings(partial(function, **settings.options), settings.protocol)
     if settings.protocol == "skyrl":
         rows = load_rows(config.data.path, row_settings(config.data, ("prompt",), make=with_messages))
         return Steps(how, row_prompts("steps", rows.splits))

@@ -56,8 +56,8 @@ class Hidden:
 
 
 def steps(factory: Callable[..., Any] = Hidden, **settings: Any) -> Steps:
-    how = StepSettings(factory, **{"instruction": "Play.", **settings})
-    return Steps(how, seed_prompts("steps", how.instruction, {"train": 3, "test": 2}, first_seed=7))
+    prompts = seed_prompts("steps", "Play.", {"train": 3, "test": 2}, first_seed=7)
+    return Steps(StepSettings(factory, **settings), prompts)
 
 
 def played(environment: Steps, texts: Sequence[str], prompt: Prompt | None = None) -> tuple[list[Observation], Reward]:
@@ -147,7 +147,7 @@ class Doors(Hidden):
 def test_numbers_are_read_where_the_actions_are_numbers() -> None:
     game = GymnasiumGame(Doors())
     assert game.begin(3, ()) == "[3, 0]"
-    for wrong in ("north", "I choose 7", "-1", "9" * 5000):
+    for wrong in ("north", "I choose 7", "-1", "9" * 5000, "<think>2", "<think>2</think> north"):
         assert game.move(wrong) == Move("The action must be a number of Discrete(4).", is_invalid=True)
     assert game.move("I take door 1, no, 2") == Move("[2, 1]", 1.0, True)
     assert played(steps(Doors), ["north"])[0][-1].is_void

@@ -1,12 +1,14 @@
 """Data sets of reasoning_gym, by a fake of their form."""
 
+import threading
 from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
+from covey.environments.doors import reasoning_gym
 from covey.environments.doors.reasoning_gym import WITHOUT_GOLD, ReasoningGym, answer_in
-from covey.types import Reward
+from covey.types import Failure, Reward
 
 from ...support.tools import run
 
@@ -50,6 +52,21 @@ def test_an_answer_that_its_judge_breaks_on_is_worth_nothing() -> None:
     environment = made()
     verdicts = run(environment.score(environment.prompts("train")[0], ["boom", "nan"]))
     assert verdicts == [Reward(0.0, {"unreadable": 1.0})] * 2
+
+
+def test_a_judge_that_hangs_fails_the_answer_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reasoning_gym, "SECONDS", 0.05)
+    gate = threading.Event()
+
+    class Hangs(Sums):
+        def score_answer(self, answer: str | None, entry: Mapping[str, Any]) -> float:
+            gate.wait(30)
+            return 1.0
+
+    environment = ReasoningGym(Hangs(), "sums", {"train": 4, "test": 5})
+    verdicts = run(environment.score(environment.prompts("train")[0], ["1"]))
+    gate.set()
+    assert verdicts == [Failure("sums.score_answer took longer than 0.05 s")]
 
 
 def test_gold_is_the_answer_where_the_data_set_accepts_it() -> None:

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from covey.environments.base import Split
-from covey.environments.conversations.tools.calling import ToolServerLost
+from covey.environments.conversations.tools.calling import MAX_HUNG, ToolServerLost
 from covey.environments.doors.trl import Factory, RowTools, no_reward, with_prompt
 from covey.environments.episode import Observation
 from covey.environments.reward_functions.environment import RewardFunctions, RewardSettings, reward_functions
-from covey.types import Failure, Reward
+from covey.types import Failure, Reward, RunStopped
 
 from ...support.tools import answer, call, multiply, play, run
 
@@ -242,6 +242,20 @@ def test_an_instance_that_a_thread_still_holds_is_used_no_more() -> None:
     run(broken())
     gate.set()
     assert environment._pool[""] == []
+
+
+@pytest.mark.parametrize("method", ["reset", "get_reward"])
+def test_what_an_instance_leaves_hanging_counts_among_calls_that_were_given_up(method: str) -> None:
+    gate = threading.Event()
+    slow = type("Slow", (Shop,), {method: lambda self, **row: gate.wait(30)})
+    environment = row_tools(factories=slow)
+    environment.tool_timeout = 0.02
+    with pytest.raises(ToolServerLost, match=f"Slow.{method} took longer than"):
+        played(environment, "x")
+    environment.ledger.left_behind *= MAX_HUNG - 1
+    with pytest.raises(RunStopped, match=f"Slow.{method} took longer .* and 64 calls of tools that were given up"):
+        played(environment, "x")
+    gate.set()
 
 
 def test_rows_choose_among_several_classes() -> None:

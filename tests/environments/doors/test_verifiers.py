@@ -14,7 +14,7 @@ from covey.engine.fake import FakeEngine
 from covey.environments.build import build
 from covey.environments.doors.settings import VerifiersConfig
 from covey.environments.doors.verifiers.environment import Verifiers, rows_of
-from covey.environments.doors.verifiers.process import WorkerProgram, WorkerSettings
+from covey.environments.doors.verifiers.process import WorkerProgram
 from covey.rollouts.rollout import roll_out
 from covey.rollouts.sampler import EpisodeLimits, Sampler
 from covey.types import Group, Sampling
@@ -147,7 +147,7 @@ def test_lines_that_are_not_the_workers_are_passed_over(tmp_path: Path) -> None:
         """echo '{"id": 1, "result": {"kind": "v0", "prompts": {}}}'\nexec cat > /dev/null\n"""
     )
     script.chmod(0o700)
-    worker = WorkerProgram(WorkerSettings("sums", str(script), seconds=20.0))
+    worker = WorkerProgram(VerifiersConfig(id="sums", python=str(script), load_timeout=20.0))
     assert worker.load() == ("v0", {})
     worker.close()
 

@@ -15,7 +15,7 @@ from covey.environments.machines.design.global_form import write_global
 from covey.environments.machines.design.tree import canonical, write_json
 from covey.environments.machines.design.types import ROOT, Tree
 from covey.environments.machines.physics.constants import physics_version
-from covey.environments.machines.pictures.command import best_of_run
+from covey.environments.machines.pictures.command import best_of_run, tree_of_row
 
 from .designs import CAR, ROTOR_CATAPULT, SMALL_CAR
 
@@ -137,6 +137,14 @@ def test_the_best_machines_of_a_run_are_each_there_once_in_order(tmp_path: Path)
     assert [(one.score, one.step) for one in found] == [(35.8, 2), (30.5, 1)]
     assert found[0].tree == canonical(CAR)
     assert len(best_of_run(tmp_path, 1)) == 1
+
+
+def test_the_machine_of_a_row_is_the_one_that_was_judged() -> None:
+    thought = row(1, CAR, 0.0, compact=False)["completion"]
+    answered = {"prompt": [], "completion": f"<think>{thought}</think>{write_json(SMALL_CAR)}"}
+    assert tree_of_row(answered) == SMALL_CAR
+    begun = {"prompt": "Build: a car 7:" + write_compact(SMALL_CAR[:2]), "completion": write_compact(SMALL_CAR)[3:]}
+    assert tree_of_row(begun) == SMALL_CAR
 
 
 def test_a_gallery_of_a_run_is_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

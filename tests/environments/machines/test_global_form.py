@@ -19,6 +19,7 @@ LOG_ROW: dict[str, Any] = {"type": 63, "Position": [0, 0, 0.5], "Rotation": [0, 
 def code_of(*rows: Any) -> str:
     found = read_global(json.dumps([ROOT_ROW, *rows]), CAR)
     assert isinstance(found, Invalid), found
+    assert len(found.message) < 250
     return found.code
 
 
@@ -70,6 +71,7 @@ def test_a_rubber_band_says_where_its_other_end_is() -> None:
     [
         ({"type": 99}, "type"),
         ({"type": 36}, "type"),
+        ({"type": -(10**4000)}, "type"),
         ({"type": 1.5}, "field"),
         ({"Position": [0, 0]}, "field"),
         ({"Position": [0, 0, float("nan")]}, "field"),

@@ -224,6 +224,7 @@ def _hostile() -> Iterator[tuple[str, str]]:
     yield f"[{root}" + f",{root}" * 100_000 + "]", "too_many"
     yield f"[{root},{{}}]", "field"
     yield f'[{root},{{"type":{"9" * 4000},"id":1,"parent":0,"face_id":0}}]', "type"
+    yield f'[{root},{{"type":-{"9" * 4000},"id":1,"parent":0,"face_id":0}}]', "type"
     yield f'[{root},{{"type":1,"id":1,"parent":{"9" * 4000},"face_id":0}}]', "parent"
     yield f'[{root},{{"type":1,"id":1,"parent":0,"face_id":-{"9" * 4000}}}]', "face"
     yield f'[{root},{{"type":1,"id":{"9" * 4000},"parent":0,"face_id":0}}]', "id"

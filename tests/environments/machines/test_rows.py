@@ -12,11 +12,11 @@ from covey.environments.build import build_machines
 from covey.environments.machines.design.stages import Problem
 from covey.environments.machines.environment import Machines
 from covey.environments.machines.prompts import read_answer
-from covey.environments.machines.rows import RowReader, example_of, problem_of, read_examples
+from covey.environments.machines.rows import example_of, problem_of, read_examples
 from covey.environments.machines.settings import MachinesConfig
 from covey.types import Reward
 
-HOW = RowReader(("car",), 48, "tree", "strict")
+HOW = MachinesConfig()
 CAR = [
     {"type": 0, "id": 0, "parent": -1, "face_id": -1},
     {"type": 63, "id": 1, "parent": 0, "face_id": 0},
@@ -107,7 +107,7 @@ def test_what_is_wrong_with_a_task_is_said_with_its_column(row: dict[str, Any], 
 
 
 def test_a_row_without_a_stage_needs_a_single_one_in_the_settings() -> None:
-    both = RowReader(("car", "catapult"), 48, "tree", "strict")
+    both = MachinesConfig(stages=["car", "catapult"])
     with pytest.raises(ValueError, match=r"^has no column 'stage', and environment.stages=\['car', 'catapult'\]"):
         problem_of({"prompt": "?"}, both)
     assert problem_of({"prompt": "?", "stage": "catapult"}, both).stage == "catapult"
@@ -119,11 +119,11 @@ def test_the_begun_machine_of_a_row_is_what_an_answer_must_begin_with() -> None:
 
 
 def test_what_the_settings_allow_bounds_a_row() -> None:
-    small = RowReader(("car",), 12, "tree", "strict")
+    small = MachinesConfig(max_blocks=12)
     assert problem_of({"prompt": "?"}, small).budget == 12
     with pytest.raises(ValueError, match=r"^column 'budget' must be a whole number from 2 to 12, got 13"):
         problem_of({"prompt": "?", "budget": 13}, small)
-    throws = RowReader(("car", "catapult"), 48, "tree", "catapult_repo")
+    throws = MachinesConfig(stages=["car", "catapult"], score="catapult_repo")
     assert problem_of({"prompt": "?", "stage": "catapult"}, throws).stage == "catapult"
     with pytest.raises(ValueError, match=r"^column 'stage' is car: environment\.score of car must be one of"):
         problem_of({"prompt": "?", "stage": "car"}, throws)
@@ -164,5 +164,5 @@ def test_the_line_of_a_broken_row_stands_before_what_is_wrong(tmp_path: Path) ->
 
 
 def test_a_compact_completion_is_read_in_its_form() -> None:
-    found = example_of({"completion": COMPACT_CAR}, RowReader(("car",), 48, "compact", "strict"))
+    found = example_of({"completion": COMPACT_CAR}, MachinesConfig(form="compact"))
     assert found.text == COMPACT_CAR

@@ -19,7 +19,7 @@ from covey.environments.machines.physics.assembly import assemble
 from covey.environments.machines.physics.constants import PHYSICS, Physics, physics_version
 from covey.environments.machines.physics.mjcf import model_text, motor_speeds
 from covey.environments.machines.physics.simulate import outcome_of
-from covey.environments.machines.physics.simulators import CachedSimulators, Simulates, Simulators, SimulatorSettings
+from covey.environments.machines.physics.simulators import CachedSimulators, Simulates, Simulators
 from covey.environments.machines.physics.trajectory import Outcome
 from covey.environments.machines.physics.worlds import WORLDS, World
 from covey.types import Failure
@@ -47,7 +47,7 @@ def tasks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 def make(num_workers: int, function: Callable[..., dict[str, Any]] | None = None, timeout: float = 60.0) -> Simulators:
-    return Simulators(SimulatorSettings(num_workers=num_workers, timeout=timeout), function)
+    return Simulators(num_workers, timeout, function)
 
 
 @pytest.mark.long

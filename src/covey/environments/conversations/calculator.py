@@ -51,18 +51,15 @@ class Calculator(Game):
         total = f"C{known[product]}+{columns['c']}{END}"
         return f"A{known[total]}{END}" if total in known else total
 
+    def wrong_move(self, drawn: random.Random) -> str:
+        """Err in the operation, or answer at random."""
+        first, second = (drawn.randrange(*_range(self._settings.digits)) for _ in range(2))
+        return f"A{first}{END}" if drawn.random() < 0.5 else f"C{first}{drawn.choice('*+')}{second}{END}"
+
     def demonstrations(self, split: Split) -> list[Demonstration]:
-        """Return an episode for each problem, of a player who errs in the operation or answers at random."""
-        low, high = _range(self._settings.digits)
-
-        def err(drawn: random.Random) -> str:
-            first, second = drawn.randrange(low, high), drawn.randrange(low, high)
-            return f"A{first}{END}" if drawn.random() < 0.5 else f"C{first}{drawn.choice('*+')}{second}{END}"
-
-        settings = self._settings
-        return [
-            self.demonstrated(prompt, err, f"{settings.problem_seed}/{prompt.id}") for prompt in self.prompts(split)
-        ]
+        """Return an episode for each problem."""
+        seed = self._settings.problem_seed
+        return [self.demonstrated(prompt, f"{seed}/{prompt.id}") for prompt in self.prompts(split)]
 
 
 def calculated(first: int, operator: str, second: int) -> int:

@@ -2,7 +2,7 @@
 
 import random
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,6 +52,10 @@ class Game(Environment):
     def move(self, columns: Mapping[str, Any], moves: Sequence[str], replies: Sequence[str]) -> str:
         """Return the best next move, by the rules and what was said so far alone."""
 
+    @abstractmethod
+    def wrong_move(self, drawn: random.Random) -> str:
+        """Return what a player says in a demonstrated turn that errs."""
+
     def prompts(self, split: Split) -> list[Prompt]:
         return list(self._prompts[split])
 
@@ -76,7 +80,7 @@ class Game(Environment):
         replies = [str(message["content"]) for message in said if message["role"] != "assistant"]
         return self.move(prompt.columns, moves, replies)
 
-    def demonstrated(self, prompt: Prompt, err: Callable[[random.Random], str], name: str) -> Demonstration:
+    def demonstrated(self, prompt: Prompt, name: str) -> Demonstration:
         """Play an episode in which a share of the moves errs, and return what was said.
 
         `name` tells it from others of the same game.
@@ -88,7 +92,7 @@ class Game(Environment):
         while len(moves) < self._max_turns:
             # Move, wrongly at the rate of demonstration_errors
             wrong = drawn.random() < self._common.demonstration_errors
-            moves.append(err(drawn) if wrong else self.move(prompt.columns, moves, replies))
+            moves.append(self.wrong_move(drawn) if wrong else self.move(prompt.columns, moves, replies))
             outcome = self.outcome(prompt.columns, moves, 0)
             replies.append(outcome.reply)
             said += [{"role": "assistant", "content": moves[-1]}, {"role": "user", "content": outcome.reply}]

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from covey.environments.base import Demonstration, Split
+from covey.environments.base import SPLITS, Demonstration, Split
 from covey.environments.conversations.game import END, NOT_UNDERSTOOD, Game, Outcome
 from covey.environments.conversations.settings import GuessConfig
 from covey.types import Prompt
@@ -28,8 +28,7 @@ class Guess(Game):
 
     def __init__(self, settings: GuessConfig) -> None:
         hidden = range(settings.highest + 1)
-        splits: tuple[Split, ...] = ("train", "test")
-        prompts = {s: [Prompt(f"{s}-{n}", "guess", QUESTION, {"hidden": n}) for n in hidden] for s in splits}
+        prompts = {s: [Prompt(f"{s}-{n}", "guess", QUESTION, {"hidden": n}) for n in hidden] for s in SPLITS}
         super().__init__(prompts, len(hidden), settings)
         self._settings = settings
 
@@ -53,11 +52,10 @@ class Guess(Game):
     def interval(self, hidden: int, moves: Sequence[str]) -> tuple[int, int]:
         """Return the lowest and highest number that true answers to these moves leave."""
         low, high = 0, self._settings.highest
-        for guess in filter(lambda guess: guess is not None, map(guess_of, moves)):
-            assert guess is not None
-            if guess >= hidden:
+        for guess in map(guess_of, moves):
+            if guess is not None and guess >= hidden:
                 high = min(high, guess - (guess != hidden))
-            if guess <= hidden:
+            if guess is not None and guess <= hidden:
                 low = max(low, guess + (guess != hidden))
         return low, high
 
@@ -71,15 +69,14 @@ class Guess(Game):
                 low = max(low, guess + 1)
         return written(max(0, (low + high) // 2))
 
+    def wrong_move(self, drawn: random.Random) -> str:
+        return written(drawn.randrange(self._settings.highest + 1))
+
     def demonstrations(self, split: Split) -> list[Demonstration]:
         """Return episodes of a player who ignores the answers now and then."""
         settings, prompts = self._settings, self.prompts(split)
         return [
-            self.demonstrated(
-                prompts[index % len(prompts)],
-                lambda drawn: written(drawn.randrange(settings.highest + 1)),
-                f"guess {settings.problem_seed}/{split}/{index}",
-            )
+            self.demonstrated(prompts[index % len(prompts)], f"guess {settings.problem_seed}/{split}/{index}")
             for index in range(settings.num_demonstrations)
         ]
 

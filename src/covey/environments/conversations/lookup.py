@@ -54,16 +54,13 @@ class Lookup(Game):
             return f"Q{columns['key']}{END}"
         return f"Q{first}{END}" if first not in known else f"A{known[first]}{END}"
 
+    def wrong_move(self, drawn: random.Random) -> str:
+        return f"{drawn.choice('QA')}{drawn.choice(self._letters)}{END}"
+
     def demonstrations(self, split: Split) -> list[Demonstration]:
         """Return an episode for each problem, of a player who makes random moves now and then."""
-        return [
-            self.demonstrated(
-                prompt,
-                lambda drawn: f"{drawn.choice('QA')}{drawn.choice(self._letters)}{END}",
-                f"lookup {self._settings.problem_seed}/{prompt.id}",
-            )
-            for prompt in self.prompts(split)
-        ]
+        seed = self._settings.problem_seed
+        return [self.demonstrated(prompt, f"lookup {seed}/{prompt.id}") for prompt in self.prompts(split)]
 
     def _problem(self, split: Split, index: int) -> Prompt:
         drawn = random.Random(f"lookup {self._settings.problem_seed}/{split}/{index}")

@@ -10,43 +10,25 @@ if TYPE_CHECKING:
 
 def build_openenv(settings: "OpenEnvConfig", config: "BuildSettings") -> "Environment":
     from covey.environments.data.rows import load_rows, row_settings
-    from covey.environments.doors.openenv.environment import OpenEnv, Server, actions_of, reset_prompts, with_words
+    from covey.environments.doors.openenv.environment import OpenEnv, actions_of, reset_prompts, with_words
     from covey.environments.doors.steps import seed_prompts
 
-    # Connect to the server and learn its actions
-    server = Server(
-        url=settings.url,
-        seconds=settings.server_timeout,
-        options=settings.options,
-        observation_field=settings.observation_field,
-        describes_actions=settings.describe_actions,
-    )
-    actions = actions_of(server)
+    actions = actions_of(settings)
     # Prompts of rows, else seeds under one instruction
     if config.data.path is not None:
         rows = load_rows(config.data.path, row_settings(config.data, (), make=with_words))
-        return OpenEnv(server, actions, reset_prompts(rows.splits, settings.instruction))
+        return OpenEnv(settings, actions, reset_prompts(rows.splits, settings.instruction))
     counts: dict[Split, int] = {"train": settings.num_train, "test": settings.num_test}
-    return OpenEnv(server, actions, seed_prompts("openenv", settings.instruction, counts, settings.problem_seed))
+    return OpenEnv(settings, actions, seed_prompts("openenv", settings.instruction, counts, settings.problem_seed))
 
 
 def build_verifiers(settings: "VerifiersConfig", config: "BuildSettings") -> "Environment":
-    import sys
-
     from covey.environments.doors.gateway.environment import run_sampling
     from covey.environments.doors.verifiers.environment import Verifiers
-    from covey.environments.doors.verifiers.process import WorkerProgram, WorkerSettings
+    from covey.environments.doors.verifiers.process import WorkerProgram
 
-    # Settings of the process that the environment runs in
-    how = WorkerSettings(
-        id=settings.id,
-        python=settings.python or sys.executable,
-        options=settings.options,
-        counts={"train": settings.num_train, "test": settings.num_test},
-        seconds=settings.load_timeout,
-    )
     run = run_sampling(config.sampling, settings.max_context, settings.program_sampling)
-    return Verifiers(WorkerProgram(how), run)
+    return Verifiers(WorkerProgram(settings), run)
 
 
 def build_reasoning_gym(settings: "ReasoningGymConfig", config: "BuildSettings") -> "Environment":

@@ -64,7 +64,7 @@ class GymnasiumGame:
     def move(self, action: str) -> Move:
         chosen: Any = action
         if self._is_number:
-            numbers = re.findall(r"-?\d+", action)
+            numbers = re.findall(r"-?\d+", without_thoughts(action))
             chosen = int(numbers[-1]) if numbers and len(numbers[-1]) < 19 else None
             if chosen is None or not self._space.contains(chosen):
                 return Move(f"The action must be a number of {self._space}.", is_invalid=True)

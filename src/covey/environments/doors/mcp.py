@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import httpx
 
 from covey.environments.conversations.tools.calling import ToolServerLost
-from covey.environments.conversations.tools.tool import Tool
+from covey.environments.conversations.tools.tool import Tool, schema_of
 
 PROTOCOL_VERSION = "2025-06-18"
 ABOUT = {"name": "covey", "version": "1"}
@@ -216,17 +216,13 @@ class McpServer:
             if not self._is_shared:
                 self._session.close()
         if self._is_shared:
-            return tools_of_session(self._session, self._listed, is_stateful=False), _nothing
+            return tools_of_session(self._session, self._listed, is_stateful=False), lambda: None
         session = McpSession(self._server, self._seconds)
         return tools_of_session(session, self._listed, is_stateful=True), session.close
 
     def close(self) -> None:
         """End the shared session."""
         self._session.close()
-
-
-def _nothing() -> None:
-    return
 
 
 def tools_of_session(session: McpSession, listed: Sequence[Mapping[str, Any]], is_stateful: bool) -> list[Tool]:
@@ -236,20 +232,11 @@ def tools_of_session(session: McpSession, listed: Sequence[Mapping[str, Any]], i
 
 def _tool(session: McpSession, found: Mapping[str, Any], is_stateful: bool) -> Tool:
     name: str = found["name"]
-    # The schema in OpenAI's form, which chat templates take
-    schema = {
-        "type": "function",
-        "function": {
-            "name": name,
-            "description": str(found.get("description") or ""),
-            "parameters": found.get("inputSchema") or {"type": "object", "properties": {}},
-        },
-    }
 
     def call(**arguments: Any) -> str:
         return session.call(name, arguments)
 
-    return Tool(name, schema, call, is_stateful)
+    return Tool(name, schema_of(name, found.get("description"), found.get("inputSchema")), call, is_stateful)
 
 
 def _wire(server: str) -> Wire:

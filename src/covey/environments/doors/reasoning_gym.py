@@ -13,6 +13,8 @@ from covey.types import Failure, Prompt, Reward
 
 WITHOUT_GOLD = frozenset({"boxnet", "graph_color", "propositional_logic", "rubiks_cube", "rush_hour"})
 """Data sets whose `answer` is no answer that they accept."""
+SECONDS = 30.0
+"""Of one judgement."""
 INSTRUCTION = "Give the answer between <answer> and </answer>."
 
 
@@ -45,17 +47,17 @@ class ReasoningGym(Environment):
 
     async def _judged(self, prompt: Prompt, text: str) -> Reward | Failure:
         """Judge one answer. One that the data set's own judge breaks on is worth nothing."""
-        given = answer_in(text)
         try:
             found = await called_in_time(
                 self._dataset.score_answer,
                 f"{self._name}.score_answer",
-                30.0,
-                **{"answer": given, "entry": prompt.columns["entry"]},
+                SECONDS,
+                answer=answer_in(text),
+                entry=prompt.columns["entry"],
             )
             value = float(found)
-        except TookTooLong as error:
-            return Failure(str(error))
+        except TookTooLong:
+            return Failure(f"{self._name}.score_answer took longer than {SECONDS:g} s")
         except (Exception, SystemExit):  # foreign code, that takes apart what the policy wrote
             value = math.nan
         is_sound = math.isfinite(value)

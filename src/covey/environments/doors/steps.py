@@ -3,12 +3,14 @@
 What a step earns belongs to its turn, what the last one earns is the verdict on the episode.
 """
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from covey.environments.base import Environment, Split, are_words, conversation, own_containers
 from covey.environments.conversations.tools.calling import in_thread
+from covey.environments.data.rows import numbered
 from covey.environments.doors.games import PROTOCOLS, Game, Move
 from covey.environments.episode import Answer, Episode, Observation
 from covey.system.lookup import one_of
@@ -24,7 +26,6 @@ class StepSettings:
 
     factory: Callable[..., Any]
     protocol: str = "gymnasium"
-    instruction: str = ""
 
     def __post_init__(self) -> None:
         one_of("environment.protocol", self.protocol, tuple(PROTOCOLS))
@@ -36,14 +37,10 @@ class StepSettings:
         return PROTOCOLS[self.protocol](self.factory(extras=own_containers(dict(columns.get("extras") or {}))))
 
 
-class Steps(Environment):
-    """Environment whose attempts are played by `reset` and `step`.
+class Played(Environment):
+    """Environment whose attempts are played by steps, each with its own reward."""
 
-    The prompts are seeds: attempts of a group begin in the same state. SkyRL-Gym's are rows.
-    """
-
-    def __init__(self, settings: StepSettings, prompts: Mapping[Split, Sequence[Prompt]]) -> None:
-        self.settings = settings
+    def __init__(self, prompts: Mapping[Split, Sequence[Prompt]]) -> None:
         self._prompts = {split: list(found) for split, found in prompts.items()}
 
     def prompts(self, split: Split) -> list[Prompt]:
@@ -52,22 +49,54 @@ class Steps(Environment):
     def max_turns(self, prompt: Prompt) -> int:
         return MAX_TURNS
 
-    def episode(self, prompt: Prompt, seed: int) -> Episode:
-        return StepEpisode(self.settings, prompt)
+    @abstractmethod
+    def episode(self, prompt: Prompt, seed: int) -> "PlayedEpisode": ...
 
     async def score(self, prompt: Prompt, completions: Sequence[str]) -> list[Reward | Failure]:
         """Judge answers without an episode, as the first move of one: the reward of that step."""
-        return [await first_move(StepEpisode(self.settings, prompt), text) for text in completions]
+        return [await self._first_move(prompt, text) for text in completions]
+
+    async def _first_move(self, prompt: Prompt, text: str) -> Reward:
+        episode = self.episode(prompt, 0)
+        try:
+            await episode.reset()
+            said = await episode.reply(Answer(text, (), "stop", 1, ()))
+            verdict = await episode.score(())
+            return Reward(verdict.value + (said.reward or 0.0), verdict.parts)
+        finally:
+            await episode.close()
 
 
-class StepEpisode(Episode):
+class PlayedEpisode(Episode):
+    """Judged by what its last step earns."""
+
+    verdict = 0.0
+
+    async def score(self, conversation: Sequence[Message]) -> Reward:
+        return Reward(self.verdict, {"last_step": self.verdict})
+
+
+class Steps(Played):
+    """Environment whose attempts are played by `reset` and `step`.
+
+    The prompts are seeds: attempts of a group begin in the same state. SkyRL-Gym's are rows.
+    """
+
+    def __init__(self, settings: StepSettings, prompts: Mapping[Split, Sequence[Prompt]]) -> None:
+        super().__init__(prompts)
+        self.settings = settings
+
+    def episode(self, prompt: Prompt, seed: int) -> "StepEpisode":
+        return StepEpisode(self.settings, prompt)
+
+
+class StepEpisode(PlayedEpisode):
     """One game."""
 
     def __init__(self, settings: StepSettings, prompt: Prompt) -> None:
         self._settings = settings
         self._prompt = prompt
         self._game: Game | None = None
-        self._verdict = 0.0
 
     async def reset(self) -> Observation:
         messages = [] if isinstance(self._prompt.text, str) else list(self._prompt.text)
@@ -77,14 +106,13 @@ class StepEpisode(Episode):
             self._game = self._settings.game(self._prompt.columns)
             return self._game.begin(seed, messages)
 
-        said = await in_thread(begin)
-        return Observation(said)
+        return Observation(await in_thread(begin))
 
     async def reply(self, answer: Answer) -> Observation:
         game = self._game
         assert game is not None, "reset begins an episode"
         found: Move = await in_thread(lambda: game.move(answer.text))
-        self._verdict = found.reward if found.done else 0.0
+        self.verdict = found.reward if found.done else 0.0
         return Observation(
             found.said,
             reward=None if found.done else found.reward or None,
@@ -93,24 +121,9 @@ class StepEpisode(Episode):
             is_void=found.is_invalid,
         )
 
-    async def score(self, conversation: Sequence[Message]) -> Reward:
-        return Reward(self._verdict, {"last_step": self._verdict})
-
     async def close(self) -> None:
         if self._game is not None:
             await in_thread(self._game.end)
-
-
-async def first_move(episode: Episode, text: str) -> Reward | Failure:
-    """Judge an answer as the first move of an episode, by the reward of that step."""
-    try:
-        await episode.reset()
-        said = await episode.reply(Answer(text, (), "stop", 1, ()))
-        verdict = await episode.score(())
-        assert isinstance(verdict, Reward), "these episodes judge themselves"
-        return Reward(verdict.value + (said.reward or 0.0), verdict.parts)
-    finally:
-        await episode.close()
 
 
 def seed_prompts(
@@ -137,15 +150,9 @@ def with_messages(row: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def row_prompts(name: str, rows: Mapping[Split, Sequence[Mapping[str, Any]]]) -> dict[Split, list[Prompt]]:
     """Return a prompt for each row of SkyRL-Gym's form: `prompt` (messages), and everything else its `extras`."""
-    return {
-        split: [
-            Prompt(
-                f"{split}-{index}",
-                name,
-                tuple(dict(message) for message in row["prompt"]),
-                {"extras": {key: value for key, value in row.items() if key != "prompt"}},
-            )
-            for index, row in enumerate(found)
-        ]
-        for split, found in rows.items()
-    }
+
+    def prompt(row: Mapping[str, Any]) -> Prompt:
+        extras = {key: value for key, value in row.items() if key != "prompt"}
+        return Prompt("", name, tuple(map(dict, row["prompt"])), {"extras": extras})
+
+    return numbered(rows, prompt)

@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from covey.environments.base import SPLITS, Environment, Split, own_containers, text_of
-from covey.environments.conversations.tools.calling import called_in_time
 from covey.environments.conversations.tools.environment import WithTools
 from covey.environments.conversations.tools.episode import Talk, ToolEpisode
 from covey.environments.doors.mcp import McpServer
@@ -110,7 +109,7 @@ class RowTools(WithTools):
         if self._is_chosen:
             row.pop(COLUMN)
         what = f"{type(state).__name__}.reset"
-        said = await called_in_time(state.reset, what, self.tool_timeout, **row)
+        said = await self.ledger.called_in_time(state.reset, what, self.tool_timeout, **row)
         if said is None:
             return Observation()
         return Observation(said if isinstance(said, str) else text_of({"content": said}))
@@ -168,7 +167,7 @@ class RowTools(WithTools):
             return found
         # Ask the object for its reward, in time
         name = type(talk.state).__name__
-        value = await called_in_time(own, f"{name}.get_reward", self.tool_timeout)
+        value = await self.ledger.called_in_time(own, f"{name}.get_reward", self.tool_timeout)
         if value is None:
             return found
         problem = problem_with(value)

@@ -5,7 +5,7 @@ R = R_valid * R_task: what is no machine scores 0, everything else what physics 
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from covey.environments.base import Environment, Split
@@ -124,7 +124,7 @@ class Machines(Environment):
     def _prompt(self, split: Split, index: int, problem: Problem, kind: str = "") -> Prompt:
         name, how = self._scores[problem.stage].name, self._settings
         made = make_prompt(split, index, problem, how.form, name, how.instruction)
-        return Prompt(kind + made.id, made.environment, made.text, made.columns)
+        return replace(made, id=kind + made.id)
 
     def _machine(self, completion: str, problem: Problem) -> Machine | Invalid:
         tree = read_answer(completion, problem, self._settings.form)

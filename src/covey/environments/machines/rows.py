@@ -11,7 +11,7 @@
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,22 +21,12 @@ from covey.environments.data.rows import text_in
 from covey.environments.machines.design.place import place
 from covey.environments.machines.design.stages import STAGES, Problem, check_problem
 from covey.environments.machines.design.tree import read_machine
-from covey.environments.machines.design.types import ROOT, Invalid, Tree
+from covey.environments.machines.design.types import ROOT, Invalid, Rules, Tree
 from covey.environments.machines.prompts import read_answer, write_answer
 from covey.environments.machines.scores import find_score
+from covey.environments.machines.settings import MachinesConfig
 
 Row = Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class RowReader:
-    """How rows are read: what stands for a column that a row lacks."""
-
-    stages: tuple[str, ...]
-    """Stages of the settings; the stage of a row without one, where it is the only one."""
-    max_blocks: int
-    form: str
-    score: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +37,7 @@ class Example:
     text: str
 
 
-def read_examples(path: str, how: RowReader) -> list[Example]:
+def read_examples(path: str, settings: MachinesConfig) -> list[Example]:
     """Read the designs of a file. Raises ValueError that names the first row that holds none, and its column."""
     file, found = Path(path).expanduser(), []
     if not file.is_file():
@@ -57,7 +47,7 @@ def read_examples(path: str, how: RowReader) -> list[Example]:
         if entry.row is None:
             raise ValueError(f"{entry.place} {entry.problem}")
         try:
-            found.append(example_of(entry.row, how))
+            found.append(example_of(entry.row, settings))
         except ValueError as error:
             raise ValueError(f"{entry.place} {error}") from error
     if not found:
@@ -68,48 +58,48 @@ def read_examples(path: str, how: RowReader) -> list[Example]:
 # ------------------------------------------------------------------------------------------------ one row
 
 
-def problem_of(row: Row, how: RowReader) -> Problem:
+def problem_of(row: Row, settings: MachinesConfig) -> Problem:
     """Return what a row asks for. Raises ValueError where a column is wrong."""
     words = row.get("prompt")
     if words is not None and (not isinstance(words, str) or not words.strip()):
         raise ValueError(f"column 'prompt' must be text, got {words!r:.80}")
-    stage = _stage(row, how)
-    return Problem(stage, _budget(row, stage, how), _given(row, stage), words)
+    stage = _stage(row, settings)
+    return Problem(stage, _budget(row, stage, settings), _given(row, stage), words)
 
 
-def example_of(row: Row, how: RowReader) -> Example:
+def example_of(row: Row, settings: MachinesConfig) -> Example:
     """Return the design of a row, which is simulated by nobody, but must be a machine. Raises ValueError."""
     if ("machine" in row) == ("completion" in row):
         got = "both" if "machine" in row else f"none of them (has: {', '.join(row) or 'none'})"
         raise ValueError(f"must have a column 'machine' or 'completion', got {got}")
-    problem = problem_of(row, how)
+    problem = problem_of(row, settings)
     # A whole answer stays as it is
     if "completion" in row:
         text = text_in(row, "completion")
-        _sound(read_answer(text, problem, how.form), problem, "completion")
+        _sound(read_answer(text, problem, settings.form), problem, "completion")
         return Example(problem, text)
     # A machine is written in the form of the run
-    tree = _sound(_tree(row["machine"], problem), problem, "machine")
-    return Example(problem, write_answer(tree, problem, how.form))
+    tree = _sound(_read("machine", row["machine"], problem.rules), problem, "machine")
+    return Example(problem, write_answer(tree, problem, settings.form))
 
 
-def _stage(row: Row, how: RowReader) -> str:
+def _stage(row: Row, settings: MachinesConfig) -> str:
     stage = row.get("stage")
     if stage is None:
-        if len(how.stages) > 1:
-            raise ValueError(f"has no column 'stage', and environment.stages={list(how.stages)} leaves it open")
-        return how.stages[0]
+        if len(settings.stages) > 1:
+            raise ValueError(f"has no column 'stage', and environment.stages={settings.stages} leaves it open")
+        return settings.stages[0]
     if stage not in STAGES:
         raise ValueError(f"column 'stage' must be one of {', '.join(STAGES)}, got {stage!r:.80}")
     try:
-        find_score(STAGES[stage].task, how.score)
+        find_score(STAGES[stage].task, settings.score)
     except ValueError as error:
         raise ValueError(f"column 'stage' is {stage}: environment.{error}") from error
     return str(stage)
 
 
-def _budget(row: Row, stage: str, how: RowReader) -> int:
-    most = min(max(STAGES[stage].budgets), how.max_blocks)
+def _budget(row: Row, stage: str, settings: MachinesConfig) -> int:
+    most = min(max(STAGES[stage].budgets), settings.max_blocks)
     budget = row.get("budget")
     if budget is None:
         return most
@@ -127,21 +117,17 @@ def _given(row: Row, stage: str) -> Tree:
     if given is None:
         return (ROOT,)
     rules = replace(Problem(stage, max(STAGES[stage].budgets)).rules, needs_boulder=False)
-    tree = _read("given", given, lambda text: read_machine(text, rules))
+    tree = _read("given", given, rules)
     if isinstance(found := place(tree, rules), Invalid):
         raise ValueError(f"column 'given': {found.message}")
     return tree
 
 
-def _tree(machine: Any, problem: Problem) -> Tree:
-    return _read("machine", machine, lambda text: read_machine(text, problem.rules))
-
-
-def _read(column: str, value: Any, read: Callable[[str], Tree | Invalid]) -> Tree:
+def _read(column: str, value: Any, rules: Rules) -> Tree:
     """Read blocks, as a list or as text. Raises ValueError with what is wrong with them."""
     if not isinstance(value, str | list):
         raise ValueError(f"column {column!r} must be a list of blocks or its JSON, got {value!r:.80}")
-    tree = read(value if isinstance(value, str) else json.dumps(value))
+    tree = read_machine(value if isinstance(value, str) else json.dumps(value), rules)
     if isinstance(tree, Invalid):
         raise ValueError(f"column {column!r}: {tree.message}")
     return tree

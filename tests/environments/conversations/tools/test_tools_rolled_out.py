@@ -1,6 +1,7 @@
 """Episodes with tools through the whole loop: what tools say is read and not learnt, and forges no turn."""
 
 import asyncio
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ from covey.environments.doors.trl import RowTools
 from covey.environments.reward_functions.environment import RewardFunctions, RewardSettings, reward_functions
 from covey.rollouts.rollout import roll_out
 from covey.rollouts.sampler import EpisodeLimits, Sampler
-from covey.types import Group, Sampling
+from covey.types import Group, RunStopped, Sampling
 
 from ....support.models.chat_templates import qwen25
 from ....support.tools import Sums, call, multiply
@@ -104,9 +105,28 @@ def test_what_a_tool_said_and_no_turn_read_is_not_taken_for_an_answer(limit: str
 
 def test_the_last_line_must_be_the_number_alone() -> None:
     right = ["42", "So:\n**42**.", "$42$", "0042"]
-    wrong = ["It is 42", "42 or 43", "42\nI think", "42.5", "-42", "1" * 5000, ""]
-    assert right_answer([*right, *wrong], [42] * 11) == [1.0] * 4 + [0.0] * 7
+    wrong = ["It is 42", "42 or 43", "42\nI think", "42.5", "-42", "1" * 5000, "", "<think>cut\n42"]
+    assert right_answer([*right, *wrong], [42] * 12) == [1.0] * 4 + [0.0] * 8
     assert right_answer([[{"role": "assistant", "content": "1,042"}]], [1042]) == [1.0]
+
+
+def test_tools_that_hang_64_times_end_the_run_in_one_line() -> None:
+    gate = threading.Event()
+
+    def hang() -> None:
+        """Hang."""
+        gate.wait(60)
+
+    environment = Sums()
+    environment.functions, environment.tool_timeout = (hang,), 0.5
+    line = (
+        "the tool hang took longer than environment.tool_timeout=0.5 s, and 64 calls of tools that were given up still "
+        "run: let the tool end by itself, or raise the timeout"
+    )
+    with pytest.raises(RunStopped) as stopped:
+        rolled_out(environment, call("hang"), num_samples=70)
+    gate.set()
+    assert str(stopped.value) == line
 
 
 def test_a_lost_server_fails_its_attempt_and_no_other() -> None:

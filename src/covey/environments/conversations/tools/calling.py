@@ -80,6 +80,17 @@ class ToolLedger:
         self.errors[name] += is_error
         self.seconds[name] += seconds
 
+    async def called_in_time(self, function: Callable[..., Any], what: str, seconds: float, /, **arguments: Any) -> Any:
+        """Return what a function of an attempt returns, as below. Too many calls that stay behind end the run."""
+        try:
+            return await called_in_time(function, what, seconds, **arguments)
+        except TookTooLong as error:
+            self.left_behind = left = [call for call in (*self.left_behind, error.call) if not call.done()]
+            if len(left) >= MAX_HUNG:
+                told = f"{error}, and {len(left)} calls of tools that were given up still run"
+                raise RunStopped(f"{told}: let the tool end by itself, or raise the timeout") from error
+            raise
+
     def metrics(self) -> dict[str, float]:
         """Return tool/NAME/calls, tool/NAME/errors and tool/NAME/seconds (mean of a call), and begin anew."""
         found: dict[str, float] = {}
@@ -147,9 +158,10 @@ class Caller:
         problem = problem_with_arguments(tool.parameters, call.arguments)
         if problem is not None:
             return _error(call.name, problem)
-        # What the tool says
+        # What the tool says, with arguments for it to change
+        given, what = copy.deepcopy(dict(call.arguments)), f"the tool {tool.name}"
         try:
-            said = await answered(await self._called(tool, call.arguments))
+            said = await answered(await self.ledger.called_in_time(tool.function, what, self.seconds, **given))
             return ToolAnswer(call.name, shortened(self.written(said)))
         except EpisodeOver as over:
             return ToolAnswer(call.name, shortened(str(over)), ends=True)
@@ -157,18 +169,6 @@ class Caller:
             raise
         except (Exception, SystemExit) as error:
             return _error(call.name, f"{type(error).__name__}: {error}")
-
-    async def _called(self, tool: Tool, arguments: Mapping[str, Any]) -> Any:
-        """Call a tool, with arguments for it to change. Too many calls that stay behind end the run."""
-        given = copy.deepcopy(dict(arguments))
-        try:
-            return await called_in_time(tool.function, f"the tool {tool.name}", self.seconds, **given)
-        except TookTooLong as error:
-            left = [call for call in (*self.ledger.left_behind, error.call) if not call.done()]
-            self.ledger.left_behind = left
-            if len(left) >= MAX_HUNG:
-                raise RunStopped(f"{error}, and {len(left)} calls of tools that were given up still run") from error
-            raise
 
 
 async def called_in_time(function: Callable[..., Any], what: str, seconds: float, /, **arguments: Any) -> Any:

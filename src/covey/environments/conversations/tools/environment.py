@@ -103,35 +103,36 @@ class ToolEnvironment(Environment):
             self._shown = {}
         kind = self.kind(prompt)
         if kind not in self._shown:
-            served = [server.tools() for server in self.servers]
-            others = [tool for tools, _ in served for tool in tools]
-            self._shown[kind] = named_once([*self.tools(prompt, self.shown_state(prompt)), *others])
+            self._shown[kind] = named_once(self._with_servers(prompt, self.shown_state(prompt))[0])
         return self._shown[kind]
 
     def tool_schemas(self, prompt: Prompt) -> Sequence[Mapping[str, Any]]:
         return [tool.schema for tool in self.shown_tools(prompt)]
 
     def episode(self, prompt: Prompt, seed: int) -> ToolEpisode:
-        # State of the attempt, and tools of its own and of servers
         state = self.state(prompt, seed)
-        served = [server.tools() for server in self.servers]
-        tools = (*self.tools(prompt, state), *(tool for theirs, _ in served for tool in theirs))
+        tools, ends = self._with_servers(prompt, state)
         talk = Talk(state)
 
         async def closes() -> None:
             await answered(self.release(prompt, talk))
-            for _, close in served:
-                await in_thread(close)
+            for end in ends:
+                await in_thread(end)
 
         return ToolEpisode(
             Caller({tool.name: tool for tool in tools}, self.tool_timeout, self.ledger, self.written),
             self.rules,
             talk,
-            schemas=[tool.schema for tool in tools],
             opening=lambda: self.opening(prompt, state),
             judge=lambda talk: self.judge(prompt, talk),
             closes=closes,
         )
+
+    def _with_servers(self, prompt: Prompt, state: Any) -> tuple[list[Tool], list[Callable[[], None]]]:
+        """Return the tools of an attempt and those of servers, and what ends its sessions with these."""
+        served = [server.tools() for server in self.servers]
+        tools = [*self.tools(prompt, state), *(tool for theirs, _ in served for tool in theirs)]
+        return tools, [end for _, end in served]
 
     def metrics(self) -> Mapping[str, float]:
         return self.ledger.metrics()

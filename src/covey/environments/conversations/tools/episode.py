@@ -1,6 +1,6 @@
 """An episode in which the policy calls tools until it says something without a call."""
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -10,8 +10,6 @@ from covey.environments.episode import Answer, Episode, Observation, answered
 from covey.types import Failure, Message, Reward
 
 T = TypeVar("T")
-Judge = Callable[["Talk"], Awaitable[Reward | Failure | None]]
-Closes = Callable[[], Awaitable[None]]
 
 
 @dataclass
@@ -29,14 +27,6 @@ class Talk:
     """Whether a call was given up: the state may still be in use, by a thread that was left behind."""
 
 
-async def _nothing() -> None:
-    return
-
-
-async def _no_judgement(talk: Talk) -> Reward | Failure | None:
-    return None
-
-
 @dataclass(frozen=True)
 class ToolRules:
     """How tools are called in an episode, and how their answers are said."""
@@ -50,6 +40,7 @@ class ToolRules:
     """Whether calls of the last turn are made, though no turn reads what comes of them."""
 
 
+@dataclass(eq=False)
 class ToolEpisode(Episode):
     """Answers calls of tools, and is done where a turn has none.
 
@@ -59,31 +50,19 @@ class ToolEpisode(Episode):
 
     hears_cuts = True
 
-    def __init__(
-        self,
-        caller: Caller,
-        rules: ToolRules,
-        talk: Talk,
-        *,
-        schemas: Sequence[Mapping[str, Any]] = (),
-        opening: Callable[[], Awaitable[Observation]] | None = None,
-        judge: Judge = _no_judgement,
-        closes: Closes = _nothing,
-    ) -> None:
-        """Keep the tools. `opening` begins the attempt, `judge` scores it, `closes` releases what it holds."""
-        self.talk = talk
-        self._caller = caller
-        self._rules = rules
-        self._schemas = schemas
-        self._opening = opening
-        self._judge = judge
-        self._closes = closes
-        self._num_calls = 0
-        self._unread: tuple[Message, ...] = ()
+    caller: Caller
+    rules: ToolRules
+    talk: Talk
+    opening: Callable[[], Awaitable[Observation]]
+    """Begins the attempt."""
+    judge: Callable[[Talk], Awaitable[Reward | Failure | None]]
+    closes: Callable[[], Awaitable[None]]
+    """Releases what the attempt holds."""
+    _num_calls: int = 0
+    _unread: tuple[Message, ...] = ()
 
     async def reset(self) -> Observation:
-        if self._opening is not None:
-            self.talk.opening = await self._whole(self._opening)
+        self.talk.opening = await self._whole(self.opening)
         return self.talk.opening
 
     async def reply(self, answer: Answer) -> Observation:
@@ -94,18 +73,18 @@ class ToolEpisode(Episode):
         if answer.finish_reason == "length":
             self.talk.messages.append(answer.conversation[-1])
             return Observation(done=True)
-        said = self._rules.read(answer, self._schemas)
+        said = self.rules.read(answer, [tool.schema for tool in self.caller.tools.values()])
         self.talk.messages.append(said.message)
         self._num_calls += len(said.calls)
         # An answer, or nothing
         if not said.calls:
             return Observation(done=True, is_void=not said.text.strip(), info=_counts(said, ()))
-        if self._rules.max_calls is not None and self._num_calls > self._rules.max_calls:
+        if self.rules.max_calls is not None and self._num_calls > self.rules.max_calls:
             return Observation(done=True, stop_reason="max_tool_calls", info=_counts(said, ()))
-        if answer.is_last and not self._rules.calls_last:
+        if answer.is_last and not self.rules.calls_last:
             return Observation(done=True, stop_reason="max_turns", info=_counts(said, ()))
         # Calls
-        answers = await self._whole(lambda: self._caller.answers(said.calls))
+        answers = await self._whole(lambda: self.caller.answers(said.calls))
         self._unread = messages = self._messages(answers, answer.turn)
         ends = any(found.ends for found in answers)
         if ends:
@@ -119,10 +98,10 @@ class ToolEpisode(Episode):
         )
 
     async def score(self, conversation: Sequence[Message]) -> Reward | Failure | None:
-        return await self._whole(lambda: self._judge(self.talk))
+        return await self._whole(lambda: self.judge(self.talk))
 
     async def close(self) -> None:
-        await self._closes()
+        await self.closes()
 
     async def _whole(self, call: Callable[[], Awaitable[T]]) -> T:
         """Return what a call says, and note where it did not come to its end."""
@@ -134,8 +113,8 @@ class ToolEpisode(Episode):
 
     def _messages(self, answers: Sequence[ToolAnswer], turn: int) -> tuple[Message, ...]:
         """Return what tools answered: as the user's it is one message, for templates want turns that alternate."""
-        if self._rules.role != "tool":
-            return ({"role": self._rules.role, "content": "\n".join(answer.content for answer in answers)},)
+        if self.rules.role != "tool":
+            return ({"role": self.rules.role, "content": "\n".join(answer.content for answer in answers)},)
         return tuple(tool_message(found.name, found.content, turn, place) for place, found in enumerate(answers))
 
 

@@ -52,6 +52,12 @@ def tool_of(function: Callable[..., Any], is_stateful: bool = False) -> Tool:
     return Tool(schema["function"]["name"], schema, function, is_stateful)
 
 
+def schema_of(name: str, description: object, parameters: object) -> dict[str, Any]:
+    """Return the schema of a tool that a server lists, as chat templates want it."""
+    takes = parameters or {"type": "object", "properties": {}}
+    return {"type": "function", "function": {"name": name, "description": str(description or ""), "parameters": takes}}
+
+
 def tools_of(functions: Sequence[Callable[..., Any]], state: object | None = None) -> tuple[Tool, ...]:
     """Make tools of functions and of the public methods of an attempt's own object.
 

@@ -72,7 +72,8 @@ class AgentEpisode(Episode):
     async def reset(self) -> Observation:
         self._agents.left_behind = left = [call for call in self._agents.left_behind if not call.done()]
         if len(left) >= MAX_LEFT_BEHIND:
-            raise RunStopped(f"{len(left)} threads of environment.program did not end with their episodes")
+            told = f"{len(left)} threads of environment.program did not end with their episodes"
+            raise RunStopped(f"{told}: let it return where a call is answered that the episode is over (410)")
         self._door = self._agents.gateway.open()
         self._running = self._agents.program.start(self._door, self._row)
         request = await self._next_call()
@@ -82,8 +83,7 @@ class AgentEpisode(Episode):
         return self._taken(request)
 
     async def reply(self, answer: Answer) -> Observation:
-        door = self._door
-        assert door is not None, "reset begins an episode"
+        door, _ = self._begun()
         early = set(answer.token_ids[:-1]) & set(self._request.stop_ids)
         if early:
             name = self._agents.program.name
@@ -106,9 +106,7 @@ class AgentEpisode(Episode):
 
     async def score(self, conversation: Sequence[Message]) -> Reward | Failure:
         """Judge what was said, with what the program itself says of it."""
-        door, running = self._door, self._running
-        assert door is not None, "reset begins an episode"
-        assert running is not None, "reset begins an episode"
+        door, running = self._begun()
         # A call that no turn will answer: the episode met a limit
         if running.outcome.done() and not self._outcome.is_cut:
             self._hear(running.outcome.result(), door)
@@ -131,16 +129,20 @@ class AgentEpisode(Episode):
 
     # ---- one call after the other
 
-    async def _next_call(self) -> ChatRequest | None:
-        """Return the program's next call. None where it ends without one."""
+    def _begun(self) -> tuple[Door, Running]:
         assert self._door is not None, "reset begins an episode"
         assert self._running is not None, "reset begins an episode"
-        call = asyncio.ensure_future(self._door.next_call())
+        return self._door, self._running
+
+    async def _next_call(self) -> ChatRequest | None:
+        """Return the program's next call. None where it ends without one."""
+        door, running = self._begun()
+        call = asyncio.ensure_future(door.next_call())
         try:
-            await asyncio.wait({call, self._running.outcome}, return_when=asyncio.FIRST_COMPLETED)
-            if not self._running.outcome.done():
+            await asyncio.wait({call, running.outcome}, return_when=asyncio.FIRST_COMPLETED)
+            if not running.outcome.done():
                 return call.result()
-            self._running.outcome.result()  # raises what the program broke on
+            running.outcome.result()  # raises what the program broke on
             return None
         finally:
             call.cancel()

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import IO, Any, Protocol
 
 from covey.environments.conversations.tools.calling import Begun, begun, without_exit
 from covey.environments.doors.gateway.door import Door
@@ -133,7 +133,7 @@ class Command:
 class _Process:
     """A command under way, with all that it starts in its group."""
 
-    def __init__(self, name: str, process: "subprocess.Popen[bytes]", said: Any) -> None:
+    def __init__(self, name: str, process: "subprocess.Popen[bytes]", said: IO[bytes]) -> None:
         self._name, self._process, self._said = name, process, said
         self._call = begun(self._wait)
         self._ended = asyncio.wrap_future(self._call)
@@ -150,12 +150,7 @@ class _Process:
         status = await asyncio.shield(self._ended)
         if status != 0:
             how = f"was ended by signal {-status}" if status < 0 else f"exited with status {status}"
-            raise ProgramFailed(f"environment.command={self._name} {how}: {self._last_words()}")
-
-    def _last_words(self) -> str:
-        size = self._said.seek(0, os.SEEK_END)
-        self._said.seek(max(0, size - 4 * SHOWN))
-        return " ".join(self._said.read().decode(errors="replace").split())[-SHOWN:] or "it said nothing"
+            raise ProgramFailed(f"environment.command={self._name} {how}: {last_words(self._said)}")
 
     def _kill(self) -> None:
         with suppress(ProcessLookupError, PermissionError):
@@ -168,6 +163,15 @@ class _Process:
         await _left(self.outcome)
         self._said.close()
         return None if self._ended.done() else self._call
+
+
+def last_words(said: IO[bytes]) -> str:
+    """Return the end of what a program wrote to a file, in one line."""
+    if said.closed:
+        return "it said nothing"
+    size = said.seek(0, os.SEEK_END)
+    said.seek(max(0, size - 4 * SHOWN))
+    return " ".join(said.read().decode(errors="replace").split())[-SHOWN:] or "it said nothing"
 
 
 async def _left(outcome: "asyncio.Future[Any]") -> None:

@@ -7,7 +7,7 @@ says nothing about the answer (`IGNORED`).
 import json
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -257,16 +257,13 @@ def models(run: RunSampling) -> dict[str, Any]:
 
 def wire_message(message: Message) -> dict[str, Any]:
     """Return the policy's message with the arguments of its calls as text, as the API writes them."""
-    written: Callable[[Any], str] = lambda value: value if isinstance(value, str) else json.dumps(value)  # noqa: E731
-    found: dict[str, Any] = dict(message)
-    calls: Sequence[Mapping[str, Any]] = found.pop("tool_calls", ())
-    if calls:
-        found["content"] = found["content"] or None
-        found["tool_calls"] = [
-            {**call, "function": {**call["function"], "arguments": written(call["function"]["arguments"])}}
-            for call in calls
-        ]
-    return found
+    if "tool_calls" not in message:
+        return dict(message)
+    calls = [
+        {**call, "function": {**call["function"], "arguments": json.dumps(call["function"]["arguments"])}}
+        for call in message["tool_calls"]
+    ]
+    return {**message, "content": message["content"] or None, "tool_calls": calls}
 
 
 def _head(kind: str, spoken: Spoken, request: ChatRequest) -> dict[str, Any]:

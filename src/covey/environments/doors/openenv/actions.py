@@ -5,8 +5,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from covey.environments.conversations.tools.calls import plain_json
+from covey.environments.conversations.tools.tool import schema_of
 from covey.environments.doors.mcp import result_text
 from covey.environments.doors.openenv.wire import ActionRefused
+from covey.environments.math.answers import without_thoughts
 
 OF_TOOLS = ("Action", "CallToolAction", "ListToolsAction")
 """Titles of schemas whose actions are calls of tools."""
@@ -30,7 +32,7 @@ def action_of(text: str, schema: Mapping[str, Any]) -> dict[str, Any]:
     {'guess': 'crane'}
     """
     # Strip reasoning and a code fence
-    said = text.rpartition("</think>")[2].strip()
+    said = without_thoughts(text).strip()
     if said.startswith("```") and said.endswith("```"):
         said = "\n".join(said.splitlines()[1:-1]).strip()
     # A JSON object is the action itself
@@ -85,18 +87,7 @@ def answer_of_call(observation: Mapping[str, Any]) -> tuple[str, bool, bool]:
 
 def schemas_of(tools: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
     """Return listed tools as chat templates want them."""
-    nothing = {"type": "object", "properties": {}}
-    return tuple(
-        {
-            "type": "function",
-            "function": {
-                "name": str(tool["name"]),
-                "description": str(tool.get("description") or ""),
-                "parameters": tool.get("input_schema") or nothing,
-            },
-        }
-        for tool in tools
-    )
+    return tuple(schema_of(str(tool["name"]), tool.get("description"), tool.get("input_schema")) for tool in tools)
 
 
 def _json(value: Any) -> str:

@@ -7,31 +7,19 @@ import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from covey.environments.base import Environment, Split, are_words
+from covey.environments.base import Split, are_words, conversation
 from covey.environments.conversations.tools.calling import ToolServerLost, shortened, tool_message
 from covey.environments.conversations.tools.calls import BadCall, Call, Reader, hermes, reader_for
+from covey.environments.data.rows import numbered
 from covey.environments.doors.openenv.actions import action_of, answer_of_call, call_of, schemas_of, shown, takes_calls
 from covey.environments.doors.openenv.wire import ActionRefused, Session, action_schema
-from covey.environments.doors.steps import first_move
-from covey.environments.episode import Answer, Episode, Observation
-from covey.types import Failure, Message, Prompt, Reward
-
-MAX_TURNS = 16
-"""Turns of an episode, where environment.max_turns is not set."""
-
-
-@dataclass(frozen=True)
-class Server:
-    """A server, and how its environments are begun and shown. What `OpenEnvConfig` explains."""
-
-    url: str
-    seconds: float = 60.0
-    options: Mapping[str, Any] = field(default_factory=dict)
-    observation_field: str | None = None
-    describes_actions: bool = True
+from covey.environments.doors.settings import OpenEnvConfig
+from covey.environments.doors.steps import Played, PlayedEpisode
+from covey.environments.episode import Answer, Observation
+from covey.types import Message, Prompt
 
 
 @dataclass(frozen=True)
@@ -54,19 +42,13 @@ class Actions:
         return f"Answer with a JSON object of this schema: {json.dumps(asked, ensure_ascii=False)}"
 
 
-class OpenEnv(Environment):
+class OpenEnv(Played):
     """Environment whose attempts are played on a server. Prompts are seeds, or rows of what `reset` gets."""
 
-    def __init__(self, server: Server, actions: Actions, prompts: Mapping[Split, Sequence[Prompt]]) -> None:
-        self._server, self._actions = server, actions
-        self._prompts = {split: list(found) for split, found in prompts.items()}
+    def __init__(self, settings: OpenEnvConfig, actions: Actions, prompts: Mapping[Split, Sequence[Prompt]]) -> None:
+        super().__init__(prompts)
+        self._settings, self._actions = settings, actions
         self._read: Reader = hermes
-
-    def prompts(self, split: Split) -> list[Prompt]:
-        return list(self._prompts[split])
-
-    def max_turns(self, prompt: Prompt) -> int:
-        return MAX_TURNS
 
     def tool_schemas(self, prompt: Prompt) -> Sequence[Mapping[str, Any]]:
         return self._actions.tools
@@ -74,34 +56,29 @@ class OpenEnv(Environment):
     def read_with(self, tokenizer: Any) -> None:
         self._read = reader_for(tokenizer)
 
-    def episode(self, prompt: Prompt, seed: int) -> Episode:
+    def episode(self, prompt: Prompt, seed: int) -> "ActingEpisode":
         if self._actions.tools:
-            return CallingEpisode(self._server, self._actions, prompt, self._read)
-        return ActingEpisode(self._server, self._actions, prompt)
-
-    async def score(self, prompt: Prompt, completions: Sequence[str]) -> list[Reward | Failure]:
-        """Judge answers without an episode, as the first move of one: the reward of that step."""
-        return [await first_move(self.episode(prompt, 0), text) for text in completions]
+            return CallingEpisode(self._settings, self._actions, prompt, self._read)
+        return ActingEpisode(self._settings, self._actions, prompt)
 
     def facts(self) -> Mapping[str, Any]:
         return {"openenv_tools": [schema["function"]["name"] for schema in self._actions.tools]}
 
 
-class ActingEpisode(Episode):
+class ActingEpisode(PlayedEpisode):
     """Takes what the policy says for an action."""
 
-    def __init__(self, server: Server, actions: Actions, prompt: Prompt) -> None:
-        self.server, self.actions = server, actions
-        self.session = Session(server.url, server.seconds)
-        self.verdict = 0.0
-        self._arguments = {**server.options, **prompt.columns}
+    def __init__(self, settings: OpenEnvConfig, actions: Actions, prompt: Prompt) -> None:
+        self.settings, self.actions = settings, actions
+        self.session = Session(settings.url, settings.server_timeout)
+        self._arguments = {**settings.options, **prompt.columns}
 
     async def reset(self) -> Observation:
         seen = await self.session.reset(self._arguments)
         if seen.done:
             raise ToolServerLost(f"the episode is over before it begins: {shown(seen.observation, None)[:80]}")
-        told = self.actions.described if self.server.describes_actions else ""
-        said = [text for text in (shown(seen.observation, self.server.observation_field), told) if text]
+        told = self.actions.described if self.settings.describe_actions else ""
+        said = [text for text in (shown(seen.observation, self.settings.observation_field), told) if text]
         return Observation("".join(f"\n\n{shortened(text)}" for text in said))
 
     async def reply(self, answer: Answer) -> Observation:
@@ -110,11 +87,8 @@ class ActingEpisode(Episode):
         except ActionRefused as error:
             return Observation(shortened(f"This is no action: {error}"), is_void=True)
         self.verdict = seen.reward if seen.done else 0.0
-        said = shortened(shown(seen.observation, self.server.observation_field))
+        said = shortened(shown(seen.observation, self.settings.observation_field))
         return Observation(said, reward=None if seen.done else seen.reward or None, done=seen.done)
-
-    async def score(self, conversation: Sequence[Message]) -> Reward:
-        return Reward(self.verdict, {"last_step": self.verdict})
 
     async def close(self) -> None:
         await self.session.close()
@@ -123,8 +97,8 @@ class ActingEpisode(Episode):
 class CallingEpisode(ActingEpisode):
     """Takes the policy's calls of tools for actions, each a step. It is over where a turn has none."""
 
-    def __init__(self, server: Server, actions: Actions, prompt: Prompt, read: Reader) -> None:
-        super().__init__(server, actions, prompt)
+    def __init__(self, settings: OpenEnvConfig, actions: Actions, prompt: Prompt, read: Reader) -> None:
+        super().__init__(settings, actions, prompt)
         self._read = read
 
     async def reply(self, answer: Answer) -> Observation:
@@ -160,18 +134,18 @@ class CallingEpisode(ActingEpisode):
             return _refused(str(error))
         text, is_error, is_systems = answer_of_call(seen.observation)
         if is_systems:
-            raise ToolServerLost(f"the tool {call.name} of {self.server.url} failed: {text[:200]}")
+            raise ToolServerLost(f"the tool {call.name} of {self.settings.url} failed: {text[:200]}")
         return shortened(text), seen.reward, seen.done, is_error
 
 
-def actions_of(server: Server) -> Actions:
+def actions_of(settings: OpenEnvConfig) -> Actions:
     """Ask a server what it takes. Raises ValueError, with the setting, where it does not say."""
-    schema = action_schema(server.url, server.seconds)
+    schema = action_schema(settings.url, settings.server_timeout)
     if not takes_calls(schema):
         return Actions(schema)
 
     async def listed() -> Any:
-        session = Session(server.url, server.seconds)
+        session = Session(settings.url, settings.server_timeout)
         try:
             return (await session.step({"type": "list_tools"})).observation.get("tools")
         finally:
@@ -182,13 +156,13 @@ def actions_of(server: Server) -> Actions:
         with ThreadPoolExecutor(1) as thread:
             found = thread.submit(asyncio.run, listed()).result()
     except (ToolServerLost, ActionRefused) as error:
-        raise ValueError(f"environment.url={server.url} does not list its tools: {error}") from error
+        raise ValueError(f"environment.url={settings.url} does not list its tools: {error}") from error
     if not found:
-        raise ValueError(f"environment.url={server.url} has no tools, and takes nothing but calls of them")
+        raise ValueError(f"environment.url={settings.url} has no tools, and takes nothing but calls of them")
     try:
         return Actions(schema, schemas_of(found))
     except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"environment.url={server.url} lists what is no tool: {found!r:.80}") from error
+        raise ValueError(f"environment.url={settings.url} lists what is no tool: {found!r:.80}") from error
 
 
 def with_words(row: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -200,22 +174,13 @@ def with_words(row: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def reset_prompts(rows: Mapping[Split, Sequence[Mapping[str, Any]]], instruction: str) -> dict[Split, list[Prompt]]:
     """Return a prompt for each row: `prompt` is what is asked, text or messages; the rest is what `reset` gets."""
-    return {
-        split: [
-            Prompt(
-                f"{split}-{index}",
-                "openenv",
-                _messages(row.get("prompt") or instruction),
-                {key: value for key, value in row.items() if key != "prompt"},
-            )
-            for index, row in enumerate(found)
-        ]
-        for split, found in rows.items()
-    }
 
+    def prompt(row: Mapping[str, Any]) -> Prompt:
+        asked = row.get("prompt") or instruction
+        messages = conversation(asked, "") if isinstance(asked, str) else tuple(map(dict, asked))
+        return Prompt("", "openenv", messages, {key: value for key, value in row.items() if key != "prompt"})
 
-def _messages(asked: str | Sequence[Message]) -> tuple[Message, ...]:
-    return ({"role": "user", "content": asked},) if isinstance(asked, str) else tuple(dict(said) for said in asked)
+    return numbered(rows, prompt)
 
 
 def _refused(problem: str) -> tuple[str, float, bool, bool]:

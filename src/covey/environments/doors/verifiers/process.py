@@ -6,41 +6,26 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from covey.environments.doors.gateway.door import Door
-from covey.environments.doors.gateway.program import GRACE, SHOWN, ProgramFailed, Running
+from covey.environments.doors.gateway.program import GRACE, ProgramFailed, Running, last_words
+from covey.environments.doors.settings import VerifiersConfig
 
 SCRIPT = Path(__file__).with_name("worker.py")
-
-
-@dataclass(frozen=True)
-class WorkerSettings:
-    """Which environment a worker plays, and by which interpreter. What `VerifiersConfig` explains."""
-
-    id: str
-    python: str
-    options: Mapping[str, Any] = field(default_factory=dict)
-    counts: Mapping[str, int] = field(default_factory=lambda: {"train": 4096, "test": 512})
-    seconds: float = 300.0
-
-    @property
-    def load_request(self) -> dict[str, Any]:
-        """Return what the worker is asked first."""
-        return {"do": "load", "name": self.id, "options": dict(self.options), "counts": dict(self.counts)}
 
 
 class WorkerProgram:
     """The worker as the program of an agent: it plays an attempt and says what that is worth."""
 
-    def __init__(self, settings: WorkerSettings) -> None:
+    def __init__(self, settings: VerifiersConfig) -> None:
         """Keep the settings. The process starts when something is asked of it, and again after one that ended."""
         self._settings = settings
         self._process: _Process | None = None
@@ -56,12 +41,12 @@ class WorkerProgram:
         Raises ValueError, with the setting, where it cannot be loaded.
         """
         settings = self._settings
-        about = f"environment.id={settings.id} cannot be loaded by {settings.python}"
+        about = f"environment.id={settings.id} cannot be loaded by {settings.python or sys.executable}"
         try:
-            found = self._running().loaded.result(settings.seconds)
+            found = self._running().loaded.result(settings.load_timeout)
         except TimeoutError as error:
             self.close()
-            raise ValueError(f"{about} in environment.load_timeout={settings.seconds:g} s") from error
+            raise ValueError(f"{about} in environment.load_timeout={settings.load_timeout:g} s") from error
         except ProgramFailed as error:
             raise ValueError(f"{about}: {error}") from error
         return str(found["kind"]), found["prompts"]
@@ -90,17 +75,18 @@ class WorkerProgram:
 class _Process:
     """One process, which is told first what to load."""
 
-    def __init__(self, settings: WorkerSettings) -> None:
+    def __init__(self, settings: VerifiersConfig) -> None:
         self._id = settings.id
         self._numbers = itertools.count(1)
         self._waiting: dict[int, Future[Any]] = {}
         self._lock = threading.Lock()
         self.has_ended = False
         self._said = tempfile.TemporaryFile()  # noqa: SIM115 # closed with the process
+        python = settings.python or sys.executable
         no_proxy = ",".join(filter(None, (os.environ.get("NO_PROXY"), "127.0.0.1")))
         try:
             self._process = subprocess.Popen(
-                [settings.python, str(SCRIPT)],
+                [python, str(SCRIPT)],
                 env={**os.environ, "NO_PROXY": no_proxy, "no_proxy": no_proxy},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -111,9 +97,11 @@ class _Process:
             )
         except (OSError, ValueError) as error:
             self._said.close()
-            raise ProgramFailed(f"environment.python={settings.python} cannot be started: {error}") from error
+            raise ProgramFailed(f"environment.python={python} cannot be started: {error}") from error
         threading.Thread(target=self._listen, name="covey-verifiers", daemon=True).start()
-        _, self.loaded = self.ask(settings.load_request)
+        counts = {"train": settings.num_train, "test": settings.num_test}
+        request = {"do": "load", "name": settings.id, "options": settings.options, "counts": counts}
+        _, self.loaded = self.ask(request)
 
     def ask(self, request: Mapping[str, Any]) -> tuple[int, "Future[Any]"]:
         """Send a request. Returns its number and its answer, which may be ProgramFailed."""
@@ -176,14 +164,7 @@ class _Process:
             self.has_ended = True
             left, self._waiting = list(self._waiting.values()), {}
         for answer in left:
-            answer.set_exception(ProgramFailed(f"the worker of {self._id} ended: {self._last_words()}"))
-
-    def _last_words(self) -> str:
-        if self._said.closed:
-            return "it said nothing"
-        size = self._said.seek(0, os.SEEK_END)
-        self._said.seek(max(0, size - 4 * SHOWN))
-        return " ".join(self._said.read().decode(errors="replace").split())[-SHOWN:] or "it said nothing"
+            answer.set_exception(ProgramFailed(f"the worker of {self._id} ended: {last_words(self._said)}"))
 
 
 class _Playing:

@@ -217,17 +217,8 @@ async def tools_of(task: Any, trace: Any) -> dict[str, tuple[dict[str, Any], Any
         for tool in await server.list_tools():
             name = f"{toolset.server_name}_{tool.name}" if toolset.server_name else tool.name
             about = {"name": name, "description": tool.description or "", "parameters": tool.input_schema}
-            found[name] = {"type": "function", "function": about}, bound(server, tool.name)
+            found[name] = {"type": "function", "function": about}, partial(server.call_tool, tool.name)
     return found
-
-
-def bound(server: Any, name: str) -> Any:
-    """Return what calls one tool of a server."""
-
-    async def call(arguments: dict[str, Any]) -> Any:
-        return await server.call_tool(name, arguments)
-
-    return call
 
 
 async def called(tools: dict[str, tuple[dict[str, Any], Any]], call: Any) -> str:

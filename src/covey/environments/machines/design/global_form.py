@@ -11,7 +11,7 @@ from typing import Any
 
 from covey.environments.machines.design.blocks import BLOCKS, ROOT_TYPE
 from covey.environments.machines.design.place import face_in_world, place_blocks
-from covey.environments.machines.design.tree import NoMachine, check_tree, read_rows, whole
+from covey.environments.machines.design.tree import NoMachine, check_tree, read_rows, shown, whole
 from covey.environments.machines.design.types import ROOT, Block, Facing, Invalid, PlacedBlock, Rules, Tree, Vector
 
 TOLERANCE = 0.1
@@ -110,7 +110,7 @@ def _entry(index: int, row: Mapping[str, Any]) -> PlacedBlock:
     key = "type" if "type" in row else "id"
     kind = whole(index, key, row[key]) if key in row else -1
     if kind not in BLOCKS and key in row:
-        raise NoMachine("type", f"block {index}: block type {min(kind, 10**9)} is not allowed here")
+        raise NoMachine("type", f"block {index}: block type {shown(kind)} is not allowed here")
     expected = [key, "Position", "Rotation", *(["end-position"] if kind in BLOCKS and BLOCKS[kind].is_linear else [])]
     if set(row) != set(expected):
         raise NoMachine("field", f"block {index}: fields must be exactly [{', '.join(expected)}]")

@@ -91,7 +91,7 @@ def _block(index: int, row: Mapping[str, Any], in_repository: bool) -> Block:
         raise NoMachine("field", f"block {index}: fields must be exactly [{', '.join(expected)}]")
     type_, place, *ends = (whole(index, name, row[name]) for name in expected)
     if place != index:
-        raise NoMachine("id", f"block {index}: id is {_shown(place)}, expected its position {index}")
+        raise NoMachine("id", f"block {index}: id is {shown(place)}, expected its position {index}")
     return Block(type_, *ends)
 
 
@@ -104,7 +104,7 @@ def whole(index: int, name: str, value: Any) -> int:
     return value
 
 
-def _shown(number: int) -> str:
+def shown(number: int) -> str:
     """Write a number of any length. str() itself refuses very long ones."""
     return str(number) if abs(number) < 10**9 else "a very large number"
 
@@ -133,7 +133,7 @@ def check_tree(tree: Tree, rules: Rules) -> Invalid | None:
 
 def _check_kind(index: int, block: Block, rules: Rules) -> Invalid | None:
     if block.type not in BLOCKS or block.type not in rules.types | {ROOT_TYPE}:
-        return Invalid("type", f"block {index}: block type {_shown(block.type)} is not allowed here")
+        return Invalid("type", f"block {index}: block type {shown(block.type)} is not allowed here")
     if (index == 0) != (block == ROOT) or (index > 0 and block.type == ROOT_TYPE):
         return Invalid("root", "block 0 must be the starting block (type 0, parent -1, face -1), and no other")
     if BLOCKS[block.type].is_linear != (block.parent_b is not None and block.face_b is not None):
@@ -147,10 +147,10 @@ def _check_ends(index: int, block: Block, tree: Tree, taken: set[tuple[int, int]
         return None
     for parent, face in ends(block):
         if not 0 <= parent < index:
-            return Invalid("parent", f"block {index}: parent {_shown(parent)} does not exist before it")
+            return Invalid("parent", f"block {index}: parent {shown(parent)} does not exist before it")
         above = BLOCKS[tree[parent].type]
         if not 0 <= face < len(above.faces):
-            has = f"has no face {_shown(face)} (it has {len(above.faces)})"
+            has = f"has no face {shown(face)} (it has {len(above.faces)})"
             return Invalid("face", f"block {index}: parent {parent} ({above.name}) {has}")
     # A face carries one block
     if block.parent_b is not None:
@@ -199,12 +199,8 @@ def canonical(tree: Tree) -> Tree:
     place = {old: new for new, old in enumerate(order)}
     solid = [tree[old] for old in order]
     moved = [ROOT, *(Block(b.type, place[b.parent], b.face) for b in solid[1:])]
-    linear = [_linear(b.type, sorted((place[p], f) for p, f in ends(b))) for b in tree if b.parent_b is not None]
-    return (*moved, *sorted(linear, key=lambda b: (b.type, *(number for end in ends(b) for number in end))))
-
-
-def _linear(type_: int, both: Sequence[tuple[int, int]]) -> Block:
-    return Block(type_, *both[0], *both[1])
+    both = [(b.type, sorted((place[p], f) for p, f in ends(b))) for b in tree if b.parent_b is not None]
+    return (*moved, *(Block(type_, *first, *second) for type_, (first, second) in sorted(both)))
 
 
 def num_boulders(tree: Tree) -> int:

@@ -4,7 +4,7 @@ The world is left-handed: x to the right, y up, z forward. Lengths are metres, m
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 Vector = tuple[float, float, float]
 """(x, y, z) in metres."""
@@ -15,29 +15,14 @@ Facing = Literal["z+", "z-", "x-", "x+", "y+", "y-"]
 Side = Literal["Front", "Back", "Left", "Right", "Up", "Down"]
 """A direction of a block's own frame."""
 
-Code = Literal[
-    "json",
-    "shape",
-    "too_many",
-    "field",
-    "type",
-    "root",
-    "id",
-    "parent",
-    "face",
-    "occupied",
-    "overlap",
-    "size",
-    "boulder",
-]
-"""Why a text is no machine, in the order in which it is found out."""
-
-FILE_CODES: tuple[Code, ...] = (
-    "json", "shape", "too_many", "field", "type", "root", "id", "parent", "face", "occupied",
-)  # fmt: skip
+FileCode = Literal["json", "shape", "too_many", "field", "type", "root", "id", "parent", "face", "occupied"]
 """The text is no construction tree."""
-SPACE_CODES: tuple[Code, ...] = ("overlap", "size")
+SpaceCode = Literal["overlap", "size"]
 """The tree does not fit into space."""
+Code = Literal[FileCode, SpaceCode, "boulder"]
+"""Why a text is no machine, in the order in which it is found out."""
+FILE_CODES: tuple[Code, ...] = get_args(FileCode)
+SPACE_CODES: tuple[Code, ...] = get_args(SpaceCode)
 
 
 @dataclass(frozen=True, slots=True)

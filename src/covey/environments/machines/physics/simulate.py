@@ -76,7 +76,9 @@ class Simulation:
         # Switch on motors and rubber bands
         if self.num_looks == round(self.physics.power_time / (WATCH_STEPS * self.physics.timestep)):
             self.data.ctrl[:] = motor_speeds(self.assembly, self.physics)
-            self.model.tendon_stiffness[:] = self.bands()
+            stiffness = self.physics.band_stiffness
+            lines = self.assembly.acting_lines
+            self.model.tendon_stiffness[:] = [stiffness if line.kind == "band" else 0.0 for line in lines]
             self.energy = math.inf
         # Step, and integrate the motors' power
         force, speed, power = self.data.actuator_force, self.data.actuator_velocity, 0.0
@@ -90,10 +92,6 @@ class Simulation:
         self.gained += max(0.0, energy - self.energy - power * self.physics.timestep)
         self.energy = energy
         self.num_looks += 1
-
-    def bands(self) -> list[float]:
-        """Return the stiffness of each line when the power is on."""
-        return [self.physics.band_stiffness if line.kind == "band" else 0.0 for line in self.assembly.acting_lines]
 
     def place(self, body: int) -> tuple[float, float, float]:
         """Return the place of a body that moves freely, in the game's axes."""

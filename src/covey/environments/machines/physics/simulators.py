@@ -4,8 +4,8 @@ What a simulation costs is bounded by the machine (blocks, degrees of freedom, a
 decides no score. It only guards against what cannot happen: a worker that hangs or crashes costs one sample.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import astuple, dataclass
+from collections.abc import Callable
+from dataclasses import astuple
 from importlib.util import find_spec
 from typing import Any, Protocol
 
@@ -18,16 +18,8 @@ from covey.system.workers.async_cache import AsyncCache
 from covey.system.workers.pool import WorkerPool, WorkerSettings
 from covey.types import Failure
 
-
-@dataclass(frozen=True, slots=True)
-class SimulatorSettings:
-    """How many worker processes, and how long one machine may take."""
-
-    num_workers: int = 2
-    timeout: float = 5.0
-    """Seconds on the clock, many times what the worst machine needs; whoever exceeds it is killed."""
-    max_calls: int = 20_000
-    """Machines after which a worker is replaced."""
+MAX_CALLS = 20_000
+"""Machines after which a worker is replaced."""
 
 
 class Simulates(Protocol):
@@ -53,25 +45,24 @@ class Simulators:
     """
 
     def __init__(
-        self, settings: SimulatorSettings | None = None, function: Callable[..., dict[str, Any]] | None = None
+        self, num_workers: int = 2, timeout: float = 5.0, function: Callable[..., dict[str, Any]] | None = None
     ) -> None:
-        """Start no worker yet. `function` is `physics.run` but in tests. Raises ValueError without MuJoCo."""
+        """Start no worker yet. A machine may take `timeout` seconds on the clock, many times what the worst one needs.
+
+        `function` is `physics.run` but in tests. Raises ValueError without MuJoCo.
+        """
         if find_spec("mujoco") is None:
             raise ValueError(MISSING)
-        self._settings = settings or SimulatorSettings()
+        self._settings = WorkerSettings(num_workers, timeout, max_calls=MAX_CALLS)
         self._function = function
         self._pool: WorkerPool | None = None
-        self._version = physics_version()
-
-    @property
-    def version(self) -> str:
-        return self._version
+        self.version = physics_version()
 
     async def run(self, tree: Tree, world: World) -> Outcome | Failure:
         """Simulate a valid machine. A Failure where its worker crashed or hung."""
         if self._pool is None:
             self._pool = self._start()
-        data = await self._pool.call(0, {"rows": rows_of(tree), "world": world})
+        data = await self._pool.call(0, {"rows": [astuple(block) for block in tree], "world": world})
         return data if isinstance(data, Failure) else outcome_of_data(data)
 
     def close(self) -> None:
@@ -82,14 +73,7 @@ class Simulators:
     def _start(self) -> WorkerPool:
         from covey.environments.machines.physics import simulate
 
-        settings = self._settings
-        workers = WorkerSettings(settings.num_workers, settings.timeout, max_calls=settings.max_calls)
-        return WorkerPool([self._function or simulate.run], workers)
-
-
-def rows_of(tree: Tree) -> Sequence[tuple[int | None, ...]]:
-    """Return a tree as plain numbers."""
-    return [astuple(block) for block in tree]
+        return WorkerPool([self._function or simulate.run], self._settings)
 
 
 Key = tuple[Tree, World, str]

@@ -18,6 +18,7 @@ from covey.environments.machines.physics.throwing import Throw
 from covey.environments.machines.physics.trajectory import ENDINGS, Outcome
 from covey.environments.machines.physics.worlds import World
 from covey.environments.machines.scores import SCORES, SHORT_NAMES
+from covey.environments.math.answers import without_thoughts
 from covey.system.lookup import one_of
 
 
@@ -148,18 +149,14 @@ def _gallery(asked: Arguments) -> None:
 def _draw_run(machine: Machine, world: World, title: str, files: tuple[Path | None, Path | None]) -> None:
     """Draw a picture of where it went, and a film, where they are requested."""
     from covey.environments.machines.physics.simulate import record
+    from covey.environments.machines.pictures.drawing import draw_film, draw_recording
 
-    # Simulate once for both
-    recording = record(machine, world)
+    recording = record(machine, world)  # once for both
     picture, film = files
     if picture is not None:
-        from covey.environments.machines.pictures.drawing import draw_recording
-
         draw_recording(recording, picture, title)
         print(f"picture: {picture}")
     if film is not None:
-        from covey.environments.machines.pictures.drawing import draw_film
-
         draw_film(recording, film, title)
         print(f"film: {film}")
 
@@ -252,8 +249,9 @@ def tree_of_row(row: Mapping[str, Any]) -> Tree | Invalid:
     """Read the machine of a rollout, whichever form its prompt asked for: compact prompts are text, others messages."""
     prompt, completion = row["prompt"], row["completion"]
     if isinstance(prompt, str):
-        return read_compact(prompt.partition(":")[2] + completion.strip(), ANY_BLOCK)
-    return read_tree(completion)
+        given = prompt.rpartition(" ")[2].partition(":")[2]  # the task's own words may hold a colon, and so do faces
+        return read_compact(given + completion.strip(), ANY_BLOCK)
+    return read_tree(without_thoughts(completion))
 
 
 def read_tree(text: str) -> Tree | Invalid:
