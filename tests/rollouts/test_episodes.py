@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -267,6 +268,27 @@ def test_what_the_system_breaks_is_a_failure_and_no_reward(says: Reply, opens: A
     assert [rollout.reward.value for rollout in group.rollouts] == [1.0]
     assert group.failures == (Failure(reason),)
     assert [episode.closed for episode in environment.begun] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("ids", "reason"),
+    [
+        ((-1,), f"token -1 is none of the {len(TOKENIZER)} of the tokenizer"),
+        ((5, len(TOKENIZER)), f"token {len(TOKENIZER)} is none of the {len(TOKENIZER)} of the tokenizer"),
+        (("a",), f"token 'a' is none of the {len(TOKENIZER)} of the tokenizer"),
+        ((), "a policy needs at least one token to continue, got none"),
+    ],
+)
+def test_tokens_that_the_policy_has_not_are_a_failure_of_their_attempt(ids: tuple[Any, ...], reason: str) -> None:
+    class ByTokens(Scripted):
+        async def reset(self) -> Observation:
+            return Observation(token_ids=ids)
+
+    environment = Talks(lambda number: ByTokens(going_on) if number else Scripted(going_on))
+    group = played(environment)
+    assert (len(group.rollouts), group.failures) == (1, (Failure(f"talks: {reason}"),))
+    with pytest.raises(ValueError, match=f"^prompt p: {re.escape(reason)}$"):
+        played(Talks(lambda _: Scripted(lambda _: Observation(token_ids=ids))))
 
 
 @pytest.mark.parametrize("num_broken", [1, 3])
