@@ -365,6 +365,9 @@ def test_a_constant_length_comes_from_the_sampling_limit_unless_set() -> None:
     objective_loss = run(config(aggregation="token_sum_norm"), batch(), WHOLE)[0]
     set_loss = run(config(aggregation="token_sum_norm", norm_length=12), batch(), WHOLE)[0]
     assert objective_loss == pytest.approx(2 * set_loss)
+    own = "covey.algorithm.aggregation:token_sum_norm"
+    assert run(config(aggregation=own), batch(), WHOLE)[0] == pytest.approx(objective_loss)
+    assert run(config(aggregation=own, norm_length=12), batch(), WHOLE)[0] == pytest.approx(set_loss)
 
 
 @pytest.mark.parametrize(("gap", "expected"), [(0.0, 1.0), (-1.0, 1.0), (-19.0, None)])
