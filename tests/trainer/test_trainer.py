@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from covey.algorithm.loss_inputs import LossInputs
 from covey.algorithm.settings import AlgorithmConfig
 from covey.policy.logprobs import Scoring
 from covey.policy.models.nano import nano_tokenizer
@@ -261,6 +262,22 @@ def test_a_rule_that_draws_draws_anew_at_every_update() -> None:
         trainer.step(make(random_groups(), advantages=ADVANTAGES), step)
         gradients.append(gradient(policy))
     assert not torch.equal(*gradients)
+
+
+def test_no_two_updates_of_a_run_draw_from_one_seed() -> None:
+    seeds: list[int] = []
+
+    def noted(inputs: LossInputs, seed: int) -> Tensor:
+        seeds.append(seed)
+        return torch.zeros_like(inputs.mask_NT)
+
+    trainer = make_trainer(make_policy("gpt2"), AlgorithmConfig(loss="clip_cov"), updates_per_batch=2)
+    objective = trainer.objective
+    noting = replace(objective, policy=replace(objective.policy, selector=noted))
+    trainer.settings = replace(trainer.settings, objective=noting)
+    for step in range(3):
+        trainer.step(make(random_groups(), advantages=ADVANTAGES), step)
+    assert len(set(seeds)) == len(seeds) == 6
 
 
 def test_weights_that_are_not_finite_blame_the_prompts_they_were_met_with() -> None:
