@@ -6,8 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from covey.algorithm.controllers import KLController, update_kl_controller
+from covey.algorithm.controllers import KLController, MismatchWatch, kl_controller, update_kl_controller
 from covey.algorithm.kl import ESTIMATORS, KLOptions, full_kl, kl_penalty, refresh
+from covey.algorithm.settings import AlgorithmConfig
+from covey.types import RunStopped
 
 LOGITS = torch.tensor([0.2, -1.0, 1.3, 0.4], dtype=torch.float64)
 REF_LOGITS = torch.tensor([0.9, 0.1, -0.3, 0.2], dtype=torch.float64)
@@ -187,6 +189,20 @@ def test_a_controller_stays_within_its_bounds() -> None:
     state = KLController(coef=0.04, rule="doubling", target=0.1, coef_min=0.03, coef_max=0.05)
     assert update_kl_controller(state, 1.0, 1).coef == 0.05
     assert update_kl_controller(state, 0.0, 1).coef == 0.03
+
+
+def test_a_controller_is_what_the_settings_say() -> None:
+    bounds = {"kl_coef_min": 0.05, "kl_coef_max": 0.3}
+    steered = AlgorithmConfig(kl_coef=0.1, target_kl=0.2, kl_controller="doubling", kl_horizon=50, **bounds)
+    assert kl_controller(steered) == KLController(0.1, "doubling", 0.2, horizon=50.0, coef_min=0.05, coef_max=0.3)
+    assert kl_controller(AlgorithmConfig(kl_coef=0.1)) == KLController(0.1)
+
+
+def test_a_mismatch_of_just_the_limit_stops_nothing() -> None:
+    watch = MismatchWatch(0.5, is_stale=False)
+    watch.look(0.5)
+    with pytest.raises(RunStopped, match="log-probs of sampler and trainer differ by"):
+        watch.look(math.nextafter(0.5, 1.0))
 
 
 @pytest.mark.parametrize("kl", [float("nan"), float("inf")])
