@@ -157,8 +157,17 @@ def test_a_large_common_offset_keeps_the_spread() -> None:
     close(group_zscore(given, eps=0.0), [-1.0, 0.0, 1.0], atol=1e-3)
 
 
-@pytest.mark.parametrize("name", ADVANTAGES)
-def test_an_unscored_rollout_has_no_advantage_and_moves_no_sibling(name: str) -> None:
+OVER_THE_BATCH: list[tuple[str, dict[str, Any]]] = [
+    ("leave_one_out", {"post_normalize": "batch_zscore"}),
+    ("group_center_batch_std", {"std_of": "centered", "recenter": True}),
+    ("gpg", {"alpha": "nonzero_rewards"}),
+    ("gpg", {"f_norm": "group_std"}),
+    ("gdpo", {"post": "token_whiten"}),
+]
+
+
+@pytest.mark.parametrize(("name", "options"), [*((name, {}) for name in ADVANTAGES), *OVER_THE_BATCH])
+def test_an_unscored_rollout_has_no_advantage_and_moves_no_sibling(name: str, options: dict[str, Any]) -> None:
     given = batch(sizes=(4, 5))
     absent = torch.zeros(9, dtype=torch.bool)
     absent[2] = True
@@ -167,9 +176,10 @@ def test_an_unscored_rollout_has_no_advantage_and_moves_no_sibling(name: str) ->
         rewards_N=given.rewards_N.masked_fill(absent, NAN),
         parts_NK=given.parts_NK.masked_fill(absent[:, None], NAN),
     )
-    advantages_N = estimate(name, marked)
+    options = NEEDED.get(name, {}) | options
+    advantages_N = ADVANTAGES[name](marked, **options)
     assert float(advantages_N[2]) == 0.0
-    close(advantages_N[~absent], estimate(name, without(given, absent)))
+    close(advantages_N[~absent], ADVANTAGES[name](without(given, absent), **options))
 
 
 def without(given: Scores, absent: Tensor) -> Scores:

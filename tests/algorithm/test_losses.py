@@ -297,6 +297,26 @@ def test_clip_cov_does_not_draw_tokens_the_clip_has_cut_already() -> None:
     assert not bool(select_clip_cov(moved, 0, eps_high=0.2, **options).any())
 
 
+def test_covariances_just_at_a_bound_are_outside_and_shares_of_tokens_are_rounded_down() -> None:
+    log_probs = torch.tensor([[-1.0, -3.0, -1.0, -3.0]], dtype=torch.float64)
+    advantages = torch.tensor([[1.0, -1.0, -1.0, 1.0]], dtype=torch.float64)
+    inputs = loss_inputs(log_probs, log_probs, advantages, torch.ones(1, 4) > 0)  # covariances 1, 1, -1, -1
+    for low, high, count in ((0.9, 1.1, 2), (1.0, 5.0, 0), (0.0, 1.0, 0)):
+        assert int(select_clip_cov(inputs, 0, cov_ratio=1.0, cov_low=low, cov_high=high).sum()) == count
+    assert int(select_kl_cov(inputs, 0, cov_ratio=0.74).sum()) == 2
+
+
+def test_a_draw_takes_the_same_tokens_wherever_rollouts_lie_in_the_batch() -> None:
+    def drawn(order: list[int], seed: int) -> list[list[bool]]:
+        picked = {key: values[torch.tensor(order)] for key, values in make(spread=0.0).items()}
+        chosen_NT = select_clip_cov(inputs_of(picked), seed, cov_ratio=0.2, cov_low=-50.0, cov_high=50.0)
+        return [chosen_NT[order.index(row)].tolist() for row in range(4)]
+
+    for seed in range(5):
+        assert drawn([3, 1, 0, 2], seed) == drawn([0, 1, 2, 3], seed)
+    assert len({str(drawn([0, 1, 2, 3], seed)) for seed in range(5)}) > 1
+
+
 @pytest.mark.parametrize("select", [select_clip_cov, select_kl_cov])
 def test_a_selector_of_nothing_selects_nothing(select: Callable[..., Tensor]) -> None:
     values = make()

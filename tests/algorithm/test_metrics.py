@@ -75,6 +75,13 @@ def test_off_policy_metrics_of_two_tokens() -> None:
     )
 
 
+def test_one_absurd_sequence_leaves_the_mean_perplexity_finite() -> None:
+    policy, sampler = torch.tensor([[-800.0]]), torch.tensor([[-1.0]])
+    metrics = values(off_policy(policy, sampler, torch.tensor([[True]])))
+    assert metrics["ppl"] == pytest.approx(math.exp(20.0))
+    assert metrics["behaviour_ppl"] == pytest.approx(math.e)
+
+
 def test_nothing_to_average_has_no_mean() -> None:
     nothing = torch.zeros(2, 3, dtype=torch.bool)
     unknown = torch.full((2, 3), NAN)
