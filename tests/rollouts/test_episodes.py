@@ -102,6 +102,10 @@ def test_each_end_has_its_reason() -> None:
     assert reason(going_on) == ("max_turns", 3)
     assert reason(going_on, engine=long) == ("max_tokens", 1)
     assert reason(going_on, engine=long, max_context=4) == ("max_context", 1)
+    # A later turn is cut by its own limit, where the environment sets one
+    growing = FakeEngine(lambda ids, index: tokens("abcd") if len(ids) > 4 else (*tokens("ab"), END), len(TOKENIZER))
+    assert reason(lambda _: Observation("!", max_tokens=3), engine=growing) == ("max_tokens", 2)
+    assert reason(lambda _: Observation("!", max_tokens=3), engine=growing, max_context=7) == ("max_context", 2)
     assert reason(going_on, max_context=6) == ("max_context", 2)
     assert reason(going_on, max_context=1) == ("max_context", 0)
 
