@@ -30,6 +30,7 @@ from covey.algorithm.credit.advantages import (
     role_ema_step,
     scores,
 )
+from covey.algorithm.credit.scores import settled
 
 NAN = math.nan
 NEEDED: dict[str, dict[str, Any]] = {"passk": {"k": 2}, "pkpo": {"k": 2}}
@@ -150,6 +151,22 @@ def test_scale_of_the_rewards_does_not_reach_a_zscore_but_scales_a_centred_rewar
     larger = replace(given, rewards_N=given.rewards_N * 50)
     close(group_zscore(larger, eps=0.0), group_zscore(given, eps=0.0))
     close(group_center(larger), group_center(given) * 50)
+
+
+def test_rewards_that_differ_by_rounding_are_equal_whatever_their_size() -> None:
+    groups_N = torch.zeros(3, dtype=torch.int64)
+    for size in (1e-6, 1.0, 1e6):
+        rewards_N = size * torch.tensor([0.1 + 0.7, 0.8, 0.8 + 1e-9], dtype=torch.float64)
+        equal = settled(rewards_N, groups_N).tolist()
+        assert equal[0] == equal[1] < equal[2]
+
+
+@pytest.mark.parametrize("name", ["group_center_token_whiten", "reinforce_plus_plus"])
+def test_whitening_is_over_the_tokens_of_the_loss_and_not_over_all_that_was_written(name: str) -> None:
+    given = scores([1.0, 0.0, 0.0], [0, 0, 0], lengths=[1, 3, 0])
+    longer = replace(given, written_N=torch.tensor([1.0, 3.0, 8.0], dtype=torch.float64))
+    close(ADVANTAGES[name](longer), ADVANTAGES[name](given))
+    close((ADVANTAGES[name](longer) * given.lengths_N).sum(), 0.0)
 
 
 def test_a_large_common_offset_keeps_the_spread() -> None:
