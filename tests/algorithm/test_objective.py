@@ -257,6 +257,14 @@ def test_a_token_stays_where_every_rule_keeps_it() -> None:
         assert expected < max(kept_share(**one), kept_share(**other))
 
 
+def test_sequences_are_dropped_by_the_gap_to_the_policy_that_is_trained_now() -> None:
+    old_NT, mask_NT = batch().old_log_probs_NT, batch().mask_NT
+    moved = replace(batch(), sampler_log_probs_NT=old_NT, log_probs_NT=old_NT - 1.0)
+    kept = run(config(off_policy_mask_delta=0.5), moved, WHOLE)[2]["policy_token_fraction"]
+    assert kept == pytest.approx(float((mask_NT & (moved.advantages >= 0)[:, None]).sum() / mask_NT.sum()))
+    assert kept < 1
+
+
 def test_weights_are_divided_by_their_mean_where_that_is_asked_for_alone() -> None:
     truncated = run(config(correction="truncate"), batch(), WHOLE)[2]["correction_weight"]
     beside = run(config(correction="truncate", m2po_threshold=9.0), batch(), WHOLE)[2]["correction_weight"]
