@@ -115,6 +115,31 @@ def test_each_mini_batch_has_its_own_counts_and_the_advantages_of_the_whole_batc
     ]
 
 
+def counted_and_trained(algorithm: AlgorithmConfig, group: Group) -> tuple[int, list[list[float]]]:
+    """The rollouts that a step counts, and the advantages of all."""
+    trainer = make_trainer(make_policy("gpt2"), algorithm)
+    packing = Packing("shared", 10_000)
+    (batch,), credit = make_training_batches([group], trainer, credit_assigner(algorithm), packing, step=0)
+    return batch.num_rollouts, credit.advantages
+
+
+def test_what_a_selection_drops_leaves_the_count_of_rollouts() -> None:
+    group = replace(random_groups()[2], rollouts=rewarded(random_groups()[2]))
+    best = AlgorithmConfig(advantage="group_center", selection="top_k", selection_options={"k": 3})
+    assert counted_and_trained(best, group)[0] == 3
+    assert counted_and_trained(AlgorithmConfig(advantage="group_center"), group)[0] == len(group.rollouts) == 4
+
+
+def test_a_masked_completion_is_shaped_by_what_it_wrote() -> None:
+    group = random_groups()[0]
+    long = max(rollout.num_loss_tokens for rollout in group.rollouts)
+    cut = replace(group, rollouts=tuple(replace(one, finish_reason="length") for one in group.rollouts))
+    shaping = {"soft_overlong": {"max_len": long, "cache": long}}
+    masked = AlgorithmConfig(advantage="none", shaping=shaping, mask_truncated=True)
+    expected = [one.reward.value - one.num_loss_tokens / long for one in group.rollouts]
+    assert counted_and_trained(masked, cut)[1] == [pytest.approx(expected)]
+
+
 def rewarded(group: Group) -> tuple[Rollout, ...]:
     return tuple(replace(one, reward=Reward(float(place))) for place, one in enumerate(group.rollouts))
 

@@ -310,6 +310,17 @@ def test_the_loss_scale_of_float16_keeps_what_it_has_found() -> None:
     assert scales == [32768.0] * 4
 
 
+def test_an_overflow_that_no_smaller_loss_scale_can_mend_is_counted() -> None:
+    trainer = make_trainer(nano(precision="float16"), AlgorithmConfig(), replace(ADAMW, max_nonfinite_steps=1))
+    batch = byte_batch()
+    huge = tuple(replace(m, advantage_L=1e12 * m.advantage_L) for m in batch.micro_batches)
+    assert trainer.step(replace(batch, micro_batches=huge), 0)["skipped"] == 1  # the search for a scale goes on
+    state = trainer.state_dict()
+    trainer.load_state_dict({**state, "scaler": {**state["scaler"], "scale": 1.0}})
+    with pytest.raises(RunStopped, match="not finite 1 times in a row"):
+        trainer.step(replace(batch, micro_batches=huge), 1)
+
+
 def test_the_entropy_is_that_of_the_distribution_sampled_from() -> None:
     policy = bias_only_policy()
     trainer = make_trainer(policy, optimizer=UNIT, sampling=Sampling(temperature=0.5))
