@@ -30,6 +30,7 @@ from covey.algorithm.credit.advantages import (
     role_ema_step,
     scores,
 )
+from covey.algorithm.credit.scores import settled
 
 NAN = math.nan
 NEEDED: dict[str, dict[str, Any]] = {"passk": {"k": 2}, "pkpo": {"k": 2}}
@@ -152,13 +153,38 @@ def test_scale_of_the_rewards_does_not_reach_a_zscore_but_scales_a_centred_rewar
     close(group_center(larger), group_center(given) * 50)
 
 
+def test_rewards_that_differ_by_rounding_are_equal_whatever_their_size() -> None:
+    groups_N = torch.zeros(3, dtype=torch.int64)
+    for size in (1e-6, 1.0, 1e6):
+        rewards_N = size * torch.tensor([0.1 + 0.7, 0.8, 0.8 + 1e-9], dtype=torch.float64)
+        equal = settled(rewards_N, groups_N).tolist()
+        assert equal[0] == equal[1] < equal[2]
+
+
+@pytest.mark.parametrize("name", ["group_center_token_whiten", "reinforce_plus_plus"])
+def test_whitening_is_over_the_tokens_of_the_loss_and_not_over_all_that_was_written(name: str) -> None:
+    given = scores([1.0, 0.0, 0.0], [0, 0, 0], lengths=[1, 3, 0])
+    longer = replace(given, written_N=torch.tensor([1.0, 3.0, 8.0], dtype=torch.float64))
+    close(ADVANTAGES[name](longer), ADVANTAGES[name](given))
+    close((ADVANTAGES[name](longer) * given.lengths_N).sum(), 0.0)
+
+
 def test_a_large_common_offset_keeps_the_spread() -> None:
     given = scores([1e9, 1e9 + 1e-3, 1e9 + 2e-3], [0, 0, 0])
     close(group_zscore(given, eps=0.0), [-1.0, 0.0, 1.0], atol=1e-3)
 
 
-@pytest.mark.parametrize("name", ADVANTAGES)
-def test_an_unscored_rollout_has_no_advantage_and_moves_no_sibling(name: str) -> None:
+OVER_THE_BATCH: list[tuple[str, dict[str, Any]]] = [
+    ("leave_one_out", {"post_normalize": "batch_zscore"}),
+    ("group_center_batch_std", {"std_of": "centered", "recenter": True}),
+    ("gpg", {"alpha": "nonzero_rewards"}),
+    ("gpg", {"f_norm": "group_std"}),
+    ("gdpo", {"post": "token_whiten"}),
+]
+
+
+@pytest.mark.parametrize(("name", "options"), [*((name, {}) for name in ADVANTAGES), *OVER_THE_BATCH])
+def test_an_unscored_rollout_has_no_advantage_and_moves_no_sibling(name: str, options: dict[str, Any]) -> None:
     given = batch(sizes=(4, 5))
     absent = torch.zeros(9, dtype=torch.bool)
     absent[2] = True
@@ -167,9 +193,10 @@ def test_an_unscored_rollout_has_no_advantage_and_moves_no_sibling(name: str) ->
         rewards_N=given.rewards_N.masked_fill(absent, NAN),
         parts_NK=given.parts_NK.masked_fill(absent[:, None], NAN),
     )
-    advantages_N = estimate(name, marked)
+    options = NEEDED.get(name, {}) | options
+    advantages_N = ADVANTAGES[name](marked, **options)
     assert float(advantages_N[2]) == 0.0
-    close(advantages_N[~absent], estimate(name, without(given, absent)))
+    close(advantages_N[~absent], ADVANTAGES[name](without(given, absent), **options))
 
 
 def without(given: Scores, absent: Tensor) -> Scores:

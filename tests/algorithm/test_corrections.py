@@ -37,6 +37,7 @@ def test_truncated_weights_are_clamped() -> None:
 
 def test_masked_weights_are_0_outside_the_bounds_and_unchanged_inside() -> None:
     assert weights(mode="mask", min=0.4, max=3.0) == rows([1, 0, 0], [2, 0.5, 0], [0, 0, 0])
+    assert weights(mode="mask", min=0.25, max=4.0) == rows([1, 4, 0.25], [2, 0.5, 0], [0, 0, 0])  # bounds are inside
 
 
 def test_log_weights_are_clamped_where_that_is_asked_for() -> None:

@@ -6,8 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from covey.algorithm.controllers import KLController, update_kl_controller
+from covey.algorithm.controllers import KLController, MismatchWatch, kl_controller, update_kl_controller
 from covey.algorithm.kl import ESTIMATORS, KLOptions, full_kl, kl_penalty, refresh
+from covey.algorithm.settings import AlgorithmConfig
+from covey.types import RunStopped
 
 LOGITS = torch.tensor([0.2, -1.0, 1.3, 0.4], dtype=torch.float64)
 REF_LOGITS = torch.tensor([0.9, 0.1, -0.3, 0.2], dtype=torch.float64)
@@ -51,6 +53,14 @@ def test_beyond_a_clamp_the_gradient_is_0() -> None:
     assert value == pytest.approx(math.exp(20) - 21)
     assert gradient == 0.0
     assert at(-5.0, KLOptions("k3", "naive", clamp_value=10.0)) == (10.0, 0.0)
+
+
+def test_the_weight_of_is_weighted_is_clamped_too() -> None:
+    one = torch.ones(1, 1, dtype=torch.float64)
+    options = KLOptions("k2", "is_weighted", clamp_log_ratio=1.0)
+    assert kl_penalty(3.0 * one, one, one > 0, options, -2.0 * one).item() == pytest.approx(2.0 * math.e)
+    free = KLOptions("k2", "is_weighted", clamp_log_ratio=None)
+    assert kl_penalty(3.0 * one, one, one > 0, free, -2.0 * one).item() == pytest.approx(2.0 * math.exp(5.0))
 
 
 def test_a_far_policy_is_still_pulled_back_by_the_default_gradient() -> None:
@@ -143,6 +153,15 @@ def test_tokens_a_filter_removed_from_both_policies_add_nothing() -> None:
     assert bool(torch.autograd.grad(kl.sum(), logits)[0].isfinite().all())
 
 
+def test_a_token_that_the_base_alone_cannot_say_is_infinitely_far() -> None:
+    cut = torch.tensor([0.0, 0.0, float("-inf"), 0.0])
+    assert full_kl(LOGITS[None], (REF_LOGITS + cut)[None]).item() == math.inf
+    kept = torch.tensor([0, 1, 3])
+    one_sided = full_kl((LOGITS + cut)[None], REF_LOGITS[None])
+    expected = full_kl(LOGITS[None, kept], REF_LOGITS[None, kept]) - REF_LOGITS.softmax(-1)[kept].sum().log()
+    torch.testing.assert_close(one_sided, expected)
+
+
 def test_an_unknown_direction_is_refused() -> None:
     with pytest.raises(ValueError, match="direction must be reverse or forward, got sideways"):
         full_kl(LOGITS[None], REF_LOGITS[None], direction="sideways")
@@ -162,12 +181,28 @@ def test_a_proportional_controller_moves_towards_the_target() -> None:
 def test_a_doubling_controller_rests_inside_its_band() -> None:
     state = KLController(coef=0.04, rule="doubling", target=0.1)
     assert [update_kl_controller(state, kl, 1).coef for kl in (0.16, 0.14, 0.07, 0.06)] == [0.08, 0.04, 0.04, 0.02]
+    at_bounds = KLController(coef=0.04, rule="doubling", target=0.5)
+    assert [update_kl_controller(at_bounds, kl, 1).coef for kl in (0.75, 0.5 / 1.5)] == [0.04, 0.04]
 
 
 def test_a_controller_stays_within_its_bounds() -> None:
     state = KLController(coef=0.04, rule="doubling", target=0.1, coef_min=0.03, coef_max=0.05)
     assert update_kl_controller(state, 1.0, 1).coef == 0.05
     assert update_kl_controller(state, 0.0, 1).coef == 0.03
+
+
+def test_a_controller_is_what_the_settings_say() -> None:
+    bounds = {"kl_coef_min": 0.05, "kl_coef_max": 0.3}
+    steered = AlgorithmConfig(kl_coef=0.1, target_kl=0.2, kl_controller="doubling", kl_horizon=50, **bounds)
+    assert kl_controller(steered) == KLController(0.1, "doubling", 0.2, horizon=50.0, coef_min=0.05, coef_max=0.3)
+    assert kl_controller(AlgorithmConfig(kl_coef=0.1)) == KLController(0.1)
+
+
+def test_a_mismatch_of_just_the_limit_stops_nothing() -> None:
+    watch = MismatchWatch(0.5, is_stale=False)
+    watch.look(0.5)
+    with pytest.raises(RunStopped, match="log-probs of sampler and trainer differ by"):
+        watch.look(math.nextafter(0.5, 1.0))
 
 
 @pytest.mark.parametrize("kl", [float("nan"), float("inf")])

@@ -101,6 +101,15 @@ def test_topr_has_bounds_for_good_sequences_and_others_for_bad_ones() -> None:
     assert topr(row(half, 0.0, -3.0)).item() == pytest.approx(0.5 * 3 * half)
 
 
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_the_weight_of_a_sequence_obeys_the_clamp_that_is_set(level: str) -> None:
+    one = torch.ones(1, 2, dtype=torch.float64)
+    inputs = loss_inputs(-3.0 * one, 0.0 * one, -one, one > 0, None, RatioOptions(level, 1.0))
+    torch.testing.assert_close(topr(inputs), -3.0 * one * math.exp(-1.0))
+    far = loss_inputs(-3.0 * one, 0.0 * one, -one, one > 0, None, RatioOptions(level, None))
+    torch.testing.assert_close(topr(far), -3.0 * one * math.exp(-6.0))
+
+
 def test_nll_reads_no_advantage() -> None:
     values = make()
     poor = {**values, "advantages": torch.zeros(4, dtype=torch.float64)}
@@ -137,6 +146,34 @@ def test_dppo_drops_good_tokens_by_the_upper_bound_and_bad_ones_by_the_lower(nam
     kept_by_default = {"dppo_tv": [False, True], "dppo_kl": [False, True], "dppo_tv_ratio": [True, True]}[name]
     for new, is_kept in zip((0.69, 0.52), kept_by_default, strict=True):
         assert (LOSSES[name].function(row(math.log(new), math.log(0.5), 1.0), **options).item() != 0) == is_kept
+
+
+@pytest.mark.parametrize(("name", "bounds"), [("ipo_mask", ("div",)), ("dppo_tv", ("div_low", "div_high"))])
+@pytest.mark.parametrize(("new", "advantage"), [(0.75, 1.0), (0.25, -1.0)])
+def test_a_token_whose_probability_moved_by_just_the_bound_is_kept(
+    name: str, bounds: tuple[str, ...], new: float, advantage: float
+) -> None:
+    options = {"kl_tau": 0.0} if name == "ipo_mask" else {}
+    for bound, is_kept in ((0.25, True), (math.nextafter(0.25, 0.0), False)):
+        token = row(math.log(new), math.log(0.5), advantage)
+        term = LOSSES[name].function(token, **dict.fromkeys(bounds, bound), **options)
+        assert (term.item() != 0) == is_kept
+
+
+def test_a_sure_token_that_becomes_surer_has_hardly_moved() -> None:
+    # In float32 both probabilities are 1, and what is left beside them is not
+    one = torch.ones(1, 1)
+    sure = loss_inputs(-1e-9 * one, -1e-6 * one, one, one > 0)
+    assert LOSSES["dppo_kl"].function(sure).item() != 0
+
+
+@pytest.mark.parametrize("name", LOSS_NAMES)
+def test_advantages_and_old_log_probs_are_constants_for_the_gradient(name: str) -> None:
+    values = make()
+    constants = [values[key].requires_grad_(True) for key in ("advantages", "old")]
+    values["log_probs"] = values["log_probs"].clone().requires_grad_(True)
+    LOSSES[name].function(inputs_of(values), **NEEDED.get(name, {})).sum().backward()
+    assert [constant.grad for constant in constants] == [None, None]
 
 
 @pytest.mark.parametrize("name", LOSS_NAMES)
@@ -260,6 +297,26 @@ def test_clip_cov_does_not_draw_tokens_the_clip_has_cut_already() -> None:
     assert not bool(select_clip_cov(moved, 0, eps_high=0.2, **options).any())
 
 
+def test_covariances_just_at_a_bound_are_outside_and_shares_of_tokens_are_rounded_down() -> None:
+    log_probs = torch.tensor([[-1.0, -3.0, -1.0, -3.0]], dtype=torch.float64)
+    advantages = torch.tensor([[1.0, -1.0, -1.0, 1.0]], dtype=torch.float64)
+    inputs = loss_inputs(log_probs, log_probs, advantages, torch.ones(1, 4) > 0)  # covariances 1, 1, -1, -1
+    for low, high, count in ((0.9, 1.1, 2), (1.0, 5.0, 0), (0.0, 1.0, 0)):
+        assert int(select_clip_cov(inputs, 0, cov_ratio=1.0, cov_low=low, cov_high=high).sum()) == count
+    assert int(select_kl_cov(inputs, 0, cov_ratio=0.74).sum()) == 2
+
+
+def test_a_draw_takes_the_same_tokens_wherever_rollouts_lie_in_the_batch() -> None:
+    def drawn(order: list[int], seed: int) -> list[list[bool]]:
+        picked = {key: values[torch.tensor(order)] for key, values in make(spread=0.0).items()}
+        chosen_NT = select_clip_cov(inputs_of(picked), seed, cov_ratio=0.2, cov_low=-50.0, cov_high=50.0)
+        return [chosen_NT[order.index(row)].tolist() for row in range(4)]
+
+    for seed in range(5):
+        assert drawn([3, 1, 0, 2], seed) == drawn([0, 1, 2, 3], seed)
+    assert len({str(drawn([0, 1, 2, 3], seed)) for seed in range(5)}) > 1
+
+
 @pytest.mark.parametrize("select", [select_clip_cov, select_kl_cov])
 def test_a_selector_of_nothing_selects_nothing(select: Callable[..., Tensor]) -> None:
     values = make()
@@ -289,6 +346,24 @@ def test_events_name_the_tokens_whose_gradient_was_cut() -> None:
     assert events["clip_high"].tolist() == [[True, False, False, False, False]]
     assert events["clip_low"].tolist() == [[False, True, False, False, False]]
     assert (gradient == 0).tolist() == events["clip_fraction"].tolist()
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("clip", {"eps_low": 0.5, "eps_high": 0.5}),
+        ("cispo", {"ratio_min": 0.5, "ratio_max": 1.5}),
+        ("gmpo", {"eps_low": math.log(2.0), "eps_high": math.log(1.5)}),
+    ],
+)
+def test_a_ratio_just_at_a_bound_is_not_clipped(name: str, options: dict[str, float]) -> None:
+    events = LOSSES[name].events
+    assert events is not None
+    for ratio, advantage in ((1.5, 1.0), (0.5, -1.0)):
+        at_bound = events(row(math.log(ratio), 0.0, advantage), **options)
+        assert not any(bool(event.any()) for event in at_bound.values())
+        beyond = events(row(math.log(ratio) + 1e-9 * advantage, 0.0, advantage), **options)
+        assert bool(beyond["clip_fraction"].all())
 
 
 @pytest.mark.parametrize("name", sorted(name for name, loss in LOSSES.items() if loss.events is not None))

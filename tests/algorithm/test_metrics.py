@@ -6,15 +6,19 @@ import torch
 from torch import Tensor
 
 from covey.algorithm.credit.scores import scores
+from covey.algorithm.credit.selection import zero_std
 from covey.algorithm.metrics import (
     Average,
+    Update,
     group_metrics,
     largest_gap,
     largest_weight,
     mean_over,
     merge,
     off_policy,
+    over_updates,
     pass_at_k,
+    summarise,
     value,
 )
 
@@ -71,6 +75,13 @@ def test_off_policy_metrics_of_two_tokens() -> None:
     )
 
 
+def test_one_absurd_sequence_leaves_the_mean_perplexity_finite() -> None:
+    policy, sampler = torch.tensor([[-800.0]]), torch.tensor([[-1.0]])
+    metrics = values(off_policy(policy, sampler, torch.tensor([[True]])))
+    assert metrics["ppl"] == pytest.approx(math.exp(20.0))
+    assert metrics["behaviour_ppl"] == pytest.approx(math.e)
+
+
 def test_nothing_to_average_has_no_mean() -> None:
     nothing = torch.zeros(2, 3, dtype=torch.bool)
     unknown = torch.full((2, 3), NAN)
@@ -91,6 +102,31 @@ def test_extremes_are_taken_over_the_mask() -> None:
     gap = torch.tensor([0.5, -2.0, 7.0])
     assert float(largest_gap(gap, torch.zeros(3), mask)) == 2.0
     assert float(largest_weight(gap, mask)) == pytest.approx(math.exp(0.5))
+    assert float(largest_weight(torch.tensor([800.0]), mask[:1])) == pytest.approx(math.exp(20.0))  # and not inf
+
+
+def test_updates_on_a_batch_are_one_row_means_over_tokens_largest_maxima_and_all_that_were_skipped() -> None:
+    def update(loss: float, ratios: list[float], largest: float, skipped: float) -> Update:
+        ratio = torch.tensor(ratios)
+        sums = {"loss": Average(torch.tensor(loss), torch.tensor(1.0)), "ratio": mean_over(ratio, ratio > 0)}
+        return Update(sums, summarise(sums) | {"ratio_max": largest, "skipped": skipped, "grad_norm": 2 * loss})
+
+    row = over_updates([update(1.0, [1.0, 1.0, 1.0], 3.0, 1.0), update(2.0, [5.0], 2.0, 1.0)])
+    assert {name: value for name, value in row.items() if "/" not in name} == {
+        "loss": 1.5,
+        "ratio": 2.0,
+        "ratio_max": 3.0,
+        "skipped": 2.0,
+        "grad_norm": 3.0,
+    }
+    assert (row["first_update/ratio"], row["last_update/ratio"], row["last_update/ratio_max"]) == (1.0, 5.0, 2.0)
+
+
+def test_rewards_that_differ_by_just_the_tolerance_are_equal() -> None:
+    given = scores([0.25, 0.0], [0, 0])
+    for atol, share in ((0.25, 1.0), (0.24, 0.0)):
+        assert value(group_metrics(given, atol=atol)["zero_std_fraction"]) == share
+        assert zero_std(given.rewards_N, atol=atol) == (share == 0.0)
 
 
 @pytest.mark.parametrize("n", [1, 4, 6])

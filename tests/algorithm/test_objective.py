@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import fields, replace
+from itertools import combinations
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from covey.algorithm.aggregation import AGGREGATIONS, count_totals
 from covey.algorithm.build import build_objective
+from covey.algorithm.corrections import m2po_keep, row_mean
 from covey.algorithm.losses import LOSSES
 from covey.algorithm.metrics import combine, mismatch_sums, summarise
 from covey.algorithm.objective import ObjectiveInputs
@@ -229,6 +231,70 @@ def test_rejected_tokens_stay_in_the_length_of_their_sequence() -> None:
     assert logged["policy_loss"] == pytest.approx(-float(shares.mean()))
 
 
+def kept_share(**settings: Any) -> float:
+    return run(config(**settings), batch(), WHOLE)[2]["policy_token_fraction"]
+
+
+def test_a_token_stays_where_every_rule_keeps_it() -> None:
+    inputs, mask_NT = batch(), batch().mask_NT
+    gap_NT = inputs.old_log_probs_NT - inputs.sampler_log_probs_NT
+    near_NT = m2po_keep(inputs.old_log_probs_NT, inputs.sampler_log_probs_NT, mask_NT, 0.02)
+    assert inputs.entropy_NT is not None
+    unsure_NT = mask_NT & (inputs.entropy_NT >= inputs.entropy_NT[mask_NT].quantile(0.6))
+    accepted_NT = mask_NT & (gap_NT.square() / 2 <= 0.05)
+    on_policy_N = ~(
+        (inputs.advantages < 0) & (row_mean(inputs.sampler_log_probs_NT - inputs.log_probs_NT, mask_NT) > 0)
+    )
+    rules: list[tuple[dict[str, Any], Tensor]] = [
+        ({"m2po_threshold": 0.02}, near_NT),
+        ({"high_entropy_fraction": 0.4}, unsure_NT),
+        ({"rejection": "token_k2", "rejection_thresholds": "0.05"}, accepted_NT),
+        ({"off_policy_mask_delta": 1e-12}, on_policy_N[:, None].expand_as(mask_NT)),
+    ]
+    for (one, kept_NT), (other, others_NT) in combinations(rules, 2):
+        expected = float((mask_NT & kept_NT & others_NT).sum() / mask_NT.sum())
+        assert kept_share(**one, **other) == pytest.approx(expected)
+        assert expected < max(kept_share(**one), kept_share(**other))
+
+
+def test_sequences_are_dropped_by_the_gap_to_the_policy_that_is_trained_now() -> None:
+    old_NT, mask_NT = batch().old_log_probs_NT, batch().mask_NT
+    moved = replace(batch(), sampler_log_probs_NT=old_NT, log_probs_NT=old_NT - 1.0)
+    kept = run(config(off_policy_mask_delta=0.5), moved, WHOLE)[2]["policy_token_fraction"]
+    assert kept == pytest.approx(float((mask_NT & (moved.advantages >= 0)[:, None]).sum() / mask_NT.sum()))
+    assert kept < 1
+
+
+def test_weights_are_divided_by_their_mean_where_that_is_asked_for_alone() -> None:
+    truncated = run(config(correction="truncate"), batch(), WHOLE)[2]["correction_weight"]
+    beside = run(config(correction="truncate", m2po_threshold=9.0), batch(), WHOLE)[2]["correction_weight"]
+    assert beside == pytest.approx(truncated) != pytest.approx(1.0)
+
+
+def test_a_penalty_has_the_aggregation_and_the_clamp_of_penalties() -> None:
+    for penalty, name in (("kl_coef", "kl_loss"), ("sampler_kl_coef", "sampler_kl_loss")):
+        summed = run(config(**{penalty: 0.1}, kl_aggregation="token_sum"), batch(), WHOLE)[2]
+        assert summed[name] == pytest.approx(15 * run(config(**{penalty: 0.1}), batch(), WHOLE)[2][name])
+        assert summed["policy_loss"] == pytest.approx(run(config(), batch(), WHOLE)[2]["policy_loss"])
+    clamped = run(config(sampler_kl_coef=1.0, kl_clamp=1e-3), batch(), WHOLE)[2]["sampler_kl_loss"]
+    assert 0 < clamped < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, {"num_tokens"}),
+        ({"entropy_coef": 0.1, "aggregation": "seq_mean"}, {"num_sequences", "num_tokens"}),
+        ({"target_entropy": 0.1, "aggregation": "token_sum"}, {"", "num_tokens"}),
+        ({"kl_coef": 0.1, "kl_aggregation": "seq_mean_token_sum"}, {"num_sequences", "num_tokens"}),
+        ({"sampler_kl_coef": 0.1, "kl_aggregation": "seq_mean", "count_empty": True}, {"num_rows", "num_tokens"}),
+        ({"kl_coef": 0.1, "kl_in": "reward", "kl_estimator": "k1"}, {"num_tokens"}),
+    ],
+)
+def test_an_objective_says_what_divides_its_terms(settings: dict[str, Any], expected: set[str]) -> None:
+    assert build_objective(config(**settings), 6).divisors == expected
+
+
 def test_high_entropy_keeps_the_share_asked_for() -> None:
     logged = run(config(high_entropy_fraction=0.4), batch(), WHOLE)[2]
     assert logged["policy_token_fraction"] == pytest.approx(6 / 15)
@@ -291,6 +357,8 @@ def test_the_largest_ratio_and_mismatch_are_found_inside_the_mask() -> None:
         ({"loss": "reinforce"}, set()),
         ({"loss": "nll"}, set()),
         ({"loss": "reinforce", "correction": "truncate"}, {"needs_old"}),
+        ({"loss": "reinforce", "rejection": "token_k2", "rejection_thresholds": "1"}, {"needs_old"}),
+        ({"loss": "reinforce", "m2po_threshold": 0.1}, {"needs_old", "needs_batch_selection"}),
         ({"loss": "reinforce", "kl_coef": 0.1}, {"needs_reference"}),
         ({"loss": "reinforce", "kl_coef": 0.1, "kl_gradient": "is_weighted"}, {"needs_reference", "needs_old"}),
         ({"loss": "reinforce", "kl_coef": 0.1, "kl_estimator": "full"}, {"needs_reference", "needs_full_kl"}),
@@ -365,6 +433,9 @@ def test_a_constant_length_comes_from_the_sampling_limit_unless_set() -> None:
     objective_loss = run(config(aggregation="token_sum_norm"), batch(), WHOLE)[0]
     set_loss = run(config(aggregation="token_sum_norm", norm_length=12), batch(), WHOLE)[0]
     assert objective_loss == pytest.approx(2 * set_loss)
+    own = "covey.algorithm.aggregation:token_sum_norm"
+    assert run(config(aggregation=own), batch(), WHOLE)[0] == pytest.approx(objective_loss)
+    assert run(config(aggregation=own, norm_length=12), batch(), WHOLE)[0] == pytest.approx(set_loss)
 
 
 @pytest.mark.parametrize(("gap", "expected"), [(0.0, 1.0), (-1.0, 1.0), (-19.0, None)])

@@ -71,6 +71,13 @@ def test_the_widest_subset_is_standardised_on_its_own() -> None:
     torch.testing.assert_close(chosen.advantages_N, tensor(-1, 0, 0, 1), rtol=0, atol=1e-5)
 
 
+def test_parts_of_what_is_left_out_are_in_no_baseline_over_what_is_kept() -> None:
+    given = scores([3.0, 2.0, 9.0, 0.0], [0] * 4, parts=[[3.0], [2.0], [9.0], [0.0]])
+    kept = top_k(given, lambda on: gdpo(on, eps=0.0), k=2, baseline_over="selected")
+    assert kept.keep_N.tolist() == [True, False, True, False]
+    torch.testing.assert_close(kept.advantages_N, tensor(-(0.5**0.5), 0, 0.5**0.5, 0))
+
+
 def test_the_balanced_subset_is_nearest_the_middle_then_widest_then_first() -> None:
     assert balanced_indices(tensor(1, 1, 0, 1, 0), group_size=4) == (0, 1, 2, 4)
     assert balanced_indices(tensor(0.5, 0.5, 0.0, 1.0), group_size=2) == (2, 3)

@@ -145,6 +145,14 @@ def exactly(on: Scores) -> Tensor:
     return group_zscore(on, eps=0.0)
 
 
+def test_large_rewards_of_turns_leave_large_rounding_in_the_outcomes() -> None:
+    """0.3 and 0.4 less 0.1, of which the turns make 0.0999999999767."""
+    given, turns = scores([0.3, 0.4], [0, 0]), as_turns([0, 0, 1, 1], [1e6, -1e6, 1e6 + 0.1, -1e6])
+    assert outcomes(given, turns)[0] != outcomes(given, turns)[1]
+    found = turn_mixed(given, turns, lambda on: group_zscore(on, eps=0.0), weight=0.0)
+    assert found.tolist() == [0.0] * 4
+
+
 def test_values_that_differ_by_rounding_alone_teach_nothing() -> None:
     """0.7 - (0.1 + 0.2) is not 0.7 - 0.3 in floating point."""
     given, turns = scores([0.7, 0.7], [0, 0]), as_turns([0, 0, 1], [0.1, 0.2, 0.3], states=["s", "", "s"])

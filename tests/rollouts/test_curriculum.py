@@ -205,6 +205,15 @@ def test_no_prompt_comes_twice_in_one_draw_while_there_are_others() -> None:
     assert len(set(ids(stream.draw(10)))) == 10
 
 
+def test_what_is_explored_in_a_draw_is_none_that_it_has_already() -> None:
+    stream = near(10, Window(0.3, 0.5, explore=0.25), shuffle=False)
+    stream.learn(told(stream.draw(10), lambda prompt: 0.4))
+    # The fourth of every four positions explores, in plain order from the first prompt on
+    assert ids(stream.draw(4)) == ["sums/0", "sums/1", "sums/2", "sums/3"]
+    assert [len(set(ids(stream.draw(4)))) for _ in range(20)] == [4] * 20
+    assert Counter(ids(stream.draw(25))).most_common()[0][1] == 3
+
+
 def test_a_share_of_the_draws_goes_through_all_prompts_in_plain_order() -> None:
     stream = near(40, Window(0.3, 0.5, explore=0.25), shuffle=False)
     stream.learn(told(stream.draw(40), lambda prompt: 0.4 if prompt.id == "sums/0" else 1.0))

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -53,6 +54,12 @@ class Scripted(Episode):
         self.closed += 1
 
 
+class Hearing(Scripted):
+    """Hears of turns that were cut."""
+
+    hears_cuts = True
+
+
 @dataclass
 class Talks(Environment):
     """Gives each sample the episode of its number."""
@@ -101,6 +108,16 @@ def test_each_end_has_its_reason() -> None:
     assert reason(going_on) == ("max_turns", 3)
     assert reason(going_on, engine=long) == ("max_tokens", 1)
     assert reason(going_on, engine=long, max_context=4) == ("max_context", 1)
+    # Who hears of a cut may end the episode for a reason of its own
+    heard = Talks(lambda _: Hearing(lambda answer: Observation("", done=True, stop_reason="tool_stopped")))
+    assert [one.stop_reason for one in played(heard, 1, engine=long).rollouts] == ["tool_stopped"]
+    assert [one.stop_reason for one in played(Talks(lambda _: Hearing(done_after(1))), 1, engine=long).rollouts] == [
+        "max_tokens"
+    ]
+    # A later turn is cut by its own limit, where the environment sets one
+    growing = FakeEngine(lambda ids, index: tokens("abcd") if len(ids) > 4 else (*tokens("ab"), END), len(TOKENIZER))
+    assert reason(lambda _: Observation("!", max_tokens=3), engine=growing) == ("max_tokens", 2)
+    assert reason(lambda _: Observation("!", max_tokens=3), engine=growing, max_context=7) == ("max_context", 2)
     assert reason(going_on, max_context=6) == ("max_context", 2)
     assert reason(going_on, max_context=1) == ("max_context", 0)
 
@@ -267,6 +284,27 @@ def test_what_the_system_breaks_is_a_failure_and_no_reward(says: Reply, opens: A
     assert [rollout.reward.value for rollout in group.rollouts] == [1.0]
     assert group.failures == (Failure(reason),)
     assert [episode.closed for episode in environment.begun] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("ids", "reason"),
+    [
+        ((-1,), f"token -1 is none of the {len(TOKENIZER)} of the tokenizer"),
+        ((5, len(TOKENIZER)), f"token {len(TOKENIZER)} is none of the {len(TOKENIZER)} of the tokenizer"),
+        (("a",), f"token 'a' is none of the {len(TOKENIZER)} of the tokenizer"),
+        ((), "a policy needs at least one token to continue, got none"),
+    ],
+)
+def test_tokens_that_the_policy_has_not_are_a_failure_of_their_attempt(ids: tuple[Any, ...], reason: str) -> None:
+    class ByTokens(Scripted):
+        async def reset(self) -> Observation:
+            return Observation(token_ids=ids)
+
+    environment = Talks(lambda number: ByTokens(going_on) if number else Scripted(going_on))
+    group = played(environment)
+    assert (len(group.rollouts), group.failures) == (1, (Failure(f"talks: {reason}"),))
+    with pytest.raises(ValueError, match=f"^prompt p: {re.escape(reason)}$"):
+        played(Talks(lambda _: Scripted(lambda _: Observation(token_ids=ids))))
 
 
 @pytest.mark.parametrize("num_broken", [1, 3])
@@ -493,6 +531,20 @@ def test_a_history_that_is_rendered_anew_branches_where_it_is_rewritten() -> Non
         "<turn>user\n?</turn><turn>assistant\na</turn><turn>user\ngo on</turn><turn>assistant\na</turn>"
         "<turn>user\ngo on</turn><turn>assistant\na"
     )
+
+
+def test_a_rewritten_history_has_room_though_the_one_before_it_had_none() -> None:
+    def shorter(answer: Answer) -> Observation:
+        return Observation(conversation=({"role": "user", "content": "!"},), done=answer.turn == 2)
+
+    talk = Prompt("p", "talks", ({"role": "user", "content": "a question of some length"},), {})
+    environment = Talks(lambda _: Scripted(shorter))
+    (whole,) = played(environment, 1, talk).rollouts
+    (first, _), (start, end) = whole.sequences
+    assert len(whole.turns) == 2
+    (bounded,) = played(environment, 1, talk, max_context=start - first + 1).rollouts
+    assert end - start < start - first
+    assert (bounded.stop_reason, bounded.input_ids) == ("completed", whole.input_ids)
 
 
 def test_a_history_that_is_rendered_as_it_was_sampled_stays_one_row() -> None:

@@ -19,6 +19,7 @@ from covey.environments.base import Environment
 from covey.policy.models.loading import load_policy
 from covey.rollouts.group_checks import GroupFilter, stop_where_nothing_is_scored
 from covey.rollouts.sampler import Sampler
+from covey.rollouts.settings import GroupSizeStep, group_size_at
 from covey.rollouts.source import LocalSource, PromptStream, rollout_seed
 from covey.system import collectives
 from covey.types import Failure, Group, Prompt, RunStopped, Sampling
@@ -77,6 +78,11 @@ def written(groups: Sequence[Group]) -> list[tuple[str, list[tuple[int, ...]]]]:
 
 
 # ------------------------------------------------------------------------------------------------ prompts
+
+
+def test_a_group_size_holds_from_its_step_on() -> None:
+    schedule = [GroupSizeStep(step=2, group_size=4), GroupSizeStep(step=3, group_size=2)]
+    assert [group_size_at(step, 8, schedule) for step in range(5)] == [8, 8, 4, 2, 2]
 
 
 def test_every_prompt_comes_exactly_once_in_a_pass_however_it_is_drawn() -> None:

@@ -55,6 +55,7 @@ def test_a_shared_prompt_is_in_the_stream_once() -> None:
     assert micro.row_L.tolist() == [0, 0, 1, 1, 1]
     assert micro.column_L.tolist() == [0, 1, 0, 1, 2]
     assert micro.advantage_L.tolist() == [1.0, 1.0, 2.0, 2.0, 2.0]
+    assert micro.advantage_L.dtype == micro.sampler_logprob_L.dtype == torch.float64  # as exact as the policy may be
 
 
 def test_packing_repeats_the_prompt_and_padding_makes_a_rectangle() -> None:

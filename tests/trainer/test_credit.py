@@ -1,5 +1,6 @@
 """From rewards to advantages: the order of the steps, and what is carried from batch to batch."""
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -7,12 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from covey.algorithm.credit.scores import Answer, Scores
+from covey.algorithm.build import build_credit
+from covey.algorithm.credit.scores import Answer, Scores, scores
+from covey.algorithm.credit.shaping import ShapingInputs
 from covey.algorithm.metrics import group_metrics, value
 from covey.algorithm.settings import TURN_CREDITS, AlgorithmConfig
 from covey.system import collectives
 from covey.trainer.batch import make_rows, mask_left_out
-from covey.trainer.credit import Credit, CreditAssigner
+from covey.trainer.credit import Credit, CreditAssigner, estimated
 from covey.trainer.forward import Ahead, Trained
 from covey.types import Failure, Group, Prompt, Reward, Rollout, RunStopped, Turn
 from tests.support.builders import credit_assigner
@@ -145,7 +148,8 @@ def test_the_first_token_of_every_branch_is_charged_with_what_was_read() -> None
 def test_a_fill_in_several_passes_is_one_turn() -> None:
     fill = replace(rollout(1.0, 5), loss_mask=(True, False, False, False, True, False), input_length=3)
     shaping = {"pass_rate_linear": {"w_out": 0.0, "w_in": 0.0, "w_turns": 0.2}}
-    assert assigner(advantage="none", shaping=shaping).assign([of(fill, fill)]).advantages == near([0.8, 0.8])
+    at_once = replace(fill, loss_mask=(True, True, False, False, False, False))
+    assert assigner(advantage="none", shaping=shaping).assign([of(fill, at_once)]).advantages == near([0.8, 0.8])
 
 
 def test_masked_truncated_completions_are_in_no_token_statistic_but_in_the_mean_of_their_group() -> None:
@@ -243,9 +247,10 @@ def test_credit_of_a_group_alone_is_that_beside_the_others_of_its_step(credit: s
         assert assigner(turn_credit=credit).assign_alone([one]).numbers[0] == pytest.approx(whole.numbers[index])
     ahead = Ahead(trained={id(groups[0]): Trained(groups[0], whole.numbers[0], None)})
     ahead.check(groups, whole.numbers)
-    moved = [[whole.numbers[0][0] + 0.3, whole.numbers[0][1] - 0.2, whole.numbers[0][2]], whole.numbers[1]]
-    with pytest.raises(RunStopped, match="the advantages of prompt p depend on other groups"):
-        ahead.check(groups, moved)
+    first, second, *others = whole.numbers[0]
+    for gap in (0.1, 1e-7):
+        with pytest.raises(RunStopped, match="the advantages of prompt p depend on other groups"):
+            ahead.check(groups, [[first + 3 * gap, second - 2 * gap, *others], whole.numbers[1]])
 
 
 def test_every_turn_carries_its_reward_where_a_rollout_says_nothing_of_turns() -> None:
@@ -267,6 +272,22 @@ def test_a_custom_advantage_sees_turns_or_episodes_with_the_answer_of_each() -> 
     assert credited("discounted").numbers == [[pytest.approx(v) for v in (1.8 + 5, 2.0 + 5, 1.0 + 3)]]
     assert credited("discounted").metrics == {"rows": 3.0}
     assert credited("turn_mixed").metrics == {"rows": 3.0}  # two episodes and a failure
+
+
+def test_custom_functions_say_nothing_of_what_was_not_scored() -> None:
+    lost = replace(of(rollout(1.0, 2), rollout(0.0, 2)), failures=(Failure("x"),))
+    shaped = assigner(advantage="group_center", shaping={f"{__name__}:at_least_0": {}}).assign([lost])
+    assert shaped.advantages == near([0.5, -0.5])  # the failure, for which it says 0, is in no mean
+    estimate = build_credit(AlgorithmConfig(advantage=f"{__name__}:one_each")).estimate
+    assert estimated(estimate, scores([1.0, math.nan], [0, 0]))[0].tolist() == [1.0, 0.0]
+
+
+def at_least_0(rewards_N: Tensor, info: ShapingInputs) -> Tensor:
+    return rewards_N.nan_to_num(nan=0.0).clamp(min=0)
+
+
+def one_each(scores: Scores) -> Tensor:
+    return torch.ones_like(scores.rewards_N)
 
 
 def of_answers(scores: Scores, answers: list[Answer]) -> tuple[Tensor, dict[str, float]]:

@@ -55,6 +55,12 @@ def test_its_gradient_is_the_formulas_too() -> None:
     assert log_probs.grad.tolist() == pytest.approx([(g + 0.001) / 4 for g in by_hand], rel=1e-12)
 
 
+def test_the_reference_is_a_constant_though_its_log_probs_carry_a_gradient() -> None:
+    reference = torch.tensor(REFERENCE, dtype=torch.float64, requires_grad=True)
+    GRPO().update(batch(ref_logprobs=reference)).backward()
+    assert reference.grad is None
+
+
 def test_advantages_are_centred_in_each_group_and_clamped() -> None:
     assert GRPO().advantages(batch()).tolist() == pytest.approx([0.2, -0.2, 0.05, -0.05])
 

@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 
 from covey.algorithm.aggregation import Totals
+from covey.algorithm.metrics import Average
 from covey.algorithm.settings import AlgorithmConfig
 from covey.policy.reference import make_reference
 from covey.system import collectives
+from covey.trainer.forward import Ahead
 from covey.trainer.optimizer import order_of_updates
 from covey.trainer.prepare import Packing, make_training_batches, mini_batches, train_ahead
 from covey.types import Batch, Group, Prompt, Reward, Rollout
@@ -111,6 +113,31 @@ def test_each_mini_batch_has_its_own_counts_and_the_advantages_of_the_whole_batc
         (13, 3, 3),
         (20, 4, 4),
     ]
+
+
+def counted_and_trained(algorithm: AlgorithmConfig, group: Group) -> tuple[int, list[list[float]]]:
+    """The rollouts that a step counts, and the advantages of all."""
+    trainer = make_trainer(make_policy("gpt2"), algorithm)
+    packing = Packing("shared", 10_000)
+    (batch,), credit = make_training_batches([group], trainer, credit_assigner(algorithm), packing, step=0)
+    return batch.num_rollouts, credit.advantages
+
+
+def test_what_a_selection_drops_leaves_the_count_of_rollouts() -> None:
+    group = replace(random_groups()[2], rollouts=rewarded(random_groups()[2]))
+    best = AlgorithmConfig(advantage="group_center", selection="top_k", selection_options={"k": 3})
+    assert counted_and_trained(best, group)[0] == 3
+    assert counted_and_trained(AlgorithmConfig(advantage="group_center"), group)[0] == len(group.rollouts) == 4
+
+
+def test_a_masked_completion_is_shaped_by_what_it_wrote() -> None:
+    group = random_groups()[0]
+    long = max(rollout.num_loss_tokens for rollout in group.rollouts)
+    cut = replace(group, rollouts=tuple(replace(one, finish_reason="length") for one in group.rollouts))
+    shaping = {"soft_overlong": {"max_len": long, "cache": long}}
+    masked = AlgorithmConfig(advantage="none", shaping=shaping, mask_truncated=True)
+    expected = [one.reward.value - one.num_loss_tokens / long for one in group.rollouts]
+    assert counted_and_trained(masked, cut)[1] == [pytest.approx(expected)]
 
 
 def rewarded(group: Group) -> tuple[Rollout, ...]:
@@ -238,3 +265,16 @@ def test_groups_ahead_of_their_step_are_divided_by_the_counts_of_a_whole_step_li
     for part in (groups, groups[:1]):
         train_ahead(part, trainer, credit_assigner(AlgorithmConfig()), Packing("shared", 10_000), 0)
         assert trainer.ahead.totals == Totals(8 * 43, 8 * 9, 8 * 9)
+
+
+def test_the_real_counts_change_what_was_divided_by_them_and_nothing_else() -> None:
+    weight = torch.nn.Parameter(torch.zeros(2))
+    weight.grad = torch.tensor([1.0, -2.0])
+    logged = {
+        "policy_loss": Average(torch.tensor(2.0), torch.tensor(1.0)),
+        "ratio": Average(torch.tensor(3.0), torch.tensor(4.0)),
+    }
+    ahead = Ahead(totals=Totals(10, 2, 2), sums=[logged])
+    ahead.rescale([weight, torch.nn.Parameter(torch.zeros(1))], {"num_tokens"}, Totals(40, 2, 2))
+    assert weight.grad.tolist() == [0.25, -0.5]
+    assert (float(ahead.sums[0]["policy_loss"].numerator), ahead.sums[0]["ratio"]) == (0.5, logged["ratio"])

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from covey.algorithm.loss_inputs import LossInputs
 from covey.algorithm.settings import AlgorithmConfig
 from covey.policy.logprobs import Scoring
 from covey.policy.models.nano import nano_tokenizer
@@ -263,6 +264,22 @@ def test_a_rule_that_draws_draws_anew_at_every_update() -> None:
     assert not torch.equal(*gradients)
 
 
+def test_no_two_updates_of_a_run_draw_from_one_seed() -> None:
+    seeds: list[int] = []
+
+    def noted(inputs: LossInputs, seed: int) -> Tensor:
+        seeds.append(seed)
+        return torch.zeros_like(inputs.mask_NT)
+
+    trainer = make_trainer(make_policy("gpt2"), AlgorithmConfig(loss="clip_cov"), updates_per_batch=2)
+    objective = trainer.objective
+    noting = replace(objective, policy=replace(objective.policy, selector=noted))
+    trainer.settings = replace(trainer.settings, objective=noting)
+    for step in range(3):
+        trainer.step(make(random_groups(), advantages=ADVANTAGES), step)
+    assert len(set(seeds)) == len(seeds) == 6
+
+
 def test_weights_that_are_not_finite_blame_the_prompts_they_were_met_with() -> None:
     policy = make_policy("qwen2")
     with torch.no_grad():
@@ -291,6 +308,17 @@ def test_the_loss_scale_of_float16_keeps_what_it_has_found() -> None:
         scales.append(scaler["scale"])
         assert scaler["_growth_tracker"] == step
     assert scales == [32768.0] * 4
+
+
+def test_an_overflow_that_no_smaller_loss_scale_can_mend_is_counted() -> None:
+    trainer = make_trainer(nano(precision="float16"), AlgorithmConfig(), replace(ADAMW, max_nonfinite_steps=1))
+    batch = byte_batch()
+    huge = tuple(replace(m, advantage_L=1e12 * m.advantage_L) for m in batch.micro_batches)
+    assert trainer.step(replace(batch, micro_batches=huge), 0)["skipped"] == 1  # the search for a scale goes on
+    state = trainer.state_dict()
+    trainer.load_state_dict({**state, "scaler": {**state["scaler"], "scale": 1.0}})
+    with pytest.raises(RunStopped, match="not finite 1 times in a row"):
+        trainer.step(replace(batch, micro_batches=huge), 1)
 
 
 def test_the_entropy_is_that_of_the_distribution_sampled_from() -> None:

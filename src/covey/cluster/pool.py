@@ -127,9 +127,7 @@ class SamplerPool:
 
         def tell() -> None:
             self._follow = (step, num_steps, epochs)
-            for slot in self._slots:
-                if slot.is_alive:
-                    self._soon(self._tell, slot)
+            self._soon_for_each(self._tell)
 
         self._loop.call_soon_threadsafe(tell)
 
@@ -215,6 +213,12 @@ class SamplerPool:
             task.add_done_callback(self._tasks.discard)
 
         self._loop.call_soon_threadsafe(create)
+
+    def _soon_for_each(self, work: Callable[[Slot], Awaitable[None]]) -> None:
+        """Start a coroutine for every sampler that is there."""
+        for slot in self._slots:
+            if slot.is_alive:
+                self._soon(work, slot)
 
     def _fail(self, error: Exception) -> None:
         self.error = self.error or error
@@ -328,15 +332,11 @@ class SamplerPool:
         if isinstance(self.error, ClusterLost):
             return
         self._weights = latest
-        for slot in self._slots:
-            if slot.is_alive:
-                self._soon(self._update, slot)
+        self._soon_for_each(self._update)
 
     def _set_proof(self, proof: Proof) -> None:
         self._proof = proof
-        for slot in self._slots:
-            if slot.is_alive:
-                self._soon(partial(self._prove, proof), slot)
+        self._soon_for_each(partial(self._prove, proof))
 
     async def _prove(self, proof: Proof, slot: Slot) -> None:
         """Tell a sampler the log-probs of a probe."""

@@ -128,19 +128,25 @@ class SuccessRateCurriculum:
     def _next(self, rested: list[tuple[float, float, str]], taken: Counter[str]) -> str:
         """Return the bucket of the next prompt. `rested` is a heap of (end of the rest, rest, name)."""
         if is_scheduled(self.position, self._window.explore):
-            return self._explore()
+            return self._explore(taken)
         while rested and taken[rested[0][2]] >= len(self._members[rested[0][2]]):
             heapq.heappop(rested)
         all_are_known = self._exploration.position >= len(self._members)
         if not rested or (rested[0][0] > self.position and not all_are_known):
-            return self._explore()
+            return self._explore(taken)
         _, rest, name = rested[0]
         heapq.heapreplace(rested, (self.position + rest, rest, name))
         return name
 
-    def _explore(self) -> str:
-        ((prompt, _),) = self._exploration.draw(1)
-        return self._bucket_of[prompt.id]
+    def _explore(self, taken: Counter[str]) -> str:
+        """Return the bucket that is next in plain order, those left out whose prompts have come in this draw."""
+        if taken.total() >= len(self.prompts):  # all have come: once more
+            taken.clear()
+        while True:
+            ((prompt, _),) = self._exploration.draw(1)
+            name = self._bucket_of[prompt.id]
+            if taken[name] < len(self._members[name]):
+                return name
 
     def _bucket(self, name: str) -> Bucket:
         if name not in self._buckets:

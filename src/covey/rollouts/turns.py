@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from numbers import Integral
 from typing import Any
 
 from jinja2 import TemplateError
@@ -226,10 +227,12 @@ def turn_seed(seed: int, sample_index: int, turn: int) -> int:
 
 
 def known_ids(tokenizer: PreTrainedTokenizerBase, ids: tuple[int, ...]) -> tuple[int, ...]:
-    """Return tokens of a program. ValueError where one of them is none of the tokenizer's."""
-    wrong = next((token for token in ids if token >= len(tokenizer)), None)
-    if wrong is not None:
-        raise ValueError(f"token {wrong} is none of the {len(tokenizer)} of the tokenizer")
+    """Return tokens of a program. ValueError where there is none, or one of them is none of the tokenizer's."""
+    if not ids:
+        raise ValueError("a policy needs at least one token to continue, got none")
+    wrong = [token for token in ids if not (isinstance(token, Integral) and 0 <= token < len(tokenizer))]
+    if wrong:
+        raise ValueError(f"token {wrong[0]!r:.60} is none of the {len(tokenizer)} of the tokenizer")
     return ids
 
 

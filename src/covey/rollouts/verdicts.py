@@ -85,8 +85,8 @@ async def judged(
 ) -> list[Reward | Failure]:
     """Return the environment's verdicts: one for each completion, every reward a finite number."""
     given = list(texts), list(token_ids)  # its own, to change as it likes
-    ask = lambda: environment.score_tokens(prompt, *given)  # noqa: E731
-    return _each(prompt, await asked(stages, prompt, "score", ask), len(texts))
+    found = await asked(stages, prompt, "score", lambda: environment.score_tokens(prompt, *given))
+    return _each(prompt, found, len(texts))
 
 
 async def judge_together(
@@ -101,10 +101,9 @@ async def judge_together(
     left = [(e, a) for e, a in pairs if not isinstance(e, Failure) and not isinstance(a, Failure)]
     if not left:
         return
-    conversations = [attempt.conversation for _, attempt in left]
-    ask = lambda: environment.score_group(prompt, [episode for episode, _ in left], conversations)  # noqa: E731
-    found = _each(prompt, await asked(stages, prompt, "score", ask), len(left))
-    for (_, attempt), verdict in zip(left, found, strict=True):
+    own, conversations = [episode for episode, _ in left], [attempt.conversation for _, attempt in left]
+    found = await asked(stages, prompt, "score", lambda: environment.score_group(prompt, own, conversations))
+    for (_, attempt), verdict in zip(left, _each(prompt, found, len(left)), strict=True):
         attempt.verdict = verdict
 
 

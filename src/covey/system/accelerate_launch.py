@@ -49,7 +49,8 @@ def check(precision: str, device: str, environment: MutableMapping[str, str] = o
 
     `precision` and `device` are those of the model. ValueError names the switch and the setting in its place.
     """
-    if "ACCELERATE_MIXED_PRECISION" not in environment and not _typed():
+    typed = _typed()
+    if "ACCELERATE_MIXED_PRECISION" not in environment and not typed:
         return
     # Check the precision, which covey sets itself
     wanted = environment.get("ACCELERATE_MIXED_PRECISION", "no").lower()
@@ -65,12 +66,12 @@ def check(precision: str, device: str, environment: MutableMapping[str, str] = o
             raise ValueError(f"accelerate launch {switch} is not read: leave it out ({instead})")
     if environment.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1") not in ("1", "auto"):
         raise ValueError(ACCUMULATION)
-    for switch, value in _switches(_typed()):
+    for switch, value in _switches(typed):
         if switch == "--gradient_accumulation_steps" and value != "1":
             raise ValueError(ACCUMULATION)
         if switch not in (*PLACING, "--gradient_accumulation_steps") and not switch.startswith("--rdzv"):
             raise ValueError(f"accelerate launch {switch} is not read: leave it out")
-    _check_file(dict(_switches(_typed())).get("--config_file"))
+    _check_file(dict(_switches(typed)).get("--config_file"))
     # Hide the GPUs where --cpu was given
     if environment.get("ACCELERATE_USE_CPU", "no").lower() not in OFF:
         if device not in ("auto", "cpu"):

@@ -110,7 +110,7 @@ class CreditAssigner:
         start = sum(len(of_rank) for of_rank in of_ranks[:rank])
         if self._functions.turn_credit is not None:
             return self._assign_to_turns(groups, facts, given, start)
-        selected, metrics = self._select_rollouts(given, [fact.answer for fact in facts if fact.answer is not None])
+        selected, metrics = self._select_rollouts(given, facts)
         advantages, keep = (
             _regroup(values_N.tolist(), start, groups) for values_N in (selected.advantages_N, selected.keep_N)
         )
@@ -120,17 +120,9 @@ class CreditAssigner:
         """Assign where turns have advantages of their own. `start` is the place of this rank's first fact."""
         assert self._functions.turn_credit is not None, "asked for by a setting"
         turns = _turns(facts)
-        answers = [fact.answer for fact in facts if fact.answer is not None]
         # Which episode each row of the estimator is of
         rows = turns.rollouts_M.tolist() if self._algorithm.turn_credit == "discounted" else range(len(facts))
-        logged: dict[str, float] = {}
-
-        def estimate(on: Scores) -> Tensor:
-            chosen = [answers[row] for row in rows] if self._functions.takes_answers else None
-            advantages, metrics = estimated(self._functions.estimate, on, chosen)
-            logged.update(metrics)
-            return advantages
-
+        estimate, logged = self._estimator([facts[row] for row in rows])
         # Length weights are of whole episodes, the clip is of each turn
         advantages_M = self._functions.turn_credit(given, turns, estimate)
         alpha = self._algorithm.length_normalizer
@@ -171,17 +163,23 @@ class CreditAssigner:
         rewards_N = rewards_N - torch.tensor([fact.kl for fact in facts], dtype=torch.float64)
         return replace(given, rewards_N=settled(rewards_N, given.groups_N), baselines=dict(self.baselines))
 
-    def _select_rollouts(self, given: Scores, answers: Sequence[Answer]) -> tuple[Selected, dict[str, float]]:
-        """Return what trains, with its advantages, and what a custom advantage logs."""
+    def _estimator(self, facts: Sequence[_Fact]) -> tuple[Callable[[Scores], Tensor], dict[str, float]]:
+        """Return what makes advantages of scores, a row for each fact, and what a custom one logs when it is called."""
+        answers = [fact.answer for fact in facts if fact.answer is not None]
         logged: dict[str, float] = {}
 
         def estimate(on: Scores) -> Tensor:
-            advantages_N, metrics = estimated(
+            advantages, metrics = estimated(
                 self._functions.estimate, on, answers if self._functions.takes_answers else None
             )
             logged.update(metrics)
-            return advantages_N
+            return advantages
 
+        return estimate, logged
+
+    def _select_rollouts(self, given: Scores, facts: Sequence[_Fact]) -> tuple[Selected, dict[str, float]]:
+        """Return what trains, with its advantages, and what a custom advantage logs."""
+        estimate, logged = self._estimator(facts)
         if self._functions.select is None:
             selected = Selected(torch.ones_like(given.rewards_N, dtype=torch.bool), estimate(given))
         else:

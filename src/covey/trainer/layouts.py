@@ -9,7 +9,7 @@ more pieces.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import accumulate, chain
 
@@ -206,7 +206,7 @@ def whole_layout(part: Part) -> Stream:
     """Lay out each sequence whole, one after the other, without padding."""
     rows = [row for group in part for row in group]
     ids = list(chain.from_iterable(row.rollout.input_ids for row in rows))
-    lengths = [end - start for row in rows for start, end in row.sequences]
+    lengths = _lengths(part)
     starts = accumulate(lengths, initial=0)
     segments = tuple(Segment(start, length) for start, length in zip(starts, lengths, strict=False))
     positions = list(chain.from_iterable(map(range, lengths)))
@@ -247,62 +247,41 @@ def shared_inputs(part: Part) -> Stream:
 
     What is filled in differs, not what is read.
     """
-    inputs: list[Input] = []
-    places: list[list[int]] = []
+    ids: list[int] = []
+    lengths: list[int] = []
+    offsets: list[Offset] = []
     for group in part:
-        known: dict[Input, int] = {}
+        starts: dict[Input, int] = {}
         for row in group:
-            new = [each for each in dict.fromkeys(_inputs(row)) if each not in known]
-            known |= {each: len(inputs) + index for index, each in enumerate(new)}
-            inputs += new
-            places.append([known[each] for each in _inputs(row)])
-    return _stream(inputs, places)
+            inputs = [row.rollout.input_ids[start:end] for start, end in row.sequences]
+            for new in [each for each in dict.fromkeys(inputs) if each not in starts]:
+                starts[new] = len(ids)
+                ids += new
+                lengths.append(len(new))
+            offsets.append(places_of([(starts[each], len(each)) for each in inputs]).__getitem__)
+    positions = list(chain.from_iterable(map(range, lengths)))
+    return Stream([ids], [positions], lambda device, attention: inputs_layout(lengths, device), offsets)
 
 
 def whole_inputs(part: Part) -> Stream:
     """Lay out each rollout with inputs of its own, one after the other, without padding."""
-    return _stream(*_own_inputs(part))
+    lengths = _lengths(part)
+    return replace(whole_layout(part), layout=lambda device, attention: inputs_layout(lengths, device))
 
 
 def padded_inputs(part: Part) -> Stream:
-    """Lay out each input as a row of its own, padded on the right to the longest."""
-    inputs, places = _own_inputs(part)
-    longest = max(map(len, inputs))
-    ids = [[*each, *[0] * (longest - len(each))] for each in inputs]
-    positions = [list(range(longest)) for _ in inputs]
-    real = [[True] * len(each) + [False] * (longest - len(each)) for each in inputs]
-    offsets = [_input_offset([longest * place for place in own], len(inputs[own[0]])) for own in places]
-    return Stream(ids, positions, lambda device, attention: WholeLayout(to_device(real, device)), offsets)
+    """Lay out each input as a row of its own, padded on the right to the longest. No token reads the padding."""
+    stream, lengths = padded_layout(part), _lengths(part)
+    longest = max(lengths)
+    pairs = zip(stream.input_ids, lengths, strict=True)
+    ids = [[*padded[:length], *[0] * (longest - length)] for padded, length in pairs]
+    real = [[True] * length + [False] * (longest - length) for length in lengths]
+    return replace(stream, input_ids=ids, layout=lambda device, attention: WholeLayout(to_device(real, device)))
 
 
-def _inputs(row: Row) -> list[Input]:
-    """Return what a masked policy reads in each pass."""
-    return [row.rollout.input_ids[start:end] for start, end in row.sequences]
-
-
-def _own_inputs(part: Part) -> tuple[list[Input], list[list[int]]]:
-    """Return the inputs of all rows, one after the other, and which are whose."""
-    inputs: list[Input] = []
-    places: list[list[int]] = []
-    for row in (row for group in part for row in group):
-        own = _inputs(row)
-        places.append(list(range(len(inputs), len(inputs) + len(own))))
-        inputs.extend(own)
-    return inputs, places
-
-
-def _stream(inputs: Sequence[Input], places: Sequence[Sequence[int]]) -> Stream:
-    """Lay the inputs out as one sequence, of which `places` says what each row reads."""
-    starts = list(accumulate(map(len, inputs), initial=0))
-    ids = [token_id for each in inputs for token_id in each]
-    positions = [position for each in inputs for position in range(len(each))]
-    offsets = [_input_offset([starts[place] for place in own], len(inputs[own[0]])) for own in places]
-    lengths = [len(each) for each in inputs]
-    return Stream([ids], [positions], lambda device, attention: inputs_layout(lengths, device), offsets)
-
-
-def _input_offset(starts: Sequence[int], length: int) -> Offset:
-    return lambda positions: np.asarray(starts)[positions // length] + positions % length
+def _lengths(part: Part) -> list[int]:
+    """Return the length of each sequence, row after row."""
+    return [end - start for group in part for row in group for start, end in row.sequences]
 
 
 LAYOUTS: Mapping[str, Callable[[Part], Stream]] = {

@@ -23,6 +23,7 @@ from covey.algorithm.credit.scores import (
     divide,
     group_std,
     over_group,
+    scored_members,
     scores,
     whiten_tokens,
 )
@@ -153,8 +154,7 @@ def pairwise_scores(scores: Scores, *, form: str = "win_rate", temperature: floa
     """
     one_of("form", form, ("win_rate", "bradley_terry", "difference", "matrix"))
     w_N = torch.full_like(scores.rewards_N, 0.0 if form == "difference" else 0.5)
-    for group in range(scores.num_groups):
-        members_M = ((scores.groups_N == group) & scores.scored).nonzero()[:, 0]
+    for members_M in scored_members(scores):
         if len(members_M) > 1:
             outcome_MM = _outcomes(scores, members_M, form, temperature)
             w_N[members_M] = outcome_MM.fill_diagonal_(0.0).sum(dim=1) / (len(members_M) - 1)

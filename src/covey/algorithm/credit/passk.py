@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from covey.algorithm.credit.scores import Scores, divide, group_std
+from covey.algorithm.credit.scores import Scores, divide, group_std, scored_members
 from covey.system.lookup import one_of
 
 
@@ -135,9 +135,8 @@ def _sum_above(values_M: Tensor) -> Tensor:
 def _each_group(scores: Scores, min_scored: int, function: Callable[[Tensor], Tensor]) -> Tensor:
     """Apply `function` to the ascending rewards of each group, 0 where not scored or fewer than `min_scored` are."""
     out_N = torch.zeros_like(scores.rewards_N)
-    for group in range(scores.num_groups):
-        members_M = ((scores.groups_N == group) & scores.scored).nonzero()[:, 0]
-        if len(members_M) >= max(min_scored, 1):
+    for members_M in scored_members(scores):
+        if len(members_M) >= min_scored:
             rewards_M, order_M = scores.rewards_N[members_M].sort(stable=True)
             out_N[members_M[order_M]] = function(rewards_M)
     return out_N

@@ -113,6 +113,12 @@ def count_groups(groups_N: Tensor) -> int:
     return int(groups_N.max()) + 1 if len(groups_N) else 0
 
 
+def scored_members(given: Scores) -> list[Tensor]:
+    """Return indices of the scored rollouts of each group that has any."""
+    grouped = [((given.groups_N == group) & given.scored).nonzero()[:, 0] for group in range(given.num_groups)]
+    return [members_M for members_M in grouped if len(members_M)]
+
+
 def over_group(values_N: Tensor, groups_N: Tensor, reduce: str = "sum") -> Tensor:
     """Return the sum (or amin, amax) over each rollout's own group, given back to every member: (N,)."""
     empty_G = values_N.new_zeros(count_groups(groups_N))

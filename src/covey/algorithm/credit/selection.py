@@ -13,7 +13,7 @@ from math import comb
 import torch
 from torch import Tensor
 
-from covey.algorithm.credit.scores import Scores
+from covey.algorithm.credit.scores import Scores, scored_members
 from covey.system.lookup import one_of
 
 MAX_SUBSETS = 200_000
@@ -61,10 +61,7 @@ def keep_top_k(scores: Scores, ranking_N: Tensor, k: int) -> Tensor:
     """Return True for the k scored rollouts of each group that `ranking_N` puts first (larger is better)."""
     if k < 1:
         raise ValueError(f"k must be >= 1, got {k}")
-    keep_N = torch.zeros_like(scores.scored)
-    for members_M in scored_members(scores):
-        keep_N[members_M[ranking_N[members_M].argsort(descending=True, stable=True)[:k]]] = True
-    return keep_N
+    return _chosen(scores, lambda members_M: ranking_N[members_M].argsort(descending=True, stable=True)[:k])
 
 
 def max_variance(
@@ -77,9 +74,7 @@ def max_variance(
     """
     if m < 2:
         raise ValueError(f"m must be >= 2, got {m}")
-    keep_N = torch.zeros_like(scores.scored)
-    for members_M in scored_members(scores):
-        keep_N[members_M[max_variance_indices(scores.rewards_N[members_M], m)]] = True
+    keep_N = _chosen(scores, lambda members_M: max_variance_indices(scores.rewards_N[members_M], m))
     return apply_selection(scores, estimator, keep_N, baseline_over)
 
 
@@ -106,11 +101,11 @@ def balanced_subset(
     baseline_over: str = "selected",
 ) -> Selected:
     """Keep the `balanced_indices` of each group sampled larger than needed (TorchRL)."""
-    keep_N = torch.zeros_like(scores.scored)
-    for members_M in scored_members(scores):
-        chosen = balanced_indices(scores.rewards_N[members_M], group_size=group_size, low=low, high=high)
-        keep_N[members_M[list(chosen)]] = True
-    return apply_selection(scores, estimator, keep_N, baseline_over)
+
+    def balanced(members_M: Tensor) -> list[int]:
+        return list(balanced_indices(scores.rewards_N[members_M], group_size=group_size, low=low, high=high))
+
+    return apply_selection(scores, estimator, _chosen(scores, balanced), baseline_over)
 
 
 def balanced_indices(rewards_M: Tensor, *, group_size: int, low: float = 0.0, high: float = 1.0) -> tuple[int, ...]:
@@ -192,10 +187,12 @@ def mean_bounds(rewards_M: Tensor, *, low: float = 0.0, high: float = 1.0) -> bo
     return len(scored_M) > 0 and low < float(scored_M.mean()) < high
 
 
-def scored_members(scores: Scores) -> list[Tensor]:
-    """Return indices of the scored rollouts of each group that has any."""
-    grouped = [((scores.groups_N == g) & scores.scored).nonzero()[:, 0] for g in range(scores.num_groups)]
-    return [members_M for members_M in grouped if len(members_M)]
+def _chosen(scores: Scores, choose: Callable[[Tensor], Tensor | list[int]]) -> Tensor:
+    """Return True for what `choose` takes of each group: given the scored members, it returns places among them."""
+    keep_N = torch.zeros_like(scores.scored)
+    for members_M in scored_members(scores):
+        keep_N[members_M[choose(members_M)]] = True
+    return keep_N
 
 
 SELECTION: dict[str, Callable[..., Selected]] = {
