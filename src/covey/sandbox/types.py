@@ -58,8 +58,9 @@ class Limits:
 class CallTest:
     """The entry point, called with these arguments, must return the expected value.
 
-    Types are strict: `True` is not `1`, a list is not a tuple, but an int of equal value passes for a float.
-    Values are plain: None, bool, int, float, complex, str, bytes, list, tuple, set, frozenset, dict.
+    Types are strict: `True` is not `1`, a list is not a tuple, but an int of equal value passes for a float, and a
+    Fraction or Decimal of exactly equal value for an int or a float.
+    Values are plain: None, bool, int, float, complex, str, bytes, list, tuple, set, frozenset, dict, Fraction, Decimal.
 
     >>> CallTest(args=(12, 18), expected=6)
     >>> CallTest(args=([0.1, 0.2],), expected=0.3, rel=1e-6)
