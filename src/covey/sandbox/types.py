@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, get_args
 
+from covey.sandbox.inside import case
+
 Tier = Literal["auto", "namespace", "landlock", "unsafe_no_isolation"]
 """How a program is shut in. "auto": the strongest of the next two that passes its probes; never the last."""
 TIERS: tuple[Tier, ...] = get_args(Tier)
@@ -22,7 +24,7 @@ Kind = Literal["passed", "wrong", "error", "timeout", "crash", "output", "load",
 - not_run: `total_seconds` were used up before it
 """
 
-SUSPICIOUS = frozenset({"os", "sys", "gc", "inspect", "ctypes"})
+SUSPICIOUS = case.SUSPICIOUS
 """Modules that honest solutions rarely need and attacks nearly always do."""
 
 

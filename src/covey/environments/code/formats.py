@@ -150,13 +150,12 @@ def split_tests(source: str, entry_point: str) -> list[str]:
     checks = [node for node in tree.body if _is_function(node, "check")]
     if len(checks) != 1 or not isinstance(checks[0], ast.FunctionDef):
         return [source]
-    before, after = _around(tree.body, checks[0])
-    asserts = checks[0].body
-    only_called = all(ast.unparse(node) == f"check({entry_point})" for node in after)
+    place, asserts = tree.body.index(checks[0]), checks[0].body
+    only_called = all(ast.unparse(node) == f"check({entry_point})" for node in tree.body[place + 1 :])
     if not only_called or len(asserts) < 2 or not all(isinstance(node, ast.Assert) for node in asserts):
         return [source]
     # Each gets the text before them
-    head = ast.unparse(ast.Module(before, [])) + f"\n\ndef check({ast.unparse(checks[0].args)}):\n    "
+    head = ast.unparse(ast.Module(tree.body[:place], [])) + f"\n\ndef check({ast.unparse(checks[0].args)}):\n    "
     return [f"{head}{ast.unparse(node)}\n\ncheck({entry_point})\n" for node in asserts if _can_fail(node)] or [source]
 
 
@@ -167,11 +166,6 @@ def _can_fail(node: ast.stmt) -> bool:
     if isinstance(node.test, ast.Call):
         return not (isinstance(node.test.func, ast.Name) and node.test.func.id == "callable")
     return not (isinstance(node.test, ast.Constant) and node.test.value)
-
-
-def _around(body: list[ast.stmt], node: ast.stmt) -> tuple[list[ast.stmt], list[ast.stmt]]:
-    place = body.index(node)
-    return body[:place], body[place + 1 :]
 
 
 def call_test(test: Any) -> CallTest:

@@ -12,7 +12,6 @@ from transformers import PreTrainedTokenizerBase
 from covey.environments.data.rows import RowSettings
 from covey.environments.infill.environment import (
     GRAMMAR,
-    Draw,
     Infill,
     Monitor,
     Rule,
@@ -167,7 +166,6 @@ def build(
     grammar = None if settings.grammar is None else read_grammar(settings.grammar)
     texts = load_texts(path, settings.window, rows, grammar)
     masker = Masker(tokenizer, settings.window, settings.masking, settings.span_length)
-    counts = Draw(settings.mask_ratios, {"train": settings.num_train, "test": settings.num_test}, settings.problem_seed)
     material = Material(texts, masker, tokenizer, settings, say, grammar)
     # Train or load the judge and its monitors, from seeds of their own
     first = judged(material, settings.judge, 2 * seed)
@@ -178,7 +176,7 @@ def build(
         "judge": first.facts,
         **others,
     }
-    return Infill(make_prompts(texts, masker, tokenizer, counts), tokenizer, first.judge, monitors, facts)
+    return Infill(make_prompts(texts, masker, tokenizer, settings), tokenizer, first.judge, monitors, facts)
 
 
 def judged(material: Material, name: str, seed: int) -> Judged:

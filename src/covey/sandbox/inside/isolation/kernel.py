@@ -84,11 +84,6 @@ def offer_to_oom_killer() -> None:
         file.write("500")
 
 
-def unshare(flags: int) -> None:
-    """Enter new namespaces. A new pid namespace is only for this process's children."""
-    call("unshare", flags)
-
-
 def mount(kind: str, target: str, flags: int, options: str) -> None:
     """Mount a file system that has no source."""
     checked(LIBC.mount(kind.encode(), target.encode(), kind.encode(), flags, options.encode()), f"mount {target}")

@@ -38,7 +38,8 @@ def enter(spec: Spec, readable: Sequence[str], hidden: Sequence[str]) -> None:
     # Make the namespaces, and map the user into them
     uid, gid = os.getuid(), os.getgid()
     flags = sum(flag for layer, flag in FLAG_OF.items() if spec.has(layer))
-    kernel.unshare(kernel.CLONE_NEWUSER | kernel.CLONE_NEWNS | kernel.CLONE_NEWUTS | kernel.CLONE_NEWCGROUP | flags)
+    flags |= kernel.CLONE_NEWUSER | kernel.CLONE_NEWNS | kernel.CLONE_NEWUTS | kernel.CLONE_NEWCGROUP
+    kernel.call("unshare", flags)
     write_maps(uid, gid)
     kernel.make_mounts_private()
     # Build a root of the readable trees alone, read-only
