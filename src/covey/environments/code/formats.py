@@ -173,12 +173,14 @@ def call_test(test: Any) -> CallTest:
     if not isinstance(test, Mapping) or "expected" not in test or not isinstance(test.get("args", []), list):
         raise ValueError(f'a test must be {{"args": [...], "expected": ...}}, got {test!r:.80}')
     tolerance = test.get("tol") or {}
+    if not isinstance(tolerance, Mapping) or not set(tolerance) <= {"rel", "abs"}:
+        raise ValueError(f'tol of a test must be {{"rel": r, "abs": a}}, got {tolerance!r:.80}')
     return CallTest(
         args=tuple(plain_value(value) for value in test.get("args", [])),
         kwargs={name: plain_value(value) for name, value in (test.get("kwargs") or {}).items()},
         expected=plain_value(test["expected"]),
-        rel=float(tolerance.get("rel", 0.0)),
-        abs=float(tolerance.get("abs", 0.0)),
+        rel=float(tolerance.get("rel") or 0.0),
+        abs=float(tolerance.get("abs") or 0.0),
     )
 
 
