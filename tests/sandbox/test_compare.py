@@ -16,10 +16,7 @@ SAME = [
     (1, 1), (1.0, 1), (2.0**60, 2**60), (NAN, NAN), (math.inf, math.inf), (0.0, -0.0), ("a", "a"), (None, None),
     ([1, (2,)], [1, (2,)]), ({1, 2}, {2, 1}), ({1.0}, {1}), ({(1.0, 2)}, {(1, 2)}), ({1: [2.0]}, {1: [2]}),
     ({1.5: "a", 2.0: "b"}, {2: "b", 1.5: "a"}), (frozenset({1}), frozenset({1})), (b"a", b"a"), (1 + 2j, 1 + 2j),
-    ({NAN}, {NAN}), (0.5, Fraction(1, 2)), (0.5, Decimal("0.50")), (6, Fraction(12, 2)), (6, Decimal("6.0")),
-    (NAN, Decimal("NaN")), (math.inf, Decimal("Infinity")),
-    ([0.5, {0.25: 3}], [Fraction(1, 2), {Decimal("0.25"): Fraction(3)}]),
-    ({0.5, 2}, {Fraction(1, 2), Decimal(2)}), (10**30, Decimal("1e30")), (Fraction(1, 2), Fraction(1, 2)),
+    ({NAN}, {NAN}),
 ]  # fmt: skip
 DIFFERENT = [
     (1, True), (True, 1), (0, False), (1, 1.0), (1.0, True), ((1,), [1]), ("a", b"a"), (NAN, 1.0), (1.0, NAN),
@@ -28,10 +25,7 @@ DIFFERENT = [
     ([True], [1]), ({"a": (1,)}, {"a": [1]}), (None, False), (None, 0), ("1", 1), (1.0, "1.0"), (1.0, 1 << 5000),
     (bytearray(b"a"), b"a"), ({1, 2}, {1, 3}), ([[]], [()]), ({NAN: 1}, {float("nan"): 2, NAN: 1}),
     ({NAN}, {float("nan"), NAN}), (1 + 2j, 1 + 3j), (1 + 2j, 2 + 2j), ({(1.0, 1)}, {(1.0, True)}),
-    (0.1, Decimal("0.1")), (0.1, Fraction(1, 10)), (1, Fraction(1, 2)), (True, Fraction(1)), (False, Decimal(0)),
-    ("1", Decimal(1)), (1 + 0j, Fraction(1)), (None, Decimal(0)), (1, Decimal("NaN")), (1.0, Decimal("NaN")),
-    (NAN, Decimal(1)), (math.inf, Decimal("-Infinity")), (1.0, Decimal("1e999999")), (1, Decimal("1e-999999")),
-    (1.0, Fraction(10**400)), (2.0**53, 2**53 + 1), (10**30, Decimal(10**30 + 1)), ({1, 2}, {Fraction(1), Fraction(3)}),
+    (2.0**53, 2**53 + 1), (0.5, Fraction(1, 2)), (0.5, Decimal("0.5")), (6, Fraction(6)), (6, Decimal(6)),
 ]  # fmt: skip
 
 
@@ -59,10 +53,6 @@ def test_a_tolerance_is_for_floats_wherever_they_are() -> None:
     assert not matches(1.0, 2.0, Tolerance(rel=0.5))  # of what is expected
     assert matches(100.0, 101, Tolerance(abs=1.0))
     assert not matches(100.0, 101.5, Tolerance(abs=1.0))
-    assert matches(0.1, Fraction(1, 10), close)
-    assert matches(0.1, Decimal("0.1"), close)
-    assert not matches(0.1, Decimal("0.2"), close)
-    assert not matches(1, Fraction(10**9 + 1, 10**9), close)  # of integers there is none
 
 
 def test_a_value_that_is_not_plain_matches_nothing() -> None:

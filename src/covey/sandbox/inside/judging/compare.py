@@ -1,15 +1,12 @@
 """Whether an answer is the expected value: on plain values, in a process that ran no foreign code.
 
-Types are strict: bool is not int, list is not tuple. Two exceptions: where a float is expected an int of equal value
-passes, and where an int or a float is expected a Fraction or a Decimal of exactly that value. nan meets only nan, an
-infinity only itself. Sets and dicts ignore order.
+Types are strict: bool is not int, list is not tuple. One exception: where a float is expected an int of equal value
+passes. nan meets only nan, an infinity only itself. Sets and dicts ignore order.
 """
 
 import math
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from decimal import Decimal
-from fractions import Fraction
 from typing import Any
 
 
@@ -33,9 +30,7 @@ def matches(expected: Any, got: Any, tolerance: Tolerance = EXACT) -> bool:
     # Numbers compare with a tolerance, all else by type
     kind = type(expected)
     if kind is float:
-        return type(got) in (float, int, Fraction, Decimal) and _close(expected, got, tolerance)
-    if kind is int and type(got) in (Fraction, Decimal):
-        return bool(expected == got)
+        return type(got) in (float, int) and _close(expected, got, tolerance)
     if kind is not type(got):
         return False
     if kind in (list, tuple):
@@ -46,7 +41,7 @@ def matches(expected: Any, got: Any, tolerance: Tolerance = EXACT) -> bool:
     return special(expected, got, tolerance) if special else bool(expected == got)
 
 
-def _close(expected: float, got: float | Fraction | Decimal, tolerance: Tolerance) -> bool:
+def _close(expected: float, got: float | int, tolerance: Tolerance) -> bool:
     if expected == got:
         return True
     if math.isnan(expected):
