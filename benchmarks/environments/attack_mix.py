@@ -26,11 +26,12 @@ from benchmarks.speed.workers.covey_steps import config_of, one_step
 from benchmarks.speed.workers.worker import Meter
 from benchmarks.speed.workloads import Job, Workload, reward_of, to_text
 from covey.environments.base import Split
-from covey.environments.code.environment import Code, CodeSettings
+from covey.environments.code.environment import Code
 from covey.environments.code.formats import problem_of
 from covey.environments.code.problems import Problem, generate_problems
+from covey.environments.code.settings import CodeConfig
 from covey.run.build import build_run
-from covey.sandbox import Limits, Sandbox
+from covey.sandbox import Sandbox
 from covey.system.waits.timer import PhaseTimer
 from covey.types import Failure, Prompt, Reward
 
@@ -86,9 +87,8 @@ class Arm:
     """One of the two runs."""
 
     def __init__(
-        self, job: Job, sandbox: Sandbox, programs: Sequence[tuple[Problem, str, float]], limits: Limits
+        self, job: Job, sandbox: Sandbox, programs: Sequence[tuple[Problem, str, float]], how: CodeConfig
     ) -> None:
-        how = CodeSettings(PARTIAL_WEIGHT, recheck_rate=0.0, cache_size=0, limits=limits)
         code = Code({"train": [problem for problem, _, _ in programs]}, sandbox, how)
         rows = zip(code.prompts("train"), programs, strict=True)
         texts = [to_text(prompt) for prompt in job.workload.prompts()]
@@ -113,15 +113,21 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--wall", type=float, default=2.0, help="seconds for a test; twice as many for a program")
     arguments = parser.parse_args(argv)
-    limits = Limits(arguments.wall, 2 * arguments.wall)
+    how = CodeConfig(
+        partial_weight=PARTIAL_WEIGHT,
+        timeout=arguments.wall,
+        total_seconds=2 * arguments.wall,
+        recheck_rate=0.0,
+        cache_size=0,
+    )
     torch.manual_seed(0)
     workload = Workload(arguments.size, (256,) * 8)
     num_programs = workload.num_rollouts * (arguments.steps + 1)
     with tempfile.TemporaryDirectory() as folder, Sandbox() as sandbox:
         job = Job("covey", workload, model_dir=saved_model(workload, Path(folder)))
         attacks = read_attacks(arguments.file)
-        arms = {"honest": Arm(job, sandbox, programs_of([], num_programs), limits)}
-        arms["one in ten attacks"] = Arm(job, sandbox, programs_of(attacks, num_programs), limits)
+        arms = {"honest": Arm(job, sandbox, programs_of([], num_programs), how)}
+        arms["one in ten attacks"] = Arm(job, sandbox, programs_of(attacks, num_programs), how)
         for step in range(arguments.steps + 1):
             for arm in arms.values():
                 arm.step(counts=step > 0)

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from covey.sandbox import AssertTest, CallTest, Limits, Report, Sandbox, SandboxFailed
+from covey.sandbox import AssertTest, CallTest, Limits, Report, Sandbox, SandboxFailed, Test
 
 HANGS = "def f(n):\n    while n == 0: pass\n    return n\n"
 
@@ -42,6 +42,38 @@ def test_asserts_fail_one_by_one_and_a_hang_or_a_crash_is_one_of_them(sandbox: S
     report = sandbox.run_blocking(code, tests, "f", Limits(wall_seconds=2.0, total_seconds=60.0))
     assert kinds(report) == ["passed", "timeout", "passed", "crash", "wrong", "error", "passed"]
     assert report.results[5].message == "KeyError: '8 (line 8)' in assert f(8) == 8: f(8) raised KeyError: 8 (line 8)"
+
+
+EXACT = """
+from decimal import Decimal
+from fractions import Fraction
+def f(kind): return globals()[kind]()
+def half(): return Fraction(1, 2)
+def price(): return [Decimal("0.50"), Decimal(3)]
+class Lies:
+    __eq__ = __le__ = __ge__ = lambda self, other: True
+    __hash__ = lambda self: hash(0.5)
+    __float__ = lambda self: 0.5
+class Ratio(Lies, Fraction): pass
+class Price(Lies, Decimal): pass
+class Plain(Lies): __class__ = Fraction
+def ratio(): return Ratio(1, 3)
+def cheap(): return [Price("0.25"), Price(4)]
+def plain(): return Plain()
+"""
+
+
+@pytest.mark.long
+def test_exact_numbers_are_the_value_they_have_and_not_what_they_say_of_themselves(any_sandbox: Sandbox) -> None:
+    right: list[Test] = [
+        AssertTest("assert f('half') == 0.5 and f('half') < 1"),
+        AssertTest("assert f('price') == [0.5, 3]"),
+    ]
+    assert any_sandbox.run_blocking(EXACT, right, "f").fraction == 1.0
+    wrong: list[Test] = [CallTest(("half",), expected=0.5), CallTest(("price",), expected=[0.5, 3])]  # types are strict
+    wrong += [CallTest(("plain",), expected=0.5, rel=1.0), AssertTest("assert f('plain') == 0.5")]
+    wrong += [AssertTest("assert f('ratio') == 0.5"), AssertTest("assert f('cheap') == [0.5, 3]")]
+    assert kinds(any_sandbox.run_blocking(EXACT, wrong, "f")) == ["wrong"] * 6
 
 
 @pytest.mark.long

@@ -4,7 +4,9 @@ import json
 import math
 from collections import Counter, OrderedDict, defaultdict, namedtuple
 from collections.abc import Iterable, Iterator
+from decimal import Decimal
 from enum import IntEnum
+from fractions import Fraction
 from itertools import chain, count, groupby, islice, permutations, product
 from typing import Any
 
@@ -23,6 +25,24 @@ class Color(IntEnum):
 class Doubled(int):
     def __pos__(self) -> int:
         return 2 * self
+
+
+class Shifted(Decimal):
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    __hash__ = Decimal.__hash__
+
+    def __str__(self) -> str:
+        return "8"
+
+
+class Everything(Fraction):
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    __hash__ = Fraction.__hash__
+    numerator = property(lambda self: 8)
 
 
 class Liar(str):
@@ -45,6 +65,8 @@ PLAIN = [
     "h\u00e9\ud800\x00", b"\x00\xff", bytearray(b"ab"), 1 + 2j, [], [1, [2, [3]]], (), (1,), (1, (2.5, None)),
     set(), {1, 2.5, (2,)},
     frozenset({frozenset({1})}), {}, {"i": "0x1"}, {1: "x", (1, 2): 2.5, None: False}, {"t": [1]}, range(3, 90, 4),
+    Fraction(-3, 4), Fraction(1 << 5000, 3), Decimal("-0.50"), Decimal("1E+999999999"), Decimal("-Infinity"),
+    Decimal("-0"),
 ]  # fmt: skip
 
 
@@ -55,6 +77,7 @@ def test_a_plain_value_arrives_with_its_exact_types(value: Any) -> None:
 
 def test_nan_arrives() -> None:
     assert math.isnan(sent(math.nan))
+    assert repr([sent(Decimal(text)) for text in ("NaN", "sNaN", "-NaN123")]) == repr([Decimal("NaN")] * 3)
 
 
 @pytest.mark.parametrize(
@@ -67,6 +90,8 @@ def test_nan_arrives() -> None:
         (Color.RED, 7),
         (Liar("the truth"), "the truth"),
         (Doubled(7), 7),
+        (Shifted("7.5"), Decimal("7.5")),
+        (Everything(7, 2), Fraction(7, 2)),
     ],
     ids=str,
 )
@@ -149,7 +174,9 @@ def test_depth_and_size_are_bounded() -> None:
         "1.5", "NaN", "Infinity", '{"f": "1.5"}', '{"f": 1}', '{"i": "12"}', '{"i": 5}', '{"i": "0x_1"}', '{"x": 1}',
         "{}", '{"i": "0x1", "f": "inf"}', '{"t": 5}', '{"t": "ab"}', '{"s": [[]]}', '{"d": [[1]]}', '{"d": {"a": 1}}',
         '{"b": "zz"}', '{"b": 7}', '{"o": 1}', '{"c": ["inf"]}', '{"r": ["0x1"]}', '{"t": {"t": 1}}',
-        '{"__class__": "x"}', "1" * 5000,
+        '{"q": ["0x1", "0x0"]}', '{"q": ["0x1"]}', '{"q": [1, 2]}', '{"m": "sNaN"}', '{"m": "1e9999999999999999999"}',
+        '{"m": 1}', '{"m": "1_0"}', '{"m": "\\u0661"}', '{"m": "10e999999999999999999"}', '{"__class__": "x"}',
+        "1" * 5000,
         "[" * 100_000, '{"t": [' * 100_000, "\x00", '"\udcff"',
     ],
 )  # fmt: skip
@@ -176,6 +203,6 @@ def test_points_of_a_grid_arrive_though_hashes_of_minus_one_and_minus_two_are_eq
 
 
 def test_every_tag_that_can_be_encoded_can_be_decoded() -> None:
-    values = [*PLAIN, iter(()), {}.keys(), {}.values(), {}.items(), len]
+    values: list[Any] = [*PLAIN, iter(()), {}.keys(), {}.values(), {}.items(), len]
     encoded = [Encoder(9999).encode(value) for value in values]
     assert {next(iter(node)) for node in encoded if type(node) is dict} == set(codec._DECODERS)

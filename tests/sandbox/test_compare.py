@@ -1,6 +1,8 @@
 """What counts as the expected value."""
 
 import math
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -23,6 +25,7 @@ DIFFERENT = [
     ([True], [1]), ({"a": (1,)}, {"a": [1]}), (None, False), (None, 0), ("1", 1), (1.0, "1.0"), (1.0, 1 << 5000),
     (bytearray(b"a"), b"a"), ({1, 2}, {1, 3}), ([[]], [()]), ({NAN: 1}, {float("nan"): 2, NAN: 1}),
     ({NAN}, {float("nan"), NAN}), (1 + 2j, 1 + 3j), (1 + 2j, 2 + 2j), ({(1.0, 1)}, {(1.0, True)}),
+    (2.0**53, 2**53 + 1), (0.5, Fraction(1, 2)), (0.5, Decimal("0.5")), (6, Fraction(6)), (6, Decimal(6)),
 ]  # fmt: skip
 
 

@@ -128,6 +128,11 @@ def test_what_is_allowed_by_a_number_is_allowed_by_these_alone(machine: str) -> 
         ("fcntl", (0, 5), "EPERM"),  # F_GETLK
         ("fcntl", (0, 1024), "EPERM"),  # F_SETLEASE
         ("flock", (3, 2), DONE),
+        ("futex", (0, 128), ALLOW),  # FUTEX_WAIT in this process alone
+        ("futex", (0, 129), ALLOW),
+        ("futex", (0, 0), DONE),  # FUTEX_WAIT for whoever shares the memory
+        ("futex", (0, 1), DONE),  # FUTEX_WAKE
+        ("futex", (0, 9 | 256), DONE),
         ("fadvise64", (3, 0, 0, 4), DONE),
         ("clock_gettime", (1,), ALLOW),
         ("clock_gettime", (11,), ALLOW),

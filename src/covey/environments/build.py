@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from covey.environments.reward_functions.environment import RewardFunctions
     from covey.environments.reward_functions.settings import RewardFunctionsConfig
     from covey.environments.settings import ArithmeticConfig, CustomConfig, MixtureConfig
-    from covey.sandbox import Limits, Runner, Tier
+    from covey.sandbox import Runner, Tier
     from covey.types import Prompt
 
 LOGGER = logging.getLogger(__name__)
@@ -84,18 +84,11 @@ def build_countdown(settings: "CountdownConfig", config: "BuildSettings") -> "En
 
 
 def build_code(settings: "CodeConfig", config: "BuildSettings") -> "Environment":
-    from covey.environments.code.environment import Code, CodeSettings
+    from covey.environments.code.environment import Code
     from covey.environments.code.formats import problem_of
     from covey.environments.code.problems import NUM_TESTS, generate_problems, with_tests
     from covey.environments.data.rows import load_rows, row_settings
 
-    how = CodeSettings(
-        partial_weight=settings.partial_weight,
-        max_turns=settings.max_turns or 1,
-        recheck_rate=settings.recheck_rate,
-        cache_size=settings.cache_size,
-        limits=code_limits(settings),
-    )
     # Read the problems, or generate them.
     if config.data.path is not None:
         rows = load_rows(config.data.path, row_settings(config.data, (), prompt=("prompt", "text"), make=problem_of))
@@ -104,28 +97,13 @@ def build_code(settings: "CodeConfig", config: "BuildSettings") -> "Environment"
         counts: dict[Split, int] = {"train": settings.num_train, "test": settings.num_test}
         num_tests = settings.tests_per_problem or NUM_TESTS
         problems = generate_problems(settings.problem, settings.difficulty, counts, settings.problem_seed, num_tests)
-    return Code(problems, code_runner(settings), how)
-
-
-def code_limits(settings: "CodeConfig") -> "Limits":
-    """Return the limits of one program. Raises ValueError, in the words of the settings, where they do not fit."""
-    from covey.sandbox.types import Limits
-
-    try:
-        return Limits(
-            wall_seconds=settings.timeout,
-            total_seconds=settings.total_seconds,
-            cpu_seconds=settings.cpu_seconds,
-            memory_bytes=settings.memory_bytes,
-            output_bytes=settings.output_bytes,
-        )
-    except ValueError as error:
-        raise ValueError(str(error).replace("wall_seconds", "timeout")) from error
+    return Code(problems, code_runner(settings), settings)
 
 
 def code_runner(settings: "CodeConfig") -> "Runner":
     """Build what runs programs, here or elsewhere. Raises ValueError where this machine cannot isolate them."""
     from covey.environments.code.remote_judge import RemoteRunner
+    from covey.environments.code.settings import code_limits
     from covey.sandbox import Sandbox, SandboxFailed
 
     if settings.remote_url is not None:

@@ -184,15 +184,10 @@ def run_tests(
     return shared_sandbox(tier, os.getpid()).run_blocking(code, tests, entry_point, limits)
 
 
-def remedy_for(message: str) -> str:
-    """Return the remedy for a message. Empty where none is known."""
-    return next((remedy for word, remedy in REMEDIES if word in message), "")
-
-
 def with_remedy(tier: str, message: str) -> str:
-    """Write one line: the tier, what is missing, and what brings it."""
-    remedy = remedy_for(message)
-    return f"tier {tier}: {message}" + (f"; {remedy}" if remedy else "")
+    """Write one line: the tier, what is missing, and what brings it where that is known."""
+    remedy = next((f"; {remedy}" for word, remedy in REMEDIES if word in message), "")
+    return f"tier {tier}: {message}{remedy}"
 
 
 ELSEWHERE = 'or use a remote runner (docs/trust/sandbox.md), or accept the risk with tier="unsafe_no_isolation"'
@@ -204,17 +199,11 @@ NAMESPACES = (
 LANDLOCK = "use Linux >= 5.13 with landlock in the kernel's list of security modules (boot with lsm=landlock,...)"
 SECCOMP = "use a kernel with CONFIG_SECCOMP_FILTER; gVisor and some emulators have none"
 
+NAMESPACE_WORDS = ("unshare", "uid_map", "setgroups", "namespace", "clone", "mount", "open_tree", "pivot_root")
 REMEDIES = (
     ("landlock", LANDLOCK),
     ("seccomp", SECCOMP),
-    ("unshare", NAMESPACES),
-    ("uid_map", NAMESPACES),
-    ("setgroups", NAMESPACES),
-    ("namespace", NAMESPACES),
-    ("clone", NAMESPACES),
-    ("mount", NAMESPACES),
-    ("open_tree", NAMESPACES),
-    ("pivot_root", NAMESPACES),
+    *((word, NAMESPACES) for word in NAMESPACE_WORDS),
     ("temporary", "set TMPDIR to a folder that every user may enter"),
 )
 """What to do about a layer that is missing, by what the kernel said."""

@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, get_args
 
+from covey.sandbox.inside import case
+
 Tier = Literal["auto", "namespace", "landlock", "unsafe_no_isolation"]
 """How a program is shut in. "auto": the strongest of the next two that passes its probes; never the last."""
 TIERS: tuple[Tier, ...] = get_args(Tier)
@@ -22,7 +24,7 @@ Kind = Literal["passed", "wrong", "error", "timeout", "crash", "output", "load",
 - not_run: `total_seconds` were used up before it
 """
 
-SUSPICIOUS = frozenset({"os", "sys", "gc", "inspect", "ctypes"})
+SUSPICIOUS = case.SUSPICIOUS
 """Modules that honest solutions rarely need and attacks nearly always do."""
 
 
@@ -58,8 +60,9 @@ class Limits:
 class CallTest:
     """The entry point, called with these arguments, must return the expected value.
 
-    Types are strict: `True` is not `1`, a list is not a tuple, but an int of equal value passes for a float.
-    Values are plain: None, bool, int, float, complex, str, bytes, list, tuple, set, frozenset, dict.
+    Types are strict: `True` is not `1`, a list is not a tuple, but an int of equal value passes for a float, and a
+    Fraction or Decimal of exactly equal value for an int or a float.
+    Values are plain: None, bool, int, float, complex, str, bytes, list, tuple, set, frozenset, dict, Fraction, Decimal.
 
     >>> CallTest(args=(12, 18), expected=6)
     >>> CallTest(args=([0.1, 0.2],), expected=0.3, rel=1e-6)

@@ -12,12 +12,12 @@ from covey.environments.code.environment import (
     MAX_MESSAGE,
     NO_PROGRAM,
     Code,
-    CodeSettings,
     is_chosen,
     reward_of,
 )
 from covey.environments.code.formats import problem_of
 from covey.environments.code.problems import generate_problems
+from covey.environments.code.settings import CodeConfig
 from covey.sandbox.types import Report, SandboxFailed, Test, TestResult
 from covey.types import Failure, Reward
 
@@ -37,7 +37,7 @@ WRONG = "def f(n): return n - 100"
 
 def environment(runner: Any = None, **settings: Any) -> Code:
     problem = problem_of(DOUBLE)
-    return Code({"train": [problem], "test": [problem]}, runner or Here(), CodeSettings(**settings))
+    return Code({"train": [problem], "test": [problem]}, runner or Here(), CodeConfig(**settings))
 
 
 def scores(code: Code, *completions: str) -> list[Reward | Failure]:
@@ -92,7 +92,7 @@ def test_a_group_of_equal_programs_runs_one() -> None:
 def test_settings_out_of_range_are_refused() -> None:
     for name, value in (("partial_weight", 1.5), ("recheck_rate", -0.1), ("cache_size", -1)):
         with pytest.raises(ValueError, match=f"{name} must be .*, got {value}"):
-            CodeSettings(**{name: value})
+            environment(**{name: value})
 
 
 # ------------------------------------------------------------------------------------------------ prompts, solutions
@@ -141,7 +141,7 @@ def test_programs_of_full_score_run_again_on_inputs_they_have_not_seen(caplog: p
     seen = {test.args[0]: test.expected for test in problem.tests}  # type: ignore[union-attr]
     forged = f"def {problem.entry_point}(n): return {seen}[n]"
     runner = Here()
-    code = Code(problems, runner, CodeSettings(recheck_rate=1.0))
+    code = Code(problems, runner, CodeConfig(recheck_rate=1.0))
     assert values(code, problem.solution or "", forged) == [1.0, 1.0]
     metrics = code.metrics()
     assert (metrics["rechecked"], metrics["recheck_disagreements"]) == (2.0, 1.0)
@@ -154,7 +154,7 @@ def test_no_two_second_runs_ask_about_the_same_inputs() -> None:
     problems = generate_problems("line", 1, {"train": 1, "test": 1}, 0)
     runner = Told(lambda code, tests: report(True))
     solution = problems["train"][0].solution or ""
-    values(Code(problems, runner, CodeSettings(recheck_rate=1.0)), solution, f"{solution}\n\nlast = 1")
+    values(Code(problems, runner, CodeConfig(recheck_rate=1.0)), solution, f"{solution}\n\nlast = 1")
     first, second = (tests for _, tests in runner.asked if tests != problems["train"][0].tests)
     assert first != second
 

@@ -78,6 +78,60 @@ def test_marks_in_words_and_in_code_are_no_fences() -> None:
     assert extract_program(fence(quoted), "f") == quoted
 
 
+def test_a_fence_may_close_at_the_end_of_the_last_line_of_code() -> None:
+    assert extract_program(f"```python\n{F[:-1]}```\nHope that helps.", "f") == F[:-1]
+    assert extract_program(f"```python\n{F[:-1]}```", "f") == F[:-1]
+    assert extract_program(f"```python\n{F[:-1]}```</answer>\nDone.", "f") == F[:-1]
+    assert extract_program(f"First:\n```python\n{F[:-1]}```\nTry it:\n{fence(USE)}", "f") == F[:-1]
+    assert extract_program(f"```python\n{F[:-1]}```\nBetter:\n{fence(G)}", "f") == G
+
+
+def test_marks_at_the_end_of_a_line_close_nothing_where_a_fence_of_its_own_does() -> None:
+    code = 'def f(n):\n    """Write code as ```\n    so.\n    """\n    return n\n'
+    assert extract_program(f"{fence(code)}That is it.", "f") == code
+    assert extract_program(f"````python\n{code}", "f") == code
+
+
+@pytest.mark.parametrize(("marks", "language"), [("```", "markdown"), ("```", "md"), ("````", "Markdown")])
+def test_a_block_in_a_block_of_markdown_is_the_program(marks: str, language: str) -> None:
+    wrapped = f"{marks}{language}\n# Answer\n{fence(F)}{marks}\n"
+    assert extract_program(wrapped, "f") == F
+    assert extract_program(f"Here:\n{wrapped}Hope that helps.", "f") == F
+    assert fenced_blocks(f"{wrapped}So:\n{fence(G)}") == [F, G]
+    assert fenced_blocks(f"{marks}{language}\n{fence(F)}or\n{fence(G)}{marks}\nBye.") == [F, G]
+
+
+def test_a_block_of_markdown_without_another_one_in_it_is_a_program_like_any() -> None:
+    assert extract_program(f"{fence(F, 'markdown')}Bye.", "f") == F
+    assert extract_program(f"```markdown\n{fence(F)}", "f") == F
+    rest = "    return 2 * n\n"
+    assert extract_program(f"```markdown\n{fence(rest)}```\n", "f", OPENING) == OPENING + rest
+
+
+@pytest.mark.parametrize("mark", ["> ", ">", "> > ", "  > "])
+def test_a_block_may_be_quoted(mark: str) -> None:
+    code = "def f(n):\n    m = n\n\n    return m > 2\n"
+    quoted = "".join(f"{mark}{line}".rstrip() + "\n" for line in f"Sure:\n{fence(code)}".splitlines())
+    assert extract_program(f"{quoted}Bye.", "f") == code
+    assert extract_program(quoted.replace("python", ""), "f") == code
+
+
+def test_what_looks_quoted_in_a_block_that_is_not_stays() -> None:
+    code = 'def f(n):\n    """\n>>> f(3)\n> 3\n"""\n    return n\n'
+    assert extract_program(f"{fence(code)}Bye.", "f") == code
+
+
+def test_text_without_a_fence_may_be_in_tags_of_python() -> None:
+    assert extract_program(f"Sure.\n[PYTHON]\n{F}[/PYTHON]\n[TESTS]\nassert f(1) == 1\n[/TESTS]", "f") == f"\n{F}"
+    assert extract_program(f" [PYTHON]\n{F}", "f") == f"\n{F}"
+    assert extract_program(f"Here it is: [PYTHON]\n{F}[/PYTHON] Bye.", "f") == f"\n{F}"
+    assert extract_program(f"[PYTHON]\n{F}[/PYTHON]\nBetter:\n[PYTHON]\n{G}[/PYTHON]", "f") == f"\n{G}"
+    assert extract_program(f"<answer>[PYTHON]\n{F}[/PYTHON]</answer> done", "f") == f"\n{F}"
+    assert extract_program(f"[PYTHON]\n{fence(F)}[/PYTHON]", "f") == F
+    named = "PYTHON = 0\ndef f(n):\n    return [PYTHON] + n[PYTHON]\n"
+    assert extract_program(named, "f") == named
+
+
 def test_lines_may_end_as_on_windows() -> None:
     assert extract_program(fence(F).replace("\n", "\r\n"), "f") == F
 

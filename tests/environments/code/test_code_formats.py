@@ -73,6 +73,15 @@ def test_a_row_of_your_own_with_calls() -> None:
     assert problem.statement.startswith("Add two numbers.\n\nName the function `add`.")
 
 
+@pytest.mark.parametrize("tolerance", [{"rel_tol": 1e-6}, {"rel": 1e-6, "atol": 0.1}, 1e-6, ["rel"]], ids=str)
+def test_a_tolerance_that_nothing_would_read_is_refused(tolerance: Any) -> None:
+    with pytest.raises(ValueError, match=r'^tol of a test must be \{"rel": r, "abs": a\}, got '):
+        call_test({"args": [1], "expected": 0.5, "tol": tolerance})
+    assert call_test({"args": [1], "expected": 0.5, "tol": None}) == CallTest((1,), expected=0.5)
+    as_in_parquet = {"args": [1], "expected": 0.5, "tol": {"rel": None, "abs": 1}}
+    assert call_test(as_in_parquet) == CallTest((1,), expected=0.5, abs=1.0)
+
+
 def test_a_file_of_asserts_is_as_many_tests() -> None:
     assert split_tests("assert f(1) == 1\nassert f(2) == (\n    3)\n", "f") == ["assert f(1) == 1", "assert f(2) == 3"]
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from covey.environments.code.environment import Code, CodeSettings
+from covey.environments.code.environment import Code
 from covey.environments.code.formats import problem_of
 from covey.environments.code.problems import Problem, generate_problems
 from covey.environments.code.settings import CodeConfig
-from covey.sandbox import Limits, Sandbox
+from covey.sandbox import Sandbox
 from covey.train import train
 from covey.types import Failure, Prompt, Reward
 
@@ -27,7 +27,7 @@ def sandbox() -> Iterator[Sandbox]:
 
 
 def environment(sandbox: Sandbox, problems: Sequence[Problem], **settings: Any) -> Code:
-    return Code({"train": problems, "test": []}, sandbox, CodeSettings(**settings))
+    return Code({"train": problems, "test": []}, sandbox, CodeConfig(**settings))
 
 
 def score(code: Code, pairs: Sequence[tuple[Prompt, str]]) -> list[Reward | Failure]:
@@ -49,8 +49,8 @@ def test_answers_that_are_hard_to_look_at_are_low_rewards_and_no_failures(sandbo
     used = problem_of(
         {"prompt": "Return n.", "entry_point": "f", "tests": [f"assert {{*[f({n})]}} == {{{n}}}" for n in range(4)]}
     )
-    limits = Limits(wall_seconds=1.0, total_seconds=4.0)
-    code = environment(sandbox, [called, used], partial_weight=0.5, limits=limits)
+    limits = {"timeout": 1.0, "total_seconds": 4.0}
+    code = environment(sandbox, [called, used], partial_weight=0.5, **limits)
     prompts = code.prompts("train")
     answers = ["range(10**5000)", "{10**5000: 1}.keys()", "[{10**5000: range(10**5000)}.items()]", "'a' * 7000000"]
     programs = [f"def f(n): return {answer} if n == 1 else n" for answer in answers]
@@ -123,9 +123,9 @@ def test_every_solution_of_the_shared_data_sets_scores_1(sandbox: Sandbox, probl
 @pytest.mark.slow
 def test_shared_completions_score_as_expected(sandbox: Sandbox, problems: dict[str, Problem], shared: Path) -> None:
     """All of them, those included that depend on a choice: the rule of extraction is the one that they expect."""
-    limits = Limits(wall_seconds=2.0, total_seconds=8.0)
+    limits = {"timeout": 2.0, "total_seconds": 8.0}
     completions = rows(shared / "data/code/completions.jsonl")
-    code = environment(sandbox, [problems[row["task_id"]] for row in completions], limits=limits, recheck_rate=0.0)
+    code = environment(sandbox, [problems[row["task_id"]] for row in completions], recheck_rate=0.0, **limits)
     pairs = list(zip(code.prompts("train"), (row["completion"] for row in completions), strict=True))
     verdicts = score(code, pairs)
     wrong = []
@@ -145,8 +145,8 @@ def test_no_attack_among_the_completions_of_a_step_gets_more_than_it_is_due(sand
     cases = [row for row in rows(shared / "sandbox/attacks.jsonl") if not row.get("needs")]
     attacks = [problem_of({**row, "prompt": row["must"]}) for row in cases]
     honest = generate_problems("starters", None, {"train": 9 * len(attacks), "test": 1}, 0)["train"]
-    limits = Limits(wall_seconds=3.0, total_seconds=12.0)
-    code = environment(sandbox, [*attacks, *honest], limits=limits, recheck_rate=0.0)
+    limits = {"timeout": 3.0, "total_seconds": 12.0}
+    code = environment(sandbox, [*attacks, *honest], recheck_rate=0.0, **limits)
     texts = [row["code"] for row in cases] + [problem.solution or "" for problem in honest]
     due = [row["reward"] if row["reward"] == 1.0 else 0.5 * row["reward"] for row in cases] + [1.0] * len(honest)
     order = list(range(len(texts)))

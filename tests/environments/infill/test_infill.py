@@ -3,6 +3,7 @@
 import asyncio
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,6 @@ from covey.environments.data.rows import RowSettings
 from covey.environments.infill.environment import (
     GRAMMAR,
     NOT_TEXT,
-    Draw,
     Infill,
     Rule,
     gap_reference,
@@ -21,6 +21,7 @@ from covey.environments.infill.environment import (
     written,
 )
 from covey.environments.infill.grammar import is_sentence, sentence, sentences
+from covey.environments.infill.settings import InfillConfig
 from covey.environments.infill.texts import MASKINGS, Masker, Texts, load_texts, num_masked
 from covey.policy.models.nano_masked import nano_masked_tokenizer
 from covey.types import Prompt, Reward
@@ -210,7 +211,9 @@ def test_what_is_no_text_is_refused_in_one_line(tmp_path: Path) -> None:
 @pytest.mark.shared
 def test_shakespeare_makes_prompts_of_both_splits(shared: Path) -> None:
     texts = load_texts(str(shared / "data" / "text" / "tinyshakespeare.txt"), 64, ROWS)
-    made = make_prompts(texts, masker("spans"), TOKENIZER, Draw([0.1, 0.4], {"train": 50, "test": 10}, 0))
+    made = make_prompts(
+        texts, masker("spans"), TOKENIZER, InfillConfig(mask_ratios=[0.1, 0.4], num_train=50, num_test=10)
+    )
     assert [len(made["train"]), len(made["test"])] == [50, 10]
     assert {len(p.columns["input_ids"]) for p in made["train"]} == {64}
     assert [len(p.columns["hidden"]) for p in made["train"][:4]] == [6, 26, 6, 26]
@@ -221,9 +224,9 @@ def test_shakespeare_makes_prompts_of_both_splits(shared: Path) -> None:
 
 def test_prompts_are_the_same_each_time_and_say_how_hard_they_are() -> None:
     texts = load_texts(None, 64, ROWS)
-    draw = Draw([0.1, 0.5], {"train": 6, "test": 4}, 0)
-    first, again = (make_prompts(texts, masker(), TOKENIZER, draw) for _ in range(2))
-    other = make_prompts(texts, masker(), TOKENIZER, Draw([0.1, 0.5], {"train": 6, "test": 4}, 1))
+    settings = InfillConfig(mask_ratios=[0.1, 0.5], num_train=6, num_test=4)
+    first, again = (make_prompts(texts, masker(), TOKENIZER, settings) for _ in range(2))
+    other = make_prompts(texts, masker(), TOKENIZER, replace(settings, problem_seed=1))
     assert first == again != other
     assert [infill().difficulty(prompt) for prompt in first["train"]] == [0.1, 0.5] * 3
     assert all(is_sentence(infill().completed(p, p.columns["hidden"])) for p in first["train"])

@@ -15,16 +15,27 @@ from transformers import BertConfig, BertForSequenceClassification
 from covey.environments.data.rows import RowSettings
 from covey.environments.infill import build as build_module
 from covey.environments.infill.build import Corruption, NgramModel
-from covey.environments.infill.judge import Judge, JudgeSettings
-from covey.environments.infill.judge_training import JudgeTraining, Pair, accuracy, ensure_judge
+from covey.environments.infill.judge import Judge
+from covey.environments.infill.judge_training import Pair, accuracy, ensure_judge
 from covey.environments.infill.settings import InfillConfig
 from covey.environments.infill.texts import MASKINGS
 from covey.policy.models.nano_masked import nano_masked_tokenizer
 from covey.policy.settings import ModelConfig
 
-CPU = JudgeSettings(device="cpu")
-TINY = JudgeTraining(hidden_size=16, num_layers=1, num_heads=2, num_steps=2, batch_size=2)
+CPU = InfillConfig(judge_device="cpu")
+SMALL: dict[str, Any] = {"judge_hidden_size": 16, "judge_num_layers": 1}
 TEXTS = ["a cat.", "a much longer text than that.", "", "dogs"]
+
+
+CHANGES: list[dict[str, Any]] = [
+    {"judge_hidden_size": 32}, {"judge_num_layers": 2}, {"judge_num_steps": 3}, {"judge_pairs": 3}, {"judge_lr": 1e-3},
+]  # fmt: skip
+"""What makes another judge."""
+
+
+def tiny(cache: Path) -> InfillConfig:
+    """The smallest judge, trained for two steps."""
+    return InfillConfig(**SMALL, judge_num_steps=2, judge_pairs=2, judge_cache_dir=str(cache))
 
 
 def letters(count: int, chance: random.Random) -> list[Pair]:
@@ -44,8 +55,8 @@ def classifier(folder: Path, num_labels: int) -> str:
 
 @pytest.mark.long
 def test_a_judge_learns_to_rank_real_above_corrupted_text(tmp_path: Path) -> None:
-    training = JudgeTraining(hidden_size=16, num_layers=1, num_heads=2, num_steps=60, batch_size=16, lr=1e-2)
-    judge = Judge(str(ensure_judge(training, letters, [], tmp_path)), CPU)
+    settings = InfillConfig(**SMALL, judge_num_steps=60, judge_pairs=16, judge_lr=1e-2, judge_cache_dir=str(tmp_path))
+    judge = Judge(str(ensure_judge(settings, 0, letters, [])), CPU)
     assert accuracy(judge, letters(64, random.Random(1))) > 0.95
     assert judge.is_frozen
 
@@ -57,12 +68,18 @@ def test_a_trained_judge_is_kept_by_all_that_it_follows_from(tmp_path: Path) -> 
         asked.append(count)
         return letters(count, chance)
 
-    first = ensure_judge(TINY, counted, ["texts"], tmp_path)
+    settings = tiny(tmp_path)
+    first = ensure_judge(settings, 0, counted, ["texts"])
     assert asked == [2, 2]
-    assert ensure_judge(TINY, counted, ["texts"], tmp_path) == first
+    assert ensure_judge(settings, 0, counted, ["texts"]) == first
     assert asked == [2, 2]
-    assert ensure_judge(TINY, counted, ["other texts"], tmp_path) != first
-    assert ensure_judge(replace(TINY, seed=1), counted, ["texts"], tmp_path) != first
+    others = [
+        ensure_judge(settings, 0, counted, ["other texts"]),
+        ensure_judge(settings, 1, counted, ["texts"]),
+        *(ensure_judge(replace(settings, **changed), 0, counted, ["texts"]) for changed in CHANGES),
+    ]
+    assert len({first, *others}) == 8
+    assert ensure_judge(replace(settings, judge_batch_size=3, judge_floor=0.5), 0, counted, ["texts"]) == first
     assert sorted(path.name for path in tmp_path.iterdir() if ".tmp" in path.name) == []
 
 
@@ -101,7 +118,7 @@ def test_the_second_judge_learns_from_a_seed_of_its_own(monkeypatch: pytest.Monk
 
 
 def test_the_same_seed_makes_the_same_judge(tmp_path: Path) -> None:
-    scores = [Judge(str(ensure_judge(TINY, letters, [], tmp_path / n)), CPU).score(TEXTS) for n in "ab"]
+    scores = [Judge(str(ensure_judge(tiny(tmp_path / n), 0, letters, [])), CPU).score(TEXTS) for n in "ab"]
     assert scores[0] == scores[1]
 
 
@@ -109,7 +126,7 @@ def test_the_same_seed_makes_the_same_judge(tmp_path: Path) -> None:
 def test_scores_do_not_depend_on_what_is_scored_beside_them(batch_size: int, tmp_path: Path) -> None:
     name = classifier(tmp_path, 1)
     alone = [Judge(name, CPU).score([text])[0] for text in TEXTS[:2]]
-    judge = Judge(name, JudgeSettings(device="cpu", batch_size=batch_size))
+    judge = Judge(name, InfillConfig(judge_device="cpu", judge_batch_size=batch_size))
     assert judge.score(TEXTS[:2] * 3) == pytest.approx(alone * 3, abs=1e-6)
 
 
@@ -125,11 +142,16 @@ def test_the_scores_of_a_call_are_bit_equal_whatever_else_is_scored_at_the_same_
 
 def test_a_score_is_the_probability_or_the_logit_of_a_label(tmp_path: Path) -> None:
     name = classifier(tmp_path, 3)
-    logits = [Judge(name, JudgeSettings("cpu", output="logit", label=label)).score(["a cat."])[0] for label in range(3)]
-    found = [Judge(name, JudgeSettings("cpu", label=label)).score(["a cat."])[0] for label in range(3)]
+
+    def score(label: int, output: str) -> float:
+        how = InfillConfig(judge_device="cpu", judge_output=output, judge_label=label)
+        return Judge(name, how).score(["a cat."])[0]
+
+    logits = [score(label, "logit") for label in range(3)]
+    found = [score(label, "probability") for label in range(3)]
     assert found == pytest.approx(torch.tensor(logits).softmax(0).tolist(), abs=1e-6)
     with pytest.raises(ValueError, match=r"^label must be < 3 for the judge .*, got 3$"):
-        Judge(name, JudgeSettings("cpu", label=3))
+        score(3, "probability")
 
 
 def test_a_special_token_that_is_spelled_out_is_read_as_its_letters(tmp_path: Path) -> None:

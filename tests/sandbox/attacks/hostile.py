@@ -431,6 +431,31 @@ def solve(x):
             except OSError: pass
     return "in"
 """,
+    "a futex in a library": """
+import ctypes, os
+class Time(ctypes.Structure): _fields_ = [("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long)]
+def solve(x):
+    libc = ctypes.CDLL(None, use_errno=True)
+    number = {"x86_64": 202, "aarch64": 98}[os.uname().machine]
+    address = ctypes.cast(libc.getpid, ctypes.c_void_p).value & ~3  # memory that all programs share
+    value = ctypes.c_long(ctypes.c_uint32.from_address(address).value)
+    for wait in (0, 9, 256, 265):  # any other program could wake what waits here
+        libc.syscall(number, ctypes.c_void_p(address), ctypes.c_long(wait), value, ctypes.byref(Time(0, 10**7) if wait == 0 else Time(1)), None, ctypes.c_long(-1))
+        if ctypes.get_errno() == 110: return "OUT"
+    return "in"
+""",
+    "times and modes of what all programs see": """
+import os, sys
+def solve(x):
+    library = os.path.dirname(os.__file__)
+    paths = ["/", "/dev", "/tmp/..", "/usr", "/dev/null", "/dev/zero", "/dev/random", "/dev/urandom", library, os.path.dirname(library)]
+    paths += [os.path.join(library, name) for name in ("site-packages", "dist-packages", "test", "idlelib", "ensurepip", "json", "os.py", "lib-dynload")]
+    for path in paths:
+        for change in (os.utime, lambda path: os.chmod(path, 0o755), lambda path: os.mkdir(path + "/made"), lambda path: os.truncate(path, 0)):
+            try: change(path); return "OUT"
+            except OSError: pass
+    return "in"
+""",
     "times of reading": """
 import os, sys
 def solve(x):

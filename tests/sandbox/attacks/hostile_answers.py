@@ -22,6 +22,15 @@ class Int(int):
     def __repr__(self): return "r" * 10**7
     __str__ = __format__ = lambda self, *a: "s" * 10**7
     def __index__(self): return 10**12
+class Ratio(fractions.Fraction):
+    def __eq__(self, other): return True
+    def __hash__(self): return 1
+    numerator = denominator = property(lambda self: Int(10**9))
+class Cash(decimal.Decimal):
+    def __eq__(self, other): return True
+    def __hash__(self): return 1
+    def __str__(self): return "sNaN"
+    def is_nan(self): return True
 class Str(str):
     def __len__(self): return 10**18
     def __eq__(self, other): return True
@@ -77,6 +86,8 @@ NUMBERS = [
     "10**5000", "-(1 << 1 << 20)", "1 << (1 << 24)", "10**4299", "10**4301", "float('nan')", "float('inf')", "-0.0", "1e308", "5e-324",
     "complex('nan+infj')", "complex(1e308, -1e308)", "Int(3)", "Flag.A", "True", "decimal.Decimal('1e999999999')",
     "fractions.Fraction(10**5000, 3)", "2**63", "-2**63 - 1", "datetime.timedelta.max",
+    "decimal.Decimal('sNaN')", "decimal.Decimal('-Infinity')", "decimal.Decimal('9' * 5000000)", "{decimal.Decimal('1e999999999999999999'): 1}",
+    "Ratio(3, 7)", "{Ratio(3, 7)}", "Cash(3)", "[Cash('NaN')]", "fractions.Fraction(3**(1 << 22), 7**(1 << 20))",
 ]  # fmt: skip
 TEXTS = [
     "'a' * 8000000", "'\\ud800' * 100000", "'\\x00\\x1b[2J\\x07\\u202e'", "'\\U0010ffff' * 500000", "'a' * 40 + '!'", "'9' * 5000", "'%9999999d'",
@@ -110,6 +121,7 @@ FRAMES = [
     "say(b'[' * 3000000)", "say(b'{\"i\":' * 500000)", "say('{\"i\": 1, \"out\": ' + '[[],' * 1000000 + '0' + ']' * 1000000 + '}')", "say(b'9' * 4000000)",
     "say('{\"i\": ' + '9' * 5000 + ', \"out\": 1}')", "say(b'\\xff\\xfe' * 1000)", "say('{\"i\": 1, \"out\": [' + '{},' * 900000 + '0]}')", "put(b'\\x7f' * 3000000)",
     "say('{\"i\": 1, \"err\": \"' + 'e' * 7000000 + '\", \"text\": \"' + 't' * 1000 + '\"}')", "put(frame({'i': 1, 'out': 0}) * 50000)",
+    "say('{\"i\": 1, \"out\": {\"q\": [\"0x' + 'f' * 4000000 + '\", \"0x' + 'e' * 3999999 + '\"]}}')", "say('{\"i\": 1, \"out\": {\"m\": \"' + '9' * 8000000 + '\"}}')",
     "say('{\"i\": 1, \"out\": {\"i\": \"0x' + 'f' * 8000000 + '\"}}')", "say('{\"i\": 1, \"out\": {\"b\": \"' + '0' * 8000000 + '\"}}')",
     "say('{\"i\": 1, \"out\": {\"s\": [' + ','.join('{\"i\": \"%s\"}' % hex(((1 << 61) - 1) * i) for i in range(90000)) + ']}}')",
 ]  # fmt: skip
@@ -122,6 +134,7 @@ FORGED = [
         '{"i": 1, "out": {"i": "0x1", "f": "nan"}}', '{"i": 1, "out": {}}', '{"i": 1, "out": {"__class__": "str"}}', '{"i": 1, "out": {"n": [{"n": []}]}}',
         '{"i": 0, "i": 1, "out": 1}', '{"i": 1, "err": "AssertionError", "text": "", "out": 1}', '{"i": 1, "err": "StopIteration", "text": ""}', '{"loaded": true}',
         '{"i": 1, "err": ["x"], "text": {}}', '{"i": 1, "out": {"r": ["0x0", "0x1", "0x0"]}}', '{"i": 1, "out": {"k": [[]]}}', '{"i": 1, "out": {"d": [[{"s": []}, 1]]}}',
+        '{"i": 1, "out": {"q": ["0x1", "0x0"]}}', '{"i": 1, "out": {"q": ["0x1", true]}}', '{"i": 1, "out": {"m": "sNaN"}}', '{"i": 1, "out": {"m": "1e99999999999999999999"}}',
         '{"i": 1, "out": {"d": {"a": "b"}}}', '{"i": 1, "out": {"b": "zz"}}', '{"i": 1, "out": {"b": 5}}', '{"i": 1, "out": {"c": ["nan"]}}', '{"i": 1}', '',
     )
 ]  # fmt: skip

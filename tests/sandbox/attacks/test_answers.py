@@ -42,6 +42,8 @@ CALLS = [CallTest((n,), expected=n) for n in range(3)]
         ("[{10**5000: 1}.keys()]", "[dict_keys([<integer of 16610 bits>])]"),
         ("{0: 'a' * 8000000}.values()", "dict_values(['aaa"),
         ("[[[[[[[[10**5000]]]]]]]]", "[[[[[...]]]]]"),
+        ("__import__('fractions').Fraction(10**5000, 3)", "Fraction(<integer of 16610 bits>, 3)"),
+        ("__import__('decimal').Decimal('9' * 5000000)", "Decimal('999"),
     ],
 )
 def test_a_wrong_answer_that_is_hard_to_show_fails_its_test_alone(sandbox: Sandbox, answer: str, said: str) -> None:

@@ -9,9 +9,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from covey.config.schema import Config
-from covey.environments.build import code_limits
 from covey.environments.code.families import chosen_families
-from covey.environments.code.settings import CodeConfig
+from covey.environments.code.settings import CodeConfig, code_limits
 from covey.environments.conversations.tools.settings import ToolsConfig
 from covey.environments.doors.settings import AgentConfig, OpenEnvConfig, StepsConfig, VerifiersConfig
 from covey.environments.infill.settings import InfillConfig

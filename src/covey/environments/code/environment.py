@@ -8,14 +8,14 @@ import hashlib
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from covey.environments.base import Environment, Split
 from covey.environments.code.extract import extract_program
 from covey.environments.code.problems import Problem
+from covey.environments.code.settings import CodeConfig, code_limits
 from covey.environments.code.verdict_cache import CachedRunner
-from covey.sandbox.types import SUSPICIOUS, Limits, Report, Runner, SandboxFailed
+from covey.sandbox.types import SUSPICIOUS, Report, Runner, SandboxFailed
 from covey.system.text.escaping import excerpt
 from covey.types import Failure, Message, Prompt, Reward
 
@@ -30,36 +30,20 @@ MAX_VERDICTS = 100
 """Tests whose verdicts are noted for the logs."""
 
 
-@dataclass(frozen=True, slots=True)
-class CodeSettings:
-    """How programs are judged. What `CodeConfig` explains."""
-
-    partial_weight: float = 0.5
-    max_turns: int = 1
-    recheck_rate: float = 0.01
-    cache_size: int = 65536
-    limits: Limits = field(default_factory=Limits)
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.partial_weight <= 1:
-            raise ValueError(f"partial_weight must be in [0, 1], got {self.partial_weight}")
-        if not 0 <= self.recheck_rate <= 1:
-            raise ValueError(f"recheck_rate must be in [0, 1], got {self.recheck_rate}")
-        if self.cache_size < 0:
-            raise ValueError(f"cache_size must be >= 0, got {self.cache_size}")
-
-
 class Code(Environment):
     """Environment of programming problems.
 
-    >>> Code(generate_problems("fizzbuzz", 3, {"train": 8, "test": 4}, seed=0), Sandbox(), CodeSettings())
+    >>> Code(generate_problems("fizzbuzz", 3, {"train": 8, "test": 4}, seed=0), Sandbox(), CodeConfig())
     """
 
     def __init__(
-        self, problems: Mapping[Split, Sequence[Problem]], runner: Runner, settings: CodeSettings | None = None
+        self, problems: Mapping[Split, Sequence[Problem]], runner: Runner, settings: CodeConfig | None = None
     ) -> None:
-        """Take over the runner: `close` closes it."""
-        self.settings = settings or CodeSettings()
+        """Take over the runner: `close` closes it. Raises ValueError for settings that no program can be judged by."""
+        self.settings = settings or CodeConfig()
+        _check(self.settings)
+        self._limits = code_limits(self.settings)
+        self._max_turns = self.settings.max_turns or 1
         self._runner = runner
         self._cache = CachedRunner(runner, self.settings.cache_size)
         self._prompts = {split: [_prompt(split, i, p) for i, p in enumerate(problems[split])] for split in problems}
@@ -87,10 +71,10 @@ class Code(Environment):
 
     @property
     def can_reply(self) -> bool:
-        return self.settings.max_turns > 1
+        return self._max_turns > 1
 
     def max_turns(self, prompt: Prompt) -> int:
-        return self.settings.max_turns
+        return self._max_turns
 
     def gold(self, prompt: Prompt) -> str | None:
         """Return a program that passes. None where the row has none."""
@@ -146,7 +130,7 @@ class Code(Environment):
         return reward
 
     async def _report(self, problem: Problem, program: str) -> Report:
-        return await self._cache.run(program, problem.tests, problem.entry_point, self.settings.limits)
+        return await self._cache.run(program, problem.tests, problem.entry_point, self._limits)
 
     def _note(self, report: Report, reward: Reward) -> None:
         self._counts.update(f"imports/{name}" for name in report.suspicious_imports)
@@ -161,7 +145,7 @@ class Code(Environment):
         # New arguments, which a program that remembers the old ones does not know
         tests = problem.fresh_tests(f"recheck {self._num_rechecks}")
         try:
-            report = await self._runner.run(program, tests, problem.entry_point, self.settings.limits)
+            report = await self._runner.run(program, tests, problem.entry_point, self._limits)
         except SandboxFailed as error:
             LOGGER.warning("prompt %s: a program could not be run again: %s", prompt.id, error)
             return
@@ -170,6 +154,16 @@ class Code(Environment):
         if failed is not None:
             self._counts["recheck_disagreements"] += 1
             LOGGER.warning("prompt %s: full score, but run again: %s\n%s", prompt.id, failed, excerpt(program))
+
+
+def _check(settings: CodeConfig) -> None:
+    """Refuse (ValueError) what the settings of a run cannot hold and those made in Python can."""
+    if not 0 <= settings.partial_weight <= 1:
+        raise ValueError(f"partial_weight must be in [0, 1], got {settings.partial_weight}")
+    if not 0 <= settings.recheck_rate <= 1:
+        raise ValueError(f"recheck_rate must be in [0, 1], got {settings.recheck_rate}")
+    if settings.cache_size < 0:
+        raise ValueError(f"cache_size must be >= 0, got {settings.cache_size}")
 
 
 def reward_of(report: Report, partial_weight: float) -> Reward:

@@ -150,13 +150,12 @@ def split_tests(source: str, entry_point: str) -> list[str]:
     checks = [node for node in tree.body if _is_function(node, "check")]
     if len(checks) != 1 or not isinstance(checks[0], ast.FunctionDef):
         return [source]
-    before, after = _around(tree.body, checks[0])
-    asserts = checks[0].body
-    only_called = all(ast.unparse(node) == f"check({entry_point})" for node in after)
+    place, asserts = tree.body.index(checks[0]), checks[0].body
+    only_called = all(ast.unparse(node) == f"check({entry_point})" for node in tree.body[place + 1 :])
     if not only_called or len(asserts) < 2 or not all(isinstance(node, ast.Assert) for node in asserts):
         return [source]
     # Each gets the text before them
-    head = ast.unparse(ast.Module(before, [])) + f"\n\ndef check({ast.unparse(checks[0].args)}):\n    "
+    head = ast.unparse(ast.Module(tree.body[:place], [])) + f"\n\ndef check({ast.unparse(checks[0].args)}):\n    "
     return [f"{head}{ast.unparse(node)}\n\ncheck({entry_point})\n" for node in asserts if _can_fail(node)] or [source]
 
 
@@ -169,22 +168,19 @@ def _can_fail(node: ast.stmt) -> bool:
     return not (isinstance(node.test, ast.Constant) and node.test.value)
 
 
-def _around(body: list[ast.stmt], node: ast.stmt) -> tuple[list[ast.stmt], list[ast.stmt]]:
-    place = body.index(node)
-    return body[:place], body[place + 1 :]
-
-
 def call_test(test: Any) -> CallTest:
     """Return a call as rows write it. Raises ValueError where it is none."""
     if not isinstance(test, Mapping) or "expected" not in test or not isinstance(test.get("args", []), list):
         raise ValueError(f'a test must be {{"args": [...], "expected": ...}}, got {test!r:.80}')
     tolerance = test.get("tol") or {}
+    if not isinstance(tolerance, Mapping) or not set(tolerance) <= {"rel", "abs"}:
+        raise ValueError(f'tol of a test must be {{"rel": r, "abs": a}}, got {tolerance!r:.80}')
     return CallTest(
         args=tuple(plain_value(value) for value in test.get("args", [])),
         kwargs={name: plain_value(value) for name, value in (test.get("kwargs") or {}).items()},
         expected=plain_value(test["expected"]),
-        rel=float(tolerance.get("rel", 0.0)),
-        abs=float(tolerance.get("abs", 0.0)),
+        rel=float(tolerance.get("rel") or 0.0),
+        abs=float(tolerance.get("abs") or 0.0),
     )
 
 

@@ -103,7 +103,7 @@ class Alone:
 def named_imports(code: str) -> list[str]:
     """Return which suspicious modules the code's text imports: a hostile text is not parsed here."""
     named = {name for match in IMPORT.finditer(code) for part in match.groups("") for name in part.split(",")}
-    return sorted({name.strip().partition(" ")[0].partition(".")[0] for name in named} & set(SUSPICIOUS))
+    return sorted({name.strip().partition(" ")[0].partition(".")[0] for name in named} & SUSPICIOUS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,6 @@ import random
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -13,7 +12,6 @@ from transformers import PreTrainedTokenizerBase
 from covey.environments.data.rows import RowSettings
 from covey.environments.infill.environment import (
     GRAMMAR,
-    Draw,
     Infill,
     Monitor,
     Rule,
@@ -21,8 +19,8 @@ from covey.environments.infill.environment import (
     make_prompts,
     written,
 )
-from covey.environments.infill.judge import Judge, JudgeSettings
-from covey.environments.infill.judge_training import NANO_JUDGE, JudgeTraining, Pair, accuracy, ensure_judge
+from covey.environments.infill.judge import Judge
+from covey.environments.infill.judge_training import NANO_JUDGE, Pair, accuracy, ensure_judge
 from covey.environments.infill.own_grammar import Grammar, read_grammar
 from covey.environments.infill.settings import InfillConfig
 from covey.environments.infill.texts import MASKINGS, Masker, Texts, load_texts
@@ -168,7 +166,6 @@ def build(
     grammar = None if settings.grammar is None else read_grammar(settings.grammar)
     texts = load_texts(path, settings.window, rows, grammar)
     masker = Masker(tokenizer, settings.window, settings.masking, settings.span_length)
-    counts = Draw(settings.mask_ratios, {"train": settings.num_train, "test": settings.num_test}, settings.problem_seed)
     material = Material(texts, masker, tokenizer, settings, say, grammar)
     # Train or load the judge and its monitors, from seeds of their own
     first = judged(material, settings.judge, 2 * seed)
@@ -179,7 +176,7 @@ def build(
         "judge": first.facts,
         **others,
     }
-    return Infill(make_prompts(texts, masker, tokenizer, counts), tokenizer, first.judge, monitors, facts)
+    return Infill(make_prompts(texts, masker, tokenizer, settings), tokenizer, first.judge, monitors, facts)
 
 
 def judged(material: Material, name: str, seed: int) -> Judged:
@@ -187,18 +184,9 @@ def judged(material: Material, name: str, seed: int) -> Judged:
     settings = material.settings
     # Train the embedded judge, once for all ranks.
     if name == NANO_JUDGE:
-        training = JudgeTraining(
-            hidden_size=settings.judge_hidden_size,
-            num_layers=settings.judge_num_layers,
-            num_steps=settings.judge_num_steps,
-            batch_size=settings.judge_pairs,
-            lr=settings.judge_lr,
-            seed=seed,
-        )
-        name = str(collectives.run_on_rank0(lambda: _ensure(material, training)))
+        name = str(collectives.run_on_rank0(lambda: _ensure(material, seed)))
     # Load it, and refuse one that is hardly better than chance.
-    how = JudgeSettings(settings.judge_device, settings.judge_batch_size, settings.judge_output, settings.judge_label)
-    judge = Judge(name, how)
+    judge = Judge(name, settings)
     found = accuracy(judge, material.pairs("test", seed)(NUM_CHECKED, random.Random(f"judge/{seed}/check")))
     if found < settings.judge_floor:
         raise ValueError(
@@ -208,14 +196,14 @@ def judged(material: Material, name: str, seed: int) -> Judged:
     return Judged(judge, found)
 
 
-def _ensure(material: Material, training: JudgeTraining) -> str:
-    pairs = material.pairs("train", training.seed)
+def _ensure(material: Material, seed: int) -> str:
+    pairs = material.pairs("train", seed)
     settings = material.settings
     content = [
         *(written(material.tokenizer, ids) for ids in pairs.pool),
         f"{settings.masking} {settings.span_length} {list(settings.mask_ratios)} {len(material.tokenizer)}",
     ]
-    return str(ensure_judge(training, pairs, content, Path(settings.judge_cache_dir), material.say))
+    return str(ensure_judge(settings, seed, pairs, content, material.say))
 
 
 def _monitors(material: Material, seed: int) -> tuple[Mapping[str, Monitor], Mapping[str, Any]]:

@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from covey.environments.base import Environment, JudgeSummary, Split
 from covey.environments.infill.grammar import is_sentence
 from covey.environments.infill.judge import Judge
+from covey.environments.infill.settings import InfillConfig
 from covey.environments.infill.texts import Masker, Texts
 from covey.types import Failure, Prompt, Reward
 
@@ -40,27 +41,19 @@ GRAMMAR = Rule(is_sentence)
 """1 for a sentence of the embedded language, exactly."""
 
 
-@dataclass(frozen=True, slots=True)
-class Draw:
-    """Which prompts are made."""
-
-    ratios: Sequence[float]
-    """Shares of tokens masked, in equal parts: the difficulties."""
-    counts: Mapping[Split, int]
-    seed: int
-
-
 def make_prompts(
-    texts: Texts, masker: Masker, tokenizer: PreTrainedTokenizerBase, draw: Draw
+    texts: Texts, masker: Masker, tokenizer: PreTrainedTokenizerBase, settings: InfillConfig
 ) -> dict[Split, list[Prompt]]:
     """Mask texts of both splits, as a pure function of the arguments. Raises ValueError where no text can be masked."""
+    counts: dict[Split, int] = {"train": settings.num_train, "test": settings.num_test}
+    ratios, seed = settings.mask_ratios, settings.problem_seed
     made: dict[Split, list[Prompt]] = {}
-    for split, count in draw.counts.items():
+    for split, count in counts.items():
         made[split] = []
-        for index, text in enumerate(texts.draw(split, count, f"infill/{draw.seed}")):
+        for index, text in enumerate(texts.draw(split, count, f"infill/{seed}")):
             # Mask the text at the ratio whose turn it is
-            ratio = draw.ratios[index % len(draw.ratios)]
-            masked = masker.mask(text, ratio, f"infill/{draw.seed}/{split}/{index}")
+            ratio = ratios[index % len(ratios)]
+            masked = masker.mask(text, ratio, f"infill/{seed}/{split}/{index}")
             if masked is not None:
                 # Keep what is hidden, for the verdict
                 columns = {

@@ -21,7 +21,7 @@ SOUNDS = "aeiou"
 """Letters before which "a" is "an"."""
 
 HELD_OUT = 10
-"""Every tenth sentence, by its own letters, is never trained on."""
+"""Of so many sentences one is held out."""
 
 
 def sentence(chance: random.Random) -> str:
@@ -46,9 +46,14 @@ def sentences(count: int, seed: str, *, held_out: bool) -> list[str]:
     found: dict[str, None] = {}
     while len(found) < count:
         drawn = sentence(chance)
-        if (sum(drawn.encode()) % HELD_OUT == 0) == held_out:
+        if is_held_out(drawn) == held_out:
             found[drawn] = None
     return list(found)
+
+
+def is_held_out(sentence: str) -> bool:
+    """Return whether it is never trained on, by its own letters, so that no sentence is in both splits."""
+    return sum(sentence.encode()) % HELD_OUT == 0
 
 
 def is_sentence(text: str) -> bool:

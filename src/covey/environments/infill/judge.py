@@ -1,11 +1,11 @@
 """A frozen judge: how much a whole text looks like a real one, by a sequence classifier or scorer."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from covey.environments.infill.settings import InfillConfig
 from covey.environments.reward_functions.ready_made.reward_model import Loaded, load_scorer
 
 NOTHING = "\N{REPLACEMENT CHARACTER}"
@@ -14,30 +14,17 @@ AS_TEXT: Mapping[str, Any] = {"return_tensors": "pt", "padding": True, "truncati
 """How texts are read: a policy that spells a special token out makes none."""
 
 
-@dataclass(frozen=True, slots=True)
-class JudgeSettings:
-    """How texts are scored."""
-
-    device: str = "auto"
-    batch_size: int = 64
-    """Most texts of one pass."""
-    output: str = "probability"
-    """What the score is: probability (in [0, 1]) or logit."""
-    label: int = 0
-    """Which output of the model; of a model with one the probability is its sigmoid, else the softmax."""
-
-
 class Judge:
     """Scores texts in batches, without gradient."""
 
-    def __init__(self, name: str, settings: JudgeSettings) -> None:
+    def __init__(self, name: str, settings: InfillConfig) -> None:
         """Load the judge from a folder or the hub. Raises ValueError where it is not there, or has too few labels."""
         self.name = name
         self._settings = settings
-        self._loaded: Loaded = load_scorer(name, None, "float32", settings.device)
+        self._loaded: Loaded = load_scorer(name, None, "float32", settings.judge_device)
         num_labels = self._loaded.model.config.num_labels or 0
-        if settings.label >= num_labels:
-            raise ValueError(f"label must be < {num_labels} for the judge {name}, got {settings.label}")
+        if settings.judge_label >= num_labels:
+            raise ValueError(f"label must be < {num_labels} for the judge {name}, got {settings.judge_label}")
 
     @property
     def is_frozen(self) -> bool:
@@ -54,7 +41,7 @@ class Judge:
 
     def score(self, texts: Sequence[str]) -> list[float]:
         """Return one score for each text, in order."""
-        size = self._settings.batch_size
+        size = self._settings.judge_batch_size
         # Texts of like length share a pass, so that little of it is padding.
         order = sorted(range(len(texts)), key=lambda index: len(texts[index]))
         found = [0.0] * len(texts)
@@ -71,6 +58,6 @@ class Judge:
         inputs = tokenizer([text or NOTHING for text in texts], **AS_TEXT)
         logits_NK = model(**inputs.to(model.device)).logits.float()
         values_NK = logits_NK
-        if self._settings.output != "logit":
+        if self._settings.judge_output != "logit":  # of one output the probability is its sigmoid, else the softmax
             values_NK = logits_NK.sigmoid() if logits_NK.shape[1] == 1 else logits_NK.softmax(dim=1)
-        return [float(score) for score in values_NK[:, self._settings.label]]
+        return [float(score) for score in values_NK[:, self._settings.judge_label]]

@@ -9,7 +9,6 @@ import json
 import logging
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
 
@@ -19,6 +18,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from covey.environments.infill.judge import AS_TEXT, Judge
+from covey.environments.infill.settings import InfillConfig
 from covey.policy.models.nano import NanoShape
 from covey.policy.models.nano_masked import nano_judge_model, nano_masked_tokenizer
 from covey.system.disk import LEFTOVER_SECONDS, atomic_folder
@@ -26,22 +26,9 @@ from covey.system.disk import LEFTOVER_SECONDS, atomic_folder
 LOGGER = logging.getLogger(__name__)
 NANO_JUDGE = "nano-judge"
 REPORT = "judge.json"
+NUM_HEADS = 4
 WARMUP = 20
 """Steps over which the learning rate rises."""
-
-
-@dataclass(frozen=True, slots=True)
-class JudgeTraining:
-    """What an embedded judge is and how it learns."""
-
-    hidden_size: int = 64
-    num_layers: int = 2
-    num_heads: int = 4
-    num_steps: int = 300
-    batch_size: int = 64
-    """Real texts of a step; each comes with its corrupted version."""
-    lr: float = 2e-3
-    seed: int = 0
 
 
 Pair = tuple[str, str]
@@ -51,7 +38,7 @@ Pairs = Callable[[int, random.Random], list[Pair]]
 
 
 def ensure_judge(
-    training: JudgeTraining, draw: Pairs, content: Sequence[str], cache: Path, say: Callable[[str], None] = LOGGER.info
+    settings: InfillConfig, seed: int, draw: Pairs, content: Sequence[str], say: Callable[[str], None] = LOGGER.info
 ) -> Path:
     """Return the folder of a judge trained so on these pairs: from the cache, or trained now and put there, which is
     said.
@@ -59,22 +46,32 @@ def ensure_judge(
     `content` is what the pairs follow from besides.
     """
     # Name the folder after all that decides what is trained.
-    given = json.dumps([asdict(training), torch.__version__, *content])
+    training = {
+        "hidden_size": settings.judge_hidden_size,
+        "num_layers": settings.judge_num_layers,
+        "num_heads": NUM_HEADS,
+        "num_steps": settings.judge_num_steps,
+        "batch_size": settings.judge_pairs,
+        "lr": settings.judge_lr,
+        "seed": seed,
+    }
+    cache = Path(settings.judge_cache_dir)
+    given = json.dumps([training, torch.__version__, *content])
     folder = cache / f"judge-{hashlib.sha256(given.encode()).hexdigest()[:16]}"
     if (folder / REPORT).is_file():
         return folder
     # Train.
-    say(f"judge: {training.num_steps} steps of training begin, once for all runs with these texts")
+    say(f"judge: {settings.judge_num_steps} steps of training begin, once for all runs with these texts")
     tokenizer = nano_masked_tokenizer()
-    model, loss = train_judge(training, tokenizer, draw)
-    say(f"judge: {training.num_steps} steps done, loss {loss:.3f}")
+    model, loss = train_judge(settings, seed, tokenizer, draw)
+    say(f"judge: {settings.judge_num_steps} steps done, loss {loss:.3f}")
     # Put it into the cache.
     cache.mkdir(parents=True, exist_ok=True)
     try:
         with atomic_folder(folder, family="judge-*", max_age=LEFTOVER_SECONDS) as aside:
             model.save_pretrained(aside)
             tokenizer.save_pretrained(aside)
-            (aside / REPORT).write_text(json.dumps({"num_steps": training.num_steps, "loss": loss}))
+            (aside / REPORT).write_text(json.dumps({"num_steps": settings.judge_num_steps, "loss": loss}))
     except OSError:
         if not (folder / REPORT).is_file():  # else another run made the same judge in the meantime
             raise
@@ -82,21 +79,21 @@ def ensure_judge(
 
 
 def train_judge(
-    training: JudgeTraining, tokenizer: PreTrainedTokenizerFast, draw: Pairs
+    settings: InfillConfig, seed: int, tokenizer: PreTrainedTokenizerFast, draw: Pairs
 ) -> tuple[PreTrainedModel, float]:
     """Train a judge to rank real texts above corrupted ones, and return its loss (nats per text) at the end."""
     # Make model, optimizer and random numbers from the seed.
-    shape = NanoShape("modernbert", training.hidden_size, training.num_layers, training.num_heads)
-    model = nano_judge_model(shape, tokenizer, training.seed)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=training.lr, betas=(0.9, 0.98), weight_decay=0.01)
-    chance = random.Random(f"judge/{training.seed}")
+    shape = NanoShape("modernbert", settings.judge_hidden_size, settings.judge_num_layers, NUM_HEADS)
+    model = nano_judge_model(shape, tokenizer, seed)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=settings.judge_lr, betas=(0.9, 0.98), weight_decay=0.01)
+    chance = random.Random(f"judge/{seed}")
     losses = []
     model.train()
     # Warm up, then decay linearly to 0.
-    for step in range(training.num_steps):
-        left = 1 - step / training.num_steps
-        optimizer.param_groups[0]["lr"] = training.lr * min((step + 1) / WARMUP, left)
-        loss = _loss(model, tokenizer, draw(training.batch_size, chance))
+    for step in range(settings.judge_num_steps):
+        left = 1 - step / settings.judge_num_steps
+        optimizer.param_groups[0]["lr"] = settings.judge_lr * min((step + 1) / WARMUP, left)
+        loss = _loss(model, tokenizer, draw(settings.judge_pairs, chance))
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)

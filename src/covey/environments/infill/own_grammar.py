@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from covey.environments.base import Split
+from covey.environments.infill.grammar import is_held_out
 
 Alternative = tuple[str, ...]
 """Words, and names of rules in angle brackets."""
@@ -25,8 +26,6 @@ DRAWS = 8
 """Sentences drawn for each that is wanted, before a grammar is taken to have no others."""
 LEAST: Mapping[Split, int] = {"train": 20, "test": 4}
 """Different sentences of each split, without which a judge learns the sentences and not the grammar."""
-HELD_OUT = 10
-"""Every tenth sentence, by its own letters, is never trained on."""
 
 Item = tuple[str, int, int, int]
 """Of the chart: a rule, its alternative, how many of its symbols were read, and where it began."""
@@ -74,8 +73,7 @@ class Grammar:
         found: dict[Split, dict[str, None]] = {split: {} for split in counts}
         for _ in range(DRAWS * sum(counts.values())):
             text = self.sentence(chance)
-            # The text decides on its split, so that none is in both
-            split: Split = "test" if sum(text.encode()) % HELD_OUT == 0 else "train"
+            split: Split = "test" if is_held_out(text) else "train"
             if len(found[split]) < counts[split]:
                 found[split][text] = None
         # Refuse a grammar of too few sentences

@@ -8,7 +8,8 @@ from covey.sandbox.inside import codec, wire
 from covey.sandbox.inside.host import Broken, Ended, Program, TimedOut, Violation
 from covey.sandbox.inside.link import CHECK_SECONDS, Link, Verdict
 
-SUSPICIOUS = ("ctypes", "gc", "inspect", "os", "sys")
+SUSPICIOUS = frozenset({"ctypes", "gc", "inspect", "os", "sys"})
+"""Modules whose imports are noted."""
 START_SECONDS = 20.0
 """What no program is charged with, in all: processes that start on a busy machine, test code before its first call."""
 MIN_SECONDS = 0.05
@@ -90,7 +91,7 @@ class Case:
             "code": self.code,
             "entry_point": self.entry_point,
             "is_script": is_script,
-            "suspicious": SUSPICIOUS if self.imports is None else (),
+            "suspicious": sorted(SUSPICIOUS) if self.imports is None else [],
         }
         deadline = self.expect(1)
         program.send(wire.pack(codec.dumps(order)))

@@ -3,6 +3,7 @@
 None, bools, strings, lists and integers up to 2^53 are themselves; everything else is an object with one key, its tag:
 
     i integer (hexadecimal)   f float (float.hex)   c complex [real, imaginary]   b bytes   y bytearray
+    q fraction [numerator, denominator]   m decimal (as text)
     t tuple   s set   z frozenset   d dict [[key, value], ...]
     n iterator [items]   k, v, e views of a dict: keys, values, items   r range [start, stop, step]
     o anything else: only whether it is true
@@ -15,6 +16,8 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 MAX_DEPTH = 60
@@ -22,7 +25,7 @@ MAX_COLLISIONS = 1_000_000
 """Pairs of values in one set or dict that have the same hash: each costs a comparison."""
 SAFE_INTEGER = 1 << 53
 """JSON numbers above are not the same everywhere."""
-FOREIGN = (AttributeError, TypeError, ValueError, OverflowError, RecursionError, MemoryError, UnicodeError)
+FOREIGN = (ArithmeticError, AttributeError, TypeError, ValueError, RecursionError, MemoryError)
 """What decoding hostile text may raise."""
 
 
@@ -119,8 +122,12 @@ def _integer(encoder: Encoder, value: Any, depth: int) -> Any:
     number = int.__pos__(value)
     if -SAFE_INTEGER <= number <= SAFE_INTEGER:
         return number
+    return {"i": _hex(encoder, number)}
+
+
+def _hex(encoder: Encoder, number: int) -> str:
     encoder.spend(number.bit_length() // 4)
-    return {"i": hex(number)}
+    return hex(number)
 
 
 def _bytes(tag: str, to_hex: Callable[[Any], str]) -> Callable[[Encoder, Any, int], Any]:
@@ -141,6 +148,20 @@ def _complex(encoder: Encoder, value: Any, depth: int) -> Any:
     return {"c": [number.real.hex(), number.imag.hex()]}
 
 
+def _range(encoder: Encoder, value: Any, depth: int) -> Any:
+    return {"r": [_hex(encoder, part) for part in (value.start, value.stop, value.step)]}
+
+
+def _fraction(encoder: Encoder, value: Any, depth: int) -> Any:
+    return {"q": [_hex(encoder, part) for part in Fraction.as_integer_ratio(value)]}
+
+
+def _decimal(encoder: Encoder, value: Any, depth: int) -> Any:
+    text = "NaN" if Decimal.is_nan(value) else Decimal.__str__(value)  # of one kind: some raise where they are compared
+    encoder.spend(len(text))
+    return {"m": text}
+
+
 _ENCODERS: list[tuple[type, Callable[[Encoder, Any, int], Any]]] = [
     (int, _integer),
     (str, _text),
@@ -153,7 +174,9 @@ _ENCODERS: list[tuple[type, Callable[[Encoder, Any, int], Any]]] = [
     (bytes, _bytes("b", bytes.hex)),
     (bytearray, _bytes("y", bytearray.hex)),
     (complex, _complex),
-    (range, lambda encoder, value, depth: {"r": [hex(value.start), hex(value.stop), hex(value.step)]}),
+    (Fraction, _fraction),
+    (Decimal, _decimal),
+    (range, _range),
 ]
 _VIEWS: dict[type, str] = {
     type({}.keys()): "k",
@@ -182,6 +205,7 @@ def loads(text: bytes) -> Any:
 
 _INTEGER = re.compile(r"-?0x[0-9a-f]+")
 _FLOAT = re.compile(r"-?0x[01]\.[0-9a-f]{1,13}p[+-]\d{1,4}|-?inf|nan")
+_DECIMAL = re.compile(r"-?[0-9]+(\.[0-9]+)?([Ee][+-][0-9]+)?|-?Infinity|NaN")
 
 
 def decode(node: Any, depth: int = 0) -> Any:
@@ -207,6 +231,17 @@ def _decoded_float(text: str, depth: int = 0) -> float:
     if not _FLOAT.fullmatch(text):
         raise ValueError("not a float")
     return float.fromhex(text)
+
+
+def _decoded_fraction(content: Any, depth: int) -> Fraction:
+    numerator, denominator = content
+    return Fraction(_decoded_integer(numerator, depth), _decoded_integer(denominator, depth))
+
+
+def _decoded_decimal(text: str, depth: int) -> Decimal:
+    if not _DECIMAL.fullmatch(text):
+        raise ValueError("not a decimal")
+    return Decimal(text)
 
 
 def _decoded_all(content: Any, depth: int) -> list[Any]:
@@ -251,6 +286,8 @@ _DECODERS: dict[str, Callable[[Any, int], Any]] = {
     "i": _decoded_integer,
     "f": _decoded_float,
     "c": _decoded_complex,
+    "q": _decoded_fraction,
+    "m": _decoded_decimal,
     "b": lambda content, depth: bytes.fromhex(content),
     "y": lambda content, depth: bytearray.fromhex(content),
     "t": lambda content, depth: tuple(_decoded_all(content, depth)),

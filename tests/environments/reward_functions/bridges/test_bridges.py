@@ -13,6 +13,7 @@ import pytest
 from covey.environments.arithmetic import Arithmetic
 from covey.environments.base import Split
 from covey.environments.code.environment import Code
+from covey.environments.code.settings import code_limits
 from covey.environments.math.gsm8k import GSM8K
 from covey.environments.reward_functions.bridges import data_sources
 from covey.environments.reward_functions.environment import RewardFunctions, RewardSettings, reward_functions
@@ -100,7 +101,7 @@ def test_the_weight_of_some_of_the_tests_and_the_limits_are_the_settings(monkeyp
     made, _ = data_sources.judge_of("code", {"partial_weight": 0.2, **limits})(PROGRAM)
     assert isinstance(made, Code)
     assert made.settings.partial_weight == 0.2
-    assert made.settings.limits == Limits(7.0, 60.0, 9, 1 << 30)
+    assert code_limits(made.settings) == Limits(7.0, 60.0, 9, 1 << 30)
 
 
 def test_it_works_inside_an_event_loop() -> None:

@@ -98,14 +98,19 @@ def code(
     memory_bytes: int = 512 << 20,
 ) -> Judge:
     """Judge programs in the sandbox. The ground truth is a row with tests, in any form environment=code reads."""
-    from covey.environments.build import code_limits
-    from covey.environments.code.environment import Code, CodeSettings
+    from covey.environments.code.environment import Code
     from covey.environments.code.formats import problem_of
     from covey.environments.code.settings import CodeConfig
     from covey.sandbox import Sandbox
 
-    given = CodeConfig(timeout=timeout, total_seconds=total_seconds, cpu_seconds=cpu_seconds, memory_bytes=memory_bytes)
-    settings, sandbox = CodeSettings(partial_weight, limits=code_limits(given)), Sandbox()
+    settings = CodeConfig(
+        partial_weight=partial_weight,
+        timeout=timeout,
+        total_seconds=total_seconds,
+        cpu_seconds=cpu_seconds,
+        memory_bytes=memory_bytes,
+    )
+    sandbox = Sandbox()
     environment = Code({}, sandbox, settings)
 
     def judge(truth: Any) -> "tuple[Environment, Prompt]":

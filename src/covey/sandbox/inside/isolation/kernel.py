@@ -35,7 +35,7 @@ PR_SET_NAME = 15
 PR_SET_NO_NEW_PRIVS = 38
 PR_GET_NO_NEW_PRIVS = 39
 
-MS_NOSUID, MS_NODEV, MS_NOEXEC = 2, 4, 8
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
 MS_REC, MS_PRIVATE = 0x4000, 0x40000
 MNT_DETACH = 2
 OPEN_TREE_CLONE, OPEN_TREE_CLOEXEC = 1, os.O_CLOEXEC
@@ -82,11 +82,6 @@ def offer_to_oom_killer() -> None:
     """Have the kernel end this process and its children before the caller where the machine runs out of memory."""
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write("500")
-
-
-def unshare(flags: int) -> None:
-    """Enter new namespaces. A new pid namespace is only for this process's children."""
-    call("unshare", flags)
 
 
 def mount(kind: str, target: str, flags: int, options: str) -> None:

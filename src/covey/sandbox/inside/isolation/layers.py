@@ -73,14 +73,10 @@ class Step:
 
     layer: str
 
-    def begin(self, layer: str) -> None:
-        """Begin this layer."""
-        self.layer = layer
-
 
 def enter(spec: Spec, step: Step) -> None:
     """Put all layers of the spec on this process, which cannot take them off again."""
-    step.begin("private_folder")
+    step.layer = "private_folder"
     if spec.has("mount_namespace") and spec.has("private_folder"):
         size = spec.limits["file_bytes"]
         options = f"size={size},nr_inodes={MAX_FILES},mode=0700"
@@ -88,45 +84,45 @@ def enter(spec: Spec, step: Step) -> None:
     os.chdir(spec.folder)
     os.umask(0o077)
     # Environment and limits, while they can still be set
-    step.begin("environment")
+    step.layer = "environment"
     if spec.has("environment"):
         set_environment(spec.folder)
-    step.begin("limits")
+    step.layer = "limits"
     if spec.has("limits"):
         set_limits(spec)
     # The user, which later layers must not be able to change
     enter_identity(spec, step)
     # Files, descriptors, and last the calls that the layers before needed
-    step.begin("landlock")
+    step.layer = "landlock"
     if spec.has("landlock"):
         landlock.restrict(landlock.ruleset([*spec.rules, *landlock.rules([(spec.folder, landlock.WORK)])]))
         if spec.ruleset is not None:
             landlock.restrict(spec.ruleset)
-    step.begin("descriptors")
+    step.layer = "descriptors"
     if spec.has("descriptors"):
         os.closerange(NUM_STREAMS, _CAPACITY)
-    step.begin("seccomp")
+    step.layer = "seccomp"
     if spec.has("seccomp"):
         seccomp.install(seccomp.program_for(kernel.MACHINE, os.getpid(), spec.has("mount_namespace")))
 
 
 def enter_identity(spec: Spec, step: Step) -> None:
     """Become a user without capabilities, who can gain none and whose processes cannot read each other's memory."""
-    step.begin("identity")
+    step.layer = "identity"
     # Keep one capability where only root may read the library
     kept = 1 << kernel.CAP_DAC_READ_SEARCH if spec.keep_search else 0
     if spec.uid is not None:
         if kept:
             kernel.prctl(kernel.PR_SET_KEEPCAPS, 1)
         change_user(spec.uid)
-    step.begin("capabilities")
+    step.layer = "capabilities"
     if spec.has("capabilities") or spec.uid is not None:
         kernel.set_capabilities(kept)
     # No new privileges: seccomp and Landlock ask for it
-    step.begin("no_new_privileges")
+    step.layer = "no_new_privileges"
     if spec.has("no_new_privileges"):
         kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
-    step.begin("not_dumpable")
+    step.layer = "not_dumpable"
     kernel.prctl(kernel.PR_SET_DUMPABLE, 0 if spec.has("not_dumpable") else 1)
     kernel.prctl(kernel.PR_SET_PDEATHSIG, 9)  # after the change of user, which clears it
 

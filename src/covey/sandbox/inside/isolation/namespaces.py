@@ -19,6 +19,7 @@ FLAG_OF = {
 """Of the zygote, shared by its programs, which follow one another. Mounts and processes are each program's own."""
 INSIDE_ID = 1000
 """User and group as the program sees them."""
+_READ_ONLY_DEVICE = kernel.MOUNT_ATTR_RDONLY | kernel.MOUNT_ATTR_NOSUID | kernel.MOUNT_ATTR_NOEXEC
 _READ_ONLY = kernel.MOUNT_ATTR_RDONLY | kernel.MOUNT_ATTR_NOSUID | kernel.MOUNT_ATTR_NODEV
 
 
@@ -37,7 +38,8 @@ def enter(spec: Spec, readable: Sequence[str], hidden: Sequence[str]) -> None:
     # Make the namespaces, and map the user into them
     uid, gid = os.getuid(), os.getgid()
     flags = sum(flag for layer, flag in FLAG_OF.items() if spec.has(layer))
-    kernel.unshare(kernel.CLONE_NEWUSER | kernel.CLONE_NEWNS | kernel.CLONE_NEWUTS | kernel.CLONE_NEWCGROUP | flags)
+    flags |= kernel.CLONE_NEWUSER | kernel.CLONE_NEWNS | kernel.CLONE_NEWUTS | kernel.CLONE_NEWCGROUP
+    kernel.call("unshare", flags)
     write_maps(uid, gid)
     kernel.make_mounts_private()
     # Build a root of the readable trees alone, read-only
@@ -74,12 +76,13 @@ def build_root(trees: dict[str, int], hidden: Sequence[str]) -> None:
             os.makedirs(target, exist_ok=True)
         else:
             os.close(os.open(target, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC))
-        if path not in DEVICES:
-            kernel.set_attributes(tree, _READ_ONLY)
+        # A device on a read-only mount can still be written to; only its times cannot, which all programs see
+        kernel.set_attributes(tree, _READ_ONLY_DEVICE if path in DEVICES else _READ_ONLY)
         kernel.attach_tree(tree, target)
         os.close(tree)
     # Cover what lies below them and must not be read
     for path in hidden:
         if os.path.isdir(WORK + path):
-            kernel.mount("tmpfs", WORK + path, kernel.MS_NOSUID | kernel.MS_NODEV, "size=4k,mode=0555")
+            flags = kernel.MS_RDONLY | kernel.MS_NOSUID | kernel.MS_NODEV  # or its owner, the program, may write to it
+            kernel.mount("tmpfs", WORK + path, flags, "size=4k,mode=0555")
     os.makedirs(WORK + WORK, exist_ok=True)

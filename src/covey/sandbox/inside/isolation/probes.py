@@ -150,20 +150,10 @@ def dumpable(facts: dict[str, Any]) -> int:
 
 
 ATTEMPTS: dict[str, Callable[[dict[str, Any]], Any]] = {
-    "calls": calls,
-    "read_file": read_file,
-    "list_root": list_root,
-    "read_environment": read_environment,
-    "read_parent_memory": read_parent_memory,
-    "signal_parent": signal_parent,
-    "connect_tcp": connect_tcp,
-    "connect_abstract": connect_abstract,
-    "send_udp": send_udp,
-    "shared_memory": shared_memory,
-    "process_number": process_number,
-    "descriptors": descriptors,
-    "limits": limits,
-    "folder": folder,
-    "new_privileges": new_privileges,
-    "dumpable": dumpable,
+    attempt.__name__: attempt
+    for attempt in (
+        *(calls, read_file, list_root, read_environment, read_parent_memory, signal_parent),
+        *(connect_tcp, connect_abstract, send_udp, shared_memory, process_number),
+        *(descriptors, limits, folder, new_privileges, dumpable),
+    )
 }

@@ -27,7 +27,7 @@ nanosleep gettimeofday time times restart_syscall
 getpid getppid gettid getpgrp getuid geteuid getgid getegid getresuid getresgid getgroups
 getrlimit setrlimit getrusage sysinfo uname getcpu getrandom
 sched_yield sched_get_priority_max sched_get_priority_min
-futex set_robust_list set_tid_address rseq membarrier arch_prctl exit exit_group wait4 waitid
+set_robust_list set_tid_address rseq membarrier arch_prctl exit exit_group wait4 waitid
 """
 MODES = "chmod fchmod fchmodat utime utimes utimensat futimesat truncate"
 """Landlock lacks these (truncate until its third version): they are for programs that see no file of the host."""
@@ -57,6 +57,7 @@ PRCTLS = (2, 3, 15, 16, 21, 23, 39, 0x53564D41)
 _NEW_NAMESPACES = 0x7E020000
 _SHARED_BY_THREADS = 0x10F00
 """CLONE_THREAD, CLONE_VM, CLONE_FS, CLONE_FILES and CLONE_SIGHAND, which every C library asks for."""
+_FUTEX_PRIVATE = 128
 _CLOSE_RANGE_CLOEXEC = 4
 """The other flag gives a thread descriptors of its own."""
 
@@ -116,6 +117,12 @@ def thread_only() -> Block:
     return [low(0), (_AND, 0, 0, wanted), (_EQUAL, 0, 1, _SHARED_BY_THREADS), ALLOW, refuse()]
 
 
+def in_this_process() -> Block:
+    """Allow futex among the threads of a process. In memory that all programs share, such as the C library's code, it
+    does nothing and succeeds: one program could wake another, and a wait may end too early at any time."""
+    return [low(1), (_ANY_BIT, 0, 1, _FUTEX_PRIVATE), ALLOW, SUCCEED]
+
+
 def stream_pair() -> Block:
     """Allow socketpair of unix stream sockets, which asyncio makes. Datagram ones could be sent to addresses."""
     return [low(0), (_EQUAL, 0, 4, 1), low(1), (_AND, 0, 0, 0xF), (_EQUAL, 0, 1, 1), ALLOW, refuse()]
@@ -132,6 +139,7 @@ def rules(pid: int, are_files_private: bool) -> dict[str, Block]:
     # Calls that are allowed with some arguments only
     table = {
         "clone": thread_only(),
+        "futex": in_this_process(),
         "close_range": one_of(2, (0, _CLOSE_RANGE_CLOEXEC)),
         "clone3": [refuse(errno.ENOSYS)],  # libc falls back to clone, whose flags a filter can see
         "socketpair": stream_pair(),

@@ -46,6 +46,8 @@ def _close(expected: float, got: float | int, tolerance: Tolerance) -> bool:
         return True
     if math.isnan(expected):
         return got != got
+    if tolerance == EXACT:  # other numbers are rounded below: 2**53 + 1 would pass for 2.0**53
+        return False
     try:
         distance = abs(float(got) - expected)
     except OverflowError:

@@ -1,6 +1,8 @@
 """Values and calls as short text for messages, whatever the values are."""
 
 from collections.abc import Iterable, Iterator
+from decimal import Decimal
+from fractions import Fraction
 from itertools import islice
 from typing import Any
 
@@ -52,6 +54,8 @@ def _pieces(value: Any, depth: int) -> Iterator[str]:
     elif kind is dict:
         pairs = (_separated([_pieces(k, depth + 1), _pieces(v, depth + 1)], ": ") for k, v in dict.items(value))
         yield from _with("{", _items(pairs, depth), "}")
+    elif kind is Fraction:
+        yield from _with("Fraction(", _separated([_pieces(part, depth) for part in value.as_integer_ratio()]), ")")
     elif kind is range:
         step = [] if value.step == 1 else [value.step]
         numbers = [_pieces(number, depth) for number in (value.start, value.stop, *step)]
@@ -88,7 +92,7 @@ def _with(opening: str, pieces: Iterator[str], closing: str = "") -> Iterator[st
     yield closing
 
 
-_SHORT = (type(None), bool, float, complex, Opaque)
+_SHORT = (type(None), bool, float, complex, Decimal, Opaque)
 _BRACKETS: dict[type, tuple[str, str]] = {
     list: ("[", "]"),
     tuple: ("(", ")"),
@@ -98,5 +102,5 @@ _BRACKETS: dict[type, tuple[str, str]] = {
     type({}.values()): ("dict_values([", "])"),
     type({}.items()): ("dict_items([", "])"),
 }
-_PLAIN = (*_SHORT, int, str, bytes, bytearray, dict, range, *_BRACKETS)
+_PLAIN = (*_SHORT, int, str, bytes, bytearray, dict, range, Fraction, *_BRACKETS)
 """bool before int, which it is a kind of."""
