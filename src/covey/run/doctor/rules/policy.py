@@ -237,6 +237,9 @@ def rate_too_low(log: RunLog) -> Evidence | None:
     reward, signal = reward_change(log), log.windows("zero_std_fraction")
     if len(log.steps) < max(50, 4 * log.width) or reward is None or not signal or signal[-1].mean > 0.6:
         return None
+    # TRL with scale_rewards="batch" logs whether all rewards of a batch are equal, which says nothing of its groups
+    if log.is_foreign and {*log.values("zero_std_fraction")} <= {0.0, 1.0}:
+        return None
     # Find measures that stand still, without a trend in rewards
     entropy, length = change_of(log, "entropy"), change_of(log, "completion_length_mean")
     values = thinned(log.values(reward_name(log)))
