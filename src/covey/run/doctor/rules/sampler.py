@@ -40,7 +40,6 @@ def not_the_trainer(log: RunLog) -> Evidence | None:
     bounds = bounds_of(log)
     if not _is_fresh(log):
         bounds = Bounds(0.05, 0.5, 1.0)
-
     name, watch, sick = "mismatch_kl", bounds.watch, bounds.sick
     show: Callable[[float], str] = nats
     if not log.known(name):  # TRL and verl log a mean difference
@@ -48,7 +47,7 @@ def not_the_trainer(log: RunLog) -> Evidence | None:
     what = "KL of sampler to trainer" if name == "mismatch_kl" else "difference of sampler and trainer"
     precision = log.setting("model.precision")
     where = f", in {precision}" if precision else ""
-    found = above(log, name, watch, sick, lambda span: f"{what} is {show(span.mean)} a token{where}", strict=True)
+    found = above(log, name, watch, sick, f"{what} is {{}} a token{where}", show, strict=True)
     if found is not None:
         return found
     span = log.lasting("mismatch_max", lambda window: min(window.values) > FAR_TOKEN)
