@@ -17,11 +17,10 @@ from covey.report.read import RunFiles
 from covey.run.planner.hardware import GPUS, Hardware, named
 from covey.run.planner.kept import against, keep_plan, kept_plan
 from covey.run.planner.memory import workload
-from covey.run.planner.model_shapes import Shape
+from covey.run.planner.model_shapes import Shape, shape_for
 from covey.run.planner.plan import Interval, Measured, cheapest_change, memory_on, plan_of, work_of
 from covey.run.planner.probe import Watch, compared
 from covey.run.planner.seconds import PHASES, active_weights, step_seconds
-from covey.run.planner.shapes import shape_for
 from covey.run.preflight.memory_model import memory_of
 
 from ...support.small import changed

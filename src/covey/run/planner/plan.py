@@ -11,7 +11,7 @@ from covey.rollouts.settings import group_sizes
 from covey.run.planner.hardware import Hardware
 from covey.run.planner.memory import answer_bound, derived, with_checkpointing, with_fused_layers, workload
 from covey.run.planner.model_shapes import Shape
-from covey.run.planner.seconds import ON_CPU, ON_GPU, PHASES, Work, step_seconds
+from covey.run.planner.seconds import PHASES, Work, constants, step_seconds
 from covey.run.preflight.memory_model import Workload, memory_of
 
 Change = tuple[str, Callable[[Config], Config]]
@@ -81,7 +81,7 @@ def plan_of(config: Config, shape: Shape, on: Hardware, num_gpus: int, known: Me
     load = bounded(load, shape, on)
     # Bound its duration by short and by long answers
     low, value, high = (_step(config, shape, on, num_gpus, known, share) for share in LENGTHS)
-    spread = SPREAD_OF_PROBE if known.factors else _spread(on)
+    spread = SPREAD_OF_PROBE if known.factors else constants(on).spread
     step = Interval(sum(low.values()) / spread, sum(value.values()), sum(high.values()) * spread)
     # Extend it to the run
     seconds = _run_seconds(config, shape, on, num_gpus, known, value)
@@ -239,10 +239,6 @@ def _cost(on: Hardware, gpus: int, hours: Interval) -> Interval | None:
     low, high = on.price
     middle = math.sqrt(low * high)
     return Interval(gpus * hours.low * low, EXTRA * gpus * hours.value * middle, EXTRA * gpus * hours.high * high)
-
-
-def _spread(on: Hardware) -> float:
-    return (ON_GPU if on.is_gpu else ON_CPU).spread
 
 
 def bottleneck(phases: Mapping[str, float], *, is_gpu: bool) -> str:
