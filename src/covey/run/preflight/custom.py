@@ -6,8 +6,8 @@ A mistake in one would else be met after the first groups were sampled, or never
 import pickle
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from io import BytesIO
 from typing import Any
 
@@ -109,13 +109,13 @@ def _answers(prompts: Sequence[Prompt], size: int) -> tuple[Answer, ...]:
     )
 
 
-@contextmanager
-def on(case: Case) -> Iterator[None]:
-    """Say in an error what was special about the rewards."""
-    try:
-        yield
-    except ValueError as error:
-        raise ValueError(f"{error}{', ' if case.special else ''}{case.special}") from error
+def _on_each(config: Config, prompts: Sequence[Prompt], trial: Callable[[Case], object]) -> None:
+    """Make a trial on each case. What it raises says what was special about the rewards."""
+    for case in synthetic_cases(config, prompts):
+        try:
+            trial(case)
+        except ValueError as error:
+            raise ValueError(f"{error}{', ' if case.special else ''}{case.special}") from error
 
 
 def _custom(
@@ -138,9 +138,8 @@ def try_advantage(config: Config, prompts: Sequence[Prompt]) -> Iterator[str]:
     estimator = _custom(custom.ADVANTAGE, name, ADVANTAGES, options)
     if estimator is None:
         return
-    for case in synthetic_cases(config, prompts):
-        with on(case):
-            estimated(estimator, case.scores, case.answers if estimator.num_inputs == 2 else None)
+    reads_answers = estimator.num_inputs == 2
+    _on_each(config, prompts, lambda case: estimated(estimator, case.scores, case.answers if reads_answers else None))
     yield name
 
 
@@ -148,16 +147,16 @@ def try_shaping(config: Config, prompts: Sequence[Prompt]) -> Iterator[str]:
     """Try each custom entry of algorithm.shaping on each case."""
     for name, options in config.algorithm.shaping.items():
         shape = _custom(custom.SHAPING, name, SHAPING, options)
-        if shape is None:
-            continue
-        for case in synthetic_cases(config, prompts):
-            given = case.scores
-            truncated_N = torch.tensor([answer.truncated for answer in case.answers])
-            token_ids = [answer.token_ids for answer in case.answers]
-            info = replace(made_up_shaping_inputs(given), truncated_N=truncated_N, token_ids=token_ids)
-            with on(case):
-                shaped(shape, given.rewards_N, info)
-        yield name
+        if shape is not None:
+            _on_each(config, prompts, partial(_shape, shape))
+            yield name
+
+
+def _shape(shape: custom.Custom, case: Case) -> None:
+    truncated_N = torch.tensor([answer.truncated for answer in case.answers])
+    token_ids = [answer.token_ids for answer in case.answers]
+    info = replace(made_up_shaping_inputs(case.scores), truncated_N=truncated_N, token_ids=token_ids)
+    shaped(shape, case.scores.rewards_N, info)
 
 
 def try_selection(config: Config, prompts: Sequence[Prompt]) -> Iterator[str]:
@@ -166,9 +165,7 @@ def try_selection(config: Config, prompts: Sequence[Prompt]) -> Iterator[str]:
     choose = _custom(custom.SELECTION, name, SELECTION, options)
     if choose is None:
         return
-    for case in synthetic_cases(config, prompts):
-        with on(case):
-            selected_by(choose, case.scores, ADVANTAGES["group_center"])
+    _on_each(config, prompts, lambda case: selected_by(choose, case.scores, ADVANTAGES["group_center"]))
     yield choose.name
 
 
