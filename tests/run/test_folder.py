@@ -54,3 +54,11 @@ def test_what_is_in_a_folder_is_known_where_there_is_one(tmp_path: Path) -> None
     assert names_in(tmp_path) == ["file"]
     assert names_in(tmp_path / "file") is None
     assert names_in(tmp_path / ("a" * 300)) is None
+
+
+def test_a_folder_the_user_named_is_kept_to_though_its_settings_are_a_link_to_nowhere(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml").symlink_to(tmp_path / "gone")
+    with pytest.raises(ValueError, match=r"already holds a run \(config\.yaml\)"):
+        create_run_folder(tmp_path / "run", "seed: 0\n", exact=True)
+    assert not (tmp_path / "run-2").exists()

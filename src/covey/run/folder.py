@@ -78,7 +78,7 @@ def names_in(folder: Path | str) -> list[str] | None:
 
 def check_unused(folder: Path) -> None:
     """Refuse (ValueError) a folder that holds a run."""
-    if (folder / CONFIG).exists():
+    if os.path.lexists(folder / CONFIG):
         is_saved = any(folder.glob("checkpoints/step-*/manifest.json"))
         resumed = f"resume={folder} continues it, or" if is_saved else "it has no checkpoint to resume from:"
         raise ValueError(f"{folder} already holds a run ({CONFIG}); {resumed} name another folder")

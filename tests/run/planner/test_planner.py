@@ -131,6 +131,14 @@ def test_no_change_is_named_that_is_not_needed() -> None:
     assert "optimizer=adamw8bit" not in found
 
 
+def test_a_micro_batch_larger_than_a_step_is_not_named_and_what_fits_needs_no_change(small: Shape) -> None:
+    """One group of 8 answers of 128 tokens fills no micro-batch of 16384."""
+    config = config_of(groups_per_step=1, group_size=8, sampling__max_tokens=128)
+    assert cheapest_change(config, small, replace(H100, memory=15e9), 1) == ()
+    found = cheapest_change(config, small, replace(H100, memory=10e9), 1)
+    assert found == ("model.gradient_checkpointing=true", "optimizer=adamw8bit")
+
+
 def test_what_fits_on_no_gpu_alone_is_sharded() -> None:
     config = config_of(model__name="meta-llama/Llama-3.3-70B-Instruct")
     found = cheapest_change(config, shape_for(config.model), replace(H100, memory=30e9), 1)
@@ -216,6 +224,14 @@ def test_weights_in_few_bits_are_named_with_the_adapters_that_they_need() -> Non
     found = cheapest_change(config, shape_for(config.model), replace(H100, memory=14e9), 1)
     assert found[-1].startswith("model.load_in_")
     assert "model.lora_rank=32" in found
+
+
+def test_a_cold_start_of_all_weights_takes_longer_than_one_of_adapters(small: Shape) -> None:
+    def hours(all_weights: bool) -> float:
+        start = {"cold_start__enabled": True, "cold_start__num_steps": 1000, "cold_start__all_weights": all_weights}
+        return plan_of(config_of(model__lora_rank=8, **start), small, H100, 1, Measured()).hours.value
+
+    assert hours(True) > 1.05 * hours(False)
 
 
 def test_every_gpu_has_a_price_with_its_date() -> None:

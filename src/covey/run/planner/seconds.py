@@ -36,7 +36,6 @@ class Work:
     reads_old: bool = False
     """Whether log-probs are computed before the update."""
     has_reference: bool = False
-    num_ranks: int = 1
     shares_prompts: bool = True
 
     @property
@@ -110,7 +109,7 @@ def step_seconds(
     found = {
         "sampling": _sampling(shape, load, work, on),
         "reward": 0.3 * own.rollout * work.num_rollouts + 0.7 * own.text * work.sampled_tokens,
-        "logprobs": _passes(shape, load, work, on, forwards=work.reads_old + _reference_passes(shape, load, work)),
+        "logprobs": _passes(shape, work, on, forwards=work.reads_old + _reference_passes(shape, load, work)),
         "backward": work.num_updates * _update(shape, load, work, on),
         "optimizer": work.num_updates * work.num_mini_batches * _optimizer(shape, load, on),
         "other": 0.7 * own.rollout * work.num_rollouts + 0.3 * own.text * work.sampled_tokens + own.base,
@@ -143,7 +142,7 @@ def _sampling(shape: Shape, load: Workload, work: Work, on: Hardware) -> float:
     return steps * (max(reading, computing) + starting) + own.row * work.sampled_tokens + attending + prompts
 
 
-def _passes(shape: Shape, load: Workload, work: Work, on: Hardware, forwards: float) -> float:
+def _passes(shape: Shape, work: Work, on: Hardware, forwards: float) -> float:
     own = constants(on)
     if not forwards:
         return 0.0

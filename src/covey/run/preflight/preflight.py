@@ -6,7 +6,6 @@ else than its metrics say. So it is refused before it begins, with the figure an
 The checks leave no trace: weights, gradients, generators, the prompt stream and what is logged are as before.
 """
 
-import json
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -39,7 +38,7 @@ from covey.run.preflight.text import (
 )
 from covey.run.records.record import RunRecorder
 from covey.system import collectives
-from covey.system.disk import catch_write_errors
+from covey.system.jsonl import write_json
 from covey.system.text.format import duration
 
 REPORT = "preflight.json"
@@ -96,8 +95,7 @@ def raise_on_failure(checks: Sequence[Check]) -> None:
 def write(checks: Sequence[Check], folder: Path) -> None:
     """Write the checks with all their numbers, beside the run's other results."""
     rows = [{"name": check.name, **asdict(check), "values": _finite(check.values)} for check in checks]
-    with catch_write_errors(folder / REPORT):
-        collectives.run_on_rank0(lambda: (folder / REPORT).write_text(json.dumps(rows, indent=2) + "\n"))
+    collectives.run_on_rank0(lambda: write_json(folder / REPORT, rows))
 
 
 def table(checks: Sequence[Check]) -> Table:

@@ -1,5 +1,6 @@
 """Is there anything to learn from: differences within groups, prompts, few answers that count for all."""
 
+from collections import Counter
 from dataclasses import replace
 from statistics import fmean
 
@@ -110,15 +111,11 @@ def few_carry(log: RunLog) -> Evidence | None:
 
 def few_prompts(log: RunLog) -> Evidence | None:
     """Find runs that go over few prompts again and again."""
-    seen: dict[str, int] = {}
-    for row in log.updates:
-        groups = row.get("groups") or []
-        if row.get("num_groups") != len(groups):  # the file had no room for all
-            return None
-        for group in groups:
-            seen[str(group.get("prompt_id"))] = seen.get(str(group.get("prompt_id")), 0) + 1
-    if len(log.updates) < 2 * log.width:
+    of_steps = [row.get("groups") or [] for row in log.updates]
+    has_all = all(row.get("num_groups") == len(own) for row, own in zip(log.updates, of_steps, strict=True))
+    if not has_all or len(of_steps) < 2 * log.width:  # the file may have had no room for all groups
         return None
+    seen = Counter(str(group.get("prompt_id")) for own in of_steps for group in own)
     per_step = fmean(row["num_groups"] for row in log.updates)
     passes = fmean(seen.values()) if seen else 0.0
     if passes <= MANY_PASSES and len(seen) >= FEW_PROMPTS * per_step:
