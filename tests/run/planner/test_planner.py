@@ -9,17 +9,21 @@ import pytest
 
 from covey.cli.main import main
 from covey.cli.plan import lines_of, read_flags
+from covey.config.budget import counted
 from covey.config.schema import Config
+from covey.config.validate import validate
 from covey.environments.conversations.settings import GuessConfig
 from covey.policy.settings import ModelConfig
 from covey.report.content import planned
 from covey.report.read import RunFiles
+from covey.rollouts.settings import GroupSizeStep
+from covey.run.given import Given
 from covey.run.planner.hardware import GPUS, Hardware, named
 from covey.run.planner.kept import against, keep_plan, kept_plan
 from covey.run.planner.memory import workload
 from covey.run.planner.model_shapes import Shape, shape_for
 from covey.run.planner.plan import Interval, Measured, cheapest_change, memory_on, plan_of, work_of
-from covey.run.planner.probe import Watch, compared
+from covey.run.planner.probe import Watch, compared, probe
 from covey.run.planner.seconds import PHASES, active_weights, step_seconds
 from covey.run.preflight.memory_model import memory_of
 
@@ -265,6 +269,29 @@ def test_a_probe_returns_what_its_steps_took(small: Shape) -> None:
     assert again["sampling"] == pytest.approx(2.0)
     assert again["backward"] == pytest.approx(1.0)
     assert sum(again.values()) == pytest.approx(4.0)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"num_epochs": 2.0},
+        {"total_rollouts": 10**6},
+        {"group_size_schedule": [GroupSizeStep(step=100, group_size=16)]},
+    ],
+)
+def test_a_probe_makes_a_few_steps_whatever_says_how_long_the_run_is(changes: dict[str, Any], small: Shape) -> None:
+    made: list[int] = []
+
+    def train(short: Config, folder: Path, given: Given) -> None:
+        validate(short)
+        made.append(counted(short, num_prompts=1000).num_steps)
+        (watch,) = given.callbacks
+        assert isinstance(watch, Watch)
+        watch.phases, watch.times, watch.lengths = [{}, {}], [0.0, 1.0], [9.0, 9.0]
+
+    probe(config_of(**changes), small, H100, train)
+    assert made == [4]
 
 
 # ------------------------------------------------------------------------------------------------ the command
