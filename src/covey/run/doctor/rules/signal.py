@@ -113,9 +113,9 @@ def few_prompts(log: RunLog) -> Evidence | None:
     """Find runs that go over few prompts again and again."""
     of_steps = [row.get("groups") or [] for row in log.updates]
     has_all = all(row.get("num_groups") == len(own) for row, own in zip(log.updates, of_steps, strict=True))
+    seen = Counter(str(group.get("prompt_id")) for own in of_steps for group in own)
     if not has_all or len(of_steps) < 2 * log.width:  # the file may have had no room for all groups
         return None
-    seen = Counter(str(group.get("prompt_id")) for own in of_steps for group in own)
     per_step = fmean(row["num_groups"] for row in log.updates)
     passes = fmean(seen.values()) if seen else 0.0
     if passes <= MANY_PASSES and len(seen) >= FEW_PROMPTS * per_step:
