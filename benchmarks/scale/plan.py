@@ -24,10 +24,10 @@ from covey.environments.arithmetic import Arithmetic
 from covey.run.given import Given
 from covey.run.planner.hardware import Hardware, here
 from covey.run.planner.memory import with_fused_layers, workload
+from covey.run.planner.model_shapes import shape_for
 from covey.run.planner.plan import work_of
 from covey.run.planner.probe import Watch, compared
 from covey.run.planner.seconds import step_seconds
-from covey.run.planner.shapes import shape_for
 from covey.run.preflight import passes
 from covey.run.preflight.memory_model import memory_of
 from covey.train import train

@@ -19,7 +19,7 @@ from benchmarks.scale.plan import CASES, config_of
 from covey.config.schema import Config
 from covey.run.planner.hardware import here
 from covey.run.planner.memory import with_fused_layers, workload
-from covey.run.planner.shapes import shape_for
+from covey.run.planner.model_shapes import shape_for
 from covey.run.preflight.memory_model import kept_bytes, training_bytes
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "plan_edge.json"

@@ -1,7 +1,6 @@
 """The one loop: take -> prepare -> step -> publish -> record. The same on every rank, in every mode."""
 
 import logging
-import os
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
@@ -28,7 +27,7 @@ from covey.run.checkpoints.resume import (
     log_setting_changes,
 )
 from covey.run.checkpoints.state import checkpoint_state, snapshot
-from covey.run.folder import begin_log, discard_refused, write_num_steps
+from covey.run.folder import begin_log, discard_refused, names_in, write_num_steps
 from covey.run.given import NOTHING, Given
 from covey.run.preflight.preflight import before_training
 from covey.run.records.record import RunRecorder
@@ -82,7 +81,7 @@ def train(
 
 
 def _train(config: Config, wanted: Path, stopper: Stopper, given: Given, exact: bool) -> None:
-    old, before = None if config.resume is None else wanted, os.listdir(wanted) if wanted.is_dir() else None
+    old, before = None if config.resume is None else wanted, names_in(wanted)
     check_before_ranks(config, old)
     with (
         clean_handlers(secrets_in(asdict(config))),

@@ -5,7 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +78,28 @@ def test_a_sick_log_of_trl_is_named(tmp_path: Path, numbers: dict[str, float], e
     rows = [trl_row(step, **(numbers if step > 20 else {})) for step in range(1, 61)]
     found = health_of(read_for_doctor(trl_folder(tmp_path, rows))).findings
     assert expected in [one.rule.id for one in found[:2]]
+
+
+@pytest.mark.parametrize(("silent", "expected"), [(0.2, ["D15"]), (0.0, [])])
+def test_a_share_of_batches_without_signal_in_a_log_of_trl_says_nothing_of_its_groups(
+    tmp_path: Path, silent: float, expected: list[str]
+) -> None:
+    """With scale_rewards="batch" TRL logs 0 unless all rewards of a batch are equal."""
+    rows = [trl_row(step, reward=0.4 + 0.01 * (step % 3), frac_reward_zero_std=silent) for step in range(1, 61)]
+    found = health_of(read_for_doctor(trl_folder(tmp_path, rows))).findings
+    assert [one.rule.id for one in found] == expected
+
+
+def test_verl_logs_how_far_probabilities_are_apart_and_not_their_logarithms(tmp_path: Path) -> None:
+    def findings(gap: Callable[[int], float]) -> dict[str, str]:
+        rows = [verl_row(step, training__rollout_probs_diff_mean=gap(step)) for step in range(1, 61)]
+        lines = [json.dumps({"step": step, "data": row}) for step, row in enumerate(rows, start=1)]
+        (tmp_path / "run.jsonl").write_text("\n".join(lines))
+        return {one.rule.id: one.evidence.seen for one in health_of(read_for_doctor(tmp_path)).findings}
+
+    assert findings(lambda step: 0.3)["D10"] == "difference of sampler and trainer is 0.3 in probability a token"
+    grown = findings(lambda step: 0.011 + 0.0005 * step)["D11"]
+    assert grown.endswith("grew from 0.0147 in probability (steps 3 to 12) to 0.0387 in probability (steps 51 to 60)")
 
 
 def test_short_answers_are_no_collapse_in_a_log_that_does_not_say_how_rewards_of_a_group_differ(tmp_path: Path) -> None:

@@ -132,6 +132,22 @@ def test_rewards_that_go_by_the_step_are_told_it_again(tmp_path: Path, monkeypat
     assert replayed(run, chosen, tmp_path / "scratch") == last_digest(run)
 
 
+@pytest.mark.long
+def test_rewards_that_go_by_the_epoch_are_told_that_of_dropped_groups_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def verdict(prompt: Prompt, text: str) -> float:
+        epoch = state["told"][2]
+        return 0.0 if prompt.id == "train-0" else (1 + epoch**2) * varied(prompt, text) ** (1 + epoch)
+
+    use(monkeypatch, Follows(scripted().texts, verdict))
+    chosen = config(max_staleness=0, num_steps=3, algorithm__group_filter="zero_std", algorithm__advantage="none")
+    run = trained(tmp_path / "run", chosen)
+    assert state["told"][2] > 3 * 3 / 6, "more groups were drawn than trained"
+    state["told"] = (0, 0, 0.0)
+    assert replayed(run, chosen, tmp_path / "scratch") == last_digest(run)
+
+
 def test_a_run_that_lost_a_sampler_replays_too(tmp_path: Path) -> None:
     def kill(ray: FakeRay, version: int) -> None:
         if version == 2:

@@ -121,7 +121,6 @@ def _run(verb: str, words: Sequence[str], asked: "Asked | None" = None) -> int:
     codes: list[int] = []
     folders: list[Path] = []
     named = [word.removeprefix(RUN_DIR).strip("'\"") for word in words if word.startswith(RUN_DIR)]
-    before = next((os.listdir(folder) for folder in named if os.path.isdir(folder)), None)
 
     def job(composed: "DictConfig") -> None:
         # Hydra would print a line of its own about an exception that leaves the job.
@@ -132,7 +131,9 @@ def _run(verb: str, words: Sequence[str], asked: "Asked | None" = None) -> int:
             codes.append(report(error))
 
     from covey.cli import job as composing
+    from covey.run.folder import names_in
 
+    before = next((found for folder in named if (found := names_in(folder)) is not None), None)
     # Bring the words into the form that Hydra takes
     sys.path.append(os.getcwd())  # module:function settings name modules beside the user
     words, file = _config_file(words)

@@ -15,9 +15,8 @@ from covey.run.doctor.log import flat
 from covey.run.planner.hardware import GPUS, THIS, Hardware, named
 from covey.run.planner.kept import keep_plan
 from covey.run.planner.known import keep_probe, kept_probe, prompt_tokens_of
-from covey.run.planner.model_shapes import Shape
+from covey.run.planner.model_shapes import Shape, shape_for
 from covey.run.planner.plan import USUAL_PROMPT, Measured, Plan, plan_of
-from covey.run.planner.shapes import shape_for
 from covey.system.lookup import one_of
 from covey.system.text.console import CleanConsole
 from covey.system.text.format import memory, number_of

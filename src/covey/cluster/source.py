@@ -175,12 +175,12 @@ class RaySource:
         return 0.0
 
     def take_schedule(self) -> Mapping[str, Any]:
-        """Return the groups of the last step, with the version of every token, and the digest of its weights."""
+        """Return the groups of the last step with the version of every token, and its digest and epoch at its end."""
         if self._pool is None:
             return {}
         groups, self._trained = self._trained, []
         digest = self._digest if self._pushed == self._buffer.step else None
-        return {"weights": digest, "groups": groups, **self._shared_out}
+        return {"weights": digest, "epoch": self.epochs(), "groups": groups, **self._shared_out}
 
     def take_metrics(self) -> dict[str, float]:
         """Return ages, waits and speeds since the last call. Rank 0 knows them."""

@@ -43,7 +43,7 @@ VERL = {
     "actor/ppo_kl": "approx_kl",
     "actor/pg_clipfrac": "clip_fraction",
     "actor/lr": "learning_rate",
-    "training/rollout_probs_diff_mean": "mismatch",
+    "training/rollout_probs_diff_mean": "mismatch_probability",
     "rollout_corr/k3_kl": "mismatch_kl",
     "rollout_corr/rollout_is_eff_sample_size": "ess_fraction",
     "perf/throughput": "tokens_per_second",

@@ -30,7 +30,7 @@ from covey.rollouts.rollout import finished_rollout
 from covey.rollouts.source import LocalSource, PromptStream
 from covey.rollouts.turns import observed_tokens
 from covey.run.build import distributed, is_shared_out, make_sampler
-from covey.run.checkpoints.checkpoint import COLD_START, save_policy
+from covey.run.checkpoints.checkpoint import COLD_START, name_base, save_policy
 from covey.run.checkpoints.checkpoint import COLD_START_REPORT as REPORT
 from covey.system import collectives
 from covey.system.disk import LEFTOVER_SECONDS, atomic_folder, catch_write_errors
@@ -104,19 +104,12 @@ def _keep(folder: Path, policy: Policy, weights: Mapping[str, Tensor] | None, re
     try:
         with atomic_folder(folder, family=f"{COLD_START}*", max_age=LEFTOVER_SECONDS) as aside:
             if is_adapted(policy.model):
-                _name_base(policy)
+                name_base(policy, policy.causal_lm.name_or_path or "")
             save_policy(policy, aside, weights)
             (aside / REPORT).write_text(report)
     except OSError:
         if not (folder / REPORT).is_file():  # else another run made the same policy in the meantime
             raise
-
-
-def _name_base(policy: Policy) -> None:
-    """Let adapters name the saved model below them, wherever they are read from."""
-    name = policy.causal_lm.name_or_path or ""
-    below = str(Path(name).resolve()) if Path(name).is_dir() else name
-    policy.model.peft_config["default"].base_model_name_or_path = below  # type: ignore[index,union-attr]
 
 
 def warm_up(

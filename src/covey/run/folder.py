@@ -43,7 +43,7 @@ def create_run_folder(wanted: Path, config_yaml: str, *, exact: bool) -> Path:
 
     Creating config.yaml is what claims a folder, so two processes never share one: where another run was faster, the
     next of TIME-2, TIME-3, ... is taken, or, with `exact` (the user named the folder), ValueError raised. ValueError
-    also where no folder can be made.
+    also where no folder can be made, WriteError where it cannot be written.
     """
     for number in count(1):
         folder = wanted if number == 1 else wanted.with_name(f"{wanted.name}-{number}")
@@ -51,23 +51,34 @@ def create_run_folder(wanted: Path, config_yaml: str, *, exact: bool) -> Path:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ValueError(f"{folder}: the run folder cannot be made ({error.strerror}); name another") from error
-        try:
-            with (folder / CONFIG).open("x", encoding="utf-8") as file, catch_write_errors(folder / CONFIG):
+        with catch_write_errors(folder / CONFIG):
+            try:
+                file = (folder / CONFIG).open("x", encoding="utf-8")
+            except FileExistsError:
+                if exact:
+                    check_unused(folder)
+                continue
+            with file:
                 file.write(config_yaml)
                 file.flush()
                 os.fsync(file.fileno())  # without it no checkpoint of the run can be resumed
-            trust.seal(folder)
-            _sync_names(folder)
-            return folder
-        except FileExistsError:
-            if exact:
-                check_unused(folder)
+        trust.seal(folder)
+        _sync_names(folder)
+        return folder
     raise AssertionError("unreachable")
+
+
+def names_in(folder: Path | str) -> list[str] | None:
+    """Return what is in a folder, None where there is no such folder. ValueError where it cannot be read."""
+    try:
+        return os.listdir(folder) if os.path.isdir(folder) else None
+    except OSError as error:
+        raise ValueError(f"{folder}: the run folder cannot be read ({error.strerror}); name another") from error
 
 
 def check_unused(folder: Path) -> None:
     """Refuse (ValueError) a folder that holds a run."""
-    if (folder / CONFIG).exists():
+    if os.path.lexists(folder / CONFIG):
         is_saved = any(folder.glob("checkpoints/step-*/manifest.json"))
         resumed = f"resume={folder} continues it, or" if is_saved else "it has no checkpoint to resume from:"
         raise ValueError(f"{folder} already holds a run ({CONFIG}); {resumed} name another folder")

@@ -212,7 +212,7 @@ def _number(error: BaseException) -> int | None:
 
 def _free(path: Path) -> str:
     """Describe the free space of the disk that the path lies on, or would lie on."""
-    there = next((parent for parent in [path, *path.absolute().parents] if parent.exists()), Path("/"))
+    there = next((parent for parent in [path, *path.absolute().parents] if os.path.exists(parent)), "/")
     return memory(shutil.disk_usage(there).free)
 
 

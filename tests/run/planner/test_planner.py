@@ -9,19 +9,22 @@ import pytest
 
 from covey.cli.main import main
 from covey.cli.plan import lines_of, read_flags
+from covey.config.budget import counted
 from covey.config.schema import Config
+from covey.config.validate import validate
 from covey.environments.conversations.settings import GuessConfig
 from covey.policy.settings import ModelConfig
 from covey.report.content import planned
 from covey.report.read import RunFiles
+from covey.rollouts.settings import GroupSizeStep
+from covey.run.given import Given
 from covey.run.planner.hardware import GPUS, Hardware, named
 from covey.run.planner.kept import against, keep_plan, kept_plan
 from covey.run.planner.memory import workload
-from covey.run.planner.model_shapes import Shape
+from covey.run.planner.model_shapes import Shape, shape_for
 from covey.run.planner.plan import Interval, Measured, cheapest_change, memory_on, plan_of, work_of
-from covey.run.planner.probe import Watch, compared
+from covey.run.planner.probe import Watch, compared, probe
 from covey.run.planner.seconds import PHASES, active_weights, step_seconds
-from covey.run.planner.shapes import shape_for
 from covey.run.preflight.memory_model import memory_of
 
 from ...support.small import changed
@@ -132,6 +135,14 @@ def test_no_change_is_named_that_is_not_needed() -> None:
     assert "optimizer=adamw8bit" not in found
 
 
+def test_a_micro_batch_larger_than_a_step_is_not_named_and_what_fits_needs_no_change(small: Shape) -> None:
+    """One group of 8 answers of 128 tokens fills no micro-batch of 16384."""
+    config = config_of(groups_per_step=1, group_size=8, sampling__max_tokens=128)
+    assert cheapest_change(config, small, replace(H100, memory=15e9), 1) == ()
+    found = cheapest_change(config, small, replace(H100, memory=10e9), 1)
+    assert found == ("model.gradient_checkpointing=true", "optimizer=adamw8bit")
+
+
 def test_what_fits_on_no_gpu_alone_is_sharded() -> None:
     config = config_of(model__name="meta-llama/Llama-3.3-70B-Instruct")
     found = cheapest_change(config, shape_for(config.model), replace(H100, memory=30e9), 1)
@@ -219,6 +230,14 @@ def test_weights_in_few_bits_are_named_with_the_adapters_that_they_need() -> Non
     assert "model.lora_rank=32" in found
 
 
+def test_a_cold_start_of_all_weights_takes_longer_than_one_of_adapters(small: Shape) -> None:
+    def hours(all_weights: bool) -> float:
+        start = {"cold_start__enabled": True, "cold_start__num_steps": 1000, "cold_start__all_weights": all_weights}
+        return plan_of(config_of(model__lora_rank=8, **start), small, H100, 1, Measured()).hours.value
+
+    assert hours(True) > 1.05 * hours(False)
+
+
 def test_every_gpu_has_a_price_with_its_date() -> None:
     for gpu in GPUS.values():
         assert gpu.price is not None
@@ -250,6 +269,29 @@ def test_a_probe_returns_what_its_steps_took(small: Shape) -> None:
     assert again["sampling"] == pytest.approx(2.0)
     assert again["backward"] == pytest.approx(1.0)
     assert sum(again.values()) == pytest.approx(4.0)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"num_epochs": 2.0},
+        {"total_rollouts": 10**6},
+        {"group_size_schedule": [GroupSizeStep(step=100, group_size=16)]},
+    ],
+)
+def test_a_probe_makes_a_few_steps_whatever_says_how_long_the_run_is(changes: dict[str, Any], small: Shape) -> None:
+    made: list[int] = []
+
+    def train(short: Config, folder: Path, given: Given) -> None:
+        validate(short)
+        made.append(counted(short, num_prompts=1000).num_steps)
+        (watch,) = given.callbacks
+        assert isinstance(watch, Watch)
+        watch.phases, watch.times, watch.lengths = [{}, {}], [0.0, 1.0], [9.0, 9.0]
+
+    probe(config_of(**changes), small, H100, train)
+    assert made == [4]
 
 
 # ------------------------------------------------------------------------------------------------ the command

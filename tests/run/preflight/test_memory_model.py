@@ -15,8 +15,7 @@ from covey.policy.policy import DTYPES
 from covey.policy.settings import ModelConfig
 from covey.run.build import build_run
 from covey.run.planner.memory import plan, workload
-from covey.run.planner.model_shapes import Shape, shape_of
-from covey.run.planner.shapes import shape_for
+from covey.run.planner.model_shapes import Shape, shape_for, shape_of
 from covey.run.preflight import passes
 from covey.run.preflight.memory import check_memory
 from covey.run.preflight.memory_model import (

@@ -232,11 +232,13 @@ def save_base_model(policy: Policy, folder: Path, weights: Mapping[str, Tensor] 
                 _copy(Path(name), aside)
             else:
                 _save(policy, policy.model.state_dict() if weights is None else weights, aside)
-    # Adapters name their base as from_pretrained looks it up
-    base = folder if is_cold_start or not name else Path(name)
-    policy.model.peft_config["default"].base_model_name_or_path = (  # type: ignore[index,union-attr]
-        str(base.resolve()) if base.is_dir() else name
-    )
+    name_base(policy, str(folder) if is_cold_start or not name else name)
+
+
+def name_base(policy: Policy, name: str) -> None:
+    """Let adapters name the model below them as from_pretrained looks it up, wherever they are read from."""
+    found = str(Path(name).resolve()) if name and Path(name).is_dir() else name
+    policy.model.peft_config["default"].base_model_name_or_path = found  # type: ignore[index,union-attr]
 
 
 def _copy(found: Path, aside: Path) -> None:

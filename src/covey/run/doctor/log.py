@@ -1,7 +1,7 @@
 """The columns of a run as rules read them: numbers by step, windows of steps, the first of which is the baseline."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, median
 from typing import Any, NamedTuple
@@ -115,6 +115,10 @@ class RunLog:
         steps.append(int(row["step"]))
         for column in columns.values():
             column.extend([None] * (len(steps) - len(column)))
+
+    def derived(self, name: str, points: Iterable[tuple[int, float]]) -> "RunLog":
+        """Return a log of the same run with one column, of numbers by step that were computed from others."""
+        return log_of([{"step": step, name: value} for step, value in points], settings=self.settings)
 
     @property
     def width(self) -> int:

@@ -33,7 +33,7 @@ def plan(config: Config, num_ranks: int) -> dict[str, int]:
         return {}
     parts = memory_of(shape, workload(config, num_ranks))
     if config.cold_start.enabled:
-        parts["cold_start"] = memory_of(shape, workload(_as_cold_start(config), num_ranks))["in_all"]
+        parts["cold_start"] = memory_of(shape, workload(as_cold_start(config), num_ranks))["in_all"]
         parts["in_all"] = max(parts.pop("in_all"), parts["cold_start"])
     return parts
 
@@ -129,7 +129,7 @@ def reference_shape(config: Config) -> Shape | None:
     return shape_of(replace(config.model, name=name, revision=revision)) or shape_of(config.model)
 
 
-def _as_cold_start(config: Config) -> Config:
+def as_cold_start(config: Config) -> Config:
     """Return the configuration as the cold start trains: AdamW, no reference."""
     return replace(
         config,

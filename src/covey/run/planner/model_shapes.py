@@ -104,6 +104,33 @@ def shape_of(model: ModelConfig) -> Shape | None:
         return None
 
 
+def shape_for(model: ModelConfig) -> Shape:
+    """Return the shape of a model, the embedded ones too. ValueError where neither name nor folder says what it is."""
+    found = _embedded(model) if model.name in NANO else shape_of(model)
+    if found is None:
+        raise ValueError(
+            f"the shape of model.name={model.name} is not known here; "
+            "name a folder with its config.json (weights are not needed)"
+        )
+    return found
+
+
+def _embedded(model: ModelConfig) -> Shape:
+    import torch
+
+    from covey.policy.attention.base import register
+    from covey.policy.models.nano import NanoShape, nano_model, nano_tokenizer
+    from covey.policy.models.nano_masked import nano_masked_model, nano_masked_tokenizer
+
+    wanted = NanoShape(model.nano_architecture, model.nano_hidden_size, model.nano_num_layers, model.nano_num_heads)
+    make, tokenizer = (
+        (nano_model, nano_tokenizer()) if model.kind == "causal" else (nano_masked_model, nano_masked_tokenizer())
+    )
+    register()
+    with torch.device("meta"):
+        return counted(make(wanted, tokenizer, 0))
+
+
 def counted(model: "PreTrainedModel") -> Shape:
     """Count the layers and widths of a model, whether or not its weights have storage."""
     from covey.policy.kernels.layers import compiled_class

@@ -9,9 +9,16 @@ from covey.config.schema import Config
 from covey.policy.settings import ModelConfig
 from covey.rollouts.settings import group_sizes
 from covey.run.planner.hardware import Hardware
-from covey.run.planner.memory import answer_bound, derived, with_checkpointing, with_fused_layers, workload
+from covey.run.planner.memory import (
+    answer_bound,
+    as_cold_start,
+    derived,
+    with_checkpointing,
+    with_fused_layers,
+    workload,
+)
 from covey.run.planner.model_shapes import Shape
-from covey.run.planner.seconds import ON_CPU, ON_GPU, PHASES, Work, step_seconds
+from covey.run.planner.seconds import PHASES, Work, constants, step_seconds
 from covey.run.preflight.memory_model import Workload, memory_of
 
 Change = tuple[str, Callable[[Config], Config]]
@@ -38,6 +45,9 @@ class Measured:
     factors: Mapping[str, float] = field(default_factory=dict)
     """Measured over predicted seconds, by phase."""
     source: str = ""
+
+
+UNMEASURED = Measured()
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,23 +84,25 @@ class Plan:
 
 def plan_of(config: Config, shape: Shape, on: Hardware, num_gpus: int, known: Measured) -> Plan:
     """Plan a run. `num_gpus` counts those that train. Samplers of source=ray come on top."""
-    # Count what a step asks of one GPU
     config = with_checkpointing(config, num_gpus, int(on.memory), is_gpu=on.is_gpu)
-    load = _within_a_step(config, workload(config, num_gpus), num_gpus, known)
-    load = with_fused_layers(load, config.model, shape, is_gpu=on.is_gpu)
-    load = bounded(load, shape, on)
-    # Bound its duration by short and by long answers
+    # Bound the duration of a step by short and by long answers
     low, value, high = (_step(config, shape, on, num_gpus, known, share) for share in LENGTHS)
-    spread = SPREAD_OF_PROBE if known.factors else _spread(on)
+    spread = SPREAD_OF_PROBE if known.factors else constants(on).spread
     step = Interval(sum(low.values()) / spread, sum(value.values()), sum(high.values()) * spread)
     # Extend it to the run
     seconds = _run_seconds(config, shape, on, num_gpus, known, value)
     hours = Interval(*(seconds * bound / step.value / 3600 for bound in (step.low, step.value, step.high)))
     gpus = num_gpus + (config.devices.sampler if config.source == "ray" else 0)
-    memory = memory_on(shape, load, on)
-    change = () if memory["in_all"] <= on.memory else cheapest_change(config, shape, on, num_gpus)
+    memory = memory_on(shape, load_on(config, shape, on, num_gpus, known), on)
+    change = () if memory["in_all"] <= on.memory else cheapest_change(config, shape, on, num_gpus, known)
     limit = bottleneck(value, is_gpu=on.is_gpu)
     return Plan(on, gpus, memory, change, value, step, hours, _cost(on, gpus, hours), limit, known.source)
+
+
+def load_on(config: Config, shape: Shape, on: Hardware, num_gpus: int, known: Measured) -> Workload:
+    """Return what a step asks of one GPU of such a machine."""
+    load = _within_a_step(config, workload(config, num_gpus), num_gpus, known)
+    return bounded(with_fused_layers(load, config.model, shape, is_gpu=on.is_gpu), shape, on)
 
 
 def _within_a_step(config: Config, load: Workload, num_gpus: int, known: Measured) -> Workload:
@@ -125,14 +137,16 @@ def bounded(load: Workload, shape: Shape, on: Hardware) -> Workload:
     return replace(load, cache_bytes=max(0, int(CACHE_SHARE * (on.memory - CONTEXT - kept))))
 
 
-def cheapest_change(config: Config, shape: Shape, on: Hardware, num_gpus: int) -> tuple[str, ...]:
+def cheapest_change(
+    config: Config, shape: Shape, on: Hardware, num_gpus: int, known: Measured = UNMEASURED
+) -> tuple[str, ...]:
     """Return the first few changes that make a run fit together, without those of them that are not needed."""
 
     def fits(changes: Sequence[Change], gpus: int = num_gpus, strategy: str = config.parallel.strategy) -> bool:
         changed = replace(config, parallel=replace(config.parallel, strategy=strategy))
         for _, change in changes:
             changed = change(changed)
-        return memory_on(shape, bounded(workload(changed, gpus), shape, on), on)["in_all"] <= on.memory
+        return memory_on(shape, load_on(changed, shape, on, gpus, known), on)["in_all"] <= on.memory
 
     def needed(changes: Sequence[Change], gpus: int = num_gpus, strategy: str = config.parallel.strategy) -> list[str]:
         some = list(changes)
@@ -195,7 +209,6 @@ def work_of(config: Config, num_gpus: int, prompt_tokens: float, completion_toke
         num_mini_batches=config.num_mini_batches,
         reads_old=config.updates_per_batch * config.num_mini_batches > 1,
         has_reference=algorithm.kl_coef > 0 or algorithm.ratio_denominator == "reference",
-        num_ranks=num_gpus,
         shares_prompts=config.packing == "shared",
     )
 
@@ -229,7 +242,8 @@ def _run_seconds(
     cold = 0.0
     if config.cold_start.enabled:
         rows = Work(config.cold_start.batch_size, 1, known.prompt_tokens, length, answer_bound(config), 1)
-        cold = config.cold_start.num_steps * step_seconds(shape, workload(config, num_gpus), rows, on)["backward"]
+        load = workload(as_cold_start(config), num_gpus)
+        cold = config.cold_start.num_steps * step_seconds(shape, load, rows, on)["backward"]
     return config.num_steps * sum(step.values()) + evaluating + cold + START_SECONDS
 
 
@@ -239,10 +253,6 @@ def _cost(on: Hardware, gpus: int, hours: Interval) -> Interval | None:
     low, high = on.price
     middle = math.sqrt(low * high)
     return Interval(gpus * hours.low * low, EXTRA * gpus * hours.value * middle, EXTRA * gpus * hours.high * high)
-
-
-def _spread(on: Hardware) -> float:
-    return (ON_GPU if on.is_gpu else ON_CPU).spread
 
 
 def bottleneck(phases: Mapping[str, float], *, is_gpu: bool) -> str:

@@ -62,6 +62,9 @@ def probe(
     short = replace(
         config,
         num_steps=STEPS,
+        num_epochs=None,
+        total_rollouts=None,
+        group_size_schedule=[],
         evaluation=EvaluationConfig(num_prompts=1, num_samples=1, k=[1]),
         output=OutputConfig(save_every=0, traces=False, report=False, progress=False),
         preflight=PreflightConfig(enabled=False),
@@ -69,7 +72,7 @@ def probe(
     )
     with tempfile.TemporaryDirectory(prefix="covey-plan-") as made:
         train(short, Path(made) / "run", Given(callbacks=[watch], built=watch.built))
-    return compared(config, shape, on, watch)
+    return compared(short, shape, on, watch)
 
 
 def compared(config: Config, shape: Shape, on: Hardware, watch: Watch) -> Measured:

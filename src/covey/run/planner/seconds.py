@@ -36,7 +36,6 @@ class Work:
     reads_old: bool = False
     """Whether log-probs are computed before the update."""
     has_reference: bool = False
-    num_ranks: int = 1
     shares_prompts: bool = True
 
     @property
@@ -106,11 +105,11 @@ def step_seconds(
     shape: Shape, load: Workload, work: Work, on: Hardware, factors: Mapping[str, float] | None = None
 ) -> dict[str, float]:
     """Return seconds of a step by phase. `factors` are measured over predicted, by phase, of a probe."""
-    own = _constants(on)
+    own = constants(on)
     found = {
         "sampling": _sampling(shape, load, work, on),
         "reward": 0.3 * own.rollout * work.num_rollouts + 0.7 * own.text * work.sampled_tokens,
-        "logprobs": _passes(shape, load, work, on, forwards=work.reads_old + _reference_passes(shape, load, work)),
+        "logprobs": _passes(shape, work, on, forwards=work.reads_old + _reference_passes(shape, load, work)),
         "backward": work.num_updates * _update(shape, load, work, on),
         "optimizer": work.num_updates * work.num_mini_batches * _optimizer(shape, load, on),
         "other": 0.7 * own.rollout * work.num_rollouts + 0.3 * own.text * work.sampled_tokens + own.base,
@@ -124,13 +123,13 @@ def _reference_passes(shape: Shape, load: Workload, work: Work) -> float:
     return own if work.has_reference else 0.0
 
 
-def _constants(on: Hardware) -> Constants:
+def constants(on: Hardware) -> Constants:
     return ON_GPU if on.is_gpu else ON_CPU
 
 
 def _sampling(shape: Shape, load: Workload, work: Work, on: Hardware) -> float:
     """Decode steps of the longest answer, or of all answers in turn where rows are fewer. Prompts first."""
-    own, active, each = _constants(on), active_weights(shape), VALUE_BYTES[load.precision]
+    own, active, each = constants(on), active_weights(shape), VALUE_BYTES[load.precision]
     steps = max(work.longest, work.sampled_tokens / max(1, work.max_rows))
     rows = work.sampled_tokens / max(1.0, steps)
     # A step reads the weights and the cached tokens of its rows, and multiplies
@@ -143,8 +142,8 @@ def _sampling(shape: Shape, load: Workload, work: Work, on: Hardware) -> float:
     return steps * (max(reading, computing) + starting) + own.row * work.sampled_tokens + attending + prompts
 
 
-def _passes(shape: Shape, load: Workload, work: Work, on: Hardware, forwards: float) -> float:
-    own = _constants(on)
+def _passes(shape: Shape, work: Work, on: Hardware, forwards: float) -> float:
+    own = constants(on)
     if not forwards:
         return 0.0
     computing = 2 * active_weights(shape) * work.read_tokens / (own.train_flops * on.flops)
@@ -153,7 +152,7 @@ def _passes(shape: Shape, load: Workload, work: Work, on: Hardware, forwards: fl
 
 def _update(shape: Shape, load: Workload, work: Work, on: Hardware) -> float:
     """Forth and back: six operations a weight and token, four below adapters, two more where activations are redone."""
-    own, tokens = _constants(on), work.read_tokens
+    own, tokens = constants(on), work.read_tokens
     products = (4 if load.lora_rank else 6) + (2 if load.gradient_checkpointing else 0)
     context = work.prompt_tokens + work.completion_tokens
     queries = shape.key_value_width / max(1, 2 * shape.depth)

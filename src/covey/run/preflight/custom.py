@@ -5,8 +5,7 @@ A mistake in one would else be met after the first groups were sampled, or never
 
 import pickle
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from io import BytesIO
 from typing import Any
@@ -36,6 +35,9 @@ from covey.system.lookup import describe
 from covey.trainer.credit import estimated, selected_by, shaped
 from covey.types import Prompt
 
+Options = Mapping[str, Any] | None
+Make = Callable[[custom.Custom, Config, Sequence[Prompt]], None]
+"""Tries a function. ValueError says what is wrong with it."""
 NUM_GROUPS = 3
 CLOSE = 1e-5
 """How far two values of the same token or rollout may be apart; relative, and absolute for small ones."""
@@ -54,15 +56,38 @@ def check_custom(subject: PreflightContext) -> Check:
 
 def try_custom(config: Config, prompts: Sequence[Prompt]) -> list[str]:
     """Try all custom functions and return their names. ValueError says in a line what is wrong with the first."""
-    return list(dict.fromkeys(name for trial in TRIALS for name in trial(config, prompts)))
+    tried = []
+    for trial, name, options in _named(config.algorithm):
+        function = custom.lookup(trial.role, name, trial.table, options)
+        assert isinstance(function, custom.Custom), "the name has a colon"
+        trial.make(function, config, prompts)
+        tried.append(name)
+    return list(dict.fromkeys(tried))
 
 
 def has_custom(config: Config) -> bool:
     """Tell whether any setting names a function as module:function."""
-    algorithm = config.algorithm
-    names = [algorithm.advantage, algorithm.loss, algorithm.aggregation, algorithm.kl_estimator, config.curriculum.name]
-    optional = [algorithm.selection, algorithm.group_filter, algorithm.kl_aggregation]
-    return any(":" in (name or "") for name in (*names, *optional, *algorithm.shaping))
+    return ":" in config.curriculum.name or any(_named(config.algorithm))
+
+
+def _named(algorithm: AlgorithmConfig) -> Iterator[tuple["Trial", str, Options]]:
+    """Yield every function that settings name as module:function, with how it is tried and its options."""
+    for trial in TRIALS:
+        for name, options in trial.named(algorithm):
+            if name is not None and ":" in name:
+                yield trial, name, options
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """How a custom function in the place of a setting is tried."""
+
+    role: custom.Role
+    table: Mapping[str, Callable[..., Any]]
+    """covey's own functions for it."""
+    named: Callable[[AlgorithmConfig], Iterable[tuple[str | None, Options]]]
+    """Returns the names that the setting has, each with its options."""
+    make: Make
 
 
 # ------------------------------------------------------------------------------------------------ from rewards on
@@ -109,93 +134,53 @@ def _answers(prompts: Sequence[Prompt], size: int) -> tuple[Answer, ...]:
     )
 
 
-@contextmanager
-def on(case: Case) -> Iterator[None]:
-    """Say in an error what was special about the rewards."""
-    try:
-        yield
-    except ValueError as error:
-        raise ValueError(f"{error}{', ' if case.special else ''}{case.special}") from error
+def _on_each(
+    trial: Callable[[custom.Custom, Case], object],
+) -> Callable[[custom.Custom, Config, Sequence[Prompt]], None]:
+    """Return what makes a trial on each case. Its error says what was special about the rewards."""
 
-
-def _custom(
-    role: custom.Role,
-    name: str | None,
-    table: Mapping[str, Callable[..., Any]],
-    options: Mapping[str, Any] | None = None,
-) -> custom.Custom | None:
-    """Return the function that a setting names where it is one of the user's own, else None."""
-    if name is None or ":" not in name:
-        return None
-    found = custom.lookup(role, name, table, options)
-    assert isinstance(found, custom.Custom), "the name has a colon"
-    return found
-
-
-def try_advantage(config: Config, prompts: Sequence[Prompt]) -> Iterator[str]:
-    """Try algorithm.advantage on each case."""
-    name, options = config.algorithm.advantage, config.algorithm.advantage_options
-    estimator = _custom(custom.ADVANTAGE, name, ADVANTAGES, options)
-    if estimator is None:
-        return
-    for case in synthetic_cases(config, prompts):
-        with on(case):
-            estimated(estimator, case.scores, case.answers if estimator.num_inputs == 2 else None)
-    yield name
-
-
-def try_shaping(config: Config, prompts: Sequence[Prompt]) -> Iterator[str]:
-    """Try each custom entry of algorithm.shaping on each case."""
-    for name, options in config.algorithm.shaping.items():
-        shape = _custom(custom.SHAPING, name, SHAPING, options)
-        if shape is None:
-            continue
+    def make(function: custom.Custom, config: Config, prompts: Sequence[Prompt]) -> None:
         for case in synthetic_cases(config, prompts):
-            given = case.scores
-            truncated_N = torch.tensor([answer.truncated for answer in case.answers])
-            token_ids = [answer.token_ids for answer in case.answers]
-            info = replace(made_up_shaping_inputs(given), truncated_N=truncated_N, token_ids=token_ids)
-            with on(case):
-                shaped(shape, given.rewards_N, info)
-        yield name
+            try:
+                trial(function, case)
+            except ValueError as error:
+                raise ValueError(f"{error}{', ' if case.special else ''}{case.special}") from error
+
+    return make
 
 
-def try_selection(config: Config, prompts: Sequence[Prompt]) -> Iterator[str]:
-    """Try algorithm.selection on each case, with centred rewards as the advantages."""
-    name, options = config.algorithm.selection, config.algorithm.selection_options
-    choose = _custom(custom.SELECTION, name, SELECTION, options)
-    if choose is None:
-        return
-    for case in synthetic_cases(config, prompts):
-        with on(case):
-            selected_by(choose, case.scores, ADVANTAGES["group_center"])
-    yield choose.name
+def _try_advantage(estimator: custom.Custom, case: Case) -> None:
+    estimated(estimator, case.scores, case.answers if estimator.num_inputs == 2 else None)
 
 
-def try_group_filter(config: Config, prompts: Sequence[Prompt]) -> Iterator[str]:
-    """Try algorithm.group_filter on single groups, one of them of equal rewards and one without any."""
-    name, options = config.algorithm.group_filter, config.algorithm.group_filter_options
-    keep = _custom(custom.GROUP_FILTER, name, GROUP_FILTERS, options)
-    if keep is None:
-        return
+def _try_shaping(shape: custom.Custom, case: Case) -> None:
+    truncated_N = torch.tensor([answer.truncated for answer in case.answers])
+    token_ids = [answer.token_ids for answer in case.answers]
+    info = replace(made_up_shaping_inputs(case.scores), truncated_N=truncated_N, token_ids=token_ids)
+    shaped(shape, case.scores.rewards_N, info)
+
+
+def _try_selection(choose: custom.Custom, case: Case) -> None:
+    """Try a selection with centred rewards as the advantages."""
+    selected_by(choose, case.scores, ADVANTAGES["group_center"])
+
+
+def _try_group_filter(keep: custom.Custom, config: Config, prompts: Sequence[Prompt]) -> None:
+    """Try a filter on single groups, one of them of equal rewards."""
     for rewards in ([0.0, 1.0, 0.5], [1.0, 1.0, 1.0]):
         found = keep(torch.tensor(rewards, dtype=torch.float64))
         is_flag = isinstance(found, Tensor) and found.dtype == torch.bool and found.numel() == 1
         if not (isinstance(found, bool | np.bool_) or is_flag):
             raise keep.error("return True or False", f"{found!r:.60}")
-    yield keep.name
 
 
 # ------------------------------------------------------------------------------------------------ the objective
 
 
-def try_loss(config: Config, prompts: Sequence[Prompt]) -> Iterator[str]:
-    """Try algorithm.loss on four rollouts of up to five tokens, one of them without loss tokens."""
-    algorithm = config.algorithm
-    loss = _custom(custom.LOSS, algorithm.loss, LOSS_FUNCTIONS, algorithm.loss_options)
-    if loss is None:
-        return
+def _try_loss(loss: custom.Custom, config: Config, prompts: Sequence[Prompt]) -> None:
+    """Try a loss on four rollouts of up to five tokens, one of them without loss tokens."""
     # Finite losses and gradients on inputs of a usual range
+    algorithm = config.algorithm
     leaf_NT, whole = synthetic_loss_inputs(algorithm)
     loss_NT, _ = evaluate_loss(loss, whole)
     loss.check_finite(loss_NT, whole.mask_NT, whole.log_probs_NT, "log-prob")
@@ -206,7 +191,6 @@ def try_loss(config: Config, prompts: Sequence[Prompt]) -> Iterator[str]:
     _, wider = synthetic_loss_inputs(algorithm, padding=3)
     wide_NT = evaluate_loss(loss, wider)[0][:, :5]
     _check_same(loss, "tokens outside of inputs.mask_NT out", "there is more padding", wide_NT, loss_NT, whole)
-    yield algorithm.loss
 
 
 def synthetic_loss_inputs(algorithm: AlgorithmConfig, num_rows: int = 4, padding: int = 0) -> tuple[Tensor, LossInputs]:
@@ -242,12 +226,8 @@ def _check_same(
         raise loss.error(f"keep {keeps}: the update must not depend on micro-batches", f"another loss where {other}")
 
 
-def try_kl_estimator(config: Config, prompts: Sequence[Prompt]) -> Iterator[str]:
-    """Try algorithm.kl_estimator on log-ratios from -2 to 2."""
-    name = config.algorithm.kl_estimator
-    estimator = _custom(custom.KL_ESTIMATOR, name, ESTIMATORS)
-    if estimator is None:
-        return
+def _try_kl_estimator(estimator: custom.Custom, config: Config, prompts: Sequence[Prompt]) -> None:
+    """Try a KL estimator on log-ratios from -2 to 2."""
     q_NT = torch.linspace(-2, 2, 12).view(3, 4)
     leaf_NT = q_NT.clone().requires_grad_()
     # The value has one entry per token, and a gradient where the loss takes one
@@ -259,25 +239,18 @@ def try_kl_estimator(config: Config, prompts: Sequence[Prompt]) -> Iterator[str]
     estimator.check_finite(value_NT.detach(), torch.ones(3, 4, dtype=torch.bool), q_NT, "log-ratio")
     if not torch.allclose(estimator(q_NT[:1], config.algorithm.kl_clamp), value_NT[:1], rtol=CLOSE, atol=CLOSE):
         raise estimator.error("take each token alone", "another value where fewer are beside it")
-    yield name
 
 
-def try_aggregations(config: Config, prompts: Sequence[Prompt]) -> Iterator[str]:
-    """Try algorithm.aggregation and algorithm.kl_aggregation on rollouts of 0 to 5 loss tokens."""
-    algorithm = config.algorithm
-    for role, name in ((custom.AGGREGATION, algorithm.aggregation), (custom.KL_AGGREGATION, algorithm.kl_aggregation)):
-        weigh = _custom(role, name, AGGREGATIONS)
-        if weigh is None:
-            continue
-        counts_N, denominators = torch.tensor([0.0, 1.0, 3.0, 5.0]), Denominators(tokens=9, sequences=3, length=16)
-        weights_N = weigh.check_tensor(weigh(counts_N, denominators), (4,), "rollout")
-        weigh.check_finite(weights_N, torch.ones(4, dtype=torch.bool), counts_N, "number of loss tokens")
-        if not torch.allclose(weigh(counts_N[2:], denominators), weights_N[2:], rtol=CLOSE):
-            raise weigh.error(
-                "divide by denominators alone: the update must not depend on micro-batches",
-                "another weight where fewer rollouts are beside one",
-            )
-        yield weigh.name
+def _try_aggregation(weigh: custom.Custom, config: Config, prompts: Sequence[Prompt]) -> None:
+    """Try an aggregation on rollouts of 0 to 5 loss tokens."""
+    counts_N, denominators = torch.tensor([0.0, 1.0, 3.0, 5.0]), Denominators(tokens=9, sequences=3, length=16)
+    weights_N = weigh.check_tensor(weigh(counts_N, denominators), (4,), "rollout")
+    weigh.check_finite(weights_N, torch.ones(4, dtype=torch.bool), counts_N, "number of loss tokens")
+    if not torch.allclose(weigh(counts_N[2:], denominators), weights_N[2:], rtol=CLOSE):
+        raise weigh.error(
+            "divide by denominators alone: the update must not depend on micro-batches",
+            "another weight where fewer rollouts are beside one",
+        )
 
 
 # ------------------------------------------------------------------------------------------------ the curriculum
@@ -358,13 +331,14 @@ def _ids(drawn: Sequence[tuple[Prompt, int]]) -> list[tuple[str, int]]:
     return [(prompt.id, number) for prompt, number in drawn]
 
 
-TRIALS: tuple[Callable[[Config, Sequence[Prompt]], Iterator[str]], ...] = (
-    try_shaping,
-    try_advantage,
-    try_selection,
-    try_group_filter,
-    try_loss,
-    try_kl_estimator,
-    try_aggregations,
+TRIALS = (
+    Trial(custom.SHAPING, SHAPING, lambda a: a.shaping.items(), _on_each(_try_shaping)),
+    Trial(custom.ADVANTAGE, ADVANTAGES, lambda a: [(a.advantage, a.advantage_options)], _on_each(_try_advantage)),
+    Trial(custom.SELECTION, SELECTION, lambda a: [(a.selection, a.selection_options)], _on_each(_try_selection)),
+    Trial(custom.GROUP_FILTER, GROUP_FILTERS, lambda a: [(a.group_filter, a.group_filter_options)], _try_group_filter),
+    Trial(custom.LOSS, LOSS_FUNCTIONS, lambda a: [(a.loss, a.loss_options)], _try_loss),
+    Trial(custom.KL_ESTIMATOR, ESTIMATORS, lambda a: [(a.kl_estimator, None)], _try_kl_estimator),
+    Trial(custom.AGGREGATION, AGGREGATIONS, lambda a: [(a.aggregation, None)], _try_aggregation),
+    Trial(custom.KL_AGGREGATION, AGGREGATIONS, lambda a: [(a.kl_aggregation, None)], _try_aggregation),
 )
-"""Each yields the names it tried. ValueError says what is wrong with one."""
+"""In the order in which functions are called."""

@@ -16,12 +16,17 @@ from torch import Tensor
 from covey.engine.base import Engine, EngineStats
 from covey.engine.weights import MEAN_SHARE
 from covey.policy import sharding
-from covey.policy.logprobs import Scoring, score_tokens
 from covey.policy.plain import plain_model, rollout_logprobs
-from covey.policy.policy import inference
 from covey.rollouts.rollout import causal_rollout
 from covey.run.preflight.budget import affordable_tokens, shortened
-from covey.run.preflight.policy import LOGPROB_TOLERANCE, first_groups, kind_of, laid_out, synthetic_rows
+from covey.run.preflight.policy import (
+    LOGPROB_TOLERANCE,
+    first_groups,
+    kind_of,
+    laid_out,
+    synthetic_rows,
+    trainer_logprobs,
+)
 from covey.run.preflight.subject import Check, PreflightContext, Unscored
 from covey.system import collectives
 from covey.types import Completion, Group, Prompt, Reward, Rollout, Sampling
@@ -118,13 +123,9 @@ def _gaps(subject: PreflightContext, groups: Sequence[Group]) -> dict[str, Tenso
     rollouts = [rollout for group in groups for rollout in group.rollouts if rollout.num_loss_tokens > 0]
     with torch.no_grad(), sharding.unsharded(policy):
         plain = plain_model(policy)
-        sampling = run.source.sampling
-        expected_L = torch.cat([rollout_logprobs(plain, rollout, sampling) for rollout in rollouts])
+        expected_L = torch.cat([rollout_logprobs(plain, rollout, run.source.sampling) for rollout in rollouts])
     batch = laid_out(subject, synthetic_rows(groups, 1.0), config.packing, config.micro_batch_tokens)
-    scoring = Scoring(sampling, config.logprob_chunk)
-    with inference(policy.model):
-        trainer_L = torch.cat([score_tokens(policy, m, scoring).logprob_L for m in batch.micro_batches])
-    found = {"trainer": (trainer_L.double() - expected_L.double()).abs()}
+    found = {"trainer": (trainer_logprobs(subject, batch).double() - expected_L.double()).abs()}
     # Take what the engine said of its own samples
     sampled_L = torch.cat([m.sampler_logprob_L for m in batch.micro_batches])
     if config.engine.name != "fake" and bool((sampled_L != UNKNOWN).any()):

@@ -56,10 +56,7 @@ def check_logprobs(subject: PreflightContext) -> Check:
     if config.engine.name == "fake":
         return Check(True, "engine=fake samples from a script, not from the policy", "")
     batch = whole_batch(subject)
-    scoring = Scoring(subject.run.source.sampling, config.logprob_chunk)
-    policy = subject.run.policy
-    with inference(policy.model):
-        trainer_L = torch.cat([score_tokens(policy, m, scoring).logprob_L for m in batch.micro_batches])
+    trainer_L = trainer_logprobs(subject, batch)
     sampler_L = torch.cat([m.sampler_logprob_L for m in batch.micro_batches])
     gap_L = (trainer_L.double() - sampler_L).abs()
     names_L = [m.prompt_ids[row] for m in batch.micro_batches for row in m.row_L.tolist()]
@@ -77,6 +74,13 @@ def check_logprobs(subject: PreflightContext) -> Check:
     passed = largest <= limit and mean <= MEAN_SHARE * limit
     allowed = f"{limit:g} nats at most, {MEAN_SHARE * limit:g} on average"
     return Check(passed, figure, allowed, "" if passed else remedy, {"max": largest, "mean": mean})
+
+
+def trainer_logprobs(subject: PreflightContext, batch: Batch) -> Tensor:
+    """Return the trainer's log-prob of every loss token, shape (L,), with dropout off."""
+    policy, scoring = subject.run.policy, Scoring(subject.run.source.sampling, subject.config.logprob_chunk)
+    with inference(policy.model):
+        return torch.cat([score_tokens(policy, m, scoring).logprob_L for m in batch.micro_batches])
 
 
 # ------------------------------------------------------------------------------------------------ gradient

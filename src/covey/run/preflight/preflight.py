@@ -6,7 +6,6 @@ else than its metrics say. So it is refused before it begins, with the figure an
 The checks leave no trace: weights, gradients, generators, the prompt stream and what is logged are as before.
 """
 
-import json
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -39,7 +38,7 @@ from covey.run.preflight.text import (
 )
 from covey.run.records.record import RunRecorder
 from covey.system import collectives
-from covey.system.disk import catch_write_errors
+from covey.system.jsonl import write_json
 from covey.system.text.format import duration
 
 REPORT = "preflight.json"
@@ -53,6 +52,8 @@ class PreflightCheck:
     look: Callable[[PreflightContext], Check]
     needs: tuple[str, ...] = ()
     """Checks without which this one cannot be made."""
+    concerns: Callable[[PreflightContext], bool] = lambda subject: True
+    """Tells whether it is made of a policy and an environment of this kind."""
 
 
 def before_training(run: Run, config: Config, record: RunRecorder) -> None:
@@ -72,22 +73,12 @@ def run_checks(subject: PreflightContext) -> list[Check]:
     checks: dict[str, Check] = {}
     watchdog = subject.run.trainer.timer.watchdog
     with leaving_no_trace(subject.run):
-        for stage in stages_of(subject):
+        for stage in [stage for stage in STAGES if stage.concerns(subject)]:
             missing = [name for name in stage.needs if not checks[name].passed]
             with watchdog.deadline(f"the preflight check of {stage.name}", "timeouts.update"):
                 check = _unmade(stage, missing[0]) if missing else _made(stage, subject)
                 checks[stage.name] = _agreed(collectives.all_gather(check))
     return list(checks.values())
-
-
-def stages_of(subject: PreflightContext) -> tuple[PreflightCheck, ...]:
-    """Return the checks of a policy and an environment of this kind."""
-    stages = (*CUSTOM_STAGES, *STAGES) if has_custom(subject.config) else STAGES
-    if has_episodes(subject):
-        stages = (*stages, *EPISODE_STAGES)
-    if subject.run.policy.mask_id is not None:
-        return (*stages, *FILL_STAGES)
-    return (*stages, *TRIED_STAGES) if any(trial_of(subject, prompt) for prompt in subject.prompts) else stages
 
 
 def raise_on_failure(checks: Sequence[Check]) -> None:
@@ -104,8 +95,7 @@ def raise_on_failure(checks: Sequence[Check]) -> None:
 def write(checks: Sequence[Check], folder: Path) -> None:
     """Write the checks with all their numbers, beside the run's other results."""
     rows = [{"name": check.name, **asdict(check), "values": _finite(check.values)} for check in checks]
-    with catch_write_errors(folder / REPORT):
-        collectives.run_on_rank0(lambda: (folder / REPORT).write_text(json.dumps(rows, indent=2) + "\n"))
+    collectives.run_on_rank0(lambda: write_json(folder / REPORT, rows))
 
 
 def table(checks: Sequence[Check]) -> Table:
@@ -164,31 +154,32 @@ def _agreed(of_ranks: Sequence[Check]) -> Check:
     return next((check for check in of_ranks if not check.passed), of_ranks[0])
 
 
+def _is_masked(subject: PreflightContext) -> bool:
+    return subject.run.policy.mask_id is not None
+
+
+def _is_tried(subject: PreflightContext) -> bool:
+    """Tell whether the user's own code judges."""
+    return not _is_masked(subject) and any(trial_of(subject, prompt) for prompt in subject.prompts)
+
+
+PASSES = ("lengths", "memory")
+"""What a check needs that makes passes through the policy."""
 STAGES: tuple[PreflightCheck, ...] = (
+    PreflightCheck("custom functions", check_custom, concerns=lambda subject: has_custom(subject.config)),
     PreflightCheck("tokenizer", check_tokenizer),
     PreflightCheck("lengths", check_lengths, ("tokenizer",)),
     PreflightCheck("gold answers", check_gold, ("tokenizer",)),
     PreflightCheck("memory", check_memory, ("lengths",)),
-    PreflightCheck("completions", check_completions, ("lengths", "memory")),
-    PreflightCheck("log-probs", check_logprobs, ("lengths", "memory")),
-    PreflightCheck("transformers", check_plain, ("lengths", "memory")),
-    PreflightCheck("gradient", check_gradient, ("lengths", "memory")),
-    PreflightCheck("true gradient", check_slope, ("lengths", "memory")),
+    PreflightCheck("completions", check_completions, PASSES),
+    PreflightCheck("log-probs", check_logprobs, PASSES),
+    PreflightCheck("transformers", check_plain, PASSES),
+    PreflightCheck("gradient", check_gradient, PASSES),
+    PreflightCheck("true gradient", check_slope, PASSES),
+    PreflightCheck("episodes", check_episodes, ("tokenizer",), has_episodes),
+    PreflightCheck("frozen models", check_frozen, concerns=_is_masked),
+    PreflightCheck("KL at the start", check_kl, PASSES, _is_masked),
+    PreflightCheck("rewards vary", check_rewards, PASSES, _is_masked),
+    PreflightCheck("reward functions", check_functions, PASSES, _is_tried),
 )
 """In this order: what others build on comes first, and no pass is made that memory has no room for."""
-
-CUSTOM_STAGES: tuple[PreflightCheck, ...] = (PreflightCheck("custom functions", check_custom),)
-"""Before all others, where settings name functions as module:function: it makes no pass through the policy."""
-
-TRIED_STAGES: tuple[PreflightCheck, ...] = (PreflightCheck("reward functions", check_functions, ("lengths", "memory")),)
-"""Besides, where the user's own code judges."""
-
-EPISODE_STAGES: tuple[PreflightCheck, ...] = (PreflightCheck("episodes", check_episodes, ("tokenizer",)),)
-"""Besides, where the policy may have several turns."""
-
-FILL_STAGES: tuple[PreflightCheck, ...] = (
-    PreflightCheck("frozen models", check_frozen),
-    PreflightCheck("KL at the start", check_kl, ("lengths", "memory")),
-    PreflightCheck("rewards vary", check_rewards, ("lengths", "memory")),
-)
-"""Besides, of a masked policy."""

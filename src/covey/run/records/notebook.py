@@ -3,21 +3,10 @@
 import math
 import sys
 from collections import deque
-from collections.abc import Mapping
 from html import escape
 from typing import Any, Self
 
-from covey.run.records.terminal import (
-    COLUMNS,
-    REWARD,
-    EtaEstimator,
-    Progress,
-    binned,
-    cell,
-    evaluation_line,
-    make_progress,
-    time_left,
-)
+from covey.run.records.terminal import Panel, Progress, binned, make_progress, number_cells, time_left
 
 MAX_MESSAGES = 50
 """Lines kept in view below the numbers."""
@@ -39,31 +28,13 @@ def progress_of(num_steps: int, *, shows: bool) -> Progress:
     return NotebookProgress(num_steps) if shows and is_notebook() else make_progress(num_steps, shows)
 
 
-class NotebookProgress(Progress):
+class NotebookProgress(Panel):
     """Bar, numbers, the curve of the reward and the last messages, in one output of the cell."""
 
     def __init__(self, num_steps: int) -> None:
-        self._pace = EtaEstimator(num_steps)
-        self._step = 0
-        self._metrics: dict[str, float | None] = {}
-        self._rewards: list[float] = []
-        self._evaluation = ""
+        super().__init__(num_steps)
         self._messages: deque[str] = deque(maxlen=MAX_MESSAGES)
         self._handle: Any = None
-
-    def expect(self, num_steps: int) -> None:
-        self._pace.num_steps = num_steps
-
-    def update(self, step: int, metrics: Mapping[str, float | None]) -> None:
-        self._pace.mark(step)
-        self._step, self._metrics = step, dict(metrics)
-        if (reward := metrics.get(REWARD)) is not None and math.isfinite(reward):
-            self._rewards.append(reward)
-        self._draw()
-
-    def evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._evaluation = evaluation_line(step, metrics)
-        self._draw()
 
     def message(self, text: str) -> None:
         self._messages.append(text)
@@ -80,9 +51,9 @@ class NotebookProgress(Progress):
         left = time_left(self._pace.seconds_left)
         bar = f'<progress value="{self._step}" max="{self._pace.num_steps}" style="width:{WIDTH}px"></progress>'
         lines = [f"<div>step {self._step}/{self._pace.num_steps} {bar} {left}</div>"]
-        cells = [f"{label} {cell(form, self._metrics[key])}" for label, key, form in COLUMNS if key in self._metrics]
+        cells, rewards = number_cells(self._metrics), [reward for reward in self._rewards if math.isfinite(reward)]
         lines += [f"<div>{escape('   '.join(cells))}</div>"] if cells else []
-        lines += [curve(self._rewards)] if len(self._rewards) > 1 else []
+        lines += [curve(rewards)] if len(rewards) > 1 else []
         lines += [f"<div>{escape(self._evaluation)}</div>"] if self._evaluation else []
         lines.append(f"<pre>{escape(chr(10).join(self._messages))}</pre>")
         return f'<div style="font-family:monospace">{"".join(lines)}</div>'

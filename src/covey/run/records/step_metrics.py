@@ -2,18 +2,17 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, get_args
 
 import torch
 
 from covey.environments.base import facts_of
 from covey.rollouts.source import Dropped
 from covey.run.build import Run
-from covey.run.records.episode_metrics import episode_metrics
 from covey.system import collectives
 from covey.system.text.masking import mask
 from covey.trainer.credit import Credit
-from covey.types import Group
+from covey.types import Group, Rollout, StopReason
 
 T = TypeVar("T")
 Row = dict[str, float | None]
@@ -73,7 +72,9 @@ def rollout_metrics(groups: Sequence[Group], dropped: Sequence[Group], credit: C
     parts = {name: values for name, values in _columns(fact.parts for fact in facts).items() if name in names}
     row |= {f"reward/{name}": _mean(values) for name, values in parts.items()}
     row |= {f"reward_std/{name}": _std(values) for name, values in parts.items()}
-    return row | episode_metrics(groups) | _repetition(groups) | _credit_metrics(credit) | _turn_metrics(groups, credit)
+    return (
+        row | _episode_metrics(groups) | _repetition(groups) | _credit_metrics(credit) | _turn_metrics(groups, credit)
+    )
 
 
 def _repetition(groups: Sequence[Group]) -> Row:
@@ -116,6 +117,51 @@ def _credit_metrics(credit: Credit) -> Row:
         "advantage_std": _std(advantages),
         "advantage_top_share": largest / total if total else None,
     }
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeFact:
+    """What the metrics need of one episode. Small, so that ranks can exchange it."""
+
+    stop_reason: StopReason
+    num_turns: int
+    num_given: int
+    """Tokens that were said to the policy, the prompt's aside."""
+    num_chosen: int
+    num_branches: int
+    num_re_encoded: int
+
+
+def _episode_metrics(groups: Sequence[Group]) -> Row:
+    """Say of the episodes of all ranks how many turns they had, why they ended, how much the environment said."""
+    own = [_fact(rollout, rollout.stop_reason) for group in groups for rollout in group.rollouts if rollout.stop_reason]
+    facts = _of_all_ranks(own)
+    if not facts:
+        return {}
+    given, chosen = sum(fact.num_given for fact in facts), sum(fact.num_chosen for fact in facts)
+    row: Row = {
+        "turns_mean": _mean([fact.num_turns for fact in facts]),
+        "turns_max": float(max(fact.num_turns for fact in facts)),
+        "environment_token_fraction": given / (given + chosen) if given + chosen else None,
+        "branches_mean": _mean([fact.num_branches for fact in facts]),
+        "re_encoded_tokens": float(sum(fact.num_re_encoded for fact in facts)),
+        "prefix_breaks": float(sum(fact.num_branches - 1 for fact in facts)),
+    }
+    return row | {f"stop/{why}": _mean([fact.stop_reason == why for fact in facts]) for why in get_args(StopReason)}
+
+
+def _fact(rollout: Rollout, reason: StopReason) -> EpisodeFact:
+    branches = [rollout.loss_mask[start:end] for start, end in rollout.sequences]
+    # What follows the first token chosen in a branch is said to the policy or by it
+    told = [branch[branch.index(True) :] for branch in branches if True in branch]
+    return EpisodeFact(
+        stop_reason=reason,
+        num_turns=len(rollout.turns),
+        num_given=sum(not chosen for branch in told for chosen in branch),
+        num_chosen=rollout.num_loss_tokens,
+        num_branches=len(branches),
+        num_re_encoded=rollout.re_encoded_tokens,
+    )
 
 
 def _turn_metrics(groups: Sequence[Group], credit: Credit) -> Row:

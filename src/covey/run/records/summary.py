@@ -20,7 +20,7 @@ from covey.system.disk import as_written, read_regular
 from covey.system.jsonl import write_json
 
 if TYPE_CHECKING:  # covey.run.evaluate imports torch; reading a summary must not
-    from covey.run.evaluate import Estimate, Evaluation
+    from covey.run.evaluate import Evaluation
 
 LOGGER = logging.getLogger(__name__)
 PACKAGES = ("covey", "torch", "transformers", "tokenizers", "peft", "accelerate", "datasets", "bitsandbytes", "numpy")
@@ -141,18 +141,14 @@ def describe(evaluation: "Evaluation | None") -> dict[str, Any] | None:
     if evaluation is None:
         return None
     return {
-        "accuracy": _estimate(evaluation.accuracy),
-        "reward_mean": _estimate(evaluation.reward_mean),
-        "pass_at_k": {str(k): _estimate(estimate) for k, estimate in evaluation.pass_at_k.items()},
+        "accuracy": asdict(evaluation.accuracy),
+        "reward_mean": asdict(evaluation.reward_mean),
+        "pass_at_k": {str(k): asdict(estimate) for k, estimate in evaluation.pass_at_k.items()},
         "num_prompts": evaluation.num_prompts,
         "num_samples": evaluation.num_samples,
         "parts": {name: describe(part) for name, part in evaluation.parts.items()},
-        "reward_parts": {name: _estimate(estimate) for name, estimate in evaluation.reward_parts.items()},
+        "reward_parts": {name: asdict(estimate) for name, estimate in evaluation.reward_parts.items()},
     }
-
-
-def _estimate(estimate: "Estimate") -> dict[str, float]:
-    return {"value": estimate.value, "low": estimate.low, "high": estimate.high}
 
 
 def gains(before: "Evaluation | None", after: "Evaluation | None", confidence: float) -> dict[str, Any] | None:

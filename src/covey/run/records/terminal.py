@@ -90,24 +90,57 @@ class EtaEstimator:
         return (self.num_steps - last) * (now - then) / max(1, last - first)
 
 
-class PlainProgress(Progress):
-    """One line a step, for logs and pipes."""
+class _Paced(Progress):
+    """Knows how many steps there are and how long those that are left will take."""
 
-    def __init__(self, num_steps: int, console: Console, *, steps: bool = True) -> None:
-        self._console = console
-        self._steps = steps
+    def __init__(self, num_steps: int) -> None:
         self._pace = EtaEstimator(num_steps)
 
     def expect(self, num_steps: int) -> None:
         self._pace.num_steps = num_steps
 
+
+class Panel(_Paced):
+    """Keeps what was heard last, and draws it anew each time."""
+
+    def __init__(self, num_steps: int) -> None:
+        super().__init__(num_steps)
+        self._step = 0
+        self._metrics: Mapping[str, float | None] = {}
+        self._rewards: list[float] = []
+        """Of all steps, NaN where there was nothing to measure."""
+        self._evaluation = ""
+
+    def update(self, step: int, metrics: Mapping[str, float | None]) -> None:
+        self._pace.mark(step)
+        self._step, self._metrics = step, dict(metrics)
+        reward = metrics.get(REWARD)
+        self._rewards.append(math.nan if reward is None else reward)
+        self._draw()
+
+    def evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._evaluation = evaluation_line(step, metrics)
+        self._draw()
+
+    def _draw(self) -> None:
+        raise NotImplementedError
+
+
+class PlainProgress(_Paced):
+    """One line a step, for logs and pipes."""
+
+    def __init__(self, num_steps: int, console: Console, *, steps: bool = True) -> None:
+        super().__init__(num_steps)
+        self._console = console
+        self._steps = steps
+
     def update(self, step: int, metrics: Mapping[str, float | None]) -> None:
         self._pace.mark(step)
         if not self._steps:
             return
-        cells = [f"{label} {cell(form, metrics[key])}" for label, key, form in COLUMNS if key in metrics]
         samplers = [line] if (line := samplers_line(metrics)) else []
-        line = "  ".join([f"step {step}/{self._pace.num_steps}", *cells, *samplers, time_left(self._pace.seconds_left)])
+        cells = [*number_cells(metrics), *samplers, time_left(self._pace.seconds_left)]
+        line = "  ".join([f"step {step}/{self._pace.num_steps}", *cells])
         self.message(line.rstrip())
 
     def evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -119,32 +152,13 @@ class PlainProgress(Progress):
             self._console.print(Text(text), soft_wrap=True)
 
 
-class LiveProgress(Progress):
+class LiveProgress(Panel):
     """A few lines at the foot of the terminal that stay in place. Messages and warnings scroll above them."""
 
     def __init__(self, num_steps: int, console: Console) -> None:
+        super().__init__(num_steps)
         self._console = console
-        self._pace = EtaEstimator(num_steps)
-        self._step = 0
-        self._metrics: dict[str, float | None] = {}
-        self._rewards: list[float] = []
-        self._evaluation = ""
         self._live = Live(self.render(), console=console, auto_refresh=False)
-
-    def expect(self, num_steps: int) -> None:
-        self._pace.num_steps = num_steps
-
-    def update(self, step: int, metrics: Mapping[str, float | None]) -> None:
-        self._pace.mark(step)
-        self._step = step
-        self._metrics = dict(metrics)
-        reward = metrics.get(REWARD)
-        self._rewards.append(math.nan if reward is None else reward)
-        self._refresh()
-
-    def evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._evaluation = evaluation_line(step, metrics)
-        self._refresh()
 
     def message(self, text: str) -> None:
         # What is written out is longer: a line that grew after it was broken would be cut at the edge
@@ -200,7 +214,7 @@ class LiveProgress(Progress):
             shown.append("  ")
         return shown
 
-    def _refresh(self) -> None:
+    def _draw(self) -> None:
         with ignore_stdout_errors():
             self._live.update(self.render(), refresh=True)
 
@@ -278,6 +292,11 @@ def time_left(seconds: float | None) -> str:
     if seconds is None:
         return ""
     return f"{duration(seconds) if seconds >= 10 else f'{seconds:.0f} s'} left"
+
+
+def number_cells(metrics: Mapping[str, float | None]) -> list[str]:
+    """Return the numbers of a step that have a column, each after its label."""
+    return [f"{label} {cell(form, metrics[key])}" for label, key, form in COLUMNS if key in metrics]
 
 
 def cell(form: Callable[[float], str], value: float | None) -> str:

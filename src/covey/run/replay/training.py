@@ -45,6 +45,8 @@ class PastStep:
     digest: str | None
     """Of the weights after it; None where no version was published."""
     groups: tuple[PastGroup, ...]
+    epoch: float | None = None
+    """Passes over the prompts after it, dropped groups included; None in the schedule of an older covey."""
     ahead: Sequence[Sequence[int]] = ()
     """Places of groups that were trained before the others were there, part by part."""
     ranks: Sequence[int] = ()
@@ -104,6 +106,7 @@ def read_schedule(folder: Path) -> list[PastStep]:
             step=row["step"],
             digest=row.get("weights"),
             groups=tuple(map(past_group, row["groups"])),
+            epoch=row.get("epoch"),
             ahead=row.get("ahead", ()),
             ranks=row.get("ranks", ()),
             threads=row.get("threads", ()),
@@ -155,10 +158,10 @@ def replay(config: Config, past: Path, record: RunRecorder, say: Callable[[str],
     _remember(run, engine, 0)
     prompts = {prompt.id: prompt for prompt in run.local.stream.prompts}
     # Train step by step, keeping the versions that later steps sampled on.
-    digest, num_drawn = "", 0
+    digest, epoch = "", 0.0
     for step, oldest in zip(steps, oldest_needed(steps), strict=True):
-        follow(sampler.environment, step.step - 1, config.num_steps, num_drawn / len(prompts))
-        num_drawn += len(step.groups)
+        follow(sampler.environment, step.step - 1, config.num_steps, epoch)
+        epoch = epoch + len(step.groups) / len(prompts) if step.epoch is None else step.epoch
         groups = {}
         for place in step.own_places():
             prompt = _prompt_of(step.groups[place], prompts)

@@ -75,11 +75,9 @@ class Change(NamedTuple):
     @property
     def z(self) -> float:
         """Return the gain in standard errors."""
-        return (
-            self.gain / self.error
-            if self.error > 0
-            else (0.0 if self.gain == 0 else 1e9 * (1 if self.gain > 0 else -1))
-        )
+        if self.error > 0:
+            return self.gain / self.error
+        return 1e9 * ((self.gain > 0) - (self.gain < 0))
 
 
 def reward_name(log: RunLog) -> str:
@@ -188,6 +186,12 @@ def is_rising(log: RunLog, errors: float = 2.0) -> bool:
     return change is not None and change.z > errors
 
 
+def gets_more_accurate(log: RunLog) -> bool:
+    """Tell whether held-out accuracy was measured and rose."""
+    change = accuracy_change(log)
+    return change is not None and change.z > 2
+
+
 def samples_deny(log: RunLog) -> bool:
     """Tell whether sampled answers are right as often as before, where greedy ones are of too few prompts to say more.
 
@@ -198,9 +202,16 @@ def samples_deny(log: RunLog) -> bool:
 
 
 def above(
-    log: RunLog, name: str, watch: float, sick: float, seen: Callable[[Span], str], *, strict: bool = False
+    log: RunLog,
+    name: str,
+    watch: float,
+    sick: float,
+    text: str,
+    show: Callable[[float], str] = percent,
+    *,
+    strict: bool = False,
 ) -> Evidence | None:
-    """Return evidence of windows above a bound: sick above the higher one, else to watch."""
+    """Return evidence of windows above a bound, sick above the higher one. `text` has {} for their mean."""
 
     def over(bound: float) -> Callable[[Window], bool]:
         return lambda window: window.mean > bound if strict else window.mean >= bound
@@ -208,7 +219,7 @@ def above(
     for bound, level in ((sick, Level.SICK), (watch, Level.WATCH)):
         span = log.lasting(name, over(bound))
         if span is not None:
-            return evidence_of(level, span, seen(span))
+            return evidence_of(level, span, text.format(show(span.mean)))
     return None
 
 

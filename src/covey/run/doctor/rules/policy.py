@@ -12,6 +12,7 @@ from covey.run.doctor.rules.common import (
     change_of,
     evidence_of,
     from_to,
+    gets_more_accurate,
     has_curriculum,
     is_falling,
     is_rising,
@@ -105,8 +106,7 @@ def length_explosion(log: RunLog) -> Evidence | None:
     # Excuse growth that pays, unless the limit cuts more
     cut = change_of(log, "truncated_fraction")
     more_cut = cut is not None and cut.gain > 0.1
-    better = accuracy_change(log)
-    if (is_rising(log) and not more_cut) or (better is not None and better.z > 2):
+    if (is_rising(log) and not more_cut) or gets_more_accurate(log):
         return None
     level = Level.SICK if more_cut or is_falling(log) else Level.WATCH
     cuts = f"; the share that is cut rose {cut.seen(percent)}" if cut is not None and more_cut else ""
@@ -126,9 +126,7 @@ def length_collapse(log: RunLog) -> Evidence | None:
     if span is None or log.windows("mean_group_std")[-1].mean > 0.2 * spread_usual.value:
         return None
     text = f"answers shrank {_to_the_end(usual, span, _tokens)}, and rewards hardly differ any more"
-    better = accuracy_change(log)
-    is_better = better is not None and better.z > 2
-    return evidence_of(Level.WATCH if is_better else Level.SICK, span, text)
+    return evidence_of(Level.WATCH if gets_more_accurate(log) else Level.SICK, span, text)
 
 
 def kl_runs_away(log: RunLog) -> Evidence | None:
@@ -195,7 +193,7 @@ def rate_too_high(log: RunLog) -> Evidence | None:
         return None
     # Find a policy that moves too far, without a gain elsewhere
     moved = _moved(log)
-    if moved is None or (change is not None and change.z > 2):
+    if moved is None or gets_more_accurate(log):
         return None
     if span is not None:
         went = from_to(base.part, span.windows[-1].part)
@@ -212,11 +210,8 @@ def _moved(log: RunLog) -> str | None:
         if usual is not None and span is not None:
             return f"entropy went {_to_the_end(usual, span, nats)}"
     # Where no rewards differ nothing is clipped, however far the policy has moved
-    clipped = RunLog(settings=log.settings)
-    for step, value in log.known("clip_fraction"):
-        if value > 0:
-            clipped.add_row({"step": step, "clip_fraction": value})
-    clip = clipped.windows("clip_fraction")[-2:]
+    clipped = ((step, value) for step, value in log.known("clip_fraction") if value > 0)
+    clip = log.derived("clip_fraction", clipped).windows("clip_fraction")[-2:]
     if len(clip) == 2 and all(window.mean > CLIPPED for window in clip):
         return f"{percent(clip[-1].mean)} of the tokens are clipped where rewards differ ({clip[-1].part.steps})"
     return None
@@ -236,6 +231,9 @@ def rate_too_low(log: RunLog) -> Evidence | None:
     # Excuse runs too short, or without a signal to learn from
     reward, signal = reward_change(log), log.windows("zero_std_fraction")
     if len(log.steps) < max(50, 4 * log.width) or reward is None or not signal or signal[-1].mean > 0.6:
+        return None
+    # TRL with scale_rewards="batch" logs whether all rewards of a batch are equal, which says nothing of its groups
+    if log.is_foreign and {*log.values("zero_std_fraction")} <= {0.0, 1.0}:
         return None
     # Find measures that stand still, without a trend in rewards
     entropy, length = change_of(log, "entropy"), change_of(log, "completion_length_mean")

@@ -167,7 +167,7 @@ def _of_greedy(log: RunLog) -> Level:
 def noisy_verifier(log: RunLog) -> Evidence | None:
     """Find the same answer judged twice, differently."""
     text = "{} of the answers have a twin in their group, word for word, with another reward"
-    return above(log, "disagreement_fraction", 0.01, 0.05, lambda span: text.format(percent(span.mean)), strict=True)
+    return above(log, "disagreement_fraction", 0.01, 0.05, text, strict=True)
 
 
 def without_signal(log: RunLog) -> Evidence | None:

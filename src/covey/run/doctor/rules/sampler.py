@@ -1,6 +1,6 @@
 """Is what is sampled what is trained: the gap between engine and trainer, and the age of what is trained."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from covey.run.doctor.finding import Evidence, Level
@@ -40,11 +40,14 @@ def not_the_trainer(log: RunLog) -> Evidence | None:
     bounds = bounds_of(log)
     if not _is_fresh(log):
         bounds = Bounds(0.05, 0.5, 1.0)
-
     name, watch, sick = "mismatch_kl", bounds.watch, bounds.sick
-    if not log.known(name):  # TRL and verl log a mean difference of log-probs or of probabilities
-        name, watch, sick = "mismatch", 0.05, 0.2
-    found = above(log, name, watch, sick, lambda span: _gap_seen(log, name, span.mean), strict=True)
+    show: Callable[[float], str] = nats
+    if not log.known(name):  # TRL and verl log a mean difference
+        (name, show), watch, sick = _gap(log), 0.05, 0.2
+    what = "KL of sampler to trainer" if name == "mismatch_kl" else "difference of sampler and trainer"
+    precision = log.setting("model.precision")
+    where = f", in {precision}" if precision else ""
+    found = above(log, name, watch, sick, f"{what} is {{}} a token{where}", show, strict=True)
     if found is not None:
         return found
     span = log.lasting("mismatch_max", lambda window: min(window.values) > FAR_TOKEN)
@@ -52,43 +55,44 @@ def not_the_trainer(log: RunLog) -> Evidence | None:
     return evidence_of(Level.WATCH, span, text.format(min(span.windows[-1].values))) if span else None
 
 
-def _gap_seen(log: RunLog, name: str, mean: float) -> str:
-    precision = log.setting("model.precision")
-    where = f", in {precision}" if precision else ""
-    what = "KL of sampler to trainer" if name == "mismatch_kl" else "difference of sampler and trainer"
-    return f"{what} is {mean:.3g} nats a token{where}"
+def _gap(log: RunLog) -> tuple[str, Callable[[float], str]]:
+    """Return the column of what sampler and trainer differ by, and how it is said: log-probs, verl's in probability."""
+    if log.known("mismatch") or not log.known("mismatch_probability"):
+        return "mismatch", nats
+    return "mismatch_probability", lambda value: f"{value:.3g} in probability"
 
 
 def gap_grows(log: RunLog) -> Evidence | None:
     """Find a gap that grows as training goes on."""
-    change = change_of(log, "mismatch")
-    usual = log.usual("mismatch")
+    name, show = _gap(log)
+    change, usual = change_of(log, name), log.usual(name)
     if change is None or usual is None or change.last < max(2 * usual.value, bounds_of(log).floor):
         return None
     # What training has changed since a token was sampled grows with the rate and the age alone
-    if mann_kendall(thinned(log.values("mismatch"))) >= 0.01:
+    if mann_kendall(thinned(log.values(name))) >= 0.01:
         return None
-    span = log.lasting("mismatch", lambda window: window.mean > 2 * usual.value)
+    span = log.lasting(name, lambda window: window.mean > 2 * usual.value)
     if span is None or span.is_over:
         return None
     level = Level.SICK if change.last > 0.1 else Level.WATCH
-    went = from_to(usual, change.after, nats)
+    went = from_to(usual, change.after, show)
     return evidence_of(level, span, f"what sampler and trainer differ by, a token, grew {went}")
 
 
 def old_weights(log: RunLog) -> Evidence | None:
     """Find an engine that keeps its first weights: exact in the first step, further off in each."""
-    points = log.known("mismatch")
+    name, show = _gap(log)
+    points = log.known(name)
     if len(points) < 2 * log.width or log.setting("max_staleness", 0):
         return None
-    window, floor = log.windows("mismatch")[-1], bounds_of(log).floor
+    window, floor = log.windows(name)[-1], bounds_of(log).floor
     first, last = points[0][1], window.mean
     values = [value for _, value in points]
     # What leaps later, or begins to grow then, is another defect
     is_growing = all(map(_grows, (values, values[: len(values) // 2])))
     if first > floor or last < 5 * max(floor, first) or not is_growing:
         return None
-    went = from_to(Part(first, points[0][0], points[0][0]), window.part, nats)
+    went = from_to(Part(first, points[0][0], points[0][0]), window.part, show)
     text = f"engine and trainer agreed in the first step, and what they differ by grew {went}"
     return Evidence(Level.SICK, text, points[1][0], values={"first": first, "last": last})
 

@@ -1,10 +1,11 @@
 """Is there anything to learn from: differences within groups, prompts, few answers that count for all."""
 
+from collections import Counter
 from dataclasses import replace
 from statistics import fmean
 
 from covey.run.doctor.finding import Evidence, Level
-from covey.run.doctor.log import RunLog, Span
+from covey.run.doctor.log import RunLog
 from covey.run.doctor.rules.common import above, accuracy_change, evidence_of, is_rising, percent
 
 NO_SIGNAL_WATCH, NO_SIGNAL_SICK = 0.6, 0.9
@@ -23,11 +24,8 @@ def no_signal(log: RunLog) -> Evidence | None:
     right, wrong = _shares(log)
     if right > wrong and not _has_reward_without_accuracy(log):
         return None
-
-    def seen(span: Span) -> str:
-        return f"the rewards of {percent(span.mean)} of the groups are all equal, so nothing follows from them"
-
-    return above(log, "zero_std_fraction", NO_SIGNAL_WATCH, NO_SIGNAL_SICK, seen)
+    text = "the rewards of {} of the groups are all equal, so nothing follows from them"
+    return above(log, "zero_std_fraction", NO_SIGNAL_WATCH, NO_SIGNAL_SICK, text)
 
 
 def too_hard(log: RunLog) -> Evidence | None:
@@ -58,9 +56,7 @@ def too_easy(log: RunLog) -> Evidence | None:
     change = accuracy_change(log)
     if _has_reward_without_accuracy(log):
         return None
-    is_solved = change is not None and change.last > SOLVED
-    began_solved = change is not None and change.first > SOLVED
-    level = Level.NOTE if is_solved and not began_solved else Level.WATCH
+    level = Level.NOTE if change is not None and change.first <= SOLVED < change.last else Level.WATCH
     end = f"; held-out accuracy is {percent(change.last)}" if change else ""
     # Groups without signal may have been wrong before they were right
     easy = log.lasting("all_correct_fraction", lambda window: window.mean >= NO_SIGNAL_WATCH / 2)
@@ -110,19 +106,15 @@ def few_carry(log: RunLog) -> Evidence | None:
     if (rollouts is not None and rollouts.value < 32) or (silent and silent[-1].mean > NO_SIGNAL_WATCH):
         return None
     text = "the hundredth of the answers with the largest advantages holds {} of their sum"
-    return above(log, "advantage_top_share", *TOP_SHARES, lambda span: text.format(percent(span.mean)))
+    return above(log, "advantage_top_share", *TOP_SHARES, text)
 
 
 def few_prompts(log: RunLog) -> Evidence | None:
     """Find runs that go over few prompts again and again."""
-    seen: dict[str, int] = {}
-    for row in log.updates:
-        groups = row.get("groups") or []
-        if row.get("num_groups") != len(groups):  # the file had no room for all
-            return None
-        for group in groups:
-            seen[str(group.get("prompt_id"))] = seen.get(str(group.get("prompt_id")), 0) + 1
-    if len(log.updates) < 2 * log.width:
+    of_steps = [row.get("groups") or [] for row in log.updates]
+    has_all = all(row.get("num_groups") == len(own) for row, own in zip(log.updates, of_steps, strict=True))
+    seen = Counter(str(group.get("prompt_id")) for own in of_steps for group in own)
+    if not has_all or len(of_steps) < 2 * log.width:  # the file may have had no room for all groups
         return None
     per_step = fmean(row["num_groups"] for row in log.updates)
     passes = fmean(seen.values()) if seen else 0.0
@@ -136,14 +128,10 @@ def few_prompts(log: RunLog) -> Evidence | None:
 def much_dropped(log: RunLog) -> Evidence | None:
     """Find runs that throw most of what they sample away."""
     # Share of the sampled groups that each step dropped
-    sampled = dict(log.known("num_groups_sampled"))
-    trained = dict(log.known("num_groups"))
-    shares = RunLog(settings=log.settings)
-    for step, number in sampled.items():
-        if number > 0 and step in trained:
-            shares.add_row({"step": step, "dropped": 1 - trained[step] / number})
+    sampled, trained = log.known("num_groups_sampled"), dict(log.known("num_groups"))
+    shares = ((step, 1 - trained[step] / number) for step, number in sampled if number > 0 and step in trained)
     # Find shares that stay above one half
-    span = shares.lasting("dropped", lambda window: window.mean > 0.5)
+    span = log.derived("dropped", shares).lasting("dropped", lambda window: window.mean > 0.5)
     if span is None:
         return None
     reasons = [(sum(log.values(name)), name[8:]) for name in log.columns if name.startswith("dropped/")]

@@ -1,6 +1,7 @@
 """Does the machinery work: cut answers, lost verdicts, turns, time, numbers that are none."""
 
 import math
+from dataclasses import replace
 
 from covey.run.doctor.finding import Evidence, Level
 from covey.run.doctor.log import RunLog
@@ -21,7 +22,7 @@ def cut_answers(log: RunLog) -> Evidence | None:
     shaped = log.setting("algorithm.mask_truncated") or penalised
     if found is None or found.level is not Level.SICK or not (shaped or _cut_answers_earn(log)):
         return found
-    return Evidence(Level.WATCH, found.seen, found.since, found.until, found.values)
+    return replace(found, level=Level.WATCH)
 
 
 def _cut(log: RunLog) -> Evidence | None:
@@ -31,7 +32,7 @@ def _cut(log: RunLog) -> Evidence | None:
         level = Level.SICK if len(values) >= log.width else Level.WATCH  # what is to end is learnt in the first steps
         return Evidence(level, f"{percent(values[-1][1])} of the answers are cut by the token limit", since)
     text = "the token limit cuts {} of the answers"
-    return above(log, "truncated_fraction", 0.05, 0.2, lambda span: text.format(percent(span.mean)), strict=True)
+    return above(log, "truncated_fraction", 0.05, 0.2, text, strict=True)
 
 
 def _cut_answers_earn(log: RunLog) -> bool:
@@ -59,21 +60,21 @@ def never_stops(log: RunLog) -> Evidence | None:
 
 def verifier_fails(log: RunLog) -> Evidence | None:
     """Find answers that the system failed to judge."""
-    shares = RunLog(settings=log.settings)
+    shares: list[tuple[int, float]] = []
     lost, size = dict(log.known("dropped/unscored_rollouts")), log.setting("group_size")
     sampled = dict(log.known("num_groups_sampled"))
     for step, value in log.known("unscored_fraction"):
         number = sampled.get(step, 0.0) * (size if isinstance(size, int) else 8)
         dropped = lost.get(step, 0.0) / number if number else 0.0
-        shares.add_row({"step": step, "unscored": max(value, min(1.0, dropped))})
+        shares.append((step, max(value, min(1.0, dropped))))
     text = "{} of the answers could not be judged"
-    return above(shares, "unscored", 0.01, 0.05, lambda span: text.format(percent(span.mean)), strict=True)
+    return above(log.derived("unscored", shares), "unscored", 0.01, 0.05, text, strict=True)
 
 
 def turns_go_wrong(log: RunLog) -> Evidence | None:
     """Find conversations whose tools fail, or that never reach a second turn, or always the last."""
     for name in [name for name in log.columns if name.endswith(TOOL_ERRORS)]:
-        found = above(log, name, 0.2, 0.5, lambda span: f"{percent(span.mean)} of the tool calls fail", strict=True)
+        found = above(log, name, 0.2, 0.5, "{} of the tool calls fail", strict=True)
         if found is not None:
             return found
     for name in [name for name in log.columns if name.endswith(TURNS)]:
@@ -90,9 +91,7 @@ def slower(log: RunLog) -> Evidence | None:
     speed = [(step, value) for step, value in log.known("tokens_per_second") if value > 0]
     if len(speed) < 4 * log.width:
         return None
-    costs = RunLog(settings=log.settings)
-    for step, value in speed:
-        costs.add_row({"step": step, "cost": 1 / value})
+    costs = log.derived("cost", ((step, 1 / value) for step, value in speed))
     # Find a rising trend by Theil-Sen and Mann-Kendall
     windows, usual = costs.windows("cost"), costs.usual("cost")
     values = thinned([window.mean for window in windows])
