@@ -96,7 +96,9 @@ def _dispatch(words: list[str]) -> int:
     if verb not in usage.VERBS:
         from covey.system.lookup import near
 
-        raise ValueError(f'no verb "{verb}"{near(verb, usage.VERBS)}; verbs: {", ".join(usage.VERBS)}')
+        word = f"resume={''.join(rest[:1]) or 'FOLDER'}" if verb == "resume" else verb
+        meant = f"; did you mean covey train {word}?" if "=" in word else near(verb, usage.VERBS)
+        raise ValueError(f'no verb "{verb}"{meant}; verbs: {", ".join(usage.VERBS)}')
     if "--help" in rest or "-h" in rest:
         print(usage.verb_help(verb))
         return 0
@@ -225,10 +227,10 @@ def _job(verb: str, composed: "DictConfig", given: Given) -> "list[Path]":
 
     hydra = HydraConfig.get()
     wanted = Path(hydra.runtime.output_dir)
-    typed = [word for word in hydra.overrides.task if word != given.added]
     named = any(word.startswith(RUN_DIR) for word in hydra.overrides.hydra)
     with ExitStack() as held:
         try:
+            typed = [word for word in hydra.overrides.task if word != given.added]  # fills ${...} in
             with machine.heavy_imports():  # of torch, where a setting names a function
                 job = composing.compose(verb, composed, typed, given.file)
             if verb in ("config", "plan"):

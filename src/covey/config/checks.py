@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from typing import Any
 
 import yaml
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
 
 from covey.config.names import value_now
 from covey.config.schema import Config, unknown_setting
@@ -201,6 +201,8 @@ RANGES: tuple[tuple[str, str, Callable[[Any, Any], bool]], ...] = (
 def explained(error: OmegaConfBaseException) -> str:
     """Explain an unknown key, or a value of another type."""
     text = str(error)
+    if isinstance(error, InterpolationResolutionError):
+        return f"a ${{...}} cannot be filled in: {one_line(text.partition(' full_key:')[0])}"
     if "does not support deletion" in text:
         return f"{error.full_key} cannot be deleted; every setting has a value"
     if re.search(r"Key '\S+' (is )?not in", text):

@@ -126,25 +126,29 @@ RENAMED_VALUES: dict[str, dict[Any, Any]] = {
     "model.kernels": {"compiled": "auto"},
 }
 """What values were called in earlier versions."""
+CLIP_RANGE = ("algorithm.loss_options.eps_low", "algorithm.loss_options.eps_high")
 OTHER_NAMES: dict[str, tuple[str, ...]] = {
+    "actor_learning_rate": ("optimizer.lr",),
     "adam_beta1": ("optimizer.betas",),
     "adam_beta2": ("optimizer.betas",),
     "adam_epsilon": ("optimizer.eps",),
     "adv_estimator": ("algorithm.advantage",),
     "beta": ("algorithm.kl_coef",),
     "bf16": ("model.precision",),
-    "clip_ratio": ("algorithm.loss_options.eps_low", "algorithm.loss_options.eps_high"),
-    "clip_ratio_high": ("algorithm.loss_options.eps_high",),
-    "clip_ratio_low": ("algorithm.loss_options.eps_low",),
+    **dict.fromkeys(("clip", "clip_eps", "clip_ratio", "eps_clip", "epsilon"), CLIP_RANGE),
+    "clip_ratio_high": CLIP_RANGE[1:],
+    "clip_ratio_low": CLIP_RANGE[:1],
     "dataset_name": ("data.path",),
     "dtype": ("model.precision",),
     "entropy_coeff": ("algorithm.entropy_coef",),
-    "epsilon": ("algorithm.loss_options.eps_low", "algorithm.loss_options.eps_high"),
-    "epsilon_high": ("algorithm.loss_options.eps_high",),
+    "epsilon_high": CLIP_RANGE[1:],
     "eval_steps": ("evaluation.every",),
     "fp16": ("model.precision",),
+    "generate_max_len": ("sampling.max_tokens",),
     "gradient_accumulation_steps": ("groups_per_step", "micro_batch_tokens"),
     "grad_clip": ("optimizer.max_grad_norm",),
+    "init_kl_coef": ("algorithm.kl_coef",),
+    "input_key": ("data.prompt_column",),
     "kl_loss_coef": ("algorithm.kl_coef",),
     "learning_rate": ("optimizer.lr",),
     "linear": ("model.kernels",),
@@ -161,14 +165,20 @@ OTHER_NAMES: dict[str, tuple[str, ...]] = {
     "max_response_length": ("sampling.max_tokens",),
     "max_steps": ("num_steps",),
     "model_name_or_path": ("model.name",),
+    "n_samples_per_prompt": ("group_size",),
+    "num_episodes": ("num_epochs",),
     "num_generations": ("group_size",),
     "num_iterations": ("updates_per_batch",),
     "num_tests": ("environment.tests_per_problem",),
     "per_device_train_batch_size": ("groups_per_step", "micro_batch_tokens"),
     "ppo_epochs": ("updates_per_batch",),
     "ppo_mini_batch_size": ("mini_batch_groups",),
+    "pretrain": ("model.name",),
+    "prompt_data": ("data.path",),
     "report_to": ("output.trackers",),
     "reward_funcs": ("rewards",),
+    "rollout_batch_size": ("groups_per_step",),
+    "rollouts_per_example": ("group_size",),
     "save_freq": ("output.save_every",),
     "save_steps": ("output.save_every",),
     "save_total_limit": ("output.keep_last",),
@@ -193,7 +203,7 @@ OTHER_NAMES: dict[str, tuple[str, ...]] = {
     "vllm_tensor_parallel_size": ("engine=vllm",),
     "warmup_ratio": ("optimizer.warmup_steps",),
 }
-"""What settings are called in TRL, verl and transformers, or were called here, and what does that now.
+"""What settings are called in TRL, verl, OpenRLHF, prime-rl, transformers or were here, and what does that now.
 
 Where one value of a setting does it, that is the answer: `use_vllm` is `engine=vllm`.
 """
