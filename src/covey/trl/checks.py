@@ -19,6 +19,19 @@ def check_arguments(
         raise ValueError("ref_model needs beta > 0: nothing is compared with a reference otherwise")
 
 
+def check_kinds(model: Any, args: Any, processing_class: Any, **lists: Any) -> None:
+    """Raise ValueError for an argument of another kind. `lists` are those that hold several."""
+    if not isinstance(model, str) and not hasattr(model, "config"):
+        raise ValueError(f"model must be a name, a folder or a model, got {model!r:.80}")
+    if not isinstance(args, GRPOConfig | None):
+        raise ValueError(f"args must be a GRPOConfig of covey.trl, got a {type(args).__name__}")
+    if isinstance(processing_class, str) or not (processing_class is None or callable(processing_class)):
+        raise ValueError(f"processing_class must be a tokenizer, got {processing_class!r:.80}")
+    for name, value in lists.items():
+        if not isinstance(value, list | tuple | None):
+            raise ValueError(f"{name} must be a list, got {value!r:.80}")
+
+
 def check_overrides(made: type, base: type) -> None:
     """Raise ValueError for a class that overrides a method of TRL's trainer which covey's, its base, never calls."""
     own = {name for cls in made.__mro__ if cls is not base for name in vars(cls)} - {*vars(base)}
