@@ -96,8 +96,8 @@ SLIPS: list[tuple[list[str], str]] = [
     (["num_steps=${nope}"], "a ${...} cannot be filled in: Interpolation key 'nope' not found"),
     (["num_steps=${num_steps}"], "a ${...} cannot be filled in: Recursive interpolation detected"),
     (["evaluation.k=[0]"], "evaluation.k must be >= 1 each, got [0]"),
-    (["orchestrator.rollouts_per_example=8"],
-     "unknown setting orchestrator.rollouts_per_example; did you mean group_size?"),
+    (["orchestrator.rollouts_per_example=8"], "orchestrator.rollouts_per_example=8 is group_size=8 here"),
+    (["optimiser.lr=1"], "unknown setting optimiser.lr; did you mean optimizer.lr or cold_start.lr?"),
     (["--actor_learning_rate", "1e-6"],
      'no flag "--actor_learning_rate"; did you mean optimizer.lr=1e-6?; see `covey train --help`'),
     (["algorithm.eps_low=0.1"], "unknown setting algorithm.eps_low; did you mean algorithm.loss or "

@@ -142,8 +142,7 @@ class GRPOTrainer:
 
     def train(self, resume_from_checkpoint: str | bool | None = None) -> TrainOutput:
         """Train to the end, or on from a checkpoint: True takes the newest run in output_dir or beside it (NAME-2)."""
-        folder = Path(self.args.output_dir or "trainer_output")
-        config = self.config
+        folder, config = self._folder, self.config
         if resume_from_checkpoint:
             wanted = None if resume_from_checkpoint is True else Path(str(resume_from_checkpoint))
             folder = _newest_run(folder) if wanted is None else _run_folder(wanted)
@@ -181,7 +180,7 @@ class GRPOTrainer:
     def save_model(self, output_dir: str | None = None) -> None:
         """Save model (or adapter) and tokenizer, in output_dir where no other is named."""
         if ranks.rank() == 0:
-            self._trained().save(output_dir or self.args.output_dir or "trainer_output")
+            self._trained().save(output_dir or self._folder)
 
     def log_metrics(self, split: str, metrics: Mapping[str, float]) -> None:
         """Print metrics, one a line, as transformers' trainers do."""
