@@ -102,7 +102,6 @@ MACHINES = {
     "--film FILM.gif": "simulate, gallery: also film it (the best one)",
     "--task car|catapult": "simulate: whose walls and rules; catapult for a machine with a boulder",
     "--best N": "gallery: how many",
-    "--help, -h": "this help",
 }
 
 TRUST = """\
@@ -117,7 +116,6 @@ ROLLOUTS = {
     "--number N": "how many, the best first",
     "--worst": "the worst first",
     "--evaluation": "answers of evaluations instead of training",
-    "--help, -h": "this help",
 }
 
 REPORT = {
@@ -126,13 +124,11 @@ REPORT = {
     "--text": "print it instead",
     "--png FOLDER": "draw the curves as pictures instead (covey[report])",
     "--export FORMAT": "write the answers as trl (parquet), verl (JSON lines) or verifiers (traces), beside the run",
-    "--help, -h": "this help",
 }
 
 DOCTOR = {
     "--json": "print it as JSON, for programs",
     "--control RUN": "the same run with shuffled rewards: what it gains is not from the rewards",
-    "--help, -h": "this help",
 }
 
 DOCTOR_EXIT = """\
@@ -150,7 +146,6 @@ PLAN = {
 
 SHOW = {
     "--answers N": "so many of the best answers, and of the worst",
-    "--help, -h": "this help",
 }
 
 USAGES = {
@@ -228,7 +223,8 @@ def verb_help(verb: str) -> str:
 
 def _page_without_settings(verb: str) -> str:
     examples = "examples:\n" + "\n".join(f"  {line}" for line in EXAMPLES[verb])
-    flags = [_columns(*OWN_FLAGS[verb])] if verb in OWN_FLAGS else []
+    rows, width = OWN_FLAGS.get(verb, ({}, 0))
+    flags = [_columns(rows | {"--help, -h": "this help"}, width)] if rows else []
     ending = [DOCTOR_EXIT] if verb == "doctor" else []
     return "\n\n".join([f"usage: {USAGES[verb]}", VERBS[verb], examples, *flags, *ending])
 

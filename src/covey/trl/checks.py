@@ -11,10 +11,17 @@ def check_arguments(
     args: GRPOConfig, rollout_func: Any, optimizers: tuple[Any, Any], quantization_config: Any, ref_model: Any
 ) -> None:
     """Raise ValueError for an argument that has no counterpart, or that nothing would read."""
-    _refuse(rollout_func=rollout_func, reason="covey samples; an environment of your own scores and replies")
-    own = [one for one in optimizers if one is not None]
-    _refuse(optimizers=own, reason="optim and lr_scheduler_type of GRPOConfig name one")
-    _refuse(quantization_config=quantization_config, reason="model.load_in_4bit of covey.train loads in 4 bits")
+    refused = {
+        "rollout_func": (rollout_func, "covey samples; an environment of your own scores and replies"),
+        "optimizers": (
+            any(one is not None for one in optimizers),
+            "optim and lr_scheduler_type of GRPOConfig name one",
+        ),
+        "quantization_config": (quantization_config, "model.load_in_4bit of covey.train loads in 4 bits"),
+    }
+    for name, (value, reason) in refused.items():
+        if value:
+            raise ValueError(f"{name} has no counterpart in covey yet: {reason}")
     if ref_model is not None and not args.beta:
         raise ValueError("ref_model needs beta > 0: nothing is compared with a reference otherwise")
 
@@ -48,9 +55,3 @@ OF_TRL = (
     *("_get_per_token_logps_and_entropies", "_tool_call_loop"),
 )
 """Methods of TRL's trainer, besides those of transformers', that scripts override."""
-
-
-def _refuse(reason: str, **arguments: Any) -> None:
-    for name, value in arguments.items():
-        if value:
-            raise ValueError(f"{name} has no counterpart in covey yet: {reason}")
