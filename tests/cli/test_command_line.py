@@ -95,6 +95,8 @@ SLIPS: list[tuple[list[str], str]] = [
     (["num_steps=1.5"], "num_steps must be an integer, got 1.5"),
     (["num_steps=${nope}"], "a ${...} cannot be filled in: Interpolation key 'nope' not found"),
     (["num_steps=${num_steps}"], "a ${...} cannot be filled in: Recursive interpolation detected"),
+    (["group_size_schedule=[{step:2}]"], "group_size_schedule[0].group_size must have a value"),
+    (["group_size_schedule=[4]"], "group_size_schedule[0] must be a mapping, got 4"),
     (["evaluation.k=[0]"], "evaluation.k must be >= 1 each, got [0]"),
     (["orchestrator.rollouts_per_example=8"], "orchestrator.rollouts_per_example=8 is group_size=8 here"),
     (["optimiser.lr=1"], "unknown setting optimiser.lr; did you mean optimizer.lr or cold_start.lr?"),

@@ -232,7 +232,9 @@ def misfit(name: str | None, text: str) -> str:
 
 
 def _of_a_section(name: str, value: str) -> str:
-    """Say that a name is a section, with the setting that the value may be meant for."""
+    """Say that a name is a section, with the setting that the value may be meant for, or that an entry of a list is."""
+    if name.endswith("]"):
+        return f"{name} must be a mapping, got {value}"
     first = next(iter(vars(vars(Config()).get(name, Config()))))
     setting = f"{name}.{first}" if first in ("name", "path", "enabled", "strategy") else f"{name}.NAME"
     written = value.lower() if value in ("True", "False") else value
@@ -256,6 +258,7 @@ MISFITS: Mapping[str, str] = {
     r"Value '(.*)' is not a valid bool.*": "must be true or false",
     r"Cannot convert '.*' to string: '(.*)'": "must be text",
     r"field '.*' is not Optional": "must have a value, got null",
+    r"Structured config of type `.*` has missing mandatory value": "must have a value",
     r"Invalid value assigned: (.*) is not a ListConfig": "must be a list",
     r"Cannot assign (.*) to Dict": "must be a mapping",
     r"Cannot merge .*reference_type=(?:Optional\[)?List": "must be a list",
