@@ -4,6 +4,7 @@ import ast
 import shutil
 import sys
 import textwrap
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import get_type_hints
 
 from covey.config.schema import GROUPS, Config, group_choices
 from covey.rollouts.settings import GroupSizeStep
+from covey.system.lookup import near
 from covey.system.section import Section
 from covey.system.setting import bounds_of
 
@@ -190,6 +192,13 @@ def overview() -> str:
     """Return the text of `covey --help`."""
     examples = [f"  {EXAMPLES[verb][0]}" for verb in VERBS]
     return OVERVIEW.format(verbs=_columns(VERBS, 12), examples="\n".join(examples))
+
+
+def unknown_verb(verb: str, rest: Sequence[str]) -> str:
+    """Say that there is no such verb, and what may be meant: another, or a setting or resume= after train."""
+    word = f"resume={''.join(rest[:1]) or 'FOLDER'}" if verb == "resume" else verb
+    meant = f"; did you mean covey train {word}?" if "=" in word else near(verb, VERBS)
+    return f'no verb "{verb}"{meant}; verbs: {", ".join(VERBS)}'
 
 
 def verb_help(verb: str) -> str:

@@ -94,11 +94,7 @@ def _dispatch(words: list[str]) -> int:
         return _complete(rest)
     # Refuse an unknown verb, and explain a known one
     if verb not in usage.VERBS:
-        from covey.system.lookup import near
-
-        word = f"resume={''.join(rest[:1]) or 'FOLDER'}" if verb == "resume" else verb
-        meant = f"; did you mean covey train {word}?" if "=" in word else near(verb, usage.VERBS)
-        raise ValueError(f'no verb "{verb}"{meant}; verbs: {", ".join(usage.VERBS)}')
+        raise ValueError(usage.unknown_verb(verb, rest))
     if "--help" in rest or "-h" in rest:
         print(usage.verb_help(verb))
         return 0
