@@ -27,6 +27,10 @@ SMALL: dict[str, Any] = {
 ROWS = [{"prompt": f"say {index}:"} for index in range(30)]
 
 
+def without_arguments() -> None:
+    """Be no callback: a callback hears of a step and its metrics."""
+
+
 @pytest.mark.parametrize(
     ("keywords", "message"),
     [
@@ -41,6 +45,11 @@ ROWS = [{"prompt": f"say {index}:"} for index in range(30)]
         ({"reference": 3}, "reference must be a name, a folder or a model in memory, got 3"),
         ({"callbacks": [covey.Callback]}, "callbacks must be objects of Callback classes, or functions, got <class"),
         ({"callbacks": ["x"]}, "callbacks must be objects of Callback classes, or functions, got 'x'"),
+        (
+            {"callbacks": without_arguments},
+            "callbacks: without_arguments must take a step and its metrics: (step, metrics)",
+        ),
+        ({"optimizer": {1: 2}}, "optimizer has settings by name, got 1"),
     ],
 )
 def test_what_would_be_ignored_or_cannot_be_used_is_refused_in_one_line(
@@ -142,6 +151,11 @@ def test_settings_of_the_environment_go_with_rewards_and_rows(given: Any, base: 
 
 
 @pytest.mark.long
+def test_changes_of_a_resumed_run_are_names_of_settings() -> None:
+    with pytest.raises(ValueError, match=r"^resume_changes must be names of settings, got 5$"):
+        covey.train("nano", by_bytes, ROWS, resume="anywhere", resume_changes=5)
+
+
 def test_one_callback_needs_no_list(tmp_path: Path) -> None:
     steps: list[int] = []
     covey.train(

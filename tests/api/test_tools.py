@@ -97,6 +97,8 @@ def test_names_stand_for_themselves_and_a_function_of_this_call_for_a_name_that_
     ("tools", "data", "said"),
     [
         ([3], ROWS, "tools must be functions, a class or their names, got 3"),
+        ("calculator", ROWS, "tools must be functions, a class or their names, got 'calculator'"),
+        ([lambda a: a], ROWS, "tool <lambda> needs type hints and a docstring with an `Args:` section"),
         ([Shelf, Shelf], ROWS, "tools may hold one class"),
         ([multiply], ROWS, "rows in memory need rewards"),
     ],

@@ -93,6 +93,23 @@ SLIPS: list[tuple[list[str], str]] = [
     (["num_steps=1e12"], "num_steps must be <= 1,000,000,000, got 1,000,000,000,000"),
     (["environment.num_train=1e8"], "environment.num_train must be <= 10,000,000, got 100,000,000"),
     (["num_steps=1.5"], "num_steps must be an integer, got 1.5"),
+    (["num_steps=${nope}"], "a ${...} cannot be filled in: Interpolation key 'nope' not found"),
+    (["num_steps=${num_steps}"], "a ${...} cannot be filled in: Recursive interpolation detected"),
+    (["group_size_schedule=[{step:2}]"], "group_size_schedule[0].group_size must have a value"),
+    (["group_size_schedule=[4]"], "group_size_schedule[0] must be a mapping, got 4"),
+    (["evaluation.k=[0]"], "evaluation.k must be >= 1 each, got [0]"),
+    (["orchestrator.rollouts_per_example=8"], "orchestrator.rollouts_per_example=8 is group_size=8 here"),
+    (["optimiser.lr=1"], "unknown setting optimiser.lr; did you mean optimizer.lr or cold_start.lr?"),
+    (["--actor_learning_rate", "1e-6"],
+     'no flag "--actor_learning_rate"; did you mean optimizer.lr=1e-6?; see `covey train --help`'),
+    (["algorithm.eps_low=0.1"], "unknown setting algorithm.eps_low; did you mean algorithm.loss or "
+     "algorithm.loss_options.eps_low?"),
+    (["algorithm.clip=0.1"],
+     "unknown setting algorithm.clip; did you mean algorithm.loss_options.eps_low or algorithm.loss_options.eps_high?"),
+    (["optimizer=null"], 'optimizer has no choice "null"; choices: adamw, adamw8bit, sgd'),
+    (["optimizer=3"], 'optimizer has no choice "3"; choices: adamw, adamw8bit, sgd'),
+    (["optimizer={lr:1e-4}"],
+     'optimizer has no choice "{lr:1e-4}" (settings are written optimizer.NAME=VALUE); choices: adamw, adamw8bit, sgd'),
 ]  # fmt: skip
 
 
@@ -109,6 +126,19 @@ def test_a_slip_is_one_line_that_says_what_to_type_and_leaves_nothing(
     assert printed.err == f"covey: {line}\n"
     assert printed.out == ""
     assert [path.name for path in Path().iterdir()] == ["conf"]
+
+
+def test_a_working_directory_that_was_deleted_is_named_as_such(capsys: pytest.CaptureFixture[str]) -> None:
+    home = Path.cwd()
+    Path("gone").mkdir()
+    os.chdir("gone")
+    (home / "gone").rmdir()
+    code = main(["train", "recipe=arithmetic"])
+    os.chdir(home)
+    assert (code, capsys.readouterr().err) == (
+        2,
+        "covey: the working directory has been deleted; change to another one\n",
+    )
 
 
 @pytest.mark.parametrize(

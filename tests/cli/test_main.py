@@ -73,13 +73,18 @@ def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str
 
 # ------------------------------------------------------------------------------------------------ mistakes
 
+ALL_VERBS = (
+    "verbs: train, cold-start, judge, evaluate, check, show, rollouts, report, doctor, watch, status, "
+    "replay, config, translate, plan, machines"
+)
+
 
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["trian"], 'no verb "trian"; did you mean train?; '
-                    "verbs: train, cold-start, judge, evaluate, check, show, rollouts, report, doctor, watch, status, "
-                    "replay, config, translate, plan, machines"),
+        (["trian"], 'no verb "trian"; did you mean train?; ' + ALL_VERBS),
+        (["recipe=gsm8k"], 'no verb "recipe=gsm8k"; did you mean covey train recipe=gsm8k?; ' + ALL_VERBS),
+        (["resume", "mine"], 'no verb "resume"; did you mean covey train resume=mine?; ' + ALL_VERBS),
         (["train", "--confg-name"], 'no flag "--confg-name"; did you mean --config-name?; see `covey train --help`'),
         (["train", "--config-name"], "--config-name needs a value"),
         (["train", "-cn", "gsm8k"], 'no "gsm8k" for --config-name in covey or --config-dir; there is recipe=gsm8k'),

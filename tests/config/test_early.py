@@ -108,6 +108,7 @@ MISTAKES = [
         "org/model: there is no such folder; a hub name is model.name=org/model\n",
     ),
     (["train", *ROWS, "data.path=./missing"], "no file or directory ./missing"),
+    (["train", *ROWS, "data.path=mine.py"], "mine.py must end in .jsonl, "),
     (["train", *ROWS, "data.path=shards/*.parquet"], "no file matches shards/*.parquet"),
     (["train", *ROWS, "data.path=mine:rows"], "module mine must define the function rows"),
     (["evaluate", "model.name=outputs/nothing/policy"], "model.name=outputs/nothing/policy: there is no such folder"),

@@ -240,6 +240,14 @@ def test_fields_of_a_vllm_beside_the_trainer_say_nothing_of_a_server() -> None:
         ({"fsdp": "full_shard offload"}, "full_shard is parallel.strategy=fsdp"),
         ({"beta": 0.1, "importance_sampling_level": "sequence"}, "needs use_bias_correction_kl=False"),
         ({"generation_batch_size": 16, "steps_per_generation": 1}, "say the same: give one of both"),
+        ({"num_generations": "8"}, "num_generations must be an integer, got '8'"),
+        ({"gradient_accumulation_steps": 0}, "gradient_accumulation_steps must be >= 1, got 0"),
+        ({"num_iterations": None}, "num_iterations must be an integer, got None"),
+        ({"save_steps": "a"}, "save_steps must be a number, got 'a'"),
+        ({"generation_kwargs": 5}, "generation_kwargs must be a dict, or one in JSON, got 5"),
+        ({"chat_template_kwargs": "[1]"}, "chat_template_kwargs must be a dict, or one in JSON, got [1]"),
+        ({"reward_weights": 1}, "reward_weights must be a list, got 1"),
+        ({"report_to": 5}, "report_to must be a name or a list of names, got 5"),
     ],
 )
 def test_values_without_a_counterpart_are_refused_in_one_line(given: dict[str, Any], message: str) -> None:
@@ -306,6 +314,30 @@ def test_a_callback_that_is_none_is_refused_in_one_line() -> None:
 def test_a_callback_that_waits_for_a_metric_of_transformers_is_refused_in_one_line() -> None:
     with pytest.raises(ValueError, match=r"^EarlyStoppingCallback needs metric_for_best_model, which covey has not: "):
         Bridge(GRPOConfig(**BASE), [EarlyStoppingCallback], num_steps=1, is_evaluated=True)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"model": 5}, "model must be a name, a folder or a model, got 5"),
+        ({"args": {"max_steps": 1}}, "args must be a GRPOConfig of covey.trl, got a dict"),
+        ({"processing_class": "gpt2"}, "processing_class must be a tokenizer, got 'gpt2'"),
+        ({"callbacks": 5}, "callbacks must be a list, got 5"),
+        ({"optimizers": 5}, "optimizers must be a list, got 5"),
+        ({"tools": len}, "tools must be a list, got <built-in function len>"),
+        ({"model": "nano", "peft_config": {"r": 8}}, "peft_config must be a LoraConfig of plain adapters, got dict"),
+    ],
+)
+def test_an_argument_of_another_kind_is_refused_in_one_line(given: dict[str, Any], message: str) -> None:
+    usual = {"model": tiny_model(), "reward_funcs": len, "args": GRPOConfig(**BASE), "train_dataset": ROWS}
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        GRPOTrainer(**usual | {"processing_class": TOKENIZER} | given)
+
+
+def test_a_folder_without_a_run_is_nothing_to_resume_from(tmp_path: Path) -> None:
+    trainer = GRPOTrainer(tiny_model(), len, GRPOConfig(**BASE), ROWS, processing_class=TOKENIZER)
+    with pytest.raises(ValueError, match=r"^resume_from_checkpoint=.*nowhere is no run of covey's, and no checkpoint"):
+        trainer.train(resume_from_checkpoint=str(tmp_path / "nowhere"))
 
 
 def test_a_rollout_function_is_refused_by_name() -> None:

@@ -15,11 +15,12 @@ from covey.config.schema import Config, group_choices
 from covey.environments.base import Environment, EnvironmentLike, adapt
 from covey.environments.build import build_reward_functions, build_tools
 from covey.environments.conversations.tools.settings import ToolsConfig
+from covey.environments.conversations.tools.tool import tool_of
 from covey.environments.reward_functions.call import name_of
 from covey.environments.reward_functions.settings import RewardFunctionsConfig
 from covey.environments.settings import CustomConfig, EnvironmentConfig
 from covey.run.given import Given
-from covey.system.lookup import resolve
+from covey.system.lookup import is_function_path, resolve
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,7 @@ class Arguments:
     def tool_list(self) -> list[Any]:
         """Return functions, and the class of an attempt's own object, those that were named loaded."""
         given = [] if self.tools is None else list(self.tools) if isinstance(self.tools, list | tuple) else [self.tools]
-        return [resolve(tool, {}) if isinstance(tool, str) else tool for tool in given]
+        return [resolve(tool, {}) if isinstance(tool, str) and is_function_path(tool) else tool for tool in given]
 
     @property
     def unnamed_tools(self) -> list[str]:
@@ -141,9 +142,12 @@ def _check_arguments(asked: Arguments, base: Config | None) -> None:
 
 def _check_tools(asked: Arguments) -> None:
     """Refuse tools that are none, or that go with nothing."""
-    wrong = next((tool for tool in asked.tool_list if not callable(tool)), None)
-    if wrong is not None:
-        raise ValueError(f"tools must be functions, a class or their names, got {wrong!r:.80}")
+    for tool in asked.tool_list:
+        if not callable(tool):
+            form = " (a name is module:function)" if isinstance(tool, str) else ""
+            raise ValueError(f"tools must be functions, a class or their names, got {tool!r:.80}{form}")
+        if not isinstance(tool, type):
+            tool_of(tool)  # which refuses a function that no schema can be made of
     if asked.tool_list and asked.environment is not None:
         raise ValueError("an environment has tools of its own: leave tools out, or give rows as data")
     if sum(isinstance(tool, type) for tool in asked.tool_list) > 1:

@@ -72,6 +72,8 @@ def _put_all(config: Config, given: Sequence[tuple[str, Any]]) -> frozenset[str]
 def _flattened(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield dotted names and values, mappings of sections taken apart."""
     for key, value in settings.items():
+        if not isinstance(key, str):
+            raise ValueError(f"{prefix.rstrip('.')} has settings by name, got {key!r}")
         name = prefix + key.replace("__", ".")
         if isinstance(value, Mapping) and "." not in name and isinstance(vars(Config()).get(name), Section):
             yield from _flattened(value, f"{name}.")

@@ -4,6 +4,7 @@ import signal
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from covey.api.result import Result
 from covey.config import compose
 from covey.config.schema import Config
 from covey.environments.base import EnvironmentLike
+from covey.environments.reward_functions.call import name_of
 from covey.policy.models.loading import load_policy
 from covey.policy.policy import Policy
 from covey.run.build import Run
@@ -144,7 +146,20 @@ def _heard(given: Any) -> tuple[Callback, ...]:
     for callback in callbacks:
         if isinstance(callback, type) or not (isinstance(callback, Callback) or callable(callback)):
             raise ValueError(f"callbacks must be objects of Callback classes, or functions, got {callback!r:.80}")
+        if not isinstance(callback, Callback) and not _takes_a_step(callback):
+            raise ValueError(f"callbacks: {name_of(callback)} must take a step and its metrics: (step, metrics)")
     return tuple(callback if isinstance(callback, Callback) else _EveryStep(callback) for callback in callbacks)
+
+
+def _takes_a_step(function: Callable[..., Any]) -> bool:
+    """Tell whether a function can be called as one of OnStep, which some of C do not say."""
+    try:
+        signature(function).bind(1, {})
+    except TypeError:
+        return False
+    except ValueError:
+        return True
+    return True
 
 
 def resumed(asked: Arguments, folder: Path, base: Config | None) -> Request:
@@ -157,7 +172,9 @@ def resumed(asked: Arguments, folder: Path, base: Config | None) -> Request:
     # Read the settings that the run was started with
     settings = dict(asked.settings)
     changes = settings.pop("resume_changes", [])
-    changes = [changes] if isinstance(changes, str) else list(changes)
+    changes = [changes] if isinstance(changes, str) else changes
+    if not isinstance(changes, list | tuple) or not all(isinstance(name, str) for name in changes):
+        raise ValueError(f"resume_changes must be names of settings, got {changes!r:.80}")
     run = find_run(str(folder), Path("outputs"))
     saved = settings_of(run, [f"resume_changes=[{','.join(changes)}]"] if changes else [])
     # Lay the changes over them, and refuse those not named

@@ -15,7 +15,7 @@ from typing import Any, get_origin, get_type_hints
 from covey.cli import help as usage
 from covey.config import foreign
 from covey.config.names import OTHER_NAMES, RUN_FOLDER, named_elsewhere, nearest
-from covey.config.schema import ENVIRONMENT_SETTINGS, Config
+from covey.config.schema import ENVIRONMENT_SETTINGS, Config, unknown_setting
 from covey.run.folder import CONFIG
 from covey.system.section import Section
 from covey.trl.fields import MAPPED as TRL_MAPPED
@@ -34,6 +34,8 @@ TRAINS = ("train", "cold-start", "check")
 """Verbs that would take the embedded policy and arithmetic where nothing says what to train."""
 TASK = ("recipe", "model", "environment", "data", "rewards", "resume")
 """Settings, sections and groups that say it."""
+NO_NAME = re.compile(r"null|true|false|[+-]?\.?\d[\d_.eE+-]*|\{.*\}", re.IGNORECASE)
+"""What Hydra does not read as the name of a choice."""
 POWER_OF_TEN = re.compile(r"(?<![\w.])[+-]?\d+(?:\.\d+)?[eE]\+?\d+(?![\w.])")
 
 
@@ -53,6 +55,7 @@ def arrange(verb: str, words: Sequence[str]) -> list[str]:
     _refuse_foreign(settings)
     for word in settings:
         _refuse_below(word)
+        _refuse_no_choice(word)
     # Refuse combinations that mean nothing
     if verb in ("config", "plan") and {"-m", "--multirun"} & set(flags):
         raise ValueError(f"covey {verb} prints one configuration; --multirun is for covey train")
@@ -82,13 +85,28 @@ def _refuse_foreign(settings: Sequence[str]) -> None:
 
 
 def _refuse_below(word: str) -> None:
-    """Refuse a name that goes on where a setting is one value, or a list without the number of an entry."""
+    """Refuse a name that goes on where a setting is one value, or a list without the number of an entry.
+
+    So is one that begins with a section which there is not, of which Hydra would name no more than that.
+    """
     name, equals, value = word.lstrip("+").partition("=")
+    known = {"hydra", *(known.partition(".")[0] for known in _setting_types())}
+    if equals and "." in name and not re.search("[@/]", name) and name.partition(".")[0] not in known:
+        raise ValueError(unknown_setting(name))
     for above, kind in _setting_types().items() if equals else ():
         below, is_list = name.removeprefix(f"{above}."), get_origin(kind) is list
         if below != name and get_origin(kind) is not dict and not (is_list and below[:1].isdigit()):
             what, meant = ("a list", "[...]") if is_list else ("one value", value)
             raise ValueError(f"{name}={value} sets nothing: {above} is {what}; write {above}={meant}")
+
+
+def _refuse_no_choice(word: str) -> None:
+    """Refuse a group that is given something else than the name of a choice, or several of them."""
+    group, _, value = word.lstrip("+").partition("=")
+    groups = usage.group_choices()
+    if group in groups and NO_NAME.fullmatch(value):
+        own = f" (settings are written {group}.NAME=VALUE)" if value.startswith("{") else ""
+        raise ValueError(f'{group} has no choice "{value}"{own}; choices: {", ".join(groups[group])}')
 
 
 def _in_covey(name: str, value: str, given: Mapping[str, str]) -> str:

@@ -70,6 +70,8 @@ def explain(error: Exception) -> str:
         )
     if isinstance(error, OSError) and error.errno in NO_WRITING and error.filename:
         return str(cannot_write(Path(error.filename), error))
+    if isinstance(error, FileNotFoundError) and error.errno and error.filename is None:  # os.getcwd says no more
+        return "the working directory has been deleted; change to another one"
     # Explain what Hydra and OmegaConf refuse
     if isinstance(error, MissingConfigException):
         return _missing_choice(error)

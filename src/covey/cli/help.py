@@ -4,6 +4,7 @@ import ast
 import shutil
 import sys
 import textwrap
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import get_type_hints
 
 from covey.config.schema import GROUPS, Config, group_choices
 from covey.rollouts.settings import GroupSizeStep
+from covey.system.lookup import near
 from covey.system.section import Section
 from covey.system.setting import bounds_of
 
@@ -102,7 +104,6 @@ MACHINES = {
     "--film FILM.gif": "simulate, gallery: also film it (the best one)",
     "--task car|catapult": "simulate: whose walls and rules; catapult for a machine with a boulder",
     "--best N": "gallery: how many",
-    "--help, -h": "this help",
 }
 
 TRUST = """\
@@ -117,7 +118,6 @@ ROLLOUTS = {
     "--number N": "how many, the best first",
     "--worst": "the worst first",
     "--evaluation": "answers of evaluations instead of training",
-    "--help, -h": "this help",
 }
 
 REPORT = {
@@ -126,13 +126,11 @@ REPORT = {
     "--text": "print it instead",
     "--png FOLDER": "draw the curves as pictures instead (covey[report])",
     "--export FORMAT": "write the answers as trl (parquet), verl (JSON lines) or verifiers (traces), beside the run",
-    "--help, -h": "this help",
 }
 
 DOCTOR = {
     "--json": "print it as JSON, for programs",
     "--control RUN": "the same run with shuffled rewards: what it gains is not from the rewards",
-    "--help, -h": "this help",
 }
 
 DOCTOR_EXIT = """\
@@ -150,7 +148,6 @@ PLAN = {
 
 SHOW = {
     "--answers N": "so many of the best answers, and of the worst",
-    "--help, -h": "this help",
 }
 
 USAGES = {
@@ -197,6 +194,13 @@ def overview() -> str:
     return OVERVIEW.format(verbs=_columns(VERBS, 12), examples="\n".join(examples))
 
 
+def unknown_verb(verb: str, rest: Sequence[str]) -> str:
+    """Say that there is no such verb, and what may be meant: another, or a setting or resume= after train."""
+    word = f"resume={''.join(rest[:1]) or 'FOLDER'}" if verb == "resume" else verb
+    meant = f"; did you mean covey train {word}?" if "=" in word else near(verb, VERBS)
+    return f'no verb "{verb}"{meant}; verbs: {", ".join(VERBS)}'
+
+
 def verb_help(verb: str) -> str:
     """Return the text of `covey VERB --help`: flags, groups and settings.
 
@@ -228,7 +232,8 @@ def verb_help(verb: str) -> str:
 
 def _page_without_settings(verb: str) -> str:
     examples = "examples:\n" + "\n".join(f"  {line}" for line in EXAMPLES[verb])
-    flags = [_columns(*OWN_FLAGS[verb])] if verb in OWN_FLAGS else []
+    rows, width = OWN_FLAGS.get(verb, ({}, 0))
+    flags = [_columns(rows | {"--help, -h": "this help"}, width)] if rows else []
     ending = [DOCTOR_EXIT] if verb == "doctor" else []
     return "\n\n".join([f"usage: {USAGES[verb]}", VERBS[verb], examples, *flags, *ending])
 

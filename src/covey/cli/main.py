@@ -94,9 +94,7 @@ def _dispatch(words: list[str]) -> int:
         return _complete(rest)
     # Refuse an unknown verb, and explain a known one
     if verb not in usage.VERBS:
-        from covey.system.lookup import near
-
-        raise ValueError(f'no verb "{verb}"{near(verb, usage.VERBS)}; verbs: {", ".join(usage.VERBS)}')
+        raise ValueError(usage.unknown_verb(verb, rest))
     if "--help" in rest or "-h" in rest:
         print(usage.verb_help(verb))
         return 0
@@ -226,10 +224,10 @@ def _job(verb: str, composed: "DictConfig", given: Given) -> "list[Path]":
 
     hydra = HydraConfig.get()
     wanted = Path(hydra.runtime.output_dir)
-    typed = [word for word in hydra.overrides.task if word != given.added]
     named = any(word.startswith(RUN_DIR) for word in hydra.overrides.hydra)
     with ExitStack() as held:
         try:
+            typed = [word for word in hydra.overrides.task if word != given.added]  # fills ${...} in
             with machine.heavy_imports():  # of torch, where a setting names a function
                 job = composing.compose(verb, composed, typed, given.file)
             if verb in ("config", "plan"):

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from covey.cli.flags import run_folders
+from covey.cli.flags import refuse_flags, run_folders, split_flags
 from covey.cli.tables import print_folder, relative, render, side_by_side
 from covey.environments.data.files import json_fault
 from covey.report.read import last_settings
@@ -131,18 +131,9 @@ def _what_follows(folder: Path) -> str:
 
 def _read(words: Sequence[str]) -> tuple[list[Path], int]:
     """Return the folders that the words name, and how many answers to show."""
-    named: list[str] = []
-    number, rest = str(NUM_ANSWERS), list(words)
-    # Split folders from flags
-    while rest:
-        word = rest.pop(0)
-        flag, equals, value = word.partition("=")
-        if flag == ANSWERS and (equals or rest):
-            number = value if equals else rest.pop(0)
-        elif word.startswith("-"):
-            raise ValueError(f"{word} needs a number" if flag == ANSWERS else f'no flag "{flag}"; flags: {ANSWERS} N')
-        else:
-            named.append(word)
+    named, given = split_flags(words, {ANSWERS: "a number"}, ())
+    refuse_flags(named, (f"{ANSWERS} N",))
+    number = given.get(ANSWERS, str(NUM_ANSWERS))
     # Refuse words that name no run
     folders = run_folders("show", named)
     for folder in folders:

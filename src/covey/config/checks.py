@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from typing import Any
 
 import yaml
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
 
 from covey.config.names import value_now
 from covey.config.schema import Config, unknown_setting
@@ -201,6 +201,8 @@ RANGES: tuple[tuple[str, str, Callable[[Any, Any], bool]], ...] = (
 def explained(error: OmegaConfBaseException) -> str:
     """Explain an unknown key, or a value of another type."""
     text = str(error)
+    if isinstance(error, InterpolationResolutionError):
+        return f"a ${{...}} cannot be filled in: {one_line(text.partition(' full_key:')[0])}"
     if "does not support deletion" in text:
         return f"{error.full_key} cannot be deleted; every setting has a value"
     if re.search(r"Key '\S+' (is )?not in", text):
@@ -230,7 +232,9 @@ def misfit(name: str | None, text: str) -> str:
 
 
 def _of_a_section(name: str, value: str) -> str:
-    """Say that a name is a section, with the setting that the value may be meant for."""
+    """Say that a name is a section, with the setting that the value may be meant for, or that an entry of a list is."""
+    if name.endswith("]"):
+        return f"{name} must be a mapping, got {value}"
     first = next(iter(vars(vars(Config()).get(name, Config()))))
     setting = f"{name}.{first}" if first in ("name", "path", "enabled", "strategy") else f"{name}.NAME"
     written = value.lower() if value in ("True", "False") else value
@@ -254,6 +258,7 @@ MISFITS: Mapping[str, str] = {
     r"Value '(.*)' is not a valid bool.*": "must be true or false",
     r"Cannot convert '.*' to string: '(.*)'": "must be text",
     r"field '.*' is not Optional": "must have a value, got null",
+    r"Structured config of type `.*` has missing mandatory value": "must have a value",
     r"Invalid value assigned: (.*) is not a ListConfig": "must be a list",
     r"Cannot assign (.*) to Dict": "must be a mapping",
     r"Cannot merge .*reference_type=(?:Optional\[)?List": "must be a list",

@@ -36,6 +36,8 @@ from covey.config.shelves import SHELVES, presets
 from covey.config.validate import validate
 from covey.environments.data.settings import DataConfig
 from covey.environments.settings import CustomConfig, MixtureConfig
+from covey.policy.settings import ModelConfig
+from covey.rollouts.settings import CurriculumConfig
 from covey.system.disk import cache_folder, read_regular
 from covey.system.text.masking import mask
 
@@ -48,8 +50,11 @@ _PARSER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """libyaml's parser where PyYAML has it: it reads saved settings 16 times as fast."""
 OPTION_FIELDS = tuple(name for name, value in vars(AlgorithmConfig()).items() if isinstance(value, dict))
 """Settings whose keys a function defines, not the schema; `validate` refuses those it does not take."""
-FREE_FIELDS: Mapping[Any, tuple[str, ...]] = {MixtureConfig: ("parts", "weights", "data"), CustomConfig: ("options",)}
-"""Settings of environments whose keys their users choose."""
+FREE_FIELDS: Mapping[Any, tuple[str, ...]] = {
+    **{AlgorithmConfig: OPTION_FIELDS, ModelConfig: ("chat_template_kwargs",), CurriculumConfig: ("options",)},
+    **{MixtureConfig: ("parts", "weights", "data"), CustomConfig: ("options",)},
+}
+"""Settings whose keys their users choose, by section."""
 NUMBER = re.compile(r"[+-]?(\d[\d_]*(\.[\d_]*)?|\.\d[\d_]*)([eE][+-]?\d+)?|[+-]?(\.?inf(inity)?|\.?nan)", re.IGNORECASE)
 """Text that OmegaConf reads as a number."""
 FILL_SAMPLING: Mapping[str, float] = {"temperature": 0.8, "top_p": 0.95}
@@ -71,9 +76,7 @@ def _register(cache_dir: str) -> None:
     root = _settings()
     root.environment = MISSING
     store.store(name="schema_config", node=root)
-    algorithm = OmegaConf.structured(AlgorithmConfig)
-    _open_options(algorithm)
-    store.store(group="algorithm", name="schema_algorithm", node=algorithm)
+    store.store(group="algorithm", name="schema_algorithm", node=_open(OmegaConf.structured(AlgorithmConfig)))
     # Groups whose choices need no file: environments, optimisers, engines
     for name, schema in ENVIRONMENT_SETTINGS.items():
         store.repo.setdefault("environment", {})[f"{name}.yaml"] = _Environment(name, schema)
@@ -99,21 +102,18 @@ class _Environment(ConfigNode):
 def _settings() -> DictConfig:
     """Make the schema of all settings, with the options of functions open."""
     node: DictConfig = OmegaConf.structured(Config)
-    _open_options(node.algorithm)
-    OmegaConf.set_struct(node.model.chat_template_kwargs, False)
-    OmegaConf.set_struct(node.curriculum.options, False)
+    for section in (node.algorithm, node.model, node.curriculum):
+        _open(section)
     return node
 
 
-def _open_options(algorithm: DictConfig) -> None:
-    for name in OPTION_FIELDS:
-        OmegaConf.set_struct(algorithm[name], False)
-
-
 def _opened(schema: Any) -> DictConfig:
-    """Open the settings of an environment, where some have keys that the user chooses."""
-    node: DictConfig = OmegaConf.structured(schema)
-    for name in FREE_FIELDS.get(schema, ()):
+    """Make the settings of an environment, open where some have keys that the user chooses."""
+    return _open(OmegaConf.structured(schema))
+
+
+def _open(node: DictConfig) -> DictConfig:
+    for name in FREE_FIELDS.get(OmegaConf.get_type(node), ()):
         OmegaConf.set_struct(node[name], False)
     return node
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from covey.config.schema import Config, group_choices
+from covey.environments.data.settings import NEED_ROWS
 from covey.environments.settings import part_configs
 from covey.policy.models.naming import OF_MODELS, check_device, check_name
 from covey.policy.settings import NANO
@@ -32,7 +33,7 @@ def check_early(
         sys.path.append(os.getcwd())
     # Data, of each part of a mixture
     for part in part_configs(config).values() if config.environment.name == "mixture" else (config,):
-        _check_data(part.data.path)
+        _check_data(part)
     warnings: list[str] = []
     if loads_model:
         check_device(config.model.device)
@@ -46,16 +47,21 @@ def check_early(
     return warnings
 
 
-def _check_data(path: str | None) -> None:
+def _check_data(config: Config) -> None:
+    path = config.data.path
     if path is None:
         return
     if is_function_path(path):
         if not _is_plausible(path):
             resolve(path, {})
         return
+    from covey.environments.data.files import is_row_file, read_file
     from covey.environments.data.folders import check_place
 
     check_place(path)
+    file = Path(path).expanduser()
+    if config.environment.name in NEED_ROWS and file.is_file() and not is_row_file(file):
+        next(read_file(file))  # which says what it reads
 
 
 def _check_reward(entry: object, imports: bool) -> None:

@@ -102,6 +102,9 @@ TORCHRL: dict[str, Counterpart] = {
 }
 """Settings of `grpo-sync.py` and `grpo-async.py`."""
 
+BOTH_CLIPS = same("algorithm.loss_options.eps_low={}", "algorithm.loss_options.eps_high={}")
+KL_ESTIMATORS = {"low_var_kl": "k3", "k3": "k3", "kl": "k1", "k1": "k1", "mse": "k2", "k2": "k2"}
+AGGREGATIONS = ("token_mean", "seq_mean_token_sum", "seq_mean_token_mean", "seq_mean_token_sum_norm")
 ACTOR, ROLLOUT, MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
 VERL: dict[str, Counterpart] = {
     "data.train_files": same("data.path={}"),
@@ -130,33 +133,22 @@ VERL: dict[str, Counterpart] = {
     f"{ACTOR}.optim.warmup_style": choice(constant="optimizer.schedule=constant", cosine="optimizer.schedule=cosine"),
     f"{ACTOR}.grad_clip": same("optimizer.max_grad_norm={}"),
     f"{ACTOR}.ppo_mini_batch_size": same("mini_batch_groups={}"),
-    f"{ACTOR}.ppo_micro_batch_size": none(MICRO),
-    f"{ACTOR}.ppo_micro_batch_size_per_gpu": none(MICRO),
+    **dict.fromkeys((f"{ACTOR}.ppo_micro_batch_size", f"{ACTOR}.ppo_micro_batch_size_per_gpu"), none(MICRO)),
     f"{ACTOR}.ppo_max_token_len_per_gpu": same("micro_batch_tokens={}"),
     f"{ACTOR}.use_dynamic_bsz": none(MICRO),
     f"{ACTOR}.use_torch_compile": switch(off="", note=COMPILES),
     f"{ACTOR}.ppo_epochs": same("updates_per_batch={}"),
-    f"{ACTOR}.clip_ratio": same("algorithm.loss_options.eps_low={}", "algorithm.loss_options.eps_high={}"),
+    f"{ACTOR}.clip_ratio": BOTH_CLIPS,
     f"{ACTOR}.clip_ratio_low": same("algorithm.loss_options.eps_low={}"),
     f"{ACTOR}.clip_ratio_high": same("algorithm.loss_options.eps_high={}"),
     f"{ACTOR}.clip_ratio_c": same("algorithm.loss_options.dual_clip={}"),
     f"{ACTOR}.use_kl_loss": switch("algorithm.kl_in=loss", "", note="algorithm.kl_coef=0, the default, has no KL"),
     f"{ACTOR}.kl_loss_coef": same("algorithm.kl_coef={}"),
     f"{ACTOR}.kl_loss_type": choice(
-        low_var_kl="algorithm.kl_estimator=k3 algorithm.kl_gradient=naive",
-        k3="algorithm.kl_estimator=k3 algorithm.kl_gradient=naive",
-        kl="algorithm.kl_estimator=k1 algorithm.kl_gradient=naive",
-        k1="algorithm.kl_estimator=k1 algorithm.kl_gradient=naive",
-        mse="algorithm.kl_estimator=k2 algorithm.kl_gradient=naive",
-        k2="algorithm.kl_estimator=k2 algorithm.kl_gradient=naive",
+        **{name: f"algorithm.kl_estimator={own} algorithm.kl_gradient=naive" for name, own in KL_ESTIMATORS.items()}
     ),
     f"{ACTOR}.entropy_coeff": same("algorithm.entropy_coef={}"),
-    f"{ACTOR}.loss_agg_mode": choice(
-        token_mean="algorithm.aggregation=token_mean",
-        seq_mean_token_sum="algorithm.aggregation=seq_mean_token_sum",
-        seq_mean_token_mean="algorithm.aggregation=seq_mean_token_mean",
-        seq_mean_token_sum_norm="algorithm.aggregation=seq_mean_token_sum_norm",
-    ),
+    f"{ACTOR}.loss_agg_mode": choice(**{mode: f"algorithm.aggregation={mode}" for mode in AGGREGATIONS}),
     f"{ACTOR}.policy_loss.loss_mode": choice(
         vanilla="algorithm.loss=clip",
         gspo="algorithm=gspo",
@@ -198,8 +190,10 @@ VERL: dict[str, Counterpart] = {
     "algorithm.kl_ctrl.target_kl": same("algorithm.target_kl={}"),
     "algorithm.kl_ctrl.horizon": same("algorithm.kl_horizon={}"),
     "algorithm.kl_ctrl.type": choice(fixed="", adaptive="", note="algorithm.target_kl adapts the coefficient"),
-    "custom_reward_function.path": none("write environment=reward_functions rewards=[MODULE:FUNCTION]"),
-    "custom_reward_function.name": none("write environment=reward_functions rewards=[MODULE:FUNCTION]"),
+    **dict.fromkeys(
+        ("custom_reward_function.path", "custom_reward_function.name"),
+        none("write environment=reward_functions rewards=[MODULE:FUNCTION]"),
+    ),
     "trainer.total_epochs": Counterpart(computed=epochs("trainer.total_training_steps"), note=VERL_STEPS),
     "trainer.total_training_steps": Counterpart(computed=steps, note="null leaves it to trainer.total_epochs"),
     "trainer.save_freq": Counterpart(computed=off_below_1("output.save_every")),
@@ -230,21 +224,26 @@ DOCUMENTS: dict[str, Counterpart] = {
     "problem": same("recipe=code", "environment.problem={}"),
     "difficulty": same("environment.difficulty={}"),
     "test_cases": same("environment.tests_per_problem={}"),
-    **dict.fromkeys(("training_steps", "steps"), same("num_steps={}")),
-    "max_iters": same("num_steps={}"),
+    **dict.fromkeys(("training_steps", "steps", "max_iters"), same("num_steps={}")),
     **dict.fromkeys(
-        ("max_seq_length", "max_seq_len", "max_length", "max_model_len", "max_model_length", "vllm_max_model_length"),
+        (
+            *("max_seq_length", "max_seq_len", "seq_len", "max_length"),
+            *("max_model_len", "max_model_length", "vllm_max_model_length"),
+        ),
         same("sampling.max_total_tokens={}", note=OF_BOTH),
     ),
     "kl_beta": same("algorithm.kl_coef={}"),
     "generations": same("group_size={}"),
     "mini_batch_size": same("mini_batch_rollouts={}", note=MINI),
-    "clip_range": same("algorithm.loss_options.eps_low={}", "algorithm.loss_options.eps_high={}"),
-    "clip_epsilon": same("algorithm.loss_options.eps_low={}", "algorithm.loss_options.eps_high={}"),
+    **dict.fromkeys(("clip_range", "clip_epsilon", "eps_clip"), BOTH_CLIPS),
     **dict.fromkeys(
         ("ref_model", "ref_model_path", "ref_model_name_or_path", "reference_model_path"),
         Counterpart(computed=reference, note=f"None is the policy as it began; {COMPARES}"),
     ),
+    "trainer.optim.lr": same("optimizer.lr={}"),
+    "orchestrator.rollouts_per_example": same("group_size={}"),
+    "orchestrator.sampling.max_tokens": same("sampling.max_tokens={}"),
+    "orchestrator.sampling.temperature": same("sampling.temperature={}"),
     "device_map": Counterpart(computed=device, note=ONE_DEVICE),
     "reward_fn": same("environment=reward_functions", "rewards=[{}]", note="as MODULE:FUNCTION"),
     "num_train_epochs": Counterpart(computed=epochs("max_steps"), note=TRL_STEPS),
@@ -256,24 +255,15 @@ PREFIXES: dict[str, str] = {
     "critic.": NO_CRITIC,
     "trainer.critic_warmup": NO_CRITIC,
     "ray.": PLACES,
-    "actor_rollout_ref.ref.": REFERENCE,
-    "ref_model.": REFERENCE,
-    "inference_model.": "vLLM is started by covey, with engine.gpu_memory_utilization, or joined by engine.url",
-    f"{ROLLOUT}.": "vLLM is started by covey, with engine.gpu_memory_utilization, or joined by engine.url",
+    **dict.fromkeys(("actor_rollout_ref.ref.", "ref_model."), REFERENCE),
+    **dict.fromkeys(
+        ("inference_model.", f"{ROLLOUT}."),
+        "vLLM is started by covey, with engine.gpu_memory_utilization, or joined by engine.url",
+    ),
     f"{ACTOR}.fsdp_config.": "parallel.strategy=fsdp shards weights, gradients and optimiser state",
     "reward_model.": "a reward model is one of rewards: rewards=[{function: reward_model, args: {model: NAME}}]",
     **dict.fromkeys(
-        (
-            f"{ACTOR}.",
-            f"{MODEL}.",
-            "actor_rollout_ref.",
-            "trainer.",
-            "env.",
-            "train.",
-            "train_model.",
-            "policy.",
-            "logging.",
-        ),
+        ("actor_rollout_ref.", "trainer.", "env.", "train.", "train_model.", "policy.", "logging."),
         "covey has nothing like it",
     ),
 }

@@ -347,7 +347,7 @@ def unknown_setting(name: str, place: str = "") -> str:
         key = name.removeprefix("environment.").partition(".")[0]
         having = [other for other, kind in ENVIRONMENT_SETTINGS.items() if key in {one.name for one in fields(kind)}]
         return f"the chosen environment has no setting {name}{place}; these have: {', '.join(having)}"
-    return f"unknown setting {name}{place}{names.did_you_mean(name, known)}"
+    return f"unknown setting {name}{place}{names.did_you_mean(name, [*known, *names.CLIP_RANGE])}"
 
 
 section.explain_unknown = unknown_setting

@@ -5,7 +5,15 @@ from inspect import signature
 from typing import Any
 
 from covey.algorithm.settings import AlgorithmConfig
-from covey.config.checks import check_bounds, check_choices, check_needs, check_packages, check_ranges, check_texts
+from covey.config.checks import (
+    check_bounds,
+    check_choices,
+    check_needs,
+    check_packages,
+    check_ranges,
+    check_texts,
+    format_value,
+)
 from covey.config.rules.devices import check_devices
 from covey.config.rules.environments import OWN_RULES, check_answers, check_kind
 from covey.config.rules.options import check_option_needs, check_option_values, check_parts
@@ -140,6 +148,8 @@ def check_schedule(config: Config) -> None:
             f"got sampling.max_tokens={config.sampling.max_tokens}"
         )
     _check_mini_batches(config)
+    if any(k < 1 for k in config.evaluation.k):
+        raise ValueError(f"evaluation.k must be >= 1 each, got {format_value(config.evaluation.k)}")
     too_large = [k for k in config.evaluation.k if k > config.evaluation.num_samples]
     if too_large:
         raise ValueError(

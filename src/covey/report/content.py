@@ -34,27 +34,23 @@ def content(runs: Sequence[RunFiles], names: Sequence[str]) -> dict[str, Any]:
 
 def _run(run: RunFiles, name: str, shares: int) -> dict[str, Any]:
     with as_written(run.folder):
-        return _shown(run, name, shares)
-
-
-def _shown(run: RunFiles, name: str, shares: int) -> dict[str, Any]:
-    return {
-        "name": name,
-        "verdict": verdict(run),
-        "facts": _facts(run),
-        "doctor": doctor_page(run),
-        "curves": curves_of(run),
-        "span": span_of(run),
-        "histograms": _histograms(run.updates),
-        "groups": thinned(_groups(run.updates), GROUP_BYTES // shares),
-        "traces": thinned([_trace(row) for row in run.traces], TRACE_BYTES // shares),
-        "pairs": pairs_of(run, PAIR_BYTES // shares),
-        "phases": [(phase, short(seconds), short(share)) for phase, seconds, share in phases_of(run.summary or {})],
-        "planned": planned(run),
-        "settings": settings_page(run),
-        "versions": {key: str(value) for key, value in run.versions.items()},
-        "environment": environment_of(run),
-    }
+        return {
+            "name": name,
+            "verdict": verdict(run),
+            "facts": _facts(run),
+            "doctor": doctor_page(run),
+            "curves": curves_of(run),
+            "span": span_of(run),
+            "histograms": _histograms(run.updates),
+            "groups": thinned(_groups(run.updates), GROUP_BYTES // shares),
+            "traces": thinned([_trace(row) for row in run.traces], TRACE_BYTES // shares),
+            "pairs": pairs_of(run, PAIR_BYTES // shares),
+            "phases": [(phase, short(seconds), short(share)) for phase, seconds, share in phases_of(run.summary or {})],
+            "planned": planned(run),
+            "settings": settings_page(run),
+            "versions": {key: str(value) for key, value in run.versions.items()},
+            "environment": environment_of(run),
+        }
 
 
 def planned(run: RunFiles) -> dict[str, Any] | None:

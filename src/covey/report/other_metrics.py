@@ -13,20 +13,23 @@ from typing import Any
 from covey.report.read import MAX_BYTES, Row, RunFiles
 from covey.system.disk import read_regular
 
-TRL = {
+TRL_LOG = {
     "reward": "sampled_reward_mean",
     "frac_reward_zero_std": "zero_std_fraction",
     "completions/mean_length": "completion_length_mean",
-    "completion_length": "completion_length_mean",
     "completions/max_length": "completion_length_max",
     "completions/clipped_ratio": "truncated_fraction",
-    "clip_ratio": "clip_fraction",
     "clip_ratio/region_mean": "clip_fraction",
     "clip_ratio/low_mean": "clip_low",
     "clip_ratio/high_mean": "clip_high",
+    "step_time": "seconds",
+}
+"""What TRL and covey both log of every run; `covey.trl` writes it under TRL's names."""
+TRL = TRL_LOG | {
+    "completion_length": "completion_length_mean",
+    "clip_ratio": "clip_fraction",
     "sampling/sampling_logp_difference/mean": "mismatch",
     "sampling/sampling_logp_difference/max": "mismatch_max",
-    "step_time": "seconds",
 }
 VERL = {
     "critic/score/mean": "sampled_reward_mean",

@@ -8,28 +8,14 @@ from typing import Any
 
 from transformers import EarlyStoppingCallback, TrainerCallback, TrainerControl, TrainerState
 
+from covey.report.other_metrics import TRL_LOG
 from covey.run.build import Run
 from covey.run.evaluate import Evaluation
 from covey.run.records.callbacks import Callback, StopTraining
 from covey.trl.config import GRPOConfig
 
-NAMES = {
-    "loss": "loss",
-    "grad_norm": "grad_norm",
-    "learning_rate": "learning_rate",
-    "reward": "sampled_reward_mean",
-    "reward_std": "reward_std",
-    "frac_reward_zero_std": "zero_std_fraction",
-    "entropy": "entropy",
-    "kl": "kl",
-    "clip_ratio/low_mean": "clip_low",
-    "clip_ratio/high_mean": "clip_high",
-    "clip_ratio/region_mean": "clip_fraction",
-    "completions/mean_length": "completion_length_mean",
-    "completions/max_length": "completion_length_max",
-    "completions/clipped_ratio": "truncated_fraction",
-    "step_time": "seconds",
-}
+SAME = ("loss", "grad_norm", "learning_rate", "reward_std", "entropy", "kl")
+NAMES = {name: name for name in SAME} | TRL_LOG
 """TRL's name of a metric -> covey's."""
 HEARD = (
     *("on_init_end", "on_train_begin", "on_train_end", "on_step_begin", "on_step_end", "on_log", "on_evaluate"),

@@ -11,10 +11,12 @@ from transformers import TrainingArguments
 
 from covey.system import ranks
 from covey.system.lookup import near
+from covey.system.section import converted
 from covey.trl.fields import GONE
 
 DICTIONARIES = ("model_init_kwargs", "generation_kwargs", "chat_template_kwargs", "lr_scheduler_kwargs")
 """Fields that a command line gives as JSON."""
+COUNTS = ("per_device_train_batch_size", "gradient_accumulation_steps", "num_iterations")
 Made = TypeVar("Made")
 
 
@@ -63,7 +65,7 @@ class GRPOConfig(TrainingArguments):
     steps_per_generation: int | None = None
     temperature: float = 1.0
     top_p: float = 1.0
-    top_k: int = 0
+    top_k: int | None = 0  # None, as in older versions, is 0
     min_p: float | None = None
     generation_kwargs: dict | str | None = None
     chat_template_kwargs: dict | str | None = None
@@ -132,6 +134,7 @@ class GRPOConfig(TrainingArguments):
             value = getattr(self, name)
             if isinstance(value, str):
                 setattr(self, name, _from_json(name, value))
+        self._check_kinds()
         self.bf16 = not self.fp16 if self.bf16 is None else self.bf16
         self.scale_rewards = {"True": "group", "False": "none"}.get(str(self.scale_rewards), self.scale_rewards)
         self._derive_batches()
@@ -157,6 +160,21 @@ class GRPOConfig(TrainingArguments):
             )
         return steps // accumulated
 
+    def _check_kinds(self) -> None:
+        """Refuse (ValueError) a value of another kind in a field that is computed with."""
+        for name, kind in NUMBERS.items():
+            converted(getattr(self, name), kind, name)
+        for name in COUNTS:
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
+        for name in DICTIONARIES:
+            if not isinstance(getattr(self, name), Mapping | None):
+                raise ValueError(f"{name} must be a dict, or one in JSON, got {getattr(self, name)!r:.80}")
+        if not isinstance(self.reward_weights, list | tuple | None):
+            raise ValueError(f"reward_weights must be a list, got {self.reward_weights!r:.80}")
+        if not isinstance(self.report_to, str | list | tuple | None):
+            raise ValueError(f"report_to must be a name or a list of names, got {self.report_to!r:.80}")
+
     def _derive_batches(self) -> None:
         """Derive generation_batch_size or steps_per_generation from the other. ValueError where they do not fit."""
         per_step = self.per_device_train_batch_size * self.world_size
@@ -177,6 +195,12 @@ class GRPOConfig(TrainingArguments):
                 f"generation_batch_size={self.generation_batch_size} must be a multiple of "
                 f"num_generations={num_generations}: groups are never split"
             )
+
+
+NUMBERS: Mapping[str, Any] = {
+    one.name: one.type for one in fields(GRPOConfig) if one.type in (int, float, int | None, float | None)
+}
+"""Fields of numbers, and their kinds, which HfArgumentParser changes in the class."""
 
 
 def _from_json(name: str, text: str) -> Any:

@@ -31,7 +31,7 @@ ADVANTAGES: Mapping[str, tuple[str, dict[str, Any]]] = {
     "batch": ("group_center_batch_std", {"eps": EPS}),
     "none": ("group_center", {}),
 }
-SAMPLING_KEYS = {"temperature": "temperature", "top_p": "top_p", "top_k": "top_k", "min_p": "min_p"}
+SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p")
 KEEP_ALL = 10**6
 WORDS = {
     "logging_strategy": ("no", "steps"),

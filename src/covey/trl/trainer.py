@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, TrainerCallback, TrainerState
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback, TrainerState
 
 from covey.api.objects import HOME, model_name, reward_entry, tool_entry
 from covey.api.request import Request, reference_setting
@@ -33,7 +33,7 @@ from covey.system import ranks
 from covey.system.jsonl import write_json
 from covey.system.workers.pool import WorkerSettings
 from covey.trl.callbacks import Bridge
-from covey.trl.checks import check_arguments, check_overrides
+from covey.trl.checks import check_arguments, check_kinds, check_overrides
 from covey.trl.config import GRPOConfig, explaining
 from covey.trl.fields import CODE
 from covey.trl.mapping import batches, settings_of
@@ -94,6 +94,7 @@ class GRPOTrainer:
         in one line, for an argument or a field of `args` that has no counterpart.
         """
         check_overrides(type(self), GRPOTrainer)
+        check_kinds(model, args, processing_class, callbacks=callbacks, tools=tools, optimizers=optimizers)
         # What is trained, on what
         self.args = args or GRPOConfig(output_dir=f"{_short_name(model)}-GRPO")
         check_arguments(self.args, rollout_func, optimizers, quantization_config, ref_model)
@@ -141,8 +142,7 @@ class GRPOTrainer:
 
     def train(self, resume_from_checkpoint: str | bool | None = None) -> TrainOutput:
         """Train to the end, or on from a checkpoint: True takes the newest run in output_dir or beside it (NAME-2)."""
-        folder = Path(self.args.output_dir or "trainer_output")
-        config = self.config
+        folder, config = self._folder, self.config
         if resume_from_checkpoint:
             wanted = None if resume_from_checkpoint is True else Path(str(resume_from_checkpoint))
             folder = _newest_run(folder) if wanted is None else _run_folder(wanted)
@@ -180,7 +180,7 @@ class GRPOTrainer:
     def save_model(self, output_dir: str | None = None) -> None:
         """Save model (or adapter) and tokenizer, in output_dir where no other is named."""
         if ranks.rank() == 0:
-            self._trained().save(output_dir or self.args.output_dir or "trainer_output")
+            self._trained().save(output_dir or self._folder)
 
     def log_metrics(self, split: str, metrics: Mapping[str, float]) -> None:
         """Print metrics, one a line, as transformers' trainers do."""
@@ -328,6 +328,8 @@ def _load(model: Any, processing_class: Any, peft_config: Any, args: GRPOConfig)
     if keywords.get("trust_remote_code"):
         raise ValueError(f"model_init_kwargs['trust_remote_code'] has no counterpart in covey: {CODE}")
     keywords.pop("device_map", None)  # model.device, see `_device_setting`
+    if peft_config is not None and (other := other_than_plain_lora(peft_config)):
+        raise ValueError(f"peft_config must be a LoraConfig of plain adapters, got {other}")
     if isinstance(model, str) and processing_class is None and peft_config is None and not keywords:
         return None, None
     if not isinstance(model, str) and keywords:
@@ -338,7 +340,11 @@ def _load(model: Any, processing_class: Any, peft_config: Any, args: GRPOConfig)
     loaded = model
     if isinstance(model, str):
         loaded = AutoModelForCausalLM.from_pretrained(model, **({"dtype": "float32"} | keywords))
-    return (loaded if peft_config is None else _adapted(loaded, peft_config)), tokenizer
+    if peft_config is None:
+        return loaded, tokenizer
+    from peft import get_peft_model
+
+    return get_peft_model(loaded, peft_config), tokenizer
 
 
 def _device_setting(args: GRPOConfig) -> dict[str, str]:
@@ -356,15 +362,6 @@ def _path(model: Any) -> str:
     return model if isinstance(model, str) else str(model.config._name_or_path)
 
 
-def _adapted(model: PreTrainedModel, peft_config: Any) -> Any:
-    """Return the model with new adapters. ValueError for adapters that covey's engine does not know."""
-    from peft import get_peft_model
-
-    if other := other_than_plain_lora(peft_config):
-        raise ValueError(f"peft_config must be a LoraConfig of plain adapters, got {other}")
-    return get_peft_model(model, peft_config)
-
-
 def _function(reward: Any) -> Callable[..., Any]:
     return load_reward(reward) if isinstance(reward, str | Mapping) else reward
 
@@ -380,8 +377,11 @@ def _splits(train: Any, evaluated: Any) -> dict[Split, Any]:
 
 
 def _run_folder(path: Path) -> Path:
-    """Return the run that a checkpoint belongs to."""
-    return next((folder for folder in (path, *path.parents[:3]) if (folder / "config.yaml").is_file()), path)
+    """Return the run that a checkpoint belongs to. ValueError where there is none."""
+    found = next((folder for folder in (path, *path.parents[:3]) if (folder / "config.yaml").is_file()), None)
+    if found is None:
+        raise ValueError(f"resume_from_checkpoint={path} is no run of covey's, and no checkpoint of one")
+    return found
 
 
 def _newest_run(folder: Path) -> Path:
