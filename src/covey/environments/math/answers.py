@@ -23,10 +23,10 @@ from typing import Literal
 from covey.environments.math.computed import is_computed, is_respelled
 from covey.environments.math.formulas.nodes import is_equation, last_side, numeral_value
 from covey.environments.math.formulas.trees import read_tree
-from covey.environments.math.normalize import closing_brace, plain, single_blanks
-from covey.environments.math.numerals import DOUBT, OR, Readings, read_last, read_values
+from covey.environments.math.normalize import TEXT_COMMAND, closing_brace, plain, single_blanks
+from covey.environments.math.numerals import CONCESSION, DOUBT, OR, Readings, range_of, read_last, read_values
 from covey.environments.math.symbolic import MAX_SYMBOLIC, same_spelling
-from covey.environments.math.units import differ_in_unit
+from covey.environments.math.units import conversions, differ_in_unit, measures_of
 
 Form = Literal["hash", "box", "tag", "label", "none"]
 
@@ -187,9 +187,15 @@ _HEDGE_AFTER = re.compile(
     rf"[\s$*()\[\]\\,]{{0,6}}\b(?:{OR}|vs|{DOUBT})\b(?: (?:{DOUBT}))?"
     r"[\s$*(\\]{0,6}-?[\d.,/]{1,40}(?=[\s$*)\]}]{0,6}(?:$|[.;!?\n]))"  # "or 1 hour" says the same in another unit
     r"|[\s$*)\]\\]{0,6}\bor\b(?!,? equivalently)[^.\n]{0,40}"
+    rf"|[\s$*()\[\]\\,;.:-]{{0,6}}\b{CONCESSION}[\s$*(\\]{{0,6}}-?[\d.,/]{{1,40}}(?! ?(?:times|more|less|of)\b)"
+)
+_RESTATED = re.compile(
+    rf"[\s$*()\[\]\\,]{{0,6}}\b(?:{OR}) (-?[\d.,/]{{1,40}} ?[A-Za-z]{{1,12}})[\s$*)\]]{{0,6}}(?:$|[.;!?\n])"
 )
 _HEDGE_BEFORE = re.compile(rf"([\d.,]+)[^\w\n]{{0,4}}\b(?:{OR})(?: (?:{DOUBT}))?[\s$*(\[\\]{{0,6}}$")
 _OPEN_END = re.compile(rf"[\s,]*\b(?:{OR})[\s$*]*$")
+MAX_HEDGE = 160
+"""Characters."""
 MAX_OPEN_END = 20
 """Characters."""
 
@@ -223,14 +229,25 @@ def _without_or(text: str) -> str:
 
 
 def _with_hedge(text: str, mark: _Mark) -> str:
-    """Return the mark's text and what is offered beside it: `\\boxed{42} or 43`."""
+    """Return the mark's text and what is offered beside it: `\\boxed{42} or 43`. In another unit it may be the same."""
     if mark.form not in {"box", "tag"}:
         return mark.text
-    after = _HEDGE_AFTER.match(text, mark.end)
+    following = TEXT_COMMAND.sub(r"\1", text[mark.end : mark.end + MAX_HEDGE])
+    restated = _RESTATED.match(following)
+    agrees = None if restated is None else _agree(mark.text, restated[1])
+    after = None if agrees else restated if agrees is False else _HEDGE_AFTER.match(following)
     before = _HEDGE_BEFORE.search(text[max(0, mark.begin - 40) : mark.begin])
     prefix = f"{before[1]} or " if before is not None else ""
     suffix = after[0].lstrip("$ *()[]\\") if after is not None else ""
     return f"{prefix}{mark.text} {suffix}".strip()
+
+
+def _agree(text: str, other: str) -> bool | None:
+    """Check whether two measures are the same, such as 120 (minutes) and 2 hours. None where units are unknown."""
+    factors = conversions(text, other)
+    given, restated = (frozenset().union(*read_values(measure)) for measure in (text, other))
+    converted = {value * factor for value in restated for factor in factors}
+    return not converted.isdisjoint(given) if factors else None
 
 
 def find_answer(completion: str, numeric: bool = True) -> Answer | None:
@@ -324,7 +341,7 @@ def compare(completion: str, gold: str, question: str = "", computed: bool = Tru
     if answer is None:
         return False
     answer = answer if "." in gold else replace(answer, text=_ROUNDED.sub("", answer.text))
-    if answer.text.strip(" $.") == gold.strip():
+    if _is_stated(gold, answer.text):
         return True
     # A reference that is no number: hand the answer on, unless a computation is left undone.
     if expected is None:
@@ -343,6 +360,13 @@ def compare(completion: str, gold: str, question: str = "", computed: bool = Tru
         is_allowed = is_final or answer.form == "none" or _is_allowed(answer, gold, question)
         return is_allowed and all(value & expected for value in values) and is_respelled(answer.text, gold, question)
     return _needs_algebra(answer) and _is_allowed(answer, gold, question) and answer
+
+
+def _is_stated(gold: str, text: str) -> bool:
+    """Check for the same text, the same range, or the same numbers with their units."""
+    ends, measures = range_of(gold), measures_of(gold)
+    is_same_range = ends is not None and ends == range_of(text)
+    return text.strip(" $.") == gold.strip() or is_same_range or measures_of(text) == measures != set()
 
 
 def _needs_algebra(answer: Answer) -> bool:

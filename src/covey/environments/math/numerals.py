@@ -234,13 +234,26 @@ _BEFORE_VALUE = r"[\s$*_(\[]*"
 OR = "or|oder|ou|o|eller|lub|albo|czy|nebo|sau|vagy|tai|veya|atau|hoặc|ya|या|или|або|ή|או|أو|或|或者|または|か|또는"
 """In other languages too, but for the Dutch "of"."""
 DOUBT = "maybe|perhaps|possibly"
+_BUT = "although|though|but|however|yet|and|or|unless|which|or else"
+_IT = "it|this|that|(?:the )?(?:(?:right|correct|true|final) )?(?:answer|value|result|number|total)"
+_MAY_BE = "(?:might|may|could)(?: (?:also|well|even|possibly|equally|instead|just|perhaps|as)){0,4} be"
+CONCESSION = (
+    rf"(?i:(?:(?:{_BUT}),? )?(?:(?:{_IT}) )?{_MAY_BE}\b|(?:(?:but|or|perhaps|maybe|and) )?if not\b"
+    rf"|(?:unless|although|though) (?:it is|it's)\b|(?:{_BUT})\b(?= [$(\\]{{0,4}}-?[\d.,/]{{1,40}}[$)\\]{{0,4}} is"
+    r" (?:also |equally |just as )?(?:possible|likely|plausible)\b))"
+)
+"""Before a second value: `3, although it might be 4`."""
 _IN_BRACKETS = re.compile(rf"{_AFTER_VALUE}[(\[{{]+(?=[-+ {CURRENCY}]*\.?\d[\d.,:/]*[%\s$*]*[)\]}}]+[\s$*_.]*$)")
 """Before a second number that stands alone in brackets: `3 (4)`."""
 _ALTERNATIVE = re.compile(
     rf"{_AFTER_VALUE}[,;(]?\s*\b(?:{OR}|to|vs|versus|{DOUBT})\b{_BEFORE_VALUE}"
     rf"(?:(?:{DOUBT}|even|else|rather)\b{_BEFORE_VALUE})?"
 )
+_CONCEDED = re.compile(rf"{_AFTER_VALUE}[,;:.(-]?[\s(]*\b{CONCESSION}{_BEFORE_VALUE}")
 _NEXT_MEMBER = re.compile(rf"{_AFTER_VALUE}(?:[,;|&]|->|=>|\u2192|\band\b)\s*(?:\band\b)?{_BEFORE_VALUE}")
+_RANGE = re.compile(r"[\s$]*(\d[\d,]*(?:\.\d+)?)\s*(?:--?|~|\\sim|to)\s*(\d[\d,]*(?:\.\d+)?)[\s$.]*")
+_REMARKS = (_CONCEDED, _IN_BRACKETS, _NEXT_MEMBER)
+"""What joins a further value, unless that one begins a remark."""
 _MORE_NUMBERS = re.compile(r"(?:[\s$*_]+[-+]?\.?\d[\d.,:/]*)+[\s$*_.]*")
 _BLANKS = re.compile(r"[\s$*_]+")
 """Between numbers with nothing else behind them: `1 2 3`."""
@@ -290,7 +303,8 @@ def _alternatives(text: str, end: int, number: re.Pattern[str]) -> list[_Value]:
     while len(found) < 50:
         either = _ALTERNATIVE.match(text, end)
         blanks = _BLANKS.match(text, end) if _MORE_NUMBERS.fullmatch(text, end) else None
-        separator = either or _IN_BRACKETS.match(text, end) or _NEXT_MEMBER.match(text, end) or blanks
+        remark = next(filter(None, (pattern.match(text, end) for pattern in _REMARKS)), None)
+        separator = either or remark or blanks
         value = _value_at(text, separator.end(), number) if separator is not None else None
         if value is None:
             break
@@ -305,6 +319,13 @@ def _alternatives(text: str, end: int, number: re.Pattern[str]) -> list[_Value]:
 def is_date(text: str) -> bool:
     """Check for 10/12/2020 and the like, which is no quotient."""
     return _DATE.search(text) is not None
+
+
+def range_of(text: str) -> tuple[Fraction, Fraction] | None:
+    """Return the ends of `3 to 4`, written with a dash or not. None for anything else: `7-2` is a difference."""
+    found = _RANGE.fullmatch(plain(text[:MAX_CONTENT]))
+    low, high = map(_to_fraction, found.groups()) if found is not None else (None, None)
+    return (low, high) if low is not None and high is not None and low < high else None
 
 
 def read_values(content: str, strict: bool = False, computed: bool = False) -> list[Readings]:

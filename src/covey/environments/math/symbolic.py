@@ -24,6 +24,7 @@ from covey.environments.math.formulas.relations import same_relation
 from covey.environments.math.formulas.trees import read_tree
 from covey.environments.math.normalize import in_latex
 from covey.environments.math.numerals import is_date, read_values
+from covey.environments.math.units import measures_of
 
 MAX_SYMBOLIC = 300
 """Longest expression that is given to math-verify, in characters."""
@@ -75,9 +76,10 @@ def equal_at_sight(answer: str, gold: str) -> bool | None:
         return False
     # The same tree, or relation
     tree, expected = read_tree(answer), read_tree(gold)
+    measures = measures_of(gold)
+    if len(measures) > 1 or (expected is not None and is_compound(last_side(expected))):
+        return measures_of(answer) == measures != set()
     if tree is not None and expected is not None and not has_words(tree):
-        if is_compound(expected):
-            return False
         expected = without_units(expected)
     is_same = tree is not None and expected is not None and _is_same(tree, expected)
     if is_same or has_tower(answer):

@@ -28,9 +28,10 @@ _SPELLINGS = (
 )
 _JOINT = re.compile(r"(?:,[\s~]*)?(?:\\text *\{ *(?:, *)?(and|or) *\}|(?:\\?[ ~]|(?<=,))(and|or)(?:\\?[ ~]))")
 """Between the last two members of a list, with a comma before it or not."""
+_GAP = r"(?:[ ~]|\\[,;: ])*"
 _OUTWARD = re.compile(r"\]([^][(),;]*[,;][^][(),;]*)([][])|\[([^][(),;]*[,;][^][(),;]*)\[")
 """An interval without one of its ends or both, such as `]2,5[`."""
-_RATIO = re.compile(r"(?<=\d) (?:\\text\{ ?to ?\} ?|to )(?=\d)")
+_RATIO = re.compile(rf"(?<=\d)(?:{_GAP}\\(?:text|mathrm|mbox) ?\{{{_GAP}to{_GAP}\}}{_GAP}| to )(?=\d)")
 
 
 def tokens_of(text: str) -> list[str]:
