@@ -2,7 +2,7 @@
 
 The rule, in this order:
 
-1. Text in a think block is not the answer; neither is a think block that never ends.
+1. Text in a think block or a comment is not the answer; neither is one in a block that never ends.
 2. An explicit mark decides: `####`, `\\boxed{}`, an answer tag, a sentence ("the answer is 42") or a label
    ("Answer: 42", "A: 42"). Of several marks the last decides, but a list of alternatives is wrong.
 3. Without a mark the last number decides.
@@ -62,11 +62,12 @@ class _Mark:
         return self.begin if self.outer_begin is None else self.outer_begin
 
 
+_COMMENT = re.compile(r"<!--.*?(?:-->|\Z)", re.DOTALL)
 _THINK = re.compile(r"<(/?)think(?:ing)?>", re.IGNORECASE)
 
 
 def without_thoughts(completion: str) -> str:
-    """Return the completion less its think blocks; a closing tag alone ends one that the prompt opened."""
+    """Return the completion less think blocks and comments; a closing tag alone ends one that the prompt opened."""
     kept: list[str] = []
     depth = position = 0
     # Text outside of thoughts counts; a closing tag without an opening one ends a thought too
@@ -78,7 +79,7 @@ def without_thoughts(completion: str) -> str:
     # An unclosed thought has no answer
     if depth == 0:
         kept.append(completion[position:])
-    return "\n".join(part for part in kept if part)
+    return _COMMENT.sub("", "\n".join(part for part in kept if part))
 
 
 _HASH = re.compile(r"(?<!#)#{4,}(?!#)")
@@ -182,12 +183,14 @@ _JOINT = re.compile(
     rf"(?:[\s$*.,;:|/&()\[\]\\-]|\\q?quad)*(?:(?:\\text *\{{[ ,]*)?({OR}|vs|and)(?:[\s$*:(\[\\}}]|\\q?quad)*)?"
     r"([A-Za-z](?:_\{?\w\}?)? ?= ?)?"
 )
+_SEPARATORS = frozenset(",;/|")
 _DOUBT = re.compile(rf"\b(?:{DOUBT}|else)\b(?: even\b)?")
 _HEDGE_AFTER = re.compile(
     rf"[\s$*()\[\]\\,]{{0,6}}\b(?:{OR}|vs|{DOUBT})\b(?: (?:{DOUBT}))?"
     r"[\s$*(\\]{0,6}-?[\d.,/]{1,40}(?=[\s$*)\]}]{0,6}(?:$|[.;!?\n]))"  # "or 1 hour" says the same in another unit
     r"|[\s$*)\]\\]{0,6}\bor\b(?!,? equivalently)[^.\n]{0,40}"
     rf"|[\s$*()\[\]\\,;.:-]{{0,6}}\b{CONCESSION}[\s$*(\\]{{0,6}}-?[\d.,/]{{1,40}}(?! ?(?:times|more|less|of)\b)"
+    r"|[\s$*)]{0,6}(?:is|was)(?: (?:wrong|incorrect)| ?n[o'\u2019]t (?:right|correct|the)\b)"
 )
 _RESTATED = re.compile(
     rf"[\s$*()\[\]\\,]{{0,6}}\b(?:{OR}) (-?[\d.,/]{{1,40}} ?[A-Za-z]{{1,12}})[\s$*)\]]{{0,6}}(?:$|[.;!?\n])"
@@ -214,7 +217,7 @@ def _answer_of(text: str, marks: list[_Mark], numeric: bool) -> Answer:
         if joint is None or (numeric and joint[2] and joint[1] in (None, "and")):
             break
         is_open = _without_or(marks[first - 1].text) != marks[first - 1].text
-        joined = joined or is_open or num_doubts > 0 or joint[1] is not None or "," in joint[0]
+        joined = joined or is_open or num_doubts > 0 or joint[1] is not None or not _SEPARATORS.isdisjoint(joint[0])
         first -= 1
     # Several values joined by "and" or commas are one answer
     run = [_without_or(mark.text).strip() for mark in marks[first:]]

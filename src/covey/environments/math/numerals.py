@@ -239,17 +239,19 @@ _IT = "it|this|that|(?:the )?(?:(?:right|correct|true|final) )?(?:answer|value|r
 _MAY_BE = "(?:might|may|could)(?: (?:also|well|even|possibly|equally|instead|just|perhaps|as)){0,4} be"
 CONCESSION = (
     rf"(?i:(?:(?:{_BUT}),? )?(?:(?:{_IT}) )?{_MAY_BE}\b|(?:(?:but|or|perhaps|maybe|and) )?if not\b"
-    rf"|(?:unless|although|though) (?:it is|it's)\b|(?:{_BUT})\b(?= [$(\\]{{0,4}}-?[\d.,/]{{1,40}}[$)\\]{{0,4}} is"
+    r"|(?:unless|although|though) (?:it is|it's)\b|or (?:is|was) it\b"
+    r"|(?:(?:no|oh|hmm),? )?(?:wait|sorry|scratch that|correction|i mean)\b[,.:!]?(?: (?:it is|it's|that is|that's)\b)?"
+    rf"|(?:{_BUT})\b(?= [$(\\]{{0,4}}-?[\d.,/]{{1,40}}[$)\\]{{0,4}} is"
     r" (?:also |equally |just as )?(?:possible|likely|plausible)\b))"
 )
-"""Before a second value: `3, although it might be 4`."""
+"""Before a second value: `3, although it might be 4`, `3, no wait, 4`."""
 _IN_BRACKETS = re.compile(rf"{_AFTER_VALUE}[(\[{{]+(?=[-+ {CURRENCY}]*\.?\d[\d.,:/]*[%\s$*]*[)\]}}]+[\s$*_.]*$)")
 """Before a second number that stands alone in brackets: `3 (4)`."""
 _ALTERNATIVE = re.compile(
     rf"{_AFTER_VALUE}[,;(]?\s*\b(?:{OR}|to|vs|versus|{DOUBT})\b{_BEFORE_VALUE}"
     rf"(?:(?:{DOUBT}|even|else|rather)\b{_BEFORE_VALUE})?"
 )
-_CONCEDED = re.compile(rf"{_AFTER_VALUE}[,;:.(-]?[\s(]*\b{CONCESSION}{_BEFORE_VALUE}")
+_CONCEDED = re.compile(rf"{_AFTER_VALUE}[,;:.(-]{{0,3}}[\s(]*\b{CONCESSION}{_BEFORE_VALUE}")
 _NEXT_MEMBER = re.compile(rf"{_AFTER_VALUE}(?:[,;|&]|->|=>|\u2192|\band\b)\s*(?:\band\b)?{_BEFORE_VALUE}")
 _RANGE = re.compile(r"[\s$]*(\d[\d,]*(?:\.\d+)?)\s*(?:--?|~|\\sim|to)\s*(\d[\d,]*(?:\.\d+)?)[\s$.]*")
 _REMARKS = (_CONCEDED, _IN_BRACKETS, _NEXT_MEMBER)

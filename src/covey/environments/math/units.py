@@ -11,8 +11,8 @@ from covey.environments.math.normalize import plain
 
 _ONES = "one|two|three|four|five|six|seven|eight|nine"
 NO_VALUE_BEFORE = re.compile(
-    r"[<>≤≥≠√±\\|]|\bnot\s*$|\b(?:more|less|fewer|greater|larger|smaller) than\s*$"
-    rf"|\b(?:{_ONES}|ten|hundred|thousand) and\s*$",
+    r"[<>≤≥≠√±\\|]|\b(?:not|never)\s*$|\b(?:more|less|fewer|greater|larger|smaller) than\s*$"
+    rf"|\b(?:{_ONES}|ten|hundred|thousand) (?:and|or)\s*$",
     re.IGNORECASE,
 )
 NO_VALUE_AFTER = re.compile(
@@ -95,7 +95,9 @@ def conversions(text: str, other: str) -> set[Fraction]:
 
 def _unit(text: str) -> _Unit | None:
     stated = _STATED.fullmatch(plain(text[:MAX_LENGTH]))
-    return None if stated is None else _named(stated[1])
+    if stated is None:
+        return _named("dollars") if text.startswith("\\$") else None
+    return _named(stated[1])
 
 
 def _named(word: str) -> _Unit | None:
