@@ -325,6 +325,7 @@ def _written_otherwise(text: str) -> list[Readings]:
 
 _ROUNDED = re.compile(r"(?<=\S)\s*(?:\\approx|\\simeq|≈)[\s$\\]*-?[\d,]*\.\d+[\s$.]*$")
 """What an exact value is said to be about."""
+_BASE_TEN = re.compile(r"^([\s$]*\d+)_\{?10\}?(?![\d}])")
 _LAST_LETTER = re.compile(r"\d\}? ?([A-Za-z])$")
 """A unit, or a letter of the question: of `5k` and "in terms of $k$"."""
 
@@ -344,6 +345,7 @@ def compare(completion: str, gold: str, question: str = "", computed: bool = Tru
     if answer is None:
         return False
     answer = answer if "." in gold else replace(answer, text=_ROUNDED.sub("", answer.text))
+    answer = answer if "_" in gold else replace(answer, text=_BASE_TEN.sub(r"\1", answer.text))
     if _is_stated(gold, answer.text):
         return True
     # A reference that is no number: hand the answer on, unless a computation is left undone.

@@ -36,6 +36,7 @@ _SPELLING = re.compile(
     r"|\$|(?<!\d) | (?!\d)|\.(?!\d|\\over)"
 )
 """What does not tell texts with single blanks apart. Between digits a blank does, before them a point."""
+_STOP = re.compile(r"\.(?!\d)")
 _BRACKETS = re.compile(r"\{[^(){}\[\]^]*\}|[(\[][^(){}\[\]^]*[)\]]")
 """Without a power inside, nor other brackets."""
 _TOWER = re.compile(
@@ -55,7 +56,7 @@ def same_spelling(answer: str, gold: str) -> bool:
     """Return whether both are equal as text, blanks, dollar signs, stops, text commands and case aside."""
     spellings = [
         _SPELLING.sub(
-            lambda m: (m[1] or m[2] or "").replace(" ", "").rstrip("."),
+            lambda m: _STOP.sub("", m[1] or m[2] or "").replace(" ", ""),
             " ".join(text.replace("\\neq", "\\ne").replace("\u2260", "\\ne").split()),
         ).lower()
         for text in (answer, gold)
