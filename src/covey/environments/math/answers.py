@@ -2,7 +2,7 @@
 
 The rule, in this order:
 
-1. Text in a think block or a comment is not the answer; neither is one in a block that never ends.
+1. Text in a think block or a comment, or struck out, is not the answer; a block that never ends hides the rest.
 2. An explicit mark decides: `####`, `\\boxed{}`, an answer tag, a sentence ("the answer is 42") or a label
    ("Answer: 42", "A: 42"). Of several marks the last decides, but a list of alternatives is wrong.
 3. Without a mark the last number decides.
@@ -62,12 +62,12 @@ class _Mark:
         return self.begin if self.outer_begin is None else self.outer_begin
 
 
-_COMMENT = re.compile(r"<!--.*?(?:-->|\Z)", re.DOTALL)
+_HIDDEN = re.compile(r"<!--.*?(?:-->|\Z)|~~(?=\S)[^~\n]{1,80}(?<=\S)~~", re.DOTALL)
 _THINK = re.compile(r"<(/?)think(?:ing)?>", re.IGNORECASE)
 
 
 def without_thoughts(completion: str) -> str:
-    """Return the completion less think blocks and comments; a closing tag alone ends one that the prompt opened."""
+    """Return the completion less think blocks, comments and what is struck out; a closing tag alone ends one."""
     kept: list[str] = []
     depth = position = 0
     # Text outside of thoughts counts; a closing tag without an opening one ends a thought too
@@ -79,7 +79,7 @@ def without_thoughts(completion: str) -> str:
     # An unclosed thought has no answer
     if depth == 0:
         kept.append(completion[position:])
-    return _COMMENT.sub("", "\n".join(part for part in kept if part))
+    return _HIDDEN.sub("", "\n".join(part for part in kept if part))
 
 
 _HASH = re.compile(r"(?<!#)#{4,}(?!#)")
