@@ -24,9 +24,9 @@ from covey.environments.math.computed import is_computed, is_respelled
 from covey.environments.math.formulas.nodes import is_equation, last_side, numeral_value
 from covey.environments.math.formulas.trees import read_tree
 from covey.environments.math.normalize import TEXT_COMMAND, closing_brace, plain, single_blanks
-from covey.environments.math.numerals import CONCESSION, DOUBT, OR, Readings, range_of, read_last, read_values
+from covey.environments.math.numerals import Readings, range_of, read_last, read_values
 from covey.environments.math.symbolic import MAX_SYMBOLIC, same_spelling
-from covey.environments.math.units import conversions, differ_in_unit, measures_of
+from covey.environments.math.units import CONCESSION, DOUBT, OR, conversions, differ_in_unit, measures_of
 
 Form = Literal["hash", "box", "tag", "label", "none"]
 
@@ -189,7 +189,9 @@ _HEDGE_AFTER = re.compile(
     rf"[\s$*()\[\]\\,]{{0,6}}\b(?:{OR}|vs|{DOUBT})\b(?: (?:{DOUBT}))?"
     r"[\s$*(\\]{0,6}-?[\d.,/]{1,40}(?=[\s$*)\]}]{0,6}(?:$|[.;!?\n]))"  # "or 1 hour" says the same in another unit
     r"|[\s$*)\]\\]{0,6}\bor\b(?!,? equivalently)[^.\n]{0,40}"
-    rf"|[\s$*()\[\]\\,;.:-]{{0,6}}\b{CONCESSION}[\s$*(\\]{{0,6}}-?[\d.,/]{{1,40}}(?! ?(?:times|more|less|of)\b)"
+)
+_TAKEN_BACK = re.compile(
+    rf"[\s$*()\[\]\\,;.:-]{{0,6}}\b{CONCESSION}[\s$*(\\]{{0,6}}-?[\d.,/]{{1,40}}(?! ?(?:times|more|less|of)\b)"
     r"|[\s$*)]{0,6}(?:is|was)(?: (?:wrong|incorrect)| ?n[o'\u2019]t (?:right|correct|the)\b)"
 )
 _RESTATED = re.compile(
@@ -233,15 +235,17 @@ def _without_or(text: str) -> str:
 
 def _with_hedge(text: str, mark: _Mark) -> str:
     """Return the mark's text and what is offered beside it: `\\boxed{42} or 43`. In another unit it may be the same."""
-    if mark.form not in {"box", "tag"}:
-        return mark.text
     following = TEXT_COMMAND.sub(r"\1", text[mark.end : mark.end + MAX_HEDGE])
-    restated = _RESTATED.match(following)
-    agrees = None if restated is None else _agree(mark.text, restated[1])
-    after = None if agrees else restated if agrees is False else _HEDGE_AFTER.match(following)
-    before = _HEDGE_BEFORE.search(text[max(0, mark.begin - 40) : mark.begin])
+    after, before = _TAKEN_BACK.match(following), None
+    if mark.form in {"box", "tag"}:
+        restated = _RESTATED.match(following)
+        agrees = None if restated is None else _agree(mark.text, restated[1])
+        after = after or (None if agrees else restated if agrees is False else _HEDGE_AFTER.match(following))
+        before = _HEDGE_BEFORE.search(text[max(0, mark.begin - 40) : mark.begin])
+    elif after is None:
+        return mark.text
     prefix = f"{before[1]} or " if before is not None else ""
-    suffix = after[0].lstrip("$ *()[]\\") if after is not None else ""
+    suffix = after[0].lstrip("$ *()[]\\.,;:") if after is not None else ""
     return f"{prefix}{mark.text} {suffix}".strip()
 
 

@@ -11,7 +11,7 @@ from fractions import Fraction
 from itertools import pairwise
 
 from covey.environments.math.normalize import CURRENCY, plain
-from covey.environments.math.units import NO_VALUE_AFTER, NO_VALUE_BEFORE
+from covey.environments.math.units import CONCESSION, DOUBT, NO_VALUE_AFTER, NO_VALUE_BEFORE, OR, is_date
 
 Readings = frozenset[Fraction]
 """What one written number may mean: `25%` is 25 or 1/4, `2.5 million` is 2500000 or 2.5 (the million as a unit)."""
@@ -213,7 +213,6 @@ _SCALES = {
     "tenth": Fraction(1, 10), "hundredth": Fraction(1, 100), "thousandth": Fraction(1, 1000),
 }  # fmt: skip
 _SCALE = re.compile(rf" {{0,3}}({'|'.join(_SCALES)}|(?-i:M))s?\b", re.IGNORECASE)
-_DATE = re.compile(r"(?<![\d/])\d{1,4}/\d{1,2}/\d{1,4}(?![\d/])")
 _EQUALS = re.compile(r"(?:[^=≈,;.()\n<>]|[.,]\d){0,80}= ?")
 _REASON = re.compile(r"\b(?:because|since|as|where|when|so|if|and|or)\b", re.IGNORECASE)
 _GLUED = re.compile(r"([A-Za-z]{2,4})(?![A-Za-z])|\s?([A-Za-z])(?![A-Za-z]|\.[a-z])|[\s-]([a-z]{2})(?![A-Za-z.])")
@@ -231,20 +230,6 @@ _STRICT_AFTER = re.compile(
 """A unit, or words in brackets: `3(x-1)` is no 3."""
 _AFTER_VALUE = r"[A-Za-z%]*(?:\s+[A-Za-z]+){0,2}[\s$*_)\]]*"
 _BEFORE_VALUE = r"[\s$*_(\[]*"
-OR = "or|oder|ou|o|eller|lub|albo|czy|nebo|sau|vagy|tai|veya|atau|hoặc|ya|या|или|або|ή|או|أو|或|或者|または|か|또는"
-"""In other languages too, but for the Dutch "of"."""
-DOUBT = "maybe|perhaps|possibly"
-_BUT = "although|though|but|however|yet|and|or|unless|which|or else"
-_IT = "it|this|that|(?:the )?(?:(?:right|correct|true|final) )?(?:answer|value|result|number|total)"
-_MAY_BE = "(?:might|may|could)(?: (?:also|well|even|possibly|equally|instead|just|perhaps|as)){0,4} be"
-CONCESSION = (
-    rf"(?i:(?:(?:{_BUT}),? )?(?:(?:{_IT}) )?{_MAY_BE}\b|(?:(?:but|or|perhaps|maybe|and) )?if not\b"
-    r"|(?:unless|although|though) (?:it is|it's)\b|or (?:is|was) it\b"
-    r"|(?:(?:no|oh|hmm),? )?(?:wait|sorry|scratch that|correction|i mean)\b[,.:!]?(?: (?:it is|it's|that is|that's)\b)?"
-    rf"|(?:{_BUT})\b(?= [$(\\]{{0,4}}-?[\d.,/]{{1,40}}[$)\\]{{0,4}} is"
-    r" (?:also |equally |just as )?(?:possible|likely|plausible)\b))"
-)
-"""Before a second value: `3, although it might be 4`, `3, no wait, 4`."""
 _IN_BRACKETS = re.compile(rf"{_AFTER_VALUE}[(\[{{]+(?=[-+ {CURRENCY}]*\.?\d[\d.,:/]*[%\s$*]*[)\]}}]+[\s$*_.]*$)")
 """Before a second number that stands alone in brackets: `3 (4)`."""
 _ALTERNATIVE = re.compile(
@@ -316,11 +301,6 @@ def _alternatives(text: str, end: int, number: re.Pattern[str]) -> list[_Value]:
     while found and not found[-1][1] and len(text[found[-1][0].end :].split()) > MAX_WORDS_AFTER_LIST:
         found.pop()
     return [value for value, _ in found]
-
-
-def is_date(text: str) -> bool:
-    """Check for 10/12/2020 and the like, which is no quotient."""
-    return _DATE.search(text) is not None
 
 
 def range_of(text: str) -> tuple[Fraction, Fraction] | None:

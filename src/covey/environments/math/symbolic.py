@@ -23,8 +23,8 @@ from covey.environments.math.formulas.nodes import Node, is_equation, is_express
 from covey.environments.math.formulas.relations import same_relation
 from covey.environments.math.formulas.trees import read_tree
 from covey.environments.math.normalize import in_latex
-from covey.environments.math.numerals import is_date, read_values
-from covey.environments.math.units import measures_of
+from covey.environments.math.numerals import read_values
+from covey.environments.math.units import is_date, measures_of
 
 MAX_SYMBOLIC = 300
 """Longest expression that is given to math-verify, in characters."""

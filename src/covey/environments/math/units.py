@@ -1,6 +1,7 @@
 """What stands around a number and says that it is not the value: `5 ft 3 in` is not 5, nor is `more than 5`.
 
-And units of measurement: 5 m is not 5 cm, though the number is the same.
+And what joins it to another value, as in `5 or 6`; and units of measurement: 5 m is not 5 cm, though the number is the
+same.
 """
 
 import re
@@ -26,6 +27,22 @@ NO_VALUE_AFTER = re.compile(
     r"|\s+(?:is|was)(?: (?:wrong|incorrect)| ?n[o'\u2019]t (?:right|correct))\b"
     r"|\s*[-+*]\s*\(*[a-z](?![A-Za-z])|\s*/\s*[a-fijkn-rt-z](?![A-Za-z])|\s*\)+\s*/\s*\("
 )
+
+_DATE = re.compile(r"(?<![\d/])\d{1,4}/\d{1,2}/\d{1,4}(?![\d/])")
+OR = "or|oder|ou|o|eller|lub|albo|czy|nebo|sau|vagy|tai|veya|atau|hoặc|ya|या|или|або|ή|או|أو|或|或者|または|か|또는"
+"""In other languages too, but for the Dutch "of"."""
+DOUBT = "maybe|perhaps|possibly"
+_BUT = "although|though|but|however|yet|and|or|unless|which|or else"
+_IT = "it|this|that|(?:the )?(?:(?:right|correct|true|final) )?(?:answer|value|result|number|total)"
+_MAY_BE = "(?:might|may|could)(?: (?:also|well|even|possibly|equally|instead|just|perhaps|as)){0,4} be"
+CONCESSION = (
+    rf"(?i:(?:(?:{_BUT}),? )?(?:(?:{_IT}) )?{_MAY_BE}\b|(?:(?:but|or|perhaps|maybe|and) )?if not\b"
+    r"|(?:unless|although|though) (?:it is|it's)\b|or (?:is|was) it\b"
+    r"|(?:(?:no|oh|hmm),? )?(?:wait|sorry|scratch that|correction|i mean)\b[,.:!]?(?: (?:it is|it's|that is|that's)\b)?"
+    rf"|(?:{_BUT})\b(?= [$(\\]{{0,4}}-?[\d.,/]{{1,40}}[$)\\]{{0,4}} is"
+    r" (?:also |equally |just as )?(?:possible|likely|plausible)\b))"
+)
+"""Before a second value: `3, although it might be 4`, `3, no wait, 4`."""
 
 _SYSTEMS = (
     ("length", {r"mm|millimet(?:er|re)s?": 1, r"cm|centimet(?:er|re)s?": 10, r"m|met(?:er|re)s?": 1000,
@@ -66,6 +83,11 @@ _STATED = re.compile(
     r"(?:\s*(?:/|per\b)\s*[A-Za-z]+)?[^A-Za-z\d\\]*"
 )
 """A number, its unit and nothing else."""
+
+
+def is_date(text: str) -> bool:
+    """Check for 10/12/2020 and the like, which is no quotient."""
+    return _DATE.search(text) is not None
 
 
 def differ_in_unit(answer: str, gold: str) -> bool:
