@@ -35,12 +35,14 @@ DOUBT = "maybe|perhaps|possibly"
 _BUT = "although|though|but|however|yet|and|or|unless|which|or else"
 _IT = "it|this|that|(?:the )?(?:(?:right|correct|true|final) )?(?:answer|value|result|number|total)"
 _MAY_BE = "(?:might|may|could)(?: (?:also|well|even|possibly|equally|instead|just|perhaps|as)){0,4} be"
-CONCESSION = (
-    rf"(?i:(?:(?:{_BUT}),? )?(?:(?:{_IT}) )?{_MAY_BE}\b|(?:(?:but|or|perhaps|maybe|and) )?if not\b"
-    r"|(?:unless|although|though) (?:it is|it's)\b|or (?:is|was) it\b"
-    r"|(?:(?:no|oh|hmm),? )?(?:wait|sorry|scratch that|correction|i mean)\b[,.:!]?(?: (?:it is|it's|that is|that's)\b)?"
-    rf"|(?:{_BUT})\b(?= [$(\\]{{0,4}}-?[\d.,/]{{1,40}}[$)\\]{{0,4}} is"
-    r" (?:also |equally |just as )?(?:possible|likely|plausible)\b))"
+CONCESSION = "|".join(
+    (
+        rf"(?i:(?:(?:{_BUT}),? )?(?:(?:{_IT}) )?{_MAY_BE}\b",  # although it might be
+        r"(?:(?:but|or|perhaps|maybe|and) )?if not\b|(?:unless|although|though) (?:it is|it's)\b|or (?:is|was) it\b",
+        r"(?:(?:no|oh|hmm),? )?(?:wait|sorry|scratch that|correction|i mean)\b[,.:!]?(?: (?:it|that)(?: is|'s)\b)?",
+        rf"(?:{_BUT})\b(?= [$(\\]{{0,4}}-?[\d.,/]{{1,40}}[$)\\]{{0,4}} is "  # although 4 is
+        r"(?:also |equally |just as )?(?:possible|likely|plausible)\b))",
+    )
 )
 """Before a second value: `3, although it might be 4`, `3, no wait, 4`."""
 
