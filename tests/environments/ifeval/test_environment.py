@@ -103,8 +103,10 @@ ECHOES: tuple[Callable[[str], str], ...] = (
     lambda asked: json.dumps({"answer": asked}),
     lambda asked: f"{asked}\n******\n{asked} Well!",
     lambda asked: f"{asked} oh well so",
+    lambda asked: f"{asked} fgh klm npr stv wyz bcd qrs",
+    lambda asked: f"fgh klm npr stv wyz bcd qrs\n{asked.upper().replace(',', '').replace('. ', '! ')}",
 )
-"""Texts that are made of the prompt and say no more."""
+"""Texts that are made of the prompt and say no more, but for words that mean nothing."""
 
 
 @pytest.mark.long

@@ -9,7 +9,7 @@ from covey.environments.ifeval import material
 from covey.environments.ifeval.gold import gold_answer
 from covey.environments.ifeval.instructions import CHECKS, Instruction, instructions_of
 from covey.environments.ifeval.rewards import Scheme
-from covey.environments.ifeval.topics import is_about, num_different_words
+from covey.environments.ifeval.topics import is_about, num_different_words, repeats
 from covey.types import Failure, Prompt, Reward
 
 
@@ -60,7 +60,7 @@ class IFEval(Environment):
 def _topic_check(prompt: Prompt) -> Callable[[str], bool]:
     """Return what checks that a text answers a generated prompt, as far as its answer can be asked to.
 
-    It says something that the prompt does not, and is about its topic.
+    It says something that the prompt does not, is about its topic, and does not repeat the prompt as a whole.
     """
     if "topic" not in prompt.columns:
         return bool
@@ -69,7 +69,7 @@ def _topic_check(prompt: Prompt) -> Callable[[str], bool]:
     names = NAMELESS.isdisjoint(kinds)
     fewest = OWN_WORDS[style] if WORDED not in kinds else 0
     about = partial(is_about, topic=prompt.columns["topic"], topics=TOPICS[style]) if names else bool
-    return lambda text: num_different_words(text, asked) >= fewest and about(text)
+    return lambda text: num_different_words(text, asked) >= fewest and about(text) and not repeats(text, asked)
 
 
 def _instructions(prompt: Prompt) -> tuple[Instruction, ...]:

@@ -1,6 +1,6 @@
 """The kinds of instruction as the generator uses them: arguments to draw, words to ask in, and what goes together."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 from typing import Any
@@ -197,49 +197,29 @@ SHORT_KINDS: dict[str, Kind] = {
 
 STYLES = {"full": KINDS, "short": SHORT_KINDS}
 
-EXCLUSIVE: tuple[frozenset[str], ...] = (
-    frozenset(
-        {
-            *("length_constraints:number_paragraphs", "length_constraints:nth_paragraph_first_word"),
-            *("detectable_format:number_bullet_lists", "detectable_format:constrained_response"),
-            *("detectable_format:multiple_sections", "detectable_format:json_format", "combination:two_responses"),
-        }
-    ),
-    frozenset(
-        {
-            *("change_case:english_capital", "change_case:english_lowercase", "change_case:capital_word_frequency"),
-            *("detectable_format:multiple_sections", "detectable_format:constrained_response"),
-        }
-    ),
-    frozenset({"length_constraints:number_words", "length_constraints:number_sentences"}),
-    frozenset(
-        {
-            *("combination:repeat_prompt", "startend:quotation", "detectable_format:json_format"),
-            "length_constraints:nth_paragraph_first_word",
-        }
-    ),
-    frozenset(
-        {
-            *("combination:repeat_prompt", "keywords:letter_frequency", "change_case:english_capital"),
-            "change_case:english_lowercase",
-        }
-    ),
-    frozenset({"combination:repeat_prompt", "detectable_format:constrained_response"}),
-)
+EXCLUSIVE = (
+    {"length_constraints:number_paragraphs", "length_constraints:nth_paragraph_first_word",
+     "detectable_format:number_bullet_lists", "detectable_format:constrained_response",
+     "detectable_format:multiple_sections", "detectable_format:json_format", "combination:two_responses"},
+    {"change_case:english_capital", "change_case:english_lowercase", "change_case:capital_word_frequency",
+     "detectable_format:multiple_sections", "detectable_format:constrained_response"},
+    {"length_constraints:number_words", "length_constraints:number_sentences"},
+    {"combination:repeat_prompt", "startend:quotation", "detectable_format:json_format",
+     "length_constraints:nth_paragraph_first_word"},
+    {"combination:repeat_prompt", "keywords:letter_frequency", "change_case:english_capital",
+     "change_case:english_lowercase"},
+    {"combination:repeat_prompt", "detectable_format:constrained_response"},
+)  # fmt: skip
 """Of each group a prompt has at most one: layouts, cases, lengths, beginnings, and what a repeated request upsets."""
 
-ONLY_WITH: Mapping[str, frozenset[str]] = {
-    "language:response_language": frozenset(
-        {
-            *("punctuation:no_comma", "startend:quotation", "length_constraints:number_paragraphs"),
-            *("detectable_format:number_bullet_lists", "combination:two_responses"),
-        }
-    ),
-    "detectable_format:json_format": frozenset(
-        {
-            *("punctuation:no_comma", "keywords:existence", "keywords:frequency", "keywords:forbidden_words"),
-            *("keywords:letter_frequency", "length_constraints:number_words"),
-        }
-    ),
-}
+ONLY_WITH = {
+    "language:response_language": {
+        "punctuation:no_comma", "startend:quotation", "length_constraints:number_paragraphs",
+        "detectable_format:number_bullet_lists", "combination:two_responses",
+    },
+    "detectable_format:json_format": {
+        "punctuation:no_comma", "keywords:existence", "keywords:frequency", "keywords:forbidden_words",
+        "keywords:letter_frequency", "length_constraints:number_words",
+    },
+}  # fmt: skip
 """Kinds that few others go with."""

@@ -63,19 +63,12 @@ def _benchmark_prompts(source: Source) -> list[Prompt]:
 
 def from_requests(requests: Iterable[Request], split: Split, style: str, instruction: str = "") -> list[Prompt]:
     """Make prompts of generated requests."""
-    return [
-        Prompt(f"{split}-{index}", "ifeval", conversation(request.text, instruction), _columns(request, style))
-        for index, request in enumerate(requests)
-    ]
-
-
-def _columns(request: Request, style: str) -> dict[str, Any]:
-    return {
-        "topic": request.topic,
-        "style": style,
-        "instruction_id_list": list(request.instruction_id_list),
-        "kwargs": list(request.kwargs),
-    }
+    found: list[Prompt] = []
+    for index, request in enumerate(requests):
+        kinds, arguments = list(request.instruction_id_list), list(request.kwargs)
+        columns = {"topic": request.topic, "style": style, "instruction_id_list": kinds, "kwargs": arguments}
+        found.append(Prompt(f"{split}-{index}", "ifeval", conversation(request.text, instruction), columns))
+    return found
 
 
 def prompt_of(row: Row, instruction: str = "") -> Prompt:

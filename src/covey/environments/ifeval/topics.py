@@ -28,6 +28,12 @@ def num_different_words(text: str, asked: str = "") -> int:
     return sum(1 if word.isascii() or len(word) <= MAX_LETTERS else len(word) // 4 for word in words)
 
 
+def repeats(text: str, asked: str) -> bool:
+    """Check whether a text has all words of the question, in their order and with none between."""
+    said, wanted = (" ".join(_WORD.findall(words.casefold())) for words in (text, asked))
+    return f" {wanted} " in f" {said} "
+
+
 def is_about(text: str, topic: str, topics: Collection[str]) -> bool:
     """Check that a text names its topic, each word of it in some form, and not many other topics besides."""
     words = sorted({word.casefold() for word in _WORD.findall(text.replace("-", ""))})

@@ -2,7 +2,7 @@
 
 The rule, in this order:
 
-1. Text in a think block is not the answer; neither is a think block that never ends.
+1. Text in a think block or a comment, or struck out, is not the answer; a block that never ends hides the rest.
 2. An explicit mark decides: `####`, `\\boxed{}`, an answer tag, a sentence ("the answer is 42") or a label
    ("Answer: 42", "A: 42"). Of several marks the last decides, but a list of alternatives is wrong.
 3. Without a mark the last number decides.
@@ -23,10 +23,10 @@ from typing import Literal
 from covey.environments.math.computed import is_computed, is_respelled
 from covey.environments.math.formulas.nodes import is_equation, last_side, numeral_value
 from covey.environments.math.formulas.trees import read_tree
-from covey.environments.math.normalize import closing_brace, plain, single_blanks
-from covey.environments.math.numerals import DOUBT, OR, Readings, read_last, read_values
+from covey.environments.math.normalize import TEXT_COMMAND, closing_brace, plain, single_blanks
+from covey.environments.math.numerals import Readings, range_of, read_last, read_values
 from covey.environments.math.symbolic import MAX_SYMBOLIC, same_spelling
-from covey.environments.math.units import differ_in_unit
+from covey.environments.math.units import CONCESSION, DOUBT, OR, conversions, differ_in_unit, measures_of
 
 Form = Literal["hash", "box", "tag", "label", "none"]
 
@@ -62,11 +62,12 @@ class _Mark:
         return self.begin if self.outer_begin is None else self.outer_begin
 
 
+_HIDDEN = re.compile(r"<!--.*?(?:-->|\Z)|~~(?=\S)[^~\n]{1,80}(?<=\S)~~", re.DOTALL)
 _THINK = re.compile(r"<(/?)think(?:ing)?>", re.IGNORECASE)
 
 
 def without_thoughts(completion: str) -> str:
-    """Return the completion less its think blocks; a closing tag alone ends one that the prompt opened."""
+    """Return the completion less think blocks, comments and what is struck out; a closing tag alone ends one."""
     kept: list[str] = []
     depth = position = 0
     # Text outside of thoughts counts; a closing tag without an opening one ends a thought too
@@ -78,7 +79,7 @@ def without_thoughts(completion: str) -> str:
     # An unclosed thought has no answer
     if depth == 0:
         kept.append(completion[position:])
-    return "\n".join(part for part in kept if part)
+    return _HIDDEN.sub("", "\n".join(part for part in kept if part))
 
 
 _HASH = re.compile(r"(?<!#)#{4,}(?!#)")
@@ -182,14 +183,24 @@ _JOINT = re.compile(
     rf"(?:[\s$*.,;:|/&()\[\]\\-]|\\q?quad)*(?:(?:\\text *\{{[ ,]*)?({OR}|vs|and)(?:[\s$*:(\[\\}}]|\\q?quad)*)?"
     r"([A-Za-z](?:_\{?\w\}?)? ?= ?)?"
 )
+_SEPARATORS = frozenset(",;/|")
 _DOUBT = re.compile(rf"\b(?:{DOUBT}|else)\b(?: even\b)?")
 _HEDGE_AFTER = re.compile(
     rf"[\s$*()\[\]\\,]{{0,6}}\b(?:{OR}|vs|{DOUBT})\b(?: (?:{DOUBT}))?"
     r"[\s$*(\\]{0,6}-?[\d.,/]{1,40}(?=[\s$*)\]}]{0,6}(?:$|[.;!?\n]))"  # "or 1 hour" says the same in another unit
     r"|[\s$*)\]\\]{0,6}\bor\b(?!,? equivalently)[^.\n]{0,40}"
 )
+_TAKEN_BACK = re.compile(
+    rf"[\s$*()\[\]\\,;.:-]{{0,6}}\b{CONCESSION}[\s$*(\\]{{0,6}}-?[\d.,/]{{1,40}}(?! ?(?:times|more|less|of)\b)"
+    r"|[\s$*)]{0,6}(?:is|was)(?: (?:wrong|incorrect)| ?n[o'\u2019]t (?:right|correct|the)\b)"
+)
+_RESTATED = re.compile(
+    rf"[\s$*()\[\]\\,]{{0,6}}\b(?:{OR}) (-?[\d.,/]{{1,40}} ?[A-Za-z]{{1,12}})[\s$*)\]]{{0,6}}(?:$|[.;!?\n])"
+)
 _HEDGE_BEFORE = re.compile(rf"([\d.,]+)[^\w\n]{{0,4}}\b(?:{OR})(?: (?:{DOUBT}))?[\s$*(\[\\]{{0,6}}$")
 _OPEN_END = re.compile(rf"[\s,]*\b(?:{OR})[\s$*]*$")
+MAX_HEDGE = 160
+"""Characters."""
 MAX_OPEN_END = 20
 """Characters."""
 
@@ -208,7 +219,7 @@ def _answer_of(text: str, marks: list[_Mark], numeric: bool) -> Answer:
         if joint is None or (numeric and joint[2] and joint[1] in (None, "and")):
             break
         is_open = _without_or(marks[first - 1].text) != marks[first - 1].text
-        joined = joined or is_open or num_doubts > 0 or joint[1] is not None or "," in joint[0]
+        joined = joined or is_open or num_doubts > 0 or joint[1] is not None or not _SEPARATORS.isdisjoint(joint[0])
         first -= 1
     # Several values joined by "and" or commas are one answer
     run = [_without_or(mark.text).strip() for mark in marks[first:]]
@@ -223,14 +234,27 @@ def _without_or(text: str) -> str:
 
 
 def _with_hedge(text: str, mark: _Mark) -> str:
-    """Return the mark's text and what is offered beside it: `\\boxed{42} or 43`."""
-    if mark.form not in {"box", "tag"}:
+    """Return the mark's text and what is offered beside it: `\\boxed{42} or 43`. In another unit it may be the same."""
+    following = TEXT_COMMAND.sub(r"\1", text[mark.end : mark.end + MAX_HEDGE])
+    after, before = _TAKEN_BACK.match(following), None
+    if mark.form in {"box", "tag"}:
+        restated = _RESTATED.match(following)
+        agrees = None if restated is None else _agree(mark.text, restated[1])
+        after = after or (None if agrees else restated if agrees is False else _HEDGE_AFTER.match(following))
+        before = _HEDGE_BEFORE.search(text[max(0, mark.begin - 40) : mark.begin])
+    elif after is None:
         return mark.text
-    after = _HEDGE_AFTER.match(text, mark.end)
-    before = _HEDGE_BEFORE.search(text[max(0, mark.begin - 40) : mark.begin])
     prefix = f"{before[1]} or " if before is not None else ""
-    suffix = after[0].lstrip("$ *()[]\\") if after is not None else ""
+    suffix = after[0].lstrip("$ *()[]\\.,;:") if after is not None else ""
     return f"{prefix}{mark.text} {suffix}".strip()
+
+
+def _agree(text: str, other: str) -> bool | None:
+    """Check whether two measures are the same, such as 120 (minutes) and 2 hours. None where units are unknown."""
+    factors = conversions(text, other)
+    given, restated = (frozenset().union(*read_values(measure)) for measure in (text, other))
+    converted = {value * factor for value in restated for factor in factors}
+    return not converted.isdisjoint(given) if factors else None
 
 
 def find_answer(completion: str, numeric: bool = True) -> Answer | None:
@@ -305,6 +329,7 @@ def _written_otherwise(text: str) -> list[Readings]:
 
 _ROUNDED = re.compile(r"(?<=\S)\s*(?:\\approx|\\simeq|≈)[\s$\\]*-?[\d,]*\.\d+[\s$.]*$")
 """What an exact value is said to be about."""
+_BASE_TEN = re.compile(r"^([\s$]*\d+)_\{?10\}?(?![\d}])")
 _LAST_LETTER = re.compile(r"\d\}? ?([A-Za-z])$")
 """A unit, or a letter of the question: of `5k` and "in terms of $k$"."""
 
@@ -324,7 +349,8 @@ def compare(completion: str, gold: str, question: str = "", computed: bool = Tru
     if answer is None:
         return False
     answer = answer if "." in gold else replace(answer, text=_ROUNDED.sub("", answer.text))
-    if answer.text.strip(" $.") == gold.strip():
+    answer = answer if "_" in gold else replace(answer, text=_BASE_TEN.sub(r"\1", answer.text))
+    if _is_stated(gold, answer.text):
         return True
     # A reference that is no number: hand the answer on, unless a computation is left undone.
     if expected is None:
@@ -343,6 +369,13 @@ def compare(completion: str, gold: str, question: str = "", computed: bool = Tru
         is_allowed = is_final or answer.form == "none" or _is_allowed(answer, gold, question)
         return is_allowed and all(value & expected for value in values) and is_respelled(answer.text, gold, question)
     return _needs_algebra(answer) and _is_allowed(answer, gold, question) and answer
+
+
+def _is_stated(gold: str, text: str) -> bool:
+    """Check for the same text, the same range, or the same numbers with their units."""
+    ends, measures = range_of(gold), measures_of(gold)
+    is_same_range = ends is not None and ends == range_of(text)
+    return text.strip(" $.") == gold.strip() or is_same_range or measures_of(text) == measures != set()
 
 
 def _needs_algebra(answer: Answer) -> bool:

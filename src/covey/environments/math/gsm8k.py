@@ -16,18 +16,18 @@ The last four reproduce verl (volcengine/verl b178a3cd), TorchRL (pytorch/rl ae9
 letter, so that curves can be compared with theirs; as judges of mathematics they are worse than the first.
 """
 
-import asyncio
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from covey.environments.base import Environment, Split, conversation
+from covey.environments.base import Split, conversation
 from covey.environments.data.rows import numbered, text_in
 from covey.environments.math.answers import without_thoughts
-from covey.environments.math.schemes import first_block
+from covey.environments.math.schemes import check_format_reward, first_block, graded
 from covey.environments.math.schemes import torchrl_reward as torchrl_scale
-from covey.environments.math.verifier import MathLimits, MathVerifier
+from covey.environments.math.verified import VerifiedAnswers
+from covey.environments.math.verifier import MathLimits
 from covey.system.lookup import one_of
 from covey.types import Failure, Prompt, Reward
 
@@ -47,8 +47,7 @@ _VERL_FLEXIBLE = re.compile(r"-?[0-9.,]+")
 def check_scheme(scheme: str, format_reward: float) -> None:
     """Refuse (ValueError) an unknown scheme and a format reward outside [0, 1)."""
     one_of("scheme", scheme, INSTRUCTIONS)
-    if not 0 <= format_reward < 1:
-        raise ValueError(f"format_reward must be in [0, 1), got {format_reward}")
+    check_format_reward(format_reward)
 
 
 def split_answer(answer: str) -> tuple[str, str]:
@@ -62,7 +61,7 @@ def split_answer(answer: str) -> tuple[str, str]:
     return _CALCULATOR_NOTE.sub("", match[1]).strip(), match[2].replace(",", "")
 
 
-class GSM8K(Environment):
+class GSM8K(VerifiedAnswers):
     """Environment of word problems.
 
     >>> GSM8K({"train": [{"question": "What is 6 * 7?", "answer": "6 * 7 = 42\\n#### 42"}], "test": [...]})
@@ -84,15 +83,7 @@ class GSM8K(Environment):
         check_scheme(scheme, format_reward)
         self.scheme = scheme
         self.format_reward = format_reward
-        self._prompts = numbered(rows, partial(prompt_of, scheme=scheme, instruction=instruction))
-        self._verifier = MathVerifier(limits)
-
-    def prompts(self, split: Split) -> list[Prompt]:
-        return list(self._prompts[split])
-
-    async def score(self, prompt: Prompt, completions: Sequence[str]) -> list[Reward | Failure]:
-        gold = prompt.columns["gold"]
-        return await asyncio.gather(*(self._score(completion, gold) for completion in completions))
+        super().__init__(numbered(rows, partial(prompt_of, scheme=scheme, instruction=instruction)), limits)
 
     def demonstrations(self, split: Split) -> list[tuple[Prompt, str]]:
         """Return the worked solutions, ending in the form the scheme asks for."""
@@ -110,20 +101,8 @@ class GSM8K(Environment):
                 if isinstance(reward, Failure) or reward.value != 1.0:
                     raise ValueError(f"{prompt.id}: the gold answer {prompt.columns['gold']!r} scores {reward}")
 
-    def difficulty(self, prompt: Prompt) -> int | None:
-        """Return the row's level, where it has one. GSM8K itself has none."""
-        level = prompt.columns["level"]
-        return level if isinstance(level, int) else None
-
-    def metrics(self) -> dict[str, float]:
-        """Return calls of math-verify, and how many were ended for time or crashed."""
-        return self._verifier.metrics()
-
-    def close(self) -> None:
-        """End the worker processes that ran math-verify, if any. Also done when the environment is collected."""
-        self._verifier.close()
-
-    async def _score(self, completion: str, gold: str) -> Reward | Failure:
+    async def judged(self, prompt: Prompt, completion: str) -> Reward | Failure:
+        gold = prompt.columns["gold"]
         if self.scheme in TEXT_SCHEMES:
             return TEXT_SCHEMES[self.scheme](completion, gold)
         if self.scheme == "trl":
@@ -137,8 +116,7 @@ def covey_reward(completion: str, is_right: bool, format_reward: float) -> Rewar
     thoughts, is `#### N`."""
     said = without_thoughts(completion)
     has_form = said.count("####") == 1 and _REQUESTED_FORM.fullmatch(_last_line(said)) is not None
-    value = 1.0 if is_right else format_reward * has_form
-    return Reward(value, {"correct": float(is_right), "format": float(has_form)})
+    return graded(is_right, has_form, format_reward)
 
 
 def _last_line(completion: str) -> str:

@@ -17,7 +17,6 @@ The last four reproduce TRL's accuracy_reward, verl (volcengine/verl b178a3cd) a
 that curves can be compared with theirs; as judges of mathematics they are worse than the first two.
 """
 
-import asyncio
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,11 +24,20 @@ from functools import partial
 from numbers import Number
 from typing import Any
 
-from covey.environments.base import Environment, Split, conversation
+from covey.environments.base import Split, conversation
 from covey.environments.data.rows import numbered, text_in
 from covey.environments.math.answers import without_thoughts
-from covey.environments.math.schemes import boxed_answer, first_block, torchrl_reward, verl_dapo_reward, verl_reward
-from covey.environments.math.verifier import MathLimits, MathVerifier
+from covey.environments.math.schemes import (
+    boxed_answer,
+    check_format_reward,
+    first_block,
+    graded,
+    torchrl_reward,
+    verl_dapo_reward,
+    verl_reward,
+)
+from covey.environments.math.verified import VerifiedAnswers
+from covey.environments.math.verifier import MathLimits
 from covey.types import Failure, Prompt, Reward
 
 Row = Mapping[str, Any]
@@ -63,11 +71,10 @@ class MathSettings:
     def __post_init__(self) -> None:
         if self.scheme not in INSTRUCTIONS:
             raise ValueError(f"scheme must be one of {', '.join(INSTRUCTIONS)}, got {self.scheme!r}")
-        if not 0 <= self.format_reward < 1:
-            raise ValueError(f"format_reward must be in [0, 1), got {self.format_reward}")
+        check_format_reward(self.format_reward)
 
 
-class Mathematics(Environment):
+class Mathematics(VerifiedAnswers):
     """Environment of mathematical problems.
 
     >>> Mathematics({"train": [{"problem": "What is $6 \\\\cdot 7$?", "answer": "42"}], "test": [...]})
@@ -76,15 +83,7 @@ class Mathematics(Environment):
     def __init__(self, rows: Mapping[Split, Sequence[Row | Prompt]], settings: MathSettings | None = None) -> None:
         """Read the rows. Raises ValueError for those without a gold answer."""
         self._settings = settings or MathSettings()
-        self._prompts = numbered(rows, partial(prompt_of, settings=self._settings))
-        self._verifier = MathVerifier(self._settings.limits)
-
-    def prompts(self, split: Split) -> list[Prompt]:
-        return list(self._prompts[split])
-
-    async def score(self, prompt: Prompt, completions: Sequence[str]) -> list[Reward | Failure]:
-        gold, question = prompt.columns["gold"], str(prompt.columns.get(self._settings.columns.problem, ""))
-        return await asyncio.gather(*(self._score(completion, gold, question) for completion in completions))
+        super().__init__(numbered(rows, partial(prompt_of, settings=self._settings)), self._settings.limits)
 
     def demonstrations(self, split: Split) -> list[tuple[Prompt, str]]:
         """Return the worked solutions where rows have some, ending in the form the scheme asks for."""
@@ -100,20 +99,8 @@ class Mathematics(Environment):
         form = FORMS[self._settings.scheme]
         return form(solution if isinstance(solution, str) else "", prompt.columns["gold"])
 
-    def difficulty(self, prompt: Prompt) -> int | None:
-        """Return the row's level, where it has one: 5 for "Level 5"."""
-        level = prompt.columns.get("level")
-        return level if isinstance(level, int) else None
-
-    def metrics(self) -> dict[str, float]:
-        """Return calls of math-verify, and how many were ended for time or crashed."""
-        return self._verifier.metrics()
-
-    def close(self) -> None:
-        """End the worker processes, if any. Also done when the environment is collected."""
-        self._verifier.close()
-
-    async def _score(self, completion: str, gold: str, question: str) -> Reward | Failure:
+    async def judged(self, prompt: Prompt, completion: str) -> Reward | Failure:
+        gold, question = prompt.columns["gold"], str(prompt.columns.get(self._settings.columns.problem, ""))
         # Schemes of other libraries
         scheme = self._settings.scheme
         if scheme in TEXT_SCHEMES:
@@ -135,8 +122,7 @@ def covey_reward(completion: str, is_right: bool, format_reward: float) -> Rewar
     """Give 1 for the right answer, `format_reward` for a wrong one in the only box outside the thoughts."""
     said = without_thoughts(completion)
     has_form = said.count("\\boxed") == 1 and boxed_answer(said) is not None
-    value = 1.0 if is_right else format_reward * has_form
-    return Reward(value, {"correct": float(is_right), "format": float(has_form)})
+    return graded(is_right, has_form, format_reward)
 
 
 # ------------------------------------------------------------------------------------------------ rows

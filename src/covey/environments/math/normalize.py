@@ -40,9 +40,14 @@ _CURRENCY_CODE = re.compile(r"\b(?:US|USD|EUR|GBP|INR|CAD|AUD|Rs\.?) ?(?=[$€£
 _SIGN_WORD = re.compile(r"(?:(?:^ ?|(?<=is )|(?<=to )|(?<=of )|(?<=: ))minus|\bnegative) (?=[$€£]?\.?\d)")
 _DOUBLE_STAR_POWER = re.compile(r"(?<=[\d)])\*\*(?=[\d(-])")
 
-_TEXT_COMMAND = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox|boldsymbol|operatorname)\s*\{([^{}]*)\}")
-_MIXED_FRACTION = re.compile(r"(?<!\d)(\d+) ?\\[dtc]?frac ?(?:\{ ?(\d+) ?\}|(\d)) ?(?:\{ ?(\d+) ?\}|(\d))")
-_FRACTION = re.compile(r"\\[dtc]?frac(?![A-Za-z])")
+TEXT_COMMAND = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox|boldsymbol|operatorname)\s*\{([^{}]*)\}")
+_MIXED_FRACTION = re.compile(r"(?<!\d)(\d+) ?\\(?:[dtcs]|nice)?frac ?(?:\{ ?(\d+) ?\}|(\d)) ?(?:\{ ?(\d+) ?\}|(\d))")
+_FRACTION = re.compile(r"\\(?:[dtcs]|nice)?frac(?![A-Za-z])")
+_SLANTED_FRACTION = re.compile(r"\\(?:s|nice)frac(?![A-Za-z])")
+_REPEATED = re.compile(
+    r"(?<![\w.])(\d+\.\d{0,20})(?:\((\d{1,20})\)|\\(?:bar|dot) ?(?:\{ ?(\d{1,20}) ?\}|(\d)))(?![\^!({]|\.?\d)"
+)
+"""The period of a decimal number, `0.1(6)`."""
 _BEFORE_FRACTIONS = (
     (re.compile(r"\\(?:left|right|displaystyle|limits)(?![A-Za-z])|\\!|\\[bB]igg?[lr]?(?![A-Za-z])"), ""),
     (re.compile(r"\\(?:text)?color *\{\w*\}|\\underline(?= *\{)|\\(?:small|[lL]arge|LARGE|[hH]uge)(?![A-Za-z])"), ""),
@@ -67,16 +72,18 @@ def single_blanks(text: str) -> str:
 
 
 def unified(text: str) -> str:
-    """Return the text with one spelling of signs, blanks, digits and powers. LaTeX commands stay."""
+    """Return the text with one spelling of signs, blanks, digits, periods and powers. Other LaTeX commands stay."""
     text = single_blanks(text.translate(_CHARACTERS))
+    text = _REPEATED.sub(lambda match: f"{match[1]}\\overline{{{match[2] or match[3] or match[4]}}}", text)
     return _SUPERSCRIPT.sub(lambda match: "^" + match[0].translate(_SUPERSCRIPTS), text)
 
 
 def in_latex(text: str) -> str:
     """Return the text with LaTeX in place of Greek letters, the signs of infinity and of the empty set, and roots.
 
-    `\\tan^{-1}` is `\\arctan`, not one over the tangent.
+    `\\tan^{-1}` is `\\arctan`, not one over the tangent. Fractions and matrices have one size.
     """
+    text = _SLANTED_FRACTION.sub(r"\\frac", text).replace("smallmatrix}", "matrix}")
     text = _INVERSE.sub(r"\\arc\1 ", text.translate(_LATEX))
     return _RADICAL.sub(lambda match: f"\\sqrt{{{match[1] or match[2]}}}", text)
 
@@ -89,7 +96,7 @@ def plain(text: str) -> str:
     text = _DOUBLE_STAR_POWER.sub("^", _SIGN_WORD.sub("-", _CURRENCY_CODE.sub("$", unified(text))))
     if "\\" not in text and "{" not in text:
         return text
-    text = _substitute(_TEXT_COMMAND.sub(r" \1 ", text), _BEFORE_FRACTIONS)
+    text = _substitute(TEXT_COMMAND.sub(r" \1 ", text), _BEFORE_FRACTIONS)
     text = _MIXED_FRACTION.sub(lambda m: f"({m[1]}+{m[2] or m[3]}/{m[4] or m[5]})", text)
     return _substitute(_plain_fractions(text), _AFTER_FRACTIONS)
 

@@ -11,7 +11,7 @@ from fractions import Fraction
 from itertools import pairwise
 
 from covey.environments.math.normalize import CURRENCY, plain
-from covey.environments.math.units import NO_VALUE_AFTER, NO_VALUE_BEFORE
+from covey.environments.math.units import CONCESSION, DOUBT, NO_VALUE_AFTER, NO_VALUE_BEFORE, OR, is_date
 
 Readings = frozenset[Fraction]
 """What one written number may mean: `25%` is 25 or 1/4, `2.5 million` is 2500000 or 2.5 (the million as a unit)."""
@@ -213,7 +213,6 @@ _SCALES = {
     "tenth": Fraction(1, 10), "hundredth": Fraction(1, 100), "thousandth": Fraction(1, 1000),
 }  # fmt: skip
 _SCALE = re.compile(rf" {{0,3}}({'|'.join(_SCALES)}|(?-i:M))s?\b", re.IGNORECASE)
-_DATE = re.compile(r"(?<![\d/])\d{1,4}/\d{1,2}/\d{1,4}(?![\d/])")
 _EQUALS = re.compile(r"(?:[^=≈,;.()\n<>]|[.,]\d){0,80}= ?")
 _REASON = re.compile(r"\b(?:because|since|as|where|when|so|if|and|or)\b", re.IGNORECASE)
 _GLUED = re.compile(r"([A-Za-z]{2,4})(?![A-Za-z])|\s?([A-Za-z])(?![A-Za-z]|\.[a-z])|[\s-]([a-z]{2})(?![A-Za-z.])")
@@ -231,16 +230,17 @@ _STRICT_AFTER = re.compile(
 """A unit, or words in brackets: `3(x-1)` is no 3."""
 _AFTER_VALUE = r"[A-Za-z%]*(?:\s+[A-Za-z]+){0,2}[\s$*_)\]]*"
 _BEFORE_VALUE = r"[\s$*_(\[]*"
-OR = "or|oder|ou|o|eller|lub|albo|czy|nebo|sau|vagy|tai|veya|atau|hoặc|ya|या|или|або|ή|או|أو|或|或者|または|か|또는"
-"""In other languages too, but for the Dutch "of"."""
-DOUBT = "maybe|perhaps|possibly"
 _IN_BRACKETS = re.compile(rf"{_AFTER_VALUE}[(\[{{]+(?=[-+ {CURRENCY}]*\.?\d[\d.,:/]*[%\s$*]*[)\]}}]+[\s$*_.]*$)")
 """Before a second number that stands alone in brackets: `3 (4)`."""
 _ALTERNATIVE = re.compile(
     rf"{_AFTER_VALUE}[,;(]?\s*\b(?:{OR}|to|vs|versus|{DOUBT})\b{_BEFORE_VALUE}"
     rf"(?:(?:{DOUBT}|even|else|rather)\b{_BEFORE_VALUE})?"
 )
+_CONCEDED = re.compile(rf"{_AFTER_VALUE}[,;:.(-]{{0,3}}[\s(]*\b{CONCESSION}{_BEFORE_VALUE}")
 _NEXT_MEMBER = re.compile(rf"{_AFTER_VALUE}(?:[,;|&]|->|=>|\u2192|\band\b)\s*(?:\band\b)?{_BEFORE_VALUE}")
+_RANGE = re.compile(r"[\s$]*(\d[\d,]*(?:\.\d+)?)\s*(?:--?|~|\\sim|to)\s*(\d[\d,]*(?:\.\d+)?)[\s$.]*")
+_REMARKS = (_CONCEDED, _IN_BRACKETS, _NEXT_MEMBER)
+"""What joins a further value, unless that one begins a remark."""
 _MORE_NUMBERS = re.compile(r"(?:[\s$*_]+[-+]?\.?\d[\d.,:/]*)+[\s$*_.]*")
 _BLANKS = re.compile(r"[\s$*_]+")
 """Between numbers with nothing else behind them: `1 2 3`."""
@@ -290,7 +290,8 @@ def _alternatives(text: str, end: int, number: re.Pattern[str]) -> list[_Value]:
     while len(found) < 50:
         either = _ALTERNATIVE.match(text, end)
         blanks = _BLANKS.match(text, end) if _MORE_NUMBERS.fullmatch(text, end) else None
-        separator = either or _IN_BRACKETS.match(text, end) or _NEXT_MEMBER.match(text, end) or blanks
+        remark = next(filter(None, (pattern.match(text, end) for pattern in _REMARKS)), None)
+        separator = either or remark or blanks
         value = _value_at(text, separator.end(), number) if separator is not None else None
         if value is None:
             break
@@ -302,9 +303,11 @@ def _alternatives(text: str, end: int, number: re.Pattern[str]) -> list[_Value]:
     return [value for value, _ in found]
 
 
-def is_date(text: str) -> bool:
-    """Check for 10/12/2020 and the like, which is no quotient."""
-    return _DATE.search(text) is not None
+def range_of(text: str) -> tuple[Fraction, Fraction] | None:
+    """Return the ends of `3 to 4`, written with a dash or not. None for anything else: `7-2` is a difference."""
+    found = _RANGE.fullmatch(plain(text[:MAX_CONTENT]))
+    low, high = map(_to_fraction, found.groups()) if found is not None else (None, None)
+    return (low, high) if low is not None and high is not None and low < high else None
 
 
 def read_values(content: str, strict: bool = False, computed: bool = False) -> list[Readings]:

@@ -1,6 +1,6 @@
-"""How verl and TorchRL read and spell answers, reproduced verbatim so that curves can be compared with theirs.
+"""covey's scale, and how verl and TorchRL read and spell answers, verbatim so that curves can be compared with theirs.
 
-As judges of mathematics these rules are crude, and their oddities (a unit without a blank before it counts, an error in
+As judges of mathematics their rules are crude, and their oddities (a unit without a blank before it counts, an error in
 the spelling falls back to the raw text) are kept: every one of them changes somebody's reward. Pure functions on text.
 """
 
@@ -14,6 +14,18 @@ MAX_DAPO_GOLD = 1_000
 """Characters; a longer gold equals no answer, for the normalisation takes cubic time."""
 NO_ANSWER = "[INVALID]"
 FORMAT_REWARD_TORCHRL = 0.1
+
+
+def check_format_reward(value: float) -> None:
+    """Refuse (ValueError) a reward for the form alone that is outside [0, 1)."""
+    if not 0 <= value < 1:
+        raise ValueError(f"format_reward must be in [0, 1), got {value}")
+
+
+def graded(is_right: bool, has_form: bool, format_reward: float) -> Reward:
+    """Give 1 for the right answer, and `format_reward` for a wrong one in the requested form."""
+    value = 1.0 if is_right else format_reward * has_form
+    return Reward(value, {"correct": float(is_right), "format": float(has_form)})
 
 
 def _reward(is_right: bool) -> Reward:

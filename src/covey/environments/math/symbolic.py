@@ -23,7 +23,8 @@ from covey.environments.math.formulas.nodes import Node, is_equation, is_express
 from covey.environments.math.formulas.relations import same_relation
 from covey.environments.math.formulas.trees import read_tree
 from covey.environments.math.normalize import in_latex
-from covey.environments.math.numerals import is_date, read_values
+from covey.environments.math.numerals import read_values
+from covey.environments.math.units import is_date, measures_of
 
 MAX_SYMBOLIC = 300
 """Longest expression that is given to math-verify, in characters."""
@@ -35,6 +36,7 @@ _SPELLING = re.compile(
     r"|\$|(?<!\d) | (?!\d)|\.(?!\d|\\over)"
 )
 """What does not tell texts with single blanks apart. Between digits a blank does, before them a point."""
+_STOP = re.compile(r"\.(?!\d)")
 _BRACKETS = re.compile(r"\{[^(){}\[\]^]*\}|[(\[][^(){}\[\]^]*[)\]]")
 """Without a power inside, nor other brackets."""
 _TOWER = re.compile(
@@ -54,7 +56,7 @@ def same_spelling(answer: str, gold: str) -> bool:
     """Return whether both are equal as text, blanks, dollar signs, stops, text commands and case aside."""
     spellings = [
         _SPELLING.sub(
-            lambda m: (m[1] or m[2] or "").replace(" ", "").rstrip("."),
+            lambda m: _STOP.sub("", m[1] or m[2] or "").replace(" ", ""),
             " ".join(text.replace("\\neq", "\\ne").replace("\u2260", "\\ne").split()),
         ).lower()
         for text in (answer, gold)
@@ -75,9 +77,10 @@ def equal_at_sight(answer: str, gold: str) -> bool | None:
         return False
     # The same tree, or relation
     tree, expected = read_tree(answer), read_tree(gold)
+    measures = measures_of(gold)
+    if len(measures) > 1 or (expected is not None and is_compound(last_side(expected))):
+        return measures_of(answer) == measures != set()
     if tree is not None and expected is not None and not has_words(tree):
-        if is_compound(expected):
-            return False
         expected = without_units(expected)
     is_same = tree is not None and expected is not None and _is_same(tree, expected)
     if is_same or has_tower(answer):

@@ -93,7 +93,11 @@ class MathVerifier:
         """Return what the function returns, 0.0 where it did not survive, a Failure where no worker could run it."""
         # Start the pool with the first call
         if self._pool is None:
-            self._pool = WorkerPool(FUNCTIONS, _settings(self.limits))
+            limits = self.limits
+            workers = WorkerSettings(
+                limits.num_workers, limits.timeout, address_bytes=limits.address_bytes, preload=MODULES
+            )
+            self._pool = WorkerPool(FUNCTIONS, workers)
         result = await self._pool.call(FUNCTIONS.index(function), texts)
         # Without a worker there is no verdict
         if isinstance(result, Failure) and result.reason.startswith(NO_WORKER):
@@ -108,15 +112,6 @@ class MathVerifier:
 
 def _reward(value: float | Failure) -> Reward | Failure:
     return value if isinstance(value, Failure) else Reward(value, {"correct": value})
-
-
-def _settings(limits: MathLimits) -> WorkerSettings:
-    return WorkerSettings(
-        num_workers=limits.num_workers,
-        timeout=limits.timeout,
-        address_bytes=limits.address_bytes,
-        preload=MODULES,
-    )
 
 
 MODULES = ("math_verify", "sympy")

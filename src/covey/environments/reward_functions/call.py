@@ -97,11 +97,6 @@ class _Hooks:
 
 
 @runtime_checkable
-class _Named(Protocol):
-    __name__: str
-
-
-@runtime_checkable
 class NeedsWholeGroups(Protocol):
     """A reward function that compares the completions of a prompt, so that it says nothing about one alone."""
 
@@ -118,7 +113,7 @@ def unwrapped(function: RewardCallable) -> RewardCallable:
 def name_of(function: RewardCallable) -> str:
     """Return the name its metrics are logged under: its `__name__`, or its class where it is an object without one."""
     inner = unwrapped(function)
-    return inner.__name__ if isinstance(inner, _Named) else type(inner).__name__
+    return str(getattr(inner, "__name__", type(inner).__name__))
 
 
 def is_async(function: RewardCallable) -> bool:

@@ -188,13 +188,13 @@ class RewardFunctions(Environment):
 
     async def score(self, prompt: Prompt, completions: Sequence[str]) -> list[Reward | Failure]:
         """Judge where the tokens are not known. Functions then get no `completion_ids`."""
-        return await self._score(prompt, completions, {})
+        return await self.judged(prompt, completions, {})
 
     async def score_tokens(
         self, prompt: Prompt, completions: Sequence[str], completion_ids: Sequence[Sequence[int]]
     ) -> list[Reward | Failure]:
         """Judge, or raise RewardFailureRate where over max_failure_rate of the last 20 to 1000 rewards failed."""
-        return await self._score(prompt, completions, _tokens(completion_ids))
+        return await self.judged(prompt, completions, _tokens(completion_ids))
 
     async def score_conversations(
         self, prompt: Prompt, conversations: Sequence[Conversation], *, counts: bool = True
@@ -207,10 +207,7 @@ class RewardFunctions(Environment):
         said = [final_text(conversation.messages) for conversation in conversations]
         tokens = _tokens([conversation.token_ids for conversation in conversations])
         more = lambda: self._of_conversations(conversations)  # noqa: E731
-        if counts:
-            return await self._score(prompt, said, tokens, more)
-        scores, _ = await self.judged(prompt, said, tokens, more)
-        return [Reward(0.0, {}) if score is _DOES_NOT_APPLY else score for score in scores]
+        return await self.judged(prompt, said, tokens, more, counts=counts)
 
     def _of_conversations(self, conversations: Sequence[Conversation]) -> dict[str, list[Any]]:
         """Return what functions get of conversations in the place of, and besides, the last answers."""
@@ -231,14 +228,25 @@ class RewardFunctions(Environment):
     def dry_run(self, prompt: Prompt) -> tuple[Environment, Prompt]:
         return _DryRun(self), prompt
 
-    async def _score(
+    async def judged(
         self,
         prompt: Prompt,
         completions: Sequence[str],
         tokens: Mapping[str, list[list[int]]],
         more: Callable[[], Mapping[str, list[Any]]] = dict,
+        *,
+        counts: bool = True,
     ) -> list[Reward | Failure]:
-        scores, outcomes = await self.judged(prompt, completions, tokens, more)
+        """Return the sums of what the functions say. Without `counts` nothing is counted or logged."""
+        # Call all functions, each with arguments of its own
+        count = len(completions)
+        keywords = [{**self._keywords(prompt, completions), **copy.deepcopy(tokens), **more()} for _ in self._functions]
+        calls = (self._outcome(index, count, given) for index, given in enumerate(keywords))
+        outcomes = await asyncio.gather(*calls)
+        scores = [self._reward(index, outcomes) for index in range(count)]
+        if not counts:
+            return [Reward(0.0, {}) if score is _DOES_NOT_APPLY else score for score in scores]
+        # Count and log
         applied = [score for score in scores if score is not _DOES_NOT_APPLY]
         self._stop_where_nothing_applies(len(scores), len(applied))
         self._note(applied)
@@ -249,20 +257,6 @@ class RewardFunctions(Environment):
                 self._excused.add(reward.name)
                 LOGGER.warning('reward function "%s" %s: %s', reward.name, outcome["excused"], EXCUSED)
         return scores
-
-    async def judged(
-        self,
-        prompt: Prompt,
-        completions: Sequence[str],
-        tokens: Mapping[str, list[list[int]]],
-        more: Callable[[], Mapping[str, list[Any]]] = dict,
-    ) -> tuple[list[Reward | Failure], list[Outcome]]:
-        """Return the sums of the functions and what each says. Nothing is counted or logged."""
-        count = len(completions)
-        keywords = [{**self._keywords(prompt, completions), **copy.deepcopy(tokens), **more()} for _ in self._functions]
-        calls = (self._outcome(index, count, given) for index, given in enumerate(keywords))
-        outcomes = await asyncio.gather(*calls)
-        return [self._reward(index, outcomes) for index in range(count)], outcomes
 
     def metrics(self) -> dict[str, float]:
         """Return means of what functions logged through `log_metric` since the last call."""
@@ -369,18 +363,12 @@ class _DryRun(Environment):
         return self.environment.prompts(split)
 
     async def score(self, prompt: Prompt, completions: Sequence[str]) -> list[Reward | Failure]:
-        return await self._score(prompt, completions, {})
+        return await self.environment.judged(prompt, completions, {}, counts=False)
 
     async def score_tokens(
         self, prompt: Prompt, completions: Sequence[str], completion_ids: Sequence[Sequence[int]]
     ) -> list[Reward | Failure]:
-        return await self._score(prompt, completions, _tokens(completion_ids))
-
-    async def _score(
-        self, prompt: Prompt, completions: Sequence[str], tokens: Mapping[str, list[list[int]]]
-    ) -> list[Reward | Failure]:
-        scores, _ = await self.environment.judged(prompt, completions, tokens)
-        return [Reward(0.0, {}) if score is _DOES_NOT_APPLY else score for score in scores]
+        return await self.environment.judged(prompt, completions, _tokens(completion_ids), counts=False)
 
 
 def _tokens(completion_ids: Sequence[Sequence[int]]) -> dict[str, list[list[int]]]:

@@ -19,13 +19,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from covey.environments.reward_functions.call import RewardCallable, named_parameters
+from covey.environments.reward_functions.call import CALLED_WITH, HOOKS, RewardCallable, named_parameters
 from covey.environments.reward_functions.ready_made.table import REWARDS
 from covey.system.lookup import function_path_of_file, module_and_name, near
 
 KEYS = ("function", "args")
-GIVEN = frozenset({"prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric"})
-"""Arguments that come with every call."""
 READY_MADE = "covey.rewards"
 
 
@@ -125,7 +123,7 @@ def find_reward(spec: RewardSpec) -> Any:
 
 def _refuse_unknown(spec: RewardSpec, function: RewardCallable) -> None:
     """Refuse unknown arguments. Only parameters with a name count: among `**columns` a misspelt one would go unseen."""
-    options = [name for name in named_parameters(function)[0] if name not in GIVEN]
+    options = [name for name in named_parameters(function)[0] if name not in (*CALLED_WITH, *HOOKS)]
     for name in spec.args:
         if name not in options:
             there = f"it takes {', '.join(options)}" if options else "it takes none"

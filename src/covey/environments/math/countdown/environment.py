@@ -14,6 +14,7 @@ from typing import Any
 from covey.environments.base import Environment, Split, conversation
 from covey.environments.math.answers import without_thoughts
 from covey.environments.math.countdown.expressions import OPERATORS, find_expression, random_expression, read_expression
+from covey.environments.math.schemes import check_format_reward, graded
 from covey.environments.math.settings import CountdownConfig
 from covey.types import Failure, Message, Prompt, Reward
 
@@ -30,8 +31,7 @@ def check_rules(settings: CountdownConfig) -> None:
         raise ValueError(f"uses must be one of {', '.join(USES)}, got {settings.uses!r}")
     if settings.answer_form not in INSTRUCTIONS:
         raise ValueError(f"answer_form must be one of {', '.join(INSTRUCTIONS)}, got {settings.answer_form!r}")
-    if not 0 <= settings.format_reward < 1:
-        raise ValueError(f"format_reward must be in [0, 1), got {settings.format_reward}")
+    check_format_reward(settings.format_reward)
 
 
 def check_problems(settings: CountdownConfig) -> None:
@@ -112,8 +112,7 @@ def score(completion: str, numbers: Sequence[int], target: int, settings: Countd
     if expression is not None and is_right:
         used, given = Counter(expression.numbers), Counter(numbers)
         is_right = used == given if settings.uses == "exactly" else used <= given
-    value = 1.0 if is_right else settings.format_reward * has_form
-    return Reward(value, {"correct": float(is_right), "format": float(has_form)})
+    return graded(is_right, has_form, settings.format_reward)
 
 
 def find_answer(completion: str) -> str:

@@ -5,7 +5,7 @@ import random
 from collections.abc import Callable, Iterable, Mapping
 from decimal import Context, Decimal, DivisionByZero, InvalidOperation, Overflow, localcontext
 from fractions import Fraction
-from itertools import zip_longest
+from itertools import pairwise, zip_longest
 
 from covey.environments.math.formulas.nodes import (
     Call,
@@ -130,9 +130,9 @@ def has_words(node: Node) -> bool:
 
 
 def is_compound(node: Node) -> bool:
-    """Check for several numbers with units between: 3 hours 20 minutes are not 3."""
+    """Check for numbers with units between: 3 hours 20 minutes are neither 3 nor 2 hours 30 minutes."""
     factors = node.factors if isinstance(node, Product) else ()
-    return has_words(node) and sum(isinstance(factor, Number) for factor in factors) > 1
+    return any(has_words(before) and isinstance(after, Number) for before, after in pairwise(factors))
 
 
 def without_units(node: Node) -> Node:

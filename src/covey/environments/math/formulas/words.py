@@ -25,12 +25,19 @@ _SPELLINGS = (
     ("\\right.", ""),
     ("**", "^"),
     ("\\varnothing", "\\emptyset"),
+    ("\\langle", "("),
+    ("\\rangle", ")"),
+    ("\\lbrace", "\\{"),
+    ("\\rbrace", "\\}"),
+    ("\\lbrack", "["),
+    ("\\rbrack", "]"),
 )
 _JOINT = re.compile(r"(?:,[\s~]*)?(?:\\text *\{ *(?:, *)?(and|or) *\}|(?:\\?[ ~]|(?<=,))(and|or)(?:\\?[ ~]))")
 """Between the last two members of a list, with a comma before it or not."""
+_GAP = r"(?:[ ~]|\\[,;: ])*"
 _OUTWARD = re.compile(r"\]([^][(),;]*[,;][^][(),;]*)([][])|\[([^][(),;]*[,;][^][(),;]*)\[")
 """An interval without one of its ends or both, such as `]2,5[`."""
-_RATIO = re.compile(r"(?<=\d) (?:\\text\{ ?to ?\} ?|to )(?=\d)")
+_RATIO = re.compile(rf"(?<=\d)(?:{_GAP}\\(?:text|mathrm|mbox) ?\{{{_GAP}to{_GAP}\}}{_GAP}| to )(?=\d)")
 
 
 def tokens_of(text: str) -> list[str]:
@@ -77,9 +84,9 @@ ROOTS = _words(r"\sqrt")
 GROUPS = _words("{")
 MATRICES = _words(r"\begin")
 BINOMIALS = _words(r"\binom \dbinom \tbinom")
-OPENING = _words(r"( [ \{ \langle \lbrace \lbrack")
-SETS = _words(r"\{ \lbrace")
-CLOSING = _words(r") ] \} \rangle \rbrace \rbrack")
+OPENING = _words(r"( [ \{")
+SETS = _words(r"\{")
+CLOSING = _words(r") ] \}")
 BARS = {"|": "|", "\\|": "\\|", "\\lvert": "\\rvert", "\\lfloor": "\\rfloor", "\\lceil": "\\rceil"}
 """Opening to closing bar."""
 TEXTS = _words(

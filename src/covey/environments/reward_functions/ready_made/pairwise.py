@@ -11,13 +11,14 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from numbers import Real
 from typing import Any
 
+from covey.environments.reward_functions.call import AT_TIMES, HOOKS
 from covey.environments.reward_functions.texts import Completion, final_text
 from covey.system.lookup import resolve
 
 Judge = Callable[..., float | Awaitable[float]]
 """judge(prompt, first, second, **columns) -> probability that the first of two texts is better; plain or async."""
 
-HOOKS = frozenset({"completion_ids", "trainer_state", "log_extra", "log_metric", "environments"})
+NO_COLUMNS = (*HOOKS, *AT_TIMES)
 """Arguments of a reward function that are not columns of the data."""
 
 
@@ -46,7 +47,7 @@ class Pairwise:
     ) -> list[float]:
         """Return win rates. Raises ValueError for an outcome that is not in [0, 1]."""
         texts = [final_text(completion) for completion in completions]
-        rows = {name: values for name, values in columns.items() if name not in HOOKS}
+        rows = {name: values for name, values in columns.items() if name not in NO_COLUMNS}
         places = [pair for group in groups(prompts) for pair in self._pairs(group)]
         outcomes = dict(zip(places, self._judged(prompts, texts, rows, places), strict=True))
         if log_metric is not None and outcomes:
