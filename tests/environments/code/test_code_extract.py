@@ -44,6 +44,11 @@ def test_thoughts_hand_nothing_in() -> None:
     assert extract_program(f"\n<think>so</think>{F}", "f").lstrip("\n") == F
 
 
+def test_what_prose_would_hide_is_code_in_a_program() -> None:
+    program = 'def f(x):\n    page = "<!-- not closed"\n    return ~~x + ~~len(page)\n'
+    assert extract_program(fence(program), "f") == program
+
+
 def test_a_fence_that_is_never_closed_ends_with_the_text() -> None:
     assert extract_program(f"Here:\n```python\n{F}", "f") == F
 

@@ -27,7 +27,7 @@ from covey.environments.machines.design.blocks import CAR_TYPES
 from covey.environments.machines.design.types import Rules
 from covey.environments.machines.prompts import FORMS
 from covey.environments.math import gsm8k, mathematics, schemes
-from covey.environments.math.answers import compare, find_answer, without_thoughts
+from covey.environments.math.answers import compare, find_answer, visible, without_thoughts
 from covey.environments.math.countdown.environment import score as countdown_score
 from covey.environments.math.normalize import plain
 from covey.environments.math.numerals import read_last, read_values
@@ -82,6 +82,7 @@ def readers() -> dict[str, Callable[[str], object]]:
     plain_rules = CountdownConfig(answer_form="plain")
     found: dict[str, Callable[[str], object]] = {
         "without_thoughts": without_thoughts,
+        "visible": visible,
         "find_answer": find_answer,
         "find_answer of any kind": lambda text: find_answer(text, numeric=False),
         "compare with a number": lambda text: compare(text, "42"),

@@ -67,7 +67,7 @@ _THINK = re.compile(r"<(/?)think(?:ing)?>", re.IGNORECASE)
 
 
 def without_thoughts(completion: str) -> str:
-    """Return the completion less think blocks, comments and what is struck out; a closing tag alone ends one."""
+    """Return the completion less its think blocks; a closing tag alone ends one that the prompt opened."""
     kept: list[str] = []
     depth = position = 0
     # Text outside of thoughts counts; a closing tag without an opening one ends a thought too
@@ -79,7 +79,12 @@ def without_thoughts(completion: str) -> str:
     # An unclosed thought has no answer
     if depth == 0:
         kept.append(completion[position:])
-    return _HIDDEN.sub("", "\n".join(part for part in kept if part))
+    return "\n".join(part for part in kept if part)
+
+
+def visible(completion: str) -> str:
+    """Return what a reader sees of prose: no think block, comment or struck-out text. In programs they are code."""
+    return _HIDDEN.sub("", without_thoughts(completion))
 
 
 _HASH = re.compile(r"(?<!#)#{4,}(?!#)")
@@ -199,9 +204,7 @@ _RESTATED = re.compile(
 )
 _HEDGE_BEFORE = re.compile(rf"([\d.,]+)[^\w\n]{{0,4}}\b(?:{OR})(?: (?:{DOUBT}))?[\s$*(\[\\]{{0,6}}$")
 _OPEN_END = re.compile(rf"[\s,]*\b(?:{OR})[\s$*]*$")
-MAX_HEDGE = 160
-"""Characters."""
-MAX_OPEN_END = 20
+MAX_HEDGE, MAX_OPEN_END = 160, 20
 """Characters."""
 
 
@@ -264,7 +267,7 @@ def find_answer(completion: str, numeric: bool = True) -> Answer | None:
         numeric: the question asks for a number; otherwise any expression or text is taken from a mark.
     """
     # Collect the marks of answers
-    text = single_blanks(without_thoughts(completion[-MAX_COMPLETION:]))
+    text = single_blanks(visible(completion[-MAX_COMPLETION:]))
     marks = _marks(text, numeric)
     negated = [mark for mark in marks if mark.form == "label" and _NEGATED.match(mark.text)]
     stated = [_affirmed(mark) for mark in marks]

@@ -23,7 +23,7 @@ from typing import Any
 
 from covey.environments.base import Split, conversation
 from covey.environments.data.rows import numbered, text_in
-from covey.environments.math.answers import without_thoughts
+from covey.environments.math.answers import visible
 from covey.environments.math.schemes import check_format_reward, first_block, graded
 from covey.environments.math.schemes import torchrl_reward as torchrl_scale
 from covey.environments.math.verified import VerifiedAnswers
@@ -114,7 +114,7 @@ class GSM8K(VerifiedAnswers):
 def covey_reward(completion: str, is_right: bool, format_reward: float) -> Reward:
     """Give 1 for the right answer, and for a wrong one `format_reward` where the last line, and no other outside the
     thoughts, is `#### N`."""
-    said = without_thoughts(completion)
+    said = visible(completion)
     has_form = said.count("####") == 1 and _REQUESTED_FORM.fullmatch(_last_line(said)) is not None
     return graded(is_right, has_form, format_reward)
 

@@ -26,7 +26,7 @@ from typing import Any
 
 from covey.environments.base import Split, conversation
 from covey.environments.data.rows import numbered, text_in
-from covey.environments.math.answers import without_thoughts
+from covey.environments.math.answers import visible
 from covey.environments.math.schemes import (
     boxed_answer,
     check_format_reward,
@@ -120,7 +120,7 @@ class Mathematics(VerifiedAnswers):
 
 def covey_reward(completion: str, is_right: bool, format_reward: float) -> Reward:
     """Give 1 for the right answer, `format_reward` for a wrong one in the only box outside the thoughts."""
-    said = without_thoughts(completion)
+    said = visible(completion)
     has_form = said.count("\\boxed") == 1 and boxed_answer(said) is not None
     return graded(is_right, has_form, format_reward)
 

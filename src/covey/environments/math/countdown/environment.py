@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from covey.environments.base import Environment, Split, conversation
-from covey.environments.math.answers import without_thoughts
+from covey.environments.math.answers import visible
 from covey.environments.math.countdown.expressions import OPERATORS, find_expression, random_expression, read_expression
 from covey.environments.math.schemes import check_format_reward, graded
 from covey.environments.math.settings import CountdownConfig
@@ -117,7 +117,7 @@ def score(completion: str, numbers: Sequence[int], target: int, settings: Countd
 
 def find_answer(completion: str) -> str:
     """Return the trimmed content of the last closed answer tag outside think tags. "" where there is none."""
-    said = without_thoughts(completion)
+    said = visible(completion)
     end = said.rfind("</answer>")
     begin = said.rfind("<answer>", 0, end) if end >= 0 else -1
     return said[begin + len("<answer>") : end].strip() if begin >= 0 else ""
