@@ -68,7 +68,12 @@ IFEVAL = {"prompt": "No commas.", "instruction_id_list": ["punctuation:no_comma"
     [
         (CodeConfig(), CODE, {"tests": "assert f(1) =="}, "tests are not Python code"),
         (CodeConfig(), CODE, {"test_setup_code": 3}, "cannot be read (TypeError: sequence item 1: expected str "),
-        (CodeConfig(), CODE, {"tests": [{"args": [1], "expected": 1, "tol": 3}]}, "cannot be read (Attribute"),
+        (
+            CodeConfig(),
+            CODE,
+            {"tests": [{"args": [1], "expected": 1, "tol": 3}]},
+            'tol of a test must be {"rel": r, "abs": a}, got 3',
+        ),
         (Gsm8kConfig(), {"question": "?", "answer": "#### 1"}, {"answer": "1"}, "answer must end in one '#### N'"),
         (Gsm8kConfig(), {"question": "?", "answer": "#### 1"}, {"answer": 1}, "column 'answer' must be text, got 1"),
         (
