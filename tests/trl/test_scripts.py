@@ -148,7 +148,12 @@ def test_the_environment_supplies_prompts_where_there_are_no_rows(tmp_path: Path
     trainer.train()
     assert [row["reward"] for row in trainer.state.log_history if "reward" in row] == [1.0]
     with pytest.raises(ValueError, match="max_steps must say how long"):
-        GRPOTrainer(trainer.model, args=GRPOConfig(bf16=False), environment_factory=Asks, processing_class=object())
+        GRPOTrainer(
+            trainer.model,
+            args=GRPOConfig(bf16=False),
+            environment_factory=Asks,
+            processing_class=trainer.processing_class,
+        )
 
 
 CHECKS = {

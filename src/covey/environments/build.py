@@ -102,8 +102,8 @@ def build_code(settings: "CodeConfig", config: "BuildSettings") -> "Environment"
 
 def code_runner(settings: "CodeConfig") -> "Runner":
     """Build what runs programs, here or elsewhere. Raises ValueError where this machine cannot isolate them."""
+    from covey.environments.code.environment import code_limits
     from covey.environments.code.remote_judge import RemoteRunner
-    from covey.environments.code.settings import code_limits
     from covey.sandbox import Sandbox, SandboxFailed
 
     if settings.remote_url is not None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from covey.config.schema import Config
 from covey.environments.code.families import chosen_families
-from covey.environments.code.settings import CodeConfig, code_limits
+from covey.environments.code.settings import CodeConfig
 from covey.environments.conversations.tools.settings import ToolsConfig
 from covey.environments.doors.settings import AgentConfig, OpenEnvConfig, StepsConfig, VerifiersConfig
 from covey.environments.infill.settings import InfillConfig
@@ -89,6 +89,8 @@ def _check_code(config: Config, settings: CodeConfig) -> None:
     ValueError names the setting.
     """
     with _of_environment():
+        from covey.environments.code.environment import code_limits
+
         code_limits(settings)
         if config.data.path is None:
             chosen_families(settings.problem, settings.difficulty)

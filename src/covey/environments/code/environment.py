@@ -13,9 +13,9 @@ from typing import Any
 from covey.environments.base import Environment, Split
 from covey.environments.code.extract import extract_program
 from covey.environments.code.problems import Problem
-from covey.environments.code.settings import CodeConfig, code_limits
+from covey.environments.code.settings import CodeConfig
 from covey.environments.code.verdict_cache import CachedRunner
-from covey.sandbox.types import SUSPICIOUS, Report, Runner, SandboxFailed
+from covey.sandbox.types import SUSPICIOUS, Limits, Report, Runner, SandboxFailed
 from covey.system.text.escaping import excerpt
 from covey.types import Failure, Message, Prompt, Reward
 
@@ -154,6 +154,20 @@ class Code(Environment):
         if failed is not None:
             self._counts["recheck_disagreements"] += 1
             LOGGER.warning("prompt %s: full score, but run again: %s\n%s", prompt.id, failed, excerpt(program))
+
+
+def code_limits(settings: CodeConfig) -> Limits:
+    """Return the limits of one program. Raises ValueError, in the words of the settings, where they do not fit."""
+    try:
+        return Limits(
+            wall_seconds=settings.timeout,
+            total_seconds=settings.total_seconds,
+            cpu_seconds=settings.cpu_seconds,
+            memory_bytes=settings.memory_bytes,
+            output_bytes=settings.output_bytes,
+        )
+    except ValueError as error:
+        raise ValueError(str(error).replace("wall_seconds", "timeout")) from error
 
 
 def _check(settings: CodeConfig) -> None:

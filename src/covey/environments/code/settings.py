@@ -1,13 +1,9 @@
 """Settings of environment=code."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from covey.environments.settings import EpisodesConfig
 from covey.system.setting import Requires, is_set, setting
-
-if TYPE_CHECKING:
-    from covey.sandbox.types import Limits
 
 PROBLEMS_GENERATED = Requires("problems made up, data.path = null", ("data.path",), lambda path: path is None)
 IS_DRAWN = Requires(
@@ -67,19 +63,3 @@ class CodeConfig(EpisodesConfig):
         10.0, gt=0, needs=Requires("environment.remote_url set", ("environment.remote_url",), is_set)
     )
     """Seconds that server may take besides the program's own time."""
-
-
-def code_limits(settings: CodeConfig) -> "Limits":
-    """Return the limits of one program. Raises ValueError, in the words of the settings, where they do not fit."""
-    from covey.sandbox.types import Limits
-
-    try:
-        return Limits(
-            wall_seconds=settings.timeout,
-            total_seconds=settings.total_seconds,
-            cpu_seconds=settings.cpu_seconds,
-            memory_bytes=settings.memory_bytes,
-            output_bytes=settings.output_bytes,
-        )
-    except ValueError as error:
-        raise ValueError(str(error).replace("wall_seconds", "timeout")) from error

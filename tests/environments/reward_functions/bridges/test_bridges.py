@@ -12,8 +12,7 @@ import pytest
 
 from covey.environments.arithmetic import Arithmetic
 from covey.environments.base import Split
-from covey.environments.code.environment import Code
-from covey.environments.code.settings import code_limits
+from covey.environments.code.environment import Code, code_limits
 from covey.environments.math.gsm8k import GSM8K
 from covey.environments.reward_functions.bridges import data_sources
 from covey.environments.reward_functions.environment import RewardFunctions, RewardSettings, reward_functions
