@@ -51,21 +51,27 @@ def create_run_folder(wanted: Path, config_yaml: str, *, exact: bool) -> Path:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ValueError(f"{folder}: the run folder cannot be made ({error.strerror}); name another") from error
-        with catch_write_errors(folder / CONFIG):
-            try:
-                file = (folder / CONFIG).open("x", encoding="utf-8")
-            except FileExistsError:
-                if exact:
-                    check_unused(folder)
-                continue
-            with file:
-                file.write(config_yaml)
-                file.flush()
-                os.fsync(file.fileno())  # without it no checkpoint of the run can be resumed
-        trust.seal(folder)
-        _sync_names(folder)
-        return folder
+        if _claim(folder, config_yaml):
+            return folder
+        if exact:
+            check_unused(folder)
     raise AssertionError("unreachable")
+
+
+def _claim(folder: Path, config_yaml: str) -> bool:
+    """Write config.yaml and return True, or False where another run has written it."""
+    with catch_write_errors(folder / CONFIG):
+        try:
+            file = (folder / CONFIG).open("x", encoding="utf-8")
+        except FileExistsError:
+            return False
+        with file:
+            file.write(config_yaml)
+            file.flush()
+            os.fsync(file.fileno())  # without it no checkpoint of the run can be resumed
+    trust.seal(folder)
+    _sync_names(folder)
+    return True
 
 
 def names_in(folder: Path | str) -> list[str] | None:
