@@ -2,6 +2,8 @@
 
 import json
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -225,3 +227,11 @@ def test_a_file_that_a_command_of_trl_names_is_read_and_flags_go_before_it(tmp_p
     assert words == ["model.name=some/model", "optimizer.lr=1e-05", "algorithm.kl_coef=0.04"]
     with pytest.raises(ValueError, match=r"missing.yaml is no file"):
         translate(["trl", "grpo", "--config", "missing.yaml"])
+
+
+@pytest.mark.long
+def test_a_translation_prints_nothing_of_the_packages_it_imports() -> None:
+    command = [sys.executable, "-m", "covey", "translate", "--", "trl", "grpo", "--beta", "0.04"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert done.stderr == ""
+    assert "algorithm.kl_coef=0.04" in done.stdout

@@ -1,6 +1,7 @@
 """`covey translate FILE|-- COMMAND`: the covey command for what TRL, verl or TorchRL are started with."""
 
 import json
+import logging
 import re
 import shlex
 import tomllib
@@ -299,6 +300,7 @@ def _translate_one(name: str, value: str, given: Mapping[str, str], known: set[s
 
 def _translate_trl(given: Mapping[str, str], processes: int, found: Translation) -> None:
     """Add what a GRPOConfig with these fields means, where it differs from covey's defaults."""
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # which transformers imports, and it warns of a kernel
     from covey.trl.config import changed_fields, default_of
     from covey.trl.mapping import settings_of
 
