@@ -17,9 +17,8 @@ from torch import Tensor
 from covey.engine.base import EngineStats, UpdateMode, WeightSet, check_call
 from covey.engine.weights import arrived, check_pushed, replace_weights, shapes_of, trained_tensors
 from covey.policy.attention.bidirectional import inputs_layout
-from covey.policy.policy import Policy, inference
+from covey.policy.policy import Policy, inference, to_device
 from covey.policy.sampling import chosen_logprobs, filtered_logprobs, partition, random_uniform, row_key, sample
-from covey.policy.transfer import to_device
 from covey.system.waits.watchdog import Watchdog
 from covey.types import Completion, Sampling
 

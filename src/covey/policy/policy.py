@@ -3,7 +3,7 @@
 Shapes: B sequences, T tokens, L chosen positions, V vocabulary, C hidden width.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -135,6 +135,19 @@ class Policy:
         """Return what a pass is given. An encoder has no cache to switch off."""
         place = {"input_ids": input_ids_BT, "position_ids": position_ids_BT + self.first_position, "layout": layout}
         return place if self.mask_id is not None else place | {"use_cache": False}
+
+
+def to_device(values: Sequence[Any] | Tensor, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
+    """Return numbers of the host as a tensor on `device`, without waiting for what that is still computing.
+
+    A copy from pinned memory is queued like a kernel. `dtype` None: int64 for integers, as torch has it.
+    """
+    pinned = device.type == "cuda"
+    if isinstance(values, Tensor):
+        host = values.pin_memory() if pinned else values
+    else:
+        host = torch.tensor(values, dtype=dtype, pin_memory=pinned)
+    return host.to(device, non_blocking=pinned)
 
 
 def is_half(precision: torch.dtype) -> bool:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from covey.policy.kernels.gpu.inductor import compiled, number
-from covey.policy.transfer import to_device
+from covey.policy.policy import to_device
 from covey.types import Sampling
 
 Distribution = tuple[float, int, float, float]

@@ -16,8 +16,7 @@ from torch import Tensor
 from covey.algorithm.aggregation import Totals
 from covey.algorithm.settings import AlgorithmConfig
 from covey.policy.attention.base import DENSE
-from covey.policy.policy import Policy
-from covey.policy.transfer import to_device
+from covey.policy.policy import Policy, to_device
 from covey.system import collectives
 from covey.trainer.layouts import FILL_LAYOUTS, LAYOUTS, Part, PrefixTree, Row, Stream, add_to_tree
 from covey.types import Batch, Group, MicroBatch, Rollout, Turn

@@ -22,7 +22,7 @@ from covey.policy.attention.bidirectional import WholeLayout, inputs_layout
 from covey.policy.attention.compiled import compiled_layout
 from covey.policy.attention.packed import Segment, packed_layout, places_of
 from covey.policy.attention.varlen import varlen_layout
-from covey.policy.transfer import to_device
+from covey.policy.policy import to_device
 from covey.types import Rollout
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from covey.engine.native.rows import Row
 from covey.engine.native.scheduler import Move
-from covey.policy.transfer import to_device
+from covey.policy.policy import to_device
 
 MIN_GROWTH = 16
 """Slots by which rows grow at least."""

@@ -29,7 +29,7 @@ from covey.policy.attention.base import Heads, Rule, capped, within, without_sin
 from covey.policy.attention.choice import varlen_obstacle
 from covey.policy.attention.varlen import Rows, cached_rows, flash_rows
 from covey.policy.kernels.gpu.inductor import compiled
-from covey.policy.policy import Policy
+from covey.policy.policy import Policy, to_device
 from covey.policy.sampling import (
     Distribution,
     SampleAlike,
@@ -39,7 +39,6 @@ from covey.policy.sampling import (
     sample_compiled,
     sample_same_params,
 )
-from covey.policy.transfer import to_device
 
 LOGGER = logging.getLogger(__name__)
 LOOK_EVERY = 8

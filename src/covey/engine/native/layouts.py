@@ -17,7 +17,7 @@ from torch import Tensor
 
 from covey.engine.native.cache import Block, Cache, CacheShape, LayerShape
 from covey.policy.attention.base import DENSE, Rule, capped, causal_attention, masked_attention, within, without_sink
-from covey.policy.transfer import to_device
+from covey.policy.policy import to_device
 
 
 @dataclass(slots=True)

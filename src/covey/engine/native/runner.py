@@ -18,9 +18,8 @@ from covey.engine.native.rows import Request, Row
 from covey.engine.native.scheduler import Admission, Departure, Scheduler
 from covey.policy import sampling
 from covey.policy.kernels.gpu.inductor import uncompiled
-from covey.policy.policy import Policy, inference
+from covey.policy.policy import Policy, inference, to_device
 from covey.policy.sampling import Distribution, partition, random_uniform, sample
-from covey.policy.transfer import to_device
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from covey.policy.attention.base import Rule, masked_attention, within
 from covey.policy.attention.packed import BlocksLayout, Segment, in_rectangles, take
-from covey.policy.transfer import to_device
+from covey.policy.policy import to_device
 
 
 def bidirectional_attention(

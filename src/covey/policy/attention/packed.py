@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from covey.policy.attention.base import Rule, causal_attention
-from covey.policy.transfer import to_device
+from covey.policy.policy import to_device
 
 
 @dataclass(frozen=True, slots=True, eq=False)

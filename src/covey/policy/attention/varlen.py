@@ -18,7 +18,7 @@ from torch import Tensor
 
 from covey.policy.attention.base import Rule, within
 from covey.policy.attention.packed import Segment, places_of
-from covey.policy.transfer import to_device
+from covey.policy.policy import to_device
 
 HALF = (torch.bfloat16, torch.float16)
 MULTIPLE, MAX_WIDTH = 8, 256
