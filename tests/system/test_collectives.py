@@ -1,5 +1,6 @@
 """In one process every collective is the identity."""
 
+import re
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -124,4 +125,5 @@ def test_the_barrier_names_a_missing_rank_also_where_gloo_is_one_of_several_back
         return str(stopped.value)
 
     said, _ = on_two_ranks(work, tmp_path, backend="cpu:gloo", timeout=timedelta(seconds=1))
-    assert said == "rank 0 has waited 1 s for rank 1 to come to the start"
+    # Two seconds on a busy machine
+    assert re.fullmatch("rank 0 has waited [12] s for rank 1 to come to the start", said), said
