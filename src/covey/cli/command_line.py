@@ -54,6 +54,7 @@ def arrange(verb: str, words: Sequence[str]) -> list[str]:
             settings.append(with_whole_numbers(_with_home(word)))
     _refuse_foreign(settings)
     for word in settings:
+        _refuse_no_section(word)
         _refuse_below(word)
         _refuse_no_choice(word)
     # Refuse combinations that mean nothing
@@ -84,15 +85,17 @@ def _refuse_foreign(settings: Sequence[str]) -> None:
         raise ValueError("; ".join(lines))
 
 
-def _refuse_below(word: str) -> None:
-    """Refuse a name that goes on where a setting is one value, or a list without the number of an entry.
-
-    So is one that begins with a section which there is not, of which Hydra would name no more than that.
-    """
-    name, equals, value = word.lstrip("+").partition("=")
-    known = {"hydra", *(known.partition(".")[0] for known in _setting_types())}
-    if equals and "." in name and not re.search("[@/]", name) and name.partition(".")[0] not in known:
+def _refuse_no_section(word: str) -> None:
+    """Refuse a name in a section that there is not, of which Hydra would name the section alone."""
+    name, equals, _ = word.lstrip("+").partition("=")
+    sections = {"hydra", *(setting.partition(".")[0] for setting in _setting_types())}
+    if equals and "." in name and not re.search("[@/]", name) and name.partition(".")[0] not in sections:
         raise ValueError(unknown_setting(name))
+
+
+def _refuse_below(word: str) -> None:
+    """Refuse a name that goes on where a setting is one value, or a list without the number of an entry."""
+    name, equals, value = word.lstrip("+").partition("=")
     for above, kind in _setting_types().items() if equals else ():
         below, is_list = name.removeprefix(f"{above}."), get_origin(kind) is list
         if below != name and get_origin(kind) is not dict and not (is_list and below[:1].isdigit()):

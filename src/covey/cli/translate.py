@@ -1,7 +1,6 @@
 """`covey translate FILE|-- COMMAND`: the covey command for what TRL, verl or TorchRL are started with."""
 
 import json
-import logging
 import re
 import shlex
 import tomllib
@@ -22,6 +21,7 @@ from covey.config.schema import Config, setting_names
 from covey.config.shelves import preset_file
 from covey.system.disk import read_regular
 from covey.system.lookup import near
+from covey.system.machine import silence_bitsandbytes
 from covey.trl.fields import MAPPED, REFUSED
 
 if TYPE_CHECKING:
@@ -300,7 +300,7 @@ def _translate_one(name: str, value: str, given: Mapping[str, str], known: set[s
 
 def _translate_trl(given: Mapping[str, str], processes: int, found: Translation) -> None:
     """Add what a GRPOConfig with these fields means, where it differs from covey's defaults."""
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # which transformers imports, and it warns of a kernel
+    silence_bitsandbytes()
     from covey.trl.config import changed_fields, default_of
     from covey.trl.mapping import settings_of
 

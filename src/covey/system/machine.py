@@ -2,6 +2,7 @@
 
 import ctypes
 import gc
+import logging
 import os
 from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
@@ -52,6 +53,11 @@ def heavy_imports() -> Iterator[None]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+def silence_bitsandbytes() -> None:
+    """Have it say nothing of a missing kernel that nobody asked for, as it does on some CPUs once it is imported."""
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
 
 
 def keeps_memory(environment: Mapping[str, str]) -> bool:

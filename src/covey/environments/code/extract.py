@@ -71,10 +71,10 @@ def fenced_blocks(text: str) -> list[str]:
     """Return the contents of the fenced blocks, each less the indentation or quotation marks of its opening fence."""
     blocks: list[str] = []
     begin: re.Match[str] | None = None
+    # Marks at the end of a line of code, which close the block where none on a line of their own do
     early: re.Match[str] | None = None
-    """Marks at the end of a line of code: they close the block where none of their own line do."""
+    # A fence of markdown, whose end opens nothing
     around: re.Match[str] | None = None
-    """A fence of markdown, whose end opens nothing."""
     for fence in _FENCE.finditer(text):
         has_language = fence[3].strip().isidentifier()
         if begin is None and around is not None and _closes(fence, around):

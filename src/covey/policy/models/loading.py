@@ -1,6 +1,5 @@
 """Settings in, a policy out: weights, precision, quantisation, adapters."""
 
-import logging
 import os
 import warnings
 from contextlib import nullcontext
@@ -45,6 +44,7 @@ from covey.policy.plain import MAKING
 from covey.policy.policy import DTYPES, Policy, is_adapted
 from covey.policy.settings import ModelConfig
 from covey.system.hub import silence
+from covey.system.machine import silence_bitsandbytes
 
 
 def load_policy(
@@ -65,8 +65,7 @@ def load_policy(
 
 def _load_policy(settings: ModelConfig, seed: int, trainable: bool, on_host: bool) -> Policy:
     register()
-    # Warns on some CPUs that a kernel nobody asked for is missing, as soon as peft imports it.
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+    silence_bitsandbytes()
     device = choose_device(settings.device)
     if settings.activation_offload and device.type == "cpu":
         raise ValueError("model.activation_offload=true needs a GPU, got model.device=cpu")

@@ -134,9 +134,7 @@ def _answers(prompts: Sequence[Prompt], size: int) -> tuple[Answer, ...]:
     )
 
 
-def _on_each(
-    trial: Callable[[custom.Custom, Case], object],
-) -> Callable[[custom.Custom, Config, Sequence[Prompt]], None]:
+def _on_each(trial: Callable[[custom.Custom, Case], object]) -> Make:
     """Return what makes a trial on each case. Its error says what was special about the rewards."""
 
     def make(function: custom.Custom, config: Config, prompts: Sequence[Prompt]) -> None:

@@ -3,6 +3,7 @@
 import math
 import re
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -100,7 +101,7 @@ class _Paced(Progress):
         self._pace.num_steps = num_steps
 
 
-class Panel(_Paced):
+class Panel(_Paced, ABC):
     """Keeps what was heard last, and draws it anew each time."""
 
     def __init__(self, num_steps: int) -> None:
@@ -122,8 +123,9 @@ class Panel(_Paced):
         self._evaluation = evaluation_line(step, metrics)
         self._draw()
 
+    @abstractmethod
     def _draw(self) -> None:
-        raise NotImplementedError
+        """Draw what was heard."""
 
 
 class PlainProgress(_Paced):
