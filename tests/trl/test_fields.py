@@ -16,7 +16,7 @@ from transformers import EarlyStoppingCallback
 from covey.trl import GRPOConfig, GRPOTrainer
 from covey.trl.callbacks import Bridge, log_row
 from covey.trl.config import default_of
-from covey.trl.fields import GONE, MAPPED, REFUSED, table
+from covey.trl.fields import GONE, MAPPED, OWN, REFUSED, named_in_errors, table
 from covey.trl.mapping import settings_of
 
 from ..support.models.tiny_models import tiny_model
@@ -31,7 +31,8 @@ OWN_WORDS = {"save_only_model": True, "pad_to_multiple_of": 8, "gradient_checkpo
 def test_every_field_of_trl_is_here_with_its_default_and_mapped_or_refused() -> None:
     trl = pytest.importorskip("trl")
     theirs = {field.name: field for field in fields(trl.GRPOConfig)}
-    assert set(theirs) == {field.name for field in fields(GRPOConfig)} == set(MAPPED) | set(REFUSED)
+    assert {*theirs, *OWN} == {field.name for field in fields(GRPOConfig)} == set(MAPPED) | set(REFUSED)
+    assert set(theirs).isdisjoint(OWN)
     assert set(MAPPED).isdisjoint(REFUSED)
     for name, field in theirs.items():
         default = field.default_factory() if callable(field.default_factory) else field.default
@@ -182,6 +183,12 @@ CHANGES: list[tuple[dict[str, Any], dict[str, Any]]] = [
         {"num_train_epochs": 0.1, "shuffle_dataset": False, "ddp_timeout": 60, "use_cpu": True},
         {"num_steps": 3, "shuffle": False, "timeouts.ranks": 60.0, "model.device": "cpu"},
     ),
+    ({}, {"preflight.enabled": True}),
+    ({"preflight": False}, {"preflight.enabled": False}),
+    (
+        {"preflight_logprob_tolerance": 0.1, "preflight_gradient_tolerance": 0.2},
+        {"preflight.logprob_tolerance": 0.1, "preflight.gradient_tolerance": 0.2},
+    ),
     ({"chat_template_kwargs": {"thinks": False}}, {"model.chat_template_kwargs": {"thinks": False}}),
     (
         {"save_strategy": "no", "save_total_limit": 2, "disable_tqdm": True},
@@ -198,6 +205,16 @@ CHANGES: list[tuple[dict[str, Any], dict[str, Any]]] = [
 def test_a_mapped_field_becomes_the_setting_that_the_page_names(given: dict[str, Any], wanted: dict[str, Any]) -> None:
     found = settings_of(GRPOConfig(**BASE | given), num_rows=100)
     assert {name: found[name] for name in wanted} == wanted
+
+
+def test_an_error_that_names_settings_names_the_fields_that_set_them() -> None:
+    said = "preflight: memory: 9 GiB; lower sampling.max_tokens (preflight.enabled=false trains unchecked)"
+    with pytest.raises(ValueError) as refused, named_in_errors():
+        raise ValueError(said)
+    fields_named = "max_completion_length for sampling.max_tokens, preflight for preflight.enabled"
+    assert str(refused.value) == f"{said} (in GRPOConfig: {fields_named})"
+    with pytest.raises(ValueError, match=r"^micro_batch_tokens must be >= 1$"), named_in_errors():
+        raise ValueError("micro_batch_tokens must be >= 1")
 
 
 def test_fields_of_a_vllm_beside_the_trainer_say_nothing_of_a_server() -> None:

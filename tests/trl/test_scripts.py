@@ -45,6 +45,25 @@ def history(scope: dict[str, Any]) -> list[dict[str, float]]:
     return [row for row in scope["trainer"].state.log_history if "reward" in row]
 
 
+def test_a_run_that_the_preflight_refuses_names_the_field_that_turns_it_off(tmp_path: Path) -> None:
+    def trainer(**changed: Any) -> GRPOTrainer:
+        args = GRPOConfig(
+            output_dir=str(tmp_path / "out"),
+            bf16=False,
+            max_steps=1,
+            max_completion_length=4,
+            num_generations=2,
+            **changed,
+        )
+        model = saved_model(tmp_path / "policy", "llama")
+        return GRPOTrainer(model, lambda completions, **_: [0.0 for _ in completions], args, [{"prompt": "a"}] * 8)
+
+    impossible = {"preflight_logprob_tolerance": 1e-12}
+    with pytest.raises(ValueError, match=r"^preflight: .*in GRPOConfig: .*preflight for preflight.enabled"):
+        trainer(**impossible).train()
+    assert trainer(preflight=False).train().global_step == 1
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("name", TRAINED)
 def test_a_script_trains_with_one_import_changed(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -127,6 +127,9 @@ class GRPOConfig(TrainingArguments):
     transformers_continuous_batching_config: dict | str | None = None
     use_transformers_paged: bool = False
     vllm_importance_sampling_cap: float | None = None
+    preflight: bool = True  # this one and those below are covey's own
+    preflight_logprob_tolerance: float | None = None
+    preflight_gradient_tolerance: float | None = None
 
     def __post_init__(self) -> None:
         """Derive what TRL derives. The devices are covey's to choose, so nothing of transformers is set up."""

@@ -1,5 +1,9 @@
 """What becomes of every field of GRPOConfig: the one table that the mapping obeys and the docs show."""
 
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 MAPPED: dict[str, str] = {
     # Batches and length of the run
     "output_dir": "the run folder; where it holds a run already, the next free name (`output_dir-2`)",
@@ -118,8 +122,14 @@ MAPPED: dict[str, str] = {
     "ddp_timeout": "`timeouts.ranks`",
     "fsdp": "full_shard is `parallel.strategy=fsdp`",
     "local_rank": "either: launchers say it in the environment",
+    # covey's own
+    "preflight": "not of TRL: `preflight.enabled`; False trains without the checks before the first step",
+    "preflight_logprob_tolerance": "not of TRL: `preflight.logprob_tolerance`, in nats; None goes by the precision",
+    "preflight_gradient_tolerance": "not of TRL: `preflight.gradient_tolerance`; None goes by the precision",
 }
 """Field -> what it becomes."""
+OWN = tuple(name for name, meaning in MAPPED.items() if meaning.startswith("not of TRL"))
+"""Fields that TRL does not have."""
 
 LAYOUT = "how work is laid out on a GPU is `micro_batch_tokens`, `packing` and `model.attention`"
 NO_LOADER = "rows are in memory and prompts follow from the seed; there is no data loader"
@@ -233,6 +243,20 @@ GONE: dict[str, str] = {
     "tokenizer": "GRPOTrainer takes it as processing_class",
 }
 """Field, or argument of the trainer, that older versions had -> what to do about it."""
+
+
+@contextmanager
+def named_in_errors() -> Iterator[None]:
+    """Have a ValueError that names settings of covey's name the fields of GRPOConfig that set them, too."""
+    try:
+        yield
+    except ValueError as error:
+        named = set(re.findall(r"[a-z_]+\.[a-z_]+", str(error)))
+        of_fields = {name: re.findall(r"`([a-z_]+\.[a-z_]+)", meaning) for name, meaning in MAPPED.items()}
+        found = [f"{name} for {one}" for name, settings in of_fields.items() for one in settings if one in named]
+        if not found or type(error) is not ValueError:
+            raise
+        raise ValueError(f"{error} (in GRPOConfig: {', '.join(found)})") from error
 
 
 def table() -> str:

@@ -91,6 +91,7 @@ def settings_of(args: GRPOConfig, num_rows: int) -> dict[str, Any]:
         **_optimizer(args, num_batches),
         **_evaluation(args, num_batches, per_epoch),
         **_output(args, num_batches, per_epoch),
+        **_preflight(args),
     }
 
 
@@ -343,6 +344,12 @@ def _output(args: GRPOConfig, num_batches: int, per_epoch: int) -> dict[str, Any
         "output.progress": not args.disable_tqdm,
         "output.show_rollouts": (args.num_completions_to_print or 8) if args.log_completions else 0,
     }
+
+
+def _preflight(args: GRPOConfig) -> dict[str, Any]:
+    tolerances = {name: getattr(args, f"preflight_{name}") for name in ("logprob_tolerance", "gradient_tolerance")}
+    given = {f"preflight.{name}": value for name, value in tolerances.items() if value is not None}
+    return {"preflight.enabled": args.preflight, **given}
 
 
 def _in_batches(args: GRPOConfig, given: float, num_batches: int = 1) -> int:

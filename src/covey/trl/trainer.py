@@ -35,7 +35,7 @@ from covey.system.workers.pool import WorkerSettings
 from covey.trl.callbacks import Bridge
 from covey.trl.checks import check_arguments, check_kinds, check_overrides
 from covey.trl.config import GRPOConfig, explaining
-from covey.trl.fields import CODE
+from covey.trl.fields import CODE, named_in_errors
 from covey.trl.mapping import batches, settings_of
 from covey.trl.processes import Processes
 from covey.trl.rewards import reward_list, without_columns
@@ -151,7 +151,8 @@ class GRPOTrainer:
         self.__dict__.pop("_untrained", None)  # its memory is that of the policy
         compared = None if isinstance(self._reference, str | Path) else self._reference
         given = Given(model, tokenizer, self._make_environment, compared)
-        self._result = run_request(Request(config, given), folder, (self._bridge,), exact=config.resume is not None)
+        with named_in_errors():
+            self._result = run_request(Request(config, given), folder, (self._bridge,), exact=config.resume is not None)
         self.state.global_step = len(self._result.rows) * self.args.steps_per_batch
         self._bridge.end()
         if self.args.push_to_hub and ranks.rank() == 0:
@@ -264,7 +265,8 @@ class GRPOTrainer:
             **({} if "test" in self._splits else {"evaluation.num_samples": 1}),
             **self._tool_settings(),
         }
-        config = make_config(None, found).config
+        with named_in_errors():
+            config = make_config(None, found).config
         config.evaluation.num_prompts = len(self._splits["test"]) if "test" in self._splits else 1
         return config
 
