@@ -104,7 +104,7 @@ def _known(
 ) -> Measured:
     """Return what a probe of this machine says, of this one all of it, of others how long prompts and answers are."""
     # Measure this machine, or reuse an earlier measurement
-    found = None
+    found, unknown = None, ""
     if is_here:
         if asked.probe:
             from covey.run.planner.probe import probe
@@ -114,21 +114,20 @@ def _known(
             keep_probe(config, on, found)
         else:
             found = kept_probe(config, on)
-    found = found or _unmeasured(on, prompt_tokens())
+    # Prompts are counted for the embedded policy, else they are usual ones
+    if found is None:
+        rates = "data sheets" if on.is_gpu else "rates measured here"
+        counted = None if asked.prompt_tokens else prompt_tokens()
+        unknown = "" if counted or asked.prompt_tokens else " (--prompt-tokens)"
+        found = Measured(counted or USUAL_PROMPT, source=f"{rates} and usual shares")
     # Lengths given by hand outrank measured ones
-    if asked.prompt_tokens is not None:
-        found = replace(found, prompt_tokens=asked.prompt_tokens)
+    prompts, answers = asked.prompt_tokens or found.prompt_tokens, found.completion_tokens
     if asked.answer_tokens is not None:
-        found = replace(found, completion_tokens=min(asked.answer_tokens, config.sampling.max_tokens))
-    return found
-
-
-def _unmeasured(on: Hardware, counted: float | None) -> Measured:
-    """Return what is taken where nothing was probed: prompts are counted for the embedded policy, else usual ones."""
-    rates = "data sheets" if on.is_gpu else "rates measured here"
-    prompts = f"prompts of {counted:.0f} tokens" if counted else f"prompts of {USUAL_PROMPT} tokens (--prompt-tokens)"
-    lengths = "answers between a quarter and all of sampling.max_tokens (--answer-tokens)"
-    return Measured(counted or USUAL_PROMPT, source=f"{rates} and usual shares; {prompts}, {lengths}")
+        answers = min(asked.answer_tokens, config.sampling.max_tokens)
+    usual = "between a quarter and all of sampling.max_tokens (--answer-tokens)"
+    lengths = usual if answers is None else f"of {answers:.0f} tokens"
+    source = f"{found.source}; prompts of {prompts:.0f} tokens{unknown}, answers {lengths}"
+    return replace(found, prompt_tokens=prompts, completion_tokens=answers, source=source)
 
 
 def _steps(config: Config) -> str:

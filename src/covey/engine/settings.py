@@ -51,6 +51,19 @@ OF_VLLM = (
 """What vLLM cannot do, or not as the trainer understands it."""
 
 
+CACHE_BYTES = 2**30
+"""Budget of cached keys and values on a CPU, where nobody says another: its memory is not ours alone."""
+CACHE_SHARE = 0.8
+"""Of what is free on a GPU when sampling begins, where nobody says another budget: the rest is for logits."""
+
+
+def cache_budget(given: int | None, free: int | None) -> int:
+    """Return how many bytes may be cached: what is given, else a share of what is free on a GPU (None on a CPU)."""
+    if given is not None:
+        return given
+    return CACHE_BYTES if free is None else max(0, int(CACHE_SHARE * free))
+
+
 @dataclass
 class EngineConfig(Section):
     """How tokens are sampled."""

@@ -36,8 +36,13 @@ def prepare(environment: MutableMapping[str, str] = os.environ) -> None:
         environment.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
     if keeps_memory(environment):
         keep_memory()
-    if ALLOCATOR.isdisjoint(environment) and Path(NVIDIA).exists():
+    if ALLOCATOR.isdisjoint(environment) and has_gpu():
         environment["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
+
+
+def has_gpu() -> bool:
+    """Tell whether a GPU may be here, without importing torch."""
+    return Path(NVIDIA).exists()
 
 
 @contextmanager

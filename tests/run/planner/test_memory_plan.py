@@ -1,6 +1,7 @@
 """What memory a GPU will need, told from the shape of the model."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,17 @@ from covey.config import compose as settings
 from covey.config.schema import Config, group_choices
 from covey.engine.native.decode_weights import is_wanted, own_bytes
 from covey.engine.native.runner import cache_shape
+from covey.engine.settings import CACHE_BYTES
 from covey.policy.models.loading import load_policy
 from covey.policy.settings import ModelConfig
 from covey.run.build import build_run
 from covey.run.planner import memory
-from covey.run.planner.memory import derived, holds_reference, plan, report, weights, with_checkpointing
+from covey.run.planner.memory import derived, holds_reference, plan, report, weights, with_checkpointing, workload
 from covey.run.planner.model_shapes import shape_of
 from covey.run.preflight.memory import check_memory
+from covey.run.preflight.memory_model import memory_of
 from covey.run.preflight.subject import PreflightContext
+from covey.system import machine
 from covey.system.waits.timer import PhaseTimer
 
 from ...support.builders import nano
@@ -216,12 +220,29 @@ def test_nothing_is_said_of_a_model_whose_shape_is_not_known(tmp_path: Path) -> 
 
 def test_the_printed_configuration_ends_with_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "8")
+    monkeypatch.setattr(machine, "NVIDIA", "/dev/null")
     shown = report(composed("recipe=machines", "model=qwen2.5-14b-instruct"))
     for line in ("rollouts_per_step: 512", "groups_per_rank: 1", "rollouts_per_rank: 64", "micro_batches_per_rank: 8"):
         assert f"#   {line}\n" in shown
     assert "#   weights: 15,045,284,864\n#   trained: 275,251,200 (1.83%)\n" in shown
     assert shown.count("# memory of each GPU") == 1
     assert "#   in_all: " in shown.splitlines()[-1]
+
+
+def test_without_a_gpu_the_plan_is_of_the_process_and_its_cache_that_of_the_engine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(machine, "NVIDIA", "/dev/none")
+    config = composed("recipe=ifeval", "model=qwen2.5-coder-0.5b-instruct")
+    shown = report(config)
+    assert "# memory of each process, estimated" in shown
+    assert "GPU" not in shown.partition("# memory")[2]
+    load = workload(config, 1)
+    shape = shape_of(config.model)
+    assert shape is not None
+    logits = memory_of(shape, replace(load, num_cached=0))["sampling"]
+    assert plan(config, 1)["sampling"] - logits > 3 * CACHE_BYTES  # all rows at their bound
+    assert plan(config, 1, is_gpu=False)["sampling"] - logits == CACHE_BYTES
 
 
 def test_numbers_of_a_long_run_are_told_at_once() -> None:

@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from covey.cli.main import main
 from covey.cli.plan import lines_of, read_flags
 from covey.config.budget import counted
 from covey.config.schema import Config
 from covey.config.validate import validate
+from covey.engine.native.cache import budget
 from covey.environments.conversations.settings import GuessConfig
 from covey.policy.settings import ModelConfig
 from covey.report.content import planned
@@ -22,7 +24,7 @@ from covey.run.planner.hardware import GPUS, Hardware, named
 from covey.run.planner.kept import against, keep_plan, kept_plan
 from covey.run.planner.memory import workload
 from covey.run.planner.model_shapes import Shape, shape_for
-from covey.run.planner.plan import Interval, Measured, cheapest_change, memory_on, plan_of, work_of
+from covey.run.planner.plan import Interval, Measured, bounded, cheapest_change, memory_on, plan_of, work_of
 from covey.run.planner.probe import Watch, compared, probe
 from covey.run.planner.seconds import PHASES, active_weights, step_seconds
 from covey.run.preflight.memory_model import memory_of
@@ -50,6 +52,15 @@ def seconds(config: Config, shape: Shape, length: float = 200, on: Hardware = H1
 
 
 # ------------------------------------------------------------------------------------------------ memory
+
+
+def test_a_cache_that_nobody_bounds_takes_on_a_cpu_what_the_engine_takes_there(small: Shape) -> None:
+    cpu = Hardware("a CPU", 24e9, 1e11, 2e10, is_gpu=False)
+    config = config_of(engine__max_rows=512)
+    load = bounded(workload(config, 1), small, cpu)
+    assert load.cache_bytes == budget(None, torch.device("cpu"))
+    given = bounded(workload(config_of(engine__cache_bytes=12345), 1), small, cpu)
+    assert given.cache_bytes == 12345
 
 
 def test_a_conversation_has_the_answers_of_all_its_turns(small: Shape) -> None:
@@ -370,6 +381,21 @@ def test_a_micro_batch_is_no_larger_than_a_step() -> None:
     activations = [plan.memory["training"] + plan.memory["gradients"] for plan in (few, many)]
     assert activations[1] == pytest.approx(2 * activations[0], rel=0.05)
     assert sampled_in_turns.memory["training"] == many.memory["training"]
+
+
+def test_the_plan_closes_with_the_lengths_that_it_took(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COVEY_CACHE", str(tmp_path / "cache"))
+    words = ["plan", "recipe=ifeval", "model=qwen2.5-coder-0.5b-instruct", "--on", "h100"]
+    assert main(words) == 0
+    usual = (
+        "prompts of 128 tokens (--prompt-tokens), answers between a quarter and all of sampling.max_tokens (--answer"
+    )
+    assert usual in capsys.readouterr().out
+    assert main([*words, "--prompt-tokens", "60", "--answer-tokens", "29"]) == 0
+    assert "shares; prompts of 60 tokens, answers of 29 tokens\n" in capsys.readouterr().out
 
 
 @pytest.mark.slow

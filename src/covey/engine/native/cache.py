@@ -11,6 +11,7 @@ from torch import Tensor
 
 from covey.engine.native.rows import Row
 from covey.engine.native.scheduler import Move
+from covey.engine.settings import cache_budget
 from covey.policy.policy import to_device
 
 MIN_GROWTH = 16
@@ -19,17 +20,9 @@ TORCH_GROWTH, COMPILED_GROWTH = 0.25, 1.0
 """By what part of their length rows grow: through torch, attention reads idle slots too."""
 
 
-DEFAULT_BYTES = 2**30
-"""Budget on a CPU, where nobody says another: its memory is not ours alone."""
-SHARE = 0.8
-"""Of what is free on a GPU when sampling begins, where nobody says another budget: the rest is for logits."""
-
-
 def budget(cache_bytes: int | None, device: torch.device) -> int:
     """Return how many bytes may be cached: `cache_bytes`, or where that is None as many as there is room for now."""
-    if cache_bytes is not None:
-        return cache_bytes
-    return int(SHARE * free_bytes(device)) if device.type == "cuda" else DEFAULT_BYTES
+    return cache_budget(cache_bytes, free_bytes(device) if device.type == "cuda" else None)
 
 
 def free_bytes(device: torch.device) -> int:

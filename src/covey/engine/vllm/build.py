@@ -11,9 +11,8 @@ from typing import Any
 import torch
 
 from covey.engine.base import Engine, WeightSet
-from covey.engine.native.cache import DEFAULT_BYTES
 from covey.engine.native.runner import cache_shape
-from covey.engine.settings import EngineConfig
+from covey.engine.settings import EngineConfig, cache_budget
 from covey.engine.vllm.engine import Served, VLLMEngine
 from covey.engine.vllm.files import read_shapes, save_adapter, save_policy
 from covey.engine.vllm.in_process import Launch, open_in_process
@@ -77,7 +76,7 @@ def start(policy: Policy, settings: EngineConfig, folder: Path, version: int, sl
     with unsharded(policy):
         save_policy(policy, folder / "model")
     # Bound the cache by a share of the GPU, or by bytes
-    share, cache_bytes = settings.gpu_memory_utilization, settings.cache_bytes or DEFAULT_BYTES
+    share, cache_bytes = settings.gpu_memory_utilization, cache_budget(settings.cache_bytes, None)
     fitting = policy.max_length if share is not None else longest_sequence(policy, cache_bytes)
     served = replace(describe(policy, settings, folder, fitting), sleep_level=sleep_level)
     launch = Launch(

@@ -1,4 +1,4 @@
-"""How much memory of each GPU a run will take, from the shape of its model alone: what `covey config` says beforehand.
+"""How much memory a run will take, from the shape of its model alone: what `covey config` says beforehand.
 
 It counts what is large; `covey check` measures on the machine itself.
 """
@@ -10,20 +10,21 @@ from itertools import pairwise
 
 from covey.config.compose import to_yaml
 from covey.config.schema import Config
+from covey.engine.settings import cache_budget
 from covey.environments.settings import EpisodesConfig
 from covey.policy.settings import ModelConfig, chooses_liger
 from covey.rollouts.settings import group_sizes
 from covey.run.planner.model_shapes import Shape, shape_of
 from covey.run.preflight.memory_model import Workload, kept_bytes, memory_of, training_bytes
-from covey.system import ranks
+from covey.system import machine, ranks
 from covey.system.text.format import memory
 
 ROOM = 0.9
 """Of what is free, before a model is loaded: an allocator does not fill all of it."""
 
 
-def plan(config: Config, num_ranks: int) -> dict[str, int]:
-    """Return the bytes of one GPU by what they are for, none for an unknown model shape.
+def plan(config: Config, num_ranks: int, *, is_gpu: bool = True) -> dict[str, int]:
+    """Return the bytes of one GPU, or of one process on a CPU, by what they are for, none for an unknown model shape.
 
     Training and sampling take turns, and so does a cold start with all that follows: the sum is of what is there at
     the same time at most.
@@ -31,6 +32,9 @@ def plan(config: Config, num_ranks: int) -> dict[str, int]:
     shape = shape_of(config.model)
     if shape is None:
         return {}
+    if not is_gpu:  # what a cache may take of a GPU follows from what is free there
+        bound = cache_budget(config.engine.cache_bytes, None)
+        config = replace(config, engine=replace(config.engine, cache_bytes=bound))
     parts = memory_of(shape, workload(config, num_ranks))
     if config.cold_start.enabled:
         parts["cold_start"] = memory_of(shape, workload(as_cold_start(config), num_ranks))["in_all"]
@@ -184,9 +188,11 @@ def report(config: Config) -> str:
         trained, total = counts
         share = {"weights": f"{total:,}", "trained": f"{trained:,} ({trained / total:.2%})"}
         parts.append(("weights of the model, adapters included", share))
-    # Add the memory of each GPU where the model's shape is known
-    if planned := plan(config, ranks.world_size()):
+    # Add the memory of each GPU, or process, where the model's shape is known
+    is_gpu = config.model.device != "cpu" and machine.has_gpu()
+    if planned := plan(config, ranks.world_size(), is_gpu=is_gpu):
         sizes = {name: memory(count) for name, count in planned.items()}
-        parts.append(("memory of each GPU, estimated from the shape of the model; `covey check` measures", sizes))
+        whose = "memory of each GPU" if is_gpu else "memory of each process"
+        parts.append((f"{whose}, estimated from the shape of the model; `covey check` measures", sizes))
     lines = [line for title, found in parts for line in (f"# {title}:", *(f"#   {k}: {v}" for k, v in found.items()))]
     return f"{to_yaml(config)}{chr(10).join(lines)}\n"

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from covey.config.schema import Config
+from covey.engine.settings import cache_budget
 from covey.policy.settings import ModelConfig
 from covey.rollouts.settings import group_sizes
 from covey.run.planner.hardware import Hardware
@@ -22,8 +23,8 @@ from covey.run.planner.seconds import PHASES, Work, constants, step_seconds
 from covey.run.preflight.memory_model import Workload, memory_of
 
 Change = tuple[str, Callable[[Config], Config]]
-CONTEXT, FRAGMENTS, CACHE_SHARE = 0.5e9, 0.05, 0.8
-"""Of a GPU: bytes of its context, share between tensors, share of what is free that an unbound cache takes."""
+CONTEXT, FRAGMENTS = 0.5e9, 0.05
+"""Of a GPU: bytes of its context, share between tensors."""
 PROCESS = 0.4e9
 """Bytes of a process on a CPU that has imported torch, transformers and covey, before it holds a model."""
 EXTRA = 1.4
@@ -130,11 +131,10 @@ def memory_on(shape: Shape, load: Workload, on: Hardware) -> dict[str, int]:
 
 
 def bounded(load: Workload, shape: Shape, on: Hardware) -> Workload:
-    """Bound a cache that nobody has bounded, as the native engine does on a GPU."""
-    if load.cache_bytes is not None or not on.is_gpu:
-        return load
+    """Bound a cache that nobody has bounded, as the native engine does."""
     kept = memory_of(shape, replace(load, num_rows=0, num_cached=0, micro_batch_tokens=1))["in_all"]
-    return replace(load, cache_bytes=max(0, int(CACHE_SHARE * (on.memory - CONTEXT - kept))))
+    free = int(on.memory - CONTEXT - kept) if on.is_gpu else None
+    return replace(load, cache_bytes=cache_budget(load.cache_bytes, free))
 
 
 def cheapest_change(

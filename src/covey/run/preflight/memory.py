@@ -8,8 +8,8 @@ from torch import nn
 
 from covey.config.schema import Config
 from covey.engine.native import graph
-from covey.engine.native.cache import DEFAULT_BYTES, SHARE
 from covey.engine.native.runner import cache_shape
+from covey.engine.settings import cache_budget
 from covey.policy import sharding
 from covey.run.planner.memory import workload
 from covey.run.preflight.memory_model import cache_and_logits, optimizer_bytes
@@ -124,9 +124,7 @@ def _sampling_bytes(subject: PreflightContext, num_groups: int, free: int) -> in
     if config.engine.name != "native":  # another may have no cache to ask for
         return 0
     # Bound the cache as the engine does
-    given = config.engine.cache_bytes
-    if given is None:
-        given = max(0, int(SHARE * free)) if policy.device.type == "cuda" else DEFAULT_BYTES
+    given = cache_budget(config.engine.cache_bytes, free if policy.device.type == "cuda" else None)
     # Count the tokens of prompts too, where it decodes as a graph those that each row holds
     load = workload(config, collectives.world_size())
     holders = num_groups + (load.num_rows if graph.is_wanted(policy) else 0)
