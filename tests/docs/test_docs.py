@@ -11,6 +11,7 @@ import re
 import runpy
 import shlex
 import shutil
+import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -305,6 +306,10 @@ def test_the_python_page_trains_and_samples(workbench: Path, capsys: pytest.Capt
         "the example names its steps else"
     )
     (workbench / "from_python.py").write_text(shorter)
+    before, _, after = source.partition("machine.prepare()")
+    loads = "import sys\nif 'torch' in sys.modules: raise SystemExit('torch is imported too early')\n"
+    assert "covey.train import" in after
+    subprocess.run([sys.executable, "-c", before + loads], check=True)
     runpy.run_path("from_python.py", run_name="__main__")
     assert (workbench / "outputs" / "from_python" / "summary.json").is_file()
     *_, pass_at_1, answers = capsys.readouterr().out.splitlines()
