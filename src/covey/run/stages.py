@@ -33,7 +33,8 @@ from covey.run.checkpoints.resume import changed_facts, check_same_reference, cu
 from covey.run.checkpoints.state import checkpoint_state, restore
 from covey.run.evaluate import answer
 from covey.run.given import NOTHING, Given
-from covey.run.records.record import RunRecorder, make_watchdog
+from covey.run.records.record import RunRecorder
+from covey.run.records.waits import make_watchdog
 from covey.system import collectives, ranks
 from covey.system.disk import WriteError
 from covey.system.text.format import count, number_of, percent

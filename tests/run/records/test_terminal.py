@@ -56,6 +56,77 @@ def test_outside_a_terminal_every_step_is_one_line_with_its_numbers() -> None:
     assert third.startswith("step 3/3  reward -  entropy 0.500")
 
 
+class Clock:
+    """Seconds that a test sets."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def wait_until(progress: PlainProgress, clock: Clock, end: float, what: str, *, in_step: bool) -> None:
+    """Look at what is waited for every second, as the run does."""
+    while clock.now < end:
+        clock.now += 1
+        progress.waiting(what, in_step=in_step)
+
+
+def paced(console: Console, clock: Clock) -> PlainProgress:
+    progress = PlainProgress(9, console)
+    progress._clock = progress._pace.clock = clock
+    progress.message("loading")
+    return progress
+
+
+def test_outside_a_terminal_nothing_is_silent_for_more_than_ten_seconds() -> None:
+    console, clock = plain_console(), Clock()
+    progress = paced(console, clock)
+    wait_until(progress, clock, 25, "waiting for the model m to be loaded", in_step=False)
+    progress.message("m: 3 parameters")
+    wait_until(progress, clock, 30, "waiting for the engine", in_step=False)
+    progress.evaluation(0, {"accuracy": 0.5})
+    wait_until(progress, clock, 38, "waiting for the engine", in_step=False)
+    loading = "waiting for the model m to be loaded"
+    assert written(console).splitlines() == [
+        *("loading", f"{loading}, 9 s", f"{loading}, 18 s", "m: 3 parameters", "step 0 evaluated: accuracy 0.500")
+    ]
+
+
+def test_steps_of_a_known_pace_are_silent_for_as_long_as_two_of_them_take() -> None:
+    console, clock = plain_console(), Clock()
+    progress = paced(console, clock)
+    wait_until(progress, clock, 20, "sampling", in_step=True)  # nobody knows the pace yet
+    for step, end in ((1, 20), (2, 50)):
+        clock.now = end
+        progress.update(step, {})
+    wait_until(progress, clock, 109, "sampling", in_step=True)
+    wait_until(progress, clock, 111, "backward", in_step=True)
+    wait_until(progress, clock, 120, "evaluation", in_step=False)
+    told = [line for line in written(console).splitlines() if "step" not in line]
+    assert told == ["loading", "sampling, 9 s", "sampling, 18 s", "backward, 1:00", "evaluation, 1:09"]
+
+
+def test_a_run_without_progress_says_nothing_of_its_waits() -> None:
+    console = plain_console()
+    progress = make_progress(3, False, console)
+    assert isinstance(progress, PlainProgress)
+    progress._clock = clock = Clock()
+    wait_until(progress, clock, 100, "sampling", in_step=False)
+    assert written(console) == ""
+
+
+def test_the_bar_of_the_panel_begins_with_the_steps_and_what_is_waited_for_stands_before() -> None:
+    console = terminal()
+    with make_progress(4, True, console) as progress:
+        progress.waiting("waiting for the model to be loaded", in_step=False)
+        assert "waiting for the model to be loaded, 0 s" in written(console)
+        assert "0/4" not in written(console)
+        progress.update(1, {"sampled_reward_mean": 0.5})
+    assert "step 1/4" in written(console)
+
+
 def test_progress_that_is_switched_off_still_passes_messages_on() -> None:
     console = plain_console()
     with make_progress(3, False, console) as progress:

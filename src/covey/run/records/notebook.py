@@ -37,6 +37,7 @@ class NotebookProgress(Panel):
         self._handle: Any = None
 
     def message(self, text: str) -> None:
+        self._new_at = self._clock()
         self._messages.append(text)
         self._draw()
 
@@ -50,11 +51,12 @@ class NotebookProgress(Panel):
         """Return what the cell shows now."""
         left = time_left(self._pace.seconds_left)
         bar = f'<progress value="{self._step}" max="{self._pace.num_steps}" style="width:{WIDTH}px"></progress>'
-        lines = [f"<div>step {self._step}/{self._pace.num_steps} {bar} {left}</div>"]
+        lines = [f"<div>step {self._step}/{self._pace.num_steps} {bar} {left}</div>"] if self._step else []
         cells, rewards = number_cells(self._metrics), [reward for reward in self._rewards if math.isfinite(reward)]
         lines += [f"<div>{escape('   '.join(cells))}</div>"] if cells else []
         lines += [curve(rewards)] if len(rewards) > 1 else []
         lines += [f"<div>{escape(self._evaluation)}</div>"] if self._evaluation else []
+        lines += [f"<div>{escape(self._waiting)}</div>"] if self._waiting else []
         lines.append(f"<pre>{escape(chr(10).join(self._messages))}</pre>")
         return f'<div style="font-family:monospace">{"".join(lines)}</div>'
 

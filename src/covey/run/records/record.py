@@ -54,13 +54,12 @@ from covey.run.records.summary import (
 from covey.run.records.terminal import Progress
 from covey.run.records.trace_log import TraceLog
 from covey.run.records.trackers import CompositeTracker, Tracker, make_trackers
+from covey.run.records.waits import Pulse, make_watchdog
 from covey.system import collectives
 from covey.system.disk import WriteError, catch_write_errors, sync
 from covey.system.jsonl import JsonlWriter, write_json
-from covey.system.ranks import log_name
 from covey.system.text.masking import mask
 from covey.system.waits.timer import PhaseTimer
-from covey.system.waits.watchdog import Watchdog
 
 LOGGER = logging.getLogger(__name__)
 
@@ -84,6 +83,7 @@ class RunRecorder:
         # Show on the main process alone
         shows = config.output.progress
         self._progress = progress_of(config.num_steps, shows=shows) if collectives.is_main_process() else Progress()
+        self._pulse = Pulse(self._progress, self.timer)
         # Count what the summary is made of; a resumed run restores it
         self._totals: Counter[str] = Counter()
         self._samplers = SamplersTotals()
@@ -107,6 +107,7 @@ class RunRecorder:
     def __enter__(self) -> Self:
         self._progress.__enter__()
         self.watchdog.__enter__()
+        self._pulse.start()
         return self
 
     def __exit__(
@@ -118,6 +119,7 @@ class RunRecorder:
             for part in (vars(self).get("_tracker"), self._schedule, self._traces, self._run):
                 if part is not None:
                     closing.callback(part.close)
+            self._pulse.stop()
             self._progress.close()
             try:
                 if not self._is_as_left:
@@ -390,10 +392,3 @@ class RunRecorder:
         after = self._evaluations[-1] if len(self._evaluations) > 1 else None
         compared = comparable(before, after, self._seen) if before and after else None
         write_summary(self.folder, summary(facts, before, after, self._config.evaluation.confidence, compared))
-
-
-def make_watchdog(config: Config, folder: Path) -> Watchdog:
-    """Make the watchdog with every deadline and this process' name, to be entered."""
-    limits = {f"timeouts.{name}": seconds for name, seconds in asdict(config.timeouts).items()}
-    who = f"rank {collectives.rank()}" if collectives.is_distributed() else "the run"
-    return Watchdog(limits, folder / log_name(collectives.rank()), who)

@@ -33,6 +33,10 @@ ROOMY = 16
 """Lines of a terminal that has room for one more line of the panel."""
 RATE_STEPS = 20
 """Steps whose pace predicts the time left."""
+QUIET_SECONDS = 9.0
+"""After so long without a line one says what is waited for; it is looked at once a second."""
+QUIET_STEPS = 2.0
+"""The same within steps, in steps of the pace that is known by then, where that is longer."""
 
 
 class Progress:
@@ -49,6 +53,9 @@ class Progress:
 
     def message(self, text: str) -> None:
         """Show a message on lines of its own."""
+
+    def waiting(self, what: str, *, in_step: bool) -> None:
+        """Learn, every second and from another thread, what is waited for, and show it where nothing else was."""
 
     def close(self) -> None:
         """Leave the terminal as it was."""
@@ -83,22 +90,34 @@ class EtaEstimator:
         self._marks.append((step, self.clock()))
 
     @property
-    def seconds_left(self) -> float | None:
-        """Estimate the seconds left, None until two marks allow a guess."""
+    def seconds_per_step(self) -> float | None:
+        """Return the pace, None until two marks show one."""
         if len(self._marks) < 2:
             return None
         (first, then), (last, now) = self._marks[0], self._marks[-1]
-        return (self.num_steps - last) * (now - then) / max(1, last - first)
+        return (now - then) / max(1, last - first)
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Estimate the seconds left, None where the pace is not known."""
+        pace = self.seconds_per_step
+        return None if pace is None else (self.num_steps - self._marks[-1][0]) * pace
 
 
 class _Paced(Progress):
-    """Knows how many steps there are and how long those that are left will take."""
+    """Knows how many steps there are, how long those that are left will take, and since when nothing was new."""
 
     def __init__(self, num_steps: int) -> None:
         self._pace = EtaEstimator(num_steps)
+        self._clock = time.monotonic
+        self._new_at = self._clock()
 
     def expect(self, num_steps: int) -> None:
         self._pace.num_steps = num_steps
+
+    def _wait_line(self, what: str) -> str:
+        """Say what is waited for, and since when nothing was new."""
+        return f"{what}, {_whole(self._clock() - self._new_at)}"
 
 
 class Panel(_Paced, ABC):
@@ -111,8 +130,10 @@ class Panel(_Paced, ABC):
         self._rewards: list[float] = []
         """Of all steps, NaN where there was nothing to measure."""
         self._evaluation = ""
+        self._waiting = ""
 
     def update(self, step: int, metrics: Mapping[str, float | None]) -> None:
+        self._new_at = self._clock()
         self._pace.mark(step)
         self._step, self._metrics = step, dict(metrics)
         reward = metrics.get(REWARD)
@@ -120,7 +141,12 @@ class Panel(_Paced, ABC):
         self._draw()
 
     def evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._new_at = self._clock()
         self._evaluation = evaluation_line(step, metrics)
+        self._draw()
+
+    def waiting(self, what: str, *, in_step: bool) -> None:
+        self._waiting = self._wait_line(what)
         self._draw()
 
     @abstractmethod
@@ -135,6 +161,8 @@ class PlainProgress(_Paced):
         super().__init__(num_steps)
         self._console = console
         self._steps = steps
+        self._told_at = self._new_at
+        """When the last line was written, be it news or not."""
 
     def update(self, step: int, metrics: Mapping[str, float | None]) -> None:
         self._pace.mark(step)
@@ -150,6 +178,17 @@ class PlainProgress(_Paced):
             self.message(evaluation_line(step, metrics))
 
     def message(self, text: str) -> None:
+        self._new_at = self._clock()
+        self._print(text)
+
+    def waiting(self, what: str, *, in_step: bool) -> None:
+        pace = self._pace.seconds_per_step if in_step else None
+        patience = max(QUIET_SECONDS, QUIET_STEPS * (pace or 0.0))
+        if self._steps and self._clock() - self._told_at >= patience:
+            self._print(self._wait_line(what))
+
+    def _print(self, text: str) -> None:
+        self._told_at = self._clock()
         with ignore_stdout_errors():
             self._console.print(Text(text), soft_wrap=True)
 
@@ -163,6 +202,7 @@ class LiveProgress(Panel):
         self._live = Live(self.render(), console=console, auto_refresh=False)
 
     def message(self, text: str) -> None:
+        self._new_at = self._clock()
         # What is written out is longer: a line that grew after it was broken would be cut at the edge
         with ignore_stdout_errors():
             self._console.print(Text(escape(text, keep="\n")))
@@ -179,10 +219,25 @@ class LiveProgress(Panel):
     def render(self) -> RenderableType:
         """Build the panel.
 
-        Bar and time left, the reward, its trend and the other numbers, what samplers do where there are any, parts and
-        lengths, the last evaluation.
+        Bar and time left, once there are steps, the reward, its trend and the other numbers, what samplers do where
+        there are any, parts and lengths, the last evaluation, what is waited for.
         """
-        # A bar with the time left
+        lines: list[RenderableType] = [self._bar()] if self._step else []
+        # Numbers of the last step, as far as the terminal has lines
+        if self._metrics:
+            lines.append(self._numbers())
+        if samplers := samplers_line(self._metrics):
+            lines.append(Text(samplers, "cyan", no_wrap=True, overflow="ellipsis"))
+        if self._console.size.height >= ROOMY and (details := details_of(self._metrics)):
+            lines.append(Text(details, "dim", no_wrap=True, overflow="ellipsis"))
+        if self._evaluation:
+            lines.append(Text(self._evaluation, "green"))
+        if self._waiting:
+            lines.append(Text(escape(self._waiting), "dim", no_wrap=True, overflow="ellipsis"))
+        return Group(*lines)
+
+    def _bar(self) -> Table:
+        """Build a bar with the time left."""
         bar = Table.grid(padding=(0, 1), expand=True)
         bar.add_column()
         bar.add_column(ratio=1)
@@ -193,17 +248,7 @@ class LiveProgress(Panel):
             ProgressBar(total=self._pace.num_steps, completed=self._step),
             Text(left, "dim"),
         )
-        # Numbers of the last step, as far as the terminal has lines
-        lines: list[RenderableType] = [bar]
-        if self._metrics:
-            lines.append(self._numbers())
-        if samplers := samplers_line(self._metrics):
-            lines.append(Text(samplers, "cyan", no_wrap=True, overflow="ellipsis"))
-        if self._console.size.height >= ROOMY and (details := details_of(self._metrics)):
-            lines.append(Text(details, "dim", no_wrap=True, overflow="ellipsis"))
-        if self._evaluation:
-            lines.append(Text(self._evaluation, "green"))
-        return Group(*lines)
+        return bar
 
     def _numbers(self) -> Text:
         shown = Text(no_wrap=True, overflow="ellipsis")
@@ -293,7 +338,11 @@ def evaluation_line(step: int, metrics: Mapping[str, float]) -> str:
 def time_left(seconds: float | None) -> str:
     if seconds is None:
         return ""
-    return f"{duration(seconds) if seconds >= 10 else f'{seconds:.0f} s'} left"
+    return f"{_whole(seconds)} left"
+
+
+def _whole(seconds: float) -> str:
+    return duration(seconds) if seconds >= 10 else f"{seconds:.0f} s"
 
 
 def number_cells(metrics: Mapping[str, float | None]) -> list[str]:

@@ -60,6 +60,11 @@ class PhaseTimer:
         self._totals[name] = self._totals.get(name, 0.0) + seconds
 
     @property
+    def outermost(self) -> str | None:
+        """Return the open phase that is inside no other one."""
+        return next(iter(self._open), None)
+
+    @property
     def seconds(self) -> dict[str, float]:
         """Return the seconds of each phase so far, the open one included."""
         self._charge()

@@ -123,12 +123,18 @@ class Watchdog:
                     del waits[waits.index(wait) :]
                 self._tell()
 
-    def progress(self) -> None:
-        """Start this thread's time anew, as what it waits for has come a step nearer."""
+    def progress(self, what: str | None = None) -> None:
+        """Start this thread's time anew, as what it waits for has come a step nearer: `what` is still missing."""
         waits = self._waits.get(threading.get_ident())
+        if waits and what is not None:
+            waits[-1].what = what
         if waits and time.monotonic() - waits[-1].told > min(REPEAT_SECONDS, waits[-1].seconds / 10):
             with self._lock:
                 self._tell()
+
+    def waited_for(self, thread: int) -> str | None:
+        """Return the outermost of the waits of a thread, which may be another than this one."""
+        return next((wait.what for wait in tuple(self._waits.get(thread, ()))), None)
 
     def now_for(self, what: str, setting: str, seconds: float | None = None) -> None:
         """Replace what this thread waits for."""
@@ -335,20 +341,19 @@ class Stages:
         waited_for = self._environments[0] if self._environments else ("the engine",) * bool(self._sampling)
         if not waited_for:
             return
-        # The same wait again is progress
-        if waited_for == self._told:
-            self.watchdog.progress()
-            return
-        # A new wait has a limit of its own
-        self._told = waited_for
+        what, setting, seconds = _to_answer(self._sampling), "timeouts.sampling", None
         if self._environments:
-            environment, method = waited_for
+            environment, method = self._environments[0]
             number = sum(other == method for _, other in self._environments)
             what = f"the environment {environment} to {ASKED[method]} {_counted(number, *OF[method])}"
+            setting = "timeouts.scoring"
             seconds = None if self.scoring_seconds is None else self.scoring_seconds + LOOP_SECONDS
-            self.watchdog.now_for(what, "timeouts.scoring", seconds)
+        # The same wait again is progress, a new one has a limit of its own
+        if waited_for == self._told:
+            self.watchdog.progress(what)
         else:
-            self.watchdog.now_for(_to_answer(self._sampling), "timeouts.sampling")
+            self._told = waited_for
+            self.watchdog.now_for(what, setting, seconds)
 
     def _tell_soon(self) -> None:
         """Tell the watchdog once the event loop has turned: thousands of waits end in one turn of it.

@@ -1,0 +1,68 @@
+"""What a run is at is told every second, from the names that its waits and phases have anyway."""
+
+import asyncio
+import threading
+import time
+from pathlib import Path
+
+from covey.run.records.terminal import Progress
+from covey.run.records.waits import Pulse
+from covey.system.waits.timer import PhaseTimer
+from covey.system.waits.watchdog import Stages, Watchdog
+
+LIMITS = {"timeouts.loading": 600.0, "timeouts.sampling": 600.0}
+
+
+class Heard(Progress):
+    def __init__(self) -> None:
+        self.lines: list[tuple[str, bool]] = []
+        self.is_told = threading.Event()
+
+    def waiting(self, what: str, *, in_step: bool) -> None:
+        self.lines.append((what, in_step))
+        self.is_told.set()
+
+
+def test_the_outermost_wait_and_the_phase_say_what_a_run_is_at(tmp_path: Path) -> None:
+    with Watchdog(LIMITS, tmp_path / "log") as watchdog:
+        timer = PhaseTimer(watchdog=watchdog)
+        pulse = Pulse(Progress(), timer)
+        assert pulse.what == "at work"
+        with timer.phase("cold_start"):
+            assert pulse.what == "cold start"
+        with watchdog.deadline("the model m to be loaded", "timeouts.loading"):
+            assert pulse.what == "waiting for the model m to be loaded"
+        with timer.phase("evaluation"), watchdog.deadline("the engine to answer 9 prompts", "timeouts.sampling"):
+            with watchdog.deadline("the engine to sample a token", "timeouts.sampling"), timer.phase("reward"):
+                assert pulse.what == "waiting for the engine to answer 9 prompts (evaluation)"
+            watchdog.progress("the engine to answer 3 prompts")
+            assert pulse.what == "waiting for the engine to answer 3 prompts (evaluation)"
+
+
+def test_another_thread_tells_it_while_the_run_is_stuck(tmp_path: Path) -> None:
+    heard = Heard()
+    with Watchdog(LIMITS, tmp_path / "log") as watchdog:
+        timer = PhaseTimer(watchdog=watchdog)
+        pulse = Pulse(heard, timer)
+        pulse.start()
+        with timer.phase("sampling"):
+            assert heard.is_told.wait(60)
+        pulse.stop()
+        assert heard.lines[0] == ("sampling", True)
+        number = len(heard.lines)
+        time.sleep(1.2)
+        assert len(heard.lines) == number
+
+
+def test_what_is_left_of_an_evaluation_is_told(tmp_path: Path) -> None:
+    async def two_prompts(stages: Stages, pulse: Pulse) -> None:
+        with stages.sampling():
+            with stages.sampling():
+                assert pulse.what == "waiting for the engine to answer 2 prompts"
+            await asyncio.sleep(0)
+            assert pulse.what == "waiting for the engine to answer 1 prompt"
+
+    with Watchdog(LIMITS, tmp_path / "log") as watchdog:
+        stages, pulse = Stages(watchdog), Pulse(Progress(), PhaseTimer(watchdog=watchdog))
+        with stages.under_way(2):
+            asyncio.run(two_prompts(stages, pulse))
