@@ -66,7 +66,7 @@ def _run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         evaluated(30, name, reward) for name, reward in zip("abcdefgh", (1, 0.5, 0, 1, 0.25, 1, 0.75, 1), strict=True)
     ]
     first = [evaluated(0, "z", 0.0)]
-    folder = write_run(Path("run"), evaluations=[*first, *last, evaluated(30, "a", 9.0, greedy=False)])
+    folder = write_run(Path("run"), evaluations=[*first, *last, evaluated(30, "i", -1.0, greedy=False)])
     content = SUMMARY | {"before": look(0.2, 0.3), "after": look(0.5, 0.6)}
     gains = {
         "accuracy": {"value": 0.3, "low": 0.1, "high": 0.4},
@@ -85,16 +85,33 @@ def test_a_run_is_shown_with_its_table_its_best_and_its_worst_answers(
     (accuracy,) = [line.split("%")[1].split() for line in out.splitlines() if line.startswith("accuracy")]
     assert accuracy == ["20.0", "[10.0,", "30.0]", "50.0", "[40.0,", "60.0]", "+30.0", "[10.0,", "40.0]"]
     asked = [line.strip() for line in out.splitlines() if line.startswith("  prompt")]
-    assert asked == ["prompt  a?", "prompt  d?", "prompt  c?", "prompt  e?"]
-    assert "best answers (of 8 kept, step 30)" in out
+    assert asked == ["prompt  a?", "prompt  d?", "prompt  i?", "prompt  c?"]
+    assert "best answers (of 9 kept, step 30)" in out
     assert "step 30, c: reward 0.000, greedy, wrong, 3 tokens" in out
+    assert "step 30, i: reward -1.000, sampled, wrong, 3 tokens" in out
     assert out.splitlines()[-1] == "run folder: run"
+
+
+def test_answers_that_are_right_are_never_among_the_worst(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    right = [evaluated(4, name, 1.0) for name in "abcdefgh"]
+    write_run(Path("good"), evaluations=right)
+    write_run(Path("mixed"), evaluations=[*right, evaluated(4, "s", 0.5, greedy=False)])
+    write_run(Path("even"), rollouts=[answer(7, name, 0.5) for name in "abcdefgh"])
+    for name, shown in (("good", []), ("mixed", ["s?"]), ("even", [])):
+        assert main(["show", name, "--answers=2"]) == 0
+        out = capsys.readouterr().out
+        asked = [line.split()[1] for line in out.splitlines() if line.startswith("  prompt")]
+        assert asked == ["a?", "b?", *shown]
+        assert ("no answer is wrong (of 8 kept, step 4)" in out) == (name == "good")
 
 
 def test_no_answer_is_shown_twice(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", "--answers=5", "run"]) == 0
     asked = [line.split()[1] for line in capsys.readouterr().out.splitlines() if line.startswith("  prompt")]
-    assert asked == ["a?", "d?", "f?", "h?", "g?", "c?", "e?", "b?"]
+    assert asked == ["a?", "d?", "f?", "h?", "g?", "i?", "c?", "e?", "b?"]
 
 
 def test_a_run_without_a_summary_shows_how_far_it_got_and_what_it_wrote(

@@ -64,12 +64,16 @@ def _own_settings(folders: Sequence[Path]) -> list[str]:
 
 
 def print_answers(folder: Path, num_best: int, num_worst: int, console: Console) -> None:
-    """Print the best and the worst greedy answers of the last evaluation, or where there is none of the last step."""
+    """Print the best and the worst answers of the last evaluation, or where there is none of the last step.
+
+    The worst are wrong, greedy or sampled, or earn less than the best of a step.
+    """
     with as_written(folder / EVALUATIONS):
         rows = last_answers(folder)
         ordered = sorted(rows, key=lambda row: (not row.get("correct"), -row["reward"]))
         best = ordered[: min(num_best, len(ordered))]
-        worst = ordered[max(len(best), len(ordered) - num_worst) :][::-1]
+        wrong = [row for row in ordered[len(best) :] if not row.get("correct", row["reward"] >= ordered[0]["reward"])]
+        worst = wrong[max(0, len(wrong) - num_worst) :][::-1]
         of = f"of {len(rows)} kept, step {rows[0]['step']}" if rows else ""
         for title, chosen in (("best answers", best), ("worst answers", worst)):
             texts = [as_text(row) for row in chosen]
@@ -77,13 +81,15 @@ def print_answers(folder: Path, num_best: int, num_worst: int, console: Console)
                 console.print(Text(f"\n{title} ({of})", "italic"))
             for text in texts:
                 console.print(Text(text), soft_wrap=True)
+        if num_worst and rows and all(row.get("correct") for row in rows):
+            console.print(Text(f"\nno answer is wrong ({of})", "italic"))
 
 
 def last_answers(folder: Path) -> list[Row]:
-    """Return the greedy answers of the last evaluation that kept any, else the rollouts of the last step."""
-    for name, is_wanted in ((EVALUATIONS, lambda row: row["greedy"]), (ROLLOUTS, lambda row: True)):
+    """Return the answers of the last evaluation that kept any, else the rollouts of the last step."""
+    for name in (EVALUATIONS, ROLLOUTS):
         found: list[Row] = []
-        for row in filter(is_wanted, rows_of(folder / name)):
+        for row in rows_of(folder / name):
             if found and found[0]["step"] != row["step"]:
                 found = []
             found.append(row)

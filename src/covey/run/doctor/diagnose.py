@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from statistics import fmean
 
 from covey.run.doctor.advice import still_open
 from covey.run.doctor.catalogue import RULES
 from covey.run.doctor.finding import Finding, Level
-from covey.run.doctor.log import RunLog
+from covey.run.doctor.log import MIN_WINDOW, RunLog
 from covey.system.text.format import number_of
 
 EXIT_CODES = {None: 0, Level.NOTE: 0, Level.WATCH: 3, Level.SICK: 4}
@@ -40,18 +41,27 @@ def in_a_line(findings: Sequence[Finding], log: RunLog) -> str:
     >>> in_a_line([], RunLog())
     'too early to say, after 0 steps'
     """
-    level, needed = worst(findings), 2 * log.width
+    level, needed, number = worst(findings), 2 * log.width, len(log.steps)
     own = [finding.level for finding in findings if finding.cause is None]
     counts = {one: own.count(one) for one in (Level.SICK, Level.WATCH, Level.NOTE)}
-    # Begin with the worst, or with being too early
-    first = "healthy" if len(log.steps) >= needed else f"too early to say, after {number_of(len(log.steps), 'step')}"
+    # Begin with the worst, or with what so few steps allow to say
+    first = "healthy" if number >= needed else f"too early to say, after {number_of(number, 'step')}"
     if level is Level.SICK:
         first = f"sick: {findings[0].rule.id} {findings[0].rule.name}"
-    elif level is Level.WATCH and len(log.steps) < needed:
-        first = f"after {number_of(len(log.steps), 'step')}"
+    elif level is Level.WATCH and number < needed:
+        first = f"after {number_of(number, 'step')}"
+    elif MIN_WINDOW <= number < needed:
+        first = f"nothing wrong is seen in {number} steps{_rewards(log)}; what must last is told from {needed} on"
     # Add how many there are besides, and how many follow from one of them
     more = f"{counts[Level.SICK] - 1} more sick" if counts[Level.SICK] > 1 else ""
     watch = f"{counts[Level.WATCH]} to watch" if counts[Level.WATCH] else ""
     know = number_of(counts[Level.NOTE], "note") if counts[Level.NOTE] else ""
     follow = f"{len(findings) - len(own)} in consequence" if len(own) < len(findings) else ""
     return ", ".join(word for word in (first, more, watch, know, follow) if word)
+
+
+def _rewards(log: RunLog) -> str:
+    """Say from what to what the reward went: means of the first and the last steps, half a window each."""
+    values = log.values("sampled_reward_mean") or log.values("reward_mean")
+    half = MIN_WINDOW // 2
+    return f" (reward {fmean(values[:half]):.3g} to {fmean(values[-half:]):.3g})" if len(values) >= MIN_WINDOW else ""
