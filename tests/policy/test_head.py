@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from covey.algorithm.softmax import log_softmax
 from covey.policy.head import Head, linear_layer, score_rows
 from covey.policy.kernels.linear import use_onednn
 from covey.run.preflight.passes import LiveBytes
@@ -195,7 +196,7 @@ def test_half_precision_is_what_autocast_computes(precision: torch.dtype, bias: 
     def under_autocast(head: Head, rows: Tensor, target: Tensor, predicted: Tensor | None) -> tuple[Tensor, Tensor]:
         with torch.autocast("cpu", precision):
             logits_LV = head.layer(rows)
-        all_LV = logits_LV.float().log_softmax(-1)
+        all_LV = log_softmax(logits_LV)
         return all_LV.gather(1, target[:, None])[:, 0], -(all_LV.exp() * all_LV).sum(-1)
 
     expected = results(under_autocast, head)
@@ -212,7 +213,7 @@ def test_scores_are_the_same_bits_in_any_chunk_with_and_without_gradient(num_thr
     num_rows = 50
     layer, target = nn.Linear(8, 70_000, bias=False), torch.arange(num_rows)  # three slices of a chunk
     rows = torch.randn(num_rows, 8)
-    all_LV = layer(rows).detach().log_softmax(-1)
+    all_LV = log_softmax(layer(rows).detach())
     expected = [all_LV.gather(1, target[:, None])[:, 0], -(all_LV.exp() * all_LV).sum(-1)]
     threads = torch.get_num_threads()
     torch.set_num_threads(num_threads)

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from covey.algorithm.loss_inputs import RatioOptions, clamp_symmetric, log_ratio, select
+from covey.algorithm.softmax import log_softmax
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +116,7 @@ def full_kl(logits_TV: Tensor, base_logits_TV: Tensor, *, direction: str = "reve
 
 
 def _full_kl_rows(logits_TV: Tensor, base_logits_TV: Tensor, direction: str) -> Tensor:
-    log_p_TV, log_b_TV = logits_TV.log_softmax(-1), base_logits_TV.log_softmax(-1)
+    log_p_TV, log_b_TV = log_softmax(logits_TV), log_softmax(base_logits_TV)
     if direction == "forward":
         log_p_TV, log_b_TV = log_b_TV, log_p_TV
     possible_TV = log_p_TV.isfinite()

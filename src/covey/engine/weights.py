@@ -10,6 +10,7 @@ from statistics import fmean
 import torch
 from torch import Tensor
 
+from covey.algorithm.softmax import log_softmax
 from covey.engine.base import Probe, PushRefused, WeightSet, digest_of
 from covey.policy.attention.base import DENSE
 from covey.policy.attention.bidirectional import inputs_layout
@@ -93,8 +94,7 @@ def probe_logprobs(policy: Policy, token_ids: Sequence[int]) -> list[float]:
     with inference(policy.model):
         layout = DENSE if policy.mask_id is None else inputs_layout([len(token_ids)], policy.device)
         logits_TV = policy.logits(ids_1T, position_1T, layout)[: len(token_ids) - 1]
-        logits_TV = logits_TV.to(torch.promote_types(logits_TV.dtype, torch.float32))
-        chosen_T = logits_TV.gather(-1, ids_1T[0, 1:, None])[:, 0] - logits_TV.logsumexp(-1)
+        chosen_T = log_softmax(logits_TV).gather(-1, ids_1T[0, 1:, None])[:, 0]
     return [float(logprob) for logprob in chosen_T.tolist()]
 
 

@@ -22,14 +22,13 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from covey.algorithm.softmax import SLICE, log_softmax_
 from covey.policy.kernels.gpu.softmax import fused_gradient, fused_scores
 from covey.policy.kernels.linear import OneDnnLinear, product, product_of_transposed
 from covey.policy.policy import Policy, head_modules, is_half
 
 PLAIN = (nn.Linear, OneDnnLinear)
 """Layers that are a product and nothing more; adapters and quantised layers are other types."""
-SLICE = {"cpu": 2**20, "cuda": 2**28}
-"""Logits that become probabilities at once; on a CPU no more than its cache holds."""
 MIN_ROWS = 16
 """However long the vocabulary: threads share out rows."""
 
@@ -228,7 +227,7 @@ def _score_(head: Head, logits_LV: Tensor, target_L: Tensor) -> Scored:
 
 def _score_slice_(head: Head, logits_LV: Tensor, target_L: Tensor) -> tuple[Tensor, Tensor]:
     tempered_LV = logits_LV if head.temperature == 1.0 else logits_LV.div_(head.temperature)
-    all_LV = tempered_LV.log_softmax(dim=-1)
+    all_LV = log_softmax_(tempered_LV)
     logprob_L = all_LV.gather(1, target_L[:, None])[:, 0]
     probability_LV = torch.exp(all_LV, out=logits_LV)
     return logprob_L, -all_LV.mul_(probability_LV).sum(dim=-1)

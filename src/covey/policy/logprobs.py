@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from covey.algorithm.kl import full_kl
+from covey.algorithm.softmax import log_softmax
 from covey.policy.head import Head, linear_layer, score_rows
 from covey.policy.policy import Policy
 from covey.policy.reference import Reference
@@ -200,14 +201,14 @@ def _score_rows(policy: Policy, scoring: Scoring, chunk: Chunk) -> tuple[Tensor,
     # Distribution at the sampling temperature, whose entropy is logged
     logits_LV = _logits(policy, chunk.rows_LC)
     tempered_LV = logits_LV if sampling.temperature in (0.0, 1.0) else logits_LV / sampling.temperature
-    all_LV = tempered_LV.log_softmax(dim=-1)
+    all_LV = log_softmax(tempered_LV)
     known_LV = all_LV if scoring.entropy_gradient else all_LV.detach()
     entropy_L = -(known_LV.exp() * known_LV).sum(dim=-1)
     logprob_LV = all_LV
     # Filters renormalise over the kept tokens
     if sampling.filters:
         mask_LV = _mask(chunk, logits_LV, sampling)
-        logprob_LV = tempered_LV.masked_fill(~mask_LV, -torch.inf).log_softmax(dim=-1)
+        logprob_LV = log_softmax(tempered_LV.masked_fill(~mask_LV, -torch.inf))
     logprob_L = logprob_LV.gather(1, chunk.target_L[:, None])[:, 0]
     # KL over the whole vocabulary, where it is wanted
     if chunk.reference is None or chunk.reference_rows_LC is None:

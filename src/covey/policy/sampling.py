@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor
 
+from covey.algorithm.softmax import log_softmax
 from covey.policy.kernels.gpu.inductor import compiled, number
 from covey.policy.policy import to_device
 from covey.types import Sampling
@@ -83,7 +84,7 @@ def filtered_logprobs(
 
     At temperature 0 (greedy) they are those of temperature 1. Gradients flow to the logits of kept tokens.
     """
-    return filter_logits(logits_RV, temperature, top_k, top_p, min_p).log_softmax(dim=-1)
+    return log_softmax(filter_logits(logits_RV, temperature, top_k, top_p, min_p))
 
 
 def chosen_logprobs(logits_LV: Tensor, target_L: Tensor, sampling: Sampling, kept_LV: Tensor | None = None) -> Tensor:
@@ -95,7 +96,7 @@ def chosen_logprobs(logits_LV: Tensor, target_L: Tensor, sampling: Sampling, kep
         kept_LV = allowed_with(logits_LV.detach(), target_L, sampling)
     if kept_LV is not None:
         logits_LV = logits_LV.masked_fill(~kept_LV, -torch.inf)
-    return _at(_scaled(logits_LV, sampling.temperature).log_softmax(dim=-1), target_L)
+    return _at(log_softmax(_scaled(logits_LV, sampling.temperature)), target_L)
 
 
 def draw(logprobs_RV: Tensor, uniform_R: Tensor) -> tuple[Tensor, Tensor]:
@@ -212,7 +213,7 @@ def _num_kept(value_RK: Tensor, top_p: float) -> Tensor:
     """Return how many of the falling values make up the mass top_p, (R, 1): those with less than it before them."""
     if top_p >= 1:
         return torch.full((len(value_RK), 1), value_RK.shape[-1], device=value_RK.device)
-    probability_RK = value_RK.softmax(dim=-1)
+    probability_RK = log_softmax(value_RK).exp()
     mass_before_RK = probability_RK.cumsum(dim=-1) - probability_RK
     # One at least, also of what is no number: an index of -1 would end a GPU's process before anybody can say why.
     return (mass_before_RK < top_p).sum(dim=-1, keepdim=True).clamp(min=1)
