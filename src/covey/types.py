@@ -21,6 +21,14 @@ FinishReason = Literal["stop", "length"]
 """`stop`: ended by a stop token or stop string. `length`: cut by the token limit ("truncated")."""
 
 
+class CutText(str):
+    """A completion whose finish reason is `length`, as environments are given it: a judge asks `isinstance`.
+
+    >>> isinstance(CutText("so there are 12"), str)
+    True
+    """
+
+
 StopReason = Literal[
     "completed",
     "tool_stopped",

@@ -14,7 +14,7 @@ from covey.policy.models.nano import nano_tokenizer
 from covey.rollouts.encoding import encode_prompt
 from covey.rollouts.rollout import causal_rollout, roll_out
 from covey.rollouts.sampler import Sampler
-from covey.types import Completion, Failure, Group, Prompt, Reward, RunStopped, Sampling
+from covey.types import Completion, CutText, Failure, Group, Prompt, Reward, RunStopped, Sampling
 from tests.support.scripted import Scripted
 
 from ..support.small import TOKENIZER
@@ -87,6 +87,19 @@ def test_a_completion_without_tokens_has_no_loss_token() -> None:
 
 
 # ------------------------------------------------------------------------------------------------ a group
+
+
+def test_the_environment_is_told_which_completions_were_cut_and_the_record_is_plain_text() -> None:
+    told: list[type] = []
+
+    def score(prompt: Prompt, text: str) -> float:
+        told.append(type(text))
+        return 0.0
+
+    made = rolled_out(Scripted({}, score), n=8).rollouts
+    assert told == [str] * 7 + [CutText]
+    assert made[-1].finish_reason == "length"
+    assert {type(rollout.text) for rollout in made} == {str}
 
 
 def test_the_stop_token_is_in_the_loss_but_not_in_the_text() -> None:

@@ -96,7 +96,8 @@ def build_code(settings: "CodeConfig", config: "BuildSettings") -> "Environment"
     else:
         counts: dict[Split, int] = {"train": settings.num_train, "test": settings.num_test}
         num_tests = settings.tests_per_problem or NUM_TESTS
-        problems = generate_problems(settings.problem, settings.difficulty, counts, settings.problem_seed, num_tests)
+        which = settings.problem, settings.difficulty, counts, settings.problem_seed
+        problems = generate_problems(*which, num_tests, settings.style)
     return Code(problems, code_runner(settings), settings)
 
 

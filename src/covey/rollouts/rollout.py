@@ -12,7 +12,7 @@ from covey.rollouts.attempt import Attempt, Segment, joined, rollout_of, sampled
 from covey.rollouts.encoding import encode_prompt
 from covey.rollouts.episodes import play_group
 from covey.rollouts.sampler import Sampler
-from covey.rollouts.turns import decoded, turn_seed
+from covey.rollouts.turns import decoded, to_judge, turn_seed
 from covey.rollouts.verdicts import judged, new_episode
 from covey.system import collectives
 from covey.types import Completion, Failure, Group, Prompt, Reward, Rollout, Sampling
@@ -149,7 +149,7 @@ async def _judge_answers(
 ) -> Group:
     """Have the answers of a prompt scored, one for each sample."""
     # Decode the answers
-    texts = [decoded(sampler.tokenizer, completion.token_ids) for completion in completions]
+    texts = [to_judge(sampler.tokenizer, completion) for completion in completions]
     ids = [completion.token_ids for completion in completions]
     # Judge all answers together
     verdicts = await judged(sampler.environment, sampler.stages, prompt, texts, ids)
@@ -158,7 +158,7 @@ async def _judge_answers(
         verdict
         if isinstance(verdict, Failure)
         else _unless_not_finite(
-            finished_rollout(sampler.mask_id, prompt_ids, completion, verdict, text), completion.logprobs
+            finished_rollout(sampler.mask_id, prompt_ids, completion, verdict, str(text)), completion.logprobs
         )
         for completion, text, verdict in zip(completions, texts, verdicts, strict=True)
     ]
@@ -171,7 +171,7 @@ async def _judge_episodes(sampler: Sampler, prompt: Prompt, attempts: Sequence[A
     left = [a for a in attempts if isinstance(a, Attempt) and a.verdict is None]
     if left:
         last = [a.completions[-1].token_ids if a.turns else () for a in left]
-        texts = [decoded(sampler.tokenizer, ids) for ids in last]
+        texts = [to_judge(sampler.tokenizer, a.completions[-1]) if a.turns else "" for a in left]
         found = await judged(sampler.environment, sampler.stages, prompt, texts, last)
         for attempt, verdict in zip(left, found, strict=True):
             attempt.verdict = verdict

@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 from covey.environments.base import ends_with_assistant, text_of, with_content
 from covey.rollouts.encoding import Tools, encode_prompt, extended
 from covey.rollouts.environment_text import Foreign, Rendered, locate, marks, place_in, readable, unforged_tokens
-from covey.types import Message, Prompt
+from covey.types import Completion, CutText, Message, Prompt
 
 
 def as_messages(said: str | Sequence[Message]) -> tuple[Message, ...]:
@@ -239,3 +239,9 @@ def known_ids(tokenizer: PreTrainedTokenizerBase, ids: tuple[int, ...]) -> tuple
 def decoded(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int], with_special: bool = False) -> str:
     """Return the text of tokens, without special tokens unless asked for."""
     return str(tokenizer.decode(list(token_ids), skip_special_tokens=not with_special))
+
+
+def to_judge(tokenizer: PreTrainedTokenizerBase, completion: Completion) -> str:
+    """Return the text of a completion for the environment, which can tell whether it was cut."""
+    text = decoded(tokenizer, completion.token_ids)
+    return CutText(text) if completion.finish_reason == "length" else text

@@ -51,7 +51,8 @@ def test_an_mbpp_row_as_it_is_published() -> None:
     assert "Write a function to double a number." in problem.statement
     assert "assert twice(3) == 6" in problem.statement
     assert "twice(0.5)" not in problem.statement
-    assert "`twice`" in problem.statement
+    assert "`def twice(n)`" in problem.statement
+    assert "```python block" in problem.statement
 
 
 def test_a_row_of_your_own_with_calls() -> None:

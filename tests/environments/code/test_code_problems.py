@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
-from covey.environments.code.families import FAMILIES, chosen_families
+from covey.environments.code.families import CLASSICS, FAMILIES, chosen_families
 from covey.environments.code.problems import NUM_TESTS, Problem, drawn, generate_problems, reference, with_tests
+from covey.environments.code.words import hint, signature_of
+from covey.sandbox.types import CallTest
 
 ALL = [(family, level) for family, levels in FAMILIES.items() for level in levels]
 COUNTS: Any = {"train": 30, "test": 10}
@@ -21,14 +23,77 @@ def everything(problem: str, difficulty: int | None = None, seed: int = 0, count
 def test_splits_share_no_problem_and_a_program_passes_its_own_tests(family: str, level: int) -> None:
     splits = generate_problems(family, level, COUNTS, 0)
     statements = [problem.statement for split in splits.values() for problem in split]
-    assert len(set(statements)) == len(statements) == 40
-    assert (len(splits["train"]), len(splits["test"])) == (30, 10)
+    num_train = 1 if (family, level) in CLASSICS else 30
+    assert len(set(statements)) == len(statements) == num_train + 10
+    assert (len(splits["train"]), len(splits["test"])) == (num_train, 10)
     for problem in (*splits["train"], *splits["test"]):
         scope: dict[str, Any] = {}
         exec(problem.solution or "", scope)
         assert len(problem.tests) == NUM_TESTS
         for test in (*problem.tests, *problem.fresh_tests("again")):
             assert scope[problem.entry_point](*test.args) == test.expected  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_fizzbuzz_at_difficulty_3_is_the_one_that_everybody_knows(seed: int) -> None:
+    splits = generate_problems("fizzbuzz", 3, COUNTS, seed)
+    (known,) = splits["train"]
+    program = reference(drawn("fizzbuzz", 3, known.drawn_from or ""))
+    assert [program(n) for n in (1, 3, 5, 9, 15, 98)] == ["1", "Fizz", "Buzz", "Fizz", "FizzBuzz", "98"]
+    assert all(test.expected == program(*test.args) for test in known.fresh_tests("again"))  # type: ignore[union-attr]
+    assert "`def fizzbuzz(n: int) -> str`" in known.statement
+    assert known.statement not in [problem.statement for problem in splits["test"]]
+
+
+@pytest.mark.parametrize(("family", "level"), ALL)
+def test_a_problem_in_full_states_its_signature_and_two_answers_that_no_test_asks_for(family: str, level: int) -> None:
+    for problem in everything(family, level):
+        draft = drawn(family, level, problem.drawn_from or "")
+        lines = problem.statement.partition("For example:\n")[2].split("\n\n")[0].split("\n")
+        shown = [line.removeprefix(f"{draft.entry_point}(").split(") returns ") for line in lines]
+        assert len(shown) == len({answer for _, answer in shown}) == 2
+        for given, answer in shown:
+            arguments = eval(f"({given},)")
+            assert repr(reference(draft)(*arguments)) == answer
+            assert arguments not in [test.args for test in problem.tests]  # type: ignore[union-attr]
+        signature = problem.statement.partition("signature is `")[2].partition("`")[0]
+        assert signature.startswith(f"def {draft.entry_point}(")
+        assert signature.partition(" -> ")[2]
+        assert problem.statement.endswith("```python block.")
+
+
+def test_in_short_a_problem_is_its_statement_alone_and_the_same_problem() -> None:
+    short = generate_problems("all", None, COUNTS, 0, style="short")["train"]
+    full = generate_problems("all", None, COUNTS, 0)["train"]
+    assert [(p.tests, p.solution, p.drawn_from) for p in short] == [(p.tests, p.solution, p.drawn_from) for p in full]
+    assert all(p.statement == drawn(p.family, p.difficulty or 0, p.drawn_from or "").statement for p in short)
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ([1], "int"),
+        ([True, False], "bool"),
+        ([[1], ["a", 2]], "list[int | str]"),
+        ([[[1, 2]], []], "list[list[int]]"),
+        ([[], []], "list"),
+        ([None, 1.5], "None | float"),
+        ([], ""),
+    ],
+    ids=str,
+)
+def test_a_type_is_told_by_all_values(values: list[Any], told: str) -> None:
+    assert hint(values) == told
+
+
+def test_a_signature_keeps_what_the_program_says_and_fills_in_what_calls_tell() -> None:
+    calls = [CallTest((1, "a"), expected=[1])]
+    assert (
+        signature_of("def f(a, b: str = '') -> list[float]: ...", "f", calls)
+        == "def f(a: int, b: str='') -> list[float]"
+    )
+    assert signature_of("def f(a): ...\ndef g(b): ...", "g") == "def g(b)"
+    assert [signature_of(program, "f") for program in ("f = 3", "def f(:", None)] == [None] * 3
 
 
 @pytest.mark.parametrize(("family", "level"), ALL)

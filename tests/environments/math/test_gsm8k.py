@@ -17,7 +17,7 @@ from covey.environments.math.gsm8k import (
 )
 from covey.environments.math.symbolic import trl_accuracy
 from covey.environments.math.verifier import MathLimits
-from covey.types import Failure, Reward
+from covey.types import CutText, Failure, Reward
 
 ROW = {"question": "How much are 3 boxes at $410?", "answer": "3*410 = <<3*410=1230>>1230 dollars.\n#### 1,230"}
 ROWS = {"train": [ROW], "test": [ROW]}
@@ -56,6 +56,29 @@ def test_the_right_answer_scores_one_in_any_form_and_the_form_is_logged() -> Non
         Reward(0.0, {"correct": 0.0, "format": 0.0}),
         Reward(1.0, {"correct": 1.0, "format": 0.0}),
     ]
+
+
+@pytest.mark.parametrize(
+    "box", ["\\boxed{7}", "So it is \\(\\boxed{\\$7}\\).", "\\[ \\boxed{7\\text{ pens}} \\]\nThat is all."]
+)
+def test_a_wrong_answer_in_the_only_box_earns_the_format_reward(box: str) -> None:
+    assert covey_reward(box, False, 0.1).value == 0.1
+
+
+@pytest.mark.parametrize(
+    "box", ["\\boxed{x}", "\\boxed{}", "\\boxed{7} or \\boxed{8}", "\\boxed{7", "<think>\\boxed{7}</think> 8"]
+)
+def test_a_box_without_a_number_and_several_boxes_are_not_the_requested_form(box: str) -> None:
+    assert covey_reward(box, False, 0.1).value == 0.0
+
+
+@pytest.mark.parametrize("scheme", ["covey", "values"])
+def test_a_cut_answer_counts_where_it_is_marked_and_not_by_its_last_number(scheme: str) -> None:
+    environment = GSM8K(ROWS, scheme)
+    assert scores(environment, ["So there are 1230"]) == [Reward(1.0, {"correct": 1.0, "format": 0.0})]
+    cut = scores(environment, [CutText("So there are 1230"), CutText("The answer is not 7. There are 1230")])
+    assert cut == [Reward(0.0, {"correct": 0.0, "format": 0.0})] * 2
+    assert scores(environment, [CutText("#### 1230\nBecause")])[0].value == 1.0  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("last", ["#### 7", "####7", "#### $1,230.50 \n\n", "#### -.5"])

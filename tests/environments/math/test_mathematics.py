@@ -13,7 +13,7 @@ from covey.environments.math.mathematics import INSTRUCTIONS, MathColumns, Mathe
 from covey.environments.math.symbolic import equal_at_sight, has_tower, torchrl_equal
 from covey.environments.math.verifier import MathLimits, MathVerifier
 from covey.system.workers.pool import WorkerPool, WorkerSettings
-from covey.types import Failure, Reward
+from covey.types import CutText, Failure, Reward
 
 ROW = {"problem": "What is $\\frac12+\\frac14$?", "answer": "\\frac{3}{4}", "level": "Level 2"}
 TOWER = "9^{9^{9^9}}"
@@ -38,6 +38,13 @@ def scores(made: Mathematics, completions: Sequence[str]) -> list[Reward | Failu
 
 def values(made: Mathematics, *completions: str) -> list[float]:
     return [verdict.value for verdict in scores(made, completions) if isinstance(verdict, Reward)]
+
+
+def test_a_cut_answer_counts_where_it_is_marked_and_not_by_its_last_formula() -> None:
+    said = "So it is $x+1$", CutText("So it is $x+1$"), CutText("It is \\boxed{x+1}, for"), CutText("It is \\boxed{x+")
+    assert values(environment({"problem": "?", "answer": "x+1"}), *said) == [1.0, 0.0, 1.0, 0.0]
+    number = CutText("which is 7"), CutText("The answer is 7. Now")
+    assert values(environment({"problem": "?", "answer": "7"}), *number) == [0.0, 1.0]
 
 
 # ------------------------------------------------------------------------------------------------ rows

@@ -79,9 +79,11 @@ def _small_number(rng: random.Random) -> Arguments:
 
 
 def fizzbuzz(rng: random.Random, num_words: int) -> Draft:
-    # Draw divisors and words
     divisors = sorted(rng.sample(range(2, 10), num_words))
-    words = rng.sample(WORDS, num_words)
+    return _words_for_multiples(divisors, rng.sample(WORDS, num_words))
+
+
+def _words_for_multiples(divisors: Sequence[int], words: Sequence[str]) -> Draft:
     pairs = list(zip(divisors, words, strict=True))
     told = ", ".join(f'"{word}" for multiples of {divisor}' for divisor, word in pairs)
     parts = " + ".join(f'"{word}" * (n % {divisor} == 0)' for divisor, word in pairs)
@@ -353,5 +355,7 @@ FAMILIES: dict[str, dict[int, Family]] = {
     "edits": {10: edits},
 }
 """Name of a family to its problems of each difficulty."""
+CLASSICS = {("fizzbuzz", 3): _words_for_multiples((3, 5), ("Fizz", "Buzz"))}
+"""Problems that everybody knows, by family and difficulty. Such a level trains on that one alone."""
 MIXES: dict[str, Sequence[str]] = {"starters": ("line", "steps"), "all": tuple(FAMILIES)}
 """Names for several families; the starters are what a randomly initialised policy learns within minutes."""

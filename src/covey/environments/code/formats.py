@@ -24,6 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from covey.environments.code.problems import Problem
+from covey.environments.code.words import asked, shown_call, signature_of, to_complete
 from covey.environments.data.rows import text_in
 from covey.sandbox.types import AssertTest, CallTest, Test
 
@@ -44,12 +45,13 @@ def problem_of(row: Row) -> Problem:
         raise ValueError(f"column 'entry_point' must name a function, got {entry_point!r:.80}")
     # HumanEval's prompts are the beginning of the program itself
     opening = prompt if _begins_program(prompt, entry_point) else ""
+    judging = _tests(asserts, entry_point, _setup(row, opening))
     return Problem(
         family=str(row.get("source", "rows")),
         difficulty=_difficulty(row),
-        statement=_statement(prompt, entry_point, opening, asserts),
+        statement=to_complete(opening) if opening else _statement(prompt, entry_point, solution, asserts, judging),
         entry_point=entry_point,
-        tests=_tests(asserts, entry_point, _setup(row, opening)),
+        tests=judging,
         solution=solution,
         opening=opening,
     )
@@ -112,13 +114,11 @@ def _is_function(node: ast.stmt, name: str) -> bool:
     return isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == name
 
 
-def _statement(prompt: str, entry_point: str, opening: str, tests: Any) -> str:
-    """Return what a chat model reads. Where words do not name the function, an example call does."""
-    if opening:
-        return f"Complete this Python function. Answer with one block of code.\n\n```python\n{prompt.strip()}\n```"
-    example = f"\n\nFor example:\n{tests[0]}" if _is_list_of_text(tests) else ""
-    named = f"\n\nName the function `{entry_point}`. Answer with one block of Python code."
-    return f"{prompt.strip()}{example}{named}"
+def _statement(prompt: str, entry_point: str, solution: str | None, asserts: Any, tests: Sequence[Test]) -> str:
+    """Return what a chat model reads: of a list of asserts the first is shown, of calls the first of several."""
+    calls = [test for test in tests if isinstance(test, CallTest)]
+    lines = [str(asserts[0])] if _is_list_of_text(asserts) else [shown_call(entry_point, test) for test in calls[:-1]]
+    return asked(prompt, entry_point, signature_of(solution, entry_point, calls), lines[:1])
 
 
 # ------------------------------------------------------------------------------------------------ tests

@@ -7,13 +7,19 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from covey.environments.base import Split
-from covey.environments.code.families import FAMILIES, Arguments, Draft, chosen_families
+from covey.environments.code.families import CLASSICS, FAMILIES, Arguments, Draft, chosen_families
+from covey.environments.code.words import MADE_UP, asked, shown_call, signature_of
 from covey.sandbox.types import CallTest, Test
 
 NUM_TESTS = 10
 """Of a drawn problem, where the settings say no other number."""
 MAX_DRAWS = 2000
 """Calls drawn for the tests of a problem; the least varied family needs some dozens."""
+NUM_EXAMPLES = 2
+"""Calls that a drawn problem shows, with different answers and none of them a test."""
+CLASSIC = "classic"
+"""The seed of a problem that everybody knows. Where a level has one it is all there is to train on, and its likes are
+held out."""
 MAX_MISSES = 200
 """Draws in a row that bring nothing new, after which a family is taken to have no further problems."""
 
@@ -61,7 +67,9 @@ def _judged_by(problem: Problem, count: int, seed: int) -> Problem:
 
 
 def drawn(family: str, difficulty: int, seed: str) -> Draft:
-    """Return the problem of a family that a seed stands for."""
+    """Return the problem of a family that a seed stands for: drawn, or the one that everybody knows."""
+    if seed == CLASSIC:
+        return CLASSICS[family, difficulty]
     return FAMILIES[family][difficulty](random.Random(seed))
 
 
@@ -113,9 +121,16 @@ def reference(draft: Draft) -> Callable[..., Any]:
 
 
 def generate_problems(
-    problem: str, difficulty: int | None, counts: Mapping[Split, int], seed: int, num_tests: int = NUM_TESTS
+    problem: str,
+    difficulty: int | None,
+    counts: Mapping[Split, int],
+    seed: int,
+    num_tests: int = NUM_TESTS,
+    style: str = "full",
 ) -> dict[Split, list[Problem]]:
     """Return different problems for each split, families round-robin. A family that has too few gives each a part.
+
+    In style `short` a problem is a few words, for a policy that reads few characters.
 
     Raises ValueError for unknown families and difficulties and for counts below 1.
     """
@@ -126,8 +141,17 @@ def generate_problems(
     splits: dict[Split, list[Problem]] = {"train": [], "test": []}
     for place, (family, level) in enumerate(chosen):
         wanted = {split: number // len(chosen) + (place < number % len(chosen)) for split, number in counts.items()}
+        if (family, level) in CLASSICS:
+            wanted["train"] = min(1, wanted["train"])
         # Hold out the first problems of each
-        made = _different(family, level, sum(wanted.values()), seed, num_tests)
+        drafts = _different(family, level, sum(wanted.values()), seed)
+        put = _in_short if style == "short" else _in_full
+        made = [
+            replace(
+                put(draft, draft_tests(draft, "tests", num_tests)), family=family, difficulty=level, drawn_from=source
+            )
+            for source, draft in drafts.items()
+        ]
         num_test = -(-len(made) * wanted["test"] // max(1, sum(wanted.values())))
         splits["test"] += made[:num_test]
         splits["train"] += made[num_test:]
@@ -137,28 +161,34 @@ def generate_problems(
     return splits
 
 
-def _different(family: str, level: int, count: int, seed: int, num_tests: int) -> list[Problem]:
-    """Draw up to `count` problems, no two of which say the same."""
-    found: dict[str, Problem] = {}
+def _different(family: str, level: int, count: int, seed: int) -> dict[str, Draft]:
+    """Draw up to `count` drafts by their seeds, no two of which say the same. One that everybody knows comes last."""
+    classics = [CLASSIC] if (family, level) in CLASSICS else []
+    drafts = {source: drawn(family, level, source) for source in classics}
+    said = {draft.statement for draft in drafts.values()}
     misses = number = 0
     # Draw until there are enough, or nothing new comes any more
-    while len(found) < count and misses < MAX_MISSES:
-        drawn_from = f"code {family} {level} {seed} {number}"
-        draft = drawn(family, level, drawn_from)
-        misses = misses + 1 if draft.statement in found else 0
+    while len(drafts) < count and misses < MAX_MISSES:
+        source = f"code {family} {level} {seed} {number}"
+        draft = drawn(family, level, source)
+        misses = misses + 1 if draft.statement in said else 0
         number += 1
         if not misses:
-            found[draft.statement] = _problem(family, level, draft, drawn_from, num_tests)
-    return list(found.values())
+            drafts[source] = draft
+            said.add(draft.statement)
+    return {source: drafts[source] for source in [*list(drafts)[len(classics) :], *classics]}
 
 
-def _problem(family: str, level: int, draft: Draft, drawn_from: str, num_tests: int) -> Problem:
-    return Problem(
-        family=family,
-        difficulty=level,
-        statement=draft.statement,
-        entry_point=draft.entry_point,
-        tests=draft_tests(draft, "tests", num_tests),
-        solution=draft.solution,
-        drawn_from=drawn_from,
-    )
+def _in_short(draft: Draft, tests: tuple[CallTest, ...]) -> Problem:
+    return Problem("", None, draft.statement, draft.entry_point, tests, draft.solution)
+
+
+def _in_full(draft: Draft, tests: tuple[CallTest, ...]) -> Problem:
+    """Put a problem in whole sentences, with calls that are no tests where there are others."""
+    given = {repr(test.args) for test in tests}
+    others = (draft_tests(draft, f"shown {number}", NUM_EXAMPLES) for number in range(MAX_MISSES))
+    shown = next((calls for calls in others if given.isdisjoint(repr(call.args) for call in calls)), ())
+    task = MADE_UP.format(told=draft.statement.removeprefix("Python: ").rstrip("."))
+    signature = signature_of(draft.solution, draft.entry_point, tests)
+    statement = asked(task, draft.entry_point, signature, [shown_call(draft.entry_point, call) for call in shown])
+    return replace(_in_short(draft, tests), statement=statement)

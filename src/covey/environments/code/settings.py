@@ -22,6 +22,8 @@ class CodeConfig(EpisodesConfig):
     """A family of problems, or starters (the easiest), or all (docs/tasks/code.md lists them)."""
     difficulty: int | None = setting(None, needs=PROBLEMS_GENERATED)
     """Only problems of this difficulty; null takes all of `problem`."""
+    style: str = setting("full", choices=("full", "short"), needs=PROBLEMS_GENERATED)
+    """Wording of made-up problems: full (signature, two examples, where the answer goes), or short (for nano)."""
     num_train: int = setting(4096, ge=1, needs=PROBLEMS_GENERATED)
     """Training problems (fewer where a family has not so many)."""
     num_test: int = setting(512, ge=1, needs=PROBLEMS_GENERATED)

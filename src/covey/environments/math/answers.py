@@ -5,7 +5,7 @@ The rule, in this order:
 1. Text in a think block or a comment, or struck out, is not the answer; a block that never ends hides the rest.
 2. An explicit mark decides: `####`, `\\boxed{}`, an answer tag, a sentence ("the answer is 42") or a label
    ("Answer: 42", "A: 42"). Of several marks the last decides, but a list of alternatives is wrong.
-3. Without a mark the last number decides.
+3. Without a mark the last number decides; a completion that was cut before its end has then given no answer.
 4. Values are compared exactly. Separators, currency signs, units, trailing stops and zeros do not matter; 5 m is not
    5 cm, and 0.33 is not 1/3. A percentage equals both its number and its hundredth part; number words are not read.
 5. An answer that leaves the computation undone is wrong (module `computed`), unless values alone are asked for.
@@ -27,6 +27,7 @@ from covey.environments.math.normalize import TEXT_COMMAND, closing_brace, plain
 from covey.environments.math.numerals import Readings, range_of, read_last, read_values
 from covey.environments.math.symbolic import MAX_SYMBOLIC, same_spelling
 from covey.environments.math.units import CONCESSION, DOUBT, OR, conversions, differ_in_unit, measures_of
+from covey.types import CutText
 
 Form = Literal["hash", "box", "tag", "label", "none"]
 
@@ -272,10 +273,9 @@ def find_answer(completion: str, numeric: bool = True) -> Answer | None:
     negated = [mark for mark in marks if mark.form == "label" and _NEGATED.match(mark.text)]
     stated = [_affirmed(mark) for mark in marks]
     filled = [mark for mark in stated if mark.text.strip()]
-    # Those that say something
     if filled:
         return _answer_of(text, filled, numeric)
-    if len(negated) < len(marks):
+    if len(negated) < len(marks) or isinstance(completion, CutText):
         return None
     # All say what the answer is not: read the text without them
     for mark in reversed(negated):

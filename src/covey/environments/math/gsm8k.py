@@ -5,7 +5,7 @@ Schemes, all on the scale 0 to 1:
 | scheme        | asks for              | rewards                                                            |
 |---------------|-----------------------|--------------------------------------------------------------------|
 | covey         | a last line `#### N`  | 1 for the right answer, computed (modules `answers`, `computed`),  |
-|               |                       | else `format_reward` where the last line has the form              |
+|               |                       | else `format_reward` where the last line, or the only box, holds N |
 | values        | a last line `#### N`  | the same, computed or not                                          |
 | verl_strict   | a last line `#### N`  | 1 where the last `#### N` in the last 300 characters is the gold   |
 | verl_flexible | a last line `#### N`  | 1 where the last number in the last 300 characters is the gold     |
@@ -24,7 +24,7 @@ from typing import Any
 from covey.environments.base import Split, conversation
 from covey.environments.data.rows import numbered, text_in
 from covey.environments.math.answers import visible
-from covey.environments.math.schemes import check_format_reward, first_block, graded
+from covey.environments.math.schemes import boxed_answer, check_format_reward, first_block, graded, has_one_box
 from covey.environments.math.schemes import torchrl_reward as torchrl_scale
 from covey.environments.math.verified import VerifiedAnswers
 from covey.environments.math.verifier import MathLimits
@@ -39,7 +39,10 @@ MAX_LAST_LINE = 200
 
 _CALCULATOR_NOTE = re.compile(r"<<[^<>\n]*>>")
 _GOLD = re.compile(r"^(.*)#### *([^\s#][^\n#]*?)\s*$", re.DOTALL)
-_REQUESTED_FORM = re.compile(r"#### ?\$?-?(?:[\d,]*\.\d+|[\d,]*\d)")
+_NUMBER = r"\$?-?(?:[\d,]*\.\d+|[\d,]*\d)"
+_REQUESTED_FORM = re.compile(rf"#### ?{_NUMBER}")
+_BOXED_FORM = re.compile(rf"\\?{_NUMBER}(?:\\?%)?(?:[ ~]*(?:\\[ ,!])*(?:\\text *\{{[^{{}}]*\}}|[A-Za-z ]{{1,40}}))?")
+"""A number, with its unit where there is one."""
 _VERL_STRICT = re.compile(r"#### (-?[0-9.,]+)")
 _VERL_FLEXIBLE = re.compile(r"-?[0-9.,]+")
 
@@ -113,10 +116,11 @@ class GSM8K(VerifiedAnswers):
 
 def covey_reward(completion: str, is_right: bool, format_reward: float) -> Reward:
     """Give 1 for the right answer, and for a wrong one `format_reward` where the last line, and no other outside the
-    thoughts, is `#### N`."""
+    thoughts, is `#### N`, or one box holds a number: what many models were taught to write."""
     said = visible(completion)
-    has_form = said.count("####") == 1 and _REQUESTED_FORM.fullmatch(_last_line(said)) is not None
-    return graded(is_right, has_form, format_reward)
+    has_line = said.count("####") == 1 and _REQUESTED_FORM.fullmatch(_last_line(said)) is not None
+    has_box = has_one_box(said) and _BOXED_FORM.fullmatch(boxed_answer(said) or "") is not None
+    return graded(is_right, has_line or has_box, format_reward)
 
 
 def _last_line(completion: str) -> str:

@@ -32,6 +32,7 @@ from covey.environments.math.schemes import (
     check_format_reward,
     first_block,
     graded,
+    has_one_box,
     torchrl_reward,
     verl_dapo_reward,
     verl_reward,
@@ -120,9 +121,7 @@ class Mathematics(VerifiedAnswers):
 
 def covey_reward(completion: str, is_right: bool, format_reward: float) -> Reward:
     """Give 1 for the right answer, `format_reward` for a wrong one in the only box outside the thoughts."""
-    said = visible(completion)
-    has_form = said.count("\\boxed") == 1 and boxed_answer(said) is not None
-    return graded(is_right, has_form, format_reward)
+    return graded(is_right, has_one_box(visible(completion)), format_reward)
 
 
 # ------------------------------------------------------------------------------------------------ rows

@@ -211,6 +211,11 @@ def torchrl_reward(completion: str, is_right: bool) -> Reward:
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])\s*")
 
 
+def has_one_box(text: str) -> bool:
+    """Check for one box that holds something, and no other."""
+    return text.count("\\boxed") == 1 and boxed_answer(text) is not None
+
+
 def boxed_answer(solution: str) -> str | None:
     """Return the content of the last box of a worked solution, with or without braces. None without one."""
     boxes = list(_BOX.finditer(solution))

@@ -15,7 +15,7 @@ from covey.environments.doors.trl import RowTools
 from covey.environments.reward_functions.environment import RewardFunctions, RewardSettings, reward_functions
 from covey.rollouts.rollout import roll_out
 from covey.rollouts.sampler import EpisodeLimits, Sampler
-from covey.types import Group, RunStopped, Sampling
+from covey.types import CutText, Group, RunStopped, Sampling
 
 from ....support.models.chat_templates import qwen25
 from ....support.tools import Sums, call, multiply
@@ -108,6 +108,7 @@ def test_the_last_line_must_be_the_number_alone() -> None:
     wrong = ["It is 42", "42 or 43", "42\nI think", "42.5", "-42", "1" * 5000, "", "<think>cut\n42"]
     assert right_answer([*right, *wrong], [42] * 12) == [1.0] * 4 + [0.0] * 8
     assert right_answer([[{"role": "assistant", "content": "1,042"}]], [1042]) == [1.0]
+    assert right_answer([CutText("42"), [{"role": "assistant", "content": CutText("42")}]], [42, 42]) == [0.0, 0.0]
 
 
 def test_tools_that_hang_64_times_end_the_run_in_one_line() -> None:

@@ -26,7 +26,7 @@ from covey.environments.math.countdown.expressions import (
     whole,
 )
 from covey.environments.math.settings import CountdownConfig
-from covey.types import Reward
+from covey.types import CutText, Reward
 
 PROBLEM = Problem((3, 5, 7), 22, "3*5+7")
 PLAIN = CountdownConfig(answer_form="plain")
@@ -98,6 +98,12 @@ def test_parentheses_are_written_only_where_they_are_needed() -> None:
 
 
 # ------------------------------------------------------------------------------------------------ rewards
+
+
+def test_an_expression_that_was_cut_may_go_on_and_is_no_answer() -> None:
+    assert score(CutText("3*5+7"), (3, 5, 7), 22, PLAIN).value == 0.0
+    assert score(CutText("<answer>3*5+7</answer> for"), (3, 5, 7), 22, CountdownConfig()).value == 1.0
+    assert score(CutText("<answer>3*5+7"), (3, 5, 7), 22, CountdownConfig()).value == 0.0
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from typing import Any
 from covey.environments.base import Split
 from covey.environments.conversations.calculator import calculated
 from covey.environments.math.answers import without_thoughts
+from covey.types import CutText
 
 DIGITS = 4
 NUM_TRAIN, NUM_TEST = 4096, 512
@@ -49,7 +50,9 @@ def right_answer(completions: Sequence[Any], answer: Sequence[int], **columns: A
 
 
 def _last_number(completion: Any) -> int | None:
-    """Return the number of the last line, None where it is not a number alone."""
-    text = completion if isinstance(completion, str) else str(completion[-1]["content"])
+    """Return the number of the last line, None where it is not a number alone or may go on."""
+    text = completion if isinstance(completion, str) else completion[-1]["content"]
+    if isinstance(text, CutText):
+        return None
     line = without_thoughts(text).strip().rpartition("\n")[2].strip().rstrip(".").strip("*$ ")
     return int(line.replace(",", "")) if _NUMBER.fullmatch(line) else None

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from covey.environments.conversations.tools.calling import Caller, ToolAnswer, tool_message
 from covey.environments.conversations.tools.calls import BadCall, Reader, Said, hermes
 from covey.environments.episode import Answer, Episode, Observation, answered
-from covey.types import Failure, Message, Reward
+from covey.types import CutText, Failure, Message, Reward
 
 T = TypeVar("T")
 
@@ -71,7 +71,7 @@ class ToolEpisode(Episode):
         self.talk.token_ids += answer.token_ids
         # A turn that was cut is no answer
         if answer.finish_reason == "length":
-            self.talk.messages.append(answer.conversation[-1])
+            self.talk.messages.append({**answer.conversation[-1], "content": CutText(answer.text)})
             return Observation(done=True)
         said = self.rules.read(answer, [tool.schema for tool in self.caller.tools.values()])
         self.talk.messages.append(said.message)

@@ -16,7 +16,7 @@ from covey.environments.math.answers import visible
 from covey.environments.math.countdown.expressions import OPERATORS, find_expression, random_expression, read_expression
 from covey.environments.math.schemes import check_format_reward, graded
 from covey.environments.math.settings import CountdownConfig
-from covey.types import Failure, Message, Prompt, Reward
+from covey.types import CutText, Failure, Message, Prompt, Reward
 
 Row = Mapping[str, Any]
 
@@ -105,7 +105,10 @@ class Countdown(Environment):
 
 def score(completion: str, numbers: Sequence[int], target: int, settings: CountdownConfig) -> Reward:
     """Give 1 for an expression of the numbers that reaches the target, `format_reward` for another in the form."""
-    answer = find_answer(completion) if settings.answer_form == "tags" else completion.strip()
+    if settings.answer_form == "plain":
+        answer = "" if isinstance(completion, CutText) else completion.strip()
+    else:
+        answer = find_answer(completion)
     expression = read_expression(answer)
     has_form = answer != "" if settings.answer_form == "tags" else expression is not None
     is_right = expression is not None and expression.value == target

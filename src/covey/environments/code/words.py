@@ -1,0 +1,75 @@
+"""What a policy reads of a programming problem: every word of it is in this file.
+
+Whoever asks for a program says what the function is called, what it takes, one example and where the answer goes; a
+model that has to guess the name writes good programs that no test can call.
+"""
+
+import ast
+from collections.abc import Sequence
+from typing import Any
+
+from covey.sandbox.types import CallTest
+
+TASK = "{task}\n\n{called}{examples}\n\nAnswer with the program alone in a ```python block."
+SIGNATURE = "The function's signature is `{signature}`."
+NAME = "Name the function `{name}`."
+EXAMPLES = "\n\nFor example:\n{lines}"
+COMPLETION = (
+    "Complete this Python function. Answer with the whole function alone in a ```python block.\n\n"
+    "```python\n{opening}\n```"
+)
+MADE_UP = "Write a Python function. {told}."
+
+
+def asked(task: str, name: str, signature: str | None, examples: Sequence[str]) -> str:
+    """Return a problem in full. Where no program tells the signature (None), the function's name must do."""
+    called = NAME.format(name=name) if signature is None else SIGNATURE.format(signature=signature)
+    shown = EXAMPLES.format(lines="\n".join(examples)) if examples else ""
+    return TASK.format(task=task.strip(), called=called, examples=shown)
+
+
+def to_complete(opening: str) -> str:
+    """Return what is said of the beginning of a program."""
+    return COMPLETION.format(opening=opening.strip())
+
+
+def shown_call(name: str, test: CallTest) -> str:
+    """Return a call and its answer: `f(3) returns 10`."""
+    given = [*map(repr, test.args), *(f"{key}={value!r}" for key, value in test.kwargs.items())]
+    return f"{name}({', '.join(given)}) returns {test.expected!r}"
+
+
+def signature_of(solution: str | None, name: str, calls: Sequence[CallTest] = ()) -> str | None:
+    """Return the first line of a function, without its colon. None where the program does not define it.
+
+    Types that the program does not tell are those of the values in `calls`.
+
+    >>> signature_of("def f(n): return n + 7", "f", [CallTest((3,), expected=10)])
+    'def f(n: int) -> int'
+    """
+    try:
+        found = [node for node in ast.parse(solution or "").body if isinstance(node, ast.FunctionDef)]
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+    function = next((node for node in reversed(found) if node.name == name), None)
+    if function is None:
+        return None
+    # What the calls tell of the types
+    taken, returned = function.args, function.returns
+    for place, parameter in enumerate(taken.args):
+        values = [call.args[place] for call in calls if place < len(call.args)]
+        parameter.annotation = parameter.annotation or _parsed(hint(values))
+    returned = returned or _parsed(hint([call.expected for call in calls]))
+    return f"def {name}({ast.unparse(taken)})" + (f" -> {ast.unparse(returned)}" if returned else "")
+
+
+def hint(values: Sequence[Any]) -> str:
+    """Return the type of values as an annotation: `list[int | str]`. Empty where there is no value."""
+    if values and all(isinstance(value, list) for value in values):
+        inner = hint([item for value in values for item in value])
+        return f"list[{inner}]" if inner else "list"
+    return " | ".join(sorted({"None" if value is None else type(value).__name__ for value in values}))
+
+
+def _parsed(annotation: str) -> ast.expr | None:
+    return ast.parse(annotation, mode="eval").body if annotation else None
