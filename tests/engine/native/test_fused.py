@@ -5,21 +5,22 @@ from dataclasses import replace
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from torch import Tensor
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaMLP
 
-from covey.engine.native.decode_weights import build_decode_policy, is_wanted
+from covey.engine.native.decode_weights import build_decode_policy, is_wanted, refresh
 from covey.engine.native.engine import NativeEngine
 from covey.engine.native.models.fused import FusedModel
-from covey.engine.native.panels import CompiledLinear, has_half
+from covey.engine.native.panels import has_half
 from covey.engine.native.runner import detect_capabilities
 from covey.policy.attention.base import DENSE
 from covey.policy.kernels.linear import use_onednn
-from covey.policy.policy import Policy, inference
+from covey.policy.policy import DTYPES, Policy, inference
 from covey.types import Sampling
 
-from ...support.builders import make_policy
+from ...support.builders import make_policy, nano
 from ..tiny import tiny_policy
 from .test_decode_weights import with_adapters
 from .test_engine import GENEROUS, one
@@ -131,10 +132,76 @@ def test_in_half_precision_widths_that_do_not_pair_are_left_alone() -> None:
     assert not is_fused(fused_twin(replace(odd, precision=torch.bfloat16)))
 
 
-def test_adapters_are_not_merged_into_weights_of_half_precision() -> None:
+def varied_adapters() -> Policy:
+    """Adapters of several ranks and scales, on some layers and some of their products, that do something."""
+    how = LoraConfig(
+        r=4,
+        lora_alpha=3,
+        use_rslora=True,
+        target_modules=["q_proj", "v_proj", "up_proj", "down_proj"],
+        rank_pattern={"layers.1.self_attn.v_proj": 7, "layers.1.mlp.down_proj": 1},
+        alpha_pattern={"layers.0.mlp.up_proj": 11},
+        exclude_modules=["model.layers.0.self_attn.q_proj"],
+    )
+    policy = nano(precision="float32")
+    model = get_peft_model(policy.causal_lm, how)
+    noise = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_" in name:
+                parameter.copy_(0.3 * torch.randn(parameter.shape, generator=noise))
+    return replace(policy, model=model)
+
+
+ADAPTED: list[Callable[[str], Policy]] = [
+    lambda precision: with_adapters(precision),
+    lambda precision: replace(varied_adapters(), precision=DTYPES[precision]),
+]
+
+
+@pytest.mark.skipif(not has_half(), reason="no products in bfloat16 here")
+@pytest.mark.parametrize("make", ADAPTED)
+def test_adapters_over_half_precision_are_computed_beside_and_no_further_from_float32_than_autocast_is(
+    make: Callable[[str], Policy],
+) -> None:
+    exact, half = make("float32"), make("bfloat16")
+    twin = fused_twin(half)
+    assert is_fused(twin)
+    mine, theirs = ((logprobs(policy).float() - logprobs(exact)).abs() for policy in (twin, half))
+    assert 0 < mine.max() < 1.5 * theirs.max()
+    assert mine.mean() < 1.2 * theirs.mean()
+    with exact.model.disable_adapter():  # type: ignore[operator]
+        assert (logprobs(exact) - logprobs(twin)).abs().mean() > 5 * theirs.mean()
+
+
+@pytest.mark.skipif(not has_half(), reason="no products in bfloat16 here")
+def test_a_small_step_of_an_adapter_changes_what_is_sampled_from_in_half_precision() -> None:
     policy = with_adapters("bfloat16")
-    assert not is_fused(fused_twin(policy))
-    assert not [module for module in fused_twin(policy).model.modules() if isinstance(module, CompiledLinear)]
+    twin = fused_twin(policy)
+    before = logprobs(twin)
+    frozen = [p.clone() for p in policy.model.parameters() if not p.requires_grad]
+    with torch.no_grad():
+        for parameter in policy.model.parameters():
+            parameter.mul_(1.01) if parameter.requires_grad else None
+    refresh(twin, policy)
+    assert not torch.equal(logprobs(twin), before)
+    assert torch.equal(logprobs(twin), logprobs(fused_twin(policy)))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(frozen, (p for p in policy.model.parameters() if not p.requires_grad), strict=True)
+    )
+
+
+@pytest.mark.skipif(not has_half(), reason="no products in bfloat16 here")
+@pytest.mark.parametrize("make", ADAPTED)
+def test_rows_with_adapters_in_half_precision_are_independent_of_those_beside_them(
+    make: Callable[[str], Policy],
+) -> None:
+    engine = NativeEngine(make("bfloat16"), GENEROUS, 16)
+    assert engine.kernels == "compiled"
+    alone = one(engine, IDS, 1, Sampling(max_tokens=6, seed=3))
+    beside = one(engine, IDS, 11, Sampling(max_tokens=6, seed=3))
+    assert beside[0] == alone[0]
 
 
 @pytest.mark.skipif(not has_half(), reason="no products in bfloat16 here")

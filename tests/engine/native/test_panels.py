@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from covey.engine.native.panels import CompiledLinear, has_half
+from covey.engine.native.panels import Adapter, CompiledLinear, PackedWeights, Weights, has_half, multiplied
 
 from ...support.builders import normal
 
@@ -27,15 +27,17 @@ def test_the_numbers_are_those_of_the_product(shape: tuple[int, int, int], has_b
     rows, inner, outer = shape
     x, weight, bias = normal(rows, inner), normal(outer, inner, seed=1), normal(outer, seed=2)
     expected = rounded(x, half) @ rounded(weight, half).T + (bias.double() if has_bias else 0.0)
-    found = CompiledLinear(weight, bias if has_bias else None, half)(x)
+    found = CompiledLinear(Weights.of(weight, bias if has_bias else None), half)(x)
     assert found.shape == (rows, outer)
     assert found.dtype == torch.float32
     assert (found - expected).abs().max() < 2e-5
 
 
 @pytest.mark.parametrize("half", HALVES)
-def test_a_row_gets_the_same_bits_alone_and_with_any_number_of_threads(half: bool) -> None:
-    x, layer = normal(77, 96), CompiledLinear(normal(100, 96, seed=1), normal(100, seed=2), half)
+@pytest.mark.parametrize("rank", [0, 5])
+def test_a_row_gets_the_same_bits_alone_and_with_any_number_of_threads(rank: int, half: bool) -> None:
+    adapter = Adapter(normal(rank, 96, seed=3), normal(100, rank, seed=4), 0.5) if rank else None
+    x, layer = normal(77, 96), CompiledLinear(Weights.of(normal(100, 96, seed=1), normal(100, seed=2), adapter), half)
     outputs = []
     for num_threads in (1, 2, 3):
         torch.set_num_threads(num_threads)
@@ -48,14 +50,66 @@ def test_a_row_gets_the_same_bits_alone_and_with_any_number_of_threads(half: boo
 def test_the_weight_is_the_one_that_was_taken_last(half: bool) -> None:
     first, second, x = normal(40, 32), normal(40, 32, seed=1), normal(5, 32, seed=2)
     bias = normal(40, seed=3)
-    layer = CompiledLinear(first, bias, half)
-    layer.take(second, 2 * bias)
-    assert torch.equal(layer(x), CompiledLinear(second, 2 * bias, half)(x))
-    assert not torch.equal(layer(x), CompiledLinear(first, bias, half)(x))
+    layer = CompiledLinear(Weights.of(first, bias), half)
+    layer.take(Weights.of(second, 2 * bias))
+    assert torch.equal(layer(x), CompiledLinear(Weights.of(second, 2 * bias), half)(x))
+    assert not torch.equal(layer(x), CompiledLinear(Weights.of(first, bias), half)(x))
+
+
+def test_a_weight_with_the_stamp_of_the_last_one_is_not_laid_out_again() -> None:
+    made: list[str] = []
+
+    def weights(name: str, stamp: tuple[int, ...] | None) -> Weights:
+        def make() -> Tensor:
+            made.append(name)
+            return normal(40, 32)
+
+        return Weights((40, 32), make, stamp, None, None)
+
+    layer = CompiledLinear(weights("first", (1,)), half=False)
+    for name, stamp in (("same", (1,)), ("changed", (2,)), ("trained", None), ("trained again", None)):
+        layer.take(weights(name, stamp))
+    assert made == ["first", "changed", "trained", "trained again"]
+
+
+PARTS = [
+    ((32, 4), (64, 3), (32, 8)),
+    ((33, 1), (20, 0), (100, 7)),
+    ((100, 40), (8, 2)),
+    ((31, 3),),
+    ((64, 64), (64, 64)),
+]
+"""Outputs and ranks of layers that are one product: beside panels of 32, of one number, of none, beyond a panel."""
+
+
+@pytest.mark.parametrize("half", HALVES)
+@pytest.mark.parametrize("parts", PARTS)
+@pytest.mark.parametrize("rows", [1, 9, 70])
+def test_adapters_beside_the_weights_of_layers_that_are_one_product(
+    rows: int, parts: tuple[tuple[int, int], ...], half: bool
+) -> None:
+    x, weights, expected = normal(rows, 48), [], []
+    for seed, (outer, rank) in enumerate(parts):
+        weight, down, up = (
+            normal(*shape, seed=10 * seed + 1) / 7 for shape in ((outer, 48), (rank, 48), (outer, rank))
+        )
+        adapter = Adapter(down, up, 1.3 - seed) if rank else None
+        weights.append(Weights.of(weight, normal(outer, seed=seed) if seed == 1 else None, adapter))
+        # What enters either product is rounded
+        narrow = rounded((rounded(x, half) @ rounded(down, half).T).float(), half)
+        out = rounded(x, half) @ rounded(weight, half).T + (1.3 - seed) * narrow @ rounded(up, half).T
+        expected.append(out + (normal(outer, seed=seed).double() if seed == 1 else 0.0))
+    joined = PackedWeights(weights, half)
+    joined.take(weights)
+    found = multiplied(joined, x, half)
+    # A sum on the edge of two roundings may fall to either side
+    tolerance = 2e-2 if half else 2e-5
+    assert (found - torch.cat(expected, dim=1)).abs().max() < tolerance
+    assert (found - torch.cat(expected, dim=1)).abs().mean() < tolerance / 100
 
 
 def test_whatever_lies_around_the_rows_keeps_its_shape() -> None:
-    layer = CompiledLinear(normal(6, 16), None, half=False)
+    layer = CompiledLinear(Weights.of(normal(6, 16)), half=False)
     x = normal(3, 5, 16, seed=1)
     assert layer(x).shape == (3, 5, 6)
     assert torch.equal(layer(x)[2, 4], layer(x[2, 4]))

@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from covey.algorithm.settings import AlgorithmConfig
 from covey.environments.reward_functions.ready_made.reward_model import load_scorer
+from covey.policy.models import loading
 from covey.policy.models.loading import choose_device, load_policy, load_tokenizer
 from covey.policy.models.nano import ARCHITECTURES
 from covey.policy.policy import Policy, inference, is_adapted
@@ -369,3 +370,20 @@ def test_adapters_that_are_not_plain_lora_are_refused_in_one_line(change: dict[s
     file.write_text(json.dumps(json.loads(file.read_text()) | change))
     with pytest.raises(ValueError, match=r"adapters|cannot be read"):
         load_policy(ModelConfig(name=str(tmp_path / "adapter"), lora_rank=2), seed=0)
+
+
+def test_float16_on_a_cpu_is_computed_in_a_precision_that_cpus_have_and_one_line_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved_model(tmp_path, "llama")
+    for has_half, expected in ((True, torch.bfloat16), (False, torch.float32)):
+        monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda has_half=has_half: has_half)
+        monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda has_half=has_half: has_half)
+        loading._tell.cache_clear()
+        caplog.clear()
+        policies = [load_policy(ModelConfig(name=str(tmp_path), precision="float16"), seed=0) for _ in range(2)]
+        assert {policy.precision for policy in policies} == {expected}
+        name = str(expected).removeprefix("torch.")
+        assert [line for line in caplog.messages if "float16 is computed" in line] == [
+            f"model.precision=float16 is computed in {name}: this device is a CPU, which is slow in float16"
+        ]

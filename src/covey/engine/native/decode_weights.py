@@ -4,25 +4,28 @@ every pass.
 In half precision they are cast: autocast keeps casts only within one pass, and a decode step is a pass. Through torch
 the numbers are autocast's own, bit for bit; through C only what enters a product is rounded. In float32 on a CPU they
 are laid out for oneDNN where that computes the layer anyway. In whole precision adapters are merged into their layers:
-two products less, and rounding is all that differs (in half precision the merged weight would be rounded too coarsely).
+two products less, and rounding is all that differs. In half precision the merged weight would lose most updates to
+rounding, so they are computed beside their layers, from what autocast would round.
 Where decoding goes through C, base models of a known form are fused (`fused.py`), and the other linear layers are laid
-out for it (`panels.py`).
+out for it (`panels.py`). Weights in 4 or 8 bits are then laid out as the numbers they stand for.
 """
 
 import copy
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from covey.engine.native.models import joined
 from covey.engine.native.models.fused import FusedModel, is_fusable, linear_layers
-from covey.engine.native.panels import CompiledLinear
+from covey.engine.native.panels import Adapter, CompiledLinear, Weights
 from covey.policy.attention.base import Rule
 from covey.policy.head import linear_layer, wide_product
 from covey.policy.kernels.linear import MergedLinear, OneDnnLinear, PackedLinear
-from covey.policy.policy import Policy, head_modules, is_adapted, is_half
+from covey.policy.models.quantized import dequantized, is_quantized
+from covey.policy.policy import Policy, head_modules, is_half
 
 LINEAR = (nn.Linear, OneDnnLinear)
 """Layers whose weights are cast or merged; others may treat theirs in ways of their own."""
@@ -131,8 +134,10 @@ def refresh(decode_policy: Policy, policy: Policy) -> None:
         theirs = policy.model.get_submodule(name)
         if isinstance(mine, FusedModel | joined.JoinedModel | FusedAdapter | WideHead):
             mine.take(theirs)
-        elif isinstance(mine, Held):
-            mine.take(*_weight_of(theirs))
+        elif isinstance(mine, CompiledLinear):
+            mine.take(weights_of(theirs, policy.precision))
+        elif isinstance(mine, PackedLinear | MergedLinear):
+            mine.take(*_merged(theirs, policy.precision))
         else:
             _take_parameters(mine, theirs, policy.precision)
 
@@ -164,7 +169,7 @@ def _fusable(policy: Policy, rules: Mapping[int, Rule]) -> list[str]:
 def _fused(model: nn.Module, rules: Mapping[int, Rule], policy: Policy) -> FusedModel | joined.JoinedModel:
     if joined.is_wanted(policy):
         return joined.JoinedModel(model, rules, policy.precision)
-    return FusedModel(model, rules, _weight_of, is_half(policy.precision))
+    return FusedModel(model, rules, partial(weights_of, precision=policy.precision), is_half(policy.precision))
 
 
 def _is_taken(linear: nn.Module, policy: Policy) -> bool:
@@ -174,8 +179,14 @@ def _is_taken(linear: nn.Module, policy: Policy) -> bool:
     return _is_plain(linear, policy) and not (is_half(policy.precision) and _linear_of(linear).in_features % 2)
 
 
-def _is_plain(linear: nn.Module, policy: Policy) -> bool:
-    return type(linear) in LINEAR or _is_mergeable(linear, policy)
+def _is_plain(layer: nn.Module, policy: Policy) -> bool:
+    """Return whether a layer is a product, with one plain adapter or none, of weights that can be laid out."""
+    if not (isinstance(layer, nn.Linear) or _is_adapted(layer)):
+        return False
+    linear = _linear_of(layer)
+    if is_quantized(linear):
+        return True
+    return type(linear) in LINEAR and (layer is linear or is_half(policy.precision) or _is_mergeable(layer, policy))
 
 
 def _is_inside(name: str, outer: Iterable[str]) -> bool:
@@ -196,7 +207,7 @@ def _held_layers(policy: Policy) -> Iterator[tuple[str, nn.Module]]:
 def _linear_beside(policy: Policy, fused: Mapping[str, nn.Module]) -> Iterator[tuple[str, nn.Module]]:
     """Linear layers outside of what is fused. In half precision only the head: adapters look at the types inside."""
     heads = head_modules(policy.causal_lm)
-    adapted = tuple(name for name, module in policy.model.named_modules() if _is_mergeable(module, policy))
+    adapted = tuple(name for name, module in policy.model.named_modules() if _is_adapted(module))
     for name, module in policy.model.named_modules():
         is_allowed = any(module is head for head in heads) or not is_half(policy.precision)
         if _is_plain(module, policy) and is_allowed and not _is_inside(name, (*fused, *adapted)):
@@ -206,42 +217,68 @@ def _linear_beside(policy: Policy, fused: Mapping[str, nn.Module]) -> Iterator[t
 @torch.no_grad()
 def _held(layer: nn.Module, precision: torch.dtype, compiled: bool) -> Held:
     if compiled:
-        return CompiledLinear(*_weight_of(layer), half=is_half(precision))
+        return CompiledLinear(weights_of(layer, precision), half=is_half(precision))
     linear = _linear_of(layer)
     kind = PackedLinear if _is_packed(linear, precision) else MergedLinear
-    return kind(*_weight_of(layer))
+    return kind(*_merged(layer, precision))
 
 
 def _linear_of(layer: nn.Module) -> nn.Linear:
     """Return the layer itself, or what is below its adapter."""
-    linear = layer if type(layer) in LINEAR else layer.base_layer
-    assert isinstance(linear, nn.Linear)
+    linear = layer if isinstance(layer, nn.Linear) else layer.base_layer
+    assert isinstance(linear, nn.Linear), "an adapter of a linear layer"
     return linear
 
 
-def _weight_of(layer: nn.Module) -> tuple[Tensor, Tensor | None]:
+def weights_of(layer: nn.Module, precision: torch.dtype) -> Weights:
+    """Return the layer's weights, its adapter merged in in whole precision, beside it in half."""
+    linear, adapter = _linear_of(layer), None if isinstance(layer, nn.Linear) else _adapter_of(layer)
+    weight, merged = linear.weight, None if is_half(precision) else adapter
+    stamp = None if weight.requires_grad or merged else (id(weight), weight.data_ptr(), weight._version)
+    make = partial(_plain_numbers, weight, merged)
+    shape = linear.out_features, linear.in_features
+    return Weights(shape, make, stamp, linear.bias, None if merged else adapter)
+
+
+def _plain_numbers(weight: Tensor, adapter: Adapter | None) -> Tensor:
+    weight_OI = dequantized(weight)
+    if adapter is None:
+        return weight_OI
+    return weight_OI + ((adapter.up_OR @ adapter.down_RI) * adapter.scale).to(weight_OI.dtype)
+
+
+def _merged(layer: nn.Module, precision: torch.dtype) -> tuple[Tensor, Tensor | None]:
     """Return the layer's weight, its adapter merged in, and its bias."""
-    weight_OI, bias_O = _linear_of(layer).weight, _linear_of(layer).bias
-    if type(layer) in LINEAR:
-        return weight_OI, bias_O
+    weights = weights_of(layer, precision)
+    return weights.make(), weights.bias_O
+
+
+def _adapter_of(layer: nn.Module) -> Adapter:
     (name,) = layer.active_adapters  # type: ignore[misc]
-    delta_OI: Tensor = layer.get_delta_weight(name)  # type: ignore[operator]
-    return weight_OI + delta_OI.to(weight_OI.dtype), bias_O
+    down, up = layer.lora_A[name], layer.lora_B[name]  # type: ignore[index]
+    return Adapter(down.weight.detach(), up.weight.detach(), float(layer.scaling[name]))  # type: ignore[index,union-attr]
+
+
+def _is_adapted(module: nn.Module) -> bool:
+    """Return whether this is a layer with one plain LoRA adapter at work: products of two matrices beside its own."""
+    if "lora_A" not in module._modules:
+        return False
+    from peft.tuners.lora import LoraLayer
+
+    if not isinstance(module, LoraLayer) or len(module.active_adapters) != 1:
+        return False
+    (name,) = module.active_adapters
+    down, up = module.lora_A[name], module.lora_B[name]
+    is_other = getattr(module, "fan_in_fan_out", False) or module.disable_adapters or module.merged
+    return type(down) is type(up) is nn.Linear and up.bias is None and not (is_other or module.lora_variant)
 
 
 def _is_mergeable(module: nn.Module, policy: Policy) -> bool:
-    """Return whether this is a plain LoRA layer over a plain linear layer, one adapter at work, in full precision."""
-    if not is_adapted(policy.model) or is_half(policy.precision):
+    """Return whether an adapter can be merged into its layer: over a plain linear one, in whole precision."""
+    if is_half(policy.precision) or not _is_adapted(module):
         return False
-    from peft.tuners.lora import Linear
-
-    return (
-        type(module) is Linear
-        and type(module.base_layer) in LINEAR
-        and module.base_layer.weight.dtype == policy.precision
-        and len(module.active_adapters) == 1
-        and not (module.fan_in_fan_out or module.disable_adapters or module.merged or module.lora_variant)
-    )
+    linear = module.base_layer
+    return type(linear) in LINEAR and linear.weight.dtype == policy.precision  # type: ignore[union-attr]
 
 
 def _wide_heads(policy: Policy) -> list[str]:
@@ -254,20 +291,9 @@ def _wide_heads(policy: Policy) -> list[str]:
 
 def _fused_adapters(policy: Policy) -> list[str]:
     """Return the layers whose plain LoRA adapter is fused: in half precision on a GPU, where launches cost."""
-    if not is_adapted(policy.model) or not is_half(policy.precision) or policy.device.type != "cuda":
+    if not is_half(policy.precision) or policy.device.type != "cuda":
         return []
-    from peft.tuners.lora import LoraLayer
-
-    return [
-        name
-        for name, module in policy.model.named_modules()
-        if isinstance(module, LoraLayer)
-        and len(module.active_adapters) == 1
-        and type(module.lora_A[module.active_adapters[0]]) is nn.Linear
-        and not (
-            getattr(module, "fan_in_fan_out", False) or module.disable_adapters or module.merged or module.lora_variant
-        )
-    ]
+    return [name for name, module in policy.model.named_modules() if _is_adapted(module)]
 
 
 def _is_cast(module: nn.Module, parameter: Tensor, precision: torch.dtype) -> bool:

@@ -3,10 +3,12 @@
 What a row gets does not depend on the rows beside it, down to the last bit. In bfloat16 both operands of a product are
 rounded, as autocast rounds them, and the product is kept in float32.
 
-Shapes: N rows, I and O their width before and after.
+Shapes: N rows, I and O their width before and after, R rank of an adapter, P layers that are one product.
 """
 
 import ctypes
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -18,30 +20,59 @@ BATCH = 64
 """As in layer.c: rows there must be room for."""
 
 
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """A LoRA adapter (arXiv 2106.09685): scale * x @ down^T @ up^T beside its layer's own product."""
+
+    down_RI: Tensor
+    up_OR: Tensor
+    scale: float
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """A linear layer as it is sampled."""
+
+    shape: tuple[int, int]
+    """Width after it, and before it."""
+    make: Callable[[], Tensor]
+    """Returns the weight (O, I) as plain numbers."""
+    stamp: tuple[int, ...] | None
+    """Another for another weight, None where training changes it."""
+    bias_O: Tensor | None
+    adapter: Adapter | None
+
+    @staticmethod
+    def of(weight_OI: Tensor, bias_O: Tensor | None = None, adapter: Adapter | None = None) -> "Weights":
+        """Return those of a layer whose weight is plain numbers already."""
+        return Weights((len(weight_OI), weight_OI.shape[1]), lambda: weight_OI, None, bias_O, adapter)
+
+
 class Product(ctypes.Structure):
     """The struct of the same name in layer.c."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("panels", "bias")),
+        *((name, ctypes.c_void_p) for name in ("panels", "bias", "adapter")),
         *((name, ctypes.c_int64) for name in ("inner", "outer")),
     )
 
 
-class PackedWeights:
-    """Room for a weight and its bias, laid out, of the shape of those given. `take` fills it."""
+class Beside(ctypes.Structure):
+    """The struct Adapter in layer.c."""
 
-    def __init__(self, weight_OI: Tensor, bias_O: Tensor | None, half: bool) -> None:
-        outer, inner = weight_OI.shape
-        self._width = ctypes.c_int64.in_dll(library(SOURCE), "covey_panel").value
-        num_panels = -(-outer // self._width)
-        dtype = torch.bfloat16 if half else torch.float32
-        self._panels = torch.empty(num_panels * self._width * inner, dtype=dtype)
-        self._bias = None if bias_O is None else torch.zeros(num_panels * self._width)
-        bias = None if self._bias is None else self._bias.data_ptr()
-        self.product = Product(self._panels.data_ptr(), bias, inner, outer)
+    _fields_ = (("down", Product), ("up", Product), ("first", ctypes.c_void_p), ("scales", ctypes.c_void_p))
+
+
+class Panels:
+    """Room for a weight (outer, inner), laid out. `take` fills it."""
+
+    def __init__(self, outer: int, inner: int, half: bool) -> None:
+        self.num_outputs = -(-outer // panel_width()) * panel_width()
+        self._panels = torch.empty(self.num_outputs * inner, dtype=torch.bfloat16 if half else torch.float32)
+        self.product = Product(self._panels.data_ptr(), None, None, inner, outer)
 
     @torch.no_grad()
-    def take(self, weight_OI: Tensor, bias_O: Tensor | None) -> None:
+    def take(self, weight_OI: Tensor) -> None:
         """Lay out the weight as it is now."""
         outer, inner = weight_OI.shape
         weight_OI = weight_OI.detach().float().contiguous()
@@ -49,30 +80,127 @@ class PackedWeights:
         pointers = (ctypes.c_void_p(tensor.data_ptr()) for tensor in (weight_OI, self._panels))
         numbers = (ctypes.c_int64(number) for number in (inner, outer, half, torch.get_num_threads()))
         library(SOURCE).covey_pack(*pointers, *numbers)
-        if self._bias is not None and bias_O is not None:
-            self._bias[:outer].copy_(bias_O)
+
+
+class PackedWeights:
+    """Room for linear layers of one input as one product, their adapters beside it. `take` fills it."""
+
+    def __init__(self, parts: Sequence[Weights], half: bool) -> None:
+        self._panels = Panels(sum(part.shape[0] for part in parts), parts[0].shape[1], half)
+        self.product = self._panels.product
+        self._stamps: list[tuple[int, ...] | None] = [None]
+        self._bias = torch.zeros(self._panels.num_outputs)
+        if any(part.bias_O is not None for part in parts):
+            self.product.bias = self._bias.data_ptr()
+        self._adapters = PackedAdapters(parts, half) if any(part.adapter for part in parts) else None
+        if self._adapters is not None:
+            self.product.adapter = ctypes.addressof(self._adapters.call)
+
+    @torch.no_grad()
+    def take(self, parts: Sequence[Weights]) -> None:
+        """Lay out the weights as they are now. Frozen ones, once for all."""
+        stamps = [part.stamp for part in parts]
+        if None in stamps or stamps != self._stamps:
+            made = [part.make() for part in parts]
+            self._panels.take(made[0] if len(made) == 1 else torch.cat(made))
+            self._stamps = stamps
+        for bias_O, part in zip(_pieces(self._bias, parts), parts, strict=True):
+            if part.bias_O is not None:
+                bias_O.copy_(part.bias_O)
+        if self._adapters is not None:
+            self._adapters.take(parts)
+
+    @property
+    def narrow_width(self) -> int:
+        """Return the numbers of a row that go from the adapters' first products to their second ones."""
+        return 0 if self._adapters is None else int(self._adapters.call.down.outer)
+
+
+class PackedAdapters:
+    """Room for the adapters of layers that are computed as one product. `take` fills it.
+
+    A panel of outputs reads the stretch of `count` numbers that holds those of its own layers.
+    """
+
+    def __init__(self, parts: Sequence[Weights], half: bool) -> None:
+        ranks = [0 if part.adapter is None else len(part.adapter.down_RI) for part in parts]
+        self._total = sum(ranks) + sum(ranks) % 2  # in half precision numbers lie in pairs
+        outer, width = sum(part.shape[0] for part in parts), panel_width()
+        part_O = torch.repeat_interleave(torch.tensor([part.shape[0] for part in parts]))
+        ends_P = torch.tensor(ranks).cumsum(0)
+        begin_O, end_O = (ends_P - torch.tensor(ranks))[part_O], ends_P[part_O]
+        # The stretch of each panel
+        begin = torch.stack([piece.min() for piece in begin_O.split(width)]) // 2 * 2
+        end = torch.stack([piece.max() for piece in end_O.split(width)])
+        count = int((end - begin).max())
+        count += count % 2
+        self._first = begin.clamp(max=self._total - count)
+        # Where each layer's numbers stand in the second products of its outputs
+        self._columns = [
+            begin_O[part_O == index] - self._first.repeat_interleave(width)[:outer][part_O == index]
+            for index in range(len(parts))
+        ]
+        self._down, self._up = Panels(self._total, parts[0].shape[1], half), Panels(outer, count, half)
+        self._scales = torch.zeros(self._up.num_outputs)
+        pointers = self._first.data_ptr(), self._scales.data_ptr()
+        self.call = Beside(self._down.product, self._up.product, *pointers)
+
+    def take(self, parts: Sequence[Weights]) -> None:
+        """Lay out the adapters as they are now."""
+        down_RI = torch.zeros(self._total, parts[0].shape[1])
+        up_OR = torch.zeros(self._up.product.outer, self._up.product.inner)
+        places = _pieces(up_OR, parts), _pieces(self._scales, parts), self._columns
+        begin = 0
+        for part, own_OR, scale_O, column_O in zip(parts, *places, strict=True):
+            if part.adapter is None:
+                continue
+            rank = len(part.adapter.down_RI)
+            down_RI[begin : begin + rank].copy_(part.adapter.down_RI)
+            own_OR.scatter_(1, column_O[:, None] + torch.arange(rank), part.adapter.up_OR.float())
+            scale_O.fill_(part.adapter.scale)
+            begin += rank
+        self._down.take(down_RI)
+        self._up.take(up_OR)
+
+
+def _pieces(padded: Tensor, parts: Sequence[Weights]) -> list[Tensor]:
+    """Return which of the first rows of a tensor are each layer's, where a layer has one for each output."""
+    sizes = [part.shape[0] for part in parts]
+    return list(padded[: sum(sizes)].split(sizes))
 
 
 class CompiledLinear(nn.Module):
-    """A linear layer, its adapter merged in, as panels."""
+    """A linear layer as panels, its adapter merged in or beside it."""
 
-    def __init__(self, weight_OI: Tensor, bias_O: Tensor | None, half: bool) -> None:
+    def __init__(self, weights: Weights, half: bool) -> None:
         super().__init__()
-        self._panels, self._half = PackedWeights(weight_OI, bias_O, half), half
-        self.take(weight_OI, bias_O)
+        self._panels, self._half = PackedWeights([weights], half), half
+        self.take(weights)
 
-    def take(self, weight_OI: Tensor, bias_O: Tensor | None) -> None:
+    def take(self, weights: Weights) -> None:
         """Lay out the weight as it is now."""
-        self._panels.take(weight_OI, bias_O)
+        self._panels.take([weights])
 
     def forward(self, input: Tensor) -> Tensor:
-        product = self._panels.product
-        x_NI = input.float().reshape(-1, product.inner).contiguous()
-        out_NO, room = x_NI.new_empty(len(x_NI), product.outer), x_NI.new_empty(BATCH * product.inner)
-        pointers = (ctypes.c_void_p(tensor.data_ptr()) for tensor in (x_NI, out_NO, room))
-        numbers = (ctypes.c_int64(number) for number in (len(x_NI), self._half, torch.get_num_threads()))
-        library(SOURCE).covey_product(ctypes.byref(product), *pointers, *numbers)
-        return out_NO.view(*input.shape[:-1], product.outer)
+        x_NI = input.float().reshape(-1, input.shape[-1]).contiguous()
+        return multiplied(self._panels, x_NI, self._half).view(*input.shape[:-1], -1)
+
+
+def multiplied(weights: PackedWeights, x_NI: Tensor, half: bool) -> Tensor:
+    """Return (N, O) of rows in float32."""
+    product = weights.product
+    out_NO = x_NI.new_empty(len(x_NI), product.outer)
+    rooms = [x_NI.new_empty(BATCH * width) for width in (product.inner, weights.narrow_width)]
+    pointers = (ctypes.c_void_p(tensor.data_ptr()) for tensor in (x_NI, out_NO))
+    room = (ctypes.c_void_p * 2)(*(tensor.data_ptr() for tensor in rooms))
+    numbers = (ctypes.c_int64(number) for number in (len(x_NI), half, torch.get_num_threads()))
+    library(SOURCE).covey_product(ctypes.byref(product), *pointers, room, *numbers)
+    return out_NO
+
+
+def panel_width() -> int:
+    """Return how many outputs lie side by side."""
+    return ctypes.c_int64.in_dll(library(SOURCE), "covey_panel").value
 
 
 def has_half() -> bool:

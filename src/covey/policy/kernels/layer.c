@@ -28,11 +28,22 @@ const int64_t covey_has_half = 0;
 #endif
 const int64_t covey_panel = PANEL;
 
+typedef struct Adapter Adapter;
+
 typedef struct {
     const void *panels;
     const float *bias; /* as many as there are panels for, or NULL */
+    const Adapter *adapter; /* what is computed beside the product, or NULL */
     int64_t inner, outer;
 } Product;
+
+/* LoRA adapters of the layers of a product, side by side: the numbers between their two products, of all layers, are
+   `down.outer` a row, and a panel of outputs reads `up.inner` of them, from `first` on. */
+struct Adapter {
+    Product down, up;
+    const int64_t *first; /* of panels */
+    const float *scales;  /* of outputs, as many as there are panels for */
+};
 
 typedef struct {
     Product qkv, output, gate, up, down;
@@ -49,17 +60,19 @@ typedef struct {
     float *heads;                  /* rows x (queries, keys, values) x head width */
     const float *attended;         /* rows x queries x head width */
     void *normed, *gated;          /* room for BATCH rows of what enters a product */
+    void *narrow[2];               /* the same of what enters the second product of an adapter */
     int64_t rows, num_threads;
 } Pass;
 
 typedef lanes Sums[ROWS][VECTORS];
 
-/* Sums of a tile in float32: rows at x, `last` + 1 of them (the others repeat the last one). */
-INLINE void multiply(const float *x, int64_t inner, int64_t last, const float *panel, const float *ahead, Sums sum) {
+/* Sums of a tile in float32: rows at x, `stride` apart, `last` + 1 of them (the others repeat the last one). */
+INLINE void multiply(const float *x, int64_t stride, int64_t inner, int64_t last, const float *panel,
+                     const float *ahead, Sums sum) {
     const float *row[ROWS];
 #pragma GCC unroll 8
     for (int r = 0; r < ROWS; r++) {
-        row[r] = x + smaller(r, last) * inner;
+        row[r] = x + smaller(r, last) * stride;
         for (int v = 0; v < VECTORS; v++) sum[r][v] = (lanes){0};
     }
     for (int64_t i = 0; i < inner; i++) {
@@ -75,13 +88,13 @@ INLINE void multiply(const float *x, int64_t inner, int64_t last, const float *p
 
 #ifdef __AVX512BF16__
 /* The same in bfloat16, two inputs at a time. */
-INLINE void multiply_half(const uint32_t *x, int64_t pairs, int64_t last, const uint32_t *panel, const uint32_t *ahead,
-                          Sums out) {
+INLINE void multiply_half(const uint32_t *x, int64_t stride, int64_t pairs, int64_t last, const uint32_t *panel,
+                          const uint32_t *ahead, Sums out) {
     const uint32_t *row[ROWS];
     __m512 sum[ROWS][VECTORS];
 #pragma GCC unroll 8
     for (int r = 0; r < ROWS; r++) {
-        row[r] = x + smaller(r, last) * pairs;
+        row[r] = x + smaller(r, last) * stride;
         for (int v = 0; v < VECTORS; v++) sum[r][v] = _mm512_setzero_ps();
     }
     for (int64_t i = 0; i < pairs; i++) {
@@ -100,32 +113,65 @@ INLINE void multiply_half(const uint32_t *x, int64_t pairs, int64_t last, const 
 }
 #endif
 
-/* Rows first .. last of x times a panel, and its bias. Tiles in turns fetch one half of the next panel each. */
-INLINE void tile(const Product *p, const void *x, int64_t first, int64_t last, int64_t panel, Sums sum, const int half) {
+/* Rows first .. last of x, `width` numbers each, times a panel, from number `at` on. Tiles in turns fetch one half of the
+   next panel each. */
+INLINE void sum_up(const Product *p, const void *x, int64_t width, int64_t at, int64_t first, int64_t last,
+                   int64_t panel, Sums sum, const int half) {
     const int64_t size = (half ? p->inner / 2 : p->inner) * PANEL, other = first / ROWS % VECTORS * LANES;
 #ifdef __AVX512BF16__
     if (half)
-        multiply_half((const uint32_t *)x + first * (p->inner / 2), p->inner / 2, last - first,
+        multiply_half((const uint32_t *)x + (first * width + at) / 2, width / 2, p->inner / 2, last - first,
                       (const uint32_t *)p->panels + panel * size, (const uint32_t *)p->panels + (panel + 1) * size + other,
                       sum);
     else
 #endif
-        multiply((const float *)x + first * p->inner, p->inner, last - first, (const float *)p->panels + panel * size,
-                 (const float *)p->panels + (panel + 1) * size + other, sum);
+        multiply((const float *)x + first * width + at, width, p->inner, last - first,
+                 (const float *)p->panels + panel * size, (const float *)p->panels + (panel + 1) * size + other, sum);
+}
+
+/* The same of a whole product: its bias, and its adapter, from what was made `narrow` for it. */
+INLINE void tile(const Product *p, const void *x, const void *narrow, int64_t first, int64_t last, int64_t panel,
+                 Sums sum, const int half) {
+    sum_up(p, x, p->inner, 0, first, last, panel, sum, half);
     if (p->bias)
         for (int r = 0; r < ROWS; r++)
             for (int v = 0; v < VECTORS; v++) sum[r][v] += load(p->bias + panel * PANEL + v * LANES);
+    if (!p->adapter) return;
+    const Adapter *a = p->adapter;
+    Sums more;
+    sum_up(&a->up, narrow, a->down.outer, a->first[panel], first, last, panel, more, half);
+    for (int r = 0; r < ROWS; r++)
+        for (int v = 0; v < VECTORS; v++) sum[r][v] += load(a->scales + panel * PANEL + v * LANES) * more[r][v];
 }
 
 INLINE int64_t num_panels(const Product *p) { return (p->outer + PANEL - 1) / PANEL; }
 
+/* narrow = x * the first product of the adapter, where there is one, rounded as it enters the second one; shared out
+   among the threads. */
+INLINE void narrow_rows(const Product *p, const void *x, void *narrow, int64_t rows, const int half) {
+    if (!p->adapter) return;
+    const Product *down = &p->adapter->down;
+#pragma omp for schedule(static) collapse(2)
+    for (int64_t first = 0; first < rows; first += ROWS)
+        for (int64_t panel = 0; panel < num_panels(down); panel++) {
+            Sums sum;
+            sum_up(down, x, down->inner, 0, first, rows - 1, panel, sum, half);
+            const int64_t count = smaller(PANEL, down->outer - panel * PANEL);
+            for (int64_t r = 0; r < smaller(ROWS, rows - first); r++)
+                for (int64_t c = 0; c < count; c++)
+                    put(narrow, (first + r) * down->outer + panel * PANEL + c, ((const float *)sum[r])[c], half);
+        }
+}
+
 /* out = x * weights, plus what is there already in `plus`, where there is such; shared out among the threads. */
-INLINE void multiply_rows(const Product *p, const void *x, const float *plus, float *out, int64_t rows, const int half) {
+INLINE void multiply_rows(const Product *p, const void *x, void *narrow, const float *plus, float *out, int64_t rows,
+                          const int half) {
+    narrow_rows(p, x, narrow, rows, half);
 #pragma omp for schedule(static)
     for (int64_t panel = 0; panel < num_panels(p); panel++)
         for (int64_t first = 0; first < rows; first += ROWS) {
             Sums sum;
-            tile(p, x, first, rows - 1, panel, sum, half);
+            tile(p, x, narrow, first, rows - 1, panel, sum, half);
             const int64_t count = smaller(PANEL, p->outer - panel * PANEL);
             for (int64_t r = 0; r < smaller(ROWS, rows - first); r++) {
                 const int64_t at = (first + r) * p->outer + panel * PANEL;
@@ -141,13 +187,15 @@ INLINE float swish(float x) {
 }
 
 /* gated = swish(x * gate) * (x * up); shared out among the threads. */
-INLINE void gate_rows(const Layer *l, const void *x, void *gated, int64_t rows, const int half) {
+INLINE void gate_rows(const Layer *l, const void *x, void *const narrow[2], void *gated, int64_t rows, const int half) {
+    narrow_rows(&l->gate, x, narrow[0], rows, half);
+    narrow_rows(&l->up, x, narrow[1], rows, half);
 #pragma omp for schedule(static)
     for (int64_t panel = 0; panel < num_panels(&l->gate); panel++)
         for (int64_t first = 0; first < rows; first += ROWS) {
             Sums gate, up;
-            tile(&l->gate, x, first, rows - 1, panel, gate, half);
-            tile(&l->up, x, first, rows - 1, panel, up, half);
+            tile(&l->gate, x, narrow[0], first, rows - 1, panel, gate, half);
+            tile(&l->up, x, narrow[1], first, rows - 1, panel, up, half);
             const int64_t count = smaller(PANEL, l->gate.outer - panel * PANEL);
             for (int64_t r = 0; r < smaller(ROWS, rows - first); r++) {
                 const int64_t at = (first + r) * l->gate.outer + panel * PANEL;
@@ -194,7 +242,7 @@ INLINE void before_attention(const Layer *l, const Pass *p, const int half) {
         const int64_t rows = smaller(BATCH, p->rows - first);
         float *heads = p->heads + first * l->qkv.outer;
         norm_rows(p->hidden + first * l->hidden_width, l->norm_before, p->normed, rows, l->hidden_width, l->eps, half);
-        multiply_rows(&l->qkv, p->normed, NULL, heads, rows, half);
+        multiply_rows(&l->qkv, p->normed, p->narrow[0], NULL, heads, rows, half);
         rotate_rows(l, p->cosines + first * l->head_width, p->sines + first * l->head_width, heads, rows);
     }
 }
@@ -215,10 +263,10 @@ INLINE void after_attention(const Layer *l, const Pass *p, const int half) {
         const int64_t rows = smaller(BATCH, p->rows - first);
         float *hidden = p->hidden + first * width;
         const void *attended = operand(p->attended + first * l->output.inner, p->gated, rows, l->output.inner, half);
-        multiply_rows(&l->output, attended, hidden, hidden, rows, half);
+        multiply_rows(&l->output, attended, p->narrow[0], hidden, hidden, rows, half);
         norm_rows(hidden, l->norm_after, p->normed, rows, width, l->eps, half);
-        gate_rows(l, p->normed, p->gated, rows, half);
-        multiply_rows(&l->down, p->gated, hidden, hidden, rows, half);
+        gate_rows(l, p->normed, p->narrow, p->gated, rows, half);
+        multiply_rows(&l->down, p->gated, p->narrow[0], hidden, hidden, rows, half);
     }
 }
 
@@ -244,18 +292,18 @@ void covey_norm(float *x, const float *weight, int64_t rows, int64_t width, floa
     norm_rows(x, weight, x, rows, width, eps, 0);
 }
 
-INLINE void product(const Product *p, const float *x, float *out, void *room, int64_t rows, int64_t num_threads,
-                    const int half) {
+INLINE void product(const Product *p, const float *x, float *out, void *const room[2], int64_t rows,
+                    int64_t num_threads, const int half) {
 #pragma omp parallel num_threads(num_threads)
     for (int64_t first = 0; first < rows; first += BATCH) {
         const int64_t count = smaller(BATCH, rows - first);
-        multiply_rows(p, operand(x + first * p->inner, room, count, p->inner, half), NULL, out + first * p->outer, count,
-                      half);
+        const void *given = operand(x + first * p->inner, room[0], count, p->inner, half);
+        multiply_rows(p, given, room[1], NULL, out + first * p->outer, count, half);
     }
 }
 
-/* out = x * weights + bias; `room` as in Pass. */
-void covey_product(const Product *p, const float *x, float *out, void *room, int64_t rows, int64_t half,
+/* out = x * weights + bias; `room` for BATCH rows of what enters a product and of what enters its adapter's second. */
+void covey_product(const Product *p, const float *x, float *out, void *const room[2], int64_t rows, int64_t half,
                    int64_t num_threads) {
     if (half)
         product(p, x, out, room, rows, num_threads, 1);

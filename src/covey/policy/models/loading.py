@@ -1,10 +1,11 @@
 """Settings in, a policy out: weights, precision, quantisation, adapters."""
 
+import logging
 import os
 import warnings
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,8 @@ from covey.policy.settings import ModelConfig
 from covey.system.hub import silence
 from covey.system.machine import silence_bitsandbytes
 
+LOGGER = logging.getLogger(__name__)
+
 
 def load_policy(
     settings: ModelConfig | str | Path, *, seed: int = 0, trainable: bool = True, on_host: bool = False
@@ -67,6 +70,7 @@ def _load_policy(settings: ModelConfig, seed: int, trainable: bool, on_host: boo
     register()
     silence_bitsandbytes()
     device = choose_device(settings.device)
+    settings = settings if settings.name in NANO_TOKENIZERS else _computable(settings, device)
     if settings.activation_offload and device.type == "cpu":
         raise ValueError("model.activation_offload=true needs a GPU, got model.device=cpu")
     if settings.deterministic:
@@ -102,6 +106,22 @@ def _load_policy(settings: ModelConfig, seed: int, trainable: bool, on_host: boo
     return _finished(bare, wrapped, settings, device, trainable)
 
 
+def _computable(settings: ModelConfig, device: torch.device) -> ModelConfig:
+    """Replace float16 on a CPU: its products take seven times as long as in bfloat16, and far longer without AVX512-FP16."""
+    if settings.precision != "float16" or device.type != "cpu":
+        return settings
+    has_half = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    precision = "bfloat16" if has_half else "float32"
+    _tell(f"model.precision=float16 is computed in {precision}: this device is a CPU, which is slow in float16")
+    return replace(settings, precision=precision)
+
+
+@cache
+def _tell(line: str) -> None:
+    """Log a line once, however many policies are loaded."""
+    LOGGER.warning(line)
+
+
 def _unread(settings: ModelConfig) -> Unread | None:
     """Return the saved model without its weights, None where there is none or it must be loaded whole."""
     if settings.name in NANO_TOKENIZERS or quantized_bits(settings):
@@ -130,6 +150,7 @@ def policy_in_memory(
     with MAKING:
         register()
         device = choose_device(settings.device)
+        settings = _computable(settings, device)
         _refuse_split(given)
         set_template_defaults(tokenizer, settings.chat_template_kwargs, settings.name)
         _padding(tokenizer)

@@ -81,6 +81,14 @@ def keep_promises(model: nn.Module, bits: int) -> None:
             module.__class__ = _plain_8_bit()  # type: ignore[assignment]
 
 
+def is_quantized(layer: nn.Module) -> bool:
+    """Tell whether a linear layer holds its weight in 4 or 8 bits."""
+    weight = getattr(layer, "weight", None)
+    return isinstance(weight, Tensor) and (
+        getattr(weight, "quant_state", None) is not None or weight.dtype == torch.int8
+    )
+
+
 def dequantized(weight: Tensor) -> Tensor:
     """Return what a weight in 4 or 8 bits stands for. Another as it is."""
     if getattr(weight, "quant_state", None) is not None:

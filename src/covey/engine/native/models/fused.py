@@ -20,7 +20,7 @@ from transformers.models.mistral.modeling_mistral import MistralModel
 from transformers.models.qwen2.modeling_qwen2 import Qwen2Model
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3Model
 
-from covey.engine.native.panels import BATCH, SOURCE, PackedWeights, Product
+from covey.engine.native.panels import BATCH, SOURCE, PackedWeights, Product, Weights
 from covey.policy.attention.base import Layout, Rule
 from covey.policy.kernels.compiler import library
 from covey.policy.kernels.layers import LAYERS
@@ -28,8 +28,8 @@ from covey.policy.kernels.layers import LAYERS
 FAMILY = (LlamaModel, MistralModel, Qwen2Model, Qwen3Model)
 """Models of such layers, and nothing else."""
 
-WeightOf = Callable[[nn.Module], tuple[Tensor, Tensor | None]]
-"""Weight (O, I), adapters merged in, and bias (O,) of a linear layer."""
+WeightsOf = Callable[[nn.Module], Weights]
+"""Those of a linear layer, its adapter merged in or beside it."""
 
 
 class Layer(ctypes.Structure):
@@ -49,6 +49,7 @@ class Pass(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("hidden", "cosines", "sines", "heads", "attended")),
         *((name, ctypes.c_void_p) for name in ("normed", "gated")),
+        ("narrow", ctypes.c_void_p * 2),
         *((name, ctypes.c_int64) for name in ("rows", "num_threads")),
     )
 
@@ -56,10 +57,10 @@ class Pass(ctypes.Structure):
 class FusedLayer:
     """Room for the weights of a layer as layer.c reads them. `take` fills it."""
 
-    def __init__(self, layer: Any, rule: Rule, weight_of: WeightOf, half: bool) -> None:
+    def __init__(self, layer: Any, rule: Rule, weights_of: WeightsOf, half: bool) -> None:
         self.index, self.rule = int(layer.self_attn.layer_idx), rule
-        self._weight_of = weight_of
-        self._panels = [PackedWeights(*_joined(part, weight_of), half) for part in _parts(layer)]
+        self._weights_of = weights_of
+        self._panels = [PackedWeights(self._weights(part), half) for part in _parts(layer)]
         self._norms = [torch.empty_like(norm.weight, dtype=torch.float32) for norm in norms_of(layer)]
         width = int(layer.self_attn.head_dim)
         num_queries, num_keys = (linear.out_features // width for linear in _parts(layer)[0][:2])
@@ -73,18 +74,27 @@ class FusedLayer:
     def take(self, layer: Any) -> None:
         """Take the layer's weights as they are now."""
         for panels, part in zip(self._panels, _parts(layer), strict=True):
-            panels.take(*_joined(part, self._weight_of))
+            panels.take(self._weights(part))
         for mine, theirs in zip(self._norms, norms_of(layer), strict=True):
             mine.copy_(theirs.weight)
+
+    @property
+    def narrow_width(self) -> int:
+        """Return the most numbers of a row that go from first to second products of adapters."""
+        return max(panels.narrow_width for panels in self._panels)
+
+    def _weights(self, part: list[nn.Module]) -> list[Weights]:
+        return [self._weights_of(linear) for linear in part]
 
 
 class FusedModel(nn.Module):
     """Stands in for a base model of such layers once `take` has given it weights."""
 
-    def __init__(self, model: Any, rules: Mapping[int, Rule], weight_of: WeightOf, half: bool) -> None:
+    def __init__(self, model: Any, rules: Mapping[int, Rule], weights_of: WeightsOf, half: bool) -> None:
         super().__init__()
         self.embed_tokens, self.rotary_emb = model.embed_tokens, model.rotary_emb
-        self._layers = [FusedLayer(layer, rules[layer.self_attn.layer_idx], weight_of, half) for layer in model.layers]
+        self._layers = [FusedLayer(layer, rules[layer.self_attn.layer_idx], weights_of, half) for layer in model.layers]
+        self._narrow_width = max(layer.narrow_width for layer in self._layers)
         self._norm = torch.empty_like(model.norm.weight, dtype=torch.float32)
         self._eps = float(model.norm.variance_epsilon)
         self._c = library(SOURCE)
@@ -104,9 +114,12 @@ class FusedModel(nn.Module):
         angles = [angle[0].float().contiguous() for angle in self.rotary_emb(embedded_1TC, position_ids)]
         first = self._layers[0].call
         heads_THD = hidden_TC.new_empty(len(hidden_TC), first.num_queries + 2 * first.num_keys, first.head_width)
-        normed, gated = (hidden_TC.new_empty(BATCH * width) for width in (first.hidden_width, self._widest()))
-        given = (hidden_TC, *angles, heads_THD, heads_THD, normed, gated)
-        tensors = Pass(*(tensor.data_ptr() for tensor in given), len(hidden_TC), torch.get_num_threads())
+        widths = first.hidden_width, self._widest(), self._narrow_width, self._narrow_width
+        rooms = [hidden_TC.new_empty(BATCH * width) for width in widths]
+        given = (hidden_TC, *angles, heads_THD, heads_THD, *rooms)
+        pointers = [tensor.data_ptr() for tensor in given]
+        narrow = (ctypes.c_void_p * 2)(*pointers[-2:])
+        tensors = Pass(*pointers[:-2], narrow, len(hidden_TC), torch.get_num_threads())
         sizes = (first.num_queries, first.num_keys, first.num_keys)
         query, key, value = (part.transpose(0, 1)[None] for part in heads_THD.split(sizes, dim=1))
         for layer in self._layers:
@@ -158,10 +171,3 @@ def norms_of(layer: Any) -> list[Any]:
     attention = layer.self_attn
     of_heads = [attention.q_norm, attention.k_norm] if isinstance(layer, Qwen3DecoderLayer) else []
     return [layer.input_layernorm, layer.post_attention_layernorm, *of_heads]
-
-
-def _joined(part: list[nn.Module], weight_of: WeightOf) -> tuple[Tensor, Tensor | None]:
-    weights, biases = zip(*(weight_of(linear) for linear in part), strict=True)
-    if len(part) == 1:
-        return weights[0], biases[0]
-    return torch.cat(weights), None if biases[0] is None else torch.cat(biases)
