@@ -22,6 +22,7 @@ from covey.run.checkpoints.checkpoint import STATE
 from covey.run.checkpoints.state import generators, restore_generators
 from covey.train import train
 
+from ..support.builders import keep_float16
 from ..support.small import equal, rows, saved_policy, scripted, small_config, timeless, use
 
 SETTINGS: dict[str, Any] = {
@@ -57,6 +58,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
     before = generators()
     with pytest.MonkeyPatch.context() as patch:
         use(patch, scripted())
+        keep_float16(patch)
         run_with_seed(1, small_config(**SETTINGS), made.whole)
         shutil.copytree(made.whole, made.resumed)
         shutil.rmtree(made.resumed / "checkpoints" / "step-000008")

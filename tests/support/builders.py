@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 from transformers import (
@@ -21,6 +22,7 @@ from covey.algorithm.build import build_credit, build_objective
 from covey.algorithm.settings import AlgorithmConfig
 from covey.policy.attention.base import ATTENTION, DENSE, register
 from covey.policy.logprobs import Scoring, score_tokens
+from covey.policy.models import loading
 from covey.policy.models.loading import load_policy
 from covey.policy.models.nano import nano_tokenizer
 from covey.policy.models.nano_masked import nano_masked_tokenizer
@@ -109,7 +111,14 @@ def masked_config(architecture: str, vocab_size: int = VOCABULARY, **more: Any) 
 def nano(seed: int = 0, **settings: Any) -> Policy:
     """A policy of a few thousand weights, loaded as runs load it."""
     small = {"nano_hidden_size": 32, "nano_num_layers": 2, "nano_num_heads": 2}
-    return load_policy(ModelConfig(**{**small, **settings}), seed=seed)
+    with pytest.MonkeyPatch.context() as patch:
+        keep_float16(patch)
+        return load_policy(ModelConfig(**{**small, **settings}), seed=seed)
+
+
+def keep_float16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a CPU compute in float16, as GPUs do: another precision needs no loss scale."""
+    monkeypatch.setattr(loading, "computable", lambda settings, device: settings)
 
 
 def saved_model(folder: Path, architecture: str, **config: Any) -> str:

@@ -70,7 +70,7 @@ def _load_policy(settings: ModelConfig, seed: int, trainable: bool, on_host: boo
     register()
     silence_bitsandbytes()
     device = choose_device(settings.device)
-    settings = settings if settings.name in NANO_TOKENIZERS else _computable(settings, device)
+    settings = computable(settings, device)
     if settings.activation_offload and device.type == "cpu":
         raise ValueError("model.activation_offload=true needs a GPU, got model.device=cpu")
     if settings.deterministic:
@@ -106,8 +106,8 @@ def _load_policy(settings: ModelConfig, seed: int, trainable: bool, on_host: boo
     return _finished(bare, wrapped, settings, device, trainable)
 
 
-def _computable(settings: ModelConfig, device: torch.device) -> ModelConfig:
-    """Replace float16 on a CPU: its products take seven times as long as in bfloat16, and far longer without AVX512-FP16."""
+def computable(settings: ModelConfig, device: torch.device) -> ModelConfig:
+    """Replace float16 on a CPU: its products take seven times as long as in bfloat16, longer without AVX512-FP16."""
     if settings.precision != "float16" or device.type != "cpu":
         return settings
     has_half = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
@@ -150,7 +150,7 @@ def policy_in_memory(
     with MAKING:
         register()
         device = choose_device(settings.device)
-        settings = _computable(settings, device)
+        settings = computable(settings, device)
         _refuse_split(given)
         set_template_defaults(tokenizer, settings.chat_template_kwargs, settings.name)
         _padding(tokenizer)
