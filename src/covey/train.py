@@ -41,6 +41,7 @@ from covey.system.text.masking import secrets_in
 from covey.system.waits.signals import Stopper, StopRequested, is_in_event_loop
 from covey.system.waits.timer import PhaseTimer
 from covey.trainer.prepare import make_measured_batch, make_training_batches, train_ahead
+from covey.trainer.second_look import is_looked_at, second_look
 from covey.types import Group
 
 LOGGER = logging.getLogger(__name__)
@@ -207,6 +208,8 @@ def train_step(run: Run, config: Config, step: int, timer: PhaseTimer, stopper: 
         if metrics["num_rollouts_trained"] == 0:  # of all ranks: measured all the same, so that curves have no holes
             batch = make_measured_batch([*groups, *(one.group for one in dropped)], run.policy, run.packing)
             metrics |= run.trainer.measure(batch, step)
+        elif config.doctor.enabled and is_looked_at(step):
+            metrics |= second_look(groups, run.trainer, run.packing)
         stopper.hold()
         run.source.follow(step + 1, config.num_steps)
         run.source.publish(run.trainer.weights(), version=step + 1)

@@ -32,6 +32,7 @@ COLUMNS = (
         "reward/form",
         "reward/correct",
     ),
+    *("advantage_agreement", "update_gain", "update_gain_error"),
 )
 SETTINGS = (
     *(

@@ -176,6 +176,15 @@ def few_count(log: RunLog) -> RunLog:
     return set_column(log, "advantage_top_share", lambda place, _: 0.65)
 
 
+def wrong_sign(log: RunLog) -> RunLog:
+    return set_column(log, "advantage_agreement", lambda place, _: -1.0)
+
+
+def nothing_moves(log: RunLog) -> RunLog:
+    log = set_column(log, "update_gain", lambda place, _: 1e-7)
+    return set_column(log, "update_gain_error", lambda place, _: 1e-6)
+
+
 def hacked(log: RunLog) -> RunLog:
     return set_looks(log, "accuracy", lambda place, _: 0.35 - 0.25 * place)
 
@@ -203,5 +212,7 @@ MADE_SICK: dict[str, MadeSick] = {
     "solved prompts lost": MadeSick(("D21",), forgets),
     "0.6 of the groups dropped": MadeSick(("D28",), most_thrown_away),
     "a hundredth holds 0.65 of the advantages": MadeSick(("D27",), few_count),
+    "advantages of the wrong sign": MadeSick(("D37",), wrong_sign),
+    "an optimiser of other weights": MadeSick(("D37",), nothing_moves),
     "reward up, accuracy down": MadeSick(("D16",), hacked),
 }

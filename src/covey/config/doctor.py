@@ -7,7 +7,7 @@ from covey.system.setting import Requires, setting
 
 AFTERWARDS = ("D18", "D20", "D31", "D32")
 """Findings that need the files of a run, or its end."""
-IDS = tuple(f"D{number}" for number in range(1, 37))
+IDS = tuple(f"D{number}" for number in range(1, 38))
 STOPPERS = ("sick", *(name for name in IDS if name not in AFTERWARDS))
 ENABLED = Requires("doctor.enabled = true", ("doctor.enabled",), bool)
 

@@ -81,6 +81,7 @@ def test_metrics_of_rollouts_are_over_the_rollouts_of_the_step() -> None:
         "advantage_mean": pytest.approx(1 / 6),
         "advantage_std": pytest.approx(math.sqrt(1 / 3)),
         "advantage_top_share": pytest.approx(1 / 3),
+        "advantage_agreement": pytest.approx(1.0),
         "unique_fraction": 1.0,
         "disagreement_fraction": 0.0,
     }
@@ -114,7 +115,7 @@ def test_a_step_without_groups_has_nulls_for_what_it_cannot_know() -> None:
         "num_groups": 0.0,
         "num_groups_sampled": 0.0,
     }
-    assert len(found) == 13
+    assert len(found) == 14
 
 
 def test_of_episodes_the_reward_and_the_advantage_of_each_turn_are_logged() -> None:

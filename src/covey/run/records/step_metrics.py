@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import isfinite
+from statistics import correlation
 from typing import Any, NamedTuple, TypeVar, get_args
 
 import torch
@@ -73,8 +75,20 @@ def rollout_metrics(groups: Sequence[Group], dropped: Sequence[Group], credit: C
     row |= {f"reward/{name}": _mean(values) for name, values in parts.items()}
     row |= {f"reward_std/{name}": _std(values) for name, values in parts.items()}
     return (
-        row | _episode_metrics(groups) | _repetition(groups) | _credit_metrics(credit) | _turn_metrics(groups, credit)
+        row
+        | _episode_metrics(groups)
+        | _repetition(groups)
+        | _credit_metrics(credit)
+        | {"advantage_agreement": _agreement(groups, credit)}
+        | _turn_metrics(groups, credit)
     )
+
+
+def _agreement(groups: Sequence[Group], credit: Credit) -> float | None:
+    """Return the mean over groups of how advantages correlate with the rewards of their answers: 1 for plain GRPO."""
+    pairs = [(group.rewards, own) for group, own in zip(groups, credit.advantages, strict=True)]
+    differ = [pair for pair in pairs if all(len(set(values)) > 1 and all(map(isfinite, values)) for values in pair)]
+    return _mean(_of_all_ranks([correlation(rewards, own) for rewards, own in differ]))
 
 
 def _repetition(groups: Sequence[Group]) -> Row:

@@ -35,6 +35,12 @@ FAR = 1.0
 """A KL, in nats a token, at which what the policy writes is hardly the reference's any more."""
 CLIPPED = 0.25
 """Of the tokens: with more a batch moves the policy too far."""
+AGREES = 0.2
+"""Correlation of advantages with rewards: 1 where nothing but the reward is in them."""
+FEWEST_LOOKS = 5
+"""Second looks: fewer do not show that updates gained nothing."""
+UNMOVED = 1e-3
+"""Nats by which answers differ where the weights that were stepped are not those of the policy."""
 FULL_LR_OF_LORA = 2e-5
 """Below it adapters hardly move: they take about ten times the rate of full training."""
 
@@ -219,6 +225,28 @@ def _moved(log: RunLog) -> str | None:
 
 def _is_far_from(usual: float) -> Callable[[Window], bool]:
     return lambda window: abs(window.mean - usual) > 0.5 * usual
+
+
+def astray(log: RunLog) -> Evidence | None:
+    """Find updates that do not raise what was rewarded above what was not, as every step along the gradient does."""
+    agreement = log.known("advantage_agreement")
+    if len(agreement) >= 3 and (mean := fmean(value for _, value in agreement)) < AGREES:
+        seen = f"the correlation of advantages with the rewards of their answers is {mean:.2g}"
+        return Evidence(Level.SICK, seen, agreement[0][0], values={"agreement": mean})
+    # What the second looks gained in all, beside the error of it
+    errors = dict(log.known("update_gain_error"))
+    looks = [one for one in log.known("update_gain") if one[0] in errors]
+    if len(looks) < 3:
+        return None
+    gain = fmean(value for _, value in looks)
+    error = sum(errors[step] ** 2 for step, _ in looks) ** 0.5 / len(looks)
+    is_few = len(looks) < FEWEST_LOOKS
+    is_sick = gain < -3 * error or (abs(gain) + 2 * error < UNMOVED and not is_few)
+    if gain > 3 * error or (not is_sick and (is_few or is_rising(log))):
+        return None
+    text = f"updates moved the best answer of a group by {gain:.2g} nats against its worst (error {error:.1g}"
+    values = {"gain": gain, "error": error}
+    return Evidence(Level.SICK if is_sick else Level.WATCH, f"{text}, {len(looks)} looks)", looks[0][0], values=values)
 
 
 def rate_too_low(log: RunLog) -> Evidence | None:

@@ -1,6 +1,7 @@
 """Is what is sampled what is trained: the gap between engine and trainer, and the age of what is trained."""
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from covey.run.doctor.finding import Evidence, Level
@@ -10,6 +11,8 @@ from covey.run.doctor.rules.common import above, change_of, evidence_of, from_to
 
 FAR_TOKEN = 5.0
 """Nats by which one token may differ."""
+RETURNS = 3
+"""Of a gap to rounding, that show a pattern."""
 
 
 class Bounds(NamedTuple):
@@ -80,13 +83,20 @@ def gap_grows(log: RunLog) -> Evidence | None:
 
 
 def old_weights(log: RunLog) -> Evidence | None:
-    """Find an engine that keeps its first weights: exact in the first step, further off in each."""
+    """Find an engine that keeps its first weights, further off in each step, or gets new ones in some steps alone."""
     name, show = _gap(log)
     points = log.known(name)
-    if len(points) < 2 * log.width or log.setting("max_staleness", 0):
+    if len(points) < 2 * log.width or not _is_fresh(log):
         return None
     window, floor = log.windows(name)[-1], bounds_of(log).floor
     first, last = points[0][1], window.mean
+    # Weights that are late bring it back to rounding again and again
+    returns = [one for before, one in pairwise(points) if before[1] > 5 * floor >= 5 * one[1]]
+    if len(returns) >= RETURNS:
+        farthest = max(points, key=lambda point: point[1])
+        text = f"engine and trainer differ by up to {show(farthest[1])} (step {farthest[0]}), and agree again in every"
+        seen = f"{text} {(returns[-1][0] - returns[0][0]) / (len(returns) - 1):.2g} steps"
+        return Evidence(Level.SICK, seen, next(step for step, value in points if value > 5 * floor))
     values = [value for _, value in points]
     # What leaps later, or begins to grow then, is another defect
     is_growing = all(map(_grows, (values, values[: len(values) // 2])))

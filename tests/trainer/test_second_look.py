@@ -1,0 +1,94 @@
+"""A second look at a batch: what an update did to the answers that were rewarded."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+
+from covey.policy.policy import Policy
+from covey.trainer.batch import make_rows
+from covey.trainer.prepare import Packing, pack_rows
+from covey.trainer.second_look import FIRST, is_looked_at, second_look
+from covey.trainer.trainer import Trainer
+from covey.types import Group, Reward, Sampling
+
+from ..support.builders import SGD, copied, logprobs, make, make_policy, make_trainer, random_groups, sampled_by
+
+REWARDS = ((0.0, 1.0, 0.5), (1.0, 0.0), (0.0, 0.0, 1.0, 0.0))
+PACKING = Packing("shared", 10_000)
+
+
+def judged(policy: Policy, rewards: Sequence[Sequence[float]] = REWARDS) -> list[Group]:
+    """Groups that this policy has sampled, with rewards."""
+    return [
+        replace(group, rollouts=tuple(replace(r, reward=Reward(v)) for r, v in zip(group.rollouts, own, strict=True)))
+        for group, own in zip(sampled_by(policy, random_groups(), Sampling()), rewards, strict=True)
+    ]
+
+
+def updated(policy: Policy, groups: Sequence[Group], sign: float = 1.0) -> Trainer:
+    """The trainer after an update with rewards, less their group's mean, as advantages."""
+    trainer = make_trainer(policy, optimizer=replace(SGD, lr=1e-3))
+    advantages = [[sign * (v - sum(g.rewards) / len(g.rewards)) for v in g.rewards] for g in groups]
+    batch = pack_rows(make_rows(groups, advantages), policy, PACKING, totals=(43, 9, 9))
+    trainer.step(batch, 0)
+    return trainer
+
+
+def test_an_update_raises_the_best_answer_above_the_worst_and_one_of_the_wrong_sign_lowers_it() -> None:
+    policy = make_policy("qwen2", torch.float64)
+    groups = judged(policy)
+    right = second_look(groups, updated(copied(policy), groups), PACKING)
+    wrong = second_look(groups, updated(copied(policy), groups, sign=-1.0), PACKING)
+    assert right["update_gain"] > 3 * right["update_gain_error"] > 0
+    # A step so small is linear: what one gains the other loses
+    assert wrong["update_gain"] == pytest.approx(-right["update_gain"], rel=0.05)
+
+
+@pytest.mark.parametrize("budget", [10_000, 12])
+def test_the_gain_is_that_of_log_probs_summed_over_the_best_and_the_worst_answer(budget: int) -> None:
+    policy = make_policy("qwen2", torch.float64)
+    groups = judged(policy)
+    before = copied(policy)
+    trainer = updated(policy, groups)
+    gains = []
+    for group, best, worst in zip(groups, (1, 0, 2), (0, 1, 0), strict=True):
+        answers = (group.rollouts[best], group.rollouts[worst])
+        of_both = [make([Group(group.prompt, (one,), ())]).micro_batches for one in answers]
+        rises = [
+            float(sum(logprobs(trainer.policy, m, trainer.forward.scoring)))
+            - float(sum(logprobs(before, m, trainer.forward.scoring)))
+            for m in of_both
+        ]
+        gains.append(rises[0] - rises[1])
+    found = second_look(groups, trainer, Packing("shared", budget))
+    assert found["update_gain"] == pytest.approx(sum(gains) / 3, rel=1e-6)
+
+
+def test_without_an_update_nothing_is_gained() -> None:
+    policy = make_policy("qwen2", torch.float64)
+    found = second_look(judged(policy), make_trainer(policy), PACKING)
+    assert abs(found["update_gain"]) < 1e-12
+
+
+def test_equal_rewards_have_no_second_look() -> None:
+    policy = make_policy("qwen2", torch.float64)
+    groups = judged(policy, ((1.0, 1.0, 1.0), (0.0, 0.0), (0.0, 0.0, 1.0, 0.0)))
+    assert second_look(groups, make_trainer(policy), PACKING) == {}
+
+
+def test_a_look_changes_neither_weights_nor_optimiser() -> None:
+    policy = make_policy("qwen2", torch.float64)
+    groups = judged(policy)
+    trainer = updated(policy, groups)
+    before = [parameter.detach().clone() for parameter in policy.model.parameters()]
+    second_look(groups, trainer, PACKING)
+    assert all(torch.equal(a, b) for a, b in zip(before, policy.model.parameters(), strict=True))
+    assert all(parameter.requires_grad for parameter in policy.model.parameters())
+
+
+def test_the_first_steps_and_every_fifth_are_looked_at() -> None:
+    looked = [step + 1 for step in range(20) if is_looked_at(step)]
+    assert looked == [1, 2, 3, 5, 10, 15, 20]
+    assert looked[:FIRST] == [1, 2, 3]
