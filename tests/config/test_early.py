@@ -65,6 +65,8 @@ def fill(folder: Path) -> None:
     (folder / "number.py").write_text("digits = 3\n")
     (folder / "lacking.py").write_text("import nowhere\n\ndef digits(completions, **columns):\n    return []\n")
     (folder / "folder").mkdir()
+    (folder / "quantised").mkdir()
+    (folder / "quantised" / "m.gguf").touch()
 
 
 @pytest.fixture
@@ -114,7 +116,16 @@ MISTAKES = [
     (["evaluate", "model.name=outputs/nothing/policy"], "model.name=outputs/nothing/policy: there is no such folder"),
     (["train", *ROWS, "model.name=./missing"], "model.name=./missing: there is no such folder"),
     (["train", *ROWS, "model.name=folder"], "model.name=folder is a folder without a model: it has no config.json"),
-    (["evaluate", *ROWS, "model.name=rows.jsonl"], "model.name=rows.jsonl is a file; name the model's folder"),
+    (["evaluate", *ROWS, "model.name=rows.jsonl"], "model.name=rows.jsonl is a file; name the model's folder\n"),
+    (
+        ["train", *ROWS, "model.name=quantised"],
+        "is a folder without a model: it has no config.json; transformers reads m.gguf (from_pretrained(FOLDER, gguf",
+    ),
+    (
+        ["train", *ROWS, "model.name=quantised/m.gguf"],
+        "is a file; name the model's folder; transformers reads m.gguf (from_pretrained(FOLDER, gguf_file='m.gguf')), "
+        "and covey a plain copy, written by save_pretrained: docs/use/using_results.md has the lines\n",
+    ),
     (["train", "recipe=arithmetic", "algorithm.loss=dpo"], "algorithm.loss must be one of clip, reinforce, "),
     (["train", "recipe=arithmetic", "algorithm.ratio=tokens"], "algorithm.ratio must be one of token, sequence, "),
     (["train", "recipe=arithmetic", "model.device=tpu"], "model.device must be auto, cpu, cuda or cuda:N, got tpu"),

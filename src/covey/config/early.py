@@ -81,6 +81,10 @@ def _check_reference_model(name: str, asks_hub: bool) -> Iterator[str]:
 
 
 REFERENCE = "algorithm.reference_model="
+OF_GGUF = (
+    "; transformers reads {0} (from_pretrained(FOLDER, gguf_file='{0}')), and covey a plain copy, written by "
+    "save_pretrained: docs/use/using_results.md has the lines"
+)
 
 
 def _check_model(name: str, asks_hub: bool) -> Iterator[str]:
@@ -91,7 +95,8 @@ def _check_model(name: str, asks_hub: bool) -> Iterator[str]:
     path = Path(name)
     if path.is_file() or (path.is_dir() and not any((path / file).is_file() for file in OF_MODELS)):
         kind = "a folder without a model: it has no config.json" if path.is_dir() else "a file; name the model's folder"
-        raise ValueError(f"model.name={name} is {kind}")
+        gguf = path if path.suffix == ".gguf" else next(path.glob("*.gguf"), None)
+        raise ValueError(f"model.name={name} is {kind}{'' if gguf is None else OF_GGUF.format(gguf.name)}")
     if asks_hub and not path.exists() and HUB_NAME.fullmatch(name):
         try:
             warning = check_hub_model(name)
