@@ -1,6 +1,7 @@
 """Measuring a policy: intervals, pass@k, pairing, and what a missing score does."""
 
 import math
+import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,7 +18,8 @@ from covey.policy.models.loading import load_policy
 from covey.rollouts.sampler import Sampler
 from covey.rollouts.source import LocalSource, PromptStream
 from covey.run import stages
-from covey.run.evaluate import Estimate, Evaluation, evaluate, mean_interval, share_interval, wilson
+from covey.run.evaluate import Answers as Answered
+from covey.run.evaluate import Estimate, Evaluation, evaluate, mean_interval, noise, share_interval, wilson
 from covey.run.records.summary import gains
 from covey.run.stages import is_best
 from covey.train import train
@@ -192,6 +194,35 @@ def test_an_episode_whose_turns_earned_nothing_counts_in_the_means_of_the_parts(
 
     found = evaluate(Episodes(some_right), PROMPTS, Sampling(), EvaluationConfig(num_samples=4, k=[1]))
     assert {name: part.value for name, part in found.reward_parts.items()} == {"outcome": 0.25, "turns": 0.125}
+
+
+def answered(greedy: Sequence[float], sampled: Sequence[Sequence[float]]) -> Answered:
+    prompts = [Prompt(str(index), "test", "?", {}) for index in range(len(greedy))]
+    groups = [Group(p, (rollout(reward),), ()) for p, reward in zip(prompts, greedy, strict=True)]
+    others = [Group(p, tuple(map(rollout, rewards)), ()) for p, rewards in zip(prompts, sampled, strict=True)]
+    return Answered(groups, others)
+
+
+def test_a_temperature_that_makes_noise_is_told_with_both_rewards_and_another_temperature() -> None:
+    greedy, sampled = [1.0] * 14 + [0.0] * 66, [(0.0, 0.0)] * 77 + [(0.0, 1.0)] * 3
+    said = "greedy answers earn 0.175, samples at temperature 1 earn 0.019: try sampling.temperature=0.7"
+    assert noise(answered(greedy, sampled), 1.0) == said
+    cooler = noise(answered(greedy, sampled), 0.6)
+    assert cooler is not None
+    assert cooler.endswith("samples at temperature 0.6 earn 0.019: try sampling.temperature=0.42")
+    assert noise(answered(greedy[:15], sampled[:15]), 1.0) is None  # too few prompts to tell
+    assert noise(answered([1.0] + [0.0] * 79, sampled), 1.0) is None  # one answer
+    assert noise(answered([1.0] * 80, [(1.0, 0.0)] * 80), 1.0) is None  # half of it: samples explore
+    assert noise(answered([-0.2] * 80, [(-1.0, -1.0)] * 80), 1.0) is None  # what costs has no multiples
+
+
+def test_noise_is_seldom_told_of_a_policy_whose_samples_are_worth_its_greedy_answers() -> None:
+    draw, told = random.Random(5), 0
+    for trial in range(1500):
+        chance = (0.05, 0.2, 0.5)[trial % 3]
+        one = [float(draw.random() < chance) for _ in range(24)]
+        told += noise(answered(one, [[float(draw.random() < chance) for _ in range(2)] for _ in one]), 1.0) is not None
+    assert told <= 8  # of 1,500 at a rate of 1 in 1,000: eight or fewer in all but 1 of 10,000 seeds
 
 
 def test_pass_at_k_leaves_out_prompts_with_fewer_than_k_scored_samples() -> None:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import Any
 
 from covey.algorithm.intervals import Estimate, mean_interval, share_interval, wilson
@@ -76,6 +76,39 @@ def answer(source: GroupSource, prompts: Sequence[Prompt], sampling: Sampling, s
     """
     greedy = source.run(prompts, 1, replace(sampling, temperature=0.0, top_k=0, top_p=1.0, min_p=0.0))
     return Answers(greedy, source.run(prompts, settings.num_samples, sampling))
+
+
+NOISY, ERRORS, LEAST_PROMPTS = 2.0, 2.0, 16
+"""Temperature makes noise of a model where greedy answers earn so many times what sampled ones do, by so many standard
+errors of the difference over the prompts (each at least a prompt), of which there are so many at least."""
+
+
+def noise(answers: Answers, temperature: float) -> str | None:
+    """Say in one line that sampled answers are noise beside greedy ones, None where they are not.
+
+    Where both are worth the same it is said in 0.07 % of evaluations (drawn: 16 to 200 prompts, 1 to 8 samples, 2 to
+    90 % right), at most in 1.9 % (24 prompts, one sample, 10 % right); where samples earn two thirds, in 0.4 and 4.8 %.
+
+    >>> noise(answers, 1.0)
+    'greedy answers earn 0.175, samples at temperature 1 earn 0.016: try sampling.temperature=0.7'
+    """
+    pairs = [
+        (group.rewards[0], fmean(others.rewards))
+        for group, others in zip(answers.greedy, answers.sampled, strict=True)
+        if group.rewards and others.rewards
+    ]
+    if len(pairs) < LEAST_PROMPTS or min(min(pair) for pair in pairs) < 0:  # what costs has no multiples
+        return None
+    surplus = [greedy - NOISY * sampled for greedy, sampled in pairs]
+    most = max(max(pair) for pair in pairs)
+    error = max(stdev(surplus) / math.sqrt(len(pairs)), most / len(pairs))
+    if fmean(surplus) <= ERRORS * error:
+        return None
+    greedy, sampled = (fmean(values) for values in zip(*pairs, strict=True))
+    return (
+        f"greedy answers earn {greedy:.3f}, samples at temperature {temperature:g} earn {sampled:.3f}: "
+        f"try sampling.temperature={min(0.7, 0.7 * temperature):.2g}"
+    )
 
 
 def evaluation_of(answers: Answers, settings: EvaluationConfig) -> Evaluation:

@@ -31,7 +31,7 @@ from covey.run.build import Run, build_run
 from covey.run.checkpoints.checkpoint import COLD_START, COLD_START_REPORT, load_state, load_weights, read_manifest
 from covey.run.checkpoints.resume import changed_facts, check_same_reference, cut_rows, resume_hint, resume_point
 from covey.run.checkpoints.state import checkpoint_state, restore
-from covey.run.evaluate import answer
+from covey.run.evaluate import answer, noise
 from covey.run.given import NOTHING, Given
 from covey.run.records.record import RunRecorder
 from covey.run.records.waits import make_watchdog
@@ -198,6 +198,8 @@ def evaluate_and_log(run: Run, config: Config, record: RunRecorder, step: int) -
         answers = answer(run.source, run.test_prompts, run.source.sampling, config.evaluation)
     with record.watchdog.deadline("the logs to be written", "timeouts.saving"):
         record.evaluation(step, answers)
+    if step == 0 and (line := noise(answers, run.source.sampling.temperature)) is not None:
+        record.say(line)
     accuracies = [evaluation.accuracy.value for evaluation in record.evaluations]
     if config.algorithm.reference_refresh_on_best and is_best(accuracies):
         take_as_reference(run)
