@@ -5,8 +5,10 @@ import logging
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -229,6 +231,23 @@ def test_the_summary_of_a_run_is_shown_when_it_ends(
     lines = capsys.readouterr().out.splitlines()
     assert any(line.startswith("completed · 5 steps") for line in lines)
     assert lines[-1] == "run folder: mine"
+
+
+def test_a_long_import_is_told_until_it_is_done(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    @contextmanager
+    def slow_import() -> Iterator[None]:
+        yield
+        time.sleep(0.2)
+
+    do(monkeypatch, nothing)
+    monkeypatch.setattr(main_module.machine, "heavy_imports", slow_import)
+    monkeypatch.setattr(main_module, "QUIET_SECONDS", 0.02)
+    assert main(["train", "environment=arithmetic", "hydra.run.dir=mine"]) == 0
+    loading, *told, _ = capsys.readouterr().out.removesuffix("run folder: mine\n").splitlines()
+    assert f"{loading}\n" == LOADING
+    assert {"importing torch and transformers, 0 s"} <= set(told)
 
 
 def test_a_folder_the_user_named_is_never_written_over(

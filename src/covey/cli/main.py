@@ -36,6 +36,9 @@ LEAVE_SECONDS = 10.0
 HEARD_SECONDS = 10.0
 """For the rank that has something to say, at most; under torchrun the others end as soon as it has."""
 
+QUIET_SECONDS = 9.0
+"""Between lines that say what is waited for."""
+
 RUN_DIR = "hydra.run.dir="
 CONFIG_FLAG = "--config"
 
@@ -193,8 +196,11 @@ def _check_folder(job: "Job", wanted: "Path", *, is_exact: bool) -> None:
 @contextmanager
 def _place_to_work(verb: str, job: "Job", wanted: "Path", *, is_exact: bool) -> "Iterator[Path]":
     """Start the other ranks, join them, and lock the run folder: the one that is wanted, or the next that is free."""
+    from covey.system.waits.pulse import Pulse
+
     # imports torch and transformers, for which a refused setting need not wait
-    with machine.heavy_imports():
+    importing = Pulse(lambda seconds: _tell(f"importing torch and transformers, {seconds:.0f} s"), QUIET_SECONDS)
+    with machine.heavy_imports(), importing:
         from covey.cluster.trainers import trainer_ranks
         from covey.run.checkpoints import resume
         from covey.system import collectives

@@ -6,7 +6,8 @@ import time
 from pathlib import Path
 
 from covey.run.records.terminal import Progress
-from covey.run.records.waits import Pulse
+from covey.run.records.waits import at, pulse_of
+from covey.system.waits.pulse import Pulse
 from covey.system.waits.timer import PhaseTimer
 from covey.system.waits.watchdog import Stages, Watchdog
 
@@ -26,28 +27,25 @@ class Heard(Progress):
 def test_the_outermost_wait_and_the_phase_say_what_a_run_is_at(tmp_path: Path) -> None:
     with Watchdog(LIMITS, tmp_path / "log") as watchdog:
         timer = PhaseTimer(watchdog=watchdog)
-        pulse = Pulse(Progress(), timer)
-        assert pulse.what == "at work"
+        me = threading.get_ident()
+        assert at(timer, me) == "at work"
         with timer.phase("cold_start"):
-            assert pulse.what == "cold start"
+            assert at(timer, me) == "cold start"
         with watchdog.deadline("the model m to be loaded", "timeouts.loading"):
-            assert pulse.what == "waiting for the model m to be loaded"
+            assert at(timer, me) == "waiting for the model m to be loaded"
         with timer.phase("evaluation"), watchdog.deadline("the engine to answer 9 prompts", "timeouts.sampling"):
             with watchdog.deadline("the engine to sample a token", "timeouts.sampling"), timer.phase("reward"):
-                assert pulse.what == "waiting for the engine to answer 9 prompts (evaluation)"
+                assert at(timer, me) == "waiting for the engine to answer 9 prompts (evaluation)"
             watchdog.progress("the engine to answer 3 prompts")
-            assert pulse.what == "waiting for the engine to answer 3 prompts (evaluation)"
+            assert at(timer, me) == "waiting for the engine to answer 3 prompts (evaluation)"
 
 
 def test_another_thread_tells_it_while_the_run_is_stuck(tmp_path: Path) -> None:
     heard = Heard()
     with Watchdog(LIMITS, tmp_path / "log") as watchdog:
         timer = PhaseTimer(watchdog=watchdog)
-        pulse = Pulse(heard, timer)
-        pulse.start()
-        with timer.phase("sampling"):
+        with pulse_of(heard, timer), timer.phase("sampling"):
             assert heard.is_told.wait(60)
-        pulse.stop()
         assert heard.lines[0] == ("sampling", True)
         number = len(heard.lines)
         time.sleep(1.2)
@@ -55,14 +53,33 @@ def test_another_thread_tells_it_while_the_run_is_stuck(tmp_path: Path) -> None:
 
 
 def test_what_is_left_of_an_evaluation_is_told(tmp_path: Path) -> None:
-    async def two_prompts(stages: Stages, pulse: Pulse) -> None:
+    async def two_prompts(stages: Stages, timer: PhaseTimer) -> None:
+        me = threading.get_ident()
         with stages.sampling():
             with stages.sampling():
-                assert pulse.what == "waiting for the engine to answer 2 prompts"
+                assert at(timer, me) == "waiting for the engine to answer 2 prompts"
             await asyncio.sleep(0)
-            assert pulse.what == "waiting for the engine to answer 1 prompt"
+            assert at(timer, me) == "waiting for the engine to answer 1 prompt"
 
     with Watchdog(LIMITS, tmp_path / "log") as watchdog:
-        stages, pulse = Stages(watchdog), Pulse(Progress(), PhaseTimer(watchdog=watchdog))
+        stages, timer = Stages(watchdog), PhaseTimer(watchdog=watchdog)
         with stages.under_way(2):
-            asyncio.run(two_prompts(stages, pulse))
+            asyncio.run(two_prompts(stages, timer))
+
+
+def test_a_pulse_counts_the_seconds_and_ends_with_what_it_stands_beside() -> None:
+    beats: list[float] = []
+    done = threading.Event()
+
+    def beat(seconds: float) -> None:
+        beats.append(seconds)
+        if len(beats) == 3:
+            done.set()
+
+    with Pulse(beat, 0.01):
+        assert done.wait(60)
+    number = len(beats)
+    assert beats == sorted(beats)
+    assert beats[2] >= 0.03
+    time.sleep(0.05)
+    assert len(beats) == number

@@ -54,7 +54,7 @@ from covey.run.records.summary import (
 from covey.run.records.terminal import Progress
 from covey.run.records.trace_log import TraceLog
 from covey.run.records.trackers import CompositeTracker, Tracker, make_trackers
-from covey.run.records.waits import Pulse, make_watchdog
+from covey.run.records.waits import make_watchdog, pulse_of
 from covey.system import collectives
 from covey.system.disk import WriteError, catch_write_errors, sync
 from covey.system.jsonl import JsonlWriter, write_json
@@ -83,7 +83,7 @@ class RunRecorder:
         # Show on the main process alone
         shows = config.output.progress
         self._progress = progress_of(config.num_steps, shows=shows) if collectives.is_main_process() else Progress()
-        self._pulse = Pulse(self._progress, self.timer)
+        self._pulse = pulse_of(self._progress, self.timer)
         # Count what the summary is made of; a resumed run restores it
         self._totals: Counter[str] = Counter()
         self._samplers = SamplersTotals()
@@ -107,7 +107,7 @@ class RunRecorder:
     def __enter__(self) -> Self:
         self._progress.__enter__()
         self.watchdog.__enter__()
-        self._pulse.start()
+        self._pulse.__enter__()
         return self
 
     def __exit__(
@@ -119,7 +119,7 @@ class RunRecorder:
             for part in (vars(self).get("_tracker"), self._schedule, self._traces, self._run):
                 if part is not None:
                     closing.callback(part.close)
-            self._pulse.stop()
+            self._pulse.__exit__()
             self._progress.close()
             try:
                 if not self._is_as_left:

@@ -1,13 +1,14 @@
 """The waits of a run: how long they may be, and what is said meanwhile."""
 
 import threading
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 
 from covey.config.schema import Config
 from covey.run.records.terminal import Progress
 from covey.system import collectives
 from covey.system.ranks import log_name
+from covey.system.waits.pulse import Pulse
 from covey.system.waits.timer import PhaseTimer
 from covey.system.waits.watchdog import Watchdog
 
@@ -23,38 +24,23 @@ def make_watchdog(config: Config, folder: Path) -> Watchdog:
     return Watchdog(limits, folder / log_name(collectives.rank()), who)
 
 
-@dataclass
-class Pulse:
-    """Tells what shows a run, every second, what is waited for: waits have names, so none needs a line of its own."""
+def pulse_of(progress: Progress, timer: PhaseTimer) -> Pulse:
+    """Make what tells `progress`, every second, what this thread waits for: waits have names, none needs own lines."""
+    thread = threading.get_ident()
 
-    progress: Progress
-    timer: PhaseTimer
-    _of: int = field(default_factory=threading.get_ident)
-    """The thread that trains."""
-    _stopped: threading.Event = field(default_factory=threading.Event)
-    _thread: threading.Thread | None = None
+    def beat(seconds: float) -> None:
+        progress.waiting(at(timer, thread), in_step=timer.outermost in OF_STEPS)
 
-    def start(self) -> None:
-        self._thread = threading.Thread(target=self._beat, name="covey-pulse", daemon=True)
-        self._thread.start()
+    return Pulse(beat, BEAT_SECONDS)
 
-    def stop(self) -> None:
-        self._stopped.set()
-        if self._thread is not None:
-            self._thread.join()
 
-    def _beat(self) -> None:
-        while not self._stopped.wait(BEAT_SECONDS):
-            self.progress.waiting(self.what, in_step=self.timer.outermost in OF_STEPS)
+def at(timer: PhaseTimer, thread: int) -> str:
+    """Say what a thread is at.
 
-    @property
-    def what(self) -> str:
-        """Say what the run is at.
-
-        >>> pulse.what
-        'waiting for the engine to answer 31 prompts (evaluation)'
-        """
-        wait, phase = self.timer.watchdog.waited_for(self._of), (self.timer.outermost or "").replace("_", " ")
-        if wait is None:
-            return phase or "at work"
-        return f"waiting for {wait}" + (f" ({phase})" if phase and phase not in wait else "")
+    >>> at(timer, threading.get_ident())
+    'waiting for the engine to answer 31 prompts (evaluation)'
+    """
+    wait, phase = timer.watchdog.waited_for(thread), (timer.outermost or "").replace("_", " ")
+    if wait is None:
+        return phase or "at work"
+    return f"waiting for {wait}" + (f" ({phase})" if phase and phase not in wait else "")
