@@ -200,7 +200,7 @@ def _place_to_work(verb: str, job: "Job", wanted: "Path", *, is_exact: bool) -> 
 
     # imports torch and transformers, for which a refused setting need not wait
     importing = Pulse(lambda seconds: _tell(f"importing torch and transformers, {seconds:.0f} s"), QUIET_SECONDS)
-    with machine.heavy_imports(), importing:
+    with importing, machine.heavy_imports():
         from covey.cluster.trainers import trainer_ranks
         from covey.run.checkpoints import resume
         from covey.system import collectives
