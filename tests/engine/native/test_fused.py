@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -20,11 +21,13 @@ from covey.policy.kernels.linear import use_onednn
 from covey.policy.policy import DTYPES, Policy, inference
 from covey.types import Sampling
 
+from ...policy.models.test_quantized import in_full, quantised
 from ...support.builders import make_policy, nano
 from ..tiny import tiny_policy
 from .test_decode_weights import with_adapters
 from .test_engine import GENEROUS, one
 
+NEEDS_HALF = pytest.mark.skipif(not has_half(), reason="no products in bfloat16 here")
 IDS = tuple(range(5, 25))
 FAMILY = ["llama", "qwen2", "qwen3", "mistral"]
 
@@ -113,7 +116,7 @@ def test_without_rules_nothing_is_fused() -> None:
     assert not is_fused(build_decode_policy(policy))
 
 
-@pytest.mark.skipif(not has_half(), reason="no products in bfloat16 here")
+@NEEDS_HALF
 @pytest.mark.parametrize("architecture", FAMILY)
 def test_in_half_precision_it_is_no_further_from_float32_than_autocast_is(architecture: str) -> None:
     exact = make_policy(architecture)
@@ -159,7 +162,7 @@ ADAPTED: list[Callable[[str], Policy]] = [
 ]
 
 
-@pytest.mark.skipif(not has_half(), reason="no products in bfloat16 here")
+@NEEDS_HALF
 @pytest.mark.parametrize("make", ADAPTED)
 def test_adapters_over_half_precision_are_computed_beside_and_no_further_from_float32_than_autocast_is(
     make: Callable[[str], Policy],
@@ -174,7 +177,25 @@ def test_adapters_over_half_precision_are_computed_beside_and_no_further_from_fl
         assert (logprobs(exact) - logprobs(twin)).abs().mean() > 5 * theirs.mean()
 
 
-@pytest.mark.skipif(not has_half(), reason="no products in bfloat16 here")
+@pytest.mark.parametrize("precision", ["float32", pytest.param("bfloat16", marks=NEEDS_HALF)])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_base_weights_in_few_bits_are_sampled_from_as_the_numbers_they_stand_for(
+    bits: int, precision: str, tmp_path: Path
+) -> None:
+    policy = quantised(tmp_path, precision=precision, load_in_8bit=bits == 8, load_in_4bit=bits == 4)
+    engine = NativeEngine(policy, GENEROUS, 4)
+    assert engine.kernels == "compiled"
+    twin = fused_twin(policy)
+    assert is_fused(twin)
+    plain = in_full(policy, tmp_path)
+    mine, theirs = ((logprobs(each).float() - logprobs(plain)).abs() for each in (twin, policy))
+    limit = 1e-5 if precision == "float32" else 1.5 * theirs.max()
+    assert mine.max() < limit
+    with plain.model.disable_adapter():  # type: ignore[operator]
+        assert (logprobs(twin) - logprobs(plain)).abs().max() > 3 * limit
+
+
+@NEEDS_HALF
 def test_a_small_step_of_an_adapter_changes_what_is_sampled_from_in_half_precision() -> None:
     policy = with_adapters("bfloat16")
     twin = fused_twin(policy)
@@ -192,7 +213,7 @@ def test_a_small_step_of_an_adapter_changes_what_is_sampled_from_in_half_precisi
     )
 
 
-@pytest.mark.skipif(not has_half(), reason="no products in bfloat16 here")
+@NEEDS_HALF
 @pytest.mark.parametrize("make", ADAPTED)
 def test_rows_with_adapters_in_half_precision_are_independent_of_those_beside_them(
     make: Callable[[str], Policy],
@@ -204,7 +225,7 @@ def test_rows_with_adapters_in_half_precision_are_independent_of_those_beside_th
     assert beside[0] == alone[0]
 
 
-@pytest.mark.skipif(not has_half(), reason="no products in bfloat16 here")
+@NEEDS_HALF
 def test_an_engine_in_half_precision_samples_through_c_what_the_trainer_scores() -> None:
     half = replace(make_policy("qwen2"), precision=torch.bfloat16)
     engine = NativeEngine(half, GENEROUS, 4)

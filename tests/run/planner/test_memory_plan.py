@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from hydra import compose, initialize_config_dir
+from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from covey.config import compose as settings
@@ -19,10 +20,19 @@ from covey.policy.models.loading import load_policy
 from covey.policy.settings import ModelConfig
 from covey.run.build import build_run
 from covey.run.planner import memory
-from covey.run.planner.memory import derived, holds_reference, plan, report, weights, with_checkpointing, workload
+from covey.run.planner.memory import (
+    derived,
+    holds_reference,
+    plan,
+    report,
+    weights,
+    with_checkpointing,
+    with_fused_layers,
+    workload,
+)
 from covey.run.planner.model_shapes import shape_of
 from covey.run.preflight.memory import check_memory
-from covey.run.preflight.memory_model import memory_of
+from covey.run.preflight.memory_model import kept_bytes, memory_of
 from covey.run.preflight.subject import PreflightContext
 from covey.system import machine
 from covey.system.waits.timer import PhaseTimer
@@ -142,6 +152,27 @@ def test_the_copy_that_sampling_reads_is_counted_as_it_is_made(changes: dict[str
     policy = load_policy(config.model, seed=0)
     made = own_bytes(policy) if is_wanted(policy) else 0
     assert plan(config, 1).get("decode_copy", 0) == made
+
+
+@pytest.mark.parametrize("bits", [None, 4, 8])
+@pytest.mark.parametrize(("precision", "size"), [("float32", 4), ("bfloat16", 2)])
+def test_on_a_cpu_what_sampling_lays_out_is_counted_in_plain_numbers(
+    precision: str, size: int, bits: int | None, tmp_path: Path
+) -> None:
+    model = ModelConfig(name=save_model(tmp_path, qwen()), precision=precision, lora_rank=2)
+    policy, shape = load_policy(model, seed=0), shape_of(model)
+    assert shape is not None
+    is_beside = precision == "bfloat16"
+    read = [
+        parameter
+        for module_name, module in policy.model.named_modules()
+        if isinstance(module, nn.Linear)
+        for name, parameter in module.named_parameters(prefix=module_name)
+        if "lora_" not in name or is_beside
+    ]
+    model = replace(model, load_in_4bit=bits == 4, load_in_8bit=bits == 8)
+    load = with_fused_layers(workload(replace(Config(), model=model), 1), model, shape, is_gpu=False)
+    assert kept_bytes(shape, load)["decode_copy"] == size * sum(parameter.numel() for parameter in read)
 
 
 def test_the_machines_recipe_fits_eight_gpus_of_80_gb() -> None:

@@ -72,10 +72,14 @@ def with_checkpointing(config: Config, num_ranks: int, free: int, *, is_gpu: boo
 
 
 def with_fused_layers(load: Workload, model: ModelConfig, shape: Shape, *, is_gpu: bool) -> Workload:
-    """Tell the model of memory whether norms and gates compute through kernels: Liger's on a GPU, or covey's C."""
+    """Tell the model of memory what computes through kernels: norms and gates through Liger's on a GPU or covey's C,
+    and on a CPU what is sampled.
+    """
     if is_gpu:
         return replace(load, fuses_layers=shape.has_kernels and chooses_liger(model.kernels, is_half=load.is_half))
-    return replace(load, fuses_layers=load.precision == "float32" and model.kind == "causal")
+    is_causal = model.kind == "causal"
+    lays_out = is_causal and shape.has_kernels and model.kernels != "torch" and load.precision != "float64"
+    return replace(load, fuses_layers=load.precision == "float32" and is_causal, lays_out=lays_out)
 
 
 def workload(config: Config, num_ranks: int) -> Workload:

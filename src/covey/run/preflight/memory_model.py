@@ -62,6 +62,8 @@ class Workload:
     """Tokens of them and of their prompts that are cached."""
     fuses_layers: bool = False
     """Norms and gates compute through covey's C on a CPU or Liger's kernels on a GPU, which keep their inputs alone."""
+    lays_out: bool = False
+    """Sampling reads all linear layers as covey's C lays them out on a CPU, those in 4 and 8 bits as plain numbers."""
     cache_bytes: int | None = None
     """Most that keys and values may take; None: no bound."""
 
@@ -303,7 +305,10 @@ def _frozen_bytes(shape: Shape, load: Workload) -> int:
 
 
 def _decode_copy_bytes(shape: Shape, load: Workload) -> int:
-    """Return those of weights that sampling reads in another form: cast, or with adapters merged (decode_weights)."""
+    """Return those of weights that sampling reads in another form: cast, laid out, or merged (decode_weights)."""
+    if load.lays_out:
+        beside = shape.adapter_weights(load.lora_rank, load.lora_targets) if load.is_half else 0
+        return load.value_bytes * (shape.cast_weights + beside)
     if load.is_half:
         return load.value_bytes * (shape.adapter_weights(load.lora_rank, load.lora_targets) or shape.cast_weights)
     adapted = shape.adapted(load.lora_targets) if load.lora_rank else ()
