@@ -158,6 +158,24 @@ def test_gaps_are_rounding_where_neither_the_largest_nor_the_mean_is_more(gaps: 
     assert (disproof(gaps, probe) == "") == is_rounding
 
 
+@pytest.mark.parametrize(
+    ("precision", "rounding", "expected"),
+    [
+        (torch.float32, 0.0, 1e-4),
+        (torch.float32, 1e-7, 1e-4),
+        (torch.float32, 8e-6, 2.4e-4),  # a pretrained model of thirty layers
+        (torch.float32, 1e-2, 1e-3),
+        (torch.bfloat16, 0.03, 0.9),
+        (torch.bfloat16, 1.0, 1.0),
+    ],
+)
+def test_a_probe_allows_what_the_policy_rounds_within_bounds(
+    precision: torch.dtype, rounding: float, expected: float
+) -> None:
+    policy = replace(tiny_policy("llama"), precision=precision, rounding=rounding)
+    assert make_probe(policy).tolerance == pytest.approx(expected)
+
+
 def test_a_probe_fits_the_policy_with_a_token_to_spare() -> None:
     policy = tiny_policy("llama")
     probe = make_probe(policy, tuple(range(500)))

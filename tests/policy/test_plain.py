@@ -1,6 +1,7 @@
 """The reference that covey is compared with is transformers' own forward of the same numbers."""
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 from covey.policy.kernels.linear import use_onednn
 from covey.policy.logprobs import Scoring
 from covey.policy.models.loading import load_policy
-from covey.policy.plain import plain_model, rollout_logprobs
+from covey.policy.plain import _exactly, plain_model, rollout_logprobs, rounded_and_exact
 from covey.policy.policy import Policy
 from covey.policy.settings import ModelConfig
 from covey.run.checkpoints.checkpoint import save_policy
@@ -75,11 +76,37 @@ def test_adapters_are_added_to_what_they_adapt(precision: str, tmp_path: Path) -
     base = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", dtype=policy.precision)
     dtype = torch.promote_types(policy.precision, torch.float32)
     whole = PeftModel.from_pretrained(base, tmp_path / "adapter").to(dtype).eval()
-    with torch.no_grad():
+    with torch.no_grad(), _exactly(dtype):
         expected = whole(torch.tensor([IDS])).logits[0]
     found = plain_logits(policy)
     assert found.dtype == dtype
-    assert relative_error(found, expected) < (1e-12 if precision == "float64" else 1e-6)
+    # `whole.to` made the frequencies of rope float64, and with them its angles
+    assert relative_error(found, expected) < (1e-7 if precision == "float64" else 1e-6)
+
+
+def test_what_is_computed_in_float64_has_no_float32_in_it() -> None:
+    """Norms and softmax of transformers are float32 in any model: over a step of 1e-7 the loss would rise by noise."""
+    policy = make_policy("llama")
+    weight = policy.causal_lm.get_input_embeddings().weight
+    shift: dict[Tensor, Tensor] = {weight: torch.zeros_like(weight, dtype=torch.float64)}  # type: ignore[dict-item]
+    plain = plain_model(policy, shift, torch.float64)
+    loss = plain.logits(IDS, range(29)).log_softmax(-1)[:, 7].sum()
+    (gradient,) = torch.autograd.grad(loss, weight)  # type: ignore[arg-type]
+    with torch.no_grad():
+        shift[weight].copy_(1e-7 * gradient)  # type: ignore[index]
+        rise = plain.logits(IDS, range(29)).log_softmax(-1)[:, 7].sum() - loss
+    assert float(rise / (1e-7 * gradient.double().square().sum())) == pytest.approx(1, rel=1e-4)
+
+
+def test_half_precision_is_what_autocast_makes_of_transformers() -> None:
+    policy = replace(make_policy("llama"), precision=torch.bfloat16)
+    rounded, exact = rounded_and_exact(policy)
+    model = plain_model(policy).model
+    with torch.no_grad():
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            expected = model(input_ids=torch.tensor([IDS])).logits[0]
+        assert torch.equal(rounded.logits(IDS, range(29)), expected)
+        assert torch.equal(exact.logits(IDS, range(29)), plain_logits(policy))
 
 
 def move_adapters(policy: Policy) -> None:

@@ -63,7 +63,7 @@ def run_check(config: Config, output_dir: Path) -> None:
         warm = stages.run_cold_start(config, environment, record)
         run = load_run(replace(warm, source="local"), environment, record)
         with record.timer.phase("preflight"):
-            checks = preflight.run_checks(preflight.PreflightContext(run, config))
+            checks = preflight.run_checks(preflight.PreflightContext(run, config), record.say)
         preflight.write(checks, record.folder)
         if collectives.is_main_process():
             with ignore_stdout_errors():

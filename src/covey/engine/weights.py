@@ -14,10 +14,11 @@ from covey.algorithm.softmax import log_softmax
 from covey.engine.base import Probe, PushRefused, WeightSet, digest_of
 from covey.policy.attention.base import DENSE
 from covey.policy.attention.bidirectional import inputs_layout
+from covey.policy.models.text import ordinary_ids
 from covey.policy.policy import Policy, inference
 
 PROBE_LENGTH = 32
-"""Tokens spread over the vocabulary."""
+"""Tokens of a text that every probe begins with."""
 TEXT_LENGTH = 32
 """Tokens of a prompt of the run: rows of an embedding that training does not touch prove nothing."""
 PROBE_TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-4, torch.bfloat16: 0.5, torch.float16: 0.1}
@@ -25,6 +26,10 @@ PROBE_TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-4, torch.bfloat16: 0.5
 before a run allows it. Frozen weights in 4 bits are the same bits on both sides, so they add nothing."""
 MEAN_SHARE = 0.1
 """The mean may be this share of it: a defect moves many tokens a little before it moves one by much."""
+ROUNDINGS = 3.0
+"""How many times what a policy itself rounds, on average, the mean may be: both sides round, each in its own order."""
+MOST = {torch.float64: 1.0, torch.float32: 10.0, torch.bfloat16: 2.0, torch.float16: 2.0}
+"""How many times the usual tolerance rounding explains at most: of a real defect it must not explain any."""
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -76,12 +81,17 @@ def make_probe(policy: Policy, text: Sequence[int] = ()) -> Probe:
 
 
 def _unread_probe(policy: Policy, text: Sequence[int]) -> Probe:
-    """Return a fixed text over the vocabulary, and after it the beginning of `text`, a prompt of the run."""
-    size, room = len(policy.tokenizer), policy.max_length - 1  # vLLM scores a text by continuing it
-    fixed = [(7919 * place + 11) % size for place in range(PROBE_LENGTH)]
+    """Return a fixed text, and after it the beginning of `text`, a prompt of the run."""
+    room = policy.max_length - 1  # vLLM scores a text by continuing it
     read = text[:TEXT_LENGTH] if policy.mask_id is None else ()
-    token_ids = (*fixed, *read)[:room]
-    return Probe(token_ids, Future(), PROBE_TOLERANCE[policy.precision])
+    token_ids = (*ordinary_ids(policy, PROBE_LENGTH), *read)[:room]
+    return Probe(token_ids, Future(), tolerance(policy.precision, policy.rounding))
+
+
+def tolerance(precision: torch.dtype, rounding: float, usual: float = 0.0) -> float:
+    """Return the most nats of a token that are rounding, where the mean of one side's is known (0: it is small)."""
+    usual = usual or PROBE_TOLERANCE[precision]
+    return usual * min(max(1.0, ROUNDINGS * rounding / (MEAN_SHARE * usual)), MOST[precision])
 
 
 def probe_logprobs(policy: Policy, token_ids: Sequence[int]) -> list[float]:

@@ -12,12 +12,14 @@ Shapes: T tokens, K positions whose logits are asked for, V vocabulary, L loss t
 import copy
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from accelerate import init_empty_weights
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
@@ -43,13 +45,16 @@ class Plain:
     model: PreTrainedModel
     is_masked: bool
     device: torch.device
+    half: torch.dtype | None = None
+    """What products are computed in, by autocast, in place of float32."""
 
     def logits(self, token_ids: Sequence[int], keep: Sequence[int]) -> Tensor:
         """Return logits (K, V) of the positions `keep` of one sequence, in float32 at least."""
         ids_1T = torch.tensor([list(token_ids)], device=self.device)
         keep_K = torch.tensor(list(keep), dtype=torch.int64, device=self.device)
         inputs: dict[str, Any] = {"input_ids": ids_1T, "attention_mask": torch.ones_like(ids_1T)}
-        with torch.autocast(self.device.type, enabled=False):
+        halved = torch.autocast(self.device.type, dtype=self.half, enabled=self.half is not None)
+        with halved, _exactly(self.model.dtype):
             if self.is_masked:
                 logits_KV: Tensor = self.model(**inputs).logits[0, keep_K]
                 return logits_KV
@@ -68,6 +73,36 @@ def plain_model(policy: Policy, shift: Shift | None = None, dtype: torch.dtype =
         model = type(policy.causal_lm)._from_config(copy.deepcopy(policy.causal_lm.config), dtype=dtype, **EAGER)
     _take_weights(model, policy, shift or {})
     return Plain(model.eval(), policy.mask_id is not None, policy.device)
+
+
+class _Exact(TorchFunctionMode):
+    """Leaves in float64 what models cast to float32 for norms and softmax, whatever they compute in."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        given = dict(kwargs or {})
+        if args and isinstance(args[0], Tensor) and args[0].dtype == torch.float64:
+            if func is Tensor.float:
+                return args[0]
+            args = tuple(torch.float64 if arg is torch.float32 else arg for arg in args)
+            given = {key: torch.float64 if arg is torch.float32 else arg for key, arg in given.items()}
+        return func(*args, **given)
+
+
+def _exactly(dtype: torch.dtype) -> AbstractContextManager[object]:
+    return _Exact() if dtype == torch.float64 else nullcontext()
+
+
+def rounded_and_exact(policy: Policy) -> tuple[Plain, Plain]:
+    """Return the model as transformers alone computes it in the policy's precision, and where far less is rounded.
+
+    What is between them no code of covey's has a part in, so no mistake of covey's can raise it.
+    """
+    plain = plain_model(policy)
+    if policy.computes_whole:
+        return plain, plain_model(policy, dtype=torch.float64)
+    return replace(plain, half=policy.precision), plain
 
 
 def rollout_logprobs(plain: Plain, rollout: Rollout, sampling: Sampling) -> Tensor:
@@ -109,7 +144,7 @@ def _take_weights(model: PreTrainedModel, policy: Policy, shift: Shift) -> None:
             module._parameters[key], make = _taken(source, key, held, shift)
             lazy |= {} if make is None else {key: make}
         if lazy:
-            _make_at_each_call(module, lazy)
+            _make_at_each_call(module, lazy, model.dtype)
 
 
 def _taken(source: nn.Module, key: str, empty: nn.Parameter, shift: Shift) -> tuple[nn.Parameter, Maker | None]:
@@ -147,7 +182,7 @@ def _adapters(source: Any) -> list[tuple[Tensor, Tensor, float]]:
     return [(source.lora_A[name].weight, source.lora_B[name].weight, source.scaling[name]) for name in names]
 
 
-def _make_at_each_call(module: nn.Module, lazy: Mapping[str, Maker]) -> None:
+def _make_at_each_call(module: nn.Module, lazy: Mapping[str, Maker], dtype: torch.dtype) -> None:
     """Let a module compute with weights that are made when it is called, and made again for the backward pass.
 
     Only one layer's plain numbers live at a time, whatever the size of the model.
@@ -159,7 +194,8 @@ def _make_at_each_call(module: nn.Module, lazy: Mapping[str, Maker]) -> None:
         held = dict(module._parameters)
         module._parameters.update({key: make() for key, make in lazy.items()})  # type: ignore[misc]
         try:
-            return forward(*inputs, **keywords)
+            with _exactly(dtype):  # also in the backward pass, outside of what was called
+                return forward(*inputs, **keywords)
         finally:
             module._parameters.update(held)
 

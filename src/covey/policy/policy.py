@@ -45,6 +45,8 @@ class Policy:
     """How packed streams attend: a name in `layouts.ATTENTIONS`."""
     compiles: bool = False
     """What is no product is compiled by torch (`kernels.gpu.inductor`): sums, norms, gates, softmax of the head."""
+    rounding: float = 0.0
+    """Nats by which its log-probs differed from those of transformers' float32 on average, when it was loaded."""
     deterministic: bool = False
     """Trained with kernels that repeat bit for bit (`repeating`)."""
     complete: "Callable[[Policy], Policy] | None" = None

@@ -8,3 +8,4 @@ def _no_clock_in_the_checks(request: pytest.FixtureRequest, monkeypatch: pytest.
     """Let checks look at all tokens however slow this machine is just now; what they leave out has tests of its own."""
     if request.path.name != "test_preflight_budget.py":
         monkeypatch.setattr("covey.run.preflight.budget.SECONDS", 1e6)
+        monkeypatch.setattr("covey.run.preflight.subject.SAMPLING_SECONDS", 1e6)

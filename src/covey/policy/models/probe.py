@@ -10,12 +10,14 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from covey.algorithm.softmax import log_softmax
 from covey.policy import sharding
 from covey.policy.attention.base import DENSE, Heads, Layout, Rule
 from covey.policy.attention.bidirectional import WHOLE
 from covey.policy.attention.packed import packed_layout, star
 from covey.policy.kernels.gpu.inductor import uncompiled
 from covey.policy.models.mask_probe import seeing_masks
+from covey.policy.models.text import ordinary_ids
 from covey.policy.plain import plain_model
 from covey.policy.policy import Policy, inference
 
@@ -95,7 +97,7 @@ def detect_capabilities(policy: Policy) -> Policy:
         # Compare with transformers alone, and see where layers attend
         try:
             found = replace(policy, first_position=_first_position(policy, layout))
-            _check_against_plain(found, recorder)
+            found = replace(found, rounding=_check_against_plain(found, recorder))
             assert found.max_length > 0, "there are positions"  # ValueError where a configuration does not say
             logits_TV = _logits(found, layout)
             is_plain = _is_plain(found, *_amplified(found, layout, logits_TV))
@@ -134,8 +136,11 @@ def _check_layers(policy: Policy, recorder: Recorder) -> None:
         raise ValueError(f"model.name needs attention once in every layer, {kind} has it {times}{LISTED}")
 
 
-def _check_against_plain(policy: Policy, recorder: Recorder) -> None:
-    """Compare with the model as transformers alone runs it: text by text, and two that share their beginning."""
+def _check_against_plain(policy: Policy, recorder: Recorder) -> float:
+    """Compare with the model as transformers alone runs it, and two texts that share their beginning with each alone.
+
+    Return the nats that log-probs differ by on average.
+    """
     model = policy.causal_lm
     kind, texts = type(model).__name__, _texts(policy)
     ids_BT = torch.tensor(texts, device=model.device)
@@ -147,17 +152,20 @@ def _check_against_plain(policy: Policy, recorder: Recorder) -> None:
     plain = plain_model(policy)
     expected_NV = torch.cat([plain.logits(text, range(len(text))) for text in texts])
     _refuse_difference(policy, found_NV, expected_NV, f"what transformers computes, {kind} comes out otherwise")
+    gap_NV = log_softmax(found_NV) - log_softmax(expected_NV)
+    rounding = float(gap_NV.masked_fill_(~gap_NV.isfinite(), 0.0).abs().mean())
     if policy.mask_id is not None:
-        return
-    # Compare packed texts with the same ones apart
+        return rounding
+    # Compare packed texts with the same ones apart, in the same precision
     length = len(texts[0])
     place_T = torch.tensor([*range(length), *range(SHARED, length)], device=model.device)
     ids_1T = torch.tensor([[*texts[0], *texts[1][SHARED:]]], device=model.device)
     packed = packed_layout(list(star(0, SHARED, (length - SHARED,) * 2)), model.device)
-    found_NV = policy.logits(ids_1T, place_T[None], packed)
-    expected_NV = torch.cat([expected_NV[:length], expected_NV[length + SHARED :]])
+    packed_NV = policy.logits(ids_1T, place_T[None], packed)
+    apart_NV = torch.cat([found_NV[:length], found_NV[length + SHARED :]])
     message = f"texts that are the same beside others, with positions of their own; {kind} changes them"
-    _refuse_difference(policy, found_NV, expected_NV, message)
+    _refuse_difference(policy, packed_NV, apart_NV, message)
+    return rounding
 
 
 def _refuse_difference(policy: Policy, found_NV: Tensor, expected_NV: Tensor, message: str) -> None:
@@ -174,10 +182,10 @@ def _refuse_difference(policy: Policy, found_NV: Tensor, expected_NV: Tensor, me
 
 def _texts(policy: Policy) -> list[list[int]]:
     """Two of one length, with the same beginning."""
-    config, ids = policy.causal_lm.config.get_text_config(decoder=True), _some_ids(policy)
+    config = policy.causal_lm.config.get_text_config(decoder=True)
     longest = getattr(config, "max_position_embeddings", None) or SHARED + BRANCH
     branch = max(1, min(BRANCH, longest - policy.first_position - SHARED))
-    chosen = [ids[place % len(ids)] for place in range(SHARED + 2 * branch)]
+    chosen = ordinary_ids(policy, SHARED + 2 * branch)
     return [chosen[: SHARED + branch], chosen[:SHARED] + chosen[SHARED + branch :]]
 
 
@@ -246,12 +254,5 @@ def _logits(policy: Policy, layout: Layout) -> Tensor:
 
 def _probe(policy: Policy) -> tuple[Tensor, Tensor]:
     """Token ids and positions of a short input."""
-    chosen = torch.tensor([_some_ids(policy)[:NUM_TOKENS]], device=policy.device)
+    chosen = torch.tensor([ordinary_ids(policy, NUM_TOKENS)], device=policy.device)
     return chosen, torch.arange(chosen.shape[1], device=policy.device)[None]
-
-
-def _some_ids(policy: Policy) -> list[int]:
-    """Return the first token ids but padding's, to which models may give positions of their own."""
-    config = policy.causal_lm.config.get_text_config(decoder=True)
-    padding = getattr(config, "pad_token_id", None)
-    return [token_id for token_id in range(min(config.vocab_size, 64)) if token_id != padding]

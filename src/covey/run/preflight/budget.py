@@ -15,6 +15,8 @@ SECONDS = 2.5
 with what else is measured."""
 MIN_COMPLETION = 8
 """Tokens of a completion that are compared at least."""
+MIN_PROMPT = 16
+"""Tokens of a prompt before a completion whose gradient is compared, at least: the gradient knows no text."""
 MIN_GROUPS = 2
 """Prompts that are compared at least: rollouts of one must not see those of another."""
 
@@ -24,12 +26,15 @@ def affordable_tokens(subject: PreflightContext, num_forwards: float) -> int:
     return int(SECONDS / (num_forwards * subject.token_seconds))
 
 
-def shortened(groups: Sequence[Group], num_tokens: int, num_rollouts: int = NUM_SAMPLES) -> list[Group]:
+def shortened(
+    groups: Sequence[Group], num_tokens: int, num_rollouts: int = NUM_SAMPLES, *, cuts_prompts: bool = False
+) -> list[Group]:
     """Return groups of about `num_tokens` tokens in all: the given ones, or else the shortest with completions cut.
 
     Of these each has `num_rollouts`, since a pass through a large model has its price however short. Prompts stay
-    whole, and so do the fills of a masked policy, whose log-probs depend on every token. Those come first in which some
-    token was uncertain: where the nucleus holds a single token everywhere, log-probs and gradients are 0.
+    whole, unless they may be cut to their end, after which what the sampler said holds no longer; and so do the fills
+    of a masked policy, whose log-probs depend on every token. Those come first in which some token was uncertain: where
+    the nucleus holds a single token everywhere, log-probs and gradients are 0.
     """
     if tokens_of(groups) <= num_tokens:
         return list(groups)
@@ -40,7 +45,7 @@ def shortened(groups: Sequence[Group], num_tokens: int, num_rollouts: int = NUM_
     # Cut completions to an equal share of the tokens
     share = num_tokens // max(1, sum(map(len, chosen)))
     return [
-        replace(group, rollouts=tuple(_cut(rollout, share) for rollout in rollouts))
+        replace(group, rollouts=tuple(_cut(rollout, share, cuts_prompts) for rollout in rollouts))
         for group, rollouts in zip(shortest, chosen, strict=True)
     ]
 
@@ -55,16 +60,18 @@ def tokens_of(groups: Sequence[Group]) -> int:
     return sum(len(rollout.input_ids) for group in groups for rollout in group.rollouts)
 
 
-def _cut(rollout: Rollout, length: int) -> Rollout:
-    """Return the first `length` tokens of a rollout, with the first of its completion at least."""
+def _cut(rollout: Rollout, length: int, cuts_prompt: bool) -> Rollout:
+    """Return the first `length` tokens of a rollout, or those around where its completion begins."""
     if rollout.input_length is not None or rollout.branches:
         return rollout
-    stop = max(length, rollout.loss_mask.index(True) + MIN_COMPLETION)
+    first = rollout.loss_mask.index(True)
+    start = max(0, first + 1 - max(MIN_PROMPT, length - MIN_COMPLETION)) if cuts_prompt else 0
+    kept = slice(start, max(start + length, first + MIN_COMPLETION))
     return replace(
         rollout,
-        input_ids=rollout.input_ids[:stop],
-        target_ids=rollout.target_ids[:stop],
-        loss_mask=rollout.loss_mask[:stop],
-        sampler_logprobs=rollout.sampler_logprobs[:stop],
+        input_ids=rollout.input_ids[kept],
+        target_ids=rollout.target_ids[kept],
+        loss_mask=rollout.loss_mask[kept],
+        sampler_logprobs=rollout.sampler_logprobs[kept],
         turns=(),
     )

@@ -23,7 +23,7 @@ from covey.types import Batch, Completion, Group, Prompt, Reward, Rollout
 MEASURED_TOKENS = 1024
 """Tokens of the larger of the two small micro-batches, fewer where they would take long."""
 MIN_TOKENS = 64
-WORK = {"cpu": 1e11, "cuda": 1e14}
+WORK = {"cpu": 5e10, "cuda": 1e14}
 """Most floating-point operations of a small micro-batch, at about 6 a weight and token."""
 DIGITS = 8
 """Tokens in which synthetic completions differ."""

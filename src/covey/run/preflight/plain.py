@@ -14,19 +14,18 @@ import torch
 from torch import Tensor
 
 from covey.engine.base import Engine, EngineStats
-from covey.engine.weights import MEAN_SHARE
 from covey.policy import sharding
 from covey.policy.plain import plain_model, rollout_logprobs
 from covey.rollouts.rollout import causal_rollout
 from covey.run.preflight.budget import affordable_tokens, shortened
 from covey.run.preflight.policy import (
-    LOGPROB_TOLERANCE,
+    allowed_nats,
     first_groups,
-    kind_of,
     laid_out,
     synthetic_rows,
     trainer_logprobs,
 )
+from covey.run.preflight.rounding import explained_logprobs
 from covey.run.preflight.subject import Check, PreflightContext, Unscored
 from covey.system import collectives
 from covey.types import Completion, Group, Prompt, Reward, Rollout, Sampling
@@ -83,17 +82,18 @@ class Look:
 def check_plain(subject: PreflightContext) -> Check:
     """Check that engine and trainer give the log-probs of transformers, at short and full length."""
     # Compare log-probs at short and at full length
-    config = subject.config
-    short = shortened(first_groups(subject.groups)[:NUM_GROUPS], affordable_tokens(subject, NUM_FORWARDS))
+    short = shortened(
+        first_groups(subject.groups)[:NUM_GROUPS], affordable_tokens(subject, NUM_FORWARDS), num_rollouts=1
+    )
     looks = [Look("short", short, _longest(short)), *_at_full_length(subject)]
     gaps: dict[str, Tensor] = {}
     for look in looks:
         gaps |= {f"{who}/{look.name}": gap_L for who, gap_L in _gaps(subject, look.groups).items()}
     # Bound the mean gap and the largest
-    limit = config.preflight.logprob_tolerance or LOGPROB_TOLERANCE[kind_of(config.model)]
+    rollouts = [rollout for look in looks for group in look.groups for rollout in group.rollouts]
+    wrong, limit = explained_logprobs(subject, gaps, [rollout for rollout in rollouts if rollout.num_loss_tokens])
     means = {name: float(gap_L.mean()) for name, gap_L in gaps.items()}
     largest = {name: float(gap_L.max()) for name, gap_L in gaps.items()}
-    wrong = [name for name in gaps if not (largest[name] <= limit and means[name] <= MEAN_SHARE * limit)]
     # A NaN is the worst of all, which max() alone would not see.
     worst = max(wrong or gaps, key=lambda name: (largest[name] != largest[name], largest[name]))
     # Say what differs most, and what may help
@@ -110,8 +110,7 @@ def check_plain(subject: PreflightContext) -> Check:
     )
     values = largest | {f"{name}/mean": mean for name, mean in means.items()}
     values |= {f"tokens/{look.name}": float(look.num_tokens) for look in looks}
-    allowed = f"{limit:g} nats at most, {MEAN_SHARE * limit:g} on average"
-    return Check(not wrong, figure, allowed, remedy if wrong else "", values)
+    return Check(not wrong, figure, allowed_nats(limit), remedy if wrong else "", values)
 
 
 def _gaps(subject: PreflightContext, groups: Sequence[Group]) -> dict[str, Tensor]:

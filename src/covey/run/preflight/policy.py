@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from covey.algorithm.build import build_objective
 from covey.algorithm.settings import AlgorithmConfig
 from covey.config.schema import Config
-from covey.engine.weights import MEAN_SHARE, PROBE_TOLERANCE
+from covey.engine.weights import MEAN_SHARE
 from covey.policy.logprobs import Scoring, score_tokens
-from covey.policy.policy import DTYPES, Policy, inference
+from covey.policy.policy import Policy, inference
 from covey.policy.settings import ModelConfig
 from covey.run.build import trainer_settings
 from covey.run.preflight.budget import affordable_tokens, shortened, tokens_of, uncertain
-from covey.run.preflight.rounding import explained_error
+from covey.run.preflight.rounding import explained_error, explained_logprobs, kind_of
 from covey.run.preflight.subject import Check, PreflightContext
 from covey.system import collectives
 from covey.system.waits.timer import PhaseTimer
@@ -28,11 +28,8 @@ from covey.trainer.batch import count, make_batch, make_rows
 from covey.trainer.layouts import LAYOUTS, Row
 from covey.trainer.settings import OptimizerConfig
 from covey.trainer.trainer import Trainer
-from covey.types import Batch, Group
+from covey.types import Batch, Group, Rollout
 
-LOGPROB_TOLERANCE = {name: PROBE_TOLERANCE[dtype] for name, dtype in DTYPES.items()}
-"""Nats by precision, of the worst token. Below float32 products of other shapes round otherwise, and a token at the
-edge of top-p may fall in or out. What was measured is in docs/trust/preflight.md."""
 SAMPLERS_NOTE = "; each sampler compares its own on a probe whenever it takes weights"
 """With source=ray: what is measured here is an engine in this process."""
 GRADIENT_TOLERANCE = {"float64": 1e-9, "float32": 1e-5, "bfloat16": 0.1, "float16": 0.02}
@@ -62,7 +59,9 @@ def check_logprobs(subject: PreflightContext) -> Check:
     names_L = [m.prompt_ids[row] for m in batch.micro_batches for row in m.row_L.tolist()]
     largest, mean, worst = float(gap_L.max()), float(gap_L.mean()), names_L[int(gap_L.argmax())]
     # Judge them and describe the remedy
-    limit = config.preflight.logprob_tolerance or LOGPROB_TOLERANCE[kind_of(config.model)]
+    worst_first = sorted(subject.groups, key=lambda group: group.prompt.id != worst)
+    rollouts = [rollout for group in worst_first for rollout in group.rollouts if rollout.num_loss_tokens]
+    wrong, limit = explained_logprobs(subject, {"engine": gap_L}, rollouts)
     figure = (
         f"engine and trainer differ by {largest:.2g} nats at most, {mean:.2g} on average of {len(gap_L)} tokens, "
         f"most in prompt {worst}{dropout_note(config)}{SAMPLERS_NOTE if config.source == 'ray' else ''}"
@@ -71,9 +70,11 @@ def check_logprobs(subject: PreflightContext) -> Check:
         f"engine={config.engine.name} or the model's attention is not what is trained: model.precision=float32 tells "
         "rounding from a defect, and preflight.logprob_tolerance accepts a known difference"
     )
-    passed = largest <= limit and mean <= MEAN_SHARE * limit
-    allowed = f"{limit:g} nats at most, {MEAN_SHARE * limit:g} on average"
-    return Check(passed, figure, allowed, "" if passed else remedy, {"max": largest, "mean": mean})
+    return Check(not wrong, figure, allowed_nats(limit), remedy if wrong else "", {"max": largest, "mean": mean})
+
+
+def allowed_nats(limit: float) -> str:
+    return f"{limit:.3g} nats at most, {MEAN_SHARE * limit:.3g} on average"
 
 
 def trainer_logprobs(subject: PreflightContext, batch: Batch) -> Tensor:
@@ -94,7 +95,7 @@ def check_gradient(subject: PreflightContext) -> Check:
     groups = first_groups(subject.groups)
     is_long = tokens_of(groups) > affordable_tokens(subject, NUM_FORWARDS)
     if is_long:
-        groups = shortened(groups, affordable_tokens(subject, FEWER_FORWARDS))
+        groups = cut_groups(subject, groups, affordable_tokens(subject, FEWER_FORWARDS))
     rows = synthetic_rows(groups, HALF_RANGE if config.model.precision == "float16" else 1.0)
     # Take as the reference: each rollout padded, in a micro-batch of its own
     with without_dropout(policy.model):
@@ -214,6 +215,20 @@ def first_groups(groups: Sequence[Group]) -> list[Group]:
     return chosen
 
 
+def cut_groups(
+    subject: PreflightContext, groups: Sequence[Group], num_tokens: int, num_rollouts: int = 2
+) -> list[Group]:
+    """Return `shortened` groups, prompts too, with the trainer's log-probs in place of the sampler's where any was."""
+    found = shortened(groups, num_tokens, num_rollouts, cuts_prompts=True)
+    return [replace(group, rollouts=tuple(_said_again(subject, group, r) for r in group.rollouts)) for group in found]
+
+
+def _said_again(subject: PreflightContext, group: Group, rollout: Rollout) -> Rollout:
+    rows = synthetic_rows([replace(group, rollouts=(rollout,))], 1.0)
+    logprobs = iter(trainer_logprobs(subject, laid_out(subject, rows, "padded", 1)).tolist())
+    return replace(rollout, sampler_logprobs=tuple(next(logprobs) if own else 0.0 for own in rollout.loss_mask))
+
+
 def _variants(rows: Sequence[Sequence[Row]], is_long: bool) -> list[tuple[str, int]]:
     """List every layout in one micro-batch and in about three, or only in about two where passes take long."""
     flat = [row for group in rows for row in group]
@@ -269,14 +284,6 @@ def norm_of(pieces: Sequence[Tensor]) -> float:
 
 
 # ------------------------------------------------------------------------------------------------ tolerances
-
-
-def kind_of(model: ModelConfig) -> str:
-    """Return the precision to judge by, the least precise for weights in 4 bits.
-
-    Kernels that multiply them may differ with the shape.
-    """
-    return "bfloat16" if model.load_in_4bit else model.precision
 
 
 def gradient_tolerance(model: ModelConfig, policy: Policy) -> float:

@@ -61,19 +61,21 @@ def before_training(run: Run, config: Config, record: RunRecorder) -> None:
     if not config.preflight.enabled:
         return
     with record.timer.phase("preflight"):
-        checks = run_checks(PreflightContext(run, config))
+        checks = run_checks(PreflightContext(run, config), record.say)
     write(checks, record.folder)
     raise_on_failure(checks)
     num_passed, seconds = sum(check.applies for check in checks), sum(check.seconds for check in checks)
     record.say(f"preflight: {num_passed} checks passed in {duration(seconds)}{_compared(checks)}")
 
 
-def run_checks(subject: PreflightContext) -> list[Check]:
-    """Make all checks that can be made. All ranks make the same ones and agree on the results."""
+def run_checks(subject: PreflightContext, say: Callable[[str], None] = lambda line: None) -> list[Check]:
+    """Make all checks that can be made, and say which begins. All ranks make the same ones and agree on the results."""
     checks: dict[str, Check] = {}
     watchdog = subject.run.trainer.timer.watchdog
     with leaving_no_trace(subject.run):
-        for stage in [stage for stage in STAGES if stage.concerns(subject)]:
+        stages = [stage for stage in STAGES if stage.concerns(subject)]
+        for number, stage in enumerate(stages, start=1):
+            say(f"preflight {number} of {len(stages)}: {stage.name}")
             missing = [name for name in stage.needs if not checks[name].passed]
             with watchdog.deadline(f"the preflight check of {stage.name}", "timeouts.update"):
                 check = _unmade(stage, missing[0]) if missing else _made(stage, subject)

@@ -1,31 +1,71 @@
-"""The gradient through transformers alone, and how much of an error in it float32 explains.
+"""How much of an error rounding explains, and the gradient through transformers alone.
 
-Where a policy is nearly sure of its tokens, 1 - p is the small difference of large numbers: the entries of the
-gradient keep few digits in any program that computes in float32, and a fixed relative tolerance would call that a
-defect. So an error beyond it is held against what transformers alone is off by itself, in float32 against float64. No
-code of covey's has a part in that figure, so no mistake of covey's can raise it.
+What a model rounds is its own: log-probs of thirty layers keep fewer digits than those of two, and where a policy is
+nearly sure of its tokens, 1 - p is the small difference of large numbers in any program. A fixed tolerance would call
+that a defect. So an error beyond it is held against what transformers alone is off by itself, at the same tokens: in
+float32 against float64, in half precision against float32. No code of covey's has a part in that figure, so no mistake
+of covey's can raise it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from covey.config.schema import Config
+from covey.engine.weights import MEAN_SHARE, PROBE_TOLERANCE, tolerance
 from covey.policy import sharding
-from covey.policy.plain import Plain, plain_model, rollout_logits
-from covey.policy.policy import Policy
+from covey.policy.plain import Plain, rollout_logits, rollout_logprobs, rounded_and_exact
+from covey.policy.policy import DTYPES, Policy
 from covey.policy.sampling import allowed_with, chosen_logprobs
+from covey.policy.settings import ModelConfig
+from covey.run.preflight.budget import affordable_tokens
+from covey.run.preflight.subject import PreflightContext
 from covey.system import collectives
 from covey.trainer.layouts import Row
-from covey.types import Sampling
+from covey.types import Rollout, Sampling
 
+EXACT_FORWARDS = 4
+"""Forward passes in float32 that a pass in each of both precisions is worth."""
 ROUNDINGS = 10.0
 """How many times the rounding of transformers an error may be. Both sides of a comparison round, each in an order of
 its own, and one draw of rounding may be lucky: of policies made sharper by factors of 1 to 300, covey's own error
 against float64 was 0.5 to 5.3 times that of transformers."""
-MAX_EXPLAINED = 0.05
-"""No larger error is put down to rounding: a factor that is wrong by a tenth would no longer be seen."""
+HALF_ROUNDINGS = 3.0
+"""The same in half precision, where the errors of many entries are of one size."""
+MAX_EXPLAINED, MAX_HALF_EXPLAINED = 0.05, 0.25
+"""No larger error is put down to rounding: a factor that is wrong by a tenth would no longer be seen, in half precision
+by a third."""
+
+
+def explained_logprobs(
+    subject: PreflightContext, gaps: Mapping[str, Tensor], rollouts: Sequence[Rollout]
+) -> tuple[list[str], float]:
+    """Return which gaps of log-probs (N tokens each, nats) are no rounding, and the most of a token that would be.
+
+    Transformers is asked how it rounds only where a gap is beyond the usual, on those of `rollouts` that time allows,
+    the worst first. The mean may be MEAN_SHARE of the most. All ranks ask together.
+    """
+    config, policy = subject.config, subject.run.policy
+    precision = DTYPES[kind_of(config.model)]
+    usual = config.preflight.logprob_tolerance or PROBE_TOLERANCE[precision]
+    wrong = _beyond(gaps, usual)
+    if config.preflight.logprob_tolerance or not any(collectives.all_gather(bool(wrong))):
+        return wrong, usual
+    chosen = rollouts[: max(1, affordable_tokens(subject, EXACT_FORWARDS) // max(len(r.input_ids) for r in rollouts))]
+    with torch.no_grad(), sharding.unsharded(policy):
+        sampling = subject.run.source.sampling
+        rounded_L, exact_L = (
+            torch.cat([rollout_logprobs(plain, rollout, sampling).double() for rollout in chosen])
+            for plain in rounded_and_exact(policy)
+        )
+    limit = tolerance(precision, float((rounded_L - exact_L).abs().mean()), usual)
+    return _beyond(gaps, limit), limit
+
+
+def _beyond(gaps: Mapping[str, Tensor], limit: float) -> list[str]:
+    """Name the gaps beyond a limit, at most or on average. NaN is beyond any."""
+    return [n for n, gap in gaps.items() if not (gap.max() <= limit and gap.mean() <= MEAN_SHARE * limit)]
 
 
 def explained_error(
@@ -33,25 +73,23 @@ def explained_error(
 ) -> float:
     """Return the relative error that a gradient may have: `limit`, or more where rounding explains `error`.
 
-    Float64 is asked only for an error beyond the limit, in float32, and not where the settings name a tolerance.
+    Transformers is asked only for an error beyond the limit, and not where the settings name a tolerance.
     All ranks ask together, with the same rows and the same error.
     """
-    is_float32 = config.model.precision == "float32" and not config.model.load_in_4bit
-    if not error > limit or not is_float32 or config.preflight.gradient_tolerance:
+    if not error > limit or config.preflight.gradient_tolerance:
         return limit
     flat = [row for group in rows for row in group]
-    return max(limit, min(MAX_EXPLAINED, ROUNDINGS * float32_rounding(policy, flat, sampling)))
+    times, most = (ROUNDINGS, MAX_EXPLAINED) if policy.computes_whole else (HALF_ROUNDINGS, MAX_HALF_EXPLAINED)
+    return max(limit, min(most, times * gradient_rounding(policy, flat, sampling)))
 
 
-def float32_rounding(policy: Policy, rows: Sequence[Row], sampling: Sampling) -> float:
-    """Return the relative error of the gradient of -A log pi by transformers alone in float32 against float64."""
+def gradient_rounding(policy: Policy, rows: Sequence[Row], sampling: Sampling) -> float:
+    """Return the relative error of the gradient of -A log pi by transformers alone, by rounding."""
     # Compute the same gradient in both precisions
     with sharding.unsharded(policy):
-        kept = allowed_tokens(plain_model(policy), rows, sampling)
-        rounded, exact = (
-            plain_gradient(policy, plain_model(policy, dtype=dtype), rows, sampling, kept)
-            for dtype in (torch.float32, torch.float64)
-        )
+        plain = rounded_and_exact(policy)
+        kept = allowed_tokens(plain[1], rows, sampling)
+        rounded, exact = (plain_gradient(policy, one, rows, sampling, kept) for one in plain)
     apart = sum(square(left - right) for left, right in zip(rounded, exact, strict=True))
     size = sum(square(right) for right in exact)
     apart, size = collectives.all_sum(torch.tensor([apart, size], dtype=torch.float64)).tolist()
@@ -90,6 +128,14 @@ def allowed_tokens(plain: Plain, rows: Sequence[Row], sampling: Sampling) -> lis
         return [None] * len(rows)
     with torch.no_grad():
         return [allowed_with(*rollout_logits(plain, row.rollout), sampling) for row in rows]
+
+
+def kind_of(model: ModelConfig) -> str:
+    """Return the precision to judge by, the least precise for weights in 4 bits.
+
+    Kernels that multiply them may differ with the shape.
+    """
+    return "bfloat16" if model.load_in_4bit else model.precision
 
 
 def square(tensor: Tensor) -> float:

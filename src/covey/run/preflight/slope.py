@@ -17,11 +17,12 @@ from covey.policy import sharding
 from covey.policy.plain import Plain, plain_model
 from covey.policy.policy import Policy
 from covey.run.build import trainer_settings
-from covey.run.preflight.budget import affordable_tokens, shortened, tokens_of, uncertain
+from covey.run.preflight.budget import affordable_tokens, tokens_of, uncertain
 from covey.run.preflight.policy import (
     GRADIENT_TOLERANCE,
     HALF_RANGE,
     compute_gradient_only,
+    cut_groups,
     dropout_note,
     first_groups,
     gradient_tolerance,
@@ -39,22 +40,21 @@ from covey.trainer.layouts import Row
 from covey.types import Sampling
 
 SLOPE_TOLERANCE = {"float64": 0.01, "float32": 0.01, "float16": 0.05, "bfloat16": 0.1}
-"""Relative error by precision. The loss is computed in float32 whatever the precision is, so differences are exact to
-about 1e-3; what is allowed beyond is what rounding does to the gradient, along its own direction, in the policy's
+"""Relative error by precision. The loss is computed in float64 whatever the precision is, so differences are exact to
+AGREEMENT; what is allowed beyond is what rounding does to the gradient, along its own direction, in the policy's
 precision. A wrong sign is an error of 2, a factor of two one of 0.5."""
-RISE = 1e-2
-"""Rise of the loss over the first step to aim at, nats per token: ten thousand times what float32 rounds."""
+RISE = 1e-4
+"""Rise of the loss over the first step to aim at, nats per token: so short a step that the loss hardly bends in it and
+tokens stay with their experts, and a billion times what float64 rounds."""
 REACH = 0.05
 """A step is at most this share of the weights that move: where the gradient is nearly 0, the loss rises less."""
 AGREEMENT = 1e-3
-"""Relative difference of extrapolations that is put down to rounding."""
-FINER = 64.0
-"""How much shorter the first step is in float64."""
+"""Relative difference of two central differences that is put down to how the loss bends."""
 MAX_HALVINGS = 9
 TINY = 1e-30
 NUM_GROUPS = 2
 NUM_FORWARDS = 20
-"""Forward passes that the comparison is worth where differences settle at once: two gradients and 8 to 12 losses."""
+"""Forward passes that the comparison is worth where differences settle at once: two gradients, 4 losses in float64."""
 NUM_WEIGHTS = 4
 """Tensors that move, evenly spaced among those that are trained, besides the one with the largest gradient."""
 MAX_ENTRIES = 1 << 26
@@ -78,7 +78,7 @@ def check_slope(subject: PreflightContext) -> Check:
     kind = kind_of(config.model)
     trainer = probe_trainer(subject, AlgorithmConfig(loss="reinforce"))
     groups = first_groups(subject.groups)[:NUM_GROUPS]
-    groups = shortened(groups, affordable_tokens(subject, NUM_FORWARDS), num_rollouts=1)
+    groups = cut_groups(subject, groups, affordable_tokens(subject, NUM_FORWARDS), num_rollouts=1)
     rows = synthetic_rows(groups, HALF_RANGE if config.model.precision == "float16" else 1.0)
     # Compare with plain autograd and with differences of the loss
     with without_dropout(policy.model):
@@ -90,7 +90,7 @@ def check_slope(subject: PreflightContext) -> Check:
         default = max(gradient_tolerance(config.model, policy), GRADIENT_TOLERANCE["float32"])
         limit = config.preflight.gradient_tolerance or default
         limit = explained_error(config, policy, rows, sampling, errors.gradient, limit)
-    slope = "the loss jumps, and differences say nothing"
+    slope = f"differences of the loss do not settle in {MAX_HALVINGS} halvings of their step, and say nothing"
     if errors.slope is not None:
         slope = f"{errors.slope:.2g} against differences of the loss"
     seen = f"against plain transformers over {tokens_of(groups):,} tokens"
@@ -128,7 +128,7 @@ def gradient_errors(policy: Policy, rows: Sequence[Row], sampling: Sampling, sca
         reach = REACH * _norm([weights[name].detach() for name in direction])
         unit = max(abs(row.advantages[0]) for row in rows)
         step = min(reach, RISE * unit / (2 * abs(expected))) if expected else reach
-        slope = _settled(policy, along, lambda plain: plain_loss(plain, rows, sampling, kept), step)
+        slope = _slope(_rise(policy, along, lambda plain: plain_loss(plain, rows, sampling, kept)), step)
     errors = [(left[name], gradient) for name, gradient in zip(trained, wanted, strict=True)]
     apart = None if slope is None else abs(slope - expected) / max(abs(slope), abs(expected), TINY)
     return Errors(_relative_error(errors), apart)
@@ -172,30 +172,16 @@ def _padding_rows(policy: Policy) -> dict[str, int]:
     return {name: rows[id(weight)] for name, weight in policy.model.named_parameters() if id(weight) in rows}
 
 
-def _settled(
-    policy: Policy, direction: Mapping[Tensor, Tensor], loss: Callable[[Plain], Tensor], step: float
-) -> float | None:
-    """Return the derivative along the direction, None where differences do not settle.
-
-    A step that gives a token to another expert makes the loss jump. Float64 has room for steps so short that none does,
-    though what transformers compute in float32 all the same is heard there.
-    """
-    for dtype, first, agreement in ((torch.float32, step, AGREEMENT), (torch.float64, step / FINER, 3 * AGREEMENT)):
-        slope = _slope(_rise(policy, direction, loss, dtype), first, agreement)
-        if slope is not None:
-            return slope
-    return None
-
-
 def _rise(
-    policy: Policy, direction: Mapping[Tensor, Tensor], loss: Callable[[Plain], Tensor], dtype: torch.dtype
+    policy: Policy, direction: Mapping[Tensor, Tensor], loss: Callable[[Plain], Tensor]
 ) -> Callable[[float], float]:
     """Return a function of the distance: the loss there along the direction less that against it.
 
-    It keeps no gradient.
+    It keeps no gradient, and computes in float64: what float32 rounds over thirty layers is as loud as a rise over
+    which the loss is straight.
     """
     shift = {weight: torch.zeros_like(moved) for weight, moved in direction.items()}
-    plain = plain_model(policy, shift, dtype)
+    plain = plain_model(policy, shift, torch.float64)
 
     @torch.no_grad()
     # Move the weights along the direction in place: `shift` is added to them inside of `plain`
@@ -207,24 +193,19 @@ def _rise(
     return lambda step: loss_at(step) - loss_at(-step)
 
 
-def _slope(rise: Callable[[float], float], step: float, agreement: float = AGREEMENT) -> float | None:
+def _slope(rise: Callable[[float], float], step: float) -> float | None:
     """Return the derivative from central differences, None where they do not settle.
 
-    Steps are halved until three extrapolations agree.
-
-    Each extrapolation takes the third derivative out of two differences. Where tokens pull against each other, the loss
-    bends within the first step already, though it hardly rises; and where it jumps, two may agree by chance.
+    Steps are halved until two in a row agree. Where a token came to another expert in both, the loss jumped, and the
+    shorter step would make twice as much of it.
     """
-    differences = [rise(2 * step) / (4 * step)]
-    slopes: list[float] = []
-    for halvings in range(MAX_HALVINGS):
+    before = rise(step) / (2 * step)
+    for halvings in range(1, MAX_HALVINGS + 1):
         length = step / 2**halvings
-        differences.append(rise(length) / (2 * length))
-        # Richardson extrapolation: two steps cancel the error of second order
-        slopes.append((4 * differences[-1] - differences[-2]) / 3)
-        last = slopes[-3:]
-        if len(last) == 3 and max(last) - min(last) <= agreement * max(map(abs, last)):
-            return slopes[-1]
+        slope = rise(length) / (2 * length)
+        if abs(slope - before) <= AGREEMENT * max(abs(slope), abs(before)):
+            return (4 * slope - before) / 3  # without the error of second order, which is in both
+        before = slope
     return None
 
 

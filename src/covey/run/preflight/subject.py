@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from heapq import nlargest
+from itertools import accumulate
 
 import torch
 
@@ -21,6 +22,8 @@ from covey.types import Failure, Group, Prompt, Reward
 
 NUM_SAMPLES = 2
 """Completions of each prompt: enough for a group to share its prompt."""
+SAMPLING_SECONDS, MIN_PROMPTS = 5.0, 2
+"""Of forward passes over what is sampled and its prompts, and the prompts that are sampled from at least."""
 TIMED_TOKENS = 32
 """Tokens of the sequence that a forward pass is timed on."""
 
@@ -107,7 +110,7 @@ class PreflightContext:
 
     @cached_property
     def groups(self) -> list[Group]:
-        """Sample a few completions of each prompt, cut at preflight.max_tokens.
+        """Sample a few completions of each prompt, or of as many as time allows, cut at preflight.max_tokens.
 
         Their rewards mean nothing.
         """
@@ -117,8 +120,18 @@ class PreflightContext:
         if self.run.policy.mask_id is None:  # a fill is as long as its gaps
             max_tokens = min(max_tokens, self.config.preflight.max_tokens)
         num_samples = min(NUM_SAMPLES, self.config.group_size)
+        prompts = self._affordable(num_samples * max_tokens)
         with sharding.unsharded(self.run.policy):  # ranks sample on their own
-            return looking.run(self.prompts, num_samples, replace(source.sampling, max_tokens=max_tokens))
+            return looking.run(prompts, num_samples, replace(source.sampling, max_tokens=max_tokens))
+
+    def _affordable(self, num_sampled: int) -> list[Prompt]:
+        """Return the prompts, or the first of every environment and as many more as are sampled in some seconds."""
+        firsts = {prompt.environment: prompt for prompt in reversed(self.prompts)}
+        ordered = sorted(self.prompts, key=lambda prompt: firsts[prompt.environment] is not prompt)
+        needed = accumulate(len(encode_prompt(self.run.policy.tokenizer, prompt)) + num_sampled for prompt in ordered)
+        fits = sum(num_tokens * self.token_seconds <= SAMPLING_SECONDS for num_tokens in needed)
+        chosen = {prompt.id for prompt in ordered[: max(MIN_PROMPTS, len(firsts), fits)]}
+        return [prompt for prompt in self.prompts if prompt.id in chosen]
 
 
 def vocabulary_size(policy: Policy) -> int:

@@ -11,6 +11,7 @@ from covey.engine.native.cache import budget
 from covey.engine.native.runner import cache_shape
 from covey.environments.base import Environment, ends_with_assistant, naming, text_of, with_content
 from covey.environments.settings import CustomConfig, MixtureConfig
+from covey.policy.models.text import special_ids
 from covey.policy.policy import Policy, original_lengths
 from covey.rollouts.encoding import encode_prompt
 from covey.run.preflight.subject import Check, PreflightContext, vocabulary_size
@@ -170,15 +171,6 @@ def _around(text: str, other: str) -> str:
     """Quote the part of a text where it begins to differ from another."""
     place = next((i for i, (a, b) in enumerate(zip(text, other, strict=False)) if a != b), min(len(text), len(other)))
     return repr(text[max(0, place - 10) : place + 20])
-
-
-def special_ids(policy: Policy) -> set[int]:
-    """Return the tokens that decode(skip_special_tokens=True) drops: those marked as special, named or not.
-
-    Of the 256 special tokens of Llama 3 the tokenizer names two.
-    """
-    marked = {number for number, token in policy.tokenizer.added_tokens_decoder.items() if token.special}
-    return marked | set(policy.tokenizer.all_special_ids)
 
 
 def _decode(policy: Policy, ids: Sequence[int]) -> str:

@@ -1,0 +1,42 @@
+"""Tokens that are read where nothing is to be learnt but how a model computes: an ordinary text.
+
+A pretrained model is chaos on token ids in a row that no text has, for anybody who computes in half precision: the
+first of a vocabulary are special, unused or single bytes in many.
+"""
+
+from covey.policy.policy import Policy
+
+TEXT = (
+    "The harbour was quiet in the morning. Two men carried a heavy table down the stone steps, and a child with a red "
+    'coat counted the boats: one, two, three. "The water is higher than last year," said the older man. He looked at '
+    "the clouds over the hills and put the table down. After lunch they went back to the town, bought bread, milk and "
+    "seven apples, and talked about the winter that would soon be there."
+)
+SMALLEST_VOCABULARY = 1000
+"""Of a tokenizer that knows words; where there are fewer tokens, any of them is as ordinary as the next."""
+STRIDE = 0.3819
+"""Of a small vocabulary, from one token to the next, the golden section: they come from all over it."""
+
+
+def ordinary_ids(policy: Policy, length: int) -> list[int]:
+    """Return `length` token ids of one text at most, begun as the tokenizer begins texts.
+
+    Of a tokenizer that knows no words, ids from the middle of the vocabulary on, but for special ones.
+    """
+    config, tokenizer = policy.causal_lm.config.get_text_config(decoder=True), policy.tokenizer
+    size = min(int(config.vocab_size), len(tokenizer))
+    left_out = special_ids(policy) | {getattr(config, "pad_token_id", None)}
+    own = list(tokenizer(TEXT, add_special_tokens=False)["input_ids"])
+    if size >= SMALLEST_VOCABULARY and len(own) >= length and max(own) < size and not left_out.intersection(own):
+        return list(tokenizer(TEXT)["input_ids"])[:length]
+    ordinary = [token_id for token_id in range(size) if token_id not in left_out] or list(range(size))
+    return [ordinary[int(len(ordinary) * ((0.5 + STRIDE * place) % 1))] for place in range(length)]
+
+
+def special_ids(policy: Policy) -> set[int]:
+    """Return the tokens that decode(skip_special_tokens=True) drops: those marked as special, named or not.
+
+    Of the 256 special tokens of Llama 3 the tokenizer names two.
+    """
+    marked = {number for number, token in policy.tokenizer.added_tokens_decoder.items() if token.special}
+    return marked | set(policy.tokenizer.all_special_ids)
