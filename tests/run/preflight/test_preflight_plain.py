@@ -1,7 +1,8 @@
 """What the preflight refuses by comparing with transformers alone: mistakes that engine and trainer make alike."""
 
-from collections.abc import Iterator
-from dataclasses import replace
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,12 @@ from torch import Tensor
 from covey.policy.attention import base as attention
 from covey.policy.models import loading
 from covey.policy.models.loading import load_policy
+from covey.policy.plain import Plain, rounded_and_exact
 from covey.policy.policy import Policy
 from covey.run.preflight.plain import reachable_tokens
 from covey.run.preflight.policy import synthetic_rows
 from covey.run.preflight.preflight import run_checks
-from covey.run.preflight.rounding import explained_error
+from covey.run.preflight.rounding import explained_error, explained_logprobs
 from covey.run.preflight.slope import _slope
 from covey.run.preflight.subject import PreflightContext
 
@@ -109,6 +111,52 @@ def test_a_policy_that_is_sure_of_its_tokens_is_held_to_what_float32_rounds(kern
     found = finding(subject, "true gradient")
     assert found.values["gradient"] > 1e-5
     assert found.passed
+
+
+@dataclass(frozen=True)
+class Coarse:
+    """A model of transformers that rounds as thirty layers do: logits are off by some nats at random."""
+
+    plain: Plain
+    error: float
+
+    @property
+    def device(self) -> torch.device:
+        return self.plain.device
+
+    def logits(self, token_ids: Sequence[int], keep: Sequence[int]) -> Tensor:
+        exact = self.plain.logits(token_ids, keep)
+        noise = torch.randn(exact.shape, generator=torch.Generator().manual_seed(0), dtype=exact.dtype)
+        return exact + self.error * noise
+
+
+@pytest.mark.parametrize(
+    ("error", "gap", "is_wrong"),
+    [
+        (0.0, 0.9e-5, False),
+        (0.0, 1.1e-5, True),
+        (1e-5, 2e-5, False),
+        (1e-5, 5e-5, True),
+        (1.0, 9e-5, False),
+        (1.0, 1.1e-4, True),
+        (1e-5, math.nan, True),
+    ],
+)
+def test_log_probs_may_be_off_as_transformers_itself_is_and_never_by_what_a_defect_makes(
+    error: float, gap: float, is_wrong: bool, build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = rounded_and_exact((subject := build(**SHARP)).run.policy)[0]
+    monkeypatch.setattr("covey.run.preflight.rounding.rounded_and_exact", lambda policy: (Coarse(plain, error), plain))
+    rollouts = [rollout for group in subject.groups for rollout in group.rollouts]
+    wrong, limit = explained_logprobs(subject, {"engine": torch.full((40,), gap)}, rollouts)
+    assert (wrong == ["engine"]) == is_wrong
+    assert 1e-4 <= limit <= 1e-3
+
+
+def test_a_tolerance_that_is_set_is_left_as_it_is(build: Build) -> None:
+    subject = build(**SHARP, preflight__logprob_tolerance=1e-6)
+    rollouts = [rollout for group in subject.groups for rollout in group.rollouts]
+    assert explained_logprobs(subject, {"engine": torch.full((40,), 1e-5)}, rollouts) == (["engine"], 1e-6)
 
 
 @pytest.mark.long

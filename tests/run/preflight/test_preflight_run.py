@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -200,6 +201,8 @@ def test_covey_check_shows_every_check_and_trains_nothing(capsys: pytest.Capture
     for check in report():
         assert f"\n{check['name']}" in out
     assert out.count(" passed ") == 9
+    said = [f"preflight {number} of 9: {check['name']}" for number, check in enumerate(report(), start=1)]
+    assert [line for line in out.splitlines() if re.match(r"preflight \d", line)] == said
     assert "FAILED" not in out
     assert not Path("run/checkpoints").exists()
     assert rows(Path("run/metrics.jsonl")) == []
