@@ -64,9 +64,9 @@ class Plain:
 def plain_model(policy: Policy, shift: Shift | None = None, dtype: torch.dtype = torch.float32) -> Plain:
     """Return the policy's weights, as they are now or moved by `shift`, in a model of transformers' own.
 
-    It computes in `dtype`, or in float64 where the policy does. Gradients flow to the policy's parameters. Sharded
-    weights are either gathered around making and using it, or put away (`sharding.reshard`) around both: its passes
-    are then collective.
+    It computes in `dtype`, or in that of the policy's passes where that is wider. Gradients flow to the policy's
+    parameters. Sharded weights are either gathered around making and using it, or put away (`sharding.reshard`) around
+    both: its passes are then collective.
     """
     dtype = torch.promote_types(policy.precision, dtype)
     with MAKING, init_empty_weights(include_buffers=False), torch.random.fork_rng(devices=[]):
@@ -99,10 +99,11 @@ def rounded_and_exact(policy: Policy) -> tuple[Plain, Plain]:
 
     What is between them no code of covey's has a part in, so no mistake of covey's can raise it.
     """
-    plain = plain_model(policy)
+    exact = plain_model(policy, dtype=torch.float64 if policy.computes_whole else torch.float32)
     if policy.computes_whole:
-        return plain, plain_model(policy, dtype=torch.float64)
-    return replace(plain, half=policy.precision), plain
+        return plain_model(policy), exact
+    # Weights that are half as wide leave so much of what flows between layers, too
+    return replace(plain_model(policy, dtype=policy.causal_lm.dtype), half=policy.precision), exact
 
 
 def rollout_logprobs(plain: Plain, rollout: Rollout, sampling: Sampling) -> Tensor:
