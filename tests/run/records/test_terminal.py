@@ -124,7 +124,9 @@ def test_the_bar_of_the_panel_begins_with_the_steps_and_what_is_waited_for_stand
         assert "waiting for the model to be loaded, 0 s" in written(console)
         assert "0/4" not in written(console)
         progress.update(1, {"sampled_reward_mean": 0.5})
-    assert "step 1/4" in written(console)
+        progress.waiting("waiting for the checkpoint", in_step=False)
+        assert "waiting for the checkpoint" in written(console)[written(console).rindex("step 1/4") :]
+    assert "waiting" not in written(console)[written(console).rindex("step 1/4") :]
 
 
 def test_progress_that_is_switched_off_still_passes_messages_on() -> None:

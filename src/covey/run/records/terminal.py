@@ -149,6 +149,11 @@ class Panel(_Paced, ABC):
         self._waiting = self._wait_line(what)
         self._draw()
 
+    def close(self) -> None:
+        if self._waiting:  # what stays in view is of a run that is over
+            self._waiting = ""
+            self._draw()
+
     @abstractmethod
     def _draw(self) -> None:
         """Draw what was heard."""
@@ -208,6 +213,7 @@ class LiveProgress(Panel):
             self._console.print(Text(escape(text, keep="\n")))
 
     def close(self) -> None:
+        super().close()
         with ignore_stdout_errors():
             self._live.stop()
 
