@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
@@ -20,9 +21,12 @@ from covey.run.planner.plan import USUAL_PROMPT, Measured, Plan, plan_of
 from covey.system.lookup import one_of
 from covey.system.text.console import CleanConsole
 from covey.system.text.format import memory, number_of
+from covey.system.waits.pulse import Pulse
 
 WITH_VALUE = dict.fromkeys(("--on", "--gpus", "--price", "--prompt-tokens", "--answer-tokens"), "a value")
 ALONE = ("--probe", "--json")
+PROBE_SECONDS = 9.0
+"""Between lines that say how long a probe has been under way."""
 DEFAULT_ON = ("h100", "l40s", "rtx4090")
 
 
@@ -110,7 +114,8 @@ def _known(
             from covey.run.planner.probe import probe
             from covey.train import train
 
-            found = probe(config, shape, on, train)
+            with Pulse(_probing, PROBE_SECONDS):
+                found = probe(config, shape, on, train)
             keep_probe(config, on, found)
         else:
             found = kept_probe(config, on)
@@ -128,6 +133,10 @@ def _known(
     lengths = usual if answers is None else f"of {answers:.0f} tokens"
     source = f"{found.source}; prompts of {prompts:.0f} tokens{unknown}, answers {lengths}"
     return replace(found, prompt_tokens=prompts, completion_tokens=answers, source=source)
+
+
+def _probing(seconds: float) -> None:
+    print(f"a probe of this machine is under way, {seconds:.0f} s", file=sys.stderr, flush=True)
 
 
 def _steps(config: Config) -> str:
