@@ -13,7 +13,7 @@ from covey.rollouts.turns import observed_tokens
 from covey.run.preflight.preflight import raise_on_failure, run_checks
 from covey.types import Completion, Failure, Prompt, Reward
 
-from ...support.models.saved_models import CHATML, SOUND, STOPS, llama3, qwen, save_model, without_eos
+from ...support.models.saved_models import CHATML, SOUND, STOPS, llama3, qwen, save_model, without_eos, wordpiece
 from .looked_at import Build, finding, refusal, subjects, use_engine
 
 TALK = ({"role": "user", "content": "12 + 30 = ?"},)
@@ -75,6 +75,19 @@ def test_a_sound_tokenizer_passes_all_checks_with_text_and_with_messages(
     raise_on_failure(run_checks(subject))
     if tokenizer.chat_template is not None:
         assert finding(build(Asks(TALK), model__name=folder), "tokenizer").passed
+
+
+def test_letters_that_a_tokenizer_does_not_know_are_told_and_its_blanks_are_too(
+    build: Build, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = save_model(tmp_path, wordpiece())
+    found = finding(build(Asks("So 1+2 = \u6f22?"), model__name=folder), "tokenizer")
+    assert found.passed
+    assert found.figure.endswith("no token for these letters, so it is trained without seeing them")
+    found = finding(build(Asks("SO 1+2"), model__name=folder), "tokenizer")
+    assert found.passed
+    assert found.figure.startswith("prompt train-0: the policy reads 'so 1 + 2' where 'SO 1+2' is written; ")
+    assert len(caplog.records) == 2
 
 
 def test_a_prompt_of_text_may_have_special_tokens_around_it_that_are_not_named(build: Build, tmp_path: Path) -> None:

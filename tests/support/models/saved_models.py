@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 CORPUS = [f"{a} + {b} = {a + b}, {word}." for a in range(30) for b in range(7) for word in ("see", "so", "yes", "no")]
@@ -85,6 +85,17 @@ def llama2() -> PreTrainedTokenizerFast:
     return fast(tokenizer, INSTRUCTIONS, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
 
 
+def wordpiece() -> PreTrainedTokenizerFast:
+    """In the manner of BERT: lower case, pieces of words, one blank between any two words, unknown letters."""
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    special = ["[UNK]", "[SEP]", "[PAD]"]
+    tokenizer.train_from_iterator(CORPUS, trainers.WordPieceTrainer(vocab_size=300, special_tokens=special))
+    return fast(tokenizer, None, eos_token="[SEP]", unk_token="[UNK]", pad_token="[PAD]")
+
+
 def without_pad() -> PreTrainedTokenizerFast:
     return fast(byte_level(["<|endoftext|>", "<|im_start|>", "<|im_end|>"]), CHATML, eos_token="<|im_end|>")
 
@@ -101,7 +112,7 @@ def fast(tokenizer: Tokenizer, template: str | None, **named: Any) -> PreTrained
 
 SOUND: dict[str, Callable[[], PreTrainedTokenizerFast]] = {
     **{"qwen": qwen, "qwen_unnamed": qwen_unnamed, "llama3": llama3, "gpt2": gpt2, "llama2": llama2},
-    "without_pad": without_pad,
+    **{"without_pad": without_pad, "wordpiece": wordpiece},
 }
 """Tokenizers that a model can be trained with."""
 STOPS = {"llama3": ["<|end_of_text|>", "<|eom_id|>", "<|eot_id|>"], "without_eos": []}
