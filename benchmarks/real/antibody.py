@@ -33,9 +33,9 @@ WEIGHT = 0.5
 NUM_SHOWN = 20
 SETTINGS = (
     *("recipe=documents/infill", "environment=reward_functions", "environment.in_process=true"),
-    *("num_steps=40", "groups_per_step=8", "optimizer.warmup_steps=4", "sampling.max_tokens=32"),
-    *("evaluation.num_prompts=128", "evaluation.num_samples=4", "evaluation.every=0", "output.save_every=0"),
-    "preflight.enabled=false",
+    *("num_steps=24", "groups_per_step=8", "optimizer.lr=3e-5", "optimizer.warmup_steps=3"),
+    *("evaluation.num_prompts=96", "evaluation.num_samples=4", "evaluation.every=0", "output.save_every=0"),
+    *("algorithm.kl_coef=3", "sampling.max_tokens=32", "preflight.enabled=false"),
 )
 PARTS = {
     "natural": "judge that pays",
@@ -252,7 +252,7 @@ of letters in the loops held out (nats a letter; the true loop's own half left o
 the other's families above others in so many cases; the one that pays: {right["train"]}; the one held out:
 {right["test"]}. "Likeliest" is the letter with the highest probability in each gap: mostly G and Y.
 
-{len(first["rewards"])} steps of 8 gaps and 8 fills of each; 128 gaps held out, 4 fills of each; 95 % intervals,
+{len(first["rewards"])} steps of 8 gaps and 8 fills of each; 96 gaps held out, 4 fills of each; 95 % intervals,
 gains paired over gaps. In the control the same rewards are dealt anew among the fills of a gap. Measured
 on {"; ".join(machines)},
 beside much other work; torch {first["versions"]["torch"]}, transformers {first["versions"]["transformers"]}.

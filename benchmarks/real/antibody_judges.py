@@ -26,9 +26,9 @@ LIABILITIES = {
     "isomerisation": re.compile(r"DG"),
 }
 """Motifs at which an antibody is altered in the body or on the shelf."""
-JUDGE = {"judge_num_steps": 200, "judge_hidden_size": 64, "judge_num_layers": 2, "judge_lr": 2e-3}
-LIKE_POLICY, HOT = 4, 1
-"""Fills drawn of each gap for judges to learn from: as the policy samples, and hotter."""
+JUDGE = {"judge_num_steps": 300, "judge_hidden_size": 64, "judge_num_layers": 2, "judge_lr": 2e-3}
+TILTS = (0.0, 0.0, 0.0, 0.0, 0.5, 1.0, 1.0, 1.5, 2.0, 3.0)
+"""Fills drawn of each gap for judges to learn from: how strongly the policy leans to letters drawn by lot, in nats."""
 
 
 # ------------------------------------------------------------------------------------------------ rewards
@@ -129,26 +129,30 @@ def read_rows(file: Path) -> list[dict[str, str]]:
 
 @dataclass(frozen=True)
 class Gap:
-    """A row with what the untrained policy fills in."""
+    """A row with what the untrained policy fills in, as it is and as it might become."""
 
     row: Mapping[str, str]
     fills: Sequence[str]
-    hot: Sequence[str]
+    tilted: Sequence[str]
     likeliest: str
 
     def wrong(self, chance: random.Random) -> str:
-        """Return a loop that nature did not make: mostly one of the policy's, so that a judge knows where it begins."""
+        """Return a loop that nature did not make.
+
+        As often as one of the policy's it is one of a policy that leans to some letters: what a policy that is paid
+        turns to first. A judge that never saw such takes whatever the untrained one seldom writes for nature's.
+        """
         loop, fill = self.row["loop"], chance.choice(self.fills)
         middle = list(loop[2:-2])
         chance.shuffle(middle)
         mixed = "".join(chance.choice(letters) for letters in zip(loop, fill, strict=True))
-        kinds = {fill: 11, chance.choice(self.hot): 3, self.likeliest: 2, f"{loop[:2]}{''.join(middle)}{loop[-2:]}": 2}
-        found = chance.choices([*kinds, mixed], [*kinds.values(), 2])[0]
+        others = (chance.choice(self.tilted), f"{loop[:2]}{''.join(middle)}{loop[-2:]}", mixed, self.likeliest)
+        found = chance.choices((fill, *others), (8, 8, 2, 2, 1))[0]
         return found if found != loop else self.likeliest
 
 
 def filled(model: str, rows: Sequence[Mapping[str, str]], seed: int) -> Iterator[Gap]:
-    """Have the policy fill in every row's gap, as the infill document samples (0.8, top 0.95) and at 1.2."""
+    """Have the policy fill in every row's gap, as the infill document samples (0.8, top 0.95), with all `TILTS`."""
     import torch
     from transformers import AutoModelForMaskedLM, AutoTokenizer
 
@@ -158,8 +162,10 @@ def filled(model: str, rows: Sequence[Mapping[str, str]], seed: int) -> Iterator
     def words(ids: "torch.Tensor") -> str:
         return "".join(tokenizer.convert_ids_to_tokens(ids.tolist()))
 
-    def draw(logits_GV: "torch.Tensor", temperature: float) -> str:
-        chance_GV, order_GV = (logits_GV / temperature).softmax(-1).sort(descending=True)
+    def draw(logits_GV: "torch.Tensor", tilt: float) -> str:
+        lean_V = tilt * torch.randn(logits_GV.shape[1], generator=draws)
+        lean_V[tokenizer.all_special_ids] = -torch.inf
+        chance_GV, order_GV = ((logits_GV + lean_V) / 0.8).softmax(-1).sort(descending=True)
         kept_GV = chance_GV * (chance_GV.cumsum(-1) - chance_GV < 0.95)
         return words(order_GV.gather(1, torch.multinomial(kept_GV, 1, generator=draws))[:, 0])
 
@@ -170,8 +176,9 @@ def filled(model: str, rows: Sequence[Mapping[str, str]], seed: int) -> Iterator
             logits = policy(**inputs).logits
         for row, ids, logits_TV in zip(some, inputs["input_ids"], logits, strict=True):
             gaps_GV = logits_TV[ids == tokenizer.mask_token_id]
-            fills, hot = ([draw(gaps_GV, how) for _ in range(many)] for how, many in ((0.8, LIKE_POLICY), (1.2, HOT)))
-            yield Gap(row, fills, hot, words(gaps_GV.argmax(-1)))
+            drawn = [draw(gaps_GV, tilt) for tilt in TILTS]
+            plain = TILTS.count(0.0)
+            yield Gap(row, drawn[:plain], drawn[plain:], words(gaps_GV.argmax(-1)))
 
 
 def train(gaps: Sequence[Gap], seed: int, folder: Path) -> None:
@@ -197,7 +204,7 @@ def accuracy(folder: Path, gaps: Sequence[Gap]) -> dict[str, float]:
     prompts = [gap.row["prompt"] for gap in gaps]
     chance = random.Random(0)
     kinds = {"fill": [gap.fills[0] for gap in gaps], "likeliest": [gap.likeliest for gap in gaps]}
-    kinds["mixture"] = [gap.wrong(chance) for gap in gaps]
+    kinds["of a leaning policy"] = [chance.choice(gap.tilted) for gap in gaps]
     natural = judge(prompts, [gap.row["loop"] for gap in gaps])
     return {
         kind: sum(real > other for real, other in zip(natural, judge(prompts, loops), strict=True)) / len(gaps)
