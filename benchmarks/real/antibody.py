@@ -233,8 +233,10 @@ def page(results: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
     rows, judges = first["facts"]["rows"], first["facts"]["judges"]
     machines = sorted({run["machine"] for runs in results.values() for run in runs.values()})
     right = {
-        name: ", ".join(f"{100 * share:.0f} % ({kind})" for kind, share in judges[name].items()) for name in judges
+        name: ", ".join(f"{100 * share:.0f} % ({kind})" for kind, share in judges[name].items())
+        for name in ("train", "test")
     }
+    own = ", ".join(f"{value:.2f} ({kind})" for kind, value in judges["own_likelihood"].items())
     columns = " | ".join(f"{words} | gain" for words in PARTS.values())
     fills = "\n".join(f"| {' | '.join(f'`{loop}`' for loop in three)} |" for three in first["fills"])
     return f"""# CDR-H3 of human antibodies, filled in by a real masked model
@@ -250,7 +252,8 @@ against the untrained policy's, and {WEIGHT:g} for a whole loop without glycosyl
 ([antibody_judges.py](antibody_judges.py)). Two look on: a judge from another seed and the families held out, and counts
 of letters in the loops held out (nats a letter; the true loop's own half left out). A judge ranks the natural loop of
 the other's families above others in so many cases; the one that pays: {right["train"]}; the one held out:
-{right["test"]}. "Likeliest" is the letter with the highest probability in each gap: mostly G and Y.
+{right["test"]}. "Likeliest" is the letter with the highest probability in each gap: mostly G and Y. The untrained
+policy's own likelihood would be no judge, it likes that best: {own} nats a letter.
 
 {len(first["rewards"])} steps of 8 gaps and 8 fills of each; 96 gaps held out, 4 fills of each; 95 % intervals,
 gains paired over gaps. In the control the same rewards are dealt anew among the fills of a gap. Measured

@@ -26,6 +26,8 @@ LIABILITIES = {
     "isomerisation": re.compile(r"DG"),
 }
 """Motifs at which an antibody is altered in the body or on the shelf."""
+NUM_READ = 32
+"""Loops whose likelihood is measured."""
 JUDGE = {"judge_num_steps": 300, "judge_hidden_size": 64, "judge_num_layers": 2, "judge_lr": 2e-3}
 TILTS = (0.0, 0.0, 0.0, 0.0, 0.5, 1.0, 1.0, 1.5, 2.0, 3.0)
 """Fills drawn of each gap for judges to learn from: how strongly the policy leans to letters drawn by lot, in nats."""
@@ -212,12 +214,41 @@ def accuracy(folder: Path, gaps: Sequence[Gap]) -> dict[str, float]:
     }
 
 
+def own_likelihood(model: str, gaps: Sequence[Gap]) -> dict[str, float]:
+    """Return nats a letter that the untrained policy gives loops in two passes, each with every second letter masked.
+
+    Why its likelihood is no reward: what it finds likeliest it finds likelier than nature's.
+    """
+    import torch
+    from transformers import AutoModelForMaskedLM, AutoTokenizer
+
+    tokenizer, policy = AutoTokenizer.from_pretrained(model), AutoModelForMaskedLM.from_pretrained(model).eval()
+
+    def of(prompt: str, loop: str) -> float:
+        text_T = tokenizer(prompt.replace(MASK * len(loop), loop), return_tensors="pt")["input_ids"][0]
+        first = 1 + len(prompt.partition(MASK)[0])
+        found = []
+        for half in (0, 1):
+            hidden = torch.arange(first + half, first + len(loop), 2)
+            with torch.inference_mode():
+                masked_T = text_T.scatter(0, hidden, tokenizer.mask_token_id)
+                logprob_TV = policy(masked_T[None]).logits[0].log_softmax(-1)
+            found += logprob_TV[hidden, text_T[hidden]].tolist()
+        return sum(found) / len(found)
+
+    kinds = {"natural": [gap.row["loop"] for gap in gaps], "fill": [gap.fills[0] for gap in gaps]}
+    kinds["likeliest"] = [gap.likeliest for gap in gaps]
+    prompts = [gap.row["prompt"] for gap in gaps]
+    return {kind: sum(map(of, prompts, loops)) / len(gaps) for kind, loops in kinds.items()}
+
+
 def make_judges(model: str, rows: Path, folder: Path) -> dict[str, dict[str, float]]:
     """Train the judge that pays on the training families, and the one that looks on on those held out.
 
-    Returns the accuracy of each on the families of the other.
+    Returns the accuracy of each on the families of the other, and the policy's own likelihood of some loops.
     """
     gaps = {name: list(filled(model, read_rows(rows / f"{name}.jsonl"), 0)) for name in ("train", "test")}
     for seed, name in enumerate(gaps):
         train(gaps[name], seed, folder / name)
-    return {"train": accuracy(folder / "train", gaps["test"]), "test": accuracy(folder / "test", gaps["train"])}
+    found = {"train": accuracy(folder / "train", gaps["test"]), "test": accuracy(folder / "test", gaps["train"])}
+    return {**found, "own_likelihood": own_likelihood(model, gaps["test"][:: len(gaps["test"]) // NUM_READ])}
