@@ -12,7 +12,7 @@ CONF = Path(__file__).resolve().parent / "conf"
 SHELVES: Mapping[str, tuple[str, ...]] = {
     "algorithm": ("papers", "documents"),
     "model": ("qwen2.5",),
-    "recipe": ("offline",),
+    "recipe": ("offline", "laptop"),
 }
 """Group -> its shelves: algorithm=opo means algorithm/papers/opo.yaml. Other folders are a part of the name."""
 
