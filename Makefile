@@ -28,11 +28,13 @@ SEED ?= 0
 BENCH ?=
 # Options of the wrong edits: --only WORD, --jobs N.
 MUTANTS ?=
+# Which tests on real models: "real and not long" are those of SmolLM2 alone.
+REAL_TESTS ?= real
 # Tests compute on one thread each; many wait, so that three keep two cores at work.
 TEST_PROCESSES ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-all demo-machines demo-tools demo-infill demo-infill-seeds architectures figures test test-long test-slow test-cluster test-cluster-slow test-vllm test-doors mutants bench bench-gpu bench-vllm-setup lint types check format clean
+.PHONY: help setup demo demo-real demo-all demo-machines demo-tools demo-infill demo-infill-seeds architectures figures test test-long test-slow test-cluster test-cluster-slow test-vllm test-doors test-real mutants bench bench-gpu bench-vllm-setup lint types check format clean
 
 help:  ## what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -46,6 +48,9 @@ $(STAMP): pyproject.toml constraints.txt
 
 demo: $(STAMP)  ## watch a small model learn to add, in about four minutes (SEED=3 for another seed)
 	$(BIN)/covey train recipe=arithmetic seed=$(SEED)
+
+demo-real: $(STAMP)  ## watch a real model, SmolLM2-135M, learn to answer in a short sentence, in five minutes (SEED=3 for another seed)
+	$(BIN)/python -m benchmarks.real.demo --seed $(SEED)
 
 demo-infill: $(STAMP)  ## a masked policy and a learned judge, in about three minutes (SEED=3 for another seed)
 	$(BIN)/covey train recipe=infill_nano seed=$(SEED)
@@ -93,6 +98,10 @@ test-vllm: $(VLLM_STAMP)  ## vLLM for real, in an environment of its own (ten mi
 
 test-doors: $(DOORS_STAMP) $(SERVED_STAMPS)  ## other people's environments for real, in environments of their own (ten minutes)
 	PYTHONDONTWRITEBYTECODE= HF_HUB_OFFLINE=1 $(DOORS_VENV)/bin/python -m pytest -m doors tests/environments
+
+test-real: $(STAMP)  ## real models in every precision, by every door, and beside transformers (six minutes; REAL_TESTS="real and not long": two)
+	$(BIN)/python -m benchmarks.real.models smollm2-135m
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -m "$(REAL_TESTS)" tests/real -n 2 --dist worksteal --durations=10
 
 mutants: $(STAMP)  ## make wrong edits one at a time and see that the tests find each (part of test-slow; MUTANTS=--only=kl)
 	$(BIN)/python -m tests.mutants.run $(MUTANTS)

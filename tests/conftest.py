@@ -107,11 +107,11 @@ def mark_slow(session: pytest.Session, items: list[pytest.Item]) -> None:
 def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:
     """Run long files first; processes take a file at a time, in this order.
 
-    What needs vLLM or other people's environments, which live apart from covey, or a cluster is left out unless it is
-    asked for.
+    What needs vLLM or other people's environments, which live apart from covey, a cluster or a real model is left out
+    unless it is asked for.
     """
     mark_slow(session, items)
-    for name in ("vllm", "cluster", "doors"):
+    for name in ("vllm", "cluster", "doors", "real"):
         if name not in config.option.markexpr:
             left_out = [item for item in items if item.get_closest_marker(name)]
             items[:] = [item for item in items if item not in left_out]

