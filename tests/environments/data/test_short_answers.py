@@ -92,6 +92,6 @@ def test_an_object_must_have_the_keys_and_values_that_fit_them(keys: tuple[str, 
 def test_every_key_that_is_asked_for_can_be_filled() -> None:
     values = {"price": 3, "age": 40, "colour": "red", "name": "Ann"}
     for row in forms()["test"]:
-        named = {key: row["thing"] for key in ("product", "thing", "likes")}
+        named = dict.fromkeys(("product", "thing", "likes"), row["thing"])
         answer = {key: {**named, **values, "use": row["words"][0]}[key] for key in row["keys"]}
         assert worth(json.dumps(answer), row) == pytest.approx(1.0), row
