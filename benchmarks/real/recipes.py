@@ -29,6 +29,7 @@ RECIPES = ("brief", "json", "ifeval_small")
 MODEL = "smollm2-135m"
 RESULTS = ROOT / "benchmarks" / "results" / "real_recipes.json"
 PAGE = ROOT / "benchmarks" / "real" / "recipes.md"
+FRONT = ROOT / "README.md"
 LONGEST = 3600.0
 """Seconds until a run is given up."""
 NUM_SHOWN = 6
@@ -183,9 +184,32 @@ def spread(of_seed: Mapping[str, Mapping[str, Any]]) -> str:
     return f"median {median(gains):+.3f}, smallest {min(gains):+.3f}, largest {max(gains):+.3f} of {len(gains)} seeds"
 
 
+def front(results: Results) -> str:
+    """Return what the front page shows: answers to held-out questions, and the gains that go with them."""
+    first = next(iter(results["brief"].values()))
+    lines = ["| asked, never trained on | before | after |", "|---|---|---|"]
+    for shown in first["answers"]:
+        question = shown["prompt"].partition(" Answer in")[0]
+        lines.append(f"| {' | '.join(in_cell(text, 110) for text in (question, *_texts(shown)))} |")
+    control = "; ".join(estimate(found["reward"]["gain"], "+") for found in results.get("brief, control", {}).values())
+    lines += ["", f"Gain in held-out reward: {spread(results['brief'])}; rewards shuffled within groups: {control}."]
+    return "\n".join(lines)
+
+
+def _texts(shown: Mapping[str, Any]) -> tuple[str, str]:
+    return shown["before"]["text"], shown["after"]["text"]
+
+
 def keep(name: str, seed: int, result: Mapping[str, Any]) -> None:
-    """Add one result, and write the page anew."""
-    PAGE.write_text(page(kept_with(RESULTS, name, seed, result)))
+    """Add one result, and write page and front page anew."""
+    write(kept_with(RESULTS, name, seed, result))
+
+
+def write(results: Results) -> None:
+    PAGE.write_text(page(results))
+    begin, old, end = FRONT.read_text().partition("| asked, never trained on |")
+    if old and "brief" in results:
+        FRONT.write_text(begin + front(results) + "\n" + end.partition(" within groups: ")[2].partition("\n")[2])
 
 
 def main() -> int:
