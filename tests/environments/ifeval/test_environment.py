@@ -138,7 +138,7 @@ def test_difficulty_is_the_number_of_instructions_and_only_the_reward_weighs() -
     environment = built(max_instructions=2)
     assert {environment.difficulty(prompt) for prompt in environment.prompts("train")} == {1, 2}
     counted = {name: weight for name, weight in environment.part_weights.items() if weight}
-    assert counted == {"share_strict": 1.0}
+    assert counted == {"followed_on_topic": 1.0}
     assert environment.part_weights["no_comma"] == 0.0
 
 

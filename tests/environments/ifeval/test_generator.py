@@ -1,6 +1,7 @@
 """Generated prompts: new, answerable, apart from each other and from the benchmark."""
 
 import json
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -16,6 +17,15 @@ from covey.environments.ifeval.kinds import KINDS, SHORT_KINDS, compatible
 def many(style: str) -> list[Request]:
     found = generate(Recipe(style), 1500, 100)
     return [*found["train"], *found["test"]]
+
+
+def test_of_one_thing_a_prompt_speaks_in_the_singular() -> None:
+    said = " ".join(request.text for request in many("full"))
+    assert " 1 placeholder " in said
+    assert " 1 passage " in said
+    assert not re.search(r"\b1 \w+s\b", said)
+    assert re.search(r"[Tt]he word \w+ must occur", said)
+    assert not re.search(r"[Tt]he words \w+( must occur|\.)", said)
 
 
 @pytest.mark.long

@@ -99,7 +99,7 @@ def test_thoughts_are_not_judged_by_the_plain_schemes() -> None:
     assert value(Scheme("strict"), f"{THINK}\n{RIGHT}") == 1.0
 
 
-def test_an_answer_of_few_different_words_follows_nothing() -> None:
+def test_an_answer_of_few_different_words_earns_nothing() -> None:
     assert value(Scheme("strict"), "it is bye") == 1.0
     assert value(Scheme("strict"), "bye it bye") == 0.0
     assert value(Scheme("loose_share", min_words=4), "it is bye") == 0.0
@@ -110,7 +110,7 @@ def test_an_answer_of_few_different_words_follows_nothing() -> None:
 @pytest.mark.parametrize(
     "text", ["\u200b", "***", "7", "<<a>> *a* *a* [a] [a] ... P.S. P.P.S", '"', "{}", "a, a. A! bye bye"]
 )
-def test_marks_without_words_follow_nothing(text: str) -> None:
+def test_marks_without_words_earn_nothing(text: str) -> None:
     assert value(Scheme("loose_share"), text) == 0.0
 
 
@@ -125,8 +125,36 @@ def test_a_text_is_about_its_topic_where_it_names_it_and_few_others() -> None:
     assert is_about("WE WENT TO SWIM ALL WINTER", "winter swimming", material.TOPICS)
     assert is_about("handmade shoes", "hand-made shoes", material.TOPICS)
     assert not is_about("A cold winter.", "winter swimming", material.TOPICS)
-    assert is_about(", ".join(material.TOPICS[:12]), material.TOPICS[0], material.TOPICS)
+    assert not is_about("It has been a long walk.", "bee keeping", material.TOPICS)
+    assert is_about(", ".join(material.TOPICS[:6]), material.TOPICS[0], material.TOPICS)
     assert not is_about(", ".join(material.TOPICS[:30]), material.TOPICS[0], material.TOPICS)
+
+
+@pytest.mark.parametrize(
+    ("topic", "text"),
+    [
+        ("paper kites", "[name] makes a kite of bamboo and wood."),
+        ("second-hand books", "A [name] of a [family] came to buy a book."),
+        ("snow shelters", "<<Superheroes of the Snow>> A guide to winter safety."),
+        ("tree houses", "The treehouses of our street are old."),
+        ("bee keeping", "Bees need flowers, and a beekeeper needs bees."),
+        ("old libraries", "Every library has its smell."),
+        ("chess clubs", "Chess is played on Tuesdays."),
+    ],
+)
+def test_a_topic_is_named_by_the_word_that_says_what_it_is(topic: str, text: str) -> None:
+    assert is_about(text, topic, material.TOPICS)
+    assert not is_about("It is a fine day and the sun is out.", topic, material.TOPICS)
+
+
+def test_parts_say_what_was_followed_and_what_was_off_the_topic() -> None:
+    reward = Scheme("strict").reward(RIGHT, ASKED, is_about=lambda text: "sun" in text)
+    assert reward.value == 0.0
+    assert reward.parts == {
+        **{"followed_on_topic": 0.0, "on_topic": 0.0, "no_comma": 1.0, "end_checker": 1.0},
+        **dict.fromkeys(("all_strict", "share_strict", "all_loose", "share_loose"), 1.0),
+    }
+    assert Scheme("strict").reward(f"the sun, {RIGHT}", ASKED, is_about=bool).parts["on_topic"] == 1.0
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ A request names a form, a topic and a reader of `material`; instructions are dra
 (`kinds.compatible`), with arguments an answer can follow. A prompt is a pure function of seed, split and its number.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
@@ -14,6 +15,8 @@ from covey.environments.ifeval import material
 from covey.environments.ifeval.kinds import STYLES, Arguments, compatible
 from covey.environments.ifeval.settings import IfevalConfig
 
+_ONE_OF_MANY = re.compile(r"\b1 (\w+)s\b")
+_WORDS = re.compile(r"\b([Tt]he word)s\b")
 ATTEMPTS = 50
 """Draws for each prompt that is asked for, before it is concluded that there are not so many."""
 
@@ -120,7 +123,9 @@ def _ask(style: str, names: Sequence[str], random: Random) -> tuple[str, str]:
 
 
 def _worded(template: str, arguments: Arguments) -> str:
-    return template.format(**{name: _shown(name, value) for name, value in arguments.items()})
+    text = template.format(**{name: _shown(name, value) for name, value in arguments.items()})
+    has_one = any(isinstance(value, list) and len(value) == 1 for value in arguments.values())
+    return _ONE_OF_MANY.sub(r"1 \1", _WORDS.sub(r"\1", text) if has_one else text)
 
 
 def _shown(name: str, value: Any) -> str:

@@ -8,7 +8,8 @@
 | loose_share  | the response less its thoughts           | the share of instructions followed loosely          |
 | torchrl      | the first closed answer block, untrimmed | a weighted sum of the four, and bonuses for format  |
 
-Under all but the last, a text with too few words follows nothing, nor does one that is not about what was asked.
+Under all but the last, a text with too few words earns nothing, nor does one that is not about what was asked: its
+part `on_topic` is 0, and what it followed all the same stands in the other parts.
 The last is the default reward of TorchRL's IfEvalScorer (pytorch/rl ae9719f1), 0 to 1.15.
 """
 
@@ -37,7 +38,7 @@ class Scheme:
     think_bonus: float = 0.05
     """For exactly one closed think block (torchrl)."""
     min_words: int = 3
-    """An answer with fewer different words of two letters and more follows nothing (all but torchrl)."""
+    """An answer with fewer different words of two letters and more earns nothing (all but torchrl)."""
 
     def __post_init__(self) -> None:
         if self.name not in SCHEMES:
@@ -54,7 +55,7 @@ class Scheme:
     def part_weights(self) -> dict[str, float]:
         """Return what each part of the reward counts."""
         if self.name != "torchrl":
-            return {measure: float(measure == PLAIN[self.name]) for measure in PLAIN.values()}
+            return {FOLLOWED: 1.0, ON_TOPIC: 0.0, **dict.fromkeys(MEASURES, 0.0)}
         measured = dict(zip(MEASURES, self.measure_weights, strict=True))
         return measured | {"answer_block": self.answer_bonus, "think_block": self.think_bonus}
 
@@ -64,12 +65,14 @@ class Scheme:
         """Return the reward of a completion, its parts, and which kinds were followed strictly.
 
         Args:
-            is_about: checks that a text is about what was asked; one that is not follows nothing (all but torchrl).
+            is_about: checks that a text is about what was asked; one that is not earns nothing (all but torchrl).
         """
         text, blocks = self._judged(completion)
-        has_content = self.name == "torchrl" or (num_different_words(text) >= self.min_words and is_about(text))
-        verdicts = judge(text if has_content else "", instructions)
+        verdicts = judge(text, instructions)
         parts = measures(verdicts) | blocks
+        if self.name != "torchrl":
+            on_topic = float(num_different_words(text) >= self.min_words and is_about(text))
+            parts |= {ON_TOPIC: on_topic, FOLLOWED: on_topic * parts[PLAIN[self.name]]}
         value = math.fsum(weight * parts[name] for name, weight in self.part_weights.items())
         return Reward(value, parts | _followed(instructions, verdicts))
 
@@ -122,6 +125,8 @@ def after_thoughts(completion: str) -> str:
 
 MEASURES = ("all_strict", "share_strict", "all_loose", "share_loose")
 """In the order of TorchRL's weights."""
+FOLLOWED, ON_TOPIC = "followed_on_topic", "on_topic"
+"""The reward of the plain schemes, and whether the answer says something about what was asked."""
 PLAIN = {
     "strict": "all_strict",
     "strict_share": "share_strict",

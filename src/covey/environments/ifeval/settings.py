@@ -25,7 +25,7 @@ class IfevalConfig(EnvironmentConfig):
     min_words: int = setting(
         3, needs=Requires("a scheme other than torchrl", ("environment.scheme",), lambda scheme: scheme != "torchrl")
     )
-    """An answer with fewer different words of two letters and more follows nothing (all schemes but torchrl)."""
+    """An answer with fewer different words of two letters and more earns nothing (all schemes but torchrl)."""
     instruction: str | None = None
     """What the system message says; null takes the scheme's own, "" sends none."""
     benchmark: str | None = None

@@ -12,6 +12,14 @@ MAX_LETTERS = 12
 """Longer runs of letters outside ASCII are in a script without blanks, and count as a word for every four letters."""
 
 _WORD = re.compile(r"[^\W\d_]{2,}")
+FEWEST_LETTERS = 4
+"""A shorter stem names what it begins only where nothing but an ending follows: bees, and not been."""
+DESCRIBING = frozenset(
+    "ancient autumn board city classes clubs distance fairs family farm houses hunting keeping life lost made model "
+    "morning mountain night nights old open paper polar rain repair river sand second secret shows sightings small "
+    "spotting stone street tiny watching wind winter wooden".split()
+)
+"""Words of topics that say which one, and not what: whoever writes of kites writes of paper kites."""
 _ENDING = re.compile(r"(?<=..)(?:(?<=(.))\1ings?|ings?|ies|s)$")
 
 
@@ -35,15 +43,30 @@ def repeats(text: str, asked: str) -> bool:
 
 
 def is_about(text: str, topic: str, topics: Collection[str]) -> bool:
-    """Check that a text names its topic, each word of it in some form, and not many other topics besides."""
-    words = sorted({word.casefold() for word in _WORD.findall(text.replace("-", ""))})
+    """Check that a text names its topic and not many others besides.
+
+    One word of a topic names it, in some form, where it is no describing one; so does the topic in one word.
+
+    >>> is_about("They built treehouses.", "tree houses", ["tree houses", "paper kites"])
+    True
+    """
+    words = frozenset(word.casefold() for word in _WORD.findall(text.replace("-", "")))
     if not _is_named(topic, words):
         return False
     return sum(_is_named(other, words) for other in topics) <= max(FEWEST_TOPICS, len(topics) // SHARE_OF_TOPICS)
 
 
-def _is_named(topic: str, words: list[str]) -> bool:
-    return all(_begins_one_of(words, stem) for stem in _stems(topic))
+def _is_named(topic: str, words: frozenset[str]) -> bool:
+    sorted_words, stems = _forms(words)
+    return any(
+        stem in stems if len(stem) < FEWEST_LETTERS else _begins_one_of(sorted_words, stem) for stem in _names(topic)
+    )
+
+
+@lru_cache(maxsize=1)  # every topic is looked for in the same text
+def _forms(words: frozenset[str]) -> tuple[list[str], frozenset[str]]:
+    """Return words in order, and without their endings."""
+    return sorted(words), frozenset(map(_stem, words))
 
 
 def _begins_one_of(words: list[str], stem: str) -> bool:
@@ -52,7 +75,12 @@ def _begins_one_of(words: list[str], stem: str) -> bool:
 
 
 @lru_cache(maxsize=256)
-def _stems(topic: str) -> tuple[str, ...]:
-    """Return the words of a topic without their endings: `winter swimming` is winter, swim."""
+def _names(topic: str) -> tuple[str, ...]:
+    """Return what names a topic, without endings: `winter swimming` is named by swim and winterswim."""
     words = _WORD.findall(topic.casefold().replace("-", ""))
-    return tuple(_ENDING.sub("", word) for word in words)
+    naming = [word for word in words if word not in DESCRIBING] or words
+    return tuple(map(_stem, (*naming, "".join(words))))
+
+
+def _stem(word: str) -> str:
+    return _ENDING.sub("", word)
