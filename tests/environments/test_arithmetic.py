@@ -93,3 +93,13 @@ def test_impossible_settings_are_refused(settings: dict, message: str) -> None:
     with pytest.raises(ValueError) as error:
         Arithmetic(**settings)
     assert str(error.value) == message
+
+
+def test_in_full_the_same_sums_are_questions_to_a_model_that_chats() -> None:
+    short, full = (Arithmetic(num_train=20, num_test=5, style=style) for style in ("short", "full"))
+    for sum_alone, question in zip(short.prompts("train"), full.prompts("train"), strict=True):
+        assert sum_alone.columns == question.columns
+        (message,) = question.text
+        assert f"What is {str(sum_alone.text).removesuffix('=')}?" in message["content"]  # type: ignore[index]
+    with pytest.raises(ValueError, match="style must be one of short, full, got long"):
+        Arithmetic(style="long")

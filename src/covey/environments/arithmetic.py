@@ -21,7 +21,8 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from covey.environments.base import Environment, Split
+from covey.environments.base import Environment, Split, conversation
+from covey.system.lookup import one_of
 from covey.types import Failure, Prompt, Reward
 
 _ONE = range(2, 10)
@@ -73,9 +74,14 @@ class Arithmetic(Environment):
     """
 
     def __init__(
-        self, levels: Sequence[int] = (3,), num_train: int = 4096, num_test: int = 512, problem_seed: int = 0
+        self,
+        levels: Sequence[int] = (3,),
+        num_train: int = 4096,
+        num_test: int = 512,
+        problem_seed: int = 0,
+        style: str = "short",
     ) -> None:
-        """Draw the problems. Raises ValueError for unknown levels and counts below 1.
+        """Draw the problems. Raises ValueError for unknown levels and styles, and counts below 1.
 
         A level that has fewer problems than its share of both splits gives each split a proportional part.
         """
@@ -94,7 +100,8 @@ class Arithmetic(Environment):
             labelled = [(*LEVELS[level].problem(index), level) for index in drawn]
             problems["test"] += labelled[:num_held_out]
             problems["train"] += labelled[num_held_out:]
-        self._prompts = {split: _prompts(split, found, generator) for split, found in problems.items()}
+        one_of("style", style, WORDS)
+        self._prompts = {split: _prompts(split, found, generator, style) for split, found in problems.items()}
 
     def prompts(self, split: Split) -> list[Prompt]:
         return list(self._prompts[split])
@@ -131,12 +138,27 @@ def _draw(level: Level, num_train: int, num_test: int, generator: random.Random)
     return generator.sample(range(level.size), count), num_held_out
 
 
-def _prompts(split: Split, problems: list[tuple[str, int, int]], generator: random.Random) -> tuple[Prompt, ...]:
+def _prompts(
+    split: Split, problems: list[tuple[str, int, int]], generator: random.Random, style: str
+) -> tuple[Prompt, ...]:
     generator.shuffle(problems)
+    said = WORDS[style]
     return tuple(
-        Prompt(f"{split}-{index}", "arithmetic", text, {"answer": answer, "level": level})
+        Prompt(
+            f"{split}-{index}",
+            "arithmetic",
+            text if said is None else conversation(said.format(sum=text.removesuffix("=")), ""),
+            {"answer": answer, "level": level},
+        )
         for index, (text, answer, level) in enumerate(problems)
     )
+
+
+WORDS = {
+    "short": None,
+    "full": "What is {sum}? Answer with the number alone, in digits and without any other word or sign.",
+}
+"""What is said around a sum. In `short` it stands there alone, for a policy that continues it."""
 
 
 LEVELS = {

@@ -38,7 +38,8 @@ LOGGER = logging.getLogger(__name__)
 def build_arithmetic(settings: "ArithmeticConfig", config: "BuildSettings") -> "Environment":
     from covey.environments.arithmetic import Arithmetic
 
-    return Arithmetic(tuple(settings.levels), settings.num_train, settings.num_test, settings.problem_seed)
+    counts = settings.num_train, settings.num_test
+    return Arithmetic(tuple(settings.levels), *counts, settings.problem_seed, settings.style)
 
 
 def build_gsm8k(settings: "Gsm8kConfig", config: "BuildSettings") -> "Environment":

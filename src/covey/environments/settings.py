@@ -52,6 +52,8 @@ class ArithmeticConfig(EnvironmentConfig):
     """Held-out problems, none of which is in the training set."""
     problem_seed: int = 0
     """Which problems are drawn."""
+    style: str = setting("short", choices=("short", "full"))
+    """Wording: short (the sum alone, for nano, which continues it) or full (a question to a model that chats)."""
 
 
 @dataclass
