@@ -15,6 +15,7 @@ from covey.cli.help import group_choices
 from covey.cli.main import main
 from covey.config.early import check_early
 from covey.config.schema import Config
+from covey.policy.models.loading import load_policy
 from covey.policy.models.naming import check_device
 from covey.policy.settings import ModelConfig
 from covey.run import folder as run_folder
@@ -317,3 +318,16 @@ def test_a_program_that_calls_train_is_told_as_early() -> None:
     with pytest.raises(ValueError, match=r"^model\.name=\./missing: there is no such folder$"):
         train(small_config(model=ModelConfig(name="./missing")), "run")
     assert not Path("run").exists()
+
+
+def test_a_folder_or_file_without_a_model_is_refused_wherever_a_policy_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("nano", "quantised"):
+        Path(name).mkdir(exist_ok=True)
+    Path("quantised/m.gguf").touch()
+    for name in ("quantised", "quantised/m.gguf"):
+        with pytest.raises(ValueError, match="transformers reads m"):
+            load_policy(name)
+    assert load_policy("nano").tokenizer.eos_token  # a folder of that name is not meant

@@ -10,7 +10,7 @@ from pathlib import Path
 from covey.config.schema import Config, group_choices
 from covey.environments.data.settings import NEED_ROWS
 from covey.environments.settings import part_configs
-from covey.policy.models.naming import OF_MODELS, check_device, check_name
+from covey.policy.models.naming import check_device, check_name
 from covey.policy.settings import NANO
 from covey.system.hub import HUB_NAME, check_hub_model
 from covey.system.lookup import is_function_path, near, resolve
@@ -81,10 +81,6 @@ def _check_reference_model(name: str, asks_hub: bool) -> Iterator[str]:
 
 
 REFERENCE = "algorithm.reference_model="
-OF_GGUF = (
-    "; transformers reads {0} (from_pretrained(FOLDER, gguf_file='{0}')), and covey a plain copy, written by "
-    "save_pretrained: docs/use/using_results.md has the lines"
-)
 
 
 def _check_model(name: str, asks_hub: bool) -> Iterator[str]:
@@ -93,10 +89,6 @@ def _check_model(name: str, asks_hub: bool) -> Iterator[str]:
         return
     check_name(name)
     path = Path(name)
-    if path.is_file() or (path.is_dir() and not any((path / file).is_file() for file in OF_MODELS)):
-        kind = "a folder without a model: it has no config.json" if path.is_dir() else "a file; name the model's folder"
-        gguf = path if path.suffix == ".gguf" else next(path.glob("*.gguf"), None)
-        raise ValueError(f"model.name={name} is {kind}{'' if gguf is None else OF_GGUF.format(gguf.name)}")
     if asks_hub and not path.exists() and HUB_NAME.fullmatch(name):
         try:
             warning = check_hub_model(name)

@@ -100,7 +100,9 @@ def test_an_unknown_name_is_one_line_that_says_so(name: str, monkeypatch: pytest
 
 
 def test_a_directory_without_a_model_is_one_line_that_says_so(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=f"model.name={tmp_path} is no directory of a causal language") as caught:
+    with pytest.raises(
+        ValueError, match=f"model.name={tmp_path} is a folder without a model: it has no config.json"
+    ) as caught:
         load_policy(ModelConfig(name=str(tmp_path)), seed=0)
     assert "\n" not in str(caught.value)
 

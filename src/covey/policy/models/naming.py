@@ -7,9 +7,13 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from covey.policy.settings import NANO
+
 
 def check_name(name: str) -> None:
-    """Refuse a missing path, and a folder of a run or of several instead of a policy, with ValueError."""
+    """Refuse, with ValueError, a missing path, a file, and a folder that holds no policy, as that of a run."""
+    if name in NANO:  # whatever lies beside the user under that name
+        return
     if name.startswith(IN_MEMORY):
         raise ValueError(
             f"model.name={name}: the model was an object of a program, which alone has it; "
@@ -23,7 +27,7 @@ def check_name(name: str) -> None:
             raise ValueError(f"model.name={name}: there is no such folder{hint}")
         return
     # A policy
-    if not path.is_dir() or any((path / file).is_file() for file in OF_MODELS):
+    if any((path / file).is_file() for file in OF_MODELS):
         return
     # A folder that holds policies, but is none
     newest, kind = _newest_policy(path), _kind(path)
@@ -31,6 +35,10 @@ def check_name(name: str) -> None:
         raise ValueError(f"model.name={name} is {kind}, not a policy; its newest policy is model.name={newest}")
     if kind == RUN:
         raise ValueError(f"model.name={name} is {kind} without a policy")
+    # Neither
+    kind = "a folder without a model: it has no config.json" if path.is_dir() else "a file; name the model's folder"
+    gguf = path if path.suffix == ".gguf" else next(path.glob("*.gguf"), None)
+    raise ValueError(f"model.name={name} is {kind}{'' if gguf is None else OF_GGUF.format(gguf.name)}")
 
 
 def saved_step(name: str) -> int:
@@ -65,6 +73,10 @@ def _kind(folder: Path) -> str:
 
 OF_MODELS = ("config.json", "adapter_config.json")
 """Files of which a folder with a model has one."""
+OF_GGUF = (
+    "; transformers reads {0} (from_pretrained(FOLDER, gguf_file='{0}')), and covey a plain copy, written by "
+    "save_pretrained: docs/use/using_results.md has the lines"
+)
 RUN = "a run folder"
 IN_MEMORY = "<in memory"
 """How model.name begins where a program gave the model itself."""
