@@ -100,6 +100,21 @@ def test_the_line_through_small_passes_meets_the_large_one(build: Build) -> None
     assert needed(scaled) == pytest.approx(needed(measured), rel=0.03)
 
 
+def test_a_prompt_longer_than_small_micro_batches_does_not_make_them_one(
+    build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(passes.WORK, "cpu", 1.0)  # a model so large that 64 tokens take long
+    subject = build(**LARGE)
+    shape = replace(largest_shape(subject, 8), prompt_ids=tuple(range(5, 105)))
+    trainer = probe_trainer(subject)
+    small, larger = passes.measure(trainer, shape, 0)
+    assert small.num_tokens < larger.num_tokens <= 64
+    whole = passes.measured(trainer, replace(shape, several=True), 3000)
+    assert passes.bytes_of([small, larger], whole.num_tokens) == pytest.approx(
+        whole.num_bytes, rel=0.3
+    )  # not 10 times it
+
+
 @pytest.mark.long
 def test_a_single_micro_batch_is_not_read_off_passes_that_take_less_than_their_gradients(
     build: Build, monkeypatch: pytest.MonkeyPatch

@@ -89,12 +89,24 @@ def measure(trainer: Trainer, shape: Shape, free: int) -> list[MemorySample]:
     small = _small(trainer)
     if shape.num_tokens <= small:
         return [measured(trainer, shape, shape.num_tokens)]
-    points = [measured(trainer, replace(shape, several=True), size) for size in (small // 2, small)]
+    short = replace(_cut(shape, small // 2), several=True)
+    points = [measured(trainer, short, size) for size in (small // 2, small)]
     seconds = points[-1].seconds * shape.num_tokens / points[-1].num_tokens / (1 if shape.several else 2)
     worthwhile = seconds <= MAX_SECONDS and bytes_of(points, shape.num_tokens) <= free / 2
     if all(collectives.all_gather(worthwhile)):  # decided by all ranks together: a pass is collective
         points.append(measured(trainer, shape, shape.num_tokens))
     return points
+
+
+def _cut(shape: Shape, num_tokens: int) -> Shape:
+    """Return the shape with prompt and completion cut alike where the prompt alone would fill so many tokens.
+
+    It would fill both small micro-batches, and two of one size say nothing of a third.
+    """
+    if shape.mask_id is not None or len(shape.prompt_ids) < num_tokens:
+        return shape
+    num_prompt = num_tokens * len(shape.prompt_ids) // (len(shape.prompt_ids) + shape.max_tokens)
+    return replace(shape, prompt_ids=shape.prompt_ids[: max(1, num_prompt)], max_tokens=max(1, num_tokens - num_prompt))
 
 
 def measured(trainer: Trainer, shape: Shape, num_tokens: int) -> MemorySample:

@@ -75,8 +75,9 @@ def run_checks(subject: PreflightContext, say: Callable[[str], None] = lambda li
     with leaving_no_trace(subject.run):
         stages = [stage for stage in STAGES if stage.concerns(subject)]
         for number, stage in enumerate(stages, start=1):
-            say(f"preflight {number} of {len(stages)}: {stage.name}")
             missing = [name for name in stage.needs if not checks[name].passed]
+            if not missing:
+                say(f"preflight {number} of {len(stages)}: {stage.name}")
             with watchdog.deadline(f"the preflight check of {stage.name}", "timeouts.update"):
                 check = _unmade(stage, missing[0]) if missing else _made(stage, subject)
                 checks[stage.name] = _agreed(collectives.all_gather(check))
