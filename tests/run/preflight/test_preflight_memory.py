@@ -222,6 +222,8 @@ def test_a_synthetic_micro_batch_is_filled_with_rollouts_of_full_length(packing:
 
 
 def test_the_line_and_the_number_that_fits_are_those_of_the_points() -> None:
+    hidden = [MemorySample(100, 5000, 0.1, 100), MemorySample(200, 5000, 0.2, 700)]  # gradients are the peak of both
+    assert bytes_of(hidden, 1000) == 5000 + 800 * 6
     points = [MemorySample(100, 5000, 0.1), MemorySample(200, 9000, 0.2)]
     assert bytes_of(points, 1000) == 41000
     assert fitting_tokens(points, 41000) == 1000

@@ -2,7 +2,7 @@
 
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -54,6 +54,9 @@ class MemorySample:
     num_tokens: int
     num_bytes: int
     seconds: float
+    beside_weights: int = 0
+    """The bytes without what has the shape of a weight: few tokens take less than the gradients that a pass ends with,
+    and these hide what a token takes."""
 
 
 def largest_shape(subject: PreflightContext, num_groups: int) -> Shape:
@@ -113,12 +116,13 @@ def measured(trainer: Trainer, shape: Shape, num_tokens: int) -> MemorySample:
     """Measure a real pass over a micro-batch of about `num_tokens`, letting go of the gradient."""
     batch = synthetic(shape, num_tokens, trainer.policy.device)
     started = time.perf_counter()
-    with LiveBytes() as live:
+    shapes = {shape for weight in trainer.policy.model.parameters() for shape in (weight.shape, weight.shape[::-1])}
+    with LiveBytes(shapes) as live:
         compute_gradient_only(trainer, batch)
     seconds = time.perf_counter() - started
     for parameter in trainer.policy.model.parameters():
         parameter.grad = None
-    return MemorySample(batch.micro_batches[0].input_ids_BT.numel(), live.peak, seconds)
+    return MemorySample(batch.micro_batches[0].input_ids_BT.numel(), live.peak, seconds, live.peak_of_others)
 
 
 def synthetic(shape: Shape, num_tokens: int, device: torch.device) -> Batch:
@@ -173,11 +177,15 @@ def fitting_tokens(points: Sequence[MemorySample], free: int) -> int:
 
 
 def slope(points: Sequence[MemorySample]) -> float:
-    """Return the bytes per token, for a single point all that it took over its tokens."""
+    """Return the bytes per token, for a single point all that it took over its tokens.
+
+    Of two it is that of the faster line: with the gradients, or without.
+    """
     *before, last = points
     if not before or before[-1].num_tokens == last.num_tokens:
         return max(1.0, last.num_bytes / last.num_tokens)
-    return max(1.0, (last.num_bytes - before[-1].num_bytes) / (last.num_tokens - before[-1].num_tokens))
+    more = max(last.num_bytes - before[-1].num_bytes, last.beside_weights - before[-1].beside_weights)
+    return max(1.0, more / (last.num_tokens - before[-1].num_tokens))
 
 
 def _small(trainer: Trainer) -> int:
@@ -192,10 +200,12 @@ class LiveBytes(TorchDispatchMode):
     which the run's own record of its peak would not survive. What kernels use inside is not seen.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, shapes: Collection[tuple[int, ...]] = ()) -> None:
         super().__init__()
-        self.peak = 0
-        self._now = 0
+        self.peak = self.peak_of_others = 0
+        """Of all tensors, and of those that have none of `shapes`."""
+        self._shapes = shapes
+        self._now = self._now_of_others = 0
         self._alive: dict[int, weakref.ref[torch.UntypedStorage]] = {}
 
     def __torch_dispatch__(
@@ -205,21 +215,23 @@ class LiveBytes(TorchDispatchMode):
         given = {tensor.untyped_storage()._cdata for tensor in tree_leaves((args, kwargs)) if _is_plain(tensor)}
         for tensor in tree_leaves(out):
             if _is_plain(tensor) and tensor.untyped_storage()._cdata not in given:
-                self._count(tensor.untyped_storage())
+                self._count(tensor.untyped_storage(), tensor.shape not in self._shapes)
         return out
 
-    def _count(self, storage: torch.UntypedStorage) -> None:
+    def _count(self, storage: torch.UntypedStorage, is_other: bool) -> None:
         key, size = storage._cdata, storage.nbytes()
         if key in self._alive:
             return
 
         def gone(reference: "weakref.ref[torch.UntypedStorage]") -> None:
             self._now -= size
+            self._now_of_others -= size * is_other
             del self._alive[key]
 
         self._alive[key] = weakref.ref(storage, gone)
         self._now += size
-        self.peak = max(self.peak, self._now)
+        self._now_of_others += size * is_other
+        self.peak, self.peak_of_others = max(self.peak, self._now), max(self.peak_of_others, self._now_of_others)
 
 
 def _is_plain(value: object) -> bool:
