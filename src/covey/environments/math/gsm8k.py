@@ -171,7 +171,7 @@ def _box_form(solution: str, gold: str) -> str:
     return f"{solution}\n\\boxed{{{gold}}}"
 
 
-_ASK_HASH = "Reason step by step. End with a last line that is four hashes, a blank and the answer as a plain number."
+_ASK_HASH = "Reason step by step. End with a last line that is #### and the answer as a plain number, such as:\n#### 42"
 _ASK_TAGS = "Reason inside <think></think> tags, then write the answer, only a number, inside <answer></answer> tags."
 _ASK_BOX = "Reason step by step, then write the answer, only a number, as \\boxed{answer}."
 

@@ -221,6 +221,7 @@ USES = {
 }
 INSTRUCTIONS = {
     "tags": "Write an arithmetic expression of the given numbers, with + - * / and parentheses, that equals the "
-    "target. Reason inside <think></think> tags, then write the expression alone inside <answer></answer> tags.",
+    "target. Reason inside <think></think> tags, then write the expression alone inside <answer></answer> tags, for "
+    "example: <think>3 * 5 = 15 and 15 + 7 = 22.</think> <answer>3*5+7</answer>",
     "plain": "",
 }
