@@ -61,6 +61,27 @@ def test_advantages_agree_with_the_rewards_of_their_answers(agreement: float, is
     assert ("D37" in found(log)) is is_sick
 
 
+def test_an_engine_far_from_the_trainer_is_named_after_three_steps() -> None:
+    def gap(*values: float) -> RunLog:
+        return log_of([{"step": n, "mismatch_kl": value} for n, value in enumerate(values, 1)], settings=FLOAT32)
+
+    assert found(gap(0.02, 0.03)) == {}
+    assert found(gap(0.02, 0.03, 0.01))["D10"] is Level.SICK
+    assert "D10" not in found(gap(0.02, 0.03, 1e-7))
+
+
+def test_verdicts_that_differ_are_named_after_ten_steps() -> None:
+    rows = [{"step": step, "disagreement_fraction": 0.12 * (step % 2)} for step in range(1, 11)]
+    assert "D24" not in found(log_of(rows[:9], settings=FLOAT32))
+    assert found(log_of(rows, settings=FLOAT32))["D24"] is Level.SICK
+
+
+def test_an_engine_that_keeps_its_first_weights_is_named_after_ten_steps() -> None:
+    grown = [1e-6, *(0.002 * step for step in range(1, 10))]
+    assert "D12" not in found(gaps(*grown[:9]))
+    assert found(gaps(*grown))["D12"] is Level.SICK
+
+
 def gaps(*values: float) -> RunLog:
     rows = [{"step": step, "mismatch": value} for step, value in enumerate(values, 1)]
     return log_of(rows, settings=FLOAT32)

@@ -167,7 +167,11 @@ def _of_greedy(log: RunLog) -> Level:
 def noisy_verifier(log: RunLog) -> Evidence | None:
     """Find the same answer judged twice, differently."""
     text = "{} of the answers have a twin in their group, word for word, with another reward"
-    return above(log, "disagreement_fraction", 0.01, 0.05, text, strict=True)
+    found = above(log, "disagreement_fraction", 0.01, 0.05, text, strict=True)
+    windows = log.windows("disagreement_fraction")
+    if found is not None or len(windows) != 1 or windows[0].mean <= 0.05:
+        return found
+    return Evidence(Level.SICK, text.format(percent(windows[0].mean)), windows[0].first)
 
 
 def without_signal(log: RunLog) -> Evidence | None:

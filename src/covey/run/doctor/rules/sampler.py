@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from statistics import fmean
 from typing import NamedTuple
 
 from covey.run.doctor.finding import Evidence, Level
@@ -49,10 +50,14 @@ def not_the_trainer(log: RunLog) -> Evidence | None:
         (name, show), watch, sick = _gap(log), 0.05, 0.2
     what = "KL of sampler to trainer" if name == "mismatch_kl" else "difference of sampler and trainer"
     precision = log.setting("model.precision")
-    where = f", in {precision}" if precision else ""
-    found = above(log, name, watch, sick, f"{what} is {{}} a token{where}", show, strict=True)
+    text = f"{what} is {{}} a token{f', in {precision}' if precision else ''}"
+    found = above(log, name, watch, sick, text, show, strict=True)
     if found is not None:
         return found
+    # Far beyond rounding from the very first step on it need not last
+    gaps = log.known(name)
+    if _is_fresh(log) and len(gaps) >= 3 and min(value for _, value in gaps) > 10 * sick:
+        return Evidence(Level.SICK, text.format(show(fmean(value for _, value in gaps))), gaps[0][0])
     span = log.lasting("mismatch_max", lambda window: min(window.values) > FAR_TOKEN)
     text = "in every step a token differs by {:.3g} nats or more between engine and trainer"
     return evidence_of(Level.WATCH, span, text.format(min(span.windows[-1].values))) if span else None
@@ -86,7 +91,7 @@ def old_weights(log: RunLog) -> Evidence | None:
     """Find an engine that keeps its first weights, further off in each step, or gets new ones in some steps alone."""
     name, show = _gap(log)
     points = log.known(name)
-    if len(points) < 2 * log.width or not _is_fresh(log):
+    if len(points) < log.width or not _is_fresh(log):
         return None
     window, floor = log.windows(name)[-1], bounds_of(log).floor
     first, last = points[0][1], window.mean
