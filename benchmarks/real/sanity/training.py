@@ -17,9 +17,9 @@ from covey.types import Failure, Prompt, Reward
 
 ENOUGH = 0.98
 """Mean training reward of the latest attempts at which a run ends: it was measured before their updates."""
-GROUPS, MEMBERS = 8, 8
+MOST_GROUPS, MEMBERS = 8, 8
 SETTINGS: dict[str, Any] = {
-    **{"groups_per_step": GROUPS, "group_size": MEMBERS, "sampling": SAMPLING},
+    **{"group_size": MEMBERS, "sampling": SAMPLING},
     **{"precision": "float32", "lora_rank": 16, "lr": 5e-4, "warmup_steps": 2},
     "output": {"save_every": 0, "report": False, "progress": False},
 }
@@ -47,7 +47,8 @@ class UntilLearnt(covey.Callback):
     num_problems: int
 
     def __post_init__(self) -> None:
-        self.latest: deque[float] = deque(maxlen=max(1, ATTEMPTS * self.num_problems // (GROUPS * MEMBERS)))
+        groups = min(MOST_GROUPS, self.num_problems)
+        self.latest: deque[float] = deque(maxlen=ATTEMPTS * self.num_problems // (groups * MEMBERS))
 
     def on_step(self, step: int, metrics: dict[str, float | None]) -> None:
         reward = metrics["sampled_reward_mean"]
@@ -73,6 +74,7 @@ def train(
             folder=folder,
             seed=seed,
             num_steps=num_steps,
+            groups_per_step=min(MOST_GROUPS, len(rows)),
             callbacks=UntilLearnt(len(rows)),
             evaluation={"num_prompts": len(rows), "num_samples": ATTEMPTS, "k": [1], "every": 0},
             preflight={"enabled": preflight},
