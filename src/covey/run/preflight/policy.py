@@ -40,8 +40,8 @@ MAX_GRADIENT_TOKENS = 512
 """Tokens after which no more groups are added to the batch whose gradient is compared."""
 HALF_RANGE = 2.0**-10
 """Advantages in float16 are so much smaller, or the loss scale of a first step would overflow."""
-NUM_FORWARDS, FEWER_FORWARDS = 28, 16
-"""Forward passes that the gradients of all layouts are worth: seven or four, with backward and reference."""
+NUM_FORWARDS, FEWER_FORWARDS = 28, 8
+"""Forward passes that the gradients of all layouts, or of the run's, are worth: seven or two, with backward."""
 
 
 # ------------------------------------------------------------------------------------------------ log-probs
@@ -104,7 +104,7 @@ def check_gradient(subject: PreflightContext) -> Check:
         size = norm_of(expected)
         # Compare each layout and split with it
         errors = {}
-        for packing, budget in _variants(rows, is_long):
+        for packing, budget in _variants(rows, (config.packing,) if is_long else tuple(LAYOUTS)):
             compute_gradient_only(trainer, laid_out(subject, rows, packing, budget))
             pieces = zip(entries(policy.model), expected, strict=True)
             errors[packing, budget] = norm_of([got - wanted for got, wanted in pieces]) / size if size else float("nan")
@@ -229,12 +229,12 @@ def _said_again(subject: PreflightContext, group: Group, rollout: Rollout) -> Ro
     return replace(rollout, sampler_logprobs=tuple(next(logprobs) if own else 0.0 for own in rollout.loss_mask))
 
 
-def _variants(rows: Sequence[Sequence[Row]], is_long: bool) -> list[tuple[str, int]]:
-    """List every layout in one micro-batch and in about three, or only in about two where passes take long."""
+def _variants(rows: Sequence[Sequence[Row]], layouts: Sequence[str]) -> list[tuple[str, int]]:
+    """List every layout in one micro-batch and in about three, a single one only in about two: passes take long."""
     flat = [row for group in rows for row in group]
     whole = len(flat) * max(row.num_tokens for row in flat)
-    budgets = (-(-whole // 2),) if is_long else (whole, whole // 3)
-    return [(packing, budget) for packing in LAYOUTS for budget in budgets]
+    budgets = (-(-whole // 2),) if len(layouts) == 1 else (whole, whole // 3)
+    return [(packing, budget) for packing in layouts for budget in budgets]
 
 
 def whole_batch(subject: PreflightContext) -> Batch:
