@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from covey.environments.arithmetic import LEVELS, Arithmetic, score
-from covey.types import Prompt, Reward
+from covey.types import CutText, Prompt, Reward
 
 
 def test_the_default_is_two_digit_addition_with_enough_problems() -> None:
@@ -103,3 +103,19 @@ def test_in_full_the_same_sums_are_questions_to_a_model_that_chats() -> None:
         assert f"What is {str(sum_alone.text).removesuffix('=')}?" in message["content"]  # type: ignore[index]
     with pytest.raises(ValueError, match="style must be one of short, full, got long"):
         Arithmetic(style="long")
+
+
+def test_a_question_may_be_answered_in_words_that_state_the_number() -> None:
+    environment = Arithmetic(num_train=1, num_test=1, style="full")
+    (prompt,) = environment.prompts("train")
+    right = str(prompt.columns["answer"])
+    said = [
+        right,
+        f"{str(prompt.text[-1]['content'])[8:13]} = {right}",
+        f"{right}.",
+        f"{right} or 3",
+        "1",
+        CutText(right),
+    ]  # type: ignore[index]
+    found = asyncio.run(environment.score(prompt, said))
+    assert [reward.value for reward in found if isinstance(reward, Reward)] == [1.0, 1.0, 1.0, 0.0, 0.0, 0.0]

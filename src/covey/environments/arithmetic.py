@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from covey.environments.base import Environment, Split, conversation
+from covey.environments.math.answers import compare
 from covey.system.lookup import one_of
 from covey.types import Failure, Prompt, Reward
 
@@ -69,6 +70,8 @@ class Level:
 class Arithmetic(Environment):
     """Environment of generated sums. The reward is 1 for exactly the right integer and 0 for anything else.
 
+    A question in full may be answered in words that state it.
+
     >>> Arithmetic(levels=[3]).prompts("train")[0]
     Prompt(id='train-0', environment='arithmetic', text='60+48=', columns={'answer': 108, 'level': 3})
     """
@@ -107,7 +110,8 @@ class Arithmetic(Environment):
         return list(self._prompts[split])
 
     async def score(self, prompt: Prompt, completions: Sequence[str]) -> list[Reward | Failure]:
-        return [score(completion, prompt.columns["answer"]) for completion in completions]
+        judge = score if isinstance(prompt.text, str) else score_stated
+        return [judge(completion, prompt.columns["answer"]) for completion in completions]
 
     def gold(self, prompt: Prompt) -> str:
         return str(prompt.columns["answer"])
@@ -123,6 +127,12 @@ class Arithmetic(Environment):
 def score(completion: str, answer: int) -> Reward:
     """Give 1 where the completion, blanks around it aside, is the decimal integer alone: `078` is not `78`."""
     correct = float(completion.strip() == str(answer))
+    return Reward(correct, {"correct": correct})
+
+
+def score_stated(completion: str, answer: int) -> Reward:
+    """Give 1 where what a model says in its own words states the integer, by the rule of word problems."""
+    correct = float(compare(completion, str(answer)) is True)
     return Reward(correct, {"correct": correct})
 
 
@@ -156,7 +166,7 @@ def _prompts(
 
 WORDS = {
     "short": None,
-    "full": "What is {sum}? Answer with the number alone, in digits and without any other word or sign.",
+    "full": "What is {sum}? Answer with the number alone.",
 }
 """What is said around a sum. In `short` it stands there alone, for a policy that continues it."""
 
