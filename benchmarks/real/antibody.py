@@ -33,8 +33,9 @@ WEIGHT = 0.5
 NUM_SHOWN = 20
 SETTINGS = (
     *("recipe=documents/infill", "environment=reward_functions", "environment.in_process=true"),
-    *("num_steps=24", "groups_per_step=8", "optimizer.lr=3e-5", "optimizer.warmup_steps=3"),
-    *("evaluation.num_prompts=96", "evaluation.num_samples=4", "evaluation.every=0", "output.save_every=0"),
+    "environment.timeout=600",
+    *("num_steps=16", "groups_per_step=8", "optimizer.lr=3e-5", "optimizer.warmup_steps=3"),
+    *("evaluation.num_prompts=64", "evaluation.num_samples=4", "evaluation.every=0", "output.save_every=0"),
     *("algorithm.kl_coef=3", "sampling.max_tokens=32", "preflight.enabled=false"),
 )
 PARTS = {
@@ -228,6 +229,9 @@ def looks(results: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Iterator[st
     yield f"| entropy of a gap in training, nats | | {next(iter(runs.values()))['entropy'][0]:.2f} | {entropies} |"
 
 
+CONTROL = " In the control the same rewards are dealt anew among the fills of a gap."
+
+
 def page(results: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
     _, first = min(results["trained"].items())
     rows, judges = first["facts"]["rows"], first["facts"]["judges"]
@@ -255,8 +259,8 @@ the other's families above others in so many cases; the one that pays: {right["t
 {right["test"]}. "Likeliest" is the letter with the highest probability in each gap: mostly G and Y. The untrained
 policy's own likelihood would be no judge, it likes that best: {own} nats a letter.
 
-{len(first["rewards"])} steps of 8 gaps and 8 fills of each; 96 gaps held out, 4 fills of each; 95 % intervals,
-gains paired over gaps. In the control the same rewards are dealt anew among the fills of a gap. Measured
+{len(first["rewards"])} steps of 8 gaps and 8 fills of each; 64 gaps held out, 4 fills of each; 95 % intervals,
+gains paired over gaps.{CONTROL if "control" in results else ""} Measured
 on {"; ".join(machines)},
 beside much other work; torch {first["versions"]["torch"]}, transformers {first["versions"]["transformers"]}.
 
