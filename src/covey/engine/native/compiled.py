@@ -1,4 +1,4 @@
-"""Attention to prompts (attention.c) and in decoding (decode.c) as one call of C each, in place of some twenty
+"""Attention to prompts (attention.c) and in decoding (decode.h) as one call of C each, in place of some twenty
 operations of torch a layer, and the draw of the next tokens as another (sample.c).
 
 On a CPU, keys and values in float32 or bfloat16; sums are float32. The numbers are those of `layouts.DecodeLayout` but
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from covey.engine.native.cache import Block, Cache, CacheShape
 from covey.engine.native.layouts import Grid, PrefillLayout
-from covey.engine.native.panels import has_half
+from covey.engine.native.panels import SOURCE, has_half
 from covey.policy import sampling
 from covey.policy.attention.base import Rule
 from covey.policy.attention.compiled import compiled_layout
@@ -25,14 +25,14 @@ from covey.policy.kernels.compiler import KERNELS, library
 from covey.policy.kernels.support import unsupported_reason, with_dense_heads
 from covey.policy.sampling import Distribution
 
-SOURCE, DRAW = KERNELS / "decode.c", KERNELS / "sample.c"
+DRAW = KERNELS / "sample.c"
 NO_WINDOW = 2**40
 NO_FILTERS = (0, 1.0, 0.0)
 """top_k, top_p and min_p that keep every token."""
 
 
 class Decode(ctypes.Structure):
-    """The struct of the same name in decode.c."""
+    """The struct of the same name in decode.h."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("query", "new_key", "new_value", "prompt_keys", "prompt_values")),
@@ -41,6 +41,16 @@ class Decode(ctypes.Structure):
         *((name, ctypes.c_int64 * 2) for name in ("query_strides", "key_strides", "value_strides")),
         *((name, ctypes.c_int64) for name in ("num_groups", "group_width", "num_key_heads", "queries_per_key")),
         *((name, ctypes.c_int64) for name in ("width", "prompt_slots", "row_slots", "window", "half", "num_threads")),
+        ("scaling", ctypes.c_float),
+    )
+
+
+class Cached(ctypes.Structure):
+    """The struct of the same name in layer.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("prompt_keys", "prompt_values", "row_keys", "row_values")),
+        ("window", ctypes.c_int64),
         ("scaling", ctypes.c_float),
     )
 
@@ -84,23 +94,33 @@ class CompiledDecodeLayout:
         )
 
     def attend(self, layer: int, query_BHTD: Tensor, key_BKTD: Tensor, value_BKTD: Tensor, rule: Rule) -> Tensor:
-        prompts, rows, call = self._cache.prompts, self._cache.rows, self._call
         _, num_heads, num_rows, width = query_BHTD.shape
         # Held until the call is done: a copy made here would be freed before.
         given = with_dense_heads(*(tensor.float() for tensor in (query_BHTD, key_BKTD, value_BKTD)))
         out_RHD = given[0].new_empty(num_rows, num_heads, width)
-        call.query, call.new_key, call.new_value = (tensor.data_ptr() for tensor in given)
-        strides = [(tensor.stride(2), tensor.stride(1)) for tensor in given]
-        call.query_strides, call.key_strides, call.value_strides = strides
-        call.prompt_keys, call.prompt_values = prompts.keys[layer].data_ptr(), prompts.values[layer].data_ptr()
-        call.row_keys, call.row_values = rows.keys[layer].data_ptr(), rows.values[layer].data_ptr()
-        call.out = out_RHD.data_ptr()
-        call.num_key_heads, call.width = key_BKTD.shape[1], width
-        call.queries_per_key = num_heads // call.num_key_heads
-        call.window = NO_WINDOW if rule.window is None else rule.window
-        call.scaling = rule.scaling
+        call, cached = self.attending(given, out_RHD), self.cached(layer, rule)
+        call.prompt_keys, call.prompt_values = cached.prompt_keys, cached.prompt_values
+        call.row_keys, call.row_values = cached.row_keys, cached.row_values
+        call.window, call.scaling = cached.window, cached.scaling
         self._function(ctypes.byref(call))
         return out_RHD.transpose(0, 1)[None].to(query_BHTD.dtype)
+
+    def attending(self, heads: Sequence[Tensor], out_RHD: Tensor) -> Decode:
+        """Return what any layer's attention takes: where queries, keys and values (1, H or K, R, D) and output lie."""
+        call, (query, key, _) = self._call, heads
+        call.query, call.new_key, call.new_value = (tensor.data_ptr() for tensor in heads)
+        strides = [(tensor.stride(2), tensor.stride(1)) for tensor in heads]
+        call.query_strides, call.key_strides, call.value_strides = strides
+        call.out = out_RHD.data_ptr()
+        call.num_key_heads, call.width = key.shape[1], query.shape[3]
+        call.queries_per_key = query.shape[1] // call.num_key_heads
+        return call
+
+    def cached(self, layer: int, rule: Rule) -> Cached:
+        """Return what one layer's attention takes beside."""
+        blocks = self._cache.prompts, self._cache.rows
+        pointers = (tensors[layer].data_ptr() for block in blocks for tensors in (block.keys, block.values))
+        return Cached(*pointers, NO_WINDOW if rule.window is None else rule.window, rule.scaling)
 
 
 def sample_same_params(logits_RV: Tensor, distribution: Distribution, uniform_R: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,5 +1,5 @@
-/* Decoder layers of Llama's family but for their attention, in passes without gradient: products, norms, rotary
-   positions and gate, in two functions for what comes before attention and what comes after it.
+/* Decoder layers of Llama's family in passes without gradient: products, norms, rotary positions and gate, in two
+   functions for what comes before attention and what comes after it; and all layers of a decode step in one.
 
    A row's numbers depend on nothing but the row: each of its sums runs over all inputs in order, whatever rows are
    beside it and however many threads there are. Sums are float32; what is multiplied is float32 or bfloat16 (both
@@ -9,7 +9,7 @@
    panel side by side. ROWS rows and a panel are multiplied at a time, all their sums in registers. Decoding has few
    rows, so that the time goes into reading weights: while one panel is multiplied, the next is fetched. */
 
-#include "lanes.h"
+#include "decode.h"
 
 #if LANES == 16
 #define ROWS 8
@@ -63,6 +63,14 @@ typedef struct {
     void *narrow[2];               /* the same of what enters the second product of an adapter */
     int64_t rows, num_threads;
 } Pass;
+
+/* What a layer's attention reads, and how (struct Decode). */
+typedef struct {
+    const void *prompt_keys, *prompt_values;
+    void *row_keys, *row_values;
+    int64_t window;
+    float scaling;
+} Cached;
 
 typedef lanes Sums[ROWS][VECTORS];
 
@@ -237,7 +245,6 @@ INLINE void rotate_rows(const Layer *l, const float *cosines, const float *sines
 }
 
 INLINE void before_attention(const Layer *l, const Pass *p, const int half) {
-#pragma omp parallel num_threads(p->num_threads)
     for (int64_t first = 0; first < p->rows; first += BATCH) {
         const int64_t rows = smaller(BATCH, p->rows - first);
         float *heads = p->heads + first * l->qkv.outer;
@@ -258,7 +265,6 @@ INLINE const void *operand(const float *x, void *room, int64_t rows, int64_t wid
 
 INLINE void after_attention(const Layer *l, const Pass *p, const int half) {
     const int64_t width = l->hidden_width;
-#pragma omp parallel num_threads(p->num_threads)
     for (int64_t first = 0; first < p->rows; first += BATCH) {
         const int64_t rows = smaller(BATCH, p->rows - first);
         float *hidden = p->hidden + first * width;
@@ -272,6 +278,7 @@ INLINE void after_attention(const Layer *l, const Pass *p, const int half) {
 
 /* `heads`: queries, keys and values of every row, turned to their positions. */
 void covey_before_attention(const Layer *l, const Pass *p) {
+#pragma omp parallel num_threads(p->num_threads)
     if (l->half)
         before_attention(l, p, 1);
     else
@@ -280,10 +287,39 @@ void covey_before_attention(const Layer *l, const Pass *p) {
 
 /* `hidden`: what it is after the layer, given what attention made of the heads. */
 void covey_after_attention(const Layer *l, const Pass *p) {
+#pragma omp parallel num_threads(p->num_threads)
     if (l->half)
         after_attention(l, p, 1);
     else
         after_attention(l, p, 0);
+}
+
+void covey_decode_attention(const Decode *d) {
+#pragma omp parallel num_threads(d->num_threads)
+    decode_attention(d);
+}
+
+INLINE void decode_layers(const Layer *layers, const Cached *cached, int64_t num_layers, const Pass *p,
+                          const Decode *attention, const int half) {
+    Decode d = *attention; /* of each thread */
+    for (int64_t l = 0; l < num_layers; l++) {
+        d.prompt_keys = cached[l].prompt_keys, d.prompt_values = cached[l].prompt_values;
+        d.row_keys = cached[l].row_keys, d.row_values = cached[l].row_values;
+        d.window = cached[l].window, d.scaling = cached[l].scaling;
+        before_attention(&layers[l], p, half);
+        decode_attention(&d);
+        after_attention(&layers[l], p, half);
+    }
+}
+
+/* `hidden`: what all layers make of one new token a row, by one team of threads. */
+void covey_decode_layers(const Layer *layers, const Cached *cached, int64_t num_layers, const Pass *p,
+                         const Decode *attention) {
+#pragma omp parallel num_threads(p->num_threads)
+    if (layers->half)
+        decode_layers(layers, cached, num_layers, p, attention, 1);
+    else
+        decode_layers(layers, cached, num_layers, p, attention, 0);
 }
 
 /* Norms of rows, in place. */

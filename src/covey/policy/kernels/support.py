@@ -10,7 +10,7 @@ from torch import Tensor
 from covey.policy.kernels.compiler import KERNELS, NoCompilerError, library
 
 LANES, MAX_WIDTH = 16, 256
-"""Widths of heads: multiples of LANES up to MAX_WIDTH, as in attention.c and decode.c."""
+"""Widths of heads: multiples of LANES up to MAX_WIDTH, as in attention.c and decode.h."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +24,7 @@ class Support:
 SUPPORT: dict[str, Support] = {
     "attention": Support((KERNELS / "attention.c",), (torch.float32, torch.bfloat16)),
     "layers": Support((KERNELS / "elementwise.c", KERNELS / "gradient.c"), (torch.float32,)),
-    "decode": Support(
-        (KERNELS / "decode.c", KERNELS / "sample.c", KERNELS / "layer.c"), (torch.float32, torch.bfloat16)
-    ),
+    "decode": Support((KERNELS / "layer.c", KERNELS / "sample.c"), (torch.float32, torch.bfloat16)),
 }
 """Packed attention of the training pass; norms, gates, rotary positions and gradients of weights; decoding."""
 

@@ -1,4 +1,5 @@
-"""Models of Llama's family as two functions of layer.c a layer, around its attention, for passes without gradient.
+"""Models of Llama's family as two functions of layer.c a layer, around its attention, for passes without gradient; a
+decode step as one function.
 
 As transformers write it, a layer is some forty operations around its products and its attention. In decoding they take
 as long as the products: a step has one token a row. The numbers are the layer's own but for rounding, and what a row
@@ -20,6 +21,7 @@ from transformers.models.mistral.modeling_mistral import MistralModel
 from transformers.models.qwen2.modeling_qwen2 import Qwen2Model
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3Model
 
+from covey.engine.native.compiled import Cached, CompiledDecodeLayout
 from covey.engine.native.panels import BATCH, SOURCE, PackedWeights, Product, Weights
 from covey.policy.attention.base import Layout, Rule
 from covey.policy.kernels.compiler import library
@@ -28,6 +30,8 @@ from covey.policy.kernels.layers import LAYERS
 FAMILY = (LlamaModel, MistralModel, Qwen2Model, Qwen3Model)
 """Models of such layers, and nothing else."""
 
+Heads = tuple[Tensor, Tensor, Tensor]
+"""Queries, keys and values, (1, H or K, T, D)."""
 WeightsOf = Callable[[nn.Module], Weights]
 """Those of a linear layer, its adapter merged in or beside it."""
 
@@ -94,6 +98,7 @@ class FusedModel(nn.Module):
         super().__init__()
         self.embed_tokens, self.rotary_emb = model.embed_tokens, model.rotary_emb
         self._layers = [FusedLayer(layer, rules[layer.self_attn.layer_idx], weights_of, half) for layer in model.layers]
+        self._calls = (Layer * len(self._layers))(*(layer.call for layer in self._layers))
         self._narrow_width = max(layer.narrow_width for layer in self._layers)
         self._norm = torch.empty_like(model.norm.weight, dtype=torch.float32)
         self._eps = float(model.norm.variance_epsilon)
@@ -106,7 +111,7 @@ class FusedModel(nn.Module):
             mine.take(theirs)
         self._norm.copy_(model.norm.weight)
 
-    def forward(self, input_ids: Tensor, position_ids: Tensor, layout: Layout, **keywords: Any) -> Any:
+    def forward(self, input_ids: Tensor, position_ids: Tensor, layout: Any, **keywords: Any) -> Any:
         """(1, T) to last hidden states (1, T, C), as transformers call a base model."""
         embedded_1TC = self.embed_tokens(input_ids)
         # All tensors are held until the last call is done: what is made in passing would be freed before.
@@ -122,14 +127,28 @@ class FusedModel(nn.Module):
         tensors = Pass(*pointers[:-2], narrow, len(hidden_TC), torch.get_num_threads())
         sizes = (first.num_queries, first.num_keys, first.num_keys)
         query, key, value = (part.transpose(0, 1)[None] for part in heads_THD.split(sizes, dim=1))
+        compute = self._decode if isinstance(layout, CompiledDecodeLayout) else self._attend_between
+        compute(tensors, (query, key, value), layout)
+        self._normalise(hidden_TC)
+        return BaseModelOutputWithPast(last_hidden_state=hidden_TC[None].to(embedded_1TC.dtype))
+
+    def _decode(self, tensors: Pass, heads: Heads, layout: CompiledDecodeLayout) -> None:
+        """Compute all layers in one call."""
+        query_1HRD = heads[0]
+        attended_RHD = query_1HRD.new_empty(query_1HRD.shape[2], query_1HRD.shape[1], query_1HRD.shape[3])
+        tensors.attended = attended_RHD.data_ptr()
+        cached = (Cached * len(self._layers))(*(layout.cached(layer.index, layer.rule) for layer in self._layers))
+        how = ctypes.byref(tensors), ctypes.byref(layout.attending(heads, attended_RHD))
+        self._c.covey_decode_layers(self._calls, cached, ctypes.c_int64(len(cached)), *how)
+
+    def _attend_between(self, tensors: Pass, heads: Heads, layout: Layout) -> None:
+        """Compute what comes before and after the attention of each layer."""
         for layer in self._layers:
             self._c.covey_before_attention(ctypes.byref(layer.call), ctypes.byref(tensors))
-            attended_HTD = layout.attend(layer.index, query, key, value, layer.rule)[0]
+            attended_HTD = layout.attend(layer.index, *heads, layer.rule)[0]
             attended_THD = attended_HTD.transpose(0, 1).float().contiguous()
             tensors.attended = attended_THD.data_ptr()
             self._c.covey_after_attention(ctypes.byref(layer.call), ctypes.byref(tensors))
-        self._normalise(hidden_TC)
-        return BaseModelOutputWithPast(last_hidden_state=hidden_TC[None].to(embedded_1TC.dtype))
 
     def _normalise(self, hidden_TC: Tensor) -> None:
         """Apply the norm after the last layer, in place."""

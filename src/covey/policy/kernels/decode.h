@@ -2,11 +2,12 @@
    tokens. What layouts.py does in some twenty operations of torch, in one pass over keys and values.
 
    A row's numbers depend on nothing but the row: not on its neighbours, the number of threads, or the order of the
-   work. Sums are float32; keys and values are float32 or bfloat16. compiled.py calls covey_decode_attention and mirrors
-   struct Decode.
+   work. Sums are float32; keys and values are float32 or bfloat16. compiled.py mirrors struct Decode.
 
    The softmax is computed as blocks of keys go by (arXiv 1805.02867), so scores are never stored. Heads are multiples
    of LANES wide, up to MAX_WIDTH. */
+
+#pragma once
 
 #include "lanes.h"
 
@@ -256,11 +257,12 @@ static void attend(const Decode *d, Absorb *take, int64_t group, int64_t key_hea
     }
 }
 
-void covey_decode_attention(const Decode *d) {
+/* By all threads of a parallel region. */
+INLINE void decode_attention(const Decode *d) {
     const int64_t tiles = (d->group_width * d->queries_per_key + TILE - 1) / TILE;
     const int64_t total = d->num_groups * d->num_key_heads * tiles;
     Absorb *take = absorb_for(d);
-#pragma omp parallel for schedule(dynamic, 1) num_threads(d->num_threads)
+#pragma omp for schedule(dynamic, 1)
     for (int64_t task = 0; task < total; task++) {
         const int64_t group = task / (d->num_key_heads * tiles), key_head = task / tiles % d->num_key_heads;
         const int64_t first = task % tiles * TILE;
