@@ -7,9 +7,10 @@
 
    Weights lie in panels of PANEL outputs: for each input, or pair of inputs in bfloat16, the weights of all outputs of a
    panel side by side. ROWS rows and a panel are multiplied at a time, all their sums in registers. Decoding has few
-   rows, so that the time goes into reading weights: while one panel is multiplied, the next is fetched. */
+   rows, so that the time goes into reading weights, which are fetched a little ahead. */
 
 #include "decode.h"
+#include <sys/mman.h>
 
 #if LANES == 16
 #define ROWS 8
@@ -18,6 +19,7 @@
 #endif
 #define VECTORS 2
 #define PANEL (VECTORS * LANES)
+#define AHEAD 512 /* numbers, or pairs, from which on weights are fetched: two kilobytes, then memory is read in one go */
 #define BATCH 64 /* rows that go through all panels together: they stay in the cache */
 
 #ifdef __AVX512BF16__
@@ -74,81 +76,109 @@ typedef struct {
 
 typedef lanes Sums[ROWS][VECTORS];
 
-/* Sums of a tile in float32: rows at x, `stride` apart, `last` + 1 of them (the others repeat the last one). */
-INLINE void multiply(const float *x, int64_t stride, int64_t inner, int64_t last, const float *panel,
-                     const float *ahead, Sums sum) {
+/* Sums of the first `num` rows of a tile in float32: rows at x, `stride` apart, `last` + 1 of them (the others repeat the
+   last one). A sum is the same for any `num`. */
+INLINE void multiply(const float *x, int64_t stride, int64_t inner, int64_t last, const float *panel, Sums out,
+                     const int num) {
     const float *row[ROWS];
+    lanes sum[ROWS][VECTORS];
 #pragma GCC unroll 8
-    for (int r = 0; r < ROWS; r++) {
+    for (int r = 0; r < num; r++) {
         row[r] = x + smaller(r, last) * stride;
         for (int v = 0; v < VECTORS; v++) sum[r][v] = (lanes){0};
     }
     for (int64_t i = 0; i < inner; i++) {
         lanes weights[VECTORS];
         for (int v = 0; v < VECTORS; v++) weights[v] = load(panel + i * PANEL + v * LANES);
-        __builtin_prefetch(ahead + i * PANEL, 0, 2);
+        for (int v = 0; v < VECTORS; v++) __builtin_prefetch(panel + i * PANEL + AHEAD + v * LANES, 0, 3);
 #pragma GCC unroll 8
-        for (int r = 0; r < ROWS; r++)
+        for (int r = 0; r < num; r++)
 #pragma GCC unroll 2
             for (int v = 0; v < VECTORS; v++) sum[r][v] += row[r][i] * weights[v];
     }
+#pragma GCC unroll 8
+    for (int r = 0; r < num; r++)
+        for (int v = 0; v < VECTORS; v++) out[r][v] = sum[r][v];
 }
 
 #ifdef __AVX512BF16__
 /* The same in bfloat16, two inputs at a time. */
 INLINE void multiply_half(const uint32_t *x, int64_t stride, int64_t pairs, int64_t last, const uint32_t *panel,
-                          const uint32_t *ahead, Sums out) {
+                          Sums out, const int num) {
     const uint32_t *row[ROWS];
     __m512 sum[ROWS][VECTORS];
 #pragma GCC unroll 8
-    for (int r = 0; r < ROWS; r++) {
+    for (int r = 0; r < num; r++) {
         row[r] = x + smaller(r, last) * stride;
         for (int v = 0; v < VECTORS; v++) sum[r][v] = _mm512_setzero_ps();
     }
     for (int64_t i = 0; i < pairs; i++) {
         __m512bh weights[VECTORS];
         for (int v = 0; v < VECTORS; v++) weights[v] = (__m512bh)_mm512_loadu_si512(panel + i * PANEL + v * LANES);
-        __builtin_prefetch(ahead + i * PANEL, 0, 2);
+        for (int v = 0; v < VECTORS; v++) __builtin_prefetch(panel + i * PANEL + AHEAD + v * LANES, 0, 3);
 #pragma GCC unroll 8
-        for (int r = 0; r < ROWS; r++)
+        for (int r = 0; r < num; r++)
 #pragma GCC unroll 2
             for (int v = 0; v < VECTORS; v++)
                 sum[r][v] = _mm512_dpbf16_ps(sum[r][v], (__m512bh)_mm512_set1_epi32((int)row[r][i]), weights[v]);
     }
 #pragma GCC unroll 8
-    for (int r = 0; r < ROWS; r++)
+    for (int r = 0; r < num; r++)
         for (int v = 0; v < VECTORS; v++) out[r][v] = (lanes)sum[r][v];
 }
 #endif
 
-/* Rows first .. last of x, `width` numbers each, times a panel, from number `at` on. Tiles in turns fetch one half of the
-   next panel each. */
+/* Functions of their own for few rows: products of bfloat16 take longer than reading weights. */
+#define MULTIPLY(num)                                                                                                 \
+    static __attribute__((noinline)) void multiply_##num(const float *x, int64_t stride, int64_t inner, int64_t last, \
+                                                         const float *panel, Sums out) {                              \
+        multiply(x, stride, inner, last, panel, out, num);                                                            \
+    }
+#define MULTIPLY_HALF(num)                                                                                            \
+    static __attribute__((noinline)) void multiply_half_##num(const uint32_t *x, int64_t stride, int64_t pairs,       \
+                                                              int64_t last, const uint32_t *panel, Sums out) {        \
+        multiply_half(x, stride, pairs, last, panel, out, num);                                                       \
+    }
+MULTIPLY(2)
+MULTIPLY(4)
+MULTIPLY(ROWS)
+#ifdef __AVX512BF16__
+MULTIPLY_HALF(2)
+MULTIPLY_HALF(4)
+MULTIPLY_HALF(ROWS)
+#endif
+
+/* Rows first .. last of x, `width` numbers each, times a panel, from number `at` on. */
 INLINE void sum_up(const Product *p, const void *x, int64_t width, int64_t at, int64_t first, int64_t last,
                    int64_t panel, Sums sum, const int half) {
-    const int64_t size = (half ? p->inner / 2 : p->inner) * PANEL, other = first / ROWS % VECTORS * LANES;
+    const int64_t more = last - first;
 #ifdef __AVX512BF16__
-    if (half)
-        multiply_half((const uint32_t *)x + (first * width + at) / 2, width / 2, p->inner / 2, last - first,
-                      (const uint32_t *)p->panels + panel * size, (const uint32_t *)p->panels + (panel + 1) * size + other,
-                      sum);
-    else
+    if (half) {
+        const int64_t pairs = p->inner / 2;
+        (more < 2 ? multiply_half_2 : more < 4 ? multiply_half_4 : multiply_half_ROWS)(
+            (const uint32_t *)x + (first * width + at) / 2, width / 2, pairs, more,
+            (const uint32_t *)p->panels + panel * pairs * PANEL, sum);
+        return;
+    }
 #endif
-        multiply((const float *)x + first * width + at, width, p->inner, last - first,
-                 (const float *)p->panels + panel * size, (const float *)p->panels + (panel + 1) * size + other, sum);
+    (more < 2 ? multiply_2 : more < 4 ? multiply_4 : multiply_ROWS)(
+        (const float *)x + first * width + at, width, p->inner, more,
+        (const float *)p->panels + panel * p->inner * PANEL, sum);
 }
 
 /* The same of a whole product: its bias, and its adapter, from what was made `narrow` for it. */
 INLINE void tile(const Product *p, const void *x, const void *narrow, int64_t first, int64_t last, int64_t panel,
                  Sums sum, const int half) {
+    const int64_t num = smaller(ROWS, last - first + 1);
     sum_up(p, x, p->inner, 0, first, last, panel, sum, half);
     if (p->bias)
-        for (int r = 0; r < ROWS; r++)
+        for (int64_t r = 0; r < num; r++)
             for (int v = 0; v < VECTORS; v++) sum[r][v] += load(p->bias + panel * PANEL + v * LANES);
     if (!p->adapter) return;
     const Adapter *a = p->adapter;
     Sums more;
     sum_up(&a->up, narrow, a->down.outer, a->first[panel], first, last, panel, more, half);
-    for (int r = 0; r < ROWS; r++)
+    for (int64_t r = 0; r < num; r++)
         for (int v = 0; v < VECTORS; v++) sum[r][v] += load(a->scales + panel * PANEL + v * LANES) * more[r][v];
 }
 
@@ -358,8 +388,21 @@ INLINE void pack(const float *weight, void *panels, int64_t inner, int64_t outer
             }
 }
 
+/* Ask for pages of two megabytes around so many bytes: the processor fetches ahead within a page only. A hint, which no
+   numbers depend on. */
+static void want_large_pages(const void *from, int64_t bytes) {
+#ifdef MADV_HUGEPAGE
+    const uintptr_t page = 1 << 21, first = (uintptr_t)from / page * page;
+    const uintptr_t end = ((uintptr_t)from + (uintptr_t)bytes + page - 1) / page * page;
+    madvise((void *)first, end - first, MADV_HUGEPAGE);
+#else
+    (void)from, (void)bytes;
+#endif
+}
+
 /* Weights (outer x inner) laid out in panels, padded with zeros. */
 void covey_pack(const float *weight, void *panels, int64_t inner, int64_t outer, int64_t half, int64_t num_threads) {
+    want_large_pages(panels, num_panels(&(Product){.outer = outer}) * PANEL * inner * (half ? 2 : 4));
     if (half)
         pack(weight, panels, inner, outer, num_threads, 1);
     else
