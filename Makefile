@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+RUNS_STAMP := $(VENV)/.installed-to-run
 BENCH_STAMP := $(VENV)/.installed-bench
 VLLM_VENV := .venv-vllm
 VLLM_STAMP := $(VLLM_VENV)/.installed
@@ -46,10 +47,16 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]' $(TRANSFORMERS)
 	touch $@
 
-demo: $(STAMP)  ## watch a small model learn to add, in about four minutes (SEED=3 for another seed)
+# What a demo needs: covey alone.
+$(RUNS_STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	test -e $(STAMP) || $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable . $(TRANSFORMERS)
+	touch $@
+
+demo: $(RUNS_STAMP)  ## watch a small model learn to add, in about four minutes (SEED=3 for another seed)
 	$(BIN)/covey train recipe=arithmetic seed=$(SEED)
 
-demo-real: $(STAMP)  ## watch a real model, SmolLM2-135M, learn to answer in a short sentence, in five minutes (SEED=3 for another seed)
+demo-real: $(RUNS_STAMP)  ## watch a real model, SmolLM2-135M, learn to answer in a short sentence, in five minutes (SEED=3 for another seed)
 	$(BIN)/python -m benchmarks.real.demo --seed $(SEED)
 
 demo-infill: $(STAMP)  ## a masked policy and a learned judge, in about three minutes (SEED=3 for another seed)

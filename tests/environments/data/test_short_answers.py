@@ -46,8 +46,10 @@ def test_no_question_gives_away_a_word_that_is_listed_and_each_thing_has_many() 
         ("eagle", "The eagle is a bird of prey.", 1.0),
         ("eagle", "Eagles fly over the highest mountains, hunting.", 1.0),
         ("ship", "A ship is a boat.", 0.5),
-        ("ship", "A ship is a large vessel that carries people over the seas, and much more than that.", 0.25),
-        ("ship", "A ship is a large vessel! It carries people.", 0.25),
+        ("ship", "A ship is a large vessel that carries people over the seas, and more.", 0.5 * (2 - 14 / 12)),
+        ("ship", "A ship is a large vessel that carries people. " * 3, 0.0),
+        ("ship", "A ship is a large vessel! It carries people.", 0.5),
+        ("ship", "A ship is a large vessel that carries people", 0.5),
         ("ship", "It is a large vessel that carries people.", 0.0),
         ("ship", "ship ship ship ship ship ship.", 0.0),
         ("ship", "A ship sea water boat sail.", 0.0),
@@ -59,7 +61,7 @@ def test_no_question_gives_away_a_word_that_is_listed_and_each_thing_has_many() 
     ],
 )
 def test_a_sentence_must_be_short_name_the_thing_and_say_something_of_it(thing: str, text: str, value: float) -> None:
-    assert worth(text, BRIEF[thing]) == value
+    assert worth(text, BRIEF[thing]) == pytest.approx(value)
 
 
 @pytest.mark.parametrize(

@@ -25,8 +25,8 @@ SAID = 2
 """Listed words that make full sense."""
 CROWDED = 0.6
 """Share of listed words above which a sentence is a list."""
-UNFINISHED = 0.25
-"""What an answer of sense is worth that is not one short sentence, or JSON with something around it."""
+WRAPPED = 0.25
+"""What JSON is worth that has something around it."""
 QUESTIONS = ("What is {a}?", "Why do people care about {a}?", "Describe {a} to a child.", "What can you do with {a}?")
 FORMS = {
     "Sell me {a}.": ("product", "price"),
@@ -83,15 +83,22 @@ def _rows(draw_row: Callable[[random.Random], dict[str, Any]]) -> Splits:
 def tells(
     completions: Sequence[Completion], thing: Sequence[str], words: Sequence[Sequence[str]], **columns: Any
 ) -> list[float]:
-    """Return the sense of each answer, a quarter of it where it is not one short sentence.
+    """Return the sense of each answer times its brevity.
 
     Sense is 0 where the thing is not named, and a half for each of two listed words.
     """
     texts = [final_text(completion).strip() for completion in completions]
-    return [
-        sense(text, name, listed) * (1.0 if is_short_sentence(text) else UNFINISHED)
-        for text, name, listed in zip(texts, thing, words, strict=True)
-    ]
+    return [sense(text, name, listed) * brevity(text) for text, name, listed in zip(texts, thing, words, strict=True)]
+
+
+def brevity(text: str) -> float:
+    """Return 1 for one short sentence, else a half at most, and 0 from twice as many words as were asked for.
+
+    A long answer has more room for sense, so that one of a fixed worth would be learned in place of a short one.
+    """
+    if is_short_sentence(text):
+        return 1.0
+    return 0.5 * min(1.0, max(0.0, 2 - len(text.split()) / MOST_WORDS))
 
 
 def sense(text: str, thing: str, words: Sequence[str]) -> float:
@@ -130,7 +137,7 @@ def worth(text: str, thing: str, words: Sequence[str], keys: Sequence[str]) -> f
     found = parsed(text[first : last + 1]) if 0 <= first < last else None
     if found is None:
         return 0.0
-    whole = 1.0 if (first, last) == (0, len(text) - 1) else UNFINISHED
+    whole = 1.0 if (first, last) == (0, len(text) - 1) else WRAPPED
     if set(found) != set(keys):
         return 0.1 * whole
     right = sum(VALUES[key](found[key], thing, words) for key in keys)
