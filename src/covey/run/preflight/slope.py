@@ -114,7 +114,7 @@ def gradient_errors(policy: Policy, rows: Sequence[Row], sampling: Sampling, sca
     """
     trained = {name: weight for name, weight in policy.model.named_parameters() if weight.requires_grad}
     # Weights without a gradient are learnt with 0.
-    left = {n: torch.zeros_like(w) if w.grad is None else w.grad / scale for n, w in trained.items()}
+    left = {n: torch.zeros_like(w) if w.grad is None else _unscaled(w.grad, scale) for n, w in trained.items()}
     found = {name: sharding.whole(left[name]).detach().double() for name in _few(left)}
     direction = _direction(found, _padding_rows(policy))
     expected = sum(float((found[name] * moved).sum()) for name, moved in direction.items())
@@ -132,6 +132,11 @@ def gradient_errors(policy: Policy, rows: Sequence[Row], sampling: Sampling, sca
     errors = [(left[name], gradient) for name, gradient in zip(trained, wanted, strict=True)]
     apart = None if slope is None else abs(slope - expected) / max(abs(slope), abs(expected), TINY)
     return Errors(_relative_error(errors), apart)
+
+
+def _unscaled(gradient: Tensor, scale: float) -> Tensor:
+    """Return the gradient without a loss scale; without a copy, which may be gigabytes, where there is none."""
+    return gradient if scale == 1 else gradient / scale
 
 
 def _few(left: Mapping[str, Tensor]) -> list[str]:
