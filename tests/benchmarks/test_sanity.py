@@ -10,7 +10,7 @@ import pytest
 from benchmarks.checks.doctor.__main__ import names_first
 from benchmarks.real.sanity.faults import FAULTS
 from benchmarks.real.sanity.problems import ATTEMPTS, mixed, num_solved, read
-from benchmarks.real.sanity.table import SET, is_named, is_right, row_of
+from benchmarks.real.sanity.table import SET, SHORT, is_named, is_right, row_of
 from benchmarks.real.sanity.tasks import KINDS, SHOWN, candidates, solved
 from covey.report.health import health_of, read_for_doctor
 
@@ -74,13 +74,15 @@ def test_candidates_are_the_same_each_time_and_no_two_alike() -> None:
 
 def test_the_set_is_of_problems_solved_sometimes_of_every_kind() -> None:
     rows = read(SET)
+    assert all(0 < row["solved"] < ATTEMPTS for row in read(SHORT))
     assert all(0 < row["solved"] < ATTEMPTS for row in rows)
     assert {row["kind"] for row in rows} == set(KINDS)
     assert sorted(row["id"] for row in mixed(rows)) == sorted(row["id"] for row in rows)
 
 
 def test_a_run_is_right_where_it_learns_and_one_with_a_fault_where_it_fails_and_is_named() -> None:
-    healthy = {"fault": None, "seed": 0, "before": 0.3, "after": 0.97, "curve": [0.3], "seconds": 1, "findings": []}
+    run = {"fault": None, "problems": 8, "seed": 0}
+    healthy = {**run, "before": 0.3, "after": 0.97, "curve": [0.3], "seconds": 1, "findings": []}
     assert is_right(healthy)
     assert not is_right({**healthy, "after": 0.94})
     flipped = {**healthy, "fault": "sign_flipped", "after": 0.0, "findings": ["sick: D37 updates go astray: ..."]}
@@ -91,7 +93,7 @@ def test_a_run_is_right_where_it_learns_and_one_with_a_fault_where_it_fails_and_
     hidden = {**flipped, "fault": "engine_raised", "after": 1.0, "findings": ["sick: D10 sampler is not ..."]}
     assert is_right(hidden)
     assert "D10" in row_of(hidden)
-    refused = {"fault": "engine_raised", "seed": 0, "refused": "preflight: ..."}
+    refused = {**run, "fault": "engine_raised", "refused": "preflight: ..."}
     assert is_right(refused)
     assert "refused" in row_of(refused)
 

@@ -20,13 +20,14 @@ from typing import Any
 from benchmarks.real.models import make_model, model_folder
 from benchmarks.real.sanity import problems
 from benchmarks.real.sanity.faults import FAULTS
-from benchmarks.real.sanity.table import RESULTS, SET, is_right, read_results, row_of, write_page
+from benchmarks.real.sanity.table import RESULTS, SET, SHORT, is_right, read_results, row_of, write_page
 
 NAME = "smollm2-135m"
 
 
 def main(argv: Sequence[str]) -> int:
     arguments = parse(argv)
+    arguments.set = arguments.set or (SHORT if arguments.what == "planted" else SET)
     if arguments.what == "table":
         write_page()
         return 0
@@ -48,8 +49,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("build", "run", "planted", "table", "train"))
     parser.add_argument("--model", help="folder of the model, in the place of SmolLM2-135M-Instruct")
-    parser.add_argument("--set", type=Path, default=SET, help="where the problems are")
-    parser.add_argument("--number", type=int, default=16, help="problems of the set")
+    parser.add_argument("--set", type=Path, help="where the problems are; the short ones where faults are planted")
+    parser.add_argument("--number", type=int, default=8, help="problems of the set")
     parser.add_argument("--runs", type=Path, default=Path("outputs/sanity"), help="where run folders will be")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--steps", type=int, default=40, help="at most; a run ends once all is learnt")
@@ -74,7 +75,7 @@ def train_here(arguments: argparse.Namespace, model: str) -> int:
 
 def train_apart(arguments: argparse.Namespace, model: str, fault: str | None, seed: int) -> dict[str, Any]:
     """Train one run in a process of its own, and keep what came of it beside the results that there are."""
-    name = f"{fault or 'healthy'}{'-checked' if arguments.preflight else ''}-{seed}"
+    name = f"{fault or 'healthy'}-{arguments.set.stem}{'-checked' if arguments.preflight else ''}-{seed}"
     folder = arguments.runs / name
     folder.parent.mkdir(parents=True, exist_ok=True)
     file = folder.with_suffix(".json")

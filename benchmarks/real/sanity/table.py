@@ -9,14 +9,16 @@ from benchmarks.real.sanity.faults import FAULTS
 
 HERE = Path(__file__).resolve().parent
 SET = HERE / "problems.jsonl"
+SHORT = HERE / "short.jsonl"
+"""Of numbers and words alone, for runs with a fault planted."""
 RESULTS = HERE.parents[1] / "results" / "sanity.json"
 PAGE = HERE.parent / "sanity.md"
 BEGIN, END = "<!-- tables of benchmarks.real.sanity -->", "<!-- end of the tables -->"
 LEARNT = 0.95
 """Mean reward that a correct system reaches (arXiv 2510.26788)."""
-CLEARLY = 0.03
-"""Below that a run that failed must end: more than the error of 256 attempts."""
-HEAD = "| fault | seed | steps | before | after | wall | named by |\n|---|---|---|---|---|---|---|"
+CLEARLY = 0.1
+"""Below that a run that failed must end: more than three errors of 64 attempts."""
+HEAD = "| fault | problems | seed | steps | before | after | wall | named by |\n|---|---|---|---|---|---|---|---|"
 
 
 def is_right(found: Mapping[str, Any]) -> bool:
@@ -35,12 +37,12 @@ def is_named(found: Mapping[str, Any]) -> bool:
 
 def row_of(found: Mapping[str, Any]) -> str:
     """Return a row of the table."""
-    fault, seed = found["fault"] or "none", found["seed"]
+    start = f"| {found['fault'] or 'none'} | {found['problems']} | {found['seed']}"
     if "refused" in found:
-        return f"| {fault} | {seed} | 0 | | | | refused: {found['refused']} |"
+        return f"{start} | 0 | | | | refused: {found['refused']} |"
     named = "; ".join(found["findings"][:1]) or "–"
     shares = f"{100 * found['before']:.1f} % | {100 * found['after']:.1f} %"
-    return f"| {fault} | {seed} | {len(found['curve'])} | {shares} | {found['seconds']} s | {named} |"
+    return f"{start} | {len(found['curve'])} | {shares} | {found['seconds']} s | {named} |"
 
 
 def read_results() -> dict[str, Any]:
@@ -52,15 +54,18 @@ def tables(results: Mapping[str, Any]) -> str:
     runs = list(results.values())
     healthy = [found for found in runs if found["fault"] is None]
     sick = [found for found in runs if found["fault"] is not None]
-    curves = [f"| {one['seed']} | {' '.join(f'{value:.2f}' for value in one['curve'])} |" for one in healthy]
+    curves = [
+        f"| {one['problems']} | {one['seed']} | {' '.join(f'{value:.2f}' for value in one['curve'])} |"
+        for one in healthy
+    ]
     right = sum(map(is_right, sick))
     told = f"{right} of {len(sick)} runs with a fault failed, or hide theirs, and were named."
     return "\n".join(
         [
             _table(healthy),
             "",
-            "| seed | mean training reward, step by step |",
-            "|---|---|",
+            "| problems | seed | mean training reward, step by step |",
+            "|---|---|---|",
             *curves,
             "",
             told,

@@ -82,6 +82,14 @@ def test_an_engine_that_keeps_its_first_weights_is_named_after_ten_steps() -> No
     assert found(gaps(*grown))["D12"] is Level.SICK
 
 
+def test_a_wrong_sign_is_named_where_all_answers_are_wrong_after_a_step() -> None:
+    def after(agreement: float) -> RunLog:
+        return log_of([{"step": 1, "advantage_agreement": agreement}, {"step": 2}, {"step": 3}], settings=FLOAT32)
+
+    assert found(after(-1.0))["D37"] is Level.SICK
+    assert "D37" not in found(after(0.1))
+
+
 def gaps(*values: float) -> RunLog:
     rows = [{"step": step, "mismatch": value} for step, value in enumerate(values, 1)]
     return log_of(rows, settings=FLOAT32)

@@ -230,7 +230,9 @@ def _is_far_from(usual: float) -> Callable[[Window], bool]:
 def astray(log: RunLog) -> Evidence | None:
     """Find updates that do not raise what was rewarded above what was not, as every step along the gradient does."""
     agreement = log.known("advantage_agreement")
-    if len(agreement) >= 3 and (mean := fmean(value for _, value in agreement)) < AGREES:
+    mean = fmean(value for _, value in agreement) if agreement and len(log.steps) >= 3 else 1.0
+    # A wrong sign leaves nothing to compare after a step or two: all answers are wrong then
+    if mean < (AGREES if len(agreement) >= 3 else -AGREES):
         seen = f"the correlation of advantages with the rewards of their answers is {mean:.2g}"
         return Evidence(Level.SICK, seen, agreement[0][0], values={"agreement": mean})
     # What the second looks gained in all, beside the error of it
