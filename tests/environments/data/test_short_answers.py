@@ -73,8 +73,8 @@ def test_a_sentence_must_be_short_name_the_thing_and_say_something_of_it(thing: 
         (("product", "price"), '{"product": "axe", "price": "12"}', 0.6),
         (("product", "price"), '{"product": "axe", "price": true}', 0.6),
         (("product", "price"), '{"product": "axe", "price": 1e999}', 0.6),
-        (("product", "price"), '{"product": "axe", "price": NaN}', 0.0),
-        (("product", "price"), '{"product": "axe", "product": "axe", "price": 3}', 0.0),
+        (("product", "price"), '{"product": "axe", "price": NaN}', 0.05),
+        (("product", "price"), '{"product": "axe", "product": "axe", "price": 3}', 0.05),
         (("product", "price"), '{"product": "axe"}', 0.1),
         (("thing", "colour"), '{"thing": "axe", "colour": "dark brown"}', 1.0),
         (("thing", "colour"), '{"thing": "axe", "colour": "colour"}', 0.6),
@@ -84,6 +84,7 @@ def test_a_sentence_must_be_short_name_the_thing_and_say_something_of_it(thing: 
         (("name", "age", "likes"), '{"name": "Name", "age": 31, "likes": "axes"}', 0.2 + 1.6 / 3),
         (("name", "age", "likes"), '{"name": "Ann", "age": 310, "likes": ["axe"]}', 0.2 + 0.8 / 3),
         (("name", "age", "likes"), "[" * 100_000, 0.0),
+        (("name", "age", "likes"), '{"a":' * 100_000, 0.05),
         (("name", "age", "likes"), "I am a chatbot.", 0.0),
     ],
 )

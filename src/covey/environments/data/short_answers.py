@@ -25,6 +25,8 @@ SAID = 2
 """Listed words that make full sense."""
 CROWDED = 0.6
 """Share of listed words above which a sentence is a list."""
+BEGUN = 0.05
+"""What an answer is worth that begins with a brace and is no JSON yet."""
 WRAPPED = 0.25
 """What JSON is worth that has something around it."""
 QUESTIONS = ("What is {a}?", "Why do people care about {a}?", "Describe {a} to a child.", "What can you do with {a}?")
@@ -136,7 +138,7 @@ def worth(text: str, thing: str, words: Sequence[str], keys: Sequence[str]) -> f
     first, last = text.find("{"), text.rfind("}")
     found = parsed(text[first : last + 1]) if 0 <= first < last else None
     if found is None:
-        return 0.0
+        return BEGUN if first == 0 else 0.0
     whole = 1.0 if (first, last) == (0, len(text) - 1) else WRAPPED
     if set(found) != set(keys):
         return 0.1 * whole
