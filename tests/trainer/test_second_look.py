@@ -13,7 +13,17 @@ from covey.trainer.second_look import FIRST, is_looked_at, second_look
 from covey.trainer.trainer import Trainer
 from covey.types import Group, Reward, Sampling
 
-from ..support.builders import SGD, copied, logprobs, make, make_policy, make_trainer, random_groups, sampled_by
+from ..support.builders import (
+    SGD,
+    as_fills,
+    copied,
+    logprobs,
+    make,
+    make_policy,
+    make_trainer,
+    random_groups,
+    sampled_by,
+)
 
 REWARDS = ((0.0, 1.0, 0.5), (1.0, 0.0), (0.0, 0.0, 1.0, 0.0))
 PACKING = Packing("shared", 10_000)
@@ -70,6 +80,18 @@ def test_without_an_update_nothing_is_gained() -> None:
     policy = make_policy("qwen2", torch.float64)
     found = second_look(judged(policy), make_trainer(policy), PACKING)
     assert abs(found["update_gain"]) < 1e-12
+
+
+def test_fills_of_a_masked_policy_have_a_second_look() -> None:
+    policy = make_policy("bert", torch.float64)
+    filled = sampled_by(policy, as_fills(random_groups()), Sampling())
+    groups = [
+        replace(group, rollouts=tuple(replace(r, reward=Reward(v)) for r, v in zip(group.rollouts, own, strict=True)))
+        for group, own in zip(filled, REWARDS, strict=True)
+    ]
+    assert abs(second_look(groups, make_trainer(policy), PACKING)["update_gain"]) < 1e-12
+    found = second_look(groups, updated(policy, groups), PACKING)
+    assert found["update_gain"] > 0
 
 
 def test_equal_rewards_have_no_second_look() -> None:
