@@ -58,21 +58,11 @@ def tables(results: Mapping[str, Any]) -> str:
         f"| {one['problems']} | {one['seed']} | {' '.join(f'{value:.2f}' for value in one['curve'])} |"
         for one in healthy
     ]
-    right = sum(map(is_right, sick))
-    told = f"{right} of {len(sick)} runs with a fault failed, or hide theirs, and were named."
-    return "\n".join(
-        [
-            _table(healthy),
-            "",
-            "| problems | seed | mean training reward, step by step |",
-            "|---|---|---|",
-            *curves,
-            "",
-            told,
-            "",
-            _table(sick),
-        ]
-    )
+    lines = [_table(healthy), "", "| problems | seed | mean training reward, step by step |", "|---|---|---|", *curves]
+    if sick:
+        told = f"{sum(map(is_right, sick))} of {len(sick)} runs with a fault failed, or hide theirs, and were named."
+        lines += ["", told, "", _table(sick)]
+    return "\n".join(lines)
 
 
 def _table(runs: Sequence[Mapping[str, Any]]) -> str:

@@ -68,6 +68,7 @@ def test_an_engine_far_from_the_trainer_is_named_after_three_steps() -> None:
     assert found(gap(0.02, 0.03)) == {}
     assert found(gap(0.02, 0.03, 0.01))["D10"] is Level.SICK
     assert "D10" not in found(gap(0.02, 0.03, 1e-7))
+    assert found(gap(1e-9, 0.02, 0.03, 0.04))["D10"] is Level.SICK
 
 
 def test_verdicts_that_differ_are_named_after_ten_steps() -> None:

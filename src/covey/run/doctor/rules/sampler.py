@@ -54,9 +54,9 @@ def not_the_trainer(log: RunLog) -> Evidence | None:
     found = above(log, name, watch, sick, text, show, strict=True)
     if found is not None:
         return found
-    # Far beyond rounding from the very first step on it need not last
-    gaps = log.known(name)
-    if _is_fresh(log) and len(gaps) >= 3 and min(value for _, value in gaps) > 10 * sick:
+    # Far beyond rounding it need not last
+    gaps = log.known(name)[-3:]
+    if _is_fresh(log) and len(gaps) == 3 and min(value for _, value in gaps) > 10 * sick:
         return Evidence(Level.SICK, text.format(show(fmean(value for _, value in gaps))), gaps[0][0])
     span = log.lasting("mismatch_max", lambda window: min(window.values) > FAR_TOKEN)
     text = "in every step a token differs by {:.3g} nats or more between engine and trainer"
