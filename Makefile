@@ -56,7 +56,7 @@ $(RUNS_STAMP): pyproject.toml constraints.txt
 demo: $(RUNS_STAMP)  ## watch a small model learn to add, in about four minutes (SEED=3 for another seed)
 	$(BIN)/covey train recipe=arithmetic seed=$(SEED)
 
-demo-real: $(RUNS_STAMP)  ## watch a real model, SmolLM2-135M, learn to answer in a short sentence, in five minutes (SEED=3 for another seed)
+demo-real: $(RUNS_STAMP)  ## watch a real model, SmolLM2-135M, learn to answer in a short sentence, in minutes (SEED=3 for another seed)
 	$(BIN)/python -m benchmarks.real.demo --seed $(SEED)
 
 demo-infill: $(STAMP)  ## a masked policy and a learned judge, in about three minutes (SEED=3 for another seed)
@@ -106,7 +106,7 @@ test-vllm: $(VLLM_STAMP)  ## vLLM for real, in an environment of its own (ten mi
 test-doors: $(DOORS_STAMP) $(SERVED_STAMPS)  ## other people's environments for real, in environments of their own (ten minutes)
 	PYTHONDONTWRITEBYTECODE= HF_HUB_OFFLINE=1 $(DOORS_VENV)/bin/python -m pytest -m doors tests/environments
 
-test-real: $(STAMP)  ## real models in every precision, by every door, and beside transformers (six minutes; REAL_TESTS="real and not long": two)
+test-real: $(STAMP)  ## real models in every precision, by every door, and beside transformers (REAL_TESTS="real and not long": SmolLM2 alone, the half that .ci/run takes)
 	$(BIN)/python -m benchmarks.real.models smollm2-135m
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -m "$(REAL_TESTS)" tests/real -n 2 --dist worksteal --durations=10
 

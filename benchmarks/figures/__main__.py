@@ -5,7 +5,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 
-from benchmarks.figures import develop, front, gpu, measured, panel, tasks, trust, use
+from benchmarks.figures import develop, front, gpu, measured, panel, real, tasks, trust, use
 from benchmarks.figures.front import ROOT
 
 FOLDER = ROOT / "docs" / "figures"
@@ -15,6 +15,7 @@ FIGURES: dict[str, Callable[[], object]] = {
     "front/banner": front.banner,
     "front/badges": front.badges,
     "front/rooms": front.rooms,
+    "front/real": real.real,
     "front/demo": measured.demo,
     "tasks/recipes": measured.recipes,
     "front/speed": measured.speed,

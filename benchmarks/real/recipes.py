@@ -157,7 +157,7 @@ def page(results: Results) -> str:
     shown = [f"## {name}\n\n{side_by_side(next(iter(of_seed.values())))}" for name, of_seed in sorted(trained.items())]
     return f"""# A real model on a laptop
 
-![mean reward of every step: three seeds rise, shuffled rewards do not](../../docs/figures/front/real.svg)
+![mean reward of every step: the seeds rise, shuffled rewards do not](../../docs/figures/front/real.svg)
 
 SmolLM2-135M-Instruct (134,515,008 weights), trained by GRPO on rewards that are programs. Mean reward of sampled
 answers to 48 held-out prompts, before and after, with 95 % intervals, the gain paired over prompts; greedy answers that

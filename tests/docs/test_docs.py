@@ -22,6 +22,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 from benchmarks.demo.arithmetic import spread
+from benchmarks.real.recipes import RESULTS, front
 from covey.algorithm.aggregation import AGGREGATIONS
 from covey.algorithm.credit.advantages import ADVANTAGES
 from covey.algorithm.credit.selection import GROUP_FILTERS, SELECTION
@@ -334,6 +335,10 @@ def test_the_gain_on_the_front_page_is_that_of_the_results() -> None:
     front = " ".join(TEXTS["README.md"].split())
     assert f"{len(results['reward'])} seeds: {spread(results['reward'])}" in front
     assert f"{len(results['control'])} controls: {spread(results['control'])}" in front
+
+
+def test_the_answers_of_the_front_page_are_those_of_the_results() -> None:
+    assert front(json.loads(RESULTS.read_text())) in TEXTS["README.md"]
 
 
 def test_the_environment_of_the_rewards_page_fits_on_a_screen() -> None:
