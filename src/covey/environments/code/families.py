@@ -19,7 +19,7 @@ The programs here are trusted: they say what each test expects.
 import random
 import string
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -355,7 +355,11 @@ FAMILIES: dict[str, dict[int, Family]] = {
     "edits": {10: edits},
 }
 """Name of a family to its problems of each difficulty."""
-CLASSICS = {("fizzbuzz", 3): _words_for_multiples((3, 5), ("Fizz", "Buzz"))}
+CLASSIC_FIZZBUZZ = (
+    'Python: fizzbuzz(n) returns "FizzBuzz" for multiples of both 3 and 5, "Fizz" for other multiples of 3, "Buzz" for '
+    "other multiples of 5, else str(n)"
+)
+CLASSICS = {("fizzbuzz", 3): replace(_words_for_multiples((3, 5), ("Fizz", "Buzz")), statement=CLASSIC_FIZZBUZZ)}
 """Problems that everybody knows, by family and difficulty. Such a level trains on that one alone."""
 MIXES: dict[str, Sequence[str]] = {"starters": ("line", "steps"), "all": tuple(FAMILIES)}
 """Names for several families; the starters are what a randomly initialised policy learns within minutes."""
