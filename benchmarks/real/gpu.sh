@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Real models on one GPU, for machines that are lent by the call, reach no network and take 64 MB at a time.
 #
-#   bash benchmarks/real/gpu.sh pieces ROWS        # at home: package files and GSM8K's rows, cut, to .cache/gpu/00 ...
+#   bash benchmarks/real/gpu.sh pieces ROWS        # at home: package files and GSM8K's rows, cut: .cache/gpu/piece-00 ...
 #   bash benchmarks/real/gpu.sh keep               # there, once with each piece beside the repository: puts it aside
 #   bash benchmarks/real/gpu.sh models             # there: both models from what was kept
 #   bash benchmarks/real/gpu.sh gsm8k [SECONDS]    # there: 64 x 8 answers a step, 200 held-out rows before and after
@@ -9,8 +9,8 @@
 #   bash benchmarks/real/gpu.sh trl                # there: two steps of TRL's trainer and of covey's on the same rows
 #   bash benchmarks/real/gpu.sh tiny MODEL ROWS    # anywhere: every turn on a small model, to try this script
 #
-# What is found goes to $OUT (else .cache/gpu/found): TURN.json and the run's metrics. $PYTHON: another python3; $KEEP: the
-# folder that outlasts a call; WHEELS: a folder of wheels that the machine lacks.
+# What is found goes to $OUT (else .cache/gpu/found). $PYTHON: another python3; $KEEP: the folder that outlasts a call;
+# $WHEELS: a folder of wheels that the machine lacks.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 turn=${1:?pieces, keep, models, gsm8k, ifeval, trl or tiny}
@@ -25,17 +25,17 @@ mkdir -p "$out" "$keep"
 timed() {  # NAME SECONDS WORD ...
   name=$1 seconds=$2
   shift 2
-  "$python" -m benchmarks.real.timed "$seconds" "$keep/runs/$name" "$@" | tee "$out/$name.txt"
-  head -1 "$out/$name.txt" > "$out/$name.json"
+  "$python" -m benchmarks.real.timed "gpu, $name" "$seconds" "$keep/runs/$name" "$@" | tee "$out/$name.txt"
+  cp benchmarks/results/real_runs.json "$out/"
   cp "$keep/runs/$name/metrics.jsonl" "$out/$name-metrics.jsonl"
 }
 
 gsm8k=(recipe=gsm8k data.path="$keep/gsm8k" model.name="$COVEY_REAL_MODELS/qwen2.5-coder-0.5b" num_steps=1000
   groups_per_step=64 group_size=8 sampling.max_tokens=320 optimizer.lr=2e-6 evaluation.every=0 evaluation.num_prompts=200
-  evaluation.num_samples=1 'evaluation.k=[1]' output.save_every=0 output.progress=false model.precision=bfloat16)
+  evaluation.num_samples=1 'evaluation.k=[1]' output.save_every=0 model.precision=bfloat16)
 ifeval=(recipe=ifeval_small model.name="$COVEY_REAL_MODELS/smollm2-135m" num_steps=1000 groups_per_step=64 group_size=8
-  evaluation.every=0 evaluation.num_prompts=200 evaluation.num_samples=1 'evaluation.k=[1]' output.save_every=0
-  output.progress=false)
+  environment.num_test=200 evaluation.every=0 evaluation.num_prompts=200 evaluation.num_samples=1 'evaluation.k=[1]'
+  output.save_every=0)
 
 case $turn in
   pieces)

@@ -1,16 +1,17 @@
-"""`covey train` for so many seconds: the run ends after the step that is under way, evaluated and saved.
+"""`covey train` for so many seconds, and what came of it.
 
-    python -m benchmarks.real.timed 480 FOLDER recipe=gsm8k model.name=MODEL data.path=ROWS
+    python -m benchmarks.real.timed NAME SECONDS FOLDER recipe=gsm8k model.name=MODEL data.path=ROWS
+    python -m benchmarks.real.timed NAME FOLDER        # of a run that has ended
 
-The seconds are those of steps, without loading, preflight and evaluations. A folder that holds a run is resumed for so
-many seconds more. What it found is printed as one line of JSON: before, after, gain, steps, seconds of each, tokens a
-second from end to end, peak memory.
+The run ends after the step that is under way, evaluated and saved; the seconds are those of steps, without loading,
+preflight and evaluations. A folder that holds a run is resumed for so many seconds more. What it found is printed, and
+kept in benchmarks/results/real_runs.json under its name: before, after and gain with intervals, the reward of each step,
+seconds of a step, sampled tokens a second from end to end, memory of the process (of the device where there is one).
 """
 
 # ruff: noqa: E402
 
 import json
-import resource
 import sys
 import time
 from collections.abc import Sequence
@@ -25,6 +26,7 @@ machine.prepare()  # before torch is imported
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 
+from benchmarks.demo import runs
 from benchmarks.demo.runs import estimate, read_run
 from covey.config import compose
 from covey.config.schema import Config
@@ -33,12 +35,14 @@ from covey.run.given import Given
 from covey.run.records.callbacks import Callback, StopTraining
 from covey.train import train
 
+RESULTS = Path(__file__).resolve().parents[1] / "results" / "real_runs.json"
+
 
 class StopAfter(Callback):
     """Ends the run once its steps have taken so many seconds."""
 
     def __init__(self, seconds: float) -> None:
-        self.seconds, self.spent, self.began = seconds, 0.0, 0.0
+        self.seconds, self.spent = seconds, 0.0
 
     def on_step(self, step: int, metrics: dict[str, float | None]) -> None:
         self.spent += metrics["seconds"] or 0.0
@@ -57,40 +61,44 @@ def summary(folder: Path) -> dict[str, Any]:
     """Return what a finished run shows in a table."""
     content, _, steps = read_run(folder)
     seconds = [row["seconds"] for row in steps]
-    tokens = sum(row["tokens_per_second"] * row["seconds"] for row in steps)
+    kept = (
+        "before",
+        "after",
+        "gain",
+        "steps",
+        "seconds",
+        "phases",
+        "tokens_per_second",
+        "peak_memory_bytes",
+        "versions",
+    )
     return {
-        "steps": len(steps),
+        **{name: content[name] for name in kept},
         "seconds_of_a_step": [median(seconds), min(seconds), max(seconds)],
-        "seconds_of_training": sum(seconds),
-        "sampled_tokens_per_second": tokens / sum(seconds),
-        "rewards": [round(row["reward_mean"], 4) for row in steps],
-        "peak_gb": peak_bytes() / 1e9,
-        **{name: content[name] for name in ("before", "after", "gain")},
+        "machine": runs.machine(),
+        "curve": {name: [row.get(name) for row in steps] for name in ("sampled_reward_mean", "loss", "kl", "entropy")},
     }
 
 
-def peak_bytes() -> int:
-    import torch
-
-    if torch.cuda.is_available():
-        return torch.cuda.max_memory_allocated()
-    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-
-
 def main(argv: Sequence[str]) -> int:
-    seconds, folder, *words = argv
-    config = composed(words)
-    if (Path(folder) / "checkpoints").is_dir():
-        config.resume = folder
-    began = time.perf_counter()
-    train(config, Path(folder), Given(callbacks=[StopAfter(float(seconds))]))
-    found = {**summary(Path(folder)), "seconds_in_all": time.perf_counter() - began}
+    name, *rest = argv
+    folder = Path(rest[0] if len(rest) == 1 else rest[1])
+    if len(rest) > 1:
+        config = composed(rest[2:])
+        if (folder / "checkpoints").is_dir():
+            config.resume = str(folder)
+        began = time.perf_counter()
+        train(config, folder, Given(callbacks=[StopAfter(float(rest[0]))]))
+        print(f"{time.perf_counter() - began:.0f} s in all")
+    found = summary(folder)
     print(json.dumps(found))
-    for name in ("reward_mean", "accuracy"):
-        if found["gain"].get(name):
-            print(
-                name, *(estimate(found[when][name]) for when in ("before", "after")), estimate(found["gain"][name], "+")
-            )
+    for part in ("reward_mean", "accuracy"):
+        before, after, gain = (found[when].get(part) if found[when] else None for when in ("before", "after", "gain"))
+        if before and after and gain:
+            print(f"{part}: {estimate(before)} before, {estimate(after)} after, {estimate(gain, '+')}")
+    results = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
+    results[name] = found
+    RESULTS.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
     return 0
 
 
