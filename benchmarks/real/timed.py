@@ -5,8 +5,8 @@
 
 The run ends after the step that is under way, evaluated and saved; the seconds are those of steps, without loading,
 preflight and evaluations. A folder that holds a run is resumed for so many seconds more. What it found is printed, and
-kept in benchmarks/results/real_runs.json under its name: before, after and gain with intervals, the reward of each step,
-seconds of a step, sampled tokens a second from end to end, memory of the process (of the device where there is one).
+kept in benchmarks/results/real_runs.json under its name: before, after and gain with intervals, rewards, seconds of a
+step, sampled tokens a second from end to end, memory of the process (of the device where there is one).
 """
 
 # ruff: noqa: E402
@@ -36,6 +36,7 @@ from covey.run.records.callbacks import Callback, StopTraining
 from covey.train import train
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "real_runs.json"
+KEPT = ("before", "after", "gain", "steps", "seconds", "phases", "tokens_per_second", "peak_memory_bytes", "versions")
 
 
 class StopAfter(Callback):
