@@ -11,8 +11,7 @@ from covey.cli.errors import explain
 from covey.cli.help import all_settings, group_choices
 from covey.cli.main import main
 from covey.config import compose as settings
-from covey.config.checks import walk
-from covey.config.names import OTHER_NAMES, REMOVED, RENAMED, RENAMED_VALUES, current_name
+from covey.config.names import OTHER_NAMES
 from covey.config.schema import Config, OutputConfig, setting_names
 from covey.config.shelves import presets
 from covey.config.validate import validate
@@ -320,35 +319,6 @@ def test_names_of_other_libraries_are_answered_with_settings_that_are_there() ->
     known = {*setting_names(), "algorithm.loss_options.eps_low", "algorithm.loss_options.eps_high"}
     assert {own.partition("=")[0] for names in OTHER_NAMES.values() for own in names} <= known | {"engine"}
     assert not {name for name in OTHER_NAMES if name in {other.rpartition(".")[2] for other in known}}
-
-
-@pytest.mark.parametrize(
-    ("old", "now"),
-    [
-        ("deadlines", "timeouts"),
-        ("distribution", "parallel"),
-        ("environment.tier", "environment.isolation"),
-        ("environment.wall_seconds", "environment.timeout"),
-        ("output.grace_seconds", "output.shutdown_timeout"),
-    ],
-)
-def test_a_setting_of_an_earlier_version_is_answered_with_its_name_of_today(old: str, now: str) -> None:
-    assert current_name(old) == now
-    typed = {"deadlines": "deadlines.scoring=1", "distribution": "distribution.strategy=fsdp"}.get(old, f"{old}=1")
-    assert refusal(typed) == f"unknown setting {old}; did you mean {now}?"
-
-
-def test_renamed_settings_are_gone_and_their_new_names_are_there() -> None:
-    known = set(setting_names())
-    assert set(RENAMED.values()) <= known
-    assert not (set(RENAMED) | REMOVED) & known
-    choices = {found.name: found.bounds.choices for found in walk(Config())}
-    assert RENAMED_VALUES["environment.second_turn"] == {False: 1, True: 2}  # of programs there are as many as wanted
-    for name, values in RENAMED_VALUES.items():
-        if name in RENAMED:
-            continue
-        assert set(values.values()) <= set(choices[name])
-        assert not set(values) & set(choices[name])
 
 
 def test_a_slip_inside_a_yaml_file_names_the_file(tmp_path: Path) -> None:

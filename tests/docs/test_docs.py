@@ -35,7 +35,6 @@ from covey.cli.help import VERBS, group_choices
 from covey.cli.main import main
 from covey.config import compose as settings
 from covey.config import foreign
-from covey.config.names import RENAMED
 from covey.config.schema import Config, setting_names
 from covey.environments import build as environments
 from covey.rollouts.settings import CurriculumConfig
@@ -194,10 +193,9 @@ def test_every_setting_of_the_algorithms_page_works_on_its_own(span: str) -> Non
 
 
 def test_every_setting_and_choice_that_is_named_exists() -> None:
-    current, groups = set(setting_names()), group_choices()
+    names, groups = set(setting_names()), group_choices()
     unknown = []
     for page in TEXTS:
-        names = current | set(RENAMED) if page == "CHANGELOG.md" else current  # which tells what is renamed
         for name, value in re.findall(
             r"(?<![\w.+~])([a-z_]+(?:\.[a-z_]+)*)=([\w/]+)?", " ".join(SPAN.findall(prose(page)))
         ):
@@ -209,8 +207,7 @@ def test_every_setting_and_choice_that_is_named_exists() -> None:
         spans = [span for span in SPAN.findall(prose(page)) if not span.endswith((".py", ".json"))]
         dotted = [span for span in spans if re.fullmatch(r"[a-z_]+(\.[a-z_]+)+", span)]
         sections = {name.partition(".")[0] for name in names if "." in name}
-        known = {*names, *RENAMED}  # the changelog names settings of earlier versions
-        unknown += [f"{page}: {span}" for span in dotted if span.partition(".")[0] in sections and span not in known]
+        unknown += [f"{page}: {span}" for span in dotted if span.partition(".")[0] in sections and span not in names]
     assert unknown == []
 
 

@@ -150,11 +150,6 @@ def test_as_many_ranks_replay_a_run_as_trained_it(tmp_path: Path, monkeypatch: p
         replay(config(), tmp_path / "run", record, lambda text: None)
 
 
-def test_a_schedule_of_an_older_covey_has_the_ranks_of_the_settings() -> None:
-    steps = [PastStep(1, None, ()), PastStep(2, None, ())]
-    check_replayable(config(devices__trainer=2), steps)
-
-
 def test_a_run_that_was_resumed_with_another_number_of_ranks_is_refused() -> None:
     steps = [PastStep(1, None, ()), PastStep(2, None, (), threads=(2, 1))]
     with pytest.raises(ValueError, match="step 2 was trained by 2 ranks and step 1 by 1"):

@@ -80,9 +80,8 @@ def before_after(content: Mapping[str, Any]) -> Table:
 
 def _watched(environment: Mapping[str, Any]) -> dict[str, str]:
     """Return names to show for a learned judge's monitors and for its distance from them."""
-    names = environment.get("monitors", environment.get("watch", []))  # as older summaries call it
-    monitors = {name: f"{name} (not trained on)" for name in names}
-    reference = environment.get("gap_reference", environment.get("gap_to"))
+    monitors = {name: f"{name} (not trained on)" for name in environment.get("monitors", [])}
+    reference = environment.get("gap_reference")
     return monitors | ({"gap": f"gap (judge less {reference})"} if reference else {})
 
 
@@ -114,8 +113,8 @@ def _cell(estimate: Mapping[str, float], form: Form, look: Mapping[str, Any], *,
     return f"{value} [{form(estimate['low'])}, {form(estimate['high'])}]" if look["num_prompts"] > 1 else value
 
 
-def _is_measured(value: float | str | None) -> bool:
-    """Tell numbers from the text that stands for what could not be measured. Earlier versions wrote null there."""
+def _is_measured(value: float | str) -> bool:
+    """Tell numbers from the text that stands for what could not be measured."""
     return isinstance(value, int | float)
 
 

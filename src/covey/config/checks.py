@@ -13,7 +13,6 @@ from typing import Any
 import yaml
 from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
 
-from covey.config.names import value_now
 from covey.config.schema import Config, unknown_setting
 from covey.system.lookup import near
 from covey.system.section import Section
@@ -86,7 +85,7 @@ def _check_choice(name: str, value: str | None, bounds: Bounds) -> None:
     names = bounds.names()
     if value is None or value in names or (bounds.table and ":" in value):
         return
-    known, hint = ", ".join(names), value_now(name, value) or near(value, names)
+    known, hint = ", ".join(names), near(value, names)
     own = " or module:function" if bounds.table else ""
     raise ValueError(f"{name} must be one of {known}{own}, got {value or 'nothing'}{hint}")
 

@@ -29,7 +29,6 @@ from omegaconf.errors import OmegaConfBaseException
 
 from covey.algorithm.settings import AlgorithmConfig
 from covey.config.checks import explained, misfit, yaml_fault
-from covey.config.names import with_current_names
 from covey.config.schema import ENVIRONMENT_SETTINGS, GROUPS, Config
 from covey.config.shelves import CONF as CONF  # for whoever composes
 from covey.config.shelves import SHELVES, presets
@@ -197,7 +196,7 @@ def read_yaml(path: Path) -> DictConfig:
             raise ValueError(f"it is nested more than {MAX_YAML_DEPTH} deep")
         if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, _PARSER)):  # fill the memory
             raise ValueError("it uses aliases (*name); write the values out")
-        found = _with_current_names(OmegaConf.create(text))
+        found = OmegaConf.create(text)
     except yaml.MarkedYAMLError as error:
         raise ValueError(f"{path} cannot be read: {yaml_fault(error, text)}") from error
     except (OSError, ValueError, RecursionError, yaml.YAMLError, OmegaConfBaseException) as error:
@@ -208,13 +207,6 @@ def read_yaml(path: Path) -> DictConfig:
             "a few settings a recipe in --config-dir"
         )
     return found
-
-
-def _with_current_names(saved: Any) -> Any:
-    """Rename the settings that an earlier version called otherwise, leaving interpolations as they are."""
-    content = OmegaConf.to_container(saved, resolve=False)
-    renamed = with_current_names(content) if isinstance(content, dict) else content
-    return saved if renamed == content else OmegaConf.create(renamed)
 
 
 def to_config(composed: DictConfig) -> Config:

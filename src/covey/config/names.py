@@ -1,67 +1,23 @@
-"""Tell what a name that is no setting may have meant, and what settings were called in earlier versions."""
+"""Tell what a name that is no setting may have meant."""
 
 import difflib
-from collections.abc import Collection, Mapping
-from typing import Any
+from collections.abc import Collection
 
 
 def named_elsewhere(name: str, known: Collection[str]) -> list[str]:
-    """Return what a setting of TRL, verl, transformers or an earlier covey is called here.
+    """Return what a setting of TRL, verl or transformers is called here.
 
     It is in the same section where that has it too.
 
     >>> named_elsewhere("cold_start.learning_rate", ["optimizer.lr", "cold_start.lr"])
     ['cold_start.lr']
     """
-    if (now := current_name(name)) != name and now in known:
-        return [now]
     if name in RUN_FOLDER:
         return ["hydra.run.dir"]
     section, _, leaf = name.rpartition(".")
     own = OTHER_NAMES.get(leaf) or _OTHER_BY_LETTERS.get(_letters(leaf), ())
     here = [f"{section}.{other.rpartition('.')[2]}" for other in own if "=" not in other]
     return [other for other in here if other in known] or list(own)
-
-
-def current_name(name: str) -> str:
-    """Return what a setting is called today that an earlier version may have called otherwise.
-
-    >>> current_name("deadlines.scoring"), current_name("seed")
-    ('timeouts.scoring', 'seed')
-    """
-    if name in RENAMED:
-        return RENAMED[name]
-    section, dot, leaf = name.partition(".")
-    return f"{RENAMED.get(section, section)}{dot}{leaf}"
-
-
-def with_current_names(saved: Mapping[Any, Any]) -> dict[Any, Any]:
-    """Return the settings of a saved run under the names of today, those of a mixture's parts included."""
-    found: dict[Any, Any] = {RENAMED.get(section, section): value for section, value in saved.items()}
-    for section, value in found.items():
-        if isinstance(value, Mapping):
-            found[section] = _renamed_within(section, value)
-    environment = found.get("environment")
-    if isinstance(environment, Mapping) and isinstance(parts := environment.get("parts"), Mapping):
-        named = {
-            name: _renamed_within("environment", part) if isinstance(part, Mapping) else part
-            for name, part in parts.items()
-        }
-        found["environment"] = {**environment, "parts": named}
-    return found
-
-
-def _renamed_within(section: Any, settings: Mapping[Any, Any]) -> dict[Any, Any]:
-    """Return the settings of one section under current names and values, keeping names already there."""
-    found: dict[Any, Any] = {}
-    for name, value in settings.items():
-        full = f"{section}.{name}"
-        if full in REMOVED:
-            continue
-        now = RENAMED.get(full, "").rpartition(".")[2] or name
-        given = RENAMED_VALUES.get(full, {}).get(value, value) if isinstance(value, str | bool) else value
-        found[name if now in settings else now] = given
-    return found
 
 
 def nearest(name: str, known: Collection[str]) -> list[str]:
@@ -98,34 +54,6 @@ def did_you_mean(name: str, known: Collection[str]) -> str:
     return f"; did you mean {' or '.join(names)}?" if names else ""
 
 
-def value_now(setting: str, value: str) -> str:
-    """Return the end of a message that says what a value of an earlier version is called now, empty for another.
-
-    >>> value_now("model.attention", "flex")
-    '; did you mean varlen?'
-    """
-    now = RENAMED_VALUES.get(setting, {}).get(value)
-    return f"; did you mean {now}?" if now else ""
-
-
-RENAMED: dict[str, str] = {
-    "deadlines": "timeouts",
-    "distribution": "parallel",
-    "environment.second_turn": "environment.max_turns",
-    "environment.tier": "environment.isolation",
-    "environment.watch": "environment.monitors",
-    "environment.wall_seconds": "environment.timeout",
-    "output.grace_seconds": "output.shutdown_timeout",
-}
-"""What settings and sections were called in earlier versions; settings of saved runs are read under both names."""
-REMOVED = frozenset({"engine.kernels", "model.linear"})
-"""Settings of earlier versions whose choice model.kernels makes now; saved runs have them."""
-RENAMED_VALUES: dict[str, dict[Any, Any]] = {
-    "environment.second_turn": {False: 1, True: 2},
-    "model.attention": {"blocks": "sdpa", "compiled": "auto", "flex": "varlen"},
-    "model.kernels": {"compiled": "auto"},
-}
-"""What values were called in earlier versions."""
 CLIP_RANGE = ("algorithm.loss_options.eps_low", "algorithm.loss_options.eps_high")
 _ELSEWHERE: dict[tuple[str, ...], str] = {
     ("algorithm.advantage",): "adv_estimator scale_rewards",
@@ -150,7 +78,6 @@ _ELSEWHERE: dict[tuple[str, ...], str] = {
     ("groups_per_step", "micro_batch_tokens"): "gradient_accumulation_steps per_device_train_batch_size",
     ("max_staleness",): "sync_iter",
     ("mini_batch_groups",): "ppo_mini_batch_size",
-    ("model.kernels",): "linear",
     ("model.lora_rank",): "lora_r",
     ("model.lora_targets",): "lora_target_modules",
     ("model.name",): "model_name_or_path pretrain",
@@ -172,7 +99,7 @@ _ELSEWHERE: dict[tuple[str, ...], str] = {
     ("total_rollouts",): "total_episodes",
     ("updates_per_batch",): "num_iterations ppo_epochs",
 }
-"""Settings -> what TRL, verl, OpenRLHF, prime-rl and transformers call what they do, or what they were called here.
+"""Settings -> what TRL, verl, OpenRLHF, prime-rl and transformers call what they do.
 
 Where one value of a setting does it, that is the answer: `use_vllm` is `engine=vllm`.
 """

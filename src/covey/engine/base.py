@@ -16,8 +16,6 @@ UpdateMode = Literal["keep", "wait", "abort"]
 encoded again; `wait` finishes them on the old weights first; `abort` starts them again."""
 MOST_LOSSES = 5
 """So often in a row an engine may be lost before the run ends: what kills it would kill the next one too."""
-DIGEST_KIND = "xxh3:"
-"""What digests of weights begin with, so that one of an older covey is known for what it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,4 +188,4 @@ def digest_of(tensors: Mapping[str, Tensor]) -> str:
         plain = tensor.detach().cpu().contiguous()
         digest.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)};".encode())
         digest.update(plain.flatten().view(torch.uint8).numpy().data)
-    return DIGEST_KIND + digest.hexdigest()
+    return f"xxh3:{digest.hexdigest()}"

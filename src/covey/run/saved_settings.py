@@ -11,7 +11,6 @@ from omegaconf.errors import OmegaConfBaseException
 
 from covey.config import compose as settings
 from covey.config.budget import BUDGETS
-from covey.config.names import current_name
 from covey.config.schema import Config, setting_names
 from covey.policy.settings import ModelConfig
 from covey.run import trust
@@ -167,7 +166,7 @@ def saved_settings(folder: Path) -> DictConfig:
     saved = saved_in(folder / CONFIG)
     for line in changes_of(folder):
         for key, change in line["changes"].items():
-            OmegaConf.update(saved, current_name(key), change["to"], merge=False)
+            OmegaConf.update(saved, key, change["to"], merge=False)
     return saved
 
 

@@ -209,7 +209,7 @@ class Trainer:
 
         Settings may have changed since: what they say stays, and only what training has found is loaded.
         """
-        if state.get("optimizer_name", self.settings.optimizer.name) == self.settings.optimizer.name:
+        if state["optimizer_name"] == self.settings.optimizer.name:
             load_moments(self._optimizer, state["optimizer"], sharded=self.policy.sharded)
         if state["scaler"]:  # else the precision had no loss scale
             self._scaler.load_state_dict(state["scaler"])

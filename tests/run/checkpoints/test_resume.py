@@ -16,8 +16,6 @@ import pytest
 from covey.cli.main import main
 from covey.config.compose import to_yaml
 from covey.config.schema import Config
-from covey.environments.code.settings import CodeConfig
-from covey.environments.settings import MixtureConfig
 from covey.report.content import verdict
 from covey.report.read import read_run
 from covey.run.checkpoints.manifest import MANIFEST, render
@@ -25,7 +23,7 @@ from covey.run.checkpoints.resume import check_same_prompts, check_unfinished, t
 from covey.run.folder import newer_trainings
 from covey.run.records.record import RunRecorder
 from covey.run.records.step_metrics import Stepped
-from covey.run.saved_settings import find_run, settings_of, settings_to_measure
+from covey.run.saved_settings import find_run, settings_of
 from covey.train import train
 
 from ...support.small import logging_as_it_was, rewrite, rows, scripted, small_config, use, words
@@ -86,53 +84,6 @@ def test_resume_latest_names_the_newer_runs_it_passes_over(capsys: pytest.Captur
     folder = Path("outputs/2026-01-01/10-00-00")
     assert f"skips {passed_over}" in (folder / "covey.log").read_text()
     assert [row["step"] for row in rows(folder / "metrics.jsonl", "train")] == [1, 2]
-
-
-def under_old_names(run: Path) -> None:
-    """Rewrite the settings of a run as an earlier version wrote them."""
-    names = {"timeouts": "deadlines", "parallel": "distribution", "shutdown_timeout": "grace_seconds"}
-    names |= {"isolation": "tier", "timeout": "wall_seconds"}
-    text = (run / "config.yaml").read_text()
-    for now, then in names.items():
-        assert f"{now}:" in text
-        text = re.sub(rf"^( *){now}:", rf"\1{then}:", text, flags=re.MULTILINE)
-    (run / "config.yaml").write_text(text)
-
-
-def test_a_run_of_an_earlier_version_is_resumed_and_measured_under_the_names_of_today() -> None:
-    run = begun("old", "covey train")
-    config = Config(environment=CodeConfig(isolation="landlock", timeout=2.0))
-    config.timeouts.scoring, config.output.shutdown_timeout, config.parallel.strategy = 11.0, 12.0, "fsdp"
-    (run / "config.yaml").write_text(to_yaml(config))
-    under_old_names(run)
-    change = {"changes": {"deadlines.saving": {"from": 1.0, "to": 13.0}}, "after_step": 1}
-    (run / "changes.jsonl").write_text(json.dumps(change) + "\n")
-    for found in (settings_of(run, ["trust_run=true"]), settings_to_measure(run, "nano")):
-        assert (found.environment.isolation, found.environment.timeout) == ("landlock", 2.0)
-        assert (found.timeouts.scoring, found.timeouts.saving, found.output.shutdown_timeout) == (11.0, 13.0, 12.0)
-        assert found.parallel.strategy == "fsdp"
-
-
-@pytest.mark.parametrize(("attention", "kernels"), [("blocks", "torch"), ("compiled", "compiled"), ("flex", "auto")])
-def test_a_run_of_a_version_with_four_settings_of_kernels_is_resumed(attention: str, kernels: str) -> None:
-    run = begun("old", "covey train")
-    text = (run / "config.yaml").read_text()
-    then = re.sub(r"^  attention: .*", f"  attention: {attention}\n  linear: onednn", text, flags=re.MULTILINE)
-    then = re.sub(r"^  kernels: .*", f"  kernels: {kernels}", then, flags=re.MULTILINE)
-    then = re.sub(r"^engine:$", "engine:\n  kernels: auto", then, flags=re.MULTILINE)
-    assert then.count("kernels:") == 2
-    (run / "config.yaml").write_text(then)
-    found = settings_of(run, ["trust_run=true"]).model
-    assert found.attention == {"blocks": "sdpa", "compiled": "auto", "flex": "varlen"}[attention]
-    assert found.kernels == {"torch": "torch", "compiled": "auto", "auto": "auto"}[kernels]
-
-
-def test_a_part_of_a_mixture_of_an_earlier_version_has_the_names_of_today() -> None:
-    run = begun("old", "covey train")
-    parts = {"mine": {"name": "code", "isolation": "namespace", "timeout": 2.0}}
-    (run / "config.yaml").write_text(to_yaml(Config(environment=MixtureConfig(parts=parts))))
-    under_old_names(run)
-    assert settings_of(run, ["trust_run=true"]).environment.parts == parts
 
 
 def test_a_row_without_its_end_goes_and_an_evaluation_that_is_done_again(tmp_path: Path) -> None:

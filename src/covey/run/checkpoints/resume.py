@@ -14,7 +14,6 @@ import torch
 
 from covey.config import compose as settings
 from covey.config.budget import counted
-from covey.config.names import current_name
 from covey.config.schema import Config
 from covey.run import trust
 from covey.run.checkpoints.checkpoint import SETTINGS, complete_checkpoints, newest_valid, read_manifest
@@ -56,9 +55,8 @@ def check_same_run(config: Config, folder: Path, checkpoint: Path) -> None:
     Somebody has copied it from another run, unless resume_changes names the setting.
     """
     if config.trust_run or not ((folder / CONFIG).is_file() and (checkpoint / SETTINGS).is_file()):
-        return  # settings edited by hand are trusted by a word, and earlier versions wrote none
-    lines = [line["changes"] for line in changes_of(folder)]
-    had = [(current_name(key), change["to"]) for changes in lines for key, change in changes.items()]
+        return  # settings edited by hand are trusted by a word
+    had = [(key, change["to"]) for line in changes_of(folder) for key, change in line["changes"].items()]
     for key, (begun, saved) in differences(saved_in(folder / CONFIG), saved_in(checkpoint / SETTINGS)).items():
         if (key, saved) not in had and not is_named(key, config.resume_changes):
             raise ValueError(
@@ -87,10 +85,7 @@ def check_same_reference(config: Config, checkpoint: Path, reference: str) -> No
 
 
 def _last_prompts(folder: Path, checkpoint: Path) -> str | None:
-    """Return the prompts the run used last, else the checkpoint's.
-
-    None where an earlier covey wrote it.
-    """
+    """Return the prompts the run used last, else the checkpoint's; None where neither says."""
     changed = [line["prompts"] for line in changes_of(folder) if "prompts" in line]
     return changed[-1] if changed else read_manifest(checkpoint).get("prompts")
 

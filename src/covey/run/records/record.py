@@ -90,7 +90,7 @@ class RunRecorder:
         self._step_seconds = 0.0
         self._evaluations: list[Evaluation] = []
         self._seen: list[list[PromptKey]] = []
-        """The prompts of each evaluation; empty where a checkpoint of an earlier covey does not say."""
+        """The prompts of each evaluation."""
         self.evaluated_at = -1
         """Step of the newest evaluation."""
         self.saved_step = 0
@@ -351,13 +351,13 @@ class RunRecorder:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on counting from there."""
         self._totals = Counter(state["totals"])
-        self._samplers = SamplersTotals(**state.get("samplers", {}))
+        self._samplers = SamplersTotals(**state["samplers"])
         self._step_seconds = state["step_seconds"]
         self._started -= state["seconds"]
         for name, seconds in state["phases"].items():
             self.timer.charge(name, seconds)
         self._evaluations = [evaluation_from(found) for found in state["evaluations"]]
-        self._seen = list(state.get("seen", [[] for _ in self._evaluations]))
+        self._seen = list(state["seen"])
         self.evaluated_at = state["evaluated_at"]
         self._step_started = time.monotonic()
 

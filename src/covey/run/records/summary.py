@@ -175,7 +175,7 @@ def comparable(
     being the first and `after` the last.
     """
     first, last = seen[0], seen[-1]
-    if first == last or (not first and before.num_prompts == after.num_prompts):
+    if first == last:
         return before, after
     # Restrict both to the prompts they share
     found = restrict_to_common_prompts(before, after, first, last)

@@ -1,16 +1,13 @@
 """Replay a run as the ranks that it had, each in a process of its own on this machine."""
 
 import tempfile
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-
-import torch
 
 from covey.config.schema import Config
 from covey.run.folder import begin_log
 from covey.run.records.record import RunRecorder
-from covey.run.replay.training import PastStep, check_replayable, num_ranks, read_schedule, replay
+from covey.run.replay.training import check_replayable, num_ranks, read_schedule, replay
 from covey.system import collectives, ranks
 from covey.system.text.console import CleanConsole
 from covey.system.workers.local_ranks import run_on_ranks
@@ -30,12 +27,7 @@ def replay_on_ranks(config: Config, past: Path) -> str:
         )
     with tempfile.TemporaryDirectory(prefix="covey-replay-") as aside:
         as_rank = partial(_replay_as_rank, config, past, Path(aside))
-        return as_rank() if num_ranks(config, steps) == 1 else run_on_ranks(as_rank, _threads(config, steps))
-
-
-def _threads(config: Config, steps: Sequence[PastStep]) -> list[int]:
-    """Return the threads of each rank: those it had, else as many as a run of this machine gives it."""
-    return list(steps[0].threads) or [torch.get_num_threads()] + [1] * (config.devices.trainer - 1)
+        return as_rank() if num_ranks(steps) == 1 else run_on_ranks(as_rank, list(steps[0].threads))
 
 
 def _replay_as_rank(config: Config, past: Path, aside: Path) -> str:

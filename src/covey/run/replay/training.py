@@ -16,7 +16,7 @@ from pathlib import Path
 
 from covey.cluster.wire import shares
 from covey.config.schema import Config
-from covey.engine.base import DIGEST_KIND, digest_of
+from covey.engine.base import digest_of
 from covey.engine.native.replaying import ReplayingEngine
 from covey.environments.base import follow
 from covey.policy import sharding
@@ -45,8 +45,8 @@ class PastStep:
     digest: str | None
     """Of the weights after it; None where no version was published."""
     groups: tuple[PastGroup, ...]
-    epoch: float | None = None
-    """Passes over the prompts after it, dropped groups included; None in the schedule of an older covey."""
+    epoch: float = 0.0
+    """Passes over the prompts after it, dropped groups included."""
     ahead: Sequence[Sequence[int]] = ()
     """Places of groups that were trained before the others were there, part by part."""
     ranks: Sequence[int] = ()
@@ -106,7 +106,7 @@ def read_schedule(folder: Path) -> list[PastStep]:
             step=row["step"],
             digest=row.get("weights"),
             groups=tuple(map(past_group, row["groups"])),
-            epoch=row.get("epoch"),
+            epoch=row["epoch"],
             ahead=row.get("ahead", ()),
             ranks=row.get("ranks", ()),
             threads=row.get("threads", ()),
@@ -127,9 +127,9 @@ def best_evaluations(folder: Path) -> set[int]:
     return {step for place, (step, _) in enumerate(looks) if stages.is_best(accuracies[: place + 1])}
 
 
-def num_ranks(config: Config, steps: Sequence[PastStep]) -> int:
-    """Return how many ranks trained. A schedule that does not say so is of one, or of an older covey."""
-    return len(steps[0].threads) or config.devices.trainer
+def num_ranks(steps: Sequence[PastStep]) -> int:
+    """Return how many ranks trained. A schedule that does not say so is of one."""
+    return len(steps[0].threads) or 1
 
 
 def replay(config: Config, past: Path, record: RunRecorder, say: Callable[[str], None]) -> str:
@@ -141,7 +141,7 @@ def replay(config: Config, past: Path, record: RunRecorder, say: Callable[[str],
     steps = read_schedule(past)
     check_replayable(config, steps)
     refreshed = best_evaluations(past) if config.algorithm.reference_refresh_on_best else set()
-    if (wanted := num_ranks(config, steps)) != collectives.world_size():
+    if (wanted := num_ranks(steps)) != collectives.world_size():
         raise ValueError(f"a run of {wanted} trainer ranks is replayed by as many, got {collectives.world_size()}")
     # Build the run as it was, with groups sampled here.
     alone = replace(config, source="local", resume=None)
@@ -161,7 +161,7 @@ def replay(config: Config, past: Path, record: RunRecorder, say: Callable[[str],
     digest, epoch = "", 0.0
     for step, oldest in zip(steps, oldest_needed(steps), strict=True):
         follow(sampler.environment, step.step - 1, config.num_steps, epoch)
-        epoch = epoch + len(step.groups) / len(prompts) if step.epoch is None else step.epoch
+        epoch = step.epoch
         groups = {}
         for place in step.own_places():
             prompt = _prompt_of(step.groups[place], prompts)
@@ -192,8 +192,6 @@ def check_replayable(config: Config, steps: Sequence[PastStep]) -> None:
             f"covey replay needs engine.name=native, got engine.name={config.engine.name}: its samples do not follow "
             "from a seed"
         )
-    if any(step.digest is not None and not step.digest.startswith(DIGEST_KIND) for step in steps):
-        raise ValueError("the run's schedule has digests of an older covey, which this one cannot compare")
     # Every group must be attributable to versions
     mixed = [group for step in steps for group in step.groups if group.failures and len(group.versions()) > 1]
     if mixed:
