@@ -48,7 +48,7 @@ LONGEST = (
     *("system/test_watchdog", "config/test_early", "gpu/test_one_device", "math/test_answers"),
     *("attention/test_attention_variants", "tests/test_train", "planner/test_memory_plan", "sandbox/test_runs"),
     *("models/test_loading", "faults/test_faults_of_checkpoints", "models/test_architectures", "cli/test_measuring"),
-    *("records/test_traces", "trainer/test_forward", "native/test_own_weights", "code/test_remote_runner"),
+    *("records/test_traces", "trainer/test_forward", "native/test_own_weights"),
     *("system/test_section", "preflight/test_preflight_run", "system/test_worker_pool", "native/test_joined"),
     *("update/test_same_seed_same_rollouts", "attention/test_compiled", "update/test_formulas_at_the_edge"),
 )

@@ -397,10 +397,6 @@ def test_a_slip_inside_a_yaml_file_names_the_file(tmp_path: Path) -> None:
             "environment.total_seconds must be >= timeout=30.0, got 20.0",
         ),
         (
-            ["environment=code", "environment.remote_url=ftp://x"],
-            "environment.remote_url must begin with http:// or https://, got ftp://x",
-        ),
-        (
             ["environment=tools", *ROWS, "environment.tools=[look]", "rewards=[a:b]"],
             "tools of environment=tools must be module:function, got look",
         ),

@@ -19,7 +19,7 @@ from covey.environments.code.settings import CodeConfig
 from covey.environments.conversations.tools.settings import ToolsConfig
 from covey.environments.data.rows import load_rows
 from covey.environments.data.settings import DataConfig
-from covey.environments.doors.settings import AgentConfig, StepsConfig, VerifiersConfig
+from covey.environments.doors.settings import AgentConfig, OpenEnvConfig, StepsConfig, VerifiersConfig
 from covey.environments.math.settings import Gsm8kConfig
 from covey.environments.reward_functions.settings import RewardFunctionsConfig
 from covey.environments.reward_functions.specs import load_reward
@@ -132,8 +132,8 @@ NAMING: dict[str, tuple[Config, str]] = {
         "python=./evil.sh, address=evil.example:6379",
     ),
     "a server": (
-        Config(environment=CodeConfig(remote_url="http://evil.example")),
-        "remote_url=http://evil.example",
+        Config(environment=OpenEnvConfig(url="http://evil.example")),
+        "url=http://evil.example",
     ),
     "a variable of the environment": (
         with_rows(reward_weights=[1.0], data=DataConfig(path="x")),

@@ -62,7 +62,7 @@ def test_where_nothing_isolates_nothing_runs_and_both_reasons_are_given() -> Non
     assert "tier namespace: [Errno 1] unshare" in line
     assert "tier landlock: " in line
     assert client.LANDLOCK in line
-    assert client.ELSEWHERE in line
+    assert client.AT_RISK in line
 
 
 @pytest.mark.long

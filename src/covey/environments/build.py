@@ -103,13 +103,9 @@ def build_code(settings: "CodeConfig", config: "BuildSettings") -> "Environment"
 
 
 def code_runner(settings: "CodeConfig") -> "Runner":
-    """Build what runs programs, here or elsewhere. Raises ValueError where this machine cannot isolate them."""
-    from covey.environments.code.environment import code_limits
-    from covey.environments.code.remote_judge import RemoteRunner
+    """Build what runs programs. Raises ValueError where this machine cannot isolate them."""
     from covey.sandbox import Sandbox, SandboxFailed
 
-    if settings.remote_url is not None:
-        return RemoteRunner(settings.remote_url, settings.num_slots, settings.remote_margin, code_limits(settings))
     try:
         return Sandbox(settings.num_slots, cast("Tier", settings.isolation))
     except SandboxFailed as error:

@@ -32,7 +32,7 @@ CODE = re.compile(r"[^\n]+?:[^\W\d][\w.]*")
 """module:function, whatever file the module may be."""
 HARMLESS = ("kinds",)
 """Settings whose values look like it and are looked up in a table."""
-ACTS = ("remote_url", "url", "servers", "address", "command", "python", "id")
+ACTS = ("url", "servers", "address", "command", "python", "id")
 """Settings that name servers of completions or weights, commands, interpreters, and a verifiers module."""
 
 
@@ -113,7 +113,7 @@ def loosened(settings: Any) -> Iterator[tuple[str, str]]:
     """Yield what else could harm, as it is shown and as it is: programs unboxed or started, servers, reads of the
     environment.
 
-    >>> list(loosened({"environment": {"isolation": "unsafe_no_isolation", "remote_url": None}}))
+    >>> list(loosened({"environment": {"isolation": "unsafe_no_isolation", "url": ""}}))
     [('isolation=unsafe_no_isolation', 'unsafe_no_isolation')]
     """
     if isinstance(settings, list | tuple):

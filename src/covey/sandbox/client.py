@@ -148,7 +148,7 @@ def check_choice(num_slots: int | None, tier: str) -> None:
         raise ValueError(f"tier must be one of {', '.join(TIERS)}, got {tier}")
     if sys.platform != "linux" or this_machine() not in COLUMNS:
         here = f"{platform.system()} on {platform.machine()}"
-        raise SandboxFailed(f"the sandbox needs Linux on x86_64 or aarch64, got {here}; use a container, {ELSEWHERE}")
+        raise SandboxFailed(f"the sandbox needs Linux on x86_64 or aarch64, got {here}; use a container, {AT_RISK}")
 
 
 def start_first(tier: Tier, omit: tuple[str, ...]) -> Slot:
@@ -162,7 +162,7 @@ def start_first(tier: Tier, omit: tuple[str, ...]) -> Slot:
             return Slot(candidate, omit, proves=True)
         except SlotLost as error:
             missing.append(with_remedy(candidate, str(error)))
-    raise SandboxFailed(f"no isolation for model code: {'; '.join(missing)}; {ELSEWHERE}")
+    raise SandboxFailed(f"no isolation for model code: {'; '.join(missing)}; {AT_RISK}")
 
 
 @lru_cache(maxsize=len(TIERS))
@@ -190,7 +190,7 @@ def with_remedy(tier: str, message: str) -> str:
     return f"tier {tier}: {message}{remedy}"
 
 
-ELSEWHERE = 'or use a remote runner (docs/trust/sandbox.md), or accept the risk with tier="unsafe_no_isolation"'
+AT_RISK = 'or accept the risk with tier="unsafe_no_isolation"'
 
 NAMESPACES = (
     "allow user namespaces (sysctl kernel.unprivileged_userns_clone=1 user.max_user_namespaces=10000; on Ubuntu "

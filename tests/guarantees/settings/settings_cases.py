@@ -262,10 +262,6 @@ CASES: dict[str, Case | Refused] = {
     "environment.output_bytes": Case(code.told, 1000, code.CODE | {"environment.max_turns": 2}),
     "environment.cache_size": Case(code.counts, 0, code.CODE),
     "environment.recheck_rate": Case(code.counts, 1.0, code.CODE),
-    "environment.remote_url": Case(code.rewards, code.REMOTE_URL, code.CODE),
-    "environment.remote_margin": Case(
-        code.patience, 0.1, code.HASTY | {"environment.total_seconds": 1.0, "environment.remote_url": code.REMOTE_URL}
-    ),
     "environment.stages": Case(see.prompts, ["valid"], machines.MACHINES),
     "environment.form": Case(see.prompts, "global", machines.MACHINES),
     "environment.score": Case(machines.throws, "paper", machines.THROWING),
@@ -572,7 +568,5 @@ OFF: dict[str, Settings] = {
     "tasks made up, data.path = null": {"environment.name": "machines", "data.path": "words.jsonl"},
     "designs made up, environment.demonstrations = null": machines.OWN_DESIGNS,
     "tasks or designs made up, one of both files = null": machines.OWN_DESIGNS | {"data.path": "words.jsonl"},
-    "environment.remote_url = null": {"environment.name": "code", "environment.remote_url": code.REMOTE_URL},
-    "environment.remote_url set": {"environment.name": "code"},
 }
 """Where a condition beside a field does not hold; the others do not by default."""

@@ -1,17 +1,12 @@
 """What settings of environment=code may change: programs that reach each limit, judged as a run would judge them."""
 
 import asyncio
-import json
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from covey.config.schema import Config
-from covey.environments.build import build_code
 from covey.environments.code.environment import Code
-from covey.environments.code.settings import CodeConfig
 from covey.types import Failure
 
 from .settings_observed import environment_of
@@ -24,7 +19,6 @@ CODE: dict[str, Any] = {
 }
 PATIENT = CODE | {"environment.timeout": 60.0, "environment.total_seconds": 60.0}
 HASTY = CODE | {"environment.timeout": 1.0, "environment.total_seconds": 20.0}
-REMOTE_URL = "http://127.0.0.1:9"
 PROGRAMS: Mapping[str, str] = {
     "right": "return ANSWER",
     "half": "return ANSWER if n > 0 else None",
@@ -102,50 +96,3 @@ def counts(config: Config) -> dict[str, float]:
 def isolation(config: Config) -> Any:
     with code_of(config) as code:
         return code.facts()["tier"]
-
-
-def patience(config: Config) -> bool:
-    """Whether an answer that a server gives after three seconds is waited for."""
-    with late_server(3.0) as url:
-        settings: Any = config.environment
-        assert isinstance(settings, CodeConfig)
-        settings.remote_url = url
-        code = build_code(settings, config)
-        assert isinstance(code, Code)
-        try:
-            (verdict,) = asyncio.run(code.score(code.prompts("train")[0], ["def f(n): return n"]))
-        finally:
-            code.close()
-        return not isinstance(verdict, Failure)
-
-
-@contextmanager
-def late_server(seconds: float) -> Iterator[str]:
-    """One that says of every program, after that time, that it printed nothing."""
-    ended = threading.Event()
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            ended.wait(seconds)
-            content = json.dumps({"status": "Success", "run_result": {"status": "Finished", "stdout": ""}}).encode()
-            try:
-                self.send_response(200)
-                self.send_header("Content-Length", str(len(content)))
-                self.end_headers()
-                self.wfile.write(content)
-            except BrokenPipeError:  # nobody waits any more
-                return
-
-        def log_message(self, format: str, *arguments: Any) -> None:
-            """Quietly."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        ended.set()
-        server.shutdown()
-        server.server_close()
-        thread.join()

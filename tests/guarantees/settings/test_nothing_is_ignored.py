@@ -49,7 +49,7 @@ def observed(observe: Observation, settings: dict[str, Any]) -> Any:
     return observe(configured(settings))
 
 
-WAITING = ("environment.cpu_seconds", "environment.total_seconds", "environment.remote_margin", "timeouts.tracker")
+WAITING = ("environment.cpu_seconds", "environment.total_seconds", "timeouts.tracker")
 """Limits in seconds that are waited for, each some 10 s."""
 USUAL: dict[tuple[Observation, str], Any] = {}
 """What was seen under settings that many cases share."""

@@ -94,8 +94,6 @@ def _check_code(config: Config, settings: CodeConfig) -> None:
         code_limits(settings)
         if config.data.path is None:
             chosen_families(settings.problem, settings.difficulty)
-    if settings.remote_url is not None and not settings.remote_url.startswith(("http://", "https://")):
-        raise ValueError(f"environment.remote_url must begin with http:// or https://, got {settings.remote_url}")
     _check_program_time(config, settings)
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from covey.environments.settings import EpisodesConfig
-from covey.system.setting import Requires, is_set, setting
+from covey.system.setting import Requires, setting
 
 PROBLEMS_GENERATED = Requires("problems made up, data.path = null", ("data.path",), lambda path: path is None)
 IS_DRAWN = Requires(
@@ -37,11 +37,7 @@ class CodeConfig(EpisodesConfig):
     max_turns: int | None = setting(1, ge=1)
     """Programs that the policy may write for one problem: above 1 it is shown the test that its last one failed, and
     the last one is judged."""
-    isolation: str = setting(
-        "auto",
-        choices=("auto", "namespace", "landlock", "unsafe_no_isolation"),
-        needs=Requires("environment.remote_url = null", ("environment.remote_url",), lambda url: not url),
-    )
+    isolation: str = setting("auto", choices=("auto", "namespace", "landlock", "unsafe_no_isolation"))
     """How programs are isolated: auto, namespace, landlock or unsafe_no_isolation."""
     num_slots: int | None = setting(None, ge=1)
     """Programs that run at the same time; null takes one more than there are processors."""
@@ -59,9 +55,3 @@ class CodeConfig(EpisodesConfig):
     """Verdicts kept, so that equal programs run once; 0 keeps none."""
     recheck_rate: float = setting(0.01, ge=0, le=1)
     """Share of programs with full score that run again, on fresh inputs where there are any."""
-    remote_url: str | None = None
-    """A SandboxFusion-compatible server that runs the programs; null runs them here."""
-    remote_margin: float = setting(
-        10.0, gt=0, needs=Requires("environment.remote_url set", ("environment.remote_url",), is_set)
-    )
-    """Seconds that server may take besides the program's own time."""

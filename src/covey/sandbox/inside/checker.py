@@ -9,7 +9,6 @@ import os
 import random
 import resource
 import socket
-from collections.abc import Callable
 from typing import Any
 
 from covey.sandbox.inside import wire
@@ -26,10 +25,10 @@ MAX_GROWTH = 64 << 20
 """A checker that is larger than that when a program is done makes room for a new one."""
 
 
-def serve(channel: socket.socket, spawner_of: Callable[[Link], Spawner]) -> None:
+def serve(channel: socket.socket) -> None:
     """Check one program after another."""
     link, base = Link(channel), address_space()
-    spawner = spawner_of(link)
+    spawner = JudgeSpawner(link)
     while True:
         limit_memory(math.inf)
         try:

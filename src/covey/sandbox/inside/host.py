@@ -241,7 +241,7 @@ class Program:
             return None
         text = bytes(self.incoming[wire.LENGTH : wire.LENGTH + length])
         del self.incoming[: wire.LENGTH + length]
-        return decoded_object(text, "frame")
+        return decoded_object(text)
 
     def _read(self, descriptor: int) -> None:
         try:
@@ -286,14 +286,14 @@ class Program:
         os.close(descriptor)
 
 
-def decoded_object(text: bytes, what: str) -> dict[str, Any]:
-    """Return the JSON object that a program said in a "frame" or a "line". Raises Violation where it is none."""
+def decoded_object(text: bytes) -> dict[str, Any]:
+    """Return the JSON object that a program said in a frame. Raises Violation where it is none."""
     try:
         found = codec.loads(text)
     except MemoryError:
         raise
     except codec.FOREIGN as error:
-        raise Violation(f"a {what} is not JSON") from error
+        raise Violation("a frame is not JSON") from error
     if type(found) is not dict:
-        raise Violation(f"a {what} is not an object")
+        raise Violation("a frame is not an object")
     return found

@@ -309,7 +309,7 @@ def serve_checker(channel: socket.socket) -> None:
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
     kernel.name_process("covey-checker")
     kernel.offer_to_oom_killer()
-    checker.serve(channel, checker.JudgeSpawner)
+    checker.serve(channel)
 
 
 def watched(control: int) -> list[int]:
