@@ -14,7 +14,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 from rich.console import Console
 
 from covey.cli.main import main
@@ -24,7 +26,7 @@ from covey.config.schema import OutputConfig
 from covey.report.bands import mean_band, moving_bands, share_band
 from covey.report.content import _histograms, _rollout, content, thinned, verdict
 from covey.report.curves import curves_of, reading
-from covey.report.foreign import EXPORTS, read_any
+from covey.report.foreign import read_any
 from covey.report.make import make_report, names_of
 from covey.report.page import SCRIPTS, STYLES, UPLOT_SHA256, as_data, asset
 from covey.report.png import draw_curves
@@ -33,9 +35,8 @@ from covey.report.text import as_lines
 from covey.run.folder import LOCK
 from covey.run.records.summary import read_summary
 from covey.train import train
-from covey.types import Prompt
 
-from ..support.small import rows, scripted, small_config, use, varied, words
+from ..support.small import rows, scripted, small_config, use, words
 
 HOSTILE = "</script><img src=x onerror=alert(1)><!--<script>\u202e\u2028\U000e0041{{ 7*7 }}"
 
@@ -350,7 +351,7 @@ def test_a_dollar_in_a_name_is_no_formula_in_a_picture(tmp_path: Path) -> None:
     [
         ([], "covey report needs a run folder, such as covey report outputs/DATE/TIME"),
         (["--out"], "--out needs a value"),
-        (["run", "--server"], 'no flag "--server"; flags: --out, --png, --export, --follow, --text'),
+        (["run", "--server"], 'no flag "--server"; flags: --out, --png, --follow, --text'),
     ],
 )
 def test_words_that_say_nothing_are_refused_in_one_line(
@@ -373,24 +374,30 @@ def test_a_report_needs_no_torch(finished: Path) -> None:
 # ------------------------------------------------------------------------------------------------ other tools
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("name", EXPORTS)
-def test_answers_go_out_to_another_tools_files_and_come_back_with_their_rewards(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    use(monkeypatch, scripted())
-    folder = tmp_path / "run"
-    train(small_config(num_steps=2, output__rollouts_per_step=8), folder)
-    make_config(folder)
-    run = read_any(EXPORTS[name](folder))
-    assert [row["step"] for row in run.steps] == [1, 2]
-    kept = [one for row in run.traces for one in row["rollouts"]]
-    assert len(kept) == 16
-    if name == "trl":  # whose rows have no text of the prompt's own
-        assert {one["advantage"] is not None for one in kept} == {True}
-    for one in kept:
-        assert one["reward"] == varied(Prompt("p", "scripted", "", {}), one["completion"])
-    assert make_report([EXPORTS[name](folder)], tmp_path / "page.html").is_file()
+def test_answers_that_trl_and_verl_keep_are_read_with_their_rewards(tmp_path: Path) -> None:
+    for name in ("trl/completions", "verl"):
+        (tmp_path / name).mkdir(parents=True)
+    right, steps = [1.0, 0.0, 1.0, 1.0], {1: ["4", "5", "4", "4"], 12: ["9", "9", "8", "9"]}
+    for step, answers in steps.items():
+        prompts = [[{"role": "user", "content": question}] for question in ("2 + 2?", "2 + 2?", "3 + 1?", "3 + 1?")]
+        columns = {"step": [step] * 4, "prompt": prompts, "completion": answers, "advantage": [0.5] * 4}
+        table = pyarrow.table({**columns, "right": right, "short": [0.25] * 4})
+        parquet.write_table(table, tmp_path / f"trl/completions/completions_{step:05d}.parquet")
+        found = [
+            {"input": prompt[0]["content"], "output": answer, "gts": "4", "score": reward + 0.25, "step": step}
+            for prompt, answer, reward in zip(prompts, answers, right, strict=True)
+        ]
+        (tmp_path / f"verl/{step}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in found))
+    for name in ("trl", "verl"):
+        run = read_any(tmp_path / name)
+        assert [(row["step"], row["sampled_reward_mean"]) for row in run.steps] == [(1, 1.0), (12, 1.0)]
+        assert [row["zero_std_fraction"] for row in run.steps] == [0.5, 0.5]
+        kept = [(row["step"], one["completion"], one["reward"]) for row in run.traces for one in row["rollouts"]]
+        assert kept == [(step, a, r + 0.25) for step in steps for a, r in zip(steps[step], right, strict=True)]
+        parts = {"right": 1.0, "short": 0.25} if name == "trl" else {}
+        assert (one := run.traces[0]["rollouts"][0])["parts"] == parts
+        assert one["advantage"] == (0.5 if name == "trl" else None)
+        assert make_report([tmp_path / name], tmp_path / f"{name}.html").is_file()
 
 
 def test_a_record_of_verifiers_has_its_rewards_by_their_weights_and_the_answer_that_was_sampled(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ import pytest
 from covey.cli.main import main
 from covey.system.jsonl import encoded
 
-from ..support.small import rows
 from .test_health import trl_folder, trl_row
 
 
@@ -34,20 +33,6 @@ def test_settings_that_no_run_writes_are_one_line(
     said = capsys.readouterr().err
     assert f"{run / 'config.yaml'} does not hold what a run writes there" in said
     assert said.count("\n") == 1
-
-
-@pytest.mark.parametrize("kind", ["trl", "verl"])
-@pytest.mark.parametrize("damage", [{"columns": [None]}, {"completion": None, "parts": None}, {"parts": ["a"]}])
-def test_rows_that_no_run_writes_are_exported_or_refused_in_one_line(
-    run: Path, capsys: pytest.CaptureFixture[str], kind: str, damage: dict[str, object]
-) -> None:
-    broken = [
-        {key: value for key, value in (row | damage).items() if value is not None}
-        for row in rows(run / "rollouts.jsonl")
-    ]
-    (run / "rollouts.jsonl").write_bytes(b"".join(map(encoded, broken)))
-    code, said = main(["report", str(run), "--export", kind]), capsys.readouterr().err
-    assert code == 0 or (f"{run} does not hold what a run writes there" in said and said.count("\n") == 1)
 
 
 def test_a_watched_run_is_as_wide_in_a_pipe_as_a_report(

@@ -60,7 +60,6 @@ EXAMPLES = {
         "covey report outputs/DATE/TIME",
         "covey report outputs/DATE/TIME --follow",
         "covey report FOLDER FOLDER --out compared.html",
-        "covey report outputs/DATE/TIME --export verifiers",
     ),
     "doctor": (
         "covey doctor outputs/DATE/TIME",
@@ -125,7 +124,6 @@ REPORT = {
     "--follow": "write it again every 10 seconds while a run trains; the page reloads itself",
     "--text": "print it instead",
     "--png FOLDER": "draw the curves as pictures instead (covey[report])",
-    "--export FORMAT": "write the answers as trl (parquet), verl (JSON lines) or verifiers (traces), beside the run",
 }
 
 DOCTOR = {

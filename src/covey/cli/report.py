@@ -1,4 +1,4 @@
-"""`covey report RUN ...`: a page, text, pictures or other tools' files. `covey watch RUN`: the numbers as they come."""
+"""`covey report RUN ...`: a page, text or pictures. `covey watch RUN`: the numbers as they come."""
 
 import logging
 import shutil
@@ -13,16 +13,15 @@ from rich.text import Text
 
 from covey.cli.flags import refuse_flags, run_folders, split_flags
 from covey.config.schema import OutputConfig
-from covey.report.foreign import EXPORTS, export, read_any
+from covey.report.foreign import read_any
 from covey.report.make import FOLLOW_SECONDS, follow, make_report, names_of, pause
 from covey.report.png import draw_curves
 from covey.report.text import COLUMNS, as_lines
 from covey.run.folder import is_running
-from covey.system.lookup import one_of
 from covey.system.text.console import CleanConsole
 
 LOGGER = logging.getLogger(__name__)
-WITH_VALUE = dict.fromkeys(("--out", "--png", "--export"), "a value")
+WITH_VALUE = dict.fromkeys(("--out", "--png"), "a value")
 ALONE = ("--follow", "--text")
 WATCH_SECONDS = 2.0
 
@@ -39,11 +38,7 @@ def run_report(words: Sequence[str]) -> None:
     """Make what the words ask for. ValueError for words that do not say what, or of what."""
     asked = read_words("report", words)
     names, console = names_of(asked.folders), CleanConsole()
-    if "--export" in asked.flags:
-        kind = one_of("--export", asked.flags["--export"], EXPORTS)
-        for folder in asked.folders:
-            _say(console, f"export: {export(folder, kind)}")
-    elif "--text" in asked.flags:
+    if "--text" in asked.flags:
         for line in as_lines([read_any(folder) for folder in asked.folders], names, columns()):
             _say(console, line)
     elif "--png" in asked.flags:

@@ -1,22 +1,19 @@
-"""Logs of other tools: read for the report, and written from a run's own.
+"""Logs of other tools, read for the report.
 
 TRL keeps completions/completions_NNNNN.parquet, verl N.jsonl in its rollout_data_dir, verifiers traces.jsonl.
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from covey.report.bands import mean_band
 from covey.report.read import MAX_BYTES, Row, RunFiles, read_rows, read_run
-from covey.run.folder import CONFIG, EVALUATIONS, ROLLOUTS, TRACES
-from covey.system.disk import NotWritten, as_written, read_regular
-from covey.system.jsonl import JsonlWriter
+from covey.run.folder import CONFIG, TRACES
+from covey.system.disk import as_written, read_regular
 
-TRACE_VERSION = 1
-"""Of verifiers' Trace records."""
 TRL_COLUMNS = ("step", "prompt", "completion", "advantage")
 
 
@@ -142,118 +139,8 @@ def _group(step: int, rows: Sequence[Row]) -> Row:
     return {"step": step, "reason": "logged", "dropped": None, "failures": [], "rollouts": rollouts} | kept
 
 
-# ------------------------------------------------------------------------------------------------ written
-
-
-def export_trl(folder: Path) -> Path:
-    """Write the kept rollouts as TRL writes its completions: a table a step, with a column a part of the reward."""
-    import pyarrow
-    from pyarrow import parquet
-
-    out = folder / "completions"
-    out.mkdir(exist_ok=True)
-    for step, rows in _by_step(_rollouts(folder)):
-        # Columns of TRL's table of completions
-        columns: dict[str, list[Any]] = {"step": [step] * len(rows)}
-        columns["prompt"] = [_text(row["prompt"]) for row in rows]
-        columns["completion"] = [_text(row["completion"]) for row in rows]
-        for name in dict.fromkeys(name for row in rows for name in row["parts"]):
-            columns[name] = [row["parts"].get(name) for row in rows]
-        columns["advantage"] = [row.get("advantage") for row in rows]
-        parquet.write_table(pyarrow.table(columns), out / f"completions_{step:05d}.parquet")
-    return out
-
-
-def export_verl(folder: Path) -> Path:
-    """Write the kept rollouts as verl dumps them: N.jsonl with input, output, gts, score and step."""
-    out = folder / "rollouts_verl"
-    out.mkdir(exist_ok=True)
-    for step, rows in _by_step(_rollouts(folder)):
-        found = [
-            {"input": _text(row["prompt"]), "output": _text(row["completion"]), "gts": row["columns"].get("answer")}
-            | {"score": row["reward"], "step": step}
-            for row in rows
-        ]
-        _write(out / f"{step}.jsonl", found)
-    return out
-
-
-def export_verifiers(folder: Path) -> Path:
-    """Write the traced rollouts as verifiers' Trace records, with tokens, log-probs, advantages and entropies."""
-    out = folder / "traces_verifiers"
-    out.mkdir(exist_ok=True)
-    rows = list(read_rows(folder / TRACES))
-    if not rows:
-        raise NotWritten(f"{folder} has no {TRACES} to export: it trained with output.traces=false, or has no step yet")
-    _write(out / TRACES, [_record(row, one, place) for row in rows for place, one in enumerate(row["rollouts"])])
-    return out
-
-
-def export(folder: Path, kind: str) -> Path:
-    """Write a run's answers as one of EXPORTS has them, and return where. ValueError where there are none."""
-    with as_written(folder):
-        return EXPORTS[kind](folder)
-
-
-EXPORTS: dict[str, Callable[[Path], Path]] = {"trl": export_trl, "verl": export_verl, "verifiers": export_verifiers}
-
-
-def _record(row: Row, one: Row, place: int) -> Row:
-    """Return a rollout as verifiers has it: the prompt's messages, then one message that the policy sampled."""
-    # Nodes of the prompt, each the child of the one before
-    prompt = row["prompt"] if isinstance(row["prompt"], list) else [{"role": "user", "content": row["prompt"]}]
-    given = [{"parent": at - 1 if at else None, "message": message} for at, message in enumerate(prompt)]
-    tokens, learnt = one["tokens"], one["tokens"]["learnt"]
-
-    def chosen(name: str) -> list[float] | None:
-        values = tokens.get(name)
-        return None if values is None else [v for v, is_own in zip(values, learnt, strict=True) if is_own]
-
-    # Node of the answer, with values of its trained tokens
-    advantage = one["advantage"]
-    sampled = {
-        "parent": len(given) - 1,
-        "message": {"role": "assistant", "content": _text(one["completion"])},
-        "sampled": True,
-        "token_ids": tokens["ids"],
-        "mask": learnt,
-        "logprobs": chosen("sampler_logprob"),
-        "advantages": None if advantage is None else [advantage] * sum(learnt),
-        "trainer_logprobs": chosen("trainer_logprob"),
-        "entropies": chosen("entropy"),
-    }
-    return {
-        "version": TRACE_VERSION,
-        "id": f"{row['step']}-{row['prompt_id']}-{place}",
-        "task": {"type": "covey", "data": {"prompt": prompt, **row["columns"]}},
-        "agent": {"config": {}, "name": "policy"},
-        "nodes": [*given, sampled],
-        "rewards": {name: {"score": value, "weight": 1.0} for name, value in one["parts"].items()},
-        "info": {"step": row["step"], "reward": one["reward"], "prompt_id": row["prompt_id"]},
-        "is_completed": True,
-        "ok": True,
-        "stop_condition": one["finish_reason"],
-    }
-
-
-def _rollouts(folder: Path) -> list[Row]:
-    rows = list(read_rows(folder / ROLLOUTS))
-    if not rows:
-        raise NotWritten(f"{folder} has no {ROLLOUTS} to export ({EVALUATIONS} has answers of evaluations)")
-    return rows
-
-
 def _by_step(rows: Iterable[Row]) -> Iterator[tuple[int, list[Row]]]:
     of_step: dict[int, list[Row]] = {}
     for row in rows:
         of_step.setdefault(row["step"], []).append(row)
     yield from sorted(of_step.items())
-
-
-def _write(path: Path, rows: Iterable[Row]) -> None:
-    """Write rows in the place of an older file."""
-    path.unlink(missing_ok=True)
-    file = JsonlWriter(path)
-    for row in rows:
-        file.write(row)
-    file.close()
