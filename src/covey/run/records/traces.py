@@ -1,6 +1,6 @@
 """A line of traces.jsonl: a whole group with every token of its answers, and which groups of a step get one.
 
-docs/use/traces.md describes the format.
+docs/develop/traces.md describes the format.
 """
 
 import math

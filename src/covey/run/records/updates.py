@@ -1,6 +1,6 @@
 """A line of updates.jsonl: how rewards, advantages, lengths and the numbers of tokens spread in a step, by prompt too.
 
-docs/use/traces.md describes the format.
+docs/develop/traces.md describes the format.
 """
 
 import json
