@@ -329,7 +329,7 @@ def test_fills_are_drawn_as_the_document_has_it_unless_told_otherwise(
         ),
         (
             ["recipe=infill_nano", "data.path=play.txt"],
-            "environment.monitors=[grammar] needs data.path = null or environment.grammar=FILE, got data.path=play.txt",
+            "environment.monitors=[grammar] needs data.path = null, got data.path=play.txt",
         ),
         (
             ["recipe=infill_nano", "environment.mask_ratios=[0.5,1]"],

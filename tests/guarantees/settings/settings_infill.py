@@ -105,7 +105,6 @@ CHANGES: dict[str, tuple[Any, ...]] = {
     "algorithm.max_kl": (ending, 1e-6, MOVING),
     "algorithm.max_mismatch": (ending, 1e-6, MOVING),
     "environment.text_column": (prompts, "other", ROWS),
-    "environment.grammar": (prompts, "grammar.txt", INFILL),
     "environment.window": (prompts, 12, INFILL),
     "environment.masking": (prompts, "spans", INFILL),
     "environment.mask_ratios": (prompts, [0.1, 0.6], INFILL),
@@ -130,7 +129,6 @@ OFF = {
     "a policy that continues its prompts, model.kind = causal": INFILL,
     "data.path = rows, not a text file": INFILL,
     "environment.masking = spans": INFILL,
-    "sentences made up (data.path = null), or grammar among the monitors": ROWS,
     "a judge that covey trains (nano-judge, or second_judge among the monitors)": {
         name: value
         for name, value in SAVED.items()

@@ -105,7 +105,6 @@ def _write_rows(folder: Path) -> None:
     (folder / "splits").mkdir()
     for name, rows in files.items():
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (folder / "grammar.txt").write_text("<s> ::= <n> and <n> . | <s> <s>\n<n> ::= one | two | three | four\n")
     (folder / "broken.jsonl").write_text((folder / "rows.jsonl").read_text() + "no JSON\n")
 
 

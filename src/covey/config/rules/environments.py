@@ -140,11 +140,8 @@ def _check_infill(config: Config, settings: InfillConfig) -> None:
     """Check shares of masked tokens, and what can be watched. ValueError names the setting."""
     if not settings.mask_ratios or not all(0 < ratio < 1 for ratio in settings.mask_ratios):
         raise ValueError(f"environment.mask_ratios must be numbers between 0 and 1, got {settings.mask_ratios}")
-    if config.data.path is not None and settings.grammar is None and "grammar" in settings.monitors:
-        raise ValueError(
-            f"environment.monitors=[grammar] needs data.path = null or environment.grammar=FILE, "
-            f"got data.path={config.data.path}"
-        )
+    if config.data.path is not None and "grammar" in settings.monitors:
+        raise ValueError(f"environment.monitors=[grammar] needs data.path = null, got data.path={config.data.path}")
 
 
 def _check_machines(config: Config, settings: MachinesConfig) -> None:

@@ -21,7 +21,6 @@ from covey.environments.infill.environment import (
 )
 from covey.environments.infill.judge import Judge
 from covey.environments.infill.judge_training import NANO_JUDGE, Pair, accuracy, ensure_judge
-from covey.environments.infill.own_grammar import Grammar, read_grammar
 from covey.environments.infill.settings import InfillConfig
 from covey.environments.infill.texts import MASKINGS, Masker, Texts, load_texts
 from covey.policy.models.loading import load_tokenizer
@@ -54,8 +53,6 @@ class Material:
     settings: InfillConfig
     say: Callable[[str], None]
     """Hears of what takes a while."""
-    grammar: Grammar | None = None
-    """The user's own."""
 
     def pairs(self, split: str, seed: int) -> "PairSource":
         """Return real texts of a split with their corrupted versions."""
@@ -163,10 +160,9 @@ def build(
     tokenizer = load_tokenizer(model)
     if tokenizer.mask_token_id is None:
         raise ValueError(f"environment=infill needs a policy with a mask token, model.name={model.name} has none")
-    grammar = None if settings.grammar is None else read_grammar(settings.grammar)
-    texts = load_texts(path, settings.window, rows, grammar)
+    texts = load_texts(path, settings.window, rows)
     masker = Masker(tokenizer, settings.window, settings.masking, settings.span_length)
-    material = Material(texts, masker, tokenizer, settings, say, grammar)
+    material = Material(texts, masker, tokenizer, settings, say)
     # Train or load the judge and its monitors, from seeds of their own
     first = judged(material, settings.judge, 2 * seed)
     monitors, others = _monitors(material, 2 * seed + 1)
@@ -213,8 +209,7 @@ def _monitors(material: Material, seed: int) -> tuple[Mapping[str, Monitor], Map
     # Make each monitor; a second judge differs from the first in its seed alone
     for name in material.settings.monitors:
         if name == "grammar":
-            own = material.grammar
-            monitors[name] = GRAMMAR if own is None else Rule(own.has)
+            monitors[name] = GRAMMAR
         elif name == "ngram":
             drawn = material.texts.draw("train", material.texts.num_pool, "ngram")
             texts = [material.masker.cut(text) for text in drawn]

@@ -13,11 +13,6 @@ TRAINED_JUDGE = Requires(
 )
 
 
-GRAMMAR_READ = Requires(
-    "sentences made up (data.path = null), or grammar among the monitors",
-    ("data.path", "environment.monitors"),
-    lambda path, monitors: path is None or "grammar" in monitors,
-)
 HAS_ROWS = Requires(
     "data.path = rows, not a text file", ("data.path",), lambda path: path is not None and not path.endswith(".txt")
 )
@@ -30,8 +25,6 @@ class InfillConfig(EnvironmentConfig):
     name: str = "infill"
     text_column: str = setting("text", needs=HAS_ROWS)
     """Column that holds the text, where `data` has rows."""
-    grammar: str | None = setting(None, needs=GRAMMAR_READ)
-    """A file of rules (BNF, docs/tasks/infill.md) that draws the sentences and checks them; null takes covey's own."""
     window: int = setting(64, ge=2)
     """Most tokens of a text."""
     masking: str = setting("random", choices=("random", "spans"))
@@ -73,5 +66,5 @@ class InfillConfig(EnvironmentConfig):
     judge_cache_dir: str = setting(cache_folder, needs=TRAINED_JUDGE)
     """Content-addressed cache of trained judges."""
     monitors: list[str] = setting(["second_judge"], choices=("grammar", "second_judge", "ngram"))
-    """Logged, never trained on: grammar (exact, of generated sentences or by `grammar`), second_judge (trained
-    independently), ngram (nats a character by a model of counts)."""
+    """Logged, never trained on: grammar (exact, of generated sentences), second_judge (trained independently), ngram
+    (nats a character by a model of counts)."""

@@ -15,7 +15,6 @@ from covey.environments.base import SPLITS, Split
 from covey.environments.data.files import is_row_file
 from covey.environments.data.rows import RowSettings, load_rows
 from covey.environments.infill.grammar import sentences
-from covey.environments.infill.own_grammar import Grammar
 from covey.system.lookup import is_function_path
 
 CHARACTERS_PER_TOKEN = 8
@@ -64,16 +63,11 @@ class Running:
         return [text[start : start + self.piece_length] for start in starts]
 
 
-def load_texts(path: str | None, window: int, rows: RowSettings, grammar: Grammar | None = None) -> Texts:
+def load_texts(path: str | None, window: int, rows: RowSettings) -> Texts:
     """Load generated sentences where `path` is null, else a plain text file, or rows, each read as a text.
-
-    The sentences are covey's own where there is no grammar.
 
     ValueError for a file that is no text, or too short for a piece in each split.
     """
-    # Sentences of a grammar
-    if path is None and grammar is not None:
-        return Pieces(grammar.sentences(NUM_SENTENCES, "infill"))
     if path is None:
         return Pieces({split: sentences(NUM_SENTENCES[split], "infill", held_out=split == "test") for split in SPLITS})
     # Rows with a text each
