@@ -65,6 +65,7 @@ PUBLISHED = {
     "Qwen/Qwen3-8B": 8_190_735_360,
     "Qwen/Qwen3-14B": 14_768_307_200,
     "Qwen/Qwen3-32B": 32_762_123_264,
+    "HuggingFaceTB/SmolLM2-135M-Instruct": 134_515_008,
     "meta-llama/Llama-3.2-1B": 1_235_814_400,
     "meta-llama/Llama-3.2-3B-Instruct": 3_212_749_824,
     "meta-llama/Meta-Llama-3.1-8B": 8_030_261_248,

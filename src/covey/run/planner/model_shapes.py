@@ -250,6 +250,7 @@ PUBLIC: Mapping[str, PublicShape] = {
     "qwen3-8b": _qwen3(4096, 36, 32, 12288),
     "qwen3-14b": _qwen3(5120, 40, 40, 17408),
     "qwen3-32b": _qwen3(5120, 64, 64, 25600),
+    "smollm2-135m": ("llama", _dimensions(576, 30, 9, 3, 1536, 49152) | {"head_dim": 64, "tie_word_embeddings": True}),
     "llama-3.2-1b": _llama(2048, 16, 32, 8192, tied=True),
     "llama-3.2-3b": _llama(3072, 28, 24, 8192, tied=True),
     "llama-3.1-8b": _llama(4096, 32, 32, 14336, tied=False),
