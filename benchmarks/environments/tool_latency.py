@@ -22,11 +22,10 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
 
-from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from benchmarks.environments.slow_tools import (
@@ -116,7 +115,7 @@ class ScriptedEngine:
     async def generate(self, prompt_ids: Sequence[int], n: int, sampling: Sampling) -> list[Completion]:
         raise NotImplementedError("episodes alone")
 
-    def load_weights(self, named_tensors: Iterable[tuple[str, Tensor]], version: int) -> None:
+    def load_weights(self, version: int) -> None:
         raise NotImplementedError("nothing is trained")
 
     def take_stats(self) -> EngineStats:

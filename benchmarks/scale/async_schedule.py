@@ -95,7 +95,7 @@ def measure(max_staleness: int, steps: int, seed: int) -> Measured:
                 started, waited = time.monotonic(), 0.0
             source.take(GROUPS)
             time.sleep(TRAIN_SECONDS)
-            source.publish((), version=step + 1)
+            source.publish(step + 1)
             found = source.take_metrics()
             waited += found["trainer_waited_seconds"]
             ages.append(int(found["staleness/max"]))

@@ -212,7 +212,7 @@ def train_step(run: Run, config: Config, step: int, timer: PhaseTimer, stopper: 
             metrics |= second_look(groups, run.trainer, run.packing)
         stopper.hold()
         run.source.follow(step + 1, config.num_steps)
-        run.source.publish(run.trainer.weights(), version=step + 1)
+        run.source.publish(step + 1)
     return Stepped(groups, dropped, credit, metrics)
 
 

@@ -76,7 +76,7 @@ class Engine:
             await self.plan.on_update(self, weights)
         self.version = weights.version
 
-    def load_weights(self, named_tensors: object, version: int) -> None:
+    def load_weights(self, version: int) -> None:
         self.version = version
 
     def take_stats(self) -> EngineStats:
@@ -124,7 +124,7 @@ class Training:
         for _ in range(num_steps):
             self.take()
             self.step += 1
-            self.source.publish((), version=self.step)
+            self.source.publish(self.step)
             for name, number in self.source.take_metrics().items():
                 self.counted[name] = self.counted.get(name, 0.0) + number
         stream = PromptStream(self.source.stream.prompts, self.source.stream.seed, shuffle=True)

@@ -64,7 +64,7 @@ def test_a_place_that_falls_free_is_taken_while_other_groups_are_under_way(polic
             await straggler.wait()
 
     with training(policy, Plan(on_generate=hook), Bound(8, 0), samplers=1) as run:
-        run.source.publish((), version=0)
+        run.source.publish(0)
         run.wait_until(lambda: len(begun) == 8)
         run.wait_until(lambda: len(run.source._buffer.finished) == 7)
         run.in_pool(straggler.set)

@@ -36,7 +36,7 @@ def test_a_run_resumed_under_another_bound_keeps_it_and_loses_nothing(
     with training(policy, bound=after) as resumed:
         resumed.step, resumed.trained = NUM_STEPS, trained
         resumed.source.load_state_dict(saved)
-        resumed.source.publish((), version=NUM_STEPS)
+        resumed.source.publish(NUM_STEPS)
         resumed.advance(18)
         assert not resumed.source._unsent
 
@@ -44,7 +44,7 @@ def test_a_run_resumed_under_another_bound_keeps_it_and_loses_nothing(
 def test_a_run_that_sampled_in_process_goes_on_with_samplers_where_it_was(policy: Policy) -> None:
     with training(policy) as run:
         run.source.load_state_dict({"position": 8})
-        run.source.publish((), version=2)
+        run.source.publish(2)
         run.step = 2
         run.take()
         assert run.trained == [prompt.id for prompt, _ in PromptStream(run.source.stream.prompts, 0, True).draw(12)[8:]]
@@ -58,7 +58,7 @@ def test_held_out_prompts_do_not_wait_behind_prompts_that_wait_for_later_weights
         saved["buffer"]["finished"] = {}
     with training(policy, Plan(), bound=Bound(4, 0), samplers=1, groups_per_sampler=4) as resumed:
         resumed.source.load_state_dict(saved)
-        resumed.source.publish((), version=NUM_STEPS)
+        resumed.source.publish(NUM_STEPS)
         resumed.wait_until(lambda: len(resumed.source._buffer.finished) == 4)
         prompts = resumed.source.stream.prompts[:2]
         groups = resumed.source.run(prompts, 1, resumed.source.sampling)
@@ -76,11 +76,11 @@ def test_a_round_for_refused_groups_takes_prompts_that_wait_for_later_weights(po
         judged = count()
         source.local.keep = lambda rewards: next(judged) != 1
         source.local.filter_rounds = 2
-        source.publish((), version=NUM_STEPS)
+        source.publish(NUM_STEPS)
         first = [ticket.prompt.id for ticket in source._buffer.pending[:5]]
         assert len(source._unsent) == 8
         for version in (NUM_STEPS, NUM_STEPS + 1):
             groups = source.take(4)
             assert {rollout.policy_version for group in groups for rollout in group.rollouts} == {version}
             assert version > NUM_STEPS or [group.prompt.id for group in groups] == [first[0], *first[2:]]
-            source.publish((), version=version + 1)
+            source.publish(version + 1)

@@ -297,7 +297,7 @@ def test_metrics_are_taken_while_samplers_count(policy: Policy) -> None:
         for _ in range(20):
             run.take()
             run.step += 1
-            run.source.publish((), version=run.step)
+            run.source.publish(run.step)
         tokens += sum(found.get("samplers/tokens", 0.0) for found in taking.result(20))
         tokens += run.pool.take_metrics().get("samplers/tokens", 0.0)
         run.wait_until(lambda: len(run.source._buffer.finished) == 8)

@@ -4,7 +4,6 @@ import asyncio
 import math
 
 import pytest
-import torch
 
 from covey.engine.build import ENGINES
 from covey.engine.fake import FakeEngine, random_script
@@ -17,7 +16,7 @@ from .tiny import tiny_policy
 
 def test_the_script_decides_tokens_and_the_version_is_the_one_loaded() -> None:
     engine = FakeEngine(lambda prompt_ids, index: (*prompt_ids, index), vocab_size=8)
-    engine.load_weights([("weight", torch.zeros(1))], version=3)
+    engine.load_weights(3)
     completions = asyncio.run(engine.generate([5, 6], 2, Sampling()))
     logprob = -math.log(8)
     assert completions == [
@@ -25,7 +24,6 @@ def test_the_script_decides_tokens_and_the_version_is_the_one_loaded() -> None:
         Completion((5, 6, 1), (logprob,) * 3, "stop", 3),
     ]
     assert engine.calls == [((5, 6), 2, Sampling())]
-    assert engine.loads == [(3, ("weight",))]
 
 
 def test_a_script_longer_than_max_tokens_is_cut() -> None:

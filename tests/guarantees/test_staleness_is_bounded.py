@@ -5,14 +5,13 @@ The bound is held where groups are about to be trained, so that it holds for eve
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from torch import Tensor
 
 from covey.config.schema import Config
 from covey.config.validate import validate
@@ -117,8 +116,8 @@ class Late:
     def run(self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling) -> list[Group]:
         return self.inner.run(prompts, group_size, sampling)
 
-    def publish(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
-        self.inner.publish(weights, version)
+    def publish(self, version: int) -> None:
+        self.inner.publish(version)
 
     def follow(self, step: int, num_steps: int) -> None:
         self.inner.follow(step, num_steps)

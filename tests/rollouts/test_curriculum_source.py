@@ -180,17 +180,17 @@ def test_group_sizes_follow_their_schedule_by_the_version_that_samples(stack: Ex
     source = source_of(stack, group_size=5, later_sizes=schedule)
     sizes = []
     for version in range(5):
-        source.publish([], version)
+        source.publish(version)
         (group,) = source.take(1)
         sizes.append(len(group.rollouts))
-        source.publish([], version + 1)  # as a step does before it is logged
+        source.publish(version + 1)  # as a step does before it is logged
         assert source.take_metrics()["group_size"] == sizes[-1]
     assert sizes == [5, 5, 3, 2, 2]
 
 
 def test_an_evaluation_has_its_own_number_of_samples(stack: ExitStack) -> None:
     source = source_of(stack, later_sizes=[GroupSizeStep(1, 2)])
-    source.publish([], 1)
+    source.publish(1)
     (group,) = source.run(source.sampler.environment.prompts("test")[:1], 5, Sampling(max_tokens=5))
     assert len(group.rollouts) == 5
 

@@ -128,8 +128,8 @@ def stepped(config: Config, environment: Environment, steps: int = 3) -> dict[st
         rows += sum(part.num_rows for batch in batches for part in batch.micro_batches)
         metrics = run.trainer.step(batches, step)
         rewards += [reward for of_rank in collectives.all_gather([g.rewards for g in groups]) for reward in of_rank]
-        run.source.publish(run.trainer.weights(), version=step + 1)
-    weights = torch.cat([weight.detach().flatten() for _, weight in run.trainer.weights()])
+        run.source.publish(step + 1)
+    weights = torch.cat([weight.detach().flatten() for _, weight in run.policy.model.named_parameters()])
     position = run.source.stream.position
     run.close()
     return {

@@ -207,7 +207,7 @@ def test_the_engine_leaves_its_device_once_a_step_is_sampled_and_once_an_evaluat
 
 def test_published_weights_carry_their_version(stack: ExitStack) -> None:
     source = native_source(stack)
-    source.publish([], version=7)
+    source.publish(7)
     assert {rollout.policy_version for rollout in source.take(1)[0].rollouts} == {7}
 
 

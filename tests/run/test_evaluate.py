@@ -2,7 +2,7 @@
 
 import math
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import Tensor
 
 from covey.config.schema import EvaluationConfig
 from covey.engine.native.engine import NativeEngine
@@ -51,7 +50,7 @@ class Answers:
     def take(self, n: int, meanwhile: Any = None) -> list[Group]:
         raise AssertionError("an evaluation takes nothing from the training stream")
 
-    def publish(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
+    def publish(self, version: int) -> None:
         raise AssertionError("an evaluation publishes nothing")
 
     def take_drops(self) -> dict[str, int]:

@@ -168,7 +168,7 @@ def test_rollout_and_pack_feed_the_update_and_its_gradient_reaches_the_weights()
     assert torch.as_tensor(packed["logprobs"]).tolist() == pytest.approx(sampled, abs=1e-4)
     assert torch.equal(torch.as_tensor(packed["logprobs"]), torch.as_tensor(packed["ref_logprobs"]))
     GRPO().update(packed).backward()
-    gradients = [weight.grad for _, weight in run.trainer.weights() if isinstance(weight, Parameter)]
+    gradients = [weight.grad for _, weight in run.policy.model.named_parameters() if isinstance(weight, Parameter)]
     assert all(gradient is not None and bool(gradient.isfinite().all()) for gradient in gradients)
     assert any(bool(gradient.any()) for gradient in gradients if gradient is not None)
     # Other responses for another seed, the same for the same

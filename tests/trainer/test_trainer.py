@@ -369,12 +369,6 @@ def test_what_is_logged_counts_every_rollout_and_every_loss_once() -> None:
     assert metrics["loss"] == pytest.approx(-signed / 43, rel=1e-5)
 
 
-def test_weights_are_given_by_the_names_of_the_model() -> None:
-    policy = make_policy("qwen2")
-    given = dict(make_trainer(policy).weights())
-    assert given["model.embed_tokens.weight"] is policy.causal_lm.get_input_embeddings().weight
-
-
 def test_the_sequence_kl_of_a_rollout_is_summed_over_its_tokens_in_batch_order() -> None:
     policy, other = make_policy("qwen2"), make_policy("qwen2", seed=9)
     groups, algorithm = random_groups(), AlgorithmConfig(kl_coef=0.1, kl_in="reward", kl_estimator="k1")

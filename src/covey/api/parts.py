@@ -80,7 +80,7 @@ class Parts:
         metrics = self.trainer.step(batches, step)
         self.num_steps_done += 1
         self.source.follow(self.num_steps_done, self.config.num_steps)
-        self.source.publish(self.trainer.weights(), version=self.num_steps_done)
+        self.source.publish(self.num_steps_done)
         left_out = [dropped.group for dropped in self.source.dropped]
         return {**rollout_metrics(groups, left_out, credit, self.num_steps_done - 1), **metrics}
 

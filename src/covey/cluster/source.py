@@ -6,14 +6,13 @@ faster: prompts are admitted when weights are published and when a round of a st
 With max_staleness=0 the batches are those of the source in process.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from covey.cluster.pool import SamplerPool
 from covey.cluster.settings import DevicesConfig
@@ -121,7 +120,7 @@ class RaySource:
         """
         # Samplers need weights before their first rollout
         if self._pushed < 0:
-            self.publish((), version=0)
+            self.publish(0)
         # Gather this rank's groups, part by part
         own: dict[int, Group] = {}
         parts = self._take_all(is_streaming=meanwhile is not None)
@@ -138,14 +137,14 @@ class RaySource:
     def run(self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling) -> list[Group]:
         """Have prompts answered on the version published last: none is published meanwhile."""
         if self._pushed < 0:
-            self.publish((), version=0)
+            self.publish(0)
         if self._pushed < self._version:  # where not every version is published; collective, as shards are gathered
             self._push(self._version)
         groups: list[Group] = collectives.run_on_rank0(lambda: self._evaluate(prompts, group_size, sampling))
         stop_where_only_failures(groups, num_rollouts(groups))
         return groups
 
-    def publish(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
+    def publish(self, version: int) -> None:
         """Push the policy's weights as they are now, where a version is due, and admit what may now start."""
         self._version = version
         # With a bound of 0 nothing starts before the weights are there, so that prompts may be sent ahead of them

@@ -1,6 +1,6 @@
 """The engine seam: how tokens are sampled."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
@@ -52,8 +52,8 @@ class Engine(Protocol):
         """
         ...
 
-    def load_weights(self, named_tensors: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """Take new weights. Completions started afterwards carry `version`. Cached keys and values are dropped."""
+    def load_weights(self, version: int) -> None:
+        """Take the policy's weights. Completions started afterwards carry `version`. Caches are emptied."""
         ...
 
     def take_stats(self) -> EngineStats:

@@ -1,11 +1,10 @@
 """A scripted engine: tests and dry runs without a model."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
 
 from covey.engine.base import EngineStats, UpdateMode, WeightSet
 from covey.policy.sampling import random_uniform, row_key
@@ -29,8 +28,6 @@ class FakeEngine:
     version: int = 0
     calls: list[tuple[tuple[int, ...], int, Sampling]] = field(default_factory=list)
     """Arguments of generate(), in order."""
-    loads: list[tuple[int, tuple[str, ...]]] = field(default_factory=list)
-    """Version and tensor names of each load_weights(), in order."""
 
     async def generate(self, prompt_ids: Sequence[int], n: int, sampling: Sampling) -> list[Completion]:
         """Return what the script says, cut to max_tokens (finish_reason "length"), else "stop"."""
@@ -41,14 +38,13 @@ class FakeEngine:
         fitting, first = sampling.within(len(prompt)), sampling.first_sample
         return [self._completion(tuple(self.script(prompt, index)), fitting) for index in range(first, first + n)]
 
-    def load_weights(self, named_tensors: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """Take the new version. Of the tensors only the names are kept."""
-        self.loads.append((version, tuple(name for name, _ in named_tensors)))
+    def load_weights(self, version: int) -> None:
+        """Take the new version."""
         self.version = version
 
     async def update(self, weights: WeightSet, how: UpdateMode) -> None:
         """Take the new version."""
-        self.load_weights(weights.tensors.items(), weights.version)
+        self.load_weights(weights.version)
 
     def take_stats(self) -> EngineStats:
         """Sampling from a script takes no time and is not counted."""

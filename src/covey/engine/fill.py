@@ -8,7 +8,7 @@ Shapes: S different positions of the inputs of a pass, F positions filled in by 
 
 import asyncio
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -115,8 +115,8 @@ class FillEngine:
         self._waiting.append(request)
         return await request.future
 
-    def load_weights(self, named_tensors: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """Take the new version. The tensors are not looked at: the engine samples from the policy that is trained."""
+    def load_weights(self, version: int) -> None:
+        """Take the new version: the engine samples from the policy that is trained."""
         self.version = version
 
     def take_stats(self) -> EngineStats:

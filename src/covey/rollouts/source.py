@@ -14,8 +14,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
-from torch import Tensor
-
 from covey.engine.base import Resting
 from covey.environments.base import follow, metrics_of
 from covey.rollouts.group_checks import (
@@ -82,8 +80,8 @@ class GroupSource(Protocol):
         Ranks share the work, and each gets all groups."""
         ...
 
-    def publish(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """Sample with these weights from now on."""
+    def publish(self, version: int) -> None:
+        """Sample with the policy's weights as they are now; `version` is their number."""
         ...
 
     def epochs(self) -> float:
@@ -272,8 +270,8 @@ class LocalSource:
         stop_where_nothing_is_scored(groups)
         return groups
 
-    def publish(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
-        self.sampler.engine.load_weights(weights, version)
+    def publish(self, version: int) -> None:
+        self.sampler.engine.load_weights(version)
         self._version = version
 
     def epochs(self, num_pending: int = 0) -> float:

@@ -143,7 +143,7 @@ def warm_up(
             metrics = trainer.step(pad_micro_batches(_batch(chosen, config, policy), policy), step)
             if (step + 1) % settings.check_every and step + 1 < settings.num_steps:
                 continue
-            engine.load_weights([], step + 1)
+            engine.load_weights(step + 1)
             with sharding.unsharded(policy):
                 accuracy = _accuracy(source, prompts, sampling, config.evaluation.correct_above)
             line = f"cold start {step + 1}/{settings.num_steps}  loss {metrics['loss']:.3f}"

@@ -162,7 +162,7 @@ def resume(run: Run, config: Config, record: RunRecorder, checkpoint: Path) -> i
         # Not before: a run that cannot go on keeps the rows it had
         collectives.run_on_rank0(lambda: cut_rows(record.folder, checkpoint))
     run.source.follow(step, config.num_steps)  # before anything is sampled
-    run.source.publish(run.trainer.weights(), version=step)
+    run.source.publish(step)
     record.say(f"resumed after step {step} from {checkpoint}")
     for change in changed_facts(checkpoint):
         LOGGER.warning("%s: from here on the run is no longer bit for bit what it would have been", change)

@@ -176,10 +176,6 @@ class Trainer:
         """Return what gradients are multiplied by until the optimiser's step: 1 but in float16."""
         return float(self._scaler.get_scale())
 
-    def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield named weights, for engines that hold a copy."""
-        yield from self.policy.model.named_parameters()
-
     def sequence_kl(self, batch: Batch) -> list[float]:
         """Return the KL to the reference of each row, summed over its tokens: a penalty on the reward."""
         values: list[float] = []

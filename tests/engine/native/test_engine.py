@@ -308,14 +308,14 @@ def test_the_engine_outlives_event_loops_and_calls_they_abandoned() -> None:
 def test_completions_carry_the_version_they_were_started_with() -> None:
     engine = NativeEngine(tiny_policy("qwen2"), GENEROUS, 8)
     assert one(engine, PROMPTS[0], 1, Sampling(max_tokens=2))[0].policy_version == 0
-    engine.load_weights((), version=7)
+    engine.load_weights(7)
     assert one(engine, PROMPTS[0], 1, Sampling(max_tokens=2))[0].policy_version == 7
 
     async def load_too_early() -> None:
         call = asyncio.create_task(engine.generate(PROMPTS[0], 1, Sampling(max_tokens=50)))
         await asyncio.sleep(0)
         try:
-            engine.load_weights((), version=8)
+            engine.load_weights(8)
         finally:
             call.cancel()
 
@@ -330,7 +330,7 @@ def test_new_weights_are_sampled_at_once() -> None:
     with torch.no_grad():
         for weight in policy.model.parameters():
             weight.mul_(1.1)
-    engine.load_weights((), version=1)
+    engine.load_weights(1)
     after = one(engine, PROMPTS[0], 2, Sampling(max_tokens=8))
     fresh = one(NativeEngine(policy, GENEROUS, 8), PROMPTS[0], 2, Sampling(max_tokens=8))
     assert [c.logprobs for c in after] == [c.logprobs for c in fresh]

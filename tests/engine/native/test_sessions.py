@@ -427,7 +427,7 @@ def test_weights_that_change_between_turns_read_all_of_it_anew() -> None:
         with torch.no_grad():
             for tensor in policy.causal_lm.parameters():
                 tensor.mul_(1.5)
-        engine.load_weights((), version=4)
+        engine.load_weights(4)
         second = await session.extend([9, 9], Sampling(max_tokens=6, seed=2))
         assert session.re_encoded_tokens == len(PROMPTS[1]) + 5
         session.close()

@@ -413,14 +413,14 @@ def test_vllm_sleeps_while_the_trainer_works_and_wakes_around_the_push(make: Mak
     sample(engine, n=1)
     engine.rest()
     engine.rest()  # it is asleep
-    engine.load_weights((), version=1)
+    engine.load_weights(1)
     assert wire.calls == [
         *("label 0", "sample", f"sleep {level}"),
         *("covey_refusal", "wake weights", "covey_load", "label 1", "wake kv_cache", "score"),
     ]
     assert sample(engine, n=1)[0].logprobs == (-3.0,) * 8
     wire.calls.clear()
-    engine.load_weights((), version=2)
+    engine.load_weights(2)
     assert "pause keep" in wire.calls
     assert "wake weights" not in wire.calls
 
@@ -428,7 +428,7 @@ def test_vllm_sleeps_while_the_trainer_works_and_wakes_around_the_push(make: Mak
 def test_what_is_asked_of_a_sleeping_vllm_wakes_it_once_on_the_version_it_had(make: Make) -> None:
     wire = FakeWire()
     engine = resting(make, wire, 2)
-    engine.load_weights((), version=4)
+    engine.load_weights(4)
     engine.rest()
 
     async def ask() -> list[list[Completion]]:
@@ -454,5 +454,5 @@ def test_the_probe_of_a_push_reads_the_prompt_asked_for_last(make: Make) -> None
 
     engine = make(FakeWire(), collect=collect)
     sample(engine)
-    engine.load_weights((), version=1)
+    engine.load_weights(1)
     assert texts == [(5, 6)]

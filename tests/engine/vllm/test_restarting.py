@@ -126,7 +126,7 @@ def test_what_was_done_before_a_loss_is_counted_with_what_is_done_after_it() -> 
 def test_the_next_vllm_is_on_the_version_of_the_one_that_was_lost(start: Start) -> None:
     lost, next_one = FakeWire(), FakeWire()
     engine = start(lost, next_one)
-    engine.load_weights((), version=6)
+    engine.load_weights(6)
     lost.fails_in = "sample"
     assert {c.policy_version for group in ask(engine) for c in group} == {6}
     assert next_one.calls[0] == "label 6"
@@ -135,7 +135,7 @@ def test_the_next_vllm_is_on_the_version_of_the_one_that_was_lost(start: Start) 
 @pytest.mark.parametrize("fault", [{"fails_in": "covey_load"}, {"hangs_in": "covey_load"}, {"keeps_old_head": True}])
 def test_a_push_that_loses_vllm_starts_it_on_the_weights_that_were_to_come(start: Start, fault: dict[str, Any]) -> None:
     engine = start(FakeWire(weights={"body": torch.ones(1), "head": torch.ones(1)}, **fault), FakeWire())
-    engine.load_weights((), version=1)
+    engine.load_weights(1)
     assert {c.policy_version for group in ask(engine) for c in group} == {1}
     assert engine.take_stats().restarts == 1
 
@@ -158,7 +158,7 @@ def test_losses_between_which_weights_were_taken_are_not_in_a_row(start: Start) 
     for version, wire in enumerate(wires[:-1], start=1):
         wire.fails_in = "sample"
         ask(engine, num_prompts=1)
-        engine.load_weights((), version)
+        engine.load_weights(version)
     assert engine.take_stats().restarts == 7
 
 

@@ -41,7 +41,7 @@ def published(config: Config) -> dict[str, Any]:
             admitted = []
             for step in range(4):
                 run.source.take(config.groups_per_step)
-                run.source.publish(run.trainer.weights(), version=step + 1)
+                run.source.publish(step + 1)
                 admitted.append(run.source.stream.position)
             return {"admitted": admitted, "pushes": ray.puts}
         finally:

@@ -123,7 +123,7 @@ def test_an_engine_that_has_sampled_before_samples_the_same_again(policy: Policy
     engine = NativeEngine(policy, GENEROUS, 7)
     for chosen in ([3, 1, 4], [15, 9, 2, 6], [3, 5]):
         assert sampled(engine, chosen) == [expected[index] for index in chosen]
-    engine.load_weights((), version=1)
+    engine.load_weights(1)
     assert sampled(engine, [3]) == [expected[3]]
 
 

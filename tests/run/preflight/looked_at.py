@@ -1,13 +1,12 @@
 """Runs that a preflight looks at, an environment that knows right answers, an engine that is not what it should be."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
 import pytest
-from torch import Tensor
 
 from covey.engine.base import EngineStats
 from covey.engine.build import ENGINES
@@ -97,8 +96,8 @@ class Spoilt:
     async def generate(self, prompt_ids: Sequence[int], n: int, sampling: Sampling) -> list[Completion]:
         return [self.spoil(c) for c in await self.engine.generate(prompt_ids, n, self.sampling(sampling))]
 
-    def load_weights(self, named_tensors: Iterable[tuple[str, Tensor]], version: int) -> None:
-        self.engine.load_weights(named_tensors, version)
+    def load_weights(self, version: int) -> None:
+        self.engine.load_weights(version)
 
     def take_stats(self) -> EngineStats:
         return self.engine.take_stats()

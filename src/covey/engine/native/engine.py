@@ -8,11 +8,9 @@ sampled.
 import asyncio
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
-
-from torch import Tensor
 
 from covey.engine.base import EngineStats, check_call, check_length
 from covey.engine.native import graph
@@ -132,8 +130,8 @@ class NativeEngine:
         else:
             self.close_session(row)
 
-    def load_weights(self, named_tensors: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """Take the new version. The tensors are not looked at: the engine samples from the policy that is trained.
+    def load_weights(self, version: int) -> None:
+        """Take the new version: the engine samples from the policy that is trained.
 
         Nothing may be in flight, or a completion would mix two versions.
         """

@@ -220,7 +220,7 @@ class DecodeLayout:
     def attend(self, layer: int, query_BHTD: Tensor, key_BKTD: Tensor, value_BKTD: Tensor, rule: Rule) -> Tensor:
         prompts, rows, grid = self._cache.prompts, self._cache.rows, self._grid
         num_rows, num_heads = query_BHTD.shape[2], key_BKTD.shape[1]
-        place = self._place(num_rows, num_heads)
+        place = self._place(num_heads)
         for cached, new_BKTD in ((rows.keys[layer], key_BKTD), (rows.values[layer], value_BKTD)):
             write_tokens(cached, new_BKTD, place)
         query_RHD = (query_BHTD[0].transpose(0, 1) * rule.scaling).to(rows.keys[layer].dtype)
@@ -255,7 +255,7 @@ class DecodeLayout:
             merged = merged * without_sink(logsum, sinks_of(rule.sink_H, num_rows, num_heads))
         return merged.view(num_rows, -1, merged.shape[-1]).transpose(0, 1)[None].to(query_BHTD.dtype)
 
-    def _place(self, num_rows: int, num_heads: int) -> Tensor:
+    def _place(self, num_heads: int) -> Tensor:
         if num_heads not in self._places:
             self._places[num_heads] = slots_in(self._cache.rows, self._own_R, num_heads)
         return self._places[num_heads]

@@ -118,7 +118,7 @@ def join(policy: Policy, settings: EngineConfig, url: str, folder: Path, version
     served = replace(served, name=called(url), sleep_level=settings.sleep or 0)
     engine = _engine(partial(open_server, url, model.name), served, policy, settings, folder, version)
     try:
-        engine.load_weights((), version)
+        engine.load_weights(version)
     except BaseException:
         engine.close()
         raise

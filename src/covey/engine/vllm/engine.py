@@ -9,7 +9,7 @@ left: EngineLost, and the caller makes another engine.
 import asyncio
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
 
 from covey.engine.base import (
     EngineLost,
@@ -166,8 +165,8 @@ class VLLMEngine:
         self._raise_if_lost()
         await asyncio.wrap_future(self._submit(self._update(weights, how)))
 
-    def load_weights(self, named_tensors: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """Take the weights of the policy beside it as they are now. The tensors are not looked at.
+    def load_weights(self, version: int) -> None:
+        """Take the weights of the policy beside it as they are now.
 
         It then is awake. PushRefused and EngineLost as `update` raises them.
         """
@@ -188,7 +187,7 @@ class VLLMEngine:
         """Load the weights of the present version again, once for all who ask: those that were dropped are gone."""
         with self._waking:
             if self._is_asleep:
-                self.load_weights((), self.version)
+                self.load_weights(self.version)
 
     def prove(self, probe: Probe) -> None:
         """Check that vLLM is on the weights of the probe. EngineLost where it is not."""

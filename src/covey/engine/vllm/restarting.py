@@ -3,10 +3,8 @@
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-
-from torch import Tensor
 
 from covey.engine.base import MOST_LOSSES, EngineLost, EngineStats
 from covey.engine.vllm.engine import VLLMEngine
@@ -43,11 +41,11 @@ class RestartingEngine:
             except EngineLost as lost:
                 await asyncio.to_thread(self._restart, engine, engine.version, lost)
 
-    def load_weights(self, named_tensors: Iterable[tuple[str, Tensor]], version: int) -> None:
+    def load_weights(self, version: int) -> None:
         """Take the policy's weights as they are now. RunStopped where vLLM is lost again and again."""
         engine = self._engine
         try:
-            engine.load_weights(named_tensors, version)
+            engine.load_weights(version)
         except EngineLost as lost:
             self._restart(engine, version, lost)
         else:

@@ -7,7 +7,7 @@ Shapes: L loss tokens.
 
 import math
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -63,8 +63,8 @@ class Lengthened:
         given = self.longer if list(prompt_ids) == list(self.prompt_ids) else prompt_ids
         return await self.engine.generate(given, n, sampling)
 
-    def load_weights(self, named_tensors: Iterable[tuple[str, Tensor]], version: int) -> None:
-        self.engine.load_weights(named_tensors, version)
+    def load_weights(self, version: int) -> None:
+        self.engine.load_weights(version)
 
     def take_stats(self) -> EngineStats:
         return self.engine.take_stats()

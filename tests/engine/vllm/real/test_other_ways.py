@@ -136,7 +136,7 @@ def test_vllm_that_is_lost_beside_the_trainer_is_started_again_on_the_version_th
     assert isinstance(engine, RestartingEngine)
     try:
         train_a_little(policy, seed=1)
-        engine.load_weights((), 1)
+        engine.load_weights(1)
         undisturbed = asyncio.run(engine.generate(PROMPT, 4, SAMPLING))
         completions = asyncio.run(disturbed(engine, fault))
         assert gap(policy, completions, SAMPLING) < 1e-4
@@ -164,7 +164,7 @@ def test_calls_of_sleep_and_waking_go_through_and_do_nothing_on_a_cpu() -> None:
         for version in (1, 2):
             engine.rest()
             train_a_little(policy, seed=version)
-            engine.load_weights((), version)
+            engine.load_weights(version)
             completions = sample(engine, SAMPLING)
             assert gap(policy, completions, SAMPLING) < 1e-4
             assert {c.policy_version for c in completions} == {version}
