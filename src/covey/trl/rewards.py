@@ -11,8 +11,6 @@ from covey.environments.reward_functions.ready_made.table import REWARDS
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-RewardFunc = "str | Callable[..., Any] | PreTrainedModel"
-
 
 def reward_list(given: Any, tokenizers: Any) -> list[str | Callable[..., Any]]:
     """Return the rewards of a trainer as functions and names.
