@@ -101,9 +101,9 @@ def train(library: str, options: argparse.Namespace) -> list[dict[str, float]]:
         def on_step_end(self, *_: Any, **__: Any) -> None:
             self.ends.append(time.perf_counter())
 
-        def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float], **_: Any) -> None:
-            if "completions/mean_length" in logs:
-                self.lengths.append(logs["completions/mean_length"])
+        def on_log(self, *_: Any, **given: Any) -> None:
+            if "completions/mean_length" in given["logs"]:
+                self.lengths.append(given["logs"]["completions/mean_length"])
 
     clock, rank = Clock(), options.lora
     lora = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM") if rank else None
