@@ -45,9 +45,9 @@ def trained(folder: Path, chosen: Config, meddle: Callable[[FakeRay, int], None]
     publish = RaySource.publish
     with fake_ray() as ray, pytest.MonkeyPatch.context() as patch:
 
-        def meddled(source: RaySource, weights: object, version: int) -> None:
+        def meddled(source: RaySource, version: int) -> None:
             meddle(ray, version)
-            publish(source, weights, version)  # type: ignore[arg-type]
+            publish(source, version)
 
         patch.setattr(RaySource, "publish", meddled)
         train(chosen, folder)
