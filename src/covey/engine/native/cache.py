@@ -22,7 +22,8 @@ TORCH_GROWTH, COMPILED_GROWTH = 0.25, 1.0
 
 def budget(cache_bytes: int | None, device: torch.device) -> int:
     """Return how many bytes may be cached: `cache_bytes`, or where that is None as many as there is room for now."""
-    return cache_budget(cache_bytes, free_bytes(device) if device.type == "cuda" else None)
+    asks_device = cache_bytes is None and device.type == "cuda"
+    return cache_budget(cache_bytes, free_bytes(device) if asks_device else None)
 
 
 def free_bytes(device: torch.device) -> int:
