@@ -10,7 +10,7 @@ from ...support.builders import normal
 
 HALVES = [False, pytest.param(True, marks=pytest.mark.skipif(not has_half(), reason="no products in bfloat16 here"))]
 SHAPES = [(1, 16, 32), (7, 48, 33), (8, 64, 31), (64, 32, 1), (65, 128, 344), (200, 96, 100)]
-"""Rows, inputs, outputs: beside and beyond tiles of 8 x 32 and batches of 64 rows."""
+"""Rows, inputs, outputs: beside and beyond blocks of 8 and 32 rows, tiles of 32 inputs, and batches of 64 rows."""
 
 pytestmark = pytest.mark.usefixtures("own_threads")
 

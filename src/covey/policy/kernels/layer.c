@@ -6,16 +6,22 @@
    operands then, as autocast does it, but nothing else is rounded). fused.py mirrors the structs.
 
    Weights lie in panels of PANEL outputs: for each input, or pair of inputs in bfloat16, the weights of all outputs of a
-   panel side by side. ROWS rows and a panel are multiplied at a time, all their sums in registers. Decoding has few
-   rows, so that the time goes into reading weights, which are fetched a little ahead. */
+   panel side by side. ROWS rows and a panel are multiplied at a time, TOGETHER of them with all their sums in registers,
+   or all of them in tiles. Decoding has few rows, so that the time goes into reading weights, which are fetched a little
+   ahead. */
 
 #include "decode.h"
 #include <sys/mman.h>
 
 #if LANES == 16
-#define ROWS 8
+#define TOGETHER 8 /* rows whose sums are in registers */
 #else
-#define ROWS 6
+#define TOGETHER 6
+#endif
+#ifdef __AMX_BF16__
+#define ROWS 32
+#else
+#define ROWS TOGETHER
 #endif
 #define VECTORS 2
 #define PANEL (VECTORS * LANES)
@@ -76,12 +82,14 @@ typedef struct {
 
 typedef lanes Sums[ROWS][VECTORS];
 
+#include "tiles.h"
+
 /* Sums of the first `num` rows of a tile in float32: rows at x, `stride` apart, `last` + 1 of them (the others repeat the
    last one). A sum is the same for any `num`. */
-INLINE void multiply(const float *x, int64_t stride, int64_t inner, int64_t last, const float *panel, Sums out,
-                     const int num) {
-    const float *row[ROWS];
-    lanes sum[ROWS][VECTORS];
+INLINE void multiply(const float *x, int64_t stride, int64_t inner, int64_t last, const float *panel,
+                     lanes out[][VECTORS], const int num) {
+    const float *row[TOGETHER];
+    lanes sum[TOGETHER][VECTORS];
 #pragma GCC unroll 8
     for (int r = 0; r < num; r++) {
         row[r] = x + smaller(r, last) * stride;
@@ -104,9 +112,9 @@ INLINE void multiply(const float *x, int64_t stride, int64_t inner, int64_t last
 #ifdef __AVX512BF16__
 /* The same in bfloat16, two inputs at a time. */
 INLINE void multiply_half(const uint32_t *x, int64_t stride, int64_t pairs, int64_t last, const uint32_t *panel,
-                          Sums out, const int num) {
-    const uint32_t *row[ROWS];
-    __m512 sum[ROWS][VECTORS];
+                          lanes out[][VECTORS], const int num) {
+    const uint32_t *row[TOGETHER];
+    __m512 sum[TOGETHER][VECTORS];
 #pragma GCC unroll 8
     for (int r = 0; r < num; r++) {
         row[r] = x + smaller(r, last) * stride;
@@ -131,39 +139,46 @@ INLINE void multiply_half(const uint32_t *x, int64_t stride, int64_t pairs, int6
 /* Functions of their own for few rows: products of bfloat16 take longer than reading weights. */
 #define MULTIPLY(num)                                                                                                 \
     static __attribute__((noinline)) void multiply_##num(const float *x, int64_t stride, int64_t inner, int64_t last, \
-                                                         const float *panel, Sums out) {                              \
+                                                         const float *panel, lanes out[][VECTORS]) {                  \
         multiply(x, stride, inner, last, panel, out, num);                                                            \
     }
 #define MULTIPLY_HALF(num)                                                                                            \
     static __attribute__((noinline)) void multiply_half_##num(const uint32_t *x, int64_t stride, int64_t pairs,       \
-                                                              int64_t last, const uint32_t *panel, Sums out) {        \
+                                                              int64_t last, const uint32_t *panel, lanes out[][VECTORS]) { \
         multiply_half(x, stride, pairs, last, panel, out, num);                                                       \
     }
 MULTIPLY(2)
 MULTIPLY(4)
-MULTIPLY(ROWS)
+MULTIPLY(TOGETHER)
 #ifdef __AVX512BF16__
 MULTIPLY_HALF(2)
 MULTIPLY_HALF(4)
-MULTIPLY_HALF(ROWS)
+MULTIPLY_HALF(TOGETHER)
 #endif
 
-/* Rows first .. last of x, `width` numbers each, times a panel, from number `at` on. */
+/* Rows first .. last of x, `width` numbers each, ROWS at most, times a panel, from number `at` on. */
 INLINE void sum_up(const Product *p, const void *x, int64_t width, int64_t at, int64_t first, int64_t last,
                    int64_t panel, Sums sum, const int half) {
-    const int64_t more = last - first;
+    const int64_t end = smaller(last, first + ROWS - 1);
 #ifdef __AVX512BF16__
-    if (half) {
-        const int64_t pairs = p->inner / 2;
-        (more < 2 ? multiply_half_2 : more < 4 ? multiply_half_4 : multiply_half_ROWS)(
-            (const uint32_t *)x + (first * width + at) / 2, width / 2, pairs, more,
-            (const uint32_t *)p->panels + panel * pairs * PANEL, sum);
+    const int64_t pairs = p->inner / 2, stride = width / 2;
+    const uint32_t *weights = (const uint32_t *)p->panels + panel * pairs * PANEL;
+    const uint32_t *from = (const uint32_t *)x + (first * width + at) / 2;
+#ifdef TILE_ROWS
+    if (half && goes_by_tiles(pairs)) {
+        multiply_tiles(from, stride, pairs, end - first, weights, sum);
         return;
     }
 #endif
-    (more < 2 ? multiply_2 : more < 4 ? multiply_4 : multiply_ROWS)(
-        (const float *)x + first * width + at, width, p->inner, more,
-        (const float *)p->panels + panel * p->inner * PANEL, sum);
+    for (int64_t r = 0, more = end - first; half && r <= more; r += TOGETHER)
+        (more - r < 2 ? multiply_half_2 : more - r < 4 ? multiply_half_4 : multiply_half_TOGETHER)(
+            from + r * stride, stride, pairs, more - r, weights, sum + r);
+    if (half) return;
+#endif
+    for (int64_t r = first; r <= end; r += TOGETHER)
+        (end - r < 2 ? multiply_2 : end - r < 4 ? multiply_4 : multiply_TOGETHER)(
+            (const float *)x + r * width + at, width, p->inner, end - r,
+            (const float *)p->panels + panel * p->inner * PANEL, sum + (r - first));
 }
 
 /* The same of a whole product: its bias, and its adapter, from what was made `narrow` for it. */
@@ -309,19 +324,13 @@ INLINE void after_attention(const Layer *l, const Pass *p, const int half) {
 /* `heads`: queries, keys and values of every row, turned to their positions. */
 void covey_before_attention(const Layer *l, const Pass *p) {
 #pragma omp parallel num_threads(p->num_threads)
-    if (l->half)
-        before_attention(l, p, 1);
-    else
-        before_attention(l, p, 0);
+    IN_TILES(l->half ? before_attention(l, p, 1) : before_attention(l, p, 0))
 }
 
 /* `hidden`: what it is after the layer, given what attention made of the heads. */
 void covey_after_attention(const Layer *l, const Pass *p) {
 #pragma omp parallel num_threads(p->num_threads)
-    if (l->half)
-        after_attention(l, p, 1);
-    else
-        after_attention(l, p, 0);
+    IN_TILES(l->half ? after_attention(l, p, 1) : after_attention(l, p, 0))
 }
 
 void covey_decode_attention(const Decode *d) {
@@ -346,10 +355,8 @@ INLINE void decode_layers(const Layer *layers, const Cached *cached, int64_t num
 void covey_decode_layers(const Layer *layers, const Cached *cached, int64_t num_layers, const Pass *p,
                          const Decode *attention) {
 #pragma omp parallel num_threads(p->num_threads)
-    if (layers->half)
-        decode_layers(layers, cached, num_layers, p, attention, 1);
-    else
-        decode_layers(layers, cached, num_layers, p, attention, 0);
+    IN_TILES(layers->half ? decode_layers(layers, cached, num_layers, p, attention, 1)
+                          : decode_layers(layers, cached, num_layers, p, attention, 0))
 }
 
 /* Norms of rows, in place. */
@@ -358,9 +365,7 @@ void covey_norm(float *x, const float *weight, int64_t rows, int64_t width, floa
     norm_rows(x, weight, x, rows, width, eps, 0);
 }
 
-INLINE void product(const Product *p, const float *x, float *out, void *const room[2], int64_t rows,
-                    int64_t num_threads, const int half) {
-#pragma omp parallel num_threads(num_threads)
+INLINE void product(const Product *p, const float *x, float *out, void *const room[2], int64_t rows, const int half) {
     for (int64_t first = 0; first < rows; first += BATCH) {
         const int64_t count = smaller(BATCH, rows - first);
         const void *given = operand(x + first * p->inner, room[0], count, p->inner, half);
@@ -371,10 +376,8 @@ INLINE void product(const Product *p, const float *x, float *out, void *const ro
 /* out = x * weights + bias; `room` for BATCH rows of what enters a product and of what enters its adapter's second. */
 void covey_product(const Product *p, const float *x, float *out, void *const room[2], int64_t rows, int64_t half,
                    int64_t num_threads) {
-    if (half)
-        product(p, x, out, room, rows, num_threads, 1);
-    else
-        product(p, x, out, room, rows, num_threads, 0);
+#pragma omp parallel num_threads(num_threads)
+    IN_TILES(half ? product(p, x, out, room, rows, 1) : product(p, x, out, room, rows, 0))
 }
 
 INLINE void pack(const float *weight, void *panels, int64_t inner, int64_t outer, int64_t num_threads, const int half) {
