@@ -23,7 +23,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from fractions import Fraction
 
-from covey.environments.math.formulas.forms import alike, canonical, monomial, share_a_factor
+from covey.environments.math.formulas.forms import canonical, monomial, share_a_factor
 from covey.environments.math.formulas.nodes import (
     Call,
     Group,
@@ -46,6 +46,7 @@ from covey.environments.math.formulas.nodes import (
 )
 from covey.environments.math.formulas.relations import is_ratio, is_reducible
 from covey.environments.math.formulas.trees import read_tree
+from covey.environments.math.formulas.values import equal_values
 from covey.environments.math.formulas.words import FAMILIES
 from covey.environments.math.normalize import plain
 
@@ -248,7 +249,7 @@ def has_form(tree: Node, expected: Node, question: str) -> bool:
     """
     # Formulas of the question in the form that is asked for
     stated = [formula for formula in formulas(question) if not isinstance(formula, Number | Symbol)]
-    same = [formula for formula in stated if alike(formula, last_side(expected))]
+    same = [formula for formula in stated if equal_values(formula, last_side(expected))]
     if not same and not _ASKS_FOR_FORM.search(question):
         return True
     # Compare the form of the answer: no echo of the question, brackets and fractions as expected

@@ -11,16 +11,13 @@ from fractions import Fraction
 
 from covey.environments.math.formulas.forms import (
     canonical,
-    differ,
-    differ_as_equations,
     has_words,
     is_compound,
-    lacks_letter,
     num_terms,
     without_units,
 )
-from covey.environments.math.formulas.nodes import Node, is_equation, is_expression, last_side
-from covey.environments.math.formulas.relations import same_relation
+from covey.environments.math.formulas.nodes import Node, is_equation, last_side
+from covey.environments.math.formulas.relations import same_relation, same_value
 from covey.environments.math.formulas.trees import read_tree
 from covey.environments.math.normalize import in_latex
 from covey.environments.math.numerals import read_values
@@ -93,12 +90,7 @@ def equal_at_sight(answer: str, gold: str) -> bool | None:
     # Numbers at random points tell most others apart
     if num_terms(tree) > MAX_TERMS_OF_ANSWER:
         return False
-    if is_equation(expected):
-        return False if lacks_letter(tree, expected) or differ_as_equations(tree, expected) else None
-    if not (is_expression(tree) and is_expression(expected)):
-        return None
-    given, wanted = last_side(tree), last_side(expected)
-    return False if lacks_letter(given, wanted) or differ(given, wanted) else None
+    return same_value(tree, expected)
 
 
 def _is_same(answer: Node, gold: Node) -> bool:

@@ -2,12 +2,12 @@
 
 import math
 import random
-from collections.abc import Callable, Iterable, Mapping
-from decimal import Context, Decimal, DivisionByZero, InvalidOperation, Overflow, localcontext
+from collections.abc import Callable, Iterable
 from fractions import Fraction
 from itertools import pairwise, zip_longest
 
 from covey.environments.math.formulas.nodes import (
+    CONSTANTS,
     Call,
     Group,
     Node,
@@ -21,16 +21,10 @@ from covey.environments.math.formulas.nodes import (
     negative,
     walk,
 )
-from covey.environments.math.formulas.words import GREEK
+from covey.environments.math.formulas.values import NUM_POINTS, equal_at
 
 Monomial = tuple[Fraction, dict[str, Fraction]]
 """A rational coefficient, and the exponent of each base by its canonical spelling."""
-
-DIGITS = 60
-SAME = Decimal(10) ** -30
-"""Values nearer to each other than this, relative to the larger one, count as equal."""
-MAX_EXPONENT = 5_000
-PI = Decimal("3.14159265358979323846264338327950288419716939937510582097494459230781640628620899862803")
 
 
 def canonical(node: Node) -> str:
@@ -88,27 +82,28 @@ def _spelling(node: Node) -> str:
     return repr(node)
 
 
-# ------------------------------------------------------------------------------------------------ values
+# ------------------------------------------------------------------------------------------------ letters and words
 
 
-def differ(first: Node, second: Node) -> bool:
-    """Check whether two formulas of the same letters have different values somewhere. False where it cannot be told.
-
-    Right formulas never differ: values are compared to 30 places, at points drawn from the names of the letters.
-    """
-    if _letters(first) != _letters(second):
-        return False
-    return any(_apart(value_at(first, point), value_at(second, point)) for point in range(NUM_POINTS))
+def lacks_letter(answer: Node, gold: Node) -> bool:
+    """Check whether the reference has a letter that an answer without words has not."""
+    return not has_words(answer) and not letters_of(gold) <= letters_of(answer)
 
 
-def differ_as_equations(answer: Node, gold: Node) -> bool:
-    """Check whether an answer is not the equation `gold`: in whatever way one is written, the difference of its sides
-    is the same but for a factor."""
+def letters_of(node: Node) -> set[str]:
+    """Return the names of all letters but constants."""
+    names = {part.name for part in walk(node) if isinstance(part, Symbol)}
+    return {name for name in names if name not in CONSTANTS and not name.startswith("text:")}
+
+
+def equal_equations(answer: Node, gold: Node) -> bool | None:
+    """Compare equations: in whatever way one is written, the difference of its sides is the same but for a factor."""
     given, wanted = _gap(answer), _gap(gold)
     if given is None or wanted is None:
-        return given is None and wanted is not None
-    ratios = [value_at(Quotient(given, wanted), point) for point in range(NUM_POINTS)]
-    return any(_apart(ratios[0], ratio) for ratio in ratios)
+        return False if wanted is not None else None
+    ratio = Quotient(given, wanted)
+    verdicts = [equal_at((ratio, 0), (ratio, point)) for point in range(1, NUM_POINTS)]
+    return False if False in verdicts else None if None in verdicts else True
 
 
 def _gap(node: Node) -> Node | None:
@@ -117,11 +112,6 @@ def _gap(node: Node) -> Node | None:
         case Group("relation =", (left, right)):
             return Sum((left, negative(right)))
     return None
-
-
-def lacks_letter(answer: Node, gold: Node) -> bool:
-    """Check whether the reference has a letter that an answer without words has not."""
-    return not has_words(answer) and not _letters(gold) <= _letters(answer)
 
 
 def has_words(node: Node) -> bool:
@@ -139,67 +129,6 @@ def without_units(node: Node) -> Node:
     """Return a product less its units: the `12\\pi` of an area in square metres."""
     kept = [factor for factor in node.factors if not has_words(factor)] if isinstance(node, Product) else []
     return Product(tuple(kept)) if len(kept) > 1 else (kept or [node])[0]
-
-
-def alike(first: Node, second: Node) -> bool:
-    """Check whether two formulas have the same value wherever it is looked at."""
-    pairs = [(value_at(first, point), value_at(second, point)) for point in range(NUM_POINTS)]
-    return all(a is not None and b is not None and not _apart(a, b) for a, b in pairs)
-
-
-def _letters(node: Node) -> set[str]:
-    names = {part.name for part in walk(node) if isinstance(part, Symbol)}
-    return {name for name in names if name not in VALUES and not name.startswith("text:")}
-
-
-def _apart(first: Decimal | None, second: Decimal | None) -> bool:
-    if first is None or second is None:
-        return False
-    return abs(first - second) > SAME * max(abs(first), abs(second), Decimal(1))
-
-
-def value_at(node: Node, point: int) -> Decimal | None:
-    """Return the value with positive numbers in place of the letters, None where it is no real number or too large."""
-    with localcontext(
-        Context(prec=DIGITS, Emax=999_999, Emin=-999_999, traps=[InvalidOperation, DivisionByZero, Overflow])
-    ):
-        try:
-            return _value(node, point)
-        except (ArithmeticError, ValueError):
-            return None
-
-
-def _value(node: Node, point: int) -> Decimal:
-    match node:
-        case Number(value):
-            return Decimal(value.numerator) / value.denominator
-        case Symbol(name):
-            return _letter(name, point)
-        case Sum(terms):
-            return sum((_value(term, point) for term in terms), Decimal(0))
-        case Product(factors):
-            return math.prod((_value(factor, point) for factor in factors), start=Decimal(1))
-        case Quotient(top, bottom):
-            return _value(top, point) / _value(bottom, point)
-        case Power(base, exponent):
-            return _power(_value(base, point), _value(exponent, point))
-        case Root(radicand, index):
-            return _power(_value(radicand, point), 1 / Decimal(index))
-    raise ValueError("no number")
-
-
-def _letter(name: str, point: int) -> Decimal:
-    if name in VALUES:
-        return VALUES[name]
-    if name == "i" or not (name.isalpha() or name in GREEK):
-        raise ValueError("no number")
-    return Decimal(random.Random(f"{name} {point}").randrange(10**6, 2 * 10**6)) / 10**6
-
-
-def _power(base: Decimal, exponent: Decimal) -> Decimal:
-    if abs(exponent) > MAX_EXPONENT or (base < 0 and exponent != exponent.to_integral_value()):
-        raise ValueError("too large, or not real")
-    return base**exponent
 
 
 # ------------------------------------------------------------------------------------------------ size
@@ -238,7 +167,7 @@ def share_a_factor(first: Node, second: Node) -> bool:
 
     All letters but one stand for numbers drawn from their names, and coefficients are taken modulo a prime.
     """
-    for letter in sorted(_letters(first) & _letters(second)):
+    for letter in sorted(letters_of(first) & letters_of(second)):
         one, other = _polynomial(first, letter), _polynomial(second, letter)
         if one is not None and other is not None and len(_common_divisor(one, other)) > 1:
             return True
@@ -309,15 +238,8 @@ def _common_divisor(first: list[int], second: list[int]) -> list[int]:
     return first
 
 
-VALUES: Mapping[str, Decimal] = {
-    "\\pi": PI,
-    "π": PI,
-    "e": Decimal(1).exp(Context(prec=DIGITS)),
-    "text:degree": Decimal(1),
-}
 MAX_TERMS = 10_000
 MAX_DEGREE = 30
 PRIME = 2**61 - 1
-NUM_POINTS = 2
 SET = "\\{\\}"
 _ONE = Fraction(1)

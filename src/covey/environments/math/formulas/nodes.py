@@ -170,11 +170,6 @@ def _is_proper(node: Node) -> bool:
     return name.isupper() or name.startswith("text:") or name in FIGURES or (name[:1] == "\\" and " " in name)
 
 
-def is_expression(node: Node) -> bool:
-    """Check for an expression, or an equation with one on its last side: no set, point, list or inequality."""
-    return not isinstance(last_side(node), Group)
-
-
 def is_rational(node: Node) -> bool:
     """Check for a number or a fraction of two."""
     if isinstance(node, Quotient):

@@ -1,10 +1,11 @@
 """Values by name, inequalities as intervals, ratios: the same in another notation, compared without algebra."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from covey.environments.math.formulas.forms import SET, alike, canonical, differ, value_at
+from covey.environments.math.formulas.forms import SET, canonical, equal_equations, lacks_letter
 from covey.environments.math.formulas.nodes import (
     BOTH,
     RELATION,
@@ -24,6 +25,7 @@ from covey.environments.math.formulas.nodes import (
     numeral_value,
     walk,
 )
+from covey.environments.math.formulas.values import equal_values, value_at
 from covey.environments.math.formulas.words import LESS, MORE
 
 INFINITY = Symbol("\\infty")
@@ -272,7 +274,35 @@ def _same_end(one: Node, other: Node) -> bool | None:
         return True
     if {canonical(one), canonical(other)} & {canonical(INFINITY), canonical(MINUS_INFINITY)}:
         return False
-    return alike(one, other) or (False if differ(one, other) else None)
+    return equal_values(one, other)
 
 
+def same_value(answer: Node, gold: Node) -> bool | None:
+    """Compare expressions by value, equations as such, sets and lists in any order, points and matrices by places."""
+    if is_equation(gold):
+        return equal_equations(answer, gold)
+    given, wanted = last_side(answer), last_side(gold)
+    if not isinstance(given, Group) and not isinstance(wanted, Group):
+        return not lacks_letter(given, wanted) and equal_values(given, wanted)
+    if not isinstance(given, Group) or not isinstance(wanted, Group) or not _is_same_kind(given, wanted):
+        return None
+    if wanted.kind in UNORDERED:
+        sides = ((given, wanted), (wanted, given))
+        return _all_of(
+            [_any_of([same_value(a, b) for a in one.members]) for one, other in sides for b in other.members]
+        )
+    if len(given.members) != len(wanted.members):
+        return False
+    return _all_of([same_value(one, other) for one, other in zip(given.members, wanted.members, strict=True)])
+
+
+def _is_same_kind(given: Group, wanted: Group) -> bool:
+    return given.kind == wanted.kind or {given.kind, wanted.kind} <= UNORDERED
+
+
+def _any_of(verdicts: Sequence[bool | None]) -> bool | None:
+    return True if True in verdicts else None if None in verdicts else False
+
+
+UNORDERED = frozenset({"list", SET, "\\{"})
 _FLIPPED = dict(zip(MORE, LESS, strict=True))

@@ -1,0 +1,279 @@
+"""The value of a formula: exact where it is rational, else to any number of digits, never rounded into equality.
+
+Two values are equal unless they are seen to differ: computed to 60 and to 120 digits, a difference that is there stays
+the same, and one that comes of rounding shrinks. So nothing counts that is smaller than 10^-60 of the largest term.
+"""
+
+import math
+import operator
+import random
+from collections.abc import Callable, Mapping, Sequence
+from decimal import Context, Decimal, DivisionByZero, InvalidOperation, Overflow, getcontext, localcontext
+from fractions import Fraction
+from functools import lru_cache
+from typing import Any
+
+from covey.environments.math.formulas.nodes import (
+    Call,
+    Node,
+    Number,
+    Power,
+    Product,
+    Quotient,
+    Root,
+    Sum,
+    Symbol,
+    walk,
+)
+from covey.environments.math.formulas.words import BINOMIALS, GREEK
+
+Value = Fraction | Decimal
+
+DIGITS = 60
+NUM_POINTS = 4
+"""Places at which formulas of letters are compared: two with positive numbers, two with negative ones too."""
+WHOLE = range(NUM_POINTS, 2 * NUM_POINTS)
+"""Places with whole numbers, for factorials and signs such as `(-1)^n`."""
+MAX_BITS = 200_000
+"""Of a numerator or denominator that is kept exactly."""
+MAX_FACTORIAL = 5_000
+
+
+def equal_values(first: Node, second: Node) -> bool | None:
+    """Compare two formulas at points drawn from the names of their letters, whole ones where others have no value.
+
+    None where one has no value at some point and they differ at none.
+    """
+    for points in (range(NUM_POINTS), WHOLE):
+        verdicts = [equal_at((first, point), (second, point)) for point in points]
+        if False in verdicts or None not in verdicts:
+            return False not in verdicts
+    return None
+
+
+def equal_at(first: tuple[Node, int], second: tuple[Node, int]) -> bool | None:
+    """Compare the values of two formulas, each at a point of its own. None where one has none."""
+    gaps: list[Decimal] = []
+    for digits in (DIGITS, 2 * DIGITS):
+        one, other = value_at(*first, digits), value_at(*second, digits)
+        if one is None or other is None:
+            return None
+        if isinstance(one, Fraction) and isinstance(other, Fraction):
+            return one == other
+        with localcontext(_context(digits)):
+            gaps.append(_decimal(one) - _decimal(other))
+    with localcontext(_context(DIGITS)):
+        return abs(gaps[1] - gaps[0]) >= abs(gaps[1]) / 2
+
+
+def value_at(node: Node, point: int = 0, digits: int = DIGITS) -> Value | None:
+    """Return the value with numbers in place of the letters, None where it is no real number or too large."""
+    with localcontext(_context(digits)):
+        try:
+            return _value(node, point)
+        except (ArithmeticError, ValueError):
+            return None
+
+
+def _context(digits: int) -> Context:
+    traps = [InvalidOperation, DivisionByZero, Overflow]
+    return Context(prec=digits + 5, Emax=999_999, Emin=-999_999, traps=traps)
+
+
+def _value(node: Node, point: int) -> Value:
+    match node:
+        case Number(value):
+            return value
+        case Symbol(name):
+            return _letter(name, point)
+        case Sum(terms):
+            return _folded(terms, point, operator.add)
+        case Product(factors):
+            return _folded(factors, point, operator.mul)
+        case Quotient(top, bottom):
+            return _folded((top, bottom), point, operator.truediv)
+        case Power(base, exponent):
+            return _power(_value(base, point), _value(exponent, point))
+        case Root(radicand, index):
+            return _root(_value(radicand, point), index)
+        case Call(name, arguments) if name in FUNCTIONS_OF_NUMBERS:
+            in_degrees = any(part == Symbol("text:degree") for argument in arguments for part in walk(argument))
+            values = [_value(argument, point) for argument in arguments]
+            return FUNCTIONS_OF_NUMBERS[name]([pi() / 180 * _decimal(v) if in_degrees else v for v in values])
+    raise ValueError("no number")
+
+
+def _folded(nodes: tuple[Node, ...], point: int, operation: Callable[..., Any]) -> Value:
+    total, *others = (_value(node, point) for node in nodes)
+    for value in others:
+        if isinstance(total, Fraction) and isinstance(value, Fraction):
+            total = _bounded(operation(total, value))
+        else:
+            total = operation(_decimal(total), _decimal(value))
+    return total
+
+
+def _bounded(value: Fraction) -> Fraction:
+    if max(value.numerator.bit_length(), value.denominator.bit_length()) > MAX_BITS:
+        raise ValueError("too large")
+    return value
+
+
+def _decimal(value: Value) -> Decimal:
+    return value if isinstance(value, Decimal) else Decimal(value.numerator) / value.denominator
+
+
+def _letter(name: str, point: int) -> Value:
+    if name in CONSTANTS_BY_NAME:
+        return CONSTANTS_BY_NAME[name]()
+    if name == "i" or not (name.isalpha() or name in GREEK or name[-1:] == "]"):
+        raise ValueError("no number")
+    draw = random.Random(f"{name} {point}")
+    if point in WHOLE:
+        return Fraction(draw.randrange(2, 40))
+    sign = draw.choice((1, -1)) if point >= NUM_POINTS // 2 else 1
+    return Fraction(sign * draw.randrange(10**6, 2 * 10**6), 10**6)
+
+
+def _power(base: Value, exponent: Value) -> Value:
+    if isinstance(exponent, Fraction) and exponent.denominator == 1 and isinstance(base, Fraction):
+        bits = max(base.numerator.bit_length(), base.denominator.bit_length())
+        if (bits - 1) * abs(exponent) <= MAX_BITS and bits <= MAX_BITS:
+            return base ** int(exponent)
+    elif isinstance(exponent, Fraction) and exponent.denominator < MAX_BITS and base >= 0:
+        root = _root(base, exponent.denominator)
+        if isinstance(root, Fraction):
+            return _power(root, Fraction(exponent.numerator))
+    if base < 0 and exponent != int(exponent):
+        raise ValueError("not real")
+    return _decimal(base) ** _decimal(exponent)
+
+
+def _root(radicand: Value, index: int) -> Value:
+    if radicand < 0:
+        if index % 2 == 0:
+            raise ValueError("not real")
+        return -_root(-radicand, index)
+    if isinstance(radicand, Fraction):
+        top, bottom = (_whole_root(number, index) for number in (radicand.numerator, radicand.denominator))
+        if top is not None and bottom is not None:
+            return Fraction(top, bottom)
+    return _decimal(radicand) ** (1 / Decimal(index)) if radicand else Fraction(0)
+
+
+def _whole_root(number: int, index: int) -> int | None:
+    if number < 2:
+        return number
+    root = round(Decimal(number) ** (1 / Decimal(index))) if number.bit_length() < MAX_BITS else 0
+    return root if root.bit_length() * index <= 2 * MAX_BITS and root**index == number else None
+
+
+# ------------------------------------------------------------------------------------------------ functions
+
+
+def _factorial(arguments: Sequence[Value]) -> Value:
+    return Fraction(math.factorial(_whole(arguments[0])))
+
+
+def _binomial(arguments: Sequence[Value]) -> Value:
+    above, below = map(_whole, arguments)
+    return Fraction(math.comb(above, below))
+
+
+def _whole(value: Value) -> int:
+    if value != int(value) or not 0 <= value <= MAX_FACTORIAL:
+        raise ValueError("no number of things")
+    return int(value)
+
+
+def _logarithm(arguments: Sequence[Value]) -> Value:
+    """Compute `\\log`, whose base is a letter where none is written."""
+    *base, argument = map(_decimal, arguments)
+    below = base[0] if base else _decimal(_letter("log", 0))
+    return argument.ln() / below.ln()
+
+
+def _sine(argument: Value) -> Decimal:
+    turn = 2 * pi()
+    x = _decimal(argument) % turn
+    term, total, place = x, x, 1
+    while abs(term) > Decimal(10) ** -(getcontext().prec + 2):
+        place += 2
+        term = -term * x * x / (place * (place - 1))
+        total += term
+    return total
+
+
+def _arctangent(argument: Value) -> Decimal:
+    """Halve the angle until a few terms are enough."""
+    x, halvings = _decimal(argument), 0
+    while abs(x) > Decimal("0.01"):
+        x, halvings = x / (1 + (1 + x * x).sqrt()), halvings + 1
+    term, total, place = x, x, 1
+    while abs(term) > Decimal(10) ** -(getcontext().prec + 2):
+        place += 2
+        term *= -x * x
+        total += term / place
+    return total * 2**halvings
+
+
+def pi() -> Decimal:
+    """Return pi to as many digits as are computed with."""
+    return _pi(getcontext().prec)
+
+
+@lru_cache(maxsize=8)
+def _pi(digits: int) -> Decimal:
+    with localcontext(_context(digits + 5)):
+        return 16 * _arctangent(Fraction(1, 5)) - 4 * _arctangent(Fraction(1, 239))
+
+
+def _cosine(argument: Value) -> Decimal:
+    return _sine(_decimal(argument) + pi() / 2)
+
+
+def _arcsine(argument: Value) -> Decimal:
+    x = _decimal(argument)
+    return pi() / 2 * x if abs(x) == 1 else _arctangent(x / (1 - x * x).sqrt())
+
+
+def _size(argument: Value) -> Value:
+    return argument if argument >= 0 else -argument
+
+
+def _of_one(function: Callable[[Value], Value]) -> Callable[[Sequence[Value]], Value]:
+    """Take exactly one argument: with a second one, such as the bounds of a sum, there is no value."""
+
+    def value(arguments: Sequence[Value]) -> Value:
+        (argument,) = arguments
+        return function(argument)
+
+    return value
+
+
+CONSTANTS_BY_NAME: Mapping[str, Callable[[], Value]] = {
+    "\\pi": pi,
+    "π": pi,
+    "e": lambda: Decimal(1).exp(),
+    "text:degree": lambda: Fraction(1),
+}
+FUNCTIONS_OF_NUMBERS: Mapping[str, Callable[[Sequence[Value]], Value]] = {
+    "factorial": _factorial,
+    **dict.fromkeys(BINOMIALS, _binomial),
+    "\\log": _logarithm,
+    "\\ln": _of_one(lambda x: _decimal(x).ln()),
+    "\\lg": _of_one(lambda x: _decimal(x).log10()),
+    "\\sin": _of_one(_sine),
+    "\\cos": _of_one(_cosine),
+    "\\tan": _of_one(lambda x: _sine(x) / _cosine(x)),
+    "\\cot": _of_one(lambda x: _cosine(x) / _sine(x)),
+    "\\sec": _of_one(lambda x: 1 / _cosine(x)),
+    "\\csc": _of_one(lambda x: 1 / _sine(x)),
+    "\\arctan": _of_one(_arctangent),
+    "\\arcsin": _of_one(_arcsine),
+    "\\arccos": _of_one(lambda x: pi() / 2 - _arcsine(x)),
+    "|": _of_one(_size),
+    "\\lvert": _of_one(_size),
+    "\\lfloor": _of_one(lambda x: Fraction(math.floor(x))),
+    "\\lceil": _of_one(lambda x: Fraction(math.ceil(x))),
+}
