@@ -7,10 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from covey.cli.main import main
+from covey.policy.models.nano import nano_tokenizer
 
+from ..support.builders import saved_model
 from ..support.models.saved_models import qwen, save_model
 from ..support.small import logging_as_it_was, rows
 from .test_docs import command_lines, example_files
@@ -60,6 +63,23 @@ def test_the_adapters_are_merged_as_the_page_says_and_the_result_is_a_model_like
     assert AutoTokenizer.from_pretrained("merged").chat_template == AutoTokenizer.from_pretrained(adapter).chat_template
     ask = runpy.run_path("ask_it.py")["ask"]
     assert ask("merged", "12 + 30 = ?", max_new_tokens=4) == ask(str(adapter), "12 + 30 = ?", max_new_tokens=4)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_adapters_on_a_head_are_merged_into_the_head_alone(folder: Path, tmp_path: Path, tied: bool) -> None:
+    base, adapter = saved_model(tmp_path / "base", "llama", tie_word_embeddings=tied), str(tmp_path / "adapter")
+    model = get_peft_model(
+        AutoModelForCausalLM.from_pretrained(base), LoraConfig(r=4, target_modules=["q_proj", "lm_head"])
+    )
+    for name, weight in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(weight.data, std=0.3, generator=torch.Generator().manual_seed(0))
+    model.save_pretrained(adapter)
+    nano_tokenizer().save_pretrained(adapter)
+    runpy.run_path("merge_it.py")["merge"](adapter, str(tmp_path / "merged"))
+    ids = torch.arange(1, 9)[None]
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")(input_ids=ids).logits
+    torch.testing.assert_close(merged, model(input_ids=ids).logits, atol=1e-4, rtol=1e-5)
 
 
 def test_a_merged_model_is_measured_and_trained_again(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -26,6 +26,7 @@ from covey.environments.reward_functions.specs import load_reward
 from covey.policy.models.adapters import other_than_plain_lora
 from covey.policy.models.loading import load_policy
 from covey.policy.models.naming import device_of_map
+from covey.policy.models.saved import read_weights
 from covey.run.evaluate import Evaluation
 from covey.run.folder import begun_at
 from covey.run.given import Given
@@ -341,7 +342,9 @@ def _load(model: Any, processing_class: Any, peft_config: Any, args: GRPOConfig)
         tokenizer = AutoTokenizer.from_pretrained(_path(model), revision=keywords.get("revision") or "main")
     loaded = model
     if isinstance(model, str):
-        loaded = AutoModelForCausalLM.from_pretrained(model, **({"dtype": "float32"} | keywords))
+        loaded, lacking = read_weights(AutoModelForCausalLM, model, **({"dtype": "float32"} | keywords))
+        if lacking:
+            raise ValueError(f"model={model} {lacking}")
     if peft_config is None:
         return loaded, tokenizer
     from peft import get_peft_model

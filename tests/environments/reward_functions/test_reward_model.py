@@ -102,7 +102,9 @@ def test_what_is_no_reward_model_is_refused(saved: str, tmp_path: Path) -> None:
         RewardModel("no/where").prepare()
     AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", vocab_size=260, **SHAPE)).save_pretrained(tmp_path)
     nano_tokenizer().save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"is no reward model: its files have no weights for score\.weight$"):
+    with pytest.raises(
+        ValueError, match=r"is no reward model: it must hold all 21 weights of .*, 1 are missing \(score\.weight\)"
+    ):
         RewardModel(str(tmp_path)).prepare()
 
 

@@ -10,14 +10,15 @@ from typing import Any
 import huggingface_hub.constants
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokenizer
 
 from covey.algorithm.settings import AlgorithmConfig
 from covey.environments.reward_functions.ready_made.reward_model import load_scorer
 from covey.policy.models import loading
 from covey.policy.models.loading import choose_device, load_policy, load_tokenizer
-from covey.policy.models.nano import ARCHITECTURES
+from covey.policy.models.nano import ARCHITECTURES, nano_tokenizer
 from covey.policy.policy import Policy, inference, is_adapted
 from covey.policy.settings import ModelConfig
 from covey.run.checkpoints.checkpoint import save_policy
@@ -28,6 +29,7 @@ from covey.types import RunStopped
 from ...support.builders import (
     ADVANTAGES,
     SGD,
+    SHAPE,
     byte_batch,
     gradient,
     make,
@@ -389,3 +391,83 @@ def test_float16_on_a_cpu_is_computed_in_a_precision_that_cpus_have_and_one_line
         assert [line for line in caplog.messages if "float16 is computed" in line] == [
             f"model.precision=float16 is computed in {name}: this device is a CPU, which is slow in float16"
         ]
+
+
+# ------------------------------------------------------------------------------------------------ what is not there
+
+
+def _without(folder: Path, change: Callable[[dict[str, Tensor]], dict[str, Tensor]]) -> str:
+    """A saved model whose file holds what `change` leaves of its weights."""
+    name = saved_model(folder, "llama", tie_word_embeddings=True)
+    save_file(change(load_file(folder / "model.safetensors")), folder / "model.safetensors", {"format": "pt"})
+    return name
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            lambda found: {k: v for k, v in found.items() if "1.mlp.up_proj" not in k},
+            "1 are missing (model.layers.1.mlp.up_proj.weight)",
+        ),
+        (lambda found: {k: v for k, v in found.items() if "norm" not in k}, "5 are missing"),
+        (lambda found: {}, "are missing (lm_head.weight, model.embed_tokens.weight"),
+        (
+            lambda found: {f"other.{k}": v for k, v in found.items()},
+            "are missing (lm_head.weight, model.embed_tokens.weight",
+        ),
+    ],
+    ids=["one matrix", "all norms", "nothing", "other names"],
+)
+@pytest.mark.parametrize("on_host", [False, True])
+def test_weights_that_the_files_lack_are_never_drawn(tmp_path: Path, change: Any, said: str, on_host: bool) -> None:
+    with pytest.raises(ValueError, match="must hold all 21 weights of LlamaForCausalLM") as caught:
+        load_policy(_without(tmp_path, change), on_host=on_host)
+    assert said in str(caught.value)
+
+
+def test_a_tied_head_is_not_missing(tmp_path: Path) -> None:
+    assert load_policy(_without(tmp_path, lambda found: found)).causal_lm.config.tie_word_embeddings
+
+
+def test_an_empty_pickle_and_a_missing_part_are_refused(tmp_path: Path) -> None:
+    name = saved_model(tmp_path, "llama")
+    (tmp_path / "model.safetensors").unlink()
+    torch.save({}, tmp_path / "pytorch_model.bin")
+    with pytest.raises(ValueError, match="must hold all 21 weights of LlamaForCausalLM, 21 are missing"):
+        load_policy(name)
+    (tmp_path / "pytorch_model.bin").unlink()
+    AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(name)).save_pretrained(name, max_shard_size="20KB")
+    next(tmp_path.glob("model-00002-*")).unlink()
+    with pytest.raises(ValueError, match="model-00002-"):
+        load_policy(name)
+
+
+def test_adapters_that_the_files_lack_are_refused(tmp_path: Path) -> None:
+    based = ModelConfig(name=saved_model(tmp_path / "base", "llama"), lora_rank=2)
+    save_policy(load_policy(based), tmp_path / "adapters")
+    file = tmp_path / "adapters" / "adapter_model.safetensors"
+    kept = {k: v for k, v in load_file(file).items() if "q_proj" not in k}
+    save_file(kept, file, {"format": "pt"})
+    with pytest.raises(ValueError, match="must hold all adapters that adapter_config"):
+        load_policy(ModelConfig(name=str(tmp_path / "adapters"), lora_rank=2))
+
+
+@pytest.mark.parametrize("architecture", ["bert", "roberta", "electra", "modernbert", "distilbert"])
+def test_an_encoder_is_no_causal_policy(tmp_path: Path, architecture: str) -> None:
+    config = AutoConfig.for_model(architecture, **{**SHAPE, "vocab_size": 260})
+    model = AutoModelForMaskedLM.from_config(config)
+    model.save_pretrained(tmp_path)
+    nano_tokenizer().save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="must be a causal language model, got one that sees what follows") as caught:
+        load_policy(tmp_path)
+    assert f"({type(model).__name__}); model.kind=masked" in str(caught.value)
+
+
+def test_tokens_added_without_rows_are_refused(tmp_path: Path) -> None:
+    name = saved_model(tmp_path, "llama", vocab_size=260)
+    tokenizer = AutoTokenizer.from_pretrained(name)
+    tokenizer.add_tokens(["<a>", "<b>"])
+    tokenizer.save_pretrained(name)
+    with pytest.raises(ValueError, match=r"got 262 tokens and 260 rows \(none for '<a>'\): model.resize_token_embed"):
+        load_policy(name)

@@ -183,6 +183,28 @@ def test_a_policy_that_cannot_stop_or_has_too_few_embeddings_is_refused(build: B
     assert "knows no stop token" in finding(subject, "tokenizer").figure
 
 
+def test_a_token_without_a_row_that_any_prompt_spells_is_refused(build: Build) -> None:
+    subject = build(Scripted({"train": ["one"] * 30 + ["three <pic>"], "test": ["a"]}, lambda p, t: 0.0))
+    subject.run.policy.tokenizer.add_special_tokens({"additional_special_tokens": ["<pic>", "<vid>"]})
+    found = finding(subject, "tokenizer")
+    assert "holds <pic>, a token without an embedding: there are 260 rows for 262 tokens" in found.figure
+    subject = build()
+    subject.run.policy.tokenizer.add_special_tokens({"additional_special_tokens": ["<pic>"]})
+    assert finding(subject, "tokenizer").passed
+
+
+def test_rows_without_a_token_are_said(build: Build, caplog: pytest.LogCaptureFixture) -> None:
+    subject = build()
+    subject.run.policy.causal_lm.resize_token_embeddings(261)
+    assert finding(subject, "tokenizer").figure.endswith(
+        "1 of 261 rows of the embedding stand for no token, and are drawn as others are"
+    )
+    assert "rows of the embedding" not in caplog.text
+    subject.run.policy.causal_lm.resize_token_embeddings(505)
+    assert finding(subject, "tokenizer").values["num_unnamed_rows"] == 245
+    assert "245 of 505 rows of the embedding stand for no token" in caplog.text
+
+
 def test_a_stop_token_that_would_stay_in_the_judged_text_is_refused(build: Build) -> None:
     subject = build()
     subject.run.policy.causal_lm.generation_config.eos_token_id = [1, 70]

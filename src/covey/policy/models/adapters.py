@@ -1,5 +1,6 @@
 """LoRA adapters (arXiv 2106.09685) through peft: new ones, and saved ones that training continues."""
 
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -142,10 +143,18 @@ def base_of(policy: Path, recorded: str | None) -> str | None:
 
 
 def load_adapters(model: PreTrainedModel, settings: ModelConfig, saved: "LoraConfig") -> nn.Module:
-    """Return the adapters in the directory model.name, on their base model, ready to be trained further."""
+    """Return the adapters in the directory model.name, on their base model, ready to be trained further.
+
+    ValueError where its files lack some.
+    """
     from peft import PeftModel
 
-    with torch.random.fork_rng(devices=[]):  # they are made at random first
-        adapted = PeftModel.from_pretrained(model, settings.name, config=saved, is_trainable=True)
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():  # they are made at random first
+        warnings.filterwarnings("error", "Found missing adapter keys")
+        try:
+            adapted = PeftModel.from_pretrained(model, settings.name, config=saved, is_trainable=True)
+        except UserWarning as error:
+            what = f"model.name={settings.name} must hold all adapters that adapter_config.json names"
+            raise ValueError(f"{what} ({str(error)[:160]}): save them anew") from error
     check_layers(adapted)
     return adapted

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 from transformers import (
     AutoModelForCausalLM,
@@ -40,6 +39,14 @@ from covey.policy.models.nano import NANO, NanoShape, nano_model, nano_tokenizer
 from covey.policy.models.nano_masked import NANO_MASKED, nano_masked_model, nano_masked_tokenizer
 from covey.policy.models.probe import LISTED, detect_capabilities, remove_dropout
 from covey.policy.models.quantized import check_form, keep_promises, quantization_config, quantized_bits
+from covey.policy.models.saved import (
+    NO_CODE,
+    UNREADABLE,
+    read_weights,
+    refuse_encoder,
+    refuse_rowless,
+    refuse_saved_encoder,
+)
 from covey.policy.models.unread import Unread, find_unread
 from covey.policy.plain import MAKING
 from covey.policy.policy import DTYPES, Policy, is_adapted
@@ -127,7 +134,10 @@ def _unread(settings: ModelConfig) -> Unread | None:
     if settings.name in NANO_TOKENIZERS or quantized_bits(settings):
         return None
     how = {"attn_implementation": ATTENTION, "dtype": _storage_type(settings), **NO_CODE}
-    return find_unread(KINDS[settings.kind], settings.name, settings.revision, how)
+    found = find_unread(KINDS[settings.kind], settings.name, settings.revision, how)
+    if found is not None:
+        refuse_encoder(found.model.config, settings)
+    return found
 
 
 def _completed(unread: Unread, settings: ModelConfig, device: torch.device, trainable: bool, policy: Policy) -> Policy:
@@ -156,6 +166,7 @@ def policy_in_memory(
         _padding(tokenizer)
         model: PreTrainedModel = given if isinstance(given, PreTrainedModel) else _adapted_model(given, settings)
         check_form(model, quantized_bits(settings), "the model in memory")
+        refuse_encoder(model.config, settings)
         model.set_attn_implementation(ATTENTION)
         _move(model, device, _storage_type(settings))
         with given.disable_adapter() if given is not model else nullcontext():  # type: ignore[operator]
@@ -198,7 +209,8 @@ def _adapted_model(given: nn.Module, settings: ModelConfig) -> PreTrainedModel:
 def _equipped(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, settings: ModelConfig, device: torch.device
 ) -> Policy:
-    """Choose what computes the layers of a model."""
+    """Choose what computes the layers of a model. ValueError where it has no embedding for a token."""
+    refuse_rowless(model, tokenizer, settings.name)
     remove_dropout(model)
     if device.type == "cpu":
         linear.choose_library(model, settings.kernels)
@@ -290,8 +302,9 @@ def _load_pretrained(settings: ModelConfig, device: torch.device) -> tuple[PreTr
         keywords["device_map"] = {"": device}
     if not Path(settings.name).exists():
         silence()
+    refuse_saved_encoder(settings)
     try:
-        model = KINDS[settings.kind].from_pretrained(settings.name, **keywords)
+        model, lacking = read_weights(KINDS[settings.kind], settings.name, **keywords)
         tokenizer = _padding(_load_tokenizer(settings))
     except UNREADABLE as error:
         if error.args == (ATTENTION,):
@@ -307,6 +320,8 @@ def _load_pretrained(settings: ModelConfig, device: torch.device) -> tuple[PreTr
             f"model.name={settings.name} is no {what} of a {settings.kind} language model ({reason})"
         ) from error
     check_form(model, bits, f"model.name={settings.name}")
+    if lacking:
+        raise ValueError(f"model.name={settings.name} {lacking}")
     # Quantised weights are on their device already
     if bits:
         keep_promises(model, bits)
@@ -361,13 +376,6 @@ def _line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0][:160]
 
 
-UNREADABLE = (
-    *(ArithmeticError, AssertionError, AttributeError, LookupError, OSError, RecursionError, TypeError, ValueError),
-    StrictDataclassError,
-)
-"""What transformers raises of files that hold something else than it writes."""
-NO_CODE: dict[str, Any] = {"trust_remote_code": False}
-"""Code beside weights is never run. Left out, transformers would ask at the terminal."""
 KINDS = {"causal": AutoModelForCausalLM, "masked": AutoModelForMaskedLM}
 NANO_TOKENIZERS = {NANO: nano_tokenizer, NANO_MASKED: nano_masked_tokenizer}
 """The embedded policies, which are built from nothing."""

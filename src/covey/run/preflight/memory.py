@@ -11,11 +11,12 @@ from covey.engine.native import graph
 from covey.engine.native.runner import cache_shape
 from covey.engine.settings import cache_budget
 from covey.policy import sharding
+from covey.policy.models.saved import num_rows
 from covey.run.planner.memory import workload
 from covey.run.preflight.memory_model import cache_and_logits, optimizer_bytes
 from covey.run.preflight.passes import MemorySample, Shape, bytes_of, fitting_tokens, largest_shape, measure
 from covey.run.preflight.policy import local, probe_trainer
-from covey.run.preflight.subject import Check, PreflightContext, vocabulary_size
+from covey.run.preflight.subject import Check, PreflightContext
 from covey.system import collectives
 from covey.system.text.format import memory
 
@@ -130,4 +131,4 @@ def _sampling_bytes(subject: PreflightContext, num_groups: int, free: int) -> in
     holders = num_groups + (load.num_rows if graph.is_wanted(policy) else 0)
     num_cached = load.num_cached + holders * len(subject.longest[1])
     load = replace(load, cache_bytes=given, num_cached=num_cached)
-    return cache_and_logits(load, cache_shape(policy).slot_bytes, vocabulary_size(policy))
+    return cache_and_logits(load, cache_shape(policy).slot_bytes, num_rows(policy.causal_lm))

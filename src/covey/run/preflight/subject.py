@@ -13,7 +13,6 @@ from covey.config.schema import Config
 from covey.environments.base import Environment, Split, text_of
 from covey.policy import sharding
 from covey.policy.plain import plain_model
-from covey.policy.policy import Policy
 from covey.rollouts.encoding import encode_prompt
 from covey.run.build import Run
 from covey.run.preflight.room import available_bytes
@@ -81,14 +80,19 @@ class PreflightContext:
         stream.load_state_dict(before)
         return list({prompt.id: prompt for prompt, _ in drawn}.values())
 
+    @property
+    def all_prompts(self) -> list[Prompt]:
+        """Return all prompts of training and evaluation."""
+        return [*self.run.local.stream.prompts, *self.run.test_prompts]
+
     @cached_property
     def longest(self) -> tuple[Prompt, list[int]]:
         """Return the longest prompt of training and evaluation with its tokens.
 
         Tokenizing all of a large data set takes minutes, so it is looked for among those with the most characters.
         """
-        everything = [*self.run.local.stream.prompts, *self.run.test_prompts]
-        chosen = [*self.prompts, *nlargest(self.config.preflight.num_prompts, everything, key=_num_characters)]
+        large = nlargest(self.config.preflight.num_prompts, self.all_prompts, key=_num_characters)
+        chosen = [*self.prompts, *large]
         encoded = [(prompt, encode_prompt(self.run.policy.tokenizer, prompt)) for prompt in chosen]
         return max(encoded, key=lambda found: len(found[1]))
 
@@ -132,13 +136,6 @@ class PreflightContext:
         fits = sum(num_tokens * self.token_seconds <= SAMPLING_SECONDS for num_tokens in needed)
         chosen = {prompt.id for prompt in ordered[: max(MIN_PROMPTS, len(firsts), fits)]}
         return [prompt for prompt in self.prompts if prompt.id in chosen]
-
-
-def vocabulary_size(policy: Policy) -> int:
-    """Count the tokens that have an embedding, of which the tokenizer may know fewer."""
-    weight = policy.causal_lm.get_input_embeddings().weight
-    assert isinstance(weight, torch.Tensor)
-    return weight.shape[0]
 
 
 def _num_characters(prompt: Prompt) -> int:

@@ -11,14 +11,18 @@ from covey.engine.native.cache import budget
 from covey.engine.native.runner import cache_shape
 from covey.environments.base import Environment, ends_with_assistant, naming, text_of, with_content
 from covey.environments.settings import CustomConfig, MixtureConfig
+from covey.policy.models.saved import num_rows
 from covey.policy.models.text import special_ids
 from covey.policy.policy import Policy, original_lengths
 from covey.rollouts.encoding import encode_prompt
-from covey.run.preflight.subject import Check, PreflightContext, vocabulary_size
+from covey.run.preflight.subject import Check, PreflightContext
 from covey.system import collectives
 from covey.types import Group, Message, Prompt, Rollout, RunStopped, Sampling
 
 LOGGER = logging.getLogger(__name__)
+
+MANY_UNNAMED = 0.01
+"""Share of rows without a token that is worth a line of the log. Qwen2.5 has 271 of 151,936."""
 
 # ------------------------------------------------------------------------------------------------ tokenizer
 
@@ -32,15 +36,20 @@ def check_tokenizer(subject: PreflightContext) -> Check:
     policy = subject.run.policy
     faults = [
         *_token_faults(policy),
+        *_rowless_faults(subject),
         *(fault for prompt in subject.prompts for fault in _prompt_faults(policy, prompt)),
     ]
     if faults:
         return Check(False, faults[0][0], "no difference", faults[0][1])
     remarks = [remark for prompt in subject.prompts for remark in _remarks(policy, prompt)]
-    if remarks and collectives.is_main_process():
-        LOGGER.warning("%s", remarks[0])
+    unnamed, rows = _num_unnamed(policy), num_rows(policy.causal_lm)
+    spare = f"{unnamed:,} of {rows:,} rows of the embedding stand for no token, and are drawn as others are"
+    if collectives.is_main_process():
+        for remark in [*remarks[:1], *([spare] if unnamed > MANY_UNNAMED * rows else [])]:
+            LOGGER.warning("%s", remark)
     figure = remarks[0] if remarks else f"{len(subject.prompts)} prompts come back unchanged"
-    return Check(True, figure, "", values={"num_changed": float(len(remarks))})
+    values = {"num_changed": float(len(remarks)), "num_unnamed_rows": float(unnamed)}
+    return Check(True, f"{figure}; {spare}" if unnamed else figure, "", values=values)
 
 
 Fault = tuple[str, str]
@@ -49,11 +58,8 @@ Fault = tuple[str, str]
 
 def _token_faults(policy: Policy) -> Iterator[Fault]:
     """Yield what a policy of its kind lacks: a token that ends a completion, or one that is filled in."""
-    size, other = vocabulary_size(policy), "take the tokenizer that belongs to the model"
-    # A masked policy ends by length, so only its mask token counts
-    if policy.mask_id is not None:
-        if policy.mask_id >= size:
-            yield f"mask token {policy.mask_id} has no embedding, there are {size}", other
+    size, other = num_rows(policy.causal_lm), "take the tokenizer that belongs to the model"
+    if policy.mask_id is not None:  # it ends by length
         return
     # Without a stop token every completion runs into the limit
     if not policy.stop_ids:
@@ -71,6 +77,29 @@ def _token_faults(policy: Policy) -> Iterator[Fault]:
                 f"stop token {token_id} is not marked as special, so {left!r} stays in the text that is judged",
                 'mark it: "special": true in tokenizer.json',
             )
+
+
+def _rowless_faults(subject: PreflightContext) -> Iterator[Fault]:
+    """Yield prompts, of all, that spell a token which the embedding has no row for."""
+    policy, size = subject.run.policy, num_rows(subject.run.policy.causal_lm)
+    rowless = [token for token, token_id in policy.tokenizer.get_vocab().items() if token_id >= size]
+    for prompt in subject.all_prompts if rowless else ():
+        said = [prompt.text] if isinstance(prompt.text, str) else [text_of(message) for message in prompt.text]
+        for token in rowless:
+            if any(token in text for text in said):
+                figure = f"prompt {prompt.id} holds {token}, a token without an embedding: there are {size} rows"
+                yield (
+                    f"{figure} for {len(policy.tokenizer)} tokens",
+                    "resize_token_embeddings of the model, and save it",
+                )
+                return
+
+
+def _num_unnamed(policy: Policy) -> int:
+    """Count the rows of the embedding that no token has: vocabularies are padded to round numbers."""
+    return num_rows(policy.causal_lm) - sum(
+        i < num_rows(policy.causal_lm) for i in policy.tokenizer.get_vocab().values()
+    )
 
 
 def _prompt_faults(policy: Policy, prompt: Prompt) -> Iterator[Fault]:
@@ -96,8 +125,8 @@ def _rendering_faults(policy: Policy, prompt: Prompt) -> Iterator[str]:
         yield f"prompt {prompt.id} has no masked token ({policy.tokenizer.mask_token})"
     if encode_prompt(policy.tokenizer, prompt) != ids:
         yield f"prompt {prompt.id} gives other tokens the second time"
-    if max(ids) >= vocabulary_size(policy):
-        yield f"token {max(ids)} of prompt {prompt.id} has no embedding, there are {vocabulary_size(policy)}"
+    if max(ids) >= num_rows(policy.causal_lm):
+        yield f"token {max(ids)} of prompt {prompt.id} has no embedding, there are {num_rows(policy.causal_lm)}"
     if not isinstance(prompt.text, str):
         yield from _template_faults(policy, prompt.id, prompt.text, ids)
 

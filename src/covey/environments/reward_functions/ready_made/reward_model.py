@@ -137,7 +137,8 @@ def load_scorer(name: str, revision: str | None, precision: str, device: str) ->
     """Load a frozen sequence classifier and its tokenizer. Raises ValueError where none has a trained head."""
     from transformers import AutoModelForSequenceClassification
 
-    from covey.policy.models.loading import NO_CODE, choose_device, load_tokenizer
+    from covey.policy.models.loading import choose_device, load_tokenizer
+    from covey.policy.models.saved import NO_CODE, read_weights
     from covey.policy.settings import ModelConfig
     from covey.system.hub import silence
 
@@ -147,15 +148,12 @@ def load_scorer(name: str, revision: str | None, precision: str, device: str) ->
     keywords: dict[str, Any] = NO_CODE | ({} if revision is None else {"revision": revision})
     # Load model and tokenizer
     try:
-        model, loading = AutoModelForSequenceClassification.from_pretrained(
-            name, dtype=precision, output_loading_info=True, **keywords
-        )
+        model, lacking = read_weights(AutoModelForSequenceClassification, name, dtype=precision, **keywords)
         tokenizer = load_tokenizer(ModelConfig(name=name, revision=revision))
     except (OSError, ValueError, KeyError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0][:160]
         raise ValueError(f"{name} is no directory or reachable hub reward model ({reason})") from error
     # A causal model loads too, with a random head
-    if loading["missing_keys"]:
-        missing = ", ".join(sorted(loading["missing_keys"])[:3])
-        raise ValueError(f"{name} is no reward model: its files have no weights for {missing}")
+    if lacking:
+        raise ValueError(f"{name} is no reward model: it {lacking}")
     return Loaded(model.requires_grad_(False).eval().to(choose_device(device)), tokenizer)

@@ -1,0 +1,83 @@
+"""What a saved model must be before it is trained: causal, with all its weights, and a row for each of its tokens."""
+
+from typing import Any
+
+from huggingface_hub.errors import StrictDataclassError
+from torch import Tensor
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from covey.policy.settings import ModelConfig
+
+
+def read_weights(kind: Any, name: str, **keywords: Any) -> tuple[Any, str]:
+    """Load a saved model by an Auto class, and say which of its weights the files lack, "" for none.
+
+    Transformers draws those at random and goes on. Tied weights are saved once, and are not lacking.
+    """
+    model, found = kind.from_pretrained(name, output_loading_info=True, **keywords)
+    lacking = sorted(found["missing_keys"])
+    if not lacking:
+        return model, ""
+    named = ", ".join(lacking[:3])
+    return model, (
+        f"must hold all {len(model.state_dict())} weights of {type(model).__name__}, {len(lacking)} are missing "
+        f"({named}) and would be drawn at random: fetch its files again, or save the model whole"
+    )
+
+
+def refuse_saved_encoder(settings: ModelConfig) -> None:
+    """Refuse (ValueError) a folder or a hub name that holds an encoder, before its weights are read."""
+    try:
+        config = AutoConfig.from_pretrained(settings.name, revision=settings.revision, **NO_CODE)
+    except UNREADABLE:
+        return  # loading says what is wrong
+    refuse_encoder(config, settings)
+
+
+def refuse_encoder(config: PreTrainedConfig, settings: ModelConfig) -> None:
+    """Refuse (ValueError) a model that sees what follows. Transformers loads some as causal ones all the same."""
+    decodes = getattr(config, "is_decoder", type(config) in AutoModelForCausalLM._model_mapping)
+    if settings.kind != "causal" or decodes or type(config) not in AutoModelForMaskedLM._model_mapping:
+        return
+    saved = ", ".join(config.architectures or [config.model_type])
+    raise ValueError(
+        f"model.name={settings.name} must be a causal language model, got one that sees what follows ({saved}); "
+        "model.kind=masked with engine=fill and environment=infill trains one"
+    )
+
+
+def refuse_rowless(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str) -> None:
+    """Refuse (ValueError) a tokenizer with a token that text may become and the embedding has no row for.
+
+    The preflight looks for special ones in prompts: some models have one of a picture that their texts never hold.
+    """
+    rows, special = num_rows(model), {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
+    rowless = {i: token for token, i in tokenizer.get_vocab().items() if i >= rows and i not in special}
+    if rowless:
+        raise ValueError(
+            f"model.name={name} must have an embedding for every token, got {len(tokenizer)} tokens and {rows} rows "
+            f"(none for {rowless[min(rowless)]!r}): model.resize_token_embeddings({max(rowless) + 1}), and save it"
+        )
+
+
+def num_rows(model: PreTrainedModel) -> int:
+    """Count the tokens that have an embedding, of which the tokenizer may know fewer."""
+    weight = model.get_input_embeddings().weight
+    assert isinstance(weight, Tensor)
+    return weight.shape[0]
+
+
+UNREADABLE = (
+    *(ArithmeticError, AssertionError, AttributeError, LookupError, OSError, RecursionError, TypeError, ValueError),
+    StrictDataclassError,
+)
+"""What transformers raises of files that hold something else than it writes."""
+NO_CODE: dict[str, Any] = {"trust_remote_code": False}
+"""Code beside weights is never run. Left out, transformers would ask at the terminal."""
