@@ -37,6 +37,7 @@ from covey.run.records.record import RunRecorder
 from covey.run.records.waits import make_watchdog
 from covey.system import collectives, ranks
 from covey.system.disk import WriteError
+from covey.system.machine import release_memory
 from covey.system.text.format import count, number_of, percent
 from covey.system.waits.signals import Stopper, StopRequested
 
@@ -196,6 +197,7 @@ def evaluate_and_log(run: Run, config: Config, record: RunRecorder, step: int) -
     """Evaluate on the held-out prompts and log what was found."""
     with record.timer.phase("evaluation"), sharding.unsharded(run.policy):
         answers = answer(run.source, run.test_prompts, run.source.sampling, config.evaluation)
+        release_memory()
     with record.watchdog.deadline("the logs to be written", "timeouts.saving"):
         record.evaluation(step, answers)
     if step == 0 and (line := noise(answers, run.source.sampling.temperature)) is not None:

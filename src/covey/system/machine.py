@@ -5,7 +5,7 @@ import gc
 import logging
 import os
 from collections.abc import Iterator, Mapping, MutableMapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 SPIN_COUNT = "2000"
@@ -79,3 +79,9 @@ def keep_memory() -> bool:
         return False
     settings = {MMAP_MAX: 0, TRIM_THRESHOLD: KEEP_BYTES, TOP_PAD: TOP_PAD_BYTES}
     return all(mallopt(name, value) == 1 for name, value in settings.items())
+
+
+def release_memory() -> None:
+    """Give the kernel what is free in the heap, once a phase is over that needed more than the next ones will."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)

@@ -39,6 +39,7 @@ from covey.run.preflight.text import (
 from covey.run.records.record import RunRecorder
 from covey.system import collectives
 from covey.system.jsonl import write_json
+from covey.system.machine import release_memory
 from covey.system.text.format import duration
 
 REPORT = "preflight.json"
@@ -126,6 +127,7 @@ def leaving_no_trace(run: Run) -> Iterator[None]:
         run.local.sampler.engine.take_stats()
         metrics_of(run.environment)
         restore_generators(before)
+        release_memory()
 
 
 def _compared(checks: Sequence[Check]) -> str:
