@@ -43,16 +43,19 @@ def build_arithmetic(settings: "ArithmeticConfig", config: "BuildSettings") -> "
 
 
 def build_gsm8k(settings: "Gsm8kConfig", config: "BuildSettings") -> "Environment":
+    from covey.environments.data.columns import of_verl
     from covey.environments.data.rows import load_rows, row_settings
     from covey.environments.math.gsm8k import GSM8K, prompt_of
 
     make = partial(prompt_of, scheme=settings.scheme, instruction=settings.instruction)
     how = row_settings(config.data, ("question", "answer"), prompt=("question",), make=make)
-    rows = load_rows(config.data.path, how)
+    known = partial(of_verl, problem="question", answer="answer", form="#### {}")
+    rows = load_rows(config.data.path, replace(how, known=known))
     return GSM8K(rows.splits, settings.scheme, settings.format_reward, settings.instruction)
 
 
 def build_math(settings: "MathConfig", config: "BuildSettings") -> "Environment":
+    from covey.environments.data.columns import of_verl
     from covey.environments.data.rows import load_rows, row_settings
     from covey.environments.math.mathematics import MathColumns, Mathematics, MathSettings, prompt_of
     from covey.environments.math.verifier import MathLimits
@@ -71,7 +74,8 @@ def build_math(settings: "MathConfig", config: "BuildSettings") -> "Environment"
         "environment.problem_column",
         make=partial(prompt_of, settings=how),
     )
-    return Mathematics(load_rows(config.data.path, how_to_read).splits, how)
+    known = partial(of_verl, problem=settings.problem_column, answer=settings.answer_column)
+    return Mathematics(load_rows(config.data.path, replace(how_to_read, known=known)).splits, how)
 
 
 def build_countdown(settings: "CountdownConfig", config: "BuildSettings") -> "Environment":
@@ -88,11 +92,13 @@ def build_code(settings: "CodeConfig", config: "BuildSettings") -> "Environment"
     from covey.environments.code.environment import Code
     from covey.environments.code.formats import problem_of
     from covey.environments.code.problems import NUM_TESTS, generate_problems, with_tests
+    from covey.environments.data.columns import of_verl
     from covey.environments.data.rows import load_rows, row_settings
 
     # Read the problems, or generate them.
     if config.data.path is not None:
-        rows = load_rows(config.data.path, row_settings(config.data, (), prompt=("prompt", "text"), make=problem_of))
+        how = row_settings(config.data, (), prompt=("prompt", "text"), make=problem_of)
+        rows = load_rows(config.data.path, replace(how, known=partial(of_verl, problem="prompt", answer="tests")))
         problems = with_tests(rows.splits, settings.tests_per_problem, settings.problem_seed)
     else:
         counts: dict[Split, int] = {"train": settings.num_train, "test": settings.num_test}
@@ -166,7 +172,8 @@ def build_machines(settings: "MachinesConfig", config: "BuildSettings") -> "Envi
 
 
 def build_infill(settings: "InfillConfig", config: "BuildSettings", say: "Say" = LOGGER.info) -> "Environment":
-    from covey.environments.data.rows import row_settings, text_in
+    from covey.environments.data.columns import text_in
+    from covey.environments.data.rows import row_settings
     from covey.environments.infill.build import build
 
     columns, make = (settings.text_column,), partial(text_in, column=settings.text_column)

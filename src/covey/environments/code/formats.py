@@ -25,7 +25,7 @@ from typing import Any
 
 from covey.environments.code.problems import Problem
 from covey.environments.code.words import asked, shown_call, signature_of, to_complete
-from covey.environments.data.rows import text_in
+from covey.environments.data.columns import text_in
 from covey.sandbox.types import AssertTest, CallTest, Test
 
 Row = Mapping[str, Any]

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from covey.environments.base import SPLITS, Split
+from covey.environments.data.columns import value_in
 from covey.environments.data.files import Entry, Row, first_line, read_files
 from covey.environments.data.folders import Source, check_place, folder_splits, pattern_splits, rows_in_memory
 from covey.environments.data.settings import DataConfig
@@ -35,13 +36,6 @@ _log = logging.getLogger(__name__)
 def as_it_is(row: Row) -> Row:
     """Return the row."""
     return row
-
-
-def text_in(row: Row, column: str) -> str:
-    """Return the text in a column. Raises ValueError where it is not there or holds anything else."""
-    if not isinstance(text := row.get(column), str):
-        raise ValueError(f"column {column!r} must be text, got {text!r:.80}")
-    return text
 
 
 def numbered(rows: Mapping[Split, Sequence[Row | Prompt]], make: Callable[[Row], Prompt]) -> dict[Split, list[Prompt]]:
@@ -66,6 +60,8 @@ class RowSettings:
     """The setting that says how the column is called, where it is only one."""
     prompt_columns: tuple[str, ...] = ()
     """Columns that make the prompt: rows equal in them are held out together. Empty takes the whole row."""
+    known: Callable[[Row], Row] = as_it_is
+    """Gives rows of a form that others have the columns that are read."""
     make: Callable[[Row], Any] = as_it_is
     """Makes of a row with all its columns what the environment takes; ValueError says what is wrong with it."""
     read: Callable[[Row], Row] = as_it_is
@@ -304,13 +300,18 @@ def _read(entry: Entry, settings: RowSettings) -> tuple[Usable | None, str]:
     """Return the row and what the environment takes for it, or what is wrong with it."""
     if entry.row is None:
         return None, entry.problem
+    given = settings.known(entry.row)
     for column in settings.columns:
-        if column not in entry.row:
-            return None, f"has no column {column!r} (has: {', '.join(entry.row) or 'none'})"
-        if entry.row[column] is None:
-            return None, f"column {column!r} is null"
+        if value_in(given, column) is None:
+            is_there = column in given
+            return (
+                None,
+                f"column {column!r} is null"
+                if is_there
+                else f"has no column {column!r} (has: {', '.join(entry.row) or 'none'})",
+            )
     try:
-        row = settings.read(entry.row)
+        row = settings.read(given)
         return (row, settings.make(row)), ""
     except (ValueError, RecursionError) as error:
         return None, str(error)
@@ -372,7 +373,8 @@ def _held_out(prints: Sequence[tuple[bytes, bytes]], test_fraction: float) -> se
 
 def _prompt_key(row: Row, settings: RowSettings) -> bytes:
     """Return what rows with the same prompt have in common."""
-    return _digest({column: row[column] for column in settings.prompt_columns if column in row} or row)
+    asked = {column: value_in(row, column) for column in settings.prompt_columns}
+    return _digest({column: value for column, value in asked.items() if value is not None} or row)
 
 
 def _digest(row: Row) -> bytes:

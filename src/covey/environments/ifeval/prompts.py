@@ -6,7 +6,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from covey.environments.base import SPLITS, Split, conversation, text_of
-from covey.environments.data.rows import RowSettings, load_rows, numbered, text_in
+from covey.environments.data.columns import text_in
+from covey.environments.data.rows import RowSettings, load_rows, numbered
 from covey.environments.ifeval.generator import Request
 from covey.environments.ifeval.instructions import instructions_of
 from covey.types import Prompt

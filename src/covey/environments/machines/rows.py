@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from covey.environments.data.columns import text_in
 from covey.environments.data.files import read_file
-from covey.environments.data.rows import text_in
 from covey.environments.machines.design.place import place
 from covey.environments.machines.design.stages import STAGES, Problem, check_problem
 from covey.environments.machines.design.tree import read_machine

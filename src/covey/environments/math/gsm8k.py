@@ -22,7 +22,8 @@ from functools import partial
 from typing import Any
 
 from covey.environments.base import Split, conversation
-from covey.environments.data.rows import numbered, text_in
+from covey.environments.data.columns import text_in
+from covey.environments.data.rows import numbered
 from covey.environments.math.answers import visible
 from covey.environments.math.schemes import boxed_answer, check_format_reward, first_block, graded, has_one_box
 from covey.environments.math.schemes import torchrl_reward as torchrl_scale

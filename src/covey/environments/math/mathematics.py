@@ -25,7 +25,8 @@ from numbers import Number
 from typing import Any
 
 from covey.environments.base import Split, conversation
-from covey.environments.data.rows import numbered, text_in
+from covey.environments.data.columns import nothing_in, text_in, value_in
+from covey.environments.data.rows import numbered
 from covey.environments.math.answers import visible
 from covey.environments.math.schemes import (
     boxed_answer,
@@ -130,11 +131,10 @@ def covey_reward(completion: str, is_right: bool, format_reward: float) -> Rewar
 def gold_answer(row: Row, columns: MathColumns) -> str:
     """Return the gold answer of a row, without dollar signs around it. Raises ValueError where there is none."""
     # The answer's column, else what the solution boxes
-    answer = row.get(columns.answer)
+    answer = value_in(row, columns.answer)
     if answer is None:
-        if row.get(columns.solution) is None:
-            has = ", ".join(row)
-            raise ValueError(f"has neither a column {columns.answer!r} nor {columns.solution!r} (has: {has})")
+        if value_in(row, columns.solution) is None:
+            raise ValueError(nothing_in(row, columns.answer, columns.solution))
         answer = boxed_answer(text_in(row, columns.solution))
         if answer is None:
             raise ValueError(f"has no \\boxed{{}} in column {columns.solution!r}")
@@ -154,7 +154,7 @@ def gold_answer(row: Row, columns: MathColumns) -> str:
 def prompt_of(row: Row, settings: MathSettings) -> Prompt:
     """Make a prompt of a row, as `Mathematics` takes them too. Raises ValueError where it lacks problem or answer."""
     problem = text_in(row, settings.columns.problem)
-    columns = {**row, "gold": gold_answer(row, settings.columns)}
+    columns = {**row, settings.columns.problem: problem, "gold": gold_answer(row, settings.columns)}
     level = _LEVEL.fullmatch(str(row.get("level", "")).strip())
     if level is not None:
         columns["level"] = int(level[1])

@@ -1,0 +1,106 @@
+"""Columns of other people's rows: within others, as messages, as JSON text, and verl's."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from covey.config.schema import Config
+from covey.environments.base import SPLITS, Environment
+from covey.environments.build import ENVIRONMENTS
+from covey.environments.code.settings import CodeConfig
+from covey.environments.data.columns import text_in, value_in
+from covey.environments.data.settings import DataConfig
+from covey.environments.math.settings import Gsm8kConfig, MathConfig
+
+VERL: dict[str, Any] = {
+    "data_source": "openai/gsm8k",
+    "prompt": [{"role": "user", "content": "What is {} + 4?"}],
+    "ability": "math",
+    "reward_model": {"style": "rule", "ground_truth": "9"},
+    "extra_info": {"split": "train", "index": 0, "answer": "5 + 4 = 9\n#### 9"},
+}
+
+
+def write(path: Path, *changes: dict[str, Any], count: int = 4) -> str:
+    """Rows of verl's that ask different questions."""
+    asked = [[{**message, "content": message["content"].format(i)} for message in VERL["prompt"]] for i in range(count)]
+    lines = [json.dumps({**VERL, "prompt": prompt, **change}) for prompt in asked for change in changes or ({},)]
+    path.write_text("\n".join(lines))
+    return str(path)
+
+
+def built(name: str, path: str, **settings: Any) -> Environment:
+    kind = {"gsm8k": Gsm8kConfig, "math": MathConfig, "code": CodeConfig}[name]
+    return ENVIRONMENTS[name](kind(**settings), Config(data=DataConfig(path=path)))
+
+
+def first(environment: Environment) -> Any:
+    return environment.prompts("train")[0]
+
+
+def asked(environment: Environment) -> str:
+    return str(first(environment).text[-1]["content"])
+
+
+def test_a_path_of_dots_leads_into_other_columns() -> None:
+    row = {"a": {"b": {"c": 1}}, "a.b": "whole", "text": '{"b": [2]}', "none": None}
+    assert value_in(row, "a.b.c") == 1
+    assert value_in(row, "a.b") == "whole"
+    assert value_in(row, "text.b") == [2]
+    assert [value_in(row, name) for name in ("none", "none.b", "a.x", "x.y")] == [None] * 4
+
+
+def test_messages_that_ask_one_question_are_its_text() -> None:
+    system, user = {"role": "system", "content": "Be brief."}, {"role": "user", "content": "6 * 7?"}
+    assert text_in({"p": [system, user]}, "p") == "Be brief.\n\n6 * 7?"
+    for other in ([user, {"role": "assistant", "content": "42"}], [], [{"role": "user"}], ["6 * 7?"]):
+        with pytest.raises(ValueError, match="column 'p' must be text, got"):
+            text_in({"p": other}, "p")
+
+
+@pytest.mark.parametrize("truth", ["9", 9, "#### 9"])
+def test_verls_rows_are_word_problems(tmp_path: Path, truth: Any) -> None:
+    path = write(tmp_path / "rows.jsonl", {"reward_model": {"ground_truth": truth}})
+    environment = built("gsm8k", path)
+    assert first(environment).columns["gold"] == "9"
+    assert asked(environment).startswith("What is ")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"problem_column": "prompt", "answer_column": "reward_model.ground_truth"},
+        {"problem_column": "prompt", "answer_column": "answer"},
+        {"problem_column": "prompt", "answer_column": "none", "solution_column": "extra_info.boxed"},
+    ],
+)
+def test_verls_rows_are_problems_of_mathematics(tmp_path: Path, settings: dict[str, Any]) -> None:
+    boxed = {"boxed": "It is \\boxed{9}."}
+    environment = built("math", write(tmp_path / "rows.jsonl", {"extra_info": boxed}), **settings)
+    assert first(environment).columns["gold"] == "9"
+    assert first(environment).columns[settings.get("problem_column", "problem")] == asked(environment)
+
+
+def test_a_nested_copy_in_json_text_is_read_as_the_mapping_it_was(tmp_path: Path) -> None:
+    path = write(tmp_path / "rows.jsonl", {"reward_model": json.dumps(VERL["reward_model"])})
+    assert first(built("math", path)).columns["gold"] == "9"
+
+
+def test_verls_rows_are_programs_where_their_truth_is_tests(tmp_path: Path) -> None:
+    path = write(tmp_path / "rows.jsonl", {"reward_model": {"ground_truth": ["assert add(1) == 5"]}})
+    assert first(built("code", path)).columns["problem"].entry_point == "add"
+
+
+def test_a_column_of_the_rows_own_is_not_replaced(tmp_path: Path) -> None:
+    path = write(tmp_path / "rows.jsonl", {"answer": "7"}, count=2)
+    assert {prompt.columns["gold"] for split in SPLITS for prompt in built("math", path).prompts(split)} == {"7"}
+
+
+def test_null_answers_are_called_null(tmp_path: Path) -> None:
+    row = {"problem": "1?", "answer": None, "solution": None}
+    (tmp_path / "rows.jsonl").write_text("\n".join(json.dumps(row) for _ in range(3)))
+    with pytest.raises(ValueError, match="line 1 column 'answer' is null and column 'solution' is null; data"):
+        built("math", str(tmp_path / "rows.jsonl"))
