@@ -92,7 +92,7 @@ _HASH = re.compile(r"(?<!#)#{4,}(?!#)")
 _HASH_HEADING = re.compile(r"\s*(?:step|part|solution|explanation|conclusion|final answer|answer)\b", re.IGNORECASE)
 _NEXT_LINE_VALUE = re.compile(r" ?\n([*_`$\\(-]*\d[^\n]{0,40})(?:\n|$)")
 _BOX = re.compile(r"\\(?:boxed|fbox|framebox)(?![A-Za-z])[ \t]?")
-_BARE_BOX = re.compile(r"[^\s{$.,;]{1,50}")
+_BARE_BOX = re.compile(r"\\[A-Za-z]+(?: ?\{[^{}]{0,99}\}){1,2}|[^\s{$.,;]{1,50}")
 _TAG = re.compile(r"<(/?)(?:final[ _]?)?answer>", re.IGNORECASE)
 
 
@@ -332,7 +332,8 @@ def _written_otherwise(text: str) -> list[Readings]:
 
 _ROUNDED = re.compile(r"(?<=\S)\s*(?:\\approx|\\simeq|≈)[\s$\\]*-?[\d,]*\.\d+[\s$.]*$")
 """What an exact value is said to be about."""
-_BASE_TEN = re.compile(r"^([\s$]*\d+)_\{?10\}?(?![\d}])")
+_BASE = re.compile(r"^([\s$]*\d+)_\{?\d{1,2}\}?(?![\d}])")
+"""Which of digits need not be said."""
 _LAST_LETTER = re.compile(r"\d\}? ?([A-Za-z])$")
 """A unit, or a letter of the question: of `5k` and "in terms of $k$"."""
 
@@ -352,7 +353,7 @@ def compare(completion: str, gold: str, question: str = "", computed: bool = Tru
     if answer is None:
         return False
     answer = answer if "." in gold else replace(answer, text=_ROUNDED.sub("", answer.text))
-    answer = answer if "_" in gold else replace(answer, text=_BASE_TEN.sub(r"\1", answer.text))
+    answer = answer if "_" in gold else replace(answer, text=_BASE.sub(r"\1", answer.text))
     if _is_stated(gold, answer.text):
         return True
     # A reference that is no number: hand the answer on, unless a computation is left undone.

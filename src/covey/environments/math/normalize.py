@@ -34,12 +34,15 @@ _RADICAL = re.compile(r"√ ?(?:(\d+(?:\.\d+)?|[A-Za-z])|[({]([^(){}]*)[)}])")
 _INVERSE = re.compile(r"(?<![A-Za-z\\])\\?(sin|cos|tan) ?\^ ?(?:\{ ?- ?1 ?\}|-1(?!\d))")
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
 _SUPERSCRIPT = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+")
+_DOUBLED = re.compile(r"\\\\(?=[A-Za-z]{2})")
+"""A backslash that was escaped once too often."""
 _BLANKS = re.compile(r"[ \t\r\f\v]+")
 _BLANK_LINES = re.compile(r"\n\s*")
 _CURRENCY_CODE = re.compile(r"\b(?:US|USD|EUR|GBP|INR|CAD|AUD|Rs\.?) ?(?=[$€£]?-?\d)")
 _SIGN_WORD = re.compile(r"(?:(?:^ ?|(?<=is )|(?<=to )|(?<=of )|(?<=: ))minus|\bnegative) (?=[$€£]?\.?\d)")
 _DOUBLE_STAR_POWER = re.compile(r"(?<=[\d)])\*\*(?=[\d(-])")
 
+_LATEX_SIGN = re.compile(r"[\\{~]")
 TEXT_COMMAND = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox|boldsymbol|operatorname)\s*\{([^{}]*)\}")
 _MIXED_FRACTION = re.compile(r"(?<!\d)(\d+) ?\\(?:[dtcs]|nice)?frac ?(?:\{ ?(\d+) ?\}|(\d)) ?(?:\{ ?(\d+) ?\}|(\d))")
 _FRACTION = re.compile(r"\\(?:[dtcs]|nice)?frac(?![A-Za-z])")
@@ -48,6 +51,21 @@ _REPEATED = re.compile(
     r"(?<![\w.])(\d+\.\d{0,20})(?:\((\d{1,20})\)|\\(?:bar|dot) ?(?:\{ ?(\d{1,20}) ?\}|(\d)))(?![\^!({]|\.?\d)"
 )
 """The period of a decimal number, `0.1(6)`."""
+_PERIOD = re.compile(r"(?<![\w.])(\d+\.\d{0,20}?)(\d{1,20}?)\2+ ?(?:\.\.\.|\u2026|\\[lc]?dots(?![A-Za-z]))")
+"""Which stands there twice and more before dots, `0.1666...`."""
+_ALIGNED = re.compile(r"\\begin\{(aligned|align\*?|gathered|split)\}(.*?)\\end\{\1\}", re.DOTALL)
+_INFIX = {"\\over": "\\frac", "\\choose": "\\binom"}
+_INFIX_COMMAND = re.compile(r"\\(?:over|choose)(?![A-Za-z])")
+_SPELLINGS = (
+    (re.compile(r", ?\\! ?|(?<=\d) ?\{ ?, ?\} ?(?=\d)"), ","),
+    (re.compile(r"\\!"), ""),
+    (re.compile(r"(?<![\w.,~])(\d{1,3})(?:~|\\[,;: ])(?=\d{3}(?!\d)|\d{3}(?:~|\\[,;: ]))"), r"\1,"),
+    (re.compile(r"(?<=,)(\d{3})(?:~|\\[,;: ])(?=\d{3}(?!\d))"), r"\1,"),
+    (re.compile(r">=|=>(?= ?-?\d)"), r"\\ge "),
+    (re.compile(r"<=|=<"), r"\\le "),
+    (re.compile(r"^([\s$]*[a-z]) ?!="), r"\1\\ne "),
+    (re.compile(r"\\log ?_ ?(?:e|\{ ?e ?\})(?![A-Za-z])"), r"\\ln "),
+)
 _BEFORE_FRACTIONS = (
     (re.compile(r"\\(?:left|right|displaystyle|limits)(?![A-Za-z])|\\!|\\[bB]igg?[lr]?(?![A-Za-z])"), ""),
     (re.compile(r"\\(?:text)?color *\{\w*\}|\\underline(?= *\{)|\\(?:small|[lL]arge|LARGE|[hH]uge)(?![A-Za-z])"), ""),
@@ -74,16 +92,39 @@ def single_blanks(text: str) -> str:
 def unified(text: str) -> str:
     """Return the text with one spelling of signs, blanks, digits, periods and powers. Other LaTeX commands stay."""
     text = single_blanks(text.translate(_CHARACTERS))
+    if "\\begin" not in text:
+        text = _DOUBLED.sub(r"\\", text)
+    text = _ALIGNED.sub(lambda lines: lines[2].replace("&", " "), text)
+    text = _substitute(_prefixed(text), _SPELLINGS)
+    text = _PERIOD.sub(r"\1\\overline{\2}", text)
     text = _REPEATED.sub(lambda match: f"{match[1]}\\overline{{{match[2] or match[3] or match[4]}}}", text)
     return _SUPERSCRIPT.sub(lambda match: "^" + match[0].translate(_SUPERSCRIPTS), text)
+
+
+def _prefixed(text: str) -> str:
+    """Write `{a \\over b}` as `{\\frac{a}{b}}`."""
+    for _ in range(MAX_FRACTIONS):
+        infix = _INFIX_COMMAND.search(text)
+        if infix is None:
+            break
+        begin, depth = infix.start(), 0
+        while begin > 0 and depth <= 0:
+            begin -= 1
+            depth += (text[begin] == "{") - (text[begin] == "}")
+        begin += depth > 0
+        end = closing_brace("{" + text[infix.end() :], 0)
+        end = len(text) if end is None else infix.end() + end - 1
+        parts = f"{{{text[begin : infix.start()]}}}{{{text[infix.end() : end]}}}"
+        text = f"{text[:begin]}{_INFIX[infix[0]]}{parts}{text[end:]}"
+    return text
 
 
 def in_latex(text: str) -> str:
     """Return the text with LaTeX in place of Greek letters, the signs of infinity and of the empty set, and roots.
 
-    `\\tan^{-1}` is `\\arctan`, not one over the tangent. Fractions and matrices have one size.
+    `\\tan^{-1}` is `\\arctan`, not one over the tangent. Fractions and matrices have one size, and one kind of bracket.
     """
-    text = _SLANTED_FRACTION.sub(r"\\frac", text).replace("smallmatrix}", "matrix}")
+    text = _SLANTED_FRACTION.sub(r"\\frac", text).replace("smallmatrix}", "matrix}").replace("bmatrix}", "pmatrix}")
     text = _INVERSE.sub(r"\\arc\1 ", text.translate(_LATEX))
     return _RADICAL.sub(lambda match: f"\\sqrt{{{match[1] or match[2]}}}", text)
 
@@ -94,7 +135,7 @@ def plain(text: str) -> str:
     Commands without a plain spelling stay, backslash included, so that callers see there is more than arithmetic.
     """
     text = _DOUBLE_STAR_POWER.sub("^", _SIGN_WORD.sub("-", _CURRENCY_CODE.sub("$", unified(text))))
-    if "\\" not in text and "{" not in text:
+    if not _LATEX_SIGN.search(text):
         return text
     text = _substitute(TEXT_COMMAND.sub(r" \1 ", text), _BEFORE_FRACTIONS)
     text = _MIXED_FRACTION.sub(lambda m: f"({m[1]}+{m[2] or m[3]}/{m[4] or m[5]})", text)

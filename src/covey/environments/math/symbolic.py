@@ -17,7 +17,7 @@ from covey.environments.math.formulas.forms import (
     without_units,
 )
 from covey.environments.math.formulas.nodes import Node, is_equation, last_side
-from covey.environments.math.formulas.relations import same_relation, same_value
+from covey.environments.math.formulas.relations import has_dots, same_relation, same_value, same_with_dots
 from covey.environments.math.formulas.trees import read_tree
 from covey.environments.math.normalize import in_latex
 from covey.environments.math.numerals import read_values
@@ -84,6 +84,8 @@ def equal_at_sight(answer: str, gold: str) -> bool | None:
         return is_same
     if tree is None or expected is None:
         return None
+    if has_dots(tree) or has_dots(expected):
+        return same_with_dots(tree, expected)
     related = same_relation(tree, expected)
     if related is not None:
         return related

@@ -17,6 +17,7 @@ from covey.environments.math.formulas.nodes import (
     Quotient,
     Sum,
     Symbol,
+    children,
     is_equation,
     is_inequality,
     is_numeric,
@@ -26,7 +27,7 @@ from covey.environments.math.formulas.nodes import (
     walk,
 )
 from covey.environments.math.formulas.values import equal_values, value_at
-from covey.environments.math.formulas.words import LESS, MORE
+from covey.environments.math.formulas.words import DOTS, LESS, MORE
 
 INFINITY = Symbol("\\infty")
 PLUS_MINUS = Symbol("\\pm")
@@ -298,6 +299,32 @@ def same_value(answer: Node, gold: Node) -> bool | None:
 
 def _is_same_kind(given: Group, wanted: Group) -> bool:
     return given.kind == wanted.kind or {given.kind, wanted.kind} <= UNORDERED
+
+
+def same_with_dots(answer: Node, gold: Node) -> bool:
+    """Compare lists, sums and the like with dots by what stands before and behind them, as far as both go."""
+    given, wanted = last_side(answer), last_side(gold)
+    first, second = (next((i for i, part in enumerate(_members(n)) if has_dots(part)), None) for n in (given, wanted))
+    if first is None or second is None or _frame(given) != _frame(wanted):
+        return canonical(given) == canonical(wanted)
+    ones, others = ([canonical(part) for part in _members(node)] for node in (given, wanted))
+    begins = zip(ones[:first], others[:second], strict=False)
+    ends = zip(ones[:first:-1], others[:second:-1], strict=False)
+    is_open = len(ones) == first + 1, len(others) == second + 1
+    pairs = (*begins, *ends, (ones[first], others[second]), is_open)
+    return min(first, second) > 0 and all(one == other for one, other in pairs)
+
+
+def has_dots(node: Node) -> bool:
+    return any(part == Symbol(DOTS) for part in walk(node))
+
+
+def _members(node: Node) -> tuple[Node, ...]:
+    return children(node) if isinstance(node, Sum | Product | Group) else ()
+
+
+def _frame(node: Node) -> str:
+    return node.kind.split()[0].replace("\\{\\}", "list") if isinstance(node, Group) else type(node).__name__
 
 
 def _any_of(verdicts: Sequence[bool | None]) -> bool | None:

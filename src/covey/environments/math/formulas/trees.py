@@ -25,9 +25,11 @@ from covey.environments.math.formulas.nodes import (
     coprime,
     is_inequality,
     negative,
+    numeral_value,
     times,
     walk,
 )
+from covey.environments.math.formulas.values import FUNCTIONS_OF_NUMBERS
 from covey.environments.math.formulas.words import (
     AND,
     BARS,
@@ -187,6 +189,8 @@ class _Reader:
         while mark := self._take(MARKS):
             if mark == "^":
                 exponent = self._script()
+                part = numeral_value(exponent)  # x^{2/3} holds no fraction within a fraction
+                exponent = exponent if part is None else Number(part)
                 node = times(node, DEGREE) if exponent in DEGREES else Power(node, exponent)
             elif mark == "_":
                 index = self._script()
@@ -337,15 +341,24 @@ class _Reader:
     def _called(self, token: str) -> Node:
         """Read a function with what is written below, above and behind it."""
         arguments: list[Node] = []
-        while self._take(SCRIPTS):
-            arguments.append(self._script())
+        powers: list[Node] = []
+        while script := self._take(SCRIPTS):
+            kept = powers if script == "^" and token in FUNCTIONS_OF_NUMBERS else arguments
+            kept.append(self._script())
         if token in BINOMIALS:
             arguments += [self._argument(), self._argument()]
         elif self._peek() == "-" or not (self._is_over() or self._peek() in CONTINUATIONS | BINARY):
-            arguments.append(self._signed(self._factor))
-        if token == "\\exp" and len(arguments) == 1:
-            return Power(Symbol("e"), arguments[0])
-        return Call(token, tuple(arguments))
+            arguments.append(self._atom() if self._peek() == "(" else self._signed(self._operand))
+        is_power = token == "\\exp" and len(arguments) == 1
+        node = Power(Symbol("e"), arguments[0]) if is_power else Call(token, tuple(arguments))
+        return Power(node, powers[0]) if powers else node
+
+    def _operand(self) -> Node:
+        """Read what a function is applied to without brackets: the `2x` of `\\sin 2x`, the `x` of `\\sin x e^x`."""
+        node = self._factor()
+        while self._peek() != "e" and (self._peek() in OPERANDS or self._peek()[:1].isalnum()):
+            node = times(node, self._factor())
+        return node
 
 
 def _value(token: str) -> Fraction:
@@ -364,5 +377,6 @@ CONTINUATIONS = SEPARATORS | RELATIONS | SIGNS
 """What ends a product but not what it stands in."""
 SCRIPTS = frozenset("_^")
 MARKS = SCRIPTS | frozenset("!'\u2032")
+OPERANDS = SYMBOLS | FRACTIONS | ROOTS | TEXTS
 DEGREE = Symbol("text:degree")
 DEGREES = (Symbol("\\circ"), Symbol("\\degree"), Symbol("°"))

@@ -19,8 +19,6 @@ _TOKEN = re.compile(
 _THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])")
 _BRACKET = re.compile(r"[(\[|]|\\\{")
 _SPELLINGS = (
-    ("{,}", ","),
-    (",\\!", ","),
     ("\\left.", ""),
     ("\\right.", ""),
     ("**", "^"),
@@ -34,6 +32,7 @@ _SPELLINGS = (
 )
 _JOINT = re.compile(r"(?:,[\s~]*)?(?:\\text *\{ *(?:, *)?(and|or) *\}|(?:\\?[ ~]|(?<=,))(and|or)(?:\\?[ ~]))")
 """Between the last two members of a list, with a comma before it or not."""
+_DOTS = re.compile(r"(?:(?<=[,;:+*-])|(?<=[,;:+*-] ))(?:\.{2,3}|\u2026)|\\[lc]?dots[bcmio]?(?![A-Za-z])")
 _GAP = r"(?:[ ~]|\\[,;: ])*"
 _OUTWARD = re.compile(r"\]([^][(),;]*[,;][^][(),;]*)([][])|\[([^][(),;]*[,;][^][(),;]*)\[")
 """An interval without one of its ends or both, such as `]2,5[`."""
@@ -46,7 +45,7 @@ def tokens_of(text: str) -> list[str]:
     for written, short in _SPELLINGS:
         text = text.replace(written, short)
     text = _JOINT.sub(lambda match: f"{AND} " if "and" in match.groups() else ";", text)
-    text = _OUTWARD.sub(_inward, text)
+    text = _DOTS.sub(lambda _: f"{DOTS} ", _OUTWARD.sub(_inward, text))
     text = _RATIO.sub(":", text)
     if not _BRACKET.search(text):  # in (1,234) the comma may stand between two members
         text = _THOUSANDS.sub(lambda match: match[0].replace(",", ""), text)
@@ -75,6 +74,7 @@ RELATIONS = ORDER | _words(
     r"= ≈ : \in ∈ \approx \equiv \to \rightarrow \implies \Rightarrow \mid \subset \subseteq \cup ∪ \cap ∩ \setminus"
 )
 AND = "\\and"
+DOTS = "\\ldots"
 SEPARATORS = _words(r", ; & \\ \and")
 SIGNS = _words(r"+ - \pm \mp ±")
 BINARY = _words(r"* / \cdot \times \div \ast")
@@ -102,7 +102,7 @@ GREEK = _words(
     r" \Gamma \Delta \Theta \Lambda \Xi \Pi \Sigma \Phi \Psi \Omega"
 )
 SYMBOLS = GREEK | _words(
-    r"\pi π \infty ∞ \emptyset \varnothing ∅ \degree \circ ° \% % \ldots \dots \cdots … \triangle \angle \ell \imath"
+    r"\pi π \infty ∞ \emptyset \varnothing ∅ \degree \circ ° \% % \ldots \triangle \angle \ell \imath"
     r" \hbar \star \clubsuit \diamondsuit \heartsuit \spadesuit"
 )
 FUNCTIONS = _words(
