@@ -11,7 +11,9 @@ from covey.environments.base import SPLITS, Environment
 from covey.environments.build import ENVIRONMENTS
 from covey.environments.code.settings import CodeConfig
 from covey.environments.data.columns import text_in, value_in
+from covey.environments.data.rows import RowSettings, load_rows
 from covey.environments.data.settings import DataConfig
+from covey.environments.ifeval.prompts import prompt_of
 from covey.environments.math.settings import Gsm8kConfig, MathConfig
 
 VERL: dict[str, Any] = {
@@ -104,3 +106,23 @@ def test_null_answers_are_called_null(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text("\n".join(json.dumps(row) for _ in range(3)))
     with pytest.raises(ValueError, match="line 1 column 'answer' is null and column 'solution' is null; data"):
         built("math", str(tmp_path / "rows.jsonl"))
+
+
+def test_repeated_prompts_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rows = [{"prompt": f"{i % 20}?", "n": i} for i in range(25)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    load_rows(str(tmp_path / "rows.jsonl"), RowSettings(prompt_columns=("prompt",)))
+    load_rows({"train": rows, "test": [{"prompt": "?"}]}, RowSettings(prompt_columns=("prompt",)))
+    assert caplog.messages == ["split train: 5 of 25 rows repeat the prompt of another one, 20 prompts differ"] * 2
+
+
+@pytest.mark.parametrize("kwargs", ["[{}]", ["{}"], [{}], "[null]"])
+def test_lists_in_json_text_are_lists(kwargs: Any) -> None:
+    row = {"prompt": "No commas.", "instruction_id_list": '["punctuation:no_comma"]', "kwargs": kwargs}
+    assert prompt_of(row).columns["kwargs"] == [{}]
+
+
+def test_what_is_no_list_is_said() -> None:
+    row = {"prompt": "No commas.", "instruction_id_list": ["punctuation:no_comma"], "kwargs": "{}"}
+    with pytest.raises(ValueError, match="column 'kwargs' must be a list"):
+        prompt_of(row)

@@ -15,7 +15,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from covey.environments.data import files
+from covey.environments.data import files, tables
 from covey.environments.data.rows import RowSettings, load_rows
 
 Rows = list[dict[str, Any]]
@@ -67,6 +67,12 @@ def write_zstandard(path: Path, given: Rows) -> None:
         file.write(as_lines(given).encode())
 
 
+def stated(path: Path, given: Rows, mark: str) -> None:
+    """As Excel is told what parts cells: in a line before the header."""
+    table = write_table(path, given, delimiter=mark).read_text(encoding="utf-8")
+    path.write_text(f"sep={mark}\r\n{table}", encoding="utf-8")
+
+
 WRITERS: dict[str, Callable[[Path, Rows], Any]] = {
     "rows.jsonl": write_lines,
     "rows.ndjson": write_lines,
@@ -76,6 +82,7 @@ WRITERS: dict[str, Callable[[Path, Rows], Any]] = {
     "lines.json": write_lines,
     "rows.csv": write_table,
     "excel.csv": lambda path, given: write_table(path, given, encoding="utf-8-sig", delimiter=";"),
+    "stated.csv": lambda path, given: stated(path, given, "|"),
     "tabs.csv": lambda path, given: write_table(path, given, delimiter="\t"),
     "rows.tsv": lambda path, given: write_table(path, given, delimiter="\t"),
     "rows.parquet": write_parquet,
@@ -117,7 +124,7 @@ def test_a_folder_may_hold_a_file_of_any_format_for_each_split(name: str, tmp_pa
 def test_a_row_of_a_table_of_columns_is_named_by_its_place_in_the_file(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "BATCH_ROWS", 2)
+    monkeypatch.setattr(tables, "BATCH_ROWS", 2)
     WRITERS[name](tmp_path / name, [*rows(4), {"prompt": None, "answer": "4"}, *rows(1)])
     assert message(tmp_path / name, RowSettings(columns=("prompt",))).startswith(
         f"{tmp_path / name} row 5 column 'prompt' is null"
@@ -290,3 +297,99 @@ def test_rows_of_shards_are_named_by_their_file(tmp_path: Path) -> None:
     write_lines(tmp_path / "a.jsonl", rows(2))
     (tmp_path / "b.jsonl").write_text('{"prompt": "x"}\n{"prompt"\n')
     assert message(tmp_path).startswith(f"{tmp_path}/b.jsonl line 2 is not JSON (")
+
+
+# ------------------------------------------------------------------------------------------------ tables, and swelling
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"prompt": ["a", "b"], "answer": ["1", "2"]},
+        {"prompt": ["a", "b", "c"]},
+        {"prompt": {"0": "a", "1": "b"}, "answer": {"0": "1", "1": "2"}},
+        {"0": {"prompt": "a"}, "1": {"prompt": "b"}},
+        {"data": [{"prompt": "a"}, {"prompt": "b"}]},
+    ],
+    ids=["columns", "one column", "pandas", "pandas by rows", "rows in a column"],
+)
+@pytest.mark.parametrize("indent", [None, 1])
+def test_a_table_of_columns_is_called_one(content: dict[str, Any], indent: int | None, tmp_path: Path) -> None:
+    (tmp_path / "rows.json").write_text(json.dumps(content, indent=indent))
+    said = message(tmp_path / "rows.json", RowSettings(columns=("prompt",)))
+    assert f"is a table of columns ({', '.join(content)}); give a list of rows" in said
+
+
+def test_rows_of_lists_are_rows(tmp_path: Path) -> None:
+    said = [{"role": "user", "content": "6 * 7?"}]
+    given = [{"messages": said, "answers": ["42"]}, {"messages": said, "extra": {}}, {"extra": {}}, {"none": []}]
+    assert [entry.row for entry in files.read_file(write_lines(tmp_path / "rows.jsonl", given))] == given
+
+
+BIG = files.MAX_ROW_BYTES + 10
+
+
+def swollen(path: Path, kind: str) -> Path:
+    """A small file of rows that are too long, but for the last."""
+    if kind == "line":
+        with gzip.open(path / "rows.jsonl.gz", "wb") as file:
+            file.write(b'{"prompt": "' + b"a" * (2 * BIG) + b'"}\n{"prompt": "b"}\n')
+        return path / "rows.jsonl.gz"
+    texts = pyarrow.array(["x" * BIG, "b"])
+    column = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * 99 + [1], pyarrow.int32()), texts)
+    if kind == "nested":
+        ends = pyarrow.array([*range(0, 99), 99, 100], pyarrow.int32())
+        lists = pyarrow.ListArray.from_arrays(ends, column)
+        pyarrow.parquet.write_table(pyarrow.table({"prompt": lists, "n": range(100)}), path / "rows.parquet")
+        return path / "rows.parquet"
+    if kind.startswith("arrow"):
+        batch = pyarrow.record_batch([column], ["prompt"])
+        with pyarrow.OSFile(str(path / "rows.arrow"), "wb") as sink, pyarrow.ipc.new_file(sink, batch.schema) as out:
+            out.write_batch(batch)
+        return path / "rows.arrow"
+    pyarrow.parquet.write_table(pyarrow.table({"prompt": column}), path / "rows.parquet")
+    return path / "rows.parquet"
+
+
+@pytest.mark.parametrize(("kind", "skipped"), [("line", 1), ("parquet", 99), ("nested", 99), ("arrow", 99)])
+def test_rows_that_swell_are_too_long_and_never_held(
+    kind: str, skipped: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tables, "BATCH_BYTES", 2 * BIG)
+    monkeypatch.setattr(tables, "MAX_HELD_BYTES", BIG)
+    path = swollen(tmp_path, kind)
+    found = list(files.read_file(path))
+    size = 8.4 if kind == "line" else 4.2
+    assert [entry.problem for entry in found[:-1]] == [f"has {size} MB, more than 4.2 MB"] * skipped
+    assert found[-1].row == {"prompt": ["b"], "n": 99} if kind == "nested" else {"prompt": "b"}
+
+
+def test_texts_of_a_table_that_repeat_are_read_as_others_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lists = {"none": None, "l": [["a", None], []], "s": {"x": "y", "n": 1}}
+    given = [{"prompt": [{"role": "user", "content": f"{i % 3}?"}], **lists} for i in range(50)]
+    write_parquet(tmp_path / "rows.parquet", given)
+    plain = [entry.row for entry in files.read_file(tmp_path / "rows.parquet")]
+    monkeypatch.setattr(tables, "MAX_HELD_BYTES", 0)
+    assert [entry.row for entry in files.read_file(tmp_path / "rows.parquet")] == plain == given
+
+
+def test_a_compressed_list_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "MAX_HELD_BYTES", 1000)
+    with gzip.open(tmp_path / "rows.json.gz", "wb") as file:
+        file.write(b"[" + b" " * 1000)
+    assert "must be a list of at most" in message(tmp_path / "rows.json.gz")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"a" * BIG, "line 1 must be a header, got one of more than 4.2 MB"),
+        (b'prompt,answer\n"' + b'a\n","' * BIG, "must close its quotes"),
+        (b"prompt,answer\n" + b"a," * BIG, "line 2 has 2097153 cells, the header 2"),
+    ],
+    ids=["header", "quotes", "cells"],
+)
+def test_a_table_of_text_that_swells_is_refused(content: bytes, said: str, tmp_path: Path) -> None:
+    with gzip.open(tmp_path / "rows.csv.gz", "wb") as file:
+        file.write(content)
+    assert said in message(tmp_path / "rows.csv.gz")

@@ -178,7 +178,8 @@ def test_training_on_the_benchmark_itself_is_warned_of(tmp_path: Path, caplog: p
     path = written(tmp_path, "rows.jsonl", [row(key) for key in (1000, 2500, 3757, 5000, 999, 7)] * 2)
     with caplog.at_level(logging.WARNING):
         built(DataConfig(path=path, test_fraction=0.01))
-    (said,) = caplog.messages
+    repeats, said = caplog.messages
+    assert repeats == "split train: 6 of 12 rows repeat the prompt of another one, 6 prompts differ"
     assert "training rows of" in said
     assert "look like IFEval's own 541 prompts" in said
     assert "data.path=null" in said

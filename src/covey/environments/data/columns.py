@@ -57,6 +57,14 @@ def _asks(message: Any) -> bool:
     return isinstance(message, Mapping) and message.get("role") in ASKING and is_message(message)
 
 
+def list_in(row: Row, column: str) -> list[Any]:
+    """Return the list in a column, whose entries may be JSON text too. ValueError for anything else."""
+    found = from_json(value_in(row, column))
+    if isinstance(found, str) or not isinstance(found, Sequence):
+        raise ValueError(f"column {column!r} must be a list, got {found!r:.80}")
+    return [from_json(entry) for entry in found]
+
+
 def of_verl(row: Row, problem: str, answer: str, form: str = "{}") -> Row:
     """Return a row of verl's with the columns that are read here, if it has them not. Another row as it is.
 

@@ -9,33 +9,25 @@ import gzip
 import io
 import json
 import lzma
+import re
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-Row = Mapping[str, Any]
+from covey.environments.data.entries import MAX_HELD_BYTES, MAX_ROW_BYTES, Entry, checked, first_line, too_long
+from covey.environments.data.tables import read_arrow, read_parquet
 
-MAX_ROW_BYTES = 4 << 20
-"""A longer row is taken for a mistake (a prompt of megabytes fits no policy) and treated as broken."""
 HALF_PAIR = b"\\ud"
 """JSON can spell halves of surrogate pairs, which no tokenizer takes; only rows with this need a closer look."""
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 """How the placeholder begins that a clone without Git LFS has in place of a file."""
+EXCELS = re.compile(r"\ufeff?sep=(.)\r?\n")
+"""The line before the header by which Excel is told what parts cells."""
 UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 """How text of two bytes a character begins."""
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """What stands at one place of a source: a row, or why there is none."""
-
-    place: str
-    row: Row | None
-    problem: str = ""
 
 
 def is_row_file(path: Path) -> bool:
@@ -68,19 +60,6 @@ def read_file(path: Path) -> Iterator[Entry]:
         raise ValueError(f"{path} cannot be read: {first_line(error)}") from error
 
 
-def checked(row: Any, place: str) -> Entry:
-    """Return the entry of a row. One that is no mapping of columns is a problem."""
-    if not isinstance(row, Mapping):
-        return Entry(place, None, f"is not an object with columns but {type(row).__name__}")
-    return Entry(place, row)
-
-
-def first_line(error: Exception) -> str:
-    """Return the type of an error and the first line of what it says."""
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__
-
-
 def _kind(path: Path) -> str:
     """Return the suffix that says how a file is read, without that of its compression."""
     return (path.with_suffix("") if _compression(path) else path).suffix.lower()
@@ -109,14 +88,21 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
 
 def _read_json_lines(path: Path) -> Iterator[Entry]:
     with _opened(path) as file:
-        for number, line in enumerate(file, start=1):
-            if line.strip():
+        for number in count(1):
+            line = file.readline(MAX_ROW_BYTES + 1)
+            size, rest = len(line), line
+            while rest and size > MAX_ROW_BYTES and not rest.endswith(b"\n"):
+                rest = file.readline(MAX_ROW_BYTES)
+                size += len(rest)
+            if not line:
+                return
+            if size > MAX_ROW_BYTES:
+                yield too_long(f"{path} line {number}", size)
+            elif line.strip():
                 yield _parsed(line, f"{path} line {number}")
 
 
 def _parsed(line: bytes, place: str) -> Entry:
-    if len(line) > MAX_ROW_BYTES:
-        return Entry(place, None, f"has {len(line) / 1e6:.1f} MB, more than {MAX_ROW_BYTES / 1e6:.1f} MB")
     try:
         row = json.loads(line.decode("utf-8-sig").rstrip())
         if HALF_PAIR in line.lower():
@@ -151,9 +137,12 @@ def _read_json(path: Path) -> Iterator[Entry]:
     if _is_json_lines(path):
         yield from _read_json_lines(path)
         return
+    with _opened(path) as file:
+        text = file.read(MAX_HELD_BYTES + 1) if _compression(path) else file.read()
+    if _compression(path) and len(text) > MAX_HELD_BYTES:
+        raise ValueError(f"{path} must be a list of at most {MAX_HELD_BYTES / 1e9:.1f} GB; JSON lines may be longer")
     try:
-        with _opened(path) as file:
-            content = json.loads(file.read().decode("utf-8-sig"))
+        content = json.loads(text.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8 (byte {error.start})") from error
     except (ValueError, RecursionError) as error:
@@ -182,8 +171,14 @@ def _read_csv(path: Path) -> Iterator[Entry]:
     csv.field_size_limit(MAX_ROW_BYTES)
     with _opened(path) as file:
         text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="")
-        header = text.readline()
-        lines = csv.reader(chain([header], text), delimiter=_delimiter(path, header), strict=True)
+        pieces = _pieces(text, path)
+        header = next(pieces, "")
+        if stated := EXCELS.fullmatch(header):
+            header = next(pieces, "")
+        mark = stated[1] if stated else _delimiter(path, header)
+        lines = csv.reader(chain([header], pieces), delimiter=mark, strict=True)
+        if len(header) >= MAX_ROW_BYTES:
+            raise ValueError(f"{path} line 1 must be a header, got one of more than {MAX_ROW_BYTES / 1e6:.1f} MB")
         names = next(lines, [])
         if not _is_text(names):
             raise ValueError(f"{path} line 1 is not UTF-8; save the table as UTF-8")
@@ -191,6 +186,17 @@ def _read_csv(path: Path) -> Iterator[Entry]:
         if repeated:
             raise ValueError(f"{path} has several columns {repeated[0]!r}")
         yield from _table_rows(lines, names, path)
+
+
+def _pieces(text: io.TextIOWrapper, path: Path) -> Iterator[str]:
+    """Yield lines, too long ones in pieces, of which csv says what is wrong. ValueError for quotes without an end."""
+    quotes = size = 0
+    while line := text.readline(MAX_ROW_BYTES):
+        quotes += line.count('"')
+        size = size + len(line) if quotes % 2 else 0
+        if size > 2 * MAX_ROW_BYTES:
+            raise ValueError(f"{path} must close its quotes: a row has more than {MAX_ROW_BYTES / 1e6:.1f} MB")
+        yield line
 
 
 def _delimiter(path: Path, header: str) -> str:
@@ -233,48 +239,6 @@ def _is_text(cells: Iterable[str]) -> bool:
     return True
 
 
-# ------------------------------------------------------------------------------------------------ columns
-
-
-def _read_parquet(path: Path) -> Iterator[Entry]:
-    import pyarrow
-    import pyarrow.parquet
-
-    try:
-        with pyarrow.parquet.ParquetFile(path) as file:
-            yield from _of_batches(file.iter_batches(batch_size=BATCH_ROWS), path)
-    except (pyarrow.ArrowException, OSError) as error:
-        raise ValueError(f"{path} is not a Parquet file: {first_line(error)}") from error
-
-
-def _read_arrow(path: Path) -> Iterator[Entry]:
-    """Read an Arrow file, or an Arrow stream, which `datasets` writes."""
-    import pyarrow
-
-    try:
-        with pyarrow.memory_map(str(path)) as source:
-            try:
-                reader: Any = pyarrow.ipc.open_file(source)
-                batches: Iterable[Any] = (reader.get_batch(index) for index in range(reader.num_record_batches))
-            except pyarrow.ArrowInvalid:
-                source.seek(0)
-                batches = pyarrow.ipc.open_stream(source)
-            yield from _of_batches(batches, path)
-    except (pyarrow.ArrowException, OSError) as error:
-        raise ValueError(f"{path} is not an Arrow file: {first_line(error)}") from error
-
-
-def _of_batches(batches: Iterable[Any], path: Path) -> Iterator[Entry]:
-    number = 0
-    for batch in batches:
-        for start in range(0, batch.num_rows, BATCH_ROWS):
-            for row in batch.slice(start, BATCH_ROWS).to_pylist():
-                number += 1
-                yield checked(row, f"{path} row {number}")
-
-
-BATCH_ROWS = 1024
-"""Rows of a table of columns that are Python objects at the same time."""
 TEXT_READERS: dict[str, Callable[[Path], Iterator[Entry]]] = {
     ".jsonl": _read_json_lines,
     ".ndjson": _read_json_lines,
@@ -284,8 +248,8 @@ TEXT_READERS: dict[str, Callable[[Path], Iterator[Entry]]] = {
 }
 READERS: dict[str, Callable[[Path], Iterator[Entry]]] = {
     **TEXT_READERS,
-    ".parquet": _read_parquet,
-    ".arrow": _read_arrow,
+    ".parquet": read_parquet,
+    ".arrow": read_arrow,
 }
 OPENERS: dict[str, Callable[[Path], Any]] = {
     ".gz": gzip.open,

@@ -7,7 +7,8 @@ from functools import partial
 from glob import glob, iglob
 from pathlib import Path
 
-from covey.environments.data.files import OPENERS, READERS, TEXT_READERS, Entry, Row, checked, first_line, read_files
+from covey.environments.data.entries import Entry, Row, checked, first_line
+from covey.environments.data.files import OPENERS, READERS, TEXT_READERS, read_files
 
 FILE_SUFFIXES = (*READERS, *OPENERS, ".txt", ".zip", ".yaml", ".py")
 """No data set of a hub is called so: a name that ends in one of them is a file, also of a kind that cannot be read."""

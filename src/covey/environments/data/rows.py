@@ -17,7 +17,8 @@ from typing import Any
 
 from covey.environments.base import SPLITS, Split
 from covey.environments.data.columns import value_in
-from covey.environments.data.files import Entry, Row, first_line, read_files
+from covey.environments.data.entries import Entry, Row, first_line
+from covey.environments.data.files import read_files
 from covey.environments.data.folders import Source, check_place, folder_splits, pattern_splits, rows_in_memory
 from covey.environments.data.settings import DataConfig
 from covey.system.lookup import is_function_path, resolve
@@ -234,16 +235,19 @@ def _separate(
     test = _limited(_usable(sources["test"], settings, "test", skipped), settings)
     asked = {_prompt_key(row, settings) for row, _ in test}
     shared: Counter[str] = Counter()
+    keys: list[bytes] = []
 
     def unseen() -> Iterator[Usable]:
         for row, made in given:
-            is_shared = _prompt_key(row, settings) in asked
+            keys.append(_prompt_key(row, settings))
+            is_shared = keys[-1] in asked
             shared["rows"] += is_shared
             if not is_shared:
                 yield row, made
 
     # Read the training rows without them.
     train = _limited(unseen(), settings)
+    _tell_repeats(keys, settings)
     if shared["rows"] and not train:
         raise ValueError(
             f"every prompt of split {settings.train_split} is in split {settings.test_split} too, so that none is left "
@@ -265,6 +269,7 @@ def _divided(
     prints = [(_digest(row), _prompt_key(row, settings)) for row, _ in (read if kept is None else kept)]
     if not prints:
         return {"train": []}
+    _tell_repeats([prompt for _, prompt in prints], settings)
     # Choose the rows of both splits.
     held_out = _held_out(prints, settings.test_fraction)
     taken: dict[int, Split] = {}
@@ -278,6 +283,13 @@ def _divided(
         if index in taken:
             splits[taken[index]].append(usable)
     return splits
+
+
+def _tell_repeats(keys: Sequence[bytes], settings: RowSettings) -> None:
+    """Say how many rows have the prompt of another: some data sets hold each a hundred times."""
+    if different := len(keys) - len(set(keys)):
+        text = "split %s: %d of %d rows repeat the prompt of another one, %d prompts differ"
+        _log.warning(text, settings.train_split, different, len(keys), len(keys) - different)
 
 
 def _usable(source: Source, settings: RowSettings, split: Split, skipped: Counter[Split]) -> Iterator[Usable]:

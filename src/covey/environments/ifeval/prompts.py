@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from covey.environments.base import SPLITS, Split, conversation, text_of
-from covey.environments.data.columns import text_in
+from covey.environments.data.columns import list_in, text_in
 from covey.environments.data.rows import RowSettings, load_rows, numbered
 from covey.environments.ifeval.generator import Request
 from covey.environments.ifeval.instructions import instructions_of
@@ -77,7 +77,7 @@ def prompt_of(row: Row, instruction: str = "") -> Prompt:
 
     `instruction` is what the system message says, "" for none. ValueError where the row makes no sense.
     """
-    asked = instructions_of(row["instruction_id_list"], row["kwargs"])
+    asked = instructions_of(list_in(row, "instruction_id_list"), list_in(row, "kwargs"))
     # Keep as columns what judging needs
     columns = {
         "key": row.get("key"),

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from covey.environments.base import Environment, Split, conversation
+from covey.environments.data.columns import from_json
 from covey.environments.math.answers import visible
 from covey.environments.math.countdown.expressions import OPERATORS, find_expression, random_expression, read_expression
 from covey.environments.math.schemes import check_format_reward, graded
@@ -181,7 +182,7 @@ def problem_of(row: Row) -> Problem:
 
     Raises ValueError where they are no numbers.
     """
-    numbers, target = row["nums"], row["target"]
+    numbers, target = from_json(row["nums"]), row["target"]
     is_list = isinstance(numbers, Sequence) and not isinstance(numbers, str)
     if not is_list or not all(type(number) is int and number >= 0 for number in numbers) or not numbers:
         raise ValueError(f"nums must be a list of whole numbers, got {numbers!r}")

@@ -1,0 +1,51 @@
+"""What stands at a place of a source of rows: a row, or what is wrong with it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+Row = Mapping[str, Any]
+
+MAX_ROW_BYTES = 4 << 20
+"""A longer row is taken for a mistake (a prompt of megabytes fits no policy) and treated as broken."""
+MAX_HELD_BYTES = 256 << 20
+"""What is held of compressed data at the same time, where a row is no measure: a list of .json, texts that repeat."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What stands at one place of a source: a row, or why there is none."""
+
+    place: str
+    row: Row | None
+    problem: str = ""
+
+
+def checked(row: Any, place: str) -> Entry:
+    """Return the entry of a row. One that is no mapping of columns is a problem, and so is a whole table of them."""
+    if not isinstance(row, Mapping):
+        return Entry(place, None, f"is not an object with columns but {type(row).__name__}")
+    if is_table(row):
+        return Entry(place, None, f"is a table of columns ({', '.join(map(str, row))[:80]}); give a list of rows")
+    return Entry(place, row)
+
+
+def is_table(row: Mapping[Any, Any]) -> bool:
+    """Tell whether an object holds many rows: a list of cells in each column, or pandas' numbered ones."""
+    columns = list(row.values())
+    if columns and all(isinstance(cells, Mapping) for cells in columns):
+        return any(keys and list(map(str, keys)) == list(map(str, range(len(keys)))) for keys in (row, *columns))
+    if not columns or not all(isinstance(cells, list) and cells for cells in columns):
+        return False
+    is_said = any(isinstance(cells[0], Mapping) and "role" in cells[0] for cells in columns)
+    return not is_said and len({len(cells) for cells in columns}) == 1
+
+
+def first_line(error: Exception) -> str:
+    """Return the type of an error and the first line of what it says."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__
+
+
+def too_long(place: str, size: float) -> Entry:
+    return Entry(place, None, f"has {size / 1e6:.1f} MB, more than {MAX_ROW_BYTES / 1e6:.1f} MB")
