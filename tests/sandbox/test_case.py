@@ -10,7 +10,8 @@ import pytest
 from covey.sandbox.inside import case as case_module
 from covey.sandbox.inside.case import Case, answer_of
 from covey.sandbox.inside.host import Violation
-from covey.sandbox.inside.judging.asserts import ProgramError, error_named
+from covey.sandbox.inside.judging.candidate import exception_of
+from covey.sandbox.inside.judging.remote import ProgramError
 from covey.sandbox.inside.link import PASSED, Link, failed
 
 
@@ -66,15 +67,22 @@ def test_what_is_no_answer_to_the_call_breaks_the_rules(frame: dict[str, Any]) -
 
 
 @pytest.mark.parametrize(
-    ("text", "kind"),
+    ("bases", "kinds"),
     [
-        ("KeyError: 'a'", KeyError),
-        ("StopIteration: 1", ProgramError),  # would end a loop of the test
-        ("SystemExit: 0", ProgramError),
-        ("GivenUp", ProgramError),
-        ("print: x", ProgramError),
-        ("UnicodeDecodeError: x", ProgramError),
+        (["KeyError", "LookupError", "Exception"], (KeyError,)),
+        (["Mine", "ValueError", "Exception"], (ValueError, ProgramError)),
+        (["StopIteration", "Exception"], (ProgramError,)),  # would end a loop of the test
+        (["SystemExit", "BaseException"], (ProgramError,)),
+        (["GivenUp"], (ProgramError,)),
+        (["print"], (ProgramError,)),
+        (["UnicodeDecodeError", "ValueError"], (ProgramError,)),
+        (["Mine", "KeyError", "OSError"], (KeyError, ProgramError)),
     ],
 )
-def test_an_error_of_the_program_is_the_built_in_one_of_its_name_or_its_own(text: str, kind: type[Exception]) -> None:
-    assert type(error_named(text)) is kind
+def test_an_error_of_the_program_is_the_built_in_one_of_its_name_or_its_own(
+    bases: list[str], kinds: tuple[type[Exception], ...]
+) -> None:
+    error = exception_of(bases[0], None, bases, ["a"], ("text", None))
+    assert all(isinstance(error, kind) for kind in kinds)
+    assert not isinstance(error, StopIteration)
+    assert bases[0] == "UnicodeDecodeError" or type(error).__name__ == bases[0]

@@ -2,8 +2,9 @@
 
 import json
 import math
-from collections import Counter, OrderedDict, defaultdict, namedtuple
+from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
 from collections.abc import Iterable, Iterator
+from datetime import date
 from decimal import Decimal
 from enum import IntEnum
 from fractions import Fraction
@@ -203,6 +204,15 @@ def test_points_of_a_grid_arrive_though_hashes_of_minus_one_and_minus_two_are_eq
 
 
 def test_every_tag_that_can_be_encoded_can_be_decoded() -> None:
-    values: list[Any] = [*PLAIN, iter(()), {}.keys(), {}.values(), {}.items(), len]
+    values: list[Any] = [
+        *PLAIN,
+        date(2020, 1, 2),
+        deque([1]),
+        iter(()),
+        {}.keys(),
+        {}.values(),
+        {}.items(),
+        len,
+    ]
     encoded = [Encoder(9999).encode(value) for value in values]
-    assert {next(iter(node)) for node in encoded if type(node) is dict} == set(codec._DECODERS)
+    assert {next(iter(node)) for node in encoded if type(node) is dict} == {*codec._DECODERS, *codec._CONTAINERS}

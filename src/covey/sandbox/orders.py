@@ -1,6 +1,8 @@
 """Tests as the judge gets them, and its answer as a Report."""
 
+import importlib.util
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from covey.sandbox.inside.codec import Encoder, Unencodable
@@ -21,7 +23,18 @@ def encode_request(code: str, tests: Sequence[Test], entry_point: str | None, li
         "entry_point": entry_point or "",
         "tests": [_ORDERS[type(test)](test) for test in tests],
         "limits": dict(vars(limits)),
+        "packages": {
+            name: _folder_of(name) for test in tests if isinstance(test, AssertTest) for name in test.packages
+        },
     }
+
+
+def _folder_of(package: str) -> str:
+    """Return the folder that an installed package lies in."""
+    found = importlib.util.find_spec(package)
+    if found is None or found.origin is None:
+        raise ValueError(f"a test imports {package}, which is not installed")
+    return str(Path(found.origin).parent.parent)
 
 
 def decode_report(answer: dict[str, Any]) -> Report:
@@ -41,9 +54,10 @@ def _call(test: CallTest) -> dict[str, Any]:
         "test": "call",
         "args": _encoded("args", list(test.args)),
         "kwargs": _encoded("kwargs", dict(test.kwargs)),
-        "expected": _encoded("expected", test.expected),
+        "expected": [_encoded("expected", value) for value in (test.expected, *test.also)],
         "rel": test.rel,
         "abs": test.abs,
+        "is_json": test.is_json,
     }
 
 
@@ -57,5 +71,8 @@ def _encoded(name: str, value: Any) -> Any:
 _ORDERS: dict[type, Callable[[Any], dict[str, Any]]] = {
     CallTest: _call,
     OutputTest: lambda test: {"test": "output", "stdin": test.stdin, "expected": test.expected},
-    AssertTest: lambda test: {"test": "assert", "source": test.source, "setup": test.setup},
+    AssertTest: lambda test: {
+        "test": "assert",
+        **{name: value for name, value in vars(test).items() if name != "packages"},
+    },
 }

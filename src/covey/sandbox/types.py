@@ -10,6 +10,9 @@ Tier = Literal["auto", "namespace", "landlock", "unsafe_no_isolation"]
 """How a program is shut in. "auto": the strongest of the next two that passes its probes; never the last."""
 TIERS: tuple[Tier, ...] = get_args(Tier)
 
+USUAL_MODULES = frozenset(case.USUAL.split())
+"""What test code uses without importing it."""
+
 Kind = Literal["passed", "wrong", "error", "timeout", "crash", "output", "load", "channel", "not_run"]
 """How one test went:
 
@@ -74,6 +77,10 @@ class CallTest:
     rel: float = 0.0
     abs: float = 0.0
     """Floats pass where |got - expected| <= abs + rel * |expected|."""
+    also: tuple[Any, ...] = ()
+    """Further values that are right."""
+    is_json: bool = False
+    """The values are those of JSON, which has no tuples: one passes for a list."""
 
     def __post_init__(self) -> None:
         if isinstance(self.args, str | bytes) or not isinstance(self.args, Sequence):
@@ -103,6 +110,15 @@ class AssertTest:
     source: str
     setup: str = ""
     """Runs before `source`, in the trusted process: imports, and helpers that the prompt defines."""
+    call: str = ""
+    """What of `source` is called then: a function, or `Class.method` of a unittest or pytest class."""
+    names: tuple[str, ...] = ()
+    """What the test uses of the program besides the entry point."""
+    classes: tuple[str, ...] = ()
+    """Which of `names` and the entry point are classes. Only objects that the test makes of these may take part in
+    comparisons and arithmetic: what a function returns is a plain value, or little more than true or false."""
+    packages: tuple[str, ...] = ()
+    """What the test imports besides the standard library; it is taken from where the caller has it."""
 
 
 Test = CallTest | OutputTest | AssertTest

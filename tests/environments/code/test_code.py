@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,7 +20,7 @@ from covey.environments.code.formats import problem_of
 from covey.environments.code.problems import generate_problems
 from covey.environments.code.settings import CodeConfig
 from covey.sandbox.types import Report, SandboxFailed, Test, TestResult
-from covey.types import Failure, Reward
+from covey.types import Failure, Prompt, Reward
 
 from .code_runners import Here, Told, report
 
@@ -219,14 +220,53 @@ def replied(code: Code, answer: str) -> str | None:
 def test_the_test_that_failed_goes_back_once_it_is_asked_for() -> None:
     assert not environment().can_reply
     code = environment(max_turns=2)
-    assert replied(code, HALF) == f"f(3,) returned 0, expected 6\n{CORRECT_IT}"
+    assert replied(code, WRONG) == f"f(1,) returned -99, expected 2\n{CORRECT_IT}"
     assert replied(code, "") == f"{NO_PROGRAM}\n{CORRECT_IT}"
     assert replied(code, RIGHT) is None
     assert code.metrics()["further_turns"] == 2.0
 
 
+def test_of_a_test_that_is_not_told_only_the_kind_goes_back() -> None:
+    assert replied(environment(max_turns=2), HALF) == f"A test that is not told fails (wrong).\n{CORRECT_IT}"
+    alone = Code(
+        {"train": [problem_of({**DOUBLE, "tests": DOUBLE["tests"][:1]})], "test": []}, Here(), CodeConfig(max_turns=2)
+    )
+    assert replied(alone, WRONG) == f"A test that is not told fails (wrong).\n{CORRECT_IT}"
+
+
+def test_with_further_turns_the_share_is_that_of_the_tests_that_are_not_told() -> None:
+    told = "def f(n): return {1: 2}.get(n)"
+    assert (values(environment(), told), values(environment(max_turns=2), told)) == ([0.125], [0.0])
+    assert values(environment(max_turns=2), RIGHT, HALF) == [1.0, pytest.approx(0.5 / 3)]
+
+
+def copied(code: Code, prompt: Prompt, turns: int) -> float:
+    """Return what a policy earns that never programs: it returns what it was told of the failing test."""
+    known: dict[str, str] = {}
+    answer = ""
+    for _ in range(turns):
+        branches = "".join(f"    if repr(a) == {call!r}: return {due}\n" for call, due in known.items())
+        answer = f"def {prompt.columns['problem'].entry_point}(*a):\n{branches}    return None\n"
+        reply = asyncio.run(code.reply(prompt, [{"role": "assistant", "content": answer}]))
+        found = re.match(r"\w+(\(.*\)) returned .*, expected (.*)", str((reply or {}).get("content")))
+        known |= {found[1]: found[2]} if found else {}
+    (verdict,) = asyncio.run(code.score(prompt, [answer]))
+    assert isinstance(verdict, Reward)
+    return verdict.value
+
+
+def test_a_policy_that_copies_what_it_is_told_earns_what_it_earns_in_one_turn() -> None:
+    problems = generate_problems("all", None, {"train": 20, "test": 1}, 0)
+    one, four = (Code(problems, Here(), CodeConfig(max_turns=turns)) for turns in (1, 4))
+    earned = [
+        [copied(code, prompt, turns) for prompt in code.prompts("train")] for code, turns in ((one, 1), (four, 4))
+    ]
+    assert sum(earned[1]) <= sum(earned[0]) + 1e-9
+
+
 def test_a_message_that_goes_back_is_short() -> None:
     long = Report((TestResult(False, "wrong", "x" * 10_000),), (), 0.0)
+    long = Report(long.results * 4, (), 0.0)
     said = replied(environment(Told(lambda code, tests: long), max_turns=2), WRONG)
     assert said == "x" * MAX_MESSAGE + f"\n{CORRECT_IT}"
 

@@ -1,6 +1,7 @@
 """Which program a completion hands in."""
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -147,6 +148,60 @@ def test_text_without_a_fence_is_the_program() -> None:
     assert extract_program(f"<answer>{F}</answer> no, <answer>{G}</answer>", "f") == G
     assert extract_program("", "f") == ""
     assert extract_program(" \n", "f") == ""
+
+
+@pytest.mark.parametrize("quotes", ['"""', "'''"])
+@pytest.mark.parametrize("inner", ["```", "```python", "~~~"])
+def test_a_fence_in_a_docstring_ends_nothing(quotes: str, inner: str) -> None:
+    program = (
+        f"def f(n):\n    {quotes}Twice n.\n\n    {inner}\n    f(1)\n    {inner[:3]}\n    {quotes}\n    return 2 * n\n"
+    )
+    assert extract_program(fence(program) + "\nDone.", "f") == program
+    flush = program.replace("    ```", "```")
+    assert extract_program(fence(flush) + "\n```\nf(1)\n```\n", "f") == flush
+
+
+def test_quotes_that_nothing_closes_hide_no_fence() -> None:
+    program = 'def f(n):\n    return 2 * n  # not """\n'
+    assert extract_program(fence(program) + "\nDone.", "f") == program
+    assert extract_program(fence("x = '''\n") + fence(G), "f") == G
+
+
+def test_a_byte_order_mark_is_no_part_of_a_program() -> None:
+    assert extract_program("\ufeff" + G, "f") == G
+    assert extract_program(fence("\ufeff" + G), "f") == G
+
+
+@pytest.mark.parametrize(
+    "text", ["[BEGIN]\n{}[DONE]\n", "Code:\n[BEGIN]\n{}", "<code>\n{}</code>", "It is\n  <code>{}</code> all."]
+)
+def test_text_without_a_fence_may_be_between_other_marks(text: str) -> None:
+    assert extract_program(text.format(G), "f").strip() == G.strip()
+
+
+def test_blocks_that_give_names_belong_to_the_one_that_uses_them() -> None:
+    imports, helper, usage = (
+        "import math\nfrom typing import List\n",
+        "LIMIT = 3\ndef half(n):\n    return n / 2\n",
+        "print(f(3))\n",
+    )
+    program = "def f(n: List) -> int:\n    return math.sqrt(half(n))\n"
+    assert extract_program(fence(imports) + fence(program), "f") == imports + program
+    assert (
+        extract_program(fence(imports) + fence(helper) + fence(program) + fence(usage), "f")
+        == imports + helper + program
+    )
+    # What is given already, is not used, or does more is left out
+    assert extract_program(fence(imports) + fence(G), "f") == G
+    assert extract_program(fence("import math\n" + usage) + fence(program), "f") == program
+    assert extract_program(fence(program) + fence(imports + program), "f") == imports + program
+
+
+def test_extraction_is_linear_in_blocks_and_quotes() -> None:
+    began = time.monotonic()
+    for text in ("```\n" * 49_000, "```\n'''\n" * 24_000, "```py\ndef g(): h\n```\n" * 8_000, '"""\n```\n' * 24_000):
+        extract_program(text, "f")
+    assert time.monotonic() - began < 10.0
 
 
 def test_a_text_of_megabytes_hands_nothing_in() -> None:

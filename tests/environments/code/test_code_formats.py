@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
-from covey.environments.code.formats import call_test, plain_value, problem_of, split_tests
+from covey.environments.code.cases import call_test, plain_value
+from covey.environments.code.formats import problem_of
 from covey.environments.code.problems import Problem
+from covey.environments.code.suites import split_tests
 from covey.sandbox.types import AssertTest, CallTest
 
 HUMANEVAL = {
@@ -40,7 +42,7 @@ def test_a_humaneval_row_as_it_is_published() -> None:
     assert "candidate(3) == 6, 'three'" in first.source
     assert "candidate(0)" not in first.source
     assert "candidate(0)" in second.source
-    assert all(text in first.source for text in ("META = {}", "check(f)"))
+    assert all(text in first.source for text in ("META = {}", "check(candidate)"))
     assert "def half(n):" in first.setup
 
 
@@ -83,19 +85,21 @@ def test_a_tolerance_that_nothing_would_read_is_refused(tolerance: Any) -> None:
     assert call_test(as_in_parquet) == CallTest((1,), expected=0.5, abs=1.0)
 
 
+def texts(source: str) -> list[str]:
+    return [text for text, _ in split_tests(source, "f")]
+
+
 def test_a_file_of_asserts_is_as_many_tests() -> None:
-    assert split_tests("assert f(1) == 1\nassert f(2) == (\n    3)\n", "f") == ["assert f(1) == 1", "assert f(2) == 3"]
+    assert texts("assert f(1) == 1\nassert f(2) == (\n    3)\n") == ["assert f(1) == 1", "assert f(2) == 3"]
 
 
 def test_an_assert_that_cannot_fail_is_no_test_that_any_program_passes() -> None:
-    tests = split_tests(
-        "def check(candidate):\n    assert True, 'a'\n    assert candidate(1) == 2\n    assert 1\n", "f"
-    )
-    assert tests == ["\n\ndef check(candidate):\n    assert candidate(1) == 2\n\ncheck(f)\n"]
-    assert split_tests("assert True\nassert f(1) == 2", "f") == ["assert f(1) == 2"]
-    assert split_tests("assert False, 'never'\nassert True", "f") == ["assert False, 'never'"]
-    assert split_tests("assert True", "f") == ["assert True"]
-    assert split_tests("assert callable(f)\nassert f(1) == 2", "f") == ["assert f(1) == 2"]
+    tests = texts("def check(candidate):\n    assert True, 'a'\n    assert candidate(1) == 2\n    assert 1\n")
+    assert tests == ["\n\ndef check(candidate):\n    assert candidate(1) == 2\n\ncheck(candidate)\n"]
+    assert texts("assert True\nassert f(1) == 2") == ["assert f(1) == 2"]
+    assert texts("assert False, 'never'\nassert True") == ["assert False, 'never'"]
+    assert texts("assert True") == ["assert True"]
+    assert texts("assert callable(f)\nassert f(1) == 2") == ["assert f(1) == 2"]
 
 
 @pytest.mark.parametrize(
@@ -108,24 +112,27 @@ def test_an_assert_that_cannot_fail_is_no_test_that_any_program_passes() -> None
     ],
 )
 def test_test_code_whose_parts_hang_together_stays_whole(source: str) -> None:
-    assert split_tests(source, "f") == [source]
+    assert texts(source) == [source]
 
 
 @pytest.mark.parametrize(
     ("change", "line"),
     [
-        ({"prompt": None}, "has no column 'prompt' or 'text' (has: prompt, entry_point, tests)"),
+        ({"prompt": None}, "'prompt' or 'text' or 'question' or"),
+        ({"prompt": None}, "(has: prompt, entry_point, tests)"),
         ({"prompt": 3}, "column 'prompt' must be text, got 3"),
-        ({"tests": []}, "has no column 'tests' or 'test' or 'test_list'"),
+        ({"tests": []}, "has no column 'test_list' or 'tests' or 'test' or"),
         ({"tests": "assert f(1) =="}, "tests are not Python code"),
         ({"tests": [{"args": 3, "expected": 3}]}, 'a test must be {"args": [...], "expected": ...}'),
         ({"tests": [{"args": [3]}]}, 'a test must be {"args": [...], "expected": ...}'),
         ({"tests": [{"args": [{"$int": "zz"}], "expected": 3}]}, "is not a value: invalid literal"),
         ({"tests": [{"args": json.loads("[" * 700 + "]" * 700), "expected": 3}]}, "maximum recursion depth exceeded"),
-        ({"entry_point": None, "tests": "x = 1"}, "has no column 'entry_point', and no assert that calls a function"),
+        (
+            {"entry_point": None, "tests": "x = 1"},
+            "has no column 'entry_point', and 'x = 1' calls no function of the program",
+        ),
         ({"entry_point": None, "tests": "assert len([])"}, "calls no function of the program"),
         ({"entry_point": "f(x)"}, "column 'entry_point' must name a function, got 'f(x)'"),
-        ({"difficulty": "hard"}, "difficulty must be a whole number, got 'hard'"),
         ({"test_imports": "import math"}, "test_imports must be a list of import lines"),
     ],
 )

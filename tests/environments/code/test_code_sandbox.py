@@ -106,7 +106,7 @@ def test_a_run_writes_down_what_isolated_its_programs_and_what_they_were_like(tm
     assert all(row["environment/programs"] > 0 for row in steps)
     assert all(row["environment/further_turns"] > 0 for row in steps)
     said = [row["completion"][1]["content"] for row in rows(tmp_path / "rollouts.jsonl") if len(row["completion"]) == 3]
-    assert any("Write the corrected function." in text for text in said)
+    assert any("Write the corrected program." in text for text in said)
 
 
 @pytest.mark.long

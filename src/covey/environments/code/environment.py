@@ -1,6 +1,7 @@
 """Programs that are run: the policy writes a function, tests in a sandbox say what it is worth.
 
-The reward is 1 where all tests pass, else `partial_weight` times the share of tests that pass.
+The reward is 1 where all tests pass, else `partial_weight` times the share of tests that pass. Where the policy has
+several turns, some tests are told to it, and the share is that of the others.
 """
 
 import asyncio
@@ -8,6 +9,7 @@ import hashlib
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from covey.environments.base import Environment, Split
@@ -23,7 +25,8 @@ LOGGER = logging.getLogger(__name__)
 
 UNSAFE = "unsafe_no_isolation"
 NO_PROGRAM = "No program was found."
-CORRECT_IT = "Write the corrected function."
+CORRECT_IT = "Write the corrected program."
+NOT_TOLD = "A test that is not told fails ({kind})."
 MAX_MESSAGE = 300
 """Characters of a failing test that go back to the policy."""
 MAX_VERDICTS = 100
@@ -50,6 +53,9 @@ class Code(Environment):
         self._counts: Counter[str] = Counter()
         self._rewards = {"all": 0.0, "suspicious": 0.0}
         self._num_rechecks = 0
+        notes = Counter(problem.left_out for found in problems.values() for problem in found if problem.left_out)
+        for note, count in notes.items():
+            LOGGER.warning("tests of %d problems are left out: %s", count, note)
         if self._is_unsafe:
             LOGGER.warning("environment.isolation=%s: programs the policy writes run WITHOUT ISOLATION", UNSAFE)
 
@@ -60,10 +66,10 @@ class Code(Environment):
         return list(await asyncio.gather(*(self._score(prompt, completion) for completion in completions)))
 
     async def reply(self, prompt: Prompt, messages: Sequence[Message]) -> Message | None:
-        """Return the test that the answer failed. None where it failed none."""
+        """Return the test that the answer failed, if it is told, else how it failed. None where it failed none."""
         problem: Problem = prompt.columns["problem"]
         program = extract_program(messages[-1]["content"], problem.entry_point, problem.opening)
-        failed = _first_failure(await self._report(problem, program)) if program else NO_PROGRAM
+        failed = _told_failure(await self._report(problem, program), self._num_told(problem)) if program else NO_PROGRAM
         if failed is None:
             return None
         self._counts["further_turns"] += 1
@@ -87,7 +93,7 @@ class Code(Environment):
 
     def difficulty(self, prompt: Prompt) -> float | None:
         problem: Problem = prompt.columns["problem"]
-        return problem.difficulty
+        return problem.difficulty if isinstance(problem.difficulty, int) else None
 
     def metrics(self) -> dict[str, float]:
         """Return numbers of programs and shares of rewards since this was last asked."""
@@ -122,15 +128,19 @@ class Code(Environment):
             report = await self._report(problem, program)
         except SandboxFailed as error:
             return Failure(f"sandbox: {error}")
-        reward = reward_of(report, self.settings.partial_weight)
+        reward = reward_of(report, self.settings.partial_weight, self._num_told(problem))
         self._note(report, reward)
         # Run some of those with the maximum reward again: programs that pass by chance are noticed.
         if reward.value == 1.0 and is_chosen(f"{prompt.id}/{program}", self.settings.recheck_rate):
             await self._recheck(prompt, problem, program)
         return reward
 
+    def _num_told(self, problem: Problem) -> int:
+        """Return how many tests, the first ones, are for feedback: a third where there is a further turn."""
+        return len(problem.tests) // 3 if self.can_reply else 0
+
     async def _report(self, problem: Problem, program: str) -> Report:
-        return await self._cache.run(program, problem.tests, problem.entry_point, self._limits)
+        return await self._cache.run(_whole(problem, program), problem.tests, problem.entry_point or None, self._limits)
 
     def _note(self, report: Report, reward: Reward) -> None:
         self._counts.update(f"imports/{name}" for name in report.suspicious_imports)
@@ -145,7 +155,7 @@ class Code(Environment):
         # New arguments, which a program that remembers the old ones does not know
         tests = problem.fresh_tests(f"recheck {self._num_rechecks}")
         try:
-            report = await self._runner.run(program, tests, problem.entry_point, self._limits)
+            report = await self._runner.run(_whole(problem, program), tests, problem.entry_point or None, self._limits)
         except SandboxFailed as error:
             LOGGER.warning("prompt %s: a program could not be run again: %s", prompt.id, error)
             return
@@ -154,6 +164,11 @@ class Code(Environment):
         if failed is not None:
             self._counts["recheck_disagreements"] += 1
             LOGGER.warning("prompt %s: full score, but run again: %s\n%s", prompt.id, failed, excerpt(program))
+
+
+def _whole(problem: Problem, program: str) -> str:
+    """Return the program behind what stands before every one."""
+    return problem.preamble + "\n" + program if problem.preamble and "__future__" not in program else program
 
 
 def code_limits(settings: CodeConfig) -> Limits:
@@ -180,11 +195,12 @@ def _check(settings: CodeConfig) -> None:
         raise ValueError(f"cache_size must be >= 0, got {settings.cache_size}")
 
 
-def reward_of(report: Report, partial_weight: float) -> Reward:
-    """Give 1 where all tests pass, else their share times the weight."""
+def reward_of(report: Report, partial_weight: float, num_told: int = 0) -> Reward:
+    """Give 1 where all tests pass, else the share of those behind the first `num_told` times the weight."""
     solved = all(result.passed for result in report.results)
-    value = 1.0 if solved else partial_weight * report.fraction
-    parts = {"solved": float(solved), "tests_passed": report.fraction}
+    share = replace(report, results=report.results[num_told:]).fraction
+    value = 1.0 if solved else partial_weight * share
+    parts = {"solved": float(solved), "tests_passed": share}
     noted = {"verdicts": [result.kind for result in report.results[:MAX_VERDICTS]]}
     failed = _first_failure(report)
     return Reward(value, parts, noted if failed is None else {**noted, "first_failure": failed[:MAX_MESSAGE]})
@@ -202,6 +218,13 @@ def _first_failure(report: Report) -> str | None:
         if not result.passed:
             return result.message or result.kind
     return None
+
+
+def _told_failure(report: Report, num_told: int) -> str | None:
+    """Return what may be said of the first failing test: all of one that is told, of others the kind."""
+    failed = _first_failure(replace(report, results=report.results[:num_told]))
+    kind = next((result.kind for result in report.results if not result.passed), None)
+    return failed or (NOT_TOLD.format(kind=kind) if kind is not None else None)
 
 
 def _prompt(split: Split, index: int, problem: Problem) -> Prompt:

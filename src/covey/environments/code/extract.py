@@ -4,10 +4,13 @@ The rule, in this order:
 
 1. What stands in a think block is no submission; neither is a think block that never ends.
 2. Of the fenced blocks (``` or ~~~, whatever their language) the last one that defines the entry point at its top
-   level is the program; where none does, the last block. A fence that is never closed ends at the first marks that end
-   a line of code, or with the text. Before the first marks there may be other text where a language follows them, or an
-   answer tag. Blocks may be quoted (`> `), and stand in a block of markdown.
-3. Without a fence, the content of the last answer tag or [PYTHON] tag is the program; without one, the whole text.
+   level is the program; where none does, the last block. Blocks before it that hold imports, functions, classes and
+   constants alone belong to it where it uses a name of theirs that it does not define. A fence in a text between triple
+   quotes ends nothing. A fence that is never closed ends at the first marks that end a line of code, or with the text.
+   Before the first marks there may be other text where a language follows them, or an answer tag. Blocks may be quoted
+   (`> `), and stand in a block of markdown.
+3. Without a fence, the content of the last answer tag, or of [PYTHON], [BEGIN] or <code>, is the program; without one,
+   the whole text. A byte order mark is no part of it.
 4. Where a problem gives the beginning of the program and the text found does not define the entry point, it is taken
    as the rest of that program. Where it does, what the problem gives before the function, such as imports, stays.
 
@@ -30,7 +33,18 @@ MARKDOWN = ("markdown", "md")
 _TAGS = (
     re.compile(r"<answer>(.*?)(?:</answer>|\Z)", re.DOTALL | re.IGNORECASE),
     re.compile(r"(?:^|:)[ \t]*+\[PYTHON\](.*?)(?:\[/PYTHON\]|\Z)", re.DOTALL | re.MULTILINE),  # a[PYTHON] is code
+    re.compile(r"(?:^|:)[ \t]*+\[BEGIN\](.*?)(?:\[DONE\]|\Z)", re.DOTALL | re.MULTILINE),
+    re.compile(r"^[ \t]*+<code>(.*?)(?:</code>|\Z)", re.DOTALL | re.MULTILINE),
 )
+_WORD = re.compile(r"\w+")
+_QUOTES = re.compile(r"\"{3}|'{3}")
+_GIVEN = re.compile(
+    r"^(?:(?:async[ \t]+)?def[ \t]+(\w+)|class[ \t]+(\w+)|([A-Z_][A-Z0-9_]*)[ \t]*=(?!=)"
+    r"|(?:from[ \t].*\bimport|import)[ \t]+(.+))"
+)
+"""A line that gives names: a function, a class, a constant, imports."""
+_NO_STATEMENT = tuple(" \t#@)]}'\"")
+"""How lines begin that belong to a statement of other lines, or to none."""
 
 
 def extract_program(completion: str, entry_point: str, opening: str = "") -> str:
@@ -41,7 +55,7 @@ def extract_program(completion: str, entry_point: str, opening: str = "") -> str
     """
     if len(completion) > MAX_COMPLETION:
         return ""
-    text = without_thoughts(completion.replace("\r\n", "\n"))
+    text = without_thoughts(completion.replace("\r\n", "\n").replace("\ufeff", ""))
     program = _submission(text, entry_point)
     if not program.strip():
         return ""
@@ -75,8 +89,11 @@ def fenced_blocks(text: str) -> list[str]:
     early: re.Match[str] | None = None
     # A fence of markdown, whose end opens nothing
     around: re.Match[str] | None = None
+    quotes = _Quotes(text)
     for fence in _FENCE.finditer(text):
         has_language = fence[3].strip().isidentifier()
+        if begin is not None and quotes.are_open(begin.end(), fence.start()):
+            continue
         if begin is None and around is not None and _closes(fence, around):
             around = None
         elif begin is None:
@@ -95,6 +112,26 @@ def fenced_blocks(text: str) -> list[str]:
     if begin is not None:
         blocks.append(_content(text, begin, len(text) if early is None else early.start(2)))
     return blocks
+
+
+class _Quotes:
+    """Tells whether a place of the text is between triple quotes which end somewhere. Asked for places in order."""
+
+    def __init__(self, text: str) -> None:
+        self._found = list(_QUOTES.finditer(text))
+        self._next, self._begin, self._open = 0, -1, ""
+        self._last = {mark[0]: mark.start() for mark in self._found}
+
+    def are_open(self, begin: int, place: int) -> bool:
+        """Look from the beginning of a block on."""
+        if begin != self._begin:
+            self._begin, self._open = begin, ""
+        while self._next < len(self._found) and self._found[self._next].start() < place:
+            mark = self._found[self._next]
+            self._next += 1
+            if mark.start() >= begin and self._open in ("", mark[0]):
+                self._open = "" if self._open else mark[0]
+        return bool(self._open) and self._last[self._open] > place
 
 
 def _opens(fence: re.Match[str]) -> bool:
@@ -121,11 +158,38 @@ def _content(text: str, begin: re.Match[str], end: int) -> str:
 def _submission(text: str, entry_point: str) -> str:
     blocks = fenced_blocks(text)
     if blocks:
-        return next((block for block in reversed(blocks) if defines(block, entry_point)), blocks[-1])
+        place = next((i for i in reversed(range(len(blocks))) if defines(blocks[i], entry_point)), len(blocks) - 1)
+        return _with_needed(blocks[place], blocks[:place])
     for tag in _TAGS:
         found = tag.findall(text)
         text = found[-1] if found else text
     return text
+
+
+def _with_needed(block: str, before: list[str]) -> str:
+    """Put the blocks before it that give it names it lacks, and do nothing else."""
+    own, _ = _given(block)
+    lacking = set(_WORD.findall(block)) - own
+    for other in reversed(before):
+        names, is_pure = _given(other)
+        if is_pure and not names.isdisjoint(lacking):
+            block = f"{other.rstrip()}\n{block}"
+            own |= names
+            lacking = (lacking | set(_WORD.findall(other))) - own
+    return block
+
+
+def _given(block: str) -> tuple[set[str], bool]:
+    """Return the names that a block gives, and whether it does nothing else."""
+    names: set[str] = set()
+    is_pure = True
+    for line in block.split("\n"):
+        found = _GIVEN.match(line)
+        if found is not None:
+            names.update(_WORD.findall(found[4]) if found[4] else [found[1] or found[2] or found[3]])
+        elif line and not line.startswith(_NO_STATEMENT):
+            is_pure = False
+    return names, is_pure
 
 
 def _joined(opening: str, rest: str) -> str:

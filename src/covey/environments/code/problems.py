@@ -8,7 +8,7 @@ from typing import Any
 
 from covey.environments.base import Split
 from covey.environments.code.families import CLASSICS, FAMILIES, Arguments, Draft, chosen_families
-from covey.environments.code.words import MADE_UP, asked, shown_call, signature_of
+from covey.environments.code.words import MADE_UP, asked, shown_call, signature_of, to_define
 from covey.sandbox.types import CallTest, Test
 
 NUM_TESTS = 10
@@ -33,7 +33,7 @@ class Problem:
 
     family: str
     """Family, or the source of the row."""
-    difficulty: int | None
+    difficulty: int | str | None
     statement: str
     """What the policy reads."""
     entry_point: str
@@ -42,12 +42,16 @@ class Problem:
     """A program that passes."""
     opening: str = ""
     """How the program begins, where the policy is to continue it."""
+    preamble: str = ""
+    """What stands before every program: the imports that a site makes."""
+    left_out: str = ""
+    """Why tests of the row are not run."""
     drawn_from: str | None = None
     """The seed that the problem was drawn with; it makes further tests."""
 
     def fresh_tests(self, seed: str) -> tuple[Test, ...]:
         """Return tests with other inputs where the problem was drawn, else the ones there are."""
-        if self.drawn_from is None or self.difficulty is None:
+        if self.drawn_from is None or not isinstance(self.difficulty, int):
             return self.tests
         return draft_tests(drawn(self.family, self.difficulty, self.drawn_from), seed, len(self.tests))
 
@@ -190,5 +194,6 @@ def _in_full(draft: Draft, tests: tuple[CallTest, ...]) -> Problem:
     shown = next((calls for calls in others if given.isdisjoint(repr(call.args) for call in calls)), ())
     task = MADE_UP.format(told=draft.statement.removeprefix("Python: ").rstrip("."))
     signature = signature_of(draft.solution, draft.entry_point, tests)
-    statement = asked(task, draft.entry_point, signature, [shown_call(draft.entry_point, call) for call in shown])
+    called = to_define(draft.entry_point, signature)
+    statement = asked(task, called, [shown_call(draft.entry_point, call) for call in shown])
     return replace(_in_short(draft, tests), statement=statement)

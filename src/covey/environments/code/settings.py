@@ -1,10 +1,11 @@
 """Settings of environment=code."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from covey.environments.settings import EpisodesConfig
 from covey.system.setting import Requires, setting
 
+TEST_PACKAGES = ("numpy",)
 PROBLEMS_GENERATED = Requires("problems made up, data.path = null", ("data.path",), lambda path: path is None)
 IS_DRAWN = Requires(
     "problems made up (data.path = null), or environment.tests_per_problem set",
@@ -35,8 +36,10 @@ class CodeConfig(EpisodesConfig):
     partial_weight: float = setting(0.5, ge=0, le=1)
     """Reward for passing some of the tests: this times their share. 0 rewards only programs that pass all."""
     max_turns: int | None = setting(1, ge=1)
-    """Programs that the policy may write for one problem: above 1 it is shown the test that its last one failed, and
-    the last one is judged."""
+    """Programs that the policy may write for one problem. Above 1 a third of the tests are told where they fail, and
+    the others judge the last program."""
+    test_packages: list[str] = field(default_factory=lambda: list(TEST_PACKAGES))
+    """Packages that test code of rows may import where they are installed; programs never may."""
     isolation: str = setting("auto", choices=("auto", "namespace", "landlock", "unsafe_no_isolation"))
     """How programs are isolated: auto, namespace, landlock or unsafe_no_isolation."""
     num_slots: int | None = setting(None, ge=1)

@@ -5,27 +5,56 @@ model that has to guess the name writes good programs that no test can call.
 """
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from covey.sandbox.types import CallTest
 
 TASK = "{task}\n\n{called}{examples}\n\nAnswer with the program alone in a ```python block."
 SIGNATURE = "The function's signature is `{signature}`."
-NAME = "Name the function `{name}`."
+NAME = "Name the {kind} `{name}`."
+ALSO = "Define {names} as well."
+BEGIN = "Begin with this:\n\n```python\n{starter}\n```"
+SCRIPT = "The program reads its input from standard input and prints its answer to standard output."
 EXAMPLES = "\n\nFor example:\n{lines}"
 COMPLETION = (
     "Complete this Python function. Answer with the whole function alone in a ```python block.\n\n"
     "```python\n{opening}\n```"
 )
+KINDS = {False: "function", True: "class"}
 MADE_UP = "Write a Python function. {told}."
 
 
-def asked(task: str, name: str, signature: str | None, examples: Sequence[str]) -> str:
-    """Return a problem in full. Where no program tells the signature (None), the function's name must do."""
-    called = NAME.format(name=name) if signature is None else SIGNATURE.format(signature=signature)
+def asked(task: str, called: str, examples: Sequence[str] = ()) -> str:
+    """Return a problem in full: what is asked for, how it is called, and examples."""
     shown = EXAMPLES.format(lines="\n".join(examples)) if examples else ""
     return TASK.format(task=task.strip(), called=called, examples=shown)
+
+
+def to_define(name: str, signature: str | None, starter: str = "", is_class: Mapping[str, bool] | None = None) -> str:
+    """Return how what a program defines is called. Where no program tells the signature (None), the name must do.
+
+    is_class: of each name that tests use, whether it is that of a class.
+    """
+    kinds = is_class or {}
+    called = (
+        SIGNATURE.format(signature=signature)
+        if signature
+        else NAME.format(kind=KINDS[kinds.get(name, False)], name=name)
+    )
+    others = [other for other in kinds if other not in (name, name.partition(".")[0])]
+    return " ".join(
+        [
+            BEGIN.format(starter=starter.strip("\n")) if starter.strip() else called,
+            *([ALSO.format(names=", ".join(f"`{other}`" for other in others))] if others else []),
+        ]
+    )
+
+
+def to_script(task: str, starter: str = "") -> str:
+    """Return what is asked of a program that reads and prints."""
+    begin = [BEGIN.format(starter=starter.strip("\n"))] if starter.strip() else []
+    return asked(task, "\n\n".join([SCRIPT, *begin]))
 
 
 def to_complete(opening: str) -> str:

@@ -10,6 +10,8 @@ from covey.sandbox.inside.link import CHECK_SECONDS, Link, Verdict
 
 SUSPICIOUS = frozenset({"ctypes", "gc", "inspect", "os", "sys"})
 """Modules whose imports are noted."""
+USUAL = "math cmath sys os re random string copy itertools functools collections heapq bisect operator datetime"
+"""Modules that test code has without importing them."""
 START_SECONDS = 20.0
 """What no program is charged with, in all: processes that start on a busy machine, test code before its first call."""
 MIN_SECONDS = 0.05
@@ -138,21 +140,29 @@ class Case:
             self.spawner.end(program)
 
 
-def answer_of(frame: dict[str, Any], index: int) -> tuple[bool, Any]:
-    """Return (True, the value) or (False, the error's text). Raises Violation for no answer to that call."""
+def answer_of(frame: dict[str, Any], index: int, refer: codec.Refer | None = None) -> tuple[bool, Any]:
+    """Return (True, the value) or (False, the error's text). Raises Violation for no answer to that call.
+
+    `refer` finds the objects that an answer names.
+    """
     # An answer names its call, so that none is taken for another's
     if type(frame.get("i")) is not int or frame["i"] != index:
         raise Violation("an answer to another call")
-    if set(frame) == {"i", "out"}:
-        try:
-            return True, codec.decode(frame["out"])
-        except MemoryError:
-            raise
-        except codec.FOREIGN as error:
-            raise Violation("a value of unknown shape") from error
-    if set(frame) == {"i", "err", "text"}:
+    if set(frame) == {"i", "out"} or (refer is not None and set(frame) == {"i", "out", "back"}):
+        return True, decoded(frame["out"], refer)
+    if set(frame) == {"i", "err", "text"} or (refer is not None and set(frame) == {"i", "err", "text", "more"}):
         return False, error_text(frame)
     raise Violation("neither a value nor an error")
+
+
+def decoded(node: Any, refer: codec.Refer | None) -> Any:
+    """Return what a program has encoded. Raises Violation where that is no value."""
+    try:
+        return codec.decode(node, refer=refer)
+    except MemoryError:
+        raise
+    except codec.FOREIGN as error:
+        raise Violation("a value of unknown shape") from error
 
 
 def error_text(frame: dict[str, Any]) -> str:

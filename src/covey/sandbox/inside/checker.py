@@ -4,17 +4,19 @@ Whatever an answer does there, in C code as well, only that test pays: memory is
 judge, which kills this process and has the next one continue with the next test.
 """
 
+import importlib
 import math
 import os
 import random
 import resource
 import socket
+import sys
 from typing import Any
 
 from covey.sandbox.inside import wire
 from covey.sandbox.inside.case import Case, Spawner
 from covey.sandbox.inside.host import Broken, Process, Program, Unjudged
-from covey.sandbox.inside.judging import verdicts
+from covey.sandbox.inside.judging import pytest_like, verdicts
 from covey.sandbox.inside.link import Link
 
 BYTES_PER_BYTE = 32
@@ -27,6 +29,7 @@ MAX_GROWTH = 64 << 20
 
 def serve(channel: socket.socket) -> None:
     """Check one program after another."""
+    pytest_like.install()
     link, base = Link(channel), address_space()
     spawner = JudgeSpawner(link)
     while True:
@@ -35,10 +38,16 @@ def serve(channel: socket.socket) -> None:
             order = wire.receive(channel.fileno())
         except EOFError:
             return
+        before = address_space()
+        lacking = load_packages(order.get("packages", {}))
+        base += address_space() - before
         limits, grown = order["limits"], address_space() - base
         limit_memory(base + COPIES * grown + limits["memory_bytes"] + BYTES_PER_BYTE * limits["output_bytes"])
         random.seed()  # test code may have set one
-        check(order, link, spawner)
+        if lacking:
+            link.send(unjudged=lacking)
+        else:
+            check(order, link, spawner)
         link.send(done=True, is_worn=address_space() > base + MAX_GROWTH)
 
 
@@ -51,6 +60,21 @@ def check(order: dict[str, Any], link: Link, spawner: Spawner) -> None:
         link.send(unjudged=str(error)[:1000])
     except Broken as error:
         link.send(broken=str(error)[:1000])
+
+
+def load_packages(places: dict[str, str]) -> str:
+    """Import what test code needs besides the standard library. Return why it cannot be, or nothing."""
+    for name, folder in places.items():
+        if name not in sys.modules:
+            os.environ.update(dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1"))
+            sys.path.append(folder)
+            try:
+                importlib.import_module(name)
+            except Exception as error:
+                return f"test code imports {name}, which the judge cannot: {error}"[:1000]
+            finally:
+                sys.path.remove(folder)
+    return ""
 
 
 class JudgeSpawner:

@@ -6,7 +6,9 @@ None, bools, strings, lists and integers up to 2^53 are themselves; everything e
     q fraction [numerator, denominator]   m decimal (as text)
     t tuple   s set   z frozenset   d dict [[key, value], ...]
     n iterator [items]   k, v, e views of a dict: keys, values, items   r range [start, stop, step]
-    o anything else: only whether it is true
+    w date, time or duration [kind, parts, offset]   D deque [items]
+    o anything else: whether it is true; between test code and a program, which object it is
+    h a function of the test's [number]   g one that both sides have [module, name]
 
 Since every dict is tagged, no value can imitate a tag. Encoding reads a value with the methods of its plain base class,
 whatever a subclass says about itself; decoding makes exact plain types and trusts nothing.
@@ -14,8 +16,9 @@ whatever a subclass says about itself; decoding makes exact plain types and trus
 
 import json
 import re
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
+from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
@@ -56,10 +59,14 @@ class Opaque:
 class Encoder:
     """Encodes one value, of at most `size` nodes and characters."""
 
-    def __init__(self, size: int, is_strict: bool = False) -> None:
-        """Begin a text of at most `size`. `is_strict`: a value that is not plain is an error, not opaque."""
+    def __init__(self, size: int, is_strict: bool = False, keep: Callable[[Any], Any] | None = None) -> None:
+        """Begin a text of at most `size`. `is_strict`: a value that is not plain is an error, not opaque.
+
+        `keep` encodes what is not plain, as an object that the other side may name; None where it cannot.
+        """
         self._left = size
         self._is_strict = is_strict
+        self._keep = keep
 
     def encode(self, value: Any, depth: int = 0) -> Any:
         """Encode a value for `json.dumps`. Raises Unencodable."""
@@ -105,6 +112,9 @@ class Encoder:
         for base, tag in _VIEWS.items():
             if kind is base:
                 return {tag: self.pairs(value, depth) if tag == "e" else self.all(value, depth)}
+        kept = self._keep(value) if self._keep is not None else None
+        if kept is not None:
+            return kept
         if issubclass(kind, Iterator):
             return {"n": self.all(value, depth)}
         if self._is_strict and kind is not Opaque:
@@ -162,6 +172,28 @@ def _decimal(encoder: Encoder, value: Any, depth: int) -> Any:
     return {"m": text}
 
 
+def _moment(kind: type, names: str) -> Callable[[Encoder, Any, int], Any]:
+    read = [getattr(kind, name).__get__ for name in names.split()]
+
+    def encode(encoder: Encoder, value: Any, depth: int) -> Any:
+        parts = [part(value) for part in read]
+        zone = parts.pop() if names.endswith("tzinfo") else None
+        if zone is not None and type(zone) is not timezone:
+            return {"o": True}
+        offset = None if zone is None else timezone.utcoffset(zone, None) // timedelta(microseconds=1)
+        return {"w": [kind.__name__, parts, offset]}
+
+    return encode
+
+
+_MOMENTS = {
+    datetime: "year month day hour minute second microsecond tzinfo",
+    date: "year month day",
+    time: "hour minute second microsecond tzinfo",
+    timedelta: "days seconds microseconds",
+}
+_MOMENT_OF = {kind.__name__: kind for kind in _MOMENTS}
+
 _ENCODERS: list[tuple[type, Callable[[Encoder, Any, int], Any]]] = [
     (int, _integer),
     (str, _text),
@@ -177,6 +209,8 @@ _ENCODERS: list[tuple[type, Callable[[Encoder, Any, int], Any]]] = [
     (Fraction, _fraction),
     (Decimal, _decimal),
     (range, _range),
+    *((kind, _moment(kind, names)) for kind, names in _MOMENTS.items()),
+    (deque, _items("D", deque.__iter__)),
 ]
 _VIEWS: dict[type, str] = {
     type({}.keys()): "k",
@@ -208,46 +242,65 @@ _FLOAT = re.compile(r"-?0x[01]\.[0-9a-f]{1,13}p[+-]\d{1,4}|-?inf|nan")
 _DECIMAL = re.compile(r"-?[0-9]+(\.[0-9]+)?([Ee][+-][0-9]+)?|-?Infinity|NaN")
 
 
-def decode(node: Any, depth: int = 0) -> Any:
-    """Decode JSON into exact plain types. Raises one of FOREIGN for what `encode` does not make."""
+Refer = Callable[[str, Any], Any]
+"""Returns what a tag and its content name; ValueError where that is nothing."""
+
+
+def decode(node: Any, depth: int = 0, refer: Refer | None = None) -> Any:
+    """Decode JSON into exact plain types. Raises one of FOREIGN for what `encode` does not make.
+
+    `refer` finds the objects that are named; without it there are none.
+    """
     kind = type(node)
     if node is None or kind is bool or kind is str or kind is int:
         return node
     if depth > MAX_DEPTH:
         raise ValueError("nested too deep")
     if kind is list:
-        return [decode(item, depth + 1) for item in node]
+        return [decode(item, depth + 1, refer) for item in node]
     ((tag, content),) = node.items()
-    return _DECODERS[tag](content, depth) if tag in _DECODERS else _refuse(tag)
+    if tag in _CONTAINERS:
+        return _CONTAINERS[tag](content, depth, refer)
+    if refer is not None and tag in NAMING and type(content) is not bool:
+        return refer(tag, content)
+    return _DECODERS[tag](content) if tag in _DECODERS else _refuse(tag)
 
 
-def _decoded_integer(text: str, depth: int) -> int:
+def _decoded_integer(text: str) -> int:
     if not _INTEGER.fullmatch(text):
         raise ValueError("not an integer")
     return int(text, 16)
 
 
-def _decoded_float(text: str, depth: int = 0) -> float:
+def _decoded_float(text: str) -> float:
     if not _FLOAT.fullmatch(text):
         raise ValueError("not a float")
     return float.fromhex(text)
 
 
-def _decoded_fraction(content: Any, depth: int) -> Fraction:
+def _decoded_fraction(content: Any) -> Fraction:
     numerator, denominator = content
-    return Fraction(_decoded_integer(numerator, depth), _decoded_integer(denominator, depth))
+    return Fraction(_decoded_integer(numerator), _decoded_integer(denominator))
 
 
-def _decoded_decimal(text: str, depth: int) -> Decimal:
+def _decoded_decimal(text: str) -> Decimal:
     if not _DECIMAL.fullmatch(text):
         raise ValueError("not a decimal")
     return Decimal(text)
 
 
-def _decoded_all(content: Any, depth: int) -> list[Any]:
+def _decoded_moment(content: Any) -> Any:
+    name, parts, offset = content
+    if type(parts) is not list or {*map(type, parts)} != {int}:
+        raise ValueError("not a moment")
+    zone = {} if offset is None else {"tzinfo": timezone(timedelta(microseconds=offset))}
+    return _MOMENT_OF[name](*parts, **zone)
+
+
+def _decoded_all(content: Any, depth: int, refer: Refer | None) -> list[Any]:
     if type(content) is not list:
         raise ValueError("not a list")
-    return [decode(item, depth + 1) for item in content]
+    return [decode(item, depth + 1, refer) for item in content]
 
 
 def _hashable(values: list[Any]) -> list[Any]:
@@ -261,43 +314,48 @@ def _hashable(values: list[Any]) -> list[Any]:
     return values
 
 
-def _decoded_pairs(content: Any, depth: int) -> dict[Any, Any]:
-    keys = _hashable([decode(key, depth + 1) for key, _ in content])
-    return dict(zip(keys, (decode(value, depth + 1) for _, value in content), strict=True))
+def _decoded_pairs(content: Any, depth: int, refer: Refer | None) -> dict[Any, Any]:
+    keys = _hashable([decode(key, depth + 1, refer) for key, _ in content])
+    return dict(zip(keys, (decode(value, depth + 1, refer) for _, value in content), strict=True))
 
 
-def _decoded_complex(content: Any, depth: int) -> complex:
+def _decoded_complex(content: Any) -> complex:
     real, imaginary = content
     return complex(_decoded_float(real), _decoded_float(imaginary))
 
 
-def _decoded_range(content: Any, depth: int) -> range:
+def _decoded_range(content: Any) -> range:
     start, stop, step = content
-    return range(_decoded_integer(start, depth), _decoded_integer(stop, depth), _decoded_integer(step, depth))
+    return range(_decoded_integer(start), _decoded_integer(stop), _decoded_integer(step))
 
 
-def _decoded_truth(content: Any, depth: int) -> Opaque:
+def _decoded_truth(content: Any) -> Opaque:
     if type(content) is not bool:
         raise ValueError("neither true nor false")
     return Opaque(content)
 
 
-_DECODERS: dict[str, Callable[[Any, int], Any]] = {
+_CONTAINERS: dict[str, Callable[[Any, int, Refer | None], Any]] = {
+    "t": lambda *given: tuple(_decoded_all(*given)),
+    "s": lambda *given: set(_hashable(_decoded_all(*given))),
+    "z": lambda *given: frozenset(_hashable(_decoded_all(*given))),
+    "d": _decoded_pairs,
+    "n": lambda *given: iter(_decoded_all(*given)),
+    "k": lambda *given: dict.fromkeys(_hashable(_decoded_all(*given))).keys(),
+    "v": lambda *given: dict(enumerate(_decoded_all(*given))).values(),
+    "e": lambda *given: _decoded_pairs(*given).items(),
+    "D": lambda *given: deque(_decoded_all(*given)),
+}
+NAMING = ("o", "h", "g")
+_DECODERS: dict[str, Callable[[Any], Any]] = {
     "i": _decoded_integer,
     "f": _decoded_float,
     "c": _decoded_complex,
     "q": _decoded_fraction,
     "m": _decoded_decimal,
-    "b": lambda content, depth: bytes.fromhex(content),
-    "y": lambda content, depth: bytearray.fromhex(content),
-    "t": lambda content, depth: tuple(_decoded_all(content, depth)),
-    "s": lambda content, depth: set(_hashable(_decoded_all(content, depth))),
-    "z": lambda content, depth: frozenset(_hashable(_decoded_all(content, depth))),
-    "d": _decoded_pairs,
-    "n": lambda content, depth: iter(_decoded_all(content, depth)),
-    "k": lambda content, depth: dict.fromkeys(_hashable(_decoded_all(content, depth))).keys(),
-    "v": lambda content, depth: dict(enumerate(_decoded_all(content, depth))).values(),
-    "e": lambda content, depth: _decoded_pairs(content, depth).items(),
+    "b": bytes.fromhex,
+    "y": bytearray.fromhex,
+    "w": _decoded_moment,
     "o": _decoded_truth,
     "r": _decoded_range,
 }

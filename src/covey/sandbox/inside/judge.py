@@ -253,7 +253,9 @@ def prove(host: Host, supervisor: Supervisor) -> None:
     """Judge programs of known outcome. Raises Broken where one is judged otherwise."""
     for name, code, seconds, kinds in PROOFS:
         limits = {**PROBE_LIMITS, "wall_seconds": seconds}
-        tests = [{"test": "call", "args": [], "kwargs": {"d": []}, "expected": 1, "rel": 0.0, "abs": 0.0}]
+        tests = [
+            {"test": "call", "args": [], "kwargs": {"d": []}, "expected": [1], "rel": 0.0, "abs": 0.0, "is_json": False}
+        ]
         order = {"code": code, "entry_point": "f", "limits": limits, "tests": tests}
         found = host.judge(order, supervisor)["results"][0]["kind"]
         if found not in kinds:

@@ -6,21 +6,27 @@ the expected values are elsewhere. Before any of the program runs, this reports 
 
 import ast
 import atexit
+import builtins
 import contextlib
+import functools
+import importlib
 import os
 import sys
 import threading
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 from covey.sandbox.inside import codec, wire
+from covey.sandbox.inside.operations import OPERATIONS
 
 STDIN, STDOUT, STDERR, JOB, RESULT = range(5)
 """All descriptors a program has."""
 FILE_NAME = "<program>"
 MAX_TEXT = 300
 """Characters of an error's message."""
+MAX_BASES = 20
+"""Classes of an exception that are told."""
 
 
 class Answers:
@@ -34,14 +40,17 @@ class Answers:
         """Send one frame."""
         wire.write_all(self._descriptor, wire.pack(codec.dumps(message)))
 
-    def send_value(self, index: int, value: Any) -> None:
-        """Send the answer to a call."""
-        encoded = codec.dumps({"i": index, "out": codec.Encoder(self._max_bytes).encode(value)})
+    def send_value(self, index: int, value: Any, keep: Any = None, **more: Any) -> None:
+        """Send the answer to a call, and more values."""
+        encoder = codec.Encoder(self._max_bytes, keep=keep)
+        encoded = codec.dumps(
+            {"i": index, "out": encoder.encode(value), **{k: encoder.encode(v) for k, v in more.items()}}
+        )
         if len(encoded) > self._max_bytes:
             raise codec.Unencodable("the value is too large")
         wire.write_all(self._descriptor, wire.pack(encoded))
 
-    def send_error(self, error: BaseException, **place: int) -> None:
+    def send_error(self, error: BaseException, **place: Any) -> None:
         """Send an exception: the name of its type and a short text, whatever it is."""
         self.send({**place, "err": name_of(error), "text": text_of(error)})
 
@@ -61,8 +70,9 @@ def serve(limits: dict[str, Any]) -> NoReturn:
         else:
             function = load(order["code"], order["entry_point"])
             answers.send({"loaded": True})
+            objects = Objects(answers, function)
             while (call := next_call()) is not None:
-                answer(answers, function, call)
+                objects.answer(call)
     except BaseException as error:  # SystemExit as well: where a program is to define a function, leaving is failing
         answers.send_error(error, **({"i": 0} if order["is_script"] else {}))
     os._exit(0)
@@ -124,9 +134,7 @@ def load(code: str, entry_point: str) -> Callable[..., Any]:
     exec(compile(code, FILE_NAME, "exec", dont_inherit=True), module.__dict__)
     # Find the entry point, instances made on the way
     name, *attributes = entry_point.split(".")
-    if name not in module.__dict__:
-        raise NameError(f"the program does not define {name}")
-    found = module.__dict__[name]
+    found = defined(name)
     for attribute in attributes:
         found = getattr(found() if isinstance(found, type) else found, attribute)
     if not callable(found):
@@ -174,14 +182,86 @@ def next_call() -> dict[str, Any] | None:
     return dict(codec.loads(frame))
 
 
-def answer(answers: Answers, function: Callable[..., Any], call: dict[str, Any]) -> None:
-    """Make one call and send its answer."""
-    index = call["i"]
-    try:
-        arguments, keywords = codec.decode(call.pop("args")), codec.decode(call.pop("kwargs"))
-        answers.send_value(index, function(*arguments, **keywords))
-    except BaseException as error:
-        answers.send_error(error, i=index)
+class Objects:
+    """What test code may name: the function, what the program defines, and objects that it was given before."""
+
+    def __init__(self, answers: Answers, function: Callable[..., Any]) -> None:
+        self._answers = answers
+        self._function = function
+        self._kept: list[Any] = []
+        self._places: dict[int, int] = {}
+
+    def answer(self, call: dict[str, Any]) -> None:
+        """Do what is asked for, and send the answer. A call without `do` is one of the function, of plain values."""
+        index = call["i"]
+        try:
+            arguments = codec.decode(call.pop("args"), refer=self._referred)
+            keywords = codec.decode(call.pop("kwargs"), refer=self._referred)
+            if "do" not in call:
+                self._answers.send_value(index, self._function(*arguments, **keywords))
+                return
+            value = OPERATIONS[call["do"]](*arguments, **keywords)
+            if call["do"] == "value" or not call["is_object"]:
+                back = {"back": [arguments[1:], keywords]} if call["is_back"] else {}
+                self._answers.send_value(index, value, self._keep, **back)
+            else:
+                self._answers.send({"i": index, "out": self._keep(value)})
+        except BaseException as error:
+            more = {"more": self._told_of(error)} if "do" in call else {}
+            self._answers.send_error(error, i=index, **more)
+
+    def _keep(self, value: Any) -> Any:
+        """Encode an object by its place. None for iterators that are finite, as far as one knows."""
+        kind = type(value)
+        if (
+            issubclass(kind, Iterator)
+            and kind.__module__ in ("builtins", "itertools")
+            and kind is not types.GeneratorType
+        ):
+            return None
+        if id(value) not in self._places:
+            self._places[id(value)] = len(self._kept)
+            self._kept.append(value)
+        return {"o": self._places[id(value)]}
+
+    def _told_of(self, error: BaseException) -> dict[str, Any]:
+        """Return of which kinds an exception is, with what it was made, and the text of it alone."""
+        bases = [str.__str__(kind.__name__)[:MAX_TEXT] for kind in type(error).__mro__[:MAX_BASES]]
+        try:
+            arguments = codec.Encoder(1 << 16, is_strict=True).encode(list(error.args))
+        except Exception:
+            arguments = None
+        return {"bases": bases, "args": arguments, "text": text_of(error, is_placed=False), **self._keep(error)}
+
+    def _referred(self, tag: str, content: Any) -> Any:
+        if tag == "g":
+            module, name = content
+            return functools.reduce(getattr, name.split("."), importlib.import_module(module))
+        if tag == "h":
+            return functools.partial(self._ask, content)
+        if type(content) is int:
+            return self._kept[content]
+        return self._function if content == "" else defined(content)
+
+    def _ask(self, number: int, *arguments: Any, **keywords: Any) -> Any:
+        """Call a function of the test's, which may call the program in turn."""
+        encoder = codec.Encoder(1 << 20, keep=self._keep)
+        self._answers.send({"ask": number, "args": encoder.encode(arguments), "kwargs": encoder.encode(keywords)})
+        while (frame := next_call()) is not None:
+            if "told" in frame:
+                return codec.decode(frame["told"], refer=self._referred)
+            if "err" in frame:
+                raise vars(builtins).get(frame["err"], RuntimeError)(frame["text"])
+            self.answer(frame)
+        raise EOFError
+
+
+def defined(name: str) -> Any:
+    """Return what the program defines under a name."""
+    module = sys.modules["program"]
+    if name not in module.__dict__:
+        raise NameError(f"the program does not define {name}")
+    return module.__dict__[name]
 
 
 def name_of(error: BaseException) -> str:
@@ -192,7 +272,7 @@ def name_of(error: BaseException) -> str:
         return "Exception"
 
 
-def text_of(error: BaseException) -> str:
+def text_of(error: BaseException, is_placed: bool = True) -> str:
     """Return its message on one line, and the line of the program where it was raised."""
     try:
         text = " ".join(str.__str__(str(error)).split())[:MAX_TEXT]
@@ -200,6 +280,6 @@ def text_of(error: BaseException) -> str:
         while trace is not None:
             line = trace.tb_lineno if trace.tb_frame.f_code.co_filename == FILE_NAME else line
             trace = trace.tb_next
-        return f"{text} (line {line})" if line else text
+        return f"{text} (line {line})" if line and is_placed else text
     except BaseException:
         return ""

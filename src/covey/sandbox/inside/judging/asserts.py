@@ -5,124 +5,21 @@ program. From its first call on a test is on the program's account: small answer
 """
 
 import ast
-import builtins
 import gc
 import importlib
-import threading
-import time
-from collections.abc import Callable
 from functools import lru_cache
 from types import CodeType
 from typing import Any
 
-from covey.sandbox.inside import codec, wire
-from covey.sandbox.inside.case import Case, LoadFailed, answer_of
-from covey.sandbox.inside.host import Ended, TimedOut, Unjudged, Violation
-from covey.sandbox.inside.judging.shown import shown, shown_call
+from covey.sandbox.inside.case import USUAL, Case
+from covey.sandbox.inside.host import Unjudged
+from covey.sandbox.inside.judging import pytest_like
+from covey.sandbox.inside.judging.candidate import CANDIDATE, SETUP_NAME, TEST_NAME, Candidate, GivenUp
+from covey.sandbox.inside.judging.in_place import IN_PLACE, marked
 from covey.sandbox.inside.link import MAX_MESSAGE, PASSED, Verdict, failed
 
-CANDIDATE = "candidate"
-USUAL = "math cmath sys os re random string copy itertools functools collections heapq bisect operator datetime"
 MODULES = {name: importlib.import_module(name) for name in USUAL.split()}
 """What tests use without importing it."""
-TEST_NAME = "<test>"
-
-
-class ProgramError(Exception):
-    """The program raised something that is no built-in exception."""
-
-
-class GivenUp(BaseException):
-    """This test has its verdict already: a call hung or ended its process. No test's `except` is to catch it."""
-
-
-class Candidate:
-    """The program's function as one test sees it."""
-
-    def __init__(self, case: Case, num_left: int) -> None:
-        self._case = case
-        self._num_left = num_left
-        self._began = time.monotonic()
-        self._deadline: float | None = None
-        """There is one from the first call on."""
-        self._has_answered = False
-        self.verdict: Verdict | None = None
-        """Of a call that gave no answer."""
-        self.fault: Exception | None = None
-        """Why the whole program passes no test, or gets no verdict. Kept here, since tests may catch what they like."""
-        self.last = ""
-        """The last call and what became of it."""
-
-    def call(self, *arguments: Any, **keywords: Any) -> Any:
-        """Return the program's answer, in plain types. Raises what it raised, by name."""
-        text = shown_call(self._case.entry_point, arguments, keywords)
-        if self.verdict is not None or self.fault is not None:
-            raise GivenUp
-        # Turn every way a call can end into a verdict, a fault or a value
-        try:
-            frame = self._ask(arguments, keywords)
-            has_value, value = answer_of(frame, self._num_calls - 1)
-        except TimedOut:
-            self.verdict = failed("timeout", f"{text} took too long")
-        except Ended:
-            self.verdict = failed("crash", f"{text} ended its process")
-        except (Violation, Unjudged) as error:
-            self.fault = error
-        except LoadFailed as error:
-            self.verdict = failed("load", str(error))
-        except codec.Unencodable as error:
-            self._refuse(f"a test passes on what a program cannot be given: {text}: {error}")
-        except Exception as error:
-            self.verdict = failed("error", f"{text} cannot be judged: {type(error).__name__}")
-        else:
-            self._has_answered = True
-            self.last = f"{text} returned {shown(value)}" if has_value else f"{text} raised {value}"
-            if has_value:
-                return value
-            raise error_named(value)
-        raise GivenUp
-
-    @property
-    def is_uncalled(self) -> bool:
-        """Return whether nothing was asked of the program, so that it is not to blame for anything."""
-        return self._deadline is None and self.fault is None
-
-    @property
-    def _num_calls(self) -> int:
-        assert self._case.program is not None
-        return self._case.program.num_calls
-
-    def _ask(self, arguments: Any, keywords: Any) -> dict[str, Any]:
-        program = self._case.program
-        assert program is not None
-        # Encode strictly: what a program cannot be given must not pass a test
-        encoder = codec.Encoder(self._case.limits["output_bytes"], is_strict=True)
-        order = {"i": program.num_calls, "args": encoder.encode(list(arguments)), "kwargs": encoder.encode(keywords)}
-        # Time of the test before its first call is the judge's, not the program's
-        if self._deadline is None:
-            self._case.excuse(time.monotonic() - self._began)
-            self._deadline = self._case.expect(self._num_left)
-        program.send(wire.pack(codec.dumps(order)))
-        program.num_calls += 1
-        return program.receive(self._deadline)
-
-    def _refuse(self, why: str) -> None:
-        """Blame the program for arguments that may be made of its answers, else the test."""
-        if self._has_answered:
-            self.verdict = failed("error", why)
-        else:
-            self.fault = Unjudged(why)
-
-
-def error_named(text: str) -> Exception:
-    """Return the built-in exception of that name, or else a ProgramError. None that ends processes or loops."""
-    name, _, message = text.partition(": ")
-    found = builtins.__dict__.get(name)
-    is_plain = isinstance(found, type) and issubclass(found, Exception) and not issubclass(found, StopIteration)
-    try:
-        return found(message) if is_plain else ProgramError(text)  # type: ignore[misc]
-    except TypeError:  # UnicodeDecodeError wants more than a message
-        return ProgramError(text)
 
 
 def judge_assert(case: Case, tests: list[dict[str, Any]], index: int) -> int:
@@ -191,41 +88,31 @@ def text_of(error: BaseException) -> str:
 
 def run_test(entry_point: str, candidate: Candidate, test: dict[str, Any]) -> None:
     """Run the test's code with the candidate under its own name and as `candidate`."""
-    # The scope of a test: its modules, its setup, the program as a function
+    # The scope of a test: its modules, its setup, what it uses of the program
     scope: dict[str, Any] = {**MODULES, "__name__": "test"}
-    exec(compiled(test["setup"], "<setup>")[0], scope)
-    proxy = function_named(entry_point, candidate.call)
-    scope[entry_point] = scope[CANDIDATE] = proxy
-    # Run it; a check(candidate) that is only defined is called
+    scope[IN_PLACE] = candidate.in_place
+    exec(compiled(test["setup"], SETUP_NAME)[0], scope)
+    scope.update(candidate.named(test))
+    # Run it, and what it only defines; a check(candidate) that is only defined is called
     code, is_defined_only = compiled(test["source"], TEST_NAME)
     try:
         exec(code, scope)
-        if is_defined_only:
-            scope["check"](proxy)
+        if test["call"]:
+            pytest_like.run(scope, test["call"])
+        elif is_defined_only:
+            scope["check"](scope[CANDIDATE])
     finally:
         scope.clear()  # what it holds would else stay until the next collection
-
-
-def function_named(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function, since some tests look at `__name__`. Threads that call it take turns: there is one program."""
-    turn = threading.RLock()
-
-    def candidate(*arguments: Any, **keywords: Any) -> Any:
-        with turn:
-            return call(*arguments, **keywords)
-
-    candidate.__name__ = name
-    return candidate
 
 
 @lru_cache(maxsize=512)
 def compiled(source: str, name: str) -> tuple[CodeType, bool]:
     """Return the code, and whether it defines a `check` that it does not call itself."""
     try:
-        tree = ast.parse(source, name)
+        tree = marked(ast.parse(source, name))
     except SyntaxError as error:
         raise Unjudged(f"a test is not Python: {error}") from error
-    # MBPP and HumanEval define check(candidate), some call it too
+    # HumanEval defines check(candidate), others call it too
     defines = any(isinstance(node, ast.FunctionDef) and node.name == "check" for node in tree.body)
     calls = any(
         isinstance(node, ast.Expr)

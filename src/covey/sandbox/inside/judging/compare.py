@@ -5,6 +5,7 @@ passes. nan meets only nan, an infinity only itself. Sets and dicts ignore order
 """
 
 import math
+from collections import deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,8 @@ class Tolerance:
 
     rel: float = 0.0
     abs: float = 0.0
+    is_json: bool = False
+    """A tuple passes for a list."""
 
 
 EXACT = Tolerance()
@@ -31,9 +34,11 @@ def matches(expected: Any, got: Any, tolerance: Tolerance = EXACT) -> bool:
     kind = type(expected)
     if kind is float:
         return type(got) in (float, int) and _close(expected, got, tolerance)
+    if tolerance.is_json and type(got) is tuple:
+        got = list(got)
     if kind is not type(got):
         return False
-    if kind in (list, tuple):
+    if kind in (list, tuple, deque):
         return len(expected) == len(got) and all(
             matches(one, other, tolerance) for one, other in zip(expected, got, strict=True)
         )
@@ -46,7 +51,7 @@ def _close(expected: float, got: float | int, tolerance: Tolerance) -> bool:
         return True
     if math.isnan(expected):
         return got != got
-    if tolerance == EXACT:  # other numbers are rounded below: 2**53 + 1 would pass for 2.0**53
+    if not tolerance.rel and not tolerance.abs:  # other numbers are rounded below: 2**53 + 1 would pass for 2.0**53
         return False
     try:
         distance = abs(float(got) - expected)

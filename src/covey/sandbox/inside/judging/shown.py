@@ -1,6 +1,8 @@
 """Values and calls as short text for messages, whatever the values are."""
 
+from collections import deque
 from collections.abc import Iterable, Iterator
+from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from fractions import Fraction
 from itertools import islice
@@ -92,12 +94,13 @@ def _with(opening: str, pieces: Iterator[str], closing: str = "") -> Iterator[st
     yield closing
 
 
-_SHORT = (type(None), bool, float, complex, Decimal, Opaque)
+_SHORT = (type(None), bool, float, complex, Decimal, Opaque, datetime, date, time, timedelta)
 _BRACKETS: dict[type, tuple[str, str]] = {
     list: ("[", "]"),
     tuple: ("(", ")"),
     set: ("{", "}"),
     frozenset: ("frozenset({", "})"),
+    deque: ("deque([", "])"),
     type({}.keys()): ("dict_keys([", "])"),
     type({}.values()): ("dict_values([", "])"),
     type({}.items()): ("dict_items([", "])"),

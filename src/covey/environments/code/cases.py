@@ -1,0 +1,128 @@
+"""Tests that rows write as data: calls with their answers, and scripts with what they read and print."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from covey.sandbox.types import CallTest, OutputTest, Test
+
+SCRIPT = ("stdin", "stdin_stdout")
+"""What data sets call the type of a case that is a script's."""
+
+
+def plural(table: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the cases of `{"inputs": [...], "outputs": [...]}`, each with the name of the function if there is one.
+
+    Raises ValueError where they are not as many.
+    """
+    inputs, outputs = table["inputs"], table["outputs"]
+    if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
+        raise ValueError(f"inputs and outputs must be lists of the same length, got {table!r:.80}")
+    shared = {name: table[name] for name in ("fn_name",) if table.get(name)}
+    return [{"input": one, "output": other, **shared} for one, other in zip(inputs, outputs, strict=True)]
+
+
+def name_in(case: Any) -> str | None:
+    """Return the function that a case says it calls. None for a script, and where it does not say."""
+    if not isinstance(case, Mapping) or (case.get("testtype") or case.get("type")) in SCRIPT:
+        return None
+    within = case.get("metadata")
+    name = case.get("fn_name") or (within.get("func_name") if isinstance(within, Mapping) else None)
+    return name if isinstance(name, str) else None
+
+
+def case_tests(cases: Sequence[Any], function: str | None) -> list[Test]:
+    """Return tests of the function, or of a script where there is none. Raises ValueError for what is no case."""
+    for case in cases:
+        if not isinstance(case, Mapping) or not {"input", "output"} <= set(case):
+            raise ValueError(f'a case must be {{"input": ..., "output": ...}}, got {case!r:.80}')
+    kinds = {str(case.get("testtype") or case.get("type")) for case in cases}
+    if function is None or kinds <= set(SCRIPT):
+        if any("func" in kind for kind in kinds):
+            raise ValueError("its cases call a function that no column names (fn_name, or func_name in metadata)")
+        return [OutputTest(_lines(case["input"]), _lines(case["output"])) for case in cases]
+    # Where arguments are written as text the answer is, too
+    answers = [_value(case["output"]) if isinstance(case["input"], str) else case["output"] for case in cases]
+    # APPS puts some answers into a list of one
+    is_boxed = all(isinstance(answer, list) and len(answer) == 1 for answer in answers)
+    return [
+        _call(_arguments(case["input"]), answer, (answer[0],) if is_boxed else ())
+        for case, answer in zip(cases, answers, strict=True)
+    ]
+
+
+def _call(arguments: Any, answer: Any, also: tuple[Any, ...]) -> CallTest:
+    """Return a call as JSON tells it, which knows no tuples."""
+    if isinstance(arguments, Mapping):
+        return CallTest((), arguments, expected=answer, also=also, is_json=True)
+    return CallTest(tuple(arguments), expected=answer, also=also, is_json=True)
+
+
+def _arguments(given: Any) -> Any:
+    """Return the arguments of a call: a list, a mapping of names, or text with one as JSON in each line."""
+    if isinstance(given, str):
+        return [_value(line) for line in given.split("\n") if line.strip()]
+    return given if isinstance(given, list | Mapping) else [given]
+
+
+def _value(written: Any) -> Any:
+    """Return the value that text stands for where it is JSON, else the text."""
+    if not isinstance(written, str):
+        return written
+    try:
+        return json.loads(written)
+    except ValueError:
+        return written
+
+
+def _lines(written: Any) -> str:
+    """Return text that may be written as a list of lines, or as a number."""
+    return "\n".join(map(_lines, written)) if isinstance(written, list) else str(written)
+
+
+def call_test(test: Any) -> CallTest:
+    """Return a call as rows of covey write it. Raises ValueError where it is none."""
+    if not isinstance(test, Mapping) or "expected" not in test or not isinstance(test.get("args", []), list):
+        raise ValueError(f'a test must be {{"args": [...], "expected": ...}}, got {test!r:.80}')
+    tolerance = test.get("tol") or {}
+    if not isinstance(tolerance, Mapping) or not set(tolerance) <= {"rel", "abs"}:
+        raise ValueError(f'tol of a test must be {{"rel": r, "abs": a}}, got {tolerance!r:.80}')
+    return CallTest(
+        args=tuple(plain_value(value) for value in test.get("args", [])),
+        kwargs={name: plain_value(value) for name, value in (test.get("kwargs") or {}).items()},
+        expected=plain_value(test["expected"]),
+        rel=float(tolerance.get("rel") or 0.0),
+        abs=float(tolerance.get("abs") or 0.0),
+    )
+
+
+def plain_value(value: Any) -> Any:
+    """Return the value that JSON with tags stands for.
+
+    >>> plain_value({"$tuple": [1, {"$set": [2]}]})
+    (1, {2})
+    """
+    # Lists and plain values
+    if isinstance(value, list):
+        return [plain_value(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    # A mapping with one tagged key stands for what JSON cannot hold
+    (tag,) = value if len(value) == 1 else ("",)
+    if tag in TAGS:
+        try:
+            return TAGS[tag](value[tag])
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{value!r:.80} is not a value: {error}") from error
+    return {name: plain_value(item) for name, item in value.items()}
+
+
+TAGS: dict[str, Callable[[Any], Any]] = {
+    "$tuple": lambda items: tuple(plain_value(item) for item in items),
+    "$set": lambda items: {plain_value(item) for item in items},
+    "$frozenset": lambda items: frozenset(plain_value(item) for item in items),
+    "$dict": lambda pairs: {plain_value(key): plain_value(value) for key, value in pairs},
+    "$int": lambda text: int(text, 16),
+    "$float": float,
+    "$bytes": bytes.fromhex,
+}

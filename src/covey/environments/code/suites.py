@@ -1,0 +1,317 @@
+"""Test code of data sets as tests that stand alone, and what it asks of a program, read from its text before any run.
+
+A file of asserts, a `check` of asserts, test functions of pytest and methods of unittest classes give one test each;
+anything else stays whole.
+"""
+
+import ast
+import builtins
+import importlib.util
+import re
+import sys
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import cast
+
+from covey.sandbox.types import USUAL_MODULES, AssertTest
+
+PROGRAM_MODULES = ("solution", "solutions", "main", "program", "submission", "answer", "your_module")
+"""What test files call the module that they test."""
+OF_PLAIN = frozenset(name for kind in (str, list, dict, set, tuple, int, float, complex, bytes) for name in dir(kind))
+"""Attributes that plain values have."""
+_RUNNERS = ("unittest.main", "pytest.main", "sys.exit", "exit")
+_RAISING = ("raises", "assertRaises", "assertRaisesRegex", "isinstance", "issubclass", "assertIsInstance")
+"""Calls that take classes."""
+
+
+@dataclass(frozen=True)
+class Suite:
+    """Test code, and what is known of the program that it tests."""
+
+    source: str
+    setup: str = ""
+    entry_point: str = ""
+    given: str = ""
+    """All that tells what the program is to define: a solution, a starter, the prompt."""
+    packages: Collection[str] = ()
+    """What test code may import besides the standard library, where it is installed."""
+
+
+def suite_tests(suite: Suite) -> list[AssertTest]:
+    """Return its tests. Raises ValueError, with what it needs, where no program could be judged by it."""
+    tree = _without_imports(suite)
+    source = suite.source if ast.dump(tree) == ast.dump(parsed(suite.source)) else ast.unparse(tree)
+    # Every name is the test's own, or the program's
+    setup = parsed(suite.setup)
+    packages = _packages(tree, suite.packages) | _packages(setup, suite.packages)
+    _check_needs(tree)
+    names = _names(tree, setup, suite)
+    classes = tuple(name for name in (*names, suite.entry_point) if _is_class(name, tree, suite.given))
+    made = AssertTest("", suite.setup, names=names, classes=classes, packages=tuple(sorted(packages)))
+    return [replace(made, source=text, call=call) for text, call in split_tests(source, suite.entry_point)]
+
+
+def parsed(source: str) -> ast.Module:
+    """Return the tree of test code. Raises ValueError where it is none."""
+    try:
+        return ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise ValueError(f"tests are not Python code: {source!r:.80}") from error
+
+
+# ---------------------------------------------------------------------------------------- tests that stand alone
+
+
+def split_tests(source: str, entry_point: str) -> list[tuple[str, str]]:
+    """Return test code as pairs of text and what of it is called then, so that a program can pass a part of it.
+
+    An assert that cannot fail (`assert True`) is no test.
+    """
+    tree = parsed(source)
+    asserts = [node for node in tree.body if isinstance(node, ast.Assert)]
+    imports = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+    if asserts and len(asserts) + len(imports) == len(tree.body):
+        head = [node for node in imports if not _is_usual(node)]
+        alone = [ast.unparse(ast.Module([*head, node], [])) for node in asserts if _can_fail(node)]
+        return [(text, "") for text in alone or [source]]
+    functions = [name for node in tree.body for name in _tests_in(node)]
+    if functions:
+        # What a file does besides is done for each of its tests, but for having them run
+        kept = [node for node in tree.body if not _runs(node, functions)]
+        text = source if len(kept) == len(tree.body) else ast.unparse(ast.Module(kept, []))
+        return [(text, name) for name in functions]
+    return [(text, "") for text in _split_check(source, tree, entry_point)]
+
+
+def _is_usual(node: ast.stmt) -> bool:
+    """Return whether an import brings what test code has anyway."""
+    return isinstance(node, ast.Import) and all(one.name in USUAL_MODULES and not one.asname for one in node.names)
+
+
+def _split_check(source: str, tree: ast.Module, entry_point: str) -> list[str]:
+    checks = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "check"]
+    if len(checks) != 1:
+        return [source]
+    place, asserts = tree.body.index(checks[0]), checks[0].body
+    called = {ast.unparse(node).replace("()", "") for node in tree.body[place + 1 :]}
+    is_only_called = called <= {f"check({entry_point})", "check(candidate)"}
+    if not is_only_called or len(asserts) < 2 or not all(isinstance(node, ast.Assert) for node in asserts):
+        return [source]
+    # Each gets the text before them
+    head = ast.unparse(ast.Module(tree.body[:place], [])) + f"\n\ndef check({ast.unparse(checks[0].args)}):\n    "
+    return [f"{head}{ast.unparse(node)}\n\ncheck(candidate)\n" for node in asserts if _can_fail(node)] or [source]
+
+
+def _can_fail(node: ast.stmt) -> bool:
+    """Tell tests from asserts of a constant or of `callable(...)`, which ask the program nothing."""
+    if not isinstance(node, ast.Assert):
+        return True
+    if isinstance(node.test, ast.Call):
+        return not (isinstance(node.test.func, ast.Name) and node.test.func.id == "callable")
+    return not (isinstance(node.test, ast.Constant) and node.test.value)
+
+
+def _tests_in(node: ast.stmt) -> Iterator[str]:
+    """Yield the test functions of a statement: its own name, or `Class.method`."""
+    if isinstance(node, ast.FunctionDef) and node.name.startswith("test"):
+        yield node.name
+    elif isinstance(node, ast.ClassDef) and (
+        node.name.startswith("Test") or "TestCase" in " ".join(map(ast.unparse, node.bases))
+    ):
+        yield from (f"{node.name}.{name}" for inner in node.body for name in _tests_in(inner) if "." not in name)
+
+
+def _runs(node: ast.stmt, functions: Sequence[str]) -> bool:
+    """Return whether a statement has tests run: `unittest.main()`, a call of one, what is under `__name__`."""
+    if isinstance(node, ast.If):
+        return "__name__" in ast.unparse(node.test)
+    call = node.value if isinstance(node, ast.Expr) else None
+    return isinstance(call, ast.Call) and ast.unparse(call.func) in (*_RUNNERS, *functions)
+
+
+# ---------------------------------------------------------------------------------------- names of the program
+
+
+class _OfProgram(ast.NodeTransformer):
+    """Takes the module of the program out of test code, whose names are there without it."""
+
+    def __init__(self, suite: Suite) -> None:
+        self._own = {suite.entry_point, *re.findall(r"^(?:def|class) (\w+)", suite.given, re.MULTILINE)}
+        self._modules: set[str] = set()
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.stmt | list[ast.stmt]:
+        """Keep what an import renames."""
+        is_own = node.module not in sys.stdlib_module_names and any(alias.name in self._own for alias in node.names)
+        if not (is_own or node.level or node.module in PROGRAM_MODULES):
+            return node
+        return ast.parse("\n".join(f"{one.asname} = {one.name}" for one in node.names if one.asname) or "pass").body
+
+    def visit_Import(self, node: ast.Import) -> ast.stmt:
+        """Note under what name the module goes."""
+        found = {alias.asname or alias.name for alias in node.names if alias.name in PROGRAM_MODULES}
+        self._modules |= found
+        return ast.Pass() if found else node
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
+        """Write `solution.f` as `f`."""
+        self.generic_visit(node)
+        is_own = isinstance(node.value, ast.Name) and node.value.id in self._modules
+        return ast.Name(node.attr, node.ctx) if is_own else node
+
+
+def _without_imports(suite: Suite) -> ast.Module:
+    tree = _OfProgram(suite).visit(parsed(suite.source))
+    tree.body = [node for node in tree.body if not isinstance(node, ast.Pass)]
+    return ast.fix_missing_locations(cast("ast.Module", tree))
+
+
+def called_name(source: str) -> str:
+    """Return the function of the program that test code calls: of its first assert, or the first at all.
+
+    Raises ValueError where it uses nothing of the program.
+    """
+    tree = _without_imports(Suite(source))
+    bound = _bound(tree) | set(dir(builtins)) | USUAL_MODULES
+    asserts = [node for node in ast.walk(tree) if isinstance(node, ast.Assert)]
+    calls = [node.func for place in (*asserts, tree) for node in ast.walk(place) if isinstance(node, ast.Call)]
+    for node in (*calls, *ast.walk(tree)):
+        if isinstance(node, ast.Name) and node.id not in bound:
+            return node.id
+    raise ValueError(f"has no column 'entry_point', and {source!r:.80} calls no function of the program")
+
+
+def _bound(tree: ast.AST) -> set[str]:
+    """Return all names that code gives a value, in whatever scope."""
+    bound: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+            bound.add(node.id)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            bound.update((alias.asname or alias.name).partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.arg):
+            bound.add(node.arg)
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef | ast.ExceptHandler) and node.name:
+            bound.add(node.name)
+    return bound
+
+
+def _names(tree: ast.Module, setup: ast.Module, suite: Suite) -> tuple[str, ...]:
+    """Return what test code uses of the program besides the entry point.
+
+    Raises ValueError for a name that nobody has told the program.
+    """
+    known = _bound(tree) | _bound(setup) | set(dir(builtins)) | USUAL_MODULES | {suite.entry_point, "candidate"}
+    is_open = any(
+        alias.name == "*" for node in ast.walk(setup) if isinstance(node, ast.ImportFrom) for alias in node.names
+    )
+    free = dict.fromkeys(node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id not in known)
+    untold = [name for name in free if not re.search(rf"\b{name}\b", suite.given)]
+    if untold and not is_open:
+        raise ValueError(f"its tests use {untold[0]!r}, which neither they nor the row define or name")
+    return tuple(name for name in free if name not in untold)
+
+
+def _is_class(name: str, tree: ast.Module, given: str) -> bool:
+    """Return whether a name is that of a class: by its definition, or by how tests use it."""
+    if re.search(rf"\bclass\s+[`'\"]?{name}\b", given):
+        return True
+    if not name.isidentifier() or re.search(rf"^\s*def\s+{name}\b", given, re.MULTILINE):
+        return False
+    # It is caught, or given to what takes classes
+    nodes = list(ast.walk(tree))
+    taken = [node.type for node in nodes if isinstance(node, ast.ExceptHandler) and node.type is not None]
+    for call in (node for node in nodes if isinstance(node, ast.Call)):
+        taken += call.args if ast.unparse(call.func).rpartition(".")[2] in _RAISING else []
+    if any(name in _read(node) for node in taken if not isinstance(node, ast.Call)):
+        return True
+    # What it returns is asked for what no plain value has, or for anything where its name is written like a class's
+    made = [node.targets[0] for node in nodes if isinstance(node, ast.Assign) and _calls(node.value, name)]
+    objects = {target.id for target in made if isinstance(target, ast.Name)}
+    asked = {
+        node.attr
+        for node in nodes
+        if isinstance(node, ast.Attribute) and (_calls(node.value, name) or not objects.isdisjoint(_read(node.value)))
+    }
+    compared = [node for node in nodes if isinstance(node, ast.Compare) and name in _read(node.left)]
+    is_used = bool(asked) or any(name in _read(node.comparators[0]) for node in compared)
+    return bool(asked - OF_PLAIN) or (is_used and re.match(r"[A-Z]\w*[a-z]", name) is not None)
+
+
+def _calls(node: ast.expr, name: str) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == name
+
+
+def _read(node: ast.AST) -> set[str]:
+    return {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)}
+
+
+# ---------------------------------------------------------------------------------------- what cannot be given
+
+
+def _packages(tree: ast.Module, allowed: Collection[str]) -> set[str]:
+    """Return what test code imports besides the standard library. Raises ValueError for what it may not have."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found.add((node.module or "").partition(".")[0])
+    found -= {*sys.stdlib_module_names, "pytest"}
+    for name in sorted(found):
+        if name not in allowed:
+            raise ValueError(f"its tests import {name}; they may import Python's standard library{_also(allowed)}")
+        if importlib.util.find_spec(name) is None:
+            raise ValueError(f"its tests import {name}, which is not installed: pip install {name}")
+    return found
+
+
+def _also(allowed: Collection[str]) -> str:
+    return f", {', '.join(sorted(allowed))} (environment.test_packages)" if allowed else ""
+
+
+def _check_needs(tree: ast.Module) -> None:
+    """Raise ValueError for what only a test in the program's own process could do."""
+    for node in ast.walk(tree):
+        for what in _named_by(node):
+            if what in NEEDS:
+                raise ValueError(f"its tests use {what}: {NEEDS[what]}")
+
+
+def _named_by(node: ast.AST) -> list[str]:
+    """Return what a node uses, as NEEDS writes it."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom):
+        return [node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)]
+    if isinstance(node, ast.Attribute):
+        return [node.attr if node.attr.startswith("__") else ast.unparse(node)]
+    if isinstance(node, ast.FunctionDef) and node.name.startswith("test"):
+        return [argument.arg for argument in node.args.args]
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+        return [node.func.id]
+    return ["async"] if isinstance(node, ast.AsyncFunctionDef | ast.Await) else []
+
+
+NEEDS = {
+    **dict.fromkeys(("async", "asyncio"), "coroutines cannot pass to the sandbox"),
+    **dict.fromkeys(
+        ("unittest.mock", "mock", "monkeypatch", "mocker", "importlib.reload"),
+        "the program is in another process, where nothing can be replaced",
+    ),
+    **dict.fromkeys(
+        ("capsys", "capfd", "contextlib.redirect_stdout", "redirect_stdout", "sys.stdout", "sys.stdin", "caplog"),
+        "what the program prints and reads is in another process",
+    ),
+    **dict.fromkeys(
+        ("open", "tempfile", "tmp_path", "tmpdir", "os.path.exists", "os.remove", "shutil", "sqlite3"),
+        "the program has files of its own",
+    ),
+    **dict.fromkeys(
+        ("inspect", "__code__", "__doc__", "__annotations__", "__closure__", "__defaults__", "__dict__", "gc", "dis"),
+        "the program's text and objects are in another process",
+    ),
+    **dict.fromkeys(
+        ("subprocess", "socket", "multiprocessing", "requests"), "there is no network and no other process"
+    ),
+}
+"""What tests cannot have, and why."""

@@ -1,0 +1,31 @@
+"""What test code may ask of an object of the program: the judge sends its name, the program's process does it."""
+
+import builtins
+import copy
+import operator
+from collections.abc import Callable
+from typing import Any
+
+BINARY = ["add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and_", "or_", "xor", "lshift", "rshift"]
+"""Of `operator`. Each has a method that swaps its operands."""
+OTHER = ["lt", "le", "gt", "ge", "neg", "pos", "abs", "invert", "getitem", "setitem", "delitem", "contains", "index"]
+BUILTIN = ["len", "int", "float", "round", "iter", "reversed", "hash", "divmod"]
+
+
+def _call(function: Any, *arguments: Any, **keywords: Any) -> Any:
+    return function(*arguments, **keywords)
+
+
+OPERATIONS: dict[str, Callable[..., Any]] = {
+    **{name: operator.__dict__[name] for name in (*BINARY, *OTHER, "eq")},
+    **{name: builtins.__dict__[name] for name in (*BUILTIN, "str", "repr", "next", "bool", "isinstance")},
+    "call": _call,
+    "getattr": getattr,
+    "setattr": setattr,
+    "delattr": delattr,
+    "copy": copy.copy,
+    "deepcopy": copy.deepcopy,
+    "enter": lambda made: type(made).__enter__(made),
+    "exit": lambda made: type(made).__exit__(made, None, None, None),
+    "value": lambda made: made,
+}
