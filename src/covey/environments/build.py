@@ -90,14 +90,15 @@ def build_countdown(settings: "CountdownConfig", config: "BuildSettings") -> "En
 
 def build_code(settings: "CodeConfig", config: "BuildSettings") -> "Environment":
     from covey.environments.code.environment import Code
-    from covey.environments.code.formats import problem_of
+    from covey.environments.code.formats import PROMPTS, problem_of
     from covey.environments.code.problems import NUM_TESTS, generate_problems, with_tests
     from covey.environments.data.columns import of_verl
     from covey.environments.data.rows import load_rows, row_settings
 
     # Read the problems, or generate them.
     if config.data.path is not None:
-        how = row_settings(config.data, (), prompt=("prompt", "text"), make=problem_of)
+        make = partial(problem_of, packages=settings.test_packages)
+        how = row_settings(config.data, (), prompt=PROMPTS, make=make)
         rows = load_rows(config.data.path, replace(how, known=partial(of_verl, problem="prompt", answer="tests")))
         problems = with_tests(rows.splits, settings.tests_per_problem, settings.problem_seed)
     else:

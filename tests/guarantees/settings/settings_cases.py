@@ -254,6 +254,7 @@ CASES: dict[str, Case | Refused] = {
     "environment.difficulty": Case(see.prompts, 4, code.CODE | {"environment.problem": "fizzbuzz"}),
     "environment.partial_weight": Case(code.rewards, 1.0, code.CODE),
     "environment.tests_per_problem": Case(code.tests, 4, code.CODE),
+    "environment.test_packages": Case(see.prompts, [], code.ROWS),
     "environment.isolation": Case(code.isolation, "unsafe_no_isolation", code.CODE),
     "environment.num_slots": Case(see.processes, 1, code.CODE),
     "environment.total_seconds": Case(code.slow, 1.0, code.HASTY),

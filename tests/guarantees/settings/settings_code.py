@@ -17,6 +17,7 @@ CODE: dict[str, Any] = {
     "environment.num_test": 2,
     "environment.problem": "line",
 }
+ROWS = {"environment.name": "code", "data.path": "programs.jsonl", "data.bad_rows": "skip"}
 PATIENT = CODE | {"environment.timeout": 60.0, "environment.total_seconds": 60.0}
 HASTY = CODE | {"environment.timeout": 1.0, "environment.total_seconds": 20.0}
 PROGRAMS: Mapping[str, str] = {

@@ -96,6 +96,8 @@ def _write_rows(folder: Path) -> None:
     gaps = [{"prompt": f"<mask>ow {n}<mask><mask>" if n % 2 else f"row {n}"} for n in range(12)]
     begun = [[{"role": "user", "content": f"{n}?"}, {"role": "assistant", "content": f"{n}!"}] for n in range(12)]
     files = {"begun": [{"prompt": messages} for messages in begun]}
+    imports = ("", "import numpy\n")
+    files["programs"] = [{"prompt": f"f adds {n}", "test": f"{imports[n % 2]}assert f(1) == {n + 1}"} for n in range(8)]
     files |= {"rows": texts, "gaps": gaps, "more": texts[:5], "words": words, "mathematics": problems}
     asked = {"instruction_id_list": ["punctuation:no_comma"], "kwargs": [{}]}
     files |= {"instructions": [{"prompt": f"Row {n}, without commas.", **asked} for n in range(8)]}

@@ -38,7 +38,7 @@ class CodeConfig(EpisodesConfig):
     max_turns: int | None = setting(1, ge=1)
     """Programs that the policy may write for one problem. Above 1 a third of the tests are told where they fail, and
     the others judge the last program."""
-    test_packages: list[str] = field(default_factory=lambda: list(TEST_PACKAGES))
+    test_packages: list[str] = field(default_factory=lambda: ["numpy"])
     """Packages that test code of rows may import where they are installed; programs never may."""
     isolation: str = setting("auto", choices=("auto", "namespace", "landlock", "unsafe_no_isolation"))
     """How programs are isolated: auto, namespace, landlock or unsafe_no_isolation."""

@@ -291,7 +291,7 @@ def _decoded_decimal(text: str) -> Decimal:
 
 def _decoded_moment(content: Any) -> Any:
     name, parts, offset = content
-    if type(parts) is not list or {*map(type, parts)} != {int}:
+    if type(name) is not str or name not in _MOMENT_OF or type(parts) is not list or {*map(type, parts)} != {int}:
         raise ValueError("not a moment")
     zone = {} if offset is None else {"tzinfo": timezone(timedelta(microseconds=offset))}
     return _MOMENT_OF[name](*parts, **zone)
