@@ -10,16 +10,19 @@ import pickle
 import re
 import zlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from covey.environments.code.environment import Code
-from covey.environments.code.formats import problem_of
+from covey.environments.code.formats import PROMPTS, problem_of
 from covey.environments.code.settings import CodeConfig
 from covey.sandbox import Sandbox
+from covey.train import train
 from covey.types import Reward
 
+from ...support.small import rows, small_config
 from .code_runners import Here
 
 Row = dict[str, Any]
@@ -170,3 +173,22 @@ def test_a_prompt_says_what_is_to_be_defined() -> None:
     assert "Name the function `f`. Define `Broke` as well." in said("its own exception, named")
     assert "Name the function `enc`." not in said("several functions")
     assert "Name the function `dec`. Define `enc` as well." in said("several functions")
+
+
+SHAPES = (
+    *("apps", "taco", "livecodebench, stdin", "livecodebench, functional", "deepcoder, cases", "leetcode"),
+    *("its own exception, named", "bigcodebench", "mbppplus", "humanevalplus"),
+)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("shape", SHAPES)
+def test_two_steps_are_made_with_rows_of_each_shape(tmp_path: Path, shape: str) -> None:
+    row = {**DATA[shape][0], "solution": DATA[shape][1]}
+    column = next(name for name in PROMPTS if name in row)
+    numbered = [{**row, column: f"{row[column]}\n# {number}\n"} for number in range(6)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in numbered))
+    config = small_config(environment=CodeConfig(num_slots=1), data__path=str(tmp_path / "rows.jsonl"))
+    train(config, tmp_path / "run")
+    steps = [step for step in rows(tmp_path / "run" / "metrics.jsonl") if step["kind"] == "train"]
+    assert [step["environment/programs"] > 0 for step in steps] == [True, True]
