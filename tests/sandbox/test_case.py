@@ -82,7 +82,7 @@ def test_what_is_no_answer_to_the_call_breaks_the_rules(frame: dict[str, Any]) -
 def test_an_error_of_the_program_is_the_built_in_one_of_its_name_or_its_own(
     bases: list[str], kinds: tuple[type[Exception], ...]
 ) -> None:
-    error = exception_of(bases[0], None, bases, ["a"], ("text", None))
+    error = exception_of(bases[0], [], bases, ["a"], ("text", None))
     assert all(isinstance(error, kind) for kind in kinds)
     assert not isinstance(error, StopIteration)
     assert bases[0] == "UnicodeDecodeError" or type(error).__name__ == bases[0]

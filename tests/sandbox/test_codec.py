@@ -204,15 +204,19 @@ def test_points_of_a_grid_arrive_though_hashes_of_minus_one_and_minus_two_are_eq
 
 
 def test_every_tag_that_can_be_encoded_can_be_decoded() -> None:
-    values: list[Any] = [
-        *PLAIN,
-        date(2020, 1, 2),
-        deque([1]),
-        iter(()),
-        {}.keys(),
-        {}.values(),
-        {}.items(),
-        len,
-    ]
-    encoded = [Encoder(9999).encode(value) for value in values]
+    views = [iter(()), {}.keys(), {}.values(), {}.items()]
+    values: list[Any] = [*PLAIN, date(2020, 1, 2), deque([1]), *views, len]
+    encoded = [*(Encoder(9999).encode(value) for value in values), Encoder(9999, keep=id).encode(Point(1, 2))]
     assert {next(iter(node)) for node in encoded if type(node) is dict} == {*codec._DECODERS, *codec._CONTAINERS}
+
+
+def test_names_of_a_tuple_are_read_where_test_code_asks_for_them_alone() -> None:
+    assert Encoder(99).encode(Point(1, 2)) == {"t": [1, 2]}
+    told = Encoder(99, keep=id).encode(Point(1, [2]))
+    found = decode(told, refer=lambda tag, content: None)
+    assert (found, found.x, found.y) == ((1, [2]), 1, [2])
+    for names in (["x"], ["x", "__eq__"], ["x", "1"], ["x", 3]):
+        with pytest.raises(FOREIGN):
+            decode({"T": [names, [1, 2]]}, refer=lambda tag, content: None)
+    with pytest.raises(FOREIGN):
+        decode(told)

@@ -24,6 +24,7 @@ from covey.types import Reward
 
 from ...support.small import rows, small_config
 from .code_runners import Here
+from .further_rows import FURTHER
 
 Row = dict[str, Any]
 
@@ -102,9 +103,9 @@ DATA = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", DATA)
+@pytest.mark.parametrize("name", [*DATA, *FURTHER])
 def test_a_right_program_earns_1_and_a_wrong_one_less(sandbox: Sandbox, name: str) -> None:
-    row, right, wrong = DATA[name]
+    row, right, wrong = (DATA | FURTHER)[name]
     one, less = earned(sandbox, row, right, wrong)
     assert one == 1.0
     assert less < 1.0
@@ -130,6 +131,9 @@ def test_a_right_program_earns_1_and_a_wrong_one_less(sandbox: Sandbox, name: st
         ({"test": None, "tests": [{"input": "1", "output": "2", "testtype": "functional"}], "entry_point": None}, "call a function that no column names"),
         ({"test": "assert f(1) =="}, "tests are not Python code"),
         ({"test": None, "tests": 3}, "tests must be code or a list, got 3"),
+        ({"test": "class Fake:\n    x = 1\nassert f(Fake()) == 1"}, "its tests make objects of a class of their own, 'Fake'"),
+        ({"prompt": "class Money", "entry_point": "Money", "test": "m = Money(5)\nassert m == 5"}, "compare an object of 'Money' with a value"),
+        ({"prompt": "class Base", "entry_point": "Base", "test": "class Sub(Base):\n    pass\nassert Sub.x == 1"}, "derive 'Sub' from a class of the program"),
     ],
 )  # fmt: skip
 def test_what_no_program_can_be_judged_by_is_refused_by_name_before_anything_runs(change: Row, said: str) -> None:

@@ -15,7 +15,7 @@ def plural(table: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
     Raises ValueError where they are not as many.
     """
-    inputs, outputs = table["inputs"], table["outputs"]
+    inputs, outputs = (table.get(f"{name}s", table.get(name)) for name in ("input", "output"))
     if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
         raise ValueError(f"inputs and outputs must be lists of the same length, got {table!r:.80}")
     shared = {name: table[name] for name in ("fn_name",) if table.get(name)}

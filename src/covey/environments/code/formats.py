@@ -23,7 +23,10 @@ PROMPTS = (
     *("instruction", "query", "description"),
 )
 NAMES = ("entry_point", "function", "fn_name", "func_name")
-TESTS = ("test_list", "tests", "test", "input_output", "public_test_cases", "private_test_cases", "test_cases")
+TESTS = (
+    *("test_list", "tests", "test", "input_output", "public_test_cases", "private_test_cases", "test_cases"),
+    *("public_tests", "private_tests", "official_tests", "unit_tests", "test_code"),
+)
 PACKED = (*TESTS, "test_imports", "metadata")
 """What copies in Parquet hold as text of JSON."""
 USUAL_IMPORTS = """\
@@ -86,6 +89,8 @@ def _text(row: Row, *names: str) -> str:
 
 def _test_columns(row: Row) -> tuple[list[Any], str]:
     """Return what the columns of tests hold, and why one of them is left out."""
+    if row.get("inputs") and row.get("outputs"):
+        row = {"tests": {"inputs": row["inputs"], "outputs": row["outputs"]}, **row}
     columns = [row[name] for name in (_given(row, *TESTS), *TESTS) if row.get(name)]
     columns = [value for place, value in enumerate(columns) if value not in columns[:place]]
     # A pickle runs whatever its author likes
@@ -200,7 +205,7 @@ def _tests(tests: Any, suite: Suite, function: str | None) -> Sequence[Test]:
     sources = _sources(tests)
     if sources:
         return [test for source in sources for test in suite_tests(replace(suite, source=source))]
-    if isinstance(tests, Mapping) and {"inputs", "outputs"} <= set(tests):
+    if isinstance(tests, Mapping):
         return case_tests(plural(tests), function)
     if isinstance(tests, Sequence) and all(isinstance(test, Mapping) and "input" in test for test in tests):
         return case_tests(tests, function)

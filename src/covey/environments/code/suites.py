@@ -17,8 +17,6 @@ from covey.sandbox.types import USUAL_MODULES, AssertTest
 
 PROGRAM_MODULES = ("solution", "solutions", "main", "program", "submission", "answer", "your_module")
 """What test files call the module that they test."""
-OF_PLAIN = frozenset(name for kind in (str, list, dict, set, tuple, int, float, complex, bytes) for name in dir(kind))
-"""Attributes that plain values have."""
 _RUNNERS = ("unittest.main", "pytest.main", "sys.exit", "exit")
 _RAISING = ("raises", "assertRaises", "assertRaisesRegex", "isinstance", "issubclass", "assertIsInstance")
 """Calls that take classes."""
@@ -47,6 +45,7 @@ def suite_tests(suite: Suite) -> list[AssertTest]:
     _check_needs(tree)
     names = _names(tree, setup, suite)
     classes = tuple(name for name in (*names, suite.entry_point) if _is_class(name, tree, suite.given))
+    _check_classes(tree, suite, classes)
     made = AssertTest("", suite.setup, names=names, classes=classes, packages=tuple(sorted(packages)))
     return [replace(made, source=text, call=call) for text, call in split_tests(source, suite.entry_point)]
 
@@ -224,20 +223,31 @@ def _is_class(name: str, tree: ast.Module, given: str) -> bool:
         taken += call.args if ast.unparse(call.func).rpartition(".")[2] in _RAISING else []
     if any(name in _read(node) for node in taken if not isinstance(node, ast.Call)):
         return True
-    # What it returns is asked for what no plain value has, or for anything where its name is written like a class's
-    made = [node.targets[0] for node in nodes if isinstance(node, ast.Assign) and _calls(node.value, name)]
-    objects = {target.id for target in made if isinstance(target, ast.Name)}
-    asked = {
-        node.attr
-        for node in nodes
-        if isinstance(node, ast.Attribute) and (_calls(node.value, name) or not objects.isdisjoint(_read(node.value)))
-    }
-    compared = [node for node in nodes if isinstance(node, ast.Compare) and name in _read(node.left)]
-    is_used = bool(asked) or any(name in _read(node.comparators[0]) for node in compared)
-    return bool(asked - OF_PLAIN) or (is_used and re.match(r"[A-Z]\w*[a-z]", name) is not None)
+    # Its name is written like a class's, and what it returns is asked for something, or compared with its like
+    objects = _made_of(name, nodes)
+    asked = (node for node in nodes if isinstance(node, ast.Attribute) and _is_of(node.value, name, objects))
+    compared = (node for node in nodes if isinstance(node, ast.Compare) and name in _read(node.left))
+    is_used = any(asked) or any(name in _read(node.comparators[0]) for node in compared)
+    return is_used and re.match(r"[A-Z]\w*[a-z]|[A-Z]\b", name) is not None
 
 
-def _calls(node: ast.expr, name: str) -> bool:
+def _made_of(name: str, nodes: Sequence[ast.AST]) -> set[str]:
+    """Return the names that are given what a class or function returns."""
+    targets: list[ast.expr | None] = []
+    for node in nodes:
+        if isinstance(node, ast.Assign) and _calls(node.value, name):
+            targets += node.targets
+        elif isinstance(node, ast.withitem) and _calls(node.context_expr, name):
+            targets.append(node.optional_vars)
+    return {target.id for target in targets if isinstance(target, ast.Name)}
+
+
+def _is_of(node: ast.expr, name: str, objects: set[str]) -> bool:
+    """Return whether an expression is what a class returns, by itself or by a name."""
+    return _calls(node, name) or (isinstance(node, ast.Name) and node.id in objects)
+
+
+def _calls(node: ast.AST, name: str) -> bool:
     return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == name
 
 
@@ -275,6 +285,32 @@ def _check_needs(tree: ast.Module) -> None:
         for what in _named_by(node):
             if what in NEEDS:
                 raise ValueError(f"its tests use {what}: {NEEDS[what]}")
+
+
+def _check_classes(tree: ast.Module, suite: Suite, classes: Sequence[str]) -> None:
+    """Raise ValueError where objects of the test would go to the program, or the program's be compared with values."""
+    nodes = list(ast.walk(tree))
+    for node in nodes:
+        if isinstance(node, ast.ClassDef) and not [*_tests_in(node)]:
+            if any(_calls(call, node.name) for call in nodes):
+                raise ValueError(f"its tests make objects of a class of their own, {node.name!r}")
+            if set(classes) & {name for base in node.bases for name in _read(base)}:
+                raise ValueError(f"its tests derive {node.name!r} from a class of the program")
+    for name in classes:
+        # Of a kind of plain value the value can be compared
+        is_kind = re.search(rf"class {name}\(.*(?:tuple|Tuple|int|str|list|dict|set|float|Int|Str)", suite.given)
+        objects = _made_of(name, nodes)
+        for node in (node for node in nodes if isinstance(node, ast.Compare)):
+            sides = [node.left, *node.comparators] if isinstance(node.ops[0], ast.Eq | ast.NotEq) else []
+            is_object = any(_is_of(side, name, objects) for side in sides)
+            if is_object and not is_kind and any(_is_value(side) for side in sides):
+                raise ValueError(f"its tests compare an object of {name!r} with a value, which only the program could")
+
+
+def _is_value(node: ast.expr) -> bool:
+    """Return whether an expression is a value that is written out, but None."""
+    is_open = any(isinstance(inner, ast.Name | ast.Call) for inner in ast.walk(node))
+    return not is_open and not (isinstance(node, ast.Constant) and node.value is None)
 
 
 def _named_by(node: ast.AST) -> list[str]:

@@ -4,11 +4,12 @@ None, bools, strings, lists and integers up to 2^53 are themselves; everything e
 
     i integer (hexadecimal)   f float (float.hex)   c complex [real, imaginary]   b bytes   y bytearray
     q fraction [numerator, denominator]   m decimal (as text)
-    t tuple   s set   z frozenset   d dict [[key, value], ...]
+    t tuple   T tuple with names [names, items]   s set   z frozenset   d dict [[key, value], ...]
     n iterator [items]   k, v, e views of a dict: keys, values, items   r range [start, stop, step]
     w date, time or duration [kind, parts, offset]   D deque [items]
     o anything else: whether it is true; between test code and a program, which object it is
-    h a function of the test's [number]   g one that both sides have [module, name]
+    h a function of the test's [number, name]   g one that both sides have [module, name]
+    x an object of a class that both sides have [[class, attributes], ...], the first of those that it leads to
 
 Since every dict is tagged, no value can imitate a tag. Encoding reads a value with the methods of its plain base class,
 whatever a subclass says about itself; decoding makes exact plain types and trusts nothing.
@@ -21,6 +22,7 @@ from collections.abc import Callable, Iterable, Iterator
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from fractions import Fraction
+from operator import itemgetter
 from typing import Any
 
 MAX_DEPTH = 60
@@ -67,6 +69,8 @@ class Encoder:
         self._left = size
         self._is_strict = is_strict
         self._keep = keep
+        self.names_objects = keep is not None
+        """Test code reads what this encodes, not a comparison."""
 
     def encode(self, value: Any, depth: int = 0) -> Any:
         """Encode a value for `json.dumps`. Raises Unencodable."""
@@ -153,6 +157,14 @@ def _items(tag: str, iterate: Callable[[Any], Iterator[Any]]) -> Callable[[Encod
     return lambda encoder, value, depth: {tag: encoder.all(iterate(value), depth)}
 
 
+def _tuple(encoder: Encoder, value: Any, depth: int) -> Any:
+    items = encoder.all(tuple.__iter__(value), depth)
+    names = type(value).__dict__.get("_fields") if encoder.names_objects else None
+    if type(names) is tuple and len(names) == len(items) and all(type(name) is str for name in names):
+        return {"T": [list(names), items]}
+    return {"t": items}
+
+
 def _complex(encoder: Encoder, value: Any, depth: int) -> Any:
     number = complex.__pos__(value)
     return {"c": [number.real.hex(), number.imag.hex()]}
@@ -199,7 +211,7 @@ _ENCODERS: list[tuple[type, Callable[[Encoder, Any, int], Any]]] = [
     (str, _text),
     (float, lambda encoder, value, depth: {"f": float.hex(value)}),
     (list, lambda encoder, value, depth: encoder.all(list.__iter__(value), depth)),
-    (tuple, _items("t", tuple.__iter__)),
+    (tuple, _tuple),
     (dict, lambda encoder, value, depth: {"d": encoder.pairs(dict.items(value), depth)}),
     (set, _items("s", set.__iter__)),
     (frozenset, _items("z", frozenset.__iter__)),
@@ -314,6 +326,14 @@ def _hashable(values: list[Any]) -> list[Any]:
     return values
 
 
+def _decoded_named(content: Any, depth: int, refer: Refer | None) -> tuple[Any, ...]:
+    names, items = content
+    if refer is None or len(names) != len(items) or not all(name.isidentifier() and name[0] != "_" for name in names):
+        raise ValueError("not a tuple with names")
+    fields = {name: property(itemgetter(place)) for place, name in enumerate(names)}
+    return type("Fields", (tuple,), {"__slots__": (), **fields})(_decoded_all(items, depth, refer))
+
+
 def _decoded_pairs(content: Any, depth: int, refer: Refer | None) -> dict[Any, Any]:
     keys = _hashable([decode(key, depth + 1, refer) for key, _ in content])
     return dict(zip(keys, (decode(value, depth + 1, refer) for _, value in content), strict=True))
@@ -336,6 +356,7 @@ def _decoded_truth(content: Any) -> Opaque:
 
 
 _CONTAINERS: dict[str, Callable[[Any, int, Refer | None], Any]] = {
+    "T": _decoded_named,
     "t": lambda *given: tuple(_decoded_all(*given)),
     "s": lambda *given: set(_hashable(_decoded_all(*given))),
     "z": lambda *given: frozenset(_hashable(_decoded_all(*given))),
@@ -346,7 +367,7 @@ _CONTAINERS: dict[str, Callable[[Any, int, Refer | None], Any]] = {
     "e": lambda *given: _decoded_pairs(*given).items(),
     "D": lambda *given: deque(_decoded_all(*given)),
 }
-NAMING = ("o", "h", "g")
+NAMING = ("o", "h", "g", "x")
 _DECODERS: dict[str, Callable[[Any], Any]] = {
     "i": _decoded_integer,
     "f": _decoded_float,

@@ -18,7 +18,7 @@ def _call(function: Any, *arguments: Any, **keywords: Any) -> Any:
 
 OPERATIONS: dict[str, Callable[..., Any]] = {
     **{name: operator.__dict__[name] for name in (*BINARY, *OTHER, "eq")},
-    **{name: builtins.__dict__[name] for name in (*BUILTIN, "str", "repr", "next", "bool", "isinstance")},
+    **{name: builtins.__dict__[name] for name in (*BUILTIN, "str", "repr", "next", "bool", "isinstance", "issubclass")},
     "call": _call,
     "getattr": getattr,
     "setattr": setattr,

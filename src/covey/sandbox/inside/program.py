@@ -238,10 +238,30 @@ class Objects:
             module, name = content
             return functools.reduce(getattr, name.split("."), importlib.import_module(module))
         if tag == "h":
-            return functools.partial(self._ask, content)
+            return self._function_of_test(*content)
+        if tag == "x":
+            return self._made(content)
         if type(content) is int:
             return self._kept[content]
         return self._function if content == "" else defined(content)
+
+    def _made(self, described: list[Any]) -> Any:
+        """Return an object of the program's own class as the test describes it."""
+        made = [defined(name).__new__(defined(name)) for name, _ in described]
+
+        def refer(tag: str, content: Any) -> Any:
+            return made[content] if tag == "x" else self._referred(tag, content)
+
+        for one, (_, attributes) in zip(made, described, strict=True):
+            vars(one).update(codec.decode(attributes, refer=refer))
+        return made[0]
+
+    def _function_of_test(self, number: int, name: str) -> Callable[..., Any]:
+        def function(*arguments: Any, **keywords: Any) -> Any:
+            return self._ask(number, *arguments, **keywords)
+
+        function.__name__ = function.__qualname__ = name
+        return function
 
     def _ask(self, number: int, *arguments: Any, **keywords: Any) -> Any:
         """Call a function of the test's, which may call the program in turn."""

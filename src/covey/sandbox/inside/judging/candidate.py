@@ -18,8 +18,8 @@ from covey.sandbox.inside.judging.shown import MAX_CHARACTERS, shown, shown_call
 from covey.sandbox.inside.link import Verdict, failed
 
 CANDIDATE = "candidate"
-TEST_NAME, SETUP_NAME = "<test>", "<setup>"
-"""Files that test code is compiled as."""
+TEST_NAME, SETUP_NAME, TEST_MODULE = "<test>", "<setup>", "test"
+"""Files that test code is compiled as, and the module that its classes are of."""
 _CHANGING = (list, dict, set, str, deque)
 """Kinds whose bound methods a test may give to the program."""
 
@@ -63,6 +63,7 @@ class Candidate:
         self._proxies = [function, *self._classes.values()]
         others = [name for name in test["names"] if name not in self._classes]
         found = {name: self._defined(name) for name in others}
+        self.is_uncalled = all(isinstance(value, Remote) for value in found.values())
         return {**self._classes, **found, entry_point: function, CANDIDATE: function}
 
     def _defined(self, name: str) -> Any:
@@ -196,7 +197,9 @@ class Candidate:
         is_bound = isinstance(value, types.BuiltinMethodType) and type(value.__self__) in _CHANGING
         if is_bound or (code is not None and code.co_filename in (TEST_NAME, SETUP_NAME)):
             self._given.append(value)
-            return {"h": len(self._given) - 1}
+            return {"h": [len(self._given) - 1, value.__name__]}
+        if type(value).__module__ == TEST_MODULE and not isinstance(value, type):
+            return {"x": self._described(value)}
         is_shared = isinstance(
             value, type | types.BuiltinFunctionType | types.FunctionType | types.MethodDescriptorType
         )
@@ -206,6 +209,23 @@ class Candidate:
             else ""
         )
         return {"g": [module, value.__qualname__]} if module in sys.stdlib_module_names else None
+
+    def _described(self, made: Any) -> list[Any]:
+        """Return an object of a class that the test's setup and the program both have, and those it leads to."""
+        places, found, described = {id(made): 0}, [made], []
+
+        def reference(value: Any) -> Any:
+            if type(value).__module__ != TEST_MODULE or isinstance(value, type):
+                return self._reference(value)
+            if id(value) not in places:
+                places[id(value)] = len(found)
+                found.append(value)
+            return {"x": places[id(value)]}
+
+        encoder = codec.Encoder(self._case.limits["output_bytes"], is_strict=True, keep=reference)
+        for one in found:  # which grows meanwhile
+            described.append([type(one).__name__, encoder.encode(vars(one))])
+        return described
 
     def _refuse_arguments(self, why: str) -> None:
         """Blame the program for arguments that may be made of its answers, else the test."""
@@ -223,7 +243,7 @@ class Candidate:
         if type(bases) is not list or {*map(type, bases)} > {str} or type(text) is not str:
             raise Violation("an exception of unknown shape")
         given = decoded(more.get("args"), None)
-        named = next((self._classes[name] for name in bases if name in self._classes), None)
+        named = [self._classes[name] for name in bases if name in self._classes]
         about = self._object("o", more["o"], False, f"{self.last}, which") if type(more.get("o")) is int else None
         return exception_of(frame["err"][:100], named, bases, given if type(given) is list else [text], (text, about))
 
@@ -237,15 +257,16 @@ class Raised(Exception):
 
 
 def exception_of(
-    name: str, named: Named | None, bases: list[str], arguments: list[Any], told: tuple[str, Any]
+    name: str, named: list[Named], bases: list[str], arguments: list[Any], told: tuple[str, Any]
 ) -> Exception:
     """Return a built-in exception as it is, else one of a class of that name. None that ends processes or loops."""
     plain = next((found for base in bases if (found := builtin_error(base)) is not None), None)
     text, about = told
     try:
-        if plain is not None and named is None and plain.__name__ == name:
+        if plain is not None and not named and plain.__name__ == name:
             return plain(*arguments)
-        kinds = (ProgramError if named is None else named, *([plain] if plain not in (None, Exception) else []))
+        own_kinds: list[type] = [*named] or [ProgramError]
+        kinds = (*own_kinds, *([plain] if plain not in (None, Exception) else []))
         own = {"__str__": lambda self: text, "__module__": "program"}
         if about is not None:
             own["__getattr__"] = lambda self, asked: getattr(about, asked)

@@ -2,7 +2,7 @@
 
 A program must not gain by changing what the test goes on to compare its answer with: `assert f(x) == sorted(x)`. So
 only a call that stands for itself (`reverse(x)`) gives its changes back, and one whose argument the test compares as
-it stands with a value that is written out (`k = f(x)`, then `assert x[:2] == [1, 2]`).
+it stands with a value that is written out (`k = f(x)`, then `assert x[:2] == [1, 2]`), or with a name of one.
 """
 
 import ast
@@ -15,7 +15,8 @@ _EQUALITIES = ("assertEqual", "assertListEqual", "assertDictEqual", "assertSetEq
 
 def marked(tree: ast.Module) -> ast.Module:
     """Return test code in which such calls are marked."""
-    looked_at = {name for node in ast.walk(tree) for name in _compared(node)}
+    written = {name for node in ast.walk(tree) for name in _named_literals(node)}
+    looked_at = {name for node in ast.walk(tree) for name in _compared(node, written)}
     alone = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for call in [node for node in ast.walk(tree) if isinstance(node, ast.Call)]:
         if id(call) in alone or not looked_at.isdisjoint(_bare(call.args)):
@@ -24,15 +25,33 @@ def marked(tree: ast.Module) -> ast.Module:
     return ast.fix_missing_locations(tree)
 
 
-def _compared(node: ast.AST) -> set[str]:
-    """Return the names that a comparison with a value that is written out looks at."""
+def _named_literals(node: ast.AST) -> set[str]:
+    """Return the names that a statement gives values that are written out."""
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.For) else []
+    value = node.value if isinstance(node, ast.Assign) else node.iter if isinstance(node, ast.For) else None
+    if value is None or not _is_literal(value, set()):
+        return set()
+    return {name.id for target in targets for name in ast.walk(target) if isinstance(name, ast.Name)}
+
+
+def _is_literal(side: ast.expr, written: set[str]) -> bool:
+    inner = [node for node in ast.walk(side) if isinstance(node, ast.Name | ast.Call)]
+    return all(isinstance(node, ast.Name) and node.id in written for node in inner)
+
+
+def _compared(node: ast.AST, written: set[str]) -> set[str]:
+    """Return the names that a node compares with a value that is written out."""
     sides: list[ast.expr] = []
-    if isinstance(node, ast.Compare) and len(node.comparators) == 1:
-        sides = [node.left, *node.comparators]
+    if isinstance(node, ast.Compare):
+        sides = [node.left, node.comparators[0]]
     elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _EQUALITIES:
-        sides = node.args[:2]
-    has_literal = any(not any(isinstance(inner, ast.Name | ast.Call) for inner in ast.walk(side)) for side in sides)
-    return _bare(sides) if has_literal else set()
+        sides = node.args[:2] if len(node.args) > 1 else []
+    return {
+        name
+        for one, other in ((sides, sides[::-1]) if sides else ())
+        if _is_literal(other, written)
+        for name in _bare([one])
+    }
 
 
 def _bare(sides: list[ast.expr]) -> set[str]:

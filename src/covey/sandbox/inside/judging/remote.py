@@ -47,7 +47,7 @@ class Remote:
         return self._asker.ask("call", self, *arguments, **keywords)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
+        if name.startswith("__") and name != "__name__":
             raise AttributeError(name)
         if name in OF_PLAIN:
             raise self._asker.refuse(f"it is no plain value, whose .{name} is asked for")
@@ -104,6 +104,12 @@ class Remote:
                 raise StopIteration from None
             raise
 
+    def __enter__(self) -> Any:
+        return self._asker.ask("enter", self)
+
+    def __exit__(self, *error: object) -> None:
+        self._asker.ask("exit", self)
+
     def __copy__(self) -> Any:
         return self._asker.ask("copy", self)
 
@@ -126,10 +132,8 @@ class Instance(Remote):
         return bool(value == other) if not isinstance(value, Remote) else super()._compared(other)
 
     def __enter__(self) -> Any:
-        return self._asker.ask("enter", self)
-
-    def __exit__(self, *error: object) -> None:
-        self._asker.ask("exit", self)
+        found = super().__enter__()
+        return self if isinstance(found, Remote) and found._reference == self._reference else found
 
     __hash__ = Remote.__hash__
 
@@ -155,6 +159,10 @@ class Named(type):
         if isinstance(value, Remote):
             return cls._asker.ask("isinstance", value, cls) is True
         return type.__instancecheck__(cls, value)
+
+    def __subclasscheck__(cls, other: type) -> bool:
+        is_named = isinstance(other, Named) and "_reference" in other.__dict__
+        return type.__subclasscheck__(cls, other) or (is_named and cls._asker.ask("issubclass", other, cls) is True)
 
 
 def named_class(asker: Asker, name: str) -> Named:
