@@ -30,7 +30,7 @@ FLAGS = {
 """Flags that may stand after a verb, with the number of words each takes."""
 ALL_OF_INFO = {"--info": "--info=all", "-i": "--info=all"}
 """A bare --info takes the next word for what it is to show, which may be any setting."""
-TRAINS = ("train", "cold-start", "check")
+TRAINS = ("train", "cold-start", "check", "audit")
 """Verbs that would take the embedded policy and arithmetic where nothing says what to train."""
 TASK = ("recipe", "model", "environment", "data", "rewards", "resume")
 """Settings, sections and groups that say it."""
@@ -66,6 +66,21 @@ def arrange(verb: str, words: Sequence[str]) -> list[str]:
             f"recipes: {', '.join(usage.group_choices()['recipe'])}; settings: covey {verb} --help"
         )
     return [*flags, *settings]
+
+
+def audited(words: Sequence[str]) -> list[str]:
+    """Return the words of `covey audit` as settings: a bare one is a reward function, the next a file of rows.
+
+    >>> audited(["my_checks:exact", "rows.jsonl"])
+    ['environment=reward_functions', 'rewards=[my_checks:exact]', 'data.path=rows.jsonl']
+    """
+    bare = [word for word in words if "=" not in word and not word.startswith("-")]
+    if len(bare) > 2:
+        raise ValueError(f"covey audit takes a reward function and a file of rows, got {' '.join(bare)}")
+    settings = [f"rewards=[{bare[0]}]"] if bare else []
+    settings += [f"data.path={bare[1]}"] if len(bare) > 1 else []
+    group = ["environment=reward_functions"] if bare else []
+    return [*group, *settings, *(word for word in words if word not in bare)]
 
 
 def _says_what(word: str) -> bool:

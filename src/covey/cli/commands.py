@@ -1,8 +1,11 @@
 """What the command does besides `train`: the cold start, an evaluation or the preflight alone."""
 
+import asyncio
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from covey.audit.measure import audit
+from covey.audit.table import AUDIT, print_audit
 from covey.config.schema import Config
 from covey.environments.base import facts_of
 from covey.environments.infill.settings import InfillConfig
@@ -49,6 +52,17 @@ def run_judge(config: Config, output_dir: Path) -> None:
     with Stopper(config.output.shutdown_timeout).installed(), RunRecorder(config, output_dir) as record:
         environment = load_environment(config, record)
         write_json(record.folder / "judge.json", mask(facts_of(environment)))
+
+
+def run_audit(config: Config, output_dir: Path) -> None:
+    """Ask the environment all cases of its first training rows, print what it pays, and keep it in audit.json."""
+    with Stopper(config.output.shutdown_timeout).installed(), RunRecorder(config, output_dir) as record:
+        environment = load_environment(config, record)
+        with record.timer.phase("audit"):
+            found = asyncio.run(audit(environment, "train", config.evaluation.num_prompts))
+        write_json(record.folder / AUDIT, mask(found.as_json()))
+        with ignore_stdout_errors():
+            print_audit(found, CleanConsole())
 
 
 def run_check(config: Config, output_dir: Path) -> None:

@@ -22,6 +22,7 @@ VERBS = {
     "cold-start": "run only the supervised warm-up on an environment's demonstrations",
     "judge": "train the judges of environment=infill, and say how often they are right",
     "evaluate": "measure a policy on held-out prompts",
+    "audit": "ask a grader what graders are known to fall for, before a policy does",
     "check": "try engine, trainer, tokenizer, gold answers and memory on your model, without training it",
     "show": "print the result of a run again, with its best and worst answers; or several runs side by side",
     "rollouts": "print the answers of a step, episodes turn by turn",
@@ -50,6 +51,10 @@ EXAMPLES = {
     "evaluate": (
         "covey evaluate model.name=outputs/DATE/TIME/checkpoints/step-000060/policy",
         "covey evaluate model.name=downloaded/checkpoints/step-000060/policy trust_run=true",
+    ),
+    "audit": (
+        "covey audit my_checks:exact rows.jsonl",
+        "covey audit recipe=gsm8k data.path=openai/gsm8k data.subset=main evaluation.num_prompts=20",
     ),
     "check": ("covey check recipe=gsm8k data.path=openai/gsm8k data.subset=main",),
     "rollouts": (

@@ -36,6 +36,8 @@ from covey.trainer.settings import OptimizerConfig
 if TYPE_CHECKING:
     from covey.cli.plan import Asked
 
+WITHOUT_POLICY = ("judge", "audit")
+"""Verbs that load no policy."""
 MADE_AT_LENGTH = (InfillConfig, OpenEnvConfig, VerifiersConfig)
 """Environments that train a judge or start programs of others before they have prompts."""
 
@@ -93,7 +95,10 @@ def compose(verb: str, composed: DictConfig, typed: Sequence[str], file: Path | 
         if verb in ("config", "plan"):  # prints settings whose files lie on another machine
             warnings.extend(_missing(config))
         else:
-            loads, is_typed = verb != "judge", source is None  # what a file names is imported once that was printed
+            loads, is_typed = (
+                verb not in WITHOUT_POLICY,
+                source is None,
+            )  # what a file names is imported once that was printed
             found = check_early(config, loads_model=loads, loads_reference=loads, imports_rewards=is_typed)
             warnings.extend(found)
 
@@ -156,7 +161,7 @@ def _over_saved(
 def _loading(verb: str, config: Config, source: Path | None) -> str:
     """Say what takes the next seconds: imports, data and model come before anything else is heard."""
     settings_from = f", settings of {source}" if source is not None else ""
-    model = "" if verb == "judge" else f"{config.model.name} for "
+    model = "" if verb in WITHOUT_POLICY else f"{config.model.name} for "
     return escape(f"loading {model}environment={config.environment.name}{settings_from}")
 
 
@@ -225,6 +230,10 @@ CREDIT_SETTINGS = (
     *ADVANTAGE_SETTINGS,
     *names_of(AlgorithmConfig, "algorithm", "shaping", "selection", "group_filter"),
 )
+JUDGE_UNREAD = (
+    *(*BUDGETS, "groups_per_step", "group_size", "updates_per_batch"),
+    *("micro_batch_tokens", "packing", "logprob_chunk", "optimizer", "preflight"),
+)
 UNREAD: dict[str, tuple[str, ...]] = {
     "check": (
         *(*BUDGETS, "max_staleness", "engine.update", *CREDIT_SETTINGS),
@@ -233,10 +242,8 @@ UNREAD: dict[str, tuple[str, ...]] = {
         *("evaluation.every", "evaluation.num_samples", "evaluation.k", "evaluation.confidence"),
         *(name for name in (*TRAINING_SETTINGS, *ANSWER_SETTINGS) if name.startswith("output.")),
     ),
-    "judge": (
-        *(*BUDGETS, "groups_per_step", "group_size", "updates_per_batch"),
-        *("micro_batch_tokens", "packing", "logprob_chunk", "optimizer", "preflight"),
-    ),
+    "judge": JUDGE_UNREAD,
+    "audit": (*JUDGE_UNREAD, "algorithm", "sampling", "engine"),
     "evaluate": (
         *TRAINING_SETTINGS,
         *("micro_batch_tokens", "packing", "model.attention", "logprob_chunk", "cold_start", "preflight"),

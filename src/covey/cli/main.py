@@ -110,6 +110,8 @@ def _dispatch(words: list[str]) -> int:
     from covey.cli import command_line
 
     asked = None
+    if verb == "audit":
+        rest = command_line.audited(rest)
     if verb == "plan":
         from covey.cli.plan import read_flags
 
@@ -321,6 +323,7 @@ WORK: dict[str, Callable[["Config", "Path"], None]] = {
     "train": partial(_call, "covey.train:run_train"),
     "cold-start": partial(_call, "covey.cli.commands:run_cold_start"),
     "judge": partial(_call, "covey.cli.commands:run_judge"),
+    "audit": partial(_call, "covey.cli.commands:run_audit"),
     "evaluate": partial(_call, "covey.cli.commands:run_evaluate"),
     "check": partial(_call, "covey.cli.commands:run_check"),
 }

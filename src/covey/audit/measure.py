@@ -1,0 +1,192 @@
+"""Ask a grader all cases of some rows, and measure what it pays, how long it takes and what its verdicts hang on."""
+
+import math
+import time
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import fmean, median
+from typing import Any
+
+from covey.algorithm.intervals import share_interval
+from covey.audit.cases import RIGHT, WRONG, Case, cases_of
+from covey.audit.golds import Gold, column_answer, dressed, read_gold
+from covey.environments.base import Environment, Split, text_of
+from covey.environments.episode import answered
+from covey.types import Failure, Prompt, RunStopped
+
+CONFIDENCE = 0.95
+SAME = 1e-6
+"""Relative difference of rewards from which on they are two: learned judges round otherwise in another batch."""
+NUM_ALONE = 3
+"""Cases of a row that are judged by themselves too."""
+NUM_LONG = 3
+"""Rows that are answered with a megabyte."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What one case was paid: 0 is what nothing earns, 1 what the right answer does."""
+
+    prompt_id: str
+    case: Case
+    share: float
+
+    @property
+    def is_wrong(self) -> bool:
+        """Return whether a right answer earned at most half, or a wrong one more than half."""
+        return (self.share > 0.5) != self.case.is_right
+
+
+@dataclass(slots=True)
+class Findings:
+    """What an audit found."""
+
+    verdicts: list[Verdict] = field(default_factory=list)
+    num_rows: int = 0
+    without_gold: int = 0
+    unpaid: list[str] = field(default_factory=list)
+    """Prompts whose right answer earns no more than nothing does, in any form."""
+    failures: Counter[str] = field(default_factory=Counter)
+    changes: Counter[str] = field(default_factory=Counter)
+    """Rewards that were others the second time, in another order, or alone."""
+    compared: int = 0
+    seconds: list[float] = field(default_factory=list)
+    """Of judging one completion alone."""
+    slowest: tuple[float, str] = (0.0, "")
+
+    def of_kind(self, kind: str) -> list[Verdict]:
+        """Return the verdicts on the cases of a kind."""
+        return [verdict for verdict in self.verdicts if verdict.case.kind == kind]
+
+    @property
+    def has_holes(self) -> bool:
+        """Return whether anything is wrong with the grader."""
+        return any(v.is_wrong for v in self.verdicts) or bool(self.unpaid or self.failures or self.changes)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return a row for each kind of which there were cases: how many, how many wrong, the interval, a witness."""
+        found = []
+        for kind, what in (*RIGHT.items(), *WRONG.items()):
+            verdicts = self.of_kind(kind)
+            if not verdicts:
+                continue
+            wrong = [verdict for verdict in verdicts if verdict.is_wrong]
+            share = share_interval(_by_prompt(verdicts), CONFIDENCE)
+            row = {"kind": kind, "what": what, "must_be_paid": kind in RIGHT, "cases": len(verdicts)}
+            row |= {"wrong": len(wrong), "share": share.value, "low": share.low, "high": share.high}
+            row |= {"mean_reward": fmean(verdict.share for verdict in verdicts)}
+            witness = {"prompt": wrong[0].prompt_id, "text": wrong[0].case.text[:200]} if wrong else None
+            found.append({**row, "witness": witness})
+        return found
+
+    def as_json(self) -> dict[str, Any]:
+        """Return all of it as plain values."""
+        ordered = sorted(self.seconds)
+        last = ordered[min(len(ordered) - 1, math.ceil(0.99 * len(ordered)))] if ordered else None
+        return {
+            "rows": self.num_rows,
+            "without_gold": self.without_gold,
+            "unpaid": self.unpaid,
+            "kinds": self.rows(),
+            "failures": dict(self.failures.most_common(10)),
+            "changes": dict(self.changes),
+            "compared": self.compared,
+            "seconds": {"median": median(ordered) if ordered else None, "p99": last},
+            "slowest": {"seconds": self.slowest[0], "kind": self.slowest[1]},
+        }
+
+
+def _by_prompt(verdicts: Sequence[Verdict]) -> list[float]:
+    """Return the share of wrong verdicts of each prompt: prompts are the independent units."""
+    of_prompt: defaultdict[str, list[float]] = defaultdict(list)
+    for verdict in verdicts:
+        of_prompt[verdict.prompt_id].append(float(verdict.is_wrong))
+    return [fmean(wrong) for wrong in of_prompt.values()]
+
+
+async def audit(environment: Environment, split: Split, num_rows: int) -> Findings:
+    """Ask all cases of the first rows of a split. Nothing is counted as training counts it."""
+    prompts, found = environment.prompts(split), Findings()
+    golds = [(prompt, gold_forms(environment, prompt)) for prompt in prompts[: 2 * num_rows]]
+    others = [forms[0].answer for _, forms in golds if forms]
+    for prompt, forms in golds[:num_rows]:
+        found.num_rows += 1
+        if not forms:
+            found.without_gold += 1
+            continue
+        judge, own = environment.dry_run(prompt) or (environment, prompt)
+        await _Row(judge, own, found).ask(forms, others)
+    return found
+
+
+def gold_forms(environment: Environment, prompt: Prompt) -> list[Gold]:
+    """Return the right answer in the forms that may be wanted: the environment's own, else those of the row's."""
+    completion = environment.gold(prompt)
+    if completion is not None:
+        return [read_gold(completion)]
+    answer = column_answer(prompt.columns)
+    return [] if answer is None else dressed(answer)
+
+
+class _Row:
+    """The questions about one row."""
+
+    def __init__(self, judge: Environment, prompt: Prompt, found: Findings) -> None:
+        self._judge, self._prompt, self._found = judge, prompt, found
+        asked = prompt.text
+        self._asked = asked if isinstance(asked, str) else "\n".join(text_of(message) for message in asked)
+
+    async def ask(self, forms: Sequence[Gold], others: Sequence[str]) -> None:
+        """Find the form that is paid, then ask all cases in it, twice, in reverse, and some alone."""
+        nothing, *paid = await self._rewards([Case("empty", ""), *(Case("gold", form.text) for form in forms)])
+        values = [(value, -place) for place, value in enumerate(paid) if value is not None]
+        top, place = max(values, default=(nothing, 0))
+        if nothing is None or top is None or top - nothing <= SAME * max(abs(top), 1.0):
+            self._found.unpaid.append(self._prompt.id)
+            return
+        also_paid = [form for form, value in zip(forms, paid, strict=True) if value == top]
+        cases = cases_of(self._asked, forms[-place], others, also_paid)
+        long = [case for case in cases if case.kind == "megabyte" and self._found.num_rows <= NUM_LONG]
+        short = [case for case in cases if case.kind != "megabyte"]
+        first = await self._rewards(short)
+        for case, value in (*zip(short, first, strict=True), *zip(long, await self._rewards(long), strict=True)):
+            if value is not None:
+                self._found.verdicts.append(Verdict(self._prompt.id, case, (value - nothing) / (top - nothing)))
+        self._compare("the second time", first, await self._rewards(short))
+        self._compare("in another order", first[::-1], await self._rewards(short[::-1]))
+        chosen = range(0, len(short), max(1, len(short) // NUM_ALONE))
+        alone = [(await self._rewards([short[index]]))[0] for index in chosen]
+        self._compare("alone", [first[index] for index in chosen], alone)
+
+    def _compare(self, how: str, before: Sequence[float | None], after: Sequence[float | None]) -> None:
+        pairs = [(a, b) for a, b in zip(before, after, strict=True) if a is not None and b is not None]
+        self._found.compared += len(pairs)
+        changed = sum(abs(a - b) > SAME * max(1.0, abs(a), abs(b)) for a, b in pairs)
+        if changed:
+            self._found.changes[how] += changed
+
+    async def _rewards(self, cases: Sequence[Case]) -> list[float | None]:
+        """Return the reward of each case. A failure costs the others nothing: each is asked alone then."""
+        started = time.perf_counter()
+        texts = [case.text for case in cases]
+        # Without a tokenizer the bytes stand in for tokens
+        tokens = [list(text.encode(errors="replace")[:4096]) for text in texts]
+        try:
+            judged = list(await answered(self._judge.score_tokens(self._prompt, texts, tokens)))
+        except RunStopped:
+            raise
+        except (Exception, SystemExit) as error:  # foreign code
+            judged = [Failure(f"{type(error).__name__}: {error}")] * len(cases)
+        seconds = time.perf_counter() - started
+        kinds = {case.kind for case in cases}
+        if len(cases) == 1:
+            self._found.seconds.append(seconds)
+        if len(kinds) == 1:
+            self._found.slowest = max(self._found.slowest, (seconds / len(cases), min(kinds)))
+        if any(isinstance(one, Failure) for one in judged) and len(cases) > 1:
+            return [(await self._rewards([case]))[0] for case in cases]
+        for case, one in zip(cases, judged, strict=True):
+            if isinstance(one, Failure) and one.is_fault:
+                self._found.failures[f"{case.kind}: {one.reason}"] += 1
+        return [None if isinstance(one, Failure) else one.value for one in judged]

@@ -1,0 +1,70 @@
+"""Findings of an audit as lines for a terminal."""
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from covey.audit.measure import Findings
+from covey.system.text.format import percent
+
+AUDIT = "audit.json"
+"""The file in a run folder that holds findings."""
+WITNESSES = 8
+WIDTH = 70
+
+
+def print_audit(found: Findings, console: Console) -> None:
+    """Print a row for each kind of case, then what fooled the grader, and how its verdicts hold."""
+    rows = found.rows()
+    told = found.as_json()
+    shown = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    for heading in ("answer", "must be", "cases", "wrong", "95 %", "mean reward"):
+        shown.add_column(heading, justify="left" if heading in ("answer", "must be") else "right")
+    for row in rows:
+        wrong = f"{row['wrong']}" if row["wrong"] else "-"
+        share = f"{percent(row['low'])} to {percent(row['high'])}"
+        due = "paid" if row["must_be_paid"] else "unpaid"
+        shown.add_row(row["what"], due, str(row["cases"]), wrong, share, f"{row['mean_reward']:.2f}")
+    if rows:
+        console.print(shown)
+        console.print("(mean reward: 0 is what an empty answer earns, 1 what the right answer does)")
+    for line in (*_witnesses(found), *_remarks(found, told)):
+        console.print(line, soft_wrap=True, markup=False, highlight=False)
+    refused = sum(row["wrong"] for row in rows if row["must_be_paid"])
+    accepted = sum(row["wrong"] for row in rows if not row["must_be_paid"])
+    console.print(
+        f"audit: {accepted} false accepts, {refused} false refusals in {found.num_rows} rows", highlight=False
+    )
+
+
+def _witnesses(found: Findings) -> list[str]:
+    """Quote one case of each kind that was judged wrongly."""
+    lines = []
+    for row in found.rows():
+        if row["witness"] is not None:
+            said = repr(row["witness"]["text"])
+            verdict = "not paid" if row["must_be_paid"] else "paid"
+            lines.append(f"  {verdict}: {said[:WIDTH]} ({row['kind']}, prompt {row['witness']['prompt']})")
+    return lines[:WITNESSES]
+
+
+def _remarks(found: Findings, told: dict) -> list[str]:
+    """Say what is amiss beside single verdicts, and what a verdict takes."""
+    lines = []
+    if found.without_gold:
+        lines.append(
+            f"{found.without_gold} of {found.num_rows} rows name no right answer, so nothing was asked of them"
+        )
+    if found.unpaid:
+        lines.append(
+            f"the right answer earns no more than nothing does in {len(found.unpaid)} rows, first: {found.unpaid[0]}"
+        )
+    lines += [f"failed {count} times, {reason}" for reason, count in told["failures"].items()]
+    lines += [f"{count} of {found.compared} rewards were others {how}" for how, count in found.changes.items()]
+    if told["seconds"]["median"] is not None:
+        middle, last = (1e3 * told["seconds"][name] for name in ("median", "p99"))
+        slow, kind = told["slowest"]["seconds"], told["slowest"]["kind"]
+        lines.append(
+            f"a verdict takes {middle:.1f} ms in the median, {last:.1f} ms at p99, {slow:.2f} s at most ({kind})"
+        )
+    return lines
