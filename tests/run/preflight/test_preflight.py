@@ -48,7 +48,7 @@ def _build() -> Iterator[Build]:
 def test_a_sound_run_passes_every_check(build: Build, changes: dict[str, Any]) -> None:
     checks = run_checks(build(Arithmetic(levels=[1]), **changes))
     assert [check.name for check in checks] == [
-        *("tokenizer", "lengths", "gold answers", "memory", "completions"),
+        *("tokenizer", "lengths", "gold answers", "wrong answers", "memory", "completions"),
         *("log-probs", "transformers", "gradient", "true gradient"),
     ]
     assert [(check.name, check.figure) for check in checks if not check.passed] == []

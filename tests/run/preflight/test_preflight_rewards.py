@@ -73,7 +73,7 @@ def found(checks: list[Check]) -> Mapping[str, Check]:
 
 
 @pytest.mark.long
-def test_functions_are_called_once_with_what_was_sampled_and_nothing_of_it_is_counted(build: Build) -> None:
+def test_functions_are_called_with_what_was_sampled_and_nothing_of_it_is_counted(build: Build) -> None:
     asked: list[tuple[list[str], list[int]]] = []
 
     def long(completions: list[str], answer: list[int], log_metric: Callable[..., None], **columns: Any) -> list[float]:
@@ -86,7 +86,7 @@ def test_functions_are_called_once_with_what_was_sampled_and_nothing_of_it_is_co
     checks = run_checks(subject)
     raise_on_failure(checks)
     group = subject.groups[0]
-    assert asked == [([rollout.text for rollout in group.rollouts], [group.prompt.columns["answer"]] * 2)]
+    assert asked[-1:] == [([rollout.text for rollout in group.rollouts], [group.prompt.columns["answer"]] * 2)]
     assert found(checks)["reward functions"].figure == "2 of 2 completions get a reward"
     assert environment.metrics() == {}
     assert not environment._recent
@@ -106,7 +106,7 @@ def test_a_check_with_nothing_to_measure_reads_not_applicable(
 ) -> None:
     checks = run_checks(build(environment))
     idle = {name for name, check in found(checks).items() if not check.applies}
-    assert idle <= {"gold answers", "reward functions"}
+    assert idle <= {"gold answers", "wrong answers", "reward functions"}
     console = Console(width=200)
     with console.capture() as shown:
         console.print(table(checks))

@@ -23,6 +23,7 @@ from covey.run.checkpoints.state import generators, restore_generators
 from covey.run.preflight.custom import check_custom, has_custom
 from covey.run.preflight.episodes import check_episodes, has_episodes
 from covey.run.preflight.fill import check_frozen, check_kl, check_rewards
+from covey.run.preflight.grader import check_grader
 from covey.run.preflight.memory import check_memory
 from covey.run.preflight.plain import check_plain
 from covey.run.preflight.policy import check_gradient, check_logprobs
@@ -175,6 +176,7 @@ STAGES: tuple[PreflightCheck, ...] = (
     PreflightCheck("tokenizer", check_tokenizer),
     PreflightCheck("lengths", check_lengths, ("tokenizer",)),
     PreflightCheck("gold answers", check_gold, ("tokenizer",)),
+    PreflightCheck("wrong answers", check_grader, ("tokenizer",), lambda subject: not _is_masked(subject)),
     PreflightCheck("memory", check_memory, ("lengths",)),
     PreflightCheck("completions", check_completions, PASSES),
     PreflightCheck("log-probs", check_logprobs, PASSES),

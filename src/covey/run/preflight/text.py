@@ -327,11 +327,11 @@ def _score(subject: PreflightContext, prompt: Prompt, gold: str) -> float | str:
     policy = subject.run.policy
     ids = list(policy.tokenizer(gold, add_special_tokens=False)["input_ids"])
     ids += sorted(policy.stop_ids)[: int(policy.mask_id is None)]
-    found = _judged(subject, subject.run.environment, prompt, [ids])
+    found = judged(subject, subject.run.environment, prompt, [ids])
     return found if isinstance(found, str) else found.rewards[0]
 
 
-def _judged(
+def judged(
     subject: PreflightContext, environment: Environment, prompt: Prompt, written: Sequence[Sequence[int]]
 ) -> Group | str:
     """Return these completions with their rewards, or why none could be scored."""
@@ -357,7 +357,7 @@ def check_functions(subject: PreflightContext) -> Check:
     if not trials:
         return Check(True, "no reward functions", "", applies=False)
     # Score its completions as training would
-    said = [_judged(subject, *trial, [_written_ids(rollout) for rollout in rollouts]) for trial, rollouts in trials]
+    said = [judged(subject, *trial, [_written_ids(rollout) for rollout in rollouts]) for trial, rollouts in trials]
     for fault, ((judge, _), _) in zip(said, trials, strict=True):
         if isinstance(fault, str):
             is_own = judge is subject.run.environment

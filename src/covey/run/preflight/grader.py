@@ -1,0 +1,63 @@
+"""Check of the grader before a run: a few wrong answers, which `covey audit` asks by the hundred."""
+
+import logging
+from collections.abc import Iterator, Sequence
+
+from covey.audit.cases import Case, cases_of
+from covey.audit.measure import Verdict, gold_forms
+from covey.environments.base import text_of
+from covey.run.preflight.subject import Check, PreflightContext
+from covey.run.preflight.text import judged, trial_of
+from covey.system import collectives
+from covey.types import Prompt
+
+LOGGER = logging.getLogger(__name__)
+NUM_PROMPTS = 2
+KINDS = ("near miss", "another row's", "every candidate", "form alone", "flattery")
+"""Kinds of cases that are asked, one case of each."""
+
+
+def check_grader(subject: PreflightContext) -> Check:
+    """Say where a wrong answer is paid like the right one. A reward may be meant so: the run begins all the same."""
+    verdicts = [verdict for prompt in subject.prompts[:NUM_PROMPTS] for verdict in _verdicts(subject, prompt)]
+    if not verdicts:
+        return Check(True, "no right answers are known", "", applies=False)
+    paid = [verdict for verdict in verdicts if verdict.is_wrong]
+    figure = f"{len(paid)} of {len(verdicts)} wrong answers are paid like right ones"
+    if paid and collectives.is_main_process():
+        first = paid[0]
+        told = (figure, first.prompt_id, f"{first.case.text!r:.60}", first.case.kind)
+        LOGGER.warning("%s, first: prompt %s, %s (%s); covey audit shows all", *told)
+    values = {"num_cases": float(len(verdicts)), "num_paid": float(len(paid))}
+    return Check(True, figure, "", values=values)
+
+
+def _verdicts(subject: PreflightContext, prompt: Prompt) -> Iterator[Verdict]:
+    """Yield what wrong answers to a prompt are paid, nothing where the right one is unknown or earns nothing."""
+    environment = subject.run.environment
+    forms = gold_forms(environment, prompt)
+    said = _rewards(subject, prompt, ["", *(form.text for form in forms)]) if forms else []
+    if not said or max(said[1:]) <= said[0]:
+        return
+    nothing, top = said[0], max(said[1:])
+    others = [found[0].answer for other in subject.prompts if (found := gold_forms(environment, other))]
+    asked = prompt.text if isinstance(prompt.text, str) else "\n".join(map(text_of, prompt.text))
+    cases = _chosen(cases_of(asked, forms[said[1:].index(top)], others, forms))
+    rewards = _rewards(subject, prompt, [case.text for case in cases])
+    for case, reward in zip(cases, rewards, strict=False):
+        yield Verdict(prompt.id, case, (reward - nothing) / (top - nothing))
+
+
+def _chosen(cases: Sequence[Case]) -> list[Case]:
+    firsts = {case.kind: case for case in reversed(cases)}
+    return [firsts[kind] for kind in KINDS if kind in firsts]
+
+
+def _rewards(subject: PreflightContext, prompt: Prompt, texts: Sequence[str]) -> list[float]:
+    """Return the reward of each text as a completion, none where one could not be judged."""
+    policy = subject.run.policy
+    end = sorted(policy.stop_ids)[:1]
+    written = [[*policy.tokenizer(text, add_special_tokens=False)["input_ids"], *end] for text in texts]
+    judge, own = trial_of(subject, prompt) or (subject.run.environment, prompt)
+    found = judged(subject, judge, own, written)
+    return [] if isinstance(found, str) or len(found.rewards) != len(texts) else list(found.rewards)
