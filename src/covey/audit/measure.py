@@ -80,6 +80,17 @@ class Findings:
             found.append({**row, "witness": witness})
         return found
 
+    def remarks(self) -> list[str]:
+        """Say what is amiss beside single verdicts."""
+        lines = []
+        if self.without_gold:
+            lines.append(f"{self.without_gold} of {self.num_rows} rows name no right answer: nothing was asked of them")
+        if self.unpaid:
+            first, num = self.unpaid[0], len(self.unpaid)
+            lines.append(f"the right answer earns no more than nothing does in {num} rows, first: prompt {first}")
+        lines += [f"failed {count} times, {reason}" for reason, count in self.failures.most_common(10)]
+        return lines + [f"{count} of {self.compared} rewards were others {how}" for how, count in self.changes.items()]
+
     def as_json(self) -> dict[str, Any]:
         """Return all of it as plain values."""
         ordered = sorted(self.seconds)
@@ -92,6 +103,7 @@ class Findings:
             "failures": dict(self.failures.most_common(10)),
             "changes": dict(self.changes),
             "compared": self.compared,
+            "remarks": self.remarks(),
             "seconds": {"median": median(ordered) if ordered else None, "p99": last},
             "slowest": {"seconds": self.slowest[0], "kind": self.slowest[1]},
         }

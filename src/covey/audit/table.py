@@ -1,5 +1,7 @@
 """Findings of an audit as lines for a terminal."""
 
+from typing import Any
+
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -7,8 +9,6 @@ from rich.table import Table
 from covey.audit.measure import Findings
 from covey.system.text.format import percent
 
-AUDIT = "audit.json"
-"""The file in a run folder that holds findings."""
 WITNESSES = 8
 WIDTH = 70
 
@@ -28,7 +28,7 @@ def print_audit(found: Findings, console: Console) -> None:
     if rows:
         console.print(shown)
         console.print("(mean reward: 0 is what an empty answer earns, 1 what the right answer does)")
-    for line in (*_witnesses(found), *_remarks(found, told)):
+    for line in (*_witnesses(found), *found.remarks(), *_pace(told)):
         console.print(line, soft_wrap=True, markup=False, highlight=False)
     refused = sum(row["wrong"] for row in rows if row["must_be_paid"])
     accepted = sum(row["wrong"] for row in rows if not row["must_be_paid"])
@@ -48,23 +48,10 @@ def _witnesses(found: Findings) -> list[str]:
     return lines[:WITNESSES]
 
 
-def _remarks(found: Findings, told: dict) -> list[str]:
-    """Say what is amiss beside single verdicts, and what a verdict takes."""
-    lines = []
-    if found.without_gold:
-        lines.append(
-            f"{found.without_gold} of {found.num_rows} rows name no right answer, so nothing was asked of them"
-        )
-    if found.unpaid:
-        lines.append(
-            f"the right answer earns no more than nothing does in {len(found.unpaid)} rows, first: {found.unpaid[0]}"
-        )
-    lines += [f"failed {count} times, {reason}" for reason, count in told["failures"].items()]
-    lines += [f"{count} of {found.compared} rewards were others {how}" for how, count in found.changes.items()]
-    if told["seconds"]["median"] is not None:
-        middle, last = (1e3 * told["seconds"][name] for name in ("median", "p99"))
-        slow, kind = told["slowest"]["seconds"], told["slowest"]["kind"]
-        lines.append(
-            f"a verdict takes {middle:.1f} ms in the median, {last:.1f} ms at p99, {slow:.2f} s at most ({kind})"
-        )
-    return lines
+def _pace(told: dict[str, Any]) -> list[str]:
+    """Say how long a verdict takes."""
+    if told["seconds"]["median"] is None:
+        return []
+    middle, last = (1e3 * told["seconds"][name] for name in ("median", "p99"))
+    slow, kind = told["slowest"]["seconds"], told["slowest"]["kind"]
+    return [f"a verdict takes {middle:.1f} ms (median), {last:.1f} ms (p99), {slow:.2f} s at most ({kind})"]

@@ -5,12 +5,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from covey.audit.measure import audit
-from covey.audit.table import AUDIT, print_audit
+from covey.audit.table import print_audit
 from covey.config.schema import Config
 from covey.environments.base import facts_of
 from covey.environments.infill.settings import InfillConfig
 from covey.policy.models.naming import check_name, saved_step
 from covey.run import cold_start, stages
+from covey.run.folder import AUDIT
 from covey.run.preflight import preflight
 from covey.run.records.record import RunRecorder
 from covey.run.stages import evaluate_and_log, load_environment, load_run

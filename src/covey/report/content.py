@@ -9,7 +9,7 @@ from covey.report.curves import curves_of, number, phases_of, prompts_of, short,
 from covey.report.environments import environment_of
 from covey.report.health import doctor_page
 from covey.report.origins import command_of, plain, settings_page
-from covey.report.read import Row, RunFiles, cut
+from covey.report.read import Row, RunFiles, cut, plain_mapping
 from covey.run.folder import is_running
 from covey.run.planner.kept import against, kept_plan
 from covey.run.records.summary import paired_accuracy_gain, paired_mean_gain
@@ -50,6 +50,7 @@ def _run(run: RunFiles, name: str, shares: int) -> dict[str, Any]:
             "settings": settings_page(run),
             "versions": {key: str(value) for key, value in run.versions.items()},
             "environment": environment_of(run),
+            "audit": audit_of(run.audit),
         }
 
 
@@ -60,6 +61,26 @@ def planned(run: RunFiles) -> dict[str, Any] | None:
         return None
     rows = [(name, short(plan), short(taken)) for name, plan, taken in against(row, run.summary or {})]
     return {"rows": rows, "source": str(row.get("source", ""))}
+
+
+def audit_of(found: Row) -> dict[str, Any] | None:
+    """Return what `covey audit` found of the grader as the page draws it, None where it was not asked."""
+    kinds = [kind for kind in found.get("kinds") or () if isinstance(kind, dict)]
+    if not kinds:
+        return None
+    seconds = plain_mapping(found.get("seconds"))
+    rows = [
+        {
+            **{name: short(number(kind.get(name))) for name in ("cases", "wrong", "low", "high", "mean_reward")},
+            "what": cut(kind.get("what")),
+            "must_be_paid": kind.get("must_be_paid") is True,
+            "witness": cut(plain_mapping(kind.get("witness")).get("text")),
+        }
+        for kind in kinds
+    ]
+    remarks = [cut(line) for line in found.get("remarks") or ()]
+    times = {name: short(number(seconds.get(name))) for name in ("median", "p99")}
+    return {"rows": short(number(found.get("rows"))), "kinds": rows, "remarks": remarks, "seconds": times}
 
 
 # ------------------------------------------------------------------------------------------------ words

@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from covey.run.doctor.log import flat
-from covey.run.folder import CONFIG, EVALUATIONS, METRICS, ROLLOUTS, TRACES, UPDATES, VERSIONS, changes_of
+from covey.run.folder import AUDIT, CONFIG, EVALUATIONS, METRICS, ROLLOUTS, TRACES, UPDATES, VERSIONS, changes_of
 from covey.run.records.summary import read_summary
 from covey.system.disk import as_written, read_regular
 from covey.system.jsonl import MAX_BYTES, read_rows
@@ -41,6 +41,8 @@ class RunFiles:
     rollouts: list[Row] = field(default_factory=list)
     traces: list[Row] = field(default_factory=list)
     updates: list[Row] = field(default_factory=list)
+    audit: Row = field(default_factory=dict)
+    """What `covey audit` found."""
     error: str | None = None
     """Why the run ended early."""
 
@@ -54,7 +56,7 @@ def read_run(folder: Path) -> RunFiles:
     return RunFiles(
         folder=folder,
         settings=last_settings(folder),
-        versions=_mapping(_json(folder / VERSIONS)),
+        versions=plain_mapping(_json(folder / VERSIONS)),
         summary=summary,
         steps=[row for row in metrics if row.get("kind") == "train"],
         looks=[row for row in metrics if row.get("kind") == "evaluate"],
@@ -62,6 +64,7 @@ def read_run(folder: Path) -> RunFiles:
         rollouts=list(read_rows(folder / ROLLOUTS)),
         traces=list(read_rows(folder / TRACES)),
         updates=list(read_rows(folder / UPDATES)),
+        audit=plain_mapping(_json(folder / AUDIT)),
         error=_error(folder) if summary is not None and summary.get("status") != "completed" else None,
     )
 
@@ -73,7 +76,7 @@ def last_settings(folder: Path) -> Row:
             content = yaml.safe_load(read_regular(folder / CONFIG, MAX_BYTES))
         except yaml.YAMLError as error:
             raise ValueError(one_line(str(error))) from error
-        found = flat(_mapping(content))
+        found = flat(plain_mapping(content))
     for line in changes_of(folder):
         for name, change in line["changes"].items():
             kept = {key: value for key, value in found.items() if key != name and not key.startswith(f"{name}.")}
@@ -107,7 +110,8 @@ def _json(path: Path) -> Any:
         return {}
 
 
-def _mapping(value: Any) -> Row:
+def plain_mapping(value: Any) -> Row:
+    """Return a mapping, an empty one in place of what is none."""
     return value if isinstance(value, dict) else {}
 
 

@@ -28,6 +28,8 @@ VERSIONS = "versions.json"
 LOCK, SUMMARY = "run.lock", "summary.json"
 METRICS, ROLLOUTS, EVALUATIONS = "metrics.jsonl", "rollouts.jsonl", "evaluations.jsonl"
 TRACES, UPDATES = "traces.jsonl", "updates.jsonl"
+AUDIT = "audit.json"
+"""What `covey audit` found."""
 SCHEDULE = "schedule.jsonl"
 ALWAYS_ROWS = (METRICS, ROLLOUTS, EVALUATIONS)
 ROWS = (*ALWAYS_ROWS, TRACES, UPDATES, SCHEDULE)

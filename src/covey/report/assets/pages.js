@@ -88,6 +88,15 @@ function plannedTable(planned) {
       h("tbody", {}, planned.rows.map(([name, plan, taken]) => h("tr", {}, h("td", {}, name), h("td", { class: "number" }, shown(plan)), h("td", { class: "number" }, shown(taken)), h("td", { class: "number" }, part(plan, taken))))))));
 }
 
+// What a grader pays: a row for each kind of answer, with a witness of what it judged wrongly.
+function auditPage(audit) {
+  const share = (v) => (v === null ? "–" : (100 * v).toFixed(0) + " %");
+  const row = (one) => h("tr", {}, h("td", {}, one.what), h("td", {}, one.must_be_paid ? "paid" : "unpaid"), h("td", { class: "number" }, String(one.cases)), h("td", { class: one.wrong ? "number lost" : "number" }, String(one.wrong)), h("td", { class: "number" }, share(one.low) + " to " + share(one.high)), h("td", { class: "number" }, shown(one.mean_reward)), h("td", { class: "text" }, one.witness));
+  return h("div", {}, h("p", {}, "What the grader pays for answers that graders are known to judge wrongly, of " + audit.rows + " rows; mean reward: 0 is what an empty answer earns, 1 what the right one does."),
+    h("div", { class: "wide" }, h("table", {}, h("thead", {}, h("tr", {}, ["answer", "must be", "cases", "wrong", "95 %", "mean reward", "for example"].map((t) => h("th", {}, t)))), h("tbody", {}, audit.kinds.map(row)))),
+    audit.remarks.map((line) => h("p", { class: "lost" }, line)), audit.seconds.median === null ? null : h("p", { class: "soft" }, "A verdict takes " + shown(1000 * audit.seconds.median) + " ms in the median, " + shown(1000 * audit.seconds.p99) + " ms at p99."));
+}
+
 // A dotted name, which may be broken after a dot or a dash below where a table is narrow.
 function dotted(name) {
   return name.split(/(?<=[._])/).flatMap((part) => [part, h("wbr", {})]);

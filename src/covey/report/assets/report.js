@@ -5,6 +5,7 @@ function tabs() {
   const found = [["overview", "Overview", overview], ["groups", "Groups and tokens", groupsPage], ["pairs", "Before and after", pairsPage]];
   if (run.environment) found.push(["environment", { machines: "Machines", conversations: "Conversations" }[run.environment.kind] || "Programs", environmentPage]);
   found.push(["doctor", "Doctor" + (run.doctor.findings.length ? " " + run.doctor.findings.length : ""), doctorPage]);
+  if (run.audit) found.push(["audit", "Audit", () => auditPage(run.audit)]);
   if (DATA.compare) found.push(["compare", "Compare", comparePage]);
   return found.concat([["time", "Time", timePage], ["settings", "Settings", settingsPage]]);
 }
