@@ -171,7 +171,7 @@ def test_every_command_is_accepted_or_refused_as_the_page_says(
     refusals = [line for refused, line in REFUSALS if refused == words]
     code = main([word.replace("=/", "=") for word in words])  # nothing is written outside of this folder
     printed = capsys.readouterr()
-    is_verb = words in (["train"], ["check"], ["cold-start"])
+    is_verb = words in (["train"], ["check"], ["cold-start"], ["audit"])
     if is_verb or (OF_A_RUN in printed.err and all(word.startswith("-") for word in words[1:])):
         assert (code, printed.err.partition(":")[0]) == (2, "covey")  # a sentence about the verb
         return

@@ -14,8 +14,8 @@ from covey.environments.math.settings import Gsm8kConfig
 from covey.environments.settings import ArithmeticConfig, MixtureConfig, part_configs
 from covey.rollouts.settings import CurriculumConfig, GroupSizeStep
 from covey.run.build import build_environment
+from covey.run.checkpoints.saved_settings import settings_of
 from covey.run.planner.memory import derived
-from covey.run.saved_settings import settings_of
 
 SUMS = "{name: arithmetic, levels: [1]}"
 MIXTURE = ["environment=mixture", f"environment.parts={{easy: {SUMS}, arithmetic: {{}}}}"]

@@ -21,8 +21,8 @@ from covey.policy.models.loading import load_policy
 from covey.policy.settings import ModelConfig
 from covey.run import cold_start
 from covey.run.checkpoints.checkpoint import save_policy
+from covey.run.checkpoints.saved_settings import settings_of
 from covey.run.cold_start import demonstration_group, ensure
-from covey.run.saved_settings import settings_of
 from covey.system.waits.signals import Stopper, StopRequested
 from covey.train import run_train, train
 from covey.types import Failure, Prompt, Reward

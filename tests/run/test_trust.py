@@ -349,7 +349,7 @@ def test_caches_of_somebody_else_are_not_written() -> None:
     config.cold_start.cache_dir = "/home/somebody/cache"
     run = foreign(config)
     assert main(["train", "--config", str(run / "config.yaml"), "num_steps=0"]) == 2
-    from covey.run.saved_settings import settings_of
+    from covey.run.checkpoints.saved_settings import settings_of
 
     assert settings_of(run, ["resume=theirs"]).cold_start.cache_dir == Config().cold_start.cache_dir
     assert settings_of(run, ["trust_run=true"]).cold_start.cache_dir == "/home/somebody/cache"

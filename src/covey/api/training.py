@@ -20,10 +20,10 @@ from covey.policy.models.loading import load_policy
 from covey.policy.policy import Policy
 from covey.run.build import Run
 from covey.run.checkpoints.checkpoint import newest_valid
+from covey.run.checkpoints.saved_settings import as_saved, find_run, refuse_changes, settings_of
 from covey.run.records.callbacks import Callback
 from covey.run.records.notebook import is_notebook
 from covey.run.records.record import RunRecorder
-from covey.run.saved_settings import as_saved, find_run, refuse_changes, settings_of
 from covey.system import machine
 from covey.system.waits.signals import EXIT_STATUS, StopRequested
 from covey.train import train as run_loop

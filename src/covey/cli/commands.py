@@ -4,13 +4,13 @@ import asyncio
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from covey.audit.measure import audit
-from covey.audit.table import print_audit
 from covey.config.schema import Config
 from covey.environments.base import facts_of
 from covey.environments.infill.settings import InfillConfig
 from covey.policy.models.naming import check_name, saved_step
 from covey.run import cold_start, stages
+from covey.run.audit.measure import audit
+from covey.run.audit.table import print_audit
 from covey.run.folder import AUDIT
 from covey.run.preflight import preflight
 from covey.run.records.record import RunRecorder

@@ -27,7 +27,8 @@ from covey.environments.machines.settings import MachinesConfig
 from covey.policy.settings import NANO
 from covey.rollouts.settings import CurriculumConfig
 from covey.run import folder as run_folder
-from covey.run import saved_settings, trust
+from covey.run import trust
+from covey.run.checkpoints import saved_settings
 from covey.run.folder import run_of
 from covey.system import accelerate_launch, ranks
 from covey.system.text.escaping import escape
@@ -243,7 +244,7 @@ UNREAD: dict[str, tuple[str, ...]] = {
         *(name for name in (*TRAINING_SETTINGS, *ANSWER_SETTINGS) if name.startswith("output.")),
     ),
     "judge": JUDGE_UNREAD,
-    "audit": (*JUDGE_UNREAD, "algorithm", "sampling", "engine"),
+    "audit": JUDGE_UNREAD,
     "evaluate": (
         *TRAINING_SETTINGS,
         *("micro_batch_tokens", "packing", "model.attention", "logprob_chunk", "cold_start", "preflight"),

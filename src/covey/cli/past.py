@@ -9,8 +9,8 @@ from rich.table import Table
 
 from covey.cli.flags import one_run_folder
 from covey.config import compose as settings
+from covey.run.checkpoints.saved_settings import settings_of
 from covey.run.folder import CONFIG, STATUS, is_running
-from covey.run.saved_settings import settings_of
 from covey.system.disk import as_written, read_regular
 from covey.system.jsonl import MAX_BYTES
 from covey.system.text.console import CleanConsole

@@ -35,10 +35,10 @@ from covey.run import cold_start
 from covey.run.build import Run, build_environment, build_run
 from covey.run.build_stream import build_stream
 from covey.run.checkpoints.resume import locked_run_folder, resume_point
+from covey.run.checkpoints.saved_settings import settings_of
 from covey.run.doctor.live import watching
 from covey.run.evaluate import evaluate
 from covey.run.records.callbacks import Callbacks
-from covey.run.saved_settings import settings_of
 from covey.system.waits.timer import PhaseTimer
 from covey.train import train
 from covey.trainer.prepare import make_training_batches

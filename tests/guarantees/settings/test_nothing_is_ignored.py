@@ -1,6 +1,7 @@
 """Promise 7: no setting is ignored. Another value of any of them changes what can be seen, or is refused by name."""
 
 import ast
+import asyncio
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from covey.cli.job import UNREAD, check_typed
 from covey.cli.main import main
 from covey.config.checks import as_typed, format_value, walk
 from covey.config.schema import ENVIRONMENT_SETTINGS, Config, setting_names
+from covey.run.audit.measure import audit
 from covey.run.build import build_environment
 from covey.system.setting import Requires
 
@@ -196,11 +198,21 @@ def covered(settings: tuple[str, ...]) -> list[str]:
     return [name for name in SETTINGS if name in settings or any(name.startswith(f"{s}.") for s in settings)]
 
 
+def audited(config: Config) -> Any:
+    """What an audit of the first rows says of the grader."""
+    environment = build_environment(config)
+    try:
+        return asyncio.run(audit(environment, "train", 4)).rows()
+    finally:
+        environment.close()
+
+
 VERBS: dict[str, tuple[Observation, Settings]] = {
     "check": (checks, PREFLIGHT),
     "evaluate": (evaluation, {}),
     "cold-start": (warm_up, COLD),
     "judge": (judges, INFILL),
+    "audit": (audited, HERE),
 }
 
 

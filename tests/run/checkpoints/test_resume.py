@@ -20,10 +20,10 @@ from covey.report.content import verdict
 from covey.report.read import read_run
 from covey.run.checkpoints.manifest import MANIFEST, render
 from covey.run.checkpoints.resume import check_same_prompts, check_unfinished, truncate_jsonl
+from covey.run.checkpoints.saved_settings import find_run, settings_of
 from covey.run.folder import newer_trainings
 from covey.run.records.record import RunRecorder
 from covey.run.records.step_metrics import Stepped
-from covey.run.saved_settings import find_run, settings_of
 from covey.train import train
 
 from ...support.small import logging_as_it_was, rewrite, rows, scripted, small_config, use, words

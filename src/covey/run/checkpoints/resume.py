@@ -18,9 +18,9 @@ from covey.config.schema import Config
 from covey.run import trust
 from covey.run.checkpoints.checkpoint import SETTINGS, complete_checkpoints, newest_valid, read_manifest
 from covey.run.checkpoints.manifest import step_of
+from covey.run.checkpoints.saved_settings import as_saved, differences, is_named, saved_in, saved_settings
 from covey.run.folder import CHANGES, CONFIG, LOCK, ROWS, changes_of, create_run_folder, write_versions
 from covey.run.records.summary import versions
-from covey.run.saved_settings import as_saved, differences, is_named, saved_in, saved_settings
 from covey.system import collectives, ranks
 from covey.system.disk import atomic_file, catch_write_errors, put_back
 from covey.system.text.masking import secrets_in

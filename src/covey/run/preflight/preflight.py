@@ -18,12 +18,12 @@ from rich.table import Table
 
 from covey.config.schema import Config
 from covey.environments.base import metrics_of
+from covey.run.audit.check import check_grader
 from covey.run.build import Run
 from covey.run.checkpoints.state import generators, restore_generators
 from covey.run.preflight.custom import check_custom, has_custom
 from covey.run.preflight.episodes import check_episodes, has_episodes
 from covey.run.preflight.fill import check_frozen, check_kl, check_rewards
-from covey.run.preflight.grader import check_grader
 from covey.run.preflight.memory import check_memory
 from covey.run.preflight.plain import check_plain
 from covey.run.preflight.policy import check_gradient, check_logprobs

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from covey.audit.measure import Findings, audit
 from covey.environments.reward_functions.environment import RewardFunctions, RewardSettings, reward_functions
+from covey.run.audit.measure import Findings, audit
 
 Grader = Callable[..., list[float]]
 

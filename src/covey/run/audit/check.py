@@ -3,9 +3,9 @@
 import logging
 from collections.abc import Iterator, Sequence
 
-from covey.audit.cases import Case, cases_of
-from covey.audit.measure import Verdict, gold_forms
 from covey.environments.base import text_of
+from covey.run.audit.cases import Case, cases_of
+from covey.run.audit.measure import Verdict, gold_forms
 from covey.run.preflight.subject import Check, PreflightContext
 from covey.run.preflight.text import judged, trial_of
 from covey.system import collectives

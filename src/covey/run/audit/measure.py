@@ -9,10 +9,10 @@ from statistics import fmean, median
 from typing import Any
 
 from covey.algorithm.intervals import share_interval
-from covey.audit.cases import RIGHT, WRONG, Case, cases_of
-from covey.audit.golds import Gold, column_answer, dressed, read_gold
 from covey.environments.base import Environment, Split, text_of
 from covey.environments.episode import answered
+from covey.run.audit.cases import RIGHT, WRONG, Case, cases_of
+from covey.run.audit.golds import Gold, column_answer, dressed, read_gold
 from covey.types import Failure, Prompt, RunStopped
 
 CONFIDENCE = 0.95

@@ -72,6 +72,7 @@ def dressed(answer: str) -> list[Gold]:
         Gold("The answer is \\boxed{", answer, "}."),
         Gold("We add it up.\n#### ", answer, ""),
         Gold("<think>\nWe add it up.\n</think>\n<answer>", answer, "</answer>"),
+        Gold("We add it up.\nAnswer: ", answer, ""),
         Gold("We add it up. The answer is ", answer, "."),
     ]
 

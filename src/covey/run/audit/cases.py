@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from covey.audit.golds import Gold, functions_of, nearly, number, program_tricks, respelt
+from covey.run.audit.golds import Gold, functions_of, nearly, number, program_tricks, respelt
 
 MEGABYTE = 1_000_000
 FLATTERY = (

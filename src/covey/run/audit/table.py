@@ -6,7 +6,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from covey.audit.measure import Findings
+from covey.run.audit.measure import Findings
 from covey.system.text.format import percent
 
 WITNESSES = 8
