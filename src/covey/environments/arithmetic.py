@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from covey.environments.base import Environment, Split, conversation
-from covey.environments.math.answers import compare
+from covey.environments.math.judge import compare
 from covey.system.lookup import one_of
 from covey.types import Failure, Prompt, Reward
 

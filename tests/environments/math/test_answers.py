@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from covey.environments.math.answers import Answer, compare, find_answer, without_thoughts
+from covey.environments.math.answers import Answer
+from covey.environments.math.answers import find_answer, without_thoughts
+from covey.environments.math.judge import compare
 from covey.environments.math.numerals import read_last, read_values
 from covey.environments.math.symbolic import symbolic_equal
 

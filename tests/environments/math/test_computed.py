@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from covey.environments.math.answers import Answer, compare
+from covey.environments.math.answers import Answer
+from covey.environments.math.judge import compare
 from covey.environments.math.computed import is_computed
 from covey.environments.math.formulas.trees import MAX_DEPTH, read_tree
 from covey.environments.math.generated import mathematics, word_problems

@@ -27,8 +27,9 @@ from covey.environments.machines.design.blocks import CAR_TYPES
 from covey.environments.machines.design.types import Rules
 from covey.environments.machines.prompts import FORMS
 from covey.environments.math import gsm8k, mathematics, schemes
-from covey.environments.math.answers import compare, find_answer, visible, without_thoughts
+from covey.environments.math.answers import find_answer, visible, without_thoughts
 from covey.environments.math.countdown.environment import score as countdown_score
+from covey.environments.math.judge import compare
 from covey.environments.math.normalize import plain
 from covey.environments.math.numerals import read_last, read_values
 from covey.environments.math.settings import CountdownConfig

@@ -1,35 +1,29 @@
-"""Which answer a completion gives to a question with one right answer, and whether it is the right one.
+"""Which answer a completion gives to a question with one right answer. Whether it is right, `judge` says.
 
 The rule, in this order:
 
 1. Text in a think block or a comment, or struck out, is not the answer; a block that never ends hides the rest.
 2. An explicit mark decides: `####`, `\\boxed{}`, an answer tag, a sentence ("the answer is 42") or a label
    ("Answer: 42", "A: 42"). Of several marks the last decides, but a list of alternatives is wrong.
-3. Without a mark the last number decides; a completion that was cut before its end has then given no answer.
-4. Values are compared exactly. Separators, currency signs, units, trailing stops and zeros do not matter; 5 m is not
-   5 cm, and 0.33 is not 1/3. A percentage equals both its number and its hundredth part; number words are not read.
-5. An answer that leaves the computation undone is wrong (module `computed`), unless values alone are asked for.
+3. Without a mark the last formula decides, as a whole, or the last number behind it; a completion that was cut before
+   its end has then given no answer.
 
-Pure, in bounded time, and text is never evaluated as code. Answers that are not numbers go to `symbolic`, whose time
-is not bounded: `GSM8K` runs that in a worker process with a deadline.
+Pure, in linear time, and text is never evaluated as code.
 """
 
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from itertools import product
 from typing import Literal
 
-from covey.environments.math.computed import is_computed, is_respelled
-from covey.environments.math.formulas.nodes import is_equation, last_side, numeral_value
-from covey.environments.math.formulas.trees import read_tree
-from covey.environments.math.normalize import TEXT_COMMAND, closing_brace, plain, single_blanks
-from covey.environments.math.numerals import Readings, range_of, read_last, read_values
-from covey.environments.math.symbolic import MAX_SYMBOLIC, same_spelling
-from covey.environments.math.units import CONCESSION, DOUBT, OR, conversions, differ_in_unit, measures_of
+from covey.environments.math.normalize import TEXT_COMMAND, closing_brace, single_blanks
+from covey.environments.math.numerals import read_values
+from covey.environments.math.symbolic import MAX_SYMBOLIC
+from covey.environments.math.units import CONCESSION, DOUBT, OR, conversions
 from covey.types import CutText
 
-Form = Literal["hash", "box", "tag", "label", "none"]
+Form = Literal["hash", "box", "tag", "label", "formula", "none"]
 
 MAX_COMPLETION = 100_000
 """Only so many characters at the end of a completion are looked at."""
@@ -137,18 +131,27 @@ def _tags(text: str) -> Iterator[_Mark]:
 _LABEL = re.compile(
     r"(?:\b(?:the|my|our|your|its|final|correct|right|numeric|numerical|exact|overall|an?)[ ](?:final[ ]|correct[ ])?"
     r"|^[^\w\n]{0,10}(?:(?:so|thus|hence|then|therefore),?[ ])?)"
-    r"(?:answer|ans)\b"
+    r"(?:answer|ans|option|choice)\b"
     r"(?:[ ]\([^()\n]{0,60}\))?"
-    r"(?:,?[ ](?:then|therefore|thus|hence|so|now|here|again|should|would|must|will|to|for|in|we|they|you)\b"
+    r"(?:,?[ ](?:then|therefore|thus|hence|so|now|here|again|should|would|must|will|can|could|may|might|cannot|\w{2,6}n['\u2019]t|to|for|in|we|they|you)\b"
     r"[^.:!?=\n]{0,80}?)?"
     r"[\"'*_`]{0,4}[ ]?"
     r"(?:\b(?:is(?:n['\u2019]t)?|are|was|be|becomes?|equals?|of|comes[ ](?:out[ ])?to)\b|=|:|\u2192|->)"
     r"|^[^\w\n]{0,10}A:",
     re.IGNORECASE | re.MULTILINE,
 )
-_SENTENCE_END = re.compile(r"(?<!\bRs)(?<!approx)[.!?](?=[\s\"'*)\]<]|$)|\n|<(?=[/|]|[A-Za-z_]{1,20}>)")
+_SENTENCE_END = re.compile(
+    r"(?<!\bRs)(?<!approx)(?<!\bi\.e)(?<!\be\.g)[.!?](?=[\s\"'*)\]<]|$)|\n|<(?=[/|]|[A-Za-z_]{1,20}>)"
+)
 _LABEL_GAP = re.compile(r"[\s:*_`]*")
-_NEGATED = re.compile(r"\s*(?:definitely |certainly )?not\b(?:.{0,60}?\bbut\b)?")
+_NOT = re.compile(r"\b(?:not|never|cannot)\b|n['\u2019]t\b", re.IGNORECASE)
+_NEGATED = re.compile(
+    r"\s*(?:definitely |certainly )?(?:not|never|neither|anything but|other than)\b"
+    r"(?P<but>.{0,60}?(?:\bbut\b|[,;:.] ?(?:rather,? )?it(?: is|'s|\u2019s)\b))?"
+)
+_DOUBTED = re.compile(
+    r"\b(?:doubt|impossible|unlikely|false|wrong|not \w+|\w+n['\u2019]t \w+)(?: that)? $", re.IGNORECASE
+)
 _LEAD = re.compile(r"(?:[^\d,;]|,(?=\d)){0,80}(?=\d)")
 _REMARK = re.compile(r"\b(?:correct|right|wrong|incorrect|helpful|clear|above|below|unknown|given by)\b", re.IGNORECASE)
 _NUMBER_WORD = re.compile(
@@ -165,7 +168,11 @@ def _labels(text: str, numeric: bool) -> Iterator[_Mark]:
         begin = gap.end() if gap is not None else label.end()
         end = _SENTENCE_END.search(text, begin)
         content = text[begin : end.start() if end is not None else len(text)][:MAX_SYMBOLIC]
-        content = f"not {content}" if label[0].endswith("n't") else content
+        content = (
+            f"not {content}"
+            if _NOT.search(label[0]) or _DOUBTED.search(text[max(0, label.start() - 40) : label.start()])
+            else content.rstrip("*_` ")
+        )
         if not content.strip() or _REMARK.match(content):
             continue
         lead = _LEAD.match(content)
@@ -186,7 +193,7 @@ def _marks(text: str, numeric: bool) -> list[_Mark]:
 
 
 _JOINT = re.compile(
-    rf"(?:[\s$*.,;:|/&()\[\]\\-]|\\q?quad)*(?:(?:\\text *\{{[ ,]*)?({OR}|vs|and)(?:[\s$*:(\[\\}}]|\\q?quad)*)?"
+    rf"(?: ?for (?:part )?[(]?[a-z][)]?,?(?= ))?(?:[\s$*.,;:|/&()\[\]\\-]|\\q?quad)*(?:(?:\\text *\{{[ ,]*)?({OR}|vs|and)(?:[\s$*:(\[\\}}]|\\q?quad)*)?"
     r"([A-Za-z](?:_\{?\w\}?)? ?= ?)?"
 )
 _SEPARATORS = frozenset(",;/|")
@@ -243,7 +250,7 @@ def _with_hedge(text: str, mark: _Mark) -> str:
     after, before = _TAKEN_BACK.match(following), None
     if mark.form in {"box", "tag"}:
         restated = _RESTATED.match(following)
-        agrees = None if restated is None else _agree(mark.text, restated[1])
+        agrees = None if restated is None else same_measure(mark.text, restated[1])
         after = after or (None if agrees else restated if agrees is False else _HEDGE_AFTER.match(following))
         before = _HEDGE_BEFORE.search(text[max(0, mark.begin - 40) : mark.begin])
     elif after is None:
@@ -253,12 +260,52 @@ def _with_hedge(text: str, mark: _Mark) -> str:
     return f"{prefix}{mark.text} {suffix}".strip()
 
 
-def _agree(text: str, other: str) -> bool | None:
+def same_measure(text: str, other: str) -> bool | None:
     """Check whether two measures are the same, such as 120 (minutes) and 2 hours. None where units are unknown."""
     factors = conversions(text, other)
-    given, restated = (frozenset().union(*read_values(measure)) for measure in (text, other))
-    converted = {value * factor for value in restated for factor in factors}
-    return not converted.isdisjoint(given) if factors else None
+    pairs = list(product(read_values(other), read_values(text), factors))
+    return any(one.agrees(another, factor) for one, another, factor in pairs) if factors else None
+
+
+_FORMULA = re.compile(
+    r"\$(?=[^\s$])([^$\n]{0,199}[^\s$])\$(?!\d)|\\\(([^\n]{1,200}?)\\\)|\\\[(.{1,200}?)\\\]", re.DOTALL
+)
+"""`$50 - $8` holds none: no blank stands inside of a dollar sign of TeX, and no digit right behind the second."""
+_OPERATORS = frozenset("+-*/^=<>\u2264\u2265\u2260\u00b1\u00d7\u00b7\u00f7")
+_FORMULA_SIGN = re.compile(
+    r"\\[A-Za-z(\[]|[\u03c0\u221a^\u2264\u2265\u2260\u00b1]|\d[xyzinabe](?![A-Za-z])|(?<![A-Za-z])[a-z] ?[+*] ?\d"
+    r"|(?:^|\s|[A-Za-z])[<>]=?\s?-?\d"
+)
+
+
+def _unmarked(text: str, numeric: bool) -> Answer:
+    """Return the formula that a text without marks ends in, with those it offers beside it, or else the text.
+
+    Where a number is asked for and one stands behind the last formula, that one decides.
+    """
+    formulas = [
+        _Mark(found.start(), found.end(), found[1] or found[2] or found[3], "formula")
+        for found in list(_FORMULA.finditer(text))[-MAX_MARKS:]
+    ]
+    if formulas and not (numeric and re.search(r"\d", text[formulas[-1].end :])):
+        return _answer_of(text, formulas, numeric=False)
+    run = _last_run(text) if numeric else ""
+    return Answer(run, "formula") if _FORMULA_SIGN.search(run) else Answer(text.strip(), "none")
+
+
+def _last_run(text: str) -> str:
+    """Return the last word with a digit and what operators join to it: `x > 3` of "so that x > 3 holds"."""
+    *_, line = [line for line in text.split("\n") if re.search(r"\d", line)] or [""]
+    words = line[-MAX_SYMBOLIC:].replace("\\$", "").replace("\\%", "%").split()
+    last = max((i for i, word in enumerate(words) if re.search(r"\d", word)), default=0)
+    first = last
+    while first > 0 and (
+        words[first][0] in _OPERATORS or words[first][0] == "\\" or words[first - 1][-1] in _OPERATORS
+    ):
+        first -= 1
+    while last + 1 < len(words) and (words[last + 1][0] in _OPERATORS or words[last][-1] in _OPERATORS):
+        last += 1
+    return " ".join(words[first : last + 1]).rstrip(".,;:*")
 
 
 def find_answer(completion: str, numeric: bool = True) -> Answer | None:
@@ -280,7 +327,7 @@ def find_answer(completion: str, numeric: bool = True) -> Answer | None:
     # All say what the answer is not: read the text without them
     for mark in reversed(negated):
         text = text[: mark.begin] + text[mark.end :]
-    return Answer(text.strip(), "none") if text.strip() else None
+    return _unmarked(text, numeric) if text.strip() else None
 
 
 def _affirmed(mark: _Mark) -> _Mark:
@@ -288,114 +335,5 @@ def _affirmed(mark: _Mark) -> _Mark:
     denied = _NEGATED.match(mark.text) if mark.form == "label" else None
     if denied is None:
         return mark
-    text = mark.text[denied.end() :] if denied[0].endswith("but") else ""
+    text = mark.text[denied.end() :] if denied["but"] else ""
     return replace(mark, text=text)
-
-
-def answer_values(answer: Answer, computed: bool = False) -> list[Readings]:
-    """Return the number an answer states, or several where it lists alternatives. Empty where it states none.
-
-    Args:
-        computed: a number that is left to compute, such as `12+7`, has no readings.
-    """
-    starts_with_words = re.match(r"\s*[A-Za-z]", answer.text) is not None
-    is_sentence = answer.form == "tag" and starts_with_words and "\\" not in answer.text
-    if answer.form == "none" or is_sentence:
-        return read_last(answer.text, computed)
-    values = read_values(answer.text, answer.form == "box", computed)
-    return values or (_written_otherwise(answer.text) if answer.form == "box" else [])
-
-
-@lru_cache(maxsize=1024)  # every answer of a group is compared with the same one
-def gold_value(gold: str, computed: bool = False) -> Readings | None:
-    """Return the number a reference answer states. None where it is not one number (an expression, a list, a text).
-
-    `x=3` states one, `x+2y=3` does not.
-    """
-    tree = read_tree(gold)
-    if tree is not None and is_equation(tree):
-        return None
-    values = read_values(gold, strict=True, computed=computed) or _written_otherwise(gold)
-    return values[0] if len(values) == 1 and values[0] else None
-
-
-_NO_UNIT = re.compile(r"\b(?:not|than)\b")
-"""Words that are no name of a number."""
-
-
-def _written_otherwise(text: str) -> list[Readings]:
-    """Return the number that a formula is, such as `0.\\overline{3}` and `\\{5\\}`, if it is one."""
-    tree = None if _NO_UNIT.search(text) else read_tree(text)
-    value = None if tree is None else numeral_value(last_side(tree))
-    return [] if value is None else [frozenset({value})]
-
-
-_ROUNDED = re.compile(r"(?<=\S)\s*(?:\\approx|\\simeq|≈)[\s$\\]*-?[\d,]*\.\d+[\s$.]*$")
-"""What an exact value is said to be about."""
-_BASE = re.compile(r"^([\s$]*\d+)_\{?\d{1,2}\}?(?![\d}])")
-"""Which of digits need not be said."""
-_LAST_LETTER = re.compile(r"\d\}? ?([A-Za-z])$")
-"""A unit, or a letter of the question: of `5k` and "in terms of $k$"."""
-
-
-def compare(completion: str, gold: str, question: str = "", computed: bool = True) -> bool | Answer:
-    """Judge the completion's answer, or return the answer where arithmetic alone cannot tell.
-
-    The latter happens for reference answers that are not numbers, and for answers like `\\{42\\}`.
-
-    Args:
-        question: says whether a form is asked for (module `computed`).
-        computed: an answer that leaves the computation undone is wrong; else values alone count.
-    """
-    unit = _LAST_LETTER.search(gold)
-    expected = None if unit is not None and f"${unit[1]}$" in question else gold_value(gold)
-    answer = find_answer(completion, numeric=expected is not None)
-    if answer is None:
-        return False
-    answer = answer if "." in gold else replace(answer, text=_ROUNDED.sub("", answer.text))
-    answer = answer if "_" in gold else replace(answer, text=_BASE.sub(r"\1", answer.text))
-    if _is_stated(gold, answer.text):
-        return True
-    # A reference that is no number: hand the answer on, unless a computation is left undone.
-    if expected is None:
-        answer = answer if answer.form != "none" else _last_formula(answer)
-        return answer if not computed or _is_allowed(answer, gold, question) else False
-    if differ_in_unit(answer.text, gold):
-        return False
-    # Values alone.
-    if not computed:
-        values = answer_values(answer)
-        return all(value & expected for value in values) if values else _needs_algebra(answer) and answer
-    # Values, and nothing left to compute.
-    is_final = gold_value(gold, computed=True) is not None
-    values = answer_values(answer, computed=is_final)
-    if values:
-        is_allowed = is_final or answer.form == "none" or _is_allowed(answer, gold, question)
-        return is_allowed and all(value & expected for value in values) and is_respelled(answer.text, gold, question)
-    return _needs_algebra(answer) and _is_allowed(answer, gold, question) and answer
-
-
-def _is_stated(gold: str, text: str) -> bool:
-    """Check for the same text, the same range, or the same numbers with their units."""
-    ends, measures = range_of(gold), measures_of(gold)
-    is_same_range = ends is not None and ends == range_of(text)
-    return text.strip(" $.") == gold.strip() or is_same_range or measures_of(text) == measures != set()
-
-
-def _needs_algebra(answer: Answer) -> bool:
-    """Check whether algebra may find a number where arithmetic finds none."""
-    has_command = "\\" in plain(answer.text[:MAX_SYMBOLIC]) or (answer.form == "box" and "!" in answer.text)
-    return has_command and answer.form != "none"
-
-
-def _is_allowed(answer: Answer, gold: str, question: str) -> bool:
-    return same_spelling(answer.text, gold) or is_computed(answer.text, gold, question)
-
-
-_FORMULA = re.compile(r"\$([^$\n]{1,200})\$|\\\(([^\n]{1,200}?)\\\)|\\\[(.{1,200}?)\\\]", re.DOTALL)
-
-
-def _last_formula(answer: Answer) -> Answer:
-    """Return the last formula, which without a mark stands for an answer that is not a number."""
-    formulas = [match[1] or match[2] or match[3] for match in _FORMULA.finditer(answer.text[-2000:])]
-    return Answer(formulas[-1] if formulas else answer.text[-MAX_SYMBOLIC:], "none")

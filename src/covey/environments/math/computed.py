@@ -66,6 +66,11 @@ def is_computed(answer: str, gold: str, question: str = "") -> bool:
     return not has_more and has_form(tree, expected, question)
 
 
+def is_simplified(node: Node) -> bool:
+    """Check that nothing is left undone in a formula but what no numeral says, such as `\\pi` and `\\sqrt{2}`."""
+    return all(name.startswith("constant") for name in _undone(node))
+
+
 def is_numeral(node: Node) -> bool:
     """Check for a number with nothing left to compute, with or without a unit, alone in a set or not."""
     return numeral_value(node) is not None

@@ -38,7 +38,7 @@ _DOUBLED = re.compile(r"\\\\(?=[A-Za-z]{2})")
 """A backslash that was escaped once too often."""
 _BLANKS = re.compile(r"[ \t\r\f\v]+")
 _BLANK_LINES = re.compile(r"\n\s*")
-_CURRENCY_CODE = re.compile(r"\b(?:US|USD|EUR|GBP|INR|CAD|AUD|Rs\.?) ?(?=[$€£]?-?\d)")
+_CURRENCY_CODE = re.compile(r"\b(?:US|USD|EUR|GBP|INR|CAD|AUD|Rs\.?) ?\\?(?=[$€£]? ?-?\d)")
 _SIGN_WORD = re.compile(r"(?:(?:^ ?|(?<=is )|(?<=to )|(?<=of )|(?<=: ))minus|\bnegative) (?=[$€£]?\.?\d)")
 _DOUBLE_STAR_POWER = re.compile(r"(?<=[\d)])\*\*(?=[\d(-])")
 
@@ -72,6 +72,8 @@ _BEFORE_FRACTIONS = (
     (re.compile(r"\{,\}"), ","),
     (re.compile(r"\\[,;:> ]|\\q?quad(?![A-Za-z])|~|\\[()\[\]]"), " "),
     (re.compile(r"\\([$%&#_])"), r"\1"),
+    (re.compile(r"\\Omega(?![A-Za-z])"), "Ω"),
+    (re.compile(r"\\mu(?![A-Za-z]) ?"), "µ"),
     (re.compile(r"\^ ?\{? ?\\circ ?\}?|\\degrees?(?![A-Za-z])"), " degrees "),
     (re.compile(r"\^ ?\{? ?(st|nd|rd|th)(?![A-Za-z]) ?\}?"), r"\1"),
 )

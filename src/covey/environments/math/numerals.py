@@ -8,13 +8,36 @@ import math
 import re
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import pairwise
+from itertools import pairwise, product
 
 from covey.environments.math.normalize import CURRENCY, plain
-from covey.environments.math.units import CONCESSION, DOUBT, NO_VALUE_AFTER, NO_VALUE_BEFORE, OR, is_date
+from covey.environments.math.units import CONCESSION, DENIED, DOUBT, NO_VALUE_AFTER, NO_VALUE_BEFORE, OR, is_date, named
 
-Readings = frozenset[Fraction]
-"""What one written number may mean: `25%` is 25 or 1/4, `2.5 million` is 2500000 or 2.5 (the million as a unit)."""
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A number as it is written, and what a word behind it multiplies it by: `25%`, `2.5 million`.
+
+    The word may be left out on one side, as if it were a unit; where both have one, what they come to decides.
+    """
+
+    bare: Fraction | None
+    """None where nothing can be read, or something is left to compute."""
+    scale: Fraction = Fraction(1)
+    slack: Fraction = Fraction(0)
+    """What a float may be off by, relative to its size."""
+
+    def meanings(self, is_scaled: bool = False) -> set[Fraction]:
+        if self.bare is None:
+            return set()
+        return {self.bare * self.scale} if is_scaled else {self.bare, self.bare * self.scale}
+
+    def agrees(self, gold: "Reading", factor: Fraction = Fraction(1)) -> bool:
+        """Check for the gold's value, whose unit is this one's divided by `factor`."""
+        are_scaled = 1 not in (self.scale, gold.scale)
+        pairs = product(self.meanings(are_scaled), gold.meanings(are_scaled))
+        return any(abs(one * factor - other) <= gold.slack * abs(other) for one, other in pairs)
+
 
 MAX_CONTENT = 400
 """Longest text that is read as one value, in characters."""
@@ -39,6 +62,7 @@ _NUMBER_PROSE = re.compile(_NUMBER.format(_DIGITS))
 _NUMBER_STRICT = re.compile(_NUMBER.format(_DIGITS.replace(r"|\d+,\d+", "")))
 _NUMERAL = re.compile(r"(?<![A-Za-z0-9_^])(?<!\d[.,:])\.?\d(?:\d|[.,:](?=\d))*")
 """Whatever looks like a number, readable or not: `10:30` and `1.2.3` are not."""
+NOTHING = Reading(None)
 _START = re.compile(rf"(?:(?<![\w)])[-+] ?)?[( ]*[-+]? ?[{CURRENCY}]? ?[-+]?(?=\.?\d)")
 _MIXED = re.compile(r"[ -](\d{1,9})/(\d{1,9})(?![\d/])")
 _EXPONENT = re.compile(r"\d{1,4}(?!\d)")
@@ -172,7 +196,7 @@ class _Arithmetic:
 
 @dataclass(frozen=True, slots=True)
 class _Value:
-    readings: Readings
+    reading: Reading
     begin: int
     end: int
     is_numeral: bool
@@ -182,7 +206,9 @@ class _Value:
 def _is_variable(text: str, end: int, is_numeral: bool) -> bool:
     """Check for letters behind a number that are no unit: `19xyz`, `7t`. In `7-2k` none is."""
     glued = _GLUED.match(text, end)
-    return glued is not None and not (is_numeral and glued[glued.lastindex or 0] in _UNITS)
+    return glued is not None and not (
+        is_numeral and (glued[glued.lastindex or 0] in _NO_VARIABLE or named(glued[glued.lastindex or 0]))
+    )
 
 
 _WRITTEN = re.compile(
@@ -208,7 +234,7 @@ def _is_numeral(written: str) -> bool:
 
 _PERCENT = re.compile(r" {0,3}(?:%|percent\b|per cent\b|pct\b)", re.IGNORECASE)
 _SCALES = {
-    "hundred": Fraction(100), "thousand": Fraction(10**3), "k": Fraction(10**3),
+    "dozen": Fraction(12), "hundred": Fraction(100), "thousand": Fraction(10**3), "k": Fraction(10**3),
     "million": Fraction(10**6), "billion": Fraction(10**9), "trillion": Fraction(10**12),
     "tenth": Fraction(1, 10), "hundredth": Fraction(1, 100), "thousandth": Fraction(1, 1000),
 }  # fmt: skip
@@ -217,14 +243,10 @@ _EQUALS = re.compile(r"(?:[^=≈,;.()\n<>]|[.,]\d){0,80}= ?")
 _REASON = re.compile(r"\b(?:because|since|as|where|when|so|if|and|or)\b", re.IGNORECASE)
 _GLUED = re.compile(r"([A-Za-z]{2,4})(?![A-Za-z])|\s?([A-Za-z])(?![A-Za-z]|\.[a-z])|[\s-]([a-z]{2})(?![A-Za-z.])")
 """Letters right behind a number, or one letter: a unit, or else variables."""
-_UNITS = frozenset({
-    "cm", "mm", "km", "in", "ft", "yd", "mi", "kg", "mg", "lb", "lbs", "oz", "sec", "min", "h", "hr", "hrs", "ml", "mL",
-    "mph", "kph", "kmh", "am", "pm", "th", "st", "nd", "rd", "USD", "EUR", "deg", "rad", "m", "g", "s", "l", "L", "k",
-    "K", "M", "N", "J", "W", "V", "A", "C", "F", "yr", "wk", "qt", "pt", "cc", "ha", "nm", "of", "or",
-})  # fmt: skip
+_NO_VARIABLE = frozenset("am pm th st nd rd k K M of or sq cu mL yr wk C F".split())
 _STRICT_BEFORE = re.compile(r"[\s:=.,$()≈]*(?:[A-Za-z_]\w*[\s:=.,$()≈]+){0,8}")
 _STRICT_AFTER = re.compile(
-    rf"(?:[A-Za-z¢{CURRENCY}/.\s%*\]}})^-]|(?<=[A-Za-z^-])\d|(?<=\^)\(-?\d+\)|\s\([A-Za-z ](?:[A-Za-z ./]|\^\d)*\)"
+    rf"(?:[A-Za-z¢Ωµ{CURRENCY}/.\s%*\]}})^-]|(?<=[A-Za-z^-])\d|(?<=\^)\(-?\d+\)|\s\([A-Za-z ](?:[A-Za-z ./]|\^\d)*\)"
     r"|\([A-Za-z]{3,}[A-Za-z ./]*\))*"
 )
 """A unit, or words in brackets: `3(x-1)` is no 3."""
@@ -258,7 +280,7 @@ def _value_at(text: str, begin: int, number: re.Pattern[str]) -> _Value | None:
     if equals is not None and not _REASON.search(equals[0]):
         later = _value_at(text, equals.end(), number)
         if later is not None:
-            return _Value(later.readings, begin, later.end, later.is_numeral)
+            return _Value(later.reading, begin, later.end, later.is_numeral)
     return _with_suffix(text, value, begin, arithmetic.position)
 
 
@@ -266,12 +288,12 @@ def _with_suffix(text: str, value: Fraction, begin: int, end: int) -> _Value:
     is_numeral = _is_numeral(text[begin:end])
     percent = _PERCENT.match(text, end)
     if percent is not None:
-        return _Value(frozenset({value, value / 100}), begin, percent.end(), is_numeral)
+        return _Value(Reading(value, Fraction(1, 100)), begin, percent.end(), is_numeral)
     scale = _SCALE.match(text, end)
     if scale is not None and (is_numeral or len(scale[1]) > 1):
-        readings = frozenset({value, value * _SCALES.get(scale[1].lower(), _SCALES["million"])})
-        return _Value(readings, begin, scale.end(), is_numeral)
-    return _Value(frozenset({value}), begin, end, is_numeral)
+        factor = _SCALES.get(scale[1].lower(), _SCALES["million"])
+        return _Value(Reading(value, factor), begin, scale.end(), is_numeral)
+    return _Value(Reading(value), begin, end, is_numeral)
 
 
 def _first_value(text: str, number: re.Pattern[str]) -> _Value | None:
@@ -310,16 +332,16 @@ def range_of(text: str) -> tuple[Fraction, Fraction] | None:
     return (low, high) if low is not None and high is not None and low < high else None
 
 
-def read_values(content: str, strict: bool = False, computed: bool = False) -> list[Readings]:
+def read_values(content: str, strict: bool = False, computed: bool = False) -> list[Reading]:
     """Return the value that `content` states, or the several it lists. Empty where it states none.
 
     Args:
         strict: the text must be one value (or list) and nothing else but a name before it (`x =`) and a unit after it,
             and a comma is never a decimal comma. For boxes and reference answers.
-        computed: a value that is no numeral, such as `12+7` and `84/2`, has no readings.
+        computed: a value that is no numeral, such as `12+7` and `84/2`, has no reading.
     """
     # Read the first value
-    text = plain(content[:MAX_CONTENT]).strip(" \n*_`\"'")
+    text = in_digits(plain(content[:MAX_CONTENT]).strip(" \n*_`\"'"))
     number = _NUMBER_STRICT if strict else _NUMBER_PROSE
     first = None if is_date(text) else _first_value(text, number)
     if first is None or NO_VALUE_BEFORE.search(text, 0, first.begin):
@@ -334,20 +356,55 @@ def read_values(content: str, strict: bool = False, computed: bool = False) -> l
         return []
     if strict and (not _STRICT_AFTER.fullmatch(text, end) or _is_variable(text, end, values[-1].is_numeral)):
         return []
-    return [value.readings if value.is_numeral or not computed else frozenset() for value in values]
+    return [value.reading if value.is_numeral or not computed else NOTHING for value in values]
 
 
+def in_digits(text: str) -> str:
+    """Write the number that a text without digits begins with in digits: `forty-two`, `two thirds`, `a dozen`."""
+    found = _IN_WORDS.match(text)
+    if found is None or any(character.isdigit() for character in text):
+        return _AND_PART.sub(_part_of, text)
+    total = current = 0
+    for word in re.findall(r"[a-z]+", found["number"].lower()):
+        size = SMALL.get(word, LARGE.get(word, 0))
+        if word in LARGE and size > 100:
+            total, current = total + max(current, 1) * size, 0
+        else:
+            current = max(current, 1) * size if word in LARGE else current + size
+    part = f"/{PARTS[found['part'].lower().rstrip('s')]}" if found["part"] else ""
+    return _AND_PART.sub(_part_of, f"{'-' if found['sign'] else ''}{total + current}{part}{text[found.end() :]}")
+
+
+def _part_of(match: re.Match[str]) -> str:
+    """Write "3 and a half" as 3 1/2."""
+    return f"{match[1]} {SMALL.get(match[2], 1)}/{PARTS[match[3]]}"
+
+
+SMALL = {word: number for number, word in enumerate(
+    ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen"]
+)} | {word: 10 * number for number, word in enumerate(
+    ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"], start=2
+)}  # fmt: skip
+LARGE = {"hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+PARTS = {"half": 2, "halve": 2, "third": 3, "quarter": 4, "fourth": 4, "fifth": 5, "sixth": 6, "eighth": 8, "tenth": 10}
+_AND_PART = re.compile(r"\b(\d+) +and (a|one|two|three|four)[ -](half|third|quarter|fourth|fifth)s?\b")
+_WORD = "|".join((*SMALL, *LARGE))
+_IN_WORDS = re.compile(
+    rf"(?P<sign>(?:negative|minus) )?(?P<number>\b(?:{_WORD})\b(?:(?:[ -]|(?:(?<=hundred)|(?<=thousand)|(?<=million)) and )(?:{_WORD})\b)*)"
+    rf"(?:[ -](?P<part>{'|'.join(PARTS)})s?\b)?",
+    re.IGNORECASE,
+)
 _SIGN_BEFORE = re.compile(rf"(?:(?:^|(?<=[\s(=:\[*_`\"'{CURRENCY}]))-|= ?- )[{CURRENCY}]?$")
 _JOINERS = frozenset({"", ",", ";", "/", "or", "and", "&", ", or", ", and"})
 
 
-def read_last(text: str, computed: bool = False) -> list[Readings]:
+def read_last(text: str, computed: bool = False) -> list[Reading]:
     """Return the last number of a text, or the list it ends in. Empty where none can be read (a time cannot).
 
     Args:
         computed: as for `read_values`.
     """
-    text = plain(text[-MAX_ENDING:])
+    text = _AND_PART.sub(_part_of, plain(text[-MAX_ENDING:]))
     numerals = list(_NUMERAL.finditer(text))
     numbers = list(_NUMBER_PROSE.finditer(text))
     if not numbers or numerals[-1].start() >= numbers[-1].end():
@@ -363,12 +420,12 @@ def read_last(text: str, computed: bool = False) -> list[Readings]:
     if value is None:
         arithmetic.position = begin
         value = arithmetic.sum()
-    before = text[max(0, begin - 8) : begin].rstrip()
-    if value is None or before.endswith(("±", "\\pm")) or before.split()[-1:] == ["not"]:
+    before = text[max(0, begin - 20) : begin].rstrip()
+    if value is None or before.endswith(("±", "\\pm")) or DENIED.search(before):
         return []
     last = _with_suffix(text, sign * value, begin, arithmetic.position)
-    readings = last.readings if last.is_numeral or not computed else frozenset()
-    return [*_listed_before(text, numbers[: first + 1]), readings]
+    reading = last.reading if last.is_numeral or not computed else NOTHING
+    return [*_listed_before(text, numbers[: first + 1]), reading]
 
 
 def _first_operand(text: str, numbers: list[re.Match[str]]) -> int:
@@ -384,10 +441,10 @@ def _first_operand(text: str, numbers: list[re.Match[str]]) -> int:
     return last - 1 if is_power_of_ten and gaps[-1].strip() in {"x", "*"} else last
 
 
-def _listed_before(text: str, numbers: list[re.Match[str]]) -> list[Readings]:
+def _listed_before(text: str, numbers: list[re.Match[str]]) -> list[Reading]:
     """Return the values listed right before the last number: two joined by `or`, more joined by anything."""
     # Go backwards from the last number while only commas and "or" stand between
-    listed: list[Readings] = []
+    listed: list[Reading] = []
     says_or = False
     for earlier, later in zip(numbers[-2::-1], numbers[:0:-1], strict=True):
         gap = text[earlier.end() : later.start()].rstrip(f"{CURRENCY}*_ ").split()
@@ -395,6 +452,5 @@ def _listed_before(text: str, numbers: list[re.Match[str]]) -> list[Readings]:
         if not is_or and " ".join(gap) not in _JOINERS:
             break
         says_or = says_or or is_or
-        value = _to_fraction(earlier[0])
-        listed.append(frozenset() if value is None else frozenset({value}))
+        listed.append(Reading(_to_fraction(earlier[0])))
     return listed if says_or or len(listed) >= 2 else []

@@ -19,9 +19,9 @@ from covey.environments.math.formulas.forms import (
 from covey.environments.math.formulas.nodes import Node, is_equation, last_side
 from covey.environments.math.formulas.relations import has_dots, same_relation, same_value, same_with_dots
 from covey.environments.math.formulas.trees import read_tree
-from covey.environments.math.normalize import in_latex
+from covey.environments.math.normalize import TEXT_COMMAND, in_latex
 from covey.environments.math.numerals import read_values
-from covey.environments.math.units import is_date, measures_of
+from covey.environments.math.units import is_date, measures_of, without_unit
 
 MAX_SYMBOLIC = 300
 """Longest expression that is given to math-verify, in characters."""
@@ -29,11 +29,13 @@ MAX_TERMS_OF_ANSWER = 500
 """Most terms that an answer may have once it is multiplied out."""
 
 _SPELLING = re.compile(
-    r"\\(?:text|textbf|mathrm|mbox)\s*\{([^{}]*)\}|\\(?:left|right|!|,|;| )|\\([$%])"
+    r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox)\s*\{([^{}]*)\}|\\(?:left|right|!|,|;| )|\\([$%])"
     r"|\$|(?<!\d) | (?!\d)|\.(?!\d|\\over)"
 )
 """What does not tell texts with single blanks apart. Between digits a blank does, before them a point."""
 _STOP = re.compile(r"\.(?!\d)")
+_WORD = re.compile(r"(?<![\\A-Za-z])(?:(?:[Aa]n?|[Tt]he) (?=[A-Za-z]{3}))?([A-Za-z]{2,})(?![A-Za-z])")
+"""With its article."""
 _BRACKETS = re.compile(r"\{[^(){}\[\]^]*\}|[(\[][^(){}\[\]^]*[)\]]")
 """Without a power inside, nor other brackets."""
 _TOWER = re.compile(
@@ -50,13 +52,14 @@ _DENIAL = re.compile(
 
 
 def same_spelling(answer: str, gold: str) -> bool:
-    """Return whether both are equal as text, blanks, dollar signs, stops, text commands and case aside."""
+    """Return whether both are equal as text: blanks, dollar signs, stops, text commands, articles, the plural and the
+    case of words aside. Single letters are symbols, which a capital makes others."""
     spellings = [
         _SPELLING.sub(
             lambda m: _STOP.sub("", m[1] or m[2] or "").replace(" ", ""),
-            " ".join(text.replace("\\neq", "\\ne").replace("\u2260", "\\ne").split()),
-        ).lower()
-        for text in (answer, gold)
+            _WORD.sub(lambda m: m[1].lower().removesuffix("s"), " ".join(text.replace("\u2260", "\\ne").split())),
+        )
+        for text in (TEXT_COMMAND.sub(r"\1", text).replace("\\neq", "\\ne") for text in (answer, gold))
     ]
     return spellings[0] == spellings[1] != ""
 
@@ -70,10 +73,12 @@ def equal_at_sight(answer: str, gold: str) -> bool | None:
     # The same text, or one that cannot be read safely
     if same_spelling(answer, gold) or same_spelling(answer, _BASE.sub("", gold)):
         return True
-    if max(len(answer), len(gold)) > MAX_SYMBOLIC or _DENIAL.search(answer) or is_date(gold):
+    if max(len(answer), len(gold)) > MAX_SYMBOLIC or is_date(gold):
         return False
     # The same tree, or relation
-    tree, expected = read_tree(answer), read_tree(gold)
+    tree, expected = read_tree(without_unit(answer)), read_tree(without_unit(gold))
+    if _DENIAL.search(answer):
+        return tree is not None and expected is not None and same_relation(tree, expected) is True
     measures = measures_of(gold)
     if len(measures) > 1 or (expected is not None and is_compound(last_side(expected))):
         return measures_of(answer) == measures != set()
@@ -126,7 +131,7 @@ def symbolic_equal(answer: str, gold: str) -> bool:
     expected = parse(f"${in_latex(gold)}$", parsing_timeout=None)
     number = read_values(answer, strict=True)
     if expected and len(number) == 1 and isinstance(expected[0], sympy.Expr) and not expected[0].free_symbols:
-        return any(_exactly(expected[0], value) for value in number[0])
+        return any(_exactly(expected[0], value) for value in number[0].meanings())
     # Else math_verify decides
     found = parse(f"${in_latex(answer)}$", parsing_timeout=None)
     return bool(verify(expected, found, float_rounding=12, timeout_seconds=None))

@@ -1,14 +1,15 @@
 """What stands around a number and says that it is not the value: `5 ft 3 in` is not 5, nor is `more than 5`.
 
-And what joins it to another value, as in `5 or 6`; and units of measurement: 5 m is not 5 cm, though the number is the
-same.
+And what joins it to another value, as in `5 or 6`; and units of measurement: 5 m is 500 cm, and neither 5 cm nor 5 s.
 """
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cache
 
-from covey.environments.math.normalize import plain
+from covey.environments.math.normalize import CURRENCY, plain
 
 _ONES = "one|two|three|four|five|six|seven|eight|nine"
 NO_VALUE_BEFORE = re.compile(
@@ -21,13 +22,14 @@ NO_VALUE_AFTER = re.compile(
     r"|\s*(?:plus|minus|times|(?:divided|multiplied) by|(?:more|less|fewer) than|(?<=[%t]) ?of)\s+[$(]*\.?\d"
     r"|\s?(?:feet|foot|ft|pounds?|lbs?|dollars?|years?|weeks?|days?|hours?|hrs?|h|minutes?|min|kg|km|m)"
     r"\s*\d[\d.]*\s?(?!times)[A-Za-z]"
-    rf"|\s?h\s?\d|['\u2019\u2032]\s?\d|\s+and (?:a|{_ONES})[ -](?:half|third|quarter|fourth)"
+    r"|\s?h\s?\d|['\u2019\u2032]\s?\d"
     r"|(?:\.{2,3}|\u2026|\u2014|\s?(?:[~±≠]|\+/-)\s?)\d"  # a range
     r"|\s?[xyzinabe](?![A-Za-z]|\.[a-z]|\s+[A-Za-z])"  # a variable, not a word or unit
-    r"|\s+(?:is|was)(?: (?:wrong|incorrect)| ?n[o'\u2019]t (?:right|correct))\b"
+    r"|\s*(?:, (?:which|but (?:it|this|that)) |\s)(?:is|was)(?: (?:wrong|incorrect|false)| ?n[o'\u2019]t)\b"
     r"|\s*[-+*]\s*\(*[a-z](?![A-Za-z])|\s*/\s*[a-fijkn-rt-z](?![A-Za-z])|\s*\)+\s*/\s*\("
 )
 
+DENIED = re.compile(r"(?:\b(?:not|never|cannot)|n['\u2019]t)(?: be| equal)?(?: to)?$")
 _DATE = re.compile(r"(?<![\d/])\d{1,4}/\d{1,2}/\d{1,4}(?![\d/])")
 OR = "or|oder|ou|o|eller|lub|albo|czy|nebo|sau|vagy|tai|veya|atau|hoặc|ya|या|или|або|ή|או|أو|或|或者|または|か|또는"
 """In other languages too, but for the Dutch "of"."""
@@ -46,45 +48,17 @@ CONCESSION = "|".join(
 )
 """Before a second value: `3, although it might be 4`, `3, no wait, 4`."""
 
-_SYSTEMS = (
-    ("length", {r"mm|millimet(?:er|re)s?": 1, r"cm|centimet(?:er|re)s?": 10, r"m|met(?:er|re)s?": 1000,
-                r"km|kilomet(?:er|re)s?": 1_000_000}),
-    ("length", {r"inch(?:es)?": 1, r"ft|feet|foot": 12, r"yd|yards?": 36, r"mi|miles?": 63_360}),
-    ("mass", {r"mg|milligrams?": 1, r"g|grams?": 1000, r"kg|kilograms?": 1_000_000}),
-    ("mass", {r"oz|ounces?": 1, r"lbs?|pounds?": 16}),
-    ("mass", {r"tons?": 1}),
-    ("time", {r"s|secs?|seconds?": 1, r"mins?|minutes?": 60, r"h|hrs?|hours?": 3600, r"days?": 86_400,
-              r"weeks?": 604_800}),
-    ("time", {r"months?": 1, r"years?": 12}),
-    ("volume", {r"ml|millilit(?:er|re)s?": 1, r"l|lit(?:er|re)s?": 1000}),
-    ("volume", {r"cups?": 1, r"pints?": 2, r"quarts?": 4, r"gallons?": 16}),
-    ("money", {r"cents?": 1, r"dollars?": 100}),
-    ("angle", {r"degrees?": 1}),
-    ("angle", {r"rad|radians?": 1}),
-    ("half of the day", {r"a\.?m": 1}),
-    ("half of the day", {r"p\.?m": 1}),
-)  # fmt: skip
-"""Quantity, and its units that are multiples of one another: name to size."""
-
 
 @dataclass(frozen=True, slots=True)
-class _Unit:
-    quantity: str
-    system: int
-    name: re.Pattern[str]
-    size: int
+class Unit:
+    """What is measured, as exponents of base quantities, and the size in base units.
 
+    >>> unit_of("5 km/h")
+    Unit(quantity=(('length', 1), ('time', -1)), size=Fraction(5, 18))
+    """
 
-_UNITS = [
-    _Unit(quantity, system, re.compile(name, re.IGNORECASE), size)
-    for system, (quantity, units) in enumerate(_SYSTEMS)
-    for name, size in units.items()
-]
-_STATED = re.compile(
-    r"[^A-Za-z\\]*\d[^A-Za-z\\]*(?:(?:square|cubic|sq|cu)\b[. ]*)?([A-Za-z]+(?:\.m\b)?)(?:\s*\^[ (]*\d[ )]*)?"
-    r"(?:\s*(?:/|per\b)\s*[A-Za-z]+)?[^A-Za-z\d\\]*"
-)
-"""A number, its unit and nothing else."""
+    quantity: tuple[tuple[str, int], ...]
+    size: Fraction
 
 
 def is_date(text: str) -> bool:
@@ -92,17 +66,54 @@ def is_date(text: str) -> bool:
     return _DATE.search(text) is not None
 
 
-def differ_in_unit(answer: str, gold: str) -> bool:
-    """Check whether both are a number with a unit, and the units are two of the same quantity."""
-    given, wanted = _unit(answer), _unit(gold)
-    return given is not None and wanted is not None and given.quantity == wanted.quantity and given != wanted
+def unit_of(text: str, shortest: int = 1) -> Unit | None:
+    """Return the unit behind the number that a text states, or the currency before it. None without one, or with two.
+
+    Args:
+        shortest: symbols of fewer letters are letters of a formula.
+    """
+    stated = plain(text[:MAX_LENGTH]).rpartition("=")[2]
+    for pattern, name in _DEGREES:
+        stated = pattern.sub(name, stated)
+    found = [
+        unit for place in _BEHIND.finditer(stated) if (unit := _unit_at(stated, place.end(), shortest)) is not None
+    ]
+    sign = _CURRENCY_SIGN.search(stated)
+    if len(found) > 1 or not (found or sign):
+        return None
+    quantity = found[0].quantity if found else ()
+    size = found[0].size if found else Fraction(1)
+    is_new = sign is not None and MONEY.isdisjoint(dict(quantity))
+    return Unit(((sign[1], 1), *quantity), size) if sign is not None and is_new else Unit(quantity, size)
 
 
-def measures_of(text: str) -> set[tuple[Fraction, _Unit | str]]:
+def without_unit(text: str) -> str:
+    """Return a formula less a unit in a text command."""
+    return _TEXT_UNIT.sub("", text) if "\\" in text and unit_of(text) is not None else text
+
+
+def differ_in_unit(answer: Unit | None, gold: Unit | None) -> bool:
+    """Check whether two units measure different things. An amount of money may be one for each hour."""
+    if answer is None or gold is None or answer.quantity == gold.quantity:
+        return False
+    ones, others = dict(answer.quantity), dict(gold.quantity)
+    if "degree" in ones.keys() | others.keys() and not TEMPERATURES.isdisjoint(ones.keys() | others.keys()):
+        return False
+    shared = ones.keys() & others.keys() & MONEY
+    return not (shared and min(len(ones), len(others)) == 1)
+
+
+def conversion(answer: Unit | None, gold: Unit | None) -> Fraction:
+    """Return what the answer's number is multiplied by to be in the unit of the gold."""
+    known = answer is not None and gold is not None
+    return answer.size / gold.size if answer is not None and gold is not None and known else Fraction(1)
+
+
+def measures_of(text: str) -> set[tuple[Fraction, Unit | str]]:
     """Return the numbers of `3 hours and 20 minutes` with their units. Empty where there is anything else."""
     stated = plain(text[:MAX_LENGTH]).lower()
     found = _MEASURE.findall(stated) if _MEASURES.fullmatch(stated) else []
-    return {(Fraction(number.replace(",", "")), _named(word) or word.rstrip("s")) for number, word in found}
+    return {(Fraction(number.replace(",", "")), named(word) or word.rstrip("s")) for number, word in found}
 
 
 def conversions(text: str, other: str) -> set[Fraction]:
@@ -110,24 +121,103 @@ def conversions(text: str, other: str) -> set[Fraction]:
 
     Empty where `other` has no unit that is known.
     """
-    given, restated = _unit(text), _unit(other)
+    given, restated = unit_of(text), unit_of(other)
     if restated is None:
         return set()
-    units = [unit for unit in _UNITS if unit.system == restated.system and given in (None, unit)]
-    return {Fraction(restated.size, unit.size) for unit in units}
+    units = [unit for unit in _table().values() if unit.quantity == restated.quantity and given in (None, unit)]
+    return {restated.size / unit.size for unit in units}
 
 
-def _unit(text: str) -> _Unit | None:
-    stated = _STATED.fullmatch(plain(text[:MAX_LENGTH]))
-    if stated is None:
-        return _named("dollars") if text.startswith("\\$") else None
-    return _named(stated[1])
+def _unit_at(text: str, position: int, shortest: int) -> Unit | None:
+    """Return the product of the units that stand at a place, up to the first word that is none."""
+    exponents, size = dict[str, int](), Fraction(1)
+    for term in _terms(text, position):
+        unit = named(term["name"])
+        is_inch = term["name"] == "in" and _WORD_NEXT.match(text, term.end()) is not None  # 5 in total
+        if unit is None or len(term["name"]) < shortest or is_inch:
+            break
+        power = int(term["power"] or term["digit"] or _POWERS.get(term["before"] or term["after"] or "", 1))
+        power = -power if term["per"] in {"/", "per"} else power
+        size *= unit.size**power
+        for quantity, exponent in unit.quantity:
+            exponents[quantity] = exponents.get(quantity, 0) + power * exponent
+    return Unit(tuple(sorted(exponents.items())), size) if exponents else None
 
 
-def _named(word: str) -> _Unit | None:
-    return next((unit for unit in _UNITS if unit.name.fullmatch(word)), None)
+def _terms(text: str, position: int) -> Iterator[re.Match[str]]:
+    while (term := _TERM.match(text, position)) is not None:
+        yield term
+        position = term.end()
 
 
+def named(word: str) -> Unit | None:
+    """Return the unit of a name or symbol, in the plural too."""
+    table = _table()
+    lower = word.lower()
+    return table.get(word) or next(
+        (table[name] for name in (lower, lower.removesuffix("s")) if len(name) > 1 and name in table), None
+    )
+
+
+@cache
+def _table() -> dict[str, Unit]:
+    """Return all units by their names and symbols, with the prefixes of those that take some."""
+    found: dict[str, Unit] = {}
+    for names, size, quantity, *prefixes in UNITS:
+        exponents = tuple(
+            sorted((part.rstrip("-0123456789"), int(part.lstrip(_LETTERS) or 1)) for part in quantity.split())
+        )
+        for name in names.split("|"):
+            found[name] = Unit(exponents, Fraction(size))
+            for prefix, factor in PREFIXES if prefixes else ():
+                short, long = prefix.split("|")
+                found[f"{short if len(name) < LONG else long}{name}"] = Unit(
+                    exponents, Fraction(size) * Fraction(factor)
+                )
+    return found
+
+
+_LETTERS = "abcdefghijklmnopqrstuvwxyz$€£¥₹₩₽₺₫฿"
+LONG = 3
+"""Letters of a name that takes `kilo`, where a symbol takes `k`."""
+PREFIXES = (("n|nano", "1e-9"), ("µ|micro", "1e-6"), ("m|milli", "1e-3"), ("c|centi", "1e-2"), ("d|deci", "1e-1"),
+            ("k|kilo", "1e3"), ("M|mega", "1e6"), ("G|giga", "1e9"))  # fmt: skip
+UNITS = (
+    ("m|meter|metre", "1", "length", "si"), ("in|inch|inches", "0.0254", "length"), ("ft|feet|foot", "0.3048", "length"),
+    ("yd|yard", "0.9144", "length"), ("mi|mile", "1609.344", "length"),
+    ("g|gram", "1", "mass", "si"), ("lb|pound", "453.59237", "mass"), ("oz|ounce", "28.349523125", "mass"),
+    ("ton", "907184.74", "mass"), ("tonne", "1e6", "mass"),
+    ("s|second", "1", "time", "si"), ("sec", "1", "time"), ("min|minute", "60", "time"), ("h|hr|hour", "3600", "time"),
+    ("day", "86400", "time"), ("wk|week", "604800", "time"), ("month", "1", "month"), ("yr|year", "12", "month"),
+    ("L|l|liter|litre", "0.001", "length3", "si"), ("cup", "0.0002365882365", "length3"),
+    ("pt|pint", "0.000473176473", "length3"), ("qt|quart", "0.000946352946", "length3"),
+    ("gallon", "0.003785411784", "length3"), ("cc", "1e-6", "length3"),
+    ("ha|hectare", "10000", "length2"), ("acre", "4046.8564224", "length2"),
+    ("mph", "0.44704", "length time-1"), ("kph|kmh", "5/18", "length time-1"),
+    ("N|newton", "1000", "mass length time-2", "si"), ("J|joule", "1000", "mass length2 time-2", "si"),
+    ("W|watt", "1000", "mass length2 time-3", "si"), ("Pa|pascal", "1000", "mass length-1 time-2", "si"),
+    ("Hz|hertz", "1", "time-1", "si"), ("A|amp|ampere", "1", "current", "si"), ("V|volt", "1", "voltage", "si"),
+    ("Ω|ohm", "1", "resistance", "si"), ("kelvin", "1", "kelvin"), ("C|celsius", "1", "celsius"),
+    ("F|fahrenheit", "1", "fahrenheit"), ("degree|deg", "1", "degree"), ("rad|radian", "1", "radian"),
+    ("dollar|USD", "1", "$"), ("cent|¢|penny|pennies", "1/100", "$"), ("nickel", "1/20", "$"), ("dime", "1/10", "$"),
+    ("quarter", "1/4", "$"), ("euro|EUR", "1", "€"), ("GBP", "1", "£"), ("yen", "1", "¥"), ("rupee", "1", "₹"),
+)  # fmt: skip
+"""Names and symbols, size in base units, quantity as exponents of base quantities; some take prefixes."""
+TEMPERATURES = frozenset({"celsius", "fahrenheit", "kelvin"})
+MONEY = frozenset("$€£¥₹₩₽₺₫฿")
+_POWERS = {"square": 2, "sq": 2, "squared": 2, "cubic": 3, "cu": 3, "cubed": 3}
+_DEGREES = (
+    (re.compile(r"degrees? *(?:C\b|celsius)", re.IGNORECASE), "celsius"),
+    (re.compile(r"degrees? *(?:F\b|fahrenheit)", re.IGNORECASE), "fahrenheit"),
+)
+_BEHIND = re.compile(r"(?:[\d)}\]%]|\\pi)[\s$]*\(?[\s-]*(?=[A-Za-zµΩ¢])")
+_TERM = re.compile(
+    r"\s*(?P<per>/|per\b|\*|-)?\s*(?:(?P<before>square|sq|cubic|cu)\b\.?\s*)?(?P<name>[A-Za-zµΩ¢]+)\.?"
+    r"(?:\s*\^\s*\(?(?P<power>-?\d)\)?|(?P<digit>[23])\b|\s*(?P<after>squared|cubed)\b)?"
+)
+_WORD_NEXT = re.compile(r" +[A-Za-z]{2,}")
+_TEXT_UNIT = re.compile(r"(?<=\S)(?:\\[ ,;])*\\(?:text|mathrm|mbox) *\{[^{}]*\}(?: ?\^ ?(?:\d|\{[^{}]*\}))?")
+_CURRENCY_SIGN = re.compile(rf"([{CURRENCY}])\s*-?\.?\d")
 _MEASURE = re.compile(r"(\d{1,3}(?:,\d{3})+|\d+(?:\.\d+)?)\s*([a-z]{2,})\b[.,\s]*(?:and\b\s*)?")
 _MEASURES = re.compile(rf"\s*(?:{_MEASURE.pattern})+")
 MAX_LENGTH = 100

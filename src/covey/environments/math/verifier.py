@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
-from covey.environments.math.answers import Answer, compare
+from covey.environments.math.answers import Answer
+from covey.environments.math.judge import compare
 from covey.environments.math.symbolic import (
     equal_at_sight,
     math_verify_accuracy,

@@ -103,7 +103,7 @@ def last_side(node: Node) -> Node:
     if not isinstance(node, Group) or not node.kind.startswith(RELATION) or not {*node.kind.split()[1:]} <= EQUALS:
         return node
     first, last = node.members[0], node.members[-1]
-    return first if is_numeric(first) and _is_name(last) and not is_numeric(last) else last
+    return first if is_numeric(first) and is_name(last) and not is_numeric(last) else last
 
 
 def is_equation(node: Node) -> bool:
@@ -111,7 +111,7 @@ def is_equation(node: Node) -> bool:
     if not isinstance(node, Group) or set(node.kind.split()) != {RELATION, "="}:
         return False
     *others, last = node.members
-    return last_side(node) is last and not is_numeric(node) and not any(map(_is_name, others))
+    return last_side(node) is last and not is_numeric(node) and not any(map(is_name, others))
 
 
 def is_inequality(node: Node) -> bool:
@@ -119,7 +119,7 @@ def is_inequality(node: Node) -> bool:
     return isinstance(node, Group) and node.kind.startswith(RELATION) and not ORDER.isdisjoint(node.kind.split())
 
 
-def _is_name(node: Node) -> bool:
+def is_name(node: Node) -> bool:
     """Check for what names one quantity: a letter, a function of something, a side `AB`, a ratio or list of such."""
     match node:
         case Symbol():
@@ -127,13 +127,13 @@ def _is_name(node: Node) -> bool:
         case Call(name, arguments):
             return name != DOUBLE_SIGN and not (name in DISTANCES and isinstance(arguments[0], Sum))
         case Group(_, members):
-            return all(map(_is_name, members))
+            return all(map(is_name, members))
         case Quotient(top, bottom):
-            return _is_name(top) and _is_name(bottom)
+            return is_name(top) and is_name(bottom)
         case Power(Symbol() as letter, _):
             return _is_proper(letter)
         case Power(base, _):
-            return _is_name(base)
+            return is_name(base)
         case Product((first, *others), is_applied):
             return _is_applied_name(first, others[0]) if is_applied else _is_joint_name(first, others)
     return False
@@ -143,7 +143,7 @@ def _is_applied_name(function: Node, argument: Node) -> bool:
     """Check whether what stands before a bracket is a function: `f(x)`, `n(A)`, `N(3)`, `g'(2)`, not `p(p+1)`."""
     letter = function.base if isinstance(function, Power) else function
     if not isinstance(letter, Symbol):
-        return _is_name(letter)
+        return is_name(letter)
     is_argument = isinstance(argument, Number | Group) or (isinstance(argument, Symbol) and argument.name in ARGUMENTS)
     is_marked = is_argument or _is_proper(argument) or _is_proper(letter)
     return letter not in walk(argument) and (letter.name in FUNCTIONS_BY_LETTER or is_marked)
@@ -156,7 +156,7 @@ def _is_joint_name(first: Node, others: Sequence[Node]) -> bool:
         is_function = isinstance(letter, Call) and letter.name in CALLS  # what follows is its argument, as in \cos 2x
         is_derivative = isinstance(first, Quotient) and Symbol("d") in (first.top, first.bottom)  # d/dx, dy/dx
         is_open = is_function or is_derivative or all(isinstance(other, Call) for other in others)
-        return _is_name(first) and is_open
+        return is_name(first) and is_open
     if letter.name == "d" and len(others) == 1:
         return True
     is_word = 1 + len(others) >= LETTERS_OF_A_WORD and all(isinstance(other, Symbol) for other in others)

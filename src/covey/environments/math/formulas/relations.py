@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import pairwise
 
 from covey.environments.math.formulas.forms import SET, canonical, equal_equations, lacks_letter
 from covey.environments.math.formulas.nodes import (
@@ -27,12 +28,13 @@ from covey.environments.math.formulas.nodes import (
     walk,
 )
 from covey.environments.math.formulas.values import equal_values, value_at
-from covey.environments.math.formulas.words import DOTS, LESS, MORE
+from covey.environments.math.formulas.words import DOTS, LESS, MORE, ORDER
 
 INFINITY = Symbol("\\infty")
 PLUS_MINUS = Symbol("\\pm")
 MINUS_INFINITY = Product((Number(Fraction(-1)), INFINITY))
 UNIONS = frozenset({"\\cup", "∪"})
+LINE = Group("()", (MINUS_INFINITY, INFINITY))
 COORDINATES = (Symbol("x"), Symbol("y"), Symbol("z"))
 """A point names its values in this order, whichever order an answer states them in."""
 VECTORS = frozenset({"pmatrix", "bmatrix"})
@@ -77,15 +79,13 @@ def same_relation(answer: Node, gold: Node) -> bool | None:
         return False
     # Ratios
     if is_ratio(gold):
-        given_words, wanted_words = _words(answer), _words(gold)
-        if given_words and wanted_words and given_words != wanted_words:  # a.m. is not p.m.
-            return False
         given_parts, wanted_parts = (_parts(node, is_relative=not is_reducible(gold)) for node in (answer, gold))
         return None if given_parts is None or wanted_parts is None else given_parts == wanted_parts
     # Unions of intervals, or inequalities
     given_ones, wanted_ones = _intervals(last_side(answer)), _intervals(last_side(gold), may_be_empty=False)
     if given_ones is None or wanted_ones is None:
-        return False if any(map(is_inequality, walk(gold))) and not isinstance(answer, Group) else None
+        is_wrong = any(map(is_inequality, walk(gold))) and not isinstance(answer, Group)
+        return False if is_wrong or (_signs(answer) - _signs(gold)) & (ORDER | {"\\ne"}) else None
     given_letters, wanted_letters = ({one.letter for one in ones} for ones in (given_ones, wanted_ones))
     if len(given_ones) != len(wanted_ones) or len(given_letters) > max(1, len(wanted_letters)):
         return False
@@ -178,10 +178,6 @@ def _all_of(verdicts: list[bool | None]) -> bool | None:
     return False if False in verdicts else None if None in verdicts else True
 
 
-def _words(node: Node) -> set[str]:
-    return {part.name.replace(".", "") for part in walk(node) if isinstance(part, Symbol) and part.name[:5] == "text:"}
-
-
 def _signs(node: Node) -> set[str]:
     """Return the signs of a relation."""
     is_relation = isinstance(node, Group) and node.kind.startswith(RELATION)
@@ -215,6 +211,9 @@ def _intervals(node: Node, may_be_empty: bool = True) -> list[Interval] | None:
     Args:
         may_be_empty: `x<1 and x>3` holds nowhere; else it is a careless `or`.
     """
+    excluded = _excluded(node)
+    if excluded is not None:
+        return _line_without(*excluded)
     is_union = isinstance(node, Group) and (node.kind in {"list", BOTH} or (_signs(node) and _signs(node) <= UNIONS))
     members = node.members if is_union and isinstance(node, Group) else (node,)
     found = [one for member in members if (one := interval_of(member)) is not None]
@@ -222,7 +221,34 @@ def _intervals(node: Node, may_be_empty: bool = True) -> list[Interval] | None:
         return None
     if isinstance(node, Group) and node.kind == BOTH:
         found = _joint(found) if may_be_empty else _joint(found) or found
-    return sorted(found, key=lambda one: (one.letter, canonical(one.low)))
+    return sorted(found, key=_place)
+
+
+def _excluded(node: Node) -> tuple[str, list[Node]] | None:
+    """Return the points that `x \\ne 1, 3` and `\\mathbb{R} \\setminus \\{1,3\\}` leave out, and the letter."""
+    match node:
+        case Group("relation \\ne", (Symbol(letter), *values)):
+            return letter, values
+        case Group("relation \\setminus", (line, Group(kind, values))) if line == LINE and kind in UNORDERED:
+            return "", list(values)
+        case Group("list" | "both", (first, *others)) if (found := _excluded(first)) is not None:
+            values = [last_side(other) for other in others]
+            return found[0], [*found[1], *(v.members[-1] if isinstance(v, Group) else v for v in values)]
+    return None
+
+
+def _line_without(letter: str, points: list[Node]) -> list[Interval] | None:
+    """Return the intervals between numbers."""
+    values = [value_at(point) if is_numeric(point) else None for point in points]
+    if None in values:
+        return None
+    ends = [point for _, point in sorted(zip(values, points, strict=True), key=lambda pair: float(pair[0] or 0))]
+    pairs = pairwise((MINUS_INFINITY, *ends, INFINITY))
+    return sorted((Interval(low, high, (False, False), letter) for low, high in pairs), key=_place)
+
+
+def _place(one: Interval) -> tuple[str, str]:
+    return one.letter, canonical(one.low)
 
 
 def _joint(ones: list[Interval]) -> list[Interval]:

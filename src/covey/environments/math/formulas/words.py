@@ -23,6 +23,8 @@ _SPELLINGS = (
     ("\\right.", ""),
     ("**", "^"),
     ("\\varnothing", "\\emptyset"),
+    ("\\neq", "\\ne"),
+    ("\u2260", "\\ne "),
     ("\\langle", "("),
     ("\\rangle", ")"),
     ("\\lbrace", "\\{"),
@@ -33,6 +35,25 @@ _SPELLINGS = (
 _JOINT = re.compile(r"(?:,[\s~]*)?(?:\\text *\{ *(?:, *)?(and|or) *\}|(?:\\?[ ~]|(?<=,))(and|or)(?:\\?[ ~]))")
 """Between the last two members of a list, with a comma before it or not."""
 _DOTS = re.compile(r"(?:(?<=[,;:+*-])|(?<=[,;:+*-] ))(?:\.{2,3}|\u2026)|\\[lc]?dots[bcmio]?(?![A-Za-z])")
+_SIZES = re.compile(r"\\(?:left|right|middle)(?![A-Za-z])|\\,")
+_BEGIN, _END = r"^[\s$]*(?:\\(?:text|mathrm|mbox) *\{ *)?(?i:", r")[ .}$]*$"
+PHRASES = (
+    (re.compile(  # of which x it holds, behind the formula
+        r"(?<=\S)(?:[\s,(]|\\[ ,;]|\\q?quad)*(?:(?:\\text ?\{[\s,(]*)?(?:for (?:all|every|each|any|some)|where)\b"
+        r"|\\forall(?![A-Za-z])|(?<=[\s,(])[a-z] ?\\in ?\\mathbb ?\{? ?[ZN]).*$", re.DOTALL), ""),
+    (re.compile(  # the x with a property
+        r"\\\{ ?[A-Za-z] ?(?:\\in ?(?:\\mathbb ?\{ ?R ?\}|\u211d|\\R) ?)?(?:\\mid(?![A-Za-z])|\\vert|\||:|\\colon)"
+        r"(.*)\\\}"), r"\1"),
+    (re.compile(_BEGIN + r"all real numbers? (?:except|other than|but)(?: for)? *\}? *(?:[a-z] ?= ?)?(.*?)" + _END),
+     r"x \\ne \1"),
+    (re.compile(_BEGIN + r"(?:the set of )?(?:all|every|any) (?:real numbers?|reals)" + _END), r"(-\\infty,\\infty)"),
+    (re.compile(_BEGIN + r"(?:there (?:is|are) )?no (?:real |such |integer )?(?:solutions?|answers?|values?|roots?)(?: exists?)?"
+                r"|none|(?:the )?(?:empty|null) set" + _END), r"\\emptyset"),
+    (re.compile(r"(?:\\mathbb ?(?:\{ ?R ?\}|R)|\\R(?![A-Za-z])|\u211d)(?! ?\^)"), r"(-\\infty,\\infty)"),
+    (re.compile(r"(?<=infty\)) ?(?:-|\\backslash) ?(?=\\\{)"), r"\\setminus "),
+    (re.compile(r"(?<=\d) ?(?:\\text ?\{ ?)?(?i:[ap])\. ?(?i:m)\.\}?|(?<=\d) ?(?:\\text ?\{ ?)?(?:[ap]m|[AP]M)\b\}?"), ""),
+)  # fmt: skip
+"""What words and signs of sets say as a formula."""
 _GAP = r"(?:[ ~]|\\[,;: ])*"
 _OUTWARD = re.compile(r"\]([^][(),;]*[,;][^][(),;]*)([][])|\[([^][(),;]*[,;][^][(),;]*)\[")
 """An interval without one of its ends or both, such as `]2,5[`."""
@@ -44,6 +65,9 @@ def tokens_of(text: str) -> list[str]:
     text = in_latex(unified(text[: 4 * MAX_TOKENS]))
     for written, short in _SPELLINGS:
         text = text.replace(written, short)
+    text = _SIZES.sub("", text)
+    for pattern, formula in PHRASES:
+        text = pattern.sub(formula, text)
     text = _JOINT.sub(lambda match: f"{AND} " if "and" in match.groups() else ";", text)
     text = _DOTS.sub(lambda _: f"{DOTS} ", _OUTWARD.sub(_inward, text))
     text = _RATIO.sub(":", text)
@@ -71,7 +95,7 @@ LESS = {"<": False, "\\lt": False, "≤": True, "\\le": True, "\\leq": True, "\\
 MORE = {">": False, "\\gt": False, "≥": True, "\\ge": True, "\\geq": True, "\\geqslant": True}
 ORDER = frozenset(LESS | MORE)
 RELATIONS = ORDER | _words(
-    r"= ≈ : \in ∈ \approx \equiv \to \rightarrow \implies \Rightarrow \mid \subset \subseteq \cup ∪ \cap ∩ \setminus"
+    r"= ≈ : \in ∈ \approx \equiv \to \rightarrow \implies \Rightarrow \mid \ne \subset \subseteq \cup ∪ \cap ∩ \setminus"
 )
 AND = "\\and"
 DOTS = "\\ldots"
