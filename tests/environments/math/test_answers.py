@@ -9,26 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from covey.environments.math.answers import Answer
-from covey.environments.math.answers import find_answer, without_thoughts
+from covey.environments.math.answers import Answer, find_answer, without_thoughts
+from covey.environments.math.equal import same_formula
 from covey.environments.math.judge import compare
-from covey.environments.math.numerals import read_last, read_values
-from covey.environments.math.symbolic import symbolic_equal
+from covey.environments.math.numerals import Reading, read_last, read_values
 
 CASES = [json.loads(line) for line in Path(__file__).with_name("answer_cases.jsonl").read_text().splitlines()]
 
 
-def is_correct(completion: str, gold: str, question: str = "", computed: bool = True) -> bool:
-    """Check whether a completion gives the reference answer, as the environment does, in this process."""
-    verdict = compare(completion, gold, question, computed)
-    return symbolic_equal(verdict.text, gold) if isinstance(verdict, Answer) else verdict
-
-
 @pytest.mark.parametrize("case", CASES, ids=[case["completion"][:40] for case in CASES])
 def test_a_completion_is_right_exactly_where_its_answer_is(case: dict) -> None:
-    assert is_correct(case["completion"], case["gold"]) is case["right"]
+    assert compare(case["completion"], case["gold"]) is case["right"]
     by_value = case.get("value", case["right"])
-    assert is_correct(case["completion"], case["gold"], computed=False) is by_value
+    assert compare(case["completion"], case["gold"], computed=False) is by_value
 
 
 def test_the_last_mark_decides_and_says_its_form() -> None:
@@ -75,11 +68,11 @@ def test_thoughts_are_cut_out_whoever_opened_them() -> None:
     ],
 )
 def test_values_are_read_exactly_or_not_at_all(text: str, values: list[Fraction]) -> None:
-    assert read_values(text) == [frozenset({value}) for value in values]
+    assert read_values(text) == [Reading(value) for value in values]
 
 
 def test_a_percentage_has_two_readings() -> None:
-    assert read_values("25%") == [frozenset({Fraction(25), Fraction(1, 4)})]
+    assert read_values("25%") == [Reading(Fraction(25), scale=Fraction(1, 100))]
 
 
 @pytest.mark.parametrize("text", ["(x-1)^2", "[2,5)", "2\\sqrt{3}", "9\\pi", "\\binom{5}{2}", "|-5|", "x > 5", "1,4"])
@@ -88,24 +81,19 @@ def test_what_is_not_one_number_is_not_read_strictly(text: str) -> None:
 
 
 def test_the_last_number_keeps_its_sign_and_its_fraction() -> None:
-    assert read_last("3-10 = -7.") == [frozenset({Fraction(-7)})]
-    assert read_last("It takes 5-7 days.") == [frozenset({Fraction(7)})]
-    assert read_last("It is 1/2.") == [frozenset({Fraction(1, 2)})]
-    assert read_last("It is 3 x 10^8.") == [frozenset({Fraction(300000000)})]
+    assert read_last("3-10 = -7.") == [Reading(Fraction(-7))]
+    assert read_last("It takes 5-7 days.") == [Reading(Fraction(7))]
+    assert read_last("It is 1/2.") == [Reading(Fraction(1, 2))]
+    assert read_last("It is 3 x 10^8.") == [Reading(Fraction(300000000))]
     assert read_last("He comes at 10:30.") == []
 
 
-def test_symbolic_answers_are_left_to_the_caller() -> None:
-    assert compare("\\boxed{\\binom{5}{2}}", "10", computed=False) == Answer("\\binom{5}{2}", "box")
-    assert compare("\\boxed{x+1}", "1+x") == Answer("x+1", "box")
-    assert symbolic_equal("x+1", "1+x")
-
-
-@pytest.mark.parametrize("tower", ["9^{9^{9}}", "99999!", "2^{100000}", "((9!)!)!!"])
-def test_towers_are_refused_before_they_are_evaluated(tower: str) -> None:
+@pytest.mark.parametrize("tower", ["9^{9^{9}}", "99999!", "2^{100000}", "((9!)!)!!", "10^{10^{10}}", "e^{e^{99}}"])
+def test_towers_cost_the_answer_and_no_time(tower: str) -> None:
     began = time.process_time()
-    assert symbolic_equal(tower, "\\sqrt{2}") is False
-    assert time.process_time() - began < 5
+    assert same_formula(tower, "\\sqrt{2}") is False
+    assert same_formula(tower, tower)
+    assert time.process_time() - began < 0.2
 
 
 UNITS = (
@@ -135,21 +123,20 @@ def test_long_repetitive_completions_take_no_time(start: str, unit: str) -> None
 
 
 def test_comparing_imports_neither_torch_nor_sympy() -> None:
-    code = "import sys, covey.environments.math.answers; print({'torch', 'sympy'} & set(sys.modules))"
+    code = "import sys, covey.environments.math.judge; print({'torch', 'sympy', 'math_verify'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "set()"
 
 
 @pytest.mark.shared
-def test_labels_agree_where_values_are_compared_and_else_but_for_four_answers_that_compute_nothing(
-    shared: Path,
-) -> None:
+def test_labels_agree_but_for_number_words_and_answers_that_compute_nothing(shared: Path) -> None:
     rows = _rows(shared / "data" / "math_answers.jsonl")
     assert (len(rows), sum(row["debatable"] for row in rows)) == (138, 39)
-    by_value = [row for row in rows if is_correct(row["completion"], row["gold"], computed=False) != row["correct"]]
-    assert by_value == []
-    different = [row for row in rows if is_correct(row["completion"], row["gold"]) != row["correct"]]
-    assert [(row["gold"], row["form"], row["debatable"]) for row in different] == [
+    by_value = [row for row in rows if compare(row["completion"], row["gold"], computed=False) != row["correct"]]
+    in_words = [("18", "hash_word_number", True), ("30", "word_number", True), ("12", "last_number_in_brackets", True)]
+    assert [(row["gold"], row["form"], row["debatable"]) for row in by_value] == in_words
+    different = [row for row in rows if compare(row["completion"], row["gold"]) != row["correct"]]
+    assert [(row["gold"], row["form"], row["debatable"]) for row in different if row not in by_value] == [
         ("\\frac{3}{4}", "boxed_unreduced", True),
         ("2\\sqrt{3}", "boxed_sqrt_unsimplified", True),
         ("1024", "boxed_power", False),
@@ -160,7 +147,7 @@ def test_labels_agree_where_values_are_compared_and_else_but_for_four_answers_th
 @pytest.mark.shared
 def test_labels_of_real_model_solutions_agree(shared: Path) -> None:
     rows = _rows(shared / "data" / "gsm8k" / "model_solutions.jsonl")
-    wrong = [row for row in rows if is_correct(row["completion"], row["gold"]) != row["is_correct"]]
+    wrong = [row for row in rows if compare(row["completion"], row["gold"]) != row["is_correct"]]
     assert len(rows) == 400
     assert wrong == []
 

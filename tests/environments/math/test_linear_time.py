@@ -29,11 +29,11 @@ from covey.environments.machines.prompts import FORMS
 from covey.environments.math import gsm8k, mathematics, schemes
 from covey.environments.math.answers import find_answer, visible, without_thoughts
 from covey.environments.math.countdown.environment import score as countdown_score
+from covey.environments.math.equal import same_formula, same_spelling
 from covey.environments.math.judge import compare
 from covey.environments.math.normalize import plain
 from covey.environments.math.numerals import read_last, read_values
 from covey.environments.math.settings import CountdownConfig
-from covey.environments.math.symbolic import equal_at_sight, same_spelling
 from covey.rewards import LengthPenalty, Repetition, SentenceEnd, think_format
 
 SHORT, LONG = 4_000, 16_000
@@ -92,7 +92,7 @@ def readers() -> dict[str, Callable[[str], object]]:
         "read_values strictly": lambda text: read_values(text, strict=True),
         "read_last": read_last,
         "plain": plain,
-        "equal_at_sight": lambda text: equal_at_sight(text, "x+1"),
+        "same_formula": lambda text: same_formula(text, "x+1"),
         "same_spelling": lambda text: same_spelling(text, "x+1"),
         "arithmetic": lambda text: arithmetic.score(text, 42),
         "gsm8k covey": lambda text: gsm8k.covey_reward(text, False, 0.1),

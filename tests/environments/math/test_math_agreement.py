@@ -74,9 +74,13 @@ def test_the_math_environment_gives_the_recorded_verdicts(shared: Path, scheme: 
     different = {row["id"] for row, verdict, expected in pairs if verdict != expected}
     # What computes nothing: 6/8, a root of 12, 2^{10} and a binomial.
     undone = {"ma-s-031", "ma-s-045", "ma-s-066", "ma-s-067"}
+    # Debatable: "eighteen", "thirty", and 1 dozen for 12, which are read.
+    in_words = {"ma-s-018", "ma-s-095", "ma-s-101"}
     # 0.35 against 35\%: the parser of math-verify that is installed here (latex2sympy2_extended 1.11) reads the gold as
     # 35, so TRL and math-verify themselves say 0 today, which the test below holds.
-    assert different == {"trl": {"ma-s-041"}, "math_verify": {"ma-s-041"}, "covey": undone}.get(scheme, set())
+    parsed = {"ma-s-041"}
+    known = {"trl": parsed, "math_verify": parsed, "covey": undone | in_words, "values": in_words}
+    assert different == known.get(scheme, set())
 
 
 @pytest.mark.shared

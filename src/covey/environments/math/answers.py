@@ -17,9 +17,9 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Literal
 
+from covey.environments.math.equal import MAX_FORMULA
 from covey.environments.math.normalize import TEXT_COMMAND, closing_brace, single_blanks
 from covey.environments.math.numerals import read_values
-from covey.environments.math.symbolic import MAX_SYMBOLIC
 from covey.environments.math.units import CONCESSION, DOUBT, OR, conversions
 from covey.types import CutText
 
@@ -133,7 +133,8 @@ _LABEL = re.compile(
     r"|^[^\w\n]{0,10}(?:(?:so|thus|hence|then|therefore),?[ ])?)"
     r"(?:answer|ans|option|choice)\b"
     r"(?:[ ]\([^()\n]{0,60}\))?"
-    r"(?:,?[ ](?:then|therefore|thus|hence|so|now|here|again|should|would|must|will|can|could|may|might|cannot|\w{2,6}n['\u2019]t|to|for|in|we|they|you)\b"
+    r"(?:,?[ ](?:then|therefore|thus|hence|so|now|here|again|should|would|must|will|can|could|may|might|cannot"
+    r"|\w{2,6}n['\u2019]t|to|for|in|we|they|you)\b"
     r"[^.:!?=\n]{0,80}?)?"
     r"[\"'*_`]{0,4}[ ]?"
     r"(?:\b(?:is(?:n['\u2019]t)?|are|was|be|becomes?|equals?|of|comes[ ](?:out[ ])?to)\b|=|:|\u2192|->)"
@@ -167,7 +168,7 @@ def _labels(text: str, numeric: bool) -> Iterator[_Mark]:
         gap = _LABEL_GAP.match(text, label.end())
         begin = gap.end() if gap is not None else label.end()
         end = _SENTENCE_END.search(text, begin)
-        content = text[begin : end.start() if end is not None else len(text)][:MAX_SYMBOLIC]
+        content = text[begin : end.start() if end is not None else len(text)][:MAX_FORMULA]
         content = (
             f"not {content}"
             if _NOT.search(label[0]) or _DOUBTED.search(text[max(0, label.start() - 40) : label.start()])
@@ -193,7 +194,8 @@ def _marks(text: str, numeric: bool) -> list[_Mark]:
 
 
 _JOINT = re.compile(
-    rf"(?: ?for (?:part )?[(]?[a-z][)]?,?(?= ))?(?:[\s$*.,;:|/&()\[\]\\-]|\\q?quad)*(?:(?:\\text *\{{[ ,]*)?({OR}|vs|and)(?:[\s$*:(\[\\}}]|\\q?quad)*)?"
+    r"(?: ?for (?:part )?[(]?[a-z][)]?,?(?= ))?(?:[\s$*.,;:|/&()\[\]\\-]|\\q?quad)*"  # for part (a)
+    rf"(?:(?:\\text *\{{[ ,]*)?({OR}|vs|and)(?:[\s$*:(\[\\}}]|\\q?quad)*)?"
     r"([A-Za-z](?:_\{?\w\}?)? ?= ?)?"
 )
 _SEPARATORS = frozenset(",;/|")
@@ -296,7 +298,7 @@ def _unmarked(text: str, numeric: bool) -> Answer:
 def _last_run(text: str) -> str:
     """Return the last word with a digit and what operators join to it: `x > 3` of "so that x > 3 holds"."""
     *_, line = [line for line in text.split("\n") if re.search(r"\d", line)] or [""]
-    words = line[-MAX_SYMBOLIC:].replace("\\$", "").replace("\\%", "%").split()
+    words = line[-MAX_FORMULA:].replace("\\$", "").replace("\\%", "%").split()
     last = max((i for i, word in enumerate(words) if re.search(r"\d", word)), default=0)
     first = last
     while first > 0 and (

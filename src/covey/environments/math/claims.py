@@ -1,7 +1,7 @@
 """What an answer says beside its value, and where two answers contradict each other in it.
 
-Opposite words (profit and loss, north and south), names (`x = 5`, `y = 5`) and units that measure different things. What
-only one side says is no contradiction: the question may have said it.
+Opposite words (profit and loss, north and south) and names (`x = 5`, `y = 5`). What only one side says is no
+contradiction: the question may have said it.
 """
 
 import re
@@ -68,33 +68,56 @@ WORD = "text:"
 _MARKS = (Symbol("\\angle"), Symbol("\\triangle"), Symbol("m"))
 _DIRECTION = re.compile(r"degrees? *([NSEW])(?![A-Za-z])")
 _BOUNDS = re.compile(
-    r"\b(?:at (?:most|least)|(?:more|less|fewer|greater) than|no (?:more|less|fewer)(?: than)?|up to|or (?:more|less|fewer))\b"
+    r"\b(?:at (?:most|least)|(?:more|less|fewer|greater|larger|smaller) than|no (?:more|less|fewer)(?: than)?|up to"
+    r"|or (?:more|less|fewer))\b"
 )
-OPPOSITES = (
-    (r"at most|no (?:more|greater) than|up to|or (?:less|fewer)", r"at least|no (?:less|fewer) than|or more",
-     r"(?<!no )(?:more|greater|larger) than", r"(?<!no )(?:less|fewer|smaller) than", r"exactly"),
-    (r"a\.?m|morning", r"p\.?m|afternoon|evening"),
-    (r"increas\w+|gain\w*|rise|rises|rose|grow\w*|growth|up|upwards?|more|higher|above|older"
-     r"|longer|taller|larger|heavier|faster|surplus|profits?",
-     r"decreas\w+|loss|losses|lost|lose|falls?|fell|drop\w*|declin\w+|reduc\w+|down|downwards?|less|fewer|lower|below|younger"
-     r"|shorter|smaller|lighter|slower|deficit"),
-    (r"north\w*|siden", r"south\w*|sides"), (r"(?:north|south)?east\w*|sidee", r"(?:north|south)?west\w*|sidew"),
-    (r"left|leftwards?", r"right|rightwards?"), (r"clockwise", r"counter-?\s?clockwise|anti-?\s?clockwise"),
-    (r"upstream", r"downstream"), (r"inside|interior|internal\w*", r"outside|exterior|external\w*"),
-    (r"odd", r"even"), (r"early", r"late"), (r"largest|greatest|biggest", r"smallest"), (r"positive", r"negative"), (r"max|maxim\w+", r"minim\w+"),
-    (r"before|earlier|ago", r"after|later|from now"), (r"convergent|converges?", r"divergent|diverges?"),
-    (r"parallel", r"perpendicular|orthogonal"), (r"rational", r"irrational"), (r"prime", r"composite"),
-    (r"acute", r"obtuse"), (r"wins?|won", r"loses?|lost", r"draws?|ties?"), (r"heads?", r"tails?"),
-    (r"b\.?c(?:\.?e)?", r"a\.?d|c\.?e"), (r"yes", r"no(?! solutions?| real)"), (r"true", r"false"),
-    (r"always", r"never", r"sometimes"), (r"deposit\w*|credit\w*", r"withdr\w+|debit\w*"), (r"boys?|males?|men|man", r"girls?|females?|women|woman"),
-    (r"mon(?:day)?s?", r"tue(?:sday)?s?", r"wed(?:nesday)?s?", r"thu(?:rsday)?s?", r"fri(?:day)?s?", r"sat(?:urday)?s?", r"sundays?"),
-    (r"january", r"february", r"march", r"april", r"may", r"june", r"july", r"august", r"september", r"october", r"november", r"december"),
-    (r"area", r"perimeter", r"volume", r"circumference", r"radius", r"diameter"), (r"mean|average", r"median", r"mode", r"range"),
-    (r"red", r"blue", r"green", r"yellow", r"black", r"white", r"orange", r"purple", r"pink", r"brown"),
-    (r"local|relative", r"global|absolute"), (r"horizontal\w*", r"vertical\w*"), (r"concave up\w*|convex", r"concave down\w*"),
-    (r"integers?|\\mathbb *\{? *z\b", r"natural\w*|\\mathbb *\{? *n\b", r"reals?|\\mathbb *\{? *r\b", r"\\mathbb *\{? *c\b"),
-)  # fmt: skip
-"""Groups of words of which one value has one: patterns of the sides, the bounds first."""
-_PATTERNS = [[re.compile(rf"(?<![a-z])(?:{side})(?![a-z])") for side in group] for group in OPPOSITES]
+OPPOSITES = r"""
+at most, no more than, no greater than, up to, or less, or fewer; at least, no less than, no fewer than, or more
+    ; (?<!no )(?:more|greater|larger) than; (?<!no )(?:less|fewer|smaller) than; exactly
+a\.?m, morning; p\.?m, afternoon, evening
+increas\w+, gain\w*, ris(?:e|es|ing), rose, gr[eo]w\w*, growth, up, upwards?, more, higher, above, older, longer, taller
+    , larger, heavier, faster, surplus, profits?
+    ; decreas\w+, loss, losses, lost, lose, falls?, fell, drop\w*, declin\w+, reduc\w+, down, downwards?, less, fewer
+    , lower, below, younger, shorter, smaller, lighter, slower, deficit
+north\w*, siden; south\w*, sides
+(?:north|south)?east\w*, sidee; (?:north|south)?west\w*, sidew
+left, leftwards?; right, rightwards?
+clockwise; counter-?\s?clockwise, anti-?\s?clockwise
+upstream; downstream
+inside, interior, internal\w*; outside, exterior, external\w*
+odd; even
+early; late
+largest, greatest, biggest; smallest
+positive; negative
+max, maxim\w+; minim\w+
+before, earlier, ago; after, later, from now
+convergent, converges?; divergent, diverges?
+parallel; perpendicular, orthogonal
+rational; irrational
+prime; composite
+acute; obtuse
+wins?, won; loses?, lost; draws?, ties?
+heads?; tails?
+b\.?c(?:\.?e)?; a\.?d, c\.?e
+yes; no(?! solutions?| real)
+true; false
+always; never; sometimes
+deposit\w*, credit\w*; withdr\w+, debit\w*
+boys?, males?, men, man; girls?, females?, women, woman
+mon(?:day)?s?; tue(?:sday)?s?; wed(?:nesday)?s?; thu(?:rsday)?s?; fri(?:day)?s?; sat(?:urday)?s?; sundays?
+january; february; march; april; may; june; july; august; september; october; november; december
+area; perimeter; volume; circumference; radius; diameter
+mean, average; median; mode; range
+red; blue; green; yellow; black; white; orange; purple; pink; brown
+local, relative; global, absolute
+horizontal\w*; vertical\w*
+concave up\w*, convex; concave down\w*
+integers?, \\mathbb *\{? *z; natural\w*, \\mathbb *\{? *n; reals?, \\mathbb *\{? *r; \\mathbb *\{? *c
+"""
+"""Groups of words of which one value has one, the bounds first: sides between semicolons, patterns between commas."""
+_PATTERNS = [
+    [re.compile(rf"(?<![a-z])(?:{'|'.join(map(str.strip, side.split(',')))})(?![a-z])") for side in group.split(";")]
+    for group in re.sub(r"\n +", " ", OPPOSITES.strip()).split("\n")
+]
 MAX_LENGTH = 200
 """Characters that are looked at."""

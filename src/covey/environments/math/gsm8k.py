@@ -25,10 +25,11 @@ from covey.environments.base import Split, conversation
 from covey.environments.data.columns import text_in
 from covey.environments.data.rows import numbered
 from covey.environments.math.answers import visible
+from covey.environments.math.judge import compare
 from covey.environments.math.schemes import boxed_answer, check_format_reward, first_block, graded, has_one_box
 from covey.environments.math.schemes import torchrl_reward as torchrl_scale
 from covey.environments.math.verified import VerifiedAnswers
-from covey.environments.math.verifier import MathLimits
+from covey.environments.math.verifier import MathLimits, check_installed
 from covey.system.lookup import one_of
 from covey.types import Failure, Prompt, Reward
 
@@ -85,6 +86,8 @@ class GSM8K(VerifiedAnswers):
             instruction: what the system message says; None takes the scheme's own, "" sends none.
         """
         check_scheme(scheme, format_reward)
+        if scheme == "trl":
+            check_installed(scheme)
         self.scheme = scheme
         self.format_reward = format_reward
         super().__init__(numbered(rows, partial(prompt_of, scheme=scheme, instruction=instruction)), limits)
@@ -111,8 +114,8 @@ class GSM8K(VerifiedAnswers):
             return TEXT_SCHEMES[self.scheme](completion, gold)
         if self.scheme == "trl":
             return await self._verifier.trl(completion, gold)
-        right = await self._verifier.is_right(completion, gold, computed=self.scheme == "covey")
-        return right if isinstance(right, Failure) else covey_reward(completion, right, self.format_reward)
+        is_right = compare(completion, gold, computed=self.scheme == "covey")
+        return covey_reward(completion, is_right, self.format_reward)
 
 
 def covey_reward(completion: str, is_right: bool, format_reward: float) -> Reward:

@@ -1,13 +1,12 @@
 """Whether a completion gives the right answer: its value, and what it says beside it, against the reference.
 
-1. Values are compared exactly. Separators, currency signs, units, trailing stops and zeros do not matter; 0.33 is not 1/3.
-   A percentage equals its number and its hundredth part, and 5 million may be 5, but not 5 billion.
+1. Values are compared exactly. Separators, currency signs, units, trailing stops and zeros do not matter; 0.33 is not
+   1/3. A percentage equals its number and its hundredth part, and 5 million may be 5, but not 5 billion.
 2. What both sides say must not contradict (module `claims`); the same in another unit is the same: 500 cm are 5 m.
 3. A letter of a multiple choice is compared as a letter, however it is dressed.
 4. An answer that leaves the computation undone is wrong (module `computed`), unless values alone are asked for.
 
-Pure, in bounded time. Answers that are not numbers go to `symbolic`, whose time is not bounded: environments run that in
-a worker process with a deadline.
+Pure, in bounded time, and text is never evaluated as code.
 """
 
 import re
@@ -19,19 +18,17 @@ from functools import lru_cache
 from covey.environments.math.answers import Answer, find_answer, same_measure
 from covey.environments.math.claims import contradict
 from covey.environments.math.computed import is_computed, is_respelled, is_simplified
+from covey.environments.math.equal import MAX_FORMULA, same_formula, same_spelling
 from covey.environments.math.formulas.nodes import is_equation, last_side, numeral_value
 from covey.environments.math.formulas.trees import read_tree
 from covey.environments.math.formulas.values import value_at
 from covey.environments.math.normalize import TEXT_COMMAND, plain
 from covey.environments.math.numerals import Reading, range_of, read_last, read_values
-from covey.environments.math.symbolic import MAX_SYMBOLIC, same_spelling
 from covey.environments.math.units import conversion, differ_in_unit, measures_of, unit_of, without_unit
 
 
-def compare(completion: str, gold: str, question: str = "", computed: bool = True) -> bool | Answer:
-    """Judge the completion's answer, or return the answer where arithmetic alone cannot tell.
-
-    The latter happens for reference answers that are not numbers, and for answers like `\\{42\\}`.
+def compare(completion: str, gold: str, question: str = "", computed: bool = True) -> bool:
+    """Check whether the completion's answer is the gold one.
 
     Args:
         question: says whether a form is asked for (module `computed`).
@@ -62,19 +59,18 @@ def compare(completion: str, gold: str, question: str = "", computed: bool = Tru
         return False
     # A reference that is no number: hand the answer on, unless a computation is left undone.
     if expected is None:
-        answer = answer if answer.form != "none" else Answer(answer.text[-MAX_SYMBOLIC:], "none")
+        answer = answer if answer.form != "none" else Answer(answer.text[-MAX_FORMULA:], "none")
         is_allowed = not computed or _is_allowed(answer, gold, question)
-        return _converted(answer, conversion(*units)) if is_allowed else False
+        return is_allowed and same_formula(_converted(answer.text, conversion(*units)), gold)
     return _same_number(answer, gold, question, computed, conversion(*units))
 
 
-def _converted(answer: Answer, factor: Fraction) -> Answer:
+def _converted(text: str, factor: Fraction) -> str:
     """Return a formula in the unit of the gold, without it."""
-    scaled = f"\\frac{{{factor.numerator}}}{{{factor.denominator}}}({without_unit(answer.text)})"
-    return answer if factor == 1 else replace(answer, text=scaled)
+    return text if factor == 1 else f"\\frac{{{factor.numerator}}}{{{factor.denominator}}}({without_unit(text)})"
 
 
-def _same_number(answer: Answer, gold: str, question: str, computed: bool, factor: Fraction) -> bool | Answer:
+def _same_number(answer: Answer, gold: str, question: str, computed: bool, factor: Fraction) -> bool:
     """Compare numbers, and check that nothing is left to compute."""
     expected = gold_value(gold)
     assert expected is not None
@@ -83,7 +79,7 @@ def _same_number(answer: Answer, gold: str, question: str, computed: bool, facto
         values = answer_values(answer)
         if values or expected.slack:
             return all(v.agrees(expected, factor) for v in values) if values else _is_near(answer.text, expected)
-        return _needs_algebra(answer) and answer
+        return _needs_algebra(answer) and same_formula(answer.text, gold)
     # Values, and nothing left to compute.
     is_final = gold_value(gold, computed=True) is not None
     values = answer_values(answer, computed=is_final)
@@ -93,7 +89,8 @@ def _same_number(answer: Answer, gold: str, question: str, computed: bool, facto
         return is_allowed and is_same and is_respelled(answer.text, gold, question)
     if expected.slack:
         return _is_near(answer.text, expected)
-    return _needs_algebra(answer) and _is_allowed(answer, gold, question) and answer
+    is_allowed = _needs_algebra(answer) and _is_allowed(answer, gold, question)
+    return is_allowed and same_formula(answer.text, gold)
 
 
 def _is_near(text: str, gold: Reading) -> bool:
@@ -162,7 +159,7 @@ def choice_of(text: str) -> tuple[str, str]:
     >>> choice_of("\\\\textbf{(E)}\\\\ 12")
     ('E', '12')
     """
-    bare = " ".join(_DRESS.sub(" ", TEXT_COMMAND.sub(r"\1", text[:MAX_SYMBOLIC])).split())
+    bare = " ".join(_DRESS.sub(" ", TEXT_COMMAND.sub(r"\1", text[:MAX_FORMULA])).split())
     found = _CHOICE.fullmatch(bare)
     if found is None or _NEXT_CHOICE.search(found["text"] or ""):
         return "", bare
@@ -187,7 +184,7 @@ def _without_remarks(answer: Answer, gold: str) -> Answer:
 
 def _ending(text: str) -> str:
     """Return the last sentence of a text."""
-    return _SENTENCES.split(text[-MAX_SYMBOLIC:].strip())[-1]
+    return _SENTENCES.split(text[-MAX_FORMULA:].strip())[-1]
 
 
 def _is_stated(gold: str, text: str) -> bool:
@@ -200,7 +197,7 @@ def _is_stated(gold: str, text: str) -> bool:
 def _needs_algebra(answer: Answer) -> bool:
     """Check whether algebra may find a number where arithmetic finds none."""
     is_formula = answer.form in FORMULAS
-    has_command = "\\" in plain(answer.text[:MAX_SYMBOLIC]) or (is_formula and "!" in answer.text)
+    has_command = "\\" in plain(answer.text[:MAX_FORMULA]) or (is_formula and "!" in answer.text)
     return has_command and answer.form != "none"
 
 
@@ -223,14 +220,15 @@ _LAST_LETTER = re.compile(r"\d\}? ?([A-Za-z])$")
 """A unit, or a letter of the question: of `5k` and "in terms of $k$"."""
 _THAT_IS = re.compile(r"^.*\b(?:i\.e\.|that is,|in other words,|namely),?\s+(?=\S*\d)")
 _RESTATED = re.compile(
-    r"([^(),]{0,80}?\d[^(),]{0,40}?)(?: ?\((?:or |i\.e\.,? |= ?)?|,? (?:or|which is|which equals|equivalently) )([^()]{1,60}?)\)?[\s.]*"
+    r"([^(),]{0,80}?\d[^(),]{0,40}?)"
+    r"(?: ?\((?:or |i\.e\.,? |= ?)?|,? (?:or|which is|which equals|equivalently) )([^()]{1,60}?)\)?[\s.]*"
 )
 _REASON = re.compile(r",\s|\b(?:because|since|as|where|when|so)\b")
 _SENTENCES = re.compile(r"(?<=[.!?])\s+(?=[A-Z])|\n")
 _DRESS = re.compile(r"[*_`$~]|\\[ ,;:!]|\\q?quad|\\(?:left|right)(?![A-Za-z])|\\[()\[\]]|[{}]")
 _NO_ANSWER = re.compile(
-    r"|proof|(?:no|not) ?(?:answer|found|available|applicable|given|provided)|n/?a|nan|null|None|none|unknown|tbd|todo|omitted"
-    r"|see (?:the )?(?:solution|proof)|[-?*_]+",
+    r"|proof|(?:no|not) ?(?:answer|found|available|applicable|given|provided)|n/?a|nan|null|none"
+    r"|unknown|tbd|todo|omitted|see (?:the )?(?:solution|proof)|[-?*_]+",
     re.IGNORECASE,
 )
 _CHOICE = re.compile(

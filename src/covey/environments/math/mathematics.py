@@ -17,6 +17,7 @@ The last four reproduce TRL's accuracy_reward, verl (volcengine/verl b178a3cd) a
 that curves can be compared with theirs; as judges of mathematics they are worse than the first two.
 """
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,7 +28,8 @@ from typing import Any
 from covey.environments.base import Split, conversation
 from covey.environments.data.columns import nothing_in, text_in, value_in
 from covey.environments.data.rows import numbered
-from covey.environments.math.answers import visible
+from covey.environments.math.answers import find_answer, visible
+from covey.environments.math.judge import compare, is_no_answer
 from covey.environments.math.schemes import (
     boxed_answer,
     check_format_reward,
@@ -39,11 +41,15 @@ from covey.environments.math.schemes import (
     verl_reward,
 )
 from covey.environments.math.verified import VerifiedAnswers
-from covey.environments.math.verifier import MathLimits
+from covey.environments.math.verifier import MathLimits, check_installed
 from covey.types import Failure, Prompt, Reward
 
 Row = Mapping[str, Any]
 
+_JSON_LIST = re.compile(r'\[\s*".*"\s*\]', re.DOTALL)
+_SENTENCE = re.compile(
+    r"(?=(?:\S+\s+){3})[A-Z][a-z]*\b.*\b(?:is|are|was|were|has|have|equals|will|can|must|gets?|costs?|needs?)\b"
+)
 _LEVEL = re.compile(r"(?:level\s*)?(\d+)", re.IGNORECASE)
 _DOLLARS = re.compile(r"\$([^$]*)\$")
 _TORCHRL_READS = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
@@ -85,6 +91,8 @@ class Mathematics(VerifiedAnswers):
     def __init__(self, rows: Mapping[Split, Sequence[Row | Prompt]], settings: MathSettings | None = None) -> None:
         """Read the rows. Raises ValueError for those without a gold answer."""
         self._settings = settings or MathSettings()
+        if self._settings.scheme in ASK_MATH_VERIFY:
+            check_installed(self._settings.scheme)
         super().__init__(numbered(rows, partial(prompt_of, settings=self._settings)), self._settings.limits)
 
     def demonstrations(self, split: Split) -> list[tuple[Prompt, str]]:
@@ -102,7 +110,12 @@ class Mathematics(VerifiedAnswers):
         return form(solution if isinstance(solution, str) else "", prompt.columns["gold"])
 
     async def judged(self, prompt: Prompt, completion: str) -> Reward | Failure:
-        gold, question = prompt.columns["gold"], str(prompt.columns.get(self._settings.columns.problem, ""))
+        golds = [prompt.columns["gold"], *prompt.columns.get("other_golds", ())]
+        verdicts = [await self._judged_by(gold, prompt, completion) for gold in golds]
+        rewards = [verdict for verdict in verdicts if isinstance(verdict, Reward)]
+        return max(rewards, key=lambda reward: reward.value) if rewards else verdicts[0]
+
+    async def _judged_by(self, gold: str, prompt: Prompt, completion: str) -> Reward | Failure:
         # Schemes of other libraries
         scheme = self._settings.scheme
         if scheme in TEXT_SCHEMES:
@@ -115,9 +128,10 @@ class Mathematics(VerifiedAnswers):
             answer = first_block(completion, "answer")
             equal = await self._verifier.torchrl_equal(answer, gold) if answer else False
             return equal if isinstance(equal, Failure) else torchrl_reward(completion, equal)
-        # The scheme of covey, by its verifier
-        right = await self._verifier.is_right(completion, gold, question, computed=scheme == "covey")
-        return right if isinstance(right, Failure) else covey_reward(completion, right, self._settings.format_reward)
+        # The scheme of covey
+        question = str(prompt.columns.get(self._settings.columns.problem, ""))
+        is_right = compare(completion, gold, question, computed=scheme == "covey")
+        return covey_reward(completion, is_right, self._settings.format_reward)
 
 
 def covey_reward(completion: str, is_right: bool, format_reward: float) -> Reward:
@@ -128,8 +142,11 @@ def covey_reward(completion: str, is_right: bool, format_reward: float) -> Rewar
 # ------------------------------------------------------------------------------------------------ rows
 
 
-def gold_answer(row: Row, columns: MathColumns) -> str:
-    """Return the gold answer of a row, without dollar signs around it. Raises ValueError where there is none."""
+def gold_answers(row: Row, columns: MathColumns) -> list[str]:
+    """Return the gold answers of a row, any of which is right, without dollar signs around them.
+
+    Raises ValueError where there is none, or a word in place of one, such as `proof` and `nan`.
+    """
     # The answer's column, else what the solution boxes
     answer = value_in(row, columns.answer)
     if answer is None:
@@ -138,23 +155,44 @@ def gold_answer(row: Row, columns: MathColumns) -> str:
         answer = boxed_answer(text_in(row, columns.solution))
         if answer is None:
             raise ValueError(f"has no \\boxed{{}} in column {columns.solution!r}")
-    # Strip dollars; refuse other formats
+    listed = _listed(answer)
+    found = [gold for one in listed if (gold := _gold_of(one, columns.answer)) is not None]
+    if not found:
+        raise ValueError(f"has no answer in column {columns.answer!r}, got {answer!r:.80}")
+    return found
+
+
+def _listed(answer: object) -> list[object]:
+    """Return several accepted answers, which may be the text of a JSON list, or the one."""
+    if isinstance(answer, str) and _JSON_LIST.fullmatch(answer.strip()):
+        answer = json.loads(answer)
+    return list(answer) if isinstance(answer, list | tuple) else [answer]
+
+
+def _gold_of(answer: object, column: str) -> str | None:
+    """Return one answer as it is compared, None where it is none. Of a sentence, what it says the answer is."""
+    if answer is None:
+        return None
     if not isinstance(answer, str | Number):
-        raise ValueError(f"column {columns.answer!r} must be text or a number, got {answer!r:.80}")
+        raise ValueError(f"column {column!r} must be text, a number or a list of these, got {answer!r:.80}")
     text = str(answer).strip()
     if "####" in text:
-        raise ValueError(f"has a '####' in column {columns.answer!r}, which environment=gsm8k reads")
+        raise ValueError(f"has a '####' in column {column!r}, which environment=gsm8k reads")
     dollars = _DOLLARS.fullmatch(text)
     text = dollars[1].strip() if dollars is not None else text
-    if not text:
-        raise ValueError(f"has an empty answer in column {columns.answer!r}")
-    return text
+    if _SENTENCE.match(text):
+        said = find_answer(text, numeric=False)
+        if said is None or said.form == "none":
+            raise ValueError(f"column {column!r} must be an answer, got the sentence {text!r:.80}")
+        text = said.text.strip()
+    return None if is_no_answer(text) else text
 
 
 def prompt_of(row: Row, settings: MathSettings) -> Prompt:
     """Make a prompt of a row, as `Mathematics` takes them too. Raises ValueError where it lacks problem or answer."""
     problem = text_in(row, settings.columns.problem)
-    columns = {**row, settings.columns.problem: problem, "gold": gold_answer(row, settings.columns)}
+    gold, *others = gold_answers(row, settings.columns)
+    columns = {**row, settings.columns.problem: problem, "gold": gold} | ({"other_golds": others} if others else {})
     level = _LEVEL.fullmatch(str(row.get("level", "")).strip())
     if level is not None:
         columns["level"] = int(level[1])
@@ -212,4 +250,5 @@ FORMS: dict[str, Callable[[str, str], str]] = {
     "verl_dapo": _answer_form,
     "torchrl": _tag_form,
 }
+ASK_MATH_VERIFY = frozenset({"trl", "math_verify", "torchrl"})
 TEXT_SCHEMES: dict[str, Callable[[str, str], Reward]] = {"verl": verl_reward, "verl_dapo": verl_dapo_reward}

@@ -11,6 +11,7 @@ from fractions import Fraction
 from itertools import pairwise, product
 
 from covey.environments.math.normalize import CURRENCY, plain
+from covey.environments.math.spelled import in_digits, with_parts
 from covey.environments.math.units import CONCESSION, DENIED, DOUBT, NO_VALUE_AFTER, NO_VALUE_BEFORE, OR, is_date, named
 
 
@@ -243,7 +244,9 @@ _EQUALS = re.compile(r"(?:[^=≈,;.()\n<>]|[.,]\d){0,80}= ?")
 _REASON = re.compile(r"\b(?:because|since|as|where|when|so|if|and|or)\b", re.IGNORECASE)
 _GLUED = re.compile(r"([A-Za-z]{2,4})(?![A-Za-z])|\s?([A-Za-z])(?![A-Za-z]|\.[a-z])|[\s-]([a-z]{2})(?![A-Za-z.])")
 """Letters right behind a number, or one letter: a unit, or else variables."""
-_NO_VARIABLE = frozenset("am pm th st nd rd k K M of or sq cu mL yr wk C F".split())
+_NO_VARIABLE = frozenset(
+    ["am", "pm", "th", "st", "nd", "rd", "k", "K", "M", "of", "or", "sq", "cu", "mL", "yr", "wk", "C", "F"]
+)
 _STRICT_BEFORE = re.compile(r"[\s:=.,$()≈]*(?:[A-Za-z_]\w*[\s:=.,$()≈]+){0,8}")
 _STRICT_AFTER = re.compile(
     rf"(?:[A-Za-z¢Ωµ{CURRENCY}/.\s%*\]}})^-]|(?<=[A-Za-z^-])\d|(?<=\^)\(-?\d+\)|\s\([A-Za-z ](?:[A-Za-z ./]|\^\d)*\)"
@@ -359,41 +362,6 @@ def read_values(content: str, strict: bool = False, computed: bool = False) -> l
     return [value.reading if value.is_numeral or not computed else NOTHING for value in values]
 
 
-def in_digits(text: str) -> str:
-    """Write the number that a text without digits begins with in digits: `forty-two`, `two thirds`, `a dozen`."""
-    found = _IN_WORDS.match(text)
-    if found is None or any(character.isdigit() for character in text):
-        return _AND_PART.sub(_part_of, text)
-    total = current = 0
-    for word in re.findall(r"[a-z]+", found["number"].lower()):
-        size = SMALL.get(word, LARGE.get(word, 0))
-        if word in LARGE and size > 100:
-            total, current = total + max(current, 1) * size, 0
-        else:
-            current = max(current, 1) * size if word in LARGE else current + size
-    part = f"/{PARTS[found['part'].lower().rstrip('s')]}" if found["part"] else ""
-    return _AND_PART.sub(_part_of, f"{'-' if found['sign'] else ''}{total + current}{part}{text[found.end() :]}")
-
-
-def _part_of(match: re.Match[str]) -> str:
-    """Write "3 and a half" as 3 1/2."""
-    return f"{match[1]} {SMALL.get(match[2], 1)}/{PARTS[match[3]]}"
-
-
-SMALL = {word: number for number, word in enumerate(
-    ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen"]
-)} | {word: 10 * number for number, word in enumerate(
-    ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"], start=2
-)}  # fmt: skip
-LARGE = {"hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
-PARTS = {"half": 2, "halve": 2, "third": 3, "quarter": 4, "fourth": 4, "fifth": 5, "sixth": 6, "eighth": 8, "tenth": 10}
-_AND_PART = re.compile(r"\b(\d+) +and (a|one|two|three|four)[ -](half|third|quarter|fourth|fifth)s?\b")
-_WORD = "|".join((*SMALL, *LARGE))
-_IN_WORDS = re.compile(
-    rf"(?P<sign>(?:negative|minus) )?(?P<number>\b(?:{_WORD})\b(?:(?:[ -]|(?:(?<=hundred)|(?<=thousand)|(?<=million)) and )(?:{_WORD})\b)*)"
-    rf"(?:[ -](?P<part>{'|'.join(PARTS)})s?\b)?",
-    re.IGNORECASE,
-)
 _SIGN_BEFORE = re.compile(rf"(?:(?:^|(?<=[\s(=:\[*_`\"'{CURRENCY}]))-|= ?- )[{CURRENCY}]?$")
 _JOINERS = frozenset({"", ",", ";", "/", "or", "and", "&", ", or", ", and"})
 
@@ -404,7 +372,7 @@ def read_last(text: str, computed: bool = False) -> list[Reading]:
     Args:
         computed: as for `read_values`.
     """
-    text = _AND_PART.sub(_part_of, plain(text[-MAX_ENDING:]))
+    text = with_parts(plain(text[-MAX_ENDING:]))
     numerals = list(_NUMERAL.finditer(text))
     numbers = list(_NUMBER_PROSE.finditer(text))
     if not numbers or numerals[-1].start() >= numbers[-1].end():

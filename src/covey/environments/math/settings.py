@@ -9,7 +9,9 @@ FORMAT_SCHEME = Requires(
     "environment.scheme = covey or values", ("environment.scheme",), lambda scheme: scheme in ("covey", "values")
 )
 ASKS_MATH_VERIFY = Requires(
-    "a scheme that asks math-verify", ("environment.scheme",), lambda scheme: scheme not in ("verl", "verl_dapo")
+    "a scheme that asks math-verify",
+    ("environment.scheme",),
+    lambda scheme: scheme in ("math_verify", "trl", "torchrl"),
 )
 
 

@@ -4,7 +4,7 @@ And what joins it to another value, as in `5 or 6`; and units of measurement: 5 
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
@@ -152,57 +152,66 @@ def _terms(text: str, position: int) -> Iterator[re.Match[str]]:
 
 def named(word: str) -> Unit | None:
     """Return the unit of a name or symbol, in the plural too."""
-    table = _table()
     lower = word.lower()
-    return table.get(word) or next(
-        (table[name] for name in (lower, lower.removesuffix("s")) if len(name) > 1 and name in table), None
-    )
+    names = (word, *(name for name in (lower, lower.removesuffix("s")) if len(name) > 1))
+    return next((unit for name in names if (unit := _table().get(name)) is not None), None)
 
 
 @cache
 def _table() -> dict[str, Unit]:
     """Return all units by their names and symbols, with the prefixes of those that take some."""
     found: dict[str, Unit] = {}
-    for names, size, quantity, *prefixes in UNITS:
-        exponents = tuple(
-            sorted((part.rstrip("-0123456789"), int(part.lstrip(_LETTERS) or 1)) for part in quantity.split())
-        )
-        for name in names.split("|"):
-            found[name] = Unit(exponents, Fraction(size))
-            for prefix, factor in PREFIXES if prefixes else ():
-                short, long = prefix.split("|")
-                found[f"{short if len(name) < LONG else long}{name}"] = Unit(
-                    exponents, Fraction(size) * Fraction(factor)
-                )
+    for line in UNITS.strip().split("\n"):
+        quantity, _, units = line.partition(": ")
+        exponents = tuple((name, int(power or 1)) for name, power in _EXPONENTS.findall(quantity))
+        for names, size, *prefixes in map(str.split, units.split(", ")):
+            for name in names.split("|"):
+                for prefix, factor in _prefixes(name, prefixes):
+                    found[f"{prefix}{name}"] = Unit(exponents, Fraction(size) * factor)
     return found
 
 
-_LETTERS = "abcdefghijklmnopqrstuvwxyz$€£¥₹₩₽₺₫฿"
+def _prefixes(name: str, kinds: Sequence[str]) -> Iterator[tuple[str, Fraction]]:
+    """Yield what may stand before a name: nothing, or `k` and `kilo` where it takes prefixes."""
+    yield "", Fraction(1)
+    for prefix, factor in map(str.split, PREFIXES.split(", ") if kinds else ()):
+        short, long = prefix.split("|")
+        yield short if len(name) < LONG else long, Fraction(factor)
+
+
+_EXPONENTS = re.compile(r"([^\s\d-]+)(-?\d*)")
 LONG = 3
 """Letters of a name that takes `kilo`, where a symbol takes `k`."""
-PREFIXES = (("n|nano", "1e-9"), ("µ|micro", "1e-6"), ("m|milli", "1e-3"), ("c|centi", "1e-2"), ("d|deci", "1e-1"),
-            ("k|kilo", "1e3"), ("M|mega", "1e6"), ("G|giga", "1e9"))  # fmt: skip
-UNITS = (
-    ("m|meter|metre", "1", "length", "si"), ("in|inch|inches", "0.0254", "length"), ("ft|feet|foot", "0.3048", "length"),
-    ("yd|yard", "0.9144", "length"), ("mi|mile", "1609.344", "length"),
-    ("g|gram", "1", "mass", "si"), ("lb|pound", "453.59237", "mass"), ("oz|ounce", "28.349523125", "mass"),
-    ("ton", "907184.74", "mass"), ("tonne", "1e6", "mass"),
-    ("s|second", "1", "time", "si"), ("sec", "1", "time"), ("min|minute", "60", "time"), ("h|hr|hour", "3600", "time"),
-    ("day", "86400", "time"), ("wk|week", "604800", "time"), ("month", "1", "month"), ("yr|year", "12", "month"),
-    ("L|l|liter|litre", "0.001", "length3", "si"), ("cup", "0.0002365882365", "length3"),
-    ("pt|pint", "0.000473176473", "length3"), ("qt|quart", "0.000946352946", "length3"),
-    ("gallon", "0.003785411784", "length3"), ("cc", "1e-6", "length3"),
-    ("ha|hectare", "10000", "length2"), ("acre", "4046.8564224", "length2"),
-    ("mph", "0.44704", "length time-1"), ("kph|kmh", "5/18", "length time-1"),
-    ("N|newton", "1000", "mass length time-2", "si"), ("J|joule", "1000", "mass length2 time-2", "si"),
-    ("W|watt", "1000", "mass length2 time-3", "si"), ("Pa|pascal", "1000", "mass length-1 time-2", "si"),
-    ("Hz|hertz", "1", "time-1", "si"), ("A|amp|ampere", "1", "current", "si"), ("V|volt", "1", "voltage", "si"),
-    ("Ω|ohm", "1", "resistance", "si"), ("kelvin", "1", "kelvin"), ("C|celsius", "1", "celsius"),
-    ("F|fahrenheit", "1", "fahrenheit"), ("degree|deg", "1", "degree"), ("rad|radian", "1", "radian"),
-    ("dollar|USD", "1", "$"), ("cent|¢|penny|pennies", "1/100", "$"), ("nickel", "1/20", "$"), ("dime", "1/10", "$"),
-    ("quarter", "1/4", "$"), ("euro|EUR", "1", "€"), ("GBP", "1", "£"), ("yen", "1", "¥"), ("rupee", "1", "₹"),
-)  # fmt: skip
-"""Names and symbols, size in base units, quantity as exponents of base quantities; some take prefixes."""
+PREFIXES = "n|nano 1e-9, µ|micro 1e-6, m|milli 1e-3, c|centi 1e-2, d|deci 1e-1, k|kilo 1e3, M|mega 1e6, G|giga 1e9"
+UNITS = """
+length: m|meter|metre 1 si, in|inch|inches 0.0254, ft|feet|foot 0.3048, yd|yard 0.9144, mi|mile 1609.344
+mass: g|gram 1 si, lb|pound 453.59237, oz|ounce 28.349523125, ton 907184.74, tonne 1e6
+time: s|second 1 si, sec 1, min|minute 60, h|hr|hour 3600, day 86400, wk|week 604800
+month: month 1, yr|year 12
+length2: ha|hectare 10000, acre 4046.8564224
+length3: L|l|liter|litre 0.001 si, cc 1e-6, cup 0.0002365882365, pt|pint 0.000473176473, qt|quart 0.000946352946
+length3: gallon 0.003785411784
+length time-1: mph 0.44704, kph|kmh 5/18
+length mass time-2: N|newton 1000 si
+length2 mass time-2: J|joule 1000 si
+length2 mass time-3: W|watt 1000 si
+length-1 mass time-2: Pa|pascal 1000 si
+time-1: Hz|hertz 1 si
+current: A|amp|ampere 1 si
+voltage: V|volt 1 si
+resistance: Ω|ohm 1 si
+kelvin: kelvin 1
+celsius: C|celsius 1
+fahrenheit: F|fahrenheit 1
+degree: degree|deg 1
+radian: rad|radian 1
+$: dollar|USD 1, cent|¢|penny|pennies 1/100, nickel 1/20, dime 1/10, quarter 1/4
+€: euro|EUR 1
+£: GBP 1
+¥: yen 1
+₹: rupee 1
+"""
+"""Quantity as exponents of base quantities; names and symbols, size in base units; those of the SI take prefixes."""
 TEMPERATURES = frozenset({"celsius", "fahrenheit", "kelvin"})
 MONEY = frozenset("$€£¥₹₩₽₺₫฿")
 _POWERS = {"square": 2, "sq": 2, "squared": 2, "cubic": 3, "cu": 3, "cubed": 3}
@@ -216,7 +225,7 @@ _TERM = re.compile(
     r"(?:\s*\^\s*\(?(?P<power>-?\d)\)?|(?P<digit>[23])\b|\s*(?P<after>squared|cubed)\b)?"
 )
 _WORD_NEXT = re.compile(r" +[A-Za-z]{2,}")
-_TEXT_UNIT = re.compile(r"(?<=\S)(?:\\[ ,;])*\\(?:text|mathrm|mbox) *\{[^{}]*\}(?: ?\^ ?(?:\d|\{[^{}]*\}))?")
+_TEXT_UNIT = re.compile(r"(?<=\S)(?: |\\[ ,;])*\\(?:text|mathrm|mbox) *\{[^{}]*\}(?: ?\^ ?(?:\d|\{[^{}]*\}))?")
 _CURRENCY_SIGN = re.compile(rf"([{CURRENCY}])\s*-?\.?\d")
 _MEASURE = re.compile(r"(\d{1,3}(?:,\d{3})+|\d+(?:\.\d+)?)\s*([a-z]{2,})\b[.,\s]*(?:and\b\s*)?")
 _MEASURES = re.compile(rf"\s*(?:{_MEASURE.pattern})+")

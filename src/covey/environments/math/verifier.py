@@ -10,12 +10,8 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
-from covey.environments.math.answers import Answer
-from covey.environments.math.judge import compare
 from covey.environments.math.symbolic import (
-    equal_at_sight,
     math_verify_accuracy,
-    symbolic_equal,
     torchrl_equal,
     trl_accuracy,
 )
@@ -43,28 +39,15 @@ class MathLimits:
 class MathVerifier:
     """Worker processes that run math-verify. They start when the first comparison needs them.
 
-    >>> asyncio.run(MathVerifier().is_right("\\\\boxed{x+1}", "1+x"))
+    >>> asyncio.run(MathVerifier().torchrl_equal("$x+1$", "$1+x$"))
     True
     """
 
     def __init__(self, limits: MathLimits | None = None) -> None:
-        """Start no worker yet. Raises ValueError where math-verify is not installed."""
-        if find_spec("math_verify") is None:
-            raise ValueError("comparing mathematics needs math_verify: pip install 'math-verify[antlr4_9_3]'")
+        """Start no worker yet."""
         self.limits = limits or MathLimits()
         self._pool: WorkerPool | None = None
         self._counts = dict.fromkeys(COUNTS, 0.0)
-
-    async def is_right(self, completion: str, gold: str, question: str = "", computed: bool = True) -> bool | Failure:
-        """Check whether the completion's answer is the gold one, by the rule of `answers.compare`."""
-        verdict = compare(completion, gold, question, computed)
-        if not isinstance(verdict, Answer):
-            return verdict
-        at_sight = equal_at_sight(verdict.text, gold)
-        if at_sight is not None:
-            return at_sight
-        result = await self._call(symbolic_equal, {"answer": verdict.text, "gold": gold})
-        return result if isinstance(result, Failure) else bool(result)
 
     async def trl(self, completion: str, gold: str) -> Reward | Failure:
         """Compute TRL's accuracy reward. A gold answer that does not parse gets none, which is a Failure here."""
@@ -111,10 +94,16 @@ class MathVerifier:
         return 0.0
 
 
+def check_installed(scheme: str) -> None:
+    """Refuse (ValueError) a scheme that asks math-verify where it is not installed."""
+    if find_spec("math_verify") is None:
+        raise ValueError(f"scheme={scheme} needs math_verify: pip install 'math-verify[antlr4_9_3]'")
+
+
 def _reward(value: float | Failure) -> Reward | Failure:
     return value if isinstance(value, Failure) else Reward(value, {"correct": value})
 
 
 MODULES = ("math_verify", "sympy")
-FUNCTIONS: list[Callable[..., Any]] = [symbolic_equal, trl_accuracy, math_verify_accuracy, torchrl_equal]
+FUNCTIONS: list[Callable[..., Any]] = [trl_accuracy, math_verify_accuracy, torchrl_equal]
 COUNTS = ("math_calls", "math_timeouts", "math_crashes")

@@ -1,6 +1,5 @@
 """What can be said of a formula's tree without algebra: its spelling in one order, its value at a point, its size."""
 
-import math
 import random
 from collections.abc import Callable, Iterable
 from fractions import Fraction
@@ -125,38 +124,10 @@ def is_compound(node: Node) -> bool:
     return any(has_words(before) and isinstance(after, Number) for before, after in pairwise(factors))
 
 
-def without_units(node: Node) -> Node:
+def without_words(node: Node) -> Node:
     """Return a product less its units: the `12\\pi` of an area in square metres."""
     kept = [factor for factor in node.factors if not has_words(factor)] if isinstance(node, Product) else []
     return Product(tuple(kept)) if len(kept) > 1 else (kept or [node])[0]
-
-
-# ------------------------------------------------------------------------------------------------ size
-
-
-def num_terms(node: Node) -> int:
-    """Bound the number of terms that multiplying everything out would bring, up to `MAX_TERMS`."""
-    match node:
-        case Number() | Symbol():
-            return 1
-        case Sum(nodes) | Call(_, nodes) | Group(_, nodes):
-            return min(MAX_TERMS, 1 + sum(map(num_terms, nodes)))
-        case Product(nodes):
-            return min(MAX_TERMS, math.prod(map(num_terms, nodes)))
-        case Quotient(top, bottom):
-            return min(MAX_TERMS, num_terms(top) * num_terms(bottom))
-        case Root(radicand, index):
-            return min(MAX_TERMS, index * num_terms(radicand))
-        case Power(base, exponent):
-            return _num_terms_of_power(num_terms(base), exponent)
-
-
-def _num_terms_of_power(terms: int, exponent: Node) -> int:
-    size = max((abs(part.value) for part in walk(exponent) if isinstance(part, Number)), default=Fraction(1))
-    if size > MAX_TERMS:
-        return MAX_TERMS
-    power = math.ceil(size)
-    return min(MAX_TERMS, max(power, math.comb(power + terms - 1, terms - 1) if terms > 1 else 1))
 
 
 # ------------------------------------------------------------------------------------------------ polynomials
@@ -238,7 +209,6 @@ def _common_divisor(first: list[int], second: list[int]) -> list[int]:
     return first
 
 
-MAX_TERMS = 10_000
 MAX_DEGREE = 30
 PRIME = 2**61 - 1
 SET = "\\{\\}"

@@ -67,8 +67,9 @@ def same_relation(answer: Node, gold: Node) -> bool | None:
         return _all_same(given, named if given.keys() == named.keys() else dict(enumerate(named.values())))
     kinds = [side.kind for node in (answer, gold) if isinstance(side := last_side(node), Group)]
     by_name = _values_by_name(answer)
-    if kinds[1:] == ["()"] and by_name and by_name.keys() <= set(COORDINATES):
-        return _all_same(dict(enumerate(by_name[name] for name in COORDINATES if name in by_name)), _in_order(gold))
+    if kinds[1:] == ["()"] and by_name:
+        order = COORDINATES if by_name.keys() <= set(COORDINATES) else by_name
+        return _all_same(dict(enumerate(by_name[name] for name in order if name in by_name)), _in_order(gold))
     if kinds == ["()", "list"] or (kinds[:1] == ["()"] and _is_column(gold)):
         return _all_same(_in_order(answer), _in_order(gold))
     if set(kinds) == {"()", SET} or (_is_several(gold) and not any(_may_be_several(part) for part in walk(answer))):

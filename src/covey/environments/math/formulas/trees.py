@@ -266,10 +266,12 @@ class _Reader:
 
     def _bracketed(self, token: str) -> Node:
         if self._take(CLOSING):
-            return Group(token, ())
+            return Symbol("\\emptyset") if token in SETS else Group(token, ())
         node = self._inside(*CLOSING)
         if isinstance(node, Group) and node.kind == "list":
             return Group(token + self._tokens[self._position - 1], node.members)
+        if isinstance(node, Group) and node.kind.startswith("matrix"):
+            return Group(f"p{node.kind}", node.members)
         return Group(token, (node,)) if token in SETS else node
 
     def _barred(self, token: str) -> Node:

@@ -5,12 +5,12 @@ the same, and one that comes of rounding shrinks. So nothing counts that is smal
 """
 
 import math
-import operator
 import random
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Context, Decimal, DivisionByZero, InvalidOperation, Overflow, getcontext, localcontext
 from fractions import Fraction
-from functools import lru_cache
+from functools import lru_cache, partial, reduce
+from operator import add, mul, truediv
 from typing import Any
 
 from covey.environments.math.formulas.nodes import (
@@ -23,20 +23,27 @@ from covey.environments.math.formulas.nodes import (
     Root,
     Sum,
     Symbol,
+    is_numeric,
     walk,
 )
 from covey.environments.math.formulas.words import BINOMIALS, GREEK
 
 Value = Fraction | Decimal
+Parts = tuple[Value, Value]
+"""Of a complex number."""
+IMAGINARY = Symbol("i")
 
 DIGITS = 60
 NUM_POINTS = 4
 """Places at which formulas of letters are compared: two with positive numbers, two with negative ones too."""
 WHOLE = range(NUM_POINTS, 2 * NUM_POINTS)
 """Places with whole numbers, for factorials and signs such as `(-1)^n`."""
-MAX_BITS = 200_000
-"""Of a numerator or denominator that is kept exactly."""
-MAX_FACTORIAL = 5_000
+MAX_BITS = 8_000
+"""Of a numerator or denominator that is kept exactly; larger ones are rounded."""
+MAX_FACTORIAL = 3_000
+MAX_INDEX = 100
+"""Of roots, and of powers of complex numbers."""
+MAX_WHOLE = 10**30
 
 
 def equal_values(first: Node, second: Node) -> bool | None:
@@ -44,7 +51,8 @@ def equal_values(first: Node, second: Node) -> bool | None:
 
     None where one has no value at some point and they differ at none.
     """
-    for points in (range(NUM_POINTS), WHOLE):
+    is_number = is_numeric(first) and is_numeric(second)
+    for points in (range(1),) if is_number else (range(NUM_POINTS), WHOLE):
         verdicts = [equal_at((first, point), (second, point)) for point in points]
         if False in verdicts or None not in verdicts:
             return False not in verdicts
@@ -53,26 +61,32 @@ def equal_values(first: Node, second: Node) -> bool | None:
 
 def equal_at(first: tuple[Node, int], second: tuple[Node, int]) -> bool | None:
     """Compare the values of two formulas, each at a point of its own. None where one has none."""
-    gaps: list[Decimal] = []
+    gaps: list[list[Decimal]] = []
     for digits in (DIGITS, 2 * DIGITS):
-        one, other = value_at(*first, digits), value_at(*second, digits)
-        if one is None or other is None:
+        ones, others = _parts_at(*first, digits), _parts_at(*second, digits)
+        if ones is None or others is None:
             return None
-        if isinstance(one, Fraction) and isinstance(other, Fraction):
-            return one == other
+        if all(isinstance(part, Fraction) for part in (*ones, *others)):
+            return ones == others
         with localcontext(_context(digits)):
-            gaps.append(_decimal(one) - _decimal(other))
+            gaps.append([_decimal(one) - _decimal(other) for one, other in zip(ones, others, strict=True)])
     with localcontext(_context(DIGITS)):
-        return abs(gaps[1] - gaps[0]) >= abs(gaps[1]) / 2
+        return all(abs(late - early) >= abs(late) / 2 for early, late in zip(*gaps, strict=True))
 
 
 def value_at(node: Node, point: int = 0, digits: int = DIGITS) -> Value | None:
     """Return the value with numbers in place of the letters, None where it is no real number or too large."""
+    parts = _parts_at(node, point, digits)
+    return parts[0] if parts is not None and parts[1] == 0 else None
+
+
+def _parts_at(node: Node, point: int, digits: int) -> Parts | None:
     with localcontext(_context(digits)):
         try:
-            return _value(node, point)
+            parts = _parts(node, point)
         except (ArithmeticError, ValueError):
             return None
+    return parts if all(isinstance(part, Fraction) or part.is_finite() for part in parts) else None
 
 
 def _context(digits: int) -> Context:
@@ -87,11 +101,11 @@ def _value(node: Node, point: int) -> Value:
         case Symbol(name):
             return _letter(name, point)
         case Sum(terms):
-            return _folded(terms, point, operator.add)
+            return reduce(_add, (_value(term, point) for term in terms))
         case Product(factors):
-            return _folded(factors, point, operator.mul)
+            return reduce(_times, (_value(factor, point) for factor in factors))
         case Quotient(top, bottom):
-            return _folded((top, bottom), point, operator.truediv)
+            return _over(_value(top, point), _value(bottom, point))
         case Power(base, exponent):
             return _power(_value(base, point), _value(exponent, point))
         case Root(radicand, index):
@@ -103,20 +117,53 @@ def _value(node: Node, point: int) -> Value:
     raise ValueError("no number")
 
 
-def _folded(nodes: tuple[Node, ...], point: int, operation: Callable[..., Any]) -> Value:
-    total, *others = (_value(node, point) for node in nodes)
-    for value in others:
-        if isinstance(total, Fraction) and isinstance(value, Fraction):
-            total = _bounded(operation(total, value))
-        else:
-            total = operation(_decimal(total), _decimal(value))
-    return total
+def _combined(operation: Callable[[Any, Any], Any], one: Value, other: Value) -> Value:
+    """Add or multiply and the like, exactly where both are exact and the outcome is not too long."""
+    if isinstance(one, Fraction) and isinstance(other, Fraction):
+        exact: Fraction = operation(one, other)
+        bits = max(exact.numerator.bit_length(), exact.denominator.bit_length())
+        return _decimal(exact) if bits > MAX_BITS else exact
+    rounded: Decimal = operation(_decimal(one), _decimal(other))
+    return rounded
 
 
-def _bounded(value: Fraction) -> Fraction:
-    if max(value.numerator.bit_length(), value.denominator.bit_length()) > MAX_BITS:
-        raise ValueError("too large")
-    return value
+_add, _times, _over = (partial(_combined, operation) for operation in (add, mul, truediv))
+
+
+def _parts(node: Node, point: int) -> Parts:
+    """Return the real and the imaginary part."""
+    if IMAGINARY not in walk(node):
+        return _value(node, point), Fraction(0)
+    match node:
+        case Symbol():
+            return Fraction(0), Fraction(1)
+        case Sum(terms):
+            reals, imaginaries = zip(*(_parts(term, point) for term in terms), strict=True)
+            return reduce(_add, reals), reduce(_add, imaginaries)
+        case Product(factors):
+            return reduce(_complex_product, [_parts(factor, point) for factor in factors])
+        case Quotient(top, bottom):
+            return _complex_product(_parts(top, point), _inverse(_parts(bottom, point)))
+        case Power(base, Number(exponent)) if exponent.denominator == 1 and 0 < abs(exponent) <= MAX_INDEX:
+            power = reduce(_complex_product, [_parts(base, point)] * abs(int(exponent)))
+            return power if exponent > 0 else _inverse(power)
+        case Power(Symbol("e"), exponent):
+            real, angle = _parts(exponent, point)
+            size = _decimal(real).exp()
+            return size * _cosine(angle), size * _sine(angle)
+        case Call("|" | "\\lvert", (inside,)):
+            return _root(reduce(_add, (_times(part, part) for part in _parts(inside, point))), 2), Fraction(0)
+    raise ValueError("no number")
+
+
+def _complex_product(one: Parts, other: Parts) -> Parts:
+    crossed = _times(one[1], other[1])
+    return _add(_times(one[0], other[0]), -crossed), _add(_times(one[0], other[1]), _times(one[1], other[0]))
+
+
+def _inverse(number: Parts) -> Parts:
+    size = _add(_times(number[0], number[0]), _times(number[1], number[1]))
+    return _over(number[0], size), _over(-number[1], size)
 
 
 def _decimal(value: Value) -> Decimal:
@@ -126,25 +173,25 @@ def _decimal(value: Value) -> Decimal:
 def _letter(name: str, point: int) -> Value:
     if name in CONSTANTS_BY_NAME:
         return CONSTANTS_BY_NAME[name]()
-    if name == "i" or not (name.isalpha() or name in GREEK or name[-1:] == "]"):
+    if not (name.isalpha() or name in GREEK):
         raise ValueError("no number")
     draw = random.Random(f"{name} {point}")
     if point in WHOLE:
         return Fraction(draw.randrange(2, 40))
     sign = draw.choice((1, -1)) if point >= NUM_POINTS // 2 else 1
-    return Fraction(sign * draw.randrange(10**6, 2 * 10**6), 10**6)
+    return Fraction(sign * draw.randrange(1_000, 2_000), 1_000)
 
 
 def _power(base: Value, exponent: Value) -> Value:
     if isinstance(exponent, Fraction) and exponent.denominator == 1 and isinstance(base, Fraction):
         bits = max(base.numerator.bit_length(), base.denominator.bit_length())
-        if (bits - 1) * abs(exponent) <= MAX_BITS and bits <= MAX_BITS:
+        if (bits - 1) * abs(exponent) <= MAX_BITS:
             return base ** int(exponent)
-    elif isinstance(exponent, Fraction) and exponent.denominator < MAX_BITS and base >= 0:
+    elif isinstance(exponent, Fraction) and exponent.denominator < MAX_INDEX and base >= 0:
         root = _root(base, exponent.denominator)
         if isinstance(root, Fraction):
             return _power(root, Fraction(exponent.numerator))
-    if base < 0 and exponent != int(exponent):
+    if base < 0 and exponent % 1:
         raise ValueError("not real")
     return _decimal(base) ** _decimal(exponent)
 
@@ -162,10 +209,8 @@ def _root(radicand: Value, index: int) -> Value:
 
 
 def _whole_root(number: int, index: int) -> int | None:
-    if number < 2:
-        return number
-    root = round(Decimal(number) ** (1 / Decimal(index))) if number.bit_length() < MAX_BITS else 0
-    return root if root.bit_length() * index <= 2 * MAX_BITS and root**index == number else None
+    root = round(Decimal(number) ** (1 / Decimal(index))) if number > 1 else number
+    return root if root**index == number else None
 
 
 # ------------------------------------------------------------------------------------------------ functions
@@ -181,7 +226,7 @@ def _binomial(arguments: Sequence[Value]) -> Value:
 
 
 def _whole(value: Value) -> int:
-    if value != int(value) or not 0 <= value <= MAX_FACTORIAL:
+    if not 0 <= value <= MAX_FACTORIAL or value % 1:
         raise ValueError("no number of things")
     return int(value)
 
@@ -237,8 +282,10 @@ def _arcsine(argument: Value) -> Decimal:
     return pi() / 2 * x if abs(x) == 1 else _arctangent(x / (1 - x * x).sqrt())
 
 
-def _size(argument: Value) -> Value:
-    return argument if argument >= 0 else -argument
+def _floor(argument: Value) -> Value:
+    if not -MAX_WHOLE < argument < MAX_WHOLE:
+        raise ValueError("too large")
+    return Fraction(math.floor(argument))
 
 
 def _of_one(function: Callable[[Value], Value]) -> Callable[[Sequence[Value]], Value]:
@@ -272,8 +319,8 @@ FUNCTIONS_OF_NUMBERS: Mapping[str, Callable[[Sequence[Value]], Value]] = {
     "\\arctan": _of_one(_arctangent),
     "\\arcsin": _of_one(_arcsine),
     "\\arccos": _of_one(lambda x: pi() / 2 - _arcsine(x)),
-    "|": _of_one(_size),
-    "\\lvert": _of_one(_size),
-    "\\lfloor": _of_one(lambda x: Fraction(math.floor(x))),
-    "\\lceil": _of_one(lambda x: Fraction(math.ceil(x))),
+    "|": _of_one(lambda x: x.copy_abs() if isinstance(x, Decimal) else abs(x)),
+    "\\lvert": _of_one(lambda x: x.copy_abs() if isinstance(x, Decimal) else abs(x)),
+    "\\lfloor": _of_one(_floor),
+    "\\lceil": _of_one(lambda x: -_floor(-x)),
 }

@@ -47,11 +47,11 @@ PHRASES = (
     (re.compile(_BEGIN + r"all real numbers? (?:except|other than|but)(?: for)? *\}? *(?:[a-z] ?= ?)?(.*?)" + _END),
      r"x \\ne \1"),
     (re.compile(_BEGIN + r"(?:the set of )?(?:all|every|any) (?:real numbers?|reals)" + _END), r"(-\\infty,\\infty)"),
-    (re.compile(_BEGIN + r"(?:there (?:is|are) )?no (?:real |such |integer )?(?:solutions?|answers?|values?|roots?)(?: exists?)?"
-                r"|none|(?:the )?(?:empty|null) set" + _END), r"\\emptyset"),
+    (re.compile(_BEGIN + r"(?:there (?:is|are) )?no (?:real |such |integer )?(?:solution|answer|value|root)s?"
+                r"(?: exists?)?|none|(?:the )?(?:empty|null) set" + _END), r"\\emptyset"),
     (re.compile(r"(?:\\mathbb ?(?:\{ ?R ?\}|R)|\\R(?![A-Za-z])|\u211d)(?! ?\^)"), r"(-\\infty,\\infty)"),
     (re.compile(r"(?<=infty\)) ?(?:-|\\backslash) ?(?=\\\{)"), r"\\setminus "),
-    (re.compile(r"(?<=\d) ?(?:\\text ?\{ ?)?(?i:[ap])\. ?(?i:m)\.\}?|(?<=\d) ?(?:\\text ?\{ ?)?(?:[ap]m|[AP]M)\b\}?"), ""),
+    (re.compile(r"(?<=\d) ?(?:\\text ?\{ ?)?(?:(?i:[ap]\. ?m)\.|(?:[ap]m|[AP]M)\b)\}?"), ""),
 )  # fmt: skip
 """What words and signs of sets say as a formula."""
 _GAP = r"(?:[ ~]|\\[,;: ])*"
@@ -95,7 +95,8 @@ LESS = {"<": False, "\\lt": False, "≤": True, "\\le": True, "\\leq": True, "\\
 MORE = {">": False, "\\gt": False, "≥": True, "\\ge": True, "\\geq": True, "\\geqslant": True}
 ORDER = frozenset(LESS | MORE)
 RELATIONS = ORDER | _words(
-    r"= ≈ : \in ∈ \approx \equiv \to \rightarrow \implies \Rightarrow \mid \ne \subset \subseteq \cup ∪ \cap ∩ \setminus"
+    r"= ≈ : \in ∈ \approx \equiv \to \rightarrow \implies \Rightarrow \mid \ne \subset \subseteq"
+    r" \cup ∪ \cap ∩ \setminus"
 )
 AND = "\\and"
 DOTS = "\\ldots"

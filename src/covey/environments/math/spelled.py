@@ -1,0 +1,43 @@
+"""Numbers in English words: forty-two, two thirds, 3 and a half."""
+
+import re
+
+
+def in_digits(text: str) -> str:
+    """Write the number that a text without digits begins with in digits: `forty-two`, `two thirds`, `a dozen`."""
+    found = _IN_WORDS.match(text)
+    if found is None or any(character.isdigit() for character in text):
+        return with_parts(text)
+    total = current = 0
+    for word in re.findall(r"[a-z]+", found["number"].lower()):
+        size = SMALL.get(word, LARGE.get(word, 0))
+        if word in LARGE and size > 100:
+            total, current = total + max(current, 1) * size, 0
+        else:
+            current = max(current, 1) * size if word in LARGE else current + size
+    part = f"/{PARTS[found['part'].lower().rstrip('s')]}" if found["part"] else ""
+    return with_parts(f"{'-' if found['sign'] else ''}{total + current}{part}{text[found.end() :]}")
+
+
+def with_parts(text: str) -> str:
+    """Write "3 and a half" as 3 1/2."""
+    return _AND_PART.sub(lambda match: f"{match[1]} {SMALL.get(match[2], 1)}/{PARTS[match[3]]}", text)
+
+
+_UP_TO_NINETEEN = (
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen"
+    " eighteen nineteen"
+)
+_TENS = "twenty thirty forty fifty sixty seventy eighty ninety"
+SMALL = {word: number for number, word in enumerate(_UP_TO_NINETEEN.split())}
+SMALL |= {word: 10 * number for number, word in enumerate(_TENS.split(), start=2)}
+LARGE = {"hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+PARTS = {"half": 2, "halve": 2, "third": 3, "quarter": 4, "fourth": 4, "fifth": 5, "sixth": 6, "eighth": 8, "tenth": 10}
+_AND_PART = re.compile(r"\b(\d+) +and (a|one|two|three|four)[ -](half|third|quarter|fourth|fifth)s?\b")
+_WORD = "|".join((*SMALL, *LARGE))
+_IN_WORDS = re.compile(
+    rf"(?P<sign>(?:negative|minus) )?(?P<number>\b(?:{_WORD})\b"
+    rf"(?:(?:[ -]|(?:(?<=hundred)|(?<=thousand)|(?<=million)) and )(?:{_WORD})\b)*)"
+    rf"(?:[ -](?P<part>{'|'.join(PARTS)})s?\b)?",
+    re.IGNORECASE,
+)
