@@ -12,7 +12,7 @@ import pytest
 from covey.environments.math.answers import Answer, find_answer, without_thoughts
 from covey.environments.math.equal import same_formula
 from covey.environments.math.judge import compare
-from covey.environments.math.numerals import Reading, read_last, read_values
+from covey.environments.math.reading.numerals import Reading, read_last, read_values
 
 CASES = [json.loads(line) for line in Path(__file__).with_name("answer_cases.jsonl").read_text().splitlines()]
 

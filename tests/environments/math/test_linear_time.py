@@ -31,8 +31,8 @@ from covey.environments.math.answers import find_answer, visible, without_though
 from covey.environments.math.countdown.environment import score as countdown_score
 from covey.environments.math.equal import same_formula, same_spelling
 from covey.environments.math.judge import compare
-from covey.environments.math.normalize import plain
-from covey.environments.math.numerals import read_last, read_values
+from covey.environments.math.reading.normalize import plain
+from covey.environments.math.reading.numerals import read_last, read_values
 from covey.environments.math.settings import CountdownConfig
 from covey.rewards import LengthPenalty, Repetition, SentenceEnd, think_format
 

@@ -18,9 +18,9 @@ from itertools import product
 from typing import Literal
 
 from covey.environments.math.equal import MAX_FORMULA
-from covey.environments.math.normalize import TEXT_COMMAND, closing_brace, single_blanks
-from covey.environments.math.numerals import read_values
-from covey.environments.math.units import CONCESSION, DOUBT, OR, conversions
+from covey.environments.math.reading.normalize import TEXT_COMMAND, closing_brace, single_blanks
+from covey.environments.math.reading.numerals import read_values
+from covey.environments.math.reading.units import CONCESSION, DOUBT, OR, conversions
 from covey.types import CutText
 
 Form = Literal["hash", "box", "tag", "label", "formula", "none"]

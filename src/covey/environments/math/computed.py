@@ -48,7 +48,7 @@ from covey.environments.math.formulas.relations import is_ratio, is_reducible
 from covey.environments.math.formulas.trees import read_tree
 from covey.environments.math.formulas.values import equal_values
 from covey.environments.math.formulas.words import FAMILIES
-from covey.environments.math.normalize import plain
+from covey.environments.math.reading.normalize import plain
 
 
 def is_computed(answer: str, gold: str, question: str = "") -> bool:

@@ -6,8 +6,8 @@ from covey.environments.math.formulas.forms import canonical, has_words, is_comp
 from covey.environments.math.formulas.nodes import Node, is_equation, last_side
 from covey.environments.math.formulas.relations import has_dots, same_relation, same_value, same_with_dots
 from covey.environments.math.formulas.trees import read_tree
-from covey.environments.math.normalize import TEXT_COMMAND
-from covey.environments.math.units import is_date, measures_of, without_unit
+from covey.environments.math.reading.normalize import TEXT_COMMAND
+from covey.environments.math.reading.units import is_date, measures_of, without_unit
 
 MAX_FORMULA = 300
 """Longest formula that is read, in characters."""

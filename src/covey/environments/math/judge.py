@@ -16,15 +16,15 @@ from fractions import Fraction
 from functools import lru_cache
 
 from covey.environments.math.answers import Answer, find_answer, same_measure
-from covey.environments.math.claims import contradict
 from covey.environments.math.computed import is_computed, is_respelled, is_simplified
 from covey.environments.math.equal import MAX_FORMULA, same_formula, same_spelling
 from covey.environments.math.formulas.nodes import is_equation, last_side, numeral_value
 from covey.environments.math.formulas.trees import read_tree
 from covey.environments.math.formulas.values import value_at
-from covey.environments.math.normalize import TEXT_COMMAND, plain
-from covey.environments.math.numerals import Reading, range_of, read_last, read_values
-from covey.environments.math.units import conversion, differ_in_unit, measures_of, unit_of, without_unit
+from covey.environments.math.reading.claims import contradict
+from covey.environments.math.reading.normalize import TEXT_COMMAND, plain
+from covey.environments.math.reading.numerals import Reading, range_of, read_last, read_values
+from covey.environments.math.reading.units import conversion, differ_in_unit, measures_of, unit_of, without_unit
 
 
 def compare(completion: str, gold: str, question: str = "", computed: bool = True) -> bool:

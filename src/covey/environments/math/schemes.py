@@ -6,7 +6,7 @@ the spelling falls back to the raw text) are kept: every one of them changes som
 
 import re
 
-from covey.environments.math.normalize import closing_brace
+from covey.environments.math.reading.normalize import closing_brace
 from covey.types import Reward
 
 DAPO_CHARACTERS = 300

@@ -5,7 +5,7 @@ A command that is in no table here is no notation: a formula that has it cannot 
 
 import re
 
-from covey.environments.math.normalize import in_latex, unified
+from covey.environments.math.reading.normalize import in_latex, unified
 
 MAX_TOKENS = 400
 

@@ -10,9 +10,18 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise, product
 
-from covey.environments.math.normalize import CURRENCY, plain
-from covey.environments.math.spelled import in_digits, with_parts
-from covey.environments.math.units import CONCESSION, DENIED, DOUBT, NO_VALUE_AFTER, NO_VALUE_BEFORE, OR, is_date, named
+from covey.environments.math.reading.normalize import CURRENCY, plain
+from covey.environments.math.reading.spelled import in_digits, with_parts
+from covey.environments.math.reading.units import (
+    CONCESSION,
+    DENIED,
+    DOUBT,
+    NO_VALUE_AFTER,
+    NO_VALUE_BEFORE,
+    OR,
+    is_date,
+    named,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
 
-from covey.environments.math.normalize import CURRENCY, plain
+from covey.environments.math.reading.normalize import CURRENCY, plain
 
 _ONES = "one|two|three|four|five|six|seven|eight|nine"
 NO_VALUE_BEFORE = re.compile(

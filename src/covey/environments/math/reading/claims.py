@@ -11,7 +11,7 @@ from covey.environments.math.formulas.forms import canonical
 from covey.environments.math.formulas.nodes import Group, Node, Product, Symbol, is_name, is_numeric
 from covey.environments.math.formulas.trees import read_tree
 from covey.environments.math.formulas.words import GREEK
-from covey.environments.math.normalize import plain
+from covey.environments.math.reading.normalize import plain
 
 
 def contradict(answer: str, gold: str) -> bool:

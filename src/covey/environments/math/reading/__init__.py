@@ -1,0 +1,1 @@
+"""What a text says: its spelling, numbers, units, words and names."""
