@@ -4,12 +4,16 @@ import asyncio
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from benchmarks.environments import attack_stress
-from covey.sandbox import Sandbox, SandboxFailed, Tier
+from covey.sandbox import CallTest, Sandbox, SandboxFailed, Tier
+
+from ..conftest import opened
+from . import attack_run
 
 TIERS: tuple[Tier, ...] = ("namespace", "landlock")
 ROOT = Path(__file__).resolve().parents[3]
@@ -35,3 +39,28 @@ def test_20000_programs_leave_nothing(tier: Tier) -> None:
     command = [sys.executable, "-m", "benchmarks.environments.attack_stress", "--tier", tier, *user]
     found = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=3500)
     assert (found.stdout.splitlines()[-1], found.returncode) == ("0 problems", 0), found.stdout + found.stderr
+
+
+FOLDERS = """
+import os
+def f(n):
+    for place in range(100000):
+        try: os.mkdir(f"d{place}")
+        except OSError: break
+    return n
+"""
+
+
+def test_a_program_that_makes_folders_gets_a_verdict_in_time_and_leaves_none() -> None:
+    with opened("landlock") as sandbox:
+        left = attack_run.own_folders(sandbox)
+        began = time.monotonic()
+        report = sandbox.run_blocking(FOLDERS, [CallTest((n,), expected=n) for n in range(20)], "f")
+        waited = time.monotonic() - began
+        assert waited < report.seconds + 2.0
+        assert waited < 10.0
+        assert [result.kind for result in report.results] == ["crash"] + ["load"] * 19
+        assert report.results[1].message == "it left more files than a program may have"
+        # The next program has nothing of it
+        assert sandbox.run_blocking("def f(n): return n", [CallTest((1,), expected=1)], "f").fraction == 1.0
+    assert not any(map(os.path.exists, left))

@@ -14,7 +14,7 @@ import sys
 from typing import Any
 
 from covey.sandbox.inside import wire
-from covey.sandbox.inside.case import Case, Spawner
+from covey.sandbox.inside.case import Case, LoadFailed, Spawner
 from covey.sandbox.inside.host import Broken, Process, Program, Unjudged
 from covey.sandbox.inside.judging import pytest_like, verdicts
 from covey.sandbox.inside.link import Link
@@ -85,7 +85,10 @@ class JudgeSpawner:
 
     def fresh(self, limits: dict[str, Any], is_script: bool) -> Program:
         self._link.send(spawn=is_script)
-        return Program(Process(0, None, *self._link.receive_descriptors()), limits)
+        descriptors = self._link.receive_descriptors()
+        if not descriptors:
+            raise LoadFailed("it left more files than a program may have")
+        return Program(Process(0, None, *descriptors), limits)
 
     def end(self, program: Program) -> None:
         program.close()

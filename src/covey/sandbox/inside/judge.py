@@ -19,11 +19,14 @@ from covey.sandbox.inside import checker, wire
 from covey.sandbox.inside.host import Broken, Ended, Process, Program, TimedOut, Violation, Zygote
 from covey.sandbox.inside.isolation import checks, folders, kernel, landlock, users
 from covey.sandbox.inside.isolation.layers import LAYERS_OF, can_change_user
+from covey.sandbox.inside.link import REFUSED
 from covey.sandbox.inside.supervisor import CallerGone, Supervisor
 
 RUNS_PER_ZYGOTE = 5000
 ZYGOTE_SECONDS = 6 * 3600.0
 """Of its life; what it sees to at its start holds for half a day."""
+MAX_REMOVERS = 8
+"""At a time, in each slot; with more the next program waits."""
 LOOK_SECONDS = 0.05
 """Between two looks at a program's folder and threads, where the kernel does not bound them."""
 JUDGE_BYTES = 8 << 30
@@ -71,6 +74,10 @@ class Host:
         self._looked = 0.0
         self._num_runs, self._opened = 0, time.monotonic()
         self._leftovers: list[str] = []
+        self._removers: list[int] = []
+        """Processes that remove what programs left."""
+        self._has_overrun = False
+        """The program has made more files than it may, and gets no further process."""
 
     def _wanted(self) -> tuple[str, ...]:
         there_are = LAYERS_OF[self.start["tier"]]
@@ -103,6 +110,7 @@ class Host:
     def judge(self, order: dict[str, Any], supervisor: Supervisor) -> dict[str, Any]:
         """Return the verdicts on one program, of which nothing is left then."""
         self._use(order["limits"])
+        self._has_overrun = False
         answer = supervisor.judge(order)
         self.tidy()
         return answer
@@ -113,6 +121,9 @@ class Host:
             self.clear()
         if "spawn" in message:
             self.clear()
+            if self._has_overrun:
+                channel.sendall(REFUSED)
+                return
             self._running = self._fresh(message["spawn"])
             socket.send_fds(channel, [b"+"], self._running.descriptors)
             self._running.close()
@@ -125,7 +136,9 @@ class Host:
         self._looked = now
         process, limits = self._running, self._limits
         has_many = folders.num_threads(process.pid) > limits["num_processes"] + 1
-        if has_many or (process.folder and folders.is_over(process.folder, limits["file_bytes"])):
+        if process.folder and folders.is_over(process.folder, limits["file_bytes"]):
+            has_many = self._has_overrun = True
+        if has_many:
             os.kill(process.pid, signal.SIGKILL)
 
     def clear(self) -> None:
@@ -192,14 +205,20 @@ class Host:
             self._leftovers.append(process.folder)
 
     def tidy(self) -> None:
-        """Wait until all programs that were to end are gone, with what they left."""
+        """Wait until all programs that were to end are gone. What they left may take longer than they had."""
         self.living.reap()
-        while self._leftovers:
-            with contextlib.suppress(OSError):  # what resists is tried again when the base goes
-                folders.remove(self._leftovers.pop())
+        full = [folder for folder in self._leftovers if not folders.is_removed(folder)]
+        self._leftovers.clear()
+        if full:
+            self._removers.append(folders.remove_aside(full))
 
     def prepare(self) -> None:
         """Have a process ready for the next program, while the caller is busy."""
+        while self._removers:
+            how = 0 if len(self._removers) > MAX_REMOVERS else os.WNOHANG
+            if os.waitpid(self._removers[0], how)[0] == 0:
+                break
+            self._removers.pop(0)
         is_old = self._num_runs >= RUNS_PER_ZYGOTE or time.monotonic() - self._opened > ZYGOTE_SECONDS
         if is_old and self._spare is None:
             self.living.close()
@@ -211,6 +230,9 @@ class Host:
         """End everything and leave nothing behind."""
         if self.zygote is not None:
             self.zygote.close()
+        for remover in self._removers:
+            os.kill(remover, signal.SIGKILL)
+            os.waitpid(remover, 0)
         if self.base is not None:
             folders.remove_when_still(self.base)
 

@@ -11,6 +11,8 @@ from covey.sandbox.inside import wire
 
 CHECK_SECONDS = 1.0
 """For looking at an answer that came just in time."""
+REFUSED = b"-"
+"""In place of descriptors."""
 MAX_MESSAGE = 300
 """Characters of a verdict's message."""
 
@@ -50,7 +52,7 @@ class Link:
         wire.send(self._channel.fileno(), {"verdicts": verdicts, **message})
 
     def receive_descriptors(self) -> list[int]:
-        """Return the descriptors that the judge was asked for."""
+        """Return the descriptors that the judge was asked for, or none where it refuses."""
         found, descriptors, _, _ = socket.recv_fds(self._channel, 1, 4)
         if not found:
             raise EOFError

@@ -6,14 +6,21 @@ Whatever a program left is hostile: links, folders nested by the thousand, folde
 
 import errno
 import os
+import resource
+import signal
 import stat
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import islice
 
-MAX_ENTRIES = 4096
+from covey.sandbox.inside.isolation import kernel
+
+MAX_ENTRIES = 256
 """In a program's folder."""
 MAX_DEPTH = 32
+FEW = 16
+"""Entries that are removed at once."""
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _REPLACED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 
@@ -110,6 +117,32 @@ def remove(folder: str) -> None:
     finally:
         os.close(at)
     os.rmdir(folder)
+
+
+def is_removed(folder: str) -> bool:
+    """Remove a folder that holds little, and return whether it is gone."""
+    try:
+        if next(islice(_below(folder), FEW, None), None) is not None:
+            return False
+        remove(folder)
+    except OSError as error:
+        return error.errno == errno.ENOENT
+    return True
+
+
+def remove_aside(folders: Sequence[str]) -> int:
+    """Start a process that removes folders, however long that takes, and return its number. It ends with this one."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            kernel.name_process("covey-remover")
+            kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
+            os.closerange(0, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+            for folder in folders:
+                remove_when_still(folder)
+        finally:
+            os._exit(0)
+    return pid
 
 
 def remove_when_still(folder: str) -> None:
