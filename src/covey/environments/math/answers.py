@@ -196,7 +196,7 @@ def _marks(text: str, numeric: bool) -> list[_Mark]:
 _JOINT = re.compile(
     r"(?: ?for (?:part )?[(]?[a-z][)]?,?(?= ))?(?:[\s$*.,;:|/&()\[\]\\-]|\\q?quad)*"  # for part (a)
     rf"(?:(?:\\text *\{{[ ,]*)?({OR}|vs|and)(?:[\s$*:(\[\\}}]|\\q?quad)*)?"
-    r"([A-Za-z](?:_\{?\w\}?)? ?= ?)?"
+    r"(?:\([a-z]\)[ :]*)?([A-Za-z](?:_\{?\w\}?)? ?= ?)?"
 )
 _SEPARATORS = frozenset(",;/|")
 _DOUBT = re.compile(rf"\b(?:{DOUBT}|else)\b(?: even\b)?")
@@ -274,9 +274,12 @@ _FORMULA = re.compile(
 )
 """`$50 - $8` holds none: no blank stands inside of a dollar sign of TeX, and no digit right behind the second."""
 _OPERATORS = frozenset("+-*/^=<>\u2264\u2265\u2260\u00b1\u00d7\u00b7\u00f7")
+_STOPS = re.compile(r"[.;:*]+(?= |$)")
+_FUNCTION = re.compile(r"\\?(?:log|ln|lg|sin|cos|tan|sqrt|arc(?:sin|cos|tan))(?:[_^]\S+)?")
 _FORMULA_SIGN = re.compile(
     r"\\[A-Za-z(\[]|[\u03c0\u221a^\u2264\u2265\u2260\u00b1]|\d[xyzinabe](?![A-Za-z])|(?<![A-Za-z])[a-z] ?[+*] ?\d"
-    r"|(?:^|\s|[A-Za-z])[<>]=?\s?-?\d"
+    r"|(?:^|\s|[A-Za-z])[<>]=?\s?-?\d|[(\[{]\S*\d, -?\d|(?<![A-Za-z])[A-Za-z]\(-?\d"
+    r"|(?:log|ln|lg|sin|cos|tan|sqrt)\S* \d"
 )
 
 
@@ -298,16 +301,20 @@ def _unmarked(text: str, numeric: bool) -> Answer:
 def _last_run(text: str) -> str:
     """Return the last word with a digit and what operators join to it: `x > 3` of "so that x > 3 holds"."""
     *_, line = [line for line in text.split("\n") if re.search(r"\d", line)] or [""]
-    words = line[-MAX_FORMULA:].replace("\\$", "").replace("\\%", "%").split()
+    words = _STOPS.sub("", line[-MAX_FORMULA:]).replace("\\$", "").replace("\\%", "%").split()
     last = max((i for i, word in enumerate(words) if re.search(r"\d", word)), default=0)
     first = last
-    while first > 0 and (
-        words[first][0] in _OPERATORS or words[first][0] == "\\" or words[first - 1][-1] in _OPERATORS
-    ):
+    while first > 0 and _is_joined(words[first - 1], words[first]):
         first -= 1
     while last + 1 < len(words) and (words[last + 1][0] in _OPERATORS or words[last][-1] in _OPERATORS):
         last += 1
     return " ".join(words[first : last + 1]).rstrip(".,;:*")
+
+
+def _is_joined(before: str, word: str) -> bool:
+    """Check for an operator between two words, or a function, a command or a list that they are parts of."""
+    is_listed = before.endswith(",") and word[-1:] in ")]}" and word[0] not in "([{"
+    return word[0] in _OPERATORS | {"\\"} or before[-1] in _OPERATORS or is_listed or bool(_FUNCTION.fullmatch(before))
 
 
 def find_answer(completion: str, numeric: bool = True) -> Answer | None:
@@ -330,6 +337,11 @@ def find_answer(completion: str, numeric: bool = True) -> Answer | None:
     for mark in reversed(negated):
         text = text[: mark.begin] + text[mark.end :]
     return _unmarked(text, numeric) if text.strip() else None
+
+
+def boxes_of(completion: str) -> list[str]:
+    """Return what all boxes hold."""
+    return [mark.text for mark in _boxes(single_blanks(visible(completion[-MAX_COMPLETION:])))]
 
 
 def _affirmed(mark: _Mark) -> _Mark:

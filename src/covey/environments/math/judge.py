@@ -15,10 +15,10 @@ from dataclasses import replace
 from fractions import Fraction
 from functools import lru_cache
 
-from covey.environments.math.answers import Answer, find_answer, same_measure
+from covey.environments.math.answers import Answer, boxes_of, find_answer, same_measure
 from covey.environments.math.computed import is_computed, is_respelled, is_simplified
 from covey.environments.math.equal import MAX_FORMULA, same_formula, same_spelling
-from covey.environments.math.formulas.nodes import is_equation, last_side, numeral_value
+from covey.environments.math.formulas.nodes import Group, is_equation, last_side, numeral_value
 from covey.environments.math.formulas.trees import read_tree
 from covey.environments.math.formulas.values import value_at
 from covey.environments.math.reading.claims import contradict
@@ -45,7 +45,7 @@ def compare(completion: str, gold: str, question: str = "", computed: bool = Tru
         return False
     answer = _without_remarks(answer, gold)
     if letter:
-        said, text = choice_of(answer.text)
+        said, text = choice_of(answer.text if answer.form != "none" else answer.text.rpartition("\n")[2])
         if said or not wording:
             return said == letter or (not said and same_spelling(text, gold))
         return compare(completion, wording, question, computed)
@@ -60,9 +60,21 @@ def compare(completion: str, gold: str, question: str = "", computed: bool = Tru
     # A reference that is no number: hand the answer on, unless a computation is left undone.
     if expected is None:
         answer = answer if answer.form != "none" else Answer(answer.text[-MAX_FORMULA:], "none")
-        is_allowed = not computed or _is_allowed(answer, gold, question)
-        return is_allowed and same_formula(_converted(answer.text, conversion(*units)), gold)
+        texts = [
+            text
+            for text in (answer.text, *_in_parts(completion, gold))
+            if not computed or _is_allowed(text, gold, question)
+        ]
+        return any(same_formula(_converted(text, conversion(*units)), gold) for text in texts)
     return _same_number(answer, gold, question, computed, conversion(*units))
+
+
+def _in_parts(completion: str, gold: str) -> list[str]:
+    """Return all boxes as one list, where the gold lists as many values: one for each part of the question."""
+    boxes = boxes_of(completion)
+    tree = read_tree(gold)
+    is_list = isinstance(tree, Group) and tree.kind == "list" and len(tree.members) == len(boxes)
+    return [", ".join(boxes)] if is_list else []
 
 
 def _converted(text: str, factor: Fraction) -> str:
@@ -84,12 +96,12 @@ def _same_number(answer: Answer, gold: str, question: str, computed: bool, facto
     is_final = gold_value(gold, computed=True) is not None
     values = answer_values(answer, computed=is_final)
     if values:
-        is_allowed = is_final or answer.form == "none" or _is_allowed(answer, gold, question)
+        is_allowed = is_final or answer.form == "none" or _is_allowed(answer.text, gold, question)
         is_same = all(value.agrees(expected, factor) for value in values)
         return is_allowed and is_same and is_respelled(answer.text, gold, question)
     if expected.slack:
         return _is_near(answer.text, expected)
-    is_allowed = _needs_algebra(answer) and _is_allowed(answer, gold, question)
+    is_allowed = _needs_algebra(answer) and _is_allowed(answer.text, gold, question)
     return is_allowed and same_formula(answer.text, gold)
 
 
@@ -201,8 +213,8 @@ def _needs_algebra(answer: Answer) -> bool:
     return has_command and answer.form != "none"
 
 
-def _is_allowed(answer: Answer, gold: str, question: str) -> bool:
-    return same_spelling(answer.text, gold) or is_computed(without_unit(answer.text), without_unit(gold), question)
+def _is_allowed(text: str, gold: str, question: str) -> bool:
+    return same_spelling(text, gold) or is_computed(without_unit(text), without_unit(gold), question)
 
 
 FORMULAS = frozenset({"box", "formula"})
@@ -218,22 +230,26 @@ _BASE = re.compile(r"^([\s$]*\d+)_\{?\d{1,2}\}?(?![\d}])")
 """Which of digits need not be said."""
 _LAST_LETTER = re.compile(r"\d\}? ?([A-Za-z])$")
 """A unit, or a letter of the question: of `5k` and "in terms of $k$"."""
-_THAT_IS = re.compile(r"^.*\b(?:i\.e\.|that is,|in other words,|namely),?\s+(?=\S*\d)")
+_THAT_IS = re.compile(
+    r"^.*\b(?:i\.e\.|that is|in other words|namely),?\s+(?=\S*\d)"
+    r"|^.*\b(?:than|half|double|twice|triple|times|of)\b.*,? (?:which (?:is|makes|equals)|so|or)\s+(?=\S*\d\S*[\s.]*$)"
+)
 _RESTATED = re.compile(
     r"([^(),]{0,80}?\d[^(),]{0,40}?)"
     r"(?: ?\((?:or |i\.e\.,? |= ?)?|,? (?:or|which is|which equals|equivalently) )([^()]{1,60}?)\)?[\s.]*"
 )
 _REASON = re.compile(r",\s|\b(?:because|since|as|where|when|so)\b")
 _SENTENCES = re.compile(r"(?<=[.!?])\s+(?=[A-Z])|\n")
-_DRESS = re.compile(r"[*_`$~]|\\[ ,;:!]|\\q?quad|\\(?:left|right)(?![A-Za-z])|\\[()\[\]]|[{}]")
+_DRESS = re.compile(r"[*_`$~\"\u201c\u201d]|\\[ ,;:!]|\\q?quad|\\(?:left|right)(?![A-Za-z])|\\[()\[\]]|[{}]")
 _NO_ANSWER = re.compile(
     r"|proof|(?:no|not) ?(?:answer|found|available|applicable|given|provided)|n/?a|nan|null|none"
     r"|unknown|tbd|todo|omitted|see (?:the )?(?:solution|proof)|[-?*_]+",
     re.IGNORECASE,
 )
 _CHOICE = re.compile(
+    r"(?i:(?:so|thus|hence|therefore),? )?"
     r"(?i:(?:the )?(?:correct |right |final )?(?:option|choice|answer|letter)(?: is)?:? ?)?"
-    r"(?:\(?(?P<letter>[A-K]|[a-k](?=\)?$))(?:\)[.:]?|[.:]|(?=$|,? (?:because|since|as|which|is|with)\b))"
+    r"(?:\(?(?P<letter>[A-K]|[a-k](?=\)?$))(?:\)[.:]?|[.:]|(?=$|,? (?:because|since|as|which|is|with|not)\b| [-\d\\]))"
     r"|\(?(?P<word>(?i:yes|no|true|false))(?:\)|(?=$|[.,;:]| because| since)))"
     r"(?P<text>.*)"
 )

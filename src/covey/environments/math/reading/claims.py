@@ -7,7 +7,7 @@ contradiction: the question may have said it.
 import re
 from collections.abc import Iterator
 
-from covey.environments.math.formulas.forms import canonical
+from covey.environments.math.formulas.forms import canonical, has_words, letters_of
 from covey.environments.math.formulas.nodes import Group, Node, Product, Symbol, is_name, is_numeric
 from covey.environments.math.formulas.trees import read_tree
 from covey.environments.math.formulas.words import GREEK
@@ -20,6 +20,8 @@ def contradict(answer: str, gold: str) -> bool:
     if any(given[group] != wanted[group] for group in given.keys() & wanted.keys()):
         return True
     ours, theirs = dict(_names(answer)), dict(_names(gold))
+    if {UNSOLVED, "letter"} <= ours.keys() ^ theirs.keys():  # 2x = 5 is not x = 5
+        return True
     return any(ours[kind] != theirs[kind] for kind in ours.keys() & theirs.keys())
 
 
@@ -40,8 +42,11 @@ def _names(text: str) -> Iterator[tuple[str, str]]:
     tree = read_tree(text[:MAX_LENGTH]) if "=" in text else None
     if isinstance(tree, Group) and tree.kind == "relation =":
         names = [member for member in tree.members if is_name(member) and not is_numeric(member)]
+        named = [side for side in tree.members[:-1] if not names and letters_of(side) and not has_words(side)]
         if len(names) == 1 and _kind(names[0]) != WORD:
             yield _kind(names[0]), _spelled(names[0])
+        elif len(named) == 1 and is_numeric(tree.members[-1]):
+            yield UNSOLVED, ""
 
 
 def _kind(name: Node) -> str:
@@ -58,14 +63,19 @@ def _kind(name: Node) -> str:
 
 
 def _spelled(name: Node) -> str:
-    """Spell a name without the marks of an angle, in whichever direction its letters go."""
+    """Spell a name without the marks of an angle; the letters of a line or an angle go in either direction."""
     factors = name.factors if isinstance(name, Product) else (name,)
-    kept = tuple(factor for factor in factors if factor not in _MARKS)
-    return canonical(Product(kept) if len(kept) > 1 else (kept or (name,))[0])
+    letters = [factor.name for factor in factors if isinstance(factor, Symbol) and factor not in _MARKS]
+    if len(letters) < 2 or not all(isinstance(factor, Symbol) for factor in factors):
+        kept = tuple(factor for factor in factors if factor not in _MARKS)
+        return canonical(Product(kept) if len(kept) > 1 else (kept or (name,))[0])
+    return "".join(sorted(letters) if TRIANGLE in factors else min(letters, letters[::-1]))
 
 
+TRIANGLE = Symbol("\\triangle")
+UNSOLVED = "unsolved"
 WORD = "text:"
-_MARKS = (Symbol("\\angle"), Symbol("\\triangle"), Symbol("m"))
+_MARKS = (Symbol("\\angle"), TRIANGLE, Symbol("m"))
 _DIRECTION = re.compile(r"degrees? *([NSEW])(?![A-Za-z])")
 _BOUNDS = re.compile(
     r"\b(?:at (?:most|least)|(?:more|less|fewer|greater|larger|smaller) than|no (?:more|less|fewer)(?: than)?|up to"
@@ -96,7 +106,10 @@ parallel; perpendicular, orthogonal
 rational; irrational
 prime; composite
 acute; obtuse
-wins?, won; loses?, lost; draws?, ties?
+noon; midnight
+adults?; child(?:ren)?
+vert(?:ex|ices); edges?; faces?
+wins?, won, victor\w+; los(?:es?|t|s|ses), defeats?; draws?, ties?
 heads?; tails?
 b\.?c(?:\.?e)?; a\.?d, c\.?e
 yes; no(?! solutions?| real)

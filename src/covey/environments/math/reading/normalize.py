@@ -38,7 +38,7 @@ _DOUBLED = re.compile(r"\\\\(?=[A-Za-z]{2})")
 """A backslash that was escaped once too often."""
 _BLANKS = re.compile(r"[ \t\r\f\v]+")
 _BLANK_LINES = re.compile(r"\n\s*")
-_CURRENCY_CODE = re.compile(r"\b(?:US|USD|EUR|GBP|INR|CAD|AUD|Rs\.?) ?\\?(?=[$€£]? ?-?\d)")
+_CURRENCY_CODE = re.compile(r"\b(?:US|USD|EUR|GBP|INR|CAD|AUD|Rs\.?) ?\\?(?=[$€£]?(?: |\\,)?-?\d)")
 _SIGN_WORD = re.compile(r"(?:(?:^ ?|(?<=is )|(?<=to )|(?<=of )|(?<=: ))minus|\bnegative) (?=[$€£]?\.?\d)")
 _DOUBLE_STAR_POWER = re.compile(r"(?<=[\d)])\*\*(?=[\d(-])")
 
@@ -54,10 +54,12 @@ _REPEATED = re.compile(
 _PERIOD = re.compile(r"(?<![\w.])(\d+\.\d{0,20}?)(\d{1,20}?)\2+ ?(?:\.\.\.|\u2026|\\[lc]?dots(?![A-Za-z]))")
 """Which stands there twice and more before dots, `0.1666...`."""
 _ALIGNED = re.compile(r"\\begin\{(aligned|align\*?|gathered|split)\}(.*?)\\end\{\1\}", re.DOTALL)
+_CASES = re.compile(r"\\begin\{cases\}([^&]*?)\\end\{cases\}")
 _INFIX = {"\\over": "\\frac", "\\choose": "\\binom"}
 _INFIX_COMMAND = re.compile(r"\\(?:over|choose)(?![A-Za-z])")
 _SPELLINGS = (
-    (re.compile(r", ?\\! ?|(?<=\d) ?\{ ?, ?\} ?(?=\d)"), ","),
+    (re.compile(r"\\thinspace(?![A-Za-z]) ?"), r"\\,"),
+    (re.compile(r", ?\\[!,] ?(?=\d{3})|, ?\\! ?|(?<=\d) ?\{ ?, ?\} ?(?=\d)"), ","),
     (re.compile(r"\\!"), ""),
     (re.compile(r"(?<![\w.,~])(\d{1,3})(?:~|\\[,;: ])(?=\d{3}(?!\d)|\d{3}(?:~|\\[,;: ]))"), r"\1,"),
     (re.compile(r"(?<=,)(\d{3})(?:~|\\[,;: ])(?=\d{3}(?!\d))"), r"\1,"),
@@ -96,7 +98,7 @@ def unified(text: str) -> str:
     text = single_blanks(text.translate(_CHARACTERS))
     if "\\begin" not in text:
         text = _DOUBLED.sub(r"\\", text)
-    text = _ALIGNED.sub(lambda lines: lines[2].replace("&", " "), text)
+    text = _CASES.sub(r"\1", _ALIGNED.sub(lambda lines: lines[2].replace("&", " "), text))
     text = _substitute(_prefixed(text), _SPELLINGS)
     text = _PERIOD.sub(r"\1\\overline{\2}", text)
     text = _REPEATED.sub(lambda match: f"{match[1]}\\overline{{{match[2] or match[3] or match[4]}}}", text)

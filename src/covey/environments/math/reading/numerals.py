@@ -15,6 +15,7 @@ from covey.environments.math.reading.spelled import in_digits, with_parts
 from covey.environments.math.reading.units import (
     CONCESSION,
     DENIED,
+    DENIED_AFTER,
     DOUBT,
     NO_VALUE_AFTER,
     NO_VALUE_BEFORE,
@@ -244,8 +245,8 @@ def _is_numeral(written: str) -> bool:
 
 _PERCENT = re.compile(r" {0,3}(?:%|percent\b|per cent\b|pct\b)", re.IGNORECASE)
 _SCALES = {
-    "dozen": Fraction(12), "hundred": Fraction(100), "thousand": Fraction(10**3), "k": Fraction(10**3),
-    "million": Fraction(10**6), "billion": Fraction(10**9), "trillion": Fraction(10**12),
+    "ten": Fraction(10), "dozen": Fraction(12), "hundred": Fraction(100), "thousand": Fraction(10**3),
+    "k": Fraction(10**3), "million": Fraction(10**6), "billion": Fraction(10**9), "trillion": Fraction(10**12),
     "tenth": Fraction(1, 10), "hundredth": Fraction(1, 100), "thousandth": Fraction(1, 1000),
 }  # fmt: skip
 _SCALE = re.compile(rf" {{0,3}}({'|'.join(_SCALES)}|(?-i:M))s?\b", re.IGNORECASE)
@@ -301,11 +302,10 @@ def _with_suffix(text: str, value: Fraction, begin: int, end: int) -> _Value:
     percent = _PERCENT.match(text, end)
     if percent is not None:
         return _Value(Reading(value, Fraction(1, 100)), begin, percent.end(), is_numeral)
-    scale = _SCALE.match(text, end)
-    if scale is not None and (is_numeral or len(scale[1]) > 1):
-        factor = _SCALES.get(scale[1].lower(), _SCALES["million"])
-        return _Value(Reading(value, factor), begin, scale.end(), is_numeral)
-    return _Value(Reading(value), begin, end, is_numeral)
+    factor = Fraction(1)
+    while (scale := _SCALE.match(text, end)) is not None and (is_numeral or len(scale[1]) > 1):
+        factor, end = factor * _SCALES.get(scale[1].lower(), _SCALES["million"]), scale.end()
+    return _Value(Reading(value, factor), begin, end, is_numeral)
 
 
 def _first_value(text: str, number: re.Pattern[str]) -> _Value | None:
@@ -398,7 +398,12 @@ def read_last(text: str, computed: bool = False) -> list[Reading]:
         arithmetic.position = begin
         value = arithmetic.sum()
     before = text[max(0, begin - 20) : begin].rstrip()
-    if value is None or before.endswith(("±", "\\pm")) or DENIED.search(before):
+    if (
+        value is None
+        or before.endswith(("±", "\\pm"))
+        or DENIED.search(before)
+        or DENIED_AFTER.match(text, arithmetic.position)
+    ):
         return []
     last = _with_suffix(text, sign * value, begin, arithmetic.position)
     reading = last.reading if last.is_numeral or not computed else NOTHING

@@ -30,6 +30,7 @@ NO_VALUE_AFTER = re.compile(
 )
 
 DENIED = re.compile(r"(?:\b(?:not|never|cannot)|n['\u2019]t)(?: be| equal)?(?: to)?$")
+DENIED_AFTER = re.compile(r" ?(?:is|was)(?: (?:wrong|incorrect|false)| ?n[o'\u2019]t)\b")
 _DATE = re.compile(r"(?<![\d/])\d{1,4}/\d{1,2}/\d{1,4}(?![\d/])")
 OR = "or|oder|ou|o|eller|lub|albo|czy|nebo|sau|vagy|tai|veya|atau|hoặc|ya|या|или|або|ή|או|أو|或|或者|または|か|또는"
 """In other languages too, but for the Dutch "of"."""
@@ -97,7 +98,7 @@ def differ_in_unit(answer: Unit | None, gold: Unit | None) -> bool:
     if answer is None or gold is None or answer.quantity == gold.quantity:
         return False
     ones, others = dict(answer.quantity), dict(gold.quantity)
-    if "degree" in ones.keys() | others.keys() and not TEMPERATURES.isdisjoint(ones.keys() | others.keys()):
+    if "deg" in ones.keys() | others.keys() and not TEMPERATURES.isdisjoint(ones.keys() | others.keys()):
         return False
     shared = ones.keys() & others.keys() & MONEY
     return not (shared and min(len(ones), len(others)) == 1)
@@ -163,8 +164,9 @@ def _table() -> dict[str, Unit]:
     found: dict[str, Unit] = {}
     for line in UNITS.strip().split("\n"):
         quantity, _, units = line.partition(": ")
-        exponents = tuple((name, int(power or 1)) for name, power in _EXPONENTS.findall(quantity))
         for names, size, *prefixes in map(str.split, units.split(", ")):
+            kinds = names.rpartition("|")[2] if quantity == "itself" else quantity
+            exponents = tuple((kind, int(power or 1)) for kind, power in _EXPONENTS.findall(kinds))
             for name in names.split("|"):
                 for prefix, factor in _prefixes(name, prefixes):
                     found[f"{prefix}{name}"] = Unit(exponents, Fraction(size) * factor)
@@ -200,11 +202,8 @@ time-1: Hz|hertz 1 si
 current: A|amp|ampere 1 si
 voltage: V|volt 1 si
 resistance: Ω|ohm 1 si
-kelvin: kelvin 1
-celsius: C|celsius 1
-fahrenheit: F|fahrenheit 1
-degree: degree|deg 1
-radian: rad|radian 1
+itself: kelvin 1, C|celsius 1, F|fahrenheit 1, degree|deg 1, rad|radian 1, peso 1, yuan 1, won 1, baht 1, franc 1
+itself: lira 1
 $: dollar|USD 1, cent|¢|penny|pennies 1/100, nickel 1/20, dime 1/10, quarter 1/4
 €: euro|EUR 1
 £: GBP 1
