@@ -173,10 +173,42 @@ def test_a_byte_order_mark_is_no_part_of_a_program() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["[BEGIN]\n{}[DONE]\n", "Code:\n[BEGIN]\n{}", "<code>\n{}</code>", "It is\n  <code>{}</code> all."]
+    "text",
+    [
+        *("[BEGIN]\n{}[DONE]\n", "Code:\n[BEGIN]\n{}", "<code>\n{}</code>", "It is\n  <code>{}</code> all."),
+        *("[CODE]\n{}[/CODE]", "<python>\n{}</python>\nSo it is.", "<solution>{}"),
+    ],
 )
 def test_text_without_a_fence_may_be_between_other_marks(text: str) -> None:
     assert extract_program(text.format(G), "f").strip() == G.strip()
+
+
+@pytest.mark.parametrize("before", ["", "Sure!\n\nHere is the function:\n\n", "The code is\n"])
+@pytest.mark.parametrize(
+    "after", ["", "\nThis function doubles its argument.\n", "\nExplanation: it\nI hope, it helps.\nf(1)"]
+)
+def test_sentences_round_a_program_are_no_part_of_it(before: str, after: str) -> None:
+    program = "import math\nLIMIT = 3\n\nclass A:\n    x = 1\n\ndef f(n):\n    return n\n\n"
+    program += "if LIMIT:\n    f(1)\nelse:\n    f(2)\n"
+    assert extract_program(before + program + after, "f").strip("\n").startswith(program.strip("\n"))
+    assert "argument" not in extract_program(before + program + after, "f")
+    assert not extract_program(before + program + after, "f").startswith(("Sure", "The"))
+
+
+def test_what_stands_before_a_program_and_is_no_sentence_stays() -> None:
+    quoted = G + '"""\nThese are words of it.\n"""\n'
+    assert extract_program(quoted, "f") == quoted
+    for head in ("LIMIT = 3\n", "x = 4\n", "# a comment.\n", '"""Words of a module."""\n'):
+        assert extract_program(head + G, "f") == head + G
+
+
+def test_of_a_script_the_last_block_that_prints_is_the_program() -> None:
+    script = "print(sum(map(int, input().split())))\n"
+    assert extract_program(fence(script) + "For the example it gives\n```\n3\n```\n", "") == script
+    assert (
+        extract_program(fence("def g(n):\n    return n\n") + fence("print(g(1))\n"), "")
+        == "def g(n):\n    return n\nprint(g(1))\n"
+    )
 
 
 def test_blocks_that_give_names_belong_to_the_one_that_uses_them() -> None:

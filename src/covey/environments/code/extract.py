@@ -10,7 +10,7 @@ The rule, in this order:
    Before the first marks there may be other text where a language follows them, or an answer tag. Blocks may be quoted
    (`> `), and stand in a block of markdown.
 3. Without a fence, the content of the last answer tag, or of [PYTHON], [BEGIN] or <code>, is the program; without one,
-   the whole text. A byte order mark is no part of it.
+   the whole text, less sentences before and behind it. A byte order mark is no part of it.
 4. Where a problem gives the beginning of the program and the text found does not define the entry point, it is taken
    as the rest of that program. Where it does, what the problem gives before the function, such as imports, stays.
 
@@ -32,10 +32,20 @@ _QUOTED = " \t>"
 MARKDOWN = ("markdown", "md")
 _TAGS = (
     re.compile(r"<answer>(.*?)(?:</answer>|\Z)", re.DOTALL | re.IGNORECASE),
-    re.compile(r"(?:^|:)[ \t]*+\[PYTHON\](.*?)(?:\[/PYTHON\]|\Z)", re.DOTALL | re.MULTILINE),  # a[PYTHON] is code
-    re.compile(r"(?:^|:)[ \t]*+\[BEGIN\](.*?)(?:\[DONE\]|\Z)", re.DOTALL | re.MULTILINE),
-    re.compile(r"^[ \t]*+<code>(.*?)(?:</code>|\Z)", re.DOTALL | re.MULTILINE),
+    # a[PYTHON] is code
+    *(
+        re.compile(rf"(?:^|:)[ \t]*+{begin}(.*?)(?:{end}|\Z)", re.DOTALL | re.MULTILINE)
+        for begin, end in (
+            (r"\[PYTHON\]", r"\[/PYTHON\]"),
+            (r"\[BEGIN\]", r"\[DONE\]"),
+            (r"\[(?:CODE|SOLUTION)\]", r"\[/(?:CODE|SOLUTION)\]"),
+            ("<(?:code|python|solution)>", "</(?:code|python|solution)>"),
+        )
+    ),
 )
+_PROSE = re.compile(r"[A-Za-z][\w',;\- ]*[.:!]?")
+"""A line of words, which is no code."""
+_PRINTS = re.compile(r"\bprint\b|\bstdout\b")
 _WORD = re.compile(r"\w+")
 _QUOTES = re.compile(r"\"{3}|'{3}")
 _GIVEN = re.compile(
@@ -43,6 +53,7 @@ _GIVEN = re.compile(
     r"|(?:from[ \t].*\bimport|import)[ \t]+(.+))"
 )
 """A line that gives names: a function, a class, a constant, imports."""
+_SENTENCE = re.compile(r"(?!(?:if|for|while|with|class|elif|except|match|case)\b)[A-Za-z][\w',;\-]* [\w',;\- ]*[.:!]")
 _NO_STATEMENT = tuple(" \t#@)]}'\"")
 """How lines begin that belong to a statement of other lines, or to none."""
 
@@ -65,8 +76,11 @@ def extract_program(completion: str, entry_point: str, opening: str = "") -> str
 
 
 def defines(program: str, entry_point: str) -> bool:
-    """Return whether the name is given a meaning at the top level of the text; of `Class.method`, the class."""
-    return _definition(program, entry_point) is not None
+    """Return whether the name is given a meaning at the top level of the text; of `Class.method`, the class.
+
+    A script without a name of its own prints.
+    """
+    return (_definition(program, entry_point) if entry_point else _PRINTS.search(program)) is not None
 
 
 def _definition(program: str, entry_point: str) -> re.Match[str] | None:
@@ -163,7 +177,22 @@ def _submission(text: str, entry_point: str) -> str:
     for tag in _TAGS:
         found = tag.findall(text)
         text = found[-1] if found else text
-    return text
+    return _without_prose(text) if defines(text, entry_point) else text
+
+
+def _without_prose(text: str) -> str:
+    """Take words away that stand before all code, and a sentence and all behind it that stand after."""
+    lines = text.split("\n")
+    begin = next((place for place, line in enumerate(lines) if line.startswith("@") or _GIVEN.match(line)), 0)
+    before = [line.strip() for line in lines[:begin] if line.strip()]
+    begin = begin if before and all(map(_PROSE.fullmatch, before)) else 0
+    # A sentence between triple quotes is a text of the program's
+    num_quotes = 0
+    for end in range(begin, len(lines)):
+        if num_quotes % 2 == 0 and end > begin and _SENTENCE.fullmatch(lines[end]):
+            return "\n".join(lines[begin:end])
+        num_quotes += len(_QUOTES.findall(lines[end]))
+    return "\n".join(lines[begin:])
 
 
 def _with_needed(block: str, before: list[str]) -> str:

@@ -212,10 +212,12 @@ def _names(tree: ast.Module, setup: ast.Module, suite: Suite) -> tuple[str, ...]
 
 def _is_class(name: str, tree: ast.Module, given: str) -> bool:
     """Return whether a name is that of a class: by its definition, or by how tests use it."""
-    if re.search(rf"\bclass\s+[`'\"]?{name}\b", given):
+    if re.search(rf"^\s*class\s+{name}\s*[(:]", given, re.MULTILINE):
         return True
     if not name.isidentifier() or re.search(rf"^\s*def\s+{name}\b", given, re.MULTILINE):
         return False
+    if name[0].isupper() and re.search(rf"\bclass\s+[`'\"]?{name}\b", given):
+        return True
     # It is caught, or given to what takes classes
     nodes = list(ast.walk(tree))
     taken = [node.type for node in nodes if isinstance(node, ast.ExceptHandler) and node.type is not None]

@@ -114,7 +114,8 @@ def code(
     environment = Code({}, sandbox, settings)
 
     def judge(truth: Any) -> "tuple[Environment, Prompt]":
-        return environment, Code({"train": [problem_of(_mapping(truth))]}, sandbox, settings).prompts("train")[0]
+        row = {"prompt": "?", **_mapping(truth)}
+        return environment, Code({"train": [problem_of(row)]}, sandbox, settings).prompts("train")[0]
 
     return judge
 
@@ -155,6 +156,7 @@ DATA_SOURCES: dict[str, Callable[..., Judge]] = {
     "code": code,
     "openai/openai_humaneval": code,
     "google-research-datasets/mbpp": code,
+    **dict.fromkeys(("apps", "taco", "codecontests", "codeforces", "livecodebench", "kodcode", "leetcode"), code),
     "ifeval": ifeval,
     "google/IFEval": ifeval,
 }
