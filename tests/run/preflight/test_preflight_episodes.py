@@ -130,10 +130,45 @@ class Doubling(ToolEnvironment):
     functions = (double,)
 
     def prompts(self, split: Split) -> list[Prompt]:
-        return scripted().prompts(split)
+        return [replace(prompt, text=self.said(str(prompt.text))) for prompt in scripted().prompts(split)]
+
+    def said(self, text: str) -> Any:
+        return ({"role": "user", "content": text},)
 
     def score(self, prompt: Prompt, completions: Sequence[str]) -> Any:
         return [Reward(1.0, {}) for _ in completions]
+
+
+PLAIN = "{% for m in messages %}<turn>{{ m.role }}\n{{ m.content }}</turn>{% endfor %}<turn>assistant\n"
+
+
+@pytest.mark.parametrize(
+    ("said", "template", "passes"),
+    [
+        ("double {} please", None, True),
+        ("double {} please", PLAIN, False),
+        ('Call double as <tool_call>{{"name": "double", "arguments": {{"number": 3}}}}</tool_call>: {}', PLAIN, True),
+        ("Call it as <tool_call>...</tool_call>: {}", PLAIN, False),
+    ],
+    ids=["shown", "a word of the prompt", "taught", "not named"],
+)
+@pytest.mark.parametrize("as_text", [False, True])
+def test_tools_that_no_prompt_shows_are_refused(
+    build: Build, said: str, template: str | None, passes: bool, as_text: bool
+) -> None:
+    environment = Doubling()
+    environment.said = (  # type: ignore[method-assign]
+        lambda text: said.format(text) if as_text else ({"role": "user", "content": said.format(text)},)
+    )
+    subject = build(environment, **TURNS)
+    if template is not None:
+        subject.run.policy.tokenizer.chat_template = template
+    found = check_episodes(subject)
+    if passes and (template or not as_text):
+        assert "1 tools answer, and calls are read by Hermes style" in found.figure
+    else:
+        assert not found.passed
+        assert "no prompt shows the tool double, as in prompt train-" in found.figure
 
 
 def test_tools_are_tried_where_the_score_beside_them_is_a_plain_method(build: Build) -> None:

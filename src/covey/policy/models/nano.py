@@ -20,7 +20,10 @@ ARCHITECTURES = ("qwen2", "qwen3", "llama", "mistral")
 MAX_LENGTH = 4096
 
 CHAT_TEMPLATE = (
-    "{% for message in messages %}<turn>{{ message['role'] }}\n{{ message['content'] }}</turn>{% endfor %}"
+    "{% if tools %}<turn>system\n{{ tools | tojson }}</turn>{% endif %}"
+    "{% for message in messages %}<turn>{{ message['role'] }}\n{{ message['content'] }}"
+    "{% for call in message['tool_calls'] or [] %}<tool_call>{{ call['function'] | tojson }}</tool_call>{% endfor %}"
+    "</turn>{% endfor %}"
     "{% if add_generation_prompt %}<turn>assistant\n{% endif %}"
 )
 

@@ -7,10 +7,11 @@ from typing import Any
 
 from covey.engine.fake import FakeEngine
 from covey.environments.base import Environment, EnvironmentFault, Split, naming
+from covey.environments.conversations.tools.calls import InStyle
 from covey.environments.conversations.tools.check import check_tools
 from covey.environments.conversations.tools.environment import ToolEnvironment
 from covey.environments.episode import Answer, Episode, Observation, answered
-from covey.rollouts.encoding import as_conversation
+from covey.rollouts.encoding import as_conversation, encode_prompt
 from covey.rollouts.rollout import roll_out
 from covey.rollouts.turns import as_messages, roles_are_marks
 from covey.rollouts.verdicts import new_episode, tried
@@ -46,11 +47,14 @@ def check_episodes(subject: PreflightContext) -> Check:
         notes.append("roles are marked by special tokens" if roles_are_marks(tokenizer) else "ROLES ARE PLAIN TEXT")
     if isinstance(environment, ToolEnvironment):
         try:
-            facts = asyncio.run(check_tools(environment, subject.prompts[0]))
+            facts = asyncio.run(check_tools(environment, subject.prompts[0], tokenizer))
         except EnvironmentFault:
             raise
         except ValueError as error:
             return Check(False, str(error), "", "fix the tool's types and docstring, which make its schema")
+        for fault in filter(None, (_unshown(subject, prompt) for prompt in subject.prompts)):
+            teach = "name every tool in the prompt and how it is called"
+            return Check(False, fault, "", f"take a chat template that shows tools and prompts of messages, or {teach}")
         for name in facts.silent:
             return Check(False, f"tool {name}: {facts.answers[name]}", "", "start what it needs, or leave it out")
         others = len(environment.shown_tools(subject.prompts[0])) - len(facts.answers)
@@ -70,6 +74,18 @@ def check_episodes(subject: PreflightContext) -> Check:
         turns = max(len(found.turns) for _, found in played if not isinstance(found, str))
         notes.insert(0, f"{len(played)} gold episodes of up to {turns} turns get the maximum reward, token for token")
     return Check(True, "; ".join(notes) or "no gold turns are known", f">= {full:g}", "", values, bool(notes))
+
+
+def _unshown(subject: PreflightContext, prompt: Prompt) -> str | None:
+    """Say which tool a prompt does not show, whether the chat template shows it or its own words teach to call it."""
+    tokenizer, schemas = subject.run.policy.tokenizer, subject.run.environment.tool_schemas(prompt)
+    with_tools, alone = (str(tokenizer.decode(encode_prompt(tokenizer, prompt, tools))) for tools in (schemas, ()))
+    reader = subject.run.environment.rules.read if isinstance(subject.run.environment, ToolEnvironment) else None
+    opening = reader.style.opening if isinstance(reader, InStyle) else ""
+    is_taught = with_tools != alone or opening in alone
+    names = [str(schema["function"]["name"]) for schema in schemas]
+    missing = next((name for name in names if not is_taught or name not in with_tools), None)
+    return missing and f"no prompt shows the tool {missing}, as in prompt {prompt.id}: {alone[-60:]!r}"
 
 
 @dataclass

@@ -10,6 +10,7 @@ from covey.environments.conversations.tools.tool import tool_of
 from covey.environments.episode import Observation
 from covey.types import Prompt
 
+from ....support.models.chat_templates import qwen3
 from ....support.tools import Sums, multiply, run, say
 
 
@@ -38,7 +39,7 @@ def test_the_preflight_calls_every_tool_once() -> None:
     environment = Sums()
     environment.functions = (multiply, hang, breaks)
     environment.tool_timeout = 0.1
-    found = run(check_tools(environment, environment.prompts("train")[0]))
+    found = run(check_tools(environment, environment.prompts("train")[0], qwen3()))
     gate.set()
     assert found.read_by == "Hermes style (<tool_call>)"
     assert found.answers["multiply"] == "1"
@@ -53,7 +54,7 @@ def test_an_attempt_that_cannot_begin_is_named() -> None:
 
     environment = Closed()
     with pytest.raises(EnvironmentFault, match=r"^Closed.opening raised OSError: closed"):
-        run(check_tools(environment, environment.prompts("train")[0]))
+        run(check_tools(environment, environment.prompts("train")[0], qwen3()))
 
 
 def test_an_example_obeys_its_schema() -> None:

@@ -17,6 +17,7 @@ from covey.environments.conversations.tools.episode import Talk, ToolRules
 from covey.environments.episode import Observation
 from covey.types import Failure, Prompt, Reward, RunStopped
 
+from ....support.models.chat_templates import qwen3
 from ....support.tools import Sums, answer, call, multiply, play, run, say
 
 PROMPT = Sums().prompts("train")[0]
@@ -260,7 +261,7 @@ def test_hooks_of_an_attempt_may_be_plain_functions() -> None:
     episode = environment.episode(PROMPT, 3)
     assert run(play(episode, [call("put", thing="a"), "done"]))[0].messages == "shelf 3"
     assert run(episode.score(())) == Reward(1.0)
-    assert run(check_tools(environment, PROMPT)).silent == ()
+    assert run(check_tools(environment, PROMPT, qwen3())).silent == ()
     assert [state.seed for state in environment.released] == [3, 0]
 
 

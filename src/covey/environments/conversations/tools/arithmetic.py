@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from covey.environments.base import Split
+from covey.environments.base import Split, conversation
 from covey.environments.conversations.calculator import calculated
 from covey.environments.math.answers import without_thoughts
 from covey.types import CutText
@@ -19,14 +19,14 @@ def problems() -> dict[Split, list[Mapping[str, Any]]]:
     """Generate sums of two products, each with four-digit numbers. No problem is in both splits.
 
     >>> problems()["train"][0]
-    {'prompt': 'What is 6311 * 7424 + 6890 * 1858? ...', 'answer': 59654484}
+    {'prompt': ({'role': 'user', 'content': 'What is 6311 * 7424 + 6890 * 1858? ...'},), 'answer': 59654484}
     """
     drawn = random.Random("long arithmetic")
     found: dict[str, Mapping[str, Any]] = {}
     while len(found) < NUM_TRAIN + NUM_TEST:
         a, b, c, d = (drawn.randrange(10 ** (DIGITS - 1), 10**DIGITS) for _ in range(4))
         asked = f"What is {a} * {b} + {c} * {d}? Use the calculator, then end with the number alone on the last line."
-        found[asked] = {"prompt": asked, "answer": a * b + c * d}
+        found[asked] = {"prompt": conversation(asked, ""), "answer": a * b + c * d}
     rows = list(found.values())
     return {"test": rows[:NUM_TEST], "train": rows[NUM_TEST:]}
 

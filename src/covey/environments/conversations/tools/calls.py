@@ -1,7 +1,8 @@
 """Read tool calls out of what the policy said.
 
 A tokenizer with a response template knows how its model writes them, and transformers reads them by it. Without one
-they are read as Hermes and Qwen write them: <tool_call>{"name": ..., "arguments": {...}}</tool_call>.
+they are read as its chat template writes them, or where that writes none as Hermes and Qwen do:
+<tool_call>{"name": ..., "arguments": {...}}</tool_call>.
 """
 
 import json
@@ -10,13 +11,21 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any
 
+from covey.environments.conversations.tools.styles import (
+    ARGUMENTS,
+    SCHEMA,
+    TOOL,
+    Style,
+    pattern,
+    styles,
+    turns,
+)
 from covey.environments.episode import Answer
 
-OPENING, CLOSING = "<tool_call>", "</tool_call>"
-BLANKS, CLOSED = re.compile(r"\s*"), re.compile(r"\s*" + CLOSING)
-_MARK = re.compile(f"{OPENING}|</think>")
+Schemas = Sequence[Mapping[str, Any]]
 HERMES = "Hermes style (<tool_call>)"
 TEMPLATE = "the tokenizer's response template"
 MAX_NESTED = 64
@@ -72,85 +81,132 @@ Reader = Callable[[Answer, Sequence[Mapping[str, Any]]], Said]
 
 
 def reader_for(tokenizer: Any) -> Reader:
-    """Return what reads the calls of a tokenizer's model."""
-    if getattr(tokenizer, "response_template", None) is None:
-        return hermes
-    return lambda answer, schemas: by_template(tokenizer, answer, schemas)
+    """Return what reads the calls of a tokenizer's model. ValueError where its chat template's own are not read."""
+    return _reading(tokenizer)[0]
 
 
 def reader_name(tokenizer: Any) -> str:
     """Return which reader that is, for the preflight."""
-    return HERMES if getattr(tokenizer, "response_template", None) is None else TEMPLATE
+    return _reading(tokenizer)[1]
 
 
-def hermes(answer: Answer, schemas: Sequence[Mapping[str, Any]] = ()) -> Said:
-    """Read calls between <tool_call> and </tool_call>. What is only thought (<think>) is neither call nor answer."""
-    # Leave reasoning out: calls in it are not meant
-    whole = answer.marked or answer.text
-    begin_spoken = _end_of_thoughts(whole)
-    thought, spoken = whole[:begin_spoken].removesuffix("</think>"), whole[begin_spoken:]
-    reasoning = thought.replace("<think>", "").strip()
-    # Separate the calls from the words between them
-    calls: list[Call | BadCall] = []
-    words: list[str] = []
-    place = 0
-    while (begin := spoken.find(OPENING, place)) >= 0:
-        words.append(spoken[place:begin])
-        if "<think>" in words[-1]:  # not in an argument
-            break
-        call, place = _call_at(spoken, begin + len(OPENING))
-        calls.append(call)
-    text = "".join(words) if calls else _without_marks(answer, spoken)
-    # Nor does a thought that never ends say anything
-    text, _, unended = text.partition("<think>")
-    return Said(text.strip(), _first(calls), f"{reasoning}\n{unended}".strip())
+def _reading(tokenizer: Any) -> tuple[Reader, str]:
+    if getattr(tokenizer, "response_template", None) is not None:
+        return partial(by_template, tokenizer), TEMPLATE
+    one, two, none = turns(tokenizer)
+    known = Call(TOOL, ARGUMENTS)
+    wanted = [(turn, (call,) * turn.count(TOOL)) for turn, call in ((one, known), (two, known), (none, Call(TOOL, {})))]
+    for style in styles(one, two, none):
+        read = InStyle(style)
+        if all(read(Answer(turn, (), "stop", 1, ()), [SCHEMA]).calls == calls for turn, calls in wanted if turn):
+            own = f"the chat template's style ({style.opening or style.body.form})"
+            return (hermes, HERMES) if read == hermes else (read, own)
+    if one:
+        raise ValueError(
+            f"the chat template must write calls of tools so that they can be read back, got {one!r:.120}; give the "
+            "tokenizer a response template"
+        )
+    return hermes, HERMES
 
 
-def _end_of_thoughts(text: str) -> int:
-    """Return where the last `</think>` ends, but for those that stand in the arguments of calls."""
-    end = place = 0
-    last, last_closing = text.rfind("</think>"), text.rfind(CLOSING)
-    while place <= last and (mark := _MARK.search(text, place)) is not None:
-        place = mark.end()
-        if mark[0] == OPENING:
-            place = _end_of_call(text, place, last_closing) or place
-        else:
-            end = place
-    return end
+@dataclass(frozen=True)
+class InStyle:
+    """Reads calls in the style of a model. What is only thought (<think>) is neither call nor answer."""
+
+    style: Style
+
+    def __call__(self, answer: Answer, schemas: Schemas = ()) -> Said:
+        # Leave reasoning out: calls in it are not meant
+        whole = answer.marked or answer.text
+        begin_spoken = self._end_of_thoughts(whole, schemas)
+        thought, spoken = whole[:begin_spoken].removesuffix("</think>"), whole[begin_spoken:]
+        reasoning = thought.replace("<think>", "").strip()
+        # Separate the calls from the words between them
+        calls: list[Call | BadCall] = []
+        words: list[str] = []
+        place = 0
+        while (mark := self._opening.search(spoken, place)) is not None:
+            words.append(spoken[place : mark.start()])
+            if "<think>" in words[-1]:  # not in an argument
+                break
+            more: re.Match[str] | None = mark
+            while more is not None:
+                call, place = self._call_at(spoken, more.end(), schemas)
+                calls.append(call)
+                more = self._more.match(spoken, place)
+        text = "".join(words) if calls else _without_marks(answer, spoken)
+        # Nor does a thought that never ends say anything
+        text, _, unended = text.partition("<think>")
+        return Said(text.strip(), _first(calls), f"{reasoning}\n{unended}".strip())
+
+    @cached_property
+    def _opening(self) -> re.Pattern[str]:
+        """Return what stands before calls. One without words begins the answer, and a call follows it."""
+        found = pattern(self.style.opening)
+        return re.compile(
+            found if re.search(r"\w", self.style.opening) else rf"\A\s*{found}(?={self.style.body.begins})"
+        )
+
+    @cached_property
+    def _more(self) -> re.Pattern[str]:
+        """Return what stands between calls behind one opening, and never matches where each has its own."""
+        is_listed = self.style.between is not None
+        parting = rf"\s*{pattern(self.style.between or '')}[\s;,]*(?={self.style.body.begins})"
+        return re.compile(parting if is_listed else r"(?!)")
+
+    @cached_property
+    def _closed(self) -> re.Pattern[str]:
+        return re.compile(rf"\s*{pattern(self.style.closing)}")
+
+    def _end_of_thoughts(self, text: str, schemas: Schemas) -> int:
+        """Return where the last `</think>` ends, but for those that stand in the arguments of calls."""
+        end = place = 0
+        last, last_closing = text.rfind("</think>"), text.rfind(self.style.closing)
+        marks = re.compile(f"</think>|{self._opening.pattern}")
+        while place <= last and (mark := marks.search(text, place)) is not None:
+            place = mark.end()
+            if mark[0] == "</think>":
+                end = place
+            else:
+                place = self._end_of_call(text, place, last_closing, schemas) or place + (not mark[0])
+        return end
+
+    def _end_of_call(self, text: str, place: int, last_closing: int, schemas: Schemas) -> int | None:
+        """Return where the call at a place ends, with its closing tag. None where there is no such call."""
+        try:
+            _, end = self.style.body(text, place, schemas)
+        except (ValueError, RecursionError):
+            return None
+        closed = self._closed.match(text, end)
+        if closed is not None:
+            return closed.end()
+        return end if last_closing < end else None
+
+    def _call_at(self, text: str, place: int, schemas: Schemas) -> tuple[Call | BadCall, int]:
+        """Return the call that begins at a place, and where it ends."""
+        closing = self.style.closing
+        begin_closing = text.find(closing, place) if closing else -1
+        behind = len(text) if begin_closing < 0 else begin_closing + len(closing)
+        try:
+            # Not up to the closing tag, which may stand in an argument.
+            found, end = self.style.body(text, place, schemas)
+        except (ValueError, RecursionError) as error:
+            what = "is not closed" if begin_closing < 0 and closing else f"is no valid {self.style.body.form}"
+            detail = error.msg if isinstance(error, json.JSONDecodeError) else str(error)[:80]
+            return BadCall(f"the call of a tool {what}: {detail}"), behind
+        after = self._closed.match(text, end)
+        if after is None and begin_closing >= 0:
+            return BadCall(f"the call of a tool {f'is no valid {self.style.body.form}'}: something follows it"), behind
+        return call_of(found), len(text) if after is None else after.end()
 
 
-def _end_of_call(text: str, place: int, last_closing: int) -> int | None:
-    """Return where the JSON at a place ends, with the closing tag that follows. None where there is no such call."""
-    try:
-        _, end = json.JSONDecoder().raw_decode(text, BLANKS.match(text, place).end())  # type: ignore[union-attr]
-    except (ValueError, RecursionError):
-        return None
-    closed = CLOSED.match(text, end)
-    if closed is not None:
-        return closed.end()
-    return end if last_closing < end else None
+hermes = InStyle(Style())
+"""Reads calls between <tool_call> and </tool_call>."""
 
 
 def _without_marks(answer: Answer, spoken: str) -> str:
     """Return the words of an answer without calls: those without special tokens, the reasoning left out."""
     return answer.text.rpartition("</think>")[2].strip() if answer.text else spoken.strip()
-
-
-def _call_at(text: str, place: int) -> tuple[Call | BadCall, int]:
-    """Return the call that begins at a place, and where it ends."""
-    begin = BLANKS.match(text, place).end()  # type: ignore[union-attr] # matches always
-    closing = text.find(CLOSING, place)
-    try:
-        # Not up to the closing tag, which may stand in an argument.
-        found, end = json.JSONDecoder().raw_decode(text, begin)
-    except (ValueError, RecursionError) as error:
-        what = "the call of a tool is no valid JSON" if closing >= 0 else "the call of a tool is not closed"
-        detail = error.msg if isinstance(error, json.JSONDecodeError) else "it cannot be read"
-        return BadCall(f"{what}: {detail}"), len(text) if closing < 0 else closing + len(CLOSING)
-    after = CLOSED.match(text, end)
-    if after is None and closing >= 0:
-        return BadCall("the call of a tool is no valid JSON: something follows it"), closing + len(CLOSING)
-    return call_of(found), len(text) if after is None else after.end()
 
 
 def call_of(found: Any) -> Call | BadCall:

@@ -6,10 +6,11 @@ from typing import Any
 
 from covey.environments.base import naming
 from covey.environments.conversations.tools.calling import Caller, ToolServerLost
-from covey.environments.conversations.tools.calls import Call
+from covey.environments.conversations.tools.calls import Call, plain_json
 from covey.environments.conversations.tools.environment import ToolEnvironment
 from covey.environments.conversations.tools.episode import Talk
-from covey.environments.episode import answered
+from covey.environments.conversations.tools.styles import turn_of
+from covey.environments.episode import Answer, answered
 from covey.types import Prompt
 
 EXAMPLES: Mapping[str, Any] = {
@@ -37,10 +38,10 @@ class ToolFacts:
     """Tools that did not answer in time, or whose system is gone."""
 
 
-async def check_tools(environment: ToolEnvironment, prompt: Prompt) -> ToolFacts:
-    """Call every tool once, in an attempt of its own.
+async def check_tools(environment: ToolEnvironment, prompt: Prompt, tokenizer: Any) -> ToolFacts:
+    """Call every tool once, in an attempt of its own, and read a call as the chat template writes it.
 
-    ValueError where a tool has no sound schema, EnvironmentFault where the attempt cannot begin.
+    ValueError where a tool has no sound schema or its call is not read, EnvironmentFault where no attempt can begin.
     """
     # Open an attempt
     state = environment.state(prompt, 0)
@@ -52,6 +53,13 @@ async def check_tools(environment: ToolEnvironment, prompt: Prompt) -> ToolFacts
     answers: dict[str, str] = {}
     silent: list[str] = []
     for tool in tools:
+        given = plain_json(example({**tool.parameters, "required": list(tool.parameters.get("properties", {}))}))
+        turn = turn_of(tokenizer, tool.schema, [given])
+        said = environment.rules.read(Answer(turn, (), "stop", 1, ()), [tool.schema]).calls
+        if turn and said != (Call(tool.name, given),):
+            raise ValueError(
+                f"a call of the tool {tool.name} is not read as the chat template writes it: {turn!r:.160}"
+            )
         try:
             answers[tool.name] = (await caller.answer(Call(tool.name, example(tool.parameters)))).content
         except ToolServerLost as error:
