@@ -4,7 +4,7 @@ import re
 
 from covey.environments.math.formulas.forms import canonical, has_words, is_compound, without_words
 from covey.environments.math.formulas.nodes import Node, is_equation, last_side
-from covey.environments.math.formulas.relations import has_dots, same_relation, same_value, same_with_dots
+from covey.environments.math.formulas.relations import has_dots, same_relation, same_with_dots
 from covey.environments.math.formulas.trees import read_tree
 from covey.environments.math.reading.normalize import TEXT_COMMAND
 from covey.environments.math.reading.units import is_date, measures_of, without_unit
@@ -39,7 +39,7 @@ def same_formula(answer: str, gold: str) -> bool:
     if tree is None or expected is None:
         return False
     if _DENIAL.search(answer):
-        return same_relation(tree, expected) is True
+        return same_relation(tree, expected)
     return _same_tree(tree, expected if has_words(tree) else without_words(expected))
 
 
@@ -50,8 +50,7 @@ def _same_tree(answer: Node, gold: Node) -> bool:
         return True
     if has_dots(answer) or has_dots(gold):
         return same_with_dots(answer, gold)
-    related = same_relation(answer, gold)
-    return same_value(answer, gold) is True if related is None else related
+    return same_relation(answer, gold)
 
 
 _SPELLING = re.compile(

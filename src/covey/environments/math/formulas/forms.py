@@ -84,25 +84,19 @@ def _spelling(node: Node) -> str:
 # ------------------------------------------------------------------------------------------------ letters and words
 
 
-def lacks_letter(answer: Node, gold: Node) -> bool:
-    """Check whether the reference has a letter that an answer without words has not."""
-    return not has_words(answer) and not letters_of(gold) <= letters_of(answer)
-
-
 def letters_of(node: Node) -> set[str]:
     """Return the names of all letters but constants."""
     names = {part.name for part in walk(node) if isinstance(part, Symbol)}
     return {name for name in names if name not in CONSTANTS and not name.startswith("text:")}
 
 
-def equal_equations(answer: Node, gold: Node) -> bool | None:
+def equal_equations(answer: Node, gold: Node) -> bool:
     """Compare equations: in whatever way one is written, the difference of its sides is the same but for a factor."""
     given, wanted = _gap(answer), _gap(gold)
     if given is None or wanted is None:
-        return False if wanted is not None else None
+        return False
     ratio = Quotient(given, wanted)
-    verdicts = [equal_at((ratio, 0), (ratio, point)) for point in range(1, NUM_POINTS)]
-    return False if False in verdicts else None if None in verdicts else True
+    return all(equal_at((ratio, 0), (ratio, point)) for point in range(1, NUM_POINTS))
 
 
 def _gap(node: Node) -> Node | None:

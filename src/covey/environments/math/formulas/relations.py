@@ -1,12 +1,11 @@
 """Values by name, inequalities as intervals, ratios: the same in another notation, compared without algebra."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
 
-from covey.environments.math.formulas.forms import SET, canonical, equal_equations, lacks_letter
+from covey.environments.math.formulas.forms import SET, canonical, equal_equations
 from covey.environments.math.formulas.nodes import (
     BOTH,
     RELATION,
@@ -20,7 +19,6 @@ from covey.environments.math.formulas.nodes import (
     Symbol,
     children,
     is_equation,
-    is_inequality,
     is_numeric,
     last_side,
     negative,
@@ -28,7 +26,7 @@ from covey.environments.math.formulas.nodes import (
     walk,
 )
 from covey.environments.math.formulas.values import equal_values, value_at
-from covey.environments.math.formulas.words import DOTS, LESS, MORE, ORDER
+from covey.environments.math.formulas.words import DOTS, LESS, MORE
 
 INFINITY = Symbol("\\infty")
 PLUS_MINUS = Symbol("\\pm")
@@ -54,43 +52,34 @@ class Interval:
     letter: str = ""
 
 
-def same_relation(answer: Node, gold: Node) -> bool | None:
+def same_relation(answer: Node, gold: Node) -> bool:
     """Compare what names or brackets give an order, ratios, and inequalities and intervals with each other.
 
-    None where it cannot be told. What is not in lowest terms, such as 10:30, is a time and no ratio: its numbers are
-    compared.
+    What is not in lowest terms, such as 10:30, is a time and no ratio: its numbers are compared.
     """
     # Values in an order
-    named = _values_by_name(gold)
+    named, by_name = _values_by_name(gold), _values_by_name(answer)
     if len(named) > 1:
-        given = _values_by_name(answer) or _in_order(answer)
+        given = by_name or _in_order(answer)
         return _all_same(given, named if given.keys() == named.keys() else dict(enumerate(named.values())))
     kinds = [side.kind for node in (answer, gold) if isinstance(side := last_side(node), Group)]
-    by_name = _values_by_name(answer)
     if kinds[1:] == ["()"] and by_name:
         order = COORDINATES if by_name.keys() <= set(COORDINATES) else by_name
         return _all_same(dict(enumerate(by_name[name] for name in order if name in by_name)), _in_order(gold))
     if kinds == ["()", "list"] or (kinds[:1] == ["()"] and _is_column(gold)):
         return _all_same(_in_order(answer), _in_order(gold))
-    if set(kinds) == {"()", SET} or (_is_several(gold) and not any(_may_be_several(part) for part in walk(answer))):
-        return False
     if _same_pair(_pair(answer), _pair(gold)):
         return True
-    if PLUS_MINUS in walk(gold) and (len(_values_by_name(answer)) > 1 or kinds[:1] in (["()"], ["[]"])):
-        return False
-    # Ratios
     if is_ratio(gold):
         given_parts, wanted_parts = (_parts(node, is_relative=not is_reducible(gold)) for node in (answer, gold))
-        return None if given_parts is None or wanted_parts is None else given_parts == wanted_parts
+        return given_parts == wanted_parts is not None
     # Unions of intervals, or inequalities
     given_ones, wanted_ones = _intervals(last_side(answer)), _intervals(last_side(gold), may_be_empty=False)
     if given_ones is None or wanted_ones is None:
-        is_wrong = any(map(is_inequality, walk(gold))) and not isinstance(answer, Group)
-        return False if is_wrong or (_signs(answer) - _signs(gold)) & (ORDER | {"\\ne"}) else None
-    given_letters, wanted_letters = ({one.letter for one in ones} for ones in (given_ones, wanted_ones))
-    if len(given_ones) != len(wanted_ones) or len(given_letters) > max(1, len(wanted_letters)):
-        return False
-    return _all_of([_same(one, other) for one, other in zip(given_ones, wanted_ones, strict=True)])
+        return same_value(answer, gold)
+    letters = [{one.letter for one in ones} for ones in (given_ones, wanted_ones)]
+    is_one = len(given_ones) == len(wanted_ones) and len(letters[0]) <= max(1, len(letters[1]))
+    return is_one and all(_same(one, other) for one, other in zip(given_ones, wanted_ones, strict=True))
 
 
 def _in_order(node: Node) -> dict[object, Node]:
@@ -138,17 +127,6 @@ def _signed(node: Node, is_negative: bool) -> Node:
     return node
 
 
-def _is_several(node: Node) -> bool:
-    """Check for a point, set or list of two and more, less intervals that may have a name, such as `\\mathbb{R}`."""
-    side = last_side(node)
-    is_listed = isinstance(side, Group) and side.kind in {"()", "list", SET} and len(side.members) > 1
-    return is_listed and INFINITY not in walk(side)
-
-
-def _may_be_several(part: Node) -> bool:
-    return isinstance(part, Group) or part == PLUS_MINUS
-
-
 def _values_by_name(node: Node) -> dict[object, Node]:
     """Return what `x=1, y=2` and `(x,y)=(1,2)` say of each letter, nothing where one is named twice.
 
@@ -168,15 +146,8 @@ def _values_by_name(node: Node) -> dict[object, Node]:
     return found if len(found) == len(pairs) else {}
 
 
-def _all_same(given: dict[object, Node], wanted: dict[object, Node]) -> bool | None:
-    if given.keys() != wanted.keys():
-        return False
-    return _all_of([_same_end(given[name], value) for name, value in wanted.items()])
-
-
-def _all_of(verdicts: list[bool | None]) -> bool | None:
-    """Return the verdict on all: one that differs decides, then one that cannot be compared."""
-    return False if False in verdicts else None if None in verdicts else True
+def _all_same(given: dict[object, Node], wanted: dict[object, Node]) -> bool:
+    return given.keys() == wanted.keys() and all(_same_end(given[name], value) for name, value in wanted.items())
 
 
 def _signs(node: Node) -> set[str]:
@@ -291,41 +262,28 @@ def interval_of(node: Node) -> Interval | None:
     return None
 
 
-def _same(one: Interval, other: Interval) -> bool | None:
-    if one.ends != other.ends or (one.letter and other.letter and one.letter != other.letter):
-        return False
-    return _all_of([_same_end(one.low, other.low), _same_end(one.high, other.high)])
+def _same(one: Interval, other: Interval) -> bool:
+    is_apart = one.letter and other.letter and one.letter != other.letter
+    return not is_apart and one.ends == other.ends and _same_end(one.low, other.low) and _same_end(one.high, other.high)
 
 
-def _same_end(one: Node, other: Node) -> bool | None:
-    if canonical(one) == canonical(other):
-        return True
-    if {canonical(one), canonical(other)} & {canonical(INFINITY), canonical(MINUS_INFINITY)}:
-        return False
-    return equal_values(one, other)
+def _same_end(one: Node, other: Node) -> bool:
+    return canonical(one) == canonical(other) or equal_values(one, other)
 
 
-def same_value(answer: Node, gold: Node) -> bool | None:
+def same_value(answer: Node, gold: Node) -> bool:
     """Compare expressions by value, equations as such, sets and lists in any order, points and matrices by places."""
     if is_equation(gold):
         return equal_equations(answer, gold)
     given, wanted = last_side(answer), last_side(gold)
-    if not isinstance(given, Group) and not isinstance(wanted, Group):
-        return not lacks_letter(given, wanted) and equal_values(given, wanted)
-    if not isinstance(given, Group) or not isinstance(wanted, Group) or not _is_same_kind(given, wanted):
-        return None
-    if wanted.kind in UNORDERED:
-        sides = ((given, wanted), (wanted, given))
-        return _all_of(
-            [_any_of([same_value(a, b) for a in one.members]) for one, other in sides for b in other.members]
-        )
-    if len(given.members) != len(wanted.members):
+    if not isinstance(given, Group) or not isinstance(wanted, Group):
+        return canonical(given) == canonical(wanted) or equal_values(given, wanted)
+    if {given.kind, wanted.kind} <= UNORDERED:
+        table = [[same_value(one, other) for one in given.members] for other in wanted.members]
+        return all(map(any, (*table, *zip(*table, strict=True))))
+    if given.kind != wanted.kind or len(given.members) != len(wanted.members):
         return False
-    return _all_of([same_value(one, other) for one, other in zip(given.members, wanted.members, strict=True)])
-
-
-def _is_same_kind(given: Group, wanted: Group) -> bool:
-    return given.kind == wanted.kind or {given.kind, wanted.kind} <= UNORDERED
+    return all(same_value(one, other) for one, other in zip(given.members, wanted.members, strict=True))
 
 
 def same_with_dots(answer: Node, gold: Node) -> bool:
@@ -352,10 +310,6 @@ def _members(node: Node) -> tuple[Node, ...]:
 
 def _frame(node: Node) -> str:
     return node.kind.split()[0].replace("\\{\\}", "list") if isinstance(node, Group) else type(node).__name__
-
-
-def _any_of(verdicts: Sequence[bool | None]) -> bool | None:
-    return True if True in verdicts else None if None in verdicts else False
 
 
 UNORDERED = frozenset({"list", SET, "\\{"})

@@ -46,17 +46,14 @@ MAX_INDEX = 100
 MAX_WHOLE = 10**30
 
 
-def equal_values(first: Node, second: Node) -> bool | None:
-    """Compare two formulas at points drawn from the names of their letters, whole ones where others have no value.
-
-    None where one has no value at some point and they differ at none.
-    """
+def equal_values(first: Node, second: Node) -> bool:
+    """Compare two formulas at points drawn from the names of their letters, whole ones where others have no value."""
     is_number = is_numeric(first) and is_numeric(second)
     for points in (range(1),) if is_number else (range(NUM_POINTS), WHOLE):
         verdicts = [equal_at((first, point), (second, point)) for point in points]
         if False in verdicts or None not in verdicts:
             return False not in verdicts
-    return None
+    return False
 
 
 def equal_at(first: tuple[Node, int], second: tuple[Node, int]) -> bool | None:
