@@ -142,7 +142,7 @@ _LABEL = re.compile(
     re.IGNORECASE | re.MULTILINE,
 )
 _SENTENCE_END = re.compile(
-    r"(?<!\bRs)(?<!approx)(?<!\bi\.e)(?<!\be\.g)[.!?](?=[\s\"'*)\]<]|$)|\n|<(?=[/|]|[A-Za-z_]{1,20}>)"
+    r"(?<!\bRs)(?<!approx)(?<!\bi\.e)(?<!\be\.g)(?<!\\)(?:[.?](?=[\s\"'*)\]<]|$)|!(?=[\s\"'*<]|$))|\n|<(?=[/|]|[A-Za-z_]{1,20}>)"
 )
 _LABEL_GAP = re.compile(r"[\s:*_`]*")
 _NOT = re.compile(r"\b(?:not|never|cannot)\b|n['\u2019]t\b", re.IGNORECASE)

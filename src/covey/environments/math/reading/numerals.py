@@ -10,6 +10,13 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise, product
 
+from covey.environments.math.reading.arithmetic import (
+    NUMBER_PROSE,
+    NUMBER_STRICT,
+    NUMERAL,
+    Arithmetic,
+    to_fraction,
+)
 from covey.environments.math.reading.normalize import CURRENCY, plain
 from covey.environments.math.reading.spelled import in_digits, with_parts
 from covey.environments.math.reading.units import (
@@ -54,155 +61,10 @@ MAX_CONTENT = 400
 """Longest text that is read as one value, in characters."""
 MAX_ENDING = 2000
 """How much of a text's end is searched for its last number, in characters."""
-MAX_DIGITS = 100
-MAX_POWER_BITS = 20_000
-MAX_DEPTH = 20
 MAX_WORDS_AFTER_LIST = 2
 
-_DIGITS = (
-    r"\d{1,3}(?:,\d{2,3})*,\d{3}(?!\d)(?:\.\d+)?"  # 1,230.50
-    r"|\d{1,3}(?:\.\d{3})+,\d+"  # 1.230,50
-    r"|\d{1,3}(?:[ '\u2019_]\d{3})+(?!\d)(?:\.\d+)?"  # 12 000
-    r"|\d+\.\d+"
-    r"|\d+,\d+"  # 42,5
-    r"|\d+"
-    r"|(?<![.\d])\.\d+"
-)
-_NUMBER = r"(?<![A-Za-z0-9_^])(?<!\d[.,:])(?:{})(?:[eE][+-]?\d{{1,3}}(?![A-Za-z0-9]))?(?![.,:]?\d)"
-_NUMBER_PROSE = re.compile(_NUMBER.format(_DIGITS))
-_NUMBER_STRICT = re.compile(_NUMBER.format(_DIGITS.replace(r"|\d+,\d+", "")))
-_NUMERAL = re.compile(r"(?<![A-Za-z0-9_^])(?<!\d[.,:])\.?\d(?:\d|[.,:](?=\d))*")
-"""Whatever looks like a number, readable or not: `10:30` and `1.2.3` are not."""
 NOTHING = Reading(None)
 _START = re.compile(rf"(?:(?<![\w)])[-+] ?)?[( ]*[-+]? ?[{CURRENCY}]? ?[-+]?(?=\.?\d)")
-_MIXED = re.compile(r"[ -](\d{1,9})/(\d{1,9})(?![\d/])")
-_EXPONENT = re.compile(r"\d{1,4}(?!\d)")
-
-
-def _to_fraction(written: str) -> Fraction | None:
-    """Return the value of a match of the number patterns. None where it is too long."""
-    if len(written) > MAX_DIGITS:
-        return None
-    mantissa, _, exponent = written.lower().partition("e")
-    if re.fullmatch(r"\d{1,3}(?:\.\d{3})+,\d+", mantissa):
-        mantissa = mantissa.replace(".", "").replace(",", ".")
-    elif re.fullmatch(r"\d+,\d+", mantissa) and not re.fullmatch(r"\d{1,3},\d{3}", mantissa):
-        mantissa = mantissa.replace(",", ".")
-    return Fraction(re.sub(r"[,\s'\u2019_]", "", mantissa)) * Fraction(10) ** int(exponent or 0)
-
-
-def _power(base: Fraction, exponent: Fraction) -> Fraction | None:
-    """Compute base ** exponent where that is a fraction of bearable size."""
-    if exponent.denominator != 1 or (base == 0 and exponent < 0):
-        return None
-    bits = max(base.numerator.bit_length(), base.denominator.bit_length())
-    if bits * abs(exponent.numerator) > MAX_POWER_BITS:
-        return None
-    return Fraction(base) ** exponent.numerator
-
-
-@dataclass
-class _Arithmetic:
-    """Recursive descent over + - * / ^ and parentheses. Reads the longest valid beginning of the text."""
-
-    text: str
-    position: int
-    number: re.Pattern[str]
-    depth: int = 0
-
-    def take(self, characters: str) -> str:
-        """Take the next character, blanks and currency signs skipped, if it is one of `characters`."""
-        while self.position < len(self.text) and self.text[self.position] in " " + CURRENCY:
-            self.position += 1
-        found = self.text[self.position : self.position + 1]
-        if not found or found not in characters:
-            return ""
-        self.position += 1
-        return found
-
-    def sum(self) -> Fraction | None:
-        total = self.product()
-        while total is not None:
-            before = self.position
-            sign = self.take("+-")
-            term = self.product() if sign else None
-            if term is None:
-                self.position = before
-                break
-            total = total + term if sign == "+" else total - term
-        return total
-
-    def product(self) -> Fraction | None:
-        total = self.signed()
-        while total is not None:
-            before = self.position
-            sign = self.take("*/x")
-            factor = self.factor(sign)
-            if factor is None or (sign == "/" and factor == 0):
-                self.position = before
-                break
-            total = total / factor if sign == "/" else total * factor
-        return total
-
-    def factor(self, sign: str) -> Fraction | None:
-        """Read what stands after a sign of multiplication, as which x counts before a blank (`6 x 7`, not `3x+5`)."""
-        if sign == "x":
-            return self.powered() if self.text.startswith(" ", self.position) else None
-        return self.signed() if sign else None
-
-    def signed(self) -> Fraction | None:
-        sign = self.take("+-")
-        value = self.powered()
-        return -value if value is not None and sign == "-" else value
-
-    def powered(self) -> Fraction | None:
-        base = self.atom()
-        before = self.position
-        if base is None or not self.take("^"):
-            self.position = before
-            return base
-        exponent = self.exponent()
-        return None if exponent is None else _power(base, exponent)
-
-    def exponent(self) -> Fraction | None:
-        sign = self.take("+-")
-        digits = _EXPONENT.match(self.text, self.position)
-        if digits is None:
-            return self.atom() if not sign else None
-        self.position = digits.end()
-        return Fraction(int(f"{sign}{digits[0]}"))
-
-    def atom(self) -> Fraction | None:
-        before = self.position
-        # A bracket
-        if self.take("("):
-            value = self.parenthesis()
-            if value is None:
-                self.position = before
-            return value
-        # A number, perhaps mixed
-        number = self.number.match(self.text, self.position)
-        value = _to_fraction(number[0]) if number is not None else None
-        if number is None or value is None:
-            return None
-        self.position = number.end()
-        return self.mixed(value)
-
-    def parenthesis(self) -> Fraction | None:
-        if self.depth >= MAX_DEPTH:
-            return None
-        self.depth += 1
-        value = self.sum()
-        self.depth -= 1
-        return value if value is not None and self.take(")") else None
-
-    def mixed(self, whole: Fraction) -> Fraction:
-        """Read a mixed number: `3 1/2` is three and a half."""
-        part = _MIXED.match(self.text, self.position)
-        if part is None or whole.denominator != 1 or not 0 < int(part[1]) < int(part[2]):
-            return whole
-        self.position = part.end()
-        return whole + Fraction(int(part[1]), int(part[2]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,7 +146,7 @@ _BLANKS = re.compile(r"[\s$*_]+")
 def _value_at(text: str, begin: int, number: re.Pattern[str]) -> _Value | None:
     """Return the value written at `begin`. Of a chain of equalities, the last member."""
     # Compute what is written
-    arithmetic = _Arithmetic(text, begin, number)
+    arithmetic = Arithmetic(text, begin, number)
     value = arithmetic.sum()
     if value is None:
         return None
@@ -313,7 +175,7 @@ def _first_value(text: str, number: re.Pattern[str]) -> _Value | None:
     for start in _START.finditer(text):
         opened = start.end() - len(start[0].lstrip("( "))
         value = _value_at(text, start.start(), number) or _value_at(text, opened, number)
-        if value is not None or _NUMERAL.match(text, start.end()):
+        if value is not None or NUMERAL.match(text, start.end()):
             return value
     return None
 
@@ -340,7 +202,7 @@ def _alternatives(text: str, end: int, number: re.Pattern[str]) -> list[_Value]:
 def range_of(text: str) -> tuple[Fraction, Fraction] | None:
     """Return the ends of `3 to 4`, written with a dash or not. None for anything else: `7-2` is a difference."""
     found = _RANGE.fullmatch(plain(text[:MAX_CONTENT]))
-    low, high = map(_to_fraction, found.groups()) if found is not None else (None, None)
+    low, high = map(to_fraction, found.groups()) if found is not None else (None, None)
     return (low, high) if low is not None and high is not None and low < high else None
 
 
@@ -354,7 +216,7 @@ def read_values(content: str, strict: bool = False, computed: bool = False) -> l
     """
     # Read the first value
     text = in_digits(plain(content[:MAX_CONTENT]).strip(" \n*_`\"'"))
-    number = _NUMBER_STRICT if strict else _NUMBER_PROSE
+    number = NUMBER_STRICT if strict else NUMBER_PROSE
     first = None if is_date(text) else _first_value(text, number)
     if first is None or NO_VALUE_BEFORE.search(text, 0, first.begin):
         return []
@@ -382,8 +244,8 @@ def read_last(text: str, computed: bool = False) -> list[Reading]:
         computed: as for `read_values`.
     """
     text = with_parts(plain(text[-MAX_ENDING:]))
-    numerals = list(_NUMERAL.finditer(text))
-    numbers = list(_NUMBER_PROSE.finditer(text))
+    numerals = list(NUMERAL.finditer(text))
+    numbers = list(NUMBER_PROSE.finditer(text))
     if not numbers or numerals[-1].start() >= numbers[-1].end():
         return []
     # Find where the last value begins, with its sign and parentheses.
@@ -392,7 +254,7 @@ def read_last(text: str, computed: bool = False) -> list[Reading]:
     sign = -1 if _SIGN_BEFORE.search(text[max(0, begin - 8) : begin]) else 1
     opening = begin - len(text[:begin]) + len(text[:begin].rstrip("("))
     # Read it, without the parentheses where they do not belong to it.
-    arithmetic = _Arithmetic(text, opening, _NUMBER_PROSE)
+    arithmetic = Arithmetic(text, opening, NUMBER_PROSE)
     value = arithmetic.sum()
     if value is None:
         arithmetic.position = begin
@@ -434,5 +296,5 @@ def _listed_before(text: str, numbers: list[re.Match[str]]) -> list[Reading]:
         if not is_or and " ".join(gap) not in _JOINERS:
             break
         says_or = says_or or is_or
-        listed.append(Reading(_to_fraction(earlier[0])))
+        listed.append(Reading(to_fraction(earlier[0])))
     return listed if says_or or len(listed) >= 2 else []
