@@ -297,7 +297,8 @@ def same_with_dots(answer: Node, gold: Node) -> bool:
     ends = zip(ones[:first:-1], others[:second:-1], strict=False)
     is_open = len(ones) == first + 1, len(others) == second + 1
     pairs = (*begins, *ends, (ones[first], others[second]), is_open)
-    return min(first, second) > 0 and all(one == other for one, other in pairs)
+    is_begun = min(first, second) >= min(2, max(first, second, 1))
+    return is_begun and all(one == other for one, other in pairs)
 
 
 def has_dots(node: Node) -> bool:

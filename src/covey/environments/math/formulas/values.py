@@ -34,8 +34,8 @@ Parts = tuple[Value, Value]
 IMAGINARY = Symbol("i")
 
 DIGITS = 60
-NUM_POINTS = 4
-"""Places at which formulas of letters are compared: two with positive numbers, two with negative ones too."""
+NUM_POINTS = 5
+"""Places at which formulas of letters are compared: two of positive numbers, one of negative ones, two of both."""
 WHOLE = range(NUM_POINTS, 2 * NUM_POINTS)
 """Places with whole numbers, for factorials and signs such as `(-1)^n`."""
 MAX_BITS = 8_000
@@ -175,8 +175,8 @@ def _letter(name: str, point: int) -> Value:
     draw = random.Random(f"{name} {point}")
     if point in WHOLE:
         return Fraction(draw.randrange(2, 40))
-    sign = draw.choice((1, -1)) if point >= NUM_POINTS // 2 else 1
-    return Fraction(sign * draw.randrange(1_000, 2_000), 1_000)
+    is_negative = point == 2 or (point > 2 and ord(name[-1]) >> (point - 3) & 1)
+    return Fraction((-1 if is_negative else 1) * draw.randrange(1_000, 2_000), 1_000)
 
 
 def _power(base: Value, exponent: Value) -> Value:
