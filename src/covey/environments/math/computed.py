@@ -62,7 +62,8 @@ def is_computed(answer: str, gold: str, question: str = "") -> bool:
         return not (leaves_sum(answer) and not leaves_sum(gold)) and (tree is None) == (expected is None)
     if is_numeral(last_side(expected)) and not is_equation(expected):
         return is_numeral(last_side(tree))
-    has_more = set(_undone(tree)) - set(_undone(expected)) or _functions(tree) - _functions(expected)
+    given, wanted = (node if is_equation(expected) else last_side(node) for node in (tree, expected))
+    has_more = set(_undone(given)) - set(_undone(wanted)) or _functions(given) - _functions(wanted)
     return not has_more and has_form(tree, expected, question)
 
 

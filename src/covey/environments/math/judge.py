@@ -24,7 +24,14 @@ from covey.environments.math.formulas.values import value_at
 from covey.environments.math.reading.claims import contradict
 from covey.environments.math.reading.normalize import TEXT_COMMAND, plain
 from covey.environments.math.reading.numerals import Reading, range_of, read_last, read_values
-from covey.environments.math.reading.units import conversion, differ_in_unit, measures_of, unit_of, without_unit
+from covey.environments.math.reading.units import (
+    conversion,
+    differ_in_unit,
+    measures_of,
+    total_of,
+    unit_of,
+    without_unit,
+)
 
 
 def compare(completion: str, gold: str, question: str = "", computed: bool = True) -> bool:
@@ -162,7 +169,8 @@ def _written_otherwise(text: str) -> list[Reading]:
 
 def is_no_answer(text: str) -> bool:
     """Check for what data sets hold in place of an answer."""
-    return _NO_ANSWER.fullmatch(TEXT_COMMAND.sub(r"\1", text).strip(" .$")) is not None
+    is_none = text.strip(" .$").lower() == "none"  # \\text{none} is what a solution may be
+    return is_none or _NO_ANSWER.fullmatch(TEXT_COMMAND.sub(r"\1", text).strip(" .$")) is not None
 
 
 def choice_of(text: str) -> tuple[str, str]:
@@ -203,7 +211,8 @@ def _is_stated(gold: str, text: str) -> bool:
     """Check for the same text, the same range, or the same numbers with their units."""
     ends, measures = range_of(gold), measures_of(gold)
     is_same_range = ends is not None and ends == range_of(text)
-    return text.strip(" $.") == gold.strip() or is_same_range or measures_of(text) == measures != set()
+    is_same_total = total_of(measures_of(text)) == total_of(measures) is not None
+    return text.strip(" $.") == gold.strip() or is_same_range or is_same_total or measures_of(text) == measures != set()
 
 
 def _needs_algebra(answer: Answer) -> bool:
@@ -242,7 +251,7 @@ _REASON = re.compile(r",\s|\b(?:because|since|as|where|when|so)\b")
 _SENTENCES = re.compile(r"(?<=[.!?])\s+(?=[A-Z])|\n")
 _DRESS = re.compile(r"[*_`$~\"\u201c\u201d]|\\[ ,;:!]|\\q?quad|\\(?:left|right)(?![A-Za-z])|\\[()\[\]]|[{}]")
 _NO_ANSWER = re.compile(
-    r"|proof|(?:no|not) ?(?:answer|found|available|applicable|given|provided)|n/?a|nan|null|none"
+    r"|proof|(?:no|not) ?(?:answer|found|available|applicable|given|provided)|n/?a|nan|null"
     r"|unknown|tbd|todo|omitted|see (?:the )?(?:solution|proof)|[-?*_]+",
     re.IGNORECASE,
 )

@@ -100,7 +100,12 @@ def last_side(node: Node) -> Node:
 
     Of `5 = x` it is the 5.
     """
-    if not isinstance(node, Group) or not node.kind.startswith(RELATION) or not {*node.kind.split()[1:]} <= EQUALS:
+    if not isinstance(node, Group) or not node.kind.startswith(RELATION):
+        return node
+    _, sign, *signs = node.kind.split()
+    if sign in EQUALS and signs and not {*signs} & EQUALS:  # x \\in A \\cup B
+        return Group(" ".join([RELATION, *signs]), node.members[1:])
+    if not {sign, *signs} <= EQUALS:
         return node
     first, last = node.members[0], node.members[-1]
     return first if is_numeric(first) and is_name(last) and not is_numeric(last) else last

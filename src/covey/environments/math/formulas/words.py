@@ -41,6 +41,7 @@ PHRASES = (
     (re.compile(  # of which x it holds, behind the formula
         r"(?<=\S)(?:[\s,(]|\\[ ,;]|\\q?quad)*(?:(?:\\text ?\{[\s,(]*)?(?:for (?:all|every|each|any|some)|where)\b"
         r"|\\forall(?![A-Za-z])|(?<=[\s,(])[a-z] ?\\in ?\\mathbb ?\{? ?[ZN]).*$", re.DOTALL), ""),
+    (re.compile(r"(?<=\S)( ?\+ ?)c(?=[\s$.}]*$)"), r"\1C"),  # the constant of an integral
     (re.compile(  # the x with a property
         r"\\\{ ?[A-Za-z] ?(?:\\in ?(?:\\mathbb ?\{ ?R ?\}|\u211d|\\R) ?)?(?:\\mid(?![A-Za-z])|\\vert|\||:|\\colon)"
         r"(.*)\\\}"), r"\1"),

@@ -27,6 +27,7 @@ NUMBER_STRICT = re.compile(_NUMBER.format(_DIGITS.replace(r"|\d+,\d+", "")))
 NUMERAL = re.compile(r"(?<![A-Za-z0-9_^])(?<!\d[.,:])\.?\d(?:\d|[.,:](?=\d))*")
 """Whatever looks like a number, readable or not: `10:30` and `1.2.3` are not."""
 _MIXED = re.compile(r"[ -](\d{1,9})/(\d{1,9})(?![\d/])")
+_FACTOR = re.compile(r" (?![-+ ])")
 _EXPONENT = re.compile(r"\d{1,4}(?!\d)")
 
 
@@ -77,13 +78,13 @@ class Arithmetic:
         return found
 
     def sum(self, least: int = 1) -> Fraction | None:
-        """Read operands joined by operators that bind at least so strongly. x counts before a blank, not in `3x+5`."""
+        """Read operands joined by operators that bind at least so strongly. No sign is the x of `3x + 5`."""
         total = self.signed()
         while total is not None:
             before = self.position
             sign = self.take("+-*/x")
             strength = 1 if sign in "+-" else 2
-            is_read = sign and strength >= least and (sign != "x" or self.text.startswith(" ", self.position))
+            is_read = sign and strength >= least and (sign != "x" or _FACTOR.match(self.text, self.position))
             other = self.sum(strength + 1) if is_read else None
             if other is None or (sign == "/" and other == 0):
                 self.position = before

@@ -43,7 +43,9 @@ _SIGN_WORD = re.compile(r"(?:(?:^ ?|(?<=is )|(?<=to )|(?<=of )|(?<=: ))minus|\bn
 _DOUBLE_STAR_POWER = re.compile(r"(?<=[\d)])\*\*(?=[\d(-])")
 
 _LATEX_SIGN = re.compile(r"[\\{~]")
-TEXT_COMMAND = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox|boldsymbol|operatorname)\s*\{([^{}]*)\}")
+TEXT_COMMAND = re.compile(
+    r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox|boldsymbol|operatorname)\s*\{((?:[^{}]|\{[^{}]*\})*)\}"
+)
 _MIXED_FRACTION = re.compile(r"(?<!\d)(\d+) ?\\(?:[dtcs]|nice)?frac ?(?:\{ ?(\d+) ?\}|(\d)) ?(?:\{ ?(\d+) ?\}|(\d))")
 _FRACTION = re.compile(r"\\(?:[dtcs]|nice)?frac(?![A-Za-z])")
 _SLANTED_FRACTION = re.compile(r"\\(?:s|nice)frac(?![A-Za-z])")

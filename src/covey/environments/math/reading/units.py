@@ -117,6 +117,14 @@ def measures_of(text: str) -> set[tuple[Fraction, Unit | str]]:
     return {(Fraction(number.replace(",", "")), named(word) or word.rstrip("s")) for number, word in found}
 
 
+def total_of(measures: set[tuple[Fraction, Unit | str]]) -> tuple[object, Fraction] | None:
+    """Return what several measures of one quantity come to: 3 hours and 20 minutes are 200 minutes."""
+    units = [unit for _, unit in measures if isinstance(unit, Unit)]
+    if len(units) < len(measures) or len({unit.quantity for unit in units}) != 1:
+        return None
+    return units[0].quantity, sum((n * u.size for n, u in measures if isinstance(u, Unit)), Fraction(0))
+
+
 def conversions(text: str, other: str) -> set[Fraction]:
     """Return what the number of `other` may be multiplied by for that of `text`, which need not name its unit.
 
