@@ -96,8 +96,7 @@ class Bridge(Callback):
     def on_evaluation(self, step: int, evaluation: Evaluation) -> None:
         if not self.is_evaluated:
             return
-        parts = {f"eval_rewards/{name}/mean": part.value for name, part in evaluation.reward_parts.items()}
-        metrics = {"eval_reward": evaluation.reward_mean.value, "eval_accuracy": evaluation.accuracy.value, **parts}
+        metrics = evaluated(evaluation, "eval", with_parts=True)
         self.log(metrics)
         self._tell("on_evaluate", metrics=metrics)
         if step > 0:
@@ -151,3 +150,13 @@ def log_row(steps: Sequence[Mapping[str, float | None]]) -> dict[str, float | No
 def _mean(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return fmean(known) if known else None
+
+
+def evaluated(found: Evaluation, prefix: str, *, with_parts: bool = False) -> dict[str, float]:
+    """Return an evaluation under TRL's names, and those of several data sets under theirs, such as eval_NAME_reward."""
+    values = {f"{prefix}_reward": found.reward_mean.value, f"{prefix}_accuracy": found.accuracy.value}
+    for name, part in found.reward_parts.items() if with_parts else ():
+        values[f"{prefix}_rewards/{name}/mean"] = part.value
+    for name, part_of in found.parts.items():
+        values |= evaluated(part_of, f"{prefix}_{name}", with_parts=with_parts)
+    return values

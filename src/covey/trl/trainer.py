@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -33,11 +33,12 @@ from covey.run.given import Given
 from covey.system import ranks
 from covey.system.jsonl import write_json
 from covey.system.workers.pool import WorkerSettings
-from covey.trl.callbacks import Bridge
+from covey.trl.callbacks import Bridge, evaluated
 from covey.trl.checks import check_arguments, check_kinds, check_overrides
 from covey.trl.config import GRPOConfig, explaining
+from covey.trl.data import rows_of_reset, splits_of
 from covey.trl.fields import CODE, named_in_errors
-from covey.trl.mapping import batches, settings_of
+from covey.trl.mapping import settings_of
 from covey.trl.processes import Processes
 from covey.trl.rewards import reward_list, without_columns
 
@@ -58,6 +59,11 @@ class TrainOutput(NamedTuple):
     global_step: int
     training_loss: float
     metrics: dict[str, float]
+
+
+PREFILLED = (
+    "TRL opens a new answer behind it; end prompts with the user's message, and give answers a column of their own"
+)
 
 
 @explaining
@@ -102,8 +108,8 @@ class GRPOTrainer:
         self._given = _load(model, processing_class, peft_config, self.args)
         self._reference, self._tools, self._factories = ref_model, list(tools or ()), environment_factory
         if train_dataset is None and callable(environment_factory):
-            train_dataset = _rows_of_reset(self.args)
-        self._splits = _splits(train_dataset, eval_dataset)
+            train_dataset = rows_of_reset(self.args)
+        self._splits, self._eval_names = splits_of(train_dataset, eval_dataset, self.args)
         is_rewarded = reward_funcs is not None or environment_factory is None
         self.reward_funcs = reward_list(reward_funcs, reward_processing_classes) if is_rewarded else []
         if self.args.remove_unused_columns:
@@ -169,12 +175,11 @@ class GRPOTrainer:
         """Measure the trained policy on the eval_dataset, that of the trainer where no other is given."""
         result, environment = self._trained(), None
         if eval_dataset is not None:
-            splits = _splits(self._splits["train"], eval_dataset)
-            environment = self._make_environment(result.config, splits)
-            settings = {"num_prompts": len(eval_dataset)} | settings
+            splits, names = splits_of(self._splits["train"], eval_dataset, self.args)
+            environment = self._make_environment(result.config, splits, names)
+            settings = {"num_prompts": len(splits["test"])} | settings
         found: Evaluation = result.evaluate(environment, **settings)
-        values = {"reward": found.reward_mean.value, "accuracy": found.accuracy.value}
-        return {f"{metric_key_prefix}_{name}": value for name, value in values.items()}
+        return evaluated(found, metric_key_prefix)
 
     def end(self) -> None:
         """Do nothing: `train` has closed what it opened."""
@@ -286,9 +291,12 @@ class GRPOTrainer:
             "environment.tool_timeout": REWARD_SECONDS,
         }
 
-    def _make_environment(self, config: Config, splits: Mapping[Split, Any] | None = None) -> Environment:
-        """Return the rewards on all rows, with tools where there are some."""
+    def _make_environment(
+        self, config: Config, splits: Mapping[Split, Any] | None = None, names: Sequence[str] = ()
+    ) -> Environment:
+        """Return the rewards on all rows, with tools where there are some. `names` are the data sets of test rows."""
         judged = self._make_rewards(config, self._splits if splits is None else splits)
+        judged.call("test", self._eval_names if splits is None else names)
         if not isinstance(config.environment, ToolsConfig):
             return judged
         made = RowTools(judged, self._tools, self._factories, has_rewards=bool(self.reward_funcs))
@@ -299,7 +307,7 @@ class GRPOTrainer:
 
     def _make_rewards(self, config: Config, splits: Mapping[Split, Any]) -> RewardFunctions:
         """Return the rewards: without an eval_dataset, its first prompt is all that evaluations look at."""
-        read = PromptFormat().read
+        read = PromptFormat(said=PREFILLED).read
         rows: dict[Split, list[Any]] = {
             split: [read(row if self._factories is None else with_prompt(row)) for row in of]
             for split, of in splits.items()
@@ -310,14 +318,6 @@ class GRPOTrainer:
         made = RewardFunctions(rows, functions, how)
         made.follow(0, config.num_steps, 0.0)
         return made
-
-
-def _rows_of_reset(args: GRPOConfig) -> list[dict[str, Any]]:
-    """Return empty rows for a run whose prompts `reset` supplies, as many as it takes."""
-    if args.max_steps <= 0:
-        raise ValueError(f"without a train_dataset max_steps must say how long to train, got {args.max_steps}")
-    num_steps, groups = batches(args, 0)
-    return [{} for _ in range(num_steps * groups)]
 
 
 def _short_name(model: Any) -> str:
@@ -369,16 +369,6 @@ def _path(model: Any) -> str:
 
 def _function(reward: Any) -> Callable[..., Any]:
     return load_reward(reward) if isinstance(reward, str | Mapping) else reward
-
-
-def _splits(train: Any, evaluated: Any) -> dict[Split, Any]:
-    """Return the rows of both data sets. ValueError for what cannot be counted, and for several to evaluate on."""
-    if train is None:
-        raise ValueError("train_dataset is missing")
-    for name, data in (("train_dataset", train), ("eval_dataset", evaluated)):
-        if isinstance(data, Mapping) or (data is not None and not hasattr(data, "__len__")):
-            raise ValueError(f"{name} must be one Dataset or a list of rows, got a {type(data).__name__}")
-    return {"train": train} if evaluated is None else {"train": train, "test": evaluated}
 
 
 def _run_folder(path: Path) -> Path:

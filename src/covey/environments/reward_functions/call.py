@@ -10,6 +10,7 @@ import functools
 import inspect
 import numbers
 import os
+import threading
 import traceback
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -186,7 +187,8 @@ class RewardCall:
     def __call__(self, count: int, keywords: Mapping[str, Any], state: TrainerState = AT_START) -> Outcome:
         """Call it here, in a thread without a running event loop."""
         if is_async(self.function):
-            return asyncio.run(self.awaited(count, keywords, state))
+            call = self.awaited(count, keywords, state)
+            return asyncio.run_coroutine_threadsafe(call, _loop_of(os.getpid())).result()
         return self._sync(count, keywords, state)
 
     def _sync(self, count: int, keywords: Mapping[str, Any], state: TrainerState) -> Outcome:
@@ -220,6 +222,14 @@ class RewardCall:
         if count == 1 or isinstance(unwrapped(self.function), NeedsWholeGroups):
             return failed(_raised(error) if wrong is None else f"cannot be called: {wrong}", count)
         return None
+
+
+@functools.cache
+def _loop_of(process: int) -> asyncio.AbstractEventLoop:
+    """Return the event loop of a process, which lives as long: objects of modules belong to the one that they meet."""
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="covey-rewards", daemon=True).start()
+    return loop
 
 
 def check_columns(functions: Mapping[str, RewardCallable], columns: Sequence[str], prompt_column: str) -> None:

@@ -18,7 +18,7 @@ import copy
 import logging
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from covey.environments.base import Environment, Split, own_containers, split_prefill
@@ -38,6 +38,7 @@ from covey.environments.reward_functions.call import (
 from covey.environments.reward_functions.rows import PromptFormat, Row, prompts_of, warn_of_silent_users
 from covey.environments.reward_functions.specs import load_reward
 from covey.environments.reward_functions.texts import final_text
+from covey.environments.reward_functions.verl import adapted
 from covey.system.waits.watchdog import Watchdog
 from covey.system.workers.call_thread import CallThread
 from covey.system.workers.pool import WorkerPool, WorkerSettings
@@ -87,7 +88,7 @@ def reward_functions(
     if weights and len(weights) != len(functions):
         raise ValueError(f"reward_weights must have one entry for each of {len(functions)} rewards, got {len(weights)}")
     # Load what was named
-    loaded = [load_reward(entry) if isinstance(entry, str | Mapping) else entry for entry in functions]
+    loaded = [adapted(load_reward(entry) if isinstance(entry, str | Mapping) else entry) for entry in functions]
     # Names are unique: the second of equal ones gets a number
     seen: defaultdict[str, int] = defaultdict(int)
     result = []
@@ -163,6 +164,12 @@ class RewardFunctions(Environment):
     def watched_by(self, watchdog: Watchdog) -> None:
         """Have functions that run here end the run where they take too long."""
         self._watchdog = watchdog
+
+    def call(self, split: Split, names: Sequence[str]) -> None:
+        """Give each prompt of a split the name of the data set that it comes from, under which it is measured."""
+        if names:
+            pairs = zip(self._prompts[split], names, strict=True)
+            self._prompts[split] = tuple(replace(prompt, environment=name) for prompt, name in pairs)
 
     def follow(self, step: int, max_steps: int, epoch: float) -> None:
         """Let functions know by their `trainer_state` how far training is."""

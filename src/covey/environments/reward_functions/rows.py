@@ -24,6 +24,8 @@ class PromptFormat:
     column: str = "prompt"
     answer_column: str | None = None
     prefill: bool = False
+    said: str = "data.answer_column=NAME moves it into a column, data.prefill=true has the policy continue it"
+    """What may be done about an answer at the end."""
 
     def read(self, row: Row) -> Row:
         """Return the row with a sound prompt, the answer at its end in a column of its own where that is asked for.
@@ -57,10 +59,7 @@ class PromptFormat:
         """Return the row with its last message, the assistant's, moved into the answer column."""
         # An answer at the end needs a place to go
         if self.answer_column is None:
-            raise ValueError(
-                "has a prompt that ends with the assistant's message (data.answer_column=NAME moves it into a column, "
-                "data.prefill=true has the policy continue it)"
-            )
+            raise ValueError(f"has a prompt that ends with the assistant's message ({self.said})")
         if row.get(self.answer_column) is not None:
             raise ValueError(
                 f"has an answer at the end of its prompt and one in column {self.answer_column!r}; "

@@ -179,13 +179,13 @@ def test_a_reward_is_a_finite_number(value: Any) -> None:
 def test_messages_are_brought_into_one_form() -> None:
     written = {**CALL, "function": {"name": "add", "arguments": '{"a": 1}'}}
     given = [
-        {"role": "developer", "content": [{"type": "text", "text": "Be "}, {"type": "text", "text": "kind."}]},
+        {"role": "developer", "content": [{"type": "text", "text": "Be"}, {"type": "text", "text": "kind."}]},
         {"role": "assistant", "content": None, "tool_calls": [written], "refusal": None},
         {"role": "tool", "tool_call_id": "call00100", "content": "2"},
         {"role": "user", "content": "half \ud800", "name": "me"},
     ]
     assert normal_messages(given) == (
-        {"role": "system", "content": "Be kind."},
+        {"role": "system", "content": "Be\nkind."},
         {"role": "assistant", "content": "", "tool_calls": [CALL]},
         {"role": "tool", "content": "2", "name": "add", "tool_call_id": "call00100"},
         {"role": "user", "content": "half ?"},

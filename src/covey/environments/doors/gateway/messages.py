@@ -60,7 +60,7 @@ def _text(content: Any, where: str) -> str:
     known = [text for text in texts if isinstance(text, str)]
     if len(known) < len(texts):
         raise Refused(400, f"{where}.content must be text, or a list of parts of text", "messages")
-    return plain("".join(known))
+    return plain("\n".join(known))
 
 
 def _call(call: Any, where: str) -> dict[str, Any]:

@@ -6,6 +6,7 @@ the environment compares with, and no question.
 
 import functools
 import json
+import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -19,9 +20,15 @@ Judge = Callable[[Any], "tuple[Environment, Prompt]"]
 
 
 def judge_of(name: str, settings: Mapping[str, Any]) -> Judge:
-    """Return the judge of a data source. Raises ValueError for a name or a setting it does not have."""
+    """Return the judge of a data source, or of the one that `judge` names among the settings.
+
+    ValueError for a name or a setting that there is not.
+    """
+    settings = dict(settings)
+    name = settings.pop("judge", "math" if name not in DATA_SOURCES and MATHEMATICS.match(name) else name)
     if name not in DATA_SOURCES:
-        raise ValueError(f"no data source {name!r}{near(name, DATA_SOURCES)}; there is {', '.join(DATA_SOURCES)}")
+        there = f"there is {', '.join(DATA_SOURCES)}, and judge=NAME has one of them judge another source"
+        raise ValueError(f"no data source {name!r}{near(name, DATA_SOURCES)}; {there}")
     source = DATA_SOURCES[name]
     check_options(source, settings, setting="settings")
     return _made(name, tuple(sorted(settings.items())))
@@ -144,6 +151,8 @@ def _mapping(truth: Any, *names: str) -> Mapping[str, Any]:
     return found
 
 
+MATHEMATICS = re.compile(r"(?i)(?:.*/)?(?:math_dapo|aime|amc|numina|olympiad|minerva|hmmt|dapo|deepscaler|math-?500)")
+"""Names of other sources of mathematics: there are many, by years and mixtures."""
 DATA_SOURCES: dict[str, Callable[..., Judge]] = {
     "arithmetic": arithmetic,
     "gsm8k": gsm8k,

@@ -1,0 +1,62 @@
+"""Rewards in verl's signature: `compute_score(data_source, solution_str, ground_truth, extra_info)`."""
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from covey.environments.data.columns import VERLS, value_in
+from covey.environments.reward_functions.call import RewardCallable, is_async, name_of, named_parameters
+from covey.environments.reward_functions.texts import Completion, final_text
+
+WANTED = frozenset({"data_source", "solution_str", "ground_truth"})
+"""Parameters by which verl's signature is known."""
+
+
+def adapted(function: RewardCallable) -> RewardCallable:
+    """Return a function in verl's signature as one that rewards completions. Another as it is."""
+    if not named_parameters(function)[0].keys() >= WANTED:
+        return function
+    return (_AsyncScore if is_async(function) else _Score)(function, name_of(function))
+
+
+@dataclass(frozen=True)
+class _Score:
+    """Calls the function once for each completion, with what verl's rows hold."""
+
+    function: Callable[..., Any]
+    __name__: str
+
+    def __call__(self, completions: Sequence[Completion], log_extra: Any = None, **columns: Any) -> list[Any]:
+        return _values([self.function(**given) for given in self._given(completions, columns)], log_extra)
+
+    def _given(self, completions: Sequence[Completion], columns: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        named = named_parameters(self.function)[0].keys() - getattr(self.function, "keywords", {}).keys()
+        for place, completion in enumerate(completions):
+            lists = {name: values for name, values in columns.items() if isinstance(values, list)}
+            row = {name: values[place] for name, values in lists.items() if name != "prompts"}
+            truth = next(
+                (found for name in ("ground_truth", VERLS) if (found := value_in(row, name)) is not None), None
+            )
+            if truth is None:
+                raise ValueError(f"{self.__name__} needs rows with {VERLS} or ground_truth (have: {', '.join(row)})")
+            own = {"data_source": row.get("data_source"), "extra_info": row.get("extra_info"), "ground_truth": truth}
+            yield {name: value for name, value in {**row, **own}.items() if name in named} | {
+                "solution_str": final_text(completion)
+            }
+
+
+class _AsyncScore(_Score):
+    async def __call__(  # type: ignore[override]
+        self, completions: Sequence[Completion], log_extra: Any = None, **columns: Any
+    ) -> list[Any]:
+        calls = (self.function(**given) for given in self._given(completions, columns))
+        return _values(await asyncio.gather(*calls), log_extra)
+
+
+def _values(found: Sequence[Any], log_extra: Any) -> list[Any]:
+    """Return the scores. What a mapping says besides its `score` is logged."""
+    said = [value if isinstance(value, Mapping) else {"score": value} for value in found]
+    for name in {name: None for each in said for name in each if name != "score"} if log_extra else ():
+        log_extra(name, [each.get(name) for each in said])
+    return [each.get("score") for each in said]

@@ -1,0 +1,50 @@
+"""Rows as TRL takes them: data sets, streamed ones, and several to evaluate on by name."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+from covey.environments.base import Split
+from covey.trl.config import GRPOConfig
+from covey.trl.mapping import batches
+
+
+def splits_of(train: Any, evaluated: Any, args: GRPOConfig) -> tuple[dict[Split, Sequence[Any]], list[str]]:
+    """Return the rows of both splits, and the name of the data set of each test row where there are several.
+
+    Of a stream as many rows are read as max_steps trains on. ValueError for what cannot be read.
+    """
+    if train is None:
+        raise ValueError("train_dataset is missing")
+    if isinstance(train, Mapping):
+        raise ValueError(f"train_dataset must be one Dataset or a list of rows, got a {type(train).__name__}")
+    splits: dict[Split, Sequence[Any]] = {"train": _counted(train, "train_dataset", args)}
+    if evaluated is None:
+        return splits, []
+    if not isinstance(evaluated, Mapping):
+        return {**splits, "test": _counted(evaluated, "eval_dataset", args)}, []
+    sets = {str(name): _counted(rows, f"eval_dataset[{name!r}]", args) for name, rows in evaluated.items()}
+    names = [name for name, rows in sets.items() for _ in range(len(rows))]
+    return {**splits, "test": [row for rows in sets.values() for row in rows]}, names
+
+
+def _counted(rows: Any, name: str, args: GRPOConfig) -> Sequence[Any]:
+    """Return rows that have a number: those of a stream are read, for training as many as the run takes."""
+    if hasattr(rows, "__len__") and not isinstance(rows, str | Mapping):
+        return rows
+    if not isinstance(rows, Iterable) or isinstance(rows, str | Mapping):
+        raise ValueError(f"{name} must be a Dataset or rows, got a {type(rows).__name__}")
+    if name != "train_dataset":
+        return list(rows)
+    if args.max_steps <= 0:
+        raise ValueError(f"{name} is a stream, so max_steps must say how long to train, got {args.max_steps}")
+    num_steps, groups = batches(args, 0)
+    return list(islice(rows, num_steps * groups))
+
+
+def rows_of_reset(args: GRPOConfig) -> list[dict[str, Any]]:
+    """Return empty rows for a run whose prompts `reset` supplies, as many as it takes."""
+    if args.max_steps <= 0:
+        raise ValueError(f"without a train_dataset max_steps must say how long to train, got {args.max_steps}")
+    num_steps, groups = batches(args, 0)
+    return [{} for _ in range(num_steps * groups)]

@@ -1,0 +1,87 @@
+"""Data sets as TRL's users hand them over: streamed, several to evaluate on by name, with answers at their end."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+
+from covey.trl import GRPOConfig, GRPOTrainer
+from covey.trl.data import splits_of
+
+from ..support.builders import saved_model
+
+
+def config(folder: Path, **changed: Any) -> GRPOConfig:
+    small: dict[str, Any] = {
+        "output_dir": str(folder / "out"),
+        "bf16": False,
+        "per_device_train_batch_size": 4,
+        "num_generations": 2,
+        "max_completion_length": 4,
+        "preflight": False,
+    }
+    return GRPOConfig(**small | changed)
+
+
+def length(completions: list[str], **columns: Any) -> list[float]:
+    return [float(len(text)) for text in completions]
+
+
+def streamed(folder: Path, count: int) -> Any:
+    (folder / "rows.jsonl").write_text("\n".join(json.dumps({"prompt": f"{i}?"}) for i in range(count)))
+    file = str(folder / "rows.jsonl")
+    return datasets.load_dataset("json", data_files=file, split="train", streaming=True, cache_dir=str(folder))
+
+
+def test_a_stream_gives_as_many_rows_as_are_trained_on(tmp_path: Path) -> None:
+    def endless() -> Iterator[dict[str, str]]:
+        number = 0
+        while True:
+            number += 1
+            yield {"prompt": f"{number}?"}
+
+    splits, _ = splits_of(endless(), None, config(tmp_path, max_steps=3))
+    assert [row["prompt"] for row in splits["train"]] == [f"{number}?" for number in range(1, 7)]
+    splits, _ = splits_of(streamed(tmp_path, 5), streamed(tmp_path, 5), config(tmp_path, max_steps=3))
+    assert {name: len(rows) for name, rows in splits.items()} == {"train": 5, "test": 5}
+    with pytest.raises(ValueError, match="train_dataset is a stream, so max_steps must say how long to train, got -1"):
+        splits_of(streamed(tmp_path, 5), None, config(tmp_path))
+    for wrong in ("rows", 3, {"a": []}):
+        with pytest.raises(ValueError, match="train_dataset must be"):
+            splits_of(wrong, None, config(tmp_path, max_steps=1))
+
+
+def test_a_script_with_a_stream_and_several_sets_to_evaluate_on_runs(tmp_path: Path) -> None:
+    sets = {"a": datasets.Dataset.from_list([{"prompt": "1?"}, {"prompt": "2?"}]), "b": [{"prompt": "3?"}]}
+    args = config(tmp_path, max_steps=2, eval_strategy="steps", eval_steps=1)
+    trainer = GRPOTrainer(saved_model(tmp_path / "policy", "llama"), length, args, streamed(tmp_path, 9), sets)
+    trainer.train()
+    looks = [row for row in trainer.state.log_history if "eval_reward" in row]
+    assert len(looks) >= 2
+    assert {"eval_a_reward", "eval_b_reward", "eval_a_rewards/length/mean"} <= looks[-1].keys()
+    found = trainer.evaluate({"c": [{"prompt": "4?"}], "d": [{"prompt": "5?"}]}, metric_key_prefix="test")
+    assert {"test_reward", "test_c_reward", "test_d_accuracy"} <= found.keys()
+
+
+def test_an_answer_at_the_end_of_a_prompt_is_refused_in_words_of_a_script(tmp_path: Path) -> None:
+    asked = [{"role": "user", "content": "6 * 7?"}, {"role": "assistant", "content": "<think>\n"}]
+    trainer = GRPOTrainer(saved_model(tmp_path / "policy", "llama"), length, config(tmp_path), [{"prompt": asked}] * 8)
+    with pytest.raises(ValueError, match="has a prompt that ends with the assistant's message") as caught:
+        trainer.train()
+    assert "TRL opens a new answer behind it; end prompts with the user's message" in str(caught.value)
+    assert "data." not in str(caught.value)
+
+
+def test_verls_function_rewards_a_script(tmp_path: Path) -> None:
+    def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None) -> float:
+        assert (data_source, ground_truth, extra_info) == ("mine", "9", {"index": 0})
+        return float(len(solution_str))
+
+    row = {"prompt": "5 + 4?", "data_source": "mine", "reward_model": {"ground_truth": "9"}, "extra_info": {"index": 0}}
+    args = config(tmp_path, max_steps=1)
+    trainer = GRPOTrainer(saved_model(tmp_path / "policy", "llama"), compute_score, args, [row] * 8)
+    trainer.train()
+    assert "rewards/compute_score/mean" in trainer.state.log_history[0]
