@@ -23,7 +23,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from fractions import Fraction
 
-from covey.environments.math.formulas.forms import canonical, monomial, share_a_factor
+from covey.environments.math.formulas.forms import canonical, monomial
 from covey.environments.math.formulas.nodes import (
     Call,
     Group,
@@ -46,7 +46,7 @@ from covey.environments.math.formulas.nodes import (
 )
 from covey.environments.math.formulas.relations import is_ratio, is_reducible
 from covey.environments.math.formulas.trees import read_tree
-from covey.environments.math.formulas.values import equal_values
+from covey.environments.math.formulas.values import equal_values, share_a_factor
 from covey.environments.math.formulas.words import FAMILIES
 from covey.environments.math.reading.normalize import plain
 

@@ -1,9 +1,8 @@
 """What can be said of a formula's tree without algebra: its spelling in one order, its value at a point, its size."""
 
-import random
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from fractions import Fraction
-from itertools import pairwise, zip_longest
+from itertools import pairwise
 
 from covey.environments.math.formulas.nodes import (
     CONSTANTS,
@@ -124,86 +123,5 @@ def without_words(node: Node) -> Node:
     return Product(tuple(kept)) if len(kept) > 1 else (kept or [node])[0]
 
 
-# ------------------------------------------------------------------------------------------------ polynomials
-
-
-def share_a_factor(first: Node, second: Node) -> bool:
-    """Check whether two polynomials have a common factor with a letter in it. False where either is none.
-
-    All letters but one stand for numbers drawn from their names, and coefficients are taken modulo a prime.
-    """
-    for letter in sorted(letters_of(first) & letters_of(second)):
-        one, other = _polynomial(first, letter), _polynomial(second, letter)
-        if one is not None and other is not None and len(_common_divisor(one, other)) > 1:
-            return True
-    return False
-
-
-def _polynomial(node: Node, letter: str) -> list[int] | None:
-    """Return the coefficients modulo the prime, lowest first."""
-    match node:
-        case Number(value):
-            return [value.numerator * pow(value.denominator, -1, PRIME) % PRIME]
-        case Symbol(name):
-            return [0, 1] if name == letter else [random.Random(name).randrange(1, PRIME)]
-        case Sum(nodes):
-            return _combined([_polynomial(part, letter) for part in nodes], _plus)
-        case Product(nodes):
-            return _combined([_polynomial(part, letter) for part in nodes], _times)
-        case Power(base, Number(exponent)) if exponent.denominator == 1 and 0 < exponent <= MAX_DEGREE:
-            return _combined([_polynomial(base, letter)] * int(exponent), _times)
-        case Quotient(top, Number(below)) if below:
-            return _combined([_polynomial(top, letter), _polynomial(Number(1 / below), letter)], _times)
-    return None
-
-
-def _combined(
-    parts: list[list[int] | None], operation: Callable[[list[int], list[int]], list[int]]
-) -> list[int] | None:
-    """Return None where a part is no polynomial, or the degree grows too large."""
-    total: list[int] | None = None
-    for part in parts:
-        if part is None:
-            return None
-        total = part if total is None else operation(total, part)
-        if len(total) > MAX_DEGREE:
-            return None
-    return total
-
-
-def _plus(first: list[int], second: list[int]) -> list[int]:
-    return _trimmed([(a + b) % PRIME for a, b in zip_longest(first, second, fillvalue=0)])
-
-
-def _times(first: list[int], second: list[int]) -> list[int]:
-    product = [0] * max(0, len(first) + len(second) - 1)
-    for i, a in enumerate(first):
-        for j, b in enumerate(second):
-            product[i + j] = (product[i + j] + a * b) % PRIME
-    return _trimmed(product)
-
-
-def _trimmed(coefficients: list[int]) -> list[int]:
-    while coefficients and coefficients[-1] == 0:
-        coefficients.pop()
-    return coefficients
-
-
-def _common_divisor(first: list[int], second: list[int]) -> list[int]:
-    """Compute the greatest common divisor by Euclid's algorithm."""
-    while second:
-        inverse, rest = pow(second[-1], -1, PRIME), list(first)
-        while len(rest) >= len(second):
-            factor = rest[-1] * inverse % PRIME
-            shift = len(rest) - len(second)
-            for place, coefficient in enumerate(second):
-                rest[shift + place] = (rest[shift + place] - factor * coefficient) % PRIME
-            _trimmed(rest)
-        first, second = second, rest
-    return first
-
-
-MAX_DEGREE = 30
-PRIME = 2**61 - 1
 SET = "\\{\\}"
 _ONE = Fraction(1)

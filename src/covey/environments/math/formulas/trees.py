@@ -29,7 +29,7 @@ from covey.environments.math.formulas.nodes import (
     times,
     walk,
 )
-from covey.environments.math.formulas.values import FUNCTIONS_OF_NUMBERS
+from covey.environments.math.formulas.values import DEGREE, FUNCTIONS_OF_NUMBERS
 from covey.environments.math.formulas.words import (
     AND,
     BARS,
@@ -380,5 +380,4 @@ CONTINUATIONS = SEPARATORS | RELATIONS | SIGNS
 SCRIPTS = frozenset("_^")
 MARKS = SCRIPTS | frozenset("!'\u2032")
 OPERANDS = SYMBOLS | FRACTIONS | ROOTS | TEXTS
-DEGREE = Symbol("text:degree")
 DEGREES = (Symbol("\\circ"), Symbol("\\degree"), Symbol("°"))

@@ -6,7 +6,7 @@ the same, and one that comes of rounding shrinks. So nothing counts that is smal
 
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from decimal import Context, Decimal, DivisionByZero, InvalidOperation, Overflow, getcontext, localcontext
 from fractions import Fraction
 from functools import lru_cache, partial, reduce
@@ -32,10 +32,13 @@ Value = Fraction | Decimal
 Parts = tuple[Value, Value]
 """Of a complex number."""
 IMAGINARY = Symbol("i")
+DEGREE = Symbol("text:degree")
 
 DIGITS = 60
 NUM_POINTS = 5
 """Places at which formulas of letters are compared: two of positive numbers, one of negative ones, two of both."""
+LARGE = -1
+"""A place with whole numbers of 31 digits."""
 WHOLE = range(NUM_POINTS, 2 * NUM_POINTS)
 """Places with whole numbers, for factorials and signs such as `(-1)^n`."""
 MAX_BITS = 8_000
@@ -86,6 +89,16 @@ def _parts_at(node: Node, point: int, digits: int) -> Parts | None:
     return parts if all(isinstance(part, Fraction) or part.is_finite() for part in parts) else None
 
 
+def share_a_factor(first: Node, second: Node) -> bool:
+    """Check whether two polynomials have a common factor with a letter in it. False where either is none.
+
+    At large whole numbers such a factor is a large common divisor, and others are small.
+    """
+    values = [value_at(node, LARGE) for node in (first, second)]
+    common = math.gcd(*(value.numerator if isinstance(value, Fraction) else 1 for value in values))
+    return None not in values and not is_numeric(first) and not is_numeric(second) and common > MAX_WHOLE // 2
+
+
 def _context(digits: int) -> Context:
     traps = [InvalidOperation, DivisionByZero, Overflow]
     return Context(prec=digits + 5, Emax=999_999, Emin=-999_999, traps=traps)
@@ -107,10 +120,13 @@ def _value(node: Node, point: int) -> Value:
             return _power(_value(base, point), _value(exponent, point))
         case Root(radicand, index):
             return _root(_value(radicand, point), index)
-        case Call(name, arguments) if name in FUNCTIONS_OF_NUMBERS:
-            in_degrees = any(part == Symbol("text:degree") for argument in arguments for part in walk(argument))
-            values = [_value(argument, point) for argument in arguments]
-            return FUNCTIONS_OF_NUMBERS[name]([pi() / 180 * _decimal(v) if in_degrees else v for v in values])
+        case Call("\\log", (base, argument)):
+            return _decimal(_value(argument, point)).ln() / _decimal(_value(base, point)).ln()
+        case Call(name, (above, below)) if name in BINOMIALS:
+            return Fraction(math.comb(_whole(_value(above, point)), _whole(_value(below, point))))
+        case Call(name, (argument,)) if name in FUNCTIONS_OF_NUMBERS:
+            inside = _value(argument, point)
+            return FUNCTIONS_OF_NUMBERS[name](_decimal(inside) * pi() / 180 if DEGREE in walk(argument) else inside)
     raise ValueError("no number")
 
 
@@ -173,6 +189,8 @@ def _letter(name: str, point: int) -> Value:
     if not (name.isalpha() or name in GREEK):
         raise ValueError("no number")
     draw = random.Random(f"{name} {point}")
+    if point == LARGE:
+        return Fraction(MAX_WHOLE + draw.randrange(MAX_WHOLE))
     if point in WHOLE:
         return Fraction(draw.randrange(2, 40))
     is_negative = point == 2 or (point > 2 and ord(name[-1]) >> (point - 3) & 1)
@@ -213,26 +231,15 @@ def _whole_root(number: int, index: int) -> int | None:
 # ------------------------------------------------------------------------------------------------ functions
 
 
-def _factorial(arguments: Sequence[Value]) -> Value:
-    return Fraction(math.factorial(_whole(arguments[0])))
-
-
-def _binomial(arguments: Sequence[Value]) -> Value:
-    above, below = map(_whole, arguments)
-    return Fraction(math.comb(above, below))
-
-
 def _whole(value: Value) -> int:
     if not 0 <= value <= MAX_FACTORIAL or value % 1:
         raise ValueError("no number of things")
     return int(value)
 
 
-def _logarithm(arguments: Sequence[Value]) -> Value:
-    """Compute `\\log`, whose base is a letter where none is written."""
-    *base, argument = map(_decimal, arguments)
-    below = base[0] if base else _decimal(_letter("log", 0))
-    return argument.ln() / below.ln()
+@lru_cache(maxsize=256)
+def _factorial(number: int, digits: int) -> Value:
+    return _over(Fraction(math.factorial(number)), Fraction(1))
 
 
 def _sine(argument: Value) -> Decimal:
@@ -285,39 +292,27 @@ def _floor(argument: Value) -> Value:
     return Fraction(math.floor(argument))
 
 
-def _of_one(function: Callable[[Value], Value]) -> Callable[[Sequence[Value]], Value]:
-    """Take exactly one argument: with a second one, such as the bounds of a sum, there is no value."""
-
-    def value(arguments: Sequence[Value]) -> Value:
-        (argument,) = arguments
-        return function(argument)
-
-    return value
-
-
 CONSTANTS_BY_NAME: Mapping[str, Callable[[], Value]] = {
     "\\pi": pi,
     "π": pi,
     "e": lambda: Decimal(1).exp(),
     "text:degree": lambda: Fraction(1),
 }
-FUNCTIONS_OF_NUMBERS: Mapping[str, Callable[[Sequence[Value]], Value]] = {
-    "factorial": _factorial,
-    **dict.fromkeys(BINOMIALS, _binomial),
-    "\\log": _logarithm,
-    "\\ln": _of_one(lambda x: _decimal(x).ln()),
-    "\\lg": _of_one(lambda x: _decimal(x).log10()),
-    "\\sin": _of_one(_sine),
-    "\\cos": _of_one(_cosine),
-    "\\tan": _of_one(lambda x: _sine(x) / _cosine(x)),
-    "\\cot": _of_one(lambda x: _cosine(x) / _sine(x)),
-    "\\sec": _of_one(lambda x: 1 / _cosine(x)),
-    "\\csc": _of_one(lambda x: 1 / _sine(x)),
-    "\\arctan": _of_one(_arctangent),
-    "\\arcsin": _of_one(_arcsine),
-    "\\arccos": _of_one(lambda x: pi() / 2 - _arcsine(x)),
-    "|": _of_one(lambda x: x.copy_abs() if isinstance(x, Decimal) else abs(x)),
-    "\\lvert": _of_one(lambda x: x.copy_abs() if isinstance(x, Decimal) else abs(x)),
-    "\\lfloor": _of_one(_floor),
-    "\\lceil": _of_one(lambda x: -_floor(-x)),
+FUNCTIONS_OF_NUMBERS: Mapping[str, Callable[[Value], Value]] = {
+    "factorial": lambda x: _factorial(_whole(x), getcontext().prec),
+    "\\log": lambda x: _decimal(x).ln() / _decimal(_letter("log", 0)).ln(),  # of a base that is not written
+    "\\ln": lambda x: _decimal(x).ln(),
+    "\\lg": lambda x: _decimal(x).log10(),
+    "\\sin": _sine,
+    "\\cos": _cosine,
+    "\\tan": lambda x: _sine(x) / _cosine(x),
+    "\\cot": lambda x: _cosine(x) / _sine(x),
+    "\\sec": lambda x: 1 / _cosine(x),
+    "\\csc": lambda x: 1 / _sine(x),
+    "\\arctan": _arctangent,
+    "\\arcsin": _arcsine,
+    "\\arccos": lambda x: pi() / 2 - _arcsine(x),
+    **dict.fromkeys(("|", "\\lvert"), lambda x: _times(x, Fraction(-1 if x < 0 else 1))),
+    "\\lfloor": _floor,
+    "\\lceil": lambda x: -_floor(-x),
 }
