@@ -132,7 +132,7 @@ _LABEL = re.compile(
     r"(?:\b(?:the|my|our|your|its|final|correct|right|numeric|numerical|exact|overall|an?)[ ](?:final[ ]|correct[ ])?"
     r"|^[^\w\n]{0,10}(?:(?:so|thus|hence|then|therefore),?[ ])?)"
     r"(?:answer|ans|option|choice)\b"
-    r"(?:[ ]\([^()\n]{0,60}\))?"
+    r"(?:[ ]\([^()\n]{2,60}\))?"
     r"(?:,?[ ](?:then|therefore|thus|hence|so|now|here|again|should|would|must|will|can|could|may|might|cannot"
     r"|\w{2,6}n['\u2019]t|to|for|in|we|they|you)\b"
     r"[^.:!?=\n]{0,80}?)?"

@@ -47,7 +47,7 @@ from covey.environments.math.formulas.nodes import (
 from covey.environments.math.formulas.relations import is_ratio, is_reducible
 from covey.environments.math.formulas.trees import read_tree
 from covey.environments.math.formulas.values import equal_values, share_a_factor
-from covey.environments.math.formulas.words import FAMILIES
+from covey.environments.math.formulas.words import BINOMIALS, FAMILIES
 from covey.environments.math.reading.normalize import plain
 
 
@@ -110,8 +110,9 @@ def _undone(node: Node) -> Iterator[str]:
 
 
 def _functions(node: Node) -> Counter[str]:
-    """Count functions, sums over indices, absolute values and the like."""
-    return Counter(FAMILIES.get(part.name, part.name) for part in walk(node) if isinstance(part, Call))
+    """Count functions, sums over indices, absolute values and the like; one binomial is three factorials."""
+    found = [part.name for part in walk(node) if isinstance(part, Call)]
+    return Counter(FAMILIES.get(name, name) for name in found for _ in range(3 if name in BINOMIALS else 1))
 
 
 def _flat(terms: Iterable[Node]) -> Iterator[Node]:

@@ -231,7 +231,7 @@ FORMULAS = frozenset({"box", "formula"})
 DIGITS_OF_A_FLOAT = 15
 MAX_SINGLE = 2**127
 _FLOAT = re.compile(r"[-+]?(\d*)\.(\d+)(?:[eE][-+]?\d{1,3})?")
-_NO_UNIT = re.compile(r"\b(?:not|than|is|was|isn|wasn|wrong|false)\b")
+_NO_UNIT = re.compile(r"\b(?:not|than|is|was|be|isn|wasn|wrong|false)\b")
 """Words that are no name of a number."""
 _ROUNDED = re.compile(r"(?<=\S)\s*(?:\\approx|\\simeq|≈)[\s$\\]*-?[\d,]*\.\d+[\s$.]*$")
 """What an exact value is said to be about."""
@@ -257,7 +257,7 @@ _NO_ANSWER = re.compile(
 )
 _CHOICE = re.compile(
     r"(?i:(?:so|thus|hence|therefore),? )?"
-    r"(?i:(?:the )?(?:correct |right |final )?(?:option|choice|answer|letter)(?: is)?:? ?)?"
+    r"(?i:(?:the )?(?:correct |right |final )?(?:option|choice|answer|letter)(?: is| -|:)? ?)?"
     r"(?:\(?(?P<letter>[A-K]|[a-k](?=\)?$))(?:\)[.:]?|[.:]|(?=$|,? (?:because|since|as|which|is|with|not)\b| [-\d\\]))"
     r"|\(?(?P<word>(?i:yes|no|true|false))(?:\)|(?=$|[.,;:]| because| since)))"
     r"(?P<text>.*)"

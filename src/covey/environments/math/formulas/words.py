@@ -149,6 +149,6 @@ FAMILIES = {
     **dict.fromkeys(("\\log", "\\ln", "\\lg", "\\exp"), "logarithm"),
     **dict.fromkeys(("\\sin", "\\cos", "\\tan", "\\cot", "\\sec", "\\csc"), "angle function"),
     **dict.fromkeys(("\\arcsin", "\\arccos", "\\arctan"), "inverse angle function"),
-    **dict.fromkeys(BINOMIALS, "binomial"),
+    **dict.fromkeys((*BINOMIALS, "factorial"), "factorial"),
 }
 """Functions that stand for one another."""

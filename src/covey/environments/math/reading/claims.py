@@ -83,12 +83,12 @@ _BOUNDS = re.compile(
 )
 OPPOSITES = r"""
 at most, no more than, no greater than, up to, or less, or fewer; at least, no less than, no fewer than, or more
-    ; (?<!no )(?:more|greater|larger) than; (?<!no )(?:less|fewer|smaller) than; exactly
+    ; (?<!no )(?:more|greater|larger) than, over, exceeds; (?<!no )(?:less|fewer|smaller) than, under; exactly
 a\.?m, morning; p\.?m, afternoon, evening
 increas\w+, gain\w*, ris(?:e|es|ing), rose, gr[eo]w\w*, growth, up, upwards?, more, higher, above, older, longer, taller
-    , larger, heavier, faster, surplus, profits?
+    , larger, heavier, faster, surplus, profits?, sav(?:es?|ed|ings?)
     ; decreas\w+, loss, losses, lost, lose, falls?, fell, drop\w*, declin\w+, reduc\w+, down, downwards?, less, fewer
-    , lower, below, younger, shorter, smaller, lighter, slower, deficit
+    , lower, below, younger, shorter, smaller, lighter, slower, deficit, discount
 north\w*, siden; south\w*, sides
 (?:north|south)?east\w*, sidee; (?:north|south)?west\w*, sidew
 left, leftwards?; right, rightwards?
@@ -97,6 +97,7 @@ upstream; downstream
 inside, interior, internal\w*; outside, exterior, external\w*
 odd; even
 early; late
+deep; high
 largest, greatest, biggest; smallest
 positive; negative
 max, maxim\w+; minim\w+

@@ -13,7 +13,7 @@ from covey.environments.math.reading.normalize import CURRENCY, plain
 
 _ONES = "one|two|three|four|five|six|seven|eight|nine"
 NO_VALUE_BEFORE = re.compile(
-    r"[<>≤≥≠√±\\|]|\b(?:not|never)\s*$|\b(?:more|less|fewer|greater|larger|smaller) than\s*$"
+    r"[<>≤≥≠√±\\|]|\b(?:not|never|wrong|incorrect|false)[\s:]*$|\b(?:more|less|fewer|greater|larger|smaller) than\s*$"
     rf"|\b(?:{_ONES}|ten|hundred|thousand) (?:and|or)\s*$",
     re.IGNORECASE,
 )
@@ -25,7 +25,7 @@ NO_VALUE_AFTER = re.compile(
     r"|\s?h\s?\d|['\u2019\u2032]\s?\d"
     r"|(?:\.{2,3}|\u2026|\u2014|\s?(?:[~±≠]|\+/-)\s?)\d"  # a range
     r"|\s?[xyzinabe](?![A-Za-z]|\.[a-z]|\s+[A-Za-z])"  # a variable, not a word or unit
-    r"|\s*(?:, (?:which|but (?:it|this|that)) |\s)(?:is|was)(?: (?:wrong|incorrect|false)| ?n[o'\u2019]t)\b"
+    r"|\s*(?:, (?:which|but (?:it|this|that)) |\s)(?:is|was|would be)(?: (?:wrong|incorrect|false)| ?n[o'\u2019]t)\b"
     r"|\s*[-+*]\s*\(*[a-z](?![A-Za-z])|\s*/\s*[a-fijkn-rt-z](?![A-Za-z])|\s*\)+\s*/\s*\("
 )
 
