@@ -3,21 +3,24 @@
 import asyncio
 import json
 import logging
+import re
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 
 from covey.config.schema import Config
 from covey.config.validate import validate
+from covey.environments.base import conversation
 from covey.environments.build import ENVIRONMENTS
 from covey.environments.data.settings import DataConfig
 from covey.environments.ifeval import material
-from covey.environments.ifeval.environment import IFEval
+from covey.environments.ifeval.environment import IFEval, _rules
 from covey.environments.ifeval.prompts import prompt_of
 from covey.environments.ifeval.settings import IfevalConfig
-from covey.types import Reward
+from covey.types import Prompt, Reward
 
 
 def row(key: int, prompt: str = "Write. No commas.", **kwargs: Any) -> dict[str, Any]:
@@ -116,6 +119,87 @@ def test_the_prompt_itself_is_no_answer_to_a_generated_prompt() -> None:
         pairs = [(prompt, echo(str(prompt.text[-1]["content"]))) for prompt in environment.prompts("train")]
         scored = [asyncio.run(environment.score(prompt, [text]))[0] for prompt, text in pairs]
         assert sum(reward.value for reward in scored if isinstance(reward, Reward)) / len(scored) < 0.1
+
+
+FUNCTION = tuple(
+    re.findall(
+        r"\w+",
+        "the of and a to in is it you that he was for on are with as his they at be this from have or by one had not "
+        "but what all were when we there can an your which their said if do will each about how up out them then she",
+    )
+)
+
+
+def filler(count: int, seed: int) -> str:
+    return " ".join(Random(seed).choices(FUNCTION, k=count))
+
+
+def shuffled(asked: str) -> str:
+    words = asked.split()
+    return " ".join(Random(asked).sample(words, len(words)))
+
+
+def rote(prompt: Prompt) -> str:
+    """What follows the marks that a prompt asks for, without a word of content."""
+    parts = [f"<<a b>> {'*a a* ' * 5}{'[a] ' * 6}"]
+    for given in prompt.columns["kwargs"]:
+        parts += [*given.get("keywords", ()), *[given.get("keyword", "")] * given.get("frequency", 1)]
+        parts += [f"\n- and {word}" for word in FUNCTION[: given.get("num_bullets", 0)]]
+        parts += [f"\n{given[name]} so" for name in ("postscript_marker",) if name in given]
+        parts += [f"\n{given['end_phrase']}"] if "end_phrase" in given else []
+    return " ".join(parts)
+
+
+CONTENTLESS: dict[str, Callable[[str, Prompt], str]] = {
+    "shuffled, then function words": lambda asked, p: f"{shuffled(asked)} {filler(120, 0)}",
+    "few of them": lambda asked, p: f"{shuffled(asked)} {filler(60, 1)}",
+    "behind many": lambda asked, p: f"{filler(200, 2)} {' '.join(sorted(asked.split()))}",
+    "reversed": lambda asked, p: f"{' '.join(reversed(asked.split()))} {filler(120, 3)}",
+    "long words": lambda asked, p: f"{' '.join(w for w in shuffled(asked).split() if len(w) > 4)} {filler(120, 4)}",
+    "half": lambda asked, p: f"{' '.join(shuffled(asked).split()[::2])} {p.columns['topic']} {filler(100, 5)}",
+    "marks": lambda asked, p: f"{shuffled(asked)} {filler(100, 6)} {rote(p)}".replace(",", ""),
+    "the topic and marks": lambda asked, p: f"{p.columns['topic']} {filler(100, 7)} {rote(p)}".replace(",", ""),
+    "sentences": lambda asked, p: ". ".join(f"{p.columns['topic']} {filler(9, n)}" for n in range(12)) + rote(p),
+}
+
+
+@pytest.mark.parametrize("name", CONTENTLESS)
+def test_words_without_content_earn_next_to_nothing(name: str) -> None:
+    environment = built(style="full", num_train=8, num_test=120)
+    prompts = environment.prompts("test")
+    texts = [CONTENTLESS[name](str(prompt.text[-1]["content"]), prompt) for prompt in prompts]
+    scored = [asyncio.run(environment.score(p, [text]))[0] for p, text in zip(prompts, texts, strict=True)]
+    assert sum(reward.value for reward in scored if isinstance(reward, Reward)) / len(scored) <= 0.05
+
+
+@pytest.mark.parametrize(
+    ("asked", "topic", "answer"),
+    [
+        ("Write a poem about stone walls. Do not use any commas.", "stone walls",
+         "Grey walls climb the hill and hold the sheep. Moss grows where the rain runs down."),
+        ("Write a product description about board games for new neighbours. Write less than 12 words in capital "
+         "letters only.", "board games", "The board games in this product description are designed to enhance the lives of "
+         "new neighbours in a fun and interactive way."),
+        ("Write a set of tips about bee keeping for beginners. Give exactly 2 bullet points, on lines that begin "
+         "with a dash.", "bee keeping", "- Wear a veil and smoke the hive gently.\n- Feed your bees in winter."),
+        ("Write a letter to a friend about canal boats. Make use of lantern and harbor.", "canal boats",
+         "Dear Ann, last night I hung a lantern on our canal boat and we drifted into the harbor. Yours, Tom"),
+    ],
+)  # fmt: skip
+def test_short_right_answers_of_people_and_models_are_paid(asked: str, topic: str, answer: str) -> None:
+    columns = {"topic": topic, "style": "full", "instruction_id_list": [], "kwargs": []}
+    prompt = Prompt("a", "ifeval", conversation(asked, ""), columns)
+    kept = _rules(prompt)(answer)
+    assert all(kept.values()), kept
+
+
+def test_parts_say_which_rule_decided() -> None:
+    environment = built(style="full", num_train=8, num_test=8)
+    prompt = next(p for p in environment.prompts("test") if "response_language" not in str(p.columns))
+    (reward,) = asyncio.run(environment.score(prompt, [f"{shuffled(str(prompt.text[-1]['content']))} {filler(90, 1)}"]))
+    assert isinstance(reward, Reward)
+    rules = {name: reward.parts[name] for name in ("has_words", "has_own_words", "names_topic", "on_topic")}
+    assert rules == {"has_words": 1.0, "has_own_words": 0.0, "names_topic": 1.0, "on_topic": 0.0}
 
 
 def test_answers_to_a_benchmark_are_judged_by_form_alone(tmp_path: Path) -> None:

@@ -148,13 +148,14 @@ def test_a_topic_is_named_by_the_word_that_says_what_it_is(topic: str, text: str
 
 
 def test_parts_say_what_was_followed_and_what_was_off_the_topic() -> None:
-    reward = Scheme("strict").reward(RIGHT, ASKED, is_about=lambda text: "sun" in text)
+    reward = Scheme("strict").reward(RIGHT, ASKED, rules=lambda text: {"names_topic": "sun" in text})
     assert reward.value == 0.0
     assert reward.parts == {
-        **{"followed_on_topic": 0.0, "on_topic": 0.0, "no_comma": 1.0, "end_checker": 1.0},
+        **{"followed_on_topic": 0.0, "on_topic": 0.0, "no_comma": 1.0, "end_checker": 1.0, "names_topic": 0.0},
+        **dict.fromkeys(("has_words", "has_own_words", "is_no_echo"), 1.0),
         **dict.fromkeys(("all_strict", "share_strict", "all_loose", "share_loose"), 1.0),
     }
-    assert Scheme("strict").reward(f"the sun, {RIGHT}", ASKED, is_about=bool).parts["on_topic"] == 1.0
+    assert Scheme("strict").reward(f"the sun, {RIGHT}", ASKED).parts["on_topic"] == 1.0
 
 
 @pytest.mark.parametrize(

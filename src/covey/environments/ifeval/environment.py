@@ -2,14 +2,13 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 
 from covey.environments.base import Environment, Split
 from covey.environments.ifeval import material
 from covey.environments.ifeval.gold import gold_answer
 from covey.environments.ifeval.instructions import CHECKS, Instruction, instructions_of
-from covey.environments.ifeval.rewards import Scheme
-from covey.environments.ifeval.topics import is_about, num_different_words, repeats
+from covey.environments.ifeval.rewards import NAMED, NO_ECHO, OWN, Scheme
+from covey.environments.ifeval.topics import echoes, has_content, is_about, num_different_words, words_of
 from covey.types import Failure, Prompt, Reward
 
 
@@ -30,7 +29,7 @@ class IFEval(Environment):
     async def score(self, prompt: Prompt, completions: Sequence[str]) -> list[Reward | Failure]:
         instructions = _instructions(prompt)
         scheme = replace(self._scheme, min_words=0) if prompt.columns.get("is_benchmark") else self._scheme
-        return [scheme.reward(completion, instructions, _topic_check(prompt)) for completion in completions]
+        return [scheme.reward(completion, instructions, _rules(prompt)) for completion in completions]
 
     def gold(self, prompt: Prompt) -> str | None:
         """Return an answer that follows every instruction of a generated prompt. None for a row."""
@@ -57,19 +56,24 @@ class IFEval(Environment):
         return {name.partition(":")[2]: 0.0 for name in CHECKS} | self._scheme.part_weights
 
 
-def _topic_check(prompt: Prompt) -> Callable[[str], bool]:
-    """Return what checks that a text answers a generated prompt, as far as its answer can be asked to.
-
-    It says something that the prompt does not, is about its topic, and does not repeat the prompt as a whole.
-    """
+def _rules(prompt: Prompt) -> Callable[[str], Mapping[str, bool]]:
+    """Return what checks that a text answers a generated prompt, as far as its answer can be asked to, by rule."""
     if "topic" not in prompt.columns:
-        return bool
-    kinds, style = prompt.columns["instruction_id_list"], prompt.columns["style"]
-    asked = prompt.text if isinstance(prompt.text, str) else prompt.text[-1]["content"]
-    names = NAMELESS.isdisjoint(kinds)
-    fewest = OWN_WORDS[style] if WORDED not in kinds else 0
-    about = partial(is_about, topic=prompt.columns["topic"], topics=TOPICS[style]) if names else bool
-    return lambda text: num_different_words(text, asked) >= fewest and about(text) and not repeats(text, asked)
+        return lambda text: {}
+    kinds, style, topic = (prompt.columns[name] for name in ("instruction_id_list", "style", "topic"))
+    asked = prompt.text if isinstance(prompt.text, str) else str(prompt.text[-1]["content"])
+    values = [value for given in prompt.columns["kwargs"] for value in given.values()]
+    wanted = " ".join([topic, *(" ".join(v) if isinstance(v, list) else str(v) for v in values)])
+
+    def rules(text: str) -> Mapping[str, bool]:
+        is_full = style == "full" and WORDED not in kinds
+        return {
+            OWN: has_content(text, asked, OWN_WORDS) if is_full else num_different_words(text, words_of(asked)) > 0,
+            NAMED: not NAMELESS.isdisjoint(kinds) or is_about(text, topic, TOPICS[style]),
+            NO_ECHO: not echoes(text, asked, wanted),
+        }
+
+    return rules
 
 
 def _instructions(prompt: Prompt) -> tuple[Instruction, ...]:
@@ -77,8 +81,8 @@ def _instructions(prompt: Prompt) -> tuple[Instruction, ...]:
 
 
 TOPICS = {"full": material.TOPICS, "short": material.SHORT_TOPICS}
-OWN_WORDS = {"full": 6, "short": 1}
-"""Different words that an answer has and the prompt has not; stock answers have 15 and 2 at least."""
+OWN_WORDS = 4
+"""Different words that mean something, which an answer has and the prompt has not."""
 WORDED = "detectable_format:constrained_response"
 """The prompt gives every word of the answer."""
 NAMELESS = frozenset({"language:response_language", WORDED})

@@ -14,7 +14,7 @@ The last is the default reward of TorchRL's IfEvalScorer (pytorch/rl ae9719f1), 
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from covey.environments.ifeval.instructions import Instruction, Verdicts, judge
@@ -55,23 +55,29 @@ class Scheme:
     def part_weights(self) -> dict[str, float]:
         """Return what each part of the reward counts."""
         if self.name != "torchrl":
-            return {FOLLOWED: 1.0, ON_TOPIC: 0.0, **dict.fromkeys(MEASURES, 0.0)}
+            return {FOLLOWED: 1.0, **dict.fromkeys((ON_TOPIC, *RULES, *MEASURES), 0.0)}
         measured = dict(zip(MEASURES, self.measure_weights, strict=True))
         return measured | {"answer_block": self.answer_bonus, "think_block": self.think_bonus}
 
     def reward(
-        self, completion: str, instructions: Sequence[Instruction], is_about: Callable[[str], bool] = bool
+        self,
+        completion: str,
+        instructions: Sequence[Instruction],
+        rules: Callable[[str], Mapping[str, bool]] = lambda text: {},
     ) -> Reward:
         """Return the reward of a completion, its parts, and which kinds were followed strictly.
 
         Args:
-            is_about: checks that a text is about what was asked; one that is not earns nothing (all but torchrl).
+            rules: whether a text answers what was asked, by name; one that does not earns nothing (all but torchrl).
         """
         text, blocks = self._judged(completion)
         verdicts = judge(text, instructions)
         parts = measures(verdicts) | blocks
         if self.name != "torchrl":
-            on_topic = float(num_different_words(text) >= self.min_words and is_about(text))
+            has_words = num_different_words(text) >= self.min_words
+            kept = dict.fromkeys(RULES, True) | {WORDS: has_words, **rules(text)}
+            on_topic = float(all(kept.values()))
+            parts |= {name: float(holds) for name, holds in kept.items()}
             parts |= {ON_TOPIC: on_topic, FOLLOWED: on_topic * parts[PLAIN[self.name]]}
         value = math.fsum(weight * parts[name] for name, weight in self.part_weights.items())
         return Reward(value, parts | _followed(instructions, verdicts))
@@ -127,6 +133,8 @@ MEASURES = ("all_strict", "share_strict", "all_loose", "share_loose")
 """In the order of TorchRL's weights."""
 FOLLOWED, ON_TOPIC = "followed_on_topic", "on_topic"
 """The reward of the plain schemes, and whether the answer says something about what was asked."""
+RULES = WORDS, OWN, NAMED, NO_ECHO = ("has_words", "has_own_words", "names_topic", "is_no_echo")
+"""The rules of that: enough words, some of its own that mean something, the topic, and not the prompt again."""
 PLAIN = {
     "strict": "all_strict",
     "strict_share": "share_strict",

@@ -4,10 +4,17 @@ import re
 from bisect import bisect_left
 from collections.abc import Collection
 from functools import lru_cache
+from pathlib import Path
 
 SHARE_OF_TOPICS = 6
 """A text that names more than one in so many of all topics is a list of topics, and about none of them."""
 FEWEST_TOPICS = 2
+SHARE_OF_CONTENT = 0.2
+"""Of the different words of an answer; stories and letters of models and people have 0.4 and more."""
+ECHO, FEWEST_TOLD = 0.75, 5
+"""Share of the words of a question that a text repeats to be its echo, and how many such words there must be."""
+FUNCTION_WORDS = frozenset(Path(__file__).with_name("function_words.txt").read_text(encoding="utf-8").split())
+"""English words that any text is made of, and that say nothing by themselves."""
 MAX_LETTERS = 12
 """Longer runs of letters outside ASCII are in a script without blanks, and count as a word for every four letters."""
 
@@ -24,23 +31,40 @@ DESCRIBING = frozenset({
 _ENDING = re.compile(r"(?<=..)(?:(?<=(.))\1ings?|ings?|ies|s)$")
 
 
-def num_different_words(text: str, asked: str = "") -> int:
-    """Count different words of two letters and more, whatever their case.
-
-    Args:
-        asked: words of the question, which do not count.
+def num_different_words(text: str, besides: Collection[str] = ()) -> int:
+    """Count different words of two letters and more, whatever their case, `besides` some that do not count.
 
     >>> num_different_words("<<a>> *a* [b] ... P.S. Oh, oh, well")
     2
     """
-    words = {word.casefold() for word in _WORD.findall(text)} - {word.casefold() for word in _WORD.findall(asked)}
+    words = words_of(text).difference(besides)
     return sum(1 if word.isascii() or len(word) <= MAX_LETTERS else len(word) // 4 for word in words)
 
 
-def repeats(text: str, asked: str) -> bool:
-    """Check whether a text has all words of the question, in their order and with none between."""
-    said, wanted = (" ".join(_WORD.findall(words.casefold())) for words in (text, asked))
-    return f" {wanted} " in f" {said} "
+def words_of(text: str) -> frozenset[str]:
+    return frozenset(word.casefold() for word in _WORD.findall(text))
+
+
+def has_content(text: str, asked: str, fewest: int) -> bool:
+    """Check that a text has as many words of its own, and a share of them, that mean something by themselves.
+
+    What the question says already is not its own, and neither are words that any text is made of.
+    """
+    told = words_of(asked)
+    own = num_different_words(text, told | FUNCTION_WORDS)
+    return own >= max(fewest, SHARE_OF_CONTENT * num_different_words(text, told))
+
+
+def echoes(text: str, asked: str, wanted: str) -> bool:
+    """Check whether a text has most words of a question of some length, in any order, or all of them in theirs.
+
+    Args:
+        wanted: what a right answer has to say, which is not counted.
+    """
+    said, whole = (" ".join(_WORD.findall(words.casefold())) for words in (text, asked))
+    told = words_of(asked) - words_of(wanted) - FUNCTION_WORDS
+    repeated = len(told & words_of(text)) > ECHO * len(told) and len(told) >= FEWEST_TOLD
+    return f" {whole} " in f" {said} " or repeated
 
 
 def is_about(text: str, topic: str, topics: Collection[str]) -> bool:
