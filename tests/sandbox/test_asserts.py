@@ -161,3 +161,16 @@ with ThreadPoolExecutor(4) as pool:
     assert list(pool.map(f, range(50))) == list(range(50))
 """
     assert kinds(any_sandbox.run_blocking("def f(n): return n", [AssertTest(source)], "f")) == ["passed"]
+
+
+def test_keywords_may_have_any_name(any_sandbox: Sandbox) -> None:
+    names = ["self", "operation", "function", "cls", "number", "is_object", "name", "arguments", "keywords", "call"]
+    given = ", ".join(f"'{name}': 1" for name in names)
+    code = "def f(**given): return sorted(given)\nclass A:\n    def m(this, **given): return sorted(given)\n"
+    tests = [AssertTest(f"assert f(**{{{given}}}) == {sorted(names)}\nf(**{{{given}}})")]
+    tests += [AssertTest(f"assert A().m(**{{{given}}}) == {sorted(names)}", classes=("A",))]
+    tests += [
+        AssertTest(f"def g(**given): return len(given)\nassert f(g=g) == ['g'] and h(g) == {len(names)}", names=("h",))
+    ]
+    code += f"def h(g): return g(**{{{given}}})\n"
+    assert kinds(any_sandbox.run_blocking(code, tests, "f")) == ["passed"] * 3

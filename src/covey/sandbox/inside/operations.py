@@ -12,7 +12,7 @@ OTHER = ["lt", "le", "gt", "ge", "neg", "pos", "abs", "invert", "getitem", "seti
 BUILTIN = ["len", "int", "float", "round", "iter", "reversed", "hash", "divmod"]
 
 
-def _call(function: Any, *arguments: Any, **keywords: Any) -> Any:
+def _call(function: Any, /, *arguments: Any, **keywords: Any) -> Any:
     return function(*arguments, **keywords)
 
 
@@ -20,6 +20,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     **{name: operator.__dict__[name] for name in (*BINARY, *OTHER, "eq")},
     **{name: builtins.__dict__[name] for name in (*BUILTIN, "str", "repr", "next", "bool", "isinstance", "issubclass")},
     "call": _call,
+    "make": _call,  # what this returns is an object, whatever it is
     "getattr": getattr,
     "setattr": setattr,
     "delattr": delattr,

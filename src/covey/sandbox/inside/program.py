@@ -201,11 +201,11 @@ class Objects:
                 self._answers.send_value(index, self._function(*arguments, **keywords))
                 return
             value = OPERATIONS[call["do"]](*arguments, **keywords)
-            if call["do"] == "value" or not call["is_object"]:
+            if call["do"] == "make":
+                self._answers.send({"i": index, "out": self._keep(value)})
+            else:
                 back = {"back": [arguments[1:], keywords]} if call["is_back"] else {}
                 self._answers.send_value(index, value, self._keep, **back)
-            else:
-                self._answers.send({"i": index, "out": self._keep(value)})
         except BaseException as error:
             more = {"more": self._told_of(error)} if "do" in call else {}
             self._answers.send_error(error, i=index, **more)
@@ -263,7 +263,7 @@ class Objects:
         function.__name__ = function.__qualname__ = name
         return function
 
-    def _ask(self, number: int, *arguments: Any, **keywords: Any) -> Any:
+    def _ask(self, number: int, /, *arguments: Any, **keywords: Any) -> Any:
         """Call a function of the test's, which may call the program in turn."""
         encoder = codec.Encoder(1 << 20, keep=self._keep)
         self._answers.send({"ask": number, "args": encoder.encode(arguments), "kwargs": encoder.encode(keywords)})

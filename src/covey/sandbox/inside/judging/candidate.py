@@ -7,6 +7,7 @@ import time
 import types
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from covey.sandbox.inside import codec, wire
@@ -83,7 +84,7 @@ class Candidate:
         candidate.__name__ = name
         return candidate
 
-    def in_place(self, function: Any, *arguments: Any, **keywords: Any) -> Any:
+    def in_place(self, function: Any, /, *arguments: Any, **keywords: Any) -> Any:
         """Call a function that, where it is the program's, may change its arguments."""
         self._is_in_place = isinstance(function, Remote | Named) or self._is_proxy(function)
         return function(*arguments, **keywords)
@@ -96,13 +97,13 @@ class Candidate:
         self.verdict = self.verdict or failed("wrong", f"{self.last}: {why}")
         return GivenUp()
 
-    def ask(self, operation: str, *operands: Any, is_object: bool = False, **keywords: Any) -> Any:
+    def ask(self, operation: str, /, *operands: Any, **keywords: Any) -> Any:
         """Return the program's answer, in plain types or as an object. Raises what it raised, by name."""
         with self._turn:
             text = text_of_call(operation, operands, keywords)
             if self.verdict is not None or self.fault is not None:
                 raise GivenUp
-            order = {"do": operation, "is_object": is_object, "is_back": self._is_in_place and operation == "call"}
+            order = {"do": operation, "is_back": self._is_in_place and operation == "call"}
             self._is_in_place = False
             # Turn every way a call can end into a verdict, a fault or a value
             try:
@@ -124,9 +125,7 @@ class Candidate:
             raise GivenUp
 
     def _answer(self, order: dict[str, Any], operands: Any, keywords: dict[str, Any], text: str) -> Any:
-        def refer(tag: str, content: Any) -> Remote:
-            return self._object(tag, content, order["is_object"], text)
-
+        refer = partial(self._object, order["do"] == "make", text)
         frame, index = self._exchange(order, operands, keywords)
         has_value, value = answer_of(frame, index, refer)
         self._has_answered = True
@@ -141,13 +140,13 @@ class Candidate:
             write_back(keywords, back[1])
         return value
 
-    def _object(self, tag: str, content: Any, is_object: bool, text: str) -> Remote:
+    def _object(self, is_made: bool, text: str, tag: str, content: Any) -> Remote:
         """Return the object of the program that has this number, the same one each time."""
         if tag != "o" or type(content) is not int or content < 0:
             raise ValueError("no object")
-        kind = Instance if is_object else Remote
-        made = kind(self, content, text if len(text) < MAX_CHARACTERS else f"{text[:MAX_CHARACTERS]}...")
-        return self._objects.setdefault((content, is_object), made)
+        kind = Instance if is_made else Remote
+        path = text if len(text) < MAX_CHARACTERS else f"{text[:MAX_CHARACTERS]}..."
+        return self._objects.setdefault((content, is_made), kind(self, content, path))
 
     def _exchange(self, order: dict[str, Any], operands: Any, keywords: dict[str, Any]) -> tuple[dict[str, Any], int]:
         program = self._case.program
@@ -168,10 +167,7 @@ class Candidate:
 
     def _told(self, frame: dict[str, Any]) -> dict[str, Any]:
         """Return what a function of the test says, which the program has called."""
-
-        def refer(tag: str, content: Any) -> Remote:
-            return self._object(tag, content, False, "what the test's function was given")
-
+        refer = partial(self._object, False, "what the test's function was given")
         if set(frame) != {"ask", "args", "kwargs"} or frame["ask"] not in range(len(self._given)):
             raise Violation("a call of a function that it was not given")
         arguments, keywords = decoded(frame["args"], refer), decoded(frame["kwargs"], refer)
@@ -244,7 +240,7 @@ class Candidate:
             raise Violation("an exception of unknown shape")
         given = decoded(more.get("args"), None)
         named = [self._classes[name] for name in bases if name in self._classes]
-        about = self._object("o", more["o"], False, f"{self.last}, which") if type(more.get("o")) is int else None
+        about = self._object(False, f"{self.last}, which", "o", more["o"]) if type(more.get("o")) is int else None
         return exception_of(frame["err"][:100], named, bases, given if type(given) is list else [text], (text, about))
 
 
@@ -290,6 +286,6 @@ def text_of_call(operation: str, operands: tuple[Any, ...], keywords: dict[str, 
     """Return what is asked for as a test would write it, cut short."""
     first, *others = operands
     path = first._path if isinstance(first, Remote) else first.__name__ if isinstance(first, Named) else shown(first)
-    if operation == "call":
+    if operation in ("call", "make"):
         return shown_call(path, others, keywords)
     return f"{path}.{others[0]}" if operation == "getattr" else f"{operation} of {shown_call(path, others, {})}"

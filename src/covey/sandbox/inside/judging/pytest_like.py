@@ -9,10 +9,10 @@ import re
 import sys
 import types
 import unittest
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
-Scope = dict[str, Any]
+from covey.sandbox.inside.judging.compare import Tolerance, matches
 
 
 class Raises:
@@ -30,9 +30,9 @@ class Raises:
     def __exit__(self, kind: Any, error: Any, trace: Any) -> bool:
         if kind is None:
             raise AssertionError(f"it did not raise {self._expected!r:.100}")
+        self.type, self.value = kind, error
         if not issubclass(kind, self._expected):
             return False
-        self.type, self.value = kind, error
         assert self._match is None or re.search(self._match, str(error)), f"{error!s:.100} does not match"
         return True
 
@@ -42,42 +42,29 @@ class Approx:
 
     __hash__ = None  # type: ignore[assignment]
 
-    def __init__(self, expected: Any, rel: float | None = None, abs: float | None = None, nan_ok: bool = False) -> None:
-        self._expected, self._rel, self._abs, self._nan_ok = expected, rel, abs, nan_ok
+    def __init__(self, expected: Any, rel: float | None = None, abs: float | None = None, **_: Any) -> None:
+        self._expected = as_floats(expected)
+        self._tolerance = Tolerance((0.0 if abs is not None else 1e-6) if rel is None else rel, abs or 1e-12)
 
     def __eq__(self, got: object) -> bool:
-        return self._meets(self._expected, got)
+        return matches(self._expected, as_floats(got), self._tolerance)
 
-    def _meets(self, expected: Any, got: Any) -> bool:
-        if isinstance(expected, Mapping):
-            return isinstance(got, Mapping) and expected.keys() == got.keys() and self._all(expected.items(), got)
-        if isinstance(expected, list | tuple):
-            is_alike = isinstance(got, list | tuple) and len(expected) == len(got)
-            return is_alike and self._all(enumerate(expected), got)
-        if isinstance(expected, bool) or not isinstance(expected, int | float | complex):
-            return bool(expected == got)
-        if type(got) not in (int, float, complex, bool):
-            return bool(got == expected)
-        relative = 0.0 if self._rel is None and self._abs is not None else self._rel or 1e-6
-        is_nan = expected != expected and got != got and self._nan_ok
-        return (
-            is_nan
-            or expected == got
-            or abs(expected - got) <= max(relative * abs(expected), self._abs or 1e-12) < float("inf")
-        )
 
-    def _all(self, items: Iterable[Any], got: Any) -> bool:
-        return all(self._meets(value, got[key]) for key, value in items)
+def as_floats(value: Any) -> Any:
+    """Return a value with floats in place of integers, which are alike where numbers are close."""
+    if isinstance(value, dict):
+        return {key: as_floats(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [as_floats(item) for item in value]
+    is_small = isinstance(value, int) and abs(value) < 2**53
+    return float(value) if is_small else value
 
 
 class Mark:
     """`pytest.mark`: of all marks only `parametrize` means something here."""
 
     def __getattr__(self, name: str) -> Any:
-        def mark(*arguments: Any, **keywords: Any) -> Any:
-            return arguments[0] if len(arguments) == 1 and callable(arguments[0]) else lambda marked: marked
-
-        return mark
+        return lambda *given, **_: given[0] if len(given) == 1 and callable(given[0]) else lambda marked: marked
 
     def parametrize(self, names: Any, values: Iterable[Any], **_: Any) -> Callable[[Any], Any]:
         """Have a function run with each of the values."""
@@ -106,7 +93,7 @@ def fail(reason: str = "", **_: Any) -> NoReturn:
     raise AssertionError(reason)
 
 
-def run(scope: Scope, call: str) -> None:
+def run(scope: dict[str, Any], call: str) -> None:
     """Run one test of a file that was executed in this scope."""
     name, _, method = call.partition(".")
     found = scope[name]
@@ -114,10 +101,7 @@ def run(scope: Scope, call: str) -> None:
         run_function(scope, found)
     elif issubclass(found, unittest.TestCase):
         found.setUpClass()
-        try:
-            found(method).debug()
-        finally:
-            found.tearDownClass()
+        found(method).debug()
     else:
         made = found()
         if "setup_method" in dir(made):
@@ -125,7 +109,7 @@ def run(scope: Scope, call: str) -> None:
         run_function({**scope, "self": lambda: made}, found.__dict__[method])
 
 
-def run_function(scope: Scope, function: Any) -> None:
+def run_function(scope: dict[str, Any], function: Any) -> None:
     """Call a function with each of its sets of parameters, its other arguments made by fixtures."""
     for rows in itertools.product(*function.__dict__.get("cases", [])):
         told = {name: value for row in rows for name, value in row.items()}
@@ -133,7 +117,7 @@ def run_function(scope: Scope, function: Any) -> None:
         function(**{name: told[name] if name in told else made_by_fixture(scope, name) for name in wanted})
 
 
-def made_by_fixture(scope: Scope, name: str) -> Any:
+def made_by_fixture(scope: dict[str, Any], name: str) -> Any:
     """Return what the fixture of that name makes, which may need others."""
     made = scope[name](**{inner: made_by_fixture(scope, inner) for inner in inspect.signature(scope[name]).parameters})
     return next(made) if isinstance(made, types.GeneratorType) else made
@@ -142,7 +126,5 @@ def made_by_fixture(scope: Scope, name: str) -> Any:
 def install() -> None:
     """Have test code find it under the name of pytest."""
     module = types.ModuleType("pytest")
-    module.__dict__.update(
-        {"raises": Raises, "approx": Approx, "mark": Mark(), "param": param, "fixture": fixture, "fail": fail}
-    )
+    module.__dict__.update(raises=Raises, approx=Approx, mark=Mark(), param=param, fixture=fixture, fail=fail)
     sys.modules["pytest"] = module

@@ -20,7 +20,7 @@ NAME_OF = {"and_": "and", "or_": "or"}
 class Asker(Protocol):
     """Asks the program's process."""
 
-    def ask(self, operation: str, *operands: Any, is_object: bool = False, **keywords: Any) -> Any:
+    def ask(self, operation: str, /, *operands: Any, **keywords: Any) -> Any:
         """Return the answer, a plain value or an object. Raises what it raised."""
         ...
 
@@ -43,7 +43,7 @@ class Remote:
         self._reference = reference
         self._path = path
 
-    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+    def __call__(self, /, *arguments: Any, **keywords: Any) -> Any:
         return self._asker.ask("call", self, *arguments, **keywords)
 
     def __getattr__(self, name: str) -> Any:
@@ -144,8 +144,8 @@ class Named(type):
     _asker: Asker
     _reference: str
 
-    def __call__(cls, *arguments: Any, **keywords: Any) -> Any:
-        return cls._asker.ask("call", cls, *arguments, is_object=True, **keywords)
+    def __call__(cls, /, *arguments: Any, **keywords: Any) -> Any:
+        return cls._asker.ask("make", cls, *arguments, **keywords)
 
     def __getattr__(cls, name: str) -> Any:
         if name.startswith("__"):
