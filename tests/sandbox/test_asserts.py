@@ -130,7 +130,7 @@ def test_a_test_at_fault_is_no_verdict_on_the_program(any_sandbox: Sandbox) -> N
         (AssertTest("assert f(1) == 1", setup="import numpy"), "No module named 'numpy'"),
         (AssertTest("assert Solution().f(1) == 1"), "NameError: name 'Solution' is not defined in assert Solution"),
         (AssertTest("assert helper(1) == f(1)"), "NameError: name 'helper' is not defined in assert helper"),
-        (AssertTest("assert f.__doc__\nassert f(1) == 1"), "assert f.__doc__"),
+        (AssertTest("assert f.__code__\nassert f(1) == 1"), "assert f.__code__"),
     ],
 )
 def test_a_test_that_fails_before_it_calls_the_program_is_no_verdict_on_it(

@@ -241,12 +241,12 @@ def _made_of(name: str, nodes: Sequence[ast.AST]) -> set[str]:
             targets += node.targets
         elif isinstance(node, ast.withitem) and _calls(node.context_expr, name):
             targets.append(node.optional_vars)
-    return {target.id for target in targets if isinstance(target, ast.Name)}
+    return {ast.unparse(target) for target in targets if target is not None}
 
 
 def _is_of(node: ast.expr, name: str, objects: set[str]) -> bool:
     """Return whether an expression is what a class returns, by itself or by a name."""
-    return _calls(node, name) or (isinstance(node, ast.Name) and node.id in objects)
+    return _calls(node, name) or (isinstance(node, ast.Name | ast.Attribute) and ast.unparse(node) in objects)
 
 
 def _calls(node: ast.AST, name: str) -> bool:

@@ -15,7 +15,8 @@ from covey.sandbox.inside.case import USUAL, Case
 from covey.sandbox.inside.host import Unjudged
 from covey.sandbox.inside.judging import pytest_like
 from covey.sandbox.inside.judging.candidate import CANDIDATE, SETUP_NAME, TEST_MODULE, TEST_NAME, Candidate, GivenUp
-from covey.sandbox.inside.judging.in_place import IN_PLACE, marked
+from covey.sandbox.inside.judging.in_place import IN_PLACE, SAME, marked
+from covey.sandbox.inside.judging.remote import same
 from covey.sandbox.inside.link import MAX_MESSAGE, PASSED, Verdict, failed
 
 MODULES = {name: importlib.import_module(name) for name in USUAL.split()}
@@ -90,7 +91,7 @@ def run_test(entry_point: str, candidate: Candidate, test: dict[str, Any]) -> No
     """Run the test's code with the candidate under its own name and as `candidate`."""
     # The scope of a test: its modules, its setup, what it uses of the program
     scope: dict[str, Any] = {**MODULES, "__name__": TEST_MODULE}
-    scope[IN_PLACE] = candidate.in_place
+    scope |= {IN_PLACE: candidate.in_place, SAME: same}
     exec(compiled(test["setup"], SETUP_NAME)[0], scope)
     scope.update(candidate.named(test))
     # Run it, and what it only defines; a check(candidate) that is only defined is called

@@ -43,8 +43,6 @@ class Candidate:
         self.is_uncalled = True
         """Nothing was asked of the program, so that it is not to blame for anything."""
         self._has_answered = self._is_in_place = False
-        self._function = Remote(self, "", case.entry_point)
-        self._proxies: list[Any] = []
         self._classes: dict[str, Named] = {}
         self._objects: dict[tuple[int, bool], Remote] = {}
         self._given: list[Callable[..., Any]] = []
@@ -60,8 +58,7 @@ class Candidate:
         """Return what a test uses of the program, by name."""
         self._classes = {name: named_class(self, name) for name in test["classes"]}
         entry_point = self._case.entry_point
-        function = self._classes[entry_point] if entry_point in self._classes else self._function_named(entry_point)
-        self._proxies = [function, *self._classes.values()]
+        function = self._classes.get(entry_point, Remote(self, "", entry_point))
         others = [name for name in test["names"] if name not in self._classes]
         found = {name: self._defined(name) for name in others}
         self.is_uncalled = all(isinstance(value, Remote) for value in found.values())
@@ -75,22 +72,10 @@ class Candidate:
             self.verdict = failed("load", f"the program does not define {name}")
             raise GivenUp from None
 
-    def _function_named(self, name: str) -> Callable[..., Any]:
-        """Return a function, since some tests look at `__name__`."""
-
-        def candidate(*arguments: Any, **keywords: Any) -> Any:
-            return self.ask("call", self._function, *arguments, **keywords)
-
-        candidate.__name__ = name
-        return candidate
-
     def in_place(self, function: Any, /, *arguments: Any, **keywords: Any) -> Any:
         """Call a function that, where it is the program's, may change its arguments."""
-        self._is_in_place = isinstance(function, Remote | Named) or self._is_proxy(function)
+        self._is_in_place = isinstance(function, Remote | Named)
         return function(*arguments, **keywords)
-
-    def _is_proxy(self, value: Any) -> bool:
-        return any(value is proxy for proxy in self._proxies)
 
     def refuse(self, why: str) -> BaseException:
         """Fail the test, whose use of an answer no answer allows."""
@@ -187,8 +172,6 @@ class Candidate:
         """Return how the program knows an object of its own, or a function. None for what it cannot be given."""
         if isinstance(value, Remote | Named):
             return {"o": value._reference}
-        if self._is_proxy(value):
-            return {"o": ""}
         code = value.__code__ if isinstance(value, types.FunctionType | types.MethodType) else None
         is_bound = isinstance(value, types.BuiltinMethodType) and type(value.__self__) in _CHANGING
         if is_bound or (code is not None and code.co_filename in (TEST_NAME, SETUP_NAME)):

@@ -8,8 +8,8 @@ it stands with a value that is written out (`k = f(x)`, then `assert x[:2] == [1
 import ast
 from typing import Any
 
-IN_PLACE = "__in_place__"
-"""The name that marked calls go through."""
+IN_PLACE, SAME = "__in_place__", "__same__"
+"""The names that marked calls, and `is`, go through."""
 _EQUALITIES = ("assertEqual", "assertListEqual", "assertDictEqual", "assertSetEqual", "assertCountEqual")
 
 
@@ -22,7 +22,20 @@ def marked(tree: ast.Module) -> ast.Module:
         if id(call) in alone or not looked_at.isdisjoint(_bare(call.args)):
             call.args.insert(0, call.func)
             call.func = ast.Name(IN_PLACE, ast.Load())
-    return ast.fix_missing_locations(tree)
+    return ast.fix_missing_locations(_Identity().visit(tree))
+
+
+class _Identity(ast.NodeTransformer):
+    """An object of the program is the same in all its roles, whatever stands for it here."""
+
+    def visit_Compare(self, node: ast.Compare) -> ast.expr:
+        """Have `is` between what are no constants asked."""
+        self.generic_visit(node)
+        sides, operator = [node.left, *node.comparators], node.ops[0]
+        if not isinstance(operator, ast.Is | ast.IsNot) or any(isinstance(side, ast.Constant) for side in sides):
+            return node
+        asked = ast.Call(ast.Name(SAME, ast.Load()), sides, [])
+        return asked if isinstance(operator, ast.Is) else ast.UnaryOp(ast.Not(), asked)
 
 
 def _named_literals(node: ast.AST) -> set[str]:

@@ -47,6 +47,8 @@ class Remote:
         return self._asker.ask("call", self, *arguments, **keywords)
 
     def __getattr__(self, name: str) -> Any:
+        if name == "__name__" and self._reference == "":
+            return self._path
         if name.startswith("__") and name != "__name__":
             raise AttributeError(name)
         if name in OF_PLAIN:
@@ -136,6 +138,13 @@ class Instance(Remote):
         return self if isinstance(found, Remote) and found._reference == self._reference else found
 
     __hash__ = Remote.__hash__
+
+
+def same(one: Any, *others: Any) -> bool:
+    """Return whether these are one object, be it here or in the program."""
+    if isinstance(one, Remote):
+        return all(isinstance(other, Remote) and other._reference == one._reference for other in others)
+    return all(one is other for other in others)
 
 
 class Named(type):
