@@ -174,3 +174,15 @@ def test_keywords_may_have_any_name(any_sandbox: Sandbox) -> None:
     ]
     code += f"def h(g): return g(**{{{given}}})\n"
     assert kinds(any_sandbox.run_blocking(code, tests, "f")) == ["passed"] * 3
+
+
+def test_generators_are_gone_through_as_far_as_a_test_asks(any_sandbox: Sandbox) -> None:
+    code = "def f(n, last=None):\n    for i in range(n): yield i\n    if last: raise last(n)\n"
+    sources = [f"assert list(f({n})) == list(range({n}))" for n in (0, 1, 63, 64, 65, 320, 321, 5000)]
+    sources += ["g = f(500)\nassert sum(next(g) for _ in range(100)) == 4950 and next(g) == 100"]
+    raising = (
+        "seen = []\ntry:\n    for v in f(100, KeyError): seen.append(v)\n    assert False\nexcept KeyError: pass\n"
+    )
+    sources += [raising + "assert len(seen) == 100"]
+    report = any_sandbox.run_blocking(code, [AssertTest(source) for source in sources], "f")
+    assert kinds(report) == ["passed"] * len(sources)

@@ -16,6 +16,22 @@ def _call(function: Any, /, *arguments: Any, **keywords: Any) -> Any:
     return function(*arguments, **keywords)
 
 
+def _take(iterator: Any, count: int) -> list[Any]:
+    """Return the next values. What one raises behind the first is raised the next time."""
+    items: list[Any] = []
+    try:
+        if id(iterator) in _RAISED:
+            raise _RAISED.pop(id(iterator))
+        while len(items) < count:
+            items.append(next(iterator))
+    except BaseException as error:
+        if not items:
+            raise
+        _RAISED[id(iterator)] = error
+    return items
+
+
+_RAISED: dict[int, BaseException] = {}
 OPERATIONS: dict[str, Callable[..., Any]] = {
     **{name: operator.__dict__[name] for name in (*BINARY, *OTHER, "eq")},
     **{name: builtins.__dict__[name] for name in (*BUILTIN, "str", "repr", "next", "bool", "isinstance", "issubclass")},
@@ -24,6 +40,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "getattr": getattr,
     "setattr": setattr,
     "delattr": delattr,
+    "take": _take,
     "copy": copy.copy,
     "deepcopy": copy.deepcopy,
     "enter": lambda made: type(made).__enter__(made),

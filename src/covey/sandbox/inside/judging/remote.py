@@ -14,6 +14,8 @@ from covey.sandbox.inside.operations import BINARY, BUILTIN, OTHER
 
 OF_PLAIN = frozenset(name for kind in (str, list, dict, set, tuple, int, float, complex, bytes) for name in dir(kind))
 """Attributes that plain values have."""
+NUM_SINGLE, NUM_AHEAD = 64, 256
+"""An iterator yields so many values one by one, since it may be without end; then so many at a time."""
 NAME_OF = {"and_": "and", "or_": "or"}
 
 
@@ -36,12 +38,15 @@ class ProgramError(Exception):
 class Remote:
     """What the program returned that is no plain value."""
 
-    __slots__ = ("_asker", "_path", "_reference")
+    __slots__ = ("_ahead", "_asker", "_num_next", "_path", "_reference")
 
     def __init__(self, asker: Asker, reference: int | str, path: str) -> None:
         self._asker = asker
         self._reference = reference
         self._path = path
+        self._ahead: list[Any] = []
+        """What an iterator has yielded and the test has not asked for, the first last."""
+        self._num_next = 0
 
     def __call__(self, /, *arguments: Any, **keywords: Any) -> Any:
         return self._asker.ask("call", self, *arguments, **keywords)
@@ -99,8 +104,12 @@ class Remote:
         return found if isinstance(found, Remote) else iter(found)
 
     def __next__(self) -> Any:
+        self._num_next += 1
         try:
-            return self._asker.ask("next", self)
+            if self._num_next <= NUM_SINGLE:
+                return self._asker.ask("next", self)
+            self._ahead = self._ahead or self._asker.ask("take", self, NUM_AHEAD)[::-1]
+            return self._ahead.pop()
         except ProgramError as error:
             if type(error).__name__ == "StopIteration":
                 raise StopIteration from None
