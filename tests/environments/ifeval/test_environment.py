@@ -178,8 +178,8 @@ def test_words_without_content_earn_next_to_nothing(name: str) -> None:
         ("Write a poem about stone walls. Do not use any commas.", "stone walls",
          "Grey walls climb the hill and hold the sheep. Moss grows where the rain runs down."),
         ("Write a product description about board games for new neighbours. Write less than 12 words in capital "
-         "letters only.", "board games", "The board games in this product description are designed to enhance the lives of "
-         "new neighbours in a fun and interactive way."),
+         "letters only.", "board games", "The board games in this product description are designed to enhance the "
+         "lives of new neighbours in a fun and interactive way."),
         ("Write a set of tips about bee keeping for beginners. Give exactly 2 bullet points, on lines that begin "
          "with a dash.", "bee keeping", "- Wear a veil and smoke the hive gently.\n- Feed your bees in winter."),
         ("Write a letter to a friend about canal boats. Make use of lantern and harbor.", "canal boats",
