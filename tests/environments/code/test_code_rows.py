@@ -130,6 +130,8 @@ def test_a_right_program_earns_1_and_a_wrong_one_less(sandbox: Sandbox, name: st
         ({"test": None, "private_test_cases": PRIVATE}, "private_test_cases is a pickle in base64, which nothing here reads"),
         ({"test": None, "tests": [{"input": "1", "output": "2", "testtype": "functional"}], "entry_point": None}, "call a function that no column names"),
         ({"test": "assert f(1) =="}, "tests are not Python code"),
+        ({"test": "assert f(1) == 1", "solution": "import pandas as pd\ndef f(n): return n"}, "its program imports pandas"),
+        ({"test": "assert f(1) == 1", "prompt": "from torch import nn\ndef f(n):\n    'N.'\n"}, "its program imports torch"),
         ({"test": None, "tests": 3}, "tests must be code or a list, got 3"),
         ({"test": "class Fake:\n    x = 1\nassert f(Fake()) == 1"}, "its tests make objects of a class of their own, 'Fake'"),
         ({"prompt": "class Money", "entry_point": "Money", "test": "m = Money(5)\nassert m == 5"}, "compare an object of 'Money' with a value"),

@@ -11,7 +11,7 @@ from typing import Any
 from covey.environments.code.cases import call_test, case_tests, name_in, plural
 from covey.environments.code.problems import Problem
 from covey.environments.code.settings import TEST_PACKAGES
-from covey.environments.code.suites import Suite, called_name, suite_tests
+from covey.environments.code.suites import Suite, called_name, imported, suite_tests
 from covey.environments.code.words import asked, shown_call, signature_of, to_complete, to_define, to_script
 from covey.environments.data.columns import from_json, text_in
 from covey.sandbox.types import AssertTest, CallTest, OutputTest, Test
@@ -54,6 +54,7 @@ def problem_of(row: Row, packages: Collection[str] = TEST_PACKAGES) -> Problem:
     entry_point = _entry_point(row, columns)
     opening = prompt if _begins_program(prompt, entry_point) else ""
     solution, preamble = _solution(row, prompt), _preamble(row, prompt, entry_point)
+    _check_program(solution or opening)
     given = "\n".join([solution or "", row.get("starter_code") or "", preamble, prompt])
     suite = Suite("", _setup(row, opening, preamble), entry_point, given, packages)
     tests = _different([test for column in columns for test in _tests(column, suite, _function(row, column))])
@@ -150,6 +151,20 @@ def _preamble(row: Row, prompt: str, entry_point: str) -> str:
     return own if isinstance(own, str) and own != prompt and "import " in own else USUAL_IMPORTS
 
 
+def _check_program(program: str) -> None:
+    """Raise ValueError for a program that needs what none has in the sandbox."""
+    tree = _tree_of(program) or _tree_of(program + "\n    pass\n")
+    for name in imported(tree) if tree is not None else ():
+        raise ValueError(f"its program imports {name}; programs have Python's standard library alone")
+
+
+def _tree_of(program: str) -> ast.Module | None:
+    try:
+        return ast.parse(program)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
 def _setup(row: Row, opening: str, preamble: str) -> str:
     """Return what test code may need: imports, and the helpers that the beginning of the program defines."""
     imports = row.get("test_imports") or []
@@ -168,12 +183,8 @@ def _is_list_of_text(value: Any) -> bool:
 
 def _begins_program(prompt: str, entry_point: str) -> bool:
     """Return whether the prompt is the beginning of the program itself, up to somewhere in the function."""
-    try:
-        tree = ast.parse(prompt + "\n    pass\n")
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return False
-    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
-    return any(isinstance(node, functions) and node.name == entry_point for node in tree.body)
+    tree, functions = _tree_of(prompt + "\n    pass\n"), (ast.FunctionDef, ast.AsyncFunctionDef)
+    return tree is not None and any(isinstance(node, functions) and node.name == entry_point for node in tree.body)
 
 
 def _statement(problem: Problem, prompt: str, row: Row, shown: Any) -> str:

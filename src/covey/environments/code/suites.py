@@ -260,21 +260,26 @@ def _read(node: ast.AST) -> set[str]:
 # ---------------------------------------------------------------------------------------- what cannot be given
 
 
-def _packages(tree: ast.Module, allowed: Collection[str]) -> set[str]:
-    """Return what test code imports besides the standard library. Raises ValueError for what it may not have."""
-    found = set()
+def imported(tree: ast.Module) -> list[str]:
+    """Return what code imports besides the standard library."""
+    found: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             found |= {alias.name.partition(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            found.add((node.module or "").partition(".")[0])
-    found -= {*sys.stdlib_module_names, "pytest"}
-    for name in sorted(found):
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found.add(node.module.partition(".")[0])
+    return sorted(found - sys.stdlib_module_names)
+
+
+def _packages(tree: ast.Module, allowed: Collection[str]) -> set[str]:
+    """Return what test code imports besides the standard library. Raises ValueError for what it may not have."""
+    found = [name for name in imported(tree) if name != "pytest"]
+    for name in found:
         if name not in allowed:
             raise ValueError(f"its tests import {name}; they may import Python's standard library{_also(allowed)}")
         if importlib.util.find_spec(name) is None:
             raise ValueError(f"its tests import {name}, which is not installed: pip install {name}")
-    return found
+    return set(found)
 
 
 def _also(allowed: Collection[str]) -> str:
