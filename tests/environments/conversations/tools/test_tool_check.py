@@ -1,10 +1,12 @@
 """What the preflight finds of tools."""
 
 import threading
+from dataclasses import replace
 
 import pytest
 
 from covey.environments.base import EnvironmentFault
+from covey.environments.conversations.tools.calls import reader_for
 from covey.environments.conversations.tools.check import check_tools, example
 from covey.environments.conversations.tools.tool import tool_of
 from covey.environments.episode import Observation
@@ -12,6 +14,7 @@ from covey.types import Prompt
 
 from ....support.models.chat_templates import qwen3
 from ....support.tools import Sums, multiply, run, say
+from .test_styles import TRLS
 
 
 def breaks(word: str) -> str:
@@ -55,6 +58,30 @@ def test_an_attempt_that_cannot_begin_is_named() -> None:
     environment = Closed()
     with pytest.raises(EnvironmentFault, match=r"^Closed.opening raised OSError: closed"):
         run(check_tools(environment, environment.prompts("train")[0], qwen3()))
+
+
+def count(words: list[str], limit: int | None = None, strict: bool = False, share: float = 0.5) -> int:
+    """
+    Count.
+
+    Args:
+        words: What.
+        limit: At most.
+        strict: Whether.
+        share: How many.
+    """
+    return len(words)
+
+
+@pytest.mark.parametrize("name", ["qwen3_5_nothink", "glm4moe", "llama3_1", "qwen3", "lfm2_v2"])
+def test_a_call_of_every_tool_is_read_as_the_template_writes_it(name: str) -> None:
+    environment = Sums()
+    environment.functions = (multiply, say, count)
+    environment.read_with(TRLS[name])
+    assert run(check_tools(environment, environment.prompts("train")[0], TRLS[name])).answers["say"] == "a"
+    environment.rules = replace(environment.rules, read=reader_for(TRLS["glm4moe" if name != "glm4moe" else "qwen3"]))
+    with pytest.raises(ValueError, match="a call of the tool multiply is not read as the chat template writes it: "):
+        run(check_tools(environment, environment.prompts("train")[0], TRLS[name]))
 
 
 def test_an_example_obeys_its_schema() -> None:

@@ -53,7 +53,8 @@ async def check_tools(environment: ToolEnvironment, prompt: Prompt, tokenizer: A
     answers: dict[str, str] = {}
     silent: list[str] = []
     for tool in tools:
-        given = plain_json(example({**tool.parameters, "required": list(tool.parameters.get("properties", {}))}))
+        every = example({**tool.parameters, "required": list(tool.parameters.get("properties", {}))})
+        given = plain_json({name: value for name, value in every.items() if value is not None})
         turn = turn_of(tokenizer, tool.schema, [given])
         said = environment.rules.read(Answer(turn, (), "stop", 1, ()), [tool.schema]).calls
         if turn and said != (Call(tool.name, given),):

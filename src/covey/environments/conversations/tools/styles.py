@@ -275,7 +275,7 @@ def _kinds(schemas: Schemas, name: str) -> dict[str, Any]:
 
 def _typed(said: str, kind: Any) -> Any:
     """Return text as it is where the schema wants text, else what it spells as JSON."""
-    if kind == "string":
+    if kind == "string" or (isinstance(kind, list) and "string" in kind):
         return said
     with suppress(ValueError, RecursionError):
         return json.loads(said)
