@@ -104,7 +104,8 @@ def test_a_program_cannot_change_what_its_answer_is_compared_with(any_sandbox: S
 def test_a_program_is_given_no_function_that_runs_its_text(any_sandbox: Sandbox) -> None:
     code = "def f(g, text):\n    try: return g(text)\n    except Exception as e: return type(e).__name__"
     tests = [AssertTest("assert f(eval, 'os.getpid()') != os.getpid()"), AssertTest("assert f(len, 'abc') == 3")]
-    assert kinds(any_sandbox.run_blocking(code, tests, "f")) == ["passed", "passed"]
+    tests += [AssertTest("import subprocess\nassert f(subprocess.getoutput, 'echo out') != 'out'")]
+    assert kinds(any_sandbox.run_blocking(code, tests, "f")) == ["passed"] * 3
     with pytest.raises(SandboxFailed, match="cannot be given"):
         any_sandbox.run_blocking(code, [AssertTest("import functools\nf(functools.partial(eval), '1')")], "f")
 
