@@ -1,5 +1,6 @@
 """Rows as TRL takes them: data sets, streamed ones, and several to evaluate on by name."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any
@@ -38,13 +39,11 @@ def _counted(rows: Any, name: str, args: GRPOConfig) -> Sequence[Any]:
         return list(rows)
     if args.max_steps <= 0:
         raise ValueError(f"{name} is a stream, so max_steps must say how long to train, got {args.max_steps}")
-    num_steps, groups = batches(args, 0)
-    return list(islice(rows, num_steps * groups))
+    return list(islice(rows, math.prod(batches(args, 0))))
 
 
 def rows_of_reset(args: GRPOConfig) -> list[dict[str, Any]]:
     """Return empty rows for a run whose prompts `reset` supplies, as many as it takes."""
     if args.max_steps <= 0:
         raise ValueError(f"without a train_dataset max_steps must say how long to train, got {args.max_steps}")
-    num_steps, groups = batches(args, 0)
-    return [{} for _ in range(num_steps * groups)]
+    return [{} for _ in range(math.prod(batches(args, 0)))]

@@ -45,7 +45,6 @@ from covey.policy.models.saved import (
     read_weights,
     refuse_encoder,
     refuse_rowless,
-    refuse_saved_encoder,
 )
 from covey.policy.models.unread import Unread, find_unread
 from covey.policy.plain import MAKING
@@ -136,7 +135,7 @@ def _unread(settings: ModelConfig) -> Unread | None:
     how = {"attn_implementation": ATTENTION, "dtype": _storage_type(settings), **NO_CODE}
     found = find_unread(KINDS[settings.kind], settings.name, settings.revision, how)
     if found is not None:
-        refuse_encoder(found.model.config, settings)
+        refuse_encoder(settings, found.model.config)
     return found
 
 
@@ -166,7 +165,7 @@ def policy_in_memory(
         _padding(tokenizer)
         model: PreTrainedModel = given if isinstance(given, PreTrainedModel) else _adapted_model(given, settings)
         check_form(model, quantized_bits(settings), "the model in memory")
-        refuse_encoder(model.config, settings)
+        refuse_encoder(settings, model.config)
         model.set_attn_implementation(ATTENTION)
         _move(model, device, _storage_type(settings))
         with given.disable_adapter() if given is not model else nullcontext():  # type: ignore[operator]
@@ -302,7 +301,7 @@ def _load_pretrained(settings: ModelConfig, device: torch.device) -> tuple[PreTr
         keywords["device_map"] = {"": device}
     if not Path(settings.name).exists():
         silence()
-    refuse_saved_encoder(settings)
+    refuse_encoder(settings)
     try:
         model, lacking = read_weights(KINDS[settings.kind], settings.name, **keywords)
         tokenizer = _padding(_load_tokenizer(settings))

@@ -1,5 +1,6 @@
 """What a saved model must be before it is trained: causal, with all its weights, and a row for each of its tokens."""
 
+from contextlib import suppress
 from typing import Any
 
 from huggingface_hub.errors import StrictDataclassError
@@ -32,17 +33,15 @@ def read_weights(kind: Any, name: str, **keywords: Any) -> tuple[Any, str]:
     )
 
 
-def refuse_saved_encoder(settings: ModelConfig) -> None:
-    """Refuse (ValueError) a folder or a hub name that holds an encoder, before its weights are read."""
-    try:
-        config = AutoConfig.from_pretrained(settings.name, revision=settings.revision, **NO_CODE)
-    except UNREADABLE:
-        return  # loading says what is wrong
-    refuse_encoder(config, settings)
+def refuse_encoder(settings: ModelConfig, config: PreTrainedConfig | None = None) -> None:
+    """Refuse (ValueError) a model that sees what follows. Transformers loads some as causal ones all the same.
 
-
-def refuse_encoder(config: PreTrainedConfig, settings: ModelConfig) -> None:
-    """Refuse (ValueError) a model that sees what follows. Transformers loads some as causal ones all the same."""
+    Without its configuration it is that of a folder or a hub name, whose weights are not read yet.
+    """
+    with suppress(*UNREADABLE):  # loading says what is wrong
+        config = config or AutoConfig.from_pretrained(settings.name, revision=settings.revision, **NO_CODE)
+    if config is None:
+        return
     decodes = getattr(config, "is_decoder", type(config) in AutoModelForCausalLM._model_mapping)
     if settings.kind != "causal" or decodes or type(config) not in AutoModelForMaskedLM._model_mapping:
         return
