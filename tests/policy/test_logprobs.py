@@ -13,7 +13,7 @@ from covey.policy.logprobs import Scoring, allowed_tokens, score_tokens
 from covey.policy.models.loading import load_policy
 from covey.policy.policy import Policy
 from covey.policy.reference import Reference
-from covey.policy.settings import ModelConfig
+from covey.policy.settings import ModelConfig, chunk_within_bound
 from covey.types import Group, Sampling
 
 from ..support.builders import ARCHITECTURES, logprobs, make, make_policy, random_groups
@@ -125,3 +125,13 @@ def test_the_nano_policy_is_a_pure_function_of_its_seed() -> None:
     assert not torch.equal(first.model.state_dict()[weight], other.model.state_dict()[weight])
     assert first.head_is_linear
     assert 500_000 < sum(p.numel() for p in first.model.parameters()) < 1_500_000
+
+
+def test_logits_of_a_long_vocabulary_are_held_for_fewer_tokens() -> None:
+    assert [chunk_within_bound(4096, vocabulary) for vocabulary in (64, 32_768, 49_152, 151_936)] == [
+        4096,
+        4096,
+        2730,
+        883,
+    ]
+    assert chunk_within_bound(0, 151_936) == 0, "all of them"

@@ -259,7 +259,7 @@ class Config(Section):
     packing: str = setting("shared", choices=("shared", "packed", "padded"))
     """How rollouts are laid out: shared (a prompt once for its whole group), packed, or padded."""
     logprob_chunk: int = setting(4096, ge=0)
-    """Loss tokens whose logits are held at once; 0 holds all."""
+    """Loss tokens whose logits are held at once, fewer of a vocabulary beyond 32,768; 0 holds all."""
     max_staleness: int = setting(0, ge=0)
     """Most versions between the oldest token of a group and its training; 0 is synchronous, more needs source=ray."""
     source: str = setting("local", choices=("local", "ray"), packages={"ray": ("ray", "ray")})

@@ -17,6 +17,7 @@ from covey.policy.head import Head, linear_layer, score_rows
 from covey.policy.policy import Policy
 from covey.policy.reference import Reference
 from covey.policy.sampling import allowed_with
+from covey.policy.settings import chunk_within_bound
 from covey.types import MicroBatch, Sampling
 
 
@@ -29,6 +30,12 @@ class Scoring:
     """Loss tokens whose logits live at the same time; 0 takes all."""
     entropy_gradient: bool = False
     """Let gradients flow through the entropy."""
+
+    @classmethod
+    def of(cls, policy: Policy, sampling: Sampling, chunk: int, *, entropy_gradient: bool = False) -> "Scoring":
+        """Bound the chunk by the policy's vocabulary."""
+        vocabulary = int(policy.causal_lm.config.get_text_config(decoder=True).vocab_size)
+        return cls(sampling, chunk_within_bound(chunk, vocabulary), entropy_gradient)
 
     def num_rows(self, batch: MicroBatch) -> int:
         """Return how many rows of logits a batch has at once."""

@@ -10,6 +10,17 @@ from covey.system.setting import CAUSAL, Requires, is_positive, setting
 
 NANO = ("nano", "nano-masked")
 """The embedded policies."""
+MAX_LOGITS = 2**27
+"""Logits that live at the same time, at most: 512 MiB in float32, of which a backward pass takes several."""
+
+
+def chunk_within_bound(chunk: int, vocabulary: int) -> int:
+    """Return how many loss tokens' logits live at once: `chunk`, fewer of a long vocabulary; 0 is all of them.
+
+    >>> chunk_within_bound(4096, 151936)
+    883
+    """
+    return min(chunk, max(1, MAX_LOGITS // vocabulary))
 
 
 WITH_LORA = Requires("model.lora_rank > 0", ("model.lora_rank",), is_positive)

@@ -69,7 +69,8 @@ class Trainer:
         self.controller = controllers.kl_controller(settings.algorithm)
         self.entropy = controllers.entropy_control(settings.algorithm)
         self.settings = settings
-        scoring = Scoring(settings.sampling, settings.logprob_chunk, self.objective.needs_entropy_gradient)
+        needed = self.objective.needs_entropy_gradient
+        scoring = Scoring.of(policy, settings.sampling, settings.logprob_chunk, entropy_gradient=needed)
         self.forward = ScoringContext(policy, reference, settings.objective, scoring)
         sharding.reshard(policy)  # else the parameters below would be the whole ones that a pass has left behind
         self._optimizer = build_optimizer(policy.model, settings.optimizer)

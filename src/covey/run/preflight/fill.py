@@ -45,7 +45,7 @@ def check_kl(subject: PreflightContext) -> Check:
     if config.algorithm.reference_model is not None:
         return Check(True, "the reference is a model of its own", "", applies=False)
     # Measure the largest KL of a token
-    scoring = Scoring(run.source.sampling, config.logprob_chunk)
+    scoring = Scoring.of(run.policy, run.source.sampling, config.logprob_chunk)
     forward = ScoringContext(run.policy, reference, objective, scoring)
     found = 0.0
     for micro_batch in whole_batch(subject).micro_batches:

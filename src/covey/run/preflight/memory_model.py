@@ -9,6 +9,7 @@ Weights that train are float32 and computed under autocast, frozen ones below ad
 
 from dataclasses import dataclass, replace
 
+from covey.policy.settings import chunk_within_bound
 from covey.run.planner.model_shapes import ALL_LINEAR, Layer, Shape
 
 VALUE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
@@ -166,14 +167,14 @@ def training_bytes(shape: Shape, load: Workload) -> int:
         # The gradient of the head's weight is the first that a backward pass makes
         of_head = 0 if load.lora_rank else load.whole_bytes * shape.vocabulary * shape.hidden // load.num_shards
         gradients = kept_bytes(shape, load)["gradients"]
-        at_head += (0 if _is_chunked(load) else of_head) - gradients
+        at_head += (0 if _is_chunked(shape, load) else of_head) - gradients
         last_layer = max(last_layer + of_head - gradients, first_layer)
     return gathered + max(at_head, last_layer)
 
 
-def _is_chunked(load: Workload) -> bool:
+def _is_chunked(shape: Shape, load: Workload) -> bool:
     """Tell whether the head sums its weight's gradient over chunks of tokens."""
-    return 0 < load.logprob_chunk < load.micro_batch_tokens
+    return 0 < chunk_within_bound(load.logprob_chunk, shape.vocabulary) < load.micro_batch_tokens
 
 
 def kept_by_layer(shape: Shape, load: Workload) -> int:
@@ -204,11 +205,12 @@ def passing_in_layer(shape: Shape, load: Workload) -> int:
 
 def head_bytes(shape: Shape, load: Workload) -> int:
     """Return the bytes of a chunk of logits, their gradient and that of the head's weight."""
-    tokens = min(load.logprob_chunk or load.micro_batch_tokens, load.micro_batch_tokens)
+    chunk = chunk_within_bound(load.logprob_chunk, shape.vocabulary)
+    tokens = min(chunk or load.micro_batch_tokens, load.micro_batch_tokens)
     entries = tokens * shape.vocabulary
     other = max(load.value_bytes * entries if load.is_half else 0, load.whole_bytes * min(entries, SOFTMAX_ENTRIES))
     # The weight's gradient: the sum over chunks so far, and in half precision that of one, or the weight cast
-    each = load.whole_bytes * _is_chunked(load) + load.value_bytes * load.is_half
+    each = load.whole_bytes * _is_chunked(shape, load) + load.value_bytes * load.is_half
     of_weight = 0 if load.lora_rank else each * shape.vocabulary * shape.hidden
     return load.whole_bytes * entries + other + of_weight
 

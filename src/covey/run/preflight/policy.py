@@ -79,7 +79,8 @@ def allowed_nats(limit: float) -> str:
 
 def trainer_logprobs(subject: PreflightContext, batch: Batch) -> Tensor:
     """Return the trainer's log-prob of every loss token, shape (L,), with dropout off."""
-    policy, scoring = subject.run.policy, Scoring(subject.run.source.sampling, subject.config.logprob_chunk)
+    policy = subject.run.policy
+    scoring = Scoring.of(policy, subject.run.source.sampling, subject.config.logprob_chunk)
     with inference(policy.model):
         return torch.cat([score_tokens(policy, m, scoring).logprob_L for m in batch.micro_batches])
 
