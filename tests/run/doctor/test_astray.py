@@ -113,3 +113,11 @@ def test_weights_that_arrive_every_fourth_step_are_old_weights() -> None:
 )
 def test_other_gaps_are_not_old_weights(values: list[float]) -> None:
     assert "D12" not in found(gaps(*values))
+
+
+def test_a_verdict_that_was_no_function_of_the_answer_is_named_when_no_twins_are_left() -> None:
+    shares = [0.0, 0.34, 0.06, 0.12, *[0.0] * 26]
+    rows = [{"step": step, "disagreement_fraction": share} for step, share in enumerate(shares, start=1)]
+    assert found(log_of(rows, settings=FLOAT32))["D24"] is Level.SICK
+    calm = [{**row, "disagreement_fraction": 0.01} for row in rows[:14]]
+    assert "D24" not in found(log_of(calm, settings=FLOAT32))

@@ -1,9 +1,10 @@
 """Is the reward what one wants: against held-out accuracy, its parts, repeated answers, a control."""
 
 from collections.abc import Sequence
+from statistics import fmean
 
 from covey.run.doctor.finding import Evidence, Level
-from covey.run.doctor.log import Part, RunLog
+from covey.run.doctor.log import MIN_WINDOW, Part, RunLog
 from covey.run.doctor.measures import binomial_tail, mann_kendall
 from covey.run.doctor.rules.answers import wins_everywhere
 from covey.run.doctor.rules.common import (
@@ -168,10 +169,15 @@ def noisy_verifier(log: RunLog) -> Evidence | None:
     """Find the same answer judged twice, differently."""
     text = "{} of the answers have a twin in their group, word for word, with another reward"
     found = above(log, "disagreement_fraction", 0.01, 0.05, text, strict=True)
-    windows = log.windows("disagreement_fraction")
-    if found is not None or len(windows) != 1 or windows[0].mean <= 0.05:
+    if found is not None:
         return found
-    return Evidence(Level.SICK, text.format(percent(windows[0].mean)), windows[0].first)
+    # A policy that wrong rewards have spoilt soon has no twins left: its first steps tell
+    windows, begin = log.windows("disagreement_fraction"), log.known("disagreement_fraction")[:MIN_WINDOW]
+    seen = [(windows[0].mean, windows[0].first)] if len(windows) == 1 else []
+    if len(begin) == MIN_WINDOW:
+        seen.append((fmean(value for _, value in begin), begin[0][0]))
+    share, first = max(seen, default=(0.0, 0))
+    return Evidence(Level.SICK, text.format(percent(share)), first) if share > 0.05 else None
 
 
 def without_signal(log: RunLog) -> Evidence | None:
