@@ -327,6 +327,7 @@ def test_a_run_with_second_turns_passes_its_checks_and_trains_what_was_sampled(
 
 
 CALLS = [{"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}]
+WRITTEN = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
 
 
 @pytest.mark.parametrize("said", [{}, {"content": None}, {"content": ""}], ids=["absent", "null", "empty"])
@@ -338,7 +339,7 @@ def test_a_call_of_tools_needs_no_content_in_a_prompt_and_in_a_conversation_that
         {"role": "assistant", **said, "tool_calls": CALLS},
         {"role": "tool", "content": "2"},
     )
-    read = "<turn>user\n1+1</turn><turn>assistant\n</turn><turn>tool\n2</turn><turn>assistant\n"
+    read = f"<turn>user\n1+1</turn><turn>assistant\n{WRITTEN}</turn><turn>tool\n2</turn><turn>assistant\n"
     prompt = Prompt("p", "talks", past, {})
 
     class Rewrites(Episode):
@@ -362,7 +363,7 @@ def test_templates_that_add_to_a_content_render_a_call_of_tools_that_has_none() 
     strict = copy.deepcopy(TOKENIZER)
     strict.chat_template = CHAT_TEMPLATE.replace("message['content']", "message['content'] + '.'")
     past: tuple[Message, ...] = ({"role": "assistant", "tool_calls": CALLS}, {"role": "tool", "content": "2"})
-    read = "<turn>assistant\n.</turn><turn>tool\n2.</turn><turn>assistant\n"
+    read = f"<turn>assistant\n.{WRITTEN}</turn><turn>tool\n2.</turn><turn>assistant\n"
     assert text(encode_prompt(strict, Prompt("p", "talks", past, {}))) == read
     assert text(rendered_tokens(strict, past, num_given=0)) == read
 

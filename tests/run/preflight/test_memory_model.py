@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from covey.environments.arithmetic import Arithmetic
 from covey.policy import head
 from covey.policy.policy import DTYPES
-from covey.policy.settings import ModelConfig
+from covey.policy.settings import ModelConfig, chunk_within_bound
 from covey.run.build import build_run
 from covey.run.planner.memory import plan, workload
 from covey.run.planner.model_shapes import Shape, shape_for, shape_of
@@ -88,7 +88,8 @@ def test_bytes_of_a_token_and_layer_are_known_by_heart() -> None:
 def test_the_head_takes_what_is_counted_for_it(precision: str, rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(head.SLICE, "cpu", head.SLICE["cuda"])
     monkeypatch.setattr(passes, "_is_plain", lambda value: isinstance(value, torch.Tensor))
-    shape, chunk = known("Qwen2.5-0.5B"), 4096
+    shape = known("Qwen2.5-0.5B")
+    chunk = chunk_within_bound(4096, shape.vocabulary)
     load = Workload(precision=precision, lora_rank=rank, micro_batch_tokens=3 * chunk, logprob_chunk=chunk)
     with FakeTensorMode():
         layer = nn.Linear(shape.hidden, shape.vocabulary, bias=False)

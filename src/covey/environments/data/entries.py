@@ -30,6 +30,10 @@ def checked(row: Any, place: str) -> Entry:
     return Entry(place, row)
 
 
+WRAPPERS = {"data", "rows", "examples", "instances", "train", "test"}
+"""Names under which a file holds all of its rows."""
+
+
 def is_table(row: Mapping[Any, Any]) -> bool:
     """Tell whether an object holds many rows: a list of cells in each column, or pandas' numbered ones."""
     columns = list(row.values())
@@ -37,8 +41,9 @@ def is_table(row: Mapping[Any, Any]) -> bool:
         return any(keys and list(map(str, keys)) == list(map(str, range(len(keys)))) for keys in (row, *columns))
     if not columns or not all(isinstance(cells, list) and cells for cells in columns):
         return False
-    is_said = any(isinstance(cells[0], Mapping) and "role" in cells[0] for cells in columns)
-    return not is_said and len({len(cells) for cells in columns}) == 1
+    # Messages of a prompt, blocks of a machine: one value of one row
+    is_value = any(isinstance(cells[0], Mapping) for cells in columns) and not WRAPPERS.issuperset(row)
+    return not is_value and len({len(cells) for cells in columns}) == 1
 
 
 def first_line(error: Exception) -> str:
