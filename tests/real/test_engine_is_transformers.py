@@ -48,6 +48,8 @@ class Compared:
     """Nats between the two log-probs."""
     rounding: float
     """Nats between the log-probs of transformers' own two kinds of attention."""
+    behind_itself: float
+    """As `behind`, of the best token of transformers' other kind of attention."""
 
 
 def questions() -> list[str]:
@@ -73,6 +75,7 @@ def compared(model: PreTrainedModel, prompt: Sequence[int], answer: Completion) 
     ids, chosen_T = torch.tensor([[*prompt, *answer.token_ids]]), torch.tensor(answer.token_ids)
 
     def passed(attention: str) -> tuple[Tensor, Tensor, Tensor]:
+        """All logits, those of the chosen tokens, and their log-probs."""
         model.set_attn_implementation(attention)
         logits_TV = model(ids).logits[0, len(prompt) - 1 : -1].double()
         picked_T = logits_TV.gather(-1, chosen_T[:, None])[:, 0]
@@ -82,9 +85,11 @@ def compared(model: PreTrainedModel, prompt: Sequence[int], answer: Completion) 
     best_T = logits_TV.max(-1).values
     step_T = 2.0 ** (best_T.abs().log2().floor() - BFLOAT16_DIGITS)
     apart_T = (log_probs_T - torch.tensor(answer.logprobs).double()).abs()
-    rounding_T = (log_probs_T - passed("eager")[-1]).abs()
-    columns = (logits_TV.argmax(-1) == chosen_T, (best_T - picked_T) / step_T, apart_T, rounding_T)
-    return [Compared(bool(a), float(b), float(c), float(d)) for a, b, c, d in zip(*columns, strict=True)]
+    other_TV, _, other_T = passed("eager")
+    own_T = logits_TV.gather(-1, other_TV.argmax(-1)[:, None])[:, 0]
+    behind = (best_T - picked_T) / step_T, (best_T - own_T) / step_T
+    columns = (logits_TV.argmax(-1) == chosen_T, behind[0], apart_T, (log_probs_T - other_T).abs(), behind[1])
+    return [Compared(bool(a), *map(float, numbers)) for a, *numbers in zip(*columns, strict=True)]
 
 
 CASES = [
@@ -110,9 +115,9 @@ def test_greedy_answers_are_transformers_own(name: str, precision: str, real_mod
         assert others == []
         for worst in (max, fmean):
             assert worst([one.apart for one in found]) < ROUNDINGS * worst([one.rounding for one in found])
-    else:  # ties of a coarse grid
-        assert max((one.behind for one in others), default=0.0) <= 1.0
-        assert len(others) < 0.05 * len(found)
+    else:  # ties of a coarse grid, which transformers breaks otherwise itself with the other kind of attention
+        for worst in (max, fmean):
+            assert worst([one.behind for one in found]) <= 2 * worst([one.behind_itself for one in found])
 
     end = policy.tokenizer.eos_token_id
     assert any(answer.finish_reason == "stop" for answer in answers)

@@ -12,7 +12,7 @@ import pytest
 from covey.environments.arithmetic import Arithmetic
 from covey.policy.attention.packed import Segment
 from covey.run.preflight.policy import entries
-from covey.run.preflight.preflight import _agreed, raise_on_failure, run_checks
+from covey.run.preflight.preflight import _agreed, _as_computed, raise_on_failure, run_checks
 from covey.run.preflight.subject import Check
 from covey.trainer.layouts import LAYOUTS, Part, Stream, make_layout, whole_layout
 from covey.trainer.trainer import Trainer
@@ -189,3 +189,8 @@ def test_a_gradient_is_compared_on_all_trained_weights(build: Build) -> None:
     model = build(model__lora_rank=2).run.policy.model
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     assert sum(piece.numel() for piece in entries(model)) == trained
+
+
+def test_what_is_computed_in_another_precision_is_judged_by_that_one(build: Build) -> None:
+    assert _as_computed(build(model__precision="float16")).config.model.precision in ("bfloat16", "float32")
+    assert _as_computed(build()).config.model.precision == "float32"

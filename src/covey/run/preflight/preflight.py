@@ -72,6 +72,7 @@ def before_training(run: Run, config: Config, record: RunRecorder) -> None:
 
 def run_checks(subject: PreflightContext, say: Callable[[str], None] = lambda line: None) -> list[Check]:
     """Make all checks that can be made, and say which begins. All ranks make the same ones and agree on the results."""
+    subject = _as_computed(subject)
     checks: dict[str, Check] = {}
     watchdog = subject.run.trainer.timer.watchdog
     with leaving_no_trace(subject.run):
@@ -84,6 +85,13 @@ def run_checks(subject: PreflightContext, say: Callable[[str], None] = lambda li
                 check = _unmade(stage, missing[0]) if missing else _made(stage, subject)
                 checks[stage.name] = _agreed(collectives.all_gather(check))
     return list(checks.values())
+
+
+def _as_computed(subject: PreflightContext) -> PreflightContext:
+    """Name the precision that the policy computes in: on a CPU, float16 is computed in another."""
+    precision = str(subject.run.policy.precision).removeprefix("torch.")
+    model = replace(subject.config.model, precision=precision)
+    return replace(subject, config=replace(subject.config, model=model))
 
 
 def raise_on_failure(checks: Sequence[Check]) -> None:
