@@ -132,3 +132,9 @@ def test_a_setting_names_the_judge_of_another_source() -> None:
         compute_score("my/set", "#### 34", "34", {})
     with pytest.raises(ValueError, match="no data source 'gsm'"):
         compute_score("my/set", "#### 34", "34", {}, judge="gsm")
+
+
+def test_any_of_several_right_answers_is_paid() -> None:
+    truths = (["0.5", "7"], '["0.5", "7"]')
+    assert [compute_score("math", r"\boxed{7}", truth, {}) for truth in truths] == [1.0, 1.0]
+    assert compute_score("math", r"\boxed{8}", truths[0], {}) < 1.0

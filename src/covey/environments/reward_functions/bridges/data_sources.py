@@ -70,13 +70,18 @@ def gsm8k(*, scheme: str = "covey", format_reward: float = 0.1) -> Judge:
 
 
 def mathematics(*, scheme: str = "covey", format_reward: float = 0.1, timeout: float = 10.0) -> Judge:
-    """Judge problems with an answer in LaTeX. The ground truth is the answer."""
-    from covey.environments.math.mathematics import Mathematics, MathSettings
+    """Judge problems with an answer in LaTeX. The ground truth is the answer, or several of which any is right."""
+    from covey.environments.math.mathematics import MathColumns, Mathematics, MathSettings, gold_answers
     from covey.environments.math.verifier import MathLimits
     from covey.types import Prompt
 
     environment = Mathematics({}, MathSettings(scheme, format_reward, limits=MathLimits(timeout)))
-    return lambda truth: (environment, Prompt("math", "math", "", {"gold": str(truth)}))
+
+    def judge(truth: Any) -> "tuple[Environment, Prompt]":
+        gold, *others = gold_answers({"answer": truth}, MathColumns())
+        return environment, Prompt("math", "math", "", {"gold": gold, "other_golds": others})
+
+    return judge
 
 
 def countdown(*, uses: str = "exactly", answer_form: str = "tags", format_reward: float = 0.1) -> Judge:
