@@ -61,9 +61,10 @@ def run_audit(config: Config, output_dir: Path) -> None:
         environment = load_environment(config, record)
         with record.timer.phase("audit"):
             found = asyncio.run(audit(environment, "train", config.evaluation.num_prompts))
-        write_json(record.folder / AUDIT, mask(found.as_json()))
+        told = found.as_json()
+        write_json(record.folder / AUDIT, mask(told))
         with ignore_stdout_errors():
-            print_audit(found, CleanConsole())
+            print_audit(told, CleanConsole())
 
 
 def run_check(config: Config, output_dir: Path) -> None:

@@ -96,10 +96,8 @@ def compose(verb: str, composed: DictConfig, typed: Sequence[str], file: Path | 
         if verb in ("config", "plan"):  # prints settings whose files lie on another machine
             warnings.extend(_missing(config))
         else:
-            loads, is_typed = (
-                verb not in WITHOUT_POLICY,
-                source is None,
-            )  # what a file names is imported once that was printed
+            loads = verb not in WITHOUT_POLICY
+            is_typed = source is None  # what a file names is imported once that was printed
             found = check_early(config, loads_model=loads, loads_reference=loads, imports_rewards=is_typed)
             warnings.extend(found)
 

@@ -58,6 +58,11 @@ def cases_of(prompt: str, gold: Gold, others: Sequence[str], forms: Sequence[Gol
     return list({case.text: case for case in reversed(cases)}.values())[::-1]
 
 
+def long_cases(gold: Gold) -> list[Case]:
+    """Return answers of a megabyte."""
+    return [Case("megabyte", text) for text in ("word " * (MEGABYTE // 5), gold.bare.saying("9" * MEGABYTE))]
+
+
 def _right(gold: Gold) -> Iterator[tuple[str, str]]:
     yield "gold", gold.text
     yield "blanks", f"\n\n{gold.text}\n\n"
@@ -86,8 +91,6 @@ def _wrong(prompt: str, gold: Gold, others: Sequence[str]) -> Iterator[tuple[str
     if is_program or number(answer) is not None:
         yield "cut", gold.before + answer[: len(answer) // 2]
     yield from (("trick", gold.saying(program)) for program in program_tricks(answer))
-    yield "megabyte", "word " * (MEGABYTE // 5)
-    yield "megabyte", gold.saying("9" * MEGABYTE)
 
 
 def _differ(one: str, other: str) -> bool:

@@ -3,9 +3,9 @@
 import logging
 from collections.abc import Iterator, Sequence
 
-from covey.environments.base import text_of
-from covey.run.audit.cases import Case, cases_of
-from covey.run.audit.measure import Verdict, gold_forms
+from covey.run.audit.cases import Case
+from covey.run.audit.golds import Gold
+from covey.run.audit.measure import Paid, Verdict, gold_forms
 from covey.run.preflight.subject import Check, PreflightContext
 from covey.run.preflight.text import judged, trial_of
 from covey.system import collectives
@@ -19,7 +19,10 @@ KINDS = ("near miss", "another row's", "every candidate", "form alone", "flatter
 
 def check_grader(subject: PreflightContext) -> Check:
     """Say where a wrong answer is paid like the right one. A reward may be meant so: the run begins all the same."""
-    verdicts = [verdict for prompt in subject.prompts[:NUM_PROMPTS] for verdict in _verdicts(subject, prompt)]
+    environment = subject.run.environment
+    golds = [(prompt, gold_forms(environment, prompt)) for prompt in subject.prompts]
+    others = [forms[0].answer for _, forms in golds if forms]
+    verdicts = [one for prompt, forms in golds[:NUM_PROMPTS] for one in _verdicts(subject, prompt, forms, others)]
     if not verdicts:
         return Check(True, "no right answers are known", "", applies=False)
     paid = [verdict for verdict in verdicts if verdict.is_wrong]
@@ -32,20 +35,18 @@ def check_grader(subject: PreflightContext) -> Check:
     return Check(True, figure, "", values=values)
 
 
-def _verdicts(subject: PreflightContext, prompt: Prompt) -> Iterator[Verdict]:
+def _verdicts(
+    subject: PreflightContext, prompt: Prompt, forms: Sequence[Gold], others: Sequence[str]
+) -> Iterator[Verdict]:
     """Yield what wrong answers to a prompt are paid, nothing where the right one is unknown or earns nothing."""
-    environment = subject.run.environment
-    forms = gold_forms(environment, prompt)
     said = _rewards(subject, prompt, ["", *(form.text for form in forms)]) if forms else []
-    if not said or max(said[1:]) <= said[0]:
+    paid = Paid.of(forms, said[0], said[1:]) if said else None
+    if paid is None:
         return
-    nothing, top = said[0], max(said[1:])
-    others = [found[0].answer for other in subject.prompts if (found := gold_forms(environment, other))]
-    asked = prompt.text if isinstance(prompt.text, str) else "\n".join(map(text_of, prompt.text))
-    cases = _chosen(cases_of(asked, forms[said[1:].index(top)], others, forms))
+    cases = _chosen(paid.cases(prompt, others))
     rewards = _rewards(subject, prompt, [case.text for case in cases])
     for case, reward in zip(cases, rewards, strict=False):
-        yield Verdict(prompt.id, case, (reward - nothing) / (top - nothing))
+        yield paid.verdict(prompt, case, reward)
 
 
 def _chosen(cases: Sequence[Case]) -> list[Case]:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
+from covey.environments.data.columns import value_in
+
 ANSWER_COLUMNS = (
     *("completion", "answer", "ground_truth", "reward_model.ground_truth", "gold", "target", "expected"),
     *("final_answer", "label", "reference", "solution", "canonical_solution", "code"),
@@ -80,9 +82,7 @@ def dressed(answer: str) -> list[Gold]:
 def column_answer(columns: Mapping[str, Any]) -> str | None:
     """Return the right answer that a row names, None where it names none."""
     for name in ANSWER_COLUMNS:
-        value: Any = columns
-        for part in name.split("."):
-            value = value.get(part) if isinstance(value, Mapping) else None
+        value = value_in(columns, name)
         value = value[0] if isinstance(value, Sequence) and not isinstance(value, str) and value else value
         value = value.get("content") if isinstance(value, Mapping) else value
         if isinstance(value, str | int | float) and not isinstance(value, bool) and str(value).strip():

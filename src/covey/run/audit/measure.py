@@ -11,7 +11,7 @@ from typing import Any
 from covey.algorithm.intervals import share_interval
 from covey.environments.base import Environment, Split, text_of
 from covey.environments.episode import answered
-from covey.run.audit.cases import RIGHT, WRONG, Case, cases_of
+from covey.run.audit.cases import RIGHT, WRONG, Case, cases_of, long_cases
 from covey.run.audit.golds import Gold, column_answer, dressed, read_gold
 from covey.types import Failure, Prompt, RunStopped
 
@@ -22,6 +22,33 @@ NUM_ALONE = 3
 """Cases of a row that are judged by themselves too."""
 NUM_LONG = 3
 """Rows that are answered with a megabyte."""
+
+
+@dataclass(frozen=True, slots=True)
+class Paid:
+    """What nothing and the right answer earn, and the forms in which it earns that, the first wanted first."""
+
+    nothing: float
+    top: float
+    forms: list[Gold]
+
+    @classmethod
+    def of(cls, forms: Sequence[Gold], nothing: float | None, rewards: Sequence[float | None]) -> "Paid | None":
+        """Compare the rewards of an empty answer and of each form. None where no form earns more than nothing does."""
+        top = max((value for value in rewards if value is not None), default=None)
+        if nothing is None or top is None or top - nothing <= SAME * max(abs(top), 1.0):
+            return None
+        return cls(nothing, top, [form for form, value in zip(forms, rewards, strict=True) if value == top])
+
+    def cases(self, prompt: Prompt, others: Sequence[str]) -> list[Case]:
+        """Return the cases of a prompt. `others` are right answers of other rows."""
+        said = prompt.text
+        asked = said if isinstance(said, str) else "\n".join(map(text_of, said))
+        return cases_of(asked, self.forms[0], others, self.forms)
+
+    def verdict(self, prompt: Prompt, case: Case, reward: float) -> "Verdict":
+        """Return what a case was paid on this scale."""
+        return Verdict(prompt.id, case, (reward - self.nothing) / (self.top - self.nothing))
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,25 +173,20 @@ class _Row:
 
     def __init__(self, judge: Environment, prompt: Prompt, found: Findings) -> None:
         self._judge, self._prompt, self._found = judge, prompt, found
-        asked = prompt.text
-        self._asked = asked if isinstance(asked, str) else "\n".join(text_of(message) for message in asked)
 
     async def ask(self, forms: Sequence[Gold], others: Sequence[str]) -> None:
         """Find the form that is paid, then ask all cases in it, twice, in reverse, and some alone."""
-        nothing, *paid = await self._rewards([Case("empty", ""), *(Case("gold", form.text) for form in forms)])
-        values = [(value, -place) for place, value in enumerate(paid) if value is not None]
-        top, place = max(values, default=(nothing, 0))
-        if nothing is None or top is None or top - nothing <= SAME * max(abs(top), 1.0):
+        nothing, *rewards = await self._rewards([Case("empty", ""), *(Case("gold", form.text) for form in forms)])
+        paid = Paid.of(forms, nothing, rewards)
+        if paid is None:
             self._found.unpaid.append(self._prompt.id)
             return
-        also_paid = [form for form, value in zip(forms, paid, strict=True) if value == top]
-        cases = cases_of(self._asked, forms[-place], others, also_paid)
-        long = [case for case in cases if case.kind == "megabyte" and self._found.num_rows <= NUM_LONG]
-        short = [case for case in cases if case.kind != "megabyte"]
+        short = paid.cases(self._prompt, others)
+        long = long_cases(paid.forms[0]) if self._found.num_rows <= NUM_LONG else []
         first = await self._rewards(short)
         for case, value in (*zip(short, first, strict=True), *zip(long, await self._rewards(long), strict=True)):
             if value is not None:
-                self._found.verdicts.append(Verdict(self._prompt.id, case, (value - nothing) / (top - nothing)))
+                self._found.verdicts.append(paid.verdict(self._prompt, case, value))
         self._compare("the second time", first, await self._rewards(short))
         self._compare("in another order", first[::-1], await self._rewards(short[::-1]))
         chosen = range(0, len(short), max(1, len(short) // NUM_ALONE))

@@ -6,17 +6,15 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from covey.run.audit.measure import Findings
 from covey.system.text.format import percent
 
 WITNESSES = 8
 WIDTH = 70
 
 
-def print_audit(found: Findings, console: Console) -> None:
-    """Print a row for each kind of case, then what fooled the grader, and how its verdicts hold."""
-    rows = found.rows()
-    told = found.as_json()
+def print_audit(told: dict[str, Any], console: Console) -> None:
+    """Print what audit.json holds: a row for each kind of case, what fooled the grader, how its verdicts hold."""
+    rows = told["kinds"]
     shown = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     for heading in ("answer", "must be", "cases", "wrong", "95 %", "mean reward"):
         shown.add_column(heading, justify="left" if heading in ("answer", "must be") else "right")
@@ -28,19 +26,18 @@ def print_audit(found: Findings, console: Console) -> None:
     if rows:
         console.print(shown)
         console.print("(mean reward: 0 is what an empty answer earns, 1 what the right answer does)")
-    for line in (*_witnesses(found), *found.remarks(), *_pace(told)):
+    for line in (*_witnesses(rows), *told["remarks"], *_pace(told)):
         console.print(line, soft_wrap=True, markup=False, highlight=False)
     refused = sum(row["wrong"] for row in rows if row["must_be_paid"])
     accepted = sum(row["wrong"] for row in rows if not row["must_be_paid"])
-    console.print(
-        f"audit: {accepted} false accepts, {refused} false refusals in {found.num_rows} rows", highlight=False
-    )
+    closing = f"audit: {accepted} false accepts, {refused} false refusals in {told['rows']} rows"
+    console.print(closing, highlight=False)
 
 
-def _witnesses(found: Findings) -> list[str]:
+def _witnesses(rows: list[dict[str, Any]]) -> list[str]:
     """Quote one case of each kind that was judged wrongly."""
     lines = []
-    for row in found.rows():
+    for row in rows:
         if row["witness"] is not None:
             said = repr(row["witness"]["text"])
             verdict = "not paid" if row["must_be_paid"] else "paid"

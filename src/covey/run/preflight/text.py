@@ -97,9 +97,8 @@ def _rowless_faults(subject: PreflightContext) -> Iterator[Fault]:
 
 def _num_unnamed(policy: Policy) -> int:
     """Count the rows of the embedding that no token has: vocabularies are padded to round numbers."""
-    return num_rows(policy.causal_lm) - sum(
-        i < num_rows(policy.causal_lm) for i in policy.tokenizer.get_vocab().values()
-    )
+    rows = num_rows(policy.causal_lm)
+    return rows - sum(token_id < rows for token_id in policy.tokenizer.get_vocab().values())
 
 
 def _prompt_faults(policy: Policy, prompt: Prompt) -> Iterator[Fault]:
