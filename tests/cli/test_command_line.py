@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from covey.cli.command_line import arrange, with_whole_numbers
+from covey.cli.command_line import arrange, audited, with_whole_numbers
 from covey.cli.main import main
 
 from ..support.small import logging_as_it_was
@@ -293,3 +293,15 @@ def test_ctrl_c_that_is_ignored_stays_ignored() -> None:
 
 RE_EXPORT = "def dedent(text): return text\ndef fill(text, *a, **k): return text\n"
 """Enough of the module in whose place the file stands."""
+
+
+def test_an_audit_takes_a_function_and_rows_and_leaves_flags_their_values() -> None:
+    assert audited(["my:f", "rows.jsonl", "seed=1"]) == [
+        "environment=reward_functions",
+        "rewards=[my:f]",
+        "data.path=rows.jsonl",
+        "seed=1",
+    ]
+    assert audited(["--config", "run/config.yaml", "seed=1"]) == ["--config", "run/config.yaml", "seed=1"]
+    with pytest.raises(ValueError, match="takes a reward function and a file of rows, got a b c"):
+        audited(["a", "b", "c"])

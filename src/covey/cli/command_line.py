@@ -74,7 +74,8 @@ def audited(words: Sequence[str]) -> list[str]:
     >>> audited(["my_checks:exact", "rows.jsonl"])
     ['environment=reward_functions', 'rewards=[my_checks:exact]', 'data.path=rows.jsonl']
     """
-    bare = [word for word in words if "=" not in word and not word.startswith("-")]
+    of_flags = {n + 1 for n, word in enumerate(words) if FLAGS.get(word) == 1}
+    bare = [w for n, w in enumerate(words) if "=" not in w and not w.startswith("-") and n not in of_flags]
     if len(bare) > 2:
         raise ValueError(f"covey audit takes a reward function and a file of rows, got {' '.join(bare)}")
     settings = [f"rewards=[{bare[0]}]"] if bare else []
