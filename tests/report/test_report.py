@@ -159,20 +159,32 @@ def hostile(value: Any) -> Any:
 # ------------------------------------------------------------------------------------------------ what it says
 
 
-def summary(low: float, high: float, status: str = "completed") -> dict[str, Any]:
+def summary(low: float | None, high: float | None, status: str = "completed") -> dict[str, Any]:
     look = {"accuracy": {"value": 0.25, "low": 0.2, "high": 0.3}, "num_prompts": 400}
-    gain = {"accuracy": {"value": (low + high) / 2, "low": low, "high": high}}
+    gain = {"accuracy": {"value": 0.2 if low is None or high is None else (low + high) / 2, "low": low, "high": high}}
     return {"status": status, "steps": 3, "before": look, "after": look, "gain": gain}
 
 
 @pytest.mark.parametrize(
     ("low", "high", "state", "words"),
-    [(0.1, 0.3, "shown", ": shown"), (-0.1, 0.3, "unclear", "the interval holds 0"), (-0.3, -0.1, "lost", "worse")],
+    [
+        (0.1, 0.3, "shown", "gain shown"),
+        (-0.1, 0.3, "unclear", "gain not shown"),
+        (-0.3, -0.1, "lost", "got worse"),
+        (None, None, "few", "too few to tell"),
+    ],
 )
 def test_the_verdict_says_whether_the_interval_holds_0(low: float, high: float, state: str, words: str) -> None:
     found = verdict(RunFiles(Path("run"), summary=summary(low, high)))
-    assert found["state"] == state
-    assert words in found["text"]
+    assert (found["state"], found["badge"]) == (state, words)
+
+
+def test_no_gain_of_fewer_than_20_prompts_is_shown_on_any_surface(tmp_path: Path) -> None:
+    few = summary(0.1, 0.3)
+    few["after"] = few["after"] | {"num_prompts": 19}
+    run = RunFiles(tmp_path, summary=few)
+    assert verdict(run)["badge"] == "too few to tell"
+    assert as_lines([run], ["run"])[1].endswith("19 held-out prompts. Too few to tell.")
 
 
 def test_the_verdict_and_the_table_say_of_which_level_the_interval_is(finished: Path) -> None:
@@ -188,7 +200,11 @@ def test_the_verdict_of_a_run_that_failed_says_why_and_of_one_under_way_how_far_
     failed = RunFiles(Path("run"), {"num_steps": 9}, summary=summary(0, 1, "failed"), error="the disk is full")
     assert verdict(failed)["text"].startswith("Failed after 3 of 9 steps because the disk is full.")
     running = RunFiles(Path("run"), {"num_steps": 9}, steps=[{"step": 2, "sampled_reward_mean": 0.5031249999}])
-    assert verdict(running) == {"state": "running", "text": "Under way, or killed: step 2 of 9, reward 0.503."}
+    assert verdict(running) == {
+        "state": "running",
+        "badge": "under way",
+        "text": "Under way, or killed: step 2 of 9, reward 0.503.",
+    }
 
 
 def test_the_verdict_of_a_run_whose_lock_is_held_says_that_it_is_under_way(tmp_path: Path) -> None:

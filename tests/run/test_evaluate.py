@@ -11,6 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from covey.algorithm.intervals import SHARE, mean_interval, student, wilson
+from covey.algorithm.metrics import pass_at_k
 from covey.config.schema import EvaluationConfig
 from covey.engine.native.engine import NativeEngine
 from covey.policy.models.loading import load_policy
@@ -18,15 +20,15 @@ from covey.rollouts.sampler import Sampler
 from covey.rollouts.source import LocalSource, PromptStream
 from covey.run import stages
 from covey.run.evaluate import Answers as Answered
-from covey.run.evaluate import Estimate, Evaluation, evaluate, mean_interval, noise, share_interval, wilson
-from covey.run.records.summary import gains
+from covey.run.evaluate import Estimate, Evaluation, evaluate, noise
+from covey.run.records.summary import gains, paired_gain
 from covey.run.stages import is_best
 from covey.train import train
 from covey.types import Failure, Group, Prompt, Reward, Sampling, Turn
 
 from ..support.small import rollout, scripted, small_config, use
 
-PROMPTS = [Prompt(f"test-{index}", "test", "?", {}) for index in range(4)]
+PROMPTS = [Prompt(f"test-{index}", "arithmetic", "?", {}) for index in range(4)]
 Answer = Callable[[int, bool], Sequence[float | None]]
 
 
@@ -87,30 +89,68 @@ def test_a_higher_confidence_makes_a_wider_interval() -> None:
     assert wilson(5, 10, 0.99).high > wilson(5, 10, 0.95).high > wilson(5, 10, 0.5).high > 0.5
 
 
-def test_the_interval_of_a_mean_is_1_96_standard_errors() -> None:
-    assert rounded(mean_interval([1.0, 2.0, 3.0, 4.0], 0.95)) == (2.5, 1.2348, 3.7652)
-    assert rounded(mean_interval([3.0], 0.95)) == (3.0, 3.0, 3.0)
+@pytest.mark.parametrize(("freedom", "quantile"), [(1, 12.7062), (2, 4.3027), (3, 3.1824), (4, 2.7764), (19, 2.0930)])
+def test_students_quantiles_are_those_of_the_tables(freedom: int, quantile: float) -> None:
+    assert student(0.95, freedom) == pytest.approx(quantile, rel=2e-3)  # the series ends with the fourth power
+    assert student(0.99, 1e6) == pytest.approx(2.5758, rel=1e-4)
 
 
-def test_the_interval_of_shares_is_wilsons_where_they_are_0_or_1() -> None:
-    shares = [1.0] * 15 + [0.0] * 133
-    assert rounded(share_interval(shares, 0.95)) == rounded(wilson(15, 148, 0.95))
+def test_the_interval_of_a_mean_is_students_with_half_a_value_more_at_each_bound() -> None:
+    # Centre (4 x 0.25 + 0.5) / 5 = 0.3; squares 4 x 0.05^2 + (0.3^2 + 0.7^2) / 2 = 0.3; t(4) = 2.7764.
+    half = 2.7764 * math.sqrt(0.3) / 5
+    found = mean_interval([0.25] * 4, 0.95, SHARE)
+    assert (found.value, found.low, found.high) == (0.25, 0.0, pytest.approx(0.3 + half, rel=1e-3))
+    assert rounded(mean_interval([3.0, 1.0] * 10, 0.95), 2) == (2.0, 1.52, 2.48)  # 2 +- 2.093 x 1.026 / sqrt(20)
 
 
-def test_shares_that_differ_less_than_coins_have_a_narrower_interval_inside_0_and_1() -> None:
-    steady = share_interval([0.9, 1.0, 0.95, 1.0, 0.9, 1.0], 0.95)
-    coins = share_interval([1.0, 1.0, 1.0, 1.0, 1.0, 0.75], 0.95)
-    assert steady.high - steady.low < coins.high - coins.low
-    assert 0 < coins.low < coins.value < coins.high <= 1
+def drawn(kind: str, number: int, draw: random.Random) -> list[float]:
+    """Mean rewards of so many prompts, four samples each, or pass@4 of eight at a success rate of 70 %."""
+    if kind == "normal":
+        return [draw.gauss(3.0, 2.0) for _ in range(number)]
+    if kind == "pass@4":
+        right = [sum(draw.random() < 0.7 for _ in range(8)) for _ in range(number)]
+        return [pass_at_k(8, count, 4) for count in right]
+    found = []
+    for _ in range(number):
+        rate = {"seldom": 0.02, "nearly always": 0.98}.get(kind) or draw.betavariate(0.5, 0.5)
+        found.append(sum(draw.random() < rate for _ in range(4)) / 4)
+    return found
 
 
-def test_no_success_at_all_leaves_room_for_some() -> None:
-    assert rounded(share_interval([0.0] * 20, 0.95)) == (0.0, 0.0, 0.1611)
-    assert rounded(share_interval([1.0] * 20, 0.95)) == (1.0, 0.8389, 1.0)
+@pytest.mark.parametrize("number", [1, 2, 5, 20, 64, 256])
+@pytest.mark.parametrize(
+    ("kind", "truth"),
+    [("mixed", 0.5), ("seldom", 0.02), ("nearly always", 0.98), ("pass@4", 1 - 0.3**4), ("normal", 3.0)],
+)
+def test_intervals_hold_the_truth_as_often_as_they_say(kind: str, truth: float, number: int) -> None:
+    """Of 2,000 at 95 % in 95 ± 1 % by chance; at least 93 are asked for, and no interval is a point."""
+    draw = random.Random(f"{kind} {number}")
+    times = 2000 if number <= 64 else 600
+    bounds = None if kind == "normal" else SHARE
+    found = [mean_interval(drawn(kind, number, draw), 0.95, bounds) for _ in range(times)]
+    if bounds is None and number < 20:
+        assert all(math.isnan(one.low) and math.isnan(one.high) for one in found)
+        return
+    assert all(one.low < one.high and one.low <= one.value <= one.high for one in found)
+    assert all(one.low >= 0 and one.high <= 1 for one in found) or kind == "normal"
+    assert sum(one.low <= truth <= one.high for one in found) >= 0.93 * times
+
+
+@pytest.mark.parametrize("number", [1, 2, 5, 20, 64])
+@pytest.mark.parametrize("after", [0.5, 0.52, 0.9])
+def test_intervals_of_gains_hold_the_truth_as_often_as_they_say(number: int, after: float) -> None:
+    draw = random.Random(number)
+    held = 0
+    for _ in range(1000):
+        luck = [draw.random() for _ in range(number)]
+        gain = paired_gain([float(x < 0.5) for x in luck], [float(x < after) for x in luck], 0.95)
+        assert gain.low < gain.high
+        held += gain.low - 1e-12 <= after - 0.5 <= gain.high + 1e-12
+    assert held >= 930
 
 
 def test_nothing_measured_is_not_a_number_instead_of_0() -> None:
-    for estimate in (wilson(0, 0, 0.95), mean_interval([], 0.95), share_interval([], 0.95)):
+    for estimate in (wilson(0, 0, 0.95), mean_interval([], 0.95), mean_interval([], 0.95, SHARE)):
         assert all(math.isnan(x) for x in (estimate.value, estimate.low, estimate.high))
 
 
@@ -137,8 +177,8 @@ def test_accuracy_is_greedy_and_pass_at_k_is_unbiased() -> None:
 def test_the_level_of_the_intervals_is_a_setting() -> None:
     found = look(some_right, confidence=0.5)
     assert rounded(found.accuracy) == (0.5, 0.3402, 0.6598)
-    assert rounded(found.reward_mean) == (0.7188, 0.6468, 0.7907)
-    assert rounded(found.pass_at_k[1]) == (0.4375, 0.3202, 0.5622)
+    assert rounded(found.reward_mean) == (0.7188, 0.5784, 0.7716)
+    assert rounded(found.pass_at_k[1]) == (0.4375, 0.3175, 0.5825)
 
 
 def test_what_counts_as_correct_is_a_setting() -> None:
@@ -161,7 +201,27 @@ def test_two_looks_can_be_paired_prompt_by_prompt() -> None:
     assert found is not None
     assert found["accuracy"]["value"] == 0.5
     assert found["reward_mean"]["value"] == pytest.approx(0.28125)
-    assert found["reward_mean"]["low"] > 0
+    assert found["pass_at_k"]["1"]["value"] == 1 - (1 + 2 / 4 + 1 / 4) / 4
+    assert found["num_prompts"] == 4
+    assert look(some_right, correct_above=0.5).accuracy is not None
+
+
+def test_rewards_that_do_not_say_what_is_right_have_no_accuracy() -> None:
+    others = [replace(prompt, environment="letters") for prompt in PROMPTS]
+    settings = EvaluationConfig(num_samples=4, k=[1])
+    graded = evaluate(Answers(some_right), others, Sampling(), settings)
+    assert (graded.accuracy, graded.pass_at_k) == (None, {})
+    assert graded.score == graded.reward_mean.value
+    assert all(map(math.isnan, graded.correct_greedy))
+    verdicts = evaluate(
+        Answers(lambda index, greedy: [1.0] if greedy else [0.0, 1.0] * 2), others, Sampling(), settings
+    )
+    assert verdicts.accuracy is not None
+    assert verdicts.score == verdicts.accuracy.value == 1.0
+    found = gains(graded, verdicts, 0.95)
+    assert found is not None
+    assert "accuracy" not in found
+    assert found["reward_mean"]["value"] == pytest.approx(0.5 - 0.71875)
 
 
 # ------------------------------------------------------------------------------------------------ missing scores

@@ -63,7 +63,7 @@ def test_a_script_with_a_stream_and_several_sets_to_evaluate_on_runs(tmp_path: P
     assert len(looks) >= 2
     assert {"eval_a_reward", "eval_b_reward", "eval_a_rewards/length/mean"} <= looks[-1].keys()
     found = trainer.evaluate({"c": [{"prompt": "4?"}], "d": [{"prompt": "5?"}]}, metric_key_prefix="test")
-    assert {"test_reward", "test_c_reward", "test_d_accuracy"} <= found.keys()
+    assert {"test_reward", "test_c_reward", "test_d_reward"} <= found.keys()
 
 
 def test_an_answer_at_the_end_of_a_prompt_is_refused_in_words_of_a_script(tmp_path: Path) -> None:

@@ -3,12 +3,17 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import NormalDist, fmean, pvariance, stdev
+from statistics import NormalDist, fmean
+
+FEW_PROMPTS = 20
+"""Below so many prompts nothing is said to be shown, and a mean of values without bounds has no interval."""
+SHARE = (0.0, 1.0)
+"""Bounds of a share, and of rewards that are never below 0 or above 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A measured value and its confidence interval."""
+    """A measured value and its confidence interval, whose ends are NaN where there is too little to tell."""
 
     value: float
     low: float
@@ -22,7 +27,7 @@ UNKNOWN = Estimate(math.nan, math.nan, math.nan)
 def wilson(successes: float, trials: float, confidence: float) -> Estimate:
     """Return Wilson's score interval of a proportion, which holds near 0 and 1 (JASA 22:209, 1927).
 
-    `trials` may be fractional (see `share_interval`). NaN where there are none.
+    `trials` may be fractional. NaN where there are none.
     """
     if trials == 0:
         return UNKNOWN
@@ -33,29 +38,46 @@ def wilson(successes: float, trials: float, confidence: float) -> Estimate:
     return Estimate(p, max(0.0, centre - half), min(1.0, centre + half))
 
 
-def mean_interval(values: Sequence[float], confidence: float) -> Estimate:
-    """Return the normal interval of a mean over prompts.
+def student(confidence: float, freedom: float) -> float:
+    """Return the two-sided quantile of Student's t, to 1 in 1,000 (Abramowitz and Stegun 26.7.5; exact for 1 and 2).
 
-    Prompts are the independent units (completions of one prompt are not).
+    Fractions of a degree of freedom are dropped below 3.
+
+    >>> round(student(0.95, 1), 3), round(student(0.95, 19), 3)
+    (12.706, 2.093)
+    """
+    if freedom < 3:
+        return math.tan(math.pi * confidence / 2) if freedom < 2 else confidence * math.sqrt(2 / (1 - confidence**2))
+    z = NormalDist().inv_cdf((1 + confidence) / 2)
+    first, second = (z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96
+    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
+    fourth = (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160
+    return z + first / freedom + second / freedom**2 + third / freedom**3 + fourth / freedom**4
+
+
+def mean_interval(values: Sequence[float], confidence: float, bounds: tuple[float, float] | None = None) -> Estimate:
+    """Return Student's interval of a mean over prompts, which are the independent units: their samples are not.
+
+    Between bounds it stays inside them and is wide where all values are equal: half an observation more is put at each
+    bound. Without bounds there is none of fewer than 20 values, or of equal ones, whose spread is not seen.
     """
     if not values:
         return UNKNOWN
-    mean = fmean(values)
-    spread = stdev(values) if len(values) > 1 else 0.0
-    half = NormalDist().inv_cdf((1 + confidence) / 2) * spread / math.sqrt(len(values))
-    return Estimate(mean, mean - half, mean + half)
+    mean, number = fmean(values), len(values)
+    # By sums: the fractions of statistics.stdev take minutes for the windows of a long run
+    if bounds is None:
+        square = math.fsum((value - mean) ** 2 for value in values)
+        if number < FEW_PROMPTS or square <= 1e-24 * number * max(1.0, mean * mean):
+            return Estimate(mean, math.nan, math.nan)
+        half = student(confidence, number - 1) * math.sqrt(square / (number - 1) / number)
+        return Estimate(mean, mean - half, mean + half)
+    low, high = bounds
+    centre = (math.fsum(values) + (low + high) / 2) / (number + 1)
+    square = math.fsum((value - centre) ** 2 for value in values) + ((low - centre) ** 2 + (high - centre) ** 2) / 2
+    half = student(confidence, number) * math.sqrt(square) / (number + 1)
+    return Estimate(mean, max(low, centre - half), min(high, centre + half))
 
 
-def share_interval(values: Sequence[float], confidence: float) -> Estimate:
-    """Return Wilson's interval of a mean over prompts of values in [0, 1].
-
-    It stays inside and is honest at 0 and 1.
-
-    Its number of trials is the effective one, p (1 - p) / (variance of the mean) (Korn and Graubard, Survey
-    Methodology 24:193, 1998): the number of prompts where values are 0 or 1, more where they spread less.
-    """
-    if not values:
-        return UNKNOWN
-    p, variance = fmean(values), pvariance(values) / len(values)
-    trials = p * (1 - p) / variance if variance > 0 else len(values)
-    return wilson(p * trials, trials, confidence)
+def bounds_of(values: Sequence[float]) -> tuple[float, float] | None:
+    """Return the bounds that rewards keep to: 0 and 1 where none is outside, else none are known."""
+    return SHARE if all(0 <= value <= 1 for value in values) else None

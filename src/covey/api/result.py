@@ -2,6 +2,7 @@
 
 import copy
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from html import escape
@@ -154,8 +155,12 @@ def _estimates(found: Evaluation | None) -> dict[str, Estimate]:
     if found is None:
         return {}
     passes = {f"pass@{k}": estimate for k, estimate in found.pass_at_k.items()}
-    return {"accuracy": found.accuracy, "mean reward": found.reward_mean, **passes}
+    accuracy = {} if found.accuracy is None else {"accuracy": found.accuracy}
+    return {**accuracy, "mean reward": found.reward_mean, **passes}
 
 
 def _written(estimate: Estimate | None) -> str:
-    return "-" if estimate is None else f"{estimate.value:.3f} [{estimate.low:.3f}, {estimate.high:.3f}]"
+    if estimate is None:
+        return "-"
+    has_ends = math.isfinite(estimate.low)
+    return f"{estimate.value:.3f}" + (f" [{estimate.low:.3f}, {estimate.high:.3f}]" if has_ends else "")

@@ -9,14 +9,13 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from covey.algorithm.intervals import FEW_PROMPTS
+from covey.run.doctor.outcome import MEASURES, WORDS, is_number, measure_of, outcome_of, prompts_in_words
 from covey.run.folder import UNTIMED
 from covey.run.records.samplers import samplers_note
 from covey.system.text.format import duration, memory, number_of, percent
 
 Form = Callable[[float], str]
-
-FEW = 20
-"""Held-out prompts below which an evaluation says little."""
 
 
 def print_summary(content: Mapping[str, Any], folder: Path, console: Console) -> None:
@@ -60,11 +59,14 @@ def before_after(content: Mapping[str, Any]) -> Table:
     looks, gain = [side for side in (content["before"], content["after"]) if side], content["gain"] or {}
     for heading in ("before", "after", "gain") if len(looks) == 2 else ("measured",):
         table.add_column(heading, justify="right")
-    # Add the measures of all prompts
-    table.add_row("accuracy, %", *_row(looks, gain, "accuracy", _percent))
-    for k in looks[-1]["pass_at_k"]:
-        table.add_row(f"pass@{k}, %", *(_cell(look["pass_at_k"][k], _percent, look) for look in looks))
-    table.add_row("mean reward", *_row(looks, gain, "reward_mean", _number))
+    # Add the measures of all prompts, of what is right only where rewards say it
+    tells = measure_of(*looks) == "accuracy"
+    if tells:
+        table.add_row(MEASURES["accuracy"], *_row(looks, gain, "accuracy", _percent))
+    for k in [k for k in looks[-1]["pass_at_k"] if tells and all(k in look["pass_at_k"] for look in looks)]:
+        of_looks = [{**look, k: look["pass_at_k"][k]} for look in looks]
+        table.add_row(f"pass@{k}, %", *_row(of_looks, gain.get("pass_at_k", {}), k, _percent))
+    table.add_row(MEASURES["reward_mean"], *_row(looks, gain, "reward_mean", _number))
     for name, shown in _watched(content["environment"] or {}).items():
         of_looks = [{**look, name: look["reward_parts"][name]} for look in looks]
         table.add_row(shown, *_row(of_looks, gain.get("reward_parts", {}), name, _number))
@@ -73,7 +75,8 @@ def before_after(content: Mapping[str, Any]) -> Table:
         if any(name not in look["parts"] for look in looks):  # the run was resumed with an environment more
             continue
         of_looks, of_gain = [look["parts"][name] for look in looks], gain["parts"].get(name) or {} if gain else {}
-        table.add_row(f"{name}, %", *_row(of_looks, of_gain, "accuracy", _percent))
+        if measure_of(*of_looks) == "accuracy":
+            table.add_row(f"{name}, %", *_row(of_looks, of_gain, "accuracy", _percent))
         table.add_row(f"{name}, reward", *_row(of_looks, of_gain, "reward_mean", _number))
     return table
 
@@ -86,36 +89,31 @@ def _watched(environment: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _evaluation_title(content: Mapping[str, Any]) -> str:
-    some = content["after"] or content["before"]
-    number, level = some["num_prompts"], f"{100 * content['confidence']:.4g} %"
-    few = "" if number >= FEW else "; too few to tell"
-    intervals = f"; {level} intervals" if number > 1 else ""
-    return (
-        f"{number_of(number, 'held-out prompt')}, greedy and {number_of(some['num_samples'], 'sample')}{intervals}{few}"
-    )
+    some, found = content["after"] or content["before"], outcome_of(content)
+    intervals = f"; {100 * content['confidence']:.4g} % intervals" if some["num_prompts"] > 1 else ""
+    # A single look is no gain, but may be of few prompts too
+    state = "few" if some["num_prompts"] < FEW_PROMPTS else found.state
+    told = "" if state == "none" else f"; {WORDS[state]}"
+    return f"{prompts_in_words(content)}, greedy and {number_of(some['num_samples'], 'sample')}{intervals}{told}"
 
 
 def _row(looks: Sequence[Mapping[str, Any]], gain: Mapping[str, Any], key: str, form: Form) -> list[str]:
     cells = [_cell(look[key], form, look) for look in looks]
-    return [*cells, _cell(gain[key], form, looks[-1], sign=True)] if gain else cells
+    return [*cells, _cell(gain.get(key), form, looks[-1], sign=True)] if gain else cells
 
 
-def _cell(estimate: Mapping[str, float], form: Form, look: Mapping[str, Any], *, sign: bool = False) -> str:
-    """Format an estimate with its interval, a dash where nothing was measured.
+def _cell(estimate: Mapping[str, float] | None, form: Form, look: Mapping[str, Any], *, sign: bool = False) -> str:
+    """Format an estimate with its interval where it has one, a dash where nothing was measured.
 
-    One prompt has no interval, and a gain (`sign`) none that means anything where a few prompts changed alike.
+    A single prompt has no interval, and a change of few (`sign`) is named as what it is.
     """
-    if not all(map(_is_measured, estimate.values())):
+    if estimate is None or not is_number(estimate["value"]):
         return "-"
-    if sign and look["num_prompts"] < FEW and (look["num_prompts"] == 1 or estimate["low"] == estimate["high"]):
-        return "too few to tell"
     value = ("+" if sign and estimate["value"] > 0 else "") + form(estimate["value"])
-    return f"{value} [{form(estimate['low'])}, {form(estimate['high'])}]" if look["num_prompts"] > 1 else value
-
-
-def _is_measured(value: float | str) -> bool:
-    """Tell numbers from the text that stands for what could not be measured."""
-    return isinstance(value, int | float)
+    if look["num_prompts"] < FEW_PROMPTS and sign:
+        return f"{value}, too few to tell"
+    has_ends = look["num_prompts"] > 1 and is_number(estimate["low"])
+    return f"{value} [{form(estimate['low'])}, {form(estimate['high'])}]" if has_ends else value
 
 
 def _percent(share: float) -> str:
@@ -183,7 +181,7 @@ def side_by_side(runs: Mapping[str, Mapping[str, Any] | None]) -> Text:
 def _compared(content: Mapping[str, Any], key: str, form: Form) -> str:
     """Format before and after as values, and the gain with its interval."""
     looks = [content["before"], content["after"]]
-    before, after = (form(v) if _is_measured(v := look and look[key]["value"]) else "-" for look in looks)
+    before, after = (form(v) if is_number(v := look and look[key]["value"]) else "-" for look in looks)
     gain = "-" if content["gain"] is None else _cell(content["gain"][key], form, content["after"], sign=True)
     return f"{before:>6} -> {after:>6}  gain {gain}"
 

@@ -10,9 +10,10 @@ from covey.report.environments import environment_of
 from covey.report.health import doctor_page
 from covey.report.origins import command_of, plain, settings_page
 from covey.report.read import Row, RunFiles, cut, plain_mapping
+from covey.run.doctor.outcome import outcome_of, sentence
 from covey.run.folder import is_running
 from covey.run.planner.kept import against, kept_plan
-from covey.run.records.summary import paired_accuracy_gain, paired_mean_gain
+from covey.run.records.summary import paired_gain
 from covey.system.disk import as_written
 from covey.system.text.format import duration, memory, three_digits
 
@@ -96,41 +97,16 @@ def verdict(run: RunFiles) -> dict[str, str]:
         mean = number(last.get("sampled_reward_mean")) if last else None
         reward = "" if mean is None else f", reward {three_digits(mean)}"
         how = "Under way" if is_running(run.folder) else "Under way, or killed"
-        return {"state": "running", "text": f"{how}: {where}{reward}."}
+        return {"state": "running", "badge": "under way", "text": f"{how}: {where}{reward}."}
     # Completed, interrupted or failed
-    gain, how = _gain(summary), summary.get("status", "")
+    found, how = outcome_of(summary), summary.get("status", "")
     if how == "completed":
-        return {"state": _state(summary), "text": gain}
+        return {"state": found.state, "badge": found.words, "text": f"{sentence(summary)}."}
     why = f" because {run.error}" if run.error and how == "failed" else ""
     done = f"{str(how).capitalize()} after {summary.get('steps')} of {wanted} steps{why}."
-    return {"state": "failed" if how == "failed" else "interrupted", "text": f"{done} {gain}"}
-
-
-def _gain(summary: Row) -> str:
-    """Say what the evaluations before and after show."""
-    before, after, gain = summary.get("before"), summary.get("after"), summary.get("gain")
-    # Runs without evaluations to compare
-    if not before or not after or not gain:
-        return "There are no two evaluations to compare."
-    num_prompts = after["num_prompts"]
-    change = gain["accuracy"]
-    if any(not isinstance(change[key], int | float) for key in ("value", "low", "high")):
-        return "The evaluations before and after have nothing in common."
-    # Accuracies, and the interval of the gain
-    values = f"{100 * before['accuracy']['value']:.1f} → {100 * after['accuracy']['value']:.1f} %"
-    level = f"{100 * (number(summary.get('confidence')) or CONFIDENCE):.4g} %"
-    shown = f"{100 * change['value']:+.1f}, {level} [{100 * change['low']:.1f}, {100 * change['high']:.1f}]"
-    words = {"shown": "shown", "lost": "it got worse", "unclear": "not shown: the interval holds 0"}[_state(summary)]
-    few = " Fewer than 20 prompts tell little." if num_prompts < 20 else ""
-    return f"Accuracy {values} ({shown}) on {num_prompts} held-out prompts: {words}.{few}"
-
-
-def _state(summary: Row) -> str:
-    change = (summary.get("gain") or {}).get("accuracy") or {}
-    low, high = change.get("low"), change.get("high")
-    if not isinstance(low, int | float) or not isinstance(high, int | float):
-        return "unclear"
-    return "shown" if low > 0 else "lost" if high < 0 else "unclear"
+    state = "failed" if how == "failed" else "interrupted"
+    told = "" if found.state == "none" else f": {found.words}"
+    return {"state": state, "badge": state, "text": f"{done} {sentence(summary)}{told}."}
 
 
 def _facts(run: RunFiles) -> list[tuple[str, str]]:
@@ -323,8 +299,8 @@ def _against(base: Mapping[Any, Row], other: Mapping[Any, Row]) -> dict[str, Any
     def column(rows: Mapping[str, Row], read: Callable[[Row], float]) -> list[float]:
         return [read(rows[name]) for name in shared]
 
-    accuracy = paired_accuracy_gain(column(base, _correct), column(other, _correct), CONFIDENCE)
-    reward = paired_mean_gain(column(base, _reward), column(other, _reward), CONFIDENCE)
+    accuracy = paired_gain(column(base, _correct), column(other, _correct), CONFIDENCE)
+    reward = paired_gain(column(base, _reward), column(other, _reward), CONFIDENCE)
     return {
         "num_prompts": len(shared),
         "accuracy": [short(value) for value in (accuracy.value, accuracy.low, accuracy.high)],

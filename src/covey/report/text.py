@@ -17,6 +17,8 @@ WIDTH, LEAST_WIDTH, TITLE = 40, 12, 26
 """Characters of a curve, at most and at least, and those of its title that a narrow terminal keeps."""
 COLUMNS = 128
 """Where no terminal says how many it has."""
+STATES = ("running", "failed", "interrupted", "none")
+"""Of runs whose sentence says all that there is to say."""
 
 
 def as_lines(runs: Sequence[RunFiles], names: Sequence[str], columns: int = COLUMNS) -> list[str]:
@@ -24,7 +26,9 @@ def as_lines(runs: Sequence[RunFiles], names: Sequence[str], columns: int = COLU
     lines: list[str] = []
     for run, name in zip(runs, names, strict=True):
         with as_written(run.folder):
-            said = [verdict(run)["text"], *(f"doctor: {line}" for line in _of_doctor(run))]
+            found = verdict(run)
+            told = found["text"] if found["state"] in STATES else f"{found['text']} {found['badge'].capitalize()}."
+            said = [told, *(f"doctor: {line}" for line in _of_doctor(run))]
             lines += [name, *(line for text in said for line in _wrapped(text, columns))]
             lines += [f"  {line}" for line in (*_drawn(curves_of(run), columns - 2), *_last_groups(run))] + [""]
     return lines + (_compared(runs, names) if len(runs) > 1 else [])

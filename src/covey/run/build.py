@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 from torch import nn
@@ -82,6 +82,13 @@ class Run:
     """Processes of the reference and of the judge, where they have some."""
     reference_identity: str = ""
     """Tells the reference from others: a resumed run must have it again."""
+
+    @cached_property
+    def is_held_out(self) -> bool:
+        """Return whether evaluations look at a prompt that is not trained on."""
+        looked_at = {repr((prompt.text, prompt.columns)) for prompt in self.test_prompts}
+        trained = (repr((prompt.text, prompt.columns)) for prompt in self.environment.prompts("train"))
+        return bool(looked_at.difference(trained))
 
     def close(self) -> None:
         """Let go of what would outlive the run: the event loop, worker processes."""

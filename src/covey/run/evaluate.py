@@ -6,9 +6,10 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean, stdev
 from typing import Any
 
-from covey.algorithm.intervals import Estimate, mean_interval, share_interval, wilson
+from covey.algorithm.intervals import SHARE, Estimate, bounds_of, mean_interval, wilson
 from covey.algorithm.metrics import pass_at_k
 from covey.config.schema import EvaluationConfig
+from covey.environments.data.settings import KNOW_RIGHT
 from covey.rollouts.source import GroupSource
 from covey.types import Group, Prompt, Sampling
 
@@ -17,18 +18,18 @@ from covey.types import Group, Prompt, Sampling
 class Evaluation:
     """What one look at the held-out prompts found. The tuples have one entry a prompt, so that looks can be paired."""
 
-    accuracy: Estimate
-    """Share of prompts whose greedy completion is correct."""
+    accuracy: Estimate | None
+    """Share of prompts whose greedy completion is correct, None where rewards do not say what is right."""
     reward_mean: Estimate
     """Mean reward of sampled completions."""
     pass_at_k: dict[int, Estimate]
-    """Chance that at least one of k samples is correct (unbiased, arXiv 2107.03374)."""
+    """Chance that at least one of k samples is correct (unbiased, arXiv 2107.03374). Empty as accuracy is None."""
     num_prompts: int
     num_samples: int
     num_unscored: int
     """Completions that the system failed to score."""
     correct_greedy: tuple[float, ...]
-    """NaN for a prompt that the judge has nothing to say about."""
+    """NaN for a prompt that the judge has nothing to say about, and for all where accuracy is None."""
     mean_reward: tuple[float, ...]
     """NaN for a prompt without any scored sample."""
     parts: "Mapping[str, Evaluation]" = field(default_factory=dict)
@@ -37,6 +38,20 @@ class Evaluation:
     """Mean of each part that the rewards of sampled completions have."""
     mean_parts: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     """The same of each prompt; NaN for one without any."""
+    num_right: tuple[int, ...] = ()
+    """Correct samples of each prompt."""
+    num_scored: tuple[int, ...] = ()
+    """Samples of each prompt that were scored."""
+
+    @property
+    def score(self) -> float:
+        """Return what evaluations are ranked by: the accuracy, or where there is none the mean reward."""
+        return (self.accuracy or self.reward_mean).value
+
+    def pass_of_each(self, k: int) -> list[float]:
+        """Return the chance of each prompt that one of k samples is right, NaN where fewer were scored."""
+        pairs = zip(self.num_scored, self.num_right, strict=True)
+        return [pass_at_k(n, c, k) if n >= k else math.nan for n, c in pairs]
 
 
 def evaluation_from(values: Mapping[str, Any]) -> Evaluation:
@@ -44,7 +59,7 @@ def evaluation_from(values: Mapping[str, Any]) -> Evaluation:
     return Evaluation(
         **{
             **values,
-            "accuracy": Estimate(**values["accuracy"]),
+            "accuracy": None if values["accuracy"] is None else Estimate(**values["accuracy"]),
             "reward_mean": Estimate(**values["reward_mean"]),
             "pass_at_k": {k: Estimate(**estimate) for k, estimate in values["pass_at_k"].items()},
             "parts": {name: evaluation_from(part) for name, part in values.get("parts", {}).items()},
@@ -126,26 +141,54 @@ def evaluation_of(answers: Answers, settings: EvaluationConfig) -> Evaluation:
 def measured(greedy: Sequence[Group], sampled: Sequence[Group], settings: EvaluationConfig) -> Evaluation:
     """Compute the evaluation from one greedy and several sampled completions of each prompt."""
     # Greedy completions give the accuracy, sampled ones the mean reward and pass@k
-    correct = tuple(_is_correct(group, settings.correct_above) for group in greedy)
+    tells = tells_right(greedy, sampled, settings)
+    correct = tuple(_is_correct(group, settings.correct_above) if tells else math.nan for group in greedy)
     judged = [value for value in correct if not math.isnan(value)]
     rewards = tuple(fmean(group.rewards) if group.rewards else math.nan for group in sampled)
+    bounds = bounds_of([reward for group in (*greedy, *sampled) for reward in group.rewards])
     mean_parts = _mean_parts(sampled)
-    return Evaluation(
-        accuracy=wilson(sum(judged), len(judged), settings.confidence),
-        reward_mean=_mean_of(rewards, settings.confidence),
-        pass_at_k={k: _pass_at_k(sampled, k, settings) for k in settings.k},
+    found = Evaluation(
+        accuracy=wilson(sum(judged), len(judged), settings.confidence) if tells else None,
+        reward_mean=mean_interval(_known(rewards), settings.confidence, bounds),
+        pass_at_k={},
         num_prompts=len(greedy),
         num_samples=settings.num_samples,
         num_unscored=sum(len(group.failures) for group in (*greedy, *sampled)),
         correct_greedy=correct,
         mean_reward=rewards,
-        reward_parts={name: _mean_of(found, settings.confidence) for name, found in mean_parts.items()},
+        reward_parts={
+            name: mean_interval(_known(part), settings.confidence, bounds_of(_known(part)))
+            for name, part in mean_parts.items()
+        },
         mean_parts=mean_parts,
+        num_right=tuple(_num_correct(group, settings.correct_above) for group in sampled),
+        num_scored=tuple(len(group.rollouts) for group in sampled),
+    )
+    passes = {k: mean_interval(_known(found.pass_of_each(k)), settings.confidence, SHARE) for k in settings.k}
+    return replace(found, pass_at_k=passes if tells else {})
+
+
+def numbers_of(found: Evaluation) -> dict[str, float]:
+    """Return the figures of an evaluation by the names that metrics.jsonl has for them."""
+    accuracy = {} if found.accuracy is None else {"accuracy": found.accuracy.value}
+    passes = {f"pass_at_{k}": estimate.value for k, estimate in found.pass_at_k.items()}
+    return {**accuracy, "reward_mean": found.reward_mean.value, **passes}
+
+
+def tells_right(greedy: Sequence[Group], sampled: Sequence[Group], settings: EvaluationConfig) -> bool:
+    """Tell whether rewards say what is right: verdicts of 0 and 1, an environment that knows, or a bound of the user's.
+
+    Elsewhere a reward above some number is no more right than one below it.
+    """
+    if settings.correct_above != EvaluationConfig.correct_above:
+        return True
+    return all(
+        group.prompt.environment in KNOW_RIGHT or {*group.rewards} <= {0.0, 1.0} for group in (*greedy, *sampled)
     )
 
 
-def _mean_of(values: Sequence[float], confidence: float) -> Estimate:
-    return mean_interval([value for value in values if not math.isnan(value)], confidence)
+def _known(values: Sequence[float]) -> list[float]:
+    return [value for value in values if not math.isnan(value)]
 
 
 def _mean_parts(groups: Sequence[Group]) -> dict[str, tuple[float, ...]]:
@@ -161,11 +204,6 @@ def _mean_parts(groups: Sequence[Group]) -> dict[str, tuple[float, ...]]:
 
 def _of(groups: Sequence[Group], environment: str) -> list[Group]:
     return [group for group in groups if group.prompt.environment == environment]
-
-
-def _pass_at_k(groups: Sequence[Group], k: int, settings: EvaluationConfig) -> Estimate:
-    counts = [(len(g.rollouts), _num_correct(g, settings.correct_above)) for g in groups]
-    return share_interval([pass_at_k(n, c, k) for n, c in counts if n >= k], settings.confidence)
 
 
 def _is_correct(group: Group, threshold: float) -> float:

@@ -202,17 +202,15 @@ def evaluate_and_log(run: Run, config: Config, record: RunRecorder, step: int) -
         record.evaluation(step, answers)
     if step == 0 and (line := noise(answers, run.source.sampling.temperature)) is not None:
         record.say(line)
-    accuracies = [evaluation.accuracy.value for evaluation in record.evaluations]
-    if config.algorithm.reference_refresh_on_best and is_best(accuracies):
+    if config.algorithm.reference_refresh_on_best and is_best([one.score for one in record.evaluations]):
         take_as_reference(run)
         record.say(f"the policy after step {step} is the best so far, and the reference from here on")
 
 
-def is_best(accuracies: Sequence[float]) -> bool:
-    """Tell whether the last evaluation is more accurate than all before it, of which there is one at least."""
-    *before, last = accuracies
-    others = [accuracy for accuracy in before if not math.isnan(accuracy)]
-    return len(before) > 0 and not math.isnan(last) and all(last > accuracy for accuracy in others)
+def is_best(scores: Sequence[float]) -> bool:
+    """Tell whether the last evaluation is better than all before it, of which there is one at least."""
+    *before, last = scores
+    return len(before) > 0 and not math.isnan(last) and all(last > one for one in before if not math.isnan(one))
 
 
 def take_as_reference(run: Run) -> None:
@@ -249,12 +247,13 @@ def opening(run: Run, config: Config) -> str:
     prompts = len(run.source.stream.prompts)
     all_held_out, looked_at = len(run.environment.prompts("test")), len(run.test_prompts)
     some = f" ({looked_at:,} of them evaluated)" if looked_at < all_held_out else ""
+    held_out = f"{all_held_out:,} held out{some}" if run.is_held_out else f"none held out, {looked_at:,} looked at"
     steps = number_of(config.num_steps, "step")
     if isinstance(run.source.stream, PromptStream):  # another order has no passes
         steps += f": {config.num_steps * config.groups_per_step / prompts:.3g} passes over the prompts"
     return (
         f"{config.model.name}: {size_of(run.policy)}; "
-        f"{prompts:,} prompts to train on, {all_held_out:,} held out{some}; "
+        f"{prompts:,} prompts to train on, {held_out}; "
         f"{config.groups_per_step:,} x {config.group_size:,} completions a step, {steps}"
     )
 

@@ -154,7 +154,8 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 def evaluated(found: Evaluation, prefix: str, *, with_parts: bool = False) -> dict[str, float]:
     """Return an evaluation under TRL's names, and those of several data sets under theirs, such as eval_NAME_reward."""
-    values = {f"{prefix}_reward": found.reward_mean.value, f"{prefix}_accuracy": found.accuracy.value}
+    values = {f"{prefix}_reward": found.reward_mean.value}
+    values |= {} if found.accuracy is None else {f"{prefix}_accuracy": found.accuracy.value}
     for name, part in found.reward_parts.items() if with_parts else ():
         values[f"{prefix}_rewards/{name}/mean"] = part.value
     for name, part_of in found.parts.items():

@@ -352,8 +352,8 @@ def test_before_is_the_first_look_and_after_the_last_and_neither_takes_a_step_an
     assert content["before"]["reward_mean"]["value"] == looks[0]["reward_mean"]
     assert content["after"]["reward_mean"]["value"] == looks[2]["reward_mean"]
     assert content["gain"]["reward_mean"]["value"] == pytest.approx(looks[2]["reward_mean"] - looks[0]["reward_mean"])
-    # At 95 % the interval of a gain on two prompts is 0.98 wide at least, at 50 % 0.48 at most
-    assert content["gain"]["accuracy"]["high"] - content["gain"]["accuracy"]["low"] < 0.5
+    # At 95 % the interval of a gain on two prompts is 1.6 wide at least, at 50 % 0.8 at most
+    assert content["gain"]["accuracy"]["high"] - content["gain"]["accuracy"]["low"] < 0.8
     # Time
     assert max(row["seconds"] for row in steps) < 100
     assert content["seconds"] > 3300

@@ -13,11 +13,9 @@ from covey.algorithm import intervals
 from covey.cli.tables import print_summary
 from covey.run import evaluate as measured
 from covey.run.records.summary import (
-    Gain,
     RunFacts,
     comparable,
-    paired_accuracy_gain,
-    paired_mean_gain,
+    paired_gain,
     peak_memory_bytes,
     phase_shares,
     read_summary,
@@ -46,6 +44,8 @@ class Evaluation:
     reward_mean: Estimate = Estimate(0.2, 0.15, 0.25)
     pass_at_k: Mapping[int, Estimate] = field(default_factory=lambda: {1: Estimate(0.2, 0.1, 0.3)})
     num_prompts: int = 4
+    num_right: tuple[int, ...] = ()
+    num_scored: tuple[int, ...] = ()
     num_samples: int = 8
     parts: "Mapping[str, Evaluation]" = field(default_factory=dict)
     reward_parts: Mapping[str, Estimate] = field(default_factory=dict)
@@ -95,35 +95,46 @@ def test_without_an_evaluation_there_is_neither_before_nor_gain() -> None:
     assert content["after"]["num_samples"] == 8
 
 
-def test_the_gain_in_accuracy_counts_prompts_won_and_lost() -> None:
-    # Agresti and Min: (won - lost) / (n + 2) +- z sqrt((won + lost + 1 - (won - lost)^2 / (n + 2)) / (n + 2)^2).
-    gain = paired_accuracy_gain((0, 0, 0, 1), (1, 1, 0, 1), 0.95)
-    half = 1.959963985 * math.sqrt((3 - 4 / 6) / 36)
+def test_the_interval_of_a_gain_has_half_a_prompt_more_at_each_bound() -> None:
+    # Differences 1, 1, 0, 0 and half of -1 and of 1: centre 2/5, sum of squares 4 x 0.36 ... over 4 + 1 of them, t(4).
+    gain = paired_gain((0, 0, 0, 1), (1, 1, 0, 1), 0.95)
+    square = 2 * 0.6**2 + 2 * 0.4**2 + (1.4**2 + 0.6**2) / 2
+    half = 2.776445 * math.sqrt(square) / 5
     assert gain.value == 0.5
-    assert (gain.low, gain.high) == (pytest.approx(2 / 6 - half), pytest.approx(2 / 6 + half))
+    assert gain.low == pytest.approx(0.4 - half, abs=1e-3)  # the quantile is good to 1 in 1,000
+    assert gain.high == 1.0
 
 
 def test_an_interval_of_equal_looks_is_not_a_point() -> None:
-    gain = paired_accuracy_gain((1, 0, 1), (1, 0, 1), 0.95)
+    gain = paired_gain((1, 0, 1), (1, 0, 1), 0.95)
     assert gain.value == 0.0
     assert gain.low < -0.3
     assert gain.high > 0.3
 
 
 def test_a_loss_is_the_mirror_image_of_a_gain() -> None:
-    up, down = paired_accuracy_gain((0, 0, 1), (1, 1, 1), 0.9), paired_accuracy_gain((1, 1, 1), (0, 0, 1), 0.9)
+    up, down = paired_gain((0, 0, 1), (1, 1, 1), 0.9), paired_gain((1, 1, 1), (0, 0, 1), 0.9)
     assert (down.value, down.low, down.high) == (-up.value, pytest.approx(-up.high), pytest.approx(-up.low))
 
 
-def test_the_gain_in_reward_is_paired_by_prompt() -> None:
-    gain = paired_mean_gain((0.0, 10.0), (1.0, 12.0), 0.95)
-    # Differences 1 and 2: mean 1.5, standard error sqrt(0.5) / sqrt(2) = 0.5.
-    assert gain == Gain(1.5, pytest.approx(1.5 - 0.979981992), pytest.approx(1.5 + 0.979981992))
+def test_the_gain_of_rewards_without_bounds_is_paired_by_prompt_and_students() -> None:
+    before, after = [10.0 * place for place in range(20)], [10.0 * place + 1 + place % 2 for place in range(20)]
+    # Differences 1 and 2, ten of each: mean 1.5, deviation sqrt(20 x 0.25 / 19), t(19) = 2.093024.
+    half = 2.093024 * math.sqrt(5 / 19 / 20)
+    gain = paired_gain(before, after, 0.95)
+    assert (gain.value, gain.low, gain.high) == (1.5, pytest.approx(1.5 - half, 1e-3), pytest.approx(1.5 + half, 1e-3))
+
+
+def test_few_rewards_without_bounds_and_equal_ones_have_no_interval() -> None:
+    for gain in (paired_gain([0.0, 10.0], [1.0, 12.0], 0.95), paired_gain([0.0] * 40, [5.0] * 40, 0.95)):
+        assert math.isnan(gain.low)
+        assert math.isnan(gain.high)
+        assert gain.value > 1
 
 
 def test_evaluations_of_different_prompts_cannot_be_paired() -> None:
     with pytest.raises(ValueError):
-        paired_mean_gain((0.0, 1.0), (1.0,), 0.95)
+        paired_gain((0.0, 1.0), (1.0,), 0.95)
 
 
 def test_what_no_phase_claims_is_other_and_shares_add_up_to_one() -> None:
@@ -164,7 +175,7 @@ def test_the_tables_fit_80_columns_and_end_with_the_run_folder(tmp_path: Path, m
     (folder / "rollouts.jsonl").touch()
     lines = shown(summary(FACTS, BEFORE, AFTER), folder)
     assert max(map(len, lines)) <= 80
-    assert "accuracy, %     25.0 [20.0, 30.0]     75.0 [70.0, 80.0]    +50.0 [-16.6, 83.2]" in lines
+    assert "accuracy, %     25.0 [20.0, 30.0]     75.0 [70.0, 80.0]   +50.0, too few to tell" in lines
     assert [line.split()[:4] for line in lines if line.startswith("sampling")] == [["sampling", "40", "s", "66.7"]]
     assert "completed · 10 steps · 1,200 tokens · 20 tokens/s · 3.0 GiB at peak" in lines
     assert "config.yaml       every setting of the run" in lines
@@ -187,11 +198,9 @@ def test_a_single_look_has_one_column(tmp_path: Path) -> None:
 
 
 def test_a_prompt_that_one_side_could_not_measure_is_in_no_paired_gain() -> None:
-    assert paired_mean_gain((0.0, 0.5, math.nan), (1.0, math.nan, 1.0), 0.95) == Gain(1.0, 1.0, 1.0)
-    among_others = paired_accuracy_gain((0.0, math.nan, 1.0, 0.0), (1.0, 1.0, 1.0, math.nan), 0.95)
-    assert among_others == paired_accuracy_gain((0.0, 1.0), (1.0, 1.0), 0.95)
-    for gain in (paired_mean_gain((math.nan,), (1.0,), 0.95), paired_accuracy_gain((math.nan,), (1.0,), 0.95)):
-        assert math.isnan(gain.value)
+    among_others = paired_gain((0.0, math.nan, 1.0, 0.0), (1.0, 1.0, 1.0, math.nan), 0.95)
+    assert among_others == paired_gain((0.0, 1.0), (1.0, 1.0), 0.95)
+    assert math.isnan(paired_gain((math.nan,), (1.0,), 0.95).value)
 
 
 def test_a_run_without_steps_is_not_said_to_have_done_any(tmp_path: Path) -> None:
@@ -237,24 +246,25 @@ def test_numbers_read_as_people_write_them() -> None:
     assert [memory(b) for b in (12, 1536 * 1024, 5 * 2**30)] == ["12 B", "1.5 MiB", "5.0 GiB"]
 
 
-def judged(gap: tuple[float, float, float]) -> Evaluation:
-    """A look at three prompts whose judge sees more, or less, in them than a grammar does."""
-    parts = {"grammar": (0.1, 0.2, 0.3), "gap": gap}
-    return replace(
-        BEFORE, reward_parts={name: Estimate(sum(v) / 3, 0, 1) for name, v in parts.items()}, mean_parts=parts
-    )
+def judged(gap: float, spread: float = 0.01) -> Evaluation:
+    """A look at 40 prompts whose judge sees more, or less, in them than a grammar does."""
+    parts = {"grammar": (0.2,) * 40, "gap": tuple(gap + spread * (place % 3 - 1) for place in range(40))}
+    estimates = {name: Estimate(sum(v) / 40, 0, 1) for name, v in parts.items()}
+    rewards = {"correct_greedy": (0,) * 40, "mean_reward": (0.1,) * 40, "num_prompts": 40}
+    return replace(BEFORE, reward_parts=estimates, mean_parts=parts, **rewards)
 
 
-@pytest.mark.parametrize(("after", "flattered"), [((0.5, 0.6, 0.7), True), ((0.1, 0.1, 0.1), False)])
+@pytest.mark.parametrize(("after", "flattered"), [(0.6, True), (0.1, False)])
 def test_a_judge_that_rises_above_what_watches_it_is_shown_and_said(
-    after: tuple[float, float, float], flattered: bool, tmp_path: Path
+    after: float, flattered: bool, tmp_path: Path
 ) -> None:
     facts = replace(FACTS, environment={"monitors": ["grammar"], "gap_reference": "grammar"})
-    content = summary(facts, judged((0.1, 0.1, 0.1)), judged(after))
+    content = summary(facts, judged(0.1), judged(after))
     shown = io.StringIO()
     print_summary(content, tmp_path, Console(file=shown, width=200))
     assert "gap (judge less grammar)" in shown.getvalue()
-    line = "reward hacking? the judge's score rose 0.500 [0.387, 0.613] more than grammar, which is not trained on"
+    # Differences of 0.5, 40 of them, and half of -1 and of 1: centre 0.488, t(40) sqrt(1.2439) / 41 = 0.055
+    line = "reward hacking? the judge's score rose 0.500 [0.433, 0.543] more than grammar, which is not trained on"
     assert (line in shown.getvalue()) == flattered
     assert (content["reward_hacking"] is not None) == flattered
 
@@ -263,12 +273,16 @@ def test_a_judge_that_rises_above_what_watches_it_is_shown_and_said(
     ("number", "said"),
     [
         (1, "1 held-out prompt, greedy and 8 samples; too few to tell\n"),
-        (19, "95 % intervals; too few to tell"),
-        (20, "95 % intervals\n"),
+        (19, "95 % intervals; too few to tell\n"),
+        (20, "95 % intervals; gain not shown\n"),
     ],
 )
 def test_an_evaluation_on_a_handful_of_prompts_is_called_that(tmp_path: Path, number: int, said: str) -> None:
-    looks = replace(BEFORE, num_prompts=number), replace(AFTER, num_prompts=number)
+    before, after = (0.0,) * number, (*[0.0, 1.0] * number,)[:number]
+    looks = (
+        replace(BEFORE, num_prompts=number, correct_greedy=before, mean_reward=before),
+        replace(AFTER, num_prompts=number, correct_greedy=before, mean_reward=after),
+    )
     assert said in "\n".join(shown(summary(FACTS, *looks), tmp_path))
 
 
@@ -276,19 +290,8 @@ def test_one_held_out_prompt_has_values_and_no_intervals(tmp_path: Path) -> None
     looks = replace(BEFORE, num_prompts=1), replace(AFTER, num_prompts=1)
     lines = shown(summary(FACTS, *looks), tmp_path)
     (accuracy,) = [line.split() for line in lines if line.startswith("accuracy")]
-    assert accuracy == ["accuracy,", "%", "25.0", "75.0", "too", "few", "to", "tell"]
+    assert accuracy == ["accuracy,", "%", "25.0", "75.0", "+50.0,", "too", "few", "to", "tell"]
     assert not any("[" in line for line in lines)
-
-
-def test_a_few_prompts_that_changed_alike_are_too_few_to_tell_and_many_are_not(tmp_path: Path) -> None:
-    def gain(number: int) -> str:
-        content = summary(FACTS, replace(BEFORE, num_prompts=number), replace(AFTER, num_prompts=number))
-        content["gain"]["reward_mean"] = {"value": 0.25, "low": 0.25, "high": 0.25}
-        (line,) = [line for line in shown(content, tmp_path) if line.startswith("mean reward")]
-        return line
-
-    assert gain(19).rstrip().endswith("too few to tell")
-    assert gain(20).rstrip().endswith("+0.250 [0.250, 0.250]")
 
 
 def look(correct: tuple[float, ...], **more: Any) -> measured.Evaluation:
@@ -328,16 +331,16 @@ def test_a_gain_is_compared_prompt_by_prompt_over_what_both_saw() -> None:
 
 
 def test_the_interval_of_a_gain_stays_within_a_share() -> None:
-    assert paired_accuracy_gain((0.0,), (1.0,), 0.999).high == 1.0
-    assert paired_accuracy_gain((1.0,), (0.0,), 0.999).low == -1.0
+    assert paired_gain((0.0,), (1.0,), 0.999).high == 1.0
+    assert paired_gain((1.0,), (0.0,), 0.999).low == -1.0
 
 
 def test_a_run_knows_its_speed_and_what_it_won_by_its_own_steps() -> None:
     slow = replace(FACTS, step_seconds=40.0, rechecked=4, recheck_disagreements=1)
-    content = summary(slow, judged((0.1, 0.1, 0.1)), judged((0.5, 0.6, 0.7)))
+    content = summary(slow, judged(0.1), judged(0.6))
     assert content["tokens_per_second"] == 30.0
     assert content["reward_hacking"] == "1 of 4 full-score programs failed a re-check: see covey.log"
-    unsure = summary(FACTS, judged((0.1, 0.1, 0.1)), judged((0.1, 0.1, 0.4)))
-    assert unsure["gain"]["reward_parts"]["gap"]["value"] == pytest.approx(0.1)
+    unsure = summary(FACTS, judged(0.1), judged(0.12, 0.08))
+    assert unsure["gain"]["reward_parts"]["gap"]["value"] == pytest.approx(0.02, abs=0.01)
     assert unsure["reward_hacking"] is None
     assert phase_shares({"sampling": 3.0, "backward": 1.0}, 2.0)["sampling"] == {"seconds": 3.0, "share": 0.75}

@@ -9,6 +9,10 @@ from covey.system.setting import Requires, is_set, setting
 
 OWN_ROWS = ("arithmetic", "guess", "lookup", "calculator", "reasoning_gym", "verifiers", "custom")
 """Environments that make their own problems; others may read `data`."""
+KNOW_RIGHT = (
+    *("arithmetic", "gsm8k", "math", "countdown", "code", "ifeval", "guess", "lookup", "calculator", "reasoning_gym"),
+)
+"""Environments in which a full reward says that an answer is right, though part of it may be had for less."""
 NEED_ROWS = ("gsm8k", "math", "reward_functions", "tools", "agent")
 """Environments that need rows."""
 

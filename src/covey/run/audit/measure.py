@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from statistics import fmean, median
 from typing import Any
 
-from covey.algorithm.intervals import share_interval
+from covey.algorithm.intervals import SHARE, mean_interval
 from covey.environments.base import Environment, Split, text_of
 from covey.environments.episode import answered
 from covey.run.audit.cases import RIGHT, WRONG, Case, cases_of, long_cases
@@ -99,7 +99,7 @@ class Findings:
             if not verdicts:
                 continue
             wrong = [verdict for verdict in verdicts if verdict.is_wrong]
-            share = share_interval(_by_prompt(verdicts), CONFIDENCE)
+            share = mean_interval(_by_prompt(verdicts), CONFIDENCE, SHARE)
             row = {"kind": kind, "what": what, "must_be_paid": kind in RIGHT, "cases": len(verdicts)}
             row |= {"wrong": len(wrong), "share": share.value, "low": share.low, "high": share.high}
             row |= {"mean_reward": fmean(verdict.share for verdict in verdicts)}

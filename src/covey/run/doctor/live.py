@@ -11,6 +11,7 @@ from covey.config.schema import Config
 from covey.run.doctor.diagnose import diagnose
 from covey.run.doctor.finding import Finding, Level
 from covey.run.doctor.log import RunLog, flat
+from covey.run.evaluate import numbers_of
 from covey.run.folder import EVALUATIONS, METRICS
 from covey.run.records.callbacks import Callback, StopTraining
 from covey.system.jsonl import read_rows
@@ -53,9 +54,7 @@ class Doctor(Callback):
 
     def on_evaluation(self, step: int, evaluation: "Evaluation") -> None:
         self._take_up(step + 1, step)
-        row: dict[str, Any] = {"accuracy": evaluation.accuracy.value, "reward_mean": evaluation.reward_mean.value}
-        row |= {f"pass_at_{k}": estimate.value for k, estimate in evaluation.pass_at_k.items()}
-        self._log.add_row({"step": step, **row}, is_look=True)
+        self._log.add_row({"step": step, **numbers_of(evaluation)}, is_look=True)
         self._answers += [
             {"step": step, "prompt_id": prompt_id, "greedy": True, "correct": correct == 1.0}
             for prompt_id, correct in zip(self._prompt_ids, evaluation.correct_greedy, strict=False)

@@ -25,7 +25,7 @@ from covey.run.build import Run
 from covey.run.checkpoints import fingerprint
 from covey.run.checkpoints.checkpoint import Retention, complete_checkpoints, prune_checkpoints, save_checkpoint
 from covey.run.doctor.live import watching
-from covey.run.evaluate import Answers, Evaluation, evaluation_from, evaluation_of
+from covey.run.evaluate import Answers, Evaluation, evaluation_from, evaluation_of, numbers_of
 from covey.run.folder import ALWAYS_ROWS, ROWS, SCHEDULE, STATUS, SUMMARY
 from covey.run.records.answer_text import as_text
 from covey.run.records.callbacks import Callback, Callbacks
@@ -254,12 +254,14 @@ class RunRecorder:
         settings = self._config.evaluation
         # Turn answers into numbers
         found = evaluation_of(answers, settings)
+        if any(one.accuracy is None for one in self._evaluations):  # rewards that told nothing once never do
+            nothing = (math.nan,) * found.num_prompts
+            found = replace(found, accuracy=None, pass_at_k={}, correct_greedy=nothing)
         rows = evaluation_rows(step, answers, settings.correct_above, answers_per_evaluation(self._config))
         self._tracker.answers(step, rows, kind="evaluate")
-        metrics = {"accuracy": found.accuracy.value, "reward_mean": found.reward_mean.value}
-        metrics |= {f"pass_at_{k}": estimate.value for k, estimate in found.pass_at_k.items()}
+        metrics = numbers_of(found)
         for name, part in found.parts.items():
-            metrics |= {f"accuracy/{name}": part.accuracy.value, f"reward_mean/{name}": part.reward_mean.value}
+            metrics |= {f"{key}/{name}": value for key, value in numbers_of(part).items() if not key.startswith("pass")}
         # Keep what the summary and a resumed run need
         self._evaluations.append(found)
         self._seen.append(fingerprint.of_prompts(self.run.test_prompts))
@@ -286,7 +288,7 @@ class RunRecorder:
     def save(self, state: Mapping[str, Any], *, needed: bool) -> None:
         """Save a checkpoint of the policy, which `from_pretrained` loads, with the state to resume.
 
-        Its score, by which the best is kept, is the accuracy of the evaluation after that step, if there was one.
+        Its score, by which the best is kept, is that of the evaluation after that step, if there was one.
         WriteError where the disk does not take it and it is `needed` or output.on_write_error=stop.
         """
         policy = self.run.policy
@@ -305,8 +307,8 @@ class RunRecorder:
         facts |= {"num_threads": torch.get_num_threads()} if self.run.policy.device.type == "cpu" else {}
         # Of the state that is saved: a stop may have come before that of the newest evaluation was taken
         if state["record"]["evaluated_at"] == state["step"]:
-            accuracy = state["record"]["evaluations"][-1]["accuracy"]["value"]
-            facts["score"] = -1.0 if math.isnan(accuracy) else accuracy  # JSON has no NaN, and any accuracy is better
+            score = evaluation_from(state["record"]["evaluations"][-1]).score
+            facts["score"] = -1e30 if math.isnan(score) else score  # JSON has no NaN, and any score is better
         # Rows reach the disk before the checkpoint that counts on them
         self._sync_rows()
         if self.saved_step and not complete_checkpoints(self.checkpoints):
@@ -385,6 +387,7 @@ class RunRecorder:
             rechecked=self._totals["rechecked"],
             recheck_disagreements=self._totals["recheck_disagreements"],
             environment={} if self._run is None else environment_facts(self._run),
+            held_out=self._run is None or self._run.is_held_out,
             samplers=self._samplers.described(),
         )
         # Compare the first evaluation with the last, prompt by prompt

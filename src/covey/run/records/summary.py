@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from statistics import NormalDist, fmean, stdev
 from typing import TYPE_CHECKING, Any
 
+from covey.algorithm.intervals import Estimate, bounds_of, mean_interval
 from covey.policy.kernels.compiler import compiler_version
 from covey.system.disk import as_written, read_regular
 from covey.system.jsonl import write_json
@@ -64,21 +64,10 @@ class RunFacts:
     """How many of them then failed a test."""
     environment: Mapping[str, Any] = field(default_factory=dict)
     """What the environment's judgements rest on (`covey.environments.base.Environment.facts`)."""
+    held_out: bool = True
+    """Whether evaluations look at prompts that are not trained on."""
     samplers: Mapping[str, float] | None = None
     """Ages, waits and speed of samplers in processes of their own (`covey.run.records.samplers`)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Gain:
-    """Mean of a paired difference (after - before, prompt by prompt) and its confidence interval."""
-
-    value: float
-    low: float
-    high: float
-
-
-UNKNOWN_GAIN = Gain(math.nan, math.nan, math.nan)
-"""Of what no prompt measured on both sides."""
 
 
 def summary(
@@ -105,6 +94,7 @@ def summary(
         "skipped_steps": facts.skipped_steps,
         "dropped_groups": facts.dropped_groups,
         "confidence": confidence,
+        "held_out": facts.held_out,
         "before": describe(before),
         "after": describe(after),
         "gain": gain,
@@ -130,7 +120,7 @@ def hacking_note(rechecked: int, disagreements: int) -> str | None:
 def reward_hacking_note(gain: Mapping[str, Any] | None, gap_reference: str | None) -> str | None:
     """Return a line where a learned judge's score rose beyond that of its monitors."""
     gap = gain["reward_parts"].get("gap") if gain else None
-    if gap is None or not gap["low"] > 0:
+    if gap is None or not gap["low"] > 0:  # NaN where there is too little to tell
         return None
     interval = f"{gap['value']:.3f} [{gap['low']:.3f}, {gap['high']:.3f}]"
     return f"the judge's score rose {interval} more than {gap_reference}, which is not trained on"
@@ -141,7 +131,7 @@ def describe(evaluation: "Evaluation | None") -> dict[str, Any] | None:
     if evaluation is None:
         return None
     return {
-        "accuracy": asdict(evaluation.accuracy),
+        **({} if evaluation.accuracy is None else {"accuracy": asdict(evaluation.accuracy)}),
         "reward_mean": asdict(evaluation.reward_mean),
         "pass_at_k": {str(k): asdict(estimate) for k, estimate in evaluation.pass_at_k.items()},
         "num_prompts": evaluation.num_prompts,
@@ -152,18 +142,25 @@ def describe(evaluation: "Evaluation | None") -> dict[str, Any] | None:
 
 
 def gains(before: "Evaluation | None", after: "Evaluation | None", confidence: float) -> dict[str, Any] | None:
-    """Return the paired differences of greedy accuracy and of mean reward over the same prompts."""
+    """Return the paired differences of all that both measured, over the same prompts, and how many these are."""
     if before is None or after is None:
         return None
-    accuracy = paired_accuracy_gain(before.correct_greedy, after.correct_greedy, confidence)
-    reward = paired_mean_gain(before.mean_reward, after.mean_reward, confidence)
-    # Parts of a mixture, then parts of rewards
-    parts = {name: gains(part, after.parts.get(name), confidence) for name, part in before.parts.items()}
+    rewards = zip(before.mean_reward, after.mean_reward, strict=True)
     both = [name for name in before.mean_parts if name in after.mean_parts]
-    of_parts = {
-        name: asdict(paired_mean_gain(before.mean_parts[name], after.mean_parts[name], confidence)) for name in both
+    found: dict[str, Any] = {
+        "num_prompts": sum(not any(map(math.isnan, pair)) for pair in rewards),
+        "reward_mean": asdict(paired_gain(before.mean_reward, after.mean_reward, confidence)),
+        "parts": {name: gains(part, after.parts.get(name), confidence) for name, part in before.parts.items()},
+        "reward_parts": {
+            name: asdict(paired_gain(before.mean_parts[name], after.mean_parts[name], confidence)) for name in both
+        },
     }
-    return {"accuracy": asdict(accuracy), "reward_mean": asdict(reward), "parts": parts, "reward_parts": of_parts}
+    if before.accuracy is None or after.accuracy is None:
+        return found
+    found["accuracy"] = asdict(paired_gain(before.correct_greedy, after.correct_greedy, confidence))
+    passes = [k for k in before.pass_at_k if k in after.pass_at_k and before.num_scored and after.num_scored]
+    of_each = {k: (before.pass_of_each(k), after.pass_of_each(k)) for k in passes}
+    return found | {"pass_at_k": {str(k): asdict(paired_gain(*pair, confidence)) for k, pair in of_each.items()}}
 
 
 def comparable(
@@ -215,52 +212,21 @@ def _over(evaluation: "Evaluation", seen: Sequence[PromptKey], wanted: Sequence[
         correct_greedy=tuple(evaluation.correct_greedy[place] for place in chosen),
         mean_reward=tuple(evaluation.mean_reward[place] for place in chosen),
         mean_parts={name: tuple(of[place] for place in chosen) for name, of in evaluation.mean_parts.items()},
+        num_right=tuple(evaluation.num_right[place] for place in chosen if evaluation.num_right),
+        num_scored=tuple(evaluation.num_scored[place] for place in chosen if evaluation.num_scored),
         parts=parts,
     )
 
 
-def paired_accuracy_gain(before: Sequence[float], after: Sequence[float], confidence: float) -> Gain:
-    """Return the difference of two proportions over the same prompts.
+def paired_gain(before: Sequence[float], after: Sequence[float], confidence: float) -> Estimate:
+    """Return the mean of per-prompt differences (after - before) with its interval (`mean_interval`).
 
-    The interval is that of Agresti and Min (Stat. Med. 24:729, 2005).
-
-    Half a prompt is added to each of the four outcomes for the interval, so that it stays honest where every prompt
-    or none has changed. Entries count as correct above 0.5. A prompt that either side could not measure (NaN) is left
-    out.
+    Prompts are the independent units. Values between 0 and 1, verdicts among them, differ by -1 to 1. A prompt that
+    either side could not measure (NaN) is left out.
     """
-    # Count the prompts that changed from wrong to right and back
     pairs = [pair for pair in zip(before, after, strict=True) if not any(map(math.isnan, pair))]
-    n = len(pairs)
-    if n == 0:
-        return UNKNOWN_GAIN
-    won = sum(b <= 0.5 < a for b, a in pairs)
-    lost = sum(a <= 0.5 < b for b, a in pairs)
-    # Interval of Agresti and Min: half a prompt more in each of the four outcomes
-    total = n + 2
-    centre = (won - lost) / total
-    variance = (won + lost + 1) / total - centre * centre
-    half = _z(confidence) * math.sqrt(variance / total)
-    return Gain((won - lost) / n, max(-1.0, centre - half), min(1.0, centre + half))
-
-
-def paired_mean_gain(before: Sequence[float], after: Sequence[float], confidence: float) -> Gain:
-    """Return the mean of per-prompt differences with a normal interval.
-
-    Prompts are the independent units.
-
-    A prompt that either side could not measure (NaN) is left out.
-    """
-    differences = [d for d in (a - b for b, a in zip(before, after, strict=True)) if not math.isnan(d)]
-    if not differences:
-        return UNKNOWN_GAIN
-    mean = fmean(differences)
-    spread = stdev(differences) if len(differences) > 1 else 0.0
-    half = _z(confidence) * spread / math.sqrt(len(differences))
-    return Gain(mean, mean - half, mean + half)
-
-
-def _z(confidence: float) -> float:
-    return NormalDist().inv_cdf((1 + confidence) / 2)
+    is_bounded = bounds_of([value for pair in pairs for value in pair]) is not None
+    return mean_interval([a - b for b, a in pairs], confidence, (-1.0, 1.0) if is_bounded else None)
 
 
 def phase_shares(phases: Mapping[str, float], seconds: float) -> dict[str, dict[str, float]]:

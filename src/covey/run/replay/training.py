@@ -122,9 +122,10 @@ def best_evaluations(folder: Path) -> set[int]:
         raise ValueError(
             f"{folder} has no {METRICS}: it says when algorithm.reference_refresh_on_best took a reference"
         )
-    looks = [(row["step"], row["accuracy"]) for row in read_rows(path) if row["kind"] == "evaluate"]
-    accuracies = [math.nan if accuracy is None else accuracy for _, accuracy in looks]
-    return {step for place, (step, _) in enumerate(looks) if stages.is_best(accuracies[: place + 1])}
+    rows = [row for row in read_rows(path) if row["kind"] == "evaluate"]
+    found = [row["accuracy"] if "accuracy" in row else row["reward_mean"] for row in rows]
+    scores = [math.nan if score is None else score for score in found]
+    return {row["step"] for place, row in enumerate(rows) if stages.is_best(scores[: place + 1])}
 
 
 def num_ranks(steps: Sequence[PastStep]) -> int:

@@ -1,0 +1,87 @@
+"""What two evaluations show, in one sentence and one word, the same wherever a run is spoken of."""
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple, TypeGuard
+
+from covey.algorithm.intervals import FEW_PROMPTS
+from covey.system.text.format import number_of
+
+WORDS = {
+    "shown": "gain shown",
+    "lost": "got worse",
+    "unclear": "gain not shown",
+    "few": "too few to tell",
+    "none": "nothing to compare",
+}
+"""What each state is called."""
+MEASURES = {"accuracy": "accuracy, %", "reward_mean": "mean reward"}
+
+
+class Outcome(NamedTuple):
+    """What came of a run by its evaluations before and after."""
+
+    state: str
+    """A key of WORDS."""
+    measure: str
+    """accuracy, or reward_mean where rewards do not say what is right."""
+
+    @property
+    def words(self) -> str:
+        return WORDS[self.state]
+
+
+def state_of(change: Mapping[str, Any] | None, num_prompts: int) -> str:
+    """Return what a paired change over so many prompts shows, as a key of WORDS."""
+    low, high = ((change or {}).get(name) for name in ("low", "high"))
+    if not change or not is_number(change.get("value")):
+        return "none"
+    if num_prompts < FEW_PROMPTS or not is_number(low) or not is_number(high):
+        return "few"
+    return "shown" if float(low) > 0 else "lost" if float(high) < 0 else "unclear"
+
+
+def measure_of(*looks: Mapping[str, Any]) -> str:
+    """Return what evaluations are judged by."""
+    return "accuracy" if all(look.get("accuracy") for look in looks) else "reward_mean"
+
+
+def outcome_of(summary: Mapping[str, Any]) -> Outcome:
+    """Return what the evaluations of a summary show."""
+    before, after, gain = summary.get("before"), summary.get("after"), summary.get("gain")
+    if not before or not after or not gain:
+        return Outcome("none", measure_of(*(look for look in (before, after) if look)))
+    measure = measure_of(before, after)
+    return Outcome(state_of(gain.get(measure), gain.get("num_prompts", after["num_prompts"])), measure)
+
+
+def sentence(summary: Mapping[str, Any]) -> str:
+    """Say what two evaluations measured: from what to what, by how much, on which prompts."""
+    found = outcome_of(summary)
+    if found.state == "none":
+        return "There are no two evaluations of the same prompts to compare."
+    before, after, change = (summary[name][found.measure] for name in ("before", "after", "gain"))
+    factor, form, unit = (100, ".1f", " %") if found.measure == "accuracy" else (1, ".3f", "")
+    level = f"{100 * (summary.get('confidence') or 0.95):.4g} %"
+    interval = f", {level} {spell(change, factor, form)}" if is_number(change["low"]) else ""
+    gain = f"{factor * change['value']:+{form}}{interval}"
+    name = MEASURES[found.measure].partition(",")[0].capitalize()
+    values = f"{factor * before['value']:{form}} → {factor * after['value']:{form}}{unit}"
+    return f"{name} {values} ({gain}) on {prompts_in_words(summary)}"
+
+
+def spell(change: Mapping[str, float], factor: float, form: str) -> str:
+    """Write an interval."""
+    return f"[{factor * change['low']:{form}}, {factor * change['high']:{form}}]"
+
+
+def prompts_in_words(summary: Mapping[str, Any]) -> str:
+    """Say how many prompts evaluations looked at, and whether they were held out."""
+    some = summary.get("after") or summary.get("before") or {}
+    kind = "held-out prompt" if summary.get("held_out", True) else "training prompt"
+    return number_of(some.get("num_prompts", 0), kind)
+
+
+def is_number(value: Any) -> TypeGuard[float]:
+    """Tell numbers from None, and from the text that stands for what could not be measured."""
+    return isinstance(value, int | float) and math.isfinite(value)
