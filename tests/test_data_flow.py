@@ -118,6 +118,14 @@ def test_selection_leaves_rollouts_out_of_the_loss_and_its_denominators() -> Non
     assert (batch.num_loss_tokens, batch.num_sequences, batch.num_rollouts) == (9, 2, 2)
 
 
+def test_a_completion_of_nothing_counts_as_a_rollout_and_not_as_a_sequence() -> None:
+    run, (group,), _ = step_of(small_config(groups_per_step=1, sampling__max_tokens=8))
+    silent = replace(group.rollouts[1], loss_mask=(False,) * len(group.rollouts[1].loss_mask))
+    groups = [replace(group, rollouts=(group.rollouts[0], silent, *group.rollouts[2:]))]
+    (batch,), _ = make_training_batches(groups, run.trainer, run.credit, run.packing, 0)
+    assert (batch.num_loss_tokens, batch.num_sequences, batch.num_rollouts) == (2 + 4 + 5, 3, 4)
+
+
 def test_groups_of_the_same_prompt_in_one_step_have_baselines_of_their_own() -> None:
     """One prompt in the data, two groups a step: the first gets rewards 0 and 1, the second 10 and 20."""
     given = iter([0.0, 1.0, 10.0, 20.0])
@@ -210,6 +218,16 @@ def test_every_rollout_is_penalised_by_its_own_kl(packing: str, micro_batch_toke
         for g, kls in zip(groups, expected, strict=True)
     ]
     assert credit.advantages == [pytest.approx(values, abs=1e-5) for values in rewards]
+
+
+def test_a_penalty_on_the_reward_follows_its_controller() -> None:
+    steered = {"algorithm__target_kl": 1e-3, "algorithm__kl_controller": "doubling"}
+    run, config, groups = penalised(**steered)
+    batches, _ = make_training_batches(groups, run.trainer, run.credit, run.packing, 0)
+    assert run.trainer.step(batches, 0)["kl_coef"] == 0.25  # from 0.5, for these few tokens say that it is below 0
+    found = reward_penalty(groups, run.trainer, run.packing)
+    expected = [[0.25 * kl_alone(run, config, group, rollout) for rollout in group.rollouts] for group in groups]
+    assert found == [pytest.approx(values, abs=1e-5) for values in expected]
 
 
 def test_a_truncated_completion_that_is_masked_is_penalised_too() -> None:

@@ -151,6 +151,18 @@ def test_only_bad_sequences_that_the_policy_has_left_are_dropped() -> None:
     assert far([-1.0, 0.0, 1.0, -1.0, -1.0], log_probs, sampler) == [False, True, True, True, True]
 
 
+def test_the_sign_of_a_sequence_is_that_of_the_mean_over_its_own_tokens() -> None:
+    """As turns have advantages of their own: +1 -2 counts as bad, -1 +2 does not, and what is no loss token neither."""
+    advantages_NT = torch.tensor([[1.0, -2.0, 9.0], [-1.0, 2.0, -9.0], [-1.0, 1.0, -9.0]])
+    mask_NT = torch.tensor([[True, True, False]] * 3)
+    log_probs_NT, sampler_NT = torch.full((3, 3), -2.0), torch.full((3, 3), -1.0)
+    assert off_policy_keep(advantages_NT, log_probs_NT, sampler_NT, mask_NT, 0.5).tolist() == [False, True, True]
+    # So is the distance: -0.2 and 1.0 are 0.4, the masked 9 is none
+    sampler_NT = torch.tensor([[-2.2, -1.0, 7.0]] * 3)
+    assert off_policy_keep(advantages_NT, log_probs_NT, sampler_NT, mask_NT, 0.41).tolist() == [True] * 3
+    assert off_policy_keep(advantages_NT, log_probs_NT, sampler_NT, mask_NT, 0.39).tolist() == [False, True, True]
+
+
 def test_m2po_drops_the_farthest_tokens_until_the_second_moment_is_small() -> None:
     gaps = torch.tensor([[0.1, -0.9, 0.2, 0.5]])
     everything = torch.ones(1, 4) > 0

@@ -398,10 +398,23 @@ def test_a_stale_run_holds_its_bound_and_replays_to_the_same_weights(
     found = rows(tmp_path / "run" / "metrics.jsonl", "train")
     ages = [row["staleness/max"] for row in found]
     assert 0 < max(ages) <= 2
+    # Of completions over several versions the first token counts, as it does where groups are dropped for their age
+    assert ages == [row["staleness_max"] for row in found]
+    assert max(row["staleness/mean"] for row in found) == 2
     (tmp_path / "again").mkdir()
     with RunRecorder(config, tmp_path / "again") as record:
         digest = replay(config, tmp_path / "run", record, lambda text: None)
     assert digest == rows(tmp_path / "run" / "schedule.jsonl")[-1]["weights"]
+
+
+def test_groups_that_are_drawn_ahead_have_the_size_of_the_step_that_trains_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(monkeypatch, scripted())
+    with fake_ray():
+        train(small_config(**of_ray(max_staleness=2, **FEATURES["sizes"][1])), tmp_path)
+    sizes = [[group["size"] for group in row["groups"]] for row in rows(tmp_path / "schedule.jsonl") if "groups" in row]
+    assert sizes == [[4] * 3, [4] * 3, [3] * 3, [5] * 3]
 
 
 @pytest.mark.long

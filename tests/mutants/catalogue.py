@@ -11,6 +11,7 @@ Each catalogue/AREA.toml holds a list of them:
     reason = "a resumed run penalises with the coefficient it began with"
 """
 
+import re
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -54,8 +55,9 @@ def mutated(text: str, mutant: Mutant) -> str:
     if count != 1:
         raise ValueError(f"mutant {mutant.name!r}: old text must stand once in {mutant.file}, got {count} times")
     changed = text.replace(mutant.old, mutant.new)
+    code = _code if mutant.file.endswith(".py") else _words
     try:
-        is_same = _code(changed) == _code(text)
+        is_same = code(changed) == code(text)
     except SyntaxError as error:
         raise ValueError(f"mutant {mutant.name!r}: {mutant.file} must parse, got {error}") from error
     if is_same:
@@ -77,6 +79,11 @@ def _is_there(root: Path, file: str, function: str) -> bool:
 def _code(text: str) -> tuple[object, ...]:
     """Return what Python makes of a module, without the places of lines."""
     return _without_places(compile(text, "module", "exec", dont_inherit=True))
+
+
+def _words(text: str) -> list[str]:
+    """Return a source of C without comments."""
+    return re.sub(r"/\*.*?\*/|//[^\n]*", "", text, flags=re.DOTALL).split()
 
 
 def _without_places(code: CodeType) -> tuple[object, ...]:

@@ -103,7 +103,6 @@ def _fail_inside(reference: Reference) -> None:
         raise KeyError("cleaned up all the same")
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("refreshed", [False, True])
 def test_the_reference_of_adapters_trained_before_is_the_policy_of_that_moment_not_the_base_model(
     refreshed: bool,
@@ -179,7 +178,6 @@ def test_three_small_refreshes_of_a_weight_are_these_numbers() -> None:
     assert seen == pytest.approx([1.3, 1.51, 1.657])
 
 
-@pytest.mark.long
 def test_a_refresh_under_lora_copies_the_adapter_and_the_policy_goes_on_alone() -> None:
     policy = adapted()
     reference = make_reference(policy, refreshed=True)

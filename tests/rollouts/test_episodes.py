@@ -154,6 +154,17 @@ def test_the_turns_are_slices_of_what_was_sampled_with_what_they_earned() -> Non
     assert text(rollout.input_ids) == "?ab<|endoftext|>!ab<|endoftext|>!ab"
 
 
+def test_turns_whose_rewards_cancel_out_are_a_part_and_turns_without_any_are_none() -> None:
+    def parts(*rewards: float) -> Any:
+        says = lambda answer: Observation("!", reward=rewards[answer.turn - 1])  # noqa: E731
+        (rollout,) = played(Talks(lambda _: Scripted(says)), 1).rollouts
+        return rollout.reward
+
+    assert parts(1.0, -1.0, 0.0) == Reward(1.0, {"scored": 1.0, "turns": 0.0})
+    assert parts(0.0, 0.0, -0.5) == Reward(0.5, {"scored": 1.0, "turns": -0.5})
+    assert parts(0.0, 0.0, 0.0) == Reward(1.0, {"scored": 1.0})
+
+
 def test_an_episode_that_judges_itself_is_not_scored_again() -> None:
     class Judges(Scripted):
         async def score(self, conversation: Sequence[Message]) -> Reward:

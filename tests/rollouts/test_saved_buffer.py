@@ -1,5 +1,7 @@
 """A checkpoint holds a buffer whatever an environment noted, and gives the same groups back; so does the schedule."""
 
+import math
+from dataclasses import replace
 from enum import IntEnum, StrEnum
 from io import BytesIO
 from pathlib import Path
@@ -77,6 +79,12 @@ def test_a_group_comes_back_from_a_checkpoint_as_it_was() -> None:
     found = saved_and_loaded(rollout())
     assert found == rollout()
     assert (found.reward.extra, found.turns[0].info) == ({"noted": "plain"}, {"noted": "plain"})
+
+
+def test_log_probs_come_back_from_a_checkpoint_to_the_last_bit() -> None:
+    exact = (-1 / 3, math.nextafter(-0.1, -1), -5e-324, -1e300, -0.123456789012345)
+    given = replace(rollout(), input_ids=(1,) * 5, target_ids=(2,) * 5, loss_mask=(True,) * 5, sampler_logprobs=exact)
+    assert saved_and_loaded(given).sampler_logprobs == exact
 
 
 @pytest.mark.parametrize("kind", NOTED)

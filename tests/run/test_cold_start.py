@@ -31,6 +31,7 @@ from tests.support.scripted import Scripted
 from ..support.builders import probe_logits
 from ..support.small import TOKENIZER, rows, saved_policy, small_config, start_weights, use, varied
 
+END = str(TOKENIZER.eos_token)
 SEVEN = TOKENIZER("7")["input_ids"][0]
 ALWAYS_SEVEN = Scripted(
     {"train": [f"{a}{b}:" for a in "abcdef" for b in "uvwxyz"], "test": ["zz:"]},
@@ -71,6 +72,28 @@ def test_a_demonstration_is_learned_to_its_end_and_the_prompt_is_not() -> None:
     (shown,) = demonstration_group(policy, prompt, "7").rollouts
     assert shown.target_ids[-2:] == (SEVEN, TOKENIZER.eos_token_id)
     assert shown.loss_mask == (False, False, True, True)
+
+
+def test_a_demonstrated_turn_ends_as_the_policy_is_to_end_it() -> None:
+    """By a stop string that it ends with, else by the end of sequence; what it is told is never learnt."""
+    policy = load_policy(small_config().model, seed=0)
+    prompt = Prompt("p", "scripted", "ab:", {})
+    shown = [
+        {"role": "assistant", "content": "7;"},
+        {"role": "user", "content": "so"},
+        {"role": "assistant", "content": "8"},
+        {"role": "user", "content": "and"},
+        {"role": "assistant", "content": "9!"},
+    ]
+
+    def learnt(*stop: str) -> str:
+        (rollout,) = demonstration_group(policy, prompt, shown, stop).rollouts
+        ids = [t for t, own in zip(rollout.target_ids, rollout.loss_mask, strict=True) if own]
+        return str(TOKENIZER.decode(ids))
+
+    for stop in ((), (";",), (";", "!"), ("8",)):
+        words = [word if word.endswith(stop) else f"{word}{END}" for word in ("7;", "8", "9!")]
+        assert learnt(*stop) == "".join(words)
 
 
 def test_the_end_of_a_demonstration_may_be_named_by_the_generation_config_alone() -> None:

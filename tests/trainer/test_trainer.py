@@ -412,6 +412,19 @@ def _moved(rollout: Rollout, nats: float) -> Rollout:
     return replace(rollout, sampler_logprobs=tuple(logprob - nats if own else 0.0 for logprob, own in known))
 
 
+def test_the_largest_of_a_step_is_also_that_of_what_was_trained_ahead() -> None:
+    def largest(ahead: float, rest: float) -> list[float]:
+        trainer = make_trainer(nano(), AlgorithmConfig(), OptimizerConfig(name="sgd", lr=0.0))
+        early = apart_by(ahead, trainer.policy)
+        trainer.accumulate(early, 0)
+        metrics = trainer.step(apart_by(rest, trainer.policy), 0)
+        return [metrics[name] for name in ("mismatch_max", "mismatch", "num_rollouts_trained")]
+
+    # In float32, so that sampler and trainer are 1e-6 apart by themselves
+    assert largest(0.2, 0.0) == pytest.approx([0.2, 0.1, 18], abs=1e-4)
+    assert largest(0.0, 0.2) == pytest.approx([0.2, 0.1, 18], abs=1e-4)
+
+
 def test_a_mismatch_that_is_no_rounding_is_one_warning_until_it_is_gone(caplog: pytest.LogCaptureFixture) -> None:
     policy = nano()
     trainer = make_trainer(policy, AlgorithmConfig(), OptimizerConfig(name="sgd", lr=0.0))

@@ -73,7 +73,7 @@ class Arithmetic(Environment):
     A question in full may be answered in words that state it.
 
     >>> Arithmetic(levels=[3]).prompts("train")[0]
-    Prompt(id='train-0', environment='arithmetic', text='60+48=', columns={'answer': 108, 'level': 3})
+    Prompt(id='train-0', environment='arithmetic', text='95+40=', columns={'answer': 135, 'level': 3})
     """
 
     def __init__(

@@ -29,6 +29,8 @@ SHAPES = [
     pytest.param((9, 4, 3, 1, 80, 7), id="a window shorter than some completions"),
     pytest.param((33, 2, 4, 4, 256, 1), id="a window of the token itself"),
     pytest.param((3, 3, 2, 2, 16, 100), id="a group of one row"),
+    pytest.param((24, 2, 2, 1, 32, 65), id="a window of a block and one, many rows"),
+    pytest.param((16, 2, 4, 1, 64, 129), id="a window that begins in the prompt"),
 ]
 
 

@@ -71,6 +71,34 @@ def test_values_are_read_exactly_or_not_at_all(text: str, values: list[Fraction]
     assert read_values(text) == [Reading(value) for value in values]
 
 
+NUMBERS = {
+    "999": "999", "1,234": "1234", "12,345": "12345", "125,000": "125000", "1,234,567": "1234567",
+    "100,000,000": "100000000", "9,876,543,210": "9876543210", "12,34,56,789": "123456789",
+    "1,234.5": "2469/2", "125,000.25": "500001/4", "1,23,456": "123456",
+    "12,34,567.5": "2469135/2", "1,2": "6/5", "12,34": "617/50", "1,2345": "2469/2000", "123,4567": "1234567/10000",
+    "1234,5": "2469/2", "1234,567": "1234567/1000", "1.234,5": "2469/2", "12.345,67": "1234567/100",
+    "123.456,7": "1234567/10", "1.234.567,8": "6172839/5", "1 234": "1234", "12 345": "12345", "123 456": "123456",
+    "1 234 567": "1234567", "12'345": "12345", "12_345.5": "24691/2", "1e5": "100000", "1.5e-3": "3/2000",
+    "2E+10": "20000000000", "7e12": "7000000000000", "3e100": "3" + 100 * "0", ".5": "1/2", "0.125": "1/8",
+    "12.5": "25/2", "3 1/2": "7/2", "3 12345678/123456789": "42524005/13717421", "3 2/2": None,
+    "1234 567": None, "12 34": None, "1,234,56": None, "1234.567,8": None, "1.2.3": None, "5e1000": None,
+}  # fmt: skip
+"""A number as it may be written, and its value; None where it is not one number."""
+
+
+@pytest.mark.parametrize("sign", ["", "-"])
+def test_a_number_of_any_number_of_digits_is_read_with_its_marks(sign: str) -> None:
+    single = {text: found[0].bare if len(found := read_values(sign + text)) == 1 else None for text in NUMBERS}
+    assert single == {text: value and Fraction(sign + value) for text, value in NUMBERS.items()}
+
+
+def test_numbers_are_read_to_bounds_of_digits_and_powers() -> None:
+    assert [len(read_values(text)) for text in ("9" * 100, "9" * 101, "2^9999", "2^10000")] == [1, 0, 1, 0]
+    assert [one.bare for one in read_values("2^-3")] == [Fraction(1, 8)]
+    assert [one.bare for text in ("48/4*2", "2-3-4", "2+3*4", "2*3^2") for one in read_values(text)] == [24, -5, 14, 18]
+    assert read_values("0^-1") == []
+
+
 def test_a_percentage_has_two_readings() -> None:
     assert read_values("25%") == [Reading(Fraction(25), scale=Fraction(1, 100))]
 

@@ -101,6 +101,14 @@ def test_outputs_and_gradients_are_those_of_the_formula(heads: tuple[int, int], 
     assert farthest(compiled(segments, inputs, gradient, rule), exact(segments, inputs, gradient, rule)) < 2e-6
 
 
+@pytest.mark.parametrize("window", [2, 63, 64, 65, 66, 100, 127, 128, 129, 200, 290])
+def test_a_window_of_any_size_begins_where_the_formula_says(window: int) -> None:
+    """Beside a tile of 64 keys and over several: rows of one tile see different first keys."""
+    segments, rule = segments_of(((130, (9, 40, 1)), (300, (290, 1)), (70, ()))), Rule(0.5, window)
+    inputs, gradient = drawn(segments, (2, 1), 16)
+    assert farthest(compiled(segments, inputs, gradient, rule), exact(segments, inputs, gradient, rule)) < 2e-6
+
+
 def test_many_branches_add_up_what_they_give_to_their_prefix() -> None:
     segments, rule = segments_of(MANY_BRANCHES), Rule(0.2, None)
     inputs, gradient = drawn(segments, (2, 1), 32)

@@ -38,7 +38,7 @@ def posts() -> Mapping[str, list[dict[str, str]]]:
     """Return rows of both splits, always the same. No post is in both.
 
     >>> posts()["train"][0]
-    {'prompt': 'POST: ...\\nTL;DR:', 'completion': ' my dog broke the lamp.'}
+    {'prompt': 'POST: ...\\nTL;DR:', 'completion': ' yesterday a stranger ...'}
     """
     generator = random.Random("posts")
     wanted = NUM_TRAIN + NUM_TEST

@@ -49,7 +49,7 @@ def brief() -> Splits:
     """Return rows of both splits with the columns prompt, thing and words, always the same.
 
     >>> brief()["test"][0]["prompt"]
-    [{'role': 'user', 'content': 'What is a crab? Answer in one sentence of at most 12 words.'}]
+    [{'role': 'user', 'content': 'Describe a mushroom to a child. Answer in one sentence of at most 12 words.'}]
     """
     ask = f" Answer in one sentence of at most {MOST_WORDS} words."
     return _rows(lambda draw: {"ask": draw.choice(QUESTIONS) + ask})

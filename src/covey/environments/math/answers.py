@@ -36,7 +36,7 @@ class Answer:
     """The answer as it stands in the completion, and the form of the mark that said so ("none": the last number).
 
     >>> find_answer("7 boxes hold 42 pens.\\n#### 42")
-    Answer(text='42', form='hash')
+    Answer(text=' 42', form='hash')
     """
 
     text: str

@@ -27,7 +27,7 @@ def word_problems() -> dict[Split, list[Row]]:
     """Generate word problems of one or two steps in the form of GSM8K.
 
     >>> word_problems()["train"][0]
-    {'question': 'Ann has 12 pens and gets 7. How many now?', 'answer': '12+7=19\\n#### 19', 'level': 1}
+    {'question': 'Eva has 25 keys and loses 6. How many now?', 'answer': '25-6=19\\n#### 19', 'level': 1}
     """
     return _rows(WORD_PROBLEMS, lambda q, s, a: {"question": q, "answer": f"{s}\n#### {a}"})
 
@@ -36,7 +36,7 @@ def mathematics() -> dict[Split, list[Row]]:
     """Generate short problems in the form of MATH, whose answers are numbers and expressions in LaTeX.
 
     >>> mathematics()["train"][0]
-    {'problem': 'Simplify $12x+7x$.', 'solution': '12+7=19\\n\\\\boxed{19x}', 'answer': '19x', 'level': 2}
+    {'problem': 'Solve $x+8=86$.', 'solution': '86-8=78\\n\\\\boxed{78}', 'answer': '78', 'level': 2}
     """
     return _rows(MATHEMATICS, lambda q, s, a: {"problem": q, "solution": s, "answer": a})
 

@@ -30,8 +30,8 @@ EQUAL_TO_ALL = "class Equal:\n    def __eq__(self, other):\n        return True\
 class Gold:
     """A right completion: the answer, and what stands before and after it.
 
-    >>> Gold("The answer is \\boxed{", "42", "}.").text
-    'The answer is \\boxed{42}.'
+    >>> Gold("The answer is **", "42", "**.").text
+    'The answer is **42**.'
     """
 
     before: str

@@ -172,7 +172,7 @@ def bounded(columns: Mapping[str, Any]) -> dict[str, Any]:
     """Return the columns of a row as JSON data of about 4000 characters, long ones cut to text with an ellipsis.
 
     >>> bounded({"answer": 48, "tests": ["a" * 5000]})
-    {'answer': 48, 'tests': '["aaa...a…'}
+    {'answer': 48, 'tests': '["aaa...a...'}
     """
     # Columns share one budget of characters; a long one is cut
     left = COLUMNS_CHARACTERS

@@ -19,7 +19,7 @@ def problems() -> dict[Split, list[Mapping[str, Any]]]:
     """Generate sums of two products, each with four-digit numbers. No problem is in both splits.
 
     >>> problems()["train"][0]
-    {'prompt': ({'role': 'user', 'content': 'What is 6311 * 7424 + 6890 * 1858? ...'},), 'answer': 59654484}
+    {'prompt': ({'role': 'user', 'content': 'What is 3714 * 7957 + 6148 * 4990? ...'},), 'answer': 60230818}
     """
     drawn = random.Random("long arithmetic")
     found: dict[str, Mapping[str, Any]] = {}

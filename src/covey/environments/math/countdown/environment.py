@@ -65,7 +65,7 @@ class Countdown(Environment):
     """Environment of Countdown problems.
 
     >>> Countdown(generate(CountdownConfig())).prompts("train")[0].columns
-    {'nums': [3, 5, 7], 'target': 22, 'solution': '3*5+7', 'level': 3}
+    {'nums': [12, 17, 2], 'target': 46, 'solution': '12+2*17', 'level': 3}
     """
 
     def __init__(self, problems: Mapping[Split, Sequence[Problem]], settings: CountdownConfig | None = None) -> None:
