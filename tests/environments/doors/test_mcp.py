@@ -1,9 +1,15 @@
 """MCP over both of its wires, by servers of a few lines."""
 
+import gzip
+import itertools
 import json
+import socket
 import sys
 import threading
+import time
+import tracemalloc
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -219,6 +225,69 @@ def test_a_server_that_says_nothing_is_given_up(tmp_path: Path) -> None:
     session._seconds = 0.05
     with pytest.raises(ToolServerLost, match=r"is gone, or said nothing for 0.05 s"):
         session.call("hang", {})
+
+
+FLOODS = {
+    "a line without end": "while True: print('x' * 65536, end='')",
+    "lines without end": "while True: print('{}')",
+    "nothing, byte by byte": "import time\nwhile True: print(' ', end='', flush=True); time.sleep(0.02)",
+}
+
+
+@pytest.mark.parametrize("flood", FLOODS)
+def test_a_program_that_floods_or_stalls_is_ended(flood: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mcp, "MAX_BYTES", 2**20)
+    (tmp_path / "server.py").write_text(FLOODS[flood])
+    session, began = McpSession(f"{sys.executable} {tmp_path / 'server.py'}", seconds=1.0), time.monotonic()
+    with pytest.raises(ToolServerLost, match=r"answered more than|said nothing for 1 s|is gone"):
+        session.tools()
+    assert time.monotonic() - began < 15
+
+
+def raw_server(*parts: bytes, pause: float = 0.0) -> str:
+    """A server of one connection that sends its last part for ever."""
+    listening = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        with listening, suppress(OSError):
+            connection, _ = listening.accept()
+            with connection:
+                connection.recv(65536)
+                for part in itertools.chain(parts, itertools.repeat(parts[-1])):
+                    connection.sendall(part)
+                    time.sleep(pause)
+
+    threading.Thread(target=serve, daemon=True).start()
+    return f"http://127.0.0.1:{listening.getsockname()[1]}/mcp"
+
+
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
+ENDLESS = {
+    "a body without end": ((HEAD + b"\r\n", b"x" * 65536), 0.0, "answered more than"),
+    "a stream of events without end": (
+        (HEAD.replace(b"application/json", b"text/event-stream") + b"\r\n", b"data: {}\n\n" * 5000),
+        0.0,
+        "answered more than",
+    ),
+    "a compressed body": ((HEAD + b"Content-Encoding: gzip\r\n\r\n", gzip.compress(bytes(10**6))), 0.0, "compressed"),
+    "a body byte by byte": ((HEAD + b"\r\n", b" "), 0.05, "did not answer"),
+    "headers byte by byte": ((HEAD + b"X: ", b"x"), 0.05, "is gone"),
+}
+
+
+@pytest.mark.parametrize("kind", ENDLESS)
+def test_an_answer_is_bounded_in_bytes_and_as_a_whole_in_time(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mcp, "MAX_BYTES", 2**20)
+    parts, pause, said = ENDLESS[kind]
+    session, began = McpSession(raw_server(*parts, pause=pause), seconds=0.5), time.monotonic()
+    tracemalloc.start()
+    try:
+        with pytest.raises(ToolServerLost, match=said):
+            session.tools()
+        assert tracemalloc.get_traced_memory()[1] < 16 * 2**20
+    finally:
+        tracemalloc.stop()
+    assert time.monotonic() - began < 15
 
 
 def test_a_session_that_is_refused_or_closed_by_another_thread_is_a_failure_of_the_server(

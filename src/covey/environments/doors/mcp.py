@@ -6,11 +6,13 @@ A server's own error message is an observation. A server that is gone, or speaks
 import itertools
 import json
 import shlex
+import socket
 import subprocess
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
+from weakref import WeakSet
 
 import httpx
 
@@ -19,8 +21,12 @@ from covey.environments.conversations.tools.tool import Tool, schema_of
 
 PROTOCOL_VERSION = "2025-06-18"
 ABOUT = {"name": "covey", "version": "1"}
+HEADERS = {"Accept": "application/json, text/event-stream", "Accept-Encoding": "identity"}
 MAX_PAGES = 100
 """Of a list of tools."""
+MAX_BYTES = 16 * 2**20
+"""Of one answer, with what comes before it."""
+TOO_LONG = f"more than {MAX_BYTES} bytes"
 
 
 class ToolRefused(ValueError):
@@ -44,11 +50,7 @@ class StdioWire:
         self._turn = threading.Lock()
         try:
             self._program = subprocess.Popen(
-                shlex.split(command),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                text=True,
+                shlex.split(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
             )
         except (OSError, ValueError) as error:
             raise ToolServerLost(f"the tool server {command} does not start: {error}") from error
@@ -64,11 +66,16 @@ class StdioWire:
         silence = threading.Timer(seconds, self._program.kill)
         silence.start()
         try:
-            self._program.stdin.write(json.dumps(message) + "\n")
+            self._program.stdin.write(json.dumps(message).encode() + b"\n")
             self._program.stdin.flush()
             if "id" not in message:
                 return None
-            for line in self._program.stdout:
+            left = MAX_BYTES
+            while line := self._program.stdout.readline(left + 1):
+                left -= len(line)
+                if left < 0:
+                    self._program.kill()
+                    raise ToolServerLost(f"the tool server {self._command} answered {TOO_LONG}")
                 answer = _read(line)
                 if answer.get("id") == message["id"] and "method" not in answer:
                     return answer
@@ -93,14 +100,22 @@ class HttpWire:
 
     def __init__(self, url: str) -> None:
         self._url = url
-        self._client = httpx.Client(headers={"Accept": "application/json, text/event-stream"})
+        self._client = httpx.Client(headers=HEADERS)
+        self._sockets: WeakSet[socket.socket] = WeakSet()
 
     def ask(self, message: Mapping[str, Any], seconds: float) -> Mapping[str, Any] | None:
+        # Time-outs of httpx are those of each read, which a server may stretch by a byte now and then
+        silence = threading.Timer(seconds, self._cut)
+        silence.start()
+        noted = {"trace": self._note}
         try:
-            answer = self._client.post(self._url, json=message, timeout=seconds)
-            answer.raise_for_status()
-        except (httpx.HTTPError, RuntimeError) as error:  # or another thread has closed the client
+            with self._client.stream("POST", self._url, json=message, timeout=seconds, extensions=noted) as answer:
+                answer.raise_for_status()
+                text = self._text(answer)
+        except (httpx.HTTPError, RuntimeError, OSError) as error:  # or another thread has closed the client
             raise ToolServerLost(f"the tool server {self._url} is gone: {error}") from error
+        finally:
+            silence.cancel()
         # The server names its session when it is initialised
         session = answer.headers.get("mcp-session-id")
         if session and message.get("method") == "initialize":
@@ -110,11 +125,35 @@ class HttpWire:
             return None
         # The answer comes alone, or among events of a stream
         is_stream = answer.headers.get("content-type", "").startswith("text/event-stream")
-        found = map(_read, _events(answer.text) if is_stream else [answer.text])
+        found = map(_read, _events(text) if is_stream else [text])
         mine = next((one for one in found if one.get("id") == message["id"] and "method" not in one), None)
         if mine is None:
             raise ToolServerLost(f"the tool server {self._url} did not answer {message['method']}")
         return mine
+
+    def _text(self, answer: httpx.Response) -> str:
+        """Return what a server says. Compressed answers may be of any size, and were not asked for."""
+        found = bytearray()
+        is_plain = answer.headers.get("content-encoding", "identity") == "identity"
+        for part in answer.iter_raw() if is_plain else ():
+            found += part
+            if len(found) > MAX_BYTES:
+                break
+        else:
+            if is_plain:
+                return found.decode("utf-8", "replace")
+        told = TOO_LONG if is_plain else "in a compressed form, which was not asked for"
+        raise ToolServerLost(f"the tool server {self._url} answered {told}")
+
+    def _note(self, event: str, facts: Mapping[str, Any]) -> None:
+        if event in ("connection.connect_tcp.complete", "connection.start_tls.complete"):
+            self._sockets.add(facts["return_value"].get_extra_info("socket"))
+
+    def _cut(self) -> None:
+        """End what is being said: the session ends with it."""
+        for connection in list(self._sockets):
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """End the session and the connection."""
@@ -250,7 +289,7 @@ def _events(text: str) -> list[str]:
     return [data for data in found if data]
 
 
-def _read(line: str) -> Mapping[str, Any]:
+def _read(line: str | bytes) -> Mapping[str, Any]:
     """Return a message. An empty one for what is none, such as a line of a log."""
     try:
         found = json.loads(line)

@@ -1,12 +1,15 @@
 """The OpenAI chat API, literally: what is read, what is written, what is refused."""
 
+import copy
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from covey.environments.doors.gateway.messages import continuation, normal_messages
 from covey.environments.doors.gateway.refused import Refused
+from covey.environments.doors.gateway.tokens import generate_request
 from covey.environments.doors.gateway.wire import (
     ChatRequest,
     RunSampling,
@@ -146,6 +149,10 @@ BAD: list[dict[str, Any]] = [
     {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
     {"messages": [{"role": "user", "content": 5}]},
     {"messages": [{"role": "assistant", "tool_calls": [{"id": "a"}]}, user("?")]},
+    {"messages": [{"role": "assistant", "tool_calls": 5}, user("?")]},
+    {"messages": [{"role": "assistant", "tool_calls": [5]}, user("?")]},
+    {"messages": [{"role": []}]},
+    {"messages": [user("?")] * 1001},
     {"tools": [{"type": "web_search"}]},
     {"tools": {}},
     {"stop": [""]},
@@ -163,11 +170,57 @@ def test_what_cannot_be_read_is_refused(more: dict[str, Any]) -> None:
     assert refused(**more).status == 400
 
 
-@pytest.mark.parametrize("raw", [b"", b"[]", b"{", b"[" * 100_000, b"\xff\xfe"])
+@pytest.mark.parametrize(
+    "raw",
+    [b"", b"[]", b"{", b"[" * 100_000, b"\xff\xfe", b'{"tools": ' + b"[" * 70 + b"]" * 70 + b"}", b'{"top_p": NaN}'],
+)
 def test_a_body_that_is_no_object_is_refused(raw: bytes) -> None:
     with pytest.raises(Refused) as found:
         body_of(raw)
     assert found.value.status == 400
+
+
+WHOLE = {
+    "model": "m",
+    "messages": [
+        {"role": "user", "content": [{"type": "text", "text": "?"}]},
+        {"role": "assistant", "content": "", "tool_calls": [CALL], "reasoning_content": "so"},
+        {"role": "tool", "content": "2", "tool_call_id": "call00100", "name": "add"},
+    ],
+    "tools": [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}],
+    "stop": ["x"],
+    "stream_options": {"include_usage": True},
+    "max_tokens": 4,
+    "token_ids": [1],
+    "sampling_params": {"stop_token_ids": [1], "max_tokens": 4},
+}
+ANYTHING: list[Any] = [None, True, 5, -1, 10**30, 0.5, "", "x", [], [5], [[]], {}, {"a": 5}, {"function": 5}]
+
+
+def others(value: Any) -> Iterator[Any]:
+    """The value with something else in the place of each of its parts."""
+    yield from ANYTHING
+    parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for name, part in list(parts):
+        for other in others(part):
+            changed = copy.copy(value)
+            changed[name] = other
+            yield changed
+
+
+def test_a_body_of_any_shape_is_taken_or_refused() -> None:
+    said: list[int] = []
+    chat = {name: part for name, part in WHOLE.items() if name not in ("token_ids", "sampling_params")}
+    tokens = {name: WHOLE[name] for name in ("model", "token_ids", "sampling_params")}
+    for reader, whole in ((chat_request, chat), (generate_request, tokens)):
+        for body in others(whole):
+            try:
+                reader(body_of(json.dumps(body).encode()), RUN)
+                said.append(200)
+            except Refused as refused:
+                said.append(refused.status)
+    assert set(said) == {200, 400}
+    assert min(said.count(200), said.count(400)) > 100
 
 
 @pytest.mark.parametrize("value", [None, True, "1", float("nan"), float("inf"), 10**400, [1]])
@@ -184,7 +237,8 @@ def test_messages_are_brought_into_one_form() -> None:
         {"role": "tool", "tool_call_id": "call00100", "content": "2"},
         {"role": "user", "content": "half \ud800", "name": "me"},
     ]
-    assert normal_messages(given) == (
+    body = body_of(json.dumps({"messages": given}).encode())
+    assert normal_messages(body["messages"]) == (
         {"role": "system", "content": "Be\nkind."},
         {"role": "assistant", "content": "", "tool_calls": [CALL]},
         {"role": "tool", "content": "2", "name": "add", "tool_call_id": "call00100"},

@@ -5,11 +5,14 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from covey.environments.conversations.tools.calls import plain_json
 from covey.environments.doors.gateway.refused import Refused
 from covey.types import Message
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 """Roles of the API to those of chat templates."""
+MAX_MESSAGES = 1000
+"""Of one call: to encode them holds the event loop of all episodes."""
 
 
 def normal_messages(given: Any) -> tuple[Message, ...]:
@@ -17,13 +20,13 @@ def normal_messages(given: Any) -> tuple[Message, ...]:
 
     Raises Refused where there are none, one cannot be read, or the policy has spoken last.
     """
-    if not isinstance(given, list) or not given:
-        raise Refused(400, "messages must be a list of at least one message", "messages")
+    if not isinstance(given, list) or not 0 < len(given) <= MAX_MESSAGES:
+        raise Refused(400, f"messages must be a list of 1 to {MAX_MESSAGES} messages", "messages")
     found: list[Message] = []
     # Tools that answer are named by the calls before them
     names: dict[str, str] = {}
     for place, message in enumerate(given):
-        if not isinstance(message, Mapping) or message.get("role") not in ROLES:
+        if not isinstance(message, Mapping) or message.get("role") not in tuple(ROLES):
             raise Refused(400, f"messages[{place}].role must be one of {', '.join(ROLES)}", "messages")
         found.append(_normal(message, names, f"messages[{place}]"))
     if found[-1]["role"] == "assistant":
@@ -37,15 +40,18 @@ def _normal(message: Mapping[str, Any], names: dict[str, str], where: str) -> Me
     if role == "assistant":
         # Reasoning, and calls whose ids their answers refer to
         if isinstance(message.get("reasoning_content"), str) and message["reasoning_content"]:
-            found["reasoning_content"] = plain(message["reasoning_content"])
-        calls = [_call(call, f"{where}.tool_calls") for call in message.get("tool_calls") or ()]
+            found["reasoning_content"] = message["reasoning_content"]
+        given = message.get("tool_calls") or []
+        if not isinstance(given, list):
+            raise Refused(400, f"{where}.tool_calls must be a list", "messages")
+        calls = [_call(call, f"{where}.tool_calls") for call in given]
         names.update({call["id"]: call["function"]["name"] for call in calls})
         return found | ({"tool_calls": calls} if calls else {})
     if role == "tool":
         # An answer of a tool, named by its call
-        call_id = plain(str(message.get("tool_call_id") or ""))
+        call_id = str(message.get("tool_call_id") or "")
         name = message.get("name") or names.get(call_id, "tool")
-        found |= {"name": plain(str(name))[:80], "tool_call_id": call_id}
+        found |= {"name": str(name)[:80], "tool_call_id": call_id}
     return found
 
 
@@ -54,13 +60,13 @@ def _text(content: Any, where: str) -> str:
     if content is None:
         return ""
     if isinstance(content, str):
-        return plain(content)
+        return content
     parts = content if isinstance(content, list) else [content]
     texts = [part.get("text") if isinstance(part, Mapping) else None for part in parts]
     known = [text for text in texts if isinstance(text, str)]
     if len(known) < len(texts):
         raise Refused(400, f"{where}.content must be text, or a list of parts of text", "messages")
-    return plain("\n".join(known))
+    return "\n".join(known)
 
 
 def _call(call: Any, where: str) -> dict[str, Any]:
@@ -70,21 +76,15 @@ def _call(call: Any, where: str) -> dict[str, Any]:
     # Arguments come as JSON text or as an object
     arguments = function.get("arguments", "")
     if isinstance(arguments, str):
-        arguments = plain(arguments)
         with suppress(ValueError, RecursionError):
-            read = json.loads(arguments)
+            read = plain_json(json.loads(arguments))
             arguments = read if isinstance(read, dict) else arguments
-    name = plain(function["name"])
+    name = function["name"]
     return {
-        "id": plain(str(call.get("id") or "")),
+        "id": str(call.get("id") or ""),
         "type": "function",
         "function": {"name": name, "arguments": arguments},
     }
-
-
-def plain(text: str) -> str:
-    """Return text that every tokenizer reads: halves of characters become question marks."""
-    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def continuation(so_far: Sequence[Message], given: Sequence[Message]) -> tuple[Message, ...] | None:

@@ -1,14 +1,16 @@
 """Serve every episode at a URL of its own, on the loopback interface alone.
 
-The server has threads of its own, one a connection, and knows nothing of episodes but their doors: a call waits at its
+The server has threads of its own, one a request, and knows nothing of episodes but their doors: a call waits at its
 door until the episode, in the event loop of the run, answers it. A key that nobody gave out is answered as any other
-path is that there is not.
+path is that there is not. What has sent no whole head yet costs one descriptor of a few, for half a minute at most.
 """
 
+import io
 import json
+import re
 import secrets
+import selectors
 import socket
-import socketserver
 import threading
 import time
 from collections import OrderedDict
@@ -29,10 +31,15 @@ from covey.environments.doors.gateway.wire import (
     stream_of,
 )
 
-MAX_BYTES = 16 * 2**20
+MAX_BYTES = 4 * 2**20
 """Of the body of a request."""
+MAX_HEAD = 2**16
+"""Bytes of what stands before it, with what came along of the body."""
+END_OF_HEAD = re.compile(rb"\r?\n\r?\n")
 SECONDS = 30.0
-"""A request must be there in this time, and an idle connection is closed after it."""
+"""From the beginning of a connection to the last byte of its request, and for the client to take the answer."""
+MAX_WAITING = 256
+"""Connections whose request is not there yet. Of more the oldest is dropped: anybody on this machine can make them."""
 NUM_REMEMBERED = 10_000
 """Episodes that ended and whose URLs still say so."""
 NOT_FOUND = "not found"
@@ -54,9 +61,8 @@ class Gateway:
         with self._lock:
             if self._server is None:
                 self._server = _Server(self)
-                serve = self._server.serve_forever
-                threading.Thread(target=serve, args=(0.1,), name="covey-gateway", daemon=True).start()
-            return int(self._server.server_address[1])
+                threading.Thread(target=self._server.serve, name="covey-gateway", daemon=True).start()
+            return self._server.address[1]
 
     def open(self) -> Door:
         """Open a door with a key of its own. Must be called while the event loop runs."""
@@ -94,46 +100,112 @@ class Gateway:
             server.stop()
 
 
-class _Server(socketserver.ThreadingTCPServer):
-    """Serves connections of this machine, each in a thread."""
-
-    allow_reuse_address = True
-    daemon_threads = True
-    request_queue_size = 1024
+class _Server:
+    """Serves connections of this machine: a thread for each request whose head is there, none for those that wait."""
 
     def __init__(self, gateway: Gateway) -> None:
         self.gateway = gateway
+        self.socket = socket.create_server(("127.0.0.1", 0), backlog=1024)
+        self.socket.setblocking(False)
+        self.address: tuple[str, int] = self.socket.getsockname()
+        self._waiting: dict[Any, _Request] = {}
+        """The oldest first."""
         self._open: set[socket.socket] = set()
-        super().__init__(("127.0.0.1", 0), _Handler)
+        """Those that are being answered."""
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self.socket, selectors.EVENT_READ)
+        self._is_stopped = False
 
-    def process_request(self, request: Any, client_address: Any) -> None:
-        self._open.add(request)
-        super().process_request(request, client_address)
-
-    def shutdown_request(self, request: Any) -> None:
-        self._open.discard(request)
-        super().shutdown_request(request)
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing of clients that are gone."""
+    def serve(self) -> None:
+        """Accept connections and read heads until it is stopped."""
+        while not self._is_stopped:
+            for key, _ in self._selector.select(0.1):
+                if key.fileobj is self.socket:
+                    self._accept()
+                elif (request := self._waiting.get(key.fileobj)) is not None:  # else a new one has taken its place
+                    self._read(request)
+            late = [one for one, request in self._waiting.items() if request.deadline < time.monotonic()]
+            for connection in [*self._waiting] if self._is_stopped else late:
+                self._forget(connection).close()
 
     def stop(self) -> None:
         """End the server, and the connections that are open."""
-        self.shutdown()
-        self.server_close()
+        self._is_stopped = True
+        self.socket.close()
         for connection in list(self._open):
             with suppress(OSError):
                 connection.shutdown(socket.SHUT_RD)  # what is being answered still goes out
 
+    def _accept(self) -> None:
+        with suppress(OSError):
+            connection, _ = self.socket.accept()
+            connection.setblocking(False)
+            self._selector.register(connection, selectors.EVENT_READ)
+            self._waiting[connection] = _Request(connection)
+        # A head that is on its way arrives in milliseconds, so the oldest is none
+        while len(self._waiting) > MAX_WAITING:
+            self._forget(next(iter(self._waiting))).close()
+
+    def _read(self, request: "_Request") -> None:
+        part = b""
+        with suppress(OSError):
+            part = request.connection.recv(MAX_HEAD)
+        request.head += part
+        if part and len(request.head) <= MAX_HEAD and not END_OF_HEAD.search(request.head):
+            return
+        connection = self._forget(request.connection)
+        if not END_OF_HEAD.search(request.head):
+            connection.close()
+            return
+        self._open.add(connection)
+        threading.Thread(target=self._answer, args=(request,), daemon=True).start()
+
+    def _answer(self, request: "_Request") -> None:
+        with suppress(OSError), request.connection:  # clients may be gone
+            _Handler(request, self)
+        self._open.discard(request.connection)
+
+    def _forget(self, connection: socket.socket) -> socket.socket:
+        del self._waiting[connection]
+        self._selector.unregister(connection)
+        return connection
+
+
+class _Request(io.RawIOBase):
+    """What a connection has said, and says until its deadline. Raises OSError."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection, self.deadline = connection, time.monotonic() + SECONDS
+        self.head = b""
+        """What was read and not taken yet."""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Put the next bytes into the buffer and return how many."""
+        said = self.head[: len(buffer)]
+        self.head = self.head[len(said) :]
+        if not said:
+            self.connection.settimeout(max(0.001, self.deadline - time.monotonic()))
+            said = self.connection.recv(len(buffer))
+        buffer[: len(said)] = said
+        return len(said)
+
 
 class _Handler(BaseHTTPRequestHandler):
-    """Answers the requests of one connection."""
+    """Answers one request, and so ends its connection."""
 
     protocol_version = "HTTP/1.1"
     server_version, sys_version = "covey", ""
-    timeout = SECONDS
-    disable_nagle_algorithm = True
-    server: _Server
+    server: _Server  # type: ignore[assignment]
+
+    def __init__(self, request: _Request, server: _Server) -> None:
+        self.server, self.client_address = server, server.address
+        self.rfile, self.wfile = io.BufferedReader(request), io.BytesIO()
+        self.handle_one_request()
+        request.connection.settimeout(SECONDS)
+        request.connection.sendall(self.wfile.getvalue())
 
     def log_message(self, format: str, *args: Any) -> None:
         """Log nothing: paths hold keys."""
@@ -148,21 +220,15 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             status, kind, said = method()
         except Refused as refused:
-            # What was not read of the body would be taken for the next request
-            self.close_connection = True
             status, kind, said = refused.status, "application/json", json.dumps(refused.body).encode()
-        with suppress(OSError):
-            self.send_response(status)
-            self.send_header("Content-Type", kind)
-            self.send_header("Content-Length", str(len(said)))
-            if self.close_connection:
-                self.send_header("Connection", "close")
-            if status >= 400:  # the client of OpenAI would ask again
-                self.send_header("x-should-retry", "false")
-            self.end_headers()
-            self.wfile.write(said)
-            return
-        self.close_connection = True
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(said)))
+        self.send_header("Connection", "close")
+        if status >= 400:  # the client of OpenAI would ask again
+            self.send_header("x-should-retry", "false")
+        self.end_headers()
+        self.wfile.write(said)
 
     def _door(self) -> tuple[Door, str]:
         """Return the door of the path, or of X-Session-ID where the path has no key, and the route."""
@@ -209,16 +275,10 @@ class _Handler(BaseHTTPRequestHandler):
         length = int(given[:20])
         if length > MAX_BYTES:
             raise Refused(413, f"a request has {MAX_BYTES} bytes at most, got {length}")
-        # Read in parts under one deadline: a slow client holds a thread
-        deadline = time.monotonic() + SECONDS
-        parts: list[bytes] = []
-        while length > 0:
-            try:
-                part = self.rfile.read1(min(length, 2**16))
-            except OSError as error:
-                raise Refused(408, "the request did not arrive in time") from error
-            if not part or time.monotonic() > deadline:
-                raise Refused(408, "the request did not arrive in time")
-            parts.append(part)
-            length -= len(part)
-        return b"".join(parts)
+        try:
+            body = self.rfile.read(length)
+        except OSError:
+            body = b""
+        if len(body) < length:
+            raise Refused(408, "the request did not arrive in time")
+        return body

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from covey.environments.doors.gateway.messages import normal_messages, plain
+from covey.environments.conversations.tools.calls import plain_json
+from covey.environments.doors.gateway.messages import normal_messages
 from covey.environments.doors.gateway.refused import Refused
 from covey.types import Message
 
@@ -100,9 +101,9 @@ class Spoken:
 def body_of(raw: bytes) -> dict[str, Any]:
     """Return the JSON object of a request. Raises Refused."""
     try:
-        found = json.loads(raw)
+        found = plain_json(json.loads(raw))
     except (ValueError, RecursionError) as error:
-        raise Refused(400, "the body is no valid JSON") from error
+        raise Refused(400, f"the body must be JSON that every receiver reads: {error}"[:200]) from error
     if not isinstance(found, dict):
         raise Refused(400, f"the body must be a JSON object, got {type(found).__name__}")
     return found
@@ -191,7 +192,7 @@ def _stops(value: Any) -> tuple[str, ...]:
         return ()
     if not isinstance(given, list) or len(given) > MAX_STOPS or not all(isinstance(s, str) and s for s in given):
         raise Refused(400, f"stop must be text or a list of at most {MAX_STOPS} texts, none empty", "stop")
-    return tuple(map(plain, given))
+    return tuple(given)
 
 
 def _flag(body: Mapping[str, Any], name: str) -> bool:
