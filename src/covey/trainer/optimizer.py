@@ -62,7 +62,7 @@ def build_optimizer(model: nn.Module, settings: OptimizerConfig) -> torch.optim.
 
 def _adamw(groups: list[dict[str, Any]], settings: OptimizerConfig) -> torch.optim.Optimizer:
     beta1, beta2 = settings.betas
-    # One pass over memory, on a CPU a fifth of the time. Its threads' shares end at whole vectors: any number, same bits.
+    # One pass over memory, on a CPU a fifth of the time. Threads' shares end at whole vectors: any number, same bits.
     return torch.optim.AdamW(groups, lr=settings.lr, betas=(beta1, beta2), eps=settings.eps, fused=True)
 
 
