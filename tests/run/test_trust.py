@@ -5,6 +5,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from covey.cli.main import main
 from covey.cluster.settings import DevicesConfig
 from covey.config.compose import to_yaml
-from covey.config.schema import Config
+from covey.config.schema import Config, OutputConfig
 from covey.config.validate import validate
 from covey.environments.code.settings import CodeConfig
 from covey.environments.conversations.tools.settings import ToolsConfig
@@ -25,7 +26,9 @@ from covey.environments.reward_functions.settings import RewardFunctionsConfig
 from covey.environments.reward_functions.specs import load_reward
 from covey.environments.settings import CustomConfig, MixtureConfig
 from covey.run import trust
-from covey.run.folder import create_run_folder
+from covey.run.checkpoints.resume import run_lock
+from covey.run.folder import LogFile, create_run_folder
+from covey.system.jsonl import write_json
 from covey.system.lookup import resolve
 from covey.train import train
 
@@ -130,6 +133,17 @@ NAMING: dict[str, tuple[Config, str]] = {
     "an interpreter of samplers and a cluster": (
         Config(devices=DevicesConfig(python="./evil.sh", address="evil.example:6379")),
         "python=./evil.sh, address=evil.example:6379",
+    ),
+    "a tracker": (Config(output=OutputConfig(trackers=["wandb"], wandb_project="theirs")), "trackers=wandb"),
+    "data of a hub": (with_rows(data=DataConfig(path="someone/rows")), "path=someone/rows"),
+    "data at an address": (with_rows(data=DataConfig(path="hf://someone/rows.jsonl")), "path=hf://someone/rows.jsonl"),
+    "a reference of a hub": (
+        with_algorithm(reference_model="someone/large", kl_coef=0.1),
+        "reference_model=someone/large",
+    ),
+    "a reward model of a hub": (
+        with_rows(rewards=[{"function": "reward_model", "args": {"model": "someone/judge"}}]),
+        "model=someone/judge",
     ),
     "a server": (
         Config(environment=OpenEnvConfig(url="http://evil.example")),
@@ -383,6 +397,54 @@ def test_links_of_a_foreign_run_are_not_followed(name: str, capsys: pytest.Captu
     with pytest.raises(ValueError, match="links lead out of it"):
         train(small_config(resume="theirs"), run)
     assert victim.read_text() == "precious\n"
+
+
+WRITTEN = (
+    *("covey.log", "metrics.jsonl", "rollouts.jsonl", "evaluations.jsonl", "traces.jsonl", "updates.jsonl"),
+    *("schedule.jsonl", "status.json", "run.lock", "run.seal", "summary.json", "versions.json", "changes.jsonl"),
+    *("preflight.json", "report.html", "checkpoints", "checkpoints/step-000001", "tensorboard", "wandb"),
+)
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+@pytest.mark.parametrize("exact", [True, False])
+def test_links_that_lie_where_a_new_run_would_write_are_refused(name: str, exact: bool) -> None:
+    run = Path("new")
+    run.mkdir()
+    victim = linked(run, name)
+    with pytest.raises(ValueError, match=r"links lead out of it: .* -> .*; trust_run=true follows them"):
+        create_run_folder(run, to_yaml(Config()), exact=exact)
+    assert victim.read_text() == "precious\n"
+    assert {path.name for path in run.iterdir()} == {name.partition("/")[0]}
+
+
+@pytest.mark.parametrize("name", ["run.seal", "config.yaml", "summary.json.partial", "run.seal.partial"])
+def test_links_that_are_followed_by_nobody_leave_their_victim(name: str) -> None:
+    """Also where they come after all looks."""
+    victim = linked(Path(), name)
+    with suppress(OSError, ValueError):
+        create_run_folder(Path(), to_yaml(Config()), exact=True, trusted=True)
+    trust.seal(Path())
+    write_json(Path("summary.json"), {})
+    assert victim.read_text() == "precious\n"
+
+
+def test_a_lock_and_a_log_are_never_opened_through_a_link() -> None:
+    victim = linked(Path(), "run.lock")
+    linked(Path(), "covey.log")
+    with suppress(OSError), run_lock(Path()):
+        pass
+    LogFile(Path("covey.log")).write("x")
+    assert victim.read_text() == "precious\n"
+
+
+def test_a_folder_with_links_of_its_own_may_become_a_run() -> None:
+    run = Path("new")
+    run.mkdir()
+    (run / "venv").symlink_to("/usr")
+    (run / "kept").mkdir()
+    (run / "kept" / "x.json").symlink_to("/usr/bin/env")
+    assert create_run_folder(run, to_yaml(Config()), exact=True) == run
 
 
 @pytest.mark.long

@@ -17,7 +17,7 @@ from typing import Any
 from covey.run import trust
 from covey.run.records.summary import read_summary, versions
 from covey.system import ranks
-from covey.system.disk import atomic_file, cannot_write, catch_write_errors, read_regular, sync
+from covey.system.disk import atomic_file, cannot_write, catch_write_errors, no_follow, read_regular, sync
 from covey.system.jsonl import write_json
 from covey.system.text.cleaning import CleanRecords
 from covey.system.text.masking import without
@@ -36,16 +36,19 @@ ROWS = (*ALWAYS_ROWS, TRACES, UPDATES, SCHEDULE)
 """Files of rows; the last is of runs with source=ray alone (`covey.rollouts.schedule`)."""
 STATUS = "status.json"
 """What trainer and samplers do now, with source=ray."""
+OF_A_RUN = re.compile(r"/(?:checkpoints|tensorboard|wandb|run\.\w+|[^/]*\.(?:jsonl?|log|html))$")
+"""What a run writes into its folder."""
 LOG_ONLY = ("bitsandbytes", "py.warnings")
 """Loggers whose warnings concern nobody who watches a run."""
 
 
-def create_run_folder(wanted: Path, config_yaml: str, *, exact: bool) -> Path:
+def create_run_folder(wanted: Path, config_yaml: str, *, exact: bool, trusted: bool = False) -> Path:
     """Make a folder this run alone owns and write config.yaml into it.
 
     Creating config.yaml is what claims a folder, so two processes never share one: where another run was faster, the
     next of TIME-2, TIME-3, ... is taken, or, with `exact` (the user named the folder), ValueError raised. ValueError
-    also where no folder can be made, WriteError where it cannot be written.
+    also where no folder can be made, or one holds links to elsewhere in the place of what a run writes and is not
+    `trusted`, WriteError where it cannot be written.
     """
     for number in count(1):
         folder = wanted if number == 1 else wanted.with_name(f"{wanted.name}-{number}")
@@ -53,6 +56,8 @@ def create_run_folder(wanted: Path, config_yaml: str, *, exact: bool) -> Path:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ValueError(f"{folder}: the run folder cannot be made ({error.strerror}); name another") from error
+        for path in filter(OF_A_RUN.search, map(str, folder.glob("*"))):
+            trust.check_links(Path(path), folder, trusted=trusted)
         if _claim(folder, config_yaml):
             return folder
         if exact:
@@ -230,7 +235,7 @@ class LogFile:
 
     def write(self, text: str) -> None:
         try:
-            with self.path.open("a", encoding="utf-8", errors="replace") as file:
+            with open(self.path, "a", encoding="utf-8", errors="replace", opener=no_follow) as file:
                 file.write(text)
         except OSError as error:
             if not self._failed:

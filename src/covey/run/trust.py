@@ -14,10 +14,11 @@ import secrets
 import stat
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from covey.system.disk import read_regular
+from covey.system.disk import atomic_file, read_regular
 from covey.system.text.escaping import escape
 from covey.system.text.masking import mask_text
 
@@ -32,8 +33,11 @@ CODE = re.compile(r"[^\n]+?:[^\W\d][\w.]*")
 """module:function, whatever file the module may be."""
 HARMLESS = ("kinds",)
 """Settings whose values look like it and are looked up in a table."""
-ACTS = ("url", "servers", "address", "command", "python", "id")
-"""Settings that name servers of completions or weights, commands, interpreters, and a verifiers module."""
+ACTS = ("url", "servers", "address", "command", "python", "id", "trackers")
+"""Settings that name servers of completions, weights or numbers, commands, interpreters, and a verifiers module."""
+FETCHES = ("path", "reference_model", "model")
+"""Settings that name data and models, which a hub is asked for with this user's token unless they are files here."""
+HUB_NAME = re.compile(r"[\w-]+(/[\w.-]+)?|\w+://.*")
 
 
 def key_file() -> Path:
@@ -45,7 +49,9 @@ def key_file() -> Path:
 def seal(run: Path) -> None:
     """Mark a run folder as made by this user. A home that cannot be written leaves it without a mark."""
     try:
-        (run / SEAL).write_text(_mac(run, _key(create=True)) + "\n", encoding="utf-8")
+        mac = _mac(run, _key(create=True))
+        with atomic_file(run / SEAL) as file:
+            file.write(mac + "\n")
     except (OSError, ValueError) as error:
         LOGGER.info("%s is not sealed (%s): resuming it may need trust_run=true", run, error)
 
@@ -110,8 +116,8 @@ def named_code(settings: Any, key: str = "") -> Iterator[tuple[str, str]]:
 
 
 def loosened(settings: Any) -> Iterator[tuple[str, str]]:
-    """Yield what else could harm, as it is shown and as it is: programs unboxed or started, servers, reads of the
-    environment.
+    """Yield what else could harm, as it is shown and as it is: programs unboxed or started, servers, trackers, names on
+    a hub, reads of the environment.
 
     >>> list(loosened({"environment": {"isolation": "unsafe_no_isolation", "url": ""}}))
     [('isolation=unsafe_no_isolation', 'unsafe_no_isolation')]
@@ -121,11 +127,16 @@ def loosened(settings: Any) -> Iterator[tuple[str, str]]:
     for key, value in settings.items() if isinstance(settings, Mapping) else ():
         if value == "unsafe_no_isolation" or (isinstance(value, str) and "${" in value):
             yield f"{key}={value}", value
-        elif key in ACTS and value:
+        elif (key in ACTS and value) or (key in FETCHES and is_of_a_hub(value)):
             for named in value if isinstance(value, list | tuple) else [value]:
                 yield f"{key}={mask_text(str(named))}", str(named)
         else:
             yield from loosened(value)
+
+
+def is_of_a_hub(value: Any) -> bool:
+    """Tell whether a value may be the name of something on a hub, or an address."""
+    return isinstance(value, str) and HUB_NAME.fullmatch(value) is not None and not os.path.lexists(value)
 
 
 def _listed(found: Sequence[str]) -> str:
@@ -135,7 +146,8 @@ def _listed(found: Sequence[str]) -> str:
 def _odd_entries(folder: Path, run: Path) -> Iterator[tuple[Path, Path | None]]:
     """Yield links out of `run`, with their target, and what is neither file nor folder, with None."""
     walked = ((Path(parent), sorted([*folders, *files])) for parent, folders, files in os.walk(folder))
-    for path in (parent / name for parent, names in walked if not _is_log_of_wandb(parent, run) for name in names):
+    below = (parent / name for parent, names in walked if not _is_log_of_wandb(parent, run) for name in names)
+    for path in chain([folder], below):
         try:
             mode = path.lstat().st_mode
         except FileNotFoundError:  # of a save in flight

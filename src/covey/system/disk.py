@@ -149,7 +149,8 @@ def atomic_file(path: Path) -> Iterator[TextIO]:
     aside = path.with_name(f"{path.name}.partial")
     with catch_write_errors(path):
         try:
-            with aside.open("w", encoding="utf-8") as file:
+            aside.unlink(missing_ok=True)  # whatever it leads to
+            with aside.open("x", encoding="utf-8") as file:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
@@ -158,6 +159,11 @@ def atomic_file(path: Path) -> Iterator[TextIO]:
             with suppress(OSError):
                 aside.unlink()
             raise
+
+
+def no_follow(path: str, flags: int) -> int:
+    """Open a file of a run for writing, as `opener`: never through a link. OSError."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
 
 
 def read_regular(path: Path, max_bytes: int) -> bytes:

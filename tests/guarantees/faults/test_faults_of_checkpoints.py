@@ -279,7 +279,8 @@ def test_the_rows_before_a_checkpoint_are_synced_before_it_is(tmp_path: Path, mo
 def test_the_settings_of_a_run_and_the_name_of_its_folder_are_synced_before_it_begins(tmp_path: Path) -> None:
     folder = tmp_path / "outputs" / "date" / "time"
     synced = synced_by(lambda: create_run_folder(folder, "seed: 0", exact=True))
-    assert synced == [folder / "config.yaml", folder, folder.parent, folder.parent.parent, tmp_path]
+    written = [folder / "config.yaml", folder / "run.seal.partial"]
+    assert synced == [*written, folder, folder.parent, folder.parent.parent, tmp_path]
 
 
 # ------------------------------------------------------------------------------------------------------- torn files

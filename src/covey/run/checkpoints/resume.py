@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -22,7 +23,7 @@ from covey.run.checkpoints.saved_settings import as_saved, differences, is_named
 from covey.run.folder import CHANGES, CONFIG, LOCK, ROWS, changes_of, create_run_folder, write_versions
 from covey.run.records.summary import versions
 from covey.system import collectives, ranks
-from covey.system.disk import atomic_file, catch_write_errors, put_back
+from covey.system.disk import atomic_file, catch_write_errors, no_follow, put_back
 from covey.system.text.masking import secrets_in
 
 LOGGER = logging.getLogger(__name__)
@@ -125,7 +126,8 @@ def locked_run_folder(config: Config, wanted: Path, *, exact: bool, old: Path | 
     with ExitStack() as held:
         if old is not None:
             collectives.run_on_rank0(lambda: trust.check_links(old, old, trusted=config.trust_run))
-        folder = collectives.run_on_rank0(lambda: old or create_run_folder(wanted, text, exact=exact))
+        begin = partial(create_run_folder, wanted, text, exact=exact, trusted=config.trust_run)
+        folder = collectives.run_on_rank0(lambda: old or begin())
         collectives.run_on_rank0(lambda: held.enter_context(run_lock(folder)))
         if collectives.is_main_process():
             write_versions(folder, tuple(secrets_in(asdict(config))))
@@ -142,7 +144,7 @@ def run_lock(folder: Path) -> Iterator[None]:
     """
     with ExitStack() as held:
         with catch_write_errors(folder / LOCK):
-            file = held.enter_context((folder / LOCK).open("a+", encoding="utf-8"))
+            file = held.enter_context(open(folder / LOCK, "a+", encoding="utf-8", opener=no_follow))
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
