@@ -30,22 +30,181 @@ python3 -m verl.trainer.main_ppo \\
 """
 
 
-def test_a_script_of_verl_is_one_command(tmp_path: Path) -> None:
+def test_a_script_of_verl_is_one_command_with_the_defaults_of_verl(tmp_path: Path) -> None:
     script = tmp_path / "run.sh"
     script.write_text(VERL)
     found = translate(read_file(script))
-    assert list(found.words.values()) == [
+    words = set(found.words.values())
+    assert words >= {
         "algorithm.advantage=group_zscore",
         f"data.path={Path.home()}/data/train.parquet",
         "groups_per_step=1024",
         "model.name=Qwen/Qwen2.5-3B-Instruct",
-        "algorithm.kl_in=loss",
-        "algorithm.kl_coef=0.001",
+        *(
+            "algorithm.kl_in=loss",
+            "algorithm.kl_coef=0.001",
+            "algorithm.kl_estimator=k3",
+            "algorithm.kl_gradient=naive",
+        ),
         "engine=vllm",
         "group_size=5",
-    ]
-    assert [note.partition("=")[0] for note in found.notes] == ["trainer.n_gpus_per_node"]
+        # What verl does where nothing is said
+        "algorithm.loss_options={eps_low:0.2,eps_high:0.2,dual_clip:3.0}",
+        *("mini_batch_groups=256", "sampling.max_tokens=512", "optimizer.weight_decay=0.01", "num_epochs=30"),
+    }
+    assert any(note.startswith("trainer.n_gpus_per_node=8") for note in found.notes)
+    assert found.notes[-1].startswith("defaults of verl not carried over: ")
     assert as_lines(found)[-1] == f"# still to be named: {TASK}"
+
+
+ACTOR = "actor_rollout_ref.actor."
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (f"{ACTOR}use_kl_loss=False {ACTOR}kl_loss_coef=0.001", {"algorithm.kl_coef=0"}),
+        (
+            f"{ACTOR}use_kl_loss=True {ACTOR}kl_loss_coef=0.001 algorithm.use_kl_in_reward=False "
+            "algorithm.kl_ctrl.kl_coef=0.01",
+            {"algorithm.kl_coef=0.001", "algorithm.kl_in=loss", "algorithm.kl_estimator=k3"},
+        ),
+        (
+            "algorithm.use_kl_in_reward=True algorithm.kl_penalty=kl algorithm.kl_ctrl.kl_coef=0.01",
+            {"algorithm.kl_in=reward", "algorithm.kl_coef=0.01", "algorithm.kl_estimator=k1"},
+        ),
+        (
+            "algorithm.adv_estimator=rloo algorithm.norm_adv_by_std_in_grpo=False",
+            {"algorithm.advantage=leave_one_out"},
+        ),
+        (
+            "algorithm.norm_adv_by_std_in_grpo=False algorithm.adv_estimator=grpo",
+            {"algorithm.advantage=group_center"},
+        ),
+        (
+            f"{ACTOR}clip_ratio_high=0.28 {ACTOR}clip_ratio=0.2 {ACTOR}clip_ratio_c=10.0",
+            {"algorithm.loss_options={eps_low:0.2,eps_high:0.28,dual_clip:10.0}"},
+        ),
+        (
+            f"{ACTOR}policy_loss.loss_mode=clip_cov {ACTOR}policy_loss.clip_cov_ratio=0.01 "
+            f"{ACTOR}policy_loss.clip_cov_ub=4",
+            {
+                "algorithm.loss=clip_cov",
+                "algorithm.loss_options={eps_low:0.2,eps_high:0.2,cov_ratio:0.01,cov_low:1.0,cov_high:4}",
+            },
+        ),
+        (
+            "algorithm.filter_groups.enable=True algorithm.filter_groups.max_num_gen_batches=10",
+            {"algorithm.group_filter=zero_std", "algorithm.group_filter_rounds=9"},
+        ),
+        (
+            "reward_model.overlong_buffer.enable=True reward_model.overlong_buffer.len=512 "
+            "reward_model.overlong_buffer.penalty_factor=1.0 data.max_response_length=4096",
+            {"algorithm.shaping={soft_overlong:{max_len:4096,cache:512,factor:1.0,floor:false}}"},
+        ),
+        (
+            "algorithm.rollout_correction.rollout_is=token algorithm.rollout_correction.rollout_is_threshold=3",
+            {"algorithm.correction=truncate", "algorithm.correction_level=token", "algorithm.correction_max=3"},
+        ),
+    ],
+)
+def test_what_is_one_decision_of_verl_has_one_answer_in_any_order(words: str, expected: set[str]) -> None:
+    typed = words.split()
+    for order in (typed, typed[::-1]):
+        assert set(translate(["python3", "-m", "verl.trainer.main_ppo", *order]).words.values()) >= expected
+
+
+def test_of_two_penalties_of_verl_the_one_that_is_left_out_is_named() -> None:
+    in_loss = f"{ACTOR}use_kl_loss=True {ACTOR}kl_loss_coef=0.001"
+    in_reward = "algorithm.use_kl_in_reward=True algorithm.kl_ctrl.kl_coef=0.01"
+    found = translate(["python3", "-m", "verl.trainer.main_ppo", *in_loss.split(), *in_reward.split()])
+    assert found.words["algorithm.kl_coef"] == "algorithm.kl_coef=0.001"
+    assert any("covey has one, and leaves out that in the reward of 0.01" in note for note in found.notes)
+
+
+SHELL = """\
+#!/bin/bash
+MODEL=${MODEL:-org/policy}; export DATA="$HOME/rows.parquet"
+max_prompt=$((1024 * 2))
+max_response=${2:-$((max_prompt + 1024))}
+ARGS=(
+    algorithm.adv_estimator=rloo  # a comment
+    trainer.logger=['console','wandb']
+)
+ARGS+=(trainer.save_freq=-1)
+python3 -m verl.trainer.main_ppo \\
+    "${ARGS[@]}" \\
+    actor_rollout_ref.model.path=$MODEL data.train_files=$DATA \\
+    data.max_response_length=${max_response} \\
+    trainer.default_local_dir=$CKPTS/${NAME} \\
+    actor_rollout_ref.rollout.n='${actor_rollout_ref.rollout.val_kwargs.n}' actor_rollout_ref.rollout.val_kwargs.n=4 \\
+    "$@" 2>&1 | tee --append run.log
+"""
+
+
+def test_variables_defaults_sums_and_lists_of_a_shell_are_filled_in_or_named(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(SHELL)
+    for tokens in (read_file(script), ["bash", str(script)], [str(script)]):
+        found = translate(tokens)
+        assert found.words["model.name"] == "model.name=org/policy"
+        assert found.words["data.path"] == f"data.path={Path.home()}/rows.parquet"
+        assert found.words["sampling.max_tokens"] == "sampling.max_tokens=3072"
+        assert found.words["algorithm.advantage"] == "algorithm.advantage=leave_one_out"
+        assert found.words["output.trackers"] == "output.trackers=[wandb]"
+        assert found.words["group_size"] == "group_size=4"
+        assert "hydra.run.dir" not in found.words
+        (left_out,) = [note for note in found.notes if "is left out" in note]
+        assert left_out.startswith("trainer.default_local_dir=$CKPTS/${NAME} is left out: $CKPTS has no value here")
+    with_arguments = translate(["bash", str(script), "trainer.total_epochs=2", "512"])
+    assert with_arguments.words["num_epochs"] == "num_epochs=2"
+    assert with_arguments.words["sampling.max_tokens"] == "sampling.max_tokens=512"
+
+
+OPENRLHF = """\
+ray job submit --address="http://127.0.0.1:8265" --runtime-env-json='{"working_dir": "/x"}' \\
+   -- python3 -m openrlhf.cli.train_ppo_ray \\
+   --pretrain org/policy --prompt_data rows.jsonl --input_key question --remote_rm_url reward.py \\
+   --advantage_estimator group_norm --n_samples_per_prompt 8 --rollout_batch_size 128 --train_batch_size 1024 \\
+   --init_kl_coef 1e-3 --use_kl_loss --kl_estimator k3 --eps_clip_low_high 0.2 0.27 --bf16 --zero_stage 3 \\
+   --vllm_num_engines 2 --vllm_gpu_memory_utilization 0.6 --use_wandb $KEY --packing_samples
+"""
+
+
+def test_a_script_of_openrlhf_is_read_as_openrlhfs(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(OPENRLHF)
+    found = translate(read_file(script))
+    assert set(found.words.values()) >= {
+        *("model.name=org/policy", "data.path=rows.jsonl", "data.prompt_column=question"),
+        *("algorithm.advantage=group_zscore", "algorithm.advantage_options={eps:1.0e-09}"),
+        *("group_size=8", "groups_per_step=128", "engine=vllm", "engine.gpu_memory_utilization=0.6"),
+        *("algorithm.kl_in=loss", "algorithm.kl_coef=1e-3", "algorithm.kl_estimator=k3", "algorithm.kl_gradient=naive"),
+        *("algorithm.loss_options={eps_low:0.2,eps_high:0.27}", "model.precision=bfloat16", "parallel.strategy=fsdp"),
+        # What it does where nothing is said
+        *("optimizer.betas=[0.9,0.95]", "optimizer.schedule=cosine", "optimizer.min_lr_ratio=0.1"),
+    }
+    assert "mini_batch_rollouts" not in found.words
+    assert any(note.startswith("remote_rm_url=reward.py is no setting here") for note in found.notes)
+    assert any(note.startswith("lr_warmup_ratio") or "0.03 of those of the run" in note for note in found.notes)
+
+
+def test_settings_and_flags_of_prime_rl_are_read_together(tmp_path: Path) -> None:
+    file = tmp_path / "rl.toml"
+    file.write_text(
+        'max_steps = 20\n[model]\nname = "org/policy"\n[orchestrator]\nbatch_size = 512\nrollouts_per_example = 16\n'
+        "[orchestrator.sampling]\nmax_tokens = 128\n[trainer.optim]\nlr = 3e-6\n"
+        "[[orchestrator.env]]\nid = 'reverse-text'\n"
+    )
+    found = translate(["uv", "run", "rl", "@", str(file), "--trainer.optim.lr", "1e-5", "--ckpt.interval", "10"])
+    assert set(found.words.values()) >= {
+        *("num_steps=20", "model.name=org/policy", "groups_per_step=32", "group_size=16", "sampling.max_tokens=128"),
+        *("optimizer.lr=1e-5", "output.save_every=10", "source=ray", "max_staleness=1"),
+        *("algorithm.advantage=group_center", "algorithm.loss=dppo_tv_ratio"),
+        "algorithm.loss_options={div_low:0.2,div_high:0.2,adv_tau:1.0,kl_tau:0.001}",
+        *("optimizer.weight_decay=0.01", "sampling.max_total_tokens=2048"),
+    }
+    assert any(note.startswith("orchestrator.env=") and "environment=verifiers" in note for note in found.notes)
 
 
 @pytest.mark.parametrize(
@@ -68,10 +227,55 @@ def test_a_command_of_torchrl_keeps_what_is_called_alike() -> None:
         "optimizer.lr=2e-5 model.name=meta-llama/Llama-2-7b-hf train.total_dialog_turns=6400 "
         "train.dialog_turns_per_batch=64"
     )
-    assert list(translate(words).words.values()) == [
-        *("source=ray", "max_staleness=2", "recipe=ifeval", "devices.sampler=2"),
+    found = translate(words)
+    assert next(iter(found.words)) == "recipe"
+    assert set(found.words.values()) >= {
+        *("source=ray", "max_staleness=2", "recipe=documents/torchrl_ifeval", "devices.sampler=2"),
         *("optimizer.lr=2e-5", "model.name=meta-llama/Llama-2-7b-hf", "total_rollouts=6400", "groups_per_step=4"),
-    ]
+        # Of the file that is named: 64 completions a batch, an optimiser step on 16, a penalty in the reward
+        *("group_size=16", "mini_batch_rollouts=16", "sampling.max_tokens=2048", "algorithm.entropy_coef=0.001"),
+        *("algorithm.kl_in=reward", "algorithm.kl_coef=1.0", "optimizer.max_grad_norm=10.0", "model.lora_rank=8"),
+    }
+
+
+DOCUMENT = (
+    "grpo-sync.py mode=sync train_model.num_devices=2 ref_model.num_devices=2 inference_model.num_devices=2",
+    "grpo-async.py mode=async train_model.num_devices=2 ref_model.num_devices=2 inference_model.num_devices=2",
+    "grpo-sync.py mode=sync --config-name grpo_ifeval",
+    "grpo-sync.py mode=sync env.dataset=ifeval",
+    "grpo-sync.py mode=sync optimizer.lr=2e-5 optimizer.weight_decay=0.01",
+    "grpo-sync.py mode=sync model.name=meta-llama/Llama-2-7b-hf",
+    "grpo-sync.py mode=sync train.sync_iter=False",
+)
+
+
+@pytest.mark.parametrize("line", DOCUMENT)
+def test_the_command_lines_of_the_torchrl_document_compose_as_they_are_translated(
+    line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = translate(["python", *line.split()])
+    expected = "ifeval" if "ifeval" in line else "gsm8k"
+    assert found.words["recipe"] == f"recipe=documents/torchrl_{expected}"
+    assert main(["config", *found.words.values()]) == 0
+    printed = capsys.readouterr().out
+    if "num_devices" in line:
+        assert f"max_staleness: {0 if 'sync.py mode=sync' in line else 2}" in printed
+        assert "source: ray" in printed
+
+
+def test_a_sweep_stays_a_sweep() -> None:
+    typed = "grpo-sync.py mode=sync --multirun optimizer.lr=1e-4,1e-5 policy.kl_coef=0.01,0.1"
+    found = translate(["python", *typed.split()])
+    assert as_lines(found)[0].startswith("covey train --multirun \\\n")
+    assert {"optimizer.lr=1e-4,1e-5", "algorithm.kl_coef=0.01,0.1"} <= set(found.words.values())
+    module = translate(["python", "-m", "verl.trainer.main_ppo", "algorithm.adv_estimator=grpo"])
+    assert module.flags == ()
+
+
+def test_a_batch_script_of_the_torchrl_document_is_answered_with_coveys() -> None:
+    found = translate(["sbatch", "sota-implementations/grpo/grpo-sync-multi-node.sbatch"])
+    assert found.words["recipe"] == "recipe=documents/torchrl_gsm8k"
+    assert "grpo-sync-multi-node.sbatch: slurm/sync.sbatch starts covey train with these words" in found.notes
 
 
 def test_fields_of_trl_mean_something_together(tmp_path: Path) -> None:
@@ -98,7 +302,7 @@ def test_processes_of_a_launcher_count_in_the_batch() -> None:
 def test_the_next_experiment_of_the_code_document_is_one_command() -> None:
     typed = "scripts/validate_grpo_v2.py --problem parentheses --difficulty 7 --steps 20 --generations 4"
     (command,) = as_lines(translate(["uv", "run", "python", *typed.split()]))
-    wanted = "recipe=code environment.problem=parentheses environment.difficulty=7 num_steps=20 group_size=4"
+    wanted = "recipe=documents/code_parentheses environment.difficulty=7 num_steps=20 group_size=4"
     assert command.split(" \\\n  ") == ["covey train", *wanted.split()]
 
 
@@ -112,15 +316,17 @@ def test_flags_of_the_documents_are_translated_one_by_one() -> None:
 
 def test_the_printed_command_composes(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["translate", "--", "env.dataset=gsm8k", "env.repeats=4", "train.mixed_precision=true"]) == 0
-    command = shlex.split(capsys.readouterr().out.replace("\\\n", ""))
+    command = shlex.split(capsys.readouterr().out.replace("\\\n", ""), comments=True)
     assert command[:2] == ["covey", "train"]
     assert main(["config", "model=nano", "data.path=rows.jsonl", *command[2:]]) == 0
     assert "group_size: 4" in capsys.readouterr().out
 
 
 def test_every_setting_of_a_toml_file_is_translated_or_said_to_be_unknown(tmp_path: Path) -> None:
-    (tmp_path / "rl.toml").write_text('max_steps = 7\n[model]\nname = "Qwen/Qwen2.5-0.5B"\n[trainer.unheard]\nof = 3\n')
-    assert as_lines(translate(read_file(tmp_path / "rl.toml"))) == [
+    (tmp_path / "some.toml").write_text(
+        'max_steps = 7\n[model]\nname = "Qwen/Qwen2.5-0.5B"\n[trainer.unheard]\nof = 3\n'
+    )
+    assert as_lines(translate(read_file(tmp_path / "some.toml"))) == [
         "covey train \\\n  num_steps=7 \\\n  model.name=Qwen/Qwen2.5-0.5B",
         "# max_steps=7 is num_steps=7 here (-1 leaves it to num_train_epochs)",
         "# trainer.unheard.of=3 is no setting here (covey has nothing like it)",

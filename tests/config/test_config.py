@@ -11,7 +11,7 @@ from covey.cli.errors import explain
 from covey.cli.help import all_settings, group_choices
 from covey.cli.main import main
 from covey.config import compose as settings
-from covey.config.names import OTHER_NAMES
+from covey.config.names import other_names
 from covey.config.schema import Config, OutputConfig, setting_names
 from covey.config.shelves import presets
 from covey.config.validate import validate
@@ -317,8 +317,8 @@ def test_a_name_of_another_library_that_is_one_value_here_is_answered_with_it(ov
 
 def test_names_of_other_libraries_are_answered_with_settings_that_are_there() -> None:
     known = {*setting_names(), "algorithm.loss_options.eps_low", "algorithm.loss_options.eps_high"}
-    assert {own.partition("=")[0] for names in OTHER_NAMES.values() for own in names} <= known | {"engine"}
-    assert not {name for name in OTHER_NAMES if name in {other.rpartition(".")[2] for other in known}}
+    assert {own.partition("=")[0] for names in other_names().values() for own in names} <= known | {"engine"}
+    assert not {name for name in other_names() if name in {other.rpartition(".")[2] for other in known}}
 
 
 def test_a_slip_inside_a_yaml_file_names_the_file(tmp_path: Path) -> None:

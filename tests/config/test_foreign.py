@@ -1,19 +1,20 @@
 """Settings of TorchRL, verl, TRL and the documents are answered with covey's, and with its values."""
 
+import random
+import re
+
 import pytest
 
-from covey.algorithm.credit.turns import anchor_state
-from covey.algorithm.losses import LOSSES
 from covey.cli.command_line import arrange
 from covey.cli.help import group_choices
 from covey.config import foreign
+from covey.config.foreign.counterparts import CONVERT, system
 from covey.config.schema import setting_names
-from covey.system.lookup import option_names
 from covey.trl.fields import MAPPED, REFUSED
 
-KNOWN = {*setting_names(), "hydra.run.dir", "algorithm.advantage_options.k"}
-OPTIONS = {"algorithm.loss_options.eps_low", "algorithm.loss_options.eps_high", "algorithm.loss_options.dual_clip"}
-OF_TURNS = {"algorithm.turn_credit_options.weight", "algorithm.turn_credit_options.scale"}
+KNOWN = {*setting_names(), "model.name", "environment"}
+OPTIONS = ("algorithm.loss_options.", "algorithm.turn_credit_options.", "algorithm.advantage_options.", "environment.")
+TABLES = (*foreign.SYSTEMS, "trl")
 
 
 def refused(*words: str) -> str:
@@ -31,7 +32,7 @@ def refused(*words: str) -> str:
         ("sync_iter=False", "source=ray max_staleness=1"),
         ("mode=sync", "source=local"),
         ("mode=async", "source=ray max_staleness=2"),
-        ("env.dataset=ifeval", "recipe=ifeval"),
+        ("env.dataset=ifeval", "recipe=documents/torchrl_ifeval"),
         ("policy.kl_coef=0.1", "algorithm.kl_coef=0.1"),
         ("train.kl_to_ref_coeff=1.0", "algorithm.kl_coef=1.0"),
         ("kl_to_inference_coeff=0.5", "algorithm.sampler_kl_coef=0.5"),
@@ -65,7 +66,7 @@ def test_a_setting_of_another_system_is_answered_with_words_to_type(typed: str, 
 def test_numbers_that_depend_on_each_other_are_computed_from_all_that_was_typed() -> None:
     line = refused("train.total_dialog_turns=100_000", "train.dialog_turns_per_batch=64", "env.repeats=8")
     assert "is total_rollouts=100000 here" in line
-    assert "is groups_per_step=8 here" in line
+    assert "train.dialog_turns_per_batch=64 env.repeats=8 is groups_per_step=8 group_size=8" in line
 
 
 @pytest.mark.parametrize(
@@ -82,20 +83,66 @@ def test_numbers_that_depend_on_each_other_are_computed_from_all_that_was_typed(
 def test_of_two_lengths_of_a_run_the_one_counts_that_counts_there(typed: list[str], words: str) -> None:
     given = dict(word.split("=") for word in typed)
     found = [foreign.answer(name, value, given) for name, value in given.items()]
-    assert [word for one in found if one is not None for word in one.words] == [words]
+    assert {one.answer.words for one in found if one is not None} == {(words,)}
 
 
-def test_every_answer_names_settings_and_choices_that_there_are() -> None:
-    choices = group_choices()
-    for name, counterpart in foreign.ALL.items():
-        answers = [counterpart.answer(value, {}) for value in (*counterpart.choices, "1")]
-        assert all(found.words or found.note or counterpart.choices for found in answers), name
-        for word in (word for found in answers for word in found.words):
-            left, _, value = word.partition("=")
-            assert left in KNOWN | OPTIONS | OF_TURNS or value in choices.get(left, ()), f"{name}: {word}"
-    assert {option.rpartition(".")[2] for option in OPTIONS} <= set(option_names(LOSSES["clip"].function))
-    assert {option.rpartition(".")[2] for option in OF_TURNS} <= set(option_names(anchor_state))
-    assert not set(foreign.ALL) & set(setting_names())
+EVERY_ROW = [(name, setting) for name in TABLES for setting in system(name).settings]
+
+
+@pytest.mark.parametrize(("name", "setting"), EVERY_ROW)
+def test_every_row_of_a_table_names_settings_and_choices_that_there_are(name: str, setting: str) -> None:
+    one = system(name)
+    row = one.settings[setting]
+    of_maps = [word for found in one.maps.values() for word in found] if "|" in row.words else []
+    answers = [row.answer(value, one.maps) for value in (*(row.values or ()), *of_maps, "1", "a,b")]
+    assert any(found.words or found.note for found in answers) or row.values, setting
+    for word in (word for found in answers for word in found.words):
+        assert_is_a_word(word)
+    assert setting not in setting_names() or setting in one.defaults or name == "trl", "covey has it by this name"
+
+
+def assert_is_a_word(word: str) -> None:
+    left, equals, value = word.partition("=")
+    assert equals
+    known = left in KNOWN or left.startswith(OPTIONS) or value in group_choices().get(left, ())
+    assert known or left in ("rewards", "hydra.run.dir"), word
+    assert "<" not in word
+    assert "{}" not in word
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_decision_names_what_there_is_and_reads_what_it_looks_at(name: str) -> None:
+    one = system(name)
+    for decision in one.decisions:
+        shorts = {*decision.reads, *decision.uses}
+        assert all(set(case) <= {"when", "words", "note"} for case in decision.cases)
+        assert {short for case in decision.cases for short in case.get("when", {})} <= shorts
+        for case in decision.cases:
+            for word in (case.get("words") or "").split():
+                left, _, value = word.partition("=")
+                assert left in KNOWN or left in ("recipe", "engine", "hydra.run.dir") or left.startswith(OPTIONS), word
+                assert "<" in value or left not in group_choices() or value in group_choices()[left], word
+                for hole in re.findall("<([^<>]*)>", value):
+                    expression, _, by = hole.partition("|")
+                    assert set(re.findall(r"[a-z_]\w*", expression)) <= shorts, hole
+                    assert by in {"", *one.maps, *CONVERT}, hole
+        assert decision.answer({}, one.defaults, one.maps) is not None
+    for setting in {*one.defaults, *(n for given in one.variants.values() for n in given)}:
+        assert one.has(setting) or setting in setting_names(), setting
+
+
+@pytest.mark.parametrize("name", ["torchrl", "verl", "openrlhf", "prime_rl"])
+def test_two_words_of_a_system_mean_the_same_in_either_order(name: str) -> None:
+    one = system(name)
+    samples = {setting: [*(row.values or ()), "1", "0.5"][:3] for setting, row in one.settings.items()}
+    names = sorted(samples)
+    chance = random.Random(3)
+    for _ in range(1500):
+        first, second = chance.sample(names, 2)
+        given = {first: chance.choice(samples[first]), second: chance.choice(samples[second])}
+        orders = [given, dict(reversed(given.items()))]
+        words = [{w.partition("=")[0]: w for a in foreign.answers(one, g) for w in a.answer.words} for g in orders]
+        assert words[0] == words[1], given
 
 
 def test_what_has_no_counterpart_says_why() -> None:
@@ -110,14 +157,16 @@ def test_what_has_no_counterpart_says_why() -> None:
 def test_every_field_of_trl_is_answered_when_it_is_typed(name: str) -> None:
     if name in {field.rpartition(".")[2] for field in setting_names()}:
         return  # covey has a setting of that name
-    from covey.config.names import OTHER_NAMES, RUN_FOLDER
+    from covey.config.names import RUN_FOLDER, other_names
 
-    assert name in {*OTHER_NAMES, *RUN_FOLDER} or name in refused(f"{name}=1")
+    assert name in {*other_names(), *RUN_FOLDER} or name in refused(f"{name}=1")
 
 
 def test_a_configuration_and_a_script_of_another_system_are_named_for_what_they_are() -> None:
-    assert refused("--config-name", "grpo_ifeval") == "--config-name grpo_ifeval is recipe=ifeval here"
-    assert refused("--config-name=grpo_gsm8k") == "--config-name grpo_gsm8k is recipe=gsm8k here"
+    assert (
+        refused("--config-name", "grpo_ifeval") == "--config-name grpo_ifeval is recipe=documents/torchrl_ifeval here"
+    )
+    assert refused("--config-name=grpo_gsm8k") == "--config-name grpo_gsm8k is recipe=documents/torchrl_gsm8k here"
     assert "`covey translate -- COMMAND`" in refused("grpo-sync.py")
     assert "algorithm.kl_coef=0.2" in refused("--kl_beta=0.2")
     assert "model.precision=float16" in refused("--mixed_precision", "fp16")

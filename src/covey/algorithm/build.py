@@ -61,11 +61,12 @@ def build_objective(algorithm: AlgorithmConfig, norm_length: int) -> Objective:
     """
     _positive("norm_length", algorithm.norm_length)
     length = norm_length if algorithm.norm_length is None else algorithm.norm_length
+    has_bonus = algorithm.entropy_coef != 0 or algorithm.target_entropy is not None
     return Objective(
         policy=_policy_term(algorithm, length),
         off_policy=_off_policy(algorithm),
         kl=_kl_terms(algorithm, length),
-        entropy_bonus=algorithm.entropy_coef != 0 or algorithm.target_entropy is not None,
+        entropy_bonus=Reduction(algorithm.entropy_aggregation, length, algorithm.count_empty) if has_bonus else None,
     )
 
 

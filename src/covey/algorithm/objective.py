@@ -126,9 +126,6 @@ class KLTerms:
     reduction: Reduction
 
 
-TOKEN_MEAN = Reduction("token_mean")
-
-
 @dataclass(frozen=True, slots=True)
 class Objective:
     """A loss of everything an algorithm preset names, the same for every split of the batch. See `build_objective`."""
@@ -136,7 +133,8 @@ class Objective:
     policy: PolicyTerm
     off_policy: OffPolicy
     kl: KLTerms
-    entropy_bonus: bool
+    entropy_bonus: Reduction | None
+    """How the entropies of tokens become one number; None without a bonus."""
 
     @property
     def needs_reference(self) -> bool:
@@ -155,13 +153,13 @@ class Objective:
     def zero_advantage_is_free(self) -> bool:
         """Tell whether rollouts of advantage 0 can be skipped: no gradient, no effect on others."""
         # A KL in the reward has no gradient here, but what is measured of it steers its coefficient.
-        others = self.kl.active or self.kl.sampler_coef != 0 or self.entropy_bonus
+        others = self.kl.active or self.kl.sampler_coef != 0 or self.needs_entropy_gradient
         return self.policy.proportional and not others and not self.needs_batch_selection
 
     @property
     def needs_entropy_gradient(self) -> bool:
         """Tell whether `entropy_NT` must be given, with a gradient."""
-        return self.entropy_bonus
+        return self.entropy_bonus is not None
 
     @property
     def needs_full_kl(self) -> bool:
@@ -179,7 +177,7 @@ class Objective:
     def divisors(self) -> frozenset[str]:
         """Return what divides the terms of the loss (`aggregation.divisor`): with one for all, counts may come last."""
         penalised = (self.kl.active and self.kl.in_loss) or self.kl.sampler_coef != 0
-        of_others = ([self.kl.reduction] if penalised else []) + ([TOKEN_MEAN] if self.entropy_bonus else [])
+        of_others = ([self.kl.reduction] if penalised else []) + ([self.entropy_bonus] if self.entropy_bonus else [])
         return frozenset(map(divisor, (self.policy.reduction, *of_others)))
 
     def grad_is_known_before_forward(self, *, is_current: bool, old_is_given: bool) -> bool:
@@ -289,7 +287,9 @@ class Objective:
             pieces["sampler_kl_loss"] = self.kl.sampler_coef * term
         if entropy_coef != 0:
             assert inputs.entropy_NT is not None, "entropy_coef needs entropy_NT"
-            pieces["entropy_loss"] = -entropy_coef * aggregate(inputs.entropy_NT, inputs.mask_NT, totals, TOKEN_MEAN)
+            assert self.entropy_bonus is not None, "entropy_coef needs a reduction"
+            bonus = aggregate(inputs.entropy_NT, inputs.mask_NT, totals, self.entropy_bonus)
+            pieces["entropy_loss"] = -entropy_coef * bonus
         return pieces
 
     def _keep_and_weights(self, inputs: ObjectiveInputs, statistics: BatchStatistics | None) -> tuple[Tensor, Tensor]:

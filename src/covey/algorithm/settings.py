@@ -319,6 +319,16 @@ class AlgorithmConfig(Section):
     """Drop the most off-policy tokens until their second moment is below this (M2PO); null is off."""
     entropy_coef: float = 0.0
     """Weight of the entropy bonus."""
+    entropy_aggregation: str = setting(
+        "token_mean",
+        choices=("token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "seq_mean_token_sum_norm"),
+        needs=Requires(
+            "an entropy bonus",
+            ("algorithm.entropy_coef", "algorithm.target_entropy"),
+            lambda coef, target: coef != 0 or is_set(target),
+        ),
+    )
+    """How the entropies of tokens become one number."""
     target_entropy: float | None = None
     """Adapt the entropy bonus towards this entropy (Skywork-OR1); null keeps entropy_coef fixed."""
     mask_truncated: bool = setting(False, needs=CONTINUES)

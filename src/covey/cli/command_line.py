@@ -14,7 +14,7 @@ from typing import Any, get_origin, get_type_hints
 
 from covey.cli import help as usage
 from covey.config import foreign
-from covey.config.names import OTHER_NAMES, RUN_FOLDER, named_elsewhere, nearest
+from covey.config.names import RUN_FOLDER, named_elsewhere, nearest, other_names
 from covey.config.schema import ENVIRONMENT_SETTINGS, Config, unknown_setting
 from covey.run.folder import CONFIG
 from covey.system.section import Section
@@ -96,7 +96,7 @@ def _refuse_foreign(settings: Sequence[str]) -> None:
     pairs = [(name.lstrip("+~"), value) for name, _, value in (word.partition("=") for word in settings)]
     known = {*_setting_types(), *usage.group_choices()}
     given = {name: value for name, value in pairs if name not in known}
-    lines = [line for name, value in given.items() if (line := _in_covey(name, value, given))]
+    lines = dict.fromkeys(line for name, value in given.items() if (line := _in_covey(name, value, given)))
     if lines:
         raise ValueError("; ".join(lines))
 
@@ -132,8 +132,8 @@ def _in_covey(name: str, value: str, given: Mapping[str, str]) -> str:
     """Say what a setting of another system is here, nothing for one that none has, or that is spelled as ours."""
     found = foreign.answer(name, value, given)
     if found is not None:
-        return foreign.in_a_line(name, value, found)
-    is_near = name in OTHER_NAMES or name in RUN_FOLDER or any(own.endswith(f".{name}") for own in _setting_types())
+        return foreign.in_a_line(found)
+    is_near = name in other_names() or name in RUN_FOLDER or any(own.endswith(f".{name}") for own in _setting_types())
     if "." in name or is_near:
         return ""
     if name in TRL_MAPPED:
@@ -147,8 +147,10 @@ def _values(verb: str, word: str, rest: list[str]) -> list[str]:
     if flag not in FLAGS:
         raise ValueError(f'no flag "{flag}"{_meant(verb, word, rest)}; see `covey {verb} --help`')
     named = word.partition("=")[2] if equals else (rest or [""])[0]
-    if flag in ("--config-name", "-cn") and named in foreign.CONFIG_NAMES and not {"--config-dir", "-cd"} & {*rest}:
-        raise ValueError(f"--config-name {named} is {foreign.CONFIG_NAMES[named]} here")
+    if flag in ("--config-name", "-cn") and not {"--config-dir", "-cd"} & {*rest}:
+        found = foreign.answer("config_name", named, {})
+        if found is not None and found.answer.words:
+            raise ValueError(f"--config-name {named} is {' '.join(found.answer.words)} here")
     count = 0 if equals else FLAGS[flag]
     if len(rest) < count:
         raise ValueError(f"{flag} needs a value")

@@ -1,25 +1,23 @@
-"""`covey translate FILE|-- COMMAND`: the covey command for what TRL, verl or TorchRL are started with."""
+"""`covey translate FILE|-- COMMAND`: the covey command for what TRL, verl, TorchRL, OpenRLHF or prime-rl start with."""
 
-import json
 import re
 import shlex
-import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise, takewhile
+from itertools import pairwise
 from pathlib import Path
-from string import Template
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import yaml
 
 from covey.cli.command_line import with_whole_numbers
+from covey.cli.scripts import ENDS, LISTS, OF_PYTHON, READERS, SCRIPTS, as_text, pairs_of, read_file, written
 from covey.config import foreign
-from covey.config.checks import format_value, walk, yaml_fault
+from covey.config.checks import walk
+from covey.config.foreign.counterparts import System, system
 from covey.config.names import did_you_mean, named_elsewhere
 from covey.config.schema import Config, setting_names
 from covey.config.shelves import preset_file
-from covey.system.disk import read_regular
 from covey.system.lookup import near
 from covey.system.machine import silence_bitsandbytes
 from covey.trl.fields import MAPPED, REFUSED
@@ -27,57 +25,15 @@ from covey.trl.fields import MAPPED, REFUSED
 if TYPE_CHECKING:
     from covey.trl.config import GRPOConfig
 
-MAX_BYTES = 1 << 20
-VARIABLE = re.compile(r"^\s*(?:export\s+)?([A-Za-z_]\w*)=(\"[^\"\n]*\"|'[^'\n]*'|[^\s\"'()`]*)\s*$")
-READERS: Mapping[str, Callable[[str], Any]] = {
-    **{".json": json.loads, ".toml": tomllib.loads},
-    **dict.fromkeys((".yaml", ".yml"), yaml.safe_load),
-}
-"""What reads a file of settings, by its suffix; any other file is a script."""
-TRL_WORDS = ("trl", "trl.scripts.grpo", "grpo.py")
-OTHER_SCRIPTS = re.compile(r"trl\.scripts\.(?!grpo$)(\w+)|(sft|dpo|kto|rloo|orpo|cpo|gkd)\.py")
-"""Scripts of TRL that train otherwise."""
 SEVERAL = 3
 """Fields of TRL in a file of settings that tell it from another."""
-OF_SCRIPTS: Mapping[str, str] = {
-    "output_dir": "hydra.run.dir={}",
-    "model_name_or_path": "model.name={}",
-    "model_revision": "model.revision={}",
-    "dtype": "model.precision={}",
-    "torch_dtype": "model.precision={}",
-    "load_in_4bit": "model.load_in_4bit={}",
-    "load_in_8bit": "model.load_in_8bit={}",
-    "use_peft": "",
-    "lora_r": "model.lora_rank={}",
-    "lora_alpha": "model.lora_alpha={}",
-    "lora_dropout": "model.lora_dropout={}",
-    "lora_target_modules": "model.lora_targets=[{}]",
-    "dataset_name": "data.path={}",
-    "dataset_config": "data.subset={}",
-    "dataset_train_split": "data.train_split={}",
-    "dataset_test_split": "data.test_split={}",
-    "reward_funcs": "environment=reward_functions rewards=[{}]",
-    "reward_model_name_or_path": "environment=reward_functions rewards=[{{function:reward_model,args:{{model:{}}}}}]",
-}
-"""What TRL's scripts take besides GRPOConfig, and where a run lies."""
-REWARDS_OF_TRL: Mapping[str, str] = {
-    "accuracy_reward": "accuracy",
-    "reasoning_accuracy_reward": "reasoning_accuracy",
-    "think_format_reward": "think_format",
-    "get_soft_overlong_punishment": "{function:soft_overlong,args:{max_length:1280,cache:256}}",
-}
-"""Rewards that TRL's scripts know by name, with the arguments that they give them."""
-OF_TRAINERS = {
-    "push_to_hub": "a command pushes nothing; GRPOTrainer of covey.trl does",
-    "resume_from_checkpoint": "resume=FOLDER goes on with a run of covey's",
-}
-"""Fields of TRL that a command has no word for."""
-LISTS = ("reward_funcs", "reward_weights", "lora_target_modules", "report_to")
-"""Flags of TRL that take several words."""
-OF_PYTHON = "a script of TRL runs with `from covey.trl import GRPOTrainer, GRPOConfig` in place of its import from trl"
 LAUNCHER = ("num_processes", "nproc_per_node")
 DROPPED = ("num_steps", "evaluation.every", "output.save_every")
 """Settings that need the number of rows."""
+MULTIRUN = ("--multirun", "-m")
+STARTS = ("bash", "sh", "zsh", "sbatch", "source")
+SBATCH = {"grpo-sync-multi-node.sbatch": "slurm/sync.sbatch", "grpo-async-multi-node.sbatch": "slurm/async.sbatch"}
+"""Batch scripts of TorchRL, and covey's."""
 
 
 @dataclass
@@ -86,6 +42,7 @@ class Translation:
 
     words: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    flags: tuple[str, ...] = ()
 
     def add(self, word: str) -> None:
         """Add a word. Of two that set the same the later counts."""
@@ -97,16 +54,21 @@ def run_translate(words: Sequence[str]) -> None:
     if not words or (words[0] != "--" and len(words) > 1):
         typed = shlex.join(word for word in words if word != "--") or "env.dataset=gsm8k"
         raise ValueError(f"covey translate takes one file, or a command behind --: covey translate -- {typed}")
-    tokens = list(words[1:]) if words[0] == "--" else read_file(Path(words[0]))
+    tokens = list(words[1:]) if words[0] == "--" else _read_named(Path(words[0]))
     found = translate(tokens)
     if not found.words and not found.notes:
         raise ValueError(f"nothing to translate: no setting and no flag in {shlex.join(words[1:]) or words[0]}")
     print("\n".join(as_lines(found)))
 
 
+def _read_named(path: Path) -> list[str]:
+    """Read a file. The name of one of prime-rl's tells whose it is."""
+    return [path.name, *read_file(path)] if path.suffix in READERS else read_file(path)
+
+
 def as_lines(found: Translation) -> list[str]:
     """Return the command, a word on each line, and the notes as comments."""
-    command = ["covey train", *(f"  {shlex.quote(word)}" for word in found.words.values())]
+    command = [" ".join(("covey train", *found.flags)), *(f"  {shlex.quote(word)}" for word in found.words.values())]
     return [" \\\n".join(command), *(f"# {note}" for note in (*found.notes, *unnamed(found.words)))]
 
 
@@ -124,120 +86,147 @@ def unnamed(words: Mapping[str, str]) -> list[str]:
     return [f"still to be named: {'; '.join(missing)}"] if missing else []
 
 
-def read_file(path: Path) -> list[str]:
-    """Return the words of a script, or of a file of settings as `name=value`. ValueError where there are none."""
-    # Refuse files that hold no settings
-    if not path.is_file():
-        raise ValueError(f"{path} is no file; a command stands behind --: covey translate -- {path}")
-    if path.suffix == ".py":
-        raise ValueError(f"{path} is Python: {OF_PYTHON}; a command line that starts it is translated behind --")
-    try:
-        text = read_regular(path, MAX_BYTES).decode()
-    except ValueError as error:
-        raise ValueError(f"{path} cannot be read: {error}") from error
-    # Words of a shell script's command
-    if path.suffix not in READERS:
-        return words_of_script(text)
-    # Settings of a file
-    try:
-        content = READERS[path.suffix](text)
-    except yaml.MarkedYAMLError as error:
-        raise ValueError(f"{path} cannot be read: {yaml_fault(error, text)}") from error
-    except (ValueError, yaml.YAMLError, RecursionError) as error:
-        raise ValueError(f"{path} cannot be read: {str(error).splitlines()[0]}") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} holds no settings: it is no mapping")
-    said = {name: _plain(value) if isinstance(value, Mapping) else _written(value) for name, value in flat(content)}
-    return [f"{name}={value}" for name, value in said.items()]
-
-
-def flat(content: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield settings by dotted names. Keyword arguments of TRL stay whole."""
-    for name, value in content.items():
-        if isinstance(value, Mapping) and value and not str(name).endswith("_kwargs"):
-            yield from flat(value, f"{prefix}{name}.")
-        elif value is not None:
-            yield f"{prefix}{name}", value
-
-
-def words_of_script(text: str) -> list[str]:
-    """Return the words of the command in a shell script that sets most, its variables filled in. ValueError without."""
-    variables = {"HOME": str(Path.home())}
-    commands: list[list[str]] = []
-    for line in text.replace("\\\n", " ").splitlines():
-        filled = Template(line).safe_substitute(variables)
-        if found := VARIABLE.match(filled):
-            variables[found[1]] = found[2].strip("\"'")
-            continue
-        try:
-            commands.append(shlex.split(filled, comments=True))
-        except ValueError:  # an open quotation: no command that sets anything
-            continue
-    best = max(commands, key=lambda words: sum("=" in word or word.startswith("--") for word in words), default=[])
-    if not best:
-        raise ValueError("the script holds no command with settings")
-    return best
-
-
-def pairs_of(tokens: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield (name, value) of the settings and flags of a command. A flag alone is true."""
-    rest = list(tokens)
-    while rest:
-        word = rest.pop(0)
-        is_flag = word.startswith("-")
-        name, equals, value = word.lstrip("-+~").partition("=")
-        if not name or (not equals and not is_flag) or (equals and name.isupper()):  # a program, or its environment
-            continue
-        if is_flag:
-            name = name.replace("-", "_")
-        if not equals:
-            most = None if name in LISTS else 1
-            values = list(takewhile(lambda after: not after.startswith("-") and "=" not in after, rest[:most]))
-            del rest[: len(values)]
-            value = ",".join(values) or "true"
-        if word != "-m":  # a module of Python's
-            yield name, value
-
-
 def translate(tokens: Sequence[str]) -> Translation:
-    """Return covey's words for those of TRL, verl or TorchRL. ValueError for fields of TRL that contradict."""
+    """Return covey's words for those of another system. ValueError for fields of TRL that contradict."""
     found = Translation()
+    tokens = list(_opened(tokens, found))
     _refuse_other_trainers(tokens)
     given = dict(pairs_of(tokens))
-    if (file := Path(given.get("config", ""))).suffix in READERS:  # TRL's: flags go before what it holds
-        del given["config"]
-        given = dict(pairs_of(read_file(file))) | given
-    given |= {name: _plain(value) for name, value in _mapping(given.pop("model_init_kwargs", "")).items()}
-    if "reward_funcs" in given:
-        given["reward_funcs"] = _rewards(given["reward_funcs"])
     # Say how several processes are started
     processes = next((int(given.pop(name)) for name in LAUNCHER if given.get(name, "").isdigit()), 1)
     if processes > 1:
         found.notes.append(f"{processes} processes: torchrun --nproc-per-node={processes} -m covey train ...")
+    # Whose command it is decides what its words mean
+    known = set(setting_names())
+    one = foreign.system_of(tokens, {name: value for name, value in given.items() if name not in known})
+    if one is not None:
+        _translate_system(one, tokens, given, known, found)
+        return found
+    given = _with_files_of_trl(given)
     # TRL's fields mean something together: batch sizes, defaults
-    of_trl = [name for name in given if (name in MAPPED or name in REFUSED) and name not in OF_SCRIPTS]
-    is_trl = any(Path(word).name in TRL_WORDS for word in tokens) or len(of_trl) >= SEVERAL
+    trl = system("trl")
+    of_trl = [name for name in given if (name in MAPPED or name in REFUSED) and name not in trl.settings]
+    is_trl = any(trl.programs.fullmatch(word) for word in tokens) or len(of_trl) >= SEVERAL
     if is_trl:
         _translate_trl({name: given.pop(name) for name in of_trl}, processes, found)
-    scripts = [word for word in tokens if word.endswith(".py") and "=" not in word and Path(word).name not in TRL_WORDS]
+    scripts = [word for word in tokens if word.endswith(".py") and "=" not in word and not trl.programs.fullmatch(word)]
     if scripts and (is_trl or not given):
         found.notes.append(f"{scripts[0]} was not read: {OF_PYTHON}")
-    known = set(setting_names())
-    for name, value in given.items():
-        _translate_one(name, value, given, known, found)
+    _translate_words(given, known, found)
     return found
+
+
+def _opened(tokens: Sequence[str], found: Translation) -> Iterator[str]:
+    """Yield the words of a command, with those of the scripts and files that it names in their place."""
+    rest = list(tokens)
+    while rest:
+        word = rest.pop(0)
+        path = Path(rest[0]) if rest and word in (*STARTS, "@", "--config_path") else Path(word)
+        if word in ENDS or word.startswith((">", "2>")):
+            return
+        if word in STARTS and path.is_file() and path.name not in SBATCH:
+            yield from read_file(path, rest[1:])
+            return
+        if word not in STARTS and path.suffix in SCRIPTS and path.name not in SBATCH and path.is_file():
+            yield from read_file(path, rest)
+            return
+        if word == "@" and path.suffix in READERS:  # a file of settings, as pydantic's command lines name it
+            rest.pop(0)
+            yield from read_file(path)
+        elif path.name in SBATCH:
+            found.notes.append(f"{path.name}: {SBATCH[path.name]} starts covey train with these words")
+            yield word
+        else:
+            yield word
+
+
+def _translate_system(
+    one: System, tokens: Sequence[str], given: Mapping[str, str], known: set[str], found: Translation
+) -> None:
+    """Add the words of a command of verl, TorchRL, OpenRLHF or prime-rl, its defaults with them."""
+    program = foreign.program_of(one, tokens)
+    if program in tokens:  # what stands before it is its launcher's
+        after = list(tokens[tokens.index(program) + 1 :])
+        given = dict(pairs_of(after))
+        found.flags = ("--multirun",) if set(MULTIRUN) & set(after) else ()
+    last = foreign.last_parts(one.name)
+    given = {name if one.has(name) or name in known else last.get(name, name): given[name] for name in given}
+    given = _interpolated(given, one.defaults, found)
+    own = {name: value for name, value in given.items() if _is_own(name, known) and not one.has(name)}
+    theirs = {name: value for name, value in given.items() if one.has(name)}
+    if one.has("program"):
+        theirs["program"] = program
+    for answered in foreign.answers(one, {**own, **theirs}):
+        _add(answered, found)
+    for name, value in own.items():
+        found.add(with_whole_numbers(f"{name}={value}"))
+    _translate_words({name: value for name, value in given.items() if name not in {*own, *theirs}}, known, found)
+    found.words = dict(sorted(found.words.items(), key=lambda word: word[0] not in ("recipe", "algorithm")))
+    found.notes.append(foreign.not_carried(one))
+
+
+def _add(answered: foreign.Answered, found: Translation) -> None:
+    """Add the words of an answer; of what a system does by default those that covey does not do by default."""
+    words, note = answered.answer.words, answered.answer.note
+    if not answered.typed and "recipe" not in found.words:
+        words = tuple(word for word in words if not _is_default(word))
+    for word in words:
+        found.add(word)
+    if answered.is_decision and note and not answered.typed:
+        found.notes.append(note)
+    elif answered.typed and (note or not (words or answered.is_decision)):
+        found.notes.append(foreign.in_a_line(answered))
+
+
+def _is_default(word: str) -> bool:
+    """Check that a word sets what is so without it."""
+    name, _, text = word.partition("=")
+    defaults = {one.name: one.value for one in walk(Config())}
+    value = yaml.safe_load(text)
+    if isinstance(value, str) and re.fullmatch(r"[\d.]+e-?\d+", value):
+        value = float(value)
+    return name in defaults and bool(defaults[name] == value)
+
+
+def _is_own(name: str, known: set[str]) -> bool:
+    return name in known or name.startswith("hydra.")
+
+
+def _interpolated(given: Mapping[str, str], defaults: Mapping[str, str], found: Translation) -> dict[str, str]:
+    """Put in what ${...} of a file of settings names, and name what a shell was to fill in."""
+    filled: dict[str, str] = {}
+    for name, value in given.items():
+        text = re.sub(r"\$\{([\w.]+\.[\w.]+)\}", lambda one: given.get(one[1], defaults.get(one[1], one[0])), value)
+        if hole := re.search(r"\$\{?[A-Za-z_(@*][^}\s/]*\}?", text):
+            found.notes.append(f"{name}={value} is left out: {hole[0]} has no value here; write it in")
+        else:
+            filled[name] = text
+    return filled
+
+
+def _with_files_of_trl(given: dict[str, str]) -> dict[str, str]:
+    """Return the fields of TRL with those of the file that they name; flags go before what it holds."""
+    if (file := Path(given.get("config", ""))).suffix in READERS:
+        del given["config"]
+        given = dict(pairs_of(read_file(file))) | given
+    given |= {name: as_text(value) for name, value in _mapping(given.pop("model_init_kwargs", "")).items()}
+    if "reward_funcs" in given:
+        given["reward_funcs"] = _rewards(given["reward_funcs"])
+    return given
 
 
 def _refuse_other_trainers(tokens: Sequence[str]) -> None:
     """Refuse a command of TRL that trains by something else than GRPO: its flags mean other things."""
     for before, word in pairwise(["", *(token for token in tokens if "=" not in token)]):
-        script = OTHER_SCRIPTS.fullmatch(Path(word).name)
+        script = system("trl").others.fullmatch(word)
         is_verb = Path(before).name == "trl" and word != "grpo" and re.fullmatch("[a-z][a-z-]*", word)
         if script or is_verb:
-            name = script[1] or script[2] if script else word
+            name = word.removeprefix("trl.scripts.").rpartition("/")[2].removesuffix(".py")
             here = f"; there is algorithm={name}" if preset_file("algorithm", name) else near(name, ["grpo"])
             what = word if script else f"trl {word}"
-            raise ValueError(f"{what} does not train by GRPO, which is all that covey does{here}")
+            raise ValueError(
+                f"{what} does not train by GRPO, which is all that covey does{here if is_verb or script else ''}"
+            )
 
 
 def _mapping(text: str) -> Mapping[str, Any]:
@@ -258,42 +247,36 @@ def _rewards(names: str) -> str:
     'accuracy,my_lib.rewards:short'
     """
     split = [name.strip(" '\"") for name in names.strip("[]").split(",")]
-    return ",".join(REWARDS_OF_TRL.get(name) or ":".join(name.rsplit(".", 1)) for name in split)
+    return ",".join(system("trl").maps["rewards"].get(name) or ":".join(name.rsplit(".", 1)) for name in split)
 
 
-def _plain(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+def _translate_words(given: Mapping[str, str], known: set[str], found: Translation) -> None:
+    """Add the words for settings of scripts that are nobody's in particular, or notes of why there are none."""
+    done: set[str] = set()
+    for name, value in _interpolated(given, {}, found).items():
+        answered = _answer(name, value, given)
+        if answered is not None and not done & answered.typed.keys():
+            done |= answered.typed.keys()
+            _add(answered, found)
+        elif answered is None and _is_own(name, known):
+            found.add(with_whole_numbers(f"{name}={value}"))
+        elif answered is None:
+            _name_elsewhere(name, value, known, found)
 
 
-def _translate_one(name: str, value: str, given: Mapping[str, str], known: set[str], found: Translation) -> None:
-    """Add the words for one setting, or a note of why there are none."""
-    # TRL's scripts, TorchRL and verl
-    if name in OF_SCRIPTS:
-        for word in OF_SCRIPTS[name].format(value).split():
-            found.add(word)
-        return
-    if name in ("cn", "config_name"):
-        if value in foreign.CONFIG_NAMES:
-            found.add(foreign.CONFIG_NAMES[value])
-        else:
-            found.notes.append(f"--config-name {value}: recipe=NAME begins with settings of covey's")
-        return
-    answer = foreign.answer(name, value, given)
-    if answer is not None:
-        for word in answer.words:
-            found.add(word)
-        if answer.note or not answer.words:
-            found.notes.append(foreign.in_a_line(name, value, answer))
-        return
-    # What is covey's own, or has one other name here
-    if name in known or name.startswith("hydra."):
-        found.add(f"{name}={value}")
-        return
+def _answer(name: str, value: str, given: Mapping[str, str]) -> foreign.Answered | None:
+    """Return what a setting of a script is here: of TRL's first, then of any system."""
+    if (row := system("trl").row(name, value)) is not None:
+        return foreign.Answered({name: value} if row.note else {}, row)
+    return foreign.answer(name, value, given)
+
+
+def _name_elsewhere(name: str, value: str, known: set[str], found: Translation) -> None:
     names = named_elsewhere(name, known)
     if len(names) == 1:
         found.add(names[0] if "=" in names[0] else with_whole_numbers(f"{names[0]}={value}"))
     else:
-        theirs = {*foreign.LAST_PARTS, *MAPPED, *REFUSED, *OF_SCRIPTS}
+        theirs = {*foreign.last_parts(), *MAPPED, *REFUSED, *system("trl").settings}
         said = " or ".join(names) or f"covey has nothing like it{did_you_mean(name, known | theirs)}"
         found.notes.append(f"{name}={value}: {said}")
 
@@ -310,7 +293,7 @@ def _translate_trl(given: Mapping[str, str], processes: int, found: Translation)
         words += [f"--{name}", *(value.split(",") if name in LISTS else [value])]
     args = _read_fields(words)
     for name, value in changed_fields(args).items():
-        if name in given and (why := REFUSED.get(name) or OF_TRAINERS.get(name)):
+        if name in given and (why := REFUSED.get(name) or system("trl").maps["trainers"].get(name)):
             found.notes.append(f"{name}={value} is no setting here ({why})")
         if name in REFUSED:
             setattr(args, name, default_of(name))
@@ -325,10 +308,11 @@ def _translate_trl(given: Mapping[str, str], processes: int, found: Translation)
     for name, value in settings_of(args, num_rows).items():
         depends = name in DROPPED and args.max_steps <= 0
         if not depends and defaults.get(name) != value:
-            found.add(f"{name.removesuffix('.name')}={_written(value)}")
+            found.add(f"{name.removesuffix('.name')}={written(value)}")
     if args.max_steps <= 0:
         found.add(f"num_epochs={args.num_train_epochs:g}")
-        found.notes.append(f"num_train_epochs={args.num_train_epochs:g}: {foreign.TRL_STEPS}")
+        epochs = system("words").settings["num_train_epochs"].note
+        found.notes.append(f"num_train_epochs={args.num_train_epochs:g}: {epochs}")
 
 
 def _read_fields(words: Sequence[str]) -> "GRPOConfig":
@@ -346,12 +330,3 @@ def _read_fields(words: Sequence[str]) -> "GRPOConfig":
     parser = Parser(GRPOConfig)  # type: ignore[arg-type] # a dataclass
     parsed: tuple[GRPOConfig, ...] = parser.parse_args_into_dataclasses(list(words))
     return parsed[0]
-
-
-def _written(value: Any) -> str:
-    """Write a value as a word of the command line takes it."""
-    if isinstance(value, Mapping):
-        return "{" + ",".join(f"{name}:{_written(one)}" for name, one in value.items()) + "}"
-    if isinstance(value, float) and value in (float("inf"), float("-inf")):
-        return "inf" if value > 0 else "-inf"
-    return format_value(value)

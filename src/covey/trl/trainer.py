@@ -37,7 +37,7 @@ from covey.trl.callbacks import Bridge, evaluated
 from covey.trl.checks import check_arguments, check_kinds, check_overrides
 from covey.trl.config import GRPOConfig, explaining
 from covey.trl.data import rows_of_reset, splits_of
-from covey.trl.fields import CODE, named_in_errors
+from covey.trl.fields import REFUSED, named_in_errors
 from covey.trl.mapping import settings_of
 from covey.trl.processes import Processes
 from covey.trl.rewards import reward_list, without_columns
@@ -329,7 +329,8 @@ def _load(model: Any, processing_class: Any, peft_config: Any, args: GRPOConfig)
     """Return model and tokenizer in memory, (None, None) where covey loads them by name."""
     keywords: dict[str, Any] = dict(args.model_init_kwargs or {})  # type: ignore[arg-type] # JSON is read by now
     if keywords.get("trust_remote_code"):
-        raise ValueError(f"model_init_kwargs['trust_remote_code'] has no counterpart in covey: {CODE}")
+        why = REFUSED["trust_remote_code"]
+        raise ValueError(f"model_init_kwargs['trust_remote_code'] has no counterpart in covey: {why}")
     keywords.pop("device_map", None)  # model.device, see `_device_setting`
     if peft_config is not None and (other := other_than_plain_lora(peft_config)):
         raise ValueError(f"peft_config must be a LoraConfig of plain adapters, got {other}")

@@ -370,6 +370,7 @@ CASES: dict[str, Case | Refused] = {
     "algorithm.off_policy_mask_delta": trains(0.01),
     "algorithm.m2po_threshold": trains(0.01),
     "algorithm.entropy_coef": trains(1.0),
+    "algorithm.entropy_aggregation": trains("seq_mean_token_mean", algorithm__entropy_coef=1.0),
     "algorithm.target_entropy": Case(see.coefficients, 10.0),
     "algorithm.mask_truncated": trains(True),
     "algorithm.drop_void_turns": Case(see.update_by_turns, True, SGD),

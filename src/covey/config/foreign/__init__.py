@@ -1,0 +1,141 @@
+"""What settings of verl, TorchRL, OpenRLHF, prime-rl and the documents are called here, with their values.
+
+Their names are data, in the files of this folder. Those of TRL are in `covey.trl.fields`.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import chain
+
+from covey.config.foreign.counterparts import Answer, Decision, System, system
+
+SYSTEMS = ("words", "torchrl", "verl", "openrlhf", "prime_rl")
+"""A file each. Of names that several have, the first counts."""
+AMBIGUOUS = {"num_devices", "enabled", "r", "n", "name", "path", "type", "mode", "rank", "alpha", "interval", "enable"}
+"""Last parts that say nothing without what stands before them."""
+FLAT = 3
+"""Names without a section that tell a program."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """An answer, and what it answers."""
+
+    typed: Mapping[str, str]
+    """Settings that were given; none where defaults alone are answered."""
+    answer: Answer
+    is_decision: bool = False
+    """Whether settings together were answered."""
+
+
+@cache
+def last_parts(*systems: str) -> Mapping[str, str]:
+    """Return full names by their last part, of all systems or of some."""
+    names = [name for one in map(system, systems or SYSTEMS) for name in one.settings]
+    return {name.rpartition(".")[2]: name for name in reversed(names) if name.rpartition(".")[2] not in AMBIGUOUS}
+
+
+def answer(name: str, value: str, given: Mapping[str, str]) -> Answered | None:
+    """Return what a setting of another system is here, None for a name that none of them has.
+
+    Settings that were typed together and decide one thing have one answer.
+
+    >>> answer("train.sync_iter", "False", {}).answer
+    Answer(words=('source=ray', 'max_staleness=1'), note='')
+    """
+    full = {typed: last_parts().get(typed, typed) for typed in (name, *given)}
+    for one in map(system, SYSTEMS):
+        known = one.row(full[name], value)
+        if known is None or full[name] not in one.settings:
+            continue
+        for decision in one.decisions:
+            together = {typed: given[typed] for typed in given if full[typed] in decision.names}
+            if full[name] in decision.names and len(together) > 1:
+                typed = {full[typed]: said for typed, said in together.items()}
+                return Answered(together, decision.answer(typed, one.defaults, one.maps))
+        return Answered({name: value}, known)
+    notes = (one.row(name, value) for one in map(system, SYSTEMS))
+    return next((Answered({name: value}, note) for note in notes if note is not None), None)
+
+
+def in_a_line(found: Answered) -> str:
+    """Say in words what foreign settings are here.
+
+    >>> in_a_line(Answered({"train.sync_iter": "False"}, Answer(("source=ray", "max_staleness=1"))))
+    'train.sync_iter=False is source=ray max_staleness=1 here'
+    """
+    typed = " ".join(f"{name}={value}" for name, value in found.typed.items())
+    note = f" ({found.answer.note})" if found.answer.note else ""
+    if found.answer.words:
+        return f"{typed} is {' '.join(found.answer.words)} here{note}"
+    return f"{typed} is no setting here{note or ' and need not be said'}"
+
+
+def system_of(tokens: Sequence[str], given: Mapping[str, str]) -> System | None:
+    """Return whose command it is: by its program, else by the names of its settings. None for nobody's.
+
+    ValueError for a program that trains by something else.
+    """
+    programs = [token for token in tokens if "=" not in token]
+    for one, token in ((system(name), token) for name in SYSTEMS for token in programs):
+        if one.others.fullmatch(token):
+            raise ValueError(f"{token} does not train by GRPO, which is all that covey does")
+    for one in map(system, SYSTEMS):
+        if any(one.programs.fullmatch(token) for token in programs):
+            return one
+    shares = sorted(((_share(system(name), given), name) for name in SYSTEMS), reverse=True)
+    (most, name), (next_most, _) = shares[:2]
+    return system(name) if most > next_most else None
+
+
+def _share(one: System, given: Mapping[str, str]) -> int:
+    """Count the settings that tell a program: names of its sections, or several without one."""
+    if one.sections:
+        dotted = [name for name in given if "." in name]
+        return sum(2 * (name in one.settings) + (name.partition(".")[0] in one.sections) for name in dotted)
+    flat = sum(name in one.settings for name in given) if one.defaults else 0
+    return flat if flat >= FLAT else 0
+
+
+def is_program(token: str) -> bool:
+    """Tell whether a word of a command starts one of the systems."""
+    return "=" not in token and any(system(name).programs.fullmatch(token) for name in SYSTEMS)
+
+
+def program_of(one: System, tokens: Sequence[str]) -> str:
+    return next((token for token in tokens if "=" not in token and one.programs.fullmatch(token)), "")
+
+
+def answers(one: System, given: Mapping[str, str]) -> Iterator[Answered]:
+    """Answer all that was typed, then what the system does by default. `given` holds full names.
+
+    In the order of the table: of two names for one thing the later counts, however they were typed.
+    """
+    defaults = {**one.defaults, **one.variants.get(given.get("config_name", ""), {})}
+    order = {name: place for place, name in enumerate(one.settings)}
+    given = dict(sorted(given.items(), key=lambda item: (order.get(item[0], len(order)), item[0])))
+    done: set[int] = set()
+    for name in chain(given, (name for name in defaults if name not in given)):
+        decisions = [decision for decision in one.decisions if name in decision.names]
+        for decision in decisions:
+            if id(decision) not in done:
+                done.add(id(decision))
+                yield _decided(decision, given, defaults, one)
+        value = given.get(name, defaults.get(name, ""))
+        found = one.row(name, value)
+        if not decisions and found is not None:
+            yield Answered({name: value} if name in given else {}, found)
+        elif not decisions and name not in given:  # of one name here and there
+            yield Answered({}, Answer((f"{name}={value}",)))
+
+
+def _decided(decision: Decision, given: Mapping[str, str], defaults: Mapping[str, str], one: System) -> Answered:
+    typed = {name: value for name, value in given.items() if name in decision.names}
+    return Answered(typed, decision.answer(given, defaults, one.maps), is_decision=True)
+
+
+def not_carried(one: System) -> str:
+    """Name in a line what a system does by default and covey does not."""
+    return f"defaults of {re.sub('_', '-', one.name)} not carried over: {'; '.join(one.not_carried)}"

@@ -1,0 +1,279 @@
+"""How settings of other programs are answered: the tables of this folder are read, and words of covey filled in."""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal, DecimalException
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from covey.config.names import read_table
+from covey.policy.models.naming import device_of_map
+
+Given = Mapping[str, str]
+"""Foreign settings by their full names."""
+HOLE = re.compile(r"<([^<>]*)>")
+SUM = re.compile(r"([\w.]+)\s*([-+*/])\s*([\w.]+)")
+EMPTY = ("", "none", "null", "~")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What stands for foreign settings here."""
+
+    words: tuple[str, ...] = ()
+    """Covey's words; none where nothing need be said, or nothing can."""
+    note: str = ""
+    """Why there are no words, or what differs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """How one setting is answered when it stands alone."""
+
+    words: str = ""
+    """Covey's words, {} or <v|MAP> standing for the value."""
+    values: Mapping[str, str | None] | None = None
+    """Words of each value, in small letters with "_"; None and another value have the note alone."""
+    by: str = ""
+    """A key of CONVERT, which makes the value what covey counts."""
+    note: str = ""
+    """Given with every answer; of values, where a value has no words."""
+
+    def answer(self, value: str, maps: Mapping[str, Given]) -> Answer:
+        """Return the words for a value."""
+        if self.values is not None:
+            words = self.values.get(plain(value))
+            if words is not None:
+                return Answer(tuple(words.split()), "" if words else self.note)
+            return Answer((), self.note or f"no counterpart for {value}; there is one for {', '.join(self.values)}")
+        if not self.words:
+            return Answer((), self.note)
+        try:
+            shown = CONVERT[self.by](value) if self.by else value
+            template = "" if shown is None else self.words.replace("{}", "<v>")
+            return Answer(_words(template, {"v": shown or ""}, maps), self.note)
+        except (ValueError, DecimalException):  # no number, or not of a map
+            return Answer((), self.note or f"no counterpart for {value}")
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Settings that decide one thing together: one answer from all of them, whatever their order."""
+
+    reads: Mapping[str, tuple[str, ...]]
+    """Short name -> the settings that say it. The first that was typed counts, else the default of the first."""
+    uses: Mapping[str, tuple[str, ...]]
+    """The same of settings that it looks at, and that say something of their own besides."""
+    cases: Sequence[Mapping[str, Any]]
+    """`when`, `words` and `note`. The first that fits, and whose words can be filled in, counts."""
+
+    @property
+    def names(self) -> set[str]:
+        return {name for names in self.reads.values() for name in names}
+
+    def answer(self, typed: Given, defaults: Given, maps: Mapping[str, Given]) -> Answer:
+        """Return the words for all that it reads."""
+        values = dict(self._values(typed, defaults))
+        said = {short for short, names in self._all if any(name in typed for name in names)}
+        for case in self.cases:
+            if not all(_holds(short, wanted, values, said) for short, wanted in case.get("when", {}).items()):
+                continue
+            try:
+                words = _words(case.get("words") or "", values, maps)
+                return Answer(words, filled_in(case.get("note", ""), values, maps))
+            except (ValueError, DecimalException):
+                continue
+        return Answer((), "covey has nothing like it")
+
+    @property
+    def _all(self) -> list[tuple[str, tuple[str, ...]]]:
+        return [*self.reads.items(), *self.uses.items()]
+
+    def _values(self, typed: Given, defaults: Given) -> Iterator[tuple[str, str]]:
+        for short, names in self._all:
+            found = next((given[name] for given in (typed, defaults) for name in names if name in given), None)
+            if found is not None:
+                yield short, found.strip("'\"")
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """A program whose settings have counterparts. One file of this folder."""
+
+    name: str
+    settings: Mapping[str, Row]
+    decisions: Sequence[Decision]
+    defaults: Given
+    variants: Mapping[str, Given]
+    """Name of a file of its settings -> the defaults that are other ones there."""
+    maps: Mapping[str, Given]
+    prefixes: Given
+    """What is said of any other setting that begins so. The first that fits counts."""
+    programs: re.Pattern[str]
+    others: re.Pattern[str]
+    """Its programs that train by something else."""
+    sections: tuple[str, ...]
+    not_carried: Sequence[str]
+    """What it does by default and no setting of covey's does."""
+
+    def has(self, name: str) -> bool:
+        """Tell whether it answers a setting of this name."""
+        decided = any(name in decision.names for decision in self.decisions)
+        return decided or name in self.settings or any(name.startswith(prefix) for prefix in self.prefixes)
+
+    def row(self, name: str, value: str) -> Answer | None:
+        """Return what a setting is alone, None for one that it has not."""
+        if name in self.settings:
+            return self.settings[name].answer(value, self.maps)
+        note = next((note for prefix, note in self.prefixes.items() if name.startswith(prefix)), None)
+        return None if note is None else Answer((), note)
+
+
+def _words(template: str, values: Given, maps: Mapping[str, Given]) -> tuple[str, ...]:
+    return tuple(filled_in(word, values, maps) for word in template.split())
+
+
+def plain(value: str) -> str:
+    return value.strip("'\"").lower().replace("-", "_")
+
+
+def _holds(short: str, wanted: Any, values: Given, said: set[str]) -> bool:
+    """Check a condition: a value, one of a list, typed, absent, set, ~part or a comparison such as >0 or >=batch."""
+    if isinstance(wanted, list):
+        return any(_holds(short, one, values, said) for one in wanted)
+    value = values.get(short, "")
+    text = "" if wanted is None else str(wanted)
+    if text in ("typed", "absent"):
+        return (short in said) == (text == "typed")
+    if text == "set":
+        return short in values
+    if text.startswith("~"):
+        return text[1:] in value
+    if compared := re.fullmatch(r"(>=|>)(.+)", text):
+        try:
+            left, right = Decimal(value), Decimal(_computed(compared[2], values))
+        except (DecimalException, ValueError):
+            return False
+        return left >= right if compared[1] == ">=" else left > right
+    if plain(value) in EMPTY or plain(text) in EMPTY:
+        return plain(value) in EMPTY and plain(text) in EMPTY
+    try:
+        return Decimal(value) == Decimal(text)
+    except DecimalException:
+        return plain(value) == plain(text)
+
+
+def filled_in(text: str, values: Given, maps: Mapping[str, Given]) -> str:
+    """Fill in <NAME>, <NAME|MAP>, <NAME|CONVERTER> and sums such as <1+NAME>. ValueError where one has no value."""
+
+    def shown(found: re.Match[str]) -> str:
+        expression, _, by = found[1].partition("|")
+        value = _computed(expression, values)
+        if by in maps:
+            value = maps[by].get(plain(value), "")
+        elif by:
+            value = CONVERT[by](value) or ""
+        if plain(value) in EMPTY:
+            raise ValueError(f"no value for {found[1]}")
+        return value
+
+    return HOLE.sub(shown, text)
+
+
+def _computed(expression: str, values: Given) -> str:
+    """Return a number, the value of a name, or a sum of two of them; a quotient of whole numbers is rounded down."""
+    if found := SUM.fullmatch(expression):
+        left, right = (Decimal(_computed(side, values)) for side in (found[1], found[3]))
+        if found[2] == "/":
+            whole = left == int(left) and right == int(right) and left >= right
+            return f"{max(1, left // right) if whole else left / right}"
+        return f"{ {'+': left + right, '-': left - right, '*': left * right}[found[2]]:f}"
+    if expression in values:
+        return values[expression]
+    return str(Decimal(expression))
+
+
+def listed(value: str) -> str:
+    """Return one name, or names in brackets and quotes, as a list without brackets."""
+    return ",".join(re.findall(r"[\w.*+-]+", value))
+
+
+def _device(value: str) -> str:
+    """Read transformers' device_map, which may be written as JSON."""
+    try:
+        return device_of_map(yaml.safe_load(value))
+    except yaml.YAMLError:
+        return device_of_map(value)
+
+
+def _above_0(value: str) -> str | None:
+    return None if plain(value) in EMPTY or float(value) < 1 else str(int(float(value)))
+
+
+CONVERT: dict[str, Callable[[str], str | None]] = {
+    "whole": lambda value: str(int(float(value))),
+    "above_0": _above_0,
+    "never": lambda value: str(max(0, int(float(value)))),
+    "named": lambda value: None if plain(value) in EMPTY else value,
+    "truth": lambda value: {"1": "true", "0": "false"}.get(value, value.lower()),
+    "listed": listed,
+    "first": lambda value: listed(value).split(",")[0],
+    "second": lambda value: listed(value).split(",")[1] if "," in listed(value) else None,
+    "trackers": lambda value: ",".join(name for name in ("tensorboard", "wandb") if name in value) or None,
+    "device": _device,
+}
+"""What makes a foreign value one of covey's; None where it needs no word. ValueError where it is none."""
+
+
+@cache
+def system(name: str) -> System:
+    """Read the file of one program."""
+    table = read_table(Path(__file__).with_name(f"{name}.yaml"))
+    short: Given = table.get("short", {})
+
+    def full(named: str) -> str:
+        head, dot, rest = named.partition(".")
+        return f"{short[head]}.{rest}" if dot and head in short else named
+
+    def texts(given: Mapping[Any, Any]) -> dict[str, str]:
+        return {full(str(key)): _text(value) for key, value in given.items()}
+
+    def read(given: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+        return {key: tuple(map(full, [named] if isinstance(named, str) else named)) for key, named in given.items()}
+
+    def decision(given: Mapping[str, Any]) -> Decision:
+        return Decision(read(given["reads"]), read(given.get("uses", {})), given["cases"])
+
+    return System(
+        name=name,
+        settings={full(one): _row(row) for names, row in table["settings"].items() for one in str(names).split()},
+        decisions=[decision(one) for one in table.get("decisions", ())],
+        defaults=texts(table.get("defaults", {})),
+        variants={key: texts(given) for key, given in table.get("variants", {}).items()},
+        maps={
+            key: {plain(_text(k)): _text(v) for k, v in given.items()} for key, given in table.get("maps", {}).items()
+        },
+        prefixes=table.get("prefixes", {}),
+        programs=re.compile(table.get("programs") or "(?!)"),
+        others=re.compile(table.get("others") or "(?!)"),
+        sections=tuple(table.get("sections", "").split()),
+        not_carried=table.get("not_carried", ()),
+    )
+
+
+def _row(row: Any) -> Row:
+    if isinstance(row, str):
+        return Row(row)
+    values = row.get("values")
+    if values is not None:
+        said = {plain(_text(key)): words for key, words in values.items()}
+        values = said | {number: said[word] for number, word in (("1", "true"), ("0", "false")) if word in said}
+    return Row(row.get("words", ""), values, row.get("by", ""), row.get("note", ""))
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else "" if value is None else str(value)
