@@ -68,4 +68,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *PUBLIC])
+    return sorted({"__doc__", "__file__", "__name__", "__path__", "__version__", *PUBLIC})

@@ -4,15 +4,22 @@ A function of a module stands for itself, as `module:function`. What no other pr
 function of a notebook, rows, a model) is given to the run as it is, and config.yaml holds a name that says so.
 """
 
+import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, count
 from operator import attrgetter
 from typing import Any, NoReturn
 
+from covey.api import of_this_program
 from covey.environments.reward_functions.call import name_of
 from covey.policy.models.naming import IN_MEMORY
+from covey.system.changed import is_anew
+from covey.system.lookup import resolve
+from covey.system.section import Section
 
 HOME = "covey.api.objects"
+OF_THIS_PROGRAM = of_this_program.__name__
 ORDER = "the order is covey.train(model, rewards, data)"
 RESUMES = "covey.train(...) with the same objects and resume=FOLDER resumes the run"
 
@@ -58,7 +65,15 @@ def importable_name(function: Callable[..., Any]) -> str | None:
         found = attrgetter(name)(sys.modules[module])
     except (AttributeError, KeyError):
         return None
-    return f"{module}:{name}" if found is function else None
+    if found is not function and not is_anew(module):
+        return None
+    return f"{module}:{name}" if callable(found) else None
+
+
+def current(given: Any) -> Any:
+    """Return the function that stands in the place of one whose module was imported anew, anything else as it is."""
+    name = importable_name(given) if callable(given) else None
+    return given if name is None or not is_anew(name.partition(":")[0]) else resolve(name, {})
 
 
 def reward_entry(given: Reward) -> Any:
@@ -68,6 +83,39 @@ def reward_entry(given: Reward) -> Any:
     if not callable(given):
         raise ValueError(f"rewards must be functions or their names, got {given!r:.80}")
     return importable_name(given) or {"function": f"{HOME}:reward", "args": {"name": name_of(given)}}
+
+
+def named_functions(settings: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+    """Yield settings with names in the place of functions: `module:function`, or one in `of_this_program`.
+
+    A function also stands for a mapping of itself and no options (shaping), and for the `name` of its section.
+    """
+    taken: dict[str, Callable[..., Any]] = {}
+
+    def name_for(given: Any) -> Any:
+        if not callable(given) or isinstance(given, Section):
+            return given
+        if (name := importable_name(given)) is not None:
+            return name
+        base = re.sub(r"\W", "", name_of(given)) or "function"
+        names = chain([base], (f"{base}_{number}" for number in count(2)))
+        name = next(one for one in names if taken.get(one, given) is given)
+        taken[name] = vars(of_this_program)[name] = given
+        return f"{OF_THIS_PROGRAM}:{name}"
+
+    for name, value in settings:
+        if name.rpartition(".")[2] == "shaping":
+            options = value if isinstance(value, Mapping) else {one: {} for one in as_list(value)}
+            yield name, {name_for(key): given for key, given in options.items()}
+        elif callable(value) and name == "curriculum":
+            yield "curriculum.name", name_for(value)
+        else:
+            yield name, name_for(value)
+
+
+def unnamed_functions(config: object) -> list[str]:
+    """Return the functions of settings that this program alone has."""
+    return sorted(set(re.findall(rf"{re.escape(OF_THIS_PROGRAM)}:(\w+)", repr(config))))
 
 
 def tool_entry(given: Callable[..., Any]) -> str:

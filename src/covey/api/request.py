@@ -20,7 +20,7 @@ from covey.environments.reward_functions.call import name_of
 from covey.environments.reward_functions.settings import RewardFunctionsConfig
 from covey.environments.settings import CustomConfig, EnvironmentConfig
 from covey.run.given import Given
-from covey.system.lookup import is_function_path, resolve
+from covey.system.lookup import import_changed, is_function_path, resolve
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,8 @@ class Arguments:
     def tool_list(self) -> list[Any]:
         """Return functions, and the class of an attempt's own object, those that were named loaded."""
         given = [] if self.tools is None else list(self.tools) if isinstance(self.tools, list | tuple) else [self.tools]
-        return [resolve(tool, {}) if isinstance(tool, str) and is_function_path(tool) else tool for tool in given]
+        named = (resolve(tool, {}) if isinstance(tool, str) and is_function_path(tool) else tool for tool in given)
+        return [objects.current(tool) for tool in named]
 
     @property
     def unnamed_tools(self) -> list[str]:
@@ -75,7 +76,7 @@ class Arguments:
 
     @property
     def reward_list(self) -> list[objects.Reward]:
-        return [] if self.rewards is None else objects.as_list(self.rewards)
+        return [] if self.rewards is None else [objects.current(reward) for reward in objects.as_list(self.rewards)]
 
     @property
     def unnamed_rewards(self) -> list[str]:
@@ -86,6 +87,7 @@ class Arguments:
 
 def make_request(asked: Arguments, base: Config | None) -> Request:
     """Return settings and objects of a run. ValueError, in one line, for arguments that do not go together."""
+    changed = import_changed()
     _check_arguments(asked, base)
     if base is not None and not isinstance(base, Config):
         raise ValueError(f"config must be a Config, got a {type(base).__name__}; settings come by keyword")
@@ -97,7 +99,7 @@ def make_request(asked: Arguments, base: Config | None) -> Request:
         config.environment.in_process = True
     given = _given(asked)
     _check_places(config, given)
-    return Request(config, given, (*composed.notes, *_notes(asked, config)))
+    return Request(config, given, (*changed, *composed.notes, *_notes(asked, config)))
 
 
 TASK = ("recipe", "environment", "model", "data", "rewards")
@@ -257,6 +259,7 @@ def _check_places(config: Config, given: Given) -> None:
     # Other processes of Ray cannot reach objects in memory
     has_model = given.model is not None or given.reference is not None
     what = "a model" if has_model else "rewards, rows or an environment" if given.environment else ""
+    what = what or " and ".join(objects.unnamed_functions(config))
     if what and (config.source == "ray" or config.devices.trainer > 1):
         raise ValueError(
             f"source=ray works in other processes, which cannot have {what} in memory: give names or paths"
@@ -291,6 +294,7 @@ def _notes(asked: Arguments, config: Config) -> list[str]:
         *(["the rows"] if asked.rows is not None else []),
         *unnamed,
         *asked.unnamed_tools,
+        *objects.unnamed_functions(config),
     ]
     if kept:
         notes.append(f"of this program alone: {', '.join(kept)}; {objects.RESUMES}")

@@ -4,6 +4,7 @@ covey.train(..., num_steps=50, lr=1e-5)
 covey.train(..., optimizer={"lr": 1e-5, "warmup_steps": 10})
 covey.train(..., optimizer__lr=1e-5)
 covey.train(..., **{"optimizer.lr": 1e-5})
+covey.train(..., advantage=my_function)   # where a name of a function may stand, the function may, too
 covey.train(..., algorithm="dapo", model="qwen2.5-0.5b", recipe="gsm8k")   # presets, by their names
 """
 
@@ -13,11 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from covey.config import compose
-from covey.config.checks import walk
+from covey.api.objects import named_functions
+from covey.config import compose, foreign
+from covey.config.checks import refuse_idle_cold_start, walk
 from covey.config.engine_choice import this_machine
 from covey.config.giving_way import give_way
-from covey.config.schema import Config, group_choices, unknown_setting
+from covey.config.names import RUN_FOLDER
+from covey.config.schema import Config, group_choices, setting_names, unknown_setting
 from covey.config.shelves import CONF
 from covey.system.lookup import near
 from covey.system.section import Section
@@ -40,7 +43,8 @@ def make_config(base: Config | None, settings: Mapping[str, Any]) -> Composed:
 
     ValueError for an unknown name, with those that are near.
     """
-    flat = list(_flattened(settings))
+    flat = list(named_functions(_flattened(settings)))
+    _refuse_foreign(flat)
     if not isinstance(dict(flat).get("recipe", ""), str):
         raise ValueError(f"recipe must be a name, got {dict(flat)['recipe']!r}")
     chosen = {name: value for name, value in flat if name in group_choices() and isinstance(value, str)}
@@ -49,8 +53,19 @@ def make_config(base: Config | None, settings: Mapping[str, Any]) -> Composed:
         raise ValueError(f"{name}={value} is a preset, for which config=Config(...) leaves no room; give one of both")
     config = copy.deepcopy(base) if base is not None else _composed(chosen)
     names = _put_all(config, [(name, value) for name, value in flat if name not in chosen])
+    refuse_idle_cold_start(config, names)
     machine = this_machine if base is None else None
     return Composed(config, names, tuple(give_way(config, {*names, *chosen} - {"recipe"}, machine)))
+
+
+def _refuse_foreign(flat: Sequence[tuple[str, Any]]) -> None:
+    """Refuse words of other systems, with covey's for all of them."""
+    ending = {found.name.rpartition(".")[2] for found in walk(Config()) if not found.name.startswith(SECONDARY)}
+    known = {*setting_names(), *group_choices(), *vars(Config()), *ending, *RUN_FOLDER}
+    given = {name: str(value) for name, value in flat if name not in known and "." not in name}
+    answers = [found for name, value in given.items() if (found := foreign.answer(name, value, given)) is not None]
+    if answers:
+        raise ValueError("; ".join(dict.fromkeys(map(foreign.in_a_line, answers))))
 
 
 def _put_all(config: Config, given: Sequence[tuple[str, Any]]) -> frozenset[str]:

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from inspect import signature
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ from covey.run.records.callbacks import Callback
 from covey.run.records.notebook import is_notebook
 from covey.run.records.record import RunRecorder
 from covey.system import machine
+from covey.system.lookup import near
 from covey.system.waits.signals import EXIT_STATUS, StopRequested
 from covey.train import train as run_loop
 
@@ -146,15 +148,39 @@ def _heard(given: Any) -> tuple[Callback, ...]:
     for callback in callbacks:
         if isinstance(callback, type) or not (isinstance(callback, Callback) or callable(callback)):
             raise ValueError(f"callbacks must be objects of Callback classes, or functions, got {callback!r:.80}")
-        if not isinstance(callback, Callback) and not _takes_a_step(callback):
+        if not isinstance(callback, Callback) and not _takes(callback, 2):
             raise ValueError(f"callbacks: {name_of(callback)} must take a step and its metrics: (step, metrics)")
+        if isinstance(callback, Callback):
+            _check_hooks(callback)
     return tuple(callback if isinstance(callback, Callback) else _EveryStep(callback) for callback in callbacks)
 
 
-def _takes_a_step(function: Callable[..., Any]) -> bool:
-    """Tell whether a function can be called as one of OnStep, which some of C do not say."""
+def _check_hooks(callback: Callback) -> None:
+    """Refuse methods that look like hooks and are called by nobody, and hooks that take something else."""
+    kind, hooks = type(callback), {name for name in vars(Callback) if name.startswith("on_")}
+    for name in (name for name in dir(kind) if name.startswith("on_")):
+        method = vars(callback).get(name) or attrgetter(name)(callback)
+        if name not in hooks:
+            meant = OF_OTHERS.get(name, "")
+            said = f"; did you mean {meant}?" if meant else near(name, hooks)
+            raise ValueError(f"{kind.__name__}.{name} is never called: hooks are {', '.join(sorted(hooks))}{said}")
+        if not _takes(method, 2):
+            wanted = ", ".join(list(signature(vars(Callback)[name]).parameters)[1:])
+            raise ValueError(f"{kind.__name__}.{name} must take ({wanted})")
+
+
+OF_OTHERS = {
+    **dict.fromkeys(("on_step_end", "on_log", "on_train_step", "on_train_batch_end"), "on_step"),
+    **dict.fromkeys(("on_train_begin", "on_begin", "on_init_end", "on_fit_start"), "on_start"),
+    **dict.fromkeys(("on_evaluate", "on_eval", "on_validation_end"), "on_evaluation"),
+}
+"""Hooks of transformers and others -> those here that come at the same time."""
+
+
+def _takes(function: Callable[..., Any], count: int) -> bool:
+    """Tell whether a function can be called with so many arguments, which some of C do not say."""
     try:
-        signature(function).bind(1, {})
+        signature(function).bind(*range(count))
     except TypeError:
         return False
     except ValueError:

@@ -14,16 +14,15 @@ from covey.cli import help as usage
 from covey.cli.flags import RUNS
 from covey.config import compose as settings
 from covey.config.budget import BUDGETS, counted
-from covey.config.checks import format_value, read
+from covey.config.checks import refuse_idle_cold_start
 from covey.config.early import check_early
 from covey.config.engine_choice import this_machine
 from covey.config.giving_way import give_way, overruled
-from covey.config.schema import ColdStartConfig, Config
+from covey.config.schema import Config
 from covey.config.validate import validate
 from covey.environments import build as environments
 from covey.environments.doors.settings import OpenEnvConfig, VerifiersConfig
 from covey.environments.infill.settings import InfillConfig
-from covey.environments.machines.settings import MachinesConfig
 from covey.policy.settings import NANO
 from covey.rollouts.settings import CurriculumConfig
 from covey.run import folder as run_folder
@@ -193,10 +192,8 @@ def check_typed(verb: str, config: Config, typed: Iterable[str], num_processes: 
     ValueError for one of a cold start that is off: a recipe may hold some, but who types one means it.
     """
     names = [word.lstrip("+").partition("=")[0] for word in typed]
-    idle = [name for name in names if name in COLD_START_SETTINGS]
-    if verb not in ("evaluate", "cold-start", "judge") and idle and not config.cold_start.enabled:
-        value = format_value(read(config, idle[0]))
-        raise ValueError(f"{idle[0]}={value} needs cold_start.enabled=true, got cold_start.enabled=false")
+    if verb not in ("evaluate", "cold-start", "judge"):
+        refuse_idle_cold_start(config, names)
     unread = (*UNREAD.get(verb, ()), *(RANK_SETTINGS if num_processes == 1 else ()))
     return [name for name in names if any(name == other or name.startswith(f"{other}.") for other in unread)]
 
@@ -207,11 +204,6 @@ def names_of(section: type, prefix: str, *chosen: str) -> tuple[str, ...]:
 
 
 ADVANTAGE_SETTINGS = (*names_of(AlgorithmConfig, "algorithm", "advantage"), "algorithm.length_normalizer")
-COLD_START_SETTINGS = (
-    *(name for name in names_of(ColdStartConfig, "cold_start", "") if name[11:] != "enabled"),
-    "timeouts.cold_start",
-    *names_of(MachinesConfig, "environment", "demonstration", "num_demonstrations", "family_share"),
-)
 RANK_SETTINGS = ("parallel", "timeouts.ranks")
 """What a single process does not read."""
 TRAINING_SETTINGS = (

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import yaml
 
 from covey.cli.command_line import with_whole_numbers
-from covey.cli.scripts import ENDS, LISTS, OF_PYTHON, READERS, SCRIPTS, as_text, pairs_of, read_file, written
 from covey.config import foreign
 from covey.config.checks import walk
 from covey.config.foreign.counterparts import System, system
+from covey.config.foreign.scripts import ENDS, LISTS, OF_PYTHON, READERS, SCRIPTS, as_text, pairs_of, read_file, written
 from covey.config.names import did_you_mean, named_elsewhere
 from covey.config.schema import Config, setting_names
 from covey.config.shelves import preset_file

@@ -5,7 +5,7 @@ What is checked stands beside each field (`covey.system.setting`); a setting tha
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields
 from importlib.util import find_spec
 from typing import Any
@@ -52,6 +52,21 @@ def read(config: Config, name: str) -> Any:
     for part in name.split("."):
         value = vars(value)[part]
     return value
+
+
+def refuse_idle_cold_start(config: Config, typed: Iterable[str]) -> None:
+    """Refuse typed settings of a cold start that is off: a recipe may hold some, but who types one means it."""
+    known = [found.name for found in walk(config) if found.name.startswith(OF_COLD_START)]
+    idle = [name for name in typed if name in known and name != "cold_start.enabled"]
+    if idle and not config.cold_start.enabled:
+        value = format_value(read(config, idle[0]))
+        raise ValueError(f"{idle[0]}={value} needs cold_start.enabled=true, got cold_start.enabled=false")
+
+
+OF_COLD_START = (
+    *("cold_start.", "timeouts.cold_start"),
+    *("environment.demonstration", "environment.num_demonstrations", "environment.family_share"),
+)
 
 
 def format_value(value: Any) -> str:

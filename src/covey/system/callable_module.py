@@ -16,6 +16,19 @@ class _CallableModule(ModuleType):
         return _function(self)(*arguments, **keywords)
 
     @property
+    def __doc__(self) -> str:  # type: ignore[override] # a module's is text as well
+        """Return the arguments and the words of the function, which `help` shows in the place of the module's."""
+        function = _function(self)
+        summary, _, rest = (inspect.getdoc(function) or "").partition("\n\n")
+        plain = [p.replace(annotation=p.empty) for p in inspect.signature(function).parameters.values()]
+        return f"{summary}\n\n{self.__name__}{inspect.Signature(plain)}\n\n{rest}"
+
+    @property
+    def __all__(self) -> list[str]:
+        """Return no name: `help` lists what is in it, and that is not what is called."""
+        return []
+
+    @property
     def __signature__(self) -> inspect.Signature:
         """Return the signature of the function, which `help` and notebooks show."""
         return inspect.signature(_function(self))

@@ -10,6 +10,8 @@ import traceback
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+from covey.system import changed
+
 _FOREIGN = (os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep, sysconfig.get_path("stdlib") + os.sep)
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _LOADABLE = re.compile(r"([^\n:]+):([^\W\d][\w.]*)")
@@ -37,11 +39,27 @@ def resolve(name_or_path: str, table: Mapping[str, Callable[..., Any]]) -> Calla
         raise ValueError(f"{name_or_path} needs module {error.name}, which cannot be imported{hint}") from error
     except Exception as error:
         raise ValueError(f"{name_or_path} needs module {module_name}, whose import {describe(error)}") from error
+    if not _is_foreign(vars(module).get("__file__") or "<"):
+        changed.meet(module)
     function = vars(module).get(function_name)
     if not callable(function):
         suggestion = near(function_name, [name for name, value in vars(module).items() if callable(value)])
         raise ValueError(f"module {module_name} must define the function {function_name} ({name_or_path}){suggestion}")
     return function
+
+
+def import_changed() -> list[str]:
+    """Import user's modules anew whose files have changed, and return a line for each. ValueError where one fails."""
+    lines = []
+    for module, met in changed.changed():
+        name = module.__name__
+        try:
+            importlib.reload(module)
+        except Exception as error:
+            raise ValueError(f"{name} has changed since it was imported, and its import {describe(error)}") from error
+        changed.MET[name] = met
+        lines.append(f"{name} has changed since it was imported, and was imported anew")
+    return lines
 
 
 def check_options(function: Callable[..., Any], options: Collection[str], *, setting: str = "options") -> None:
