@@ -35,7 +35,7 @@ from covey.run.records.record import RunRecorder
 from covey.run.records.step_metrics import Stepped
 from covey.run.stages import evaluate_and_log, report_interruption, save
 from covey.system import accelerate_launch, collectives, ranks
-from covey.system.callable_module import make_callable
+from covey.system.modules import make_callable
 from covey.system.text.cleaning import clean_handlers
 from covey.system.text.masking import secrets_in
 from covey.system.waits.signals import Stopper, StopRequested, is_in_event_loop

@@ -72,8 +72,9 @@ SLIPS: list[tuple[list[str], str]] = [
      "recipe is no section of settings in recipe/forgot.yaml; begin the file with the line `# "
      "@package _global_`"),
     *((word, "unknown setting " + word[0].partition("=")[0] + "; did you mean hydra.run.dir?")
-      for word in (["output.folder=x"], ["output.path=x"], ["folder=x"], ["output_dir=x"])),
-    (["--output_dir", "x"], 'no flag "--output_dir"; did you mean hydra.run.dir=x?; see `covey train --help`'),
+      for word in (["output.folder=x"], ["output.path=x"], ["folder=x"])),
+    (["output_dir=x"], "output_dir=x is hydra.run.dir=x here"),
+    (["--output_dir", "x"], 'no flag "--output_dir"; output_dir=x is hydra.run.dir=x here; see `covey train --help`'),
     (["model.name="], "model.name is empty: a directory, a hub name, nano or nano-masked"),
     (["data.path="], "data.path is empty; null leaves it out"),
     (["model.precision=bf16"],
@@ -101,7 +102,7 @@ SLIPS: list[tuple[list[str], str]] = [
     (["orchestrator.rollouts_per_example=8"], "orchestrator.rollouts_per_example=8 is group_size=8 here"),
     (["optimiser.lr=1"], "unknown setting optimiser.lr; did you mean optimizer.lr or cold_start.lr?"),
     (["--actor_learning_rate", "1e-6"],
-     'no flag "--actor_learning_rate"; did you mean optimizer.lr=1e-6?; see `covey train --help`'),
+     'no flag "--actor_learning_rate"; actor_learning_rate=1e-6 is optimizer.lr=1e-6 here; see `covey train --help`'),
     (["algorithm.eps_low=0.1"], "unknown setting algorithm.eps_low; did you mean algorithm.loss or "
      "algorithm.loss_options.eps_low?"),
     (["algorithm.clip=0.1"],

@@ -287,6 +287,16 @@ def test_only_empty_folders_of_a_refused_run_are_removed(tmp_path: Path) -> None
     assert [path.name for path in (tmp_path / "outputs").iterdir()] == ["other"]
 
 
+def test_the_current_folder_stays_where_a_refused_run_was_to_lie_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine").mkdir()
+    run_folder.discard_if_empty(Path("mine"))
+    assert tmp_path.is_dir()
+    assert not Path("mine").exists()
+
+
 def test_a_warning_reaches_the_terminal_and_everything_the_log(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -260,7 +260,7 @@ class CurrentStderr:
 def discard_if_empty(folder: Path, num_parents: int = 2) -> None:
     """Remove the folder (and its parents) Hydra made for a run that was refused, as far as nothing is in them."""
     for path in [folder, *folder.parents[:num_parents]]:
-        if not path.is_dir() or path == Path.cwd() or any(path.iterdir()):
+        if not path.is_dir() or path.resolve() == Path.cwd() or any(path.iterdir()):
             return
         path.rmdir()
 

@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from covey.system import changed
+from covey.system import modules
 
 _FOREIGN = (os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep, sysconfig.get_path("stdlib") + os.sep)
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
@@ -40,7 +40,7 @@ def resolve(name_or_path: str, table: Mapping[str, Callable[..., Any]]) -> Calla
     except Exception as error:
         raise ValueError(f"{name_or_path} needs module {module_name}, whose import {describe(error)}") from error
     if not _is_foreign(vars(module).get("__file__") or "<"):
-        changed.meet(module)
+        modules.meet(module)
     function = vars(module).get(function_name)
     if not callable(function):
         suggestion = near(function_name, [name for name, value in vars(module).items() if callable(value)])
@@ -51,13 +51,13 @@ def resolve(name_or_path: str, table: Mapping[str, Callable[..., Any]]) -> Calla
 def import_changed() -> list[str]:
     """Import user's modules anew whose files have changed, and return a line for each. ValueError where one fails."""
     lines = []
-    for module, met in changed.changed():
+    for module, met in modules.changed():
         name = module.__name__
         try:
             importlib.reload(module)
         except Exception as error:
             raise ValueError(f"{name} has changed since it was imported, and its import {describe(error)}") from error
-        changed.MET[name] = met
+        modules.MET[name] = met
         lines.append(f"{name} has changed since it was imported, and was imported anew")
     return lines
 

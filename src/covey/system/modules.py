@@ -1,8 +1,11 @@
-"""A module that can be called: `covey.train` is the module of the loop, and `covey.train(...)` trains."""
+"""Modules: `covey.train`, which can be called, and those of a user whose file was written anew since its import."""
 
 import inspect
 import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -47,3 +50,43 @@ def make_callable(module: str, home: str, name: str) -> None:
     made = sys.modules[module]
     made.__class__ = _CallableModule
     vars(made)["__callee__"] = (home, name)
+
+
+@dataclass
+class Met:
+    """A module, as covey knows it."""
+
+    text: str
+    """Of its file, when covey first met it or imported it anew. Python keeps none."""
+    is_anew: bool = False
+
+
+MET: dict[str, Met] = {}
+
+
+def meet(module: ModuleType) -> None:
+    """Remember what the file of a module says."""
+    if module.__name__ not in MET and (text := _text_of(module)) is not None:
+        MET[module.__name__] = Met(text)
+
+
+def changed() -> Iterator[tuple[ModuleType, Met]]:
+    """Yield modules whose files say something else now, with that text."""
+    for name, met in list(MET.items()):
+        module = sys.modules.get(name)
+        now = None if module is None else _text_of(module)
+        if module is not None and now is not None and now != met.text:
+            yield module, Met(now, is_anew=True)
+
+
+def is_anew(name: str) -> bool:
+    """Tell whether objects of a module may be those of an older text."""
+    return name in MET and MET[name].is_anew
+
+
+def _text_of(module: ModuleType) -> str | None:
+    file = vars(module).get("__file__")
+    try:
+        return Path(str(file)).read_text(encoding="utf-8") if str(file).endswith(".py") else None
+    except (OSError, UnicodeDecodeError):
+        return None
