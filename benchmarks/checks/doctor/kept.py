@@ -58,7 +58,7 @@ def kept_of(folder: Path) -> dict[str, Any]:
         "look_steps": log.look_steps,
         "looks": {name: _short(column) for name, column in log.looks.items()},
         "settings": {name: log.settings.get(name) for name in SETTINGS},
-        "solved": _solved(run.answers),
+        "solved": {str(row["step"]): row["right"] for row in run.verdicts},
         "prompts": [[group["prompt_id"] for group in row["groups"]] for row in run.updates] if _is_small(run) else [],
         "gain": (log.summary.get("gain") or {}).get("accuracy"),
         "status": log.summary.get("status"),
@@ -70,15 +70,6 @@ def _is_small(run: Any) -> bool:
     return len({group["prompt_id"] for row in run.updates for group in row["groups"]}) < 100
 
 
-def _solved(answers: Any) -> dict[str, str]:
-    """Return a digit for each held-out prompt by step."""
-    greedy = [row for row in answers if row.get("greedy")]
-    steps = sorted({row["step"] for row in greedy})
-    places = sorted({row["prompt_id"] for row in greedy})
-    right = {(row["step"], row["prompt_id"]) for row in greedy if row.get("correct")}
-    return {str(step): "".join(str(int((step, place) in right)) for place in places) for step in steps}
-
-
 def _short(column: list[float | None]) -> list[float | None]:
     return [None if value is None else float(f"{value:.4g}") for value in column]
 
@@ -86,11 +77,14 @@ def _short(column: list[float | None]) -> list[float | None]:
 def log_of_kept(kept: Mapping[str, Any]) -> RunLog:
     """Return the log of a kept run."""
     steps = list(range(kept["steps"][0], kept["steps"][1] + 1)) if kept["steps"] else []
-    answers = [
-        {"step": int(step), "prompt_id": str(place), "greedy": True, "correct": digit == "1"}
+    verdicts = [
+        {"step": int(step), "right": digits} | {name: [*map(str, range(len(digits)))] for name in ("prompts", "ids")}
         for step, digits in kept["solved"].items()
-        for place, digit in enumerate(digits)
     ]
+    asked = kept["settings"].get("evaluation.num_prompts")
+    looks = [{"accuracy": {"value": value}, "num_prompts": asked} for value in kept["looks"].get("accuracy", ())]
+    gain = {"accuracy": kept["gain"]} if kept["gain"] else None
+    ends = {"before": looks[0], "after": looks[-1]} if len(looks) > 1 else {}
     rows = [{"num_groups": len(names), "groups": [{"prompt_id": name} for name in names]} for names in kept["prompts"]]
     return RunLog(
         steps=steps,
@@ -99,8 +93,8 @@ def log_of_kept(kept: Mapping[str, Any]) -> RunLog:
         looks=dict(kept["looks"]),
         settings=kept["settings"],
         updates=rows,
-        answers=answers,
-        summary={"status": kept["status"], "gain": {"accuracy": kept["gain"]}},
+        verdicts=verdicts,
+        summary={"status": kept["status"], "gain": gain, **ends},
         error=kept["error"],
     )
 

@@ -158,13 +158,13 @@ def wrong_by_chance(log: RunLog) -> RunLog:
 
 def forgets(log: RunLog) -> RunLog:
     """A tenth of what was solved is lost, and as much is not gained: accuracy alone does not show it."""
+    names = [f"test-{n}" for n in range(512)]
     rows = [
-        {"step": step, "prompt_id": f"test-{n}", "greedy": True, "correct": n < 200 if step else n < 240}
-        for step in (0, 100)
-        for n in range(512)
+        {"step": step, "prompts": names, "ids": names, "right": "1" * right + "0" * (512 - right)}
+        for step, right in ((0, 240), (100, 200))
     ]
     log = set_looks(log, "accuracy", lambda place, _: 0.43)
-    return replace(log, answers=rows, summary={})
+    return replace(log, verdicts=rows, summary={})
 
 
 def most_thrown_away(log: RunLog) -> RunLog:

@@ -78,6 +78,21 @@ def mean_interval(values: Sequence[float], confidence: float, bounds: tuple[floa
     return Estimate(mean, max(low, centre - half), min(high, centre + half))
 
 
+def pass_at_k(n: int, c: int, k: int) -> float:
+    """Return the probability that at least one of k attempts is correct (arXiv 2107.03374).
+
+    It is unbiased, from c correct of n.
+
+    ValueError unless 1 <= k <= n and 0 <= c <= n.
+    """
+    if not 1 <= k <= n:
+        raise ValueError(f"k must be in [1, num_samples={n}], got {k}")
+    if not 0 <= c <= n:
+        raise ValueError(f"num_correct must be in [0, num_samples={n}], got {c}")
+    # 1 - C(n-c, k) / C(n, k); Python divides the two integers exactly, however long they are.
+    return (math.comb(n, k) - math.comb(n - c, k)) / math.comb(n, k)
+
+
 def bounds_of(values: Sequence[float]) -> tuple[float, float] | None:
     """Return the bounds that rewards keep to: 0 and 1 where none is outside, else none are known."""
     return SHARE if all(0 <= value <= 1 for value in values) else None

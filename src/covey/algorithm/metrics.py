@@ -6,7 +6,6 @@ True where the policy chose the token. Shapes: N rollouts, T loss-token position
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from math import comb
 from typing import NamedTuple
 
 import torch
@@ -105,21 +104,6 @@ def largest_weight(log_weights: Tensor, mask: Tensor) -> Tensor:
     """Return the largest importance weight, a scalar, 0 without tokens. Micro-batches and ranks combine by maximum."""
     weights = torch.where(mask, log_weights.detach().clamp(max=LOG_RATIO_CLAMP).exp(), 0.0)
     return weights.max() if weights.numel() else weights.new_zeros(())
-
-
-def pass_at_k(n: int, c: int, k: int) -> float:
-    """Return the probability that at least one of k attempts is correct (arXiv 2107.03374).
-
-    It is unbiased, from c correct of n.
-
-    ValueError unless 1 <= k <= n and 0 <= c <= n.
-    """
-    if not 1 <= k <= n:
-        raise ValueError(f"k must be in [1, num_samples={n}], got {k}")
-    if not 0 <= c <= n:
-        raise ValueError(f"num_correct must be in [0, num_samples={n}], got {c}")
-    # 1 - C(n-c, k) / C(n, k); Python divides the two integers exactly, however long they are.
-    return (comb(n, k) - comb(n - c, k)) / comb(n, k)
 
 
 def group_metrics(

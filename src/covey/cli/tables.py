@@ -10,8 +10,10 @@ from rich.table import Table
 from rich.text import Text
 
 from covey.algorithm.intervals import FEW_PROMPTS
+from covey.report.health import health_of
+from covey.report.read import read_run
 from covey.run.doctor.outcome import MEASURES, WORDS, is_number, measure_of, outcome_of, prompts_in_words
-from covey.run.folder import UNTIMED
+from covey.run.folder import CONFIG, UNTIMED
 from covey.run.records.samplers import samplers_note
 from covey.system.text.format import duration, memory, number_of, percent
 
@@ -41,7 +43,20 @@ def render(content: Mapping[str, Any], folder: Path) -> Group:
     if content["before"] or content["after"]:
         parts += _titled(_evaluation_title(content), before_after(content))
     parts += _titled(f"{duration(content['seconds'])} in all", phase_table(content))
-    return Group(*parts, Text(""), totals(content), files(folder))
+    return Group(*parts, Text(""), totals(content), *doctor_lines(content, folder), files(folder))
+
+
+def doctor_lines(content: Mapping[str, Any], folder: Path) -> list[Text]:
+    """Say how a run is that has made steps: what `covey doctor` and the report say of it, no cause's consequences."""
+    if not content["steps"] or not (folder / CONFIG).is_file():
+        return []
+    try:
+        health = health_of(read_run(folder))
+    except ValueError as error:  # the result is shown all the same
+        return [Text(f"doctor: {error}")]
+    own = [one for one in health.findings if one.cause is None and one.rule.id != TABLE_SAYS]
+    lines = [f"doctor: {health.line}", *(f"  {one.level.word}, {one.title}" for one in own[:MOST_FINDINGS])]
+    return [Text("\n".join(lines))]
 
 
 def _titled(title: str, table: Table) -> list[RenderableType]:
@@ -187,31 +202,22 @@ def _compared(content: Mapping[str, Any], key: str, form: Form) -> str:
 
 
 def files(folder: Path) -> Text:
-    """List what the run left, one line each, leaving out files that are missing or empty."""
+    """Name what one looks at next of what the run left, a line each, leaving out files that are missing or empty."""
     paths = {name: folder / name for name in FILES}
     present = [(name, FILES[name]) for name, path in paths.items() if path.exists() and path.stat().st_size]
     width = max(map(len, FILES)) + 1
     return Text("\n".join(f"{name:<{width}}{what}" for name, what in present), style="dim")
 
 
+MOST_FINDINGS = 3
+"""Of the doctor's, below the tables."""
+TABLE_SAYS = "D32"
+"""The finding that the title of the table has already."""
 FILES = {
     "report.html": "the report, for a browser",
-    "summary.json": "this summary",
-    "config.yaml": "every setting of the run",
-    "changes.jsonl": "settings that it was resumed with instead",
-    "preflight.json": "what was checked before the first step",
-    "cold_start.json": "the cold-start policy and its accuracy",
-    "metrics.jsonl": "numbers of each step",
-    "schedule.jsonl": "which groups made each step, on which versions",
-    "status.json": "what trainer and samplers did last",
-    "rollouts.jsonl": "answers of training with their rewards",
-    "evaluations.jsonl": "answers of evaluations with their rewards",
-    "traces.jsonl": "whole groups with the numbers of every token",
-    "updates.jsonl": "histograms and rewards of each step",
     "checkpoints": "policies (from_pretrained loads them)",
     "policy": "the trained policy (from_pretrained loads it)",
+    "cold_start.json": "the cold-start policy and its accuracy",
     "tensorboard": "tensorboard --logdir shows it",
     "wandb": "wandb sync uploads it",
-    "versions.json": "versions of everything",
-    "covey.log": "the log",
 }

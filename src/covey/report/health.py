@@ -51,6 +51,7 @@ def run_log(run: RunFiles, control: RunLog | None = None) -> RunLog:
         run.looks,
         settings=run.settings,
         updates=run.updates,
+        verdicts=run.verdicts,
         answers=run.answers,
         rollouts=run.rollouts,
         summary=run.summary or {"after": {"num_prompts": prompts_of(run)}},

@@ -8,7 +8,19 @@ from typing import Any
 import yaml
 
 from covey.run.doctor.log import flat
-from covey.run.folder import AUDIT, CONFIG, EVALUATIONS, METRICS, ROLLOUTS, TRACES, UPDATES, VERSIONS, changes_of
+from covey.run.doctor.verdicts import filled, of_answers
+from covey.run.folder import (
+    AUDIT,
+    CONFIG,
+    EVALUATIONS,
+    METRICS,
+    ROLLOUTS,
+    TRACES,
+    UPDATES,
+    VERDICTS,
+    VERSIONS,
+    changes_of,
+)
 from covey.run.records.summary import read_summary
 from covey.system.disk import as_written, read_regular
 from covey.system.jsonl import MAX_BYTES, read_rows
@@ -36,6 +48,8 @@ class RunFiles:
     """Training rows of metrics.jsonl."""
     looks: list[Row] = field(default_factory=list)
     """Evaluation rows of metrics.jsonl."""
+    verdicts: list[Row] = field(default_factory=list)
+    """Of all prompts of each evaluation."""
     answers: list[Row] = field(default_factory=list)
     """Of evaluations."""
     rollouts: list[Row] = field(default_factory=list)
@@ -53,6 +67,7 @@ def read_run(folder: Path) -> RunFiles:
         raise ValueError(f"{folder} is no run folder: it has no {CONFIG}")
     metrics = list(read_rows(folder / METRICS))
     summary = read_summary(folder)
+    answers = list(read_rows(folder / EVALUATIONS))
     return RunFiles(
         folder=folder,
         settings=last_settings(folder),
@@ -60,7 +75,8 @@ def read_run(folder: Path) -> RunFiles:
         summary=summary,
         steps=[row for row in metrics if row.get("kind") == "train"],
         looks=[row for row in metrics if row.get("kind") == "evaluate"],
-        answers=list(read_rows(folder / EVALUATIONS)),
+        verdicts=filled(read_rows(folder / VERDICTS)) or of_answers(answers),
+        answers=answers,
         rollouts=list(read_rows(folder / ROLLOUTS)),
         traces=list(read_rows(folder / TRACES)),
         updates=list(read_rows(folder / UPDATES)),

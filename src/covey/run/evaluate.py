@@ -6,8 +6,7 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean, stdev
 from typing import Any
 
-from covey.algorithm.intervals import SHARE, Estimate, bounds_of, mean_interval, wilson
-from covey.algorithm.metrics import pass_at_k
+from covey.algorithm.intervals import SHARE, Estimate, bounds_of, mean_interval, pass_at_k, wilson
 from covey.config.schema import EvaluationConfig
 from covey.environments.data.settings import KNOW_RIGHT
 from covey.rollouts.source import GroupSource

@@ -31,8 +31,10 @@ TRACES, UPDATES = "traces.jsonl", "updates.jsonl"
 AUDIT = "audit.json"
 """What `covey audit` found."""
 SCHEDULE = "schedule.jsonl"
+VERDICTS = "verdicts.jsonl"
+"""Of every evaluation on every prompt (`covey.run.doctor.verdicts`)."""
 ALWAYS_ROWS = (METRICS, ROLLOUTS, EVALUATIONS)
-ROWS = (*ALWAYS_ROWS, TRACES, UPDATES, SCHEDULE)
+ROWS = (*ALWAYS_ROWS, TRACES, UPDATES, VERDICTS, SCHEDULE)
 """Files of rows; the last is of runs with source=ray alone (`covey.rollouts.schedule`)."""
 STATUS = "status.json"
 """What trainer and samplers do now, with source=ray."""

@@ -1,6 +1,7 @@
 """The doctor advises what a run has not done yet, and says every comparison with the steps of both numbers."""
 
 import inspect
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -44,7 +45,15 @@ def open_with(*advice: str, **settings: Any) -> list[str]:
         ("sampling.top_p larger", {"sampling__top_p": 1.0}, []),
         ("optimizer.lr to a third", {"optimizer__lr": 1e-3}, ["optimizer.lr to a third (now 0.001)"]),
         ("algorithm.advantage_clip lower", {}, ["algorithm.advantage_clip set"]),
-        ("algorithm.target_kl lower", {}, ["algorithm.target_kl set (needs algorithm.kl_coef > 0)"]),
+        ("algorithm.target_kl lower", {}, []),  # needs algorithm.kl_coef
+        ("curriculum.earlier_share higher", {}, []),  # needs a curriculum
+        (
+            "curriculum.earlier_share higher",
+            {"curriculum__name": "difficulty"},
+            ["curriculum.earlier_share higher (now 0.2)"],
+        ),
+        ("environment.num_train larger | more prompts", {}, ["environment.num_train larger (now 4096)"]),
+        ("evaluation.num_prompts larger | more rows", {"evaluation__num_prompts": math.inf}, ["more rows"]),
         ("algorithm.target_kl lower", {"algorithm__kl_coef": 0.1}, ["algorithm.target_kl set"]),
         ("algorithm.mask_truncated=true", {"model__kind": "masked"}, []),
         ("algorithm=cispo", {}, ["algorithm=cispo"]),
@@ -72,6 +81,14 @@ def test_advice_that_a_run_follows_already_or_never_could_is_left_out(
     advice: str, settings: Mapping[str, Any], said: list[str]
 ) -> None:
     assert open_with(advice, **settings) == said
+
+
+def test_of_two_ways_the_one_that_a_run_can_go_is_advised() -> None:
+    ways = ("environment.num_train larger | more prompts",)
+    assert still_open(ways, {"environment.name": "gsm8k"}) == ("more prompts",)
+    own = {"environment.name": "countdown", "environment.num_train": 64}
+    assert still_open(ways, own | {"data.path": None}) == ("environment.num_train larger (now 64)",)
+    assert still_open(ways, own | {"data.path": "rows.jsonl"}) == ("more prompts",)
 
 
 def test_a_log_without_settings_is_given_all_advice() -> None:

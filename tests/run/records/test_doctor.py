@@ -15,10 +15,13 @@ import pytest
 
 from covey.config.doctor import DoctorConfig
 from covey.config.schema import Config, OutputConfig
+from covey.run.checkpoints.fingerprint import of_prompts
 from covey.run.doctor.live import Doctor, watching
+from covey.run.doctor.verdicts import row_of
 from covey.run.evaluate import Estimate, Evaluation
 from covey.run.records.callbacks import Callbacks, StopTraining
 from covey.train import train
+from covey.types import Prompt
 
 from ...support.small import rows, scripted, small_config, use, varied
 
@@ -29,13 +32,13 @@ def step_of(doctor: Doctor, step: int, **numbers: float) -> None:
     doctor.on_step(step, {"zero_std_fraction": 0.1, "all_wrong_fraction": 0.0, **numbers})
 
 
-def evaluated(accuracy: float) -> Evaluation:
-    correct = tuple(float(place < 100 * accuracy) for place in range(100))
+def evaluated(accuracy: float, number: int = 100) -> Evaluation:
+    correct = tuple(float(place < number * accuracy) for place in range(number))
     return Evaluation(
         accuracy=Estimate(accuracy, accuracy - 0.05, accuracy + 0.05),
         reward_mean=NOTHING,
         pass_at_k={},
-        num_prompts=100,
+        num_prompts=number,
         num_samples=1,
         num_unscored=0,
         correct_greedy=correct,
@@ -48,7 +51,7 @@ def evaluated(accuracy: float) -> Evaluation:
 def run_of_100(ids: Sequence[str]) -> Any:
     """All that the doctor looks at of a run of 100 steps."""
     settings = SimpleNamespace(num_steps=100)
-    prompts = [SimpleNamespace(id=name) for name in ids]
+    prompts = [Prompt(name, "sums", name, {}) for name in ids]
     return SimpleNamespace(trainer=SimpleNamespace(settings=settings), test_prompts=prompts)
 
 
@@ -93,22 +96,23 @@ def test_held_out_prompts_without_a_verdict_are_not_taken_for_lost(tmp_path: Pat
     assert said == []
 
 
-def test_what_is_kept_of_evaluations_does_not_grow_with_their_number(tmp_path: Path) -> None:
+def test_of_evaluations_between_the_first_and_the_newest_a_mark_a_prompt_is_kept(tmp_path: Path) -> None:
     doctor = Doctor(Config(), lambda line: None)
     doctor.on_start(run_of_100(["held-out/0"]), tmp_path)
     for step in range(200):
         doctor.on_evaluation(step, evaluated(0.5))
-    steps = [row["step"] for row in doctor._log.answers]
-    assert (steps[0], steps[-1]) == (0, 199)
-    assert 32 < len(steps) <= 64
+    kept = doctor._log.verdicts
+    assert [row["step"] for row in kept] == list(range(200))
+    assert all(row.keys() == {"step", "prompts", "ids", "right"} for row in kept[1:-1])
+    assert len({id(row["prompts"]) for row in kept}) == len({id(row["ids"]) for row in kept}) == 1
 
 
 def test_a_loss_on_fewer_prompts_than_were_asked_for_is_as_unsure_as_these_are(tmp_path: Path) -> None:
     said: list[str] = []
     doctor = Doctor(Config(), said.append)
     doctor.on_start(run_of_100([f"held-out/{place}" for place in range(10)]), tmp_path)
-    doctor.on_evaluation(0, evaluated(0.6))
-    doctor.on_evaluation(10, evaluated(0.2))
+    doctor.on_evaluation(0, evaluated(0.6, 10))
+    doctor.on_evaluation(10, evaluated(0.2, 10))
     assert said == []
 
 
@@ -151,17 +155,15 @@ def test_a_resumed_run_goes_on_counting_and_repeats_nothing(tmp_path: Path) -> N
 def test_losses_on_held_out_prompts_are_found_over_a_resume(tmp_path: Path) -> None:
     said: list[str] = []
     ids = [f"held-out/{place}" for place in range(100)]
-    answers = [
-        {"step": 0, "prompt_id": name, "greedy": greedy, "correct": correct == 1.0}
-        for name, correct in zip(ids, evaluated(0.6).correct_greedy, strict=True)
-        for greedy in (True, False)
-    ]
-    (tmp_path / "evaluations.jsonl").write_text("".join(json.dumps(row) + "\n" for row in answers))
+    prompts = [name for _, name in of_prompts([Prompt(name, "sums", name, {}) for name in ids])]
+    (tmp_path / "verdicts.jsonl").write_text(json.dumps(row_of(0, evaluated(0.6), prompts, ids)) + "\n")
+    first = {"step": 0, "kind": "evaluate", "accuracy": 0.6, "reward_mean": 0.6}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(first) + "\n")
     doctor = Doctor(Config(), said.append)
     doctor.on_start(run_of_100(ids), tmp_path)
     doctor.on_evaluation(10, evaluated(0.2))
-    assert [line.split()[2] for line in said] == ["D21"]
-    assert "of 60 held-out prompts solved (before the first step), 40 are lost" in said[0]
+    assert [line.split()[2] for line in said] == ["D35", "D21"]
+    assert "of 60 held-out prompts solved (before the first step), 40 are lost" in said[1]
 
 
 @pytest.mark.long

@@ -172,14 +172,16 @@ def test_the_tables_fit_80_columns_and_end_with_the_run_folder(tmp_path: Path, m
     folder = tmp_path / "outputs" / "2026-01-02" / "03-04-05"
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text("seed: 3\n")
-    (folder / "rollouts.jsonl").touch()
+    (folder / "report.html").write_text("<p>")
+    (folder / "tensorboard").touch()
     lines = shown(summary(FACTS, BEFORE, AFTER), folder)
     assert max(map(len, lines)) <= 80
     assert "accuracy, %     25.0 [20.0, 30.0]     75.0 [70.0, 80.0]   +50.0, too few to tell" in lines
     assert [line.split()[:4] for line in lines if line.startswith("sampling")] == [["sampling", "40", "s", "66.7"]]
     assert "completed · 10 steps · 1,200 tokens · 20 tokens/s · 3.0 GiB at peak" in lines
-    assert "config.yaml       every setting of the run" in lines
-    assert not any(line.startswith("rollouts.jsonl") for line in lines)
+    assert "report.html     the report, for a browser" in lines
+    assert not any(line.startswith(("config.yaml", "tensorboard")) for line in lines)
+    assert [line for line in lines if line.startswith("doctor: ")] == ["doctor: too early to say, after 0 steps"]
     assert lines[-1] == "run folder: outputs/2026-01-02/03-04-05"
 
 

@@ -6,8 +6,10 @@ A piece of advice is a sentence, or one of these, about which the settings of a 
     algorithm=dr_grpo                           a preset
     algorithm.shaping with soft_overlong        a key
     optimizer.lr lower                          a direction: lower, higher, or other words for it
+    environment.num_train larger | more rows    the first of these that a run can follow
 """
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
@@ -25,6 +27,9 @@ NAME = r"(?P<name>[a-z_0-9]+(?:\.[a-z_0-9]+)*)"
 VALUE = re.compile(rf"{NAME}=(?P<value>[^\s,]+)")
 KEY = re.compile(rf"{NAME} with (?P<key>[a-z_0-9]+)")
 DIRECTION = re.compile(rf"{NAME} (?:(?P<lower>lower|to a third)|higher|larger|longer|times 3 to 10).*")
+OR = " | "
+ALL = math.inf
+"""A number of which there are no more to be had."""
 CLIPPING = ("clip", "clip_cov", "gmpo")
 """Losses, by name, that have a range to clip to."""
 
@@ -43,10 +48,11 @@ def still_open(advice: Sequence[str], settings: Settings) -> tuple[str, ...]:
     if not settings:
         return tuple(advice)
     fields = _fields(str(settings.get("environment.name")))
-    return tuple(said for one in advice if (said := _said(one, advice, settings, fields)) is not None)
+    said = (next(filter(None, (_said(way, settings, fields) for way in one.split(OR))), None) for one in advice)
+    return tuple(one for one in said if one is not None)
 
 
-def _said(advice: str, all_of_it: Sequence[str], settings: Settings, fields: Mapping[str, _Field]) -> str | None:
+def _said(advice: str, settings: Settings, fields: Mapping[str, _Field]) -> str | None:
     """Return a piece of advice as a run is told it, None where the run does so already or never could."""
     # What is no setting of a run is a sentence
     for kind in (VALUE, KEY, DIRECTION):
@@ -65,46 +71,34 @@ def _said(advice: str, all_of_it: Sequence[str], settings: Settings, fields: Map
         return None if has_key else advice
     if kind is VALUE and _is_same(settings.get(name), yaml.safe_load(found["value"])):
         return None
-    needed = _needed(name, all_of_it, settings, fields)
-    if needed is None:
+    if not _is_read(name, settings, fields):
         return None
-    said = (advice, "") if kind is VALUE else _directed(advice, name, bool(found["lower"]), settings, fields)
-    if said is None:
-        return None
-    besides = ", ".join(words for words in (said[1], needed) if words)
-    return f"{said[0]} ({besides})" if besides else said[0]
+    return advice if kind is VALUE else _directed(advice, name, bool(found["lower"]), settings, fields)
 
 
-def _directed(
-    advice: str, name: str, lower: bool, settings: Settings, fields: Mapping[str, _Field]
-) -> tuple[str, str] | None:
+def _directed(advice: str, name: str, lower: bool, settings: Settings, fields: Mapping[str, _Field]) -> str | None:
     """Return advice of a direction, and the value that there is now, None where it cannot go further."""
     value = settings.get(name)
     if name in settings and value is None:
-        return f"{name} set", ""
+        return f"{name} set"
     if isinstance(value, bool) or not isinstance(value, int | float):
-        return advice, ""
+        return advice
     bounds = fields[name].bounds if name in fields else NO_BOUNDS
     least = 0.0 if bounds.ge is None else bounds.ge
-    if value <= least if lower else bounds.le is not None and value >= bounds.le:
+    if value <= least if lower else value >= (ALL if bounds.le is None else bounds.le):
         return None
-    return advice, f"now {format_value(value)}"
+    return f"{advice} (now {format_value(value)})"
 
 
-def _needed(name: str, all_of_it: Sequence[str], settings: Settings, fields: Mapping[str, _Field]) -> str | None:
-    """Return what a setting needs besides, in words, "" for nothing, None where this run would never read it."""
+def _is_read(name: str, settings: Settings, fields: Mapping[str, _Field]) -> bool:
+    """Tell whether this run has what a setting needs to be read."""
     for need in fields[name].bounds.needs if name in fields else ():
         values = [
             settings.get(partner, fields[partner].value if partner in fields else None) for partner in need.partners
         ]
-        if need.value is not None or need.holds(*values):
-            continue
-        said = [one for one in all_of_it if one.startswith(tuple(f"{partner}=" for partner in need.partners))]
-        is_near = all(partner.partition(".")[0] == name.partition(".")[0] for partner in need.partners)
-        if said or not is_near:
-            return None
-        return f"needs {need.condition}"
-    return ""
+        if need.value is None and not need.holds(*values):
+            return False
+    return True
 
 
 def _is_foreign(name: str, settings: Settings, fields: Mapping[str, _Field]) -> bool:

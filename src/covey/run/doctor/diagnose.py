@@ -4,10 +4,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from statistics import fmean
 
-from covey.run.doctor.advice import still_open
+from covey.run.doctor.advice import ALL, still_open
 from covey.run.doctor.catalogue import RULES
 from covey.run.doctor.finding import Finding, Level
 from covey.run.doctor.log import MIN_WINDOW, RunLog
+from covey.run.doctor.rules.common import num_prompts
 from covey.system.text.format import number_of
 
 EXIT_CODES = {None: 0, Level.NOTE: 0, Level.WATCH: 3, Level.SICK: 4}
@@ -19,9 +20,11 @@ def diagnose(log: RunLog) -> list[Finding]:
 
     What follows keeps its severity, for `doctor.stop_on` and scripts may ask for it.
     """
-    first = log.steps[0] if log.steps else 1
+    first, settings = log.steps[0] if log.steps else 1, log.settings
+    if settings and num_prompts(log) < settings.get("evaluation.num_prompts", 0):  # there are no more
+        settings = {**settings, "evaluation.num_prompts": ALL}
     found = [
-        Finding(rule, evidence, first_step=first, advice=still_open(rule.advice, log.settings))
+        Finding(rule, evidence, first_step=first, advice=still_open(rule.advice, settings))
         for rule in RULES
         if (evidence := rule.look(log)) is not None
     ]
@@ -42,8 +45,8 @@ def in_a_line(findings: Sequence[Finding], log: RunLog) -> str:
     'too early to say, after 0 steps'
     """
     level, needed, number = worst(findings), 2 * log.width, len(log.steps)
-    own = [finding.level for finding in findings if finding.cause is None]
-    counts = {one: own.count(one) for one in (Level.SICK, Level.WATCH, Level.NOTE)}
+    own = [finding for finding in findings if finding.cause is None]
+    counts = {one: sum(finding.level is one for finding in own) for one in (Level.SICK, Level.WATCH, Level.NOTE)}
     # Begin with the worst, or with what so few steps allow to say
     first = "healthy" if number >= needed else f"too early to say, after {number_of(number, 'step')}"
     if level is Level.SICK:
@@ -54,10 +57,16 @@ def in_a_line(findings: Sequence[Finding], log: RunLog) -> str:
         first = f"nothing wrong is seen in {number} steps{_rewards(log)}; what must last is told from {needed} on"
     # Add how many there are besides, and how many follow from one of them
     more = f"{counts[Level.SICK] - 1} more sick" if counts[Level.SICK] > 1 else ""
-    watch = f"{counts[Level.WATCH]} to watch" if counts[Level.WATCH] else ""
-    know = number_of(counts[Level.NOTE], "note") if counts[Level.NOTE] else ""
+    watch = f"{counts[Level.WATCH]} to watch ({_named(own, Level.WATCH)})" if counts[Level.WATCH] else ""
+    know = f"{number_of(counts[Level.NOTE], 'note')} ({_named(own, Level.NOTE)})" if counts[Level.NOTE] else ""
     follow = f"{len(findings) - len(own)} in consequence" if len(own) < len(findings) else ""
     return ", ".join(word for word in (first, more, watch, know, follow) if word)
+
+
+def _named(findings: Sequence[Finding], level: Level) -> str:
+    """Name the findings of a level, and those of them that are over."""
+    of_level = [finding for finding in findings if finding.level is level]
+    return ", ".join(f"{one.rule.id}{' over now' * (one.evidence.until is not None)}" for one in of_level)
 
 
 def _rewards(log: RunLog) -> str:

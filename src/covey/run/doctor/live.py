@@ -1,18 +1,19 @@
 """Looks at a run with the doctor's rules while it trains: says each finding once, ends the run where that is asked."""
 
 import logging
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from covey.config.schema import Config
+from covey.run.checkpoints import fingerprint
+from covey.run.doctor import verdicts
 from covey.run.doctor.diagnose import diagnose
 from covey.run.doctor.finding import Finding, Level
 from covey.run.doctor.log import RunLog, flat
 from covey.run.evaluate import numbers_of
-from covey.run.folder import EVALUATIONS, METRICS
+from covey.run.folder import METRICS, VERDICTS
 from covey.run.records.callbacks import Callback, StopTraining
 from covey.system.jsonl import read_rows
 
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
     from covey.run.evaluate import Evaluation
 
 LOGGER = logging.getLogger(__name__)
-MOST_LOOKS = 64
-"""Evaluations whose verdicts are kept: a look compares each with the newest."""
 
 
 class Doctor(Callback):
@@ -33,17 +32,18 @@ class Doctor(Callback):
         # Once: as a message where these are shown, else as a warning
         self._say = say if config.output.progress else LOGGER.warning
         self._log = RunLog(settings=flat(asdict(config)))
-        self._answers: list[dict[str, Any]] = []
-        self._log.answers = self._answers
-        self._prompt_ids: Sequence[object] = ()
-        """Of the held-out prompts, in the order of an evaluation's verdicts."""
+        self._verdicts: list[verdicts.Row] = []
+        self._log.verdicts = self._verdicts
+        self._prompts: tuple[list[str], list[str]] = [], []
+        """What tells the prompts of evaluations apart, and their names."""
         self._said: dict[str, Level] = {}
         self._folder: Path | None = None
 
     def on_start(self, run: "Run", folder: Path) -> None:
         self._folder = folder
-        self._prompt_ids = [prompt.id for prompt in run.test_prompts]
-        self._log.summary = {"after": {"num_prompts": len(self._prompt_ids)}}
+        names = [name for _, name in fingerprint.of_prompts(run.test_prompts)]
+        self._prompts = names, [prompt.id for prompt in run.test_prompts]
+        self._log.summary = {"after": {"num_prompts": len(names)}}
         self._log.settings = {**self._log.settings, "num_steps": run.trainer.settings.num_steps}
 
     def on_step(self, step: int, metrics: dict[str, float | None]) -> None:
@@ -55,14 +55,11 @@ class Doctor(Callback):
     def on_evaluation(self, step: int, evaluation: "Evaluation") -> None:
         self._take_up(step + 1, step)
         self._log.add_row({"step": step, **numbers_of(evaluation)}, is_look=True)
-        self._answers += [
-            {"step": step, "prompt_id": prompt_id, "greedy": True, "correct": correct == 1.0}
-            for prompt_id, correct in zip(self._prompt_ids, evaluation.correct_greedy, strict=False)
-            if not math.isnan(correct)  # the judge had nothing to say
+        # Of looks between the first and the newest, rules read what was right alone
+        self._verdicts[1:] = [
+            {name: row[name] for name in ("step", "prompts", "ids", "right")} for row in self._verdicts[1:]
         ]
-        steps = sorted({row["step"] for row in self._answers})
-        if len(steps) > MOST_LOOKS:
-            self._answers[:] = [row for row in self._answers if row["step"] not in steps[1:-1:2]]
+        self._verdicts.append(verdicts.row_of(step, evaluation, *self._prompts))
         self._look()
 
     def _take_up(self, step: int, look: int) -> None:
@@ -70,11 +67,7 @@ class Doctor(Callback):
         if self._folder is None:
             return
         folder, self._folder = self._folder, None
-        self._answers += [
-            {name: row.get(name) for name in ("step", "prompt_id", "greedy", "correct")}
-            for row in read_rows(folder / EVALUATIONS)
-            if row.get("greedy") and row["step"] < look
-        ]
+        self._verdicts += [row for row in verdicts.filled(read_rows(folder / VERDICTS)) if row["step"] < look]
         for row in read_rows(folder / METRICS):
             is_look = row.get("kind") == "evaluate"
             if row["step"] < (look if is_look else step):

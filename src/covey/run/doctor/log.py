@@ -93,6 +93,8 @@ class RunLog:
     """Dotted name -> value."""
     updates: Sequence[Row] = ()
     """Rows of updates.jsonl."""
+    verdicts: Sequence[Row] = ()
+    """Of all prompts of each evaluation (`verdicts.row_of`)."""
     answers: Sequence[Row] = ()
     """Of evaluations, and of training: rows with step, prompt_id, completion, reward."""
     rollouts: Sequence[Row] = ()

@@ -24,9 +24,10 @@ from covey.rollouts.source import STALE, Dropped
 from covey.run.build import Run
 from covey.run.checkpoints import fingerprint
 from covey.run.checkpoints.checkpoint import Retention, complete_checkpoints, prune_checkpoints, save_checkpoint
+from covey.run.doctor import verdicts
 from covey.run.doctor.live import watching
 from covey.run.evaluate import Answers, Evaluation, evaluation_from, evaluation_of, numbers_of
-from covey.run.folder import ALWAYS_ROWS, ROWS, SCHEDULE, STATUS, SUMMARY
+from covey.run.folder import ALWAYS_ROWS, ROWS, SCHEDULE, STATUS, SUMMARY, VERDICTS
 from covey.run.records.answer_text import as_text
 from covey.run.records.callbacks import Callback, Callbacks
 from covey.run.records.notebook import progress_of
@@ -99,6 +100,7 @@ class RunRecorder:
         """When it was written; before the first one, when the run began."""
         self._run: Run | None = None
         self._schedule: JsonlWriter | None = None
+        self._verdicts: JsonlWriter | None = None
         self._traces: TraceLog | None = None
         self._prompts = ""
         self._is_as_left = config.resume is not None
@@ -116,7 +118,7 @@ class RunRecorder:
         with ExitStack() as closing:  # all of it, also where a part fails or Ctrl-C comes again
             closing.push(self.watchdog)
             closing.enter_context(self.watchdog.deadline("the parts of the run to be closed", "timeouts.saving"))
-            for part in (vars(self).get("_tracker"), self._schedule, self._traces, self._run):
+            for part in (vars(self).get("_tracker"), self._schedule, self._verdicts, self._traces, self._run):
                 if part is not None:
                     closing.callback(part.close)
             self._pulse.__exit__()
@@ -265,6 +267,7 @@ class RunRecorder:
         # Keep what the summary and a resumed run need
         self._evaluations.append(found)
         self._seen.append(fingerprint.of_prompts(self.run.test_prompts))
+        self._log_verdicts(step, found)
         self.evaluated_at = step
         of_parts = {f"reward/{name}": estimate.value for name, estimate in found.reward_parts.items()}
         row = {**metrics, **of_parts, "num_unscored": found.num_unscored, **self._environment_metrics()}
@@ -275,6 +278,17 @@ class RunRecorder:
         self._progress.evaluation(step, metrics)
         self.callbacks.evaluation(step, found)
         self._step_started = time.monotonic()
+
+    def _log_verdicts(self, step: int, found: Evaluation) -> None:
+        """Write the verdicts on all prompts down, and which prompts these are where it has not been said."""
+        if not collectives.is_main_process():
+            return
+        prompts, ids = [name for _, name in self._seen[-1]], [prompt.id for prompt in self.run.test_prompts]
+        row = verdicts.row_of(step, found, prompts, ids)
+        if self._verdicts is not None:
+            row = {name: value for name, value in row.items() if name not in ("prompts", "ids")}
+        self._verdicts = self._verdicts or JsonlWriter(self.folder / VERDICTS, wait=self._goes_on)
+        self._verdicts.write(row)
 
     @property
     def evaluations(self) -> Sequence[Evaluation]:

@@ -1,12 +1,14 @@
 """What several rules ask of a run: how its reward went, how its held-out accuracy went, how a column changed."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from math import sqrt
 from statistics import NormalDist
 from typing import NamedTuple
 
 from covey.run.doctor.finding import Evidence, Level
 from covey.run.doctor.log import Part, RunLog, Span, Window, as_number
+from covey.run.doctor.verdicts import gain_of
 
 REWARDS = ("sampled_reward_mean", "reward_mean")
 USUAL_PROMPTS = 128
@@ -98,25 +100,71 @@ def reward_change(log: RunLog) -> Change | None:
 
 
 def accuracy_change(log: RunLog) -> Change | None:
-    """Return how the held-out accuracy went from the first evaluation to the last.
+    """Return how the held-out accuracy went from the first evaluation to the last."""
+    return _change_of_looks(log, "accuracy")
 
-    Where the summary has the interval of the gain, which is paired over prompts, the error is from there.
-    """
-    looks = log.looks_at("accuracy")
+
+def held_out_change(log: RunLog) -> Change | None:
+    """Return how held-out answers went: by accuracy, or where rewards do not say what is right by their mean."""
+    return _change_of_looks(log, held_out_measure(log))
+
+
+def held_out_measure(log: RunLog) -> str:
+    return "accuracy" if log.looks_at("accuracy") else "reward_mean"
+
+
+def _change_of_looks(log: RunLog, name: str) -> Change | None:
+    """Return the change of a measure, whose error is paired over prompts where their verdicts are known."""
+    looks = log.looks_at(name)
     if len(looks) < 2:
         return None
     before, after = looked(looks[0]), looked(looks[-1])
     first, last = before.value, after.value
-    # Take the paired interval of the summary, where it fits
-    found = (log.summary.get("gain") or {}).get("accuracy") or {}
-    low, high, value = (as_number(found.get(name)) for name in ("low", "high", "value"))
-    if low is not None and high is not None and value is not None and abs(value - (last - first)) < 1e-6:
-        errors = NormalDist().inv_cdf((1 + (as_number(log.summary.get("confidence")) or CONFIDENCE)) / 2)
-        return Change(before, after, (high - low) / (2 * errors))
+    # Take the first paired interval that is of this change
+    of_step = {row["step"]: row for row in log.verdicts}
+    ends = [of_step.get(step) for step, _ in (looks[0], looks[-1])]
+    found = [asdict(gain_of(ends[0], ends[1], name))] if ends[0] and ends[1] else []
+    for gain in (*found, (log.summary.get("gain") or {}).get(name) or {}):
+        low, high, value = (as_number(gain.get(end)) for end in ("low", "high", "value"))
+        if low is not None and high is not None and value is not None and abs(value - (last - first)) < 1e-4:
+            errors = NormalDist().inv_cdf((1 + (as_number(log.summary.get("confidence")) or CONFIDENCE)) / 2)
+            return Change(before, after, (high - low) / (2 * errors))
     # Else estimate the binomial error of both accuracies
+    if name != "accuracy":
+        return None
     prompts = num_prompts(log)
     variance = first * (1 - first) + last * (1 - last)
     return Change(before, after, sqrt(max(variance, 1 / prompts) / prompts))
+
+
+LEAST_CHANCE = 0.05
+"""Of calling a healthy run sick by its evaluations, in its whole life."""
+
+
+def chance_at_look(log: RunLog) -> float:
+    """Return how unlikely what the newest evaluation shows must be: a run of a hundred is tested a hundred times.
+
+    The chances of all looks to come add up to LEAST_CHANCE (Bonferroni over 1 / (k (k - 1)), k evaluations so far).
+    """
+    looks = max(2, len(log.look_steps))
+    return min(0.01, LEAST_CHANCE / (looks * (looks - 1)))
+
+
+def errors_at_look(log: RunLog) -> float:
+    """Return how many standard errors what the newest evaluation shows must be from chance, 3 at least."""
+    return max(3.0, NormalDist().inv_cdf(1 - chance_at_look(log)))
+
+
+def is_worse(change: Change | None, log: RunLog) -> bool:
+    """Tell whether held-out answers got worse, beyond what so many looks at them would show by chance."""
+    return change is not None and change.z < -errors_at_look(log)
+
+
+def held_out_seen(change: Change, log: RunLog) -> str:
+    """Say how held-out answers went."""
+    if held_out_measure(log) == "accuracy":
+        return f"held-out accuracy fell {change.seen(percent)}"
+    return f"the reward of held-out prompts fell {change.seen()}"
 
 
 def looked(look: tuple[int, float]) -> Part:
@@ -168,7 +216,7 @@ def has_curriculum(log: RunLog) -> bool:
 
 def is_falling(log: RunLog, errors: float = 2.0) -> bool:
     """Tell whether the run gets worse by what can be trusted most: evaluations, else the reward of training."""
-    change = accuracy_change(log)
+    change = held_out_change(log)
     if change is not None:
         return change.z < -errors
     found = None if has_curriculum(log) else reward_change(log)
@@ -180,15 +228,15 @@ def is_rising(log: RunLog, errors: float = 2.0) -> bool:
 
     An accuracy that was at its ceiling from the beginning says nothing, so the reward is asked.
     """
-    change = accuracy_change(log)
+    change = held_out_change(log)
     if change is None or min(change.first, change.last) >= 1:
         change = reward_change(log)
     return change is not None and change.z > errors
 
 
 def gets_more_accurate(log: RunLog) -> bool:
-    """Tell whether held-out accuracy was measured and rose."""
-    change = accuracy_change(log)
+    """Tell whether held-out answers were measured and got better."""
+    change = held_out_change(log)
     return change is not None and change.z > 2
 
 

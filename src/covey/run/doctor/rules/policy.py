@@ -8,14 +8,17 @@ from covey.run.doctor.log import Part, RunLog, Span, Window
 from covey.run.doctor.measures import mann_kendall, spread, theil_sen, thinned
 from covey.run.doctor.rules.common import (
     Change,
-    accuracy_change,
     change_of,
     evidence_of,
     from_to,
     gets_more_accurate,
     has_curriculum,
+    held_out_change,
+    held_out_measure,
+    held_out_seen,
     is_falling,
     is_rising,
+    is_worse,
     looked,
     nats,
     percent,
@@ -124,13 +127,18 @@ def _tokens(value: float) -> str:
 
 
 def length_collapse(log: RunLog) -> Evidence | None:
-    """Find answers that have shrunk to next to nothing, all alike."""
+    """Find answers that have shrunk to next to nothing, all alike; to know where they are half as long at all."""
     usual, spread_usual = log.at_first("completion_length_mean", max), log.at_first("mean_group_std", max)
     if usual is None or usual.value <= 0 or spread_usual is None:
         return None
-    span = log.lasting("completion_length_mean", lambda window: window.mean < 0.3 * usual.value)
-    if span is None or log.windows("mean_group_std")[-1].mean > 0.2 * spread_usual.value:
+    span = log.lasting("completion_length_mean", lambda window: window.mean < 0.5 * usual.value)
+    if span is None:
         return None
+    text = f"answers shrank {_to_the_end(usual, span, _tokens)}"
+    collapsed = log.lasting("completion_length_mean", lambda window: window.mean < 0.3 * usual.value)
+    if collapsed is None or log.windows("mean_group_std")[-1].mean > 0.2 * spread_usual.value:
+        return None if span.is_over else Evidence(Level.NOTE, f"{text}: read some (covey show)", span.since)
+    span = collapsed
     text = f"answers shrank {_to_the_end(usual, span, _tokens)}, and rewards hardly differ any more"
     return evidence_of(Level.WATCH if gets_more_accurate(log) else Level.SICK, span, text)
 
@@ -194,8 +202,8 @@ def rate_too_high(log: RunLog) -> Evidence | None:
 
     # Find a fall of the reward or of held-out accuracy
     span = None if has_curriculum(log) else log.lasting(name, fell)
-    change = accuracy_change(log)
-    if span is None and not (change is not None and change.z < -3):
+    change = held_out_change(log)
+    if span is None and not is_worse(change, log):
         return None
     # Find a policy that moves too far, without a gain elsewhere
     moved = _moved(log)
@@ -204,8 +212,9 @@ def rate_too_high(log: RunLog) -> Evidence | None:
     if span is not None:
         went = from_to(base.part, span.windows[-1].part)
         return evidence_of(Level.SICK, span, f"the reward fell {went}, and {moved}")
-    fallen = f" {change.seen(percent)}" if change else ""
-    return Evidence(Level.SICK, f"held-out accuracy fell{fallen}, and {moved}", since_look(log.looks_at("accuracy")))
+    assert change is not None
+    since = since_look(log.looks_at(held_out_measure(log)))
+    return Evidence(Level.SICK, f"{held_out_seen(change, log)}, and {moved}", since)
 
 
 def _moved(log: RunLog) -> str | None:

@@ -4,17 +4,24 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from covey.run.doctor.finding import Evidence, Level
-from covey.run.doctor.log import MIN_WINDOW, Part, RunLog
+from covey.run.doctor.log import MIN_WINDOW, Part, RunLog, Window
 from covey.run.doctor.measures import binomial_tail, mann_kendall
+from covey.run.doctor.outcome import outcome_of, sentence
 from covey.run.doctor.rules.answers import wins_everywhere
 from covey.run.doctor.rules.common import (
     Change,
     above,
     accuracy_change,
+    chance_at_look,
     change_of,
+    errors_at_look,
     evidence_of,
     from_to,
     has_curriculum,
+    held_out_change,
+    held_out_measure,
+    held_out_seen,
+    is_worse,
     looked,
     num_prompts,
     percent,
@@ -24,13 +31,14 @@ from covey.run.doctor.rules.common import (
     since_look,
     since_moved,
 )
+from covey.run.doctor.verdicts import of_each, paired
 
 OWN_PARTS = ("correct", "accuracy", "answer", "solved", "passed", "score", "tests", "exact")
 """How the part of a reward is called that is about the task itself."""
 KEEPS_UP = 0.5
 """Of the reward's gain: an accuracy that gains more shows no hacking, however few prompts it is measured on."""
-FEW_HELD_OUT = 200
-"""Prompts; with fewer an interval is wider than most gains."""
+MOST_LOOKS = 64
+"""Earlier evaluations that the newest is compared with, evenly chosen where there are more."""
 
 
 def hacking(log: RunLog) -> Evidence | None:
@@ -40,12 +48,14 @@ def hacking(log: RunLog) -> Evidence | None:
         return None
     if has_curriculum(log) and accuracy.z > -2:
         return None
-    fell = accuracy.z < -2
+    fell = is_worse(accuracy, log)
     # Few prompts may not show a gain that keeps up with the reward's
     hides_gain = accuracy.gain + 2 * accuracy.error > reward.gain
     if not fell and (accuracy.first > 0.9 or hides_gain or accuracy.gain > KEEPS_UP * reward.gain):
         return None
-    level = Level.SICK if fell or (reward.z > 8 and accuracy.gain < 0.1 * reward.gain) else Level.WATCH
+    is_sure = accuracy.gain + errors_at_look(log) * accuracy.error < reward.gain
+    is_sick = fell or (reward.z > 8 and accuracy.gain < 0.1 * reward.gain and is_sure)
+    level = _of_greedy(log) if is_sick else Level.WATCH
     text = f"the training reward rose {reward.seen()}, held-out accuracy went {accuracy.seen(percent)}"
     # Rewards that cannot reach what counts as right, such as a distance below 0, have no accuracy that could rise
     if all(value == 0 for _, value in log.looks_at("accuracy")):
@@ -80,10 +90,12 @@ def _own_part(names: Sequence[str]) -> str | None:
 
 
 def _weights(log: RunLog, names: Sequence[str]) -> dict[str, float]:
-    given = log.setting("reward_weights") or []
-    if len(given) != len(names):
-        given = [1.0] * len(names)
-    return dict(zip(names, map(float, given), strict=True))
+    given, functions = log.setting("reward_weights") or [], log.setting("rewards") or []
+    # Parts are logged in the order in which answers first had them, weights are in that of the functions
+    order = [str(one.get("function") if isinstance(one, dict) else one).rpartition(":")[2] for one in functions]
+    order = order if {*names} <= {*order} else list(names)
+    found = dict(zip(order, map(float, given), strict=True)) if len(given) == len(order) else {}
+    return {name: found.get(name, 1.0) for name in names}
 
 
 def forged(log: RunLog) -> Evidence | None:
@@ -102,60 +114,62 @@ def _ends_with(log: RunLog, end: str) -> list[str]:
 
 
 def train_eval_gap(log: RunLog) -> Evidence | None:
-    """Find a training reward that leaves the same reward of held-out prompts behind."""
-    name, looks = reward_name(log), log.looks_at("reward_mean")
+    """Find a training reward that leaves the same reward of held-out prompts behind, in the steps before each look."""
     # Excuse runs whose prompts differ from the held-out ones
-    windows = log.windows(name)
-    if len(looks) < 2 or len(windows) < 2 or has_curriculum(log) or log.setting("algorithm.group_filter"):
+    gaps, name = _gaps(log), reward_name(log)
+    if len(gaps) < 2 or has_curriculum(log) or log.setting("algorithm.group_filter"):
         return None
-    rewards = log.values(name)
-    scale = max(max(rewards) - min(rewards), abs(looks[-1][1]), 1e-9) if max(map(abs, rewards)) > 1 else 1.0
+    rewards, (first, _), (last, error) = log.values(name), gaps[0], gaps[-1]
+    scale = max(max(rewards) - min(rewards), abs(gaps[-1][0].value), 1e-9) if max(map(abs, rewards)) > 1 else 1.0
     # Compare the gaps at both ends, on the scale of the reward
-    first, last = windows[0].mean - looks[0][1], windows[-1].mean - looks[-1][1]
-    error = (windows[-1].error ** 2 + 0.25 * scale**2 / num_prompts(log)) ** 0.5
-    if last < 0.15 * scale or last - 2 * error < 0.05 * scale or last <= first + 0.05 * scale:
+    error = (error**2 + 0.25 * scale**2 / num_prompts(log)) ** 0.5
+    if last.value < 0.15 * scale or last.value - 2 * error < 0.05 * scale or last.value <= first.value + 0.05 * scale:
         return None
-    gaps = from_to(Part(first, windows[0].first, windows[0].last), Part(last, windows[-1].first, windows[-1].last))
-    text = f"the training reward less that of held-out prompts went {gaps}"
-    return Evidence(Level.WATCH, text, since_look(_gaps(log)), values={"gap": last, "first": first})
+    text = f"the training reward less that of held-out prompts went {from_to(first, last)}"
+    since = since_look([(gap.last, gap.value) for gap, _ in gaps])
+    return Evidence(Level.WATCH, text, since, values={"gap": last.value, "first": first.value})
 
 
-def _gaps(log: RunLog) -> list[tuple[int, float]]:
-    """Return the step of each evaluation, and how far the training reward lay above its own."""
-    windows = log.windows(reward_name(log))
+def _gaps(log: RunLog) -> list[tuple[Part, float]]:
+    """Return how far the reward of a window of steps lay above that of the look at their end, and its error.
 
-    def training(step: int) -> float:
-        return next((window.mean for window in reversed(windows) if window.first <= step), windows[0].mean)
-
-    return [(step, training(step) - value) for step, value in log.looks_at("reward_mean")]
+    A look before the first step has the first window: what is learnt there makes its gap larger, which excuses.
+    """
+    points, found = log.known(reward_name(log)), []
+    for look, value in log.looks_at("reward_mean"):
+        end = max(look, points[0][0] + log.width - 1) if points else look
+        near = [(step, reward) for step, reward in points if end - log.width < step <= end]
+        if len(near) >= MIN_WINDOW:
+            window = Window(near[0][0], near[-1][0], tuple(reward for _, reward in near))
+            found.append((Part(window.mean - value, window.first, window.last), window.error))
+    return found
 
 
 def forgetting(log: RunLog) -> Evidence | None:
     """Find held-out prompts that were solved at an evaluation and are not any more, more than chance explains."""
-    # Greedy verdicts on held-out prompts, by evaluation
-    of_step: dict[int, dict[str, bool]] = {}
-    for row in log.answers:
-        if row.get("greedy"):
-            of_step.setdefault(row["step"], {})[str(row["prompt_id"])] = bool(row.get("correct"))
-    steps = sorted(of_step)
-    if len(steps) < 2:
+    if len(log.verdicts) < 2 or held_out_measure(log) != "accuracy":
         return None
-    last = of_step[steps[-1]]
-    # Compare losses with gains by an exact sign test (McNemar)
+    *before, last = log.verdicts
+    earlier = [before[place * len(before) // MOST_LOOKS] for place in range(MOST_LOOKS)]
+    earlier = earlier if len(before) > MOST_LOOKS else before
+    # Compare losses with gains by an exact sign test (McNemar), corrected for all that are made in the run's life
+    bound = chance_at_look(log) / len(earlier)
     worst: tuple[float, int, int, int, list[str]] | None = None
-    for step in steps[:-1]:
-        shared = [name for name in of_step[step] if name in last]
-        lost = [name for name in shared if of_step[step][name] and not last[name]]
-        gained = sum(last[name] and not of_step[step][name] for name in shared)
-        solved = sum(of_step[step][name] for name in shared)
-        p = binomial_tail(len(lost), len(lost) + gained)
-        if solved and len(lost) > 0.05 * solved and p < 0.01 and (worst is None or p < worst[0]):
-            worst = (p, step, solved, gained, lost)
+    for look in earlier:
+        pairs = list(zip(*paired(look, last, "accuracy"), strict=True))
+        num_lost, gained = (sum(pair == way for pair in pairs) for way in ((1.0, 0.0), (0.0, 1.0)))
+        solved = sum(then == 1 for then, _ in pairs)
+        p = binomial_tail(num_lost, num_lost + gained)
+        if solved and num_lost > 0.05 * solved and p < bound and (worst is None or p < worst[0]):
+            is_right = dict(zip(last["prompts"], of_each(last, "accuracy"), strict=True))
+            names = zip(look["prompts"], look["ids"], of_each(look, "accuracy"), strict=True)
+            lost = [name for prompt, name, then in names if then == 1 and is_right.get(prompt) == 0]
+            worst = (p, look["step"], solved, gained, lost)
     if worst is None:
         return None
     p, step, solved, gained, lost = worst
-    before, after = (looked((one, 0.0)).steps for one in (step, steps[-1]))
-    text = f"of {solved} held-out prompts solved ({before}), {len(lost)} are lost ({after}); {gained} were gained"
+    then, now = (looked((one, 0.0)).steps for one in (step, last["step"]))
+    text = f"of {solved} held-out prompts solved ({then}), {len(lost)} are lost ({now}); {gained} were gained"
     seen = f"{text} (p {p:.1g})"
     return Evidence(_of_greedy(log), seen, step + 1, values={"lost": len(lost), "p": p}, prompts=tuple(lost[:4]))
 
@@ -192,34 +206,27 @@ def without_signal(log: RunLog) -> Evidence | None:
 
 
 def _gain(log: RunLog) -> Change | None:
-    return accuracy_change(log) or reward_change(log)
+    return held_out_change(log) or reward_change(log)
 
 
 def not_shown(log: RunLog) -> Evidence | None:
-    """Find a result that chance may have made."""
-    change = accuracy_change(log)
-    if change is None or log.summary.get("status") != "completed":
+    """Find a result that chance may have made, in the words of the report."""
+    found = outcome_of(log.summary)
+    if log.summary.get("status") != "completed" or found.state not in ("unclear", "few"):
         return None
-    number = num_prompts(log)
-    text = f"accuracy went {change.seen(percent)} on {number} prompt{'s' * (number > 1)}"
-    if abs(change.z) < 1.96:
-        return Evidence(Level.NOTE, f"{text}: the interval of the gain holds 0", None, values={"z": change.z})
-    if number < FEW_HELD_OUT and abs(change.z) < 3.3:
-        return Evidence(Level.NOTE, f"{text}: few, for a gain of this size", None, values={"z": change.z})
-    return None
+    return Evidence(Level.NOTE, f"{sentence(log.summary)}: {found.words}", None)
 
 
 def got_worse(log: RunLog) -> Evidence | None:
     """Find a run that ends, or has been for two evaluations, below where it began."""
-    # Held-out accuracy, where it was measured twice
-    change = accuracy_change(log)
-    if change is not None and change.z < -3:
-        looks = log.looks_at("accuracy")
+    # Held-out answers, where they were measured twice
+    change, looks = held_out_change(log), log.looks_at(held_out_measure(log))
+    if change is not None and is_worse(change, log):
         best = max(looks, key=lambda one: one[1])
-        text = f"held-out accuracy fell {change.seen(percent)}, best {looked(best).steps}"
+        text = f"{held_out_seen(change, log)}, best {looked(best).steps}"
         return Evidence(_of_greedy(log), text, since_look(looks), values={"z": change.z})
     # Else a lasting fall of the training reward. An accuracy of 0 throughout has nothing to lose
-    can_fall = change is not None and max(value for _, value in log.looks_at("accuracy")) > 0
+    can_fall = change is not None and max(value for _, value in looks) > 0
     if can_fall or has_curriculum(log):
         return None
     reward = reward_change(log)

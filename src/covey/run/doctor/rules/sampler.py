@@ -30,7 +30,7 @@ def bounds_of(log: RunLog) -> Bounds:
     precision = log.setting("model.precision")
     if precision in ("float32", "float64") and log.setting("engine.name", "native") != "vllm":
         return Bounds(1e-6, 1e-6, 1e-4)
-    return Bounds(1e-3, 1e-2, 0.02)
+    return Bounds(5e-3, 1e-2, 0.02)
 
 
 def _is_fresh(log: RunLog) -> bool:
