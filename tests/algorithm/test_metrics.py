@@ -7,6 +7,7 @@ from torch import Tensor
 
 from covey.algorithm.credit.scores import scores
 from covey.algorithm.credit.selection import zero_std
+from covey.algorithm.intervals import pass_at_k
 from covey.algorithm.metrics import (
     Average,
     Update,
@@ -17,9 +18,9 @@ from covey.algorithm.metrics import (
     merge,
     off_policy,
     over_updates,
-    pass_at_k,
     summarise,
     value,
+    weight_sums,
 )
 
 NAN = math.nan
@@ -120,6 +121,22 @@ def test_updates_on_a_batch_are_one_row_means_over_tokens_largest_maxima_and_all
         "grad_norm": 3.0,
     }
     assert (row["first_update/ratio"], row["last_update/ratio"], row["last_update/ratio_max"]) == (1.0, 5.0, 2.0)
+
+
+def test_the_effective_sample_size_falls_from_update_to_update_on_a_batch() -> None:
+    sampler, mask = torch.zeros(1, 4), torch.tensor([[True, True, True, False]])
+
+    def update(shift: float) -> Update:
+        now = torch.tensor([[shift, -shift, 0.0, NAN]])
+        sums = weight_sums(now, sampler, mask)
+        return Update(sums, summarise(sums) | {"skipped": 0.0})
+
+    row = over_updates([update(0.0), update(1.0)])
+    e = math.e
+    assert row["first_update/ess_fraction"] == 1.0
+    assert row["last_update/ess_fraction"] == pytest.approx((e + 1 / e + 1) ** 2 / 3 / (e**2 + e**-2 + 1))
+    assert row["ess_fraction"] == pytest.approx((e + 1 / e + 4) ** 2 / 6 / (e**2 + e**-2 + 4))
+    assert "current_weight" not in row
 
 
 def test_rewards_that_differ_by_just_the_tolerance_are_equal() -> None:

@@ -13,7 +13,7 @@ from covey.algorithm.aggregation import AGGREGATIONS, count_totals
 from covey.algorithm.build import build_objective
 from covey.algorithm.corrections import m2po_keep, row_mean
 from covey.algorithm.losses import LOSSES
-from covey.algorithm.metrics import combine, mismatch_sums, summarise
+from covey.algorithm.metrics import combine, summarise, weight_sums
 from covey.algorithm.objective import ObjectiveInputs
 from covey.algorithm.settings import AlgorithmConfig
 
@@ -438,12 +438,17 @@ def test_a_constant_length_comes_from_the_sampling_limit_unless_set() -> None:
     assert run(config(aggregation=own, norm_length=12), batch(), WHOLE)[0] == pytest.approx(set_loss)
 
 
-@pytest.mark.parametrize(("gap", "expected"), [(0.0, 1.0), (-1.0, 1.0), (-19.0, None)])
-def test_the_effective_sample_size_is_left_out_where_the_weights_have_vanished(
-    gap: float, expected: float | None
-) -> None:
-    """e^-38, the mean squared weight, is nothing beside the 1 that it is logged without."""
+@pytest.mark.parametrize("gap", [0.0, -1.0, -19.0])
+def test_the_effective_sample_size_is_1_of_equal_weights_however_small(gap: float) -> None:
     sampler_NT = torch.full((2, 3), -1.0)
-    sums = mismatch_sums(sampler_NT + gap, sampler_NT, torch.ones(2, 3, dtype=torch.bool))
-    found = summarise(sums).get("ess_fraction")
-    assert found is None if expected is None else found == pytest.approx(expected, rel=1e-5)
+    sums = weight_sums(sampler_NT + gap, sampler_NT, torch.ones(2, 3, dtype=torch.bool))
+    assert summarise(sums)["ess_fraction"] == pytest.approx(1.0, rel=1e-5)
+
+
+def test_the_effective_sample_size_weighs_the_policy_as_it_is_and_not_as_it_was() -> None:
+    inputs = batch()
+    moved = replace(inputs, sampler_log_probs_NT=inputs.old_log_probs_NT)  # on-policy before the first update
+    weights = (inputs.log_probs_NT - inputs.old_log_probs_NT)[inputs.mask_NT].exp()
+    expected = float(weights.sum() ** 2 / (weights.numel() * (weights**2).sum()))
+    assert expected < 0.95
+    assert run(config(), moved, WHOLE)[2]["ess_fraction"] == pytest.approx(expected)

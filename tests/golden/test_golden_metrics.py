@@ -8,9 +8,10 @@ from torch import Tensor, nn
 from covey.algorithm.aggregation import Reduction, aggregate, count_totals
 from covey.algorithm.controllers import EntropyControl, update_entropy_control
 from covey.algorithm.credit.scores import scores
+from covey.algorithm.intervals import pass_at_k
 from covey.algorithm.loss_inputs import loss_inputs
 from covey.algorithm.losses import clip_events
-from covey.algorithm.metrics import group_metrics, mean_over, mismatch_sums, off_policy, pass_at_k, summarise, value
+from covey.algorithm.metrics import group_metrics, mean_over, off_policy, summarise, value, weight_sums
 from covey.algorithm.token_selection import high_entropy_mask, high_entropy_threshold
 from covey.policy.head import Head, score_rows
 
@@ -104,7 +105,7 @@ def off_policy_output(case: Case) -> dict[str, Any]:
 def ess_output(case: Case) -> dict[str, Any]:
     assert case.params["weights"] == "raw"
     mask_NT = tensor(case.inputs["mask"]).bool()
-    sums = mismatch_sums(tensor(case.inputs["log_probs"]), tensor(case.inputs["behaviour_log_probs"]), mask_NT)
+    sums = weight_sums(tensor(case.inputs["log_probs"]), tensor(case.inputs["behaviour_log_probs"]), mask_NT)
     return {"ess_fraction": summarise(sums).get("ess_fraction", 0.0)}
 
 

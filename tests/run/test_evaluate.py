@@ -11,8 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from covey.algorithm.intervals import SHARE, mean_interval, student, wilson
-from covey.algorithm.metrics import pass_at_k
+from covey.algorithm.intervals import SHARE, mean_interval, pass_at_k, student, wilson
 from covey.config.schema import EvaluationConfig
 from covey.engine.native.engine import NativeEngine
 from covey.policy.models.loading import load_policy

@@ -38,7 +38,9 @@ LOSS_TERMS = ("loss", "policy_loss", "kl_loss", "sampler_kl_loss", "entropy_loss
 MEASURED = (*LOSS_TERMS[:2], "ratio", "approx_kl", "mismatch", "mismatch_kl", "entropy", "ess_fraction")
 """What every step logs: null where no token was scored."""
 MAXIMA = ("ratio_max", "mismatch_max")
-PER_UPDATE = ("loss", "entropy", "ratio", "ratio_max", "approx_kl", "clip_fraction", "grad_norm")
+WEIGHT, SQUARE = "current_weight", "current_weight_square"
+"""Sums that `ess_fraction` is made of, and that are not logged themselves."""
+PER_UPDATE = ("loss", "entropy", "ratio", "ratio_max", "approx_kl", "clip_fraction", "ess_fraction", "grad_norm")
 """What is logged of the first and of the last update too, where a batch has several."""
 
 
@@ -165,6 +167,12 @@ def mismatch_sums(old_NT: Tensor, sampler_NT: Tensor, mask_NT: Tensor) -> Sums:
     }
 
 
+def weight_sums(log_probs_NT: Tensor, sampler_NT: Tensor, mask_NT: Tensor) -> Sums:
+    """Return the weights of the sampler's tokens under the policy as it is now, and their squares."""
+    delta_NT = select(log_probs_NT.detach() - sampler_NT, mask_NT).clamp(-LOG_RATIO_CLAMP, LOG_RATIO_CLAMP)
+    return {WEIGHT: mean_over(delta_NT.exp(), mask_NT), SQUARE: mean_over((2 * delta_NT).exp(), mask_NT)}
+
+
 def event_sums(events: Events, inputs: LossInputs) -> Sums:
     """Return the share of tokens an event happened to, of sequences where the ratio is theirs."""
     pair = mean_over if inputs.ratio_options.level == "token" else sequence_mean
@@ -190,13 +198,13 @@ def largest(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
 def summarise(sums: Mapping[str, tuple[Tensor, Tensor]]) -> dict[str, float]:
     """Return the numbers to log, once everything is added up. What has no tokens is left out.
 
-    `ess_fraction` is the effective sample size of the sampler's tokens over their number, 1 on-policy; it is left out
-    where all weights are so small that nothing of their squares is left beside 1.
+    `ess_fraction` is the effective sample size of the sampler's tokens over their number (Kong, 1992), weighed by the
+    policy as it is in each update: 1 on-policy.
     """
     values = {name: float(n if name in LOSS_TERMS else n / d) for name, (n, d) in sums.items() if float(d) > 0}
-    square = values.get("sampler_chi2_token", -1.0) + 1
+    weight, square = values.pop(WEIGHT, 0.0), values.pop(SQUARE, 0.0)
     if square > 0:
-        values["ess_fraction"] = min(1.0, values["sampler_weight_mean"] ** 2 / square)
+        values["ess_fraction"] = min(1.0, weight**2 / square)
     return values
 
 

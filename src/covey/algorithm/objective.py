@@ -327,6 +327,7 @@ class Objective:
         # Ratio, and mismatch between trainer and sampler
         sums = metrics.ratio_sums(loss_in)
         sums |= metrics.mismatch_sums(inputs.old_log_probs_NT, inputs.sampler_log_probs_NT, mask_NT)
+        sums |= metrics.weight_sums(inputs.log_probs_NT, inputs.sampler_log_probs_NT, mask_NT)
         sums["policy_token_fraction"] = mean_over(keep_NT, mask_NT)
         if self.policy.events is not None:
             sums |= metrics.event_sums(self.policy.events(loss_in), loss_in)

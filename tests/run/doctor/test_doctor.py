@@ -526,3 +526,18 @@ def test_trends_are_those_of_the_formulas() -> None:
     assert thinned(list(range(80))) == [2 * n + 0.5 for n in range(40)]
     assert as_number("nan") != as_number("nan")
     assert as_number(True) is None
+
+
+@pytest.mark.parametrize(("num_looks", "is_found"), [(2, True), (8, False)])
+def test_what_many_evaluations_show_must_be_less_likely(num_looks: int, is_found: bool) -> None:
+    """Of 40 prompts 20 are lost and 6 gained: p 0.005, once; of 8 looks each may show 0.0009, over 7 comparisons."""
+    prompts = [str(place) for place in range(80)]
+    marks = ["1" * 40 + "0" * 40] * (num_looks - 1) + ["0" * 20 + "1" * 20 + "1" * 6 + "0" * 34]
+    steps = [10 * place for place in range(num_looks)]
+    verdicts = [
+        {"step": step, "prompts": prompts, "ids": prompts, "right": right}
+        for step, right in zip(steps, marks, strict=True)
+    ]
+    looks = [{"step": step, "accuracy": right.count("1") / 80} for step, right in zip(steps, marks, strict=True)]
+    log = log_of([], looks, verdicts=verdicts)
+    assert ("D21" in names(log)) is is_found
