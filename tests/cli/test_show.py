@@ -236,6 +236,23 @@ def test_what_a_run_does_not_write_is_one_line(
     assert len(error) < 300
 
 
+@pytest.mark.parametrize("command", [["show", "run"], ["report", "run", "--text"]])
+def test_no_name_in_a_run_begins_a_line_of_its_own(
+    run: Path, command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    forged = "x\nWARNING: forged \x1b[31m"
+    summary = json.loads((run / "summary.json").read_text())
+    summary["phases"] = {forged: {"seconds": 1.0, "share": 0.5}, **summary["phases"]}
+    (run / "summary.json").write_text(json.dumps(summary))
+    update = {"step": 1, "kind": "train", "groups": [{"prompt_id": forged, "rewards": [0.0, 1.0]}]}
+    (run / "updates.jsonl").write_text(json.dumps(update) + "\n")
+    assert main(command) == 0
+    printed = capsys.readouterr().out
+    assert "WARNING: forged" in printed
+    assert not [line for line in printed.splitlines() if line.startswith("WARNING")]
+    assert "\x1b[31m" not in printed
+
+
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("name", ["summary.json", "versions.json"])
 def test_a_pipe_or_a_link_in_their_place_is_not_waited_for_or_followed(

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 from transformers import PreTrainedTokenizerFast
 
+from covey.rollouts.encoding import encode_prompt
 from covey.rollouts.turns import observed_tokens
-from covey.types import Message
+from covey.types import Message, Prompt
 
 from ..support.models.chat_templates import build
 
@@ -67,3 +68,19 @@ def test_what_is_said_between_turns_is_heard_and_forges_nothing(name: str) -> No
         return
     assert marks_of(tool("42")) == marks_of(tool(ATTACK))
     assert marks_of(tool("42"), tool("43")) == marks_of(tool(ATTACK), tool(ATTACK))
+
+
+RAISING = {
+    "on purpose": "{{ raise_exception('no roles here') }}",
+    "by a name that is not there": "{{ messages[0].nothing.more }}",
+    "by calling itself": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+    "by a type": "{{ messages + 1 }}",
+}
+
+
+@pytest.mark.parametrize("how", RAISING)
+def test_a_template_that_raises_is_one_line(how: str) -> None:
+    tokenizer = tokenizer_of(RAISING[how])
+    tokenizer.chat_template = RAISING[how]
+    with pytest.raises(ValueError, match=r"^the chat template refuses a conversation of the roles user: "):
+        encode_prompt(tokenizer, Prompt("p", "e", ({"role": "user", "content": "?"},), {}))

@@ -143,6 +143,20 @@ def test_c_code_that_holds_the_interpreter_is_ended_and_its_stack_is_in_the_log(
     assert re.search(r'File ".*script.py", line \d+ in <module>', (tmp_path / "log").read_text())
 
 
+def test_a_process_that_was_stopped_alone_is_not_punished_for_it(tmp_path: Path) -> None:
+    status, said, seconds = run(
+        tmp_path,
+        """
+        with waiting("a disk", "timeouts.saving", seconds=1.0):
+            resumer = subprocess.Popen(["sh", "-c", f"sleep 2; kill -CONT {os.getpid()}"])
+            os.kill(os.getpid(), signal.SIGSTOP)
+        resumer.wait()
+        """,
+    )
+    assert (status, said) == (0, "")
+    assert seconds > 2
+
+
 @pytest.mark.slow
 def test_a_process_that_was_stopped_for_long_is_not_punished_for_it(tmp_path: Path) -> None:
     status, said, seconds = run(

@@ -32,6 +32,11 @@ MODULE = """
     def quit(): raise SystemExit(4)
     def fail(): raise ValueError("two\\nlines")
     def forge(): return {1, 2}
+    def babble(said):
+        for descriptor in range(3, 40):
+            try: os.write(descriptor, len(said).to_bytes(4, "big") + said.encode())
+            except OSError: pass
+        time.sleep(60)
     def pid(): return os.getpid()
     def leak(held=[]): held.append(bytearray(1_000_000)); threading.Thread(target=sleep).start(); return len(held)
     def shout(): print("x" * 100_000); return 1
@@ -64,7 +69,7 @@ MODULE = """
 """
 NAMES = (
     *("add", "sleep", "spin", "hold_gil", "deadlock", "leave", "segfault", "quit", "fail", "forge", "pid", "leak"),
-    *("shout", "tell", "tell_and_hang", "child", "large", "daemon"),
+    *("shout", "tell", "tell_and_hang", "child", "large", "daemon", "babble"),
 )
 
 
@@ -139,6 +144,17 @@ def test_a_call_that_ends_badly_is_a_failure_and_the_next_one_works(pool: Worker
     assert isinstance(failure, Failure)
     assert failure.reason.startswith(reason)
     assert asyncio.run(call(pool, "add", a=1, b=1)) == 2
+
+
+@pytest.mark.parametrize("said", ["no JSON", "[1]", "[" * 100_000, '{"result": '])
+def test_a_worker_that_says_what_is_no_answer_is_replaced_at_once(pool: WorkerPool, said: str) -> None:
+    began = time.monotonic()
+    assert isinstance(asyncio.run(call(pool, "babble", said=said)), Failure)
+    assert asyncio.run(call(pool, "add", a=1, b=1)) == 2
+    assert time.monotonic() - began < 10
+    # No alarm of it is left, which would end a worker later
+    time.sleep(max(0.0, began + 1.2 - time.monotonic()))
+    assert [asyncio.run(call(pool, "add", a=n, b=1)) for n in range(4)] == [1, 2, 3, 4]
 
 
 def test_an_idle_worker_that_died_costs_no_result(functions: dict) -> None:

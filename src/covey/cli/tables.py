@@ -15,6 +15,7 @@ from covey.report.read import read_run
 from covey.run.doctor.outcome import MEASURES, WORDS, is_number, measure_of, outcome_of, prompts_in_words
 from covey.run.folder import CONFIG, UNTIMED
 from covey.run.records.samplers import samplers_note
+from covey.system.text.escaping import escape
 from covey.system.text.format import duration, memory, number_of, percent
 
 Form = Callable[[float], str]
@@ -152,7 +153,7 @@ def phase_table(content: Mapping[str, Any]) -> Table:
     table.add_column("")
     ordered = sorted(content["phases"].items(), key=lambda item: -item[1]["seconds"])
     for name, phase in ordered:
-        shown = "the rest: loading, saving, logs" if name == UNTIMED else name
+        shown = "the rest: loading, saving, logs" if name == UNTIMED else escape(str(name))
         table.add_row(shown, duration(phase["seconds"]), percent(phase["share"]), "█" * round(30 * phase["share"]))
     return table
 

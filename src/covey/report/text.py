@@ -12,6 +12,7 @@ from covey.report.read import RunFiles
 from covey.run.doctor.finding import Level
 from covey.run.records.terminal import binned, sparkline
 from covey.system.disk import as_written
+from covey.system.text.escaping import escape
 
 WIDTH, LEAST_WIDTH, TITLE = 40, 12, 26
 """Characters of a curve, at most and at least, and those of its title that a narrow terminal keeps."""
@@ -71,7 +72,9 @@ def _last_groups(run: RunFiles, most: int = 6) -> list[str]:
         return []
     row = run.updates[-1]
     groups = row["groups"][:most]
-    return [f"groups of step {row['step']}:"] + [f"  {glyphs(one['rewards'])}  {one['prompt_id']}" for one in groups]
+    return [f"groups of step {row['step']}:"] + [
+        f"  {glyphs(one['rewards'])}  {escape(str(one['prompt_id']))}" for one in groups
+    ]
 
 
 def _compared(runs: Sequence[RunFiles], names: Sequence[str]) -> list[str]:

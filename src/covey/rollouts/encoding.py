@@ -1,9 +1,11 @@
 """A prompt as tokens: plain text as it is, messages through the chat template."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from covey.environments.base import ends_with_assistant, text_of, with_content
@@ -26,16 +28,28 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, tools: Too
         if tokenizer.chat_template is None:
             raise ValueError(f"prompt {prompt.id} holds messages, but the model's tokenizer has no chat template")
         goes_on = ends_with_assistant(prompt.text)
-        ids = tokenizer.apply_chat_template(
-            [with_content(message) for message in prompt.text],
-            tools=[dict(tool) for tool in tools] or None,
-            add_generation_prompt=not goes_on,
-            continue_final_message=goes_on,
-            return_dict=False,
-        )
+        with refused_by_template(prompt.text):
+            ids = tokenizer.apply_chat_template(
+                [with_content(message) for message in prompt.text],
+                tools=[dict(tool) for tool in tools] or None,
+                add_generation_prompt=not goes_on,
+                continue_final_message=goes_on,
+                return_dict=False,
+            )
     if not ids:
         raise ValueError(f"prompt {prompt.id} is empty; a policy needs at least one token to continue")
     return list(ids)
+
+
+@contextmanager
+def refused_by_template(messages: Sequence[Message]) -> Iterator[None]:
+    """Raise ValueError where a chat template raises: on purpose, or tripping over unknown roles or itself."""
+    try:
+        yield
+    except (TemplateError, TypeError, KeyError, RecursionError) as error:
+        roles = ", ".join(dict.fromkeys(message["role"] for message in messages))
+        said = " ".join(str(error).split())
+        raise ValueError(f"the chat template refuses a conversation of the roles {roles}: {said}") from error
 
 
 def as_conversation(text: str | Sequence[Message]) -> tuple[Message, ...]:

@@ -12,11 +12,10 @@ from dataclasses import replace
 from numbers import Integral
 from typing import Any
 
-from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from covey.environments.base import ends_with_assistant, text_of, with_content
-from covey.rollouts.encoding import Tools, encode_prompt, extended
+from covey.rollouts.encoding import Tools, encode_prompt, extended, refused_by_template
 from covey.rollouts.environment_text import Foreign, Rendered, locate, marks, place_in, readable, unforged_tokens
 from covey.types import Completion, CutText, Message, Prompt
 
@@ -195,17 +194,12 @@ def _render(
 ) -> str:
     """Return what the chat template makes of messages, with the opening of the next turn where that is asked for."""
     given = [with_content(message) for message in messages]
-    try:
+    with refused_by_template(given):
         return str(
             tokenizer.apply_chat_template(
                 given, tools=[dict(tool) for tool in tools] or None, add_generation_prompt=opens, tokenize=False
             )
         )
-    # Templates raise on purpose, and trip over unknown roles
-    except (TemplateError, TypeError, KeyError) as error:
-        roles = ", ".join(dict.fromkeys(message["role"] for message in given))
-        said = " ".join(str(error).split())
-        raise ValueError(f"the chat template refuses a conversation of the roles {roles}: {said}") from error
 
 
 def roles_are_marks(tokenizer: PreTrainedTokenizerBase) -> bool:

@@ -63,8 +63,7 @@ class Limits:
 class CallTest:
     """The entry point, called with these arguments, must return the expected value.
 
-    Types are strict: `True` is not `1`, a list is not a tuple, but an int of equal value passes for a float, and a
-    Fraction or Decimal of exactly equal value for an int or a float.
+    Types are strict: `True` is not `1`, a list is not a tuple, but an int of equal value passes for a float.
     Values are plain: None, bool, int, float, complex, str, bytes, list, tuple, set, frozenset, dict, Fraction, Decimal.
 
     >>> CallTest(args=(12, 18), expected=6)

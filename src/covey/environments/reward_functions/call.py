@@ -270,7 +270,7 @@ def named_parameters(function: RewardCallable) -> tuple[dict[str, inspect.Parame
     """Return the parameters with a name, and whether any other is taken too, as by some that are written in C."""
     try:
         parameters = inspect.signature(function).parameters
-    except (TypeError, ValueError):
+    except Exception:  # none to be had, or looking for it runs code of its own
         return {}, True
     named = {name: p for name, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     return named, any(p.kind is p.VAR_KEYWORD for p in parameters.values())

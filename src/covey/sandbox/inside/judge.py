@@ -134,17 +134,22 @@ class Host:
         if self.is_namespaced or self._running is None or now - self._looked < LOOK_SECONDS:
             return
         self._looked = now
-        process, limits = self._running, self._limits
-        has_many = folders.num_threads(process.pid) > limits["num_processes"] + 1
-        if process.folder and folders.is_over(process.folder, limits["file_bytes"]):
-            has_many = self._has_overrun = True
-        if has_many:
-            os.kill(process.pid, signal.SIGKILL)
+        has_many = folders.num_threads(self._running.pid) > self._limits["num_processes"] + 1
+        if self._count(self._running) or has_many:
+            os.kill(self._running.pid, signal.SIGKILL)
+
+    def _count(self, process: Process) -> bool:
+        """Tell whether a process has more files than it may, and note it."""
+        if process.folder and folders.is_over(process.folder, self._limits["file_bytes"]):
+            self._has_overrun = True
+            return True
+        return False
 
     def clear(self) -> None:
         """End the program that runs. It is gone by the next `tidy`."""
         running, self._running = self._running, None
         if running is not None:
+            self._count(running)  # it may have ended between two looks
             self._end(running)
 
     def _use(self, limits: dict[str, Any]) -> None:

@@ -63,9 +63,10 @@ class Guard:
             pause = max(0.0, min([LOOK_SECONDS, *ends]))
             is_readable, _, _ = select.select([0], [], [], pause)
             now = time.monotonic()
-            if now - looked - pause > STOPPED_SECONDS:
+            overslept = now - looked - pause
+            if overslept > STOPPED_SECONDS or self.is_stopped():
                 for wait in self.waits.values():
-                    wait.since += now - looked - pause
+                    wait.since += overslept if overslept > STOPPED_SECONDS else now - looked
             if is_readable and not self.read():
                 return
             expired = [wait for wait in self.waits.values() if now - wait.since >= wait.seconds]
@@ -73,6 +74,14 @@ class Guard:
                 self.end(expired[0], now)
                 return
             looked = now
+
+    def is_stopped(self) -> bool:
+        """Tell whether the run alone was stopped, where the system says so."""
+        try:
+            with open(f"/proc/{self.parent}/stat") as file:
+                return file.read().rpartition(")")[2].split()[0] in "Tt"
+        except (OSError, IndexError):
+            return False
 
     def read(self) -> bool:
         """Read what the run has reported, and return False when it has closed its end."""

@@ -120,10 +120,12 @@ class _Process:
         alarm.daemon = True
         alarm.start()
         answer: dict[str, Any] | None = None
-        with contextlib.suppress(EOFError, OSError):
+        # A function may write to descriptors that are not its own: what is no answer ends its worker
+        with contextlib.suppress(EOFError, OSError, ValueError, RecursionError):
             if message is not None:
                 self._connection.send_bytes(message)
-            answer = json.loads(self._connection.recv_bytes())
+            said = json.loads(self._connection.recv_bytes())
+            answer = said if isinstance(said, dict) else None
         with self._lock:
             state["over"] = True
         # Take the answer, unless the process was killed meanwhile
