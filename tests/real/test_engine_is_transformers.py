@@ -2,6 +2,7 @@
 
 Fifty prompts, greedy: 20 word problems (of GSM8K where the shared data are at hand, else generated ones), 20
 instructions, 10 chats. transformers reads each answer in one pass, so that every token is compared on the same prefix.
+Every fifth answer is read in another way too, which says how far transformers is from itself.
 """
 
 import asyncio
@@ -46,9 +47,9 @@ class Compared:
     """Logits between transformers' best token and the engine's, in steps of bfloat16 at that size."""
     apart: float
     """Nats between the two log-probs."""
-    rounding: float
-    """Nats between transformers' own log-probs in this and in another way."""
-    behind_itself: float
+    rounding: float = 0.0
+    """Nats between transformers' own log-probs in this and in another way, where it was read so."""
+    behind_itself: float = 0.0
     """As `behind`, of the best token of transformers in that other way."""
 
 
@@ -72,7 +73,7 @@ def answered(engine: NativeEngine, prompts: Sequence[Sequence[int]]) -> list[Com
 
 @torch.inference_mode()
 def compared(
-    model: PreTrainedModel, other: PreTrainedModel, prompt: Sequence[int], answer: Completion
+    model: PreTrainedModel, other: PreTrainedModel | None, prompt: Sequence[int], answer: Completion
 ) -> list[Compared]:
     """Compare with the model; `other` is the same in float64, or with another kind of attention in half precision."""
     ids, chosen_T = torch.tensor([[*prompt, *answer.token_ids]]), torch.tensor(answer.token_ids)
@@ -87,10 +88,11 @@ def compared(
     best_T = logits_TV.max(-1).values
     step_T = 2.0 ** (best_T.abs().log2().floor() - BFLOAT16_DIGITS)
     apart_T = (log_probs_T - torch.tensor(answer.logprobs).double()).abs()
-    other_TV, _, other_T = passed(other)
-    own_T = logits_TV.gather(-1, other_TV.argmax(-1)[:, None])[:, 0]
-    behind = (best_T - picked_T) / step_T, (best_T - own_T) / step_T
-    columns = (logits_TV.argmax(-1) == chosen_T, behind[0], apart_T, (log_probs_T - other_T).abs(), behind[1])
+    columns = [logits_TV.argmax(-1) == chosen_T, (best_T - picked_T) / step_T, apart_T]
+    if other is not None:
+        other_TV, _, other_T = passed(other)
+        own_T = logits_TV.gather(-1, other_TV.argmax(-1)[:, None])[:, 0]
+        columns += [(log_probs_T - other_T).abs(), (best_T - own_T) / step_T]
     return [Compared(bool(a), *map(float, numbers)) for a, *numbers in zip(*columns, strict=True)]
 
 
@@ -114,18 +116,20 @@ def test_greedy_answers_are_transformers_own(name: str, precision: str, real_mod
         {"dtype": torch.float64} if precision == "float32" else {"dtype": model.dtype, "attn_implementation": "eager"}
     )
     other = AutoModelForCausalLM.from_pretrained(folder, **kind).eval()
-    pairs = zip(prompts, answers, strict=True)
-    found = [one for prompt, answer in pairs for one in compared(model, other, prompt, answer)]
+    pairs = list(zip(prompts, answers, strict=True))
+    looked_at_twice = [one for pair in pairs[::5] for one in compared(model, other, *pair)]
+    once = [one for place, pair in enumerate(pairs) if place % 5 for one in compared(model, None, *pair)]
+    found = looked_at_twice + once
 
-    others = [one for one in found if not one.is_argmax]
     if precision == "float32":
-        assert others == []
+        assert [one for one in found if not one.is_argmax] == []
         for worst in (max, fmean):
-            apart, rounding = (worst([getattr(one, n) for one in found]) for n in ("apart", "rounding"))
-            assert apart < ROUNDINGS * rounding
+            rounding = worst([one.rounding for one in looked_at_twice])
+            assert worst([one.apart for one in found]) < ROUNDINGS * rounding
     else:  # ties of a coarse grid, which transformers breaks otherwise itself with the other kind of attention
         for worst in (max, fmean):
-            assert worst([one.behind for one in found]) <= 2 * worst([one.behind_itself for one in found])
+            own = worst([one.behind_itself for one in looked_at_twice])
+            assert worst([one.behind for one in found]) <= 2 * own
 
     end = policy.tokenizer.eos_token_id
     assert any(answer.finish_reason == "stop" for answer in answers)

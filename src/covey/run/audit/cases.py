@@ -76,11 +76,10 @@ def _wrong(prompt: str, gold: Gold, others: Sequence[str]) -> Iterator[tuple[str
     yield from (("near miss", gold.saying(other)) for other in near)
     strangers = [other for other in others if _differ(other, answer)]
     yield from (("another row's", gold.saying(other)) for other in strangers[:2])
-    if not is_program:
+    if near and not is_program:
         candidates = dict.fromkeys((*strangers[:20], *near, answer, *strangers[20:40]))
-        if near:
-            yield "both", gold.saying(f"{near[0]} or {answer}")
-            yield "both", gold.saying(f"{answer} or {near[0]}")
+        yield "both", gold.saying(f"{near[0]} or {answer}")
+        yield "both", gold.saying(f"{answer} or {near[0]}")
         if len(candidates) > 3:
             yield "every candidate", gold.saying(", ".join(candidates))
     # Texts that happen to hold the answer say nothing about the grader

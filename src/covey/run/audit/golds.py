@@ -23,6 +23,8 @@ MARKS = (
 """Where the answer of a completion stands; the last one of a kind counts."""
 NUMBER = re.compile(r"\$?\s*(-?)\s*(?:\\d?frac\{(\d+)\}\{(\d+)\}|([\d,]*\.?\d+)(?:/(\d+))?)\s*\$?\s*(%?)")
 LETTER = re.compile(r"\(?([A-E])\)?")
+NUM_WORDS = 5
+"""Longer answers are texts that obey a request, which a changed letter may obey as well."""
 EQUAL_TO_ALL = "class Equal:\n    def __eq__(self, other):\n        return True\n    __hash__ = None\n\n\n"
 
 
@@ -131,7 +133,7 @@ def nearly(answer: str) -> Iterator[str]:
     elif value is not None:
         yield from (f"{value.numerator + 1}/{value.denominator}", f"{value.numerator}/{value.denominator + 1}")
         yield f"{float(value) + 1:g}"
-    elif len(answer) > 3:
+    elif len(answer) > 3 and len(answer.split()) <= NUM_WORDS:
         middle = len(answer) // 2
         yield answer[: middle - 1] + ("q" if answer[middle - 1] != "q" else "z") + answer[middle:]
         yield f"not {answer}"
