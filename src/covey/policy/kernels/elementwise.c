@@ -1,4 +1,5 @@
-/* What the training pass does between its products, forward and backward: norms and gates. Float32.
+/* What the training pass does between its products, forward and backward: norms and gates. Computed in float32, on tensors
+   of float32 or bfloat16: a row of these is widened in the cache, and rounded once.
 
    Each function is one pass over its tensors where torch makes several, and what is cheap is computed again in the
    backward pass, not kept. A row's numbers depend on nothing but the row; the gradient of a norm's weight is a sum over
@@ -23,23 +24,45 @@ INLINE void store_some(float *to, lanes value, int64_t count) {
     else memcpy(to, &value, 4 * (size_t)count);
 }
 
+/* `count` numbers from `at` on: where they lie if they are floats, else widened into `room`. */
+INLINE const float *read(const void *from, int64_t at, int64_t count, int64_t half, float *room) {
+    if (!half) return (const float *)from + at;
+    const uint16_t *numbers = (const uint16_t *)from + at;
+    for (int64_t c = 0; c < count; c++) {
+        const uint32_t bits = (uint32_t)numbers[c] << 16;
+        memcpy(room + c, &bits, sizeof bits);
+    }
+    return room;
+}
+
+/* Where `count` numbers are to be computed: `room`, if they are to be rounded from there. */
+INLINE float *place(void *to, int64_t at, int64_t half, float *room) { return half ? room : (float *)to + at; }
+
+INLINE void round_off(void *to, int64_t at, int64_t count, int64_t half, const float *room) {
+    if (!half) return;
+    for (int64_t c = 0; c < count; c++) ((uint16_t *)to)[at + c] = rounded(room[c]);
+}
+
 /* -------------------------------------------------------------------------------------------------- norms */
 
 typedef struct {
-    const float *x, *weight;      /* rows x width; width */
+    const void *x;                /* rows x width */
+    const float *weight;          /* width */
     float *scales;                /* of rows: 1 / sqrt(mean(x^2) + eps) */
-    float *out;                   /* forward: rows x width */
-    const float *gradient;        /* backward: of out */
-    float *of_x;                  /* backward: rows x width */
+    void *out;                    /* forward: rows x width */
+    const void *gradient;         /* backward: of out */
+    void *of_x;                   /* backward: rows x width */
     float *sums, *of_weight;      /* backward: rows / block, rounded up, x width; width. NULL where nobody asks. */
     int64_t rows, width, block;   /* block: rows whose share of of_weight is one sum */
     int64_t num_threads;
+    int64_t half_x, half_out;     /* bfloat16: x and its gradient; out and its gradient */
     float eps;
 } Norm;
 
 /* out = x * scale * weight. */
-INLINE void norm(const Norm *n, int64_t row, const int64_t width) {
-    const float *x = n->x + row * width;
+INLINE void norm(const Norm *n, int64_t row, const int64_t width, float *room) {
+    const float *x = read(n->x, row * width, width, n->half_x, room);
+    float *out = place(n->out, row * width, n->half_out, room + width);
     lanes squares = {0};
     for (int64_t c = 0; c < width; c += LANES) {
         const lanes a = load_some(x + c, width - c);
@@ -49,22 +72,26 @@ INLINE void norm(const Norm *n, int64_t row, const int64_t width) {
     n->scales[row] = scale;
     for (int64_t c = 0; c < width; c += LANES) {
         const lanes a = load_some(x + c, width - c), w = load_some(n->weight + c, width - c);
-        store_some(n->out + row * width + c, a * scale * w, width - c);
+        store_some(out + c, a * scale * w, width - c);
     }
+    round_off(n->out, row * width, width, n->half_out, out);
 }
 
 void covey_norm_forward(const Norm *n) {
     const int is_whole = n->width % LANES == 0;
 #pragma omp parallel for num_threads(n->num_threads) if (n->rows * n->width > WORTH_THREADS)
     for (int64_t row = 0; row < n->rows; row++) {
-        if (is_whole) norm(n, row, n->width / LANES * LANES); /* no ends to look after */
-        else norm(n, row, n->width);
+        float room[2 * n->width];
+        if (is_whole) norm(n, row, n->width / LANES * LANES, room); /* no ends to look after */
+        else norm(n, row, n->width, room);
     }
 }
 
 /* of_x = scale * gradient * weight - x * scale^3 * mean(gradient * weight * x); of_weight += gradient * x * scale. */
-INLINE void norm_backward(const Norm *n, int64_t row, float *of_weight, const int64_t width) {
-    const float *x = n->x + row * width, *gradient = n->gradient + row * width, scale = n->scales[row];
+INLINE void norm_backward(const Norm *n, int64_t row, float *of_weight, const int64_t width, float *room) {
+    const float *x = read(n->x, row * width, width, n->half_x, room);
+    const float *gradient = read(n->gradient, row * width, width, n->half_out, room + width), scale = n->scales[row];
+    float *of_x = place(n->of_x, row * width, n->half_x, room + 2 * width);
     lanes products = {0};
     for (int64_t c = 0; c < width; c += LANES) {
         const lanes a = load_some(x + c, width - c), g = load_some(gradient + c, width - c);
@@ -74,8 +101,9 @@ INLINE void norm_backward(const Norm *n, int64_t row, float *of_weight, const in
     const float along = sum_of(products) / (float)width * scale * scale * scale;
     for (int64_t c = 0; c < width; c += LANES) {
         const lanes a = load_some(x + c, width - c), g = load_some(gradient + c, width - c);
-        store_some(n->of_x + row * width + c, g * load_some(n->weight + c, width - c) * scale - a * along, width - c);
+        store_some(of_x + c, g * load_some(n->weight + c, width - c) * scale - a * along, width - c);
     }
+    round_off(n->of_x, row * width, width, n->half_x, of_x);
 }
 
 void covey_norm_backward(const Norm *n) {
@@ -83,11 +111,11 @@ void covey_norm_backward(const Norm *n) {
     const int64_t blocks = (n->rows + n->block - 1) / n->block;
 #pragma omp parallel for num_threads(n->num_threads) if (n->rows * n->width > WORTH_THREADS)
     for (int64_t block = 0; block < blocks; block++) {
-        float *sum = n->sums ? n->sums + block * n->width : NULL;
+        float *sum = n->sums ? n->sums + block * n->width : NULL, room[3 * n->width];
         if (sum) memset(sum, 0, 4 * (size_t)n->width);
         for (int64_t row = block * n->block; row < smaller((block + 1) * n->block, n->rows); row++) {
-            if (is_whole) norm_backward(n, row, sum, n->width / LANES * LANES);
-            else norm_backward(n, row, sum, n->width);
+            if (is_whole) norm_backward(n, row, sum, n->width / LANES * LANES, room);
+            else norm_backward(n, row, sum, n->width, room);
         }
     }
     if (!n->sums) return;
@@ -99,11 +127,12 @@ void covey_norm_backward(const Norm *n) {
 /* -------------------------------------------------------------------------------------------------- gates */
 
 typedef struct {
-    const float *gate, *up;       /* count each */
-    float *out;                   /* forward */
-    const float *gradient;        /* backward: of out */
-    float *of_gate, *of_up;       /* backward */
+    const void *gate, *up;        /* count each */
+    void *out;                    /* forward */
+    const void *gradient;         /* backward: of out */
+    void *of_gate, *of_up;        /* backward */
     int64_t count, num_threads;
+    int64_t half;                 /* all bfloat16 */
 } Gate;
 
 /* out = silu(gate) * up, for PIECE numbers. */
@@ -115,19 +144,27 @@ INLINE void gate_piece(const float *restrict gate, const float *restrict up, flo
 }
 
 /* Ends of less than a PIECE are computed in full, on copies: every number goes through the same instructions. */
+INLINE const float *piece(const void *from, int64_t at, int64_t count, int64_t half, float *room) {
+    const float *found = read(from, at, count, half, room);
+    if (half || count == PIECE) return found;
+    memcpy(room, found, 4 * (size_t)count);
+    return room;
+}
+
+INLINE void give(void *to, int64_t at, int64_t count, int64_t half, const float *room) {
+    if (half) round_off(to, at, count, half, room);
+    else if (count < PIECE) memcpy((float *)to + at, room, 4 * (size_t)count);
+}
+
 void covey_gate_forward(const Gate *g) {
 #pragma omp parallel for num_threads(g->num_threads) if (g->count > WORTH_THREADS)
     for (int64_t at = 0; at < g->count; at += PIECE) {
-        const size_t bytes = 4 * (size_t)smaller(PIECE, g->count - at);
-        if (bytes == 4 * PIECE) {
-            gate_piece(g->gate + at, g->up + at, g->out + at);
-            continue;
-        }
-        float gate[PIECE] = {0}, up[PIECE] = {0}, out[PIECE];
-        memcpy(gate, g->gate + at, bytes);
-        memcpy(up, g->up + at, bytes);
-        gate_piece(gate, up, out);
-        memcpy(g->out + at, out, bytes);
+        const int64_t count = smaller(PIECE, g->count - at);
+        float room[3][PIECE];
+        if (count < PIECE) memset(room, 0, sizeof room);
+        const float *gate = piece(g->gate, at, count, g->half, room[0]), *up = piece(g->up, at, count, g->half, room[1]);
+        gate_piece(gate, up, place(g->out, at, g->half || count < PIECE, room[2]));
+        give(g->out, at, count, g->half, room[2]);
     }
 }
 
@@ -145,29 +182,26 @@ INLINE void gate_piece_backward(const float *restrict gate, const float *restric
 void covey_gate_backward(const Gate *g) {
 #pragma omp parallel for num_threads(g->num_threads) if (g->count > WORTH_THREADS)
     for (int64_t at = 0; at < g->count; at += PIECE) {
-        const size_t bytes = 4 * (size_t)smaller(PIECE, g->count - at);
-        if (bytes == 4 * PIECE) {
-            gate_piece_backward(g->gate + at, g->up + at, g->gradient + at, g->of_gate + at, g->of_up + at);
-            continue;
-        }
-        float gate[PIECE] = {0}, up[PIECE] = {0}, gradient[PIECE] = {0}, of_gate[PIECE], of_up[PIECE];
-        memcpy(gate, g->gate + at, bytes);
-        memcpy(up, g->up + at, bytes);
-        memcpy(gradient, g->gradient + at, bytes);
-        gate_piece_backward(gate, up, gradient, of_gate, of_up);
-        memcpy(g->of_gate + at, of_gate, bytes);
-        memcpy(g->of_up + at, of_up, bytes);
+        const int64_t count = smaller(PIECE, g->count - at), apart = g->half || count < PIECE;
+        float room[5][PIECE];
+        if (count < PIECE) memset(room, 0, sizeof room);
+        const float *gate = piece(g->gate, at, count, g->half, room[0]), *up = piece(g->up, at, count, g->half, room[1]);
+        const float *gradient = piece(g->gradient, at, count, g->half, room[2]);
+        gate_piece_backward(gate, up, gradient, place(g->of_gate, at, apart, room[3]), place(g->of_up, at, apart, room[4]));
+        give(g->of_gate, at, count, g->half, room[3]);
+        give(g->of_up, at, count, g->half, room[4]);
     }
 }
 
 /* -------------------------------------------------------------------------------------------------- rotary positions */
 
 typedef struct {
-    const float *x;               /* sequences x tokens x heads x width, strides below but the last, which is 1 */
+    const void *x;                /* sequences x tokens x heads x width, strides below but the last, which is 1 */
     const float *cosines, *sines; /* sequences x tokens x width */
-    float *out;                   /* dense */
+    void *out;                    /* dense */
     int64_t strides[3], sequences, tokens, heads, width, num_threads;
     int64_t is_backward;          /* turn the gradient back */
+    int64_t half;                 /* x and out are bfloat16 */
 } Rotate;
 
 /* Halves of a head turn against each other. `lower` and `upper` belong to the sines of the first and second half. */
@@ -191,12 +225,15 @@ void covey_rotate_heads(const Rotate *r) {
     const int64_t rows = r->sequences * r->tokens, half = r->width / 2;
 #pragma omp parallel for num_threads(r->num_threads) if (rows * r->heads * r->width > WORTH_THREADS)
     for (int64_t row = 0; row < rows; row++) {
-        const float *x = r->x + row / r->tokens * r->strides[0] + row % r->tokens * r->strides[1];
+        int64_t from = row / r->tokens * r->strides[0] + row % r->tokens * r->strides[1], to = row * r->heads * r->width;
         const float *cosine = r->cosines + row * r->width, *sine = r->sines + row * r->width;
-        float *out = r->out + row * r->heads * r->width;
-        for (int64_t head = 0; head < r->heads; head++, x += r->strides[2], out += r->width) {
+        float room[2 * r->width];
+        for (int64_t head = 0; head < r->heads; head++, from += r->strides[2], to += r->width) {
+            const float *x = read(r->x, from, r->width, r->half, room);
+            float *out = place(r->out, to, r->half, room + r->width);
             if (r->is_backward) turn_back(x, cosine, sine, sine + half, out, half);
             else turn(x, cosine, sine, sine + half, out, half);
+            round_off(r->out, to, r->width, r->half, out);
         }
     }
 }

@@ -1,7 +1,8 @@
-"""Norms, gates and rotary positions as one call of C each (elementwise.c) forward and one backward, float32 on a CPU.
+"""Norms, gates and rotary positions as one call of C each (elementwise.c) forward and one backward, on a CPU.
 
 As transformers write them, an RMSNorm is six operations forward and some ten backward, each through memory. The numbers
-are torch's but for rounding, and a row's do not depend on the rows beside it.
+are torch's but for rounding, and a row's do not depend on the rows beside it. Tensors are float32 or bfloat16; of these
+each number is computed in float32 and rounded once.
 
 Shapes: B sequences, T tokens, H heads, D head width; N rows, C their width.
 """
@@ -26,7 +27,7 @@ class Norm(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("x", "weight", "scales", "out", "gradient")),
         *((name, ctypes.c_void_p) for name in ("of_x", "sums", "of_weight")),
-        *((name, ctypes.c_int64) for name in ("rows", "width", "block", "num_threads")),
+        *((name, ctypes.c_int64) for name in ("rows", "width", "block", "num_threads", "half_x", "half_out")),
         ("eps", ctypes.c_float),
     )
 
@@ -36,7 +37,7 @@ class Gate(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("gate", "up", "out", "gradient", "of_gate", "of_up")),
-        *((name, ctypes.c_int64) for name in ("count", "num_threads")),
+        *((name, ctypes.c_int64) for name in ("count", "num_threads", "half")),
     )
 
 
@@ -46,16 +47,17 @@ class Rotate(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("x", "cosines", "sines", "out")),
         ("strides", ctypes.c_int64 * 3),
-        *((name, ctypes.c_int64) for name in ("sequences", "tokens", "heads", "width", "num_threads", "is_backward")),
+        *((name, ctypes.c_int64) for name in ("sequences", "tokens", "heads", "width")),
+        *((name, ctypes.c_int64) for name in ("num_threads", "is_backward", "half")),
     )
 
 
 class _RmsNorm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight_C: Tensor, eps: float) -> Tensor:
-        x = x.contiguous()
-        out, scales_N = torch.empty_like(x), x.new_empty(x.shape[:-1])
-        call = _norm_of(x, weight_C)
+    def forward(ctx: Any, x: Tensor, weight_C: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
+        x, wide_C = x.contiguous(), weight_C.detach().float()
+        out, scales_N = x.new_empty(x.shape, dtype=dtype), x.new_empty(x.shape[:-1], dtype=torch.float32)
+        call = _norm_of(x, wide_C, out)
         call.scales, call.out, call.eps = scales_N.data_ptr(), out.data_ptr(), eps
         library(SOURCE).covey_norm_forward(ctypes.byref(call))
         ctx.save_for_backward(x, weight_C, scales_N)
@@ -63,17 +65,17 @@ class _RmsNorm(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
         x, weight_C, scales_N = ctx.saved_tensors
-        gradient, of_x, of_weight_C = gradient.contiguous(), torch.empty_like(x), None
-        call = _norm_of(x, weight_C)
+        gradient, of_x, wide_C = gradient.contiguous(), torch.empty_like(x), weight_C.float()
+        call, of_weight_C = _norm_of(x, wide_C, gradient), None
         call.scales, call.gradient, call.of_x = scales_N.data_ptr(), gradient.data_ptr(), of_x.data_ptr()
         if ctx.needs_input_grad[1]:
-            of_weight_C = torch.empty_like(weight_C)
-            sums = x.new_empty(-(-scales_N.numel() // BLOCK), x.shape[-1])
+            of_weight_C = torch.empty_like(wide_C)
+            sums = wide_C.new_empty(-(-scales_N.numel() // BLOCK), x.shape[-1])
             call.sums, call.of_weight = sums.data_ptr(), of_weight_C.data_ptr()
         library(SOURCE).covey_norm_backward(ctypes.byref(call))
-        return of_x, of_weight_C, None
+        return of_x, None if of_weight_C is None else of_weight_C.to(weight_C.dtype), None, None
 
 
 class _Gated(torch.autograd.Function):
@@ -110,22 +112,22 @@ class _Rotated(torch.autograd.Function):
         return _turned(gradient_BTHD, *ctx.saved_tensors, is_backward=True), None, None
 
 
-def rms_norm(x: Tensor, weight_C: Tensor, eps: float) -> Tensor:
-    """x / sqrt(mean(x²) + eps) * weight over the last axis (arXiv 1910.07467). Float32 on the CPU."""
-    out: Tensor = _RmsNorm.apply(x, weight_C, eps)
+def rms_norm(x: Tensor, weight_C: Tensor, eps: float, dtype: torch.dtype | None = None) -> Tensor:
+    """x / sqrt(mean(x²) + eps) * weight over the last axis (arXiv 1910.07467), in `dtype` or x's own."""
+    out: Tensor = _RmsNorm.apply(x, weight_C, eps, dtype or x.dtype)
     return out
 
 
 def gated(gate: Tensor, up: Tensor) -> Tensor:
-    """silu(gate) * up (SwiGLU, arXiv 2002.05202). Float32 on the CPU, of one shape."""
+    """silu(gate) * up (SwiGLU, arXiv 2002.05202), of one shape and type."""
     out: Tensor = _Gated.apply(gate, up)
     return out
 
 
 def rotated(x_BTHD: Tensor, cosines_BTD: Tensor, sines_BTD: Tensor) -> Tensor:
-    """Heads at their rotary positions, halves turned against each other (arXiv 2104.09864). Float32 on the CPU."""
+    """Heads at their rotary positions, halves turned against each other (arXiv 2104.09864)."""
     assert cosines_BTD.shape[-1] == x_BTHD.shape[-1], "the family turns whole heads"
-    angles = (angle.expand(len(x_BTHD), -1, -1).contiguous() for angle in (cosines_BTD, sines_BTD))
+    angles = (angle.expand(len(x_BTHD), -1, -1).float().contiguous() for angle in (cosines_BTD, sines_BTD))
     out: Tensor = _Rotated.apply(x_BTHD, *angles)
     return out
 
@@ -137,16 +139,19 @@ def _turned(x_BTHD: Tensor, cosines_BTD: Tensor, sines_BTD: Tensor, *, is_backwa
     call = Rotate(x_BTHD.data_ptr(), cosines_BTD.data_ptr(), sines_BTD.data_ptr(), out.data_ptr())
     call.sequences, call.tokens, call.heads, call.width = x_BTHD.shape
     call.strides, call.num_threads, call.is_backward = x_BTHD.stride()[:3], torch.get_num_threads(), is_backward
+    call.half = x_BTHD.dtype == torch.bfloat16
     library(SOURCE).covey_rotate_heads(ctypes.byref(call))
     return out
 
 
-def _norm_of(x: Tensor, weight_C: Tensor) -> Norm:
+def _norm_of(x: Tensor, weight_C: Tensor, out: Tensor) -> Norm:
     width, num_threads = x.shape[-1], torch.get_num_threads()
     call = Norm(x.data_ptr(), weight_C.data_ptr(), block=BLOCK, num_threads=num_threads)
     call.rows, call.width = x.numel() // width, width
+    call.half_x, call.half_out = x.dtype == torch.bfloat16, out.dtype == torch.bfloat16
     return call
 
 
 def _gate_of(gate: Tensor, up: Tensor) -> Gate:
-    return Gate(gate.data_ptr(), up.data_ptr(), count=gate.numel(), num_threads=torch.get_num_threads())
+    half, num_threads = gate.dtype == torch.bfloat16, torch.get_num_threads()
+    return Gate(gate.data_ptr(), up.data_ptr(), count=gate.numel(), num_threads=num_threads, half=half)

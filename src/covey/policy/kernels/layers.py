@@ -1,7 +1,7 @@
 """Parts of Llama's family that compute through C (elementwise.c), in training and in passes without gradient.
 
-A module of exactly known class takes a subclass of it; its weights, and their names, stay as they are. What is not
-float32 on a CPU is computed as before.
+A module of exactly known class takes a subclass of it; its weights, and their names, stay as they are. What is neither
+float32 nor bfloat16 on a CPU is computed as before. Under autocast norms come in the type of products, which enter them.
 
 Shapes: B sequences, T tokens, H heads, D head width.
 """
@@ -39,10 +39,11 @@ class CompiledNorm(nn.Module):
         return out
 
     def _computes(self, hidden_states: Tensor) -> bool:
-        return _is_plain(hidden_states, self.weight)
+        return _is_known(hidden_states, self.weight)
 
     def _normed(self, hidden_states: Tensor) -> Tensor:
-        return rms_norm(hidden_states, self.weight, self.variance_epsilon)
+        dtype = _product_type(torch.promote_types(hidden_states.dtype, self.weight.dtype))
+        return rms_norm(hidden_states, self.weight, self.variance_epsilon, dtype)
 
 
 class CompiledMLP(nn.Module):
@@ -60,10 +61,11 @@ class CompiledMLP(nn.Module):
         return down
 
     def _computes(self, x: Tensor) -> bool:
-        return _is_plain(x)
+        return _is_known(x)
 
     def _cast_once(self, x: Tensor) -> Tensor:
-        return x
+        """Cast once what autocast would cast for each product that it enters."""
+        return x.to(_product_type(x.dtype))
 
     def _gated(self, gate: Tensor, up: Tensor) -> Tensor:
         return gated(gate, up)
@@ -95,10 +97,10 @@ class CompiledAttention(nn.Module):
         return self.o_proj(out_BTHD.flatten(2)), None
 
     def _computes(self, hidden_states: Tensor) -> bool:
-        return _is_plain(hidden_states)
+        return _is_known(hidden_states)
 
     def _cast_once(self, hidden_states: Tensor) -> Tensor:
-        return hidden_states
+        return hidden_states.to(_product_type(hidden_states.dtype))
 
     def _turned(self, query_BTHD: Tensor, key_BTHD: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         return rotated(query_BTHD, cos, sin), rotated(key_BTHD, cos, sin)
@@ -147,9 +149,15 @@ def compiled_class(module: nn.Module) -> type[nn.Module] | None:
     return COMPILED.get(kind)
 
 
-def _is_plain(*tensors: Tensor) -> bool:
-    is_float = all(tensor.dtype == torch.float32 and tensor.device.type == "cpu" for tensor in tensors)
-    return is_float and tensors[0].numel() > 0 and not torch.is_autocast_enabled("cpu")
+def _is_known(*tensors: Tensor) -> bool:
+    types = {_product_type(torch.float32), *(tensor.dtype for tensor in tensors)}
+    on_cpu = all(tensor.device.type == "cpu" for tensor in tensors)
+    return on_cpu and types <= {torch.float32, torch.bfloat16} and tensors[0].numel() > 0
+
+
+def _product_type(dtype: torch.dtype) -> torch.dtype:
+    """Return what products are computed in, of tensors of this type."""
+    return torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else dtype
 
 
 LAYERS = (LlamaDecoderLayer, MistralDecoderLayer, Qwen2DecoderLayer, Qwen3DecoderLayer)
