@@ -64,6 +64,45 @@ def test_a_norm_and_its_gradients_are_those_of_torch_in_float64(shape: tuple[int
     assert_close(with_gradients(through_c, x, weight), with_gradients(in_torch, x.double(), weight.double()))
 
 
+def exactly(function: Callable[..., Tensor], *inputs: Tensor) -> list[Tensor]:
+    """As `with_gradients` in float64, of the sum whose factors are rounded to bfloat16."""
+    wide = [tensor.double().requires_grad_() for tensor in inputs]
+    out = function(*wide)
+    slopes = torch.linspace(-1, 1, out.numel()).bfloat16().double().view(out.shape)
+    return [out.detach(), *torch.autograd.grad(out, wide, slopes)]
+
+
+def assert_rounded_once(got: list[Tensor], exact: list[Tensor]) -> None:
+    """Each number is the nearest bfloat16 of one that float32 computes; gradients of a weight are sums, in float32."""
+    for mine, theirs in zip(got, exact, strict=True):
+        if mine.dtype == torch.float32:
+            assert_close([mine], [theirs])
+        else:
+            assert mine.dtype == torch.bfloat16
+            assert bool(((mine.double() - theirs).abs() <= 1.001 * 2**-8 * theirs.abs() + 1e-6).all())
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_norm_in_bfloat16_is_rounded_once(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    x, weight = (3 * normal(*shape)).to(dtype), 1 + 0.3 * normal(shape[-1], seed=1)
+    got = with_gradients(lambda x, weight: rms_norm(x, weight, EPS, torch.bfloat16), x, weight)
+    assert_rounded_once(got, exactly(in_torch, x, weight))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_gate_in_bfloat16_is_rounded_once(shape: tuple[int, ...]) -> None:
+    gate, up = (4 * normal(*shape)).bfloat16(), normal(*shape, seed=1).bfloat16()
+    assert_rounded_once(with_gradients(gated, gate, up), exactly(lambda a, b: F.silu(a) * b, gate, up))
+
+
+@pytest.mark.parametrize(("sequences", "tokens", "heads", "width"), [(2, 37, 3, 10), (1, 300, 8, 64)])
+def test_rotary_positions_in_bfloat16_are_rounded_once(sequences: int, tokens: int, heads: int, width: int) -> None:
+    x, angles = normal(sequences, tokens, heads, width).bfloat16(), normal(sequences, tokens, width, seed=1)
+    got = with_gradients(lambda x: rotated(x, angles.cos(), angles.sin()), x)
+    assert_rounded_once(got, exactly(lambda x: turned_in_torch(x, angles.cos().double(), angles.sin().double()), x))
+
+
 @pytest.mark.parametrize("size", [1e-20, 1e-4, 1e4, 1e15])
 def test_a_norm_of_very_small_or_large_numbers_is_that_of_torch(size: float) -> None:
     x, weight = size * normal(9, 80), normal(80, seed=1)

@@ -1,7 +1,7 @@
 """Parts of Llama's family that compute through C (elementwise.c), in training and in passes without gradient.
 
-A module of exactly known class takes a subclass of it; its weights, and their names, stay as they are. What is neither
-float32 nor bfloat16 on a CPU is computed as before. Under autocast norms come in the type of products, which enter them.
+A module of exactly known class takes a subclass of it; its weights, and their names, stay as they are. Types other than
+float32 and bfloat16 on a CPU are computed as before. Under autocast norms are of the type of the products they enter.
 
 Shapes: B sequences, T tokens, H heads, D head width.
 """
