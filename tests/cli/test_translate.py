@@ -442,3 +442,10 @@ def test_a_translation_prints_nothing_of_the_packages_it_imports() -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     assert done.stderr == ""
     assert "algorithm.kl_coef=0.04" in done.stdout
+
+
+def test_names_in_a_file_that_stand_for_each_other_are_refused(tmp_path: Path) -> None:
+    lines = ["a0: &a0 [x, x]", *(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12))]
+    (tmp_path / "bomb.yaml").write_text("\n".join(lines))
+    with pytest.raises(ValueError, match=r"bomb.yaml cannot be read: it uses aliases \(\*name\); write the values out"):
+        read_file(tmp_path / "bomb.yaml")

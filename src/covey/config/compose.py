@@ -28,7 +28,7 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from covey.algorithm.settings import AlgorithmConfig
-from covey.config.checks import explained, misfit, yaml_fault
+from covey.config.checks import explained, misfit, refuse_aliases, yaml_fault
 from covey.config.schema import ENVIRONMENT_SETTINGS, GROUPS, Config
 from covey.config.shelves import CONF as CONF  # for whoever composes
 from covey.config.shelves import SHELVES, presets
@@ -44,9 +44,6 @@ MAX_YAML_BYTES = 1 << 20
 """Of a file of settings; a longer one is refused unread."""
 MAX_YAML_DEPTH = 100
 """Of brackets in it."""
-
-_PARSER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""libyaml's parser where PyYAML has it: it reads saved settings 16 times as fast."""
 OPTION_FIELDS = tuple(name for name, value in vars(AlgorithmConfig()).items() if isinstance(value, dict))
 """Settings whose keys a function defines, not the schema; `validate` refuses those it does not take."""
 FREE_FIELDS: Mapping[Any, tuple[str, ...]] = {
@@ -194,8 +191,7 @@ def read_yaml(path: Path) -> DictConfig:
         text = read_regular(path, MAX_YAML_BYTES).decode()
         if max(accumulate((c in "[{") - (c in "]}") for c in text), default=0) > MAX_YAML_DEPTH:  # minutes to parse
             raise ValueError(f"it is nested more than {MAX_YAML_DEPTH} deep")
-        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, _PARSER)):  # fill the memory
-            raise ValueError("it uses aliases (*name); write the values out")
+        refuse_aliases(text)
         found = OmegaConf.create(text)
     except yaml.MarkedYAMLError as error:
         raise ValueError(f"{path} cannot be read: {yaml_fault(error, text)}") from error

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from covey.config.checks import format_value, yaml_fault
+from covey.config.checks import format_value, refuse_aliases, yaml_fault
 from covey.config.foreign import is_program
 from covey.system.disk import read_regular
 
@@ -63,6 +63,7 @@ def read_file(path: Path, arguments: Sequence[str] = ()) -> list[str]:
     # Settings of a file
     try:
         content = READERS[path.suffix](text)
+        refuse_aliases("" if path.suffix in (".json", ".toml") else text)
     except yaml.MarkedYAMLError as error:
         raise ValueError(f"{path} cannot be read: {yaml_fault(error, text)}") from error
     except (ValueError, yaml.YAMLError, RecursionError) as error:
