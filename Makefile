@@ -77,7 +77,7 @@ demo-tools: $(STAMP)  ## tasks of several turns and their controls, three seeds 
 architectures: $(STAMP)  ## try every causal language model of transformers; writes docs/develop/architectures.md (five minutes)
 	$(BIN)/python -m benchmarks.checks.architectures
 
-figures: $(STAMP)  ## draw every picture of the README and the documentation from measured data (half a minute)
+figures: $(STAMP)  ## draw every picture of the README and the documentation from measured data, and write its numbers (half a minute)
 	$(BIN)/python -m benchmarks.figures
 
 # Bytecode is kept, whatever the shell says: else each of hundreds of processes compiles covey anew.

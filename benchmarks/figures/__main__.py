@@ -1,11 +1,11 @@
-"""Draw every figure: `python -m benchmarks.figures` (or some by name, without the film)."""
+"""Draw every figure: `python -m benchmarks.figures` (or some by name, without the film), and write measured numbers."""
 
 import argparse
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 
-from benchmarks.figures import develop, front, gpu, measured, panel, real, tasks, trust, use
+from benchmarks.figures import develop, front, gpu, measured, panel, real, sentences, tasks, trust, use
 from benchmarks.figures.front import ROOT
 
 FOLDER = ROOT / "docs" / "figures"
@@ -72,6 +72,7 @@ def main(words: Sequence[str] | None = None) -> int:
         file = FOLDER / f"{name}.svg"
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(str(FIGURES[name]()), encoding="utf-8")
+    sentences.write()
     if not names:
         film()
     return 0

@@ -73,7 +73,7 @@ def badges() -> Drawing:
         ("python", project["requires-python"]),
         ("licence", project["license"]),
         ("version", f"{covey.__version__}, alpha"),
-        ("runs on", "one node, CPU measured"),
+        ("measured on", "CPUs, one H100"),
     )
     drawing = Drawing(1, 34, ", ".join(" ".join(fact) for fact in facts))
     x = 4.0

@@ -8,6 +8,7 @@ import pytest
 
 from benchmarks.figures.__main__ import FIGURES, FOLDER
 from benchmarks.figures.front import ROOT
+from benchmarks.figures.sentences import sentences, written
 from benchmarks.figures.shapes import Box, box
 from benchmarks.figures.svg import DARK, LIGHT, Drawing
 
@@ -15,6 +16,33 @@ from benchmarks.figures.svg import DARK, LIGHT, Drawing
 @pytest.mark.parametrize("name", FIGURES)
 def test_a_committed_figure_is_what_is_drawn_from_the_committed_data(name: str) -> None:
     assert (FOLDER / f"{name}.svg").read_text(encoding="utf-8") == str(FIGURES[name]()), "run `make figures`"
+
+
+@pytest.mark.parametrize(("page", "template"), sentences(), ids=lambda one: str(one)[:40])
+def test_a_measured_number_in_a_page_is_that_of_the_committed_data(page: str, template: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    assert written(text, template) == text, "run `make figures`"
+
+
+TEMPLATE = "{min table cases/step-S/ratio/median .1f} to {max table cases/step-S/ratio/median .1f} times"
+
+
+def test_wrong_numbers_are_written_anew_wherever_lines_break() -> None:
+    assert written("It is\n1.2 to 9 %\ntimes as fast.", TEMPLATE) == "It is\n3.8 to 3.8\ntimes as fast."
+
+
+@pytest.mark.parametrize(
+    ("text", "template", "said"),
+    [
+        ("It is slow.", TEMPLATE, "must stand once on its page, got 0 times"),
+        ("1 to 2 times, 3 to 4 times", TEMPLATE, "must stand once on its page, got 2 times"),
+        ("1 to 2 times", "{the table cases/*/at_least s} to", "one alone for `the`, got 21"),
+        ("1 to 2 times", "{min table cases/none/ratio .1f} to", "must name one value at least, and one alone"),
+    ],
+)
+def test_a_sentence_that_does_not_fit_its_page_or_the_data_is_refused(text: str, template: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        written(text, template)
 
 
 @pytest.mark.parametrize("name", FIGURES)
