@@ -47,7 +47,7 @@ def do(monkeypatch: pytest.MonkeyPatch, work: Work, verb: str = "train") -> list
     """Let a verb do `work`; returns the list in which its calls are remembered."""
     calls: list[tuple[Config, Path]] = []
 
-    def remembered(config: Config, folder: Path) -> None:
+    def remembered(config: Config, folder: Path, *asked: object) -> None:
         calls.append((config, folder))
         work(config, folder)
 

@@ -112,6 +112,51 @@ def test_another_task_than_that_of_the_run_is_named_first(capsys: pytest.Capture
     )
 
 
+@pytest.mark.parametrize(
+    ("verb", "words"),
+    [("evaluate", []), ("evaluate", ["model.name=untrained"]), ("train", ["model.name=untrained"]), ("check", [])],
+)
+def test_a_policy_without_a_task_is_refused(verb: str, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    Path("untrained").mkdir()
+    Path("untrained/config.json").write_text("{}")
+    assert main([verb, *words]) == 2
+    what = "to measure" if verb == "evaluate" else "to train"
+    assert capsys.readouterr().err.startswith(f"covey: nothing says what {what}: covey {verb} recipe=arithmetic")
+
+
+DIGITS = "def reward(completions, **kwargs):\n    return [float(len(text) % 2) for text in completions]\n"
+
+
+@pytest.mark.parametrize("place", ["rows.jsonl", "folder"])
+def test_all_rows_of_a_file_that_is_named_are_measured(place: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("folder").mkdir()
+    for file in ("rows.jsonl", "folder/test.jsonl"):
+        Path(file).write_text("".join(json.dumps({"prompt": f"{n}+1="}) + "\n" for n in range(30)))
+    Path("own_reward.py").write_text(DIGITS)
+    sizes = [word for word in words() if not word.startswith(("evaluation.num_prompts", "num_steps", "group", "optim"))]
+    named = ["environment=reward_functions", "rewards=[own_reward:reward]", f"data.path={place}"]
+    assert main(["evaluate", *sizes, *named, "hydra.run.dir=look"]) == 0
+    assert before("look")["num_prompts"] == 30
+    assert "30 prompts, greedy and 2 samples" in capsys.readouterr().out
+    assert main(["evaluate", *sizes, *named, "evaluation.num_prompts=7", "hydra.run.dir=seven"]) == 0
+    assert before("seven")["num_prompts"] == 7
+
+
+def test_two_policies_are_measured_on_the_same_prompts_and_compared(capsys: pytest.CaptureFixture[str]) -> None:
+    first = POLICY.replace("step-000002", "step-000001")
+    shutil.copytree(POLICY, first)
+    assert main(["evaluate", f"model.name={POLICY}", "--against", first, "hydra.run.dir=look"]) == 0
+    printed = capsys.readouterr().out
+    assert f"against: {first}\n" in printed
+    found = json.loads(Path("look/summary.json").read_text())
+    assert found["sides"] == ["against", "measured"]
+    assert found["gain"]["accuracy"]["value"] == found["gain"]["pass_at_k"]["1"]["value"] == 0.0  # the same weights
+    (heads,) = [line.split() for line in printed.splitlines() if "difference" in line]
+    assert heads == ["against", "measured", "difference"]
+    assert main(["evaluate", f"model.name={POLICY}", "--against", "run"]) == 2
+    assert "model.name=run is a run folder, not a policy" in capsys.readouterr().err
+
+
 @pytest.mark.long
 def test_an_untrained_policy_is_called_so_in_the_first_line(capsys: pytest.CaptureFixture[str]) -> None:
     settings = [word for word in words() if word.startswith(("evaluation", "sampling", "model.nano"))]

@@ -153,6 +153,9 @@ def test_several_runs_stand_side_by_side(run: Path, capsys: pytest.CaptureFixtur
         "  accuracy, %    20.0 ->   50.0  gain +30.0 [10.0, 40.0]",
         "  mean reward   0.300 ->  0.600  gain +0.300 [0.200, 0.400]",
         "other: no summary",
+        "one group of runs: they differ in the seed alone",
+        "settings that differ:",
+        "  none",
     ]
 
 
@@ -175,9 +178,12 @@ def test_runs_side_by_side_are_told_apart_by_what_they_differ_in(run: Path, caps
         (Path(name) / "config.yaml").write_text(f"seed: 0\noptimizer: {{lr: {rate}, name: sgd}}\n")
     assert main(["show", "run", "other"]) == 0
     said = capsys.readouterr().out.splitlines()
-    assert [said[0], said[-1]] == [
+    assert [said[0], *said[3:]] == [
         "run (optimizer.lr=0.1): completed, 30 steps",
         "other (optimizer.lr=0.2): no summary",
+        "other against run: nothing in common",
+        "settings that differ:",
+        "  optimizer.lr: 0.1 | 0.2",
     ]
 
 

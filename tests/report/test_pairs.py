@@ -1,13 +1,16 @@
 """The same prompts before and after, and of several runs: which answers are compared, and of how many."""
 
+import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from covey.report.content import comparison, pairs_of
+from covey.report.compare import comparison, difference
+from covey.report.content import pairs_of
 from covey.report.curves import prompts_of
 from covey.report.read import RunFiles
+from covey.run.doctor.verdicts import of_answers
 
 
 def test_prompts_are_paired_by_their_id_and_those_that_were_lost_come_first() -> None:
@@ -19,7 +22,7 @@ def test_prompts_are_paired_by_their_id_and_those_that_were_lost_come_first() ->
     run = RunFiles(Path("run"), answers=[*before, answer(5, "c", False), answer(5, "b", True), answer(5, "a", True)])
     found = pairs_of(run, 10_000)
     assert found["steps"] == [0, 5]
-    assert found["counts"] == {"lost": 1, "gained": 1, "stayed wrong": 0, "stayed right": 1}
+    assert found["counts"] == {"lost": 1, "gained": 1, "stayed the same": 0, "stayed wrong": 0, "stayed right": 1}
     assert [(row["id"], row["kind"]) for row in found["rows"]] == [
         ("c", "lost"),
         ("b", "gained"),
@@ -35,21 +38,71 @@ def test_prompts_are_paired_by_their_id_and_those_that_were_lost_come_first() ->
     assert kinds == ["lost"] * 9 + ["gained"] * 9
 
 
-def test_runs_are_compared_prompt_by_prompt_and_by_the_settings_that_differ() -> None:
-    def run(right: int, seed: int) -> RunFiles:
-        answers = [
-            {"step": step, "greedy": True, "prompt_id": str(k), "correct": k < right, "reward": float(k < right)}
-            for step, right in ((0, 10), (9, right))
-            for k in range(100)
-        ]
-        return RunFiles(Path("run"), {"seed": seed, "num_steps": 9}, answers=answers)
+def test_rewards_that_do_not_say_what_is_right_are_more_or_less() -> None:
+    def answer(step: int, name: str, reward: float) -> dict[str, Any]:
+        return {"step": step, "greedy": True, "prompt_id": name, "prompt": name, "completion": "", "reward": reward}
 
-    found = comparison([run(40, 0), run(60, 1)])
-    assert found["settings"] == [("seed", ["0", "1"])]
-    (one,) = found["gains"]
-    value, low, high = one["accuracy"]
-    assert (one["num_prompts"], value) == (100, 0.2)
+    before, after = {"a": 3.0, "b": 4.0, "c": 5.0}, {"a": 2.0, "b": 4.0, "c": 9.5}
+    answers = [answer(step, *one) for step, of in ((0, before), (5, after)) for one in of.items()]
+    rows = pairs_of(RunFiles(Path("run"), answers=answers), 10_000)["rows"]
+    assert [(row["id"], row["kind"]) for row in rows] == [("a", "lost"), ("c", "gained"), ("b", "stayed the same")]
+
+
+def run(right: int, prompts: int = 100, **settings: Any) -> RunFiles:
+    names = [str(k) for k in range(prompts)]
+    marks = "1" * right + "0" * (prompts - right)
+    first = {"step": 0, "prompts": names, "ids": names, "right": "0" * prompts, "rewards": [0.0] * prompts}
+    row = {"step": 9, "prompts": names, "ids": names, "right": marks, "rewards": [float(mark) for mark in marks]}
+    counts = {"num_right": [2 * int(mark) for mark in marks], "num_scored": [4] * prompts}
+    return RunFiles(Path("run"), {"num_steps": 9} | settings, verdicts=[first, row | counts])
+
+
+def test_runs_are_compared_prompt_by_prompt_and_by_the_settings_that_differ() -> None:
+    found = comparison([run(40, seed=0, loss=None), run(60, seed=1, lr=1e-3, loss={})], ["one", "other"])
+    assert found["settings"] == [("seed", ["0", "1"]), ("lr", ["null", "0.001"])]
+    (gain,) = found["gains"]
+    value, low, high = gain["measures"]["accuracy"]
+    assert (gain["num_prompts"], value, gain["state"]) == (100, 0.2, "shown")
     assert 0.1 < low < 0.2 < high < 0.3
+    assert gain["measures"]["pass@1"][0] == 0.1
+    assert gain["measures"]["pass@2"][0] == pytest.approx(0.2 * 5 / 6, rel=1e-3)
+    assert (
+        gain["lines"][0] == "other against one, 100 prompts, a run each: other seeds may differ by more: better, shown"
+    )
+
+
+def test_runs_that_differ_only_in_the_seed_are_one_group_whose_interval_has_what_seeds_do() -> None:
+    first = [run(right, seed=seed) for seed, right in enumerate((40, 50, 60))]
+    second = [run(right, seed=seed, lr=1e-3) for seed, right in enumerate((50, 62, 70))]
+    found = comparison([*first, *second], list("abcdef"))
+    (gain,) = found["gains"]
+    assert (found["base"], gain["name"], gain["seeds"]) == ("a and 2 more seeds", "d and 2 more seeds", [3, 3])
+    # Deviations of 0.1 and of 0.1007 between seeds: Welch's t(4) is 2.776, the standard error 0.0819
+    value, low, high = gain["measures"]["accuracy"]
+    assert value == pytest.approx(0.1067, abs=1e-3)
+    assert low < 0.1067 - 2.776 * 0.0819
+    assert high > 0.1067 + 2.776 * 0.0819
+    assert gain["words"] == "no difference shown"
+    assert comparison(first, list("abc"))["gains"] == []
+    alone = comparison([first[1], second[1]], ["a", "b"])["gains"][0]
+    assert alone["measures"]["accuracy"][1] > 0  # of prompts alone
+
+
+def test_seeds_are_held_to_what_chance_says() -> None:
+    """Two algorithms that are the same, three seeds each: the interval holds 0 in 95 % of cases."""
+    draw, held = random.Random(0), 0
+    ease = [draw.random() for _ in range(60)]
+    for _ in range(300):
+        sides = [[[float(draw.random() < one + shift) for one in ease] for shift in shifts] for shifts in
+                 ([draw.gauss(0, 0.05) for _ in range(3)] for _ in range(2))]  # fmt: skip
+        gain = difference(*sides)
+        held += gain.low <= 0 <= gain.high
+    assert held >= 279  # 93 %
+
+
+def test_few_prompts_are_too_few_to_tell_between_runs_too() -> None:
+    (gain,) = comparison([run(0, 19), run(19, 19, lr=1e-3)], ["a", "b"])["gains"]
+    assert (gain["state"], gain["words"]) == ("few", "too few to tell")
 
 
 def test_prompts_of_equal_names_that_ask_for_something_else_are_not_compared() -> None:
@@ -57,8 +110,12 @@ def test_prompts_of_equal_names_that_ask_for_something_else_are_not_compared() -
         own = {"prompt": prompt, "correct": correct, "reward": float(correct), "completion": "1"}
         return {"step": step, "greedy": True, "prompt_id": "test-0", **own}
 
-    ends = [RunFiles(Path("run"), answers=[answer(9, prompt, prompt == "1+1=")]) for prompt in ("1+1=", "2+2=")]
-    assert comparison(ends)["gains"][0]["num_prompts"] == 0
+    ends = [
+        RunFiles(Path("run"), {"lr": prompt}, verdicts=of_answers([answer(9, prompt, True)]))
+        for prompt in ("1+1=", "2+2=")
+    ]
+    (gain,) = comparison(ends, ["a", "b"])["gains"]
+    assert (gain["num_prompts"], gain["lines"]) == (0, ["b against a: nothing in common"])
     resumed = RunFiles(Path("run"), answers=[answer(0, "1+1=", False), answer(9, "2+2=", True)])
     assert pairs_of(resumed, 10_000)["rows"] == []
 

@@ -27,8 +27,7 @@ from covey.report.bands import mean_band, moving_bands, share_band
 from covey.report.content import _histograms, _rollout, content, thinned, verdict
 from covey.report.curves import curves_of, reading
 from covey.report.foreign import read_any
-from covey.report.make import make_report, names_of
-from covey.report.page import SCRIPTS, STYLES, UPLOT_SHA256, as_data, asset
+from covey.report.make import SCRIPTS, STYLES, UPLOT_SHA256, as_data, asset, make_report, names_of
 from covey.report.png import draw_curves
 from covey.report.read import RunFiles, read_run
 from covey.report.text import as_lines
@@ -275,7 +274,14 @@ def test_a_report_of_two_runs_compares_them(finished: Path, tmp_path: Path, caps
     assert capsys.readouterr().out == f"report: {out}\n"
     found = data_of(out)
     assert [run["name"] for run in found["runs"]] == ["run", "other"]
-    assert found["compare"]["gains"][0]["accuracy"][0] == 0.0
+    assert found["compare"]["gains"] == []  # the same settings: one group of runs
+    config = (other / "config.yaml").read_text()
+    (other / "config.yaml").write_text(config + "own: 1\n")
+    assert main(["report", str(finished), str(other), "--out", str(out)]) == 0
+    (gain,) = data_of(out)["compare"]["gains"]
+    assert gain["measures"]["accuracy"][0] == 0.0
+    assert gain["lines"][0].startswith("other against run, 2 prompts, a run each")
+    assert gain["state"] == "few"
 
 
 def test_a_run_under_way_is_reported_with_its_torn_last_line(finished: Path, tmp_path: Path) -> None:

@@ -16,7 +16,8 @@ from covey.cli import help as usage
 from covey.config import foreign
 from covey.config.names import RUN_FOLDER, named_elsewhere, nearest, other_names
 from covey.config.schema import ENVIRONMENT_SETTINGS, Config, unknown_setting
-from covey.run.folder import CONFIG
+from covey.policy.models.naming import check_name
+from covey.run.folder import CONFIG, run_of
 from covey.system.section import Section
 from covey.trl.fields import MAPPED as TRL_MAPPED
 from covey.trl.fields import REFUSED as TRL_REFUSED
@@ -32,7 +33,7 @@ ALL_OF_INFO = {"--info": "--info=all", "-i": "--info=all"}
 """A bare --info takes the next word for what it is to show, which may be any setting."""
 TRAINS = ("train", "cold-start", "check", "audit")
 """Verbs that would take the embedded policy and arithmetic where nothing says what to train."""
-TASK = ("recipe", "model", "environment", "data", "rewards", "resume")
+TASK = ("recipe", "environment", "data", "rewards", "resume")
 """Settings, sections and groups that say it."""
 NO_NAME = re.compile(r"null|true|false|[+-]?\.?\d[\d_.eE+-]*|\{.*\}", re.IGNORECASE)
 """What Hydra does not read as the name of a choice."""
@@ -60,11 +61,8 @@ def arrange(verb: str, words: Sequence[str]) -> list[str]:
     # Refuse combinations that mean nothing
     if verb in ("config", "plan") and {"-m", "--multirun"} & set(flags):
         raise ValueError(f"covey {verb} prints one configuration; --multirun is for covey train")
-    if verb in TRAINS and set(flags) <= {"-m", "--multirun", "-r", "--run"} and not any(map(_says_what, settings)):
-        raise ValueError(
-            f"nothing says what to train: covey {verb} recipe=arithmetic is a first run; "
-            f"recipes: {', '.join(usage.group_choices()['recipe'])}; settings: covey {verb} --help"
-        )
+    if verb in (*TRAINS, "evaluate") and set(flags) <= {"-m", "--multirun", "-r", "--run"}:
+        _refuse_without_task(verb, settings)
     return [*flags, *settings]
 
 
@@ -88,7 +86,22 @@ def _says_what(word: str) -> bool:
     """Tell whether a word says what is trained. Hydra refuses what nobody knows."""
     first = word.lstrip("+~").partition("=")[0].partition(".")[0]
     known = {"hydra", *usage.group_choices(), *(name.partition(".")[0] for name in _setting_types())}
-    return first in TASK or first not in known
+    is_toy = word.startswith(("model=nano", "model.nano"))  # which has arithmetic of its own
+    return is_toy or first in TASK or first not in known
+
+
+def _refuse_without_task(verb: str, settings: Sequence[str]) -> None:
+    """Refuse words that leave out what is trained, or measured: a policy of a run has that run's task."""
+    policies = [word.removeprefix("model.name=") for word in settings if word.startswith("model.name=")]
+    if any(map(_says_what, settings)) or (verb == "evaluate" and any(map(run_of, policies))):
+        return
+    for name in policies:
+        check_name(name)
+    what = "to measure" if verb == "evaluate" else "to train"
+    raise ValueError(
+        f"nothing says what {what}: covey {verb} recipe=arithmetic is a first run; "
+        f"recipes: {', '.join(usage.group_choices()['recipe'])}; settings: covey {verb} --help"
+    )
 
 
 def _refuse_foreign(settings: Sequence[str]) -> None:

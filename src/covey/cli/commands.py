@@ -4,6 +4,7 @@ import asyncio
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from covey.cli.flags import EvaluationAsked
 from covey.config.schema import Config
 from covey.environments.base import facts_of
 from covey.environments.infill.settings import InfillConfig
@@ -14,6 +15,7 @@ from covey.run.audit.table import print_audit
 from covey.run.folder import AUDIT
 from covey.run.preflight import preflight
 from covey.run.records.record import RunRecorder
+from covey.run.records.summary import HELD_OUT
 from covey.run.stages import evaluate_and_log, load_environment, load_run
 from covey.system import collectives
 from covey.system.disk import ignore_stdout_errors
@@ -34,13 +36,32 @@ def run_cold_start(config: Config, output_dir: Path) -> None:
         record.cold_start(asdict(start))
 
 
-def run_evaluate(config: Config, output_dir: Path) -> None:
-    """Measure the policy that `model` names on the held-out prompts, without training it: no cold start either."""
-    check_name(config.model.name)
+def run_evaluate(config: Config, output_dir: Path, asked: EvaluationAsked) -> None:
+    """Measure the policy that `model` names on the held-out prompts, without training it: no cold start either.
+
+    Another policy is measured before it, on the same prompts, where one is to be compared with.
+    """
+    names = [*([asked.against] if asked.against else []), config.model.name]
     with Stopper(config.output.shutdown_timeout).installed(), RunRecorder(config, output_dir) as record:
-        environment = load_environment(config, record)
-        run = load_run(replace(config, source="local"), environment, record)
-        evaluate_and_log(run, config, record, step=saved_step(config.model.name))
+        for place, name in enumerate(names):
+            check_name(name)
+            own = replace(config, source="local", model=replace(config.model, name=name))
+            if asked.is_whole:
+                own = replace(own, data=replace(own.data, test_fraction=1.0))
+            environment = load_environment(own, record)
+            if asked.is_whole and not asked.has_number:
+                number = len(environment.prompts("test"))
+                own = replace(own, evaluation=replace(own.evaluation, num_prompts=number))
+            run = load_run(own, environment, record)
+            record.looked_at = "prompt" if asked.is_whole else HELD_OUT
+            if len(names) == 1:
+                evaluate_and_log(run, own, record, step=saved_step(name))
+                continue
+            record.sides = "against", "measured"
+            record.say(f"{record.sides[place]}: {name}")
+            evaluate_and_log(run, own, record, step=place)
+            if place == 0:
+                run.close()
 
 
 def run_judge(config: Config, output_dir: Path) -> None:

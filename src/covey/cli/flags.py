@@ -1,11 +1,24 @@
 """Flags of verbs that have no settings, or flags of their own besides."""
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 RUNS, SWEEPS = Path("outputs"), Path("multirun")
 """Where "latest" looks."""
 LATEST = "latest"
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationAsked:
+    """What is asked of an evaluation besides its settings."""
+
+    against: str = ""
+    """The policy to compare with."""
+    is_whole: bool = False
+    """Whether all rows of the data are looked at: they were named for it."""
+    has_number: bool = False
+    """Whether it was said how many prompts are looked at."""
 
 
 def split_flags(

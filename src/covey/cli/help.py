@@ -51,6 +51,8 @@ EXAMPLES = {
     "evaluate": (
         "covey evaluate model.name=outputs/DATE/TIME/checkpoints/step-000060/policy",
         "covey evaluate model.name=downloaded/checkpoints/step-000060/policy trust_run=true",
+        "covey evaluate model.name=FOLDER recipe=my_rewards rewards=[my_checks:right] data.path=my_test.jsonl",
+        "covey evaluate model.name=FOLDER --against OTHER --config outputs/DATE/TIME/config.yaml",
     ),
     "audit": (
         "covey audit my_checks:exact rows.jsonl",
@@ -129,6 +131,10 @@ REPORT = {
     "--follow": "write it again every 10 seconds while a run trains; the page reloads itself",
     "--text": "print it instead",
     "--png FOLDER": "draw the curves as pictures instead (covey[report])",
+}
+
+EVALUATE = {
+    "--against POLICY": "measure this policy too, on the same prompts, and print the paired differences",
 }
 
 DOCTOR = {
@@ -216,7 +222,7 @@ def verb_help(verb: str) -> str:
     parts = [f"usage: covey {verb} [setting=value ...] [flags]\n\n{VERBS[verb]}"]
     parts.append("examples:\n" + "\n".join(f"  {line}" for line in EXAMPLES[verb]))
     if verb == "evaluate":
-        parts.append(TRUST)
+        parts += [TRUST, "flags of this verb:\n" + _columns(EVALUATE, 37)]
     if verb == "plan":
         parts.append("flags of this verb:\n" + _columns(PLAN, 37))
     parts.append("flags:\n" + _columns(FLAGS, 37))

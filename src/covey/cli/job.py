@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from covey.algorithm.settings import AlgorithmConfig
 from covey.cli import help as usage
-from covey.cli.flags import RUNS
+from covey.cli.flags import RUNS, EvaluationAsked
 from covey.config import compose as settings
 from covey.config.budget import BUDGETS, counted
 from covey.config.checks import refuse_idle_cold_start
@@ -250,6 +250,13 @@ UNREAD: dict[str, tuple[str, ...]] = {
     ),
 }
 """Settings and sections that a verb besides train does not read; the same words may serve several verbs."""
+
+
+def evaluation_asked(against: str, typed: Sequence[str]) -> EvaluationAsked:
+    """Return what words of `covey evaluate` ask for: data that they name are measured whole."""
+    names = {word.lstrip("+").partition("=")[0] for word in typed}
+    parts = {"data.test_fraction", "data.test_split", "data.train_split"}
+    return EvaluationAsked(against, "data.path" in names and not names & parts, "evaluation.num_prompts" in names)
 
 
 NAME = "model.name="

@@ -40,7 +40,7 @@ QUIET_SECONDS = 9.0
 """Between lines that say what is waited for."""
 
 RUN_DIR = "hydra.run.dir="
-CONFIG_FLAG = "--config"
+CONFIG_FLAG, AGAINST = "--config", "--against"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -109,7 +109,12 @@ def _dispatch(words: list[str]) -> int:
         return code if isinstance(code, int) else 0
     from covey.cli import command_line
 
-    asked = None
+    asked: Any = None
+    if verb == "evaluate":
+        from covey.cli.flags import split_flags
+
+        rest, flags = split_flags(rest, {AGAINST: "a policy to compare with"}, ())
+        asked = flags.get(AGAINST, "")
     if verb == "audit":
         rest = command_line.audited(rest)
     if verb == "plan":
@@ -119,7 +124,7 @@ def _dispatch(words: list[str]) -> int:
     return _run(verb, command_line.arrange(verb, rest), asked)
 
 
-def _run(verb: str, words: Sequence[str], asked: "Asked | None" = None) -> int:
+def _run(verb: str, words: Sequence[str], asked: "Asked | str | None" = None) -> int:
     """Compose the settings (once, or for each job of a multirun) and do what the verb says."""
     codes: list[int] = []
     folders: list[Path] = []
@@ -183,8 +188,8 @@ class Given(NamedTuple):
     """A word that nobody typed."""
     before: list[str] | None
     """What was in the run folder, None where there was no such folder."""
-    asked: "Asked | None" = None
-    """What flags of covey plan ask for."""
+    asked: Any = None
+    """What flags of covey plan ask for; of covey evaluate, the policy to compare with."""
 
 
 def _check_folder(job: "Job", wanted: "Path", *, is_exact: bool) -> None:
@@ -252,7 +257,9 @@ def _job(verb: str, composed: "DictConfig", given: Given) -> "list[Path]":
             LOGGER.warning(note)
         if hydra.mode is RunMode.MULTIRUN:
             _tell(f"job {hydra.job.num}: {' '.join(typed)}")
-        _work(verb, job.config, folder, is_new=job.old is None, before=given.before)
+        extra = (composing.evaluation_asked(given.asked, typed),) if verb == "evaluate" else ()
+        work = partial(WORK[verb], job.config, folder, *extra)
+        _work(verb, work, (job.config, folder), given.before, is_new=job.old is None)
     return [folder]
 
 
@@ -264,7 +271,9 @@ def _tell(*lines: str) -> None:
             print(line, flush=True)
 
 
-def _work(verb: str, config: "Config", folder: "Path", *, is_new: bool, before: list[str] | None) -> None:
+def _work(
+    verb: str, work: Callable[[], None], of: "tuple[Config, Path]", before: list[str] | None, *, is_new: bool
+) -> None:
     """Do it, and end with the summary and the name of the run folder, however it ends.
 
     A new run that was refused before it did anything leaves its message and what was there `before`.
@@ -278,9 +287,9 @@ def _work(verb: str, config: "Config", folder: "Path", *, is_new: bool, before: 
     from covey.system.text.console import CleanConsole
 
     # Do it, and log how it ended
-    console = CleanConsole()
+    console, (config, folder) = CleanConsole(), of
     try:
-        WORK[verb](config, folder)
+        work()
     except BaseException as error:
         stopped = isinstance(error, KeyboardInterrupt)
         LOGGER.info("the run ended here: %s", error, exc_info=not stopped)
@@ -319,7 +328,7 @@ def _call(place: str, *arguments: Any) -> Any:
     return getattr(import_module(module), function)(*arguments)
 
 
-WORK: dict[str, Callable[["Config", "Path"], None]] = {
+WORK: dict[str, Callable[..., None]] = {
     "train": partial(_call, "covey.train:run_train"),
     "cold-start": partial(_call, "covey.cli.commands:run_cold_start"),
     "judge": partial(_call, "covey.cli.commands:run_judge"),

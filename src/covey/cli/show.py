@@ -11,7 +11,9 @@ from rich.text import Text
 from covey.cli.flags import refuse_flags, run_folders, split_flags
 from covey.cli.tables import print_folder, relative, render, side_by_side
 from covey.environments.data.files import json_fault
+from covey.report.foreign import read_any
 from covey.report.read import last_settings
+from covey.report.text import compared_lines
 from covey.run.folder import CONFIG, EVALUATIONS, METRICS, ROLLOUTS, SUMMARY, is_running
 from covey.run.records.answer_text import as_text
 from covey.run.records.summary import read_summary
@@ -53,6 +55,8 @@ def print_side_by_side(folders: Sequence[Path]) -> None:
     }
     with as_written(f"{SUMMARY} of {', '.join(names)}"):
         CleanConsole().print(side_by_side(runs), soft_wrap=True)
+    for line in compared_lines([read_any(folder) for folder in folders], names):
+        CleanConsole().print(line, soft_wrap=True, markup=False, highlight=False)
 
 
 def _own_settings(folders: Sequence[Path]) -> list[str]:

@@ -73,7 +73,8 @@ def before_after(content: Mapping[str, Any]) -> Table:
     table = _table()
     table.add_column("")
     looks, gain = [side for side in (content["before"], content["after"]) if side], content["gain"] or {}
-    for heading in ("before", "after", "gain") if len(looks) == 2 else ("measured",):
+    sides = content.get("sides", ("before", "after"))
+    for heading in (*sides, "gain" if sides[0] == "before" else "difference") if len(looks) == 2 else ("measured",):
         table.add_column(heading, justify="right")
     # Add the measures of all prompts, of what is right only where rewards say it
     tells = measure_of(*looks) == "accuracy"
@@ -189,17 +190,19 @@ def side_by_side(runs: Mapping[str, Mapping[str, Any] | None]) -> Text:
             continue
         steps = f", {number_of(content['steps'], 'step')}" if content["steps"] else ""
         lines.append(f"{name}: {content['status']}{steps}")
-        lines += [f"  accuracy, %  {_compared(content, 'accuracy', _percent)}"]
-        lines += [f"  mean reward  {_compared(content, 'reward_mean', _number)}"]
+        looks = [look for look in (content["before"], content["after"]) if look]
+        for key in [key for key in MEASURES if looks and all(key in look for look in looks)]:
+            form = _number if key == "reward_mean" else _percent
+            lines.append(f"  {MEASURES[key]}  {_compared(looks, content['gain'] or {}, key, form)}")
     return Text("\n".join(lines))
 
 
-def _compared(content: Mapping[str, Any], key: str, form: Form) -> str:
-    """Format before and after as values, and the gain with its interval."""
-    looks = [content["before"], content["after"]]
-    before, after = (form(v) if is_number(v := look and look[key]["value"]) else "-" for look in looks)
-    gain = "-" if content["gain"] is None else _cell(content["gain"][key], form, content["after"], sign=True)
-    return f"{before:>6} -> {after:>6}  gain {gain}"
+def _compared(looks: Sequence[Mapping[str, Any]], gain: Mapping[str, Any], key: str, form: Form) -> str:
+    """Format before and after as values, and the gain with its interval; a single look with its own."""
+    if len(looks) == 1:
+        return _cell(looks[0][key], form, looks[0])
+    before, after = (form(value) if is_number(value := look[key]["value"]) else "-" for look in looks)
+    return f"{before:>6} -> {after:>6}  gain {_cell(gain.get(key), form, looks[-1], sign=True)}"
 
 
 def files(folder: Path) -> Text:

@@ -1,10 +1,10 @@
 """Everything that a report shows, as plain data: what is read of each run, cut to a size, and how runs compare."""
 
 import json
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+from covey.report.compare import comparison
 from covey.report.curves import curves_of, number, phases_of, prompts_of, short, span_of
 from covey.report.environments import environment_of
 from covey.report.health import doctor_page
@@ -13,14 +13,12 @@ from covey.report.read import Row, RunFiles, cut, plain_mapping
 from covey.run.doctor.outcome import outcome_of, sentence
 from covey.run.folder import is_running
 from covey.run.planner.kept import against, kept_plan
-from covey.run.records.summary import paired_gain
 from covey.system.disk import as_written
 from covey.system.text.format import duration, memory, three_digits
 
 FORMAT = 1
 TRACE_BYTES, PAIR_BYTES, GROUP_BYTES = 1_300_000, 500_000, 300_000
 """Of traces, of answers before and after, and of rewards by prompt, of all runs together."""
-CONFIDENCE = 0.95
 
 
 def content(runs: Sequence[RunFiles], names: Sequence[str]) -> dict[str, Any]:
@@ -29,7 +27,7 @@ def content(runs: Sequence[RunFiles], names: Sequence[str]) -> dict[str, Any]:
     return {
         "format": FORMAT,
         "runs": [_run(run, name, shares) for run, name in zip(runs, names, strict=True)],
-        "compare": comparison(runs) if len(runs) > 1 else None,
+        "compare": comparison(runs, names) if len(runs) > 1 else None,
     }
 
 
@@ -242,7 +240,7 @@ def pairs_of(run: RunFiles, most: int) -> dict[str, Any]:
     return {"steps": [steps[0], steps[-1]], "counts": counts, "rows": shown, "evaluated": prompts_of(run)}
 
 
-KINDS = ("lost", "gained", "stayed wrong", "stayed right")
+KINDS = ("lost", "gained", "stayed the same", "stayed wrong", "stayed right")
 
 
 def _round_robin(rows: Sequence[Row]) -> list[Row]:
@@ -254,8 +252,12 @@ def _round_robin(rows: Sequence[Row]) -> list[Row]:
 
 def _pair(before: Row, after: Row) -> Row:
     kinds = {(True, False): "lost", (False, True): "gained", (True, True): "stayed right"}
+    kind = kinds.get((bool(before.get("correct")), bool(after.get("correct"))), "stayed wrong")
+    # Rewards that do not say what is right have a more and a less
+    first, last = number(before.get("reward")) or 0.0, number(after.get("reward")) or 0.0
+    own = "gained" if last > first else "lost" if last < first else "stayed the same"
     return {
-        "kind": kinds.get((bool(before.get("correct")), bool(after.get("correct"))), "stayed wrong"),
+        "kind": kind if "correct" in after else own,
         "id": after["prompt_id"],
         "prompt": cut(after.get("prompt"), 1500),
         "columns": {name: cut(plain(value), 300) for name, value in (after.get("columns") or {}).items()},
@@ -264,54 +266,6 @@ def _pair(before: Row, after: Row) -> Row:
     }
 
 
-# ------------------------------------------------------------------------------------------------ several runs
-
-
-def comparison(runs: Sequence[RunFiles]) -> dict[str, Any]:
-    """Compare every run with the first: the settings that differ, and the last evaluations prompt by prompt."""
-    names = list(dict.fromkeys(name for run in runs for name in run.settings))
-    values = [(name, [plain(run.settings.get(name)) for run in runs]) for name in names]
-    ends = [_last_answers(run) for run in runs]
-    return {
-        "settings": [(name, of) for name, of in values if len(set(of)) > 1],
-        "gains": [
-            {"run": place, **_against(ends[0], other), "num_evaluated": prompts_of(runs[place])}
-            for place, other in enumerate(ends[1:], start=1)
-        ],
-    }
-
-
 def _by_prompt(answers: Sequence[Row], step: int) -> dict[tuple[str, str], Row]:
     """Return the answers of an evaluation by prompt: its name and text, as prompts of other data have equal names."""
     return {(row["prompt_id"], json.dumps(row.get("prompt"))): row for row in answers if row["step"] == step}
-
-
-def _last_answers(run: RunFiles) -> dict[tuple[str, str], Row]:
-    """Return the greedy answers of the last evaluation by prompt, none where the run has had only its first."""
-    greedy = [row for row in run.answers if row.get("greedy")]
-    return _by_prompt(greedy, max((row["step"] for row in greedy), default=0))
-
-
-def _against(base: Mapping[Any, Row], other: Mapping[Any, Row]) -> dict[str, Any]:
-    """Return other less base on the prompts that both were asked, greedily, with paired intervals."""
-    shared = [name for name in base if name in other]
-
-    def column(rows: Mapping[str, Row], read: Callable[[Row], float]) -> list[float]:
-        return [read(rows[name]) for name in shared]
-
-    accuracy = paired_gain(column(base, _correct), column(other, _correct), CONFIDENCE)
-    reward = paired_gain(column(base, _reward), column(other, _reward), CONFIDENCE)
-    return {
-        "num_prompts": len(shared),
-        "accuracy": [short(value) for value in (accuracy.value, accuracy.low, accuracy.high)],
-        "reward": [short(value) for value in (reward.value, reward.low, reward.high)],
-    }
-
-
-def _correct(row: Row) -> float:
-    return float(bool(row.get("correct")))
-
-
-def _reward(row: Row) -> float:
-    value = row.get("reward")
-    return float(value) if isinstance(value, int | float) else math.nan

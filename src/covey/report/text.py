@@ -5,7 +5,8 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from covey.report.content import comparison, verdict
+from covey.report.compare import comparison
+from covey.report.content import verdict
 from covey.report.curves import curves_of
 from covey.report.health import health_of
 from covey.report.read import RunFiles
@@ -32,7 +33,7 @@ def as_lines(runs: Sequence[RunFiles], names: Sequence[str], columns: int = COLU
             said = [told, *(f"doctor: {line}" for line in _of_doctor(run))]
             lines += [name, *(line for text in said for line in _wrapped(text, columns))]
             lines += [f"  {line}" for line in (*_drawn(curves_of(run), columns - 2), *_last_groups(run))] + [""]
-    return lines + (_compared(runs, names) if len(runs) > 1 else [])
+    return lines + (compared_lines(runs, names) if len(runs) > 1 else [])
 
 
 def _wrapped(text: str, columns: int) -> list[str]:
@@ -77,14 +78,12 @@ def _last_groups(run: RunFiles, most: int = 6) -> list[str]:
     ]
 
 
-def _compared(runs: Sequence[RunFiles], names: Sequence[str]) -> list[str]:
-    found = comparison(runs)
-    lines = [f"against {names[0]}, last evaluations, prompt by prompt:"]
-    for one in found["gains"]:
-        value, low, high = one["accuracy"]
-        shown = "nothing in common" if value is None else f"{100 * value:+.1f} [{100 * low:.1f}, {100 * high:.1f}]"
-        lines.append(f"  {names[one['run']]}: accuracy {shown} points on {one['num_prompts']} prompts")
+def compared_lines(runs: Sequence[RunFiles], names: Sequence[str]) -> list[str]:
+    """Say how groups of runs compare with the first, by their last evaluations, and in which settings."""
+    found = comparison(runs, names)
     differ = [f"  {name}: {' | '.join(values)}" for name, values in found["settings"]]
+    told = [(line, *(f"  {one}" for one in more)) for line, *more in (gain["lines"] for gain in found["gains"])]
+    lines = [line for of_group in told for line in of_group] or ["one group of runs: they differ in the seed alone"]
     return [*lines, "settings that differ:", *(differ or ["  none"])]
 
 

@@ -78,10 +78,15 @@ class RowSettings:
     def __post_init__(self) -> None:
         if self.bad_rows not in {"error", "skip"}:
             raise ValueError(f"bad_rows must be error or skip, got {self.bad_rows!r}")
-        if not 0 < self.test_fraction < 1:
+        if not 0 < self.test_fraction <= 1:
             raise ValueError(f"test_fraction must be between 0 and 1, got {self.test_fraction}; {TWO_FILES}")
         if self.max_rows is not None and self.max_rows < 1:
             raise ValueError(f"max_rows must be >= 1, got {self.max_rows}")
+
+    @property
+    def is_measured_whole(self) -> bool:
+        """Return whether nothing is trained on: all rows are looked at, of data with splits those of the test split."""
+        return self.test_fraction == 1
 
 
 def row_settings(
@@ -157,6 +162,10 @@ def _sources(path: str, settings: RowSettings) -> dict[Split, Source]:
 
 def _named_splits(found: Mapping[str, Source], settings: RowSettings, name: str) -> dict[Split, Source]:
     """Return those of the splits that the settings name."""
+    if settings.is_measured_whole:
+        chosen = next((split for split in (settings.test_split, settings.train_split) if split in found), None)
+        if chosen is not None or len(found) == 1:
+            return {"train": found[chosen or next(iter(found))]}
     if settings.train_split not in found:
         raise ValueError(f"{name} has no split {settings.train_split!r} (has: {', '.join(found)})")
     sources: dict[Split, Source] = {"train": found[settings.train_split]}
@@ -207,6 +216,8 @@ def _collected(sources: Mapping[Split, Source], settings: RowSettings, name: str
     _check_test_split("test" in sources, settings, name)
     skipped: Counter[Split] = Counter()
     splits = (_separate if "test" in sources else _divided)(sources, settings, skipped)
+    if settings.is_measured_whole:
+        splits["test"] = splits["train"]
     for split, rows in splits.items():
         if not rows:
             raise ValueError(f"{name} has no usable rows for split {split} ({skipped[split]} broken)")
@@ -271,7 +282,7 @@ def _divided(
         return {"train": []}
     _tell_repeats([prompt for _, prompt in prints], settings)
     # Choose the rows of both splits.
-    held_out = _held_out(prints, settings.test_fraction)
+    held_out = set[int]() if settings.is_measured_whole else _held_out(prints, settings.test_fraction)
     taken: dict[int, Split] = {}
     for split in SPLITS:
         indices = [index for index in range(len(prints)) if (index in held_out) == (split == "test")]

@@ -24,8 +24,8 @@ function doctorPage(run) {
   return h("div", {}, h("p", { class: "verdict" }, line), h("p", { class: "soft" }, about), findings.filter((one) => one.cause === null).map((one) => findingOf(one, findings)));
 }
 
-const KIND_NAMES = { all: "all", gained: "gained", lost: "lost", "stayed right": "stayed right", "stayed wrong": "stayed wrong" };
-const TAGS = { lost: "✗ lost", gained: "✓ gained", "stayed wrong": "– wrong", "stayed right": "= right" };
+const KIND_NAMES = { all: "all", gained: "gained", lost: "lost", "stayed the same": "stayed the same", "stayed right": "stayed right", "stayed wrong": "stayed wrong" };
+const TAGS = { lost: "✗ lost", gained: "✓ gained", "stayed the same": "= same", "stayed wrong": "– wrong", "stayed right": "= right" };
 
 function pairsPage(run) {
   const pairs = run.pairs;
@@ -53,17 +53,20 @@ function pairText(text, before) {
 
 function interval(values, factor) {
   if (values[0] === null) return "–";
+  if (values[1] === null) return (values[0] > 0 ? "+" : "") + (factor * values[0]).toFixed(factor === 1 ? 3 : 1);
   const [v, low, high] = values.map((x) => (factor * x).toFixed(factor === 1 ? 3 : 1));
   return (v > 0 ? "+" : "") + v + " [" + low + ", " + high + "]";
 }
 
 function comparePage() {
   const compare = DATA.compare;
-  const words = (values) => (values[1] === null ? "nothing in common" : values[1] > 0 ? "better, shown" : values[2] < 0 ? "worse, shown" : "no difference shown");
+  const names = [...new Set(compare.gains.flatMap((one) => Object.keys(one.measures)))], percent = (name) => (name === "reward_mean" ? 1 : 100);
+  const cell = (one, name) => h("td", { class: "number" }, one.measures[name] ? interval(one.measures[name], percent(name)) : "–");
   return h("div", {},
-    h("h2", {}, "Last evaluations, prompt by prompt, against " + DATA.runs[0].name),
-    h("div", { class: "wide" }, h("table", {}, h("thead", {}, h("tr", {}, ["run", "shared prompts", "accuracy, points [95 %]", "greedy reward [95 %]", "reading"].map((t) => h("th", {}, t)))),
-      h("tbody", {}, compare.gains.map((one) => h("tr", {}, h("td", {}, DATA.runs[one.run].name), h("td", { class: "number" }, one.num_prompts + (one.num_evaluated > one.num_prompts ? " of " + one.num_evaluated : "")), h("td", { class: "number" }, interval(one.accuracy, 100)), h("td", { class: "number" }, interval(one.reward, 1)), h("td", {}, words(one.accuracy))))))),
+    h("h2", {}, "Last evaluations, prompt by prompt, against " + compare.base),
+    h("p", { class: "soft" }, "Runs that differ only in the seed are one group. Where both sides have several, the intervals hold what other seeds would change; a single run's do not."),
+    h("div", { class: "wide" }, h("table", {}, h("thead", {}, h("tr", {}, ["runs", "shared prompts", ...names.map((name) => (name === "reward_mean" ? "mean reward [95 %]" : name + ", points [95 %]")), "reading"].map((t) => h("th", {}, t)))),
+      h("tbody", {}, compare.gains.map((one) => h("tr", {}, h("td", {}, one.name), h("td", { class: "number" }, one.num_prompts), names.map((name) => cell(one, name)), h("td", { class: one.state }, one.words)))))),
     h("h2", {}, "Settings that differ"),
     compare.settings.length ? h("div", { class: "wide" }, h("table", {}, h("thead", {}, h("tr", {}, h("th", {}, "setting"), DATA.runs.map((run) => h("th", {}, run.name)))),
       h("tbody", {}, compare.settings.map(([name, values]) => h("tr", {}, h("td", {}, name), values.map((v) => h("td", {}, v))))))) : h("p", {}, "None."));

@@ -12,7 +12,7 @@ WORDS = {
     "lost": "got worse",
     "unclear": "gain not shown",
     "few": "too few to tell",
-    "none": "nothing to compare",
+    "none": "no gain measured",
 }
 """What each state is called."""
 MEASURES = {"accuracy": "accuracy, %", "reward_mean": "mean reward"}
@@ -58,14 +58,20 @@ def outcome_of(summary: Mapping[str, Any]) -> Outcome:
 def sentence(summary: Mapping[str, Any]) -> str:
     """Say what two evaluations measured: from what to what, by how much, on which prompts."""
     found = outcome_of(summary)
-    if found.state == "none":
-        return "There are no two evaluations of the same prompts to compare."
-    before, after, change = (summary[name][found.measure] for name in ("before", "after", "gain"))
     factor, form, unit = (100, ".1f", " %") if found.measure == "accuracy" else (1, ".3f", "")
     level = f"{100 * (summary.get('confidence') or 0.95):.4g} %"
+    name = MEASURES[found.measure].partition(",")[0].capitalize()
+    if found.state == "none":
+        look = summary.get("after") or summary.get("before")
+        if not look or not is_number((look.get(found.measure) or {}).get("value")):
+            return "Nothing was evaluated"
+        interval = (
+            f" ({level} {spell(look[found.measure], factor, form)})" if is_number(look[found.measure]["low"]) else ""
+        )
+        return f"{name} {factor * look[found.measure]['value']:{form}}{unit}{interval} on {prompts_in_words(summary)}"
+    before, after, change = (summary[name][found.measure] for name in ("before", "after", "gain"))
     interval = f", {level} {spell(change, factor, form)}" if is_number(change["low"]) else ""
     gain = f"{factor * change['value']:+{form}}{interval}"
-    name = MEASURES[found.measure].partition(",")[0].capitalize()
     values = f"{factor * before['value']:{form}} → {factor * after['value']:{form}}{unit}"
     return f"{name} {values} ({gain}) on {prompts_in_words(summary)}"
 
@@ -78,8 +84,7 @@ def spell(change: Mapping[str, float], factor: float, form: str) -> str:
 def prompts_in_words(summary: Mapping[str, Any]) -> str:
     """Say how many prompts evaluations looked at, and whether they were held out."""
     some = summary.get("after") or summary.get("before") or {}
-    kind = "held-out prompt" if summary.get("held_out", True) else "training prompt"
-    return number_of(some.get("num_prompts", 0), kind)
+    return number_of(some.get("num_prompts", 0), summary.get("looked_at", "held-out prompt"))
 
 
 def is_number(value: Any) -> TypeGuard[float]:

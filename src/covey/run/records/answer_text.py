@@ -93,8 +93,9 @@ def earned(row: Mapping[str, Any]) -> str:
         facts.append(f"advantage {row['advantage']:+.2f}")
     if row.get("dropped") is not None:
         facts.append(f"not trained: {row['dropped']}")
-    if "correct" in row:
-        facts.append(("greedy" if row["greedy"] else "sampled") + (", right" if row["correct"] else ", wrong"))
+    if "greedy" in row:
+        verdict = (", right" if row["correct"] else ", wrong") if "correct" in row else ""
+        facts.append(("greedy" if row["greedy"] else "sampled") + verdict)
     if "stop_reason" in row:
         of_turns = [turn["reward"] for turn in row["turns"]]
         earned_by = f" of {' '.join(f'{_number(r)}' for r in of_turns)}" if any(of_turns) else ""

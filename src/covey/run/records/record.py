@@ -44,6 +44,7 @@ from covey.run.records.step_metrics import (
     why_no_signal,
 )
 from covey.run.records.summary import (
+    SIDES,
     PromptKey,
     RunFacts,
     comparable,
@@ -101,6 +102,7 @@ class RunRecorder:
         self._run: Run | None = None
         self._schedule: JsonlWriter | None = None
         self._verdicts: JsonlWriter | None = None
+        self.sides, self.looked_at = SIDES, ""
         self._traces: TraceLog | None = None
         self._prompts = ""
         self._is_as_left = config.resume is not None
@@ -259,7 +261,8 @@ class RunRecorder:
         if any(one.accuracy is None for one in self._evaluations):  # rewards that told nothing once never do
             nothing = (math.nan,) * found.num_prompts
             found = replace(found, accuracy=None, pass_at_k={}, correct_greedy=nothing)
-        rows = evaluation_rows(step, answers, settings.correct_above, answers_per_evaluation(self._config))
+        bound = None if found.accuracy is None else settings.correct_above
+        rows = evaluation_rows(step, answers, bound, answers_per_evaluation(self._config))
         self._tracker.answers(step, rows, kind="evaluate")
         metrics = numbers_of(found)
         for name, part in found.parts.items():
@@ -401,7 +404,9 @@ class RunRecorder:
             rechecked=self._totals["rechecked"],
             recheck_disagreements=self._totals["recheck_disagreements"],
             environment={} if self._run is None else environment_facts(self._run),
-            held_out=self._run is None or self._run.is_held_out,
+            looked_at=self.looked_at
+            or ("held-out prompt" if not self._run or self._run.is_held_out else "training prompt"),
+            sides=self.sides,
             samplers=self._samplers.described(),
         )
         # Compare the first evaluation with the last, prompt by prompt

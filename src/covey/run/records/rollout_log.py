@@ -110,10 +110,11 @@ def answers_per_evaluation(config: Config) -> int:
     return min(config.output.answers_per_evaluation, max(1, config.output.max_rollout_rows // num_evaluations))
 
 
-def evaluation_rows(step: int, answers: Answers, correct_above: float, most: int) -> list[AnswerRow]:
+def evaluation_rows(step: int, answers: Answers, correct_above: float | None, most: int) -> list[AnswerRow]:
     """Choose at most `most` answers of an evaluation, evenly spread: greedy ones first, then samples.
 
-    `kind` is what metrics.jsonl says of the same evaluation, by which a resumed run takes its rows back.
+    `kind` is what metrics.jsonl says of the same evaluation, by which a resumed run takes its rows back. Without
+    `correct_above` rewards do not say what is right, and no row does.
     """
     greedy = [(group.prompt, rollout) for group in answers.greedy for rollout in group.rollouts]
     sampled = [(group.prompt, rollout) for group in answers.sampled for rollout in group.rollouts]
@@ -121,11 +122,11 @@ def evaluation_rows(step: int, answers: Answers, correct_above: float, most: int
     chosen = [greedy[index] for index in spread(len(greedy), most)]
     num_greedy = len(chosen)
     chosen += [sampled[index] for index in spread(len(sampled), most - num_greedy)]
-    return [
-        answer_row(step, prompt, rollout)
-        | {"kind": "evaluate", "greedy": place < num_greedy, "correct": rollout.reward.value >= correct_above}
-        for place, (prompt, rollout) in enumerate(chosen)
-    ]
+    rows = []
+    for place, (prompt, rollout) in enumerate(chosen):
+        told = {} if correct_above is None else {"correct": rollout.reward.value >= correct_above}
+        rows.append(answer_row(step, prompt, rollout) | {"kind": "evaluate", "greedy": place < num_greedy, **told})
+    return rows
 
 
 def answer_row(step: int, prompt: Prompt, rollout: Rollout) -> AnswerRow:

@@ -28,6 +28,7 @@ PACKAGES = ("covey", "torch", "transformers", "tokenizers", "peft", "accelerate"
 MAX_BYTES = 64 << 20
 """Of summary.json; nothing that a run wrote is longer."""
 
+HELD_OUT, SIDES = "held-out prompt", ("before", "after")
 PromptKey = tuple[str, str]
 """A prompt that an evaluation looked at: its environment and what tells it from others (fingerprint.py)."""
 
@@ -64,8 +65,10 @@ class RunFacts:
     """How many of them then failed a test."""
     environment: Mapping[str, Any] = field(default_factory=dict)
     """What the environment's judgements rest on (`covey.environments.base.Environment.facts`)."""
-    held_out: bool = True
-    """Whether evaluations look at prompts that are not trained on."""
+    looked_at: str = HELD_OUT
+    """What a prompt of evaluations is called."""
+    sides: tuple[str, str] = SIDES
+    """What the two evaluations that are compared are of."""
     samplers: Mapping[str, float] | None = None
     """Ages, waits and speed of samplers in processes of their own (`covey.run.records.samplers`)."""
 
@@ -94,7 +97,8 @@ def summary(
         "skipped_steps": facts.skipped_steps,
         "dropped_groups": facts.dropped_groups,
         "confidence": confidence,
-        "held_out": facts.held_out,
+        "looked_at": facts.looked_at,
+        "sides": list(facts.sides),
         "before": describe(before),
         "after": describe(after),
         "gain": gain,

@@ -253,7 +253,7 @@ def astray(log: RunLog) -> Evidence | None:
     error = sum(errors[step] ** 2 for step, _ in looks) ** 0.5 / len(looks)
     is_few = len(looks) < FEWEST_LOOKS
     is_sick = gain < -3 * error or (abs(gain) + 2 * error < UNMOVED and not is_few)
-    if gain > 3 * error or (not is_sick and (is_few or is_rising(log))):
+    if gain > 2 * error or (not is_sick and (is_few or is_rising(log))):
         return None
     text = f"updates moved the best answer of a group by {gain:.2g} nats against its worst (error {error:.1g}"
     values = {"gain": gain, "error": error}
