@@ -228,11 +228,13 @@ def test_closing_it_ends_every_connection_and_thread() -> None:
         idle.request("GET", door.url.partition(str(gateway.port))[2] + "/models")
         idle.getresponse().read()
         silent = socket.create_connection(("127.0.0.1", gateway.port), timeout=10)
+        while gateway._server is not None and not gateway._server._waiting:
+            time.sleep(0.01)
         gateway.close()
         waiting.join(10)
         assert found[0][0] == 410
         assert idle.sock is None
-        with suppress(ConnectionResetError):  # where it was never accepted
+        with suppress(ConnectionResetError):
             assert silent.recv(10) == b""
         silent.close()
     for thread in set(threading.enumerate()) - before:

@@ -1,4 +1,4 @@
-"""Where calls of a program meet the episode that answers them: threads on one side, the event loop on the other."""
+"""Where calls of a program meet the episode that answers them, each in an event loop of its own."""
 
 import asyncio
 import threading
@@ -34,9 +34,9 @@ class Door:
         """Return where a program may post {"reward": 0.5}."""
         return self.url.removesuffix("v1") + "reward"
 
-    # ---- threads of the server
+    # ---- the event loop of the server
 
-    def ask(self, request: ChatRequest) -> Spoken:
+    async def ask(self, request: ChatRequest) -> Spoken:
         """Wait for the policy's turn. Raises Refused where the episode is over, or another call waits."""
         with self._lock:
             if self._is_over:
@@ -49,7 +49,7 @@ class Door:
             self._loop.call_soon_threadsafe(self._calls.put_nowait, request)
         except RuntimeError as error:  # the loop is closed
             raise Refused(410, OVER, code="episode_over") from error
-        return pending.result()
+        return await asyncio.wrap_future(pending)
 
     def take_reward(self, reward: float) -> None:
         """Note the program's own reward. The last one counts."""

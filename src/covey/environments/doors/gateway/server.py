@@ -1,22 +1,20 @@
 """Serve every episode at a URL of its own, on the loopback interface alone.
 
-The server has threads of its own, one a request, and knows nothing of episodes but their doors: a call waits at its
-door until the episode, in the event loop of the run, answers it. A key that nobody gave out is answered as any other
+The server has an event loop of its own, and knows nothing of episodes but their doors: a call waits at its door until
+the episode, in the event loop of the run, answers it. A key that nobody gave out is answered as any other
 path is that there is not. What has sent no whole head yet costs one descriptor of a few, for half a minute at most.
 """
 
+import asyncio
 import io
 import json
-import re
 import secrets
-import selectors
-import socket
 import threading
-import time
 from collections import OrderedDict
-from contextlib import suppress
-from http.server import BaseHTTPRequestHandler
-from typing import Any
+from contextlib import closing, suppress
+from email.message import Message
+from http import HTTPStatus
+from http.client import HTTPException, parse_headers
 
 from covey.environments.doors.gateway.door import OVER, Door
 from covey.environments.doors.gateway.refused import Refused
@@ -34,8 +32,7 @@ from covey.environments.doors.gateway.wire import (
 MAX_BYTES = 4 * 2**20
 """Of the body of a request."""
 MAX_HEAD = 2**16
-"""Bytes of what stands before it, with what came along of the body."""
-END_OF_HEAD = re.compile(rb"\r?\n\r?\n")
+"""Bytes of what stands before it."""
 SECONDS = 30.0
 """From the beginning of a connection to the last byte of its request, and for the client to take the answer."""
 MAX_WAITING = 256
@@ -43,6 +40,9 @@ MAX_WAITING = 256
 NUM_REMEMBERED = 10_000
 """Episodes that ended and whose URLs still say so."""
 NOT_FOUND = "not found"
+JSON = "application/json"
+ROUTES = ("reward", "inference/v1/generate", "v1/chat/completions")
+"""What takes a body."""
 
 
 class Gateway:
@@ -61,7 +61,6 @@ class Gateway:
         with self._lock:
             if self._server is None:
                 self._server = _Server(self)
-                threading.Thread(target=self._server.serve, name="covey-gateway", daemon=True).start()
             return self._server.address[1]
 
     def open(self) -> Door:
@@ -101,184 +100,126 @@ class Gateway:
 
 
 class _Server:
-    """Serves connections of this machine: a thread for each request whose head is there, none for those that wait."""
+    """Serves connections of this machine in an event loop of its own. Nobody has a thread."""
 
     def __init__(self, gateway: Gateway) -> None:
-        self.gateway = gateway
-        self.socket = socket.create_server(("127.0.0.1", 0), backlog=1024)
-        self.socket.setblocking(False)
-        self.address: tuple[str, int] = self.socket.getsockname()
-        self._waiting: dict[Any, _Request] = {}
-        """The oldest first."""
-        self._open: set[socket.socket] = set()
-        """Those that are being answered."""
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(self.socket, selectors.EVENT_READ)
-        self._is_stopped = False
-
-    def serve(self) -> None:
-        """Accept connections and read heads until it is stopped."""
-        while not self._is_stopped:
-            for key, _ in self._selector.select(0.1):
-                if key.fileobj is self.socket:
-                    self._accept()
-                elif (request := self._waiting.get(key.fileobj)) is not None:  # else a new one has taken its place
-                    self._read(request)
-            late = [one for one, request in self._waiting.items() if request.deadline < time.monotonic()]
-            for connection in [*self._waiting] if self._is_stopped else late:
-                self._forget(connection).close()
+        self._gateway = gateway
+        self._waiting: dict[asyncio.StreamWriter, None] = {}
+        """Connections without a whole head, the oldest first."""
+        self._answering: set[asyncio.Task[None]] = set()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="covey-gateway", daemon=True)
+        self._thread.start()
+        opening = asyncio.start_server(self._serve, "127.0.0.1", 0, limit=MAX_HEAD, backlog=1024)
+        self._server = asyncio.run_coroutine_threadsafe(opening, self._loop).result()
+        self.address: tuple[str, int] = self._server.sockets[0].getsockname()
 
     def stop(self) -> None:
-        """End the server, and the connections that are open."""
-        self._is_stopped = True
-        self.socket.close()
-        for connection in list(self._open):
-            with suppress(OSError):
-                connection.shutdown(socket.SHUT_RD)  # what is being answered still goes out
+        """End the server, once what is being answered is out."""
+        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
 
-    def _accept(self) -> None:
-        with suppress(OSError):
-            connection, _ = self.socket.accept()
-            connection.setblocking(False)
-            self._selector.register(connection, selectors.EVENT_READ)
-            self._waiting[connection] = _Request(connection)
+    async def _end(self) -> None:
+        self._server.close()
+        await asyncio.sleep(0.01)  # what was accepted just now is among those that wait then
+        for writer in list(self._waiting):
+            writer.transport.abort()
+        if self._answering:
+            _, late = await asyncio.wait(self._answering, timeout=1.0)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer one request, and so end its connection."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._answering.add(task)
+        self._waiting[writer] = None
         # A head that is on its way arrives in milliseconds, so the oldest is none
         while len(self._waiting) > MAX_WAITING:
-            self._forget(next(iter(self._waiting))).close()
+            oldest = next(iter(self._waiting))
+            del self._waiting[oldest]
+            oldest.transport.abort()
+        until = self._loop.time() + SECONDS
+        # Whatever a client does, its connection ends
+        with suppress(OSError, EOFError, TimeoutError, asyncio.LimitOverrunError), closing(writer):
+            try:
+                async with asyncio.timeout_at(until):
+                    head = await reader.readuntil(b"\r\n\r\n")
+            finally:
+                self._waiting.pop(writer, None)
+            writer.write(await self._answer(head, reader, until))
+            async with asyncio.timeout(SECONDS):
+                await writer.drain()
+        self._answering.discard(task)
 
-    def _read(self, request: "_Request") -> None:
-        part = b""
-        with suppress(OSError):
-            part = request.connection.recv(MAX_HEAD)
-        request.head += part
-        if part and len(request.head) <= MAX_HEAD and not END_OF_HEAD.search(request.head):
-            return
-        connection = self._forget(request.connection)
-        if not END_OF_HEAD.search(request.head):
-            connection.close()
-            return
-        self._open.add(connection)
-        threading.Thread(target=self._answer, args=(request,), daemon=True).start()
-
-    def _answer(self, request: "_Request") -> None:
-        with suppress(OSError), request.connection:  # clients may be gone
-            _Handler(request, self)
-        self._open.discard(request.connection)
-
-    def _forget(self, connection: socket.socket) -> socket.socket:
-        del self._waiting[connection]
-        self._selector.unregister(connection)
-        return connection
-
-
-class _Request(io.RawIOBase):
-    """What a connection has said, and says until its deadline. Raises OSError."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        self.connection, self.deadline = connection, time.monotonic() + SECONDS
-        self.head = b""
-        """What was read and not taken yet."""
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        """Put the next bytes into the buffer and return how many."""
-        said = self.head[: len(buffer)]
-        self.head = self.head[len(said) :]
-        if not said:
-            self.connection.settimeout(max(0.001, self.deadline - time.monotonic()))
-            said = self.connection.recv(len(buffer))
-        buffer[: len(said)] = said
-        return len(said)
-
-
-class _Handler(BaseHTTPRequestHandler):
-    """Answers one request, and so ends its connection."""
-
-    protocol_version = "HTTP/1.1"
-    server_version, sys_version = "covey", ""
-    server: _Server  # type: ignore[assignment]
-
-    def __init__(self, request: _Request, server: _Server) -> None:
-        self.server, self.client_address = server, server.address
-        self.rfile, self.wfile = io.BufferedReader(request), io.BytesIO()
-        self.handle_one_request()
-        request.connection.settimeout(SECONDS)
-        request.connection.sendall(self.wfile.getvalue())
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Log nothing: paths hold keys."""
-
-    def do_GET(self) -> None:
-        self._answer(self._get)
-
-    def do_POST(self) -> None:
-        self._answer(self._post)
-
-    def _answer(self, method: Any) -> None:
+    async def _answer(self, head: bytes, reader: asyncio.StreamReader, until: float) -> bytes:
         try:
-            status, kind, said = method()
+            status, kind, said = await self._said(head, reader, until)
         except Refused as refused:
-            status, kind, said = refused.status, "application/json", json.dumps(refused.body).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(said)))
-        self.send_header("Connection", "close")
-        if status >= 400:  # the client of OpenAI would ask again
-            self.send_header("x-should-retry", "false")
-        self.end_headers()
-        self.wfile.write(said)
+            status, kind, said = refused.status, JSON, json.dumps(refused.body).encode()
+        lines = [
+            f"HTTP/1.1 {status} {HTTPStatus(status).phrase}",
+            *("Server: covey", f"Content-Type: {kind}", f"Content-Length: {len(said)}", "Connection: close"),
+            *(["x-should-retry: false"] if status >= 400 else []),  # the client of OpenAI would ask again
+        ]
+        return "\r\n".join([*lines, "", ""]).encode() + said
 
-    def _door(self) -> tuple[Door, str]:
-        """Return the door of the path, or of X-Session-ID where the path has no key, and the route."""
-        path = self.path.partition("?")[0]
-        parts = path.split("/", 3)
-        if len(parts) == 4 and parts[:2] == ["", "e"]:
-            return self.server.gateway.door(parts[2]), parts[3]
-        session = self.headers.get("X-Session-ID")
-        if session is None:
+    async def _said(self, head: bytes, reader: asyncio.StreamReader, until: float) -> tuple[int, str, bytes]:
+        """Return status, type and content of an answer. Raises Refused."""
+        first, _, rest = head.partition(b"\r\n")
+        try:
+            method, path, _ = first.decode("ascii").split()
+            headers = parse_headers(io.BytesIO(rest))
+        except (ValueError, HTTPException) as error:
+            raise Refused(400, "the request is no HTTP") from error
+        door, route = self._door(path, headers)
+        if (method, route) == ("GET", "v1/models"):
+            return 200, JSON, json.dumps(models(door.run)).encode()
+        if method != "POST" or route not in ROUTES:
             raise Refused(404, NOT_FOUND)
-        return self.server.gateway.door(session), path[1:]
-
-    def _get(self) -> tuple[int, str, bytes]:
-        door, route = self._door()
-        if route != "v1/models":
-            raise Refused(404, NOT_FOUND)
-        return 200, "application/json", json.dumps(models(door.run)).encode()
-
-    def _post(self) -> tuple[int, str, bytes]:
-        door, route = self._door()
+        body = body_of(await _body(headers, reader, until))
         # Rewards that the program posts
         if route == "reward":
-            door.take_reward(reward_of(body_of(self._body())))
-            return 200, "application/json", b"{}"
+            door.take_reward(reward_of(body))
+            return 200, JSON, b"{}"
         # Completions of token ids
         if route == "inference/v1/generate":
-            request = generate_request(body_of(self._body()), door.run)
-            return 200, "application/json", json.dumps(generation_of(door.ask(request), request)).encode()
+            request = generate_request(body, door.run)
+            return 200, JSON, json.dumps(generation_of(await door.ask(request), request)).encode()
         # Chat completions, streamed or whole
-        if route != "v1/chat/completions":
-            raise Refused(404, NOT_FOUND)
-        request = chat_request(body_of(self._body()), door.run)
-        spoken = door.ask(request)
+        request = chat_request(body, door.run)
+        spoken = await door.ask(request)
         if request.streams:
             return 200, "text/event-stream; charset=utf-8", stream_of(spoken, request)
-        return 200, "application/json", json.dumps(completion_of(spoken, request)).encode()
+        return 200, JSON, json.dumps(completion_of(spoken, request)).encode()
 
-    def _body(self) -> bytes:
-        """Return the body. Raises Refused where it is too long, comes too slowly or does not say how long it is."""
-        given = self.headers.get("Content-Length") or ""
-        # Refuse a length that is missing or too large
-        if not (given.isascii() and given.isdigit()) or "Transfer-Encoding" in self.headers:
-            raise Refused(411, "the request must say its Content-Length")
-        length = int(given[:20])
-        if length > MAX_BYTES:
-            raise Refused(413, f"a request has {MAX_BYTES} bytes at most, got {length}")
-        try:
-            body = self.rfile.read(length)
-        except OSError:
-            body = b""
-        if len(body) < length:
-            raise Refused(408, "the request did not arrive in time")
-        return body
+    def _door(self, path: str, headers: Message) -> tuple[Door, str]:
+        """Return the door of the path, or of X-Session-ID where the path has no key, and the route."""
+        path = path.partition("?")[0]
+        parts = path.split("/", 3)
+        if len(parts) == 4 and parts[:2] == ["", "e"]:
+            return self._gateway.door(parts[2]), parts[3]
+        session = headers.get("X-Session-ID")
+        if session is None:
+            raise Refused(404, NOT_FOUND)
+        return self._gateway.door(session), path[1:]
+
+
+async def _body(headers: Message, reader: asyncio.StreamReader, until: float) -> bytes:
+    """Return the body. Raises Refused where it is too long, comes too slowly or does not say how long it is."""
+    given = headers.get("Content-Length") or ""
+    # Refuse a length that is missing or too large
+    if not (given.isascii() and given.isdigit()) or "Transfer-Encoding" in headers:
+        raise Refused(411, "the request must say its Content-Length")
+    length = int(given[:20])
+    if length > MAX_BYTES:
+        raise Refused(413, f"a request has {MAX_BYTES} bytes at most, got {length}")
+    try:
+        async with asyncio.timeout_at(until):
+            return await reader.readexactly(length)
+    except (OSError, EOFError, TimeoutError) as error:
+        raise Refused(408, "the request did not arrive in time") from error
