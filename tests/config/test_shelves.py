@@ -109,6 +109,25 @@ def test_python_the_doctor_and_the_report_know_shelved_names() -> None:
     assert (page["presets"], page["rows"][0][-1]) == (["algorithm=opo"], "recipe")
 
 
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [
+        ("algorithm=GRPO", "did you mean grpo?"),
+        ("parallel.strategy=deepspeed", "did you mean fsdp?"),
+        ("parallel.strategy=zero3", "did you mean fsdp?"),
+        ("model.attention=flash_attention_2", "did you mean varlen?"),
+        ("engine=sglang", "did you mean vllm?"),
+        ("optimizer.schedule=Cosine", "did you mean cosine?"),
+        ("engine=SGLang", "choices: fill, native, vllm"),
+    ],
+)
+def test_what_others_call_a_choice_is_answered_in_any_case(
+    word: str, meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["config", "recipe=arithmetic", word]) == 2
+    assert meant in capsys.readouterr().err
+
+
 def test_a_slip_is_answered_with_bare_names(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "environment=arithmetic", "algorithm=oppo"]) == 2
     said = capsys.readouterr().err

@@ -115,7 +115,7 @@ def _missing_choice(error: MissingConfigException) -> str:
         recipe = f"; there is recipe={choice}" if preset_file("recipe", choice) else ""
         return f'no "{choice}" for --config-name in covey or --config-dir{recipe}'
     found = [option for option in error.options or () if not option.startswith("schema_")]
-    options = sorted({*found, *group_choices().get(group, ())})
+    options = sorted({*found, *group_choices().get(group, ())} - {"fake"})  # which is of the tests
     if not options:
         return unknown_setting(group)
     said = f'{group} has no choice "{choice}"'

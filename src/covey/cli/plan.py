@@ -13,12 +13,11 @@ from rich.console import Console
 from covey.cli.flags import split_flags
 from covey.config.schema import Config
 from covey.run.doctor.log import flat
-from covey.run.planner.hardware import GPUS, THIS, Hardware, named
+from covey.run.planner.hardware import THIS, Hardware, named
 from covey.run.planner.kept import keep_plan
 from covey.run.planner.known import keep_probe, kept_probe, prompt_tokens_of
 from covey.run.planner.model_shapes import Shape, shape_for
 from covey.run.planner.plan import USUAL_PROMPT, Measured, Plan, plan_of
-from covey.system.lookup import one_of
 from covey.system.text.console import CleanConsole
 from covey.system.text.format import memory, number_of
 from covey.system.waits.pulse import Pulse
@@ -49,7 +48,7 @@ def read_flags(words: Sequence[str]) -> tuple[list[str], Asked]:
     # Machines to plan for
     names = tuple(given["--on"].split(",")) if "--on" in given else (*DEFAULT_ON, THIS)
     for name in names:
-        one_of("--on", name, (*GPUS, THIS))
+        _ = name == THIS or named(name)
     if "--probe" in given and THIS not in names:
         raise ValueError(f"--probe measures this machine: --on {','.join((*names, THIS))}")
     gpus = _number(given, "--gpus")
@@ -97,7 +96,7 @@ def print_plans(config: Config, asked: Asked) -> None:
         print(json.dumps([as_row(plan) for plan in plans], indent=1))
         return
     console = CleanConsole()
-    _say(console, f"{config.model.name}: {shape.weights:,} weights; {_steps(config)}")
+    _say(console, f"{config.model.name}: {_weights(config, shape)}; {_steps(config)}")
     for plan in plans:
         for line in lines_of(plan):
             _say(console, line)
@@ -139,6 +138,15 @@ def _probing(seconds: float) -> None:
     print(f"a probe of this machine is under way, {seconds:.0f} s", file=sys.stderr, flush=True)
 
 
+def _weights(config: Config, shape: Shape) -> str:
+    """Say how many weights there are, and how many of them are trained."""
+    rank = config.model.lora_rank
+    if rank == 0:
+        return f"{shape.weights:,} weights, all trained"
+    adapters = shape.adapter_weights(rank, config.model.lora_targets)
+    return f"{shape.weights:,} weights, of which none are trained: adapters of rank {rank} are, {adapters:,} weights"
+
+
 def _steps(config: Config) -> str:
     per_step = f"{config.groups_per_step} × {config.group_size} answers of at most {config.sampling.max_tokens} tokens"
     return f"{number_of(config.num_steps, 'step')} of {per_step}"
@@ -152,6 +160,7 @@ def lines_of(plan: Plan) -> list[str]:
     many = f"{plan.num_gpus} × " if plan.num_gpus > 1 else ""
     room = f"{memory(total)} of {memory(int(on.memory))}"
     fit = f"fits, {room}" if plan.fits else f"does not fit, {room}: {' and '.join(plan.change)}"
+    fit += f"; for the same update {' and '.join(plan.same_update)}" if plan.same_update else ""
     kept = ", ".join(f"{name.replace('_', ' ')} {memory(count)}" for name, count in parts.items())
     # Phases of a step and the bounds of its duration
     step = ", ".join(f"{name} {_seconds(seconds)}" for name, seconds in plan.phases.items() if seconds > 0)

@@ -8,7 +8,11 @@ import re
 import sysconfig
 import traceback
 from collections.abc import Callable, Collection, Mapping
+from functools import cache
+from pathlib import Path
 from typing import Any
+
+import yaml
 
 from covey.system import modules
 
@@ -154,7 +158,8 @@ def near(word: str, known: Collection[str]) -> str:
     >>> near("soft_overlog", ["repetition", "soft_overlong"]), near("bf16", ["float32", "bfloat16"])
     ('; did you mean soft_overlong?', '; did you mean bfloat16?')
     """
-    meant = [name for name in SYNONYMS.get(word.lower().replace("-", "_"), ()) if name in known]
+    small = word.lower().replace("-", "_")
+    meant = [name for name in (small, *_synonyms().get(small, "").split()) if name in known]
     close = meant or difflib.get_close_matches(word, list(known), n=1)
     return f"; did you mean {close[0]}?" if close else ""
 
@@ -182,32 +187,7 @@ def _is_foreign(filename: str) -> bool:
     return filename.startswith("<") or "site-packages" in path or path.startswith(_FOREIGN)
 
 
-SYNONYMS: dict[str, tuple[str, ...]] = {
-    "adam": ("adamw",),
-    "adamw_8bit": ("adamw8bit",),
-    "adamw_torch": ("adamw",),
-    "bf16": ("bfloat16",),
-    "bnpo": ("token_mean",),
-    "constant_with_warmup": ("constant",),
-    "double": ("float64",),
-    "float": ("float32",),
-    "fp16": ("float16",),
-    "fp32": ("float32",),
-    "fp64": ("float64",),
-    "full": ("float32",),
-    "group_normalized": ("group_zscore",),
-    "grpo": ("clip", "group_zscore"),
-    "half": ("float16",),
-    "mse": ("k2",),
-    "low_var_kl": ("k3",),
-    "paged_adamw_8bit": ("adamw8bit",),
-    "pg": ("reinforce",),
-    "policy_gradient": ("reinforce",),
-    "ppo": ("clip", "grpo"),
-    "reinforce": ("gpg",),
-    "sft": ("nll",),
-    "single": ("float32",),
-    "vanilla": ("reinforce", "grpo"),
-    "weights_and_biases": ("wandb",),
-}
-"""What TRL, verl, torch and others call a choice, and what that is here; the first that is a choice counts."""
+@cache
+def _synonyms() -> dict[str, str]:
+    found: dict[str, str] = yaml.safe_load(Path(__file__).with_name("synonyms.yaml").read_text(encoding="utf-8"))
+    return found

@@ -7,9 +7,7 @@ from transformers import Trainer
 from covey.trl.config import GRPOConfig
 
 
-def check_arguments(
-    args: GRPOConfig, rollout_func: Any, optimizers: tuple[Any, Any], quantization_config: Any, ref_model: Any
-) -> None:
+def check_arguments(args: GRPOConfig, rollout_func: Any, optimizers: tuple[Any, Any], ref_model: Any) -> None:
     """Raise ValueError for an argument that has no counterpart, or that nothing would read."""
     refused = {
         "rollout_func": (rollout_func, "covey samples; an environment of your own scores and replies"),
@@ -17,13 +15,48 @@ def check_arguments(
             any(one is not None for one in optimizers),
             "optim and lr_scheduler_type of GRPOConfig name one",
         ),
-        "quantization_config": (quantization_config, "model.load_in_4bit of covey.train loads in 4 bits"),
     }
     for name, (value, reason) in refused.items():
         if value:
             raise ValueError(f"{name} has no counterpart in covey yet: {reason}")
     if ref_model is not None and not args.beta:
         raise ValueError("ref_model needs beta > 0: nothing is compared with a reference otherwise")
+
+
+def quantised_settings(model: Any, given: Any, keywords: dict[str, Any], peft_config: Any) -> dict[str, Any]:
+    """Return the settings of weights in 4 or 8 bits under adapters, none where nobody asks for them.
+
+    `keywords` for loading lose what asks for them. ValueError for another quantisation, or without plain adapters.
+    """
+    given = keywords.pop("quantization_config", None) or given
+    bits = {name: keywords.pop(name, None) or bool(vars(given or object).get(f"_{name}")) for name in BITS}
+    if not any(bits.values()):
+        if given is not None:
+            raise ValueError(f"quantization_config must be of BitsAndBytesConfig in 4 or 8 bits, got {given!r:.80}")
+        return {}
+    if not isinstance(model, str):
+        raise ValueError("weights in 4 or 8 bits need a model by name, got one in memory")
+    fp4 = given is not None and bits["load_in_4bit"]
+    if fp4 and (given.bnb_4bit_quant_type, given.bnb_4bit_use_double_quant) != ("nf4", True):
+        raise ValueError("4 bits are nf4, quantised twice: bnb_4bit_quant_type='nf4', bnb_4bit_use_double_quant=True")
+    if peft_config is None:
+        raise ValueError("weights in 4 or 8 bits need a peft_config: adapters are trained, the weights are not")
+    plain = type(peft_config)(**{name: vars(peft_config)[name] for name in ADAPTERS})
+    others = [name for name, value in vars(peft_config).items() if value != vars(plain)[name] and name != "task_type"]
+    if others:
+        raise ValueError(f"under 4 or 8 bits peft_config may set {', '.join(ADAPTERS)}, got {others[0]}")
+    targets = peft_config.target_modules or "all-linear"
+    return {
+        **{f"model.{name}": True for name, is_set in bits.items() if is_set},
+        "model.lora_rank": peft_config.r,
+        "model.lora_alpha": float(peft_config.lora_alpha),
+        "model.lora_dropout": peft_config.lora_dropout,
+        "model.lora_targets": [targets] if isinstance(targets, str) else sorted(targets),
+    }
+
+
+BITS = ("load_in_4bit", "load_in_8bit")
+ADAPTERS = ("r", "lora_alpha", "lora_dropout", "target_modules")
 
 
 def check_kinds(model: Any, args: Any, processing_class: Any, **lists: Any) -> None:

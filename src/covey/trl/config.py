@@ -28,9 +28,10 @@ def explaining(made: type[Made]) -> type[Made]:
 
     @wraps(init)
     def explained(self: Made, *args: Any, **given: Any) -> None:
-        if other := next((name for name in given if name not in known), None):
-            meant = f": {GONE[other]}" if other in GONE else near(other, known)
-            raise TypeError(f"{made.__name__} has no {kind} {other}{meant}")
+        unknown = [name for name in given if name not in known]
+        said = [f"{name}{f': {GONE[name]}' if name in GONE else near(name, known)}" for name in unknown]
+        if said:
+            raise TypeError(f"{made.__name__} has no {kind} {'; no '.join(said)}")
         init(self, *args, **given)
 
     made.__init__ = explained  # type: ignore[assignment]
@@ -127,7 +128,8 @@ class GRPOConfig(TrainingArguments):
     transformers_continuous_batching_config: dict | str | None = None
     use_transformers_paged: bool = False
     vllm_importance_sampling_cap: float | None = None
-    preflight: bool = True  # this one and those below are covey's own
+    target_kl: float | None = None  # this one and those below are covey's own
+    preflight: bool = True
     preflight_logprob_tolerance: float | None = None
     preflight_gradient_tolerance: float | None = None
 

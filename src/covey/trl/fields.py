@@ -27,8 +27,8 @@ def named_in_errors() -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        named = set(re.findall(r"[a-z_]+\.[a-z_]+", str(error)))
-        of_fields = {name: re.findall(r"`([a-z_]+\.[a-z_]+)", meaning) for name, meaning in MAPPED.items()}
+        named = set(re.findall(r"[a-z_]+\.[a-z_0-9]+", str(error)))
+        of_fields = {name: re.findall(r"`([a-z_]+\.[a-z_0-9]+)", meaning) for name, meaning in MAPPED.items()}
         found = [f"{name} for {one}" for name, settings in of_fields.items() for one in settings if one in named]
         if not found or type(error) is not ValueError:
             raise

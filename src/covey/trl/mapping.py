@@ -262,8 +262,9 @@ def _penalties(args: GRPOConfig) -> dict[str, Any]:
     if args.use_adaptive_entropy:
         found["algorithm.target_entropy"] = args.entropy_target
     # KL penalty, which needs a reference
-    if args.beta == 0 and args.sync_ref_model:
-        raise ValueError("sync_ref_model=True needs beta > 0: no reference model is held")
+    if args.beta == 0 and (args.sync_ref_model or args.target_kl is not None):
+        name = "sync_ref_model=True" if args.sync_ref_model else f"target_kl={args.target_kl}"
+        raise ValueError(f"{name} needs beta > 0: no reference model is held")
     if args.beta == 0:
         return found
     if args.use_bias_correction_kl and args.importance_sampling_level == "sequence":
@@ -275,6 +276,7 @@ def _penalties(args: GRPOConfig) -> dict[str, Any]:
         "algorithm.kl_coef": args.beta,
         "algorithm.kl_gradient": "is_weighted" if args.use_bias_correction_kl else "naive",
         "algorithm.kl_clamp": None,
+        **({} if args.target_kl is None else {"algorithm.target_kl": args.target_kl}),
     }
     # Reference that follows the policy
     if args.sync_ref_model:

@@ -34,7 +34,7 @@ from covey.system import ranks
 from covey.system.jsonl import write_json
 from covey.system.workers.pool import WorkerSettings
 from covey.trl.callbacks import Bridge, evaluated
-from covey.trl.checks import check_arguments, check_kinds, check_overrides
+from covey.trl.checks import check_arguments, check_kinds, check_overrides, quantised_settings
 from covey.trl.config import GRPOConfig, explaining
 from covey.trl.data import rows_of_reset, splits_of
 from covey.trl.fields import REFUSED, named_in_errors
@@ -104,8 +104,12 @@ class GRPOTrainer:
         check_kinds(model, args, processing_class, callbacks=callbacks, tools=tools, optimizers=optimizers)
         # What is trained, on what
         self.args = args or GRPOConfig(output_dir=f"{_short_name(model)}-GRPO")
-        check_arguments(self.args, rollout_func, optimizers, quantization_config, ref_model)
-        self._given = _load(model, processing_class, peft_config, self.args)
+        check_arguments(self.args, rollout_func, optimizers, ref_model)
+        keywords: dict[str, Any] = dict(self.args.model_init_kwargs or {})  # type: ignore[arg-type] # JSON is read by now
+        self._quantised = quantised_settings(model, quantization_config, keywords, peft_config)
+        if self._quantised:
+            _refuse_beside_quantised(model, processing_class, keywords)
+        self._given = (None, None) if self._quantised else _load(model, processing_class, peft_config, keywords)
         self._reference, self._tools, self._factories = ref_model, list(tools or ()), environment_factory
         if train_dataset is None and callable(environment_factory):
             train_dataset = rows_of_reset(self.args)
@@ -270,6 +274,7 @@ class GRPOTrainer:
             **_device_setting(self.args),
             **({} if "test" in self._splits else {"evaluation.num_samples": 1}),
             **self._tool_settings(),
+            **self._quantised,
         }
         with named_in_errors():
             config = make_config(None, found).config
@@ -325,9 +330,16 @@ def _short_name(model: Any) -> str:
     return str(name).rstrip("/").rpartition("/")[2]
 
 
-def _load(model: Any, processing_class: Any, peft_config: Any, args: GRPOConfig) -> tuple[Any, Any]:
+def _refuse_beside_quantised(model: str, processing_class: Any, keywords: Mapping[str, Any]) -> None:
+    """Refuse what cannot be said of weights that covey loads by name."""
+    if processing_class is not None and processing_class.name_or_path != model:
+        raise ValueError("under 4 or 8 bits the tokenizer is that of the model: leave processing_class out")
+    if other := next((name for name in keywords if name not in ("device_map", "dtype", "torch_dtype")), None):
+        raise ValueError(f"model_init_kwargs[{other!r}] has no counterpart under 4 or 8 bits")
+
+
+def _load(model: Any, processing_class: Any, peft_config: Any, keywords: dict[str, Any]) -> tuple[Any, Any]:
     """Return model and tokenizer in memory, (None, None) where covey loads them by name."""
-    keywords: dict[str, Any] = dict(args.model_init_kwargs or {})  # type: ignore[arg-type] # JSON is read by now
     if keywords.get("trust_remote_code"):
         why = REFUSED["trust_remote_code"]
         raise ValueError(f"model_init_kwargs['trust_remote_code'] has no counterpart in covey: {why}")

@@ -24,7 +24,7 @@ from covey.run.planner.hardware import GPUS, Hardware, named
 from covey.run.planner.kept import against, keep_plan, kept_plan
 from covey.run.planner.memory import workload
 from covey.run.planner.model_shapes import Shape, shape_for
-from covey.run.planner.plan import Interval, Measured, bounded, cheapest_change, memory_on, plan_of, work_of
+from covey.run.planner.plan import Interval, Measured, bounded, changes, memory_on, plan_of, work_of
 from covey.run.planner.probe import Watch, compared, probe
 from covey.run.planner.seconds import PHASES, active_weights, step_seconds
 from covey.run.preflight.memory_model import memory_of
@@ -141,7 +141,7 @@ def test_the_cheapest_change_that_makes_it_fit_is_named(
 def test_no_change_is_named_that_is_not_needed() -> None:
     config = config_of(model__name="Qwen/Qwen2.5-7B")
     shape = shape_for(config.model)
-    found = cheapest_change(config, shape, GPUS["rtx4090"], 1)
+    found, _ = changes(config, shape, GPUS["rtx4090"], 1)
     assert "model.lora_rank=32" in found or "model.load_in_4bit=true" in found
     assert "optimizer=adamw8bit" not in found
 
@@ -149,15 +149,44 @@ def test_no_change_is_named_that_is_not_needed() -> None:
 def test_a_micro_batch_larger_than_a_step_is_not_named_and_what_fits_needs_no_change(small: Shape) -> None:
     """One group of 8 answers of 128 tokens fills no micro-batch of 16384."""
     config = config_of(groups_per_step=1, group_size=8, sampling__max_tokens=128)
-    assert cheapest_change(config, small, replace(H100, memory=15e9), 1) == ()
-    found = cheapest_change(config, small, replace(H100, memory=10e9), 1)
+    assert changes(config, small, replace(H100, memory=15e9), 1) == ((), ())
+    found, _ = changes(config, small, replace(H100, memory=10e9), 1)
     assert found == ("model.gradient_checkpointing=true", "optimizer=adamw8bit")
 
 
 def test_what_fits_on_no_gpu_alone_is_sharded() -> None:
     config = config_of(model__name="meta-llama/Llama-3.3-70B-Instruct")
-    found = cheapest_change(config, shape_for(config.model), replace(H100, memory=30e9), 1)
-    assert found[-1].startswith("parallel.strategy=fsdp on ") or found == ("no change",)
+    found, _ = changes(config, shape_for(config.model), replace(H100, memory=30e9), 1)
+    assert found[0].startswith("parallel.strategy=fsdp on ") or found[0] == "no change"
+
+
+def test_what_keeps_the_update_is_named_before_what_changes_it(small: Shape) -> None:
+    eight = config_of(model__name="Qwen/Qwen2.5-1.5B", model__precision="float32")
+    shape, narrow = shape_for(eight.model), replace(H100, memory=22e9)
+    assert changes(eight, shape, narrow, 8)[0][0] == "parallel.strategy=fsdp"
+    alone, same = changes(eight, shape, narrow, 1)
+    assert not alone[-1].startswith("parallel")
+    assert same[0] == "parallel.strategy=fsdp on 2 GPUs"
+    seventy = config_of(model__name="Qwen/Qwen2.5-72B-Instruct")
+    _, none = changes(seventy, shape_for(seventy.model), H100, 64)
+    assert none[0].startswith("nothing, as sampling takes 135.4 GiB of each of 64 GPUs, for the weights that sample")
+
+
+@pytest.mark.parametrize(
+    ("typed", "memory"), [("H100", 80e9), ("RTX 3080", 10e9), ("10 GB", 10e9), ("16gib", 2.0**34), ("24", 24e9)]
+)
+def test_a_gpu_is_named_in_any_spelling_or_by_its_size(typed: str, memory: float) -> None:
+    assert named(typed).memory == memory
+
+
+def test_a_plan_says_how_many_weights_are_trained(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", "recipe=gsm8k", "data.path=x", "--on", "10 GB", "--prompt-tokens", "64"]
+    assert main([*words, "model.name=Qwen/Qwen2.5-1.5B"]) == 0
+    assert "1,543,714,304 weights, all trained" in capsys.readouterr().out
+    assert main([*words, "model.name=Qwen/Qwen2.5-1.5B", "model.lora_rank=16"]) == 0
+    printed = capsys.readouterr().out
+    assert "1,543,714,304 weights, of which none are trained: adapters of rank 16 are, 18,464,768 weights" in printed
+    assert "a GPU of 10 GB, as fast as RTX 3080 10 GB" in printed
 
 
 # ------------------------------------------------------------------------------------------------ time and cost
@@ -236,7 +265,7 @@ def test_times_of_a_plan_say_what_they_count(small: Shape) -> None:
 
 def test_weights_in_few_bits_are_named_with_the_adapters_that_they_need() -> None:
     config = config_of(model__name="Qwen/Qwen2.5-7B", groups_per_step=8)
-    found = cheapest_change(config, shape_for(config.model), replace(H100, memory=14e9), 1)
+    found, _ = changes(config, shape_for(config.model), replace(H100, memory=14e9), 1)
     assert found[-1].startswith("model.load_in_")
     assert "model.lora_rank=32" in found
 
@@ -249,8 +278,8 @@ def test_a_cold_start_of_all_weights_takes_longer_than_one_of_adapters(small: Sh
     assert hours(True) > 1.05 * hours(False)
 
 
-def test_every_gpu_has_a_price_with_its_date() -> None:
-    for gpu in GPUS.values():
+def test_every_price_of_a_gpu_has_its_date() -> None:
+    for gpu in (gpu for gpu in GPUS.values() if gpu.price is not None):
         assert gpu.price is not None
         assert gpu.price[0] < gpu.price[1]
         assert gpu.source.endswith("2026")

@@ -1,4 +1,4 @@
-"""Rewards in verl's signature: `compute_score(data_source, solution_str, ground_truth, extra_info)`."""
+"""Rewards in other signatures: verl's `compute_score(data_source, solution_str, ...)`, and `reward(samples)`."""
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,8 +13,14 @@ WANTED = frozenset({"data_source", "solution_str", "ground_truth"})
 """Parameters by which verl's signature is known."""
 
 
+SAMPLES = "samples"
+"""The one parameter of a function that takes a list of rows, each with its prompt and its completion."""
+
+
 def adapted(function: RewardCallable) -> RewardCallable:
-    """Return a function in verl's signature as one that rewards completions. Another as it is."""
+    """Return a function in another signature as one that rewards completions. One of covey's as it is."""
+    if [*named_parameters(function)[0]] == [SAMPLES]:
+        return (_AsyncSamples if is_async(function) else _Samples)(function, name_of(function))
     if not named_parameters(function)[0].keys() >= WANTED:
         return function
     return (_AsyncScore if is_async(function) else _Score)(function, name_of(function))
@@ -52,6 +58,32 @@ class _AsyncScore(_Score):
     ) -> list[Any]:
         calls = (self.function(**given) for given in self._given(completions, columns))
         return _values(await asyncio.gather(*calls), log_extra)
+
+
+@dataclass(frozen=True)
+class _Samples:
+    """Calls the function with a mapping for each completion: `prompt`, `completion` and the columns of its row."""
+
+    function: Callable[..., Any]
+    __name__: str
+
+    def __call__(self, prompts: Sequence[Any], completions: Sequence[Completion], **columns: Any) -> Any:
+        lists = {name: values for name, values in columns.items() if isinstance(values, list)}
+        return self.function(
+            [
+                {
+                    **{name: values[place] for name, values in lists.items()},
+                    "prompt": prompts[place],
+                    "completion": final_text(completion),
+                }
+                for place, completion in enumerate(completions)
+            ]
+        )
+
+
+class _AsyncSamples(_Samples):
+    async def __call__(self, prompts: Sequence[Any], completions: Sequence[Completion], **columns: Any) -> Any:
+        return await super().__call__(prompts, completions, **columns)
 
 
 def _values(found: Sequence[Any], log_extra: Any) -> list[Any]:

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 import warnings
 from contextlib import nullcontext
 from dataclasses import replace
@@ -315,6 +316,10 @@ def _load_pretrained(settings: ModelConfig, device: torch.device) -> tuple[PreTr
         reason = _line(error)
         if "trust_remote_code" in str(error):
             reason = "it needs code of its own, which is never run"
+        elif "\\" in settings.name:
+            reason = "backslashes are the shell's: quote the name, or write /"
+        elif other := re.search(r"Unrecognized configuration class <class '[\w.]*?(\w+)Config'>", str(error)):
+            reason = f"{other[1]} is another kind: an encoder and a decoder, or a model of pictures or sound"
         raise ValueError(
             f"model.name={settings.name} is no {what} of a {settings.kind} language model ({reason})"
         ) from error

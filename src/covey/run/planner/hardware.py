@@ -1,10 +1,14 @@
 """Machines a run is planned for: data sheets of GPUs, prices with their date, and what this machine measures."""
 
 import os
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
+from covey.config.names import read_table
 from covey.system.lookup import one_of
 
 
@@ -29,25 +33,31 @@ class Hardware:
         return self if price is None else replace(self, price=(price, price), source="as given")
 
 
-MERCATUS, DEPLOYBASE = "mercatus-ai.com, May 2026", "deploybase, March 2026"
-GPUS: dict[str, Hardware] = {
-    "a100": Hardware("A100 80 GB", 80e9, 312e12, 2.0e12, (0.80, 3.00), MERCATUS),
-    "h100": Hardware("H100 SXM 80 GB", 80e9, 989e12, 3.35e12, (1.99, 5.00), MERCATUS),
-    "h200": Hardware("H200 141 GB", 141e9, 989e12, 4.8e12, (2.50, 7.00), MERCATUS),
-    "b200": Hardware("B200 180 GB", 180e9, 2250e12, 8.0e12, (5.98, 10.57), f"RunPod by {DEPLOYBASE}"),
-    "l40s": Hardware("L40S 48 GB", 48e9, 362e12, 0.864e12, (0.79, 1.40), DEPLOYBASE),
-    "rtx4090": Hardware("RTX 4090 24 GB", 24e9, 165e12, 1.01e12, (0.34, 0.60), DEPLOYBASE),
-    "rtx5090": Hardware("RTX 5090 32 GB", 32e9, 210e12, 1.79e12, (0.69, 1.22), DEPLOYBASE),
-}
+def _listed(given: dict[str, Any]) -> Hardware:
+    price = given.pop("price", None)
+    return Hardware(**given, price=None if price is None else tuple(price))
+
+
+GPUS = {key: _listed(dict(given)) for key, given in read_table(Path(__file__).with_name("gpus.yaml")).items()}
 """Memory, speed and bandwidth are those of data sheets; what is reached of them is in `seconds.py`."""
 THIS = "here"
 SECONDS, AT_LEAST = 0.15, 5
 """Of each of the two measurements of this machine."""
+GIGABYTES = re.compile(r"(\d+(?:\.\d+)?)\s*(gb|gib|g)?", re.IGNORECASE)
 
 
 def named(name: str) -> Hardware:
-    """Return a GPU of the table, or `here`, this machine. ValueError for another name."""
-    return here() if one_of("--on", name, (*GPUS, THIS)) == THIS else GPUS[name]
+    """Return a GPU of the table, any GPU of so many GB, or `here`, this machine. ValueError for another name.
+
+    >>> named("RTX 3080").memory, named("10 GB").memory
+    (10000000000.0, 10000000000.0)
+    """
+    if found := GIGABYTES.fullmatch(name.strip()):
+        size = float(found[1]) * (2**30 if (found[2] or "").lower() == "gib" else 1e9)
+        like = min(GPUS.values(), key=lambda gpu: (abs(gpu.memory - size), gpu.flops))
+        return replace(like, name=f"a GPU of {name.strip()}, as fast as {like.name}", memory=size, price=None)
+    key = "".join(c for c in name.lower() if c.isalnum())
+    return here() if one_of("--on", key, (*GPUS, THIS)) == THIS else GPUS[key]
 
 
 def here() -> Hardware:

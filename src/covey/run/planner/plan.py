@@ -67,7 +67,9 @@ class Plan:
     memory: dict[str, int]
     """Bytes of one GPU by what they are for, `in_all` the most at once."""
     change: tuple[str, ...]
-    """The cheapest settings that make it fit, none where it fits; ("no change",) where nothing does."""
+    """The cheapest settings that make it fit, none where it fits; ("no change", why) where nothing does."""
+    same_update: tuple[str, ...]
+    """What makes it fit on more GPUs and keeps the update, where `change` does not keep it."""
     phases: dict[str, float]
     """Seconds of a step."""
     step: Interval
@@ -95,9 +97,9 @@ def plan_of(config: Config, shape: Shape, on: Hardware, num_gpus: int, known: Me
     hours = Interval(*(seconds * bound / step.value / 3600 for bound in (step.low, step.value, step.high)))
     gpus = num_gpus + (config.devices.sampler if config.source == "ray" else 0)
     memory = memory_on(shape, load_on(config, shape, on, num_gpus, known), on)
-    change = () if memory["in_all"] <= on.memory else cheapest_change(config, shape, on, num_gpus, known)
+    change, same = ((), ()) if memory["in_all"] <= on.memory else changes(config, shape, on, num_gpus, known)
     limit = bottleneck(value, is_gpu=on.is_gpu)
-    return Plan(on, gpus, memory, change, value, step, hours, _cost(on, gpus, hours), limit, known.source)
+    return Plan(on, gpus, memory, change, same, value, step, hours, _cost(on, gpus, hours), limit, known.source)
 
 
 def load_on(config: Config, shape: Shape, on: Hardware, num_gpus: int, known: Measured) -> Workload:
@@ -132,37 +134,68 @@ def memory_on(shape: Shape, load: Workload, on: Hardware) -> dict[str, int]:
 
 def bounded(load: Workload, shape: Shape, on: Hardware) -> Workload:
     """Bound a cache that nobody has bounded, as the native engine does."""
-    kept = memory_of(shape, replace(load, num_rows=0, num_cached=0, micro_batch_tokens=1))["in_all"]
+    parts = memory_of(shape, replace(load, num_rows=0, num_cached=0, micro_batch_tokens=1))
+    # The engine looks when sampling begins, with gradients let go
+    kept = parts["in_all"] - (0 if load.keeps_gradients else parts["gradients"])
     free = int(on.memory - CONTEXT - kept) if on.is_gpu else None
     return replace(load, cache_bytes=cache_budget(load.cache_bytes, free))
 
 
-def cheapest_change(
-    config: Config, shape: Shape, on: Hardware, num_gpus: int, known: Measured = UNMEASURED
-) -> tuple[str, ...]:
-    """Return the first few changes that make a run fit together, without those of them that are not needed."""
+Settings = tuple[str, ...]
 
-    def fits(changes: Sequence[Change], gpus: int = num_gpus, strategy: str = config.parallel.strategy) -> bool:
+
+def changes(
+    config: Config, shape: Shape, on: Hardware, num_gpus: int, known: Measured = UNMEASURED
+) -> tuple[Settings, Settings]:
+    """Return the first few changes that make a run fit together, without those of them that are not needed.
+
+    What keeps the update comes first: smaller pieces, then weights that are shared out. Where that takes more GPUs than
+    there are, what changes the update is the first, and what keeps it the second.
+    """
+
+    def fits(some: Sequence[Change], gpus: int, strategy: str) -> bool:
         changed = replace(config, parallel=replace(config.parallel, strategy=strategy))
-        for _, change in changes:
+        for _, change in some:
             changed = change(changed)
         return memory_on(shape, load_on(changed, shape, on, gpus, known), on)["in_all"] <= on.memory
 
-    def needed(changes: Sequence[Change], gpus: int = num_gpus, strategy: str = config.parallel.strategy) -> list[str]:
-        some = list(changes)
-        for one in reversed(changes):
+    def needed(known_changes: Sequence[Change], gpus: int, strategy: str) -> Settings | None:
+        count = next((n for n in range(len(known_changes) + 1) if fits(known_changes[:n], gpus, strategy)), None)
+        if count is None:
+            return None
+        some = list(known_changes[:count])
+        for one in reversed(known_changes[:count]):
             rest = [other for other in some if other is not one]
             some = rest if fits(rest, gpus, strategy) else some
-        return [words.format(tokens=_least_batch(config)) for words, _ in some]
+        return tuple(words.format(tokens=_least_batch(config)) for words, _ in some)
 
-    for number in range(1, len(CHANGES) + 1):
-        if fits(CHANGES[:number]):
-            return tuple(needed(CHANGES[:number]))
-    # Else share the weights out to more GPUs
+    given = config.parallel.strategy
+    if (found := needed(KEEPING, num_gpus, given)) is not None:
+        return found, ()
+    shared = ("parallel.strategy=fsdp",)
+    if num_gpus > 1 and given == "ddp" and (found := needed(KEEPING, num_gpus, "fsdp")) is not None:
+        return (*shared, *found), ()
+    # Else other updates, and the same on more GPUs
+    same: Settings = ()
     for gpus in (2, 4, 8, 16, 32, 64):
-        if gpus > num_gpus and fits(CHANGES[:4], gpus, "fsdp"):
-            return (*needed(CHANGES[:4], gpus, "fsdp"), f"parallel.strategy=fsdp on {gpus} GPUs")
-    return ("no change",)
+        if gpus > num_gpus and not same and (found := needed(KEEPING, gpus, "fsdp")) is not None:
+            same = (f"parallel.strategy=fsdp on {gpus} GPUs", *found)
+    found = needed((*KEEPING, *CHANGING), num_gpus, given)
+    why = f"nothing, as {_too_large(config, shape, on, known)}"
+    if found is not None:
+        return found, same or (why,)
+    return (same, ()) if same else (("no change", why.removeprefix("nothing, ")), ())
+
+
+def _too_large(config: Config, shape: Shape, on: Hardware, known: Measured) -> str:
+    """Say which part is too large however weights are shared out."""
+    apart = replace(config, parallel=replace(config.parallel, strategy="fsdp"))
+    for _, change in KEEPING:
+        apart = change(apart)
+    parts = memory_on(shape, load_on(apart, shape, on, 64, known), on)
+    name = max((part for part in parts if part != "in_all"), key=lambda part: parts[part])
+    whole = ", for the weights that sample are whole on each" if name == "sampling" else ""
+    return f"{name} takes {parts[name] / 2**30:.1f} GiB of each of 64 GPUs{whole}"
 
 
 def _least_batch(config: Config) -> int:
@@ -173,15 +206,18 @@ def _of_model(values: Callable[[ModelConfig], dict[str, Any]]) -> Callable[[Conf
     return lambda config: replace(config, model=replace(config.model, **values(config.model)))
 
 
-CHANGES: tuple[Change, ...] = (
+KEEPING: tuple[Change, ...] = (
     ("micro_batch_tokens={tokens}", lambda config: replace(config, micro_batch_tokens=_least_batch(config))),
     ("model.gradient_checkpointing=true", _of_model(lambda model: {"gradient_checkpointing": True})),
     ("logprob_chunk=1024", lambda config: replace(config, logprob_chunk=min(config.logprob_chunk or 1024, 1024))),
-    ("optimizer=adamw8bit", lambda config: replace(config, optimizer=replace(config.optimizer, name="adamw8bit"))),
     (
         "engine.max_rows=32",
         lambda config: replace(config, engine=replace(config.engine, max_rows=min(config.engine.max_rows, 32))),
     ),
+)
+"""From what costs least. None changes the update."""
+CHANGING: tuple[Change, ...] = (
+    ("optimizer=adamw8bit", lambda config: replace(config, optimizer=replace(config.optimizer, name="adamw8bit"))),
     ("model.lora_rank=32", _of_model(lambda model: {"lora_rank": model.lora_rank or 32})),
     (
         "model.load_in_8bit=true",
@@ -189,7 +225,7 @@ CHANGES: tuple[Change, ...] = (
     ),
     ("model.load_in_4bit=true", _of_model(lambda model: {"load_in_4bit": model.lora_rank > 0, "load_in_8bit": False})),
 )
-"""From what changes least: the first three do not change the update at all."""
+"""From what changes the update least."""
 
 
 def work_of(config: Config, num_gpus: int, prompt_tokens: float, completion_tokens: float, samplers: int = 0) -> Work:
