@@ -104,6 +104,11 @@ ACTOR = "actor_rollout_ref.actor."
             {"algorithm.shaping={soft_overlong:{max_len:4096,cache:512,factor:1.0,floor:false}}"},
         ),
         (
+            "custom_reward_function.path=rewards/mine.py custom_reward_function.name=score",
+            {"environment=reward_functions", "rewards=[rewards.mine:score]"},
+        ),
+        ("custom_reward_function.path=./mine.py", {"rewards=[mine:compute_score]"}),
+        (
             "algorithm.rollout_correction.rollout_is=token algorithm.rollout_correction.rollout_is_threshold=3",
             {"algorithm.correction=truncate", "algorithm.correction_level=token", "algorithm.correction_max=3"},
         ),
@@ -307,12 +312,37 @@ def test_the_next_experiment_of_the_code_document_is_one_command() -> None:
     assert command.split(" \\\n  ") == ["covey train", *wanted.split()]
 
 
-def test_flags_of_the_documents_are_translated_one_by_one() -> None:
-    found = translate(["python", "grpo/train_grpo.py", "--group_size=16", "--kl_beta=0.2", "--learning_rate=5e-6"])
-    assert as_lines(found) == [
-        "covey train \\\n  group_size=16 \\\n  algorithm.kl_coef=0.2 \\\n  optimizer.lr=5e-6",
-        f"# still to be named: model.name=NAME; {TASK}; data.path=ROWS",
-    ]
+@pytest.mark.parametrize(
+    ("typed", "words"),
+    [
+        (
+            "python grpo/train_grpo.py --group_size=16 --kl_beta=0.2 --learning_rate=5e-6",
+            "recipe=documents/infill group_size=16 algorithm.kl_coef=0.2 optimizer.lr=5e-6",
+        ),
+        ("python grpo/train_grpo.py config/grpo_example.py", "recipe=documents/infill"),
+        ("uv run python scripts/validate_grpo_v2.py", "recipe=documents/code"),
+        (
+            "accelerate launch --num_processes 2 --mixed_precision fp16 grpo_run.py",
+            "model.precision=float16",
+        ),
+    ],
+)
+def test_command_lines_of_the_documents_are_commands_of_coveys(typed: str, words: str) -> None:
+    assert list(translate(typed.split()).words.values()) == words.split()
+
+
+def test_keys_of_the_machine_documents_file_are_all_carried_over(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(
+        "advantage_estimator: Pass@k\npass_k: 64\nadvantage_clip_ratio: 0.2\nlora_rank: 64\n"
+        "kl_penalty_weight: 0.001\nuse_mixed_precision: true\n"
+    )
+    found = translate(read_file(tmp_path / "config.yaml"))
+    assert set(found.words.values()) >= {
+        *("algorithm=machines_document", "algorithm.advantage_clip=0.2", "model.lora_rank=64"),
+        *("algorithm.kl_coef=0.001", "model.precision=bfloat16"),
+    }
+    assert not any("nothing like it" in note for note in found.notes)
+    assert main(["config", "recipe=documents/machines_nano", *found.words.values()]) == 0
 
 
 def test_the_printed_command_composes(capsys: pytest.CaptureFixture[str]) -> None:

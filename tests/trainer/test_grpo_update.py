@@ -138,6 +138,7 @@ def test_lists_that_do_not_fit_together_are_refused(changes: dict[str, Any], lin
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
+        ({"rewards": [3.0, None, 0.1, 0.0]}, "rewards of a batch must be finite, got None for response 1"),
         ({"rewards": [3.0, math.nan, 0.1, 0.0]}, "rewards of a batch must be finite, got nan for response 1"),
         ({"logprobs": [-20.0, -25.0, -math.inf, -10.0]}, "logprobs of a batch must be finite, got -inf for response 2"),
         (
@@ -152,6 +153,12 @@ def test_numbers_that_are_not_finite_are_refused_by_name_and_place(changes: dict
     if "rewards" in changes:
         with pytest.raises(ValueError, match=line):
             GRPO().advantages(batch(**changes))
+
+
+def test_a_list_that_is_left_out_is_named() -> None:
+    given = {name: values for name, values in batch().items() if name != "responses"}
+    with pytest.raises(ValueError, match="it lacks responses"):
+        GRPO().update(given)  # type: ignore[arg-type] # the slip
 
 
 def test_rollout_and_pack_feed_the_update_and_its_gradient_reaches_the_weights() -> None:

@@ -67,7 +67,7 @@ def test_what_the_answers_say_is_what_the_documents_recipe_does() -> None:
     config = trainer.config
     assert (config.groups_per_step, config.group_size, config.mini_batch_groups) == (32, 4, 4)
     assert (config.algorithm.kl_coef, config.algorithm.target_kl) == (0.05, 0.1)
-    with pytest.raises(ValueError, match="target_kl=0.1 needs beta > 0"):
+    with pytest.raises(ValueError, match=r"target_kl=0\.1 needs beta > 0"):
         GRPOTrainer("nano", simple_reward, GRPOConfig(target_kl=0.1, bf16=False), train_dataset=ROWS)
 
 

@@ -14,7 +14,7 @@ from typing import Any, get_origin, get_type_hints
 
 from covey.cli import help as usage
 from covey.config import foreign
-from covey.config.names import RUN_FOLDER, named_elsewhere, nearest, other_names
+from covey.config.names import RUN_FOLDER, did_you_mean, named_elsewhere, nearest, other_names
 from covey.config.schema import ENVIRONMENT_SETTINGS, Config, unknown_setting
 from covey.policy.models.naming import check_name
 from covey.run.folder import CONFIG, run_of
@@ -109,9 +109,13 @@ def _refuse_foreign(settings: Sequence[str]) -> None:
     pairs = [(name.lstrip("+~"), value) for name, _, value in (word.partition("=") for word in settings)]
     known = {*_setting_types(), *usage.group_choices()}
     given = {name: value for name, value in pairs if name not in known}
-    lines = dict.fromkeys(line for name, value in given.items() if (line := _in_covey(name, value, given)))
-    if lines:
-        raise ValueError("; ".join(lines))
+    lines = [(name, _in_covey(name, value, given)) for name, value in given.items()]
+    if any(line for _, line in lines):  # and with them what is spelled as ours, which Hydra would name next
+        spelt = [
+            (name, line or f"unknown setting {name}{did_you_mean(name, _setting_types())}".replace("; ", ", "))
+            for name, line in lines
+        ]
+        raise ValueError("; ".join(dict.fromkeys(line for _, line in spelt)))
 
 
 def _refuse_no_section(word: str) -> None:

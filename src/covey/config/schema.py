@@ -247,7 +247,12 @@ class Config(Section):
         ge=1,
         needs=(
             Requires("mini_batch_groups = null", ("mini_batch_groups",), lambda groups: groups is None),
-            Requires("group_size_schedule = []", ("group_size_schedule",), lambda schedule: not schedule),
+            Requires(
+                "group_size_schedule = []",
+                ("group_size_schedule",),
+                lambda schedule: not schedule,
+                remedy="mini_batch_groups counts prompts, and goes with a schedule",
+            ),
         ),
     )
     """The same in rollouts, a multiple of group_size: a group is never split."""

@@ -189,5 +189,5 @@ def _is_foreign(filename: str) -> bool:
 
 @cache
 def _synonyms() -> dict[str, str]:
-    found: dict[str, str] = yaml.safe_load(Path(__file__).with_name("synonyms.yaml").read_text(encoding="utf-8"))
+    found: dict[str, str] = yaml.safe_load((Path(__file__).parent / "text/synonyms.yaml").read_text(encoding="utf-8"))
     return found

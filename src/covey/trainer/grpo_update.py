@@ -10,6 +10,7 @@ of. To train, take `covey train`: it works on tokens, and against the policy tha
 """
 
 import math
+import numbers
 import sys
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
@@ -191,7 +192,9 @@ class GRPO:
 
 
 def check(batch: DocumentBatch) -> None:
-    """Raise ValueError for lists that are empty or of several lengths, numbers that are not finite, mixed groups."""
+    """Raise ValueError for lists that are missing, empty or of several lengths, no finite numbers, mixed groups."""
+    if missing := [name for name in DocumentBatch.__annotations__ if name not in batch]:
+        raise ValueError(f"a batch must have {', '.join(DocumentBatch.__annotations__)}; it lacks {', '.join(missing)}")
     lengths = {name: len(values) for name, values in batch.items()}  # type: ignore[arg-type]
     if len(set(lengths.values())) > 1 or 0 in lengths.values():
         shown = ", ".join(f"{name} {length}" for name, length in lengths.items())
@@ -201,8 +204,9 @@ def check(batch: DocumentBatch) -> None:
         if named.setdefault(prompt_id, prompt) != prompt:
             raise ValueError(f"a group must have one prompt, got two with prompt_id {prompt_id}")
     for name in ("rewards", "logprobs", "ref_logprobs"):
-        for index, value in enumerate(_values(batch[name]).tolist()):
-            if not math.isfinite(value):
+        given: Sequence[float] | Tensor = batch[name]
+        for index, value in enumerate(given.tolist() if isinstance(given, Tensor) else given):
+            if not isinstance(value, numbers.Real) or not math.isfinite(value):
                 raise ValueError(f"{name} of a batch must be finite, got {value} for response {index}")
 
 

@@ -12,6 +12,7 @@ import yaml
 
 from covey.config.names import read_table
 from covey.policy.models.naming import device_of_map
+from covey.system.lookup import function_path_of_file
 
 Given = Mapping[str, str]
 """Foreign settings by their full names."""
@@ -225,6 +226,7 @@ CONVERT: dict[str, Callable[[str], str | None]] = {
     "second": lambda value: listed(value).split(",")[1] if "," in listed(value) else None,
     "trackers": lambda value: ",".join(name for name in ("tensorboard", "wandb") if name in value) or None,
     "device": _device,
+    "module": lambda value: None if value.startswith("/") else function_path_of_file(f"{value}:")[:-1],
 }
 """What makes a foreign value one of covey's; None where it needs no word. ValueError where it is none."""
 

@@ -161,6 +161,8 @@ def build(
     if tokenizer.mask_token_id is None:
         raise ValueError(f"environment=infill needs a policy with a mask token, model.name={model.name} has none")
     texts = load_texts(path, settings.window, rows)
+    if path is None:
+        say("texts: generated sentences of a small grammar, as data.path names none")
     masker = Masker(tokenizer, settings.window, settings.masking, settings.span_length)
     material = Material(texts, masker, tokenizer, settings, say)
     # Train or load the judge and its monitors, from seeds of their own
