@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from covey.config.names import read_table
 from covey.policy.settings import NANO, ModelConfig
 
 if TYPE_CHECKING:
@@ -16,8 +17,6 @@ if TYPE_CHECKING:
 LOGGER = logging.getLogger(__name__)
 
 ALL_LINEAR = ("all-linear",)
-PublicShape = tuple[str, Mapping[str, int]]
-"""Name of an architecture of transformers, and the values of its configuration that are not the usual ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,8 +185,8 @@ def _config_of(name: str, revision: str | None) -> "PreTrainedConfig | None":
             base, revision=revision, local_files_only=True, trust_remote_code=False
         )
     except Exception:  # whatever the files hold: loading says what is wrong with them
-        kind, dimensions = PUBLIC.get(_family_name(base), ("", {}))
-        return AutoConfig.for_model(kind, **dimensions) if kind else None
+        dimensions = dict(PUBLIC.get(_family_name(base), {}))
+        return AutoConfig.for_model(dimensions.pop("kind"), **dimensions) if dimensions else None
     return found
 
 
@@ -211,50 +210,5 @@ def _family_name(name: str) -> str:
     return re.sub(r"-(instruct|base|coder|math|thinking|\d{4}|bnb|unsloth|4bit)(?=-|$)", "", own)
 
 
-def _qwen2(hidden: int, depth: int, heads: int, groups: int, wide: int, vocabulary: int = 152064) -> PublicShape:
-    return "qwen2", _dimensions(hidden, depth, heads, groups, wide, vocabulary) | {"tie_word_embeddings": hidden < 3000}
-
-
-def _qwen3(hidden: int, depth: int, heads: int, wide: int) -> PublicShape:
-    sizes = _dimensions(hidden, depth, heads, 8, wide, 151936)
-    return "qwen3", sizes | {"head_dim": 128, "tie_word_embeddings": hidden < 3000}
-
-
-def _llama(hidden: int, depth: int, heads: int, wide: int, tied: bool) -> PublicShape:
-    sizes = _dimensions(hidden, depth, heads, 8, wide, 128256)
-    return "llama", sizes | {"head_dim": hidden // heads, "tie_word_embeddings": tied}
-
-
-def _dimensions(hidden: int, depth: int, heads: int, groups: int, wide: int, vocabulary: int) -> dict[str, int]:
-    return {
-        "hidden_size": hidden,
-        "num_hidden_layers": depth,
-        "num_attention_heads": heads,
-        "num_key_value_heads": groups,
-        "intermediate_size": wide,
-        "vocab_size": vocabulary,
-    }
-
-
-PUBLIC: Mapping[str, PublicShape] = {
-    "qwen2.5-0.5b": _qwen2(896, 24, 14, 2, 4864, 151936),
-    "qwen2.5-1.5b": _qwen2(1536, 28, 12, 2, 8960, 151936),
-    "qwen2.5-3b": _qwen2(2048, 36, 16, 2, 11008, 151936),
-    "qwen2.5-7b": _qwen2(3584, 28, 28, 4, 18944),
-    "qwen2.5-14b": _qwen2(5120, 48, 40, 8, 13824),
-    "qwen2.5-32b": _qwen2(5120, 64, 40, 8, 27648),
-    "qwen2.5-72b": _qwen2(8192, 80, 64, 8, 29568),
-    "qwen3-0.6b": _qwen3(1024, 28, 16, 3072),
-    "qwen3-1.7b": _qwen3(2048, 28, 16, 6144),
-    "qwen3-4b": _qwen3(2560, 36, 32, 9728),
-    "qwen3-8b": _qwen3(4096, 36, 32, 12288),
-    "qwen3-14b": _qwen3(5120, 40, 40, 17408),
-    "qwen3-32b": _qwen3(5120, 64, 64, 25600),
-    "smollm2-135m": ("llama", _dimensions(576, 30, 9, 3, 1536, 49152) | {"head_dim": 64, "tie_word_embeddings": True}),
-    "llama-3.2-1b": _llama(2048, 16, 32, 8192, tied=True),
-    "llama-3.2-3b": _llama(3072, 28, 24, 8192, tied=True),
-    "llama-3.1-8b": _llama(4096, 32, 32, 14336, tied=False),
-    "llama-3.1-70b": _llama(8192, 80, 64, 28672, tied=False),
-    "llama-3.3-70b": _llama(8192, 80, 64, 28672, tied=False),
-}
+PUBLIC: Mapping[str, dict[str, Any]] = read_table(Path(__file__).with_name("shapes.yaml"))
 """Shapes of models by `_family_name`: what a configuration on disk says of others."""
