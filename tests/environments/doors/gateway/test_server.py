@@ -178,6 +178,13 @@ def held(port: int, sent: bytes = b"POST /e/x HTTP/1.1\r\n") -> socket.socket:
     return connection
 
 
+def is_dropped(connection: socket.socket) -> bool:
+    try:
+        return connection.recv(10) == b""
+    except ConnectionResetError:
+        return True
+
+
 def test_who_has_no_key_takes_neither_descriptors_nor_threads_and_calls_go_on() -> None:
     with opened() as (gateway, (door,), run):
         threads, descriptors = threading.active_count(), len(os.listdir("/proc/self/fd"))
@@ -191,7 +198,7 @@ def test_who_has_no_key_takes_neither_descriptors_nor_threads_and_calls_go_on() 
         # The gateway's own end of each; the first ones were dropped for the later
         assert len(os.listdir("/proc/self/fd")) - descriptors - len(strangers) <= server.MAX_WAITING
         assert threading.active_count() <= threads + 1
-        assert [strangers[place].recv(10) for place in range(40)] == [b""] * 40
+        assert all(map(is_dropped, strangers[:40]))
         for stranger in strangers:
             stranger.close()
 
@@ -215,7 +222,7 @@ def test_a_head_without_end_is_not_kept() -> None:
         connection = held(gateway.port, b"GET / HTTP/1.1\r\n")
         for _ in range(2 * server.MAX_HEAD // 1024):
             connection.sendall(b"X" * 1024)
-        assert connection.recv(10) == b""
+        assert is_dropped(connection)
 
 
 def test_closing_it_ends_every_connection_and_thread() -> None:
@@ -234,8 +241,7 @@ def test_closing_it_ends_every_connection_and_thread() -> None:
         waiting.join(10)
         assert found[0][0] == 410
         assert idle.sock is None
-        with suppress(ConnectionResetError):
-            assert silent.recv(10) == b""
+        assert is_dropped(silent)
         silent.close()
     for thread in set(threading.enumerate()) - before:
         thread.join(5)
