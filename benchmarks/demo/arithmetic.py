@@ -29,7 +29,7 @@ EVALUATE_EVERY = 50
 CURVE = ("step", "accuracy", "reward_mean", "pass_at_1", "pass_at_4", "pass_at_8")
 """What is kept of each evaluation."""
 PANEL = ("reward/correct", "entropy", "tokens_per_second", "completion_length_mean", "truncated_fraction", "seconds")
-"""What is kept of each training step of the first seed besides the reward: the terminal shows it."""
+"""What is kept of each training step of the first seed besides the reward: a figure shows it."""
 
 
 class ShuffledRewards(Arithmetic):

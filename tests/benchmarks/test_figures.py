@@ -5,12 +5,16 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
+from hydra import compose, initialize_config_dir
 
 from benchmarks.figures.__main__ import FIGURES, FOLDER
 from benchmarks.figures.front import ROOT
+from benchmarks.figures.measured import read
 from benchmarks.figures.sentences import sentences, written
 from benchmarks.figures.shapes import Box, box
 from benchmarks.figures.svg import DARK, LIGHT, Drawing
+from covey.config import compose as settings
+from covey.run.records import terminal
 
 
 @pytest.mark.parametrize("name", FIGURES)
@@ -52,6 +56,18 @@ def test_a_figure_is_a_picture_with_a_title_that_loads_nothing(name: str) -> Non
     assert root.tag == "{http://www.w3.org/2000/svg}svg"
     assert "<image" not in text
     assert name == "front/panel" or root.find("{http://www.w3.org/2000/svg}title") is not None
+
+
+def test_the_panel_is_of_a_run_as_its_recipe_is_and_has_all_columns() -> None:
+    settings.register()
+    with initialize_config_dir(str(settings.CONF), version_base=None):
+        config = settings.to_config(compose("config", overrides=["recipe=arithmetic"]))
+    shown = read("panel")
+    looks = sorted({*range(0, config.num_steps, config.evaluation.every), config.num_steps})
+    assert (shown["command"], shown["num_steps"]) == ("covey train recipe=arithmetic", config.num_steps)
+    assert [look["step"] for look in shown["looks"]] == looks
+    always = {name for _, name, _ in terminal.COLUMNS} - {"curriculum/level", "kl"}
+    assert shown["steps"].keys() == always | {"seconds"}
 
 
 def test_text_that_does_not_fit_into_its_box_is_refused() -> None:
