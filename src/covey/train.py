@@ -1,6 +1,7 @@
 """The one loop: take -> prepare -> step -> publish -> record. The same on every rank, in every mode."""
 
 import logging
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
@@ -35,6 +36,7 @@ from covey.run.records.record import RunRecorder
 from covey.run.records.step_metrics import Stepped
 from covey.run.stages import evaluate_and_log, report_interruption, save
 from covey.system import accelerate_launch, collectives, ranks
+from covey.system.machine import Heap
 from covey.system.modules import make_callable
 from covey.system.text.cleaning import clean_handlers
 from covey.system.text.masking import secrets_in
@@ -158,14 +160,16 @@ def train_steps(run: Run, config: Config, record: RunRecorder, first: int, stopp
 
     A signal or the loss of the cluster saves the last finished step, then it is raised. A callback may end it earlier.
     """
-    finished = snapshot(run, record, step=first)
+    finished, heap = snapshot(run, record, step=first), Heap()
     try:
         for step in range(first, first if ends_early(record, first) else config.num_steps):
+            began = time.perf_counter()
             stepped = train_step(run, config, step, record.timer, stopper)
             with record.watchdog.deadline("the logs to be written", "timeouts.saving"):
                 record.log_step(step, stepped)
             finished = snapshot(run, record, step=step + 1)
             stopper.release()
+            heap.after_step(time.perf_counter() - began)
             if is_due(step, config.evaluation.every, config.num_steps):
                 evaluate_and_log(run, config, record, step=step + 1)
                 finished = snapshot(run, record, step=step + 1)

@@ -1,5 +1,6 @@
 """What is asked of the machine."""
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -35,3 +36,38 @@ def test_memory_of_a_gpu_grows_in_place_where_there_is_one_unless_the_user_has_s
     machine.prepare(chosen)
     assert own["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
     assert "PYTORCH_CUDA_ALLOC_CONF" not in chosen
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc is the C library of Linux")
+def test_a_heap_that_grows_from_step_to_step_is_released(monkeypatch: pytest.MonkeyPatch) -> None:
+    free, released = [3.0, 3.5, 3.8, 2.9, 5.0, 5.5, 6.5, 0.1, 0.9], []
+    heap = machine.Heap()
+    for step, gigabytes in enumerate(free):
+        monkeypatch.setattr(machine, "free_bytes", lambda found=gigabytes: int(found * 2**30))
+        monkeypatch.setattr(machine, "release_memory", lambda at=step: released.append(at))
+        heap.after_step(seconds=5.0)
+    assert released == [2, 4]
+
+
+@pytest.mark.parametrize(("gigabytes", "seconds", "is_released"), [(7, 130, True), (7, 60, False), (0.5, 600, False)])
+def test_memory_is_released_after_a_step_that_is_long_beside_the_clearing(
+    gigabytes: float, seconds: float, is_released: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    released: list[bool] = []
+    monkeypatch.setattr(machine, "free_bytes", lambda: int(gigabytes * 2**30))
+    monkeypatch.setattr(machine, "release_memory", lambda: released.append(True))
+    machine.Heap().after_step(seconds)
+    assert bool(released) is is_released
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc is the C library of Linux")
+def test_bytes_that_are_freed_and_kept_are_counted() -> None:
+    script = (
+        "import ctypes\nfrom covey.system import machine\nmachine.keep_memory()\n"
+        "libc = ctypes.CDLL(None)\nlibc.malloc.restype = ctypes.c_void_p\n"
+        "held = [libc.malloc(ctypes.c_size_t(2**20)) for _ in range(64)]\nbefore = machine.free_bytes()\n"
+        "for pointer in held[:-1]:\n    libc.free(ctypes.c_void_p(pointer))\n"
+        "assert 63 * 2**20 - 2**16 <= machine.free_bytes() - before < 64 * 2**20\n"
+        "machine.release_memory()\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)

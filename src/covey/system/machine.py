@@ -30,6 +30,12 @@ KEPT_MEMORY = {
 first one free back to the kernel whatever the threshold is."""
 
 
+KEPT_FREE, HEAP_GROWTH = 2**30, 1.25
+"""Bytes that may be free after a step whatever they were, and the factor by which those may grow."""
+RELEASED_PER_SECOND = 2**26
+"""Bytes a second of a step, which the kernel clears anew in a fiftieth of that time."""
+
+
 def prepare(environment: MutableMapping[str, str] = os.environ) -> None:
     """Set what the user has not set. Call it before torch is imported: OpenMP reads its variables once."""
     if "OMP_WAIT_POLICY" not in environment:
@@ -81,7 +87,40 @@ def keep_memory() -> bool:
     return all(mallopt(name, value) == 1 for name, value in settings.items())
 
 
+class Heap:
+    """The heap between steps: tensors of ever other sizes leave holes, which grow from step to step."""
+
+    def __init__(self) -> None:
+        self._usual = 0
+        """Bytes that were free after the first step since memory was released."""
+
+    def after_step(self, seconds: float) -> None:
+        """Release more than KEPT_FREE where it has grown, or clearing it anew is little beside a step of `seconds`."""
+        free = free_bytes()
+        has_grown = 0 < HEAP_GROWTH * self._usual < free
+        if free > KEPT_FREE and (has_grown or free < RELEASED_PER_SECOND * seconds):
+            release_memory()
+            free = 0
+        self._usual = self._usual if self._usual and free else free
+
+
 def release_memory() -> None:
     """Give the kernel what is free in the heap, once a phase is over that needed more than the next ones will."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
+
+
+class _MallocStatistics(ctypes.Structure):
+    """glibc's mallinfo2."""
+
+    _fields_ = (("before", ctypes.c_size_t * 8), ("free", ctypes.c_size_t), ("top", ctypes.c_size_t))
+
+
+def free_bytes() -> int:
+    """Count the bytes that glibc has freed and not given back; 0 where it does not say."""
+    try:
+        statistics = ctypes.CDLL(None).mallinfo2
+    except (OSError, AttributeError):
+        return 0
+    statistics.restype = _MallocStatistics
+    return int(statistics().free)
