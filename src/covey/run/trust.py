@@ -38,6 +38,7 @@ ACTS = ("url", "servers", "address", "command", "python", "id", "trackers")
 FETCHES = ("path", "reference_model", "model")
 """Settings that name data and models, which a hub is asked for with this user's token unless they are files here."""
 HUB_NAME = re.compile(r"[\w-]+(/[\w.-]+)?|\w+://.*")
+"""Of something on a hub, or an address."""
 
 
 def key_file() -> Path:
@@ -127,16 +128,13 @@ def loosened(settings: Any) -> Iterator[tuple[str, str]]:
     for key, value in settings.items() if isinstance(settings, Mapping) else ():
         if value == "unsafe_no_isolation" or (isinstance(value, str) and "${" in value):
             yield f"{key}={value}", value
-        elif (key in ACTS and value) or (key in FETCHES and is_of_a_hub(value)):
+        elif value and (
+            key in ACTS or (key in FETCHES and HUB_NAME.fullmatch(str(value)) and not os.path.lexists(value))
+        ):
             for named in value if isinstance(value, list | tuple) else [value]:
                 yield f"{key}={mask_text(str(named))}", str(named)
         else:
             yield from loosened(value)
-
-
-def is_of_a_hub(value: Any) -> bool:
-    """Tell whether a value may be the name of something on a hub, or an address."""
-    return isinstance(value, str) and HUB_NAME.fullmatch(value) is not None and not os.path.lexists(value)
 
 
 def _listed(found: Sequence[str]) -> str:

@@ -133,17 +133,14 @@ class HttpWire:
 
     def _text(self, answer: httpx.Response) -> str:
         """Return what a server says. Compressed answers may be of any size, and were not asked for."""
-        found = bytearray()
-        is_plain = answer.headers.get("content-encoding", "identity") == "identity"
-        for part in answer.iter_raw() if is_plain else ():
+        found, told = bytearray(), f"the tool server {self._url} answered"
+        if answer.headers.get("content-encoding", "identity") != "identity":
+            raise ToolServerLost(f"{told} in a compressed form, which was not asked for")
+        for part in answer.iter_raw():
             found += part
             if len(found) > MAX_BYTES:
-                break
-        else:
-            if is_plain:
-                return found.decode("utf-8", "replace")
-        told = TOO_LONG if is_plain else "in a compressed form, which was not asked for"
-        raise ToolServerLost(f"the tool server {self._url} answered {told}")
+                raise ToolServerLost(f"{told} {TOO_LONG}")
+        return found.decode("utf-8", "replace")
 
     def _note(self, event: str, facts: Mapping[str, Any]) -> None:
         if event in ("connection.connect_tcp.complete", "connection.start_tls.complete"):

@@ -139,11 +139,10 @@ class Host:
             os.kill(self._running.pid, signal.SIGKILL)
 
     def _count(self, process: Process) -> bool:
-        """Tell whether a process has more files than it may, and note it."""
-        if process.folder and folders.is_over(process.folder, self._limits["file_bytes"]):
-            self._has_overrun = True
-            return True
-        return False
+        """Note whether a process has more files than it may, and tell whether any of the program had."""
+        folder, limit = process.folder, self._limits["file_bytes"]
+        self._has_overrun |= folder is not None and folders.is_over(folder, limit)
+        return self._has_overrun
 
     def clear(self) -> None:
         """End the program that runs. It is gone by the next `tidy`."""

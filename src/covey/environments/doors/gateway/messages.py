@@ -79,12 +79,8 @@ def _call(call: Any, where: str) -> dict[str, Any]:
         with suppress(ValueError, RecursionError):
             read = plain_json(json.loads(arguments))
             arguments = read if isinstance(read, dict) else arguments
-    name = function["name"]
-    return {
-        "id": str(call.get("id") or ""),
-        "type": "function",
-        "function": {"name": name, "arguments": arguments},
-    }
+    said = {"name": function["name"], "arguments": arguments}
+    return {"id": str(call.get("id") or ""), "type": "function", "function": said}
 
 
 def continuation(so_far: Sequence[Message], given: Sequence[Message]) -> tuple[Message, ...] | None:

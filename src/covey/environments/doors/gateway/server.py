@@ -106,7 +106,6 @@ class _Server:
         self._gateway = gateway
         self._waiting: dict[asyncio.StreamWriter, None] = {}
         """Connections without a whole head, the oldest first."""
-        self._answering: set[asyncio.Task[None]] = set()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="covey-gateway", daemon=True)
         self._thread.start()
@@ -126,17 +125,12 @@ class _Server:
         await asyncio.sleep(0.01)  # what was accepted just now is among those that wait then
         for writer in list(self._waiting):
             writer.transport.abort()
-        if self._answering:
-            _, late = await asyncio.wait(self._answering, timeout=1.0)
-            for task in late:
-                task.cancel()
-            await asyncio.gather(*late, return_exceptions=True)
+        late = asyncio.all_tasks() - {asyncio.current_task()}
+        with suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.gather(*late, return_exceptions=True), 1.0)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer one request, and so end its connection."""
-        task = asyncio.current_task()
-        assert task is not None
-        self._answering.add(task)
         self._waiting[writer] = None
         # A head that is on its way arrives in milliseconds, so the oldest is none
         while len(self._waiting) > MAX_WAITING:
@@ -154,7 +148,6 @@ class _Server:
             writer.write(await self._answer(head, reader, until))
             async with asyncio.timeout(SECONDS):
                 await writer.drain()
-        self._answering.discard(task)
 
     async def _answer(self, head: bytes, reader: asyncio.StreamReader, until: float) -> bytes:
         try:
