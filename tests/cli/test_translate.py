@@ -278,6 +278,47 @@ def test_a_sweep_stays_a_sweep() -> None:
     assert module.flags == ()
 
 
+def test_a_command_that_is_quoted_within_another_is_read(tmp_path: Path) -> None:
+    script = tmp_path / "job.sbatch"
+    script.write_text('CMD="python grpo-async.py mode=async env.repeats=8"\nsrun bash run_in_ray_cluster.sh "$CMD"\n')
+    found = translate(read_file(script))
+    assert {"source=ray", "max_staleness=2", "group_size=8"} <= set(found.words.values())
+    quoted = translate(["bash", "-c", "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=opo"])
+    assert quoted.words["algorithm.advantage"] == "algorithm.advantage=opo"
+
+
+@pytest.mark.parametrize(
+    ("program", "typed", "expected"),
+    [
+        (
+            "openrlhf.cli.train_ppo_ray",
+            "--use_icepop --enable_vllm_is_correction --vllm_is_truncated_threshold 0.5 5.0",
+            {"algorithm.correction=mask", "algorithm.correction_min=0.5", "algorithm.correction_max=5.0"},
+        ),
+        (
+            "openrlhf.cli.train_ppo_ray",
+            "--vllm_enable_is_correction",
+            {"algorithm.correction=truncate", "algorithm.correction_max=2"},
+        ),
+        (
+            "recipe.dapo.main_dapo",
+            "algorithm.rollout_correction.rollout_rs=seq_mean_k1 "
+            "algorithm.rollout_correction.rollout_rs_threshold=0.99_1.01 "
+            "data.gen_batch_size=96 data.train_batch_size=32",
+            {"algorithm.rejection=seq_mean_k1", "algorithm.rejection_thresholds=0.99_1.01", "groups_per_step=32"},
+        ),
+        (
+            "prime_rl.entrypoints.rl",
+            "--orchestrator.train.sampling.max_completion_tokens 128 --orchestrator.group_size 4 "
+            "--orchestrator.batch_size 64",
+            {"sampling.max_tokens=128", "group_size=4", "groups_per_step=16"},
+        ),
+    ],
+)
+def test_words_of_public_scripts_are_carried_over(program: str, typed: str, expected: set[str]) -> None:
+    assert set(translate(["python3", "-m", program, *typed.split()]).words.values()) >= expected
+
+
 def test_a_batch_script_of_the_torchrl_document_is_answered_with_coveys() -> None:
     found = translate(["sbatch", "sota-implementations/grpo/grpo-sync-multi-node.sbatch"])
     assert found.words["recipe"] == "recipe=documents/torchrl_gsm8k"

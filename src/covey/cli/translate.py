@@ -14,7 +14,18 @@ from covey.cli.command_line import with_whole_numbers
 from covey.config import foreign
 from covey.config.checks import walk
 from covey.config.foreign.counterparts import System, system
-from covey.config.foreign.scripts import ENDS, LISTS, OF_PYTHON, READERS, SCRIPTS, as_text, pairs_of, read_file, written
+from covey.config.foreign.scripts import (
+    ENDS,
+    LISTS,
+    OF_PYTHON,
+    READERS,
+    SCRIPTS,
+    as_text,
+    pairs_of,
+    read_file,
+    unfolded,
+    written,
+)
 from covey.config.names import did_you_mean, named_elsewhere
 from covey.config.schema import Config, setting_names
 from covey.config.shelves import preset_file
@@ -125,7 +136,7 @@ def _of_document(script: str) -> str | None:
 
 def _opened(tokens: Sequence[str], found: Translation) -> Iterator[str]:
     """Yield the words of a command, with those of the scripts and files that it names in their place."""
-    rest = list(tokens)
+    rest = list(unfolded(tokens))
     while rest:
         word = rest.pop(0)
         path = Path(rest[0]) if rest and word in (*STARTS, "@", "--config_path") else Path(word)
@@ -179,7 +190,7 @@ def _add(answered: foreign.Answered, found: Translation) -> None:
         words = tuple(word for word in words if not _is_default(word))
     for word in words:
         found.add(word)
-    if answered.is_decision and note and not answered.typed:
+    if answered.is_decision and not answered.typed and note and not answered.answer.words:
         found.notes.append(note)
     elif answered.typed and (note or not (words or answered.is_decision)):
         found.notes.append(foreign.in_a_line(answered))

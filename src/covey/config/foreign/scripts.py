@@ -78,7 +78,7 @@ def flat(content: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, An
     for name, value in content.items():
         if isinstance(value, Mapping) and value and not str(name).endswith("_kwargs"):
             yield from flat(value, f"{prefix}{name}.")
-        elif value is not None:
+        elif value is not None and value != {}:
             yield f"{prefix}{name}", value
 
 
@@ -119,12 +119,19 @@ def words_of_script(text: str, arguments: Sequence[str] = ()) -> list[str]:
                 before = variables.get(name[:-1], "") if name.endswith("+") else ""
                 variables[name.rstrip("+")] = f"{before} {value}".strip() if before else value
             continue
-        commands.append(list(takewhile(lambda word: word not in ENDS, words)))
+        commands.append(list(takewhile(lambda word: word not in ENDS, unfolded(words))))
     known = [words for words in commands if any(map(is_program, words))]
     best = max(known or commands, key=lambda words: sum("=" in w or w.startswith("--") for w in words), default=[])
     if not best:
         raise ValueError("the script holds no command with settings")
     return best
+
+
+def unfolded(words: Sequence[str]) -> Iterator[str]:
+    """Yield words, a command that is quoted as one of them word by word."""
+    for word in words:
+        inner = word.split() if any(map(is_program, word.split()[:8])) else []
+        yield from shlex.split(word) if len(inner) > 1 else [word]
 
 
 def _array(text: str) -> str:
