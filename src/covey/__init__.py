@@ -11,47 +11,26 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-PUBLIC: dict[str, str] = {
-    # A whole run, and the loop in your hands
-    "train": "",
-    "build": "covey.api.parts",
-    "Result": "covey.api.result",
-    "Parts": "covey.api.parts",
-    "Callback": "covey.run.records.callbacks",
-    "StopTraining": "covey.run.records.callbacks",
-    # Settings
-    "Config": "covey.config.schema",
-    "AlgorithmConfig": "covey.algorithm.settings",
-    "ColdStartConfig": "covey.config.schema",
-    "CurriculumConfig": "covey.rollouts.settings",
-    "DataConfig": "covey.environments.data.settings",
-    "EngineConfig": "covey.engine.settings",
-    "EvaluationConfig": "covey.config.schema",
-    "ModelConfig": "covey.policy.settings",
-    "OptimizerConfig": "covey.trainer.settings",
-    "OutputConfig": "covey.config.schema",
-    "SamplingConfig": "covey.engine.settings",
-    # Rewards and environments
-    "rewards": "",
-    "Environment": "covey.environments.base",
-    "RunStopped": "covey.types",
-    # The five types and what they hold
-    "Prompt": "covey.types",
-    "Completion": "covey.types",
-    "Reward": "covey.types",
-    "Failure": "covey.types",
-    "Rollout": "covey.types",
-    "Group": "covey.types",
-    "Batch": "covey.types",
-    "Message": "covey.types",
-    "Sampling": "covey.types",
-    # What was measured
-    "Evaluation": "covey.run.evaluate",
-    "Estimate": "covey.algorithm.intervals",
-    # A policy alone
-    "Policy": "covey.policy.policy",
-    "load_policy": "covey.policy.models.loading",
+_HOMES = {
+    "": "train rewards",
+    "covey.api.parts": "build Parts",
+    "covey.api.result": "Result",
+    "covey.run.records.callbacks": "Callback StopTraining",
+    "covey.config.schema": "Config ColdStartConfig EvaluationConfig OutputConfig",
+    "covey.algorithm.settings": "AlgorithmConfig",
+    "covey.rollouts.settings": "CurriculumConfig",
+    "covey.environments.data.settings": "DataConfig",
+    "covey.engine.settings": "EngineConfig SamplingConfig",
+    "covey.policy.settings": "ModelConfig",
+    "covey.trainer.settings": "OptimizerConfig",
+    "covey.environments.base": "Environment",
+    "covey.types": "RunStopped Prompt Completion Reward Failure Rollout Group Batch Message Sampling",
+    "covey.run.evaluate": "Evaluation",
+    "covey.algorithm.intervals": "Estimate",
+    "covey.policy.policy": "Policy",
+    "covey.policy.models.loading": "load_policy",
 }
+PUBLIC: dict[str, str] = {name: home for home, names in _HOMES.items() for name in names.split()}
 """Every public name and the module it comes from; "" for a module of that name. `__init__.pyi` gives the types."""
 
 __all__ = ["__version__", *PUBLIC]

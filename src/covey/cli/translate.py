@@ -242,9 +242,7 @@ def _refuse_other_trainers(tokens: Sequence[str]) -> None:
             name = word.removeprefix("trl.scripts.").rpartition("/")[2].removesuffix(".py")
             here = f"; there is algorithm={name}" if preset_file("algorithm", name) else near(name, ["grpo"])
             what = word if script else f"trl {word}"
-            raise ValueError(
-                f"{what} does not train by GRPO, which is all that covey does{here if is_verb or script else ''}"
-            )
+            raise ValueError(f"{what} does not train by GRPO, which is all that covey does{here}")
 
 
 def _mapping(text: str) -> Mapping[str, Any]:

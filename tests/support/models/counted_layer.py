@@ -127,7 +127,8 @@ def _let_go(weight: Tensor) -> None:
 
 def _model(name: str, precision: str, lora_rank: int) -> Any:
     register()
-    kind, sizes = PUBLIC[name]
+    sizes = dict(PUBLIC[name])
+    kind = sizes.pop("kind")
     config = AutoConfig.for_model(kind, **{**sizes, "num_hidden_layers": 1})
     stored = DTYPES[precision] if lora_rank else torch.float32
     with torch.device("meta"):
