@@ -67,7 +67,7 @@ def test_groups_without_signal_have_wilsons_interval_over_the_groups_of_the_step
 def test_a_long_run_has_a_band_for_each_point_that_is_drawn_and_not_for_each_step() -> None:
     found = moving_bands([float(place) for place in range(1200)], 3)
     assert [band.value for band in found[:5]] == [1.0, 1.0, 3.0, 3.0, 5.0]
-    assert found[2][1:] == pytest.approx((3 - 1.959964 / 3**0.5, 3 + 1.959964 / 3**0.5))
+    assert found[2][1:] == (2.0, 4.0)  # 2, 3 and 4: a standard deviation of 1
     assert len(found) == 1200
     assert len(set(found)) == 600
 
@@ -84,8 +84,8 @@ def test_hundreds_of_metrics_share_the_points_that_a_page_has_room_for(monkeypat
 @pytest.mark.parametrize(
     ("sampled", "known", "about", "band"),
     [
-        (3, 3, "95 % over the prompts of a step", (0.467, 1.0)),
-        (9, 3, "mean of 5 steps and its 95 %", (0.1, 0.1)),
+        (3, 3, "95 % over the prompts of a step", (0.171, 1.0)),
+        (9, 3, "mean of 5 steps, and their standard deviation", (0.1, 0.1)),
         (3, 2, "mean of 5 steps", (0.1, 0.1)),
     ],
 )
@@ -105,6 +105,28 @@ def test_an_accuracy_has_the_interval_of_the_prompts_that_were_looked_at_last() 
     run = replace(run_of(), summary={"before": {"num_prompts": 4}, "after": {"num_prompts": 8}})
     (curve,) = (one for one in curves_of(run) if one["name"] == "accuracy")
     assert (curve["low"][0], curve["high"][0]) == pytest.approx(share_band(4, 8)[1:], abs=1e-4)
+
+
+def test_where_rewards_do_not_say_what_is_right_the_mean_reward_of_evaluations_is_drawn() -> None:
+    looks = [{"step": step, "kind": "evaluate", "reward_mean": reward} for step, reward in ((0, 2.5), (30, 7.5))]
+    names = [str(place) for place in range(40)]
+    verdicts = [
+        {"step": step, "prompts": names, "ids": names, "right": "-" * 40, "rewards": [base, base + 3.0] * 20}
+        for step, base in ((0, 1.0), (30, 6.0))
+    ]
+    run = replace(run_of(), looks=looks, verdicts=verdicts, summary={"after": {"num_prompts": 40}})
+    (curve,) = (one for one in curves_of(run) if one["name"] == "accuracy")
+    assert (curve["title"], curve["y"]) == ("mean reward, held-out prompts", [2.5, 7.5])
+    half = 2.0227 * 1.5 * (40 / 39) ** 0.5 / 40**0.5  # Student's t(39)
+    assert (curve["low"][0], curve["high"][0]) == pytest.approx((2.5 - half, 2.5 + half), abs=2e-3)
+    assert curve["reading"] == "rose by 200 %: 2.5 to 7.5"
+
+
+def test_evaluations_whose_intervals_meet_have_no_trend() -> None:
+    looks = [{"step": step, "kind": "evaluate", "accuracy": value} for step, value in ((0, 0.5), (15, 0.4), (30, 0.6))]
+    near = replace(run_of(), looks=looks, summary={"after": {"num_prompts": 64}})
+    far = replace(near, summary={"after": {"num_prompts": 4000}})
+    assert [curves_of(run)[0]["reading"] for run in (near, far)] == ["no trend: 0.4 to 0.6", "rose by 20 %: 0.5 to 0.6"]
 
 
 def test_a_band_on_a_log_axis_ends_at_the_smallest_number_drawn() -> None:

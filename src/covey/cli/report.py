@@ -58,19 +58,19 @@ def run_report(words: Sequence[str]) -> None:
 
 def run_watch(words: Sequence[str]) -> None:
     """Show a run in the terminal until it ends. ValueError for words that name no run."""
-    asked = read_words("watch", words)
-    if asked.flags:
-        raise ValueError(f"covey watch takes run folders alone, got {', '.join(asked.flags)}")
-    names, console = names_of(asked.folders), CleanConsole()
+    if flags := [word for word in words if word.startswith("-")]:
+        raise ValueError(f"covey watch takes run folders alone, got {flags[0]}; covey report RUN --text prints it once")
+    folders = run_folders("watch", words)
+    names, console = names_of(folders), CleanConsole()
     if not console.is_terminal:
         console.width = columns()
     with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
         while True:
             began = time.monotonic()
-            runs = [read_any(folder) for folder in asked.folders]
+            runs = [read_any(folder) for folder in folders]
             lines = as_lines(runs, names, columns())
             live.update(Text("\n".join(lines), no_wrap=True, overflow="ellipsis"), refresh=True)
-            if not any(map(is_running, asked.folders)):
+            if not any(map(is_running, folders)):
                 return
             time.sleep(pause(WATCH_SECONDS, time.monotonic() - began))
 

@@ -3,10 +3,10 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import astuple
-from statistics import NormalDist, fmean
+from statistics import fmean
 from typing import NamedTuple
 
-from covey.algorithm.intervals import wilson
+from covey.algorithm.intervals import bounds_of, mean_interval, wilson
 
 LEVEL = 0.95
 MAX_POINTS = 600
@@ -14,7 +14,7 @@ MAX_POINTS = 600
 
 
 class Band(NamedTuple):
-    """A value and the bounds of its 95 % interval. Bounds are None where nothing says how sure it is."""
+    """A value and the bounds of its band: an interval, or how far single steps lie. None where neither is known."""
 
     value: float | None
     low: float | None
@@ -34,24 +34,28 @@ def share_band(successes: float, trials: float) -> Band:
 
 
 def mean_band(values: Sequence[float]) -> Band:
-    """Return the normal interval of a mean of independent values, without bounds for fewer than two."""
+    """Return the interval of a mean of independent values, without bounds where there are too few to tell."""
     if not values:
         return NOTHING
-    mean, number = fmean(values), len(values)
-    if number < 2:
-        return Band(mean, None, None)
-    # Not by statistics.stdev, whose fractions take minutes for the windows of a long run
-    variance = math.fsum((value - mean) * (value - mean) for value in values) / (number - 1)
-    half = NormalDist().inv_cdf((1 + LEVEL) / 2) * math.sqrt(variance / number)
-    return Band(mean, mean - half, mean + half)
+    found = mean_interval(values, LEVEL, bounds_of(values))
+    is_known = math.isfinite(found.low) and len(values) > 1
+    return Band(found.value, *((found.low, found.high) if is_known else (None, None)))
 
 
 def moving_bands(values: Sequence[float | None], width: int) -> list[Band]:
-    """Return the mean of the `width` values around each place, with the interval of that mean."""
+    """Return the mean of the `width` values around each place, with a standard deviation of these to both sides.
+
+    That is no interval: a few steps that resemble each other do not tell how sure their mean is.
+    """
     half = width // 2
 
     def around(place: int) -> Band:
-        return mean_band([value for value in values[max(0, place - half) : place + half + 1] if value is not None])
+        near = [value for value in values[max(0, place - half) : place + half + 1] if value is not None]
+        if len(near) < 2:
+            return Band(near[0] if near else None, None, None)
+        mean = fmean(near)
+        spread = math.sqrt(math.fsum((value - mean) ** 2 for value in near) / (len(near) - 1))
+        return Band(mean, mean - spread, mean + spread)
 
     return _of_points(len(values), around)
 

@@ -13,6 +13,7 @@ from covey.report.read import Row, RunFiles, last_settings
 from covey.run.doctor.outcome import WORDS, is_number, spell, state_of
 from covey.run.doctor.verdicts import measures_of, of_each
 from covey.run.folder import run_of
+from covey.system.text.format import number_of
 
 CONFIDENCE = 0.95
 OF_ONE_RUN = ("seed", "resume", "trust_run", "output.", "timeouts.", "cold_start.cache_dir", "hydra.")
@@ -24,7 +25,7 @@ def comparison(runs: Sequence[RunFiles], names: Sequence[str]) -> dict[str, Any]
     settings = list(dict.fromkeys(name for run in runs for name in run.settings))
     values = [(name, [_shown(run.settings.get(name)) for run in runs]) for name in settings]
     groups = groups_of(runs)
-    labels = [names[group[0]] + (f" and {len(group) - 1} more seeds" if len(group) > 1 else "") for group in groups]
+    labels = [names[first] + (f" and {number_of(len(more), 'more seed')}" if more else "") for first, *more in groups]
     base, *others = ([runs[place].verdicts[-1] for place in group if runs[place].verdicts] for group in groups)
     gains = [{"name": label, **_against(base, other)} for label, other in zip(labels[1:], others, strict=True)]
     return {
@@ -120,10 +121,10 @@ def difference(base: Sequence[Sequence[float]], other: Sequence[Sequence[float]]
 def lines_of(found: Mapping[str, Any], base: str) -> list[str]:
     """Say how a group of runs compares with the first: a line, then one for each measure."""
     if not found["measures"]:
-        return [f"{found['name']} against {base}: {found['words']}"]
+        return [f"{found['name']} against {base}"]
     numbers = "{} and {} runs".format(*found["seeds"])
     runs = numbers if max(found["seeds"]) > 1 else "a run each: other seeds may differ by more"
-    first = f"{found['name']} against {base}, {found['num_prompts']} prompts, {runs}: {found['words']}"
+    first = f"{found['name']} against {base}, {found['num_prompts']} prompts, {runs}"
     return [first, *(_told(name, values) for name, values in found["measures"].items())]
 
 

@@ -8,7 +8,7 @@ from covey.report.compare import comparison
 from covey.report.curves import curves_of, number, phases_of, prompts_of, short, span_of
 from covey.report.environments import environment_of
 from covey.report.health import doctor_page
-from covey.report.origins import command_of, plain, settings_page
+from covey.report.origins import algorithm_of, command_of, plain, settings_page
 from covey.report.read import Row, RunFiles, cut, plain_mapping
 from covey.run.doctor.outcome import outcome_of, sentence
 from covey.run.folder import is_running
@@ -35,6 +35,7 @@ def _run(run: RunFiles, name: str, shares: int) -> dict[str, Any]:
     with as_written(run.folder):
         return {
             "name": name,
+            "title": title_of(run, name),
             "verdict": verdict(run),
             "facts": _facts(run),
             "doctor": doctor_page(run),
@@ -51,6 +52,14 @@ def _run(run: RunFiles, name: str, shares: int) -> dict[str, Any]:
             "environment": environment_of(run),
             "audit": audit_of(run.audit),
         }
+
+
+def title_of(run: RunFiles, name: str) -> str:
+    """Return what a run is called on its page: recipe or task, when it began, and the name of its folder."""
+    rows = [*run.looks[:1], *run.steps[:1]]
+    began = min((str(row["time"])[:16].replace("T", " ") for row in rows if row.get("time")), default="")
+    task = command_of(run.versions).recipe or str(run.settings.get("environment.name", ""))
+    return ", ".join(word for word in (task, began, name) if word)
 
 
 def planned(run: RunFiles) -> dict[str, Any] | None:
@@ -117,7 +126,7 @@ def _facts(run: RunFiles) -> list[tuple[str, str]]:
         *([("recipe", recipe)] if recipe else []),
         ("task", f"{settings.get('environment.name')}"),
         ("policy", f"{settings.get('model.name')}" + (", LoRA" if settings.get("model.lora_rank") else "")),
-        ("algorithm", f"{settings.get('algorithm.advantage')}, {settings.get('algorithm.loss')}"),
+        ("algorithm", algorithm_of(run)),
         ("steps", f"{len(run.steps)} of {settings.get('num_steps')}, {sizes}"),
         ("seed", str(settings.get("seed"))),
     ]

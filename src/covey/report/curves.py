@@ -1,14 +1,17 @@
-"""The curves of a run: numbers, 95 % bands, and a sentence that says what is seen."""
+"""The curves of a run: numbers, bands, and a sentence that says what is seen."""
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
 from covey.report.bands import Band, block, inside, mean_band, moving_bands, moving_shares, share_band, window
 from covey.report.read import Row, RunFiles
+from covey.run.doctor.measures import mann_kendall, standard_error, thinned
 from covey.run.doctor.rules.reward import OWN_PARTS
+from covey.run.doctor.verdicts import of_each
 from covey.system.text.format import four_digits, three_digits
 
 FLAT = 1e-4
@@ -55,7 +58,6 @@ TIMES = (
     Plot("seconds", "seconds a step", least=0.0),
     Plot("tokens_per_second", "tokens a second", least=0.0),
 )
-MEASURED_BY_EVALUATIONS = "accuracy"
 OWN_POINTS = 20_000
 """Of all curves together that reward functions and environments name, of which there may be hundreds."""
 
@@ -67,7 +69,7 @@ def curves_of(run: RunFiles) -> list[dict[str, Any]]:
     plots = [Plot(name, f"reward, part {name[7:]}") for name in (parts if len(parts) > 1 else [])]
     plots += [Plot(name, name, only_if_varied=True) for name in names if name.startswith("environment/")]
     plots += [*PLOTS, *TIMES]
-    found = [_accuracy(run), _reward(run), *(_metric(run.steps, plot) for plot in plots)]
+    found = [_held_out(run), _reward(run), *(_metric(run.steps, plot) for plot in plots)]
     _thin([curve for curve in found if curve and curve["name"].startswith(("reward/", "environment/"))])
     ranked = [curve | {"rank": _rank(curve["name"])} for curve in found if curve]
     return sorted(ranked, key=lambda curve: curve["rank"])
@@ -151,17 +153,37 @@ def _has_dropped(row: Row) -> bool:
     return bool(row.get("num_groups_sampled", row.get("num_groups")) != row.get("num_groups"))
 
 
-def _accuracy(run: RunFiles) -> dict[str, Any] | None:
-    """Draw evaluations as points with Wilson's interval over the held-out prompts."""
+def _held_out(run: RunFiles) -> dict[str, Any] | None:
+    """Draw evaluations as points with their interval over the held-out prompts: accuracy, else the mean reward."""
     num_prompts = prompts_of(run)
-    looks = [(row["step"], number(row.get(MEASURED_BY_EVALUATIONS))) for row in run.looks]
+    name = "accuracy" if run.looks and number(run.looks[-1].get("accuracy")) is not None else "reward_mean"
+    looks = [(row["step"], number(row.get(name))) for row in run.looks]
     found = [(step, value) for step, value in looks if value is not None]
     if not found or not num_prompts:
         return None
+    of_step = {row["step"]: _known(of_each(row, "reward_mean")) for row in run.verdicts}
+    if name == "accuracy":
+        bands = [share_band(value * num_prompts, num_prompts) for _, value in found]
+    else:
+        bands = [replace_value(mean_band(of_step.get(step, [])), value) for step, value in found]
     steps, values = [step for step, _ in found], [value for _, value in found]
-    bands = [share_band(value * num_prompts, num_prompts) for value in values]
-    title, about = "accuracy, held-out prompts", f"95 % over {num_prompts} prompts"
-    return _curve("accuracy", title, steps, values, bands) | {"about": about, "points": True}
+    title = f"{name.replace('reward_mean', 'mean reward')}, held-out prompts"
+    curve = _curve("accuracy", title, steps, values, bands)
+    # Intervals that lie apart tell of a few evaluations what a test over steps cannot
+    first, last = bands[0], bands[-1]
+    if None not in (first.low, first.high, last.low, last.high):
+        curve["reading"] = reading(values, first.high < last.low or last.high < first.low)  # type: ignore[operator]
+    return curve | {"about": f"95 % over {num_prompts} prompts", "points": True}
+
+
+def replace_value(band: Band, value: float) -> Band:
+    """Return a band around the value that was logged, without bounds where these are of something else."""
+    is_same = band.value is not None and abs(band.value - value) <= 1e-4 * max(1.0, abs(value))
+    return Band(value, *((band.low, band.high) if is_same else (None, None)))
+
+
+def _known(values: Sequence[float]) -> list[float]:
+    return [value for value in values if not math.isnan(value)]
 
 
 def prompts_of(run: RunFiles) -> int:
@@ -209,7 +231,7 @@ def _range_of(values: Sequence[float | None]) -> tuple[float | None, float | Non
 
 def _moving(values: Sequence[float | None]) -> tuple[str, list[Band]]:
     width = window(len(values))
-    return f"mean of {width} steps and its 95 %", moving_bands(values, width)
+    return f"mean of {width} steps, and their standard deviation", moving_bands(values, width)
 
 
 def _curve(
@@ -244,8 +266,10 @@ def _merge(points: Sequence[tuple[int, float | None, Band]]) -> tuple[int, float
     return points[len(points) // 2][0], middle([raw for _, raw, _ in points]), band
 
 
-def reading(values: Sequence[float]) -> str:
-    """Say in words how a curve went: its mean at both ends.
+def reading(values: Sequence[float], is_trend: bool | None = None) -> str:
+    """Say in words how a curve went: its mean at both ends, where that is more than its steps differ by.
+
+    `is_trend` says so where more is known than the values.
 
     >>> reading([0.2] * 10 + [0.4] * 10)
     'rose by 100 %: 0.2 to 0.4'
@@ -259,18 +283,29 @@ def reading(values: Sequence[float]) -> str:
     first, last = fmean(values[:ends]), fmean(values[-ends:])
     shown = f"{three_digits(first)} to {three_digits(last)}"
     is_same = three_digits(first) == three_digits(last)
+    low, high = min(values), max(values)
     if is_same or (first and abs(last / first - 1) < 0.005):  # would be 0 %
-        low, high = min(values), max(values)
         if high - low <= 0.005 * abs(first):
             return f"stayed at {three_digits(last)}" if is_same else f"hardly moved: {shown}"
         return f"{three_digits(last)} at both ends ({three_digits(low)} to {three_digits(high)})"
+    noise = math.hypot(standard_error(values[:ends]), standard_error(values[-ends:]))
+    if not (_has_trend(values) and abs(last - first) > 2 * noise if is_trend is None else is_trend):
+        return f"no trend: {three_digits(low)} to {three_digits(high)}" if len(values) > 2 else shown
     way = "rose" if last > first else "fell"
     # Percentages are undefined at 0 and across it, and turned around below
     if min(first, last) <= 0:
         return f"{way}: {shown}"
     if last / first >= 10:
-        return f"rose {three_digits(last / first)}-fold: {shown}"
+        return f"{way} {three_digits(last / first)}-fold: {shown}"
     return f"{way} by {abs(last / first - 1):.0%}: {shown}".replace("%", " %")
+
+
+def _has_trend(values: Sequence[float]) -> bool:
+    """Tell whether values go one way rather than to and fro: all steps of a few, else by Mann and Kendall's test."""
+    means = thinned(values)
+    steps = [b - a for a, b in pairwise(means) if a != b]
+    is_steady = bool(steps) and (all(step > 0 for step in steps) or all(step < 0 for step in steps))
+    return (is_steady and len(means) > 2) or mann_kendall(means) < 0.05
 
 
 def short(value: float | None) -> float | None:

@@ -37,7 +37,8 @@ def make_report(folders: Sequence[Path], out: Path | None = None, refresh: int |
     path = out or folders[0] / REPORT
     names = names_of(folders)
     foot = f"Made {time.strftime('%Y-%m-%d %H:%M:%S')} by covey {__version__}; it loads nothing and sends nothing."
-    text = page(content(runs, names), f"covey: {', '.join(names)}", foot, refresh)
+    shown = content(runs, names)
+    text = page(shown, f"covey: {'; '.join(run['title'] for run in shown['runs'])}", foot, refresh)
     with atomic_file(path) as file:
         file.write(text)
     return path

@@ -76,6 +76,15 @@ def command_of(versions: Row) -> Command:
     return Command(recipe, chosen, frozenset(typed), file)
 
 
+def algorithm_of(run: RunFiles) -> str:
+    """Return the algorithm as it was chosen, by its preset or its recipe's, and what that comes to."""
+    command, chosen = command_of(run.versions), dict[str, str]()
+    list(_of_recipe(command.recipe, chosen) if command.recipe else ())
+    name = command.chosen.get("algorithm", chosen.get("algorithm"))
+    parts = f"{run.settings.get('algorithm.advantage')}, {run.settings.get('algorithm.loss')}"
+    return f"{name} ({parts})" if name else parts
+
+
 def _words(line: Any) -> list[str]:
     """Return what follows `covey train` in a command, nothing of other commands."""
     try:

@@ -82,8 +82,10 @@ def compared_lines(runs: Sequence[RunFiles], names: Sequence[str]) -> list[str]:
     """Say how groups of runs compare with the first, by their last evaluations, and in which settings."""
     found = comparison(runs, names)
     differ = [f"  {name}: {' | '.join(values)}" for name, values in found["settings"]]
-    told = [(line, *(f"  {one}" for one in more)) for line, *more in (gain["lines"] for gain in found["gains"])]
-    lines = [line for of_group in told for line in of_group] or ["one group of runs: they differ in the seed alone"]
+    lines = [] if found["gains"] else ["one group of runs: they differ in the seed alone"]
+    for gain in found["gains"]:
+        first, *measures = gain["lines"]
+        lines += [f"{first}: {gain['words']}", *(f"  {one}" for one in measures)]
     return [*lines, "settings that differ:", *(differ or ["  none"])]
 
 

@@ -2,8 +2,11 @@
 
 import json
 import math
+import os
 import random
 import re
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -255,3 +258,23 @@ def test_verdicts_of_all_prompts_are_kept_whatever_is_kept_of_answers(
         assert row["right"].count("1") / 3 == pytest.approx(look["accuracy"])
         assert sum(row["rewards"]) / 3 == pytest.approx(look["reward_mean"], abs=1e-5)
     assert len({row["prompt_id"] for row in rows(tmp_path / "evaluations.jsonl")}) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("seed", range(5))
+def test_the_demonstration_ends_with_a_gain_and_a_healthy_run(
+    tmp_path: Path, seed: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the README has it, on one thread: what the terminal ends with is what all others say."""
+    words = ["train", "recipe=arithmetic", f"seed={seed}", f"hydra.run.dir={tmp_path / 'run'}"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "300"}
+    done = subprocess.run([sys.executable, "-m", "covey", *words], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "doctor, sick" not in done.stdout
+    ended = done.stdout.partition("512 held-out prompts, greedy")[2]
+    assert ended.splitlines()[0].endswith("; gain shown")
+    assert _line(ended).startswith("healthy")
+    monkeypatch.setenv("COLUMNS", "300")
+    found = surfaces(tmp_path / "run", capsys)
+    assert set(found.values()) == {(_line(ended), "gain shown")}

@@ -88,13 +88,13 @@ function drawCurve(place, now, of, first, span) {
     series.push({ stroke: "transparent", width: 0, points: { show: of.length === 1, size: few || curve.points ? 5 : 3, width: 0, fill: curve.points ? stroke : colour("--soft") }, spanGaps: true });
     series.push({ stroke, width: 2, dash, points: { show: Boolean(curve.points), size: 6 }, spanGaps: true });
     series.push({ stroke: "transparent", width: 0, points: { show: false }, spanGaps: true }, { stroke: "transparent", width: 0, points: { show: false }, spanGaps: true });
-    bands.push({ series: [start + 3, start + 2], fill: of.length === 1 ? colour("--band") : stroke + "22" });
+    if (of.length < 3) bands.push({ series: [start + 3, start + 2], fill: of.length === 1 ? colour("--band") : stroke + "22" });
   });
   const axis = { stroke: colour("--soft"), grid: { stroke: colour("--line"), width: 1 }, ticks: { show: false }, font: "11px system-ui, sans-serif" };
   const options = {
-    width: Math.max(240, place.clientWidth), height: 170, series, bands, legend: { show: false },
+    width: Math.max(240, place.clientWidth), height: 186, series, bands, legend: { show: false },
     scales: { x: { time: false, range: () => span }, y: isLog ? { distr: 3, range: decades } : { range: roomy } },
-    axes: [{ ...axis, size: 26, incrs: WHOLE }, { ...axis, size: 52, values: (u, ticks) => ticks.map((t) => (t === null ? "" : isLog ? t.toExponential(0) : shown(t))), ...(isLog ? { splits: decadeTicks, filter: (u, ticks) => ticks } : {}) }],
+    axes: [{ ...axis, size: 26, incrs: WHOLE, label: "step", labelSize: 16, labelGap: -2, labelFont: axis.font }, { ...axis, size: 52, values: (u, ticks) => ticks.map((t) => (t === null ? "" : isLog ? t.toExponential(0) : shown(t))), ...(isLog ? { splits: decadeTicks, filter: (u, ticks) => ticks } : {}) }],
     cursor: { sync: { key: "steps", setSeries: false }, y: false, points: { show: false } },
     hooks: { draw: [(u) => of.filter(Boolean).forEach((curve, k) => curve.points && bars(u, curve, series[2 + 4 * k].stroke))], setCursor: [(u) => {
       const at = u.cursor.idx;
