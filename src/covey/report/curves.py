@@ -167,7 +167,7 @@ def _held_out(run: RunFiles) -> dict[str, Any] | None:
     else:
         bands = [replace_value(mean_band(of_step.get(step, [])), value) for step, value in found]
     steps, values = [step for step, _ in found], [value for _, value in found]
-    title = f"{name.replace('reward_mean', 'mean reward')}, held-out prompts"
+    title = f"{name.replace('reward_mean', 'mean reward')}, {(run.summary or {}).get('looked_at', 'held-out prompt')}s"
     curve = _curve("accuracy", title, steps, values, bands)
     # Intervals that lie apart tell of a few evaluations what a test over steps cannot
     first, last = bands[0], bands[-1]

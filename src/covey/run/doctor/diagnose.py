@@ -21,7 +21,8 @@ def diagnose(log: RunLog) -> list[Finding]:
     What follows keeps its severity, for `doctor.stop_on` and scripts may ask for it.
     """
     first, settings = log.steps[0] if log.steps else 1, log.settings
-    if settings and num_prompts(log) < settings.get("evaluation.num_prompts", 0):  # there are no more
+    has_no_more = num_prompts(log) < settings.get("evaluation.num_prompts", 0)
+    if settings and (has_no_more or log.summary.get("looked_at") == "training prompt"):
         settings = {**settings, "evaluation.num_prompts": ALL}
     found = [
         Finding(rule, evidence, first_step=first, advice=still_open(rule.advice, settings))
