@@ -23,8 +23,20 @@ from .test_planner import config_of
 KEPT = Path(__file__).parents[2] / "data" / "plans.json"
 CPU = Hardware("a CPU", 24e9, 1e11, 2e10, is_gpu=False)
 LARGE = "Qwen/Qwen2.5-7B"
+STEP: dict[str, Any] = {"group_size": 8, "sampling.max_tokens": 1024, "engine.max_rows": 512}
+ON_H100 = Measured(300.0, 1024.0)
 CASES: dict[str, tuple[Hardware, int, Measured, dict[str, Any]]] = {
     "as it is": (GPUS["h100"], 1, Measured(), {}),
+    # As benchmarks/checks/gpu_parts.py measures it; docs/use/plan.md says both
+    "0.5B on an H100": (GPUS["h100"], 1, ON_H100, STEP),
+    "1.5B on an H100": (GPUS["h100"], 1, ON_H100, STEP | {"model.name": "Qwen/Qwen2.5-1.5B"}),
+    "1.5B on an H100, checkpointing": (
+        GPUS["h100"],
+        1,
+        ON_H100,
+        STEP | {"model.name": "Qwen/Qwen2.5-1.5B", "model.gradient_checkpointing": True},
+    ),
+    "long answers": (GPUS["h100"], 1, Measured(100.0, 480.0), {}),
     "on a CPU": (CPU, 1, Measured(), {"model.precision": "float32", "engine.max_rows": 64}),
     "on a CPU, adapters": (CPU, 1, Measured(), {"model.lora_rank": 16, "micro_batch_tokens": 4096}),
     "measured": (GPUS["a100"], 1, Measured(300.0, 150.0, {"sampling": 2.0, "backward": 0.5}, "a probe"), {}),
