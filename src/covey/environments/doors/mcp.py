@@ -26,7 +26,6 @@ MAX_PAGES = 100
 """Of a list of tools."""
 MAX_BYTES = 16 * 2**20
 """Of one answer, with what comes before it."""
-TOO_LONG = f"more than {MAX_BYTES} bytes"
 
 
 class ToolRefused(ValueError):
@@ -75,7 +74,7 @@ class StdioWire:
                 left -= len(line)
                 if left < 0:
                     self._program.kill()
-                    raise ToolServerLost(f"the tool server {self._command} answered {TOO_LONG}")
+                    raise ToolServerLost(f"the tool server {self._command} answered more than {MAX_BYTES} bytes")
                 answer = _read(line)
                 if answer.get("id") == message["id"] and "method" not in answer:
                     return answer
@@ -107,9 +106,9 @@ class HttpWire:
         # Time-outs of httpx are those of each read, which a server may stretch by a byte now and then
         silence = threading.Timer(seconds, self._cut)
         silence.start()
-        noted = {"trace": self._note}
+        how: Any = {"json": message, "timeout": seconds, "extensions": {"trace": self._note}}
         try:
-            with self._client.stream("POST", self._url, json=message, timeout=seconds, extensions=noted) as answer:
+            with self._client.stream("POST", self._url, **how) as answer:
                 answer.raise_for_status()
                 text = self._text(answer)
         except (httpx.HTTPError, RuntimeError, OSError) as error:  # or another thread has closed the client
@@ -139,7 +138,7 @@ class HttpWire:
         for part in answer.iter_raw():
             found += part
             if len(found) > MAX_BYTES:
-                raise ToolServerLost(f"{told} {TOO_LONG}")
+                raise ToolServerLost(f"{told} more than {MAX_BYTES} bytes")
         return found.decode("utf-8", "replace")
 
     def _note(self, event: str, facts: Mapping[str, Any]) -> None:

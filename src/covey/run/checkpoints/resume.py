@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -122,16 +121,15 @@ def locked_run_folder(config: Config, wanted: Path, *, exact: bool, old: Path | 
     `exact` as for `claim`. ValueError where another run is in the folder, and where `old` links to elsewhere and is
     neither this user's nor trusted.
     """
-    text = settings.to_yaml(config)
+    text, trusted = settings.to_yaml(config), config.trust_run
     with ExitStack() as held:
         if old is not None:
-            collectives.run_on_rank0(lambda: trust.check_links(old, old, trusted=config.trust_run))
-        begin = partial(create_run_folder, wanted, text, exact=exact, trusted=config.trust_run)
-        folder = collectives.run_on_rank0(lambda: old or begin())
+            collectives.run_on_rank0(lambda: trust.check_links(old, old, trusted=trusted))
+        folder = collectives.run_on_rank0(lambda: old or create_run_folder(wanted, text, exact=exact, trusted=trusted))
         collectives.run_on_rank0(lambda: held.enter_context(run_lock(folder)))
         if collectives.is_main_process():
             write_versions(folder, tuple(secrets_in(asdict(config))))
-            if config.trust_run and old is not None:
+            if trusted and old is not None:
                 trust.seal(folder)
         yield folder
 

@@ -140,8 +140,8 @@ class Host:
 
     def _count(self, process: Process) -> bool:
         """Note whether a process has more files than it may, and tell whether any of the program had."""
-        folder, limit = process.folder, self._limits["file_bytes"]
-        self._has_overrun |= folder is not None and folders.is_over(folder, limit)
+        if process.folder is not None:
+            self._has_overrun |= folders.is_over(process.folder, self._limits["file_bytes"])
         return self._has_overrun
 
     def clear(self) -> None:

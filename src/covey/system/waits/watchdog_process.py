@@ -20,6 +20,7 @@ import signal
 import sys
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 EXPIRED = signal.SIGVTALRM
@@ -77,11 +78,9 @@ class Guard:
 
     def is_stopped(self) -> bool:
         """Tell whether the run alone was stopped, where the system says so."""
-        try:
-            with open(f"/proc/{self.parent}/stat") as file:
-                return file.read().rpartition(")")[2].split()[0] in "Tt"
-        except (OSError, IndexError):
-            return False
+        with suppress(OSError, IndexError), open(f"/proc/{self.parent}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] in "Tt"
+        return False
 
     def read(self) -> bool:
         """Read what the run has reported, and return False when it has closed its end."""
