@@ -109,6 +109,16 @@ def test_python_the_doctor_and_the_report_know_shelved_names() -> None:
     assert (page["presets"], page["rows"][0][-1]) == (["algorithm=opo"], "recipe")
 
 
+def test_the_template_of_the_examples_composes_over_the_recipe_it_begins_with(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    conf = Path(__file__).parents[2] / "examples" / "conf"
+    assert main(["config", "--config-dir", str(conf), "recipe=my_infill", "data.path=texts.txt"]) == 0
+    printed = capsys.readouterr().out
+    assert "  mask_ratios:\n  - 0.15\n  - 0.3\n" in printed
+    assert "  max_grad_norm: 0.0" in printed
+
+
 @pytest.mark.parametrize(
     ("word", "meant"),
     [

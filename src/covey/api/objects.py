@@ -15,7 +15,7 @@ from covey.api import of_this_program
 from covey.environments.reward_functions.call import name_of
 from covey.policy.models.naming import IN_MEMORY
 from covey.system.lookup import resolve
-from covey.system.modules import is_anew
+from covey.system.modules import ANEW
 from covey.system.section import Section
 
 HOME = "covey.api.objects"
@@ -65,7 +65,7 @@ def importable_name(function: Callable[..., Any]) -> str | None:
         found = attrgetter(name)(sys.modules[module])
     except (AttributeError, KeyError):
         return None
-    if found is not function and not is_anew(module):
+    if found is not function and module not in ANEW:
         return None
     return f"{module}:{name}" if callable(found) else None
 
@@ -73,7 +73,7 @@ def importable_name(function: Callable[..., Any]) -> str | None:
 def current(given: Any) -> Any:
     """Return the function that stands in the place of one whose module was imported anew, anything else as it is."""
     name = importable_name(given) if callable(given) else None
-    return given if name is None or not is_anew(name.partition(":")[0]) else resolve(name, {})
+    return given if name is None or name.partition(":")[0] not in ANEW else resolve(name, {})
 
 
 def reward_entry(given: Reward) -> Any:

@@ -161,20 +161,11 @@ def _check_hooks(callback: Callback) -> None:
     for name in (name for name in dir(kind) if name.startswith("on_")):
         method = vars(callback).get(name) or attrgetter(name)(callback)
         if name not in hooks:
-            meant = OF_OTHERS.get(name, "")
-            said = f"; did you mean {meant}?" if meant else near(name, hooks)
-            raise ValueError(f"{kind.__name__}.{name} is never called: hooks are {', '.join(sorted(hooks))}{said}")
+            known = sorted(hooks)
+            raise ValueError(f"{kind.__name__}.{name} is never called: hooks are {', '.join(known)}{near(name, known)}")
         if not _takes(method, 2):
             wanted = ", ".join(list(signature(vars(Callback)[name]).parameters)[1:])
             raise ValueError(f"{kind.__name__}.{name} must take ({wanted})")
-
-
-OF_OTHERS = {
-    **dict.fromkeys(("on_step_end", "on_log", "on_train_step", "on_train_batch_end"), "on_step"),
-    **dict.fromkeys(("on_train_begin", "on_begin", "on_init_end", "on_fit_start"), "on_start"),
-    **dict.fromkeys(("on_evaluate", "on_eval", "on_validation_end"), "on_evaluation"),
-}
-"""Hooks of transformers and others -> those here that come at the same time."""
 
 
 def _takes(function: Callable[..., Any], count: int) -> bool:

@@ -170,7 +170,11 @@ def _translate_system(
     last = foreign.last_parts(one.name)
     given = {name if one.has(name) or name in known else last.get(name, name): given[name] for name in given}
     given = _interpolated(given, one.defaults, found)
-    own = {name: value for name, value in given.items() if _is_own(name, known) and not one.has(name)}
+    own = {
+        name: value
+        for name, value in given.items()
+        if (name in known or name.startswith("hydra.")) and not one.has(name)
+    }
     theirs = {name: value for name, value in given.items() if one.has(name)}
     if one.has("program"):
         theirs["program"] = program
@@ -180,7 +184,7 @@ def _translate_system(
         found.add(with_whole_numbers(f"{name}={value}"))
     _translate_words({name: value for name, value in given.items() if name not in {*own, *theirs}}, known, found)
     found.words = dict(sorted(found.words.items(), key=lambda word: word[0] not in ("recipe", "algorithm")))
-    found.notes.append(foreign.not_carried(one))
+    found.notes.append(f"defaults of {one.name.replace('_', '-')} not carried over: {'; '.join(one.not_carried)}")
 
 
 def _add(answered: foreign.Answered, found: Translation) -> None:
@@ -204,10 +208,6 @@ def _is_default(word: str) -> bool:
     if isinstance(value, str) and re.fullmatch(r"[\d.]+e-?\d+", value):
         value = float(value)
     return name in defaults and bool(defaults[name] == value)
-
-
-def _is_own(name: str, known: set[str]) -> bool:
-    return name in known or name.startswith("hydra.")
 
 
 def _interpolated(given: Mapping[str, str], defaults: Mapping[str, str], found: Translation) -> dict[str, str]:
@@ -274,7 +274,7 @@ def _translate_words(given: Mapping[str, str], known: set[str], found: Translati
         if answered is not None and not done & answered.typed.keys():
             done |= answered.typed.keys()
             _add(answered, found)
-        elif answered is None and _is_own(name, known):
+        elif answered is None and (name in known or name.startswith("hydra.")):
             found.add(with_whole_numbers(f"{name}={value}"))
         elif answered is None:
             _name_elsewhere(name, value, known, found)

@@ -55,13 +55,14 @@ def resolve(name_or_path: str, table: Mapping[str, Callable[..., Any]]) -> Calla
 def import_changed() -> list[str]:
     """Import user's modules anew whose files have changed, and return a line for each. ValueError where one fails."""
     lines = []
-    for module, met in modules.changed():
+    for module, text in modules.changed():
         name = module.__name__
         try:
             importlib.reload(module)
         except Exception as error:
             raise ValueError(f"{name} has changed since it was imported, and its import {describe(error)}") from error
-        modules.MET[name] = met
+        modules.MET[name] = text
+        modules.ANEW.add(name)
         lines.append(f"{name} has changed since it was imported, and was imported anew")
     return lines
 

@@ -3,7 +3,6 @@
 import inspect
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -52,36 +51,25 @@ def make_callable(module: str, home: str, name: str) -> None:
     vars(made)["__callee__"] = (home, name)
 
 
-@dataclass
-class Met:
-    """A module, as covey knows it."""
-
-    text: str
-    """Of its file, when covey first met it or imported it anew. Python keeps none."""
-    is_anew: bool = False
-
-
-MET: dict[str, Met] = {}
+MET: dict[str, str] = {}
+"""User's module -> the text of its file when covey first met it, or imported it anew. Python keeps none."""
+ANEW: set[str] = set()
+"""Modules that were imported anew: objects of theirs may be those of an older text."""
 
 
 def meet(module: ModuleType) -> None:
     """Remember what the file of a module says."""
     if module.__name__ not in MET and (text := _text_of(module)) is not None:
-        MET[module.__name__] = Met(text)
+        MET[module.__name__] = text
 
 
-def changed() -> Iterator[tuple[ModuleType, Met]]:
+def changed() -> Iterator[tuple[ModuleType, str]]:
     """Yield modules whose files say something else now, with that text."""
-    for name, met in list(MET.items()):
+    for name, text in list(MET.items()):
         module = sys.modules.get(name)
         now = None if module is None else _text_of(module)
-        if module is not None and now is not None and now != met.text:
-            yield module, Met(now, is_anew=True)
-
-
-def is_anew(name: str) -> bool:
-    """Tell whether objects of a module may be those of an older text."""
-    return name in MET and MET[name].is_anew
+        if module is not None and now is not None and now != text:
+            yield module, now
 
 
 def _text_of(module: ModuleType) -> str | None:

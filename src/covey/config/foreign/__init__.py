@@ -3,7 +3,6 @@
 Their names are data, in the files of this folder. Those of TRL are in `covey.trl.fields`.
 """
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -134,8 +133,3 @@ def answers(one: System, given: Mapping[str, str]) -> Iterator[Answered]:
 def _decided(decision: Decision, given: Mapping[str, str], defaults: Mapping[str, str], one: System) -> Answered:
     typed = {name: value for name, value in given.items() if name in decision.names}
     return Answered(typed, decision.answer(given, defaults, one.maps), is_decision=True)
-
-
-def not_carried(one: System) -> str:
-    """Name in a line what a system does by default and covey does not."""
-    return f"defaults of {re.sub('_', '-', one.name)} not carried over: {'; '.join(one.not_carried)}"

@@ -57,7 +57,7 @@ class Row:
             shown = CONVERT[self.by](value) if self.by else value
             template = "" if shown is None else self.words.replace("{}", "<v>")
             return Answer(_words(template, {"v": shown or ""}, maps), self.note)
-        except (ValueError, DecimalException):  # no number, or not of a map
+        except (ValueError, DecimalException, yaml.YAMLError):  # no number, or not of a map
             return Answer((), self.note or f"no counterpart for {value}")
 
 
@@ -203,14 +203,6 @@ def listed(value: str) -> str:
     return ",".join(re.findall(r"[\w.*+-]+", value))
 
 
-def _device(value: str) -> str:
-    """Read transformers' device_map, which may be written as JSON."""
-    try:
-        return device_of_map(yaml.safe_load(value))
-    except yaml.YAMLError:
-        return device_of_map(value)
-
-
 def _above_0(value: str) -> str | None:
     return None if plain(value) in EMPTY or float(value) < 1 else str(int(float(value)))
 
@@ -225,7 +217,7 @@ CONVERT: dict[str, Callable[[str], str | None]] = {
     "first": lambda value: listed(value).split(",")[0],
     "second": lambda value: listed(value).split(",")[1] if "," in listed(value) else None,
     "trackers": lambda value: ",".join(name for name in ("tensorboard", "wandb") if name in value) or None,
-    "device": _device,
+    "device": lambda value: device_of_map(yaml.safe_load(value)),  # which may be written as JSON
     "module": lambda value: None if value.startswith("/") else function_path_of_file(f"{value}:")[:-1],
 }
 """What makes a foreign value one of covey's; None where it needs no word. ValueError where it is none."""
