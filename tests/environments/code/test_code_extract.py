@@ -288,3 +288,22 @@ def test_every_right_program_of_the_shared_completions_is_found_whole(shared: Pa
             assert problem["canonical_solution"].replace("\r\n", "\n").strip()[-40:] in program, row["id"]
             found += 1
     assert found == 30
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        "",
+        "\n\nThis code subtracts 64.",
+        "\n\nIt is the same as:\n\n```python\ndef f(n):\n    return n - 64\n```",
+        "\n\nFor example:\n```\nprint(f(65))\n```\nprints 1.",
+    ],
+)
+def test_a_text_that_begins_with_the_program_has_left_out_the_first_fence(after: str) -> None:
+    program = extract_program(f"def f(n):\n    return n - 64\n```{after}", "f")
+    assert program == "def f(n):\n    return n - 64\n"
+
+
+def test_words_before_the_first_marks_begin_no_program() -> None:
+    text = "Define f.\n```\ndef f(n):\n    return n\n```\n"
+    assert extract_program(text, "f") == "def f(n):\n    return n\n"

@@ -8,7 +8,7 @@ The rule, in this order:
    constants alone belong to it where it uses a name of theirs that it does not define. A fence in a text between triple
    quotes ends nothing. A fence that is never closed ends at the first marks that end a line of code, or with the text.
    Before the first marks there may be other text where a language follows them, or an answer tag. Blocks may be quoted
-   (`> `), and stand in a block of markdown.
+   (`> `), and stand in a block of markdown. A text that begins with the program has left out the first fence.
 3. Without a fence, the content of the last answer tag, or of [PYTHON], [BEGIN] or <code>, is the program; without one,
    the whole text, less sentences before and behind it. A byte order mark is no part of it.
 4. Where a problem gives the beginning of the program and the text found does not define the entry point, it is taken
@@ -170,6 +170,9 @@ def _content(text: str, begin: re.Match[str], end: int) -> str:
 
 
 def _submission(text: str, entry_point: str) -> str:
+    first = _FENCE.search(text)
+    if first and not (first[1] + first[3]).strip() and defines(text[: first.start()], entry_point):
+        text = f"{first[2]}\n{text}" if _GIVEN.match(text.lstrip()) else text
     blocks = fenced_blocks(text)
     if blocks:
         place = next((i for i in reversed(range(len(blocks))) if defines(blocks[i], entry_point)), len(blocks) - 1)

@@ -175,7 +175,8 @@ def _box_form(solution: str, gold: str) -> str:
     return f"{solution}\n\\boxed{{{gold}}}"
 
 
-_ASK_HASH = "Reason step by step. End with a last line that is #### and the answer as a plain number, such as:\n#### 42"
+# No example: of 40 answers of SmolLM2-135M-Instruct 12 to 14 ended in the 42 of "such as: #### 42".
+_ASK_HASH = "Reason step by step. End with a last line that is #### and the answer as a plain number."
 _ASK_TAGS = "Reason inside <think></think> tags, then write the answer, only a number, inside <answer></answer> tags."
 _ASK_BOX = "Reason step by step, then write the answer, only a number, as \\boxed{answer}."
 
