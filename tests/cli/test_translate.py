@@ -298,7 +298,24 @@ def test_a_command_that_is_quoted_within_another_is_read(tmp_path: Path) -> None
         (
             "openrlhf.cli.train_ppo_ray",
             "--vllm_enable_is_correction",
-            {"algorithm.correction=truncate", "algorithm.correction_max=2"},
+            {"algorithm.correction=truncate", "algorithm.correction_min=0.5", "algorithm.correction_max=5.0"},
+        ),
+        (
+            "openrlhf.cli.train_ppo_ray",
+            "--actor.model_name_or_path Qwen/Qwen3-4B --algo.advantage.estimator rloo --algo.kl.init_coef 1e-5 "
+            "--algo.kl.use_loss --algo.kl.estimator k2 --actor.adam.lr 5e-7 --rollout.n_samples_per_prompt 4 "
+            "--algo.advantage.is_correction_enable --algo.advantage.is_correction_type icepop",
+            {
+                "model.name=Qwen/Qwen3-4B",
+                "algorithm.advantage=leave_one_out",
+                "algorithm.kl_in=loss",
+                "algorithm.kl_coef=1e-5",
+                "algorithm.kl_estimator=k2",
+                "optimizer.lr=5e-7",
+                "group_size=4",
+                "algorithm.correction=mask",
+                "algorithm.correction_max=5.0",
+            },
         ),
         (
             "recipe.dapo.main_dapo",

@@ -168,6 +168,7 @@ def _translate_system(
         given = dict(pairs_of(after))
         found.flags = ("--multirun",) if set(MULTIRUN) & set(after) else ()
     last = foreign.last_parts(one.name)
+    given = {one.aliases.get(name, name): value for name, value in given.items()}
     given = {name if one.has(name) or name in known else last.get(name, name): given[name] for name in given}
     given = _interpolated(given, one.defaults, found)
     own = {

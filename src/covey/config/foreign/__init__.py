@@ -31,9 +31,10 @@ class Answered:
 
 @cache
 def last_parts(*systems: str) -> Mapping[str, str]:
-    """Return full names by their last part, of all systems or of some."""
+    """Return full names by their last part and by their aliases, of all systems or of some."""
     names = [name for one in map(system, systems or SYSTEMS) for name in one.settings]
-    return {name.rpartition(".")[2]: name for name in reversed(names) if name.rpartition(".")[2] not in AMBIGUOUS}
+    found = {name.rpartition(".")[2]: name for name in reversed(names) if name.rpartition(".")[2] not in AMBIGUOUS}
+    return found | {name: other for one in map(system, systems or SYSTEMS) for name, other in one.aliases.items()}
 
 
 def answer(name: str, value: str, given: Mapping[str, str]) -> Answered | None:
@@ -91,11 +92,10 @@ def system_of(tokens: Sequence[str], given: Mapping[str, str]) -> System | None:
 
 def _share(one: System, given: Mapping[str, str]) -> int:
     """Count the settings that tell a program: names of its sections, or several without one."""
-    if one.sections:
-        dotted = [name for name in given if "." in name]
-        return sum(2 * (name in one.settings) + (name.partition(".")[0] in one.sections) for name in dotted)
-    flat = sum(name in one.settings for name in given) if one.defaults else 0
-    return flat if flat >= FLAT else 0
+    dotted = [name for name in given if "." in name]
+    named = sum(2 * (name in {*one.settings, *one.aliases}) for name in dotted)
+    flat = sum(name in one.settings for name in given) if one.name == "openrlhf" else 0
+    return named + sum(name.partition(".")[0] in one.sections for name in dotted) + (flat if flat >= FLAT else 0)
 
 
 def is_program(token: str) -> bool:

@@ -112,6 +112,8 @@ class System:
     variants: Mapping[str, Given]
     """Name of a file of its settings -> the defaults that are other ones there."""
     maps: Mapping[str, Given]
+    aliases: Given
+    """Other names of settings, of other versions."""
     prefixes: Given
     """What is said of any other setting that begins so. The first that fits counts."""
     programs: re.Pattern[str]
@@ -251,6 +253,7 @@ def system(name: str) -> System:
         maps={
             key: {plain(_text(k)): _text(v) for k, v in given.items()} for key, given in table.get("maps", {}).items()
         },
+        aliases=table.get("aliases", {}),
         prefixes=table.get("prefixes", {}),
         programs=re.compile(table.get("programs") or "(?!)"),
         others=re.compile(table.get("others") or "(?!)"),

@@ -27,12 +27,9 @@ SCRIPTS = (".sh", ".bash", ".sbatch", ".slurm", ".zsh")
 OF_PYTHON = "a script of TRL runs with `from covey.trl import GRPOTrainer, GRPOConfig` in place of its import from trl"
 LISTS = ("reward_funcs", "reward_weights", "lora_target_modules", "report_to", "target_modules")
 """Flags that take several words."""
-PAIRS = (
-    "eps_clip_low_high",
-    "adam_betas",
-    "dynamic_filtering_reward_range",
-    "reward_clip_range",
-    "vllm_is_truncated_threshold",
+PAIRS = re.compile(
+    r"(.*\.)?(eps_clip_low_high|(adam_)?betas|dynamic_filtering_(reward_)?range|vllm_is_truncated_threshold|"
+    r"is_correction_threshold)|reward[_.]clip_range"
 )
 """Flags that take at most two."""
 ENDS = ("|", "||", "&&", ";", "&", ">", ">>", "2>&1", "&>")
@@ -196,7 +193,7 @@ def pairs_of(tokens: Sequence[str]) -> Iterator[tuple[str, str]]:
         if is_flag:
             name = name.replace("-", "_")
         if not equals:
-            most = None if name in LISTS else 2 if name in PAIRS else 1
+            most = None if name in LISTS else 2 if PAIRS.fullmatch(name) else 1
             values = list(takewhile(lambda after: _is_value(after), rest[:most]))
             del rest[: len(values)]
             value = ",".join(values) or "true"
