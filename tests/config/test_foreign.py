@@ -127,7 +127,7 @@ def test_every_decision_names_what_there_is_and_reads_what_it_looks_at(name: str
                     assert set(re.findall(r"[a-z_]\w*", expression)) <= shorts, hole
                     assert by in {"", *one.maps, *CONVERT}, hole
         assert decision.answer({}, one.defaults, one.maps) is not None
-    for setting in {*one.defaults, *(n for given in one.variants.values() for n in given)}:
+    for setting in {*one.defaults, *one.aliases.values(), *(n for given in one.variants.values() for n in given)}:
         assert one.has(setting) or setting in setting_names(), setting
 
 
