@@ -16,7 +16,7 @@ from covey.system import collectives
 from covey.system.waits.timer import PhaseTimer
 from covey.train import train
 from covey.trainer.batch import make_rows, mask_left_out
-from covey.trainer.prepare import make_training_batches, pack_rows, reward_penalty
+from covey.trainer.prepare import make_training_batches, pack_rows, reward_penalty, train_ahead
 from covey.types import Batch, Failure, Group, MicroBatch, Prompt, Rollout
 
 from .support.builders import normal
@@ -116,6 +116,16 @@ def test_selection_leaves_rollouts_out_of_the_loss_and_its_denominators() -> Non
     _, _, batch = step_of(config)
     assert [token for _, token, _ in loss_tokens(batch)] == digits((), 2) + digits((), 3)
     assert (batch.num_loss_tokens, batch.num_sequences, batch.num_rollouts) == (9, 2, 2)
+
+
+def test_groups_trained_ahead_are_divided_by_the_counts_of_a_step_like_them() -> None:
+    """In float16 a few tokens alone would leave gradients that overflow."""
+    run, groups, batch = step_of(small_config(groups_per_step=5, sampling__max_tokens=8))
+    train_ahead(groups[:2], run.trainer, run.credit, run.packing, 0)
+    counted = run.trainer.ahead.totals
+    assert counted is not None
+    of_two = sum(rollout.num_loss_tokens for group in groups[:2] for rollout in group.rollouts)
+    assert (counted.num_tokens, counted.num_sequences, counted.num_rows) == (2 * of_two, 2 * 8, 2 * 8)
 
 
 def test_a_completion_of_nothing_counts_as_a_rollout_and_not_as_a_sequence() -> None:

@@ -8,9 +8,11 @@ from torch import Tensor
 from covey.algorithm.credit.scores import scores
 from covey.algorithm.credit.selection import zero_std
 from covey.algorithm.intervals import pass_at_k
+from covey.algorithm.loss_inputs import RatioOptions, loss_inputs
 from covey.algorithm.metrics import (
     Average,
     Update,
+    event_sums,
     group_metrics,
     largest_gap,
     largest_weight,
@@ -185,6 +187,19 @@ def test_group_metrics_count_every_group_once_whatever_its_size() -> None:
             "unscored_fraction": 3 / 12,
         }
     )
+
+
+@pytest.mark.parametrize(
+    ("level", "share"),
+    [("token", 1 / 4), ("sequence", 1 / 2), ("sequence_mean", 1 / 2), ("sequence_mean_token", 1 / 2)],
+)
+def test_what_happens_to_a_ratio_of_sequences_is_counted_in_sequences(level: str, share: float) -> None:
+    """One token of one sequence, three of another: the event is the first one's, and that of a masked token."""
+    mask_NT = torch.tensor([[True, False, False], [True, True, True]])
+    nothing = torch.zeros(2, 3)
+    inputs = loss_inputs(nothing, nothing, nothing, mask_NT, ratio_options=RatioOptions(level))
+    event_NT = torch.tensor([[True, True, True], [False, False, False]])
+    assert values(event_sums({"clip_fraction": event_NT.float()}, inputs)) == {"clip_fraction": share}
 
 
 def test_group_metrics_of_ranks_merge_to_those_of_the_batch() -> None:

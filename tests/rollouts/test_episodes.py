@@ -120,6 +120,21 @@ def test_each_end_has_its_reason() -> None:
     assert reason(lambda _: Observation("!", max_tokens=3), engine=growing, max_context=7) == ("max_context", 2)
     assert reason(going_on, max_context=6) == ("max_context", 2)
     assert reason(going_on, max_context=1) == ("max_context", 0)
+    assert reason(going_on, max_context=2) == ("max_context", 1)
+
+
+class Bounding(Scripted):
+    """Bounds the first turn by what it opens with, and adds nothing to the prompt."""
+
+    async def reset(self) -> Observation:
+        return Observation("", max_tokens=self.opens)
+
+
+@pytest.mark.parametrize("bounds", [(1, 3), (3, 1), (2, 2)])
+def test_attempts_that_begin_alike_are_bounded_each_by_its_own_episode(bounds: tuple[int, int]) -> None:
+    long = FakeEngine(lambda ids, index: tokens("abcdefgh"), len(TOKENIZER))
+    environment = Talks(lambda number: Bounding(done_after(1), bounds[number]))
+    assert tuple(one.num_loss_tokens for one in played(environment, 2, engine=long).rollouts) == bounds
 
 
 def test_parts_of_a_mixture_have_limits_of_their_own() -> None:
