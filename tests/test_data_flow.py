@@ -120,7 +120,7 @@ def test_selection_leaves_rollouts_out_of_the_loss_and_its_denominators() -> Non
 
 def test_groups_trained_ahead_are_divided_by_the_counts_of_a_step_like_them() -> None:
     """In float16 a few tokens alone would leave gradients that overflow."""
-    run, groups, batch = step_of(small_config(groups_per_step=5, sampling__max_tokens=8))
+    run, groups, _ = step_of(small_config(groups_per_step=5, sampling__max_tokens=8))
     train_ahead(groups[:2], run.trainer, run.credit, run.packing, 0)
     counted = run.trainer.ahead.totals
     assert counted is not None
