@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from covey.engine.fill import FillEngine
+from covey.engine.fill import FillEngine, Read, Request, _most_confident
 from covey.policy.attention.bidirectional import WHOLE
 from covey.policy.logprobs import Scoring, score_tokens
 from covey.policy.policy import Policy
@@ -114,6 +114,29 @@ def test_the_same_seed_gives_the_same_fills_whatever_is_filled_beside_them(name:
     assert tokens(sampled(FillEngine(policy, 64), INPUTS[::-1], sampling)) == expected[::-1]
     assert tokens(sampled(FillEngine(policy, 64), INPUTS, sampling, n=2)) == [group[:2] for group in expected]
     assert len({fill for group in expected for fill in group}) > 8
+
+
+@pytest.mark.parametrize("name", ["plain", "three passes"])
+def test_later_samples_of_a_group_are_the_ones_that_it_would_have_had(name: str) -> None:
+    engine = FillEngine(make_masked_policy("bert", torch.float64), 16)
+    whole = sampled(engine, INPUTS, SAMPLINGS[name], n=5)
+    parts = [
+        sampled(engine, INPUTS, replace(SAMPLINGS[name], first_sample=first), n=n) for first, n in ((0, 2), (2, 3))
+    ]
+    tokens = [[[one.token_ids for one in group] for group in groups] for groups in (whole, *parts)]
+    assert tokens[0] == [[*first, *rest] for first, rest in zip(tokens[1], tokens[2], strict=True)]
+    assert tokens[1] != [group[:2] for group in tokens[2]]
+
+
+def test_what_is_certain_is_what_the_sampling_is_certain_of() -> None:
+    """At temperature 1 the first gap is surer, at 4 the second, of whose tokens two are likely."""
+    peaked, split = [3.0, 0.0, 0.0, 0.0, 0.0], [3.0, 2.5, -9.0, -9.0, -9.0]
+    for temperature, surest in ((1.0, 1), (4.0, 2)):
+        sampling = Sampling(temperature=temperature, num_passes=2)
+        request = Request((0, M, M), [1, 2], 1, sampling, 0, asyncio.Future(loop=asyncio.new_event_loop()))
+        (fill,) = request.fills()
+        read = Read(torch.tensor([peaked, split]), {((0, M, M), 1): 0, ((0, M, M), 2): 1})
+        assert _most_confident(read, fill, 0) == [surest]
 
 
 def test_another_seed_gives_other_fills() -> None:
