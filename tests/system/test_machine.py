@@ -49,7 +49,7 @@ def test_a_heap_that_grows_from_step_to_step_is_released(monkeypatch: pytest.Mon
     assert released == [2, 4]
 
 
-@pytest.mark.parametrize(("gigabytes", "seconds", "is_released"), [(7, 130, True), (7, 60, False), (0.5, 600, False)])
+@pytest.mark.parametrize(("gigabytes", "seconds", "is_released"), [(7, 60, True), (7, 50, False), (0.5, 600, False)])
 def test_memory_is_released_after_a_step_that_is_long_beside_the_clearing(
     gigabytes: float, seconds: float, is_released: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
