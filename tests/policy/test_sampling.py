@@ -9,6 +9,7 @@ from covey.policy import sampling
 from covey.policy.sampling import (
     BLOCK,
     Distribution,
+    chosen_logprobs,
     draw,
     filter_logits,
     filtered_logprobs,
@@ -243,3 +244,13 @@ def test_rows_of_one_batch_keep_their_own_settings() -> None:
 def test_rows_with_one_distribution_are_not_split_by_seed_stop_or_length() -> None:
     parts = partition([Sampling(seed=1), Sampling(seed=2, max_tokens=3), Sampling(stop=("a",))], CPU)
     assert parts == [((1.0, 0, 1.0, 0.0), None)]
+
+
+def test_filters_of_an_earlier_policy_stay_though_these_logits_would_leave_others() -> None:
+    """The sampler might draw tokens 0 and 1; by now 1 and 2 are the likely ones."""
+    logits_LV = torch.tensor([[0.0, 2.0, 3.0]])
+    kept_LV = torch.tensor([[True, True, False]])
+    target_L, filtered = torch.tensor([1]), Sampling(top_k=2)
+    earlier = float(chosen_logprobs(logits_LV, target_L, filtered, kept_LV))
+    assert earlier == pytest.approx(-math.log1p(math.exp(-2.0)))
+    assert float(chosen_logprobs(logits_LV, target_L, filtered)) == pytest.approx(-math.log1p(math.exp(1.0)))

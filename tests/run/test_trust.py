@@ -21,6 +21,7 @@ from covey.environments.conversations.tools.settings import ToolsConfig
 from covey.environments.data.rows import load_rows
 from covey.environments.data.settings import DataConfig
 from covey.environments.doors.settings import AgentConfig, OpenEnvConfig, StepsConfig, VerifiersConfig
+from covey.environments.infill.settings import InfillConfig
 from covey.environments.math.settings import Gsm8kConfig
 from covey.environments.reward_functions.settings import RewardFunctionsConfig
 from covey.environments.reward_functions.specs import load_reward
@@ -141,6 +142,7 @@ NAMING: dict[str, tuple[Config, str]] = {
         with_algorithm(reference_model="someone/large", kl_coef=0.1),
         "reference_model=someone/large",
     ),
+    "a judge of a hub": (Config(environment=InfillConfig(judge="someone/judge")), "judge=someone/judge"),
     "a reward model of a hub": (
         with_rows(rewards=[{"function": "reward_model", "args": {"model": "someone/judge"}}]),
         "model=someone/judge",
@@ -578,3 +580,6 @@ def test_settings_that_name_nothing_are_fine() -> None:
     validate(Config())
     assert list(trust.named_code({"kinds": ["punctuation:no_comma"], "path": "rows.jsonl", "url": "hf://x/y"})) == []
     assert list(trust.named_code({"instruction": "Answer: yes", "stop": ["\n\n", ":"], "name": "org/model"})) == []
+    Path("rows.jsonl").touch()
+    of_here = {"data": {"path": "rows.jsonl"}, "model": {"name": "org/model"}, "judge": "nano-judge", "trackers": []}
+    assert list(trust.loosened({**of_here, "reference_model": "", "path": None})) == []
