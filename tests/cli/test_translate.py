@@ -318,6 +318,16 @@ def test_a_command_that_is_quoted_within_another_is_read(tmp_path: Path) -> None
             },
         ),
         (
+            "trl.scripts.grpo",
+            "--use_peft --lora_r 8 --scale_rewards false --lora_target_modules q_proj k_proj",
+            {
+                "model.lora_rank=8",
+                "model.lora_dropout=0.05",
+                "model.lora_targets=[q_proj,k_proj]",
+                "algorithm.advantage=group_center",
+            },
+        ),
+        (
             "recipe.dapo.main_dapo",
             "algorithm.rollout_correction.rollout_rs=seq_mean_k1 "
             "algorithm.rollout_correction.rollout_rs_threshold=0.99_1.01 "
@@ -334,6 +344,14 @@ def test_a_command_that_is_quoted_within_another_is_read(tmp_path: Path) -> None
 )
 def test_words_of_public_scripts_are_carried_over(program: str, typed: str, expected: set[str]) -> None:
     assert set(translate(["python3", "-m", program, *typed.split()]).words.values()) >= expected
+
+
+def test_adapters_of_trl_are_those_that_its_scripts_train() -> None:
+    typed = ["trl", "grpo", "--model_name_or_path", "Qwen/Qwen3-0.6B", "--reward_funcs", "accuracy_reward"]
+    assert "model.lora_targets=[q_proj,v_proj]" in translate([*typed, "--use_peft"]).words.values()
+    found = translate([*typed, "--lora_r", "8"])
+    assert not any("lora" in word for word in found.words)
+    assert any("unless --use_peft is said; model.lora_rank=8" in note for note in found.notes)
 
 
 def test_a_batch_script_of_the_torchrl_document_is_answered_with_coveys() -> None:

@@ -109,8 +109,7 @@ def translate(tokens: Sequence[str]) -> Translation:
         found.notes.append(f"{processes} processes: torchrun --nproc-per-node={processes} -m covey train ...")
     # Whose command it is decides what its words mean
     known = set(setting_names())
-    one = foreign.system_of(tokens, {name: value for name, value in given.items() if name not in known})
-    if one is not None:
+    if one := foreign.system_of(tokens, {name: value for name, value in given.items() if name not in known}):
         _translate_system(one, tokens, given, known, found)
         return found
     given = _with_files_of_trl(given)
@@ -120,6 +119,8 @@ def translate(tokens: Sequence[str]) -> Translation:
     is_trl = any(trl.programs.fullmatch(word) for word in tokens) or len(of_trl) >= SEVERAL
     if is_trl:
         _translate_trl({name: given.pop(name) for name in of_trl}, processes, found)
+        if adapters := {name: given.pop(name) for name in trl.defaults if name in given}:
+            _add(next(foreign.answers(trl, adapters)), found)
     scripts = [word for word in tokens if word.endswith(".py") and "=" not in word and not trl.programs.fullmatch(word)]
     _translate_words(given, known, found)
     recipe = next(filter(None, (_of_document(script) for script in scripts)), None)
@@ -328,8 +329,8 @@ def _translate_trl(given: Mapping[str, str], processes: int, found: Translation)
             found.add(f"{name.removesuffix('.name')}={written(value)}")
     if args.max_steps <= 0:
         found.add(f"num_epochs={args.num_train_epochs:g}")
-        epochs = system("words").settings["num_train_epochs"].note
-        found.notes.append(f"num_train_epochs={args.num_train_epochs:g}: {epochs}")
+        note = system("words").settings["num_train_epochs"].note
+        found.notes.append(f"num_train_epochs={args.num_train_epochs:g}: {note}")
 
 
 def _read_fields(words: Sequence[str]) -> "GRPOConfig":

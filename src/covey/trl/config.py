@@ -141,7 +141,7 @@ class GRPOConfig(TrainingArguments):
                 setattr(self, name, _from_json(name, value))
         self._check_kinds()
         self.bf16 = not self.fp16 if self.bf16 is None else self.bf16
-        self.scale_rewards = {"True": "group", "False": "none"}.get(str(self.scale_rewards), self.scale_rewards)
+        self.scale_rewards = {"true": "group", "false": "none"}.get(str(self.scale_rewards).lower(), self.scale_rewards)
         self._derive_batches()
 
     @property

@@ -220,10 +220,9 @@ def _advantage(args: GRPOConfig) -> dict[str, Any]:
     if args.multi_objective_aggregation == "normalize_then_sum":
         return {"algorithm.advantage": "gdpo", "algorithm.advantage_options": {"eps": EPS}}
     if args.multi_objective_aggregation != "sum_then_normalize" or args.scale_rewards not in ADVANTAGES:
-        raise ValueError(
-            f"scale_rewards must be one of {', '.join(ADVANTAGES)}, multi_objective_aggregation sum_then_normalize or "
-            f"normalize_then_sum, got {args.scale_rewards} and {args.multi_objective_aggregation}"
-        )
+        known = f"scale_rewards must be one of {', '.join(ADVANTAGES)}, multi_objective_aggregation sum_then_normalize"
+        got = f"got {args.scale_rewards} and {args.multi_objective_aggregation}"
+        raise ValueError(f"{known} or normalize_then_sum, {got}")
     name, options = ADVANTAGES[args.scale_rewards]
     return {"algorithm.advantage": name, "algorithm.advantage_options": dict(options)}
 
