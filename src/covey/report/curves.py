@@ -161,11 +161,11 @@ def _held_out(run: RunFiles) -> dict[str, Any] | None:
     found = [(step, value) for step, value in looks if value is not None]
     if not found or not num_prompts:
         return None
-    of_step = {row["step"]: _known(of_each(row, "reward_mean")) for row in run.verdicts}
     if name == "accuracy":
         bands = [share_band(value * num_prompts, num_prompts) for _, value in found]
     else:
-        bands = [replace_value(mean_band(of_step.get(step, [])), value) for step, value in found]
+        of_step = {row["step"]: [v for v in of_each(row, name) if not math.isnan(v)] for row in run.verdicts}
+        bands = [mean_band(of_step.get(step, []))._replace(value=value) for step, value in found]
     steps, values = [step for step, _ in found], [value for _, value in found]
     title = f"{name.replace('reward_mean', 'mean reward')}, {(run.summary or {}).get('looked_at', 'held-out prompt')}s"
     curve = _curve("accuracy", title, steps, values, bands)
@@ -176,28 +176,13 @@ def _held_out(run: RunFiles) -> dict[str, Any] | None:
     return curve | {"about": f"95 % over {num_prompts} prompts", "points": True}
 
 
-def replace_value(band: Band, value: float) -> Band:
-    """Return a band around the value that was logged, without bounds where these are of something else."""
-    is_same = band.value is not None and abs(band.value - value) <= 1e-4 * max(1.0, abs(value))
-    return Band(value, *((band.low, band.high) if is_same else (None, None)))
-
-
-def _known(values: Sequence[float]) -> list[float]:
-    return [value for value in values if not math.isnan(value)]
-
-
 def prompts_of(run: RunFiles) -> int:
     """Return how many held-out prompts an evaluation of the run looked at, 0 where nothing says so."""
     summary = run.summary or {}
     look = summary.get("after") or summary.get("before") or {}
     if isinstance(look.get("num_prompts"), int):
         return int(look["num_prompts"])
-    first = [bool(row.get("greedy")) for row in run.answers if row["step"] == run.answers[0]["step"]]
-    wanted = run.settings.get("evaluation.num_prompts")
-    # Sampled answers are kept where there is room for all greedy ones
-    if first and all(first) and isinstance(wanted, int):
-        return max(len(first), wanted)
-    return sum(first)
+    return len(run.verdicts[-1]["prompts"]) if run.verdicts else 0
 
 
 def _metric(rows: Sequence[Row], plot: Plot) -> dict[str, Any] | None:

@@ -62,13 +62,10 @@ def sentence(summary: Mapping[str, Any]) -> str:
     level = f"{100 * (summary.get('confidence') or 0.95):.4g} %"
     name = MEASURES[found.measure].partition(",")[0].capitalize()
     if found.state == "none":
-        look = summary.get("after") or summary.get("before")
-        if not look or not is_number((look.get(found.measure) or {}).get("value")):
-            return "Nothing was evaluated"
-        interval = (
-            f" ({level} {spell(look[found.measure], factor, form)})" if is_number(look[found.measure]["low"]) else ""
-        )
-        return f"{name} {factor * look[found.measure]['value']:{form}}{unit}{interval} on {prompts_in_words(summary)}"
+        look = (summary.get("after") or summary.get("before") or {}).get(found.measure) or {}
+        interval = f" ({level} {spell(look, factor, form)})" if is_number(look.get("low")) else ""
+        value = f"{name} {factor * look['value']:{form}}{unit}" if is_number(look.get("value")) else ""
+        return f"{value}{interval} on {prompts_in_words(summary)}" if value else "Nothing was evaluated"
     before, after, change = (summary[name][found.measure] for name in ("before", "after", "gain"))
     interval = f", {level} {spell(change, factor, form)}" if is_number(change["low"]) else ""
     gain = f"{factor * change['value']:+{form}}{interval}"

@@ -54,7 +54,7 @@ def of_answers(answers: Iterable[Mapping[str, Any]]) -> list[Row]:
             "step": step,
             "prompts": [json.dumps([row["prompt_id"], row.get("prompt")]) for row in rows],
             "ids": [str(row["prompt_id"]) for row in rows],
-            "right": "".join(str(int(bool(row.get("correct")))) for row in rows),
+            "right": "".join(MARKS.get(row.get("correct", math.nan), "-") for row in rows),
             "rewards": [row.get("reward") for row in rows],
         }
         for step, rows in sorted(of_step.items())
