@@ -123,5 +123,5 @@ def test_a_new_run_of_the_command_line_and_of_python_look_at_the_machine(
     monkeypatch.setattr(job, "check_early", stop)
     for verb, engine in (("train", "vllm"), ("evaluate", "native")):
         with logging_as_it_was():
-            assert main([verb, MODEL]) == 2
+            assert main([verb, "environment=arithmetic", MODEL]) == 2
         assert f"engine={engine} would sample" in capsys.readouterr().err

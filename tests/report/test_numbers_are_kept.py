@@ -12,6 +12,7 @@ from typing import Any
 from covey.report.curves import curves_of
 from covey.report.read import RunFiles
 from covey.report.text import as_lines
+from covey.run.doctor.verdicts import of_answers
 
 KEPT = Path(__file__).parents[1] / "data" / "reports.txt"
 NUM_STEPS = 45
@@ -62,7 +63,9 @@ def made_up(seed: int, rate: float) -> RunFiles:
         looks.append({"step": step, "kind": "evaluate", "accuracy": accuracy, "reward_mean": mean, "pass_at_1": mean})
     settings = {"seed": seed, "num_steps": NUM_STEPS, "group_size": 4, "groups_per_step": 8, "optimizer.lr": rate}
     settings |= {"environment": "arithmetic", "evaluation.every": EVERY, "evaluation.num_samples": 4}
-    return RunFiles(Path(f"run-{seed}"), settings, steps=steps, looks=looks, answers=answers)
+    return RunFiles(
+        Path(f"run-{seed}"), settings, steps=steps, looks=looks, answers=answers, verdicts=of_answers(answers)
+    )
 
 
 def lines() -> Iterator[str]:

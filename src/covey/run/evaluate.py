@@ -175,10 +175,7 @@ def numbers_of(found: Evaluation) -> dict[str, float]:
 
 
 def tells_right(greedy: Sequence[Group], sampled: Sequence[Group], settings: EvaluationConfig) -> bool:
-    """Tell whether rewards say what is right: verdicts of 0 and 1, an environment that knows, or a bound of the user's.
-
-    Elsewhere a reward above some number is no more right than one below it.
-    """
+    """Tell whether rewards say what is right: verdicts of 0 and 1, an environment that knows, or a user's bound."""
     if settings.correct_above != EvaluationConfig.correct_above:
         return True
     return all(

@@ -19,7 +19,6 @@ from covey.run.records.summary import (
     peak_memory_bytes,
     phase_shares,
     read_summary,
-    restrict_to_common_prompts,
     summary,
     versions,
     write_summary,
@@ -309,14 +308,14 @@ def test_looks_at_different_prompts_are_compared_over_those_that_both_saw() -> N
     before = look((0, 0, 1), parts={"sums": look((0, 0)), "words": look((1,))})
     after = look((1, 0), parts={"sums": look((1, 0))})
     first, last = [("sums", "a"), ("sums", "b"), ("words", "c")], [("sums", "b"), ("sums", "d")]
-    pair = restrict_to_common_prompts(before, after, first, last)
-    assert pair is not None
+    pair = comparable(before, after, [first, last])
+    assert pair[0] is not None
     for side, correct, reward in zip(pair, (0, 1), (0.25, 0.75), strict=True):
         assert [*side.parts] == ["sums"]
         for one in (side, side.parts["sums"]):
             assert (one.correct_greedy, one.mean_reward) == ((correct,), (reward,))
             assert one.mean_parts == {"style": (reward + 1,)}
-    assert restrict_to_common_prompts(before, after, first, [("sums", "d"), ("words", "a")]) is None
+    assert comparable(before, after, [first, [("sums", "d"), ("words", "a")]]) == (None, None)
 
 
 def test_a_gain_is_compared_prompt_by_prompt_over_what_both_saw() -> None:

@@ -84,7 +84,7 @@ def summary(
 
     `before`, `after` and `gain` are null where there was no such evaluation.
 
-    The gain is that of `compared` where the two looks were not at the same prompts (`restrict_to_common_prompts`).
+    The gain is that of `compared` where the two looks were not at the same prompts (`comparable`).
     """
     # Compare before and after on the prompts that both evaluations saw
     rate = facts.tokens / facts.step_seconds if facts.step_seconds > 0 else 0.0
@@ -170,34 +170,22 @@ def gains(before: "Evaluation | None", after: "Evaluation | None", confidence: f
 def comparable(
     before: "Evaluation", after: "Evaluation", seen: Sequence[Sequence[PromptKey]]
 ) -> "tuple[Evaluation | None, Evaluation | None]":
-    """Return what the gain compares: the prompts common to both evaluations, (None, None) where there are none.
+    """Return what the gain compares: per-prompt values of the prompts common to both, (None, None) without any.
 
     They differ where a run was resumed with other rows. `seen` has the prompts of each evaluation of the run, `before`
-    being the first and `after` the last.
+    being the first and `after` the last. Means and intervals stay those of all the prompts that each saw.
     """
     first, last = seen[0], seen[-1]
     if first == last:
         return before, after
-    # Restrict both to the prompts they share
-    found = restrict_to_common_prompts(before, after, first, last)
-    if found is None:
+    after_too = set(last)
+    shared = [prompt for prompt in first if prompt in after_too]
+    if not shared:
         LOGGER.warning("no prompt is in both evaluations, the first and the last: the summary has no gain")
         return None, None
-    num_shared, of = len(found[0].correct_greedy), f"{before.num_prompts} and {after.num_prompts}"
-    LOGGER.warning("gain computed on the %d prompts common to both evaluations (%s)", num_shared, of)
-    return found
-
-
-def restrict_to_common_prompts(
-    before: "Evaluation", after: "Evaluation", prompts_before: Sequence[PromptKey], prompts_after: Sequence[PromptKey]
-) -> "tuple[Evaluation, Evaluation] | None":
-    """Cut both to per-prompt values of prompts that both saw, None where there is none.
-
-    Their means and intervals stay those of all the prompts that each saw.
-    """
-    after_too = set(prompts_after)
-    shared = [prompt for prompt in prompts_before if prompt in after_too]
-    return (_over(before, prompts_before, shared), _over(after, prompts_after, shared)) if shared else None
+    of = f"{before.num_prompts} and {after.num_prompts}"
+    LOGGER.warning("gain computed on the %d prompts common to both evaluations (%s)", len(shared), of)
+    return _over(before, first, shared), _over(after, last, shared)
 
 
 def _over(evaluation: "Evaluation", seen: Sequence[PromptKey], wanted: Sequence[PromptKey]) -> "Evaluation":

@@ -120,15 +120,15 @@ def _change_of_looks(log: RunLog, name: str) -> Change | None:
         return None
     before, after = looked(looks[0]), looked(looks[-1])
     first, last = before.value, after.value
-    # Take the first paired interval that is of this change
-    of_step = {row["step"]: row for row in log.verdicts}
-    ends = [of_step.get(step) for step, _ in (looks[0], looks[-1])]
-    found = [asdict(gain_of(ends[0], ends[1], name))] if ends[0] and ends[1] else []
-    for gain in (*found, (log.summary.get("gain") or {}).get(name) or {}):
+    # Take the first paired interval that is of this change, a run's own verdicts before what its summary says
+    ends = [row for row in log.verdicts if row["step"] in (looks[0][0], looks[-1][0])]
+    found = [(asdict(gain_of(ends[0], ends[-1], name)), CONFIDENCE)] if len(ends) > 1 else []
+    level = as_number(log.summary.get("confidence")) or CONFIDENCE
+    for gain, of_level in (*found, ((log.summary.get("gain") or {}).get(name) or {}, level)):
         low, high, value = (as_number(gain.get(end)) for end in ("low", "high", "value"))
-        if low is not None and high is not None and value is not None and abs(value - (last - first)) < 1e-4:
-            errors = NormalDist().inv_cdf((1 + (as_number(log.summary.get("confidence")) or CONFIDENCE)) / 2)
-            return Change(before, after, (high - low) / (2 * errors))
+        if None not in (low, high, value) and abs(value - (last - first)) < 1e-4:  # type: ignore[operator]
+            width = high - low  # type: ignore[operator]
+            return Change(before, after, width / (2 * NormalDist().inv_cdf((1 + of_level) / 2)))
     # Else estimate the binomial error of both accuracies
     if name != "accuracy":
         return None
