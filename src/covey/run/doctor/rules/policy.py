@@ -42,6 +42,8 @@ AGREES = 0.2
 """Correlation of advantages with rewards: 1 where nothing but the reward is in them."""
 FEWEST_LOOKS = 5
 """Second looks: fewer do not show that updates gained nothing."""
+VANISHED, VANISHED_STEPS = 0.1, 10
+"""Of the first step's reward, over so many steps at least."""
 UNMOVED = 1e-3
 """Nats by which answers differ where the weights that were stepped are not those of the policy."""
 FULL_LR_OF_LORA = 2e-5
@@ -248,7 +250,7 @@ def astray(log: RunLog) -> Evidence | None:
     errors = dict(log.known("update_gain_error"))
     looks = [one for one in log.known("update_gain") if one[0] in errors]
     if len(looks) < 3:
-        return None
+        return _undone(log, looks)
     gain = fmean(value for _, value in looks)
     error = sum(errors[step] ** 2 for step, _ in looks) ** 0.5 / len(looks)
     is_few = len(looks) < FEWEST_LOOKS
@@ -258,6 +260,21 @@ def astray(log: RunLog) -> Evidence | None:
     text = f"updates moved the best answer of a group by {gain:.2g} nats against its worst (error {error:.1g}"
     values = {"gain": gain, "error": error}
     return Evidence(Level.SICK if is_sick else Level.WATCH, f"{text}, {len(looks)} looks)", looks[0][0], values=values)
+
+
+def _undone(log: RunLog, looks: list[tuple[int, float]]) -> Evidence | None:
+    """Find rewards that vanish at once, by updates that lowered the best answers: nothing is left to look at then."""
+    rewards = log.known(reward_name(log))
+    after = [value for step, value in rewards if looks and step > looks[-1][0]]
+    if len(looks) < 2 or len(after) < VANISHED_STEPS or max(gain for _, gain in looks) >= 0:
+        return None
+    if fmean(after) >= VANISHED * rewards[0][1]:
+        return None
+    lowered = (
+        f"updates moved the best answer of a group by {fmean(gain for _, gain in looks):.2g} nats against its worst"
+    )
+    text = f"{lowered} ({len(looks)} looks), and rewards fell from {rewards[0][1]:.3g} to {fmean(after):.2g}"
+    return Evidence(Level.SICK, text, looks[0][0])
 
 
 def rate_too_low(log: RunLog) -> Evidence | None:
