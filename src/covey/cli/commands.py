@@ -9,10 +9,10 @@ from covey.config.schema import Config
 from covey.environments.base import facts_of
 from covey.environments.infill.settings import InfillConfig
 from covey.policy.models.naming import check_name, saved_step
-from covey.run import cold_start, stages
+from covey.run import cold_start, stages, trust
 from covey.run.audit.measure import audit
 from covey.run.audit.table import print_audit
-from covey.run.folder import AUDIT
+from covey.run.folder import AUDIT, run_of
 from covey.run.preflight import preflight
 from covey.run.records.record import RunRecorder
 from covey.run.records.summary import HELD_OUT
@@ -45,6 +45,8 @@ def run_evaluate(config: Config, output_dir: Path, asked: EvaluationAsked) -> No
     with Stopper(config.output.shutdown_timeout).installed(), RunRecorder(config, output_dir) as record:
         for place, name in enumerate(names):
             check_name(name)
+            if saved := run_of(name):
+                trust.check_links(Path(name), saved, trusted=config.trust_run)
             own = replace(config, source="local", model=replace(config.model, name=name))
             if asked.is_whole:
                 own = replace(own, data=replace(own.data, test_fraction=1.0))

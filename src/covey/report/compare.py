@@ -73,17 +73,11 @@ def _against(base: Sequence[Row], other: Sequence[Row]) -> dict[str, Any]:
         "seeds": [len(base), len(other)],
         "measures": {name: [_finite(value) for value in astuple(one)] for name, one in found.items()},
         "state": state,
-        "words": READINGS[state],
+        "words": READINGS[state] if shared else "nothing in common",
     }
 
 
-READINGS = {
-    "shown": "better, shown",
-    "lost": "worse, shown",
-    "unclear": "no difference shown",
-    "few": WORDS["few"],
-    "none": "nothing in common",
-}
+READINGS = WORDS | {"shown": "better, shown", "lost": "worse, shown", "unclear": "no difference shown"}
 
 
 def _values(row: Row, measure: str, shared: Sequence[str]) -> list[float]:
