@@ -62,8 +62,8 @@ def did_you_mean(name: str, known: Collection[str]) -> str:
 
 
 RUN_FOLDER = (
-    *("dir", "folder", "output_dir", "run", "run_dir", "run_folder"),
-    *("output.dir", "output.folder", "output.path"),
+    *("dir", "folder", "log_dir", "logdir", "out", "out_dir", "output_dir", "output_folder", "run", "run_dir"),
+    *("run_folder", "save_dir", "output.dir", "output.folder", "output.path"),
 )
 """What people type for the folder of a run, which Hydra makes."""
 
