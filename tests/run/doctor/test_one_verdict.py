@@ -238,7 +238,8 @@ def test_no_simulated_healthy_run_is_sick_at_any_look(tmp_path: Path) -> None:
     no_run_is_sick(tmp_path, range(14))
 
 
-@pytest.mark.long
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_none_of_200_simulated_healthy_runs_is_sick_at_any_look(tmp_path: Path) -> None:
     no_run_is_sick(tmp_path, range(14, 214))
 
