@@ -18,7 +18,7 @@ from covey.policy.policy import Policy
 from covey.run.preflight.plain import reachable_tokens
 from covey.run.preflight.policy import synthetic_rows
 from covey.run.preflight.preflight import run_checks
-from covey.run.preflight.rounding import explained_error, explained_logprobs
+from covey.run.preflight.rounding import _beyond, explained_error, explained_logprobs
 from covey.run.preflight.slope import _slope
 from covey.run.preflight.subject import PreflightContext
 
@@ -356,3 +356,10 @@ def test_longrope_is_trained_up_to_its_original_length_and_refused_beyond(build:
     line = refusal(build(model__name=name, sampling__max_tokens=80))
     assert line.startswith("preflight: lengths: prompt ")
     assert "allowed: 64 positions of the policy, beyond which longrope changes the numbers of a whole batch" in line
+
+
+@pytest.mark.parametrize(
+    ("mean", "num_tokens", "is_rounding"), [(1.6e-5, 8, True), (1.6e-5, 512, False), (2.2e-5, 8, False)]
+)
+def test_the_mean_of_few_tokens_may_be_further_off(mean: float, num_tokens: int, is_rounding: bool) -> None:
+    assert (_beyond({"engine/short": torch.full((num_tokens,), mean)}, 1.28e-4) == []) is is_rounding
