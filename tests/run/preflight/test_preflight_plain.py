@@ -148,7 +148,7 @@ def test_log_probs_may_be_off_as_transformers_itself_is_and_never_by_what_a_defe
     plain = rounded_and_exact((subject := build(**SHARP)).run.policy)[0]
     monkeypatch.setattr("covey.run.preflight.rounding.rounded_and_exact", lambda policy: (Coarse(plain, error), plain))
     rollouts = [rollout for group in subject.groups for rollout in group.rollouts]
-    wrong, limit = explained_logprobs(subject, {"engine": torch.full((40,), gap)}, rollouts)
+    wrong, limit = explained_logprobs(subject, {"engine": torch.full((40_000,), gap)}, rollouts)
     assert (wrong == ["engine"]) == is_wrong
     assert 1e-4 <= limit <= 1e-3
 
