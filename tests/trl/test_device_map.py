@@ -72,8 +72,8 @@ def test_the_gpu_of_another_rank_is_named_as_it_is(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("typed", "line"),
     [
-        ("device_map=auto", "device_map=auto is model.device=auto here (one process has one device"),
-        ("device_map=balanced", "device_map=balanced is no setting here (one process has one device"),
+        ("device_map=auto", "device_map=auto is model.device=auto here (a model is on one device"),
+        ("device_map=balanced", "device_map=balanced is no setting here (a model is on one device"),
     ],
 )
 def test_covey_train_answers_a_device_map(typed: str, line: str) -> None:

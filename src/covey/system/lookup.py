@@ -59,6 +59,11 @@ def import_changed() -> list[str]:
         name = module.__name__
         try:
             importlib.reload(module)
+        except ModuleNotFoundError as error:
+            if error.name != name:
+                raise ValueError(f"{name} has changed since it was imported, and needs {error.name}") from error
+            lines.append(f"{name} has changed since it was imported, but its folder is no longer searched")
+            continue
         except Exception as error:
             raise ValueError(f"{name} has changed since it was imported, and its import {describe(error)}") from error
         modules.MET[name] = text

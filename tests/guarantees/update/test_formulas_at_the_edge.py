@@ -69,7 +69,7 @@ EDGES = {
 
 def objective_of(algorithm: AlgorithmConfig, inputs: ObjectiveInputs) -> tuple[Tensor, Tensor, dict[str, float]]:
     """Loss, gradient and metrics with every penalty on."""
-    objective = build_objective(algorithm, norm_length=16)
+    objective = build_objective(replace(algorithm, entropy_coef=0.01), norm_length=16)
     given = replace(inputs, log_probs_NT=inputs.log_probs_NT.detach().clone().requires_grad_(True))
     statistics = objective.batch_statistics(given, 0) if objective.needs_batch_selection else None
     loss, sums = objective(given, count_totals(given.mask_NT), 0.1, 0.01, statistics)

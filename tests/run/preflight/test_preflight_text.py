@@ -115,8 +115,8 @@ def test_a_conversation_comes_back_from_its_tokens(build: Build) -> None:
         (CHAT_TEMPLATE.replace("messages %}", "messages[1:] %}"), "the chat template drops what the system says"),
         (CHAT_TEMPLATE.replace("message['content']", "message['content'] | upper"), "drops what the system says"),
         ("{% if add_generation_prompt %}go {% endif %}" + CHAT_TEMPLATE, "its tokens change before the end"),
-        ("{{ raise_exception('no system role') }}", "raises TemplateError: no system role"),
-        ("{{ messages[2]['content'] }}", "raises UndefinedError"),
+        ("{{ raise_exception('no system role') }}", "refuses a conversation of the roles system, user: no system role"),
+        ("{{ messages[2]['content'] }}", "system, user: list object has no element 2"),
     ],
 )
 def test_a_chat_template_that_loses_or_moves_words_is_refused(build: Build, template: str, fault: str) -> None:

@@ -114,11 +114,10 @@ def _prompt_faults(policy: Policy, prompt: Prompt) -> Iterator[Fault]:
 def _rendering_faults(policy: Policy, prompt: Prompt) -> Iterator[str]:
     try:
         ids = encode_prompt(policy.tokenizer, prompt)
-    except ValueError as error:
-        yield str(error)
-        return
     except Exception as error:  # the template is foreign code: Jinja, with errors of its own making
-        yield f"prompt {prompt.id}: the chat template raises {type(error).__name__}: {error}"
+        is_told = isinstance(error, ValueError)
+        said = str(error) if is_told else f"the chat template raises {type(error).__name__}: {error}"
+        yield said if prompt.id in said else f"prompt {prompt.id}: {said}"
         return
     if policy.mask_id is not None and policy.mask_id not in ids:
         yield f"prompt {prompt.id} has no masked token ({policy.tokenizer.mask_token})"
