@@ -85,7 +85,8 @@ def test_a_name_a_function_and_rows_give_a_result(tmp_path: Path) -> None:
     assert (result.status, result.folder) == ("completed", tmp_path / "run")
     for evaluation in (result.before, result.after):
         assert evaluation is not None
-        assert evaluation.accuracy.low <= evaluation.accuracy.value < evaluation.accuracy.high
+        assert evaluation.accuracy is None or evaluation.accuracy.value is None  # no reward says what is right
+        assert evaluation.reward_mean is not None
     assert list(result.metrics["step"]) == [row["step"] for row in result.rows] == [1, 2]
     assert equal(weights_of(result.model), saved_weights(tmp_path / "run"))
     assert result.summary["steps"] == 2
@@ -365,7 +366,7 @@ def test_a_result_samples_texts_and_conversations_and_shows_itself(tmp_path: Pat
     assert [len(texts) for texts in first] == [2, 2]
     assert repr(result).splitlines()[0] == f"completed after 2 steps, {tmp_path / 'run'}"
     assert "<svg" in result._repr_html_()
-    assert "<td>accuracy</td>" in result._repr_html_()
+    assert "<td>mean reward</td>" in result._repr_html_()
 
 
 @pytest.mark.long

@@ -118,7 +118,7 @@ def test_training_shows_a_line_a_step_the_tables_and_the_run_folder_last(capsys:
     assert lines[-1] == "run folder: run"
     assert "\x1b" not in printed.out
     assert printed.err == ""
-    assert printed.out.count("D34 never stops from the first step on: ") == 1  # a random policy, and four tokens
+    assert printed.out.count("D34 never stops from the first step on: ") == 2  # as it is found, and at the end
     assert sorted(path.name for path in Path("run").iterdir()) == [
         *("checkpoints", "config.yaml", "covey.log", "evaluations.jsonl", "metrics.jsonl", "preflight.json"),
         *(
@@ -129,6 +129,7 @@ def test_training_shows_a_line_a_step_the_tables_and_the_run_folder_last(capsys:
             "summary.json",
             "traces.jsonl",
             "updates.jsonl",
+            "verdicts.jsonl",
             "versions.json",
         ),
     ]

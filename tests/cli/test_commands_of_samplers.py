@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from covey.cli.commands import run_check, run_evaluate
+from covey.cli.flags import EvaluationAsked
 from covey.train import train
 
 from ..support.fake_ray import fake_ray
@@ -20,7 +21,7 @@ def test_a_policy_is_evaluated_without_samplers(tmp_path: Path, monkeypatch: pyt
     (tmp_path / "found").mkdir()
     policy = tmp_path / "run" / "checkpoints" / "step-000002" / "policy"
     with fake_ray() as ray:
-        run_evaluate(small_config(model__name=str(policy), **RAY), tmp_path / "found")
+        run_evaluate(small_config(model__name=str(policy), **RAY), tmp_path / "found", EvaluationAsked())
     assert ray.actors == []
     assert len(rows(tmp_path / "found" / "metrics.jsonl", "evaluate")) == 1
 

@@ -160,7 +160,7 @@ def test_every_command_is_accepted_or_refused_as_the_page_says(
     page: str, words: list[str], workbench: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for verb in main_module.WORK:
-        monkeypatch.setitem(main_module.WORK, verb, lambda config, folder: None)
+        monkeypatch.setitem(main_module.WORK, verb, lambda config, folder, *asked: None)
     for verb in ("status", "replay"):  # they find the run, which has trained nothing
         monkeypatch.setattr(past, f"run_{verb}", lambda words, verb=verb: past.run_folder_of(verb, words))
     monkeypatch.setattr(doctor, "run_doctor", lambda words: 0 if doctor.read_words(words) else 1)

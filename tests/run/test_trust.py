@@ -489,7 +489,7 @@ def test_a_policy_whose_files_are_elsewhere_is_not_measured(capsys: pytest.Captu
     secret.write_text("{}")
     (run / POLICY / "tokenizer.json").symlink_to(secret)
     for verb in ("evaluate", "train", "check"):
-        assert main([verb, f"model.name=theirs/{POLICY}"]) == 2
+        assert main([verb, "recipe=arithmetic", f"model.name=theirs/{POLICY}"]) == 2
         assert f"links lead out of it: theirs/{POLICY}/tokenizer.json -> {secret}" in capsys.readouterr().err
 
 

@@ -291,6 +291,7 @@ def test_the_judge_verb_trains_a_judge_and_says_how_often_it_is_right(
     assert Path(found["name"]).parent == tmp_path / "judges"
     shown = capsys.readouterr().out.splitlines()
     assert shown.pop(0) == "loading environment=infill"
+    assert shown.pop(0).startswith("texts: generated")
     assert shown[0] == "judge: 2 steps of training begin, once for all runs with these texts"
     assert shown[1].startswith("judge: 2 steps done, loss 0.")
     assert shown[2].startswith(f"judge ranks {found['accuracy']:.1%} of held-out texts")

@@ -359,7 +359,7 @@ def test_the_command_prints_a_plan_and_leaves_no_folder(
     words = ["model.name=Qwen/Qwen3-0.6B", "environment=arithmetic", "num_steps=50"]
     assert main(["plan", *words, "--on", "h100"]) == 0
     said = capsys.readouterr().out
-    assert "596,049,920 weights; 50 steps of 32 × 8 answers" in said
+    assert "596,049,920 weights, all trained; 50 steps of 32 × 8 answers" in said
     for part in (
         "H100 SXM 80 GB: fits",
         "memory      weights 2.2 GiB",

@@ -35,7 +35,7 @@ def test_a_gold_answer_without_full_marks_is_refused_by_its_prompt(build: Build)
     subject = build(environment)
     first = next(prompt.id for prompt in subject.prompts if prompt.id in wrong)
     line = refusal(subject)
-    assert f"3 of 8 gold answers score below 1, first: prompt {first}, reward 0, allowed: >= 1; fix" in line
+    assert f"3 of 8 gold answers score below 0.999, first: prompt {first}, reward 0, allowed: >= 0.999; fix" in line
 
 
 def test_full_marks_are_what_the_evaluation_calls_correct(build: Build) -> None:
