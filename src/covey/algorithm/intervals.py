@@ -1,7 +1,7 @@
 """Confidence intervals of measured shares and means, in plain Python."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist, fmean
 
@@ -91,6 +91,12 @@ def pass_at_k(n: int, c: int, k: int) -> float:
         raise ValueError(f"num_correct must be in [0, num_samples={n}], got {c}")
     # 1 - C(n-c, k) / C(n, k); Python divides the two integers exactly, however long they are.
     return (math.comb(n, k) - math.comb(n - c, k)) / math.comb(n, k)
+
+
+def pass_of_each(num_scored: Iterable[int], num_right: Iterable[int], k: int) -> list[float]:
+    """Return the chance of each prompt that one of k samples is right, NaN where fewer were scored."""
+    counts = zip(num_scored, num_right, strict=True)
+    return [pass_at_k(n, c, k) if n >= k else math.nan for n, c in counts]
 
 
 def bounds_of(values: Sequence[float]) -> tuple[float, float] | None:

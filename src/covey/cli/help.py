@@ -11,11 +11,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import get_type_hints
 
-from covey.config.names import read_table
 from covey.config.schema import GROUPS, Config, group_choices
 from covey.config.shelves import CONF
 from covey.rollouts.settings import GroupSizeStep
-from covey.system.lookup import near
+from covey.system.lookup import near, read_table
 from covey.system.section import Section
 from covey.system.setting import bounds_of
 

@@ -14,7 +14,7 @@ import yaml
 from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
 
 from covey.config.schema import Config, unknown_setting
-from covey.system.lookup import near
+from covey.system.lookup import YAML_LOADER, near
 from covey.system.section import Section
 from covey.system.setting import Bounds, Requires, bounds_of
 from covey.system.text.format import one_line
@@ -255,13 +255,9 @@ def _of_a_section(name: str, value: str) -> str:
     return f"{name} is a section of settings: write {'hydra.run.dir' if name == 'output' else setting}={written}"
 
 
-_PARSER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""libyaml's parser where PyYAML has it: it reads saved settings 16 times as fast."""
-
-
 def refuse_aliases(text: str) -> None:
     """Raise ValueError for YAML whose names stand for each other, of which a few lines fill the memory."""
-    if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, _PARSER)):
+    if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, YAML_LOADER)):
         raise ValueError("it uses aliases (*name); write the values out")
 
 

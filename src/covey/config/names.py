@@ -4,9 +4,8 @@ import difflib
 from collections.abc import Collection
 from functools import cache
 from pathlib import Path
-from typing import Any
 
-import yaml
+from covey.system.lookup import read_table
 
 TABLE = Path(__file__).with_name("foreign") / "names.yaml"
 
@@ -69,12 +68,6 @@ RUN_FOLDER = (
 
 
 CLIP_RANGE = ("algorithm.loss_options.eps_low", "algorithm.loss_options.eps_high")
-
-
-@cache
-def read_table(path: Path) -> Any:
-    """Return what a table of names holds."""
-    return yaml.load(path.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 
 
 @cache

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean, stdev
 from typing import Any
 
-from covey.algorithm.intervals import SHARE, Estimate, bounds_of, mean_interval, pass_at_k, wilson
+from covey.algorithm.intervals import SHARE, Estimate, bounds_of, mean_interval, pass_of_each, wilson
 from covey.config.schema import EvaluationConfig
 from covey.environments.data.settings import KNOW_RIGHT
 from covey.rollouts.source import GroupSource
@@ -49,8 +49,7 @@ class Evaluation:
 
     def pass_of_each(self, k: int) -> list[float]:
         """Return the chance of each prompt that one of k samples is right, NaN where fewer were scored."""
-        pairs = zip(self.num_scored, self.num_right, strict=True)
-        return [pass_at_k(n, c, k) if n >= k else math.nan for n, c in pairs]
+        return pass_of_each(self.num_scored, self.num_right, k)
 
 
 def evaluation_from(values: Mapping[str, Any]) -> Evaluation:

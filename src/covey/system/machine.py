@@ -100,8 +100,9 @@ class Heap:
         has_grown = 0 < HEAP_GROWTH * self._usual < free
         if free > KEPT_FREE and (has_grown or free < RELEASED_PER_SECOND * seconds):
             release_memory()
-            free = 0
-        self._usual = self._usual if self._usual and free else free
+            self._usual = 0
+        else:
+            self._usual = self._usual or free
 
 
 def release_memory() -> None:

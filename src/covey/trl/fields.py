@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from covey.config.names import read_table
+from covey.system.lookup import read_table
 
 _TABLE = {
     kind: {name: said for names, said in rows.items() for name in names.split()}

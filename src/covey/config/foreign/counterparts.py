@@ -10,9 +10,8 @@ from typing import Any
 
 import yaml
 
-from covey.config.names import read_table
 from covey.policy.models.naming import device_of_map
-from covey.system.lookup import function_path_of_file
+from covey.system.lookup import function_path_of_file, read_table
 
 Given = Mapping[str, str]
 """Foreign settings by their full names."""

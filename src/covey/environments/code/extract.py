@@ -171,8 +171,13 @@ def _content(text: str, begin: re.Match[str], end: int) -> str:
 
 def _submission(text: str, entry_point: str) -> str:
     first = _FENCE.search(text)
-    if first and not (first[1] + first[3]).strip() and defines(text[: first.start()], entry_point):
-        text = f"{first[2]}\n{text}" if _GIVEN.match(text.lstrip()) else text
+    if (
+        first is not None
+        and not (first[1] + first[3]).strip()
+        and defines(text[: first.start()], entry_point)
+        and _GIVEN.match(text.lstrip())
+    ):
+        text = f"{first[2]}\n{text}"
     blocks = fenced_blocks(text)
     if blocks:
         place = next((i for i in reversed(range(len(blocks))) if defines(blocks[i], entry_point)), len(blocks) - 1)

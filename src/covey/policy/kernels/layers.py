@@ -25,7 +25,15 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, Qwen3Decode
 from covey.policy.attention.base import ATTENTION, attention
 from covey.policy.kernels.elementwise import gated, rms_norm, rotated
 from covey.policy.kernels.linear import OneDnnLinear
-from covey.policy.kernels.support import unsupported_reason
+from covey.policy.kernels.support import product_type, unsupported_reason
+
+
+class CastsOnce:
+    device_type = "cpu"
+
+    def _cast_once(self, x: Tensor) -> Tensor:
+        """Cast once what autocast would cast for each product that it enters."""
+        return x.to(product_type(self.device_type, x.dtype))
 
 
 class CompiledNorm(nn.Module):
@@ -42,11 +50,11 @@ class CompiledNorm(nn.Module):
         return _is_known(hidden_states, self.weight)
 
     def _normed(self, hidden_states: Tensor) -> Tensor:
-        dtype = _product_type(torch.promote_types(hidden_states.dtype, self.weight.dtype))
+        dtype = product_type("cpu", torch.promote_types(hidden_states.dtype, self.weight.dtype))
         return rms_norm(hidden_states, self.weight, self.variance_epsilon, dtype)
 
 
-class CompiledMLP(nn.Module):
+class CompiledMLP(CastsOnce, nn.Module):
     gate_proj: nn.Linear
     up_proj: nn.Linear
     down_proj: nn.Linear
@@ -63,15 +71,11 @@ class CompiledMLP(nn.Module):
     def _computes(self, x: Tensor) -> bool:
         return _is_known(x)
 
-    def _cast_once(self, x: Tensor) -> Tensor:
-        """Cast once what autocast would cast for each product that it enters."""
-        return x.to(_product_type(x.dtype))
-
     def _gated(self, gate: Tensor, up: Tensor) -> Tensor:
         return gated(gate, up)
 
 
-class CompiledAttention(nn.Module):
+class CompiledAttention(CastsOnce, nn.Module):
     config: Any
     head_dim: int
     scaling: float
@@ -98,9 +102,6 @@ class CompiledAttention(nn.Module):
 
     def _computes(self, hidden_states: Tensor) -> bool:
         return _is_known(hidden_states)
-
-    def _cast_once(self, hidden_states: Tensor) -> Tensor:
-        return hidden_states.to(_product_type(hidden_states.dtype))
 
     def _turned(self, query_BTHD: Tensor, key_BTHD: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         return rotated(query_BTHD, cos, sin), rotated(key_BTHD, cos, sin)
@@ -150,14 +151,9 @@ def compiled_class(module: nn.Module) -> type[nn.Module] | None:
 
 
 def _is_known(*tensors: Tensor) -> bool:
-    types = {_product_type(torch.float32), *(tensor.dtype for tensor in tensors)}
+    types = {product_type("cpu", torch.float32), *(tensor.dtype for tensor in tensors)}
     on_cpu = all(tensor.device.type == "cpu" for tensor in tensors)
     return on_cpu and types <= {torch.float32, torch.bfloat16} and tensors[0].numel() > 0
-
-
-def _product_type(dtype: torch.dtype) -> torch.dtype:
-    """Return what products are computed in, of tensors of this type."""
-    return torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else dtype
 
 
 LAYERS = (LlamaDecoderLayer, MistralDecoderLayer, Qwen2DecoderLayer, Qwen3DecoderLayer)

@@ -59,6 +59,11 @@ def unsupported_reason(
     return ""
 
 
+def product_type(device_type: str, dtype: torch.dtype) -> torch.dtype:
+    """Return what products of tensors of `dtype` are computed in: autocast's type where it is on."""
+    return torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else dtype
+
+
 def with_dense_heads(*tensors: Tensor) -> list[Tensor]:
     """Return heads (B, H, T, D) whose numbers lie side by side, as the kernels read them. Copies only where needed."""
     return [tensor if tensor.stride(3) == 1 else tensor.contiguous() for tensor in tensors]

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from covey.policy.kernels.support import product_type
 from covey.policy.policy import DTYPES
 from covey.policy.settings import ModelConfig
 
@@ -128,7 +129,7 @@ def _plain_8_bit() -> type[nn.Module]:
 
         def forward(self, x: Tensor) -> Tensor:
             kind = x.device.type
-            computed = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+            computed = product_type(kind, x.dtype)
             with torch.autocast(kind, enabled=False):
                 out: Tensor = _Product.apply(x.to(computed), self.weight)
                 return out if self.bias is None else out + self.bias.to(computed)

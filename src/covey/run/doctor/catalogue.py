@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from covey.config.names import read_table
 from covey.run.doctor.finding import Rule
 from covey.run.doctor.rules import policy, reward, sampler, signal, system
+from covey.system.lookup import read_table
 
 LOOKS = {module.__name__.rpartition(".")[2]: vars(module) for module in (policy, reward, sampler, signal, system)}
 

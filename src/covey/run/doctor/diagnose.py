@@ -9,6 +9,7 @@ from covey.run.doctor.catalogue import RULES
 from covey.run.doctor.finding import Finding, Level
 from covey.run.doctor.log import MIN_WINDOW, RunLog
 from covey.run.doctor.rules.common import num_prompts
+from covey.run.records.summary import TRAINED
 from covey.system.text.format import number_of
 
 EXIT_CODES = {None: 0, Level.NOTE: 0, Level.WATCH: 3, Level.SICK: 4}
@@ -22,7 +23,7 @@ def diagnose(log: RunLog) -> list[Finding]:
     """
     first, settings = log.steps[0] if log.steps else 1, log.settings
     has_no_more = num_prompts(log) < settings.get("evaluation.num_prompts", 0)
-    if settings and (has_no_more or log.summary.get("looked_at") == "training prompt"):
+    if settings and (has_no_more or log.summary.get("looked_at") == TRAINED):
         settings = {**settings, "evaluation.num_prompts": ALL}
     found = [
         Finding(rule, evidence, first_step=first, advice=still_open(rule.advice, settings))

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeGuard
 
 from covey.algorithm.intervals import FEW_PROMPTS
+from covey.run.records.summary import HELD_OUT
 from covey.system.text.format import number_of
 
 WORDS = {
@@ -81,7 +82,7 @@ def spell(change: Mapping[str, float], factor: float, form: str) -> str:
 def prompts_in_words(summary: Mapping[str, Any]) -> str:
     """Say how many prompts evaluations looked at, and whether they were held out."""
     some = summary.get("after") or summary.get("before") or {}
-    return number_of(some.get("num_prompts", 0), summary.get("looked_at", "held-out prompt"))
+    return number_of(some.get("num_prompts", 0), summary.get("looked_at", HELD_OUT))
 
 
 def is_number(value: Any) -> TypeGuard[float]:

@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from covey.algorithm.intervals import Estimate, pass_at_k
+from covey.algorithm.intervals import Estimate, pass_of_each
 from covey.run.records.summary import paired_gain
 from covey.system.text.format import timestamp
 
@@ -68,8 +68,7 @@ def of_each(row: Mapping[str, Any], measure: str) -> list[float]:
     if measure == "reward_mean":
         return [math.nan if reward is None else float(reward) for reward in row["rewards"]]
     k = int(measure.removeprefix("pass@"))
-    counts = zip(row.get("num_scored", ()), row.get("num_right", ()), strict=True)
-    return [pass_at_k(n, c, k) if n >= k else math.nan for n, c in counts]
+    return pass_of_each(row.get("num_scored", ()), row.get("num_right", ()), k)
 
 
 def paired(before: Mapping[str, Any], after: Mapping[str, Any], measure: str) -> tuple[list[float], list[float]]:

@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from covey.config.names import read_table
-from covey.system.lookup import one_of
+from covey.system.lookup import one_of, read_table
 
 
 @dataclass(frozen=True, slots=True)

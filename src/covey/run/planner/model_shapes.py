@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from covey.config.names import read_table
 from covey.policy.settings import NANO, ModelConfig
+from covey.system.lookup import read_table
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel

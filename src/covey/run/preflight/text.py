@@ -115,8 +115,8 @@ def _rendering_faults(policy: Policy, prompt: Prompt) -> Iterator[str]:
     try:
         ids = encode_prompt(policy.tokenizer, prompt)
     except Exception as error:  # the template is foreign code: Jinja, with errors of its own making
-        is_told = isinstance(error, ValueError)
-        said = str(error) if is_told else f"the chat template raises {type(error).__name__}: {error}"
+        raised = "" if isinstance(error, ValueError) else f"the chat template raises {type(error).__name__}: "
+        said = f"{raised}{error}"
         yield said if prompt.id in said else f"prompt {prompt.id}: {said}"
         return
     if policy.mask_id is not None and policy.mask_id not in ids:

@@ -44,7 +44,9 @@ from covey.run.records.step_metrics import (
     why_no_signal,
 )
 from covey.run.records.summary import (
+    HELD_OUT,
     SIDES,
+    TRAINED,
     PromptKey,
     RunFacts,
     comparable,
@@ -404,8 +406,7 @@ class RunRecorder:
             rechecked=self._totals["rechecked"],
             recheck_disagreements=self._totals["recheck_disagreements"],
             environment={} if self._run is None else environment_facts(self._run),
-            looked_at=self.looked_at
-            or ("held-out prompt" if not self._run or self._run.is_held_out else "training prompt"),
+            looked_at=self.looked_at or (HELD_OUT if not self._run or self._run.is_held_out else TRAINED),
             sides=self.sides,
             samplers=self._samplers.described(),
         )

@@ -28,7 +28,7 @@ PACKAGES = ("covey", "torch", "transformers", "tokenizers", "peft", "accelerate"
 MAX_BYTES = 64 << 20
 """Of summary.json; nothing that a run wrote is longer."""
 
-HELD_OUT, SIDES = "held-out prompt", ("before", "after")
+HELD_OUT, TRAINED, SIDES = "held-out prompt", "training prompt", ("before", "after")
 PromptKey = tuple[str, str]
 """A prompt that an evaluation looked at: its environment and what tells it from others (fingerprint.py)."""
 

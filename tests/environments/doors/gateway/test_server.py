@@ -8,7 +8,7 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -52,6 +52,16 @@ def begun(url: str, found: list[Any]) -> threading.Thread:
     thread = threading.Thread(target=lambda: found.append(send(f"{url}/chat/completions", BODY)))
     thread.start()
     return thread
+
+
+def expect_answer(door: Door, run: Callable[[Any], Any]) -> None:
+    """Call, answer the call as the episode does, and see that the answer arrives."""
+    found: list[Any] = []
+    thread = begun(door.url, found)
+    run(door.next_call())
+    door.answer(SPOKEN)
+    thread.join(10)
+    assert found[0][0] == 200
 
 
 def test_every_episode_has_a_key_that_cannot_be_guessed() -> None:
@@ -133,12 +143,7 @@ def test_a_client_that_dies_while_it_waits_harms_nobody() -> None:
             client.sendall(head.encode() + body)
             run(dead.next_call())
         dead.answer(SPOKEN)
-        found: list[Any] = []
-        thread = begun(alive.url, found)
-        run(alive.next_call())
-        alive.answer(SPOKEN)
-        thread.join(10)
-        assert found[0][0] == 200
+        expect_answer(alive, run)
 
 
 def test_a_client_that_never_finishes_its_request_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,12 +194,7 @@ def test_who_has_no_key_takes_neither_descriptors_nor_threads_and_calls_go_on() 
     with opened() as (gateway, (door,), run):
         threads, descriptors = threading.active_count(), len(os.listdir("/proc/self/fd"))
         strangers = [held(gateway.port) for _ in range(server.MAX_WAITING + 50)]
-        found: list[Any] = []
-        thread = begun(door.url, found)
-        run(door.next_call())
-        door.answer(SPOKEN)
-        thread.join(10)
-        assert found[0][0] == 200
+        expect_answer(door, run)
         # The gateway's own end of each; the first ones were dropped for the later
         assert len(os.listdir("/proc/self/fd")) - descriptors - len(strangers) <= server.MAX_WAITING
         assert threading.active_count() <= threads + 1

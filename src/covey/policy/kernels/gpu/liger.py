@@ -13,25 +13,21 @@ from covey.policy.kernels.gpu.residual import add_norm
 from covey.policy.kernels.layers import (
     COMPILED,
     LAYERS,
+    CastsOnce,
     CompiledAttention,
     CompiledMLP,
     CompiledNorm,
     compiled_class,
 )
+from covey.policy.kernels.support import product_type
 from covey.policy.settings import chooses_liger
 
 
-class _OnGpu:
+class _OnGpu(CastsOnce):
+    device_type = "cuda"
+
     def _computes(self, hidden_states: Tensor) -> bool:
         return hidden_states.is_cuda and hidden_states.dtype != torch.float64  # its kernels add up in float32
-
-    def _cast_once(self, hidden_states: Tensor) -> Tensor:
-        """Cast once what autocast would cast for each product that it enters."""
-        return hidden_states.to(_product_type(hidden_states))
-
-
-def _product_type(hidden_states: Tensor) -> torch.dtype:
-    return torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else hidden_states.dtype
 
 
 class _Norm(_OnGpu):
@@ -86,7 +82,7 @@ class _Layer:
 def _add_norm(hidden_BTC: Tensor, delta_BTC: Tensor | None, norm: Any) -> tuple[Tensor, Tensor]:
     """Apply `residual.add_norm` with a norm's weight, in the type of the products that follow."""
     delta_NC = None if delta_BTC is None else delta_BTC.flatten(0, 1)
-    how = norm.weight, norm.variance_epsilon, _product_type(hidden_BTC)
+    how = norm.weight, norm.variance_epsilon, product_type("cuda", hidden_BTC.dtype)
     sum_NC, normed_NC = add_norm(hidden_BTC.flatten(0, 1), delta_NC, *how)
     return sum_NC.view_as(hidden_BTC), normed_NC.view_as(hidden_BTC)
 
