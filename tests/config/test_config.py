@@ -382,18 +382,18 @@ def test_a_slip_inside_a_yaml_file_names_the_file(tmp_path: Path) -> None:
         (["data.path=x"], "data.path=x needs an environment that reads rows, got environment=arithmetic"),
         (
             ["environment=math", *ROWS, "environment.timeout=60", "timeouts.scoring=60"],
-            "environment.timeout=60 needs timeouts.scoring > that, got 60",
+            "timeouts.scoring must be > 60 (environment.timeout=60), got 60",
         ),
         (
             [*MY_REWARDS, "environment.timeout=50", "environment.start_timeout=30", "timeouts.scoring=80"],
-            "environment.timeout + environment.start_timeout=80 needs timeouts.scoring > that, got 80",
+            "timeouts.scoring must be > 80 (environment.timeout + environment.start_timeout), got 80",
         ),
         (
             [
                 *("environment=code", "environment.total_seconds=10", "environment.num_slots=2"),
                 *("group_size=7", "timeouts.scoring=40"),
             ],
-            "environment.total_seconds=10 for 7 programs in 2 slots needs timeouts.scoring > 40, got 40",
+            "timeouts.scoring must be > 40 (environment.total_seconds=10 for 7 programs in 2 slots), got 40",
         ),
         (
             ["environment=code", "environment.timeout=30"],

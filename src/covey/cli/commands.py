@@ -7,7 +7,6 @@ from pathlib import Path
 from covey.cli.flags import EvaluationAsked
 from covey.config.schema import Config
 from covey.environments.base import facts_of
-from covey.environments.infill.settings import InfillConfig
 from covey.policy.models.naming import check_name, saved_step
 from covey.run import cold_start, stages, trust
 from covey.run.audit.measure import audit
@@ -71,7 +70,7 @@ def run_judge(config: Config, output_dir: Path) -> None:
 
     ValueError where one is below its floor.
     """
-    if not isinstance(config.environment, InfillConfig):
+    if config.environment.learned_judge != "trained":
         raise ValueError(f"covey judge needs environment=infill, got environment={config.environment.name}")
     with Stopper(config.output.shutdown_timeout).installed(), RunRecorder(config, output_dir) as record:
         environment = load_environment(config, record)

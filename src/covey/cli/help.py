@@ -1,6 +1,7 @@
 """What `covey --help` says. Imports the classes of the settings and nothing heavier: help must not wait."""
 
 import ast
+import re
 import shutil
 import sys
 import textwrap
@@ -124,9 +125,13 @@ def _fields_of(section: type) -> dict[str, tuple[str, str]]:
     (node,) = (node for node in _classes(sys.modules[section.__module__]) if node.name == section.__name__)
     found = {}
     for statement, after in zip(node.body, [*node.body[1:], None], strict=True):
-        if isinstance(statement, ast.AnnAssign) and not ast.unparse(statement.annotation).endswith("Config"):
+        if isinstance(statement, ast.AnnAssign) and not NO_SETTING(ast.unparse(statement.annotation)):
             found[ast.unparse(statement.target)] = (_default(statement.value), _docstring(after))
     return found
+
+
+NO_SETTING = re.compile(r".*Config$|ClassVar").match
+"""Annotations of sections and of facts about a class."""
 
 
 @cache

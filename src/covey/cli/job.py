@@ -21,8 +21,6 @@ from covey.config.giving_way import give_way, overruled
 from covey.config.schema import Config
 from covey.config.validate import validate
 from covey.environments import build as environments
-from covey.environments.doors.settings import OpenEnvConfig, VerifiersConfig
-from covey.environments.infill.settings import InfillConfig
 from covey.policy.settings import NANO
 from covey.rollouts.settings import CurriculumConfig
 from covey.run import folder as run_folder
@@ -38,8 +36,6 @@ if TYPE_CHECKING:
 
 WITHOUT_POLICY = ("judge", "audit")
 """Verbs that load no policy."""
-MADE_AT_LENGTH = (InfillConfig, OpenEnvConfig, VerifiersConfig)
-"""Environments that train a judge or start programs of others before they have prompts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,7 +328,7 @@ def with_counted_prompts(config: Config) -> tuple[Config, tuple[str, ...]]:
     if config.num_epochs is None:
         return config, ()
     told = f"num_epochs={config.num_epochs:g} is counted when the run begins, here num_steps={config.num_steps}"
-    if isinstance(config.environment, MADE_AT_LENGTH):
+    if config.environment.slow_to_build:
         return config, (f"{told}: environment={config.environment.name} takes long to make",)
     from covey.environments.base import close_environment, naming  # imports torch
 

@@ -15,14 +15,12 @@ from covey.config.checks import (
     format_value,
 )
 from covey.config.rules.devices import check_devices
-from covey.config.rules.environments import OWN_RULES, check_answers, check_kind
+from covey.config.rules.kinds import check_kind
 from covey.config.rules.options import check_option_needs, check_option_values, check_parts
 from covey.config.rules.stream import check_curriculum, check_group_sizes, check_mixture
 from covey.config.schema import ENVIRONMENT_SETTINGS, Config
 from covey.environments.build import ENVIRONMENTS
 from covey.environments.data.settings import NEED_ROWS, DataConfig
-from covey.environments.math.settings import MathConfig
-from covey.environments.reward_functions.settings import RewardFunctionsConfig
 from covey.environments.settings import EnvironmentConfig, MixtureConfig
 from covey.rollouts.settings import group_sizes
 from covey.system.lookup import check_options, one_of, resolve
@@ -76,7 +74,7 @@ def check_environment(config: Config) -> None:
     if schema in ENVIRONMENT_SETTINGS.values() and schema is not ENVIRONMENT_SETTINGS.get(name):
         raise ValueError(f"environment.name={name} needs the settings of that environment: environment={name}")
     if schema is MixtureConfig:
-        check_mixture(config, (check_ranges, check_choices, check_environment, check_deadlines, check_needs))
+        check_mixture(config, (check_ranges, check_choices, check_environment, check_needs))
         return
     if name == "reward_functions" and not config.rewards:
         raise ValueError("environment=reward_functions needs rewards=[module:function], got rewards=[]")
@@ -91,9 +89,7 @@ def check_environment(config: Config) -> None:
             "got data.path=null"
         )
     _check_prompts(config.data)
-    check_answers(config)
-    if schema in OWN_RULES:
-        OWN_RULES[schema](config, config.environment)
+    config.environment.check(config)
 
 
 def _check_prompts(data: DataConfig) -> None:
@@ -118,24 +114,6 @@ def check_rewards(config: Config) -> None:
 
     for entry in config.rewards:
         check_reward(entry)
-
-
-def check_deadlines(config: Config) -> None:
-    """Require a worker's deadline before the environment's, so that what hangs is named."""
-    environment = config.environment
-    # A verifier ends by itself before the run would give up on it
-    if isinstance(environment, MathConfig) and config.timeouts.scoring <= environment.timeout:
-        raise ValueError(
-            f"environment.timeout={environment.timeout:g} needs timeouts.scoring > that, "
-            f"got {config.timeouts.scoring:g}"
-        )
-    if not isinstance(environment, RewardFunctionsConfig):
-        return
-    # So does a reward function, its worker's start included
-    longest = environment.timeout + (0 if environment.in_process else environment.start_timeout)
-    if config.timeouts.scoring <= longest:
-        names = "environment.timeout" + ("" if environment.in_process else " + environment.start_timeout")
-        raise ValueError(f"{names}={longest:g} needs timeouts.scoring > that, got {config.timeouts.scoring:g}")
 
 
 def check_schedule(config: Config) -> None:
@@ -314,7 +292,6 @@ RULES: tuple[Callable[[Config], None], ...] = (
     check_kind,
     check_environment,
     check_rewards,
-    check_deadlines,
     check_schedule,
     check_devices,
     check_curriculum,

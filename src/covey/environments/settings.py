@@ -1,22 +1,50 @@
 """Settings that every environment has, and those of the small ones."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, ClassVar, Protocol, TypeVar, cast
 
 from covey.environments.data.settings import NEED_ROWS, DataConfig
 from covey.policy.settings import ModelConfig
+from covey.system.lookup import is_function_path
 from covey.system.section import Section
 from covey.system.setting import Requires, setting
 
 WITHOUT_ROWS = Requires("data.path = null", ("data.path",), lambda path: path is None)
 
 
+class BuildSettings(Protocol):
+    """What builders and checks of environments read of the settings of a run."""
+
+    environment: Any
+    data: DataConfig
+    model: ModelConfig
+    rewards: list[Any]
+    reward_weights: list[float]
+    seed: int
+    num_steps: int
+    group_size: int
+    sampling: Any
+    timeouts: Any
+
+
 @dataclass
 class EnvironmentConfig(Section):
-    """What every environment has."""
+    """What every environment has. A subclass overrides class variables and `check` where it differs."""
 
     name: str = ""
     """Which environment, a key of environments.ENVIRONMENTS."""
+
+    masked_prompts: ClassVar[str] = "never"
+    """Whether prompts have masked tokens, which masked policies fill in: never, maybe or always."""
+    learned_judge: ClassVar[str] = "none"
+    """Learned judge: none, maybe (known once it is built) or trained (its builder trains one)."""
+    slow_to_build: ClassVar[bool] = False
+    """Whether building it trains a judge or starts programs."""
+
+    def check(self, run: BuildSettings) -> None:
+        """Check these settings beside those of the run. Raises ValueError that names the setting."""
 
     @classmethod
     def section_name(cls) -> str:
@@ -37,6 +65,21 @@ class EpisodesConfig(EnvironmentConfig):
     history: str = setting("append", choices=("append", "template"))
     """What the policy reads of earlier turns: append (the tokens as it sampled them) or template (the conversation
     rendered anew; where that rewrites what was said, a branch begins)."""
+
+
+@contextmanager
+def naming_settings() -> Iterator[None]:
+    """Put "environment." before the setting that an error inside begins with."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"environment.{error}") from error
+
+
+def check_time(run: BuildSettings, seconds: float, what: str) -> None:
+    """Require that scoring may take longer than `what` takes."""
+    if run.timeouts.scoring <= seconds:
+        raise ValueError(f"timeouts.scoring must be > {seconds:g} ({what}), got {run.timeouts.scoring:g}")
 
 
 @dataclass
@@ -66,6 +109,15 @@ class CustomConfig(EpisodesConfig):
     options: dict[str, Any] = field(default_factory=dict)
     """Its arguments, by name."""
 
+    masked_prompts: ClassVar[str] = "maybe"
+    learned_judge: ClassVar[str] = "maybe"
+
+    def check(self, run: BuildSettings) -> None:
+        """Require environment.factory=module:function."""
+        if not is_function_path(self.factory):
+            got = self.factory or "none"
+            raise ValueError(f"environment=custom needs environment.factory=module:function, got {got}")
+
 
 @dataclass
 class MixtureConfig(EnvironmentConfig):
@@ -79,18 +131,7 @@ class MixtureConfig(EnvironmentConfig):
     data: dict[str, Any] = field(default_factory=dict)
     """Rows of a part of its own, by its name, as in `data`; parts that need rows and are not named share `data`."""
 
-
-class BuildSettings(Protocol):
-    """What builders of environments read of the settings of a run."""
-
-    environment: Any
-    data: DataConfig
-    model: ModelConfig
-    rewards: list[Any]
-    reward_weights: list[float]
-    seed: int
-    num_steps: int
-    sampling: Any
+    masked_prompts: ClassVar[str] = "maybe"
 
 
 Whole = TypeVar("Whole", bound=BuildSettings)

@@ -16,7 +16,6 @@ from covey.cluster.source import RaySource
 from covey.config.engine_choice import obstacle_to_vllm, this_machine
 from covey.config.schema import Config
 from covey.environments.base import Environment, facts_of
-from covey.environments.infill.settings import InfillConfig
 from covey.policy import sharding
 from covey.policy.attention.choice import varlen_obstacle
 from covey.policy.kernels.gpu.liger import LIGER
@@ -73,7 +72,7 @@ def report_interruption(record: RunRecorder) -> Iterator[None]:
 
 def load_environment(config: Config, record: RunRecorder, given: Given = NOTHING) -> Environment:
     """Build the environment with its data, and report how good its judges are where it has some."""
-    phase = record.timer.phase("judge") if isinstance(config.environment, InfillConfig) else nullcontext()
+    phase = record.timer.phase("judge") if config.environment.learned_judge == "trained" else nullcontext()
     with record.watchdog.deadline("the environment to be made, with its data", "timeouts.loading"), phase:
         environment = given.build_environment(config, record.say)
     judge = environment.judge_summary()

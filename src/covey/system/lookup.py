@@ -16,7 +16,10 @@ import yaml
 
 from covey.system import modules
 
-_FOREIGN = (os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep, sysconfig.get_path("stdlib") + os.sep)
+_COVEY = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_OWN = (_COVEY + os.sep, _COVEY + "_")
+"""Beginnings of paths of covey and of the packages beside it."""
+_FOREIGN = (*_OWN, sysconfig.get_path("stdlib") + os.sep)
 YAML_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """libyaml's where PyYAML has it: it reads saved settings 16 times as fast."""
 SYNONYMS = Path(__file__).parent / "text/synonyms.yaml"
@@ -187,7 +190,7 @@ def describe(error: BaseException) -> str:
 def is_coveys(error: BaseException) -> bool:
     """Tell whether a line of covey raised an exception."""
     places = traceback.extract_tb(error.__traceback__)
-    return bool(places) and os.path.abspath(places[-1].filename).startswith(_FOREIGN[0])
+    return bool(places) and os.path.abspath(places[-1].filename).startswith(_OWN)
 
 
 def _is_foreign(filename: str) -> bool:

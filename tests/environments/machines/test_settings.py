@@ -52,7 +52,7 @@ def test_what_makes_no_sense_is_one_line(settings: dict[str, Any], line: str) ->
 
 def test_a_group_must_be_judged_before_its_deadline() -> None:
     assert refusal(group_size=64, timeout=60.0) == (
-        "environment.timeout=60 for 64 machines in 2 processes needs timeouts.scoring > 1920, got 900"
+        "timeouts.scoring must be > 1920 (environment.timeout=60 for 64 machines in 2 processes), got 900"
     )
 
 

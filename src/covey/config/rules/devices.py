@@ -1,9 +1,8 @@
 """Rules of who works where: devices by role, and how long ranks wait for those who sample."""
 
 from covey.config.schema import Config
-from covey.environments.infill.settings import InfillConfig
 from covey.environments.reward_functions.settings import RewardFunctionsConfig
-from covey.environments.settings import CustomConfig, MixtureConfig, part_configs
+from covey.environments.settings import MixtureConfig, part_configs
 from covey.system import ranks
 
 LEARNED = ("reward_model", "pairwise")
@@ -53,4 +52,4 @@ def has_judge(config: Config) -> bool:
         from covey.environments.reward_functions.specs import reward_spec
 
         return any(reward_spec(entry).ready_made in LEARNED for entry in config.rewards)
-    return isinstance(environment, InfillConfig | CustomConfig)
+    return bool(environment.learned_judge != "none")

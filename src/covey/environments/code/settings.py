@@ -1,11 +1,14 @@
 """Settings of environment=code."""
 
+import math
 from dataclasses import dataclass, field
 
-from covey.environments.settings import EpisodesConfig
+from covey.environments.settings import BuildSettings, EpisodesConfig, check_time, naming_settings
 from covey.system.setting import Requires, setting
 
 TEST_PACKAGES = ("numpy",)
+DEFAULT_SLOTS = 2
+"""Slots on a machine with one processor."""
 PROBLEMS_GENERATED = Requires("problems made up, data.path = null", ("data.path",), lambda path: path is None)
 IS_DRAWN = Requires(
     "problems made up (data.path = null), or environment.tests_per_problem set",
@@ -58,3 +61,16 @@ class CodeConfig(EpisodesConfig):
     """Verdicts kept, so that equal programs run once; 0 keeps none."""
     recheck_rate: float = setting(0.01, ge=0, le=1)
     """Share of programs with full score that run again, on fresh inputs where there are any."""
+
+    def check(self, run: BuildSettings) -> None:
+        """Check ranges, that problems exist, and the time for a group's programs."""
+        from covey.environments.code.environment import code_limits
+        from covey.environments.code.families import chosen_families
+
+        with naming_settings():
+            code_limits(self)
+            if run.data.path is None:
+                chosen_families(self.problem, self.difficulty)
+        num_slots = self.num_slots or DEFAULT_SLOTS
+        what = f"environment.total_seconds={self.total_seconds:g} for {run.group_size} programs in {num_slots} slots"
+        check_time(run, self.total_seconds * math.ceil(run.group_size / num_slots), what)

@@ -1,10 +1,11 @@
 """Settings of environment=steps, openenv, verifiers, reasoning_gym and agent."""
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from covey.environments.reward_functions.settings import RewardFunctionsConfig
-from covey.environments.settings import WITHOUT_ROWS, EnvironmentConfig, EpisodesConfig
+from covey.environments.settings import WITHOUT_ROWS, BuildSettings, EnvironmentConfig, EpisodesConfig
+from covey.system.lookup import is_function_path
 from covey.system.setting import Requires, setting
 
 MADE_OF_SEEDS = Requires(
@@ -34,6 +35,18 @@ class StepsConfig(EpisodesConfig):
     problem_seed: int = setting(0, ge=0, needs=MADE_OF_SEEDS)
     """The first of the seeds."""
 
+    def check(self, run: BuildSettings) -> None:
+        """Require a factory, and rows of SkyRL-Gym alone."""
+        if not is_function_path(self.factory):
+            raise ValueError(
+                f"environment=steps needs environment.factory=module:function, got {self.factory or 'none'}"
+            )
+        path, is_skyrl = run.data.path, self.protocol == "skyrl"
+        if is_skyrl and path is None:
+            raise ValueError("environment.protocol=skyrl needs data.path (rows with a prompt), got data.path=null")
+        if path is not None and not is_skyrl:
+            raise ValueError(f"data.path={path} needs environment.protocol=skyrl, got {self.protocol}")
+
 
 @dataclass
 class OpenEnvConfig(EpisodesConfig):
@@ -61,6 +74,14 @@ class OpenEnvConfig(EpisodesConfig):
     problem_seed: int = setting(0, ge=0, needs=WITHOUT_ROWS)
     """The first of the seeds."""
 
+    slow_to_build: ClassVar[bool] = True
+
+    def check(self, run: BuildSettings) -> None:
+        """Require the address of a server."""
+        if not self.url.startswith(("http://", "https://", "ws://", "wss://")):
+            got = self.url or "none"
+            raise ValueError(f"environment=openenv needs environment.url=http://HOST:PORT of its server, got {got}")
+
 
 @dataclass
 class VerifiersConfig(EpisodesConfig):
@@ -83,6 +104,13 @@ class VerifiersConfig(EpisodesConfig):
     """Seconds that loading it may take."""
     program_sampling: str = setting("refuse", choices=("refuse", "override"))
     """What becomes of sampling settings of its calls that differ from the run's: refuse or override."""
+
+    slow_to_build: ClassVar[bool] = True
+
+    def check(self, run: BuildSettings) -> None:
+        """Require the name of an environment."""
+        if not self.id:
+            raise ValueError("environment=verifiers needs environment.id=NAME of an installed environment, got none")
 
 
 @dataclass
@@ -119,3 +147,14 @@ class AgentConfig(EpisodesConfig, RewardFunctionsConfig):
     program_sampling: str = setting("refuse", choices=("refuse", "override"))
     """What becomes of sampling settings of a call that differ from the run's: refuse (the call fails and names them)
     or override (the run's are taken)."""
+
+    masked_prompts: ClassVar[str] = "never"
+
+    def check(self, run: BuildSettings) -> None:
+        """Require one program."""
+        super().check(run)
+        if (self.program is None) == (not self.command):
+            got = "none" if self.program is None else "both"
+            raise ValueError(f"environment=agent needs environment.program=module:function or command=[...], got {got}")
+        if self.program is not None and not is_function_path(self.program):
+            raise ValueError(f"environment.program must be module:function, got {self.program}")

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from covey.environments.settings import EnvironmentConfig
+from covey.environments.settings import BuildSettings, EnvironmentConfig, naming_settings
 from covey.system.setting import Requires, setting
 
 OF_TORCHRL = Requires("environment.scheme = torchrl", ("environment.scheme",), lambda scheme: scheme == "torchrl")
@@ -45,3 +45,13 @@ class IfevalConfig(EnvironmentConfig):
     """Generated held-out prompts, none of which is in the training set."""
     problem_seed: int = setting(0, needs=GENERATED)
     """Which prompts are generated."""
+
+    def check(self, run: BuildSettings) -> None:
+        """Check that scheme and kinds exist, and ranges."""
+        from covey.environments.ifeval.generator import recipe_of
+        from covey.environments.ifeval.rewards import scheme_of
+
+        with naming_settings():
+            scheme_of(self)
+            if run.data.path is None:
+                recipe_of(self)

@@ -1,8 +1,9 @@
 """Settings of environment=infill."""
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
-from covey.environments.settings import EnvironmentConfig
+from covey.environments.settings import BuildSettings, EnvironmentConfig
 from covey.system.disk import cache_folder
 from covey.system.setting import Requires, setting
 
@@ -68,3 +69,14 @@ class InfillConfig(EnvironmentConfig):
     monitors: list[str] = setting(["second_judge"], choices=("grammar", "second_judge", "ngram"))
     """Logged, never trained on: grammar (exact, of generated sentences), second_judge (trained independently), ngram
     (nats a character by a model of counts)."""
+
+    masked_prompts: ClassVar[str] = "always"
+    learned_judge: ClassVar[str] = "trained"
+    slow_to_build: ClassVar[bool] = True
+
+    def check(self, run: BuildSettings) -> None:
+        """Check the shares of masked tokens, and that monitors can be computed."""
+        if not self.mask_ratios or not all(0 < ratio < 1 for ratio in self.mask_ratios):
+            raise ValueError(f"environment.mask_ratios must be numbers between 0 and 1, got {self.mask_ratios}")
+        if run.data.path is not None and "grammar" in self.monitors:
+            raise ValueError(f"environment.monitors=[grammar] needs data.path = null, got data.path={run.data.path}")

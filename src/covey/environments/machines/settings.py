@@ -1,8 +1,9 @@
 """Settings of environment=machines."""
 
+import math
 from dataclasses import dataclass, field
 
-from covey.environments.settings import EnvironmentConfig
+from covey.environments.settings import BuildSettings, EnvironmentConfig, check_time, naming_settings
 from covey.system.setting import Requires, setting
 
 TASKS_MADE_UP = Requires("tasks made up, data.path = null", ("data.path",), lambda path: path is None)
@@ -58,3 +59,16 @@ class MachinesConfig(EnvironmentConfig):
     """Seconds one simulation may take on the clock before its worker is killed; the worst machine needs 0.2."""
     cache_size: int = setting(65536, ge=0)
     """Outcomes kept, so that equal machines are simulated once; 0 keeps none."""
+
+    def check(self, run: BuildSettings) -> None:
+        """Check that stages and scores exist, and the time for a group's machines."""
+        from covey.environments.machines.design.stages import STAGES, check_blocks, check_stages
+        from covey.environments.machines.scores import find_score
+
+        with naming_settings():
+            check_stages(self.stages)
+            for stage in self.stages:
+                find_score(STAGES[stage].task, self.score)
+                check_blocks(stage, self.max_blocks)
+        what = f"environment.timeout={self.timeout:g} for {run.group_size} machines in {self.num_workers} processes"
+        check_time(run, self.timeout * math.ceil(run.group_size / self.num_workers), what)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from covey.environments.settings import WITHOUT_ROWS, EnvironmentConfig
+from covey.environments.settings import WITHOUT_ROWS, BuildSettings, EnvironmentConfig, check_time, naming_settings
 from covey.system.setting import Requires, setting
 
 FORMAT_SCHEME = Requires(
@@ -27,6 +27,13 @@ class Gsm8kConfig(EnvironmentConfig):
     instruction: str | None = None
     """What the system message says; null takes the scheme's own, "" sends none."""
 
+    def check(self, run: BuildSettings) -> None:
+        """Check that the scheme exists, and its range."""
+        from covey.environments.math.gsm8k import check_scheme
+
+        with naming_settings():
+            check_scheme(self.scheme, self.format_reward)
+
 
 @dataclass
 class MathConfig(EnvironmentConfig):
@@ -49,6 +56,15 @@ class MathConfig(EnvironmentConfig):
     """Seconds math-verify may take for one completion before its process is killed; the answer is then wrong."""
     num_workers: int = setting(2, needs=ASKS_MATH_VERIFY)
     """Worker processes that run math-verify."""
+
+    def check(self, run: BuildSettings) -> None:
+        """Check that the scheme exists, ranges, and that math-verify ends before the time for scoring."""
+        from covey.environments.math.mathematics import MathSettings
+        from covey.environments.math.verifier import MathLimits
+
+        with naming_settings():
+            MathSettings(self.scheme, self.format_reward, limits=MathLimits(self.timeout, self.num_workers))
+        check_time(run, self.timeout, f"environment.timeout={self.timeout:g}")
 
 
 @dataclass
@@ -78,3 +94,12 @@ class CountdownConfig(EnvironmentConfig):
     """Reward for an answer in the requested form that is wrong."""
     instruction: str | None = None
     """What the system message says; null takes the form's own, "" sends none."""
+
+    def check(self, run: BuildSettings) -> None:
+        """Check the rules, and the ranges of problems that are made up."""
+        from covey.environments.math.countdown.environment import check_problems, check_rules
+
+        with naming_settings():
+            check_rules(self)
+            if run.data.path is None:
+                check_problems(self)

@@ -1,8 +1,9 @@
 """Settings of environment=reward_functions."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
-from covey.environments.settings import EnvironmentConfig
+from covey.environments.settings import BuildSettings, EnvironmentConfig, check_time
 from covey.system.setting import Requires, setting
 
 IN_WORKERS = Requires("environment.in_process = false", ("environment.in_process",), lambda in_process: not in_process)
@@ -27,3 +28,11 @@ class RewardFunctionsConfig(EnvironmentConfig):
     """Run reward functions in the training process: faster, but one that takes longer than `timeout` ends the run."""
     max_failure_rate: float = 0.05
     """Stop the run when more than this share of the last 1000 rewards failed."""
+
+    masked_prompts: ClassVar[str] = "maybe"
+
+    def check(self, run: BuildSettings) -> None:
+        """Require a worker's deadline before that of scoring, so that what hangs is named."""
+        start = 0 if self.in_process else self.start_timeout
+        names = "environment.timeout" + ("" if self.in_process else " + environment.start_timeout")
+        check_time(run, self.timeout + start, names)

@@ -1,9 +1,11 @@
 """Settings of environment=tools."""
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from covey.environments.reward_functions.settings import RewardFunctionsConfig
-from covey.environments.settings import EpisodesConfig
+from covey.environments.settings import BuildSettings, EpisodesConfig
+from covey.system.lookup import is_function_path
 from covey.system.setting import Requires, setting
 
 HAS_SERVERS = Requires("environment.servers set", ("environment.servers",), bool)
@@ -31,3 +33,20 @@ class ToolsConfig(EpisodesConfig, RewardFunctionsConfig):
     """Calls in an episode at most; null leaves it to max_turns."""
     tool_role: str = setting("tool", choices=("tool", "user"))
     """Who says what a tool answered: tool, or user for chat templates that know no tools."""
+
+    masked_prompts: ClassVar[str] = "never"
+
+    def check(self, run: BuildSettings) -> None:
+        """Require tools, something that rewards, and names that can be imported."""
+        super().check(run)
+        if not self.tools and self.toolset is None and not self.servers:
+            raise ValueError(
+                "environment=tools needs environment.tools=[module:function], toolset or servers, got none"
+            )
+        if not run.rewards and self.toolset is None:
+            raise ValueError(
+                "environment=tools needs rewards=[module:function], or a toolset with get_reward, got none"
+            )
+        for name in (*self.tools, *([self.toolset] if self.toolset is not None else [])):
+            if not is_function_path(name):
+                raise ValueError(f"tools of environment=tools must be module:function, got {name}")

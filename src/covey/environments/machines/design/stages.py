@@ -70,6 +70,15 @@ def check_stages(stages: Sequence[str]) -> None:
         raise ValueError(f"stages must be different ones of {', '.join(STAGES)}, got {list(stages)}")
 
 
+def check_blocks(stage: str, max_blocks: int) -> None:
+    """Refuse (ValueError) so few blocks that the stage has no right answer."""
+    asked = STAGES[stage]
+    least = 8 if asked.task == "catapult" else max(2, asked.min_blocks)
+    least = max(asked.budgets) if asked.is_begun else least
+    if max_blocks < least:
+        raise ValueError(f"max_blocks must be >= {least} for stage {stage}, got {max_blocks}")
+
+
 def _given(stage: str, generator: random.Random) -> Tree:
     """Return the first blocks of a machine: the root, or a base that a whole catapult was built on."""
     if not STAGES[stage].is_begun:
