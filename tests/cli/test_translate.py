@@ -357,7 +357,7 @@ def test_adapters_of_trl_are_those_that_its_scripts_train() -> None:
 def test_a_batch_script_of_the_torchrl_document_is_answered_with_coveys() -> None:
     found = translate(["sbatch", "sota-implementations/grpo/grpo-sync-multi-node.sbatch"])
     assert found.words["recipe"] == "recipe=documents/torchrl_gsm8k"
-    assert "grpo-sync-multi-node.sbatch: slurm/sync.sbatch starts covey train with these words" in found.notes
+    assert "grpo-sync-multi-node.sbatch: examples/slurm/sync.sbatch starts covey train with these words" in found.notes
 
 
 def test_fields_of_trl_mean_something_together(tmp_path: Path) -> None:

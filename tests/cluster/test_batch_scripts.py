@@ -51,7 +51,7 @@ class Job:
             **{"FAKE_LOG": str(log), "FAKE_NODES": "n1 n2", "FAKE_ADDRESSES": "10.0.0.3", "COVEY_RAY_WAIT": "25"},
         }
         done = subprocess.run(
-            ["bash", str(ROOT / "slurm" / f"{script}.sbatch"), *words],
+            ["bash", str(ROOT / "examples" / "slurm" / f"{script}.sbatch"), *words],
             env={"PATH": os.environ["PATH"], **given, **variables},
             capture_output=True,
             text=True,

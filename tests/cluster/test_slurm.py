@@ -43,7 +43,7 @@ def submit(slurm: SlurmCluster, script: str, words: tuple[str, ...]) -> int:
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": str(ROOT / "src"),
     }
-    return slurm.submit("--cpus-per-task=2", str(ROOT / "slurm" / f"{script}.sbatch"), *words, **variables)
+    return slurm.submit("--cpus-per-task=2", str(ROOT / "examples" / "slurm" / f"{script}.sbatch"), *words, **variables)
 
 
 def wait_for_checkpoint(run: Path, seconds: float = 120.0) -> None:
@@ -154,7 +154,7 @@ def test_nodes_that_do_not_know_their_address_end_the_script_in_one_line(
     for path in (COVEY, COVEY.parent / "ray", programs / "hostname"):
         (venv / path.name).unlink(missing_ok=True)
         (venv / path.name).symlink_to(path)
-    number = slurm.submit(str(ROOT / "slurm" / "async.sbatch"), *SMALL, COVEY_VENV=str(venv.parent))
+    number = slurm.submit(str(ROOT / "examples" / "slurm" / "async.sbatch"), *SMALL, COVEY_VENV=str(venv.parent))
     job = slurm.wait(number, 60, "FAILED", "COMPLETED", "CANCELLED")
     assert job["ExitCode"] == "2:0", slurm.output(number)
     assert line in slurm.output(number)

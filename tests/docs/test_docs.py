@@ -50,7 +50,7 @@ FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 HEREDOC = re.compile(r"^cat > (\S+) <<'END'\n(.*?)^END$", re.MULTILINE | re.DOTALL)
 SPAN = re.compile(r"`([^`\n]+)`")
 LINK = re.compile(r"\[([^\]]+)\]\(([^)\s]+)\)")
-LAUNCHED = re.compile(r"^(?:torchrun|accelerate|srun|sbatch|ray) .*?(?:slurm/(\w+)\.sbatch|covey) (.*)$")
+LAUNCHED = re.compile(r"^(?:torchrun|accelerate|srun|sbatch|ray) .*?(?:examples/slurm/(\w+)\.sbatch|covey) (.*)$")
 FILE_NAME = re.compile(r"^# (\S+\.(?:py|yaml))$", re.MULTILINE)
 
 
@@ -84,7 +84,7 @@ def command_lines(page: str) -> list[list[str]]:
 
 
 def covey_command(launched: re.Match[str]) -> str:
-    """The command that a launcher starts; of a script of slurm/, whose GPUs are elsewhere, its settings."""
+    """The command that a launcher starts; of a script of examples/slurm/, whose GPUs are elsewhere, its settings."""
     script, rest = launched.groups()
     return f"covey config {'source=ray ' * (script == 'async')}{rest}" if script else f"covey {rest}"
 

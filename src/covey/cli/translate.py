@@ -43,7 +43,10 @@ DROPPED = ("num_steps", "evaluation.every", "output.save_every")
 """Settings that need the number of rows."""
 MULTIRUN = ("--multirun", "-m")
 STARTS = ("bash", "sh", "zsh", "sbatch", "source")
-SBATCH = {"grpo-sync-multi-node.sbatch": "slurm/sync.sbatch", "grpo-async-multi-node.sbatch": "slurm/async.sbatch"}
+SBATCH = {
+    "grpo-sync-multi-node.sbatch": "examples/slurm/sync.sbatch",
+    "grpo-async-multi-node.sbatch": "examples/slurm/async.sbatch",
+}
 """Batch scripts of TorchRL, and covey's."""
 
 
