@@ -149,10 +149,12 @@ $(VLLM_STAMP): .ci/constraints.txt
 	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint $(VLLM_VENV)/chosen.txt $(VLLM_COVEY)
 	touch $@
 
-lint: $(STAMP)  ## ruff: rules and format; imports run down the list of rooms
+lint: $(STAMP)  ## ruff: rules and format; imports run down the list of rooms; the budget of lines; the English
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
+	$(BIN)/python -m benchmarks.checks.lines
+	$(BIN)/python -m benchmarks.checks.words
 
 types: $(STAMP)  ## mypy
 	$(BIN)/mypy
