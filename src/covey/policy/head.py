@@ -1,4 +1,4 @@
-"""Log-probs and entropies of loss tokens under a head that is one linear layer, and their gradients.
+"""Log-probs, entropies and their gradients under a head that is one linear layer.
 
 A head takes three products: the logits, then from their gradient that of the hidden states and that of the weight. No
 [tokens, vocabulary] tensor longer than a chunk may live, so with several chunks the logits would have to be computed
@@ -35,8 +35,6 @@ MIN_ROWS = 16
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """A linear layer as the last step of a policy."""
-
     layer: nn.Linear
     precision: torch.dtype
     """What products are computed in; float32 and float64 leave their factors as they are."""
@@ -50,18 +48,18 @@ class Head:
     """Compute the softmax in few passes (`kernels.gpu.softmax`)."""
 
     def product(self, x_NI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
-        """x @ w.T + b, in the type and through the library that the layer computes with."""
+        """Compute x @ w.T + b in the layer's type and library."""
         x_NI, weight_OI = _cast(x_NI, self.precision), _cast(weight_OI, self.precision)
         bias_O = None if bias_O is None else _cast(bias_O, self.precision)
         multiply = product if isinstance(self.layer, OneDnnLinear) else F.linear
         return multiply(x_NI, weight_OI, bias_O)
 
     def is_wide(self, x: Tensor) -> bool:
-        """Tell whether products of half-precision factors may come in float32, as on a GPU."""
+        """Return True where products of half-precision factors may come in float32."""
         return is_half(self.precision) and x.device.type == "cuda"
 
     def weight_gradient(self, gradient_LV: Tensor, rows_LC: Tensor) -> Tensor:
-        """gradient^T @ rows, (V, C), as `product` computes."""
+        """Compute gradient^T @ rows, (V, C), as `product` does."""
         if not isinstance(self.layer, OneDnnLinear):
             return self.product(gradient_LV.t(), rows_LC.t())
         factors = _cast(gradient_LV, self.precision), _cast(rows_LC, self.precision)
@@ -81,9 +79,9 @@ def linear_layer(policy: Policy) -> nn.Linear | None:
 def score_rows(
     head: Head, rows_LC: Tensor, target_L: Tensor, predicted_L: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """(log-probs of the targets, entropies) of hidden states, in float32 at least.
+    """Return log-probs of the targets and entropies, in float32 at least.
 
-    `predicted_L` is what d loss / d log-prob should be. It decides what is computed when, never what comes out.
+    `predicted_L` is the expected d loss / d log-prob. It affects the order of the work, never the result.
     """
     layer = head.layer
     if torch.is_grad_enabled():
@@ -96,7 +94,7 @@ def score_rows(
 
 @dataclass(slots=True)
 class Gradients:
-    """Of hidden states, weight and bias, added up chunk by chunk. Nothing for what needs none."""
+    """Gradients of hidden states, weight and bias, summed chunk by chunk where needed."""
 
     head: Head
     needed: tuple[bool, bool, bool]
@@ -105,7 +103,7 @@ class Gradients:
     _chunks: list[Tensor] = field(default_factory=list)
 
     def add(self, gradient_LV: Tensor, rows_LC: Tensor, weight_VC: Tensor) -> None:
-        """Add the gradients of one chunk, from the gradient of its logits."""
+        """Add the gradients of one chunk, given that of its logits."""
         of_rows, of_weight, of_bias = self.needed
         if of_rows:
             self._chunks.append(self.head.product(gradient_LV, weight_VC.t()).to(rows_LC.dtype))
@@ -129,8 +127,6 @@ class Gradients:
 
 
 class _HeadScores(torch.autograd.Function):
-    """(rows_LC, weight_VC, bias_V, target_L, predicted_L, head) -> log-probs and entropies."""
-
     @staticmethod
     def forward(ctx: Any, *given: Any) -> tuple[Tensor, Tensor]:
         rows_LC, weight_VC, bias_V, target_L, predicted_L, head = given
@@ -173,7 +169,7 @@ class _HeadScores(torch.autograd.Function):
 
 
 def _made_now(ctx: Any, coefficient_L: Tensor, of_entropy_L: Tensor | None) -> Gradients:
-    """Compute gradients from what was kept of one chunk, else from logits computed again."""
+    """Compute gradients from the one chunk that was kept, or from recomputed logits."""
     rows_LC, weight_VC, bias_V, target_L, _ = ctx.saved_tensors
     head, made = ctx.head, Gradients(ctx.head, ctx.needs_input_grad[:3])
     kept, ctx.kept = ctx.kept, None
@@ -185,14 +181,14 @@ def _made_now(ctx: Any, coefficient_L: Tensor, of_entropy_L: Tensor | None) -> G
 
 
 def _split(num_rows: int, first: Tensor, *others: Tensor | None) -> Iterator[tuple[Any, ...]]:
-    """Yield so many rows of each at a time, None again and again for None."""
+    """Split each tensor into chunks of rows; None is repeated."""
     pieces = first.split(num_rows)
     none: Sequence[None] = [None] * len(pieces)
     return zip(pieces, *(none if other is None else other.split(num_rows) for other in others), strict=True)
 
 
 def wide_product(x_NI: Tensor, y_IO: Tensor, sum_NO: Tensor | None = None) -> Tensor:
-    """x @ y of half-precision factors on a GPU, added to a sum, in float32: what tensor cores sum in."""
+    """Add x @ y of half-precision factors to a sum, in float32, on a GPU."""
     if sum_NO is None:
         return torch.mm(x_NI, y_IO, out_dtype=torch.float32)
     return torch.addmm(sum_NO, x_NI, y_IO, out_dtype=torch.float32)
@@ -207,7 +203,7 @@ def _logits(head: Head, rows_LC: Tensor, weight_VC: Tensor, bias_V: Tensor | Non
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """A chunk whose logits have been scored."""
+    """A chunk whose logits are scored."""
 
     values_LV: Tensor
     """Its probabilities; its logits where the softmax is fused."""
@@ -218,7 +214,7 @@ class Scored:
 
 
 def _score_(head: Head, logits_LV: Tensor, target_L: Tensor) -> Scored:
-    """Score logits. They become probabilities, unless the softmax is fused."""
+    """Score logits in place: they become probabilities, unless the softmax is fused."""
     if not head.fused:
         return Scored(logits_LV, _joined([_score_slice_(head, *slices) for slices in _slices(logits_LV, target_L)]))
     logprob_L, entropy_L, logsum_L = fused_scores(logits_LV, target_L, head.temperature)
@@ -236,7 +232,10 @@ def _score_slice_(head: Head, logits_LV: Tensor, target_L: Tensor) -> tuple[Tens
 def _gradient_(
     head: Head, scored: Scored, target_L: Tensor, coefficient_L: Tensor | None, of_entropy_L: Tensor | None = None
 ) -> Tensor:
-    """Return the gradient of logits, from those of log-probs (None: 1) and entropies, in place or in half precision."""
+    """Return the gradient of logits, in place or in half precision.
+
+    None for `coefficient_L`: 1.
+    """
     values_LV = scored.values_LV
     if coefficient_L is None:
         coefficient_L = values_LV.new_ones(len(target_L))
@@ -255,7 +254,7 @@ def _gradient_(
 def _gradient_slice_(
     probability_LV: Tensor, target_L: Tensor, coefficient_L: Tensor, of_entropy_L: Tensor | None
 ) -> None:
-    """coefficient (1 at the target - p) - of_entropy p (log p + entropy)."""
+    """Compute coefficient (1 at the target - p) - of_entropy p (log p + entropy) in place."""
     factor_L, terms_LV = -coefficient_L, None
     if of_entropy_L is not None:
         terms_LV = torch.xlogy(probability_LV, probability_LV)
@@ -268,7 +267,7 @@ def _gradient_slice_(
 
 
 def _slices(first_LV: Tensor, *others: Tensor | None) -> Iterator[tuple[Any, ...]]:
-    """Yield as many rows at a time as a cache holds."""
+    """Split into slices that fit a cache."""
     num_entries = SLICE.get(first_LV.device.type, SLICE["cuda"])
     return _split(max(num_entries // first_LV.shape[1], MIN_ROWS), first_LV, *others)
 
@@ -279,5 +278,5 @@ def _joined(scores: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
 
 
 def _cast(tensor: Tensor, precision: torch.dtype) -> Tensor:
-    """Return what autocast would make of it."""
+    """Cast as autocast would."""
     return tensor.to(precision) if is_half(precision) else tensor

@@ -1,4 +1,4 @@
-"""Log-probabilities of loss tokens, in chunks, so that no [tokens, vocabulary] tensor need live.
+"""Log-probs of loss tokens, in chunks that bound the memory of logits.
 
 Shapes: L loss tokens, C hidden width, V vocabulary, K kept (token, vocabulary entry) pairs.
 """
@@ -23,7 +23,7 @@ from covey.types import MicroBatch, Sampling
 
 @dataclass(frozen=True, slots=True)
 class Scoring:
-    """How to score: the distribution that was sampled, and how many rows of logits to hold at once."""
+    """The sampled distribution, and the rows of logits to hold at once."""
 
     sampling: Sampling
     chunk: int
@@ -38,13 +38,12 @@ class Scoring:
         return cls(sampling, chunk_within_bound(chunk, vocabulary), entropy_gradient)
 
     def num_rows(self, batch: MicroBatch) -> int:
-        """Return how many rows of logits a batch has at once."""
         return self.chunk or max(len(batch.target_L), 1)
 
 
 @dataclass(frozen=True, slots=True)
 class AllowedTokens:
-    """The vocabulary entries that survived top-k, top-p and min-p under the policy that sampled.
+    """The vocabulary entries that top-k, top-p and min-p kept at sampling.
 
     Policy, old policy and reference are renormalised over the same entries, or their ratio would be biased.
     """
@@ -55,13 +54,12 @@ class AllowedTokens:
     """How many entries each loss token kept."""
 
     def split(self, chunk: int) -> list["AllowedTokens"]:
-        """Return those of `chunk` loss tokens after the other."""
         counts = self.count_L.split(chunk)
         entries = self.entry_K.split([int(count.sum()) for count in counts])
         return [AllowedTokens(entry, count) for entry, count in zip(entries, counts, strict=True)]
 
     def mask(self, num_entries: int) -> Tensor:
-        """Return True for the kept ones of `num_entries` vocabulary entries, bool (L, V)."""
+        """Return a mask of the kept entries, bool (L, V)."""
         mask_LV = torch.zeros(len(self.count_L), num_entries, dtype=torch.bool, device=self.entry_K.device)
         mask_LV[torch.repeat_interleave(self.count_L), self.entry_K] = True
         return mask_LV
@@ -69,7 +67,7 @@ class AllowedTokens:
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """What one forward pass says about the loss tokens, in float32 (float64 for a float64 model)."""
+    """The results of a forward pass on the loss tokens, in float32 at least."""
 
     logprob_L: Tensor
     entropy_L: Tensor
@@ -82,13 +80,13 @@ class ReferenceElsewhere(Protocol):
     """A reference policy that another process holds."""
 
     def logprobs(self, batch: MicroBatch, scoring: Scoring, kept: AllowedTokens | None) -> Callable[[], Tensor]:
-        """Ask for the log-prob of each loss token, (L,). What is returned waits for them."""
+        """Start computing log-probs, (L,); return a function that waits for them."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Loss tokens whose logits live at the same time: what goes into the head, what is looked up in its output."""
+    """Loss tokens whose logits are held at the same time."""
 
     rows_LC: Tensor
     target_L: Tensor
@@ -108,9 +106,9 @@ def score_tokens(
 ) -> Scores:
     """Score the loss tokens under the distribution they were drawn from.
 
-    Without `kept` the filters are found from this policy's own logits, which is right on the weights that sampled.
-    `reference` asks for the exact KL to it. `predicted_L` is what the gradient of each log-prob is expected to be: if
-    it will be, the backward pass has less to do; if not, nothing changes.
+    Without `kept`, filters are applied to this policy's own logits, which is right on the weights that sampled.
+    `reference` asks for the exact KL. `predicted_L`, the expected gradient of each log-prob, saves work where it turns
+    out right.
     """
     head = _linear_head(policy, batch, scoring) if reference is None else None
     if head is not None:
@@ -121,18 +119,17 @@ def score_tokens(
 
 
 def reference_logprobs(reference: Reference, batch: MicroBatch, scoring: Scoring, kept: AllowedTokens | None) -> Tensor:
-    """Return the reference's log-prob of each loss token, (L,), without gradient."""
     with reference.active() as policy:
         return score_tokens(policy, batch, scoring, kept).logprob_L
 
 
 def allowed_tokens(policy: Policy, batch: MicroBatch, scoring: Scoring) -> AllowedTokens:
-    """Return which vocabulary entries this policy's filters keep for each loss token (the sampled one always)."""
+    """Return the entries that this policy's filters keep, the sampled token included."""
     return AllowedTokens(*policy.run_forward(lambda: _kept_entries(policy, batch, scoring)))
 
 
 def _linear_head(policy: Policy, batch: MicroBatch, scoring: Scoring) -> Head | None:
-    """The head if it is one linear layer and nothing is filtered. At temperature 0 (greedy) scores are those at 1."""
+    """Return the head if it is one linear layer and nothing is filtered, else None."""
     layer = None if scoring.sampling.filters else linear_layer(policy)
     if layer is None:
         return None
@@ -143,7 +140,6 @@ def _linear_head(policy: Policy, batch: MicroBatch, scoring: Scoring) -> Head | 
 def _score(
     policy: Policy, batch: MicroBatch, scoring: Scoring, kept: AllowedTokens | None, reference: Reference | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(log-prob, entropy, full KL or zeros) of all loss tokens."""
     chunk = scoring.num_rows(batch)
     pieces = []
     for rows in _chunks(policy, batch, chunk, kept, reference):
@@ -167,7 +163,7 @@ def _kept_entries(policy: Policy, batch: MicroBatch, scoring: Scoring) -> tuple[
 
 
 def _head_input(policy: Policy, batch: MicroBatch) -> Tensor:
-    """Hidden states (L, C) of the loss tokens. Their logits (L, V) where the head is not a plain linear map."""
+    """Return hidden states (L, C) of loss tokens, or logits where the head is not linear."""
     place = (batch.input_ids_BT, batch.position_ids_BT, batch.layout)
     # index_select, not indexing: the backward pass of indexing adds up repeated rows in whatever order threads come.
     if policy.head_is_linear:
@@ -176,7 +172,7 @@ def _head_input(policy: Policy, batch: MicroBatch) -> Tensor:
 
 
 def _reference_rows(policy: Policy, other: Policy, batch: MicroBatch) -> Tensor:
-    """Return the reference's input to its head. Where it is the same model we are inside of its pass already."""
+    """Return the reference's input to its head, inside the pass of a shared model."""
     if other.causal_lm is policy.causal_lm:
         return _head_input(other, batch)
     return other.run_forward(lambda: _head_input(other, batch))
@@ -203,7 +199,6 @@ def _chunks(
 
 
 def _score_rows(policy: Policy, scoring: Scoring, chunk: Chunk) -> tuple[Tensor, Tensor, Tensor]:
-    """(log-prob, entropy, full KL or zeros) of a chunk."""
     sampling = scoring.sampling
     # Distribution at the sampling temperature, whose entropy is logged
     logits_LV = _logits(policy, chunk.rows_LC)

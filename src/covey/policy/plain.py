@@ -1,12 +1,10 @@
-"""A policy as transformers alone runs it: what covey's own computation is compared with.
+"""The policy computed by transformers alone, the reference of covey's computation.
 
-Own attention, layouts, kernels, compiled parts, head and cache have no part in it: a skeleton of the same class is made
-afresh from the configuration, with transformers' eager attention, and reads the policy's weights where they lie. It
-computes one sequence at a time, without padding, in float32 at least, so that what it says is the reference for every
-precision. Weights that are held otherwise (bfloat16, 4 or 8 bits, under adapters, in shards) become plain numbers layer
-by layer.
+A skeleton of the same class is made from the configuration, with eager attention, and reads the policy's weights. It
+computes one sequence at a time, without padding, in float32 at least. Weights held otherwise (bfloat16, 4 or 8 bits,
+under adapters, in shards) become plain numbers layer by layer.
 
-Shapes: T tokens, K positions whose logits are asked for, V vocabulary, L loss tokens, O x I a linear layer's weight.
+Shapes: T tokens, K positions whose logits are wanted, V vocabulary, L loss tokens, O x I a linear layer's weight.
 """
 
 import copy
@@ -40,7 +38,7 @@ MAKING = threading.RLock()
 
 @dataclass(frozen=True, slots=True)
 class Plain:
-    """A model that shares its weights with a policy, and nothing else."""
+    """A model that shares only its weights with a policy."""
 
     model: PreTrainedModel
     is_masked: bool
@@ -49,7 +47,7 @@ class Plain:
     """What products are computed in, by autocast, in place of float32."""
 
     def logits(self, token_ids: Sequence[int], keep: Sequence[int]) -> Tensor:
-        """Return logits (K, V) of the positions `keep` of one sequence, in float32 at least."""
+        """Return logits (K, V) at the positions `keep`, in float32 at least."""
         ids_1T = torch.tensor([list(token_ids)], device=self.device)
         keep_K = torch.tensor(list(keep), dtype=torch.int64, device=self.device)
         inputs: dict[str, Any] = {"input_ids": ids_1T, "attention_mask": torch.ones_like(ids_1T)}
@@ -62,11 +60,11 @@ class Plain:
 
 
 def plain_model(policy: Policy, shift: Shift | None = None, dtype: torch.dtype = torch.float32) -> Plain:
-    """Return the policy's weights, as they are now or moved by `shift`, in a model of transformers' own.
+    """Return a transformers model with the policy's weights, moved by `shift`.
 
-    It computes in `dtype`, or in that of the policy's passes where that is wider. Gradients flow to the policy's
-    parameters. Sharded weights are either gathered around making and using it, or put away (`sharding.reshard`) around
-    both: its passes are then collective.
+    It computes in `dtype`, or in the policy's type where that is wider. Gradients flow to the policy's parameters.
+    Sharded weights are either gathered around making and using it, or put away (`sharding.reshard`) around both: its
+    passes are then collective.
     """
     dtype = torch.promote_types(policy.precision, dtype)
     with MAKING, init_empty_weights(include_buffers=False), torch.random.fork_rng(devices=[]):
@@ -76,7 +74,7 @@ def plain_model(policy: Policy, shift: Shift | None = None, dtype: torch.dtype =
 
 
 class _Exact(TorchFunctionMode):
-    """Leaves in float64 what models cast to float32 for norms and softmax, whatever they compute in."""
+    """Keeps float64 where models cast to float32 for norms and softmax."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -95,9 +93,9 @@ def _exactly(dtype: torch.dtype) -> AbstractContextManager[object]:
 
 
 def rounded_and_exact(policy: Policy) -> tuple[Plain, Plain]:
-    """Return the model as transformers alone computes it in the policy's precision, and where far less is rounded.
+    """Return plain models in the policy's precision and in a far more exact one.
 
-    What is between them no code of covey's has a part in, so no mistake of covey's can raise it.
+    No code of covey's takes part in their difference.
     """
     exact = plain_model(policy, dtype=torch.float64 if policy.computes_whole else torch.float32)
     if policy.computes_whole:
@@ -107,7 +105,7 @@ def rounded_and_exact(policy: Policy) -> tuple[Plain, Plain]:
 
 
 def rollout_logprobs(plain: Plain, rollout: Rollout, sampling: Sampling) -> Tensor:
-    """Return log-probs (L,) of a rollout's loss tokens under the distribution they were drawn from."""
+    """Return log-probs (L,) of loss tokens under the sampled distribution."""
     return chosen_logprobs(*rollout_logits(plain, rollout), sampling)
 
 
@@ -126,7 +124,7 @@ def rollout_logits(plain: Plain, rollout: Rollout) -> tuple[Tensor, Tensor]:
 
 
 def _take_weights(model: PreTrainedModel, policy: Policy, shift: Shift) -> None:
-    """Let the skeleton read the policy's weights, and the buffers that are saved with them."""
+    """Share the policy's weights and saved buffers with the skeleton."""
     own = policy.causal_lm
     saved = model.state_dict().keys()
     for name, module in model.named_modules():
@@ -149,7 +147,7 @@ def _take_weights(model: PreTrainedModel, policy: Policy, shift: Shift) -> None:
 
 
 def _taken(source: nn.Module, key: str, empty: nn.Parameter, shift: Shift) -> tuple[nn.Parameter, Maker | None]:
-    """Return the policy's own weight where it holds plain numbers, else an empty one and its maker."""
+    """Return the policy's plain weight, else an empty one and its maker."""
     base = getattr(source, "base_layer", source)
     weight = base._parameters[key]
     assert isinstance(weight, nn.Parameter), f"{type(base).__name__} has no {key}"
@@ -176,7 +174,7 @@ def _taken(source: nn.Module, key: str, empty: nn.Parameter, shift: Shift) -> tu
 
 
 def _adapters(source: Any) -> list[tuple[Tensor, Tensor, float]]:
-    """(A, B, scaling) of the adapters that are in use on a layer: it computes with W + scaling * B A."""
+    """Return (A, B, scaling) of a layer's active adapters: W + scaling * B A."""
     if source.disable_adapters:
         return []
     names = [name for name in source.active_adapters if name in source.lora_A]
@@ -184,9 +182,9 @@ def _adapters(source: Any) -> list[tuple[Tensor, Tensor, float]]:
 
 
 def _make_at_each_call(module: nn.Module, lazy: Mapping[str, Maker], dtype: torch.dtype) -> None:
-    """Let a module compute with weights that are made when it is called, and made again for the backward pass.
+    """Make a module's weights when it is called, and again for the backward pass.
 
-    Only one layer's plain numbers live at a time, whatever the size of the model.
+    One layer's plain numbers live at a time.
     """
     forward = module.forward
 

@@ -1,4 +1,4 @@
-"""The policy: a transformers model with its tokenizer, and the few ways covey runs it.
+"""A transformers model with its tokenizer, and the ways covey runs it.
 
 Shapes: B sequences, T tokens, L chosen positions, V vocabulary, C hidden width.
 """
@@ -21,7 +21,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 @dataclass(frozen=True)
 class Policy:
-    """A language model being trained, sampled or held as reference: causal, or masked, which fills in."""
+    """A causal or masked language model, trained, sampled or held as reference."""
 
     model: nn.Module
     """What is trained: a PreTrainedModel, or peft's wrapper around one."""
@@ -29,8 +29,9 @@ class Policy:
     precision: torch.dtype
     """What the forward pass computes in (autocast where weights are of another type)."""
     head_is_linear: bool
-    """Logits are exactly what the modules behind the base model make of a last hidden state, position by position;
-    else the head must run inside the model."""
+    """Logits are the output of the modules behind the base model, position by position; else the head runs inside the
+    model.
+    """
     sharded: bool = False
     """Weights are shared out over the ranks (`policy.sharding`): every pass is collective."""
     offload: bool = False
@@ -54,7 +55,7 @@ class Policy:
 
     @property
     def causal_lm(self) -> PreTrainedModel:
-        """Return the transformers model itself. Adapters live inside its layers."""
+        """Return the transformers model, adapters inside its layers included."""
         inner = self.model.get_base_model() if is_adapted(self.model) else self.model  # type: ignore[operator]
         assert isinstance(inner, PreTrainedModel)
         return inner
@@ -65,9 +66,9 @@ class Policy:
 
     @property
     def max_length(self) -> int:
-        """Return the longest sequence, in tokens, whose positions do not depend on the rest of a pass.
+        """Return the longest sequence, in tokens, whose positions depend on itself alone.
 
-        Longrope has two tables, and takes that for long texts for all of a pass as soon as one text is long.
+        Longrope switches tables for a whole pass as soon as one text in it is long.
         """
         config = self.causal_lm.config.get_text_config(decoder=True)
         if getattr(config, "max_position_embeddings", None) is None:
@@ -76,12 +77,12 @@ class Policy:
         return min(limits) - self.first_position
 
     def num_positions(self, num_prompt_tokens: int, max_tokens: int) -> int:
-        """Count the positions of a prompt and its completion, where what is filled in stands in the prompt."""
+        """Count the positions of a prompt and its completion; a masked policy adds none."""
         return num_prompt_tokens + (max_tokens if self.mask_id is None else 0)
 
     @property
     def stop_ids(self) -> frozenset[int]:
-        """Tokens that end a completion: the tokenizer's, and those of the generation config.
+        """Return the end tokens of the tokenizer and of the generation config.
 
         A folder without a generation config has the model config's in their place, as transformers loads it.
         """
@@ -92,7 +93,7 @@ class Policy:
         return frozenset(ids)
 
     def run_forward(self, make: Callable[[], T]) -> T:
-        """Run `make`, which returns tensors, as one pass through the model: sharded weights are gathered around it."""
+        """Run `make` as one pass through the model, around which sharded weights are gathered."""
         if not self.sharded:
             return make()
         made: T = self.causal_lm.covey_pass(make)  # type: ignore[operator]  # put there by policy.sharding
@@ -100,7 +101,7 @@ class Policy:
 
     @property
     def computes_whole(self) -> bool:
-        """Tell whether passes compute in float32 or float64, without autocast."""
+        """Return True where passes compute without autocast."""
         return not is_half(self.precision)
 
     def autocast(self) -> AbstractContextManager[object]:
@@ -111,7 +112,7 @@ class Policy:
     def logits(
         self, input_ids_BT: Tensor, position_ids_BT: Tensor, layout: Layout, keep_T: Tensor | None = None
     ) -> Tensor:
-        """Return logits in the model's type: of all positions (B * T, V), or of positions keep_T of every sequence."""
+        """Return logits (B * T, V), or those of positions `keep_T` of every sequence."""
         with self.autocast():
             place = self._place(input_ids_BT, position_ids_BT, layout)
             if self.mask_id is not None:
@@ -121,7 +122,7 @@ class Policy:
         return out.logits.flatten(0, 1)
 
     def hidden(self, input_ids_BT: Tensor, position_ids_BT: Tensor, layout: Layout) -> Tensor:
-        """Last hidden states (B, T, C), after the final norm."""
+        """Return last hidden states (B, T, C), after the final norm."""
         with self.autocast(), offloaded(self.device) if self.offload else nullcontext():
             out = self.causal_lm.base_model(**self._place(input_ids_BT, position_ids_BT, layout))
         return out.last_hidden_state
@@ -134,15 +135,14 @@ class Policy:
             return hidden_LC
 
     def _place(self, input_ids_BT: Tensor, position_ids_BT: Tensor, layout: Layout) -> dict[str, Any]:
-        """Return what a pass is given. An encoder has no cache to switch off."""
         place = {"input_ids": input_ids_BT, "position_ids": position_ids_BT + self.first_position, "layout": layout}
         return place if self.mask_id is not None else place | {"use_cache": False}
 
 
 def to_device(values: Sequence[Any] | Tensor, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
-    """Return numbers of the host as a tensor on `device`, without waiting for what that is still computing.
+    """Copy numbers to `device` without waiting for its queue.
 
-    A copy from pinned memory is queued like a kernel. `dtype` None: int64 for integers, as torch has it.
+    `dtype` None: torch's default.
     """
     pinned = device.type == "cuda"
     if isinstance(values, Tensor):
@@ -153,30 +153,23 @@ def to_device(values: Sequence[Any] | Tensor, device: torch.device, dtype: torch
 
 
 def is_half(precision: torch.dtype) -> bool:
-    """Tell whether numbers are bfloat16 or float16, which passes compute in by autocast."""
     return precision not in (torch.float32, torch.float64)
 
 
 def original_lengths(config: PreTrainedConfig) -> list[int]:
-    """Return where longrope changes its table, for each kind of layer that has it."""
+    """Return the lengths at which longrope changes its table, per kind of layer."""
     rope = getattr(config, "rope_parameters", None) or {}
     kinds = [rope, *(kind for kind in rope.values() if isinstance(kind, dict))]
     return [int(kind["original_max_position_embeddings"]) for kind in kinds if kind.get("rope_type") == "longrope"]
 
 
 def head_modules(model: PreTrainedModel) -> list[nn.Module]:
-    """Return what a model does after its base model, in order.
-
-    It is the output embedding, or a masked model's prediction head.
-    """
+    """Return the modules behind the base model: the output embedding or prediction head."""
     return [module for module in model.children() if module is not model.base_model]
 
 
 def is_adapted(model: nn.Module) -> bool:
-    """Tell whether it is peft's wrapper, the only model here not of transformers.
-
-    Importing peft takes seconds.
-    """
+    """Return True for peft's wrapper, without importing peft, which takes seconds."""
     return not isinstance(model, PreTrainedModel)
 
 
@@ -194,7 +187,7 @@ def inference(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def repeating(wanted: bool) -> Iterator[None]:
-    """Let torch take only kernels that repeat bit for bit inside, where that is wanted.
+    """Allow only deterministic kernels inside, if `wanted`.
 
     RuntimeError, of torch, where an operation has none.
     """
@@ -212,7 +205,7 @@ MIN_BYTES = 2**20
 
 
 def offloaded(device: torch.device, min_bytes: int = MIN_BYTES) -> torch.autograd.graph.saved_tensors_hooks:
-    """Keep what autograd saves on `device` in host memory until the backward pass asks for it.
+    """Keep tensors that autograd saves in host memory until the backward pass.
 
     Weights stay where they are. The numbers are the same bits.
     """
@@ -237,7 +230,7 @@ CASTS_AND_VIEWS = frozenset({"ToCopyBackward0", "TBackward0", "TransposeBackward
 
 
 def _is_weight(tensor: Tensor) -> bool:
-    """Return whether this is a parameter, a view of one such as its transpose, or autocast's copy of a trained one."""
+    """Return True for a parameter, a view of one, or autocast's copy of one."""
     if isinstance(tensor, nn.Parameter) or isinstance(tensor._base, nn.Parameter):
         return True
     node = tensor.grad_fn

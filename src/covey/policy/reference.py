@@ -1,4 +1,4 @@
-"""The reference policy of a KL penalty: the same weights with the adapter off, a frozen copy, or another model."""
+"""The reference policy of a KL penalty: adapters off, a frozen copy, or another model."""
 
 import copy
 from collections.abc import Iterator, Mapping
@@ -17,7 +17,7 @@ REFERENCE_ADAPTER = "reference"
 
 @dataclass(frozen=True)
 class Reference:
-    """Something frozen that log-probabilities are compared with."""
+    """A frozen policy that log-probs are compared with."""
 
     policy: Policy
     adapter: str | None
@@ -27,7 +27,7 @@ class Reference:
 
     @contextmanager
     def active(self) -> Iterator[Policy]:
-        """The reference, ready to run without gradients. The trained adapter is back on afterwards."""
+        """Yield the reference without gradients; the trained adapter is restored afterwards."""
         with inference(self.policy.model):
             if self.is_own or not is_adapted(self.policy.model):
                 yield self.policy
@@ -43,8 +43,8 @@ def make_reference(policy: Policy, *, refreshed: bool, is_empty: bool = False) -
     """Return a reference equal to the policy before its first step.
 
     Under LoRA no second copy of the weights is held: the base model is the reference, or a second adapter, where it
-    will be `refreshed` or the adapters have been trained before. Otherwise the weights are copied and frozen; with
-    `is_empty` they have no storage yet, and get the policy's shards (`sharding.shard_like`).
+    will be `refreshed` or the adapters have been trained before. Otherwise weights are copied; with `is_empty` they get
+    the policy's shards later (`sharding.shard_like`).
     """
     if is_adapted(policy.model):
         own_adapter = refreshed or not is_base_model(policy.model)
@@ -58,7 +58,7 @@ def make_reference(policy: Policy, *, refreshed: bool, is_empty: bool = False) -
 
 
 def refresh_reference(reference: Reference, policy: Policy, alpha: float) -> None:
-    """reference <- (1 - alpha) reference + alpha policy (TR-DPO, arXiv 2404.09656), in place.
+    """Set reference <- (1 - alpha) reference + alpha policy (TR-DPO, arXiv 2404.09656).
 
     Adapters can only be replaced (alpha = 1): the mean of two low-rank products is not the product of the means.
     """
@@ -72,7 +72,7 @@ def refresh_reference(reference: Reference, policy: Policy, alpha: float) -> Non
 
 
 def refreshed_weights(reference: Reference) -> dict[str, Tensor]:
-    """Return the weights that belong to the reference alone, where they are sharded as `sharding.on_rank0` does."""
+    """Return the weights that the reference alone holds, gathered on rank 0."""
     sharding.reshard(reference.policy)
     named = reference.policy.model.named_parameters()
     own = {name: p.detach() for name, p in named if _refresh_source(name, reference.adapter) is not None}
@@ -80,7 +80,7 @@ def refreshed_weights(reference: Reference) -> dict[str, Tensor]:
 
 
 def load_refreshed(reference: Reference, weights: Mapping[str, Tensor]) -> None:
-    """Put back what `refreshed_weights` gave. Nothing where the reference follows from the settings."""
+    """Load the weights of `refreshed_weights`."""
     parameters = dict(reference.policy.model.named_parameters())
     with torch.no_grad():
         for name, weight in weights.items():
@@ -89,14 +89,14 @@ def load_refreshed(reference: Reference, weights: Mapping[str, Tensor]) -> None:
 
 
 def _refresh_source(name: str, adapter: str | None) -> str | None:
-    """Return the policy's parameter that a reference parameter follows, None for those both share."""
+    """Return the policy's parameter behind a reference parameter, None if shared."""
     if adapter is None:
         return name
     return name.replace(f".{adapter}.", ".default.") if f".{adapter}." in name else None
 
 
 def is_base_model(model: nn.Module) -> bool:
-    """Tell whether adapters were never trained and so add nothing: the second factor of each is 0."""
+    """Return True where untrained adapters add nothing: their second factor is 0."""
     return not any(bool(parameter.any()) for name, parameter in model.named_parameters() if ".lora_B." in name)
 
 

@@ -1,4 +1,4 @@
-"""From logits to tokens: the distribution that is drawn from, and the draw. Pure functions, no generator state.
+"""From logits to tokens: the distribution, and the draw. Pure functions.
 
 The trainer scores with `filtered_logprobs` too, so what was sampled is what is trained.
 
@@ -33,14 +33,17 @@ BLOCK = 512
 
 
 def row_key(seed: int, sample_index: int) -> int:
-    """Key of one rollout's random numbers, a signed 64-bit number. Neighbouring seeds or indices are unrelated."""
+    """Return the key of a rollout's random numbers, a signed 64-bit number.
+
+    Neighbouring seeds or indices are unrelated.
+    """
     return _signed(_scramble(_scramble(seed) + (sample_index + 1) * GOLDEN))
 
 
 def random_uniform(key_R: Tensor, position_R: Tensor) -> Tensor:
-    """Uniform numbers in [0, 1), float64 (R,): a pure function of (key, position), both int64 (R,).
+    """Return uniform numbers in [0, 1), float64 (R,), from int64 keys and positions.
 
-    Splitmix64 with the position as its counter, so a row's numbers depend neither on its neighbours nor on history.
+    Splitmix64 with the position as its counter: a row's numbers depend neither on neighbours nor on history.
     """
     mixed_R = key_R + (position_R + 1) * _signed(GOLDEN)
     for shift, multiplier in ROUNDS:
@@ -52,16 +55,16 @@ def random_uniform(key_R: Tensor, position_R: Tensor) -> Tensor:
 def kept_mask(
     logits_RV: Tensor, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0
 ) -> Tensor | None:
-    """Return True (R, V) for the tokens that may be drawn, None where nothing is cut.
+    """Return a mask (R, V) of the tokens that may be drawn, None for all.
 
     Order: temperature, top-k, top-p (smallest set whose mass reaches top_p), min-p. The most likely token is always
-    kept. Of equal logits at a boundary the lower token ids are kept, so the set has exactly the asked-for size.
+    kept. Of equal logits at a boundary the lower token ids are kept, so that the set has exactly the size asked for.
     """
     return _kept(_scaled(logits_RV, temperature), top_k, top_p, min_p)
 
 
 def allowed_with(logits_RV: Tensor, token_R: Tensor, sampling: Sampling) -> Tensor:
-    """True (R, V) for the tokens that may be drawn, and for `token_R`, whose log-prob is asked for, in any case."""
+    """Return the mask of tokens that may be drawn, `token_R` included, (R, V)."""
     kept_RV = kept_mask(logits_RV, sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
     if kept_RV is None:
         return torch.ones_like(logits_RV, dtype=torch.bool)
@@ -71,7 +74,7 @@ def allowed_with(logits_RV: Tensor, token_R: Tensor, sampling: Sampling) -> Tens
 def filter_logits(
     logits_RV: Tensor, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0
 ) -> Tensor:
-    """Logits over temperature, -inf outside the kept set. At least float32. Their softmax is what is drawn from."""
+    """Return tempered logits in float32 at least, -inf outside the kept set."""
     scaled_RV = _scaled(logits_RV, temperature)
     kept_RV = _kept(scaled_RV, top_k, top_p, min_p)
     return scaled_RV if kept_RV is None else scaled_RV.masked_fill(~kept_RV, -torch.inf)
@@ -80,7 +83,7 @@ def filter_logits(
 def filtered_logprobs(
     logits_RV: Tensor, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0
 ) -> Tensor:
-    """Natural log-probabilities (R, V) of the distribution that is drawn from, renormalised over the kept set.
+    """Return log-probs (R, V), renormalised over the kept set.
 
     At temperature 0 (greedy) they are those of temperature 1. Gradients flow to the logits of kept tokens.
     """
@@ -88,9 +91,9 @@ def filtered_logprobs(
 
 
 def chosen_logprobs(logits_LV: Tensor, target_L: Tensor, sampling: Sampling, kept_LV: Tensor | None = None) -> Tensor:
-    """Return log-probs of the targets at the temperature and within the filters of `sampling`. Greedy ones at 1.
+    """Return log-probs of the targets under `sampling`; greedy ones at temperature 1.
 
-    `kept_LV` are the entries that the filters leave, where they are not to be found from these very logits.
+    `kept_LV` replaces the filters on these logits.
     """
     if kept_LV is None and sampling.filters:
         kept_LV = allowed_with(logits_LV.detach(), target_L, sampling)
@@ -100,10 +103,9 @@ def chosen_logprobs(logits_LV: Tensor, target_L: Tensor, sampling: Sampling, kep
 
 
 def draw(logprobs_RV: Tensor, uniform_R: Tensor) -> tuple[Tensor, Tensor]:
-    """Return one token a row by inverting the cumulative distribution, and its log-probability: int64 (R,), (R,).
+    """Draw one token per row by inverse transform: tokens int64 (R,), log-probs (R,).
 
-    Sums over tokens (of a long vocabulary: over blocks of it) are float64, and a token of probability zero is never
-    drawn, whatever the rounding.
+    Sums are float64, and a token of probability zero is never drawn.
     """
     weight_RV = logprobs_RV.exp()
     num_tokens = weight_RV.shape[-1]
@@ -123,9 +125,9 @@ def draw(logprobs_RV: Tensor, uniform_R: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def draw_tempered(logits_RV: Tensor, temperature: Tensor, uniform_R: Tensor) -> tuple[Tensor, Tensor]:
-    """Return what `draw` does of whole tempered logits, reading them twice through a function that torch compiles.
+    """Draw as `draw` does from tempered logits, reading them twice, in a compiled function.
 
-    `temperature` has no dimension. Rounding is all that differs.
+    `temperature` is a scalar tensor. Rounding is all that differs.
     """
     num_tokens = logits_RV.shape[-1]
     top_R1, mass_RN = compiled(masses)(logits_RV, temperature)
@@ -139,7 +141,7 @@ def draw_tempered(logits_RV: Tensor, temperature: Tensor, uniform_R: Tensor) -> 
 
 
 def masses(logits_RV: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the largest tempered logit, (R, 1), and what blocks of tokens weigh where that weighs 1, (R, blocks)."""
+    """Return the largest tempered logit (R, 1), and blocks' weights relative to it."""
     top_R1 = (logits_RV / temperature).amax(dim=-1, keepdim=True)
     weight_RV = (logits_RV / temperature - top_R1).exp()
     padded_RV = torch.nn.functional.pad(weight_RV, (0, -logits_RV.shape[-1] % BLOCK))
@@ -147,14 +149,14 @@ def masses(logits_RV: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def sample_compiled(logits_RV: Tensor, distribution: Distribution, uniform_R: Tensor) -> tuple[Tensor, Tensor]:
-    """Return what `sample_same_params` does, in fewer passes over the logits where nothing is cut."""
+    """Draw as `sample_same_params` does, in fewer passes where nothing is filtered."""
     if distribution[0] <= 0 or distribution[1:] != (0, 1.0, 0.0):
         return sample_same_params(logits_RV, distribution, uniform_R)
     return draw_tempered(logits_RV, number(distribution[0]), uniform_R)
 
 
 def sample_same_params(logits_RV: Tensor, distribution: Distribution, uniform_R: Tensor) -> tuple[Tensor, Tensor]:
-    """Next token and its log-probability for rows with one distribution."""
+    """Draw tokens and log-probs for rows with one distribution."""
     logprobs_RV = filtered_logprobs(logits_RV, *distribution)
     if distribution[0] > 0:
         return draw(logprobs_RV, uniform_R)
@@ -168,7 +170,7 @@ def sample(
     uniform_R: Tensor,
     alike: SampleAlike = sample_same_params,
 ) -> tuple[Tensor, Tensor]:
-    """Next token and its log-probability for every row. `parts` says which rows share a distribution (`partition`)."""
+    """Draw tokens and log-probs; `parts` are the rows of each distribution (`partition`)."""
     if len(parts) == 1 and parts[0][1] is None:
         return alike(logits_RV, parts[0][0], uniform_R)
     token_R = torch.empty(len(logits_RV), dtype=torch.int64, device=logits_RV.device)
@@ -180,7 +182,7 @@ def sample(
 
 
 def partition(samplings: Iterable[Sampling], device: torch.device) -> list[tuple[Distribution, Tensor | None]]:
-    """Return rows by distribution, as indices. None stands for all rows where there is but one distribution."""
+    """Return row indices by distribution, None for all rows of a single one."""
     rows_of: dict[Distribution, list[int]] = {}
     for row, sampling in enumerate(samplings):
         key = (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
@@ -210,7 +212,7 @@ def _kept(scaled_RV: Tensor, top_k: int, top_p: float, min_p: float) -> Tensor |
 
 
 def _num_kept(value_RK: Tensor, top_p: float) -> Tensor:
-    """Return how many of the falling values make up the mass top_p, (R, 1): those with less than it before them."""
+    """Return how many of the sorted values make up the mass top_p, (R, 1)."""
     if top_p >= 1:
         return torch.full((len(value_RK), 1), value_RK.shape[-1], device=value_RK.device)
     probability_RK = log_softmax(value_RK).exp()
@@ -220,7 +222,7 @@ def _num_kept(value_RK: Tensor, top_p: float) -> Tensor:
 
 
 def _first(scaled_RV: Tensor, value_RK: Tensor, num_kept_R1: Tensor) -> Tensor:
-    """Mask of the num_kept largest. Of those that equal the last one, the first by token id."""
+    """Return a mask of the `num_kept_R1` largest; ties go to the lower token id."""
     last_R1 = value_RK.gather(-1, num_kept_R1 - 1)
     above_RV = scaled_RV > last_R1
     tied_RV = scaled_RV == last_R1
@@ -229,7 +231,7 @@ def _first(scaled_RV: Tensor, value_RK: Tensor, num_kept_R1: Tensor) -> Tensor:
 
 
 def _invert(weight_RN: Tensor, uniform_R: Tensor) -> tuple[Tensor, Tensor]:
-    """Index that a uniform number falls on in proportion to the weights, and where within it, again uniform."""
+    """Return the index at each uniform number, and the uniform position within it."""
     # Zero weights are struck out: a parallel cumulative sum need not be monotone to the last bit.
     summed_RN = weight_RN.cumsum(dim=-1).masked_fill(weight_RN <= 0, 0.0)
     total_R = summed_RN.amax(dim=-1)

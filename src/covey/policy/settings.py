@@ -15,7 +15,7 @@ MAX_LOGITS = 2**27
 
 
 def chunk_within_bound(chunk: int, vocabulary: int) -> int:
-    """Return how many loss tokens' logits live at once: `chunk`, fewer of a long vocabulary; 0 is all of them.
+    """Return the loss tokens whose logits fit the memory bound; 0 is all of them.
 
     >>> chunk_within_bound(4096, 151936)
     883
@@ -40,8 +40,6 @@ PACKED = Requires("packing = shared or packed", ("packing",), lambda packing: pa
 
 @dataclass
 class ModelConfig(Section):
-    """The policy."""
-
     name: str = "nano"
     """"nano" or "nano-masked" (built from nothing), a directory, or a hub name of a causal or a masked LM."""
     kind: str = setting("causal", choices=("causal", "masked"))
@@ -75,8 +73,9 @@ class ModelConfig(Section):
     lora_targets: list[str] = setting(["all-linear"], needs=WITH_LORA)
     """Module names that get an adapter; ["all-linear"] means every linear layer but the output head."""
     gradient_checkpointing: bool | None = None
-    """Recompute activations in the backward pass: less memory, about a third more time. null: where the model's shape
-    is known and says that they would not fit otherwise."""
+    """Recompute activations in the backward pass: less memory, about a third more time. null: where they would not fit
+    otherwise.
+    """
     activation_offload: bool = False
     """Keep activations of the training pass in the host's memory: less GPU memory, bound by the bus."""
     attention: str = setting("auto", choices=("auto", "sdpa", "varlen"), needs=(PACKED, CAUSAL))
@@ -106,6 +105,6 @@ class ModelConfig(Section):
 
 
 def chooses_liger(kernels: str, *, is_half: bool) -> bool:
-    """Tell whether model.kernels makes layers on a GPU compute through Liger, which needs Triton."""
+    """Return True where model.kernels makes GPU layers use Liger, which needs Triton."""
     is_there = find_spec("liger_kernel") is not None and find_spec("triton") is not None
     return is_there and (kernels == "liger" or (kernels == "auto" and is_half))

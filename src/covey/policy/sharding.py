@@ -1,8 +1,8 @@
-"""FSDP2: weights, gradients and optimiser state shared out over the ranks (arXiv 2304.11277, `fully_shard` of torch).
+"""FSDP2: weights, gradients and optimiser state sharded over the ranks (arXiv 2304.11277).
 
-Each layer is gathered when a pass comes to it. Embeddings, final norm and head are one unit, gathered for a whole pass.
-Whatever is sharded shows as DTensor; the functions here turn such tensors into whole ones and back. torch's parts are
-imported where they are used: that takes a second, which a run of one process need not wait.
+A layer is gathered when a pass reaches it; embeddings, final norm and head are one unit, gathered for a whole pass.
+Sharded tensors are DTensors; functions here make them whole and back. torch's parts are imported late, as that takes a
+second.
 """
 
 import copy
@@ -26,11 +26,10 @@ T = TypeVar("T")
 
 
 def shard(policy: Policy, device: torch.device | None = None) -> Policy:
-    """Share the weights out over all ranks, in place. On `device` where they were loaded elsewhere.
+    """Shard the weights over all ranks, in place, layer by layer, onto `device`.
 
-    Weights are moved layer by layer, so that `device` never holds more than one whole layer beside the shards. Those
-    without storage get that of the shards alone, and the policy is completed. From here on passes through the policy
-    are collective: every rank makes equally many, or `unsharded` is around them.
+    `device` never holds more than one whole layer beside the shards; weights without storage get that of the shards
+    alone. From then on passes are collective: every rank makes equally many, or runs inside `unsharded`.
     """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
@@ -56,7 +55,7 @@ def shard(policy: Policy, device: torch.device | None = None) -> Policy:
 
 
 def without_storage(policy: Policy) -> Policy:
-    """Return the same policy with frozen weights on `meta`, to be shared out by `shard_like`. Buffers are copied."""
+    """Return the policy with frozen weights on `meta`, for `shard_like`; buffers are copied."""
     named = policy.model.named_parameters()
     empty = {id(p): nn.Parameter(torch.empty_like(p, device="meta"), requires_grad=False) for _, p in named}
     # deepcopy takes what it finds here for copied, tied weights once.
@@ -64,7 +63,7 @@ def without_storage(policy: Policy) -> Policy:
 
 
 def shard_like(empty: Policy, example: Policy) -> Policy:
-    """Give a policy `without_storage` the shards of `example`, which is sharded. No weight is whole on the way."""
+    """Give a policy `without_storage` the shards of a sharded one."""
     model = shard(empty, example.device).model
     reshard(example)
     with torch.no_grad():
@@ -75,7 +74,7 @@ def shard_like(empty: Policy, example: Policy) -> Policy:
 
 @contextmanager
 def unsharded(policy: Policy) -> Iterator[None]:
-    """Gather all weights on every rank inside, for passes that ranks make on their own, such as sampling."""
+    """Gather all weights inside, for passes of single ranks, such as sampling."""
     modules = list(_sharded_modules(policy.causal_lm)) if policy.sharded else []
     for module in modules:
         module.unshard()
@@ -89,14 +88,13 @@ def unsharded(policy: Policy) -> Iterator[None]:
 
 
 def reshard(*policies: Policy) -> None:
-    """Put away what passes without gradient have left gathered, so that parameters are the sharded ones again."""
+    """Free weights that passes without gradient left gathered."""
     for policy in policies:
         for module in _sharded_modules(policy.causal_lm) if policy.sharded else ():
             module.reshard()
 
 
 def is_shard(tensor: Tensor) -> bool:
-    """Tell whether a tensor is shared out over the ranks."""
     if not collectives.is_distributed():
         return False
     from torch.distributed.tensor import DTensor
@@ -105,12 +103,12 @@ def is_shard(tensor: Tensor) -> bool:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """Return the tensor itself, gathered where it is shared out. Then every rank must ask."""
+    """Return the whole tensor. Collective where it is sharded."""
     return tensor.full_tensor() if is_shard(tensor) else tensor  # type: ignore[attr-defined] # a DTensor's
 
 
 def placed_like(tensor: Tensor, example: Tensor) -> Tensor:
-    """Return a whole tensor shared out as `example` is. Itself where that is not."""
+    """Shard a whole tensor as `example` is."""
     from torch.distributed.tensor import DTensor, distribute_tensor
 
     if not isinstance(example, DTensor):
@@ -119,22 +117,19 @@ def placed_like(tensor: Tensor, example: Tensor) -> Tensor:
 
 
 def own_rows(num_rows: int) -> tuple[int, int]:
-    """Return (first, end) of the rows of a weight that this rank holds, as `fully_shard` shares them out."""
+    """Return (first, end) of this rank's rows, as `fully_shard` splits them."""
     share = -(-num_rows // collectives.world_size())
     return min(collectives.rank() * share, num_rows), min((collectives.rank() + 1) * share, num_rows)
 
 
 def on_rank0(tensor: Tensor) -> Tensor:
-    """Return a tensor whole on the CPU of rank 0, which saves it. An empty one on the others. Collective."""
+    """Return the whole tensor on rank 0's CPU, an empty one on other ranks. Collective."""
     found = whole(tensor)
     return found.cpu() if collectives.is_main_process() else torch.empty(0, dtype=found.dtype)
 
 
 def full_state_dict(model: nn.Module) -> dict[str, Tensor]:
-    """Return the state dict of a sharded model with whole tensors, as `on_rank0` does one after the other.
-
-    Tied weights stay tied.
-    """
+    """Return a sharded model's whole state dict on rank 0; tied weights stay tied."""
     identity = {name: id(parameter) for name, parameter in model.named_parameters(remove_duplicate=False)}
     found: dict[int, Tensor] = {}
     weights = {}
@@ -147,7 +142,7 @@ def full_state_dict(model: nn.Module) -> dict[str, Tensor]:
 
 
 def full_optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Return the optimiser's state dict as one process alone would have it, tensors as `on_rank0` gives them."""
+    """Return the optimiser's whole state dict on rank 0."""
     state = optimizer.state_dict()
     gathered_state = {
         index: {name: on_rank0(value) if isinstance(value, Tensor) else value for name, value in moments.items()}
@@ -157,7 +152,7 @@ def full_optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
 
 
 def load_full_optimizer_state(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
-    """Put back what `full_optimizer_state` gave, at whatever number of ranks."""
+    """Load the state of `full_optimizer_state` at any number of ranks."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     placed = {
         index: {name: _placed(value, parameters[index]) for name, value in moments.items()}
@@ -167,7 +162,7 @@ def load_full_optimizer_state(optimizer: torch.optim.Optimizer, state: Mapping[s
 
 
 def _placed(value: Any, parameter: Tensor) -> Any:
-    """Moments have the shape of their parameter. Counters are on every rank."""
+    """Shard moments like their parameter; counters are on every rank."""
     is_moment = isinstance(value, Tensor) and value.shape == parameter.shape
     return placed_like(value, parameter) if is_moment else value
 
@@ -183,7 +178,7 @@ def _sharded_modules(model: nn.Module) -> "Iterator[FSDPModule]":
 
 
 def _layers(root: PreTrainedModel) -> list[nn.Module]:
-    """Return the layers: what transformers never splits over devices.
+    """Return the layers that transformers never splits over devices.
 
     Embeddings, which encoders list there too, stay with the head that may share their weight.
     """

@@ -1,1 +1,1 @@
-"""Who attends to whom in a packed stream, and ways to compute it."""
+"""Attention over packed streams, in several implementations."""

@@ -1,4 +1,4 @@
-"""The one attention function covey gives to transformers' models, and the layouts of the training pass.
+"""The attention function that covey gives to transformers' models.
 
 A model is loaded with attn_implementation="covey"; the layout travels as a keyword through `model(..., layout=...)`
 to every layer, and decides who attends to whom and where keys and values live. No modelling file is patched.
@@ -32,7 +32,7 @@ class Layout(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What the architecture adds to plain attention."""
+    """The architecture's additions to plain attention."""
 
     scaling: float
     """Factor on the scores, usually D ** -0.5."""
@@ -45,13 +45,12 @@ class Rule:
 
     @property
     def is_plain(self) -> bool:
-        """Return whether scaled dot products are all there is."""
         return self.softcap is None and self.sink_H is None
 
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """What a layer's heads are like, which decides what can compute them."""
+    """The properties of a layer's heads that decide which implementations apply."""
 
     dtype: torch.dtype
     device_type: str
@@ -64,7 +63,7 @@ class Heads:
 def attention(
     module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **keywords: Any
 ) -> tuple[Tensor, None]:
-    """Attend as transformers calls it in every layer: hand over to the layout and return (B, T, H, D)."""
+    """Hand attention over to the layout; return (B, T, H, D), as transformers expects."""
     layout = keywords.get("layout")
     if layout is None:
         layout = DENSE
@@ -92,13 +91,13 @@ def _refuse_what_is_not_understood(
 
 
 def register() -> None:
-    """Make attn_implementation="covey" known to transformers. Calling it again changes nothing."""
+    """Register attn_implementation="covey" with transformers; idempotent."""
     # No masks are registered beside it: transformers then makes none, and asks the device nothing about positions.
     AttentionInterface.register(ATTENTION, attention)
 
 
 def causal_attention(query_BHTD: Tensor, key_BKSD: Tensor, value_BKSD: Tensor, rule: Rule) -> Tensor:
-    """Let T queries, the last of S positions, see themselves and what is before, within the window."""
+    """Attend causally, within the window: T queries are the last of S positions."""
     num_queries, num_keys = query_BHTD.shape[-2], key_BKSD.shape[-2]
     if rule.window is None and num_queries == num_keys and rule.is_plain:
         return _fused(query_BHTD, key_BKSD, value_BKSD, rule, is_causal=True)
@@ -111,10 +110,7 @@ def causal_attention(query_BHTD: Tensor, key_BKSD: Tensor, value_BKSD: Tensor, r
 def masked_attention(
     query_BHTD: Tensor, key_BKSD: Tensor, value_BKSD: Tensor, rule: Rule, mask: Tensor | None
 ) -> Tensor:
-    """Let every query see the keys where `mask` is True.
-
-    It broadcasts to (B, H, T, S), and None shows all keys.
-    """
+    """Attend where `mask`, broadcast to (B, H, T, S), is True; None shows all keys."""
     num_heads, num_keys = query_BHTD.shape[1], key_BKSD.shape[1]
     if rule.is_plain:
         return _fused(query_BHTD, key_BKSD, value_BKSD, rule, mask)
@@ -156,7 +152,7 @@ def capped(score: Tensor, softcap: float | None) -> Tensor:
 
 
 def without_sink(logsum: Tensor, sink: Tensor) -> Tensor:
-    """Return the part of the weights that the sink leaves to keys whose scores have this log-sum-exp."""
+    """Return the attention weight left to keys of this log-sum-exp beside the sink."""
     return (logsum - sink).sigmoid()
 
 
@@ -169,19 +165,18 @@ def _softmax(score_BHTS: Tensor, sink_H: Tensor | None) -> Tensor:
 
 
 def _per_head(values_BKQX: Tensor, num_heads: int) -> Tensor:
-    """(B, K, Q * T, X) -> (B, H, T, X), where H = K * Q."""
     num_queries = num_heads // values_BKQX.shape[1]
     return values_BKQX.unflatten(2, (num_queries, -1)).flatten(1, 2)
 
 
 def within(distance: Tensor, window: int | None) -> Tensor:
-    """Return True where a key this many positions back is still seen."""
+    """Return True for keys this many positions back that the window includes."""
     return distance < window if window is not None else torch.ones_like(distance, dtype=torch.bool)
 
 
 @dataclass(frozen=True, slots=True)
 class DenseLayout:
-    """Every sequence is causal from its first token. Right padding needs no mask: no real token looks right."""
+    """Causal attention within each sequence; right padding needs no mask."""
 
     def attend(self, layer: int, query_BHTD: Tensor, key_BKTD: Tensor, value_BKTD: Tensor, rule: Rule) -> Tensor:
         return causal_attention(query_BHTD, key_BKTD, value_BKTD, rule)

@@ -1,4 +1,4 @@
-"""Layouts of masked policies: every token of an input sees every other, and none of another input.
+"""Layouts of masked policies: bidirectional attention within an input, none across inputs.
 
 Shapes: B sequences, H query heads, K key/value heads, T tokens, D head width; R inputs of a block, Q tokens of the
 longest of them.
@@ -20,7 +20,7 @@ from covey.policy.policy import to_device
 def bidirectional_attention(
     query_BHTD: Tensor, key_BKTD: Tensor, value_BKTD: Tensor, rule: Rule, real_BT: Tensor | None = None
 ) -> Tensor:
-    """Let every position see all real ones, within the window of either side if there is one."""
+    """Attend to all real positions, within the window on either side."""
     mask = None if real_BT is None else real_BT[:, None, None, :]
     if rule.window is not None:
         position_T = torch.arange(query_BHTD.shape[-2], device=query_BHTD.device)
@@ -33,7 +33,7 @@ def bidirectional_attention(
 
 @dataclass(frozen=True, slots=True)
 class WholeLayout:
-    """Every sequence is one input. `real_BT` is False on padding, None where there is none."""
+    """One input per sequence; `real_BT` is False on padding, None without padding."""
 
     real_BT: Tensor | None = None
 
@@ -46,7 +46,7 @@ WHOLE = WholeLayout()
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Inputs of like length, padded on the right to the longest."""
+    """Inputs of similar length, padded on the right to the longest."""
 
     token_RQ: Tensor
     """Positions in the stream; padding repeats position 0."""
@@ -54,7 +54,7 @@ class Block:
     """False on padding; None where there is none."""
 
     def attend(self, query_BHTD: Tensor, key_BKTD: Tensor, value_BKTD: Tensor, rule: Rule) -> Tensor:
-        """Return the outputs of all positions of the block, padding included: (1, H, R * Q, D)."""
+        """Return the outputs of all positions, padding included: (1, H, R * Q, D)."""
         query, key, value = (take(values, self.token_RQ) for values in (query_BHTD, key_BKTD, value_BKTD))
         out_RHQD = bidirectional_attention(query, key, value, rule, self.real_RQ)
         return out_RHQD.transpose(0, 1).flatten(1, 2)[None]
@@ -65,10 +65,7 @@ class InputsLayout(BlocksLayout):
 
 
 def inputs_layout(lengths: Sequence[int], device: torch.device) -> InputsLayout:
-    """Lay out a stream of inputs of these lengths, in order.
-
-    Lengths within a factor of two share a block.
-    """
+    """Lay out a stream of inputs; lengths within a factor of two share a block."""
     buckets: dict[int, list[Segment]] = defaultdict(list)
     for start, length in zip(accumulate(lengths, initial=0), lengths, strict=False):
         buckets[length.bit_length()].append(Segment(start, length))

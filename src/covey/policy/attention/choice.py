@@ -1,4 +1,4 @@
-"""Which attention packed streams go through, by what the policy's heads are like."""
+"""Choose the attention of packed streams by the policy's heads."""
 
 from collections.abc import Collection, Iterable
 
@@ -10,9 +10,9 @@ from covey.policy.kernels.support import unsupported_reason
 
 
 def choose_attention(choice: str, kernels: str, heads: Iterable[Heads]) -> str:
-    """Return a key of `layouts.ATTENTIONS`: with `auto` a kernel where there is one for all heads, else sdpa.
+    """Return a key of `layouts.ATTENTIONS`; raise ValueError where varlen cannot compute `heads`.
 
-    `heads` are all that the policy's layers have. ValueError where varlen cannot compute them.
+    With `auto`, a kernel where there is one for all heads, else sdpa.
     """
     heads = list(heads)
     # A choice by name, refused where varlen cannot compute it
@@ -31,7 +31,7 @@ def choose_attention(choice: str, kernels: str, heads: Iterable[Heads]) -> str:
 
 
 def varlen_obstacle(heads: Collection[Heads]) -> str:
-    """Return why varlen cannot compute such heads, "" where it can. Off CUDA its reference computes all plain ones."""
+    """Return the reason why varlen cannot compute such heads, "" if it can."""
     if not all(h.is_plain for h in heads):
         return "knows neither attention sinks nor soft caps"
     if not any(h.device_type == "cuda" for h in heads):

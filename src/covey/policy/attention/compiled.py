@@ -1,8 +1,7 @@
-"""Attention over packed streams as one call of C (attention.c) forward and one backward, in float32 on a CPU.
+"""Attention over packed streams in C (attention.c), in float32 on a CPU.
 
-No key is copied for the branches that share it. Beside queries, keys and values the backward pass needs the outputs and
-one number a query; what it gives is the same for any number of threads, and for a segment the same whatever is beside
-it in the stream.
+Branches share the keys of their prefix without a copy. For the backward pass, outputs and one number per query are
+kept. Results are the same for any number of threads, and for a segment whatever is beside it in the stream.
 
 Shapes: H query heads, K key/value heads, T tokens of the stream, D head width.
 """
@@ -26,8 +25,9 @@ CHUNK = 256
 """As in attention.c."""
 
 BACKWARD_CHUNK = 512
-"""Tokens of branches that add up what they give to their prefix before it goes to memory; more where the prefix is
-longer, so that such sums take no more room than the keys and values."""
+"""Branch tokens whose gradients are summed before they are added to the prefix in memory; more where the prefix is
+longer.
+"""
 NO_WINDOW = 2**40
 
 
@@ -62,7 +62,7 @@ class Chunks:
 
 @dataclass(frozen=True, slots=True)
 class CompiledLayout:
-    """One stream (B = 1) of segments. Who sees whom is the same as in `packed.PackedLayout`."""
+    """One stream (B = 1) of segments, masked as `packed.PackedLayout`."""
 
     branch_T: Tensor
     """Where the segment that a token belongs to begins."""
@@ -78,8 +78,6 @@ class CompiledLayout:
 
 
 class _Attention(torch.autograd.Function):
-    """What autograd sees of the two calls."""
-
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, layout: CompiledLayout, rule: Rule) -> Tensor:
         query, key, value = with_dense_heads(query, key, value)
@@ -114,10 +112,9 @@ class _Attention(torch.autograd.Function):
 
 
 def compiled_layout(segments: Sequence[Segment], device: torch.device) -> CompiledLayout | PackedLayout:
-    """Return the layout of a stream that consists of these segments, in order.
+    """Return the layout of these segments; `packed` where a continuation is itself continued.
 
-    Where some continue what itself continues another, it is that of `packed`: what a chunk's tokens see before their
-    own segment is one stretch in attention.c, and threads add up what its parts are given.
+    In attention.c, the tokens before a segment are one stretch.
     """
     assert device.type == "cpu", f"chosen for a CPU only, got {device}"
     if any(segment.parent is not None and segment.parent.parent is not None for segment in segments):
@@ -140,7 +137,7 @@ Chunk = tuple[int, int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class _Star:
-    """A segment, and those that continue it, one after the other behind it in the stream."""
+    """A segment and its continuations, adjacent in the stream."""
 
     start: int
     prefix_length: int
@@ -148,7 +145,6 @@ class _Star:
 
 
 def _stars(segments: Sequence[Segment]) -> Iterator[_Star]:
-    """Yield each segment that continues none with those that continue it."""
     root = segments[0]
     branches: list[int] = []
     for segment in segments[1:]:
@@ -162,7 +158,7 @@ def _stars(segments: Sequence[Segment]) -> Iterator[_Star]:
 
 
 def _forward_chunks(segment: _Star) -> Iterator[Chunk]:
-    """Yield tokens of the prefix and of all branches together, a few at a time."""
+    """Yield a few tokens at a time of the prefix, then of all branches."""
     prefix, branches = segment.prefix_length, sum(segment.branch_lengths)
     for first in range(0, prefix, CHUNK):
         yield (segment.start + first, min(CHUNK, prefix - first), segment.start, 0)
@@ -171,7 +167,7 @@ def _forward_chunks(segment: _Star) -> Iterator[Chunk]:
 
 
 def _backward_chunks(segment: _Star) -> Iterator[Chunk]:
-    """Yield the prefix, then whole branches, about as many tokens at a time."""
+    """Yield the prefix, then whole branches, of about as many tokens each."""
     yield (segment.start, segment.prefix_length, segment.start, 0)
     start, length = segment.start + segment.prefix_length, 0
     for added in segment.branch_lengths:
@@ -213,6 +209,6 @@ def _strided(tensor: Tensor) -> Strided:
 
 
 def _heads_like(tensor: Tensor) -> Tensor:
-    """Return a tensor of the same shape with each token's heads adjacent, so that layers need not copy."""
+    """Return an empty tensor of this shape with each token's heads adjacent."""
     batch, heads, tokens, width = tensor.shape
     return tensor.new_empty(batch, tokens, heads, width).transpose(1, 2)

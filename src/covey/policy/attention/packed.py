@@ -1,10 +1,10 @@
-"""Attention over packed streams: trees of segments in one sequence, in a few large operations.
+"""Attention over packed streams: trees of segments, computed in a few large operations.
 
-A segment continues another, sees all that it continues and none of its siblings. Segments of like size are attended
-together as one rectangular block; which segments form a block is decided once for a micro-batch, not in every layer.
+A segment sees all that it continues and none of its siblings. Segments of similar size are attended together as one
+rectangular block; the blocks are chosen once per micro-batch, not per layer.
 
 Shapes: H query heads, K key/value heads, T tokens of the stream, D head width; R segments of a block, Q tokens of the
-longest of them, P tokens before them, of which each has the same number.
+longest of them, P tokens before each of them.
 """
 
 from collections import defaultdict
@@ -22,7 +22,7 @@ from covey.policy.policy import to_device
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Segment:
-    """Consecutive tokens of the stream that are causal among themselves and see all of what they continue."""
+    """Consecutive tokens, causal among themselves, that see all they continue."""
 
     start: int
     length: int
@@ -32,7 +32,7 @@ class Segment:
 
     @property
     def stretches(self) -> list[tuple[int, int]]:
-        """Return start and length of all that is seen, from the beginning of the sequence to the segment itself."""
+        """Return (start, length) of all visible tokens, from the sequence's first to the segment's."""
         found = [(self.start, self.length)]
         before = self.parent
         while before is not None:
@@ -42,7 +42,7 @@ class Segment:
 
 
 def star(start: int, length: int, branch_lengths: Sequence[int] = ()) -> Iterator[Segment]:
-    """Yield a segment and, behind it in the stream, those that continue it. None has no token.
+    """Yield a segment and the branches behind it; empty ones are left out.
 
     >>> [(each.start, each.length, each.parent is None) for each in star(0, 3, (2, 1))]
     [(0, 3, True), (3, 2, False), (5, 1, False)]
@@ -59,14 +59,14 @@ def star(start: int, length: int, branch_lengths: Sequence[int] = ()) -> Iterato
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Segments with as many tokens before them, padded on the right to the longest. No real token looks right."""
+    """Segments with equally many tokens before them, padded on the right to the longest."""
 
     query_RQ: Tensor
     """Positions in the stream; padding repeats position 0."""
     prefix_RP: Tensor
 
     def attend(self, query_BHTD: Tensor, key_BKTD: Tensor, value_BKTD: Tensor, rule: Rule) -> Tensor:
-        """Return the outputs of all positions of the block, padding included: (1, H, R * Q, D)."""
+        """Return the outputs of all positions, padding included: (1, H, R * Q, D)."""
         query_RHQD = take(query_BHTD, self.query_RQ)
         rows_RS = torch.cat([self.prefix_RP, self.query_RQ], dim=1)
         out_RHQD = causal_attention(query_RHQD, take(key_BKTD, rows_RS), take(value_BKTD, rows_RS), rule)
@@ -74,16 +74,14 @@ class Block:
 
 
 class AnyBlock(Protocol):
-    """Segments that are attended together."""
-
     def attend(self, query_BHTD: Tensor, key_BKTD: Tensor, value_BKTD: Tensor, rule: Rule) -> Tensor:
-        """Return the outputs of all positions of the block, padding included: (1, H, R * Q, D)."""
+        """Return the outputs of all positions, padding included: (1, H, R * Q, D)."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class BlocksLayout:
-    """One stream (B = 1), attended to block by block."""
+    """One stream (B = 1), attended block by block."""
 
     blocks: tuple[AnyBlock, ...]
     order_T: Tensor
@@ -95,11 +93,11 @@ class BlocksLayout:
 
 
 class PackedLayout(BlocksLayout):
-    """Segments of which each sees what it continues, and nothing else."""
+    """Segments that see only themselves and the tokens they continue."""
 
 
 def packed_layout(segments: Sequence[Segment], device: torch.device) -> PackedLayout:
-    """Return the layout of a stream that consists of these segments, in order."""
+    """Return the layout of a stream of these segments, in order."""
     buckets: dict[tuple[int, int], list[tuple[Segment, np.ndarray]]] = defaultdict(list)
     for segment in segments:
         places = places_of(segment.stretches[:-1])
@@ -113,9 +111,9 @@ def packed_layout(segments: Sequence[Segment], device: torch.device) -> PackedLa
 
 
 def in_rectangles(buckets: Collection[Sequence[Segment]]) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
-    """Return the segments of each bucket as a rectangle, and where each token of the stream lies among all of these.
+    """Return each bucket as a rectangle, and the index of each token of the stream.
 
-    A rectangle is (R, Q) positions in the stream, 0 on padding, and whether each is real.
+    A rectangle is (R, Q) positions in the stream, 0 on padding, with a mask of real ones.
     """
     order_T = torch.empty(sum(segment.length for bucket in buckets for segment in bucket), dtype=torch.int64)
     rectangles, num_places = [], 0
@@ -131,7 +129,7 @@ def in_rectangles(buckets: Collection[Sequence[Segment]]) -> tuple[list[tuple[Te
 
 
 def places_of(stretches: Sequence[tuple[int, int]]) -> np.ndarray:
-    """Return the places in the stream of stretches (start, length), one after the other, int64."""
+    """Return all positions of the stretches (start, length), int64."""
     pieces = [np.arange(start, start + length) for start, length in stretches]
     return np.concatenate([np.empty(0, np.int64), *pieces])
 

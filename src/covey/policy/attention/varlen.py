@@ -1,8 +1,8 @@
-"""Packed streams through FlashAttention (arXiv 2307.08691) over sequences of any lengths: one call a layer, on a GPU.
+"""Packed streams through FlashAttention (arXiv 2307.08691) with variable lengths, on a GPU.
 
-Each segment of the stream, such as a prompt or a completion behind it, is one sequence of queries; its keys are those
-of what it continues, gathered for it, and its own. The causal mask is aligned at the ends, so there is no mask tensor,
-no padding, and no shape that a kernel would be planned or compiled for anew. Who sees whom is the same as in `packed`.
+Each segment is one sequence of queries; its keys are its own and, gathered, those of the tokens it continues. The
+causal mask is aligned at the ends, so there is no mask tensor, no padding, and no shape to compile for. The mask is
+that of `packed`.
 
 Shapes: T tokens of the stream, S keys of all sequences, N sequences, H query heads, K key/value heads, D head width.
 """
@@ -29,7 +29,7 @@ LEAST_CAPABILITY = (8, 0)
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Where the sequences of one call lie."""
+    """The positions of the sequences of one call."""
 
     query_end_N: Tensor
     """int32 (N + 1), from 0: where the queries of each sequence end."""
@@ -40,7 +40,7 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True)
 class VarlenLayout:
-    """One stream (B = 1) of segments. Who sees whom is the same as in `packed.PackedLayout`."""
+    """One stream (B = 1) of segments, masked as `packed.PackedLayout`."""
 
     lengths: Lengths
     key_place_S: Tensor
@@ -57,7 +57,7 @@ class VarlenLayout:
 
 
 def varlen_layout(segments: Sequence[Segment], device: torch.device) -> VarlenLayout:
-    """Return the layout of a stream that consists of these segments, in order."""
+    """Return the layout of a stream of these segments, in order."""
     places = [torch.from_numpy(places_of(segment.stretches)) for segment in segments]
     own_N = torch.tensor([segment.length for segment in segments])
     seen_N = torch.tensor([len(of_segment) for of_segment in places])
@@ -68,7 +68,7 @@ def varlen_layout(segments: Sequence[Segment], device: torch.device) -> VarlenLa
 
 
 def flash(query_THD: Tensor, key_SKD: Tensor, value_SKD: Tensor, lengths: Lengths, rule: Rule) -> Tensor:
-    """Return (T, H, D) from FlashAttention: the last query of each sequence sees its last key, and all before."""
+    """Return FlashAttention's (T, H, D), causal, aligned at the sequences' ends."""
     from torch.nn.attention.varlen import varlen_attn
 
     # A rule's window counts the query itself, that of torch does not
@@ -93,7 +93,7 @@ def flash(query_THD: Tensor, key_SKD: Tensor, value_SKD: Tensor, lengths: Length
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Cached keys and values of rows, those of each head a sequence, with one query for each head that shares them."""
+    """Cached keys and values, one sequence per key head, one query per head."""
 
     query_end_N: Tensor
     """int32 (N + 1), N = R * K, from 0: one token each."""
@@ -104,17 +104,14 @@ class Rows:
 
 
 def cached_rows(length_R: Tensor, num_heads: int, num_slots: int) -> Rows:
-    """Return where rows lie in a cache of shape (R, num_heads, num_slots, D)."""
+    """Return the positions of rows in a cache of shape (R, num_heads, num_slots, D)."""
     sequence_N = torch.arange(len(length_R) * num_heads + 1, dtype=torch.int32, device=length_R.device)
     length_N = length_R.to(torch.int32)[:, None].expand(-1, num_heads).flatten()
     return Rows(sequence_N, sequence_N * num_slots, length_N)
 
 
 def flash_rows(query_RHD: Tensor, keys_RKSD: Tensor, values_RKSD: Tensor, rows: Rows, rule: Rule) -> Tensor:
-    """Return (R, H, D) from FlashAttention over cached keys and values as they lie, without gradient.
-
-    With one head of keys a sequence, it puts neither queries nor outputs in another order.
-    """
+    """Return FlashAttention's (R, H, D) over cached keys and values, without gradient."""
     num_rows, num_keys, num_slots, width = (*query_RHD.shape[:1], *keys_RKSD.shape[1:])
     query = query_RHD.reshape(num_rows * num_keys, -1, width)
     keys, values = (cached.view(-1, 1, cached.shape[-1]) for cached in (keys_RKSD, values_RKSD))
@@ -140,7 +137,7 @@ def flash_rows(query_RHD: Tensor, keys_RKSD: Tensor, values_RKSD: Tensor, rows: 
 
 
 def reference(query_THD: Tensor, key_SKD: Tensor, value_SKD: Tensor, lengths: Lengths, rule: Rule) -> Tensor:
-    """Return what `flash` does, in plain operations of any type on any device, one sequence after the other."""
+    """Compute `flash` in plain operations on any device, one sequence after the other."""
     outputs = []
     queries, keys = (end_N.diff().tolist() for end_N in (lengths.query_end_N, lengths.key_end_N))
     parts = query_THD.split(queries), key_SKD.split(keys), value_SKD.split(keys)
@@ -160,13 +157,13 @@ def reference(query_THD: Tensor, key_SKD: Tensor, value_SKD: Tensor, lengths: Le
 
 
 def is_there() -> bool:
-    """Tell whether this torch has the function, with windows and scores scaled as asked for (2.11 and later)."""
+    """Return True where torch has the function with windows and scaling (2.11 and later)."""
     return {"window_size", "scale"} <= _parameters()
 
 
 @cache
 def _parameters() -> frozenset[str]:
-    """Return the names of what torch's function takes, none where this torch has no such function."""
+    """Return the parameter names of torch's function, none where it is missing."""
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:

@@ -1,1 +1,1 @@
-"""C for CPUs, beside the Python that calls it."""
+"""Kernels in C for CPUs, with the Python that calls them."""

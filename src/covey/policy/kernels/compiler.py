@@ -1,7 +1,7 @@
-"""Makes libraries of C sources on first use, by the compiler that is found here.
+"""Compile C sources on first use.
 
-A library lies in `__pycache__` beside its source or, where that cannot be written, in $COVEY_CACHE. It is made anew for
-another source, header, compiler or processor.
+A library is kept in `__pycache__` beside its source or, where that is read-only, in $COVEY_CACHE. Another source,
+header, compiler or processor makes another library.
 """
 
 import ctypes
@@ -29,19 +29,19 @@ COMPILE_SECONDS = 120.0
 
 
 class NoCompilerError(Exception):
-    """Nothing can be compiled here. The text says why."""
+    """Nothing can be compiled here; the text gives the reason."""
 
 
 @cache
 def compiler_version() -> str:
-    """Return the first line of what the compiler says of itself, empty where there is none."""
+    """Return the first line of the compiler's version, "" without a compiler."""
     compiler = _compiler()
     return _run([compiler, "--version"]).partition("\n")[0] if compiler else ""
 
 
 @cache
 def library(source: Path) -> ctypes.CDLL:
-    """Return the loaded library of a source, made if it is not there yet (two seconds). NoCompilerError."""
+    """Return the library of a source, compiled if missing (two seconds). Raises NoCompilerError."""
     compiler = _compiler()
     if compiler is None:
         raise NoCompilerError(f"none of {', '.join(COMPILERS)} is on the PATH")
@@ -60,7 +60,6 @@ def _compiler() -> str | None:
 
 
 def _made(source: Path, compiler: str) -> Path:
-    """Return the library's file."""
     name = f"{source.stem}-{_key(source, compiler)}.so"
     folders = (source.parent / "__pycache__", Path(cache_folder()) / "compiled")
     for folder in folders:
@@ -81,14 +80,13 @@ def _made(source: Path, compiler: str) -> Path:
 
 
 def _key(source: Path, compiler: str) -> str:
-    """Return a key that changes with source, headers beside it, flags, compiler and processor."""
+    """Return a hash of source, headers, flags, compiler and processor."""
     texts = (path.read_text(encoding="utf-8") for path in (source, *sorted(source.parent.glob("*.h"))))
     parts = (*texts, *FLAGS, compiler, compiler_version(), _processor())
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
 def _processor() -> str:
-    """Return the processor's model and abilities, where the system tells."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -1,8 +1,8 @@
-"""Norms, gates and rotary positions as one call of C each (elementwise.c) forward and one backward, on a CPU.
+"""Norms, gates and rotary positions in C (elementwise.c) on a CPU, with their gradients.
 
 As transformers write them, an RMSNorm is six operations forward and some ten backward, each through memory. The numbers
-are torch's but for rounding, and a row's do not depend on the rows beside it. Tensors are float32 or bfloat16; of these
-each number is computed in float32 and rounded once.
+are torch's but for rounding, and a row's do not depend on the rows beside it. Tensors are float32 or bfloat16; bfloat16
+is computed in float32 and rounded once.
 
 Shapes: B sequences, T tokens, H heads, D head width; N rows, C their width.
 """
@@ -113,19 +113,19 @@ class _Rotated(torch.autograd.Function):
 
 
 def rms_norm(x: Tensor, weight_C: Tensor, eps: float, dtype: torch.dtype | None = None) -> Tensor:
-    """x / sqrt(mean(x²) + eps) * weight over the last axis (arXiv 1910.07467), in `dtype` or x's own."""
+    """Compute x / sqrt(mean(x²) + eps) * weight over the last axis (RMSNorm, arXiv 1910.07467)."""
     out: Tensor = _RmsNorm.apply(x, weight_C, eps, dtype or x.dtype)
     return out
 
 
 def gated(gate: Tensor, up: Tensor) -> Tensor:
-    """silu(gate) * up (SwiGLU, arXiv 2002.05202), of one shape and type."""
+    """Compute silu(gate) * up (SwiGLU, arXiv 2002.05202)."""
     out: Tensor = _Gated.apply(gate, up)
     return out
 
 
 def rotated(x_BTHD: Tensor, cosines_BTD: Tensor, sines_BTD: Tensor) -> Tensor:
-    """Heads at their rotary positions, halves turned against each other (arXiv 2104.09864)."""
+    """Rotate heads by their positions (RoPE, arXiv 2104.09864)."""
     assert cosines_BTD.shape[-1] == x_BTHD.shape[-1], "the family turns whole heads"
     angles = (angle.expand(len(x_BTHD), -1, -1).float().contiguous() for angle in (cosines_BTD, sines_BTD))
     out: Tensor = _Rotated.apply(x_BTHD, *angles)

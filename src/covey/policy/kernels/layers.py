@@ -1,7 +1,7 @@
-"""Parts of Llama's family that compute through C (elementwise.c), in training and in passes without gradient.
+"""Layers of Llama's family in C (elementwise.c), with and without gradient.
 
-A module of exactly known class takes a subclass of it; its weights, and their names, stay as they are. Types other than
-float32 and bfloat16 on a CPU are computed as before. Under autocast norms are of the type of the products they enter.
+A module of a known class takes a subclass of it; weights keep their names. Types other than float32 and bfloat16 are
+computed as before. Under autocast, norms have the type of the products they enter.
 
 Shapes: B sequences, T tokens, H heads, D head width.
 """
@@ -32,7 +32,7 @@ class CastsOnce:
     device_type = "cpu"
 
     def _cast_once(self, x: Tensor) -> Tensor:
-        """Cast once what autocast would cast for each product that it enters."""
+        """Cast once for all the products that x enters."""
         return x.to(product_type(self.device_type, x.dtype))
 
 
@@ -88,7 +88,7 @@ class CompiledAttention(CastsOnce, nn.Module):
     """Qwen3's; the others have none."""
 
     def forward(self, hidden_states: Tensor, *given: Any, position_embeddings: Any = None, **keywords: Any) -> Any:
-        """(B, T, C) to (B, T, C), as transformers call it. No weights of the attention beside it."""
+        """Map (B, T, C) to (B, T, C), as transformers calls it, without attention weights."""
         is_known = not given and position_embeddings is not None and keywords.get("past_key_values") is None
         if not is_known or self.config._attn_implementation != ATTENTION or not self._computes(hidden_states):
             return super().forward(hidden_states, *given, position_embeddings=position_embeddings, **keywords)
@@ -114,16 +114,16 @@ class CompiledAttention(CastsOnce, nn.Module):
         return (self.q_norm(query_BTHD), self.k_norm(key_BTHD)) if hasattr(self, "q_norm") else (query_BTHD, key_BTHD)
 
     def _window(self) -> int | None:
-        """Return that of the layer, in Mistral's that of the model; Llama's has none, whatever its config says."""
+        """Return the layer's window, or the model's for Mistral; Llama has none."""
         holder = self.config if isinstance(self, MistralAttention) else self
         window: int | None = getattr(holder, "sliding_window", None)
         return window
 
 
 def choose_kernels(model: PreTrainedModel, kernels: str, precision: torch.dtype, device: torch.device) -> None:
-    """Let parts of the model compute through C where they can, once it is on `device`. `kernels` = "torch" never does.
+    """Use the C kernels where they apply, once the model is on `device`.
 
-    Never by a timing: a run that chose anew at each start would not resume to the same bits.
+    Never by a timing: a resumed run could choose differently, and lose bit-for-bit equality.
     """
     is_known = any(type(module) in COMPILED for module in model.modules())
     if kernels == "auto" and is_known and not unsupported_reason("layers", [(precision, device.type)]):
@@ -131,10 +131,7 @@ def choose_kernels(model: PreTrainedModel, kernels: str, precision: torch.dtype,
 
 
 def use_compiled(model: nn.Module) -> None:
-    """Let norms, gates and rotary positions of exactly known classes compute through C, in place.
-
-    So do the gradients of weights that oneDNN would compute.
-    """
+    """Replace norms, gates, rotary positions and weight gradients by C, in place."""
     for module in model.modules():
         if type(module) is OneDnnLinear:
             module.through_c = True
@@ -143,7 +140,7 @@ def use_compiled(model: nn.Module) -> None:
 
 
 def compiled_class(module: nn.Module) -> type[nn.Module] | None:
-    """Return the class that computes what an exactly known module does, None for others."""
+    """Return the compiled class of a known module, None for others."""
     kind = type(module)
     if kind in GATED and not isinstance(module.act_fn, nn.SiLU | SiLUActivation):
         return None

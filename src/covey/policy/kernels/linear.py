@@ -1,4 +1,4 @@
-"""Linear layers through oneDNN on CPUs: in float32, torch takes MKL, which on some processors runs at half the speed.
+"""Linear layers through oneDNN on CPUs, where MKL runs at half the speed.
 
 The results are exact float32 products like MKL's, summed in another order.
 Shapes: N inputs, I and O their width before and after.
@@ -18,7 +18,7 @@ SOURCE = KERNELS / "gradient.c"
 
 
 def weight_gradient(gradient_NO: Tensor, x_NI: Tensor) -> Tensor:
-    """gradient^T @ x, (O, I): the same bits for any number of threads."""
+    """Compute gradient^T @ x, (O, I): the same bits for any number of threads."""
     gradient_NO, x_NI = gradient_NO.contiguous(), x_NI.contiguous()
     sizes = [ctypes.c_int64(size) for size in (len(x_NI), gradient_NO.shape[1], x_NI.shape[1])]
     room_of = library(SOURCE).covey_weight_gradient_room
@@ -37,7 +37,7 @@ PACKED_ROWS = 64
 
 
 class _Product(torch.autograd.Function):
-    """x @ w.T + b and its gradients, each one call of oneDNN, that of the weight of C where it may be."""
+    """x @ w.T + b with its gradients, each one call of oneDNN or C."""
 
     @staticmethod
     def forward(ctx: FunctionCtx, x_NI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, through_c: bool) -> Tensor:
@@ -60,7 +60,7 @@ class _Product(torch.autograd.Function):
 
 
 class OneDnnLinear(nn.Linear):
-    """A linear layer that computes float32 on the CPU through oneDNN, and everything else as before."""
+    """A linear layer that computes float32 on the CPU through oneDNN."""
 
     through_c = False
     """Whether the gradient of the weight goes through C."""
@@ -77,8 +77,10 @@ class OneDnnLinear(nn.Linear):
 
 
 class PackedLinear(nn.Module):
-    """An OneDnnLinear for passes without gradient, its weight laid out beforehand: with few rows, as in decoding, most
-    of the time of a product goes into reading weights, and in this layout they are read in one go.
+    """An OneDnnLinear for passes without gradient, its weight packed beforehand.
+
+    With few rows, as in decoding, most of a product's time goes into reading weights; packed, they are read
+    sequentially.
     """
 
     def __init__(self, weight_OI: Tensor, bias_O: Tensor | None) -> None:
@@ -86,7 +88,7 @@ class PackedLinear(nn.Module):
         self.take(weight_OI, bias_O)
 
     def take(self, weight_OI: Tensor, bias_O: Tensor | None) -> None:
-        """Lay out the weight as it is now. The bias is shared."""
+        """Pack the weight as it is now; the bias is shared."""
         self.bias = bias_O
         self._packed_OI = torch.ops.mkldnn._reorder_linear_weight(weight_OI.detach(), PACKED_ROWS)
 
@@ -95,14 +97,13 @@ class PackedLinear(nn.Module):
 
 
 class MergedLinear(nn.Module):
-    """A linear layer as plain numbers, its adapter merged in, for passes without gradient."""
+    """A linear layer of plain numbers with its adapter merged, for passes without gradient."""
 
     def __init__(self, weight_OI: Tensor, bias_O: Tensor | None) -> None:
         super().__init__()
         self.take(weight_OI, bias_O)
 
     def take(self, weight_OI: Tensor, bias_O: Tensor | None) -> None:
-        """Hold the weight. The bias is shared."""
         self.bias = bias_O
         self._weight_OI = weight_OI.detach()
 
@@ -111,16 +112,16 @@ class MergedLinear(nn.Module):
 
 
 def choose_library(model: nn.Module, kernels: str) -> None:
-    """Let large linear layers compute through oneDNN with `kernels` = "auto", where MKL is not made for the processor.
+    """Let large linear layers use oneDNN where MKL is slow and `kernels` is "auto".
 
-    Never by a timing: a run that chose anew at each start would not resume to the same bits.
+    Never by a timing: a resumed run could choose differently, and lose bit-for-bit equality.
     """
     if kernels == "auto" and not _is_intel():
         use_onednn(model, MIN_WEIGHTS)
 
 
 def use_onednn(model: nn.Module, min_weights: int = 0) -> None:
-    """Let plain linear layers with so many weights compute through oneDNN, in place. The weights stay as they are."""
+    """Let plain linear layers of at least `min_weights` weights use oneDNN, in place."""
     if not torch.backends.mkldnn.is_available():
         return
     for module in model.modules():
@@ -129,24 +130,24 @@ def use_onednn(model: nn.Module, min_weights: int = 0) -> None:
 
 
 def product(x_NI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
-    """x @ w.T + b without gradient, as an OneDnnLinear computes it."""
+    """Compute x @ w.T + b without gradient, as OneDnnLinear does."""
     return (_linear if _is_whole(x_NI) else nn.functional.linear)(x_NI, weight_OI, bias_O)
 
 
 def product_of_transposed(gradient_NO: Tensor, x_NI: Tensor, through_c: bool) -> Tensor:
-    """gradient^T @ x without gradient, (O, I), as an OneDnnLinear computes that of its weight."""
+    """Compute gradient^T @ x, (O, I), as OneDnnLinear does for its weight."""
     if through_c and _is_whole(x_NI):
         return weight_gradient(gradient_NO, x_NI)
     return product(gradient_NO.t(), x_NI.t())
 
 
 def _is_whole(x: Tensor) -> bool:
-    """Return whether this is for oneDNN: float32 on a CPU, and not empty."""
+    """Return True for non-empty float32 on a CPU."""
     return x.dtype == torch.float32 and x.device.type == "cpu" and x.numel() > 0
 
 
 def _is_intel() -> bool:
-    """Tell whether the processor is one that MKL is made for, or unknown."""
+    """Return True for Intel, whose MKL is fast, and for unknown processors."""
     try:
         return "GenuineIntel" in Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:

@@ -1,4 +1,4 @@
-"""What the kernels in C can compute: one table, and one function that says why not."""
+"""The types and shapes that the C kernels support."""
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ LANES, MAX_WIDTH = 16, 256
 
 @dataclass(frozen=True, slots=True)
 class Support:
-    """The sources of a kernel and the types that it computes, all of them on a CPU."""
+    """The sources of a kernel and the CPU types that it computes."""
 
     sources: tuple[Path, ...]
     dtypes: tuple[torch.dtype, ...]
@@ -36,10 +36,9 @@ def unsupported_reason(
     *,
     is_plain: bool = True,
 ) -> str:
-    """Return why a kernel of SUPPORT cannot compute such tensors here, "" where it can.
+    """Return the reason why a kernel cannot compute such tensors, "" if it can.
 
-    `tensors` are (type, device type); `widths` those of the keys and values of a head; `is_plain`: no attention sinks
-    and no soft caps.
+    `tensors` are (type, device type); `widths` those of a head's keys and values; `is_plain`: no sinks, no soft caps.
     """
     support = SUPPORT[kernel]
     if not is_plain:
@@ -60,12 +59,12 @@ def unsupported_reason(
 
 
 def product_type(device_type: str, dtype: torch.dtype) -> torch.dtype:
-    """Return what products of tensors of `dtype` are computed in: autocast's type where it is on."""
+    """Return the type in which products of `dtype` are computed, autocast included."""
     return torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else dtype
 
 
 def with_dense_heads(*tensors: Tensor) -> list[Tensor]:
-    """Return heads (B, H, T, D) whose numbers lie side by side, as the kernels read them. Copies only where needed."""
+    """Return heads (B, H, T, D) whose numbers are adjacent, copied only where needed."""
     return [tensor if tensor.stride(3) == 1 else tensor.contiguous() for tensor in tensors]
 
 

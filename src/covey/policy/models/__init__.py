@@ -1,1 +1,1 @@
-"""Models from disk, from the hub or randomly initialised, ready to train."""
+"""Models from disk, from the hub or randomly initialised."""

@@ -1,4 +1,4 @@
-"""LoRA adapters (arXiv 2106.09685) through peft: new ones, and saved ones that training continues."""
+"""LoRA adapters (arXiv 2106.09685) through peft, new or saved."""
 
 import warnings
 from pathlib import Path
@@ -23,14 +23,12 @@ PLAIN_LORA = frozenset(
         *("init_lora_weights", "loftq_config", "eva_config", "corda_config", "lora_ga_config", "runtime_config"),
     )
 )
-"""What peft's LoraConfig says of adapters that are a product of two matrices: where, of what rank and scale, and how
-they begin. Whatever else is set makes another thing of them."""
+"""peft's settings of plain LoRA: where, rank, scale and initialisation. Any other setting makes another method."""
 BASE = "base"
 """The folder of a run that holds the model under its adapters, where no name leads to it (`save_base_model`)."""
 
 
 def add_adapters(model: PreTrainedModel, settings: ModelConfig, seed: int) -> nn.Module:
-    """Add new adapters, in float32 at least, and let nothing else train."""
     from peft import LoraConfig, get_peft_model
 
     everywhere = settings.lora_targets == ALL_LINEAR
@@ -50,15 +48,15 @@ def add_adapters(model: PreTrainedModel, settings: ModelConfig, seed: int) -> nn
 
 
 def _names_linear_layers(model: nn.Module, name: str) -> bool:
-    """Tell whether a name leads to modules, as peft looks them up, and all of them are linear layers."""
+    """Return True if a name leads to linear layers alone, as peft looks it up."""
     found = [module for full, module in model.named_modules() if full == name or full.endswith(f".{name}")]
     return bool(found) and all(isinstance(module, nn.Linear | Conv1D) for module in found)
 
 
 def other_than_plain_lora(config: object) -> str:
-    """Say what makes adapters more than products of two matrices, or another thing, "" where nothing does.
+    """Return the first setting that is not plain LoRA's, "" if there is none.
 
-    Engine, reference, checkpoints and vLLM know such products alone: the rest would be dropped without a word.
+    Engine, reference, checkpoints and vLLM support plain LoRA alone, and would drop the rest silently.
     """
     from peft import LoraConfig
 
@@ -72,7 +70,7 @@ def other_than_plain_lora(config: object) -> str:
 
 
 def check_layers(model: nn.Module) -> None:
-    """Refuse (ValueError) adapters of embeddings, which go by other names than those of linear layers."""
+    """Refuse adapters of embeddings, which have other parameter names. ValueError."""
     found = [name for name, _ in model.named_parameters() if ".lora_embedding_" in name]
     if found:
         layer = found[0].partition(".lora_embedding_")[0].removeprefix("base_model.model.")
@@ -80,9 +78,9 @@ def check_layers(model: nn.Module) -> None:
 
 
 def saved_adapters(settings: ModelConfig) -> "LoraConfig | None":
-    """Return the settings of the adapters in the directory model.name, None where it holds a whole model.
+    """Return the saved adapters' settings, None where model.name is a whole model.
 
-    ValueError where they are not what `settings` ask for, or their base model is not known.
+    ValueError where they contradict `settings`, or their base model is unknown.
     """
     saved = _config_in(settings.name)
     if saved is None:
@@ -107,7 +105,7 @@ def saved_adapters(settings: ModelConfig) -> "LoraConfig | None":
 
 
 def saved_rank(name: str) -> tuple[int, float] | None:
-    """Return rank and alpha of the adapters in a directory, None where it holds a whole model."""
+    """Return rank and alpha of saved adapters, None for a whole model."""
     try:
         saved = _config_in(name)
     except ValueError:
@@ -116,7 +114,7 @@ def saved_rank(name: str) -> tuple[int, float] | None:
 
 
 def _config_in(name: str) -> "LoraConfig | None":
-    """Return the settings of the adapters in a directory, as they were saved. ValueError where covey knows them not."""
+    """Return the saved adapters' settings. ValueError where covey does not support them."""
     if not (Path(name) / "adapter_config.json").is_file():
         return None
     from peft import LoraConfig
@@ -132,10 +130,7 @@ def _config_in(name: str) -> "LoraConfig | None":
 
 
 def base_of(policy: Path, recorded: str | None) -> str | None:
-    """Return the base model of saved adapters: the one in their run folder, else `recorded`.
-
-    The run folder may have been moved.
-    """
+    """Return the base model of saved adapters: in their run folder, else as recorded."""
     above = policy.resolve().parents
     if len(above) < 3 or above[1].name != "checkpoints" or not (above[2] / BASE).is_dir():
         return recorded
@@ -143,10 +138,7 @@ def base_of(policy: Path, recorded: str | None) -> str | None:
 
 
 def load_adapters(model: PreTrainedModel, settings: ModelConfig, saved: "LoraConfig") -> nn.Module:
-    """Return the adapters in the directory model.name, on their base model, ready to be trained further.
-
-    ValueError where its files lack some.
-    """
+    """Return the saved adapters on their base model, trainable. ValueError where files are missing."""
     from peft import PeftModel
 
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():  # they are made at random first

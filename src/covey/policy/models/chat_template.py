@@ -21,7 +21,7 @@ GENERATION_TAG = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")
 def set_template_defaults(tokenizer: PreTrainedTokenizerBase, values: Mapping[str, Any], model_name: str) -> None:
     """Make `values` the defaults of the tokenizer's chat template.
 
-    ValueError for one that the template never reads, or a template that is none.
+    ValueError for a name that the template never reads, or an invalid template.
     """
     if not values:
         return
@@ -47,7 +47,7 @@ def set_template_defaults(tokenizer: PreTrainedTokenizerBase, values: Mapping[st
 
 
 def _read_by(template: str) -> Iterator[str]:
-    """Yield the variables that a template reads and that its caller may set."""
+    """Yield the variables of a template that its caller may set."""
     parsed = Environment(extensions=["jinja2.ext.loopcontrols"]).parse(GENERATION_TAG.sub("", template))
     for name in meta.find_undeclared_variables(parsed):
         if name not in GIVEN and not name.endswith("_token"):
@@ -55,7 +55,7 @@ def _read_by(template: str) -> Iterator[str]:
 
 
 def _with_defaults(template: str, values: Mapping[str, Any]) -> str:
-    """Return the template with values for what its caller does not set. A template that has them stays as it is."""
+    """Return the template with default values, unchanged if it has them already."""
     read = set(_read_by(template))
     defaults = "".join(
         f"{{%- if {name} is not defined %}}{{%- set {name} = {value!r} %}}{{%- endif +%}}"

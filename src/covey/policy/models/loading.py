@@ -1,4 +1,4 @@
-"""Settings in, a policy out: weights, precision, quantisation, adapters."""
+"""Load a policy: weights, precision, quantisation, adapters."""
 
 import logging
 import os
@@ -60,11 +60,10 @@ LOGGER = logging.getLogger(__name__)
 def load_policy(
     settings: ModelConfig | str | Path, *, seed: int = 0, trainable: bool = True, on_host: bool = False
 ) -> Policy:
-    """Build the policy that `settings` describe, or a name alone. `seed` decides random weights (nano, adapters).
+    """Load the policy that `settings`, or a name, describe.
 
-    With `on_host` it is there to be shared out over devices (`sharding.shard`), of which none need then hold it whole.
-    Where its files allow, neither does a process: weights have no storage before, and each rank reads its own rows.
-    Else it lies in the host's memory.
+    `seed` decides random weights (nano, adapters). With `on_host` it is to be sharded (`sharding.shard`): where its
+    files allow, weights have no storage yet and each rank reads its own rows, else it is in the host's memory.
 
     Raises ValueError where a setting cannot be met: no such model, no bitsandbytes, unsupported attention.
     """
@@ -114,7 +113,7 @@ def _load_policy(settings: ModelConfig, seed: int, trainable: bool, on_host: boo
 
 
 def computable(settings: ModelConfig, device: torch.device) -> ModelConfig:
-    """Replace float16 on a CPU: its products take seven times as long as in bfloat16, longer without AVX512-FP16."""
+    """Replace float16 on a CPU, where its products take seven times as long."""
     if settings.precision != "float16" or device.type != "cpu":
         return settings
     has_half = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
@@ -125,12 +124,12 @@ def computable(settings: ModelConfig, device: torch.device) -> ModelConfig:
 
 @cache
 def _tell(line: str) -> None:
-    """Log a line once, however many policies are loaded."""
+    """Log a line once per process."""
     LOGGER.warning(line)
 
 
 def _unread(settings: ModelConfig) -> Unread | None:
-    """Return the saved model without its weights, None where there is none or it must be loaded whole."""
+    """Return the saved model without its weights, None where it must be loaded whole."""
     if settings.name in NANO_TOKENIZERS or quantized_bits(settings):
         return None
     how = {"attn_implementation": ATTENTION, "dtype": _storage_type(settings), **NO_CODE}
@@ -141,7 +140,7 @@ def _unread(settings: ModelConfig) -> Unread | None:
 
 
 def _completed(unread: Unread, settings: ModelConfig, device: torch.device, trainable: bool, policy: Policy) -> Policy:
-    """Read the weights of a policy that is shared out, and detect what it can. Collective."""
+    """Read the weights of a sharded policy and detect its capabilities. Collective."""
     unread.read()
     without = policy.model.disable_adapter() if is_adapted(policy.model) else nullcontext()  # type: ignore[operator]
     with MAKING, without:
@@ -152,10 +151,10 @@ def _completed(unread: Unread, settings: ModelConfig, device: torch.device, trai
 def policy_in_memory(
     given: nn.Module, tokenizer: PreTrainedTokenizerBase, settings: ModelConfig, *, seed: int
 ) -> Policy:
-    """Make a policy of a model in memory, peft's wrapper around one included. It is trained in place.
+    """Make a policy of a model in memory, or of peft's wrapper around one, in place.
 
     `model.lora_rank` adds adapters. Weights move to `model.device` and become float32, or float64 with that precision,
-    unless new adapters are trained. Dropout is removed, and attention is covey's from now on.
+    unless new adapters are trained. Dropout is removed, and attention is replaced by covey's.
     """
     with MAKING:
         register()
@@ -178,14 +177,14 @@ def policy_in_memory(
 
 
 def _refuse_split(given: nn.Module) -> None:
-    """Refuse a model that transformers has dispatched over several devices, with ValueError."""
+    """Refuse a model that is split over several devices. ValueError."""
     places = {str(place) for place in (getattr(given, "hf_device_map", None) or {}).values()}
     if len(places) > 1:
         raise ValueError(f"the model in memory is split over {', '.join(sorted(places))} (device_map): {ONE_DEVICE}")
 
 
 def _adapted_model(given: nn.Module, settings: ModelConfig) -> PreTrainedModel:
-    """Return the model inside peft's wrapper. ValueError where it is another than covey can train."""
+    """Return the model inside peft's wrapper. ValueError where covey cannot train it."""
     from peft import PeftModel
 
     if not isinstance(given, PeftModel):
@@ -209,7 +208,7 @@ def _adapted_model(given: nn.Module, settings: ModelConfig) -> PreTrainedModel:
 def _equipped(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, settings: ModelConfig, device: torch.device
 ) -> Policy:
-    """Choose what computes the layers of a model. ValueError where it has no embedding for a token."""
+    """Choose the kernels of a model's layers. ValueError where a token has no embedding."""
     refuse_rowless(model, tokenizer, settings.name)
     remove_dropout(model)
     if device.type == "cpu":
@@ -224,7 +223,7 @@ def _equipped(
 
 
 def _finished(bare: Policy, wrapped: nn.Module, settings: ModelConfig, device: torch.device, trainable: bool) -> Policy:
-    """Put the model with its adapters into the policy, and choose how packed streams attend."""
+    """Put the adapted model into the policy, and choose its packed attention."""
     attention = bare.attention
     if not bare.computes_whole:
         for module in wrapped.modules():  # adapters would keep a copy in float32, which autocast casts back at once
@@ -244,12 +243,11 @@ def _finished(bare: Policy, wrapped: nn.Module, settings: ModelConfig, device: t
 
 
 def _compiles(settings: ModelConfig, device: torch.device) -> bool:
-    """Tell whether torch compiles what is no product: it may add up in another order in another process."""
+    """Return True where torch compiles functions: not with `model.deterministic`."""
     return inductor.is_wanted(settings.kernels, device) and not settings.deterministic
 
 
 def load_tokenizer(settings: ModelConfig) -> PreTrainedTokenizerBase:
-    """Return the policy's tokenizer alone, without its weights."""
     if settings.name in NANO_TOKENIZERS:
         return NANO_TOKENIZERS[settings.name]()
     try:
@@ -259,7 +257,7 @@ def load_tokenizer(settings: ModelConfig) -> PreTrainedTokenizerBase:
 
 
 def _mask_id(settings: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """Return the token a masked policy replaces, None for a causal one."""
+    """Return a masked policy's mask token, None for a causal one."""
     if settings.kind == "causal":
         return None
     if tokenizer.mask_token_id is None:
@@ -334,10 +332,10 @@ def _load_pretrained(settings: ModelConfig, device: torch.device) -> tuple[PreTr
 
 
 def _load_tokenizer(settings: ModelConfig) -> PreTrainedTokenizerBase:
-    """Load the tokenizer that was saved.
+    """Load the saved tokenizer.
 
-    For some architectures AutoTokenizer takes their own class whatever was saved: Qwen2's would give a nano policy a
-    token it has no embedding for, and normalise text.
+    AutoTokenizer takes some architectures' own class whatever was saved: Qwen2's would give a nano policy a token
+    without an embedding, and normalise text.
     """
     saved = get_tokenizer_config(settings.name, revision=settings.revision).get("tokenizer_class")
     loader = PreTrainedTokenizerFast if saved == PreTrainedTokenizerFast.__name__ else AutoTokenizer
@@ -347,23 +345,21 @@ def _load_tokenizer(settings: ModelConfig) -> PreTrainedTokenizerBase:
 
 
 def _padding(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
-    """Give a tokenizer a padding token where it has none."""
+    """Add a padding token where there is none."""
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
 
 
 def _move(model: PreTrainedModel, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
-    """Move all to the device and weights to the type."""
     nn.Module.to(model, device=device)
     return _typed(model, dtype)
 
 
 def _typed(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
-    """Give weights the type.
+    """Convert parameters alone.
 
-    Other tensors keep theirs, as transformers keep them: frequencies of rotary positions in half precision would turn a
-    token by another angle, a whole radian after 500 tokens.
+    Buffers keep their type: rotary frequencies in half precision would be off by a radian after 500 tokens.
     """
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype)
@@ -371,7 +367,7 @@ def _typed(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
 
 
 def _storage_type(settings: ModelConfig) -> torch.dtype:
-    """Trained weights are float32 (or float64). Frozen weights under adapters take the type they compute in."""
+    """Return the type of weights: float32 or float64 if trained, else the precision."""
     precision = DTYPES[settings.precision]
     return precision if settings.lora_rank > 0 or precision == torch.float64 else torch.float32
 

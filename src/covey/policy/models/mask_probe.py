@@ -1,9 +1,8 @@
-"""The masks a model makes for itself, held against what covey's attention goes by: causal, within a window.
+"""Compare the masks that a model makes with those of covey's attention.
 
-Covey's layouts decide who attends to whom, so a model that is run with them is given no mask. What it would have made
-is seen in a pass under an attention of its own, `PROBE`, which gives it transformers' masks, and looks at the one that
-comes back in every layer: at the tokens of the pass, and, where transformers made it, at the positions on either side
-of the window and at the last there is.
+Covey's layouts decide the mask, so a model is run without one. Here it runs once under the attention `PROBE`, which
+receives transformers' masks, and each layer's is checked: at the tokens of the pass and, where transformers made it, on
+either side of the window and at the last position.
 
 Shapes: H query heads, T tokens.
 """
@@ -27,7 +26,7 @@ Made = tuple[Tensor, Callable[..., Any]]
 
 @dataclass(slots=True)
 class _Masks:
-    """Those of the pass in flight. The longest sequence there may be."""
+    """The masks of the current pass, and the longest possible sequence."""
 
     made: list[Made] = field(default_factory=list)
     max_length: int = 0
@@ -38,10 +37,7 @@ _MASKS = _Masks()
 
 @contextmanager
 def seeing_masks(model: PreTrainedModel) -> Iterator[None]:
-    """Check the masks that the model makes inside.
-
-    ValueError in the layer that gets one other than covey goes by.
-    """
+    """Check the masks that the model makes inside. ValueError at the first difference."""
     # Replace attention and masks of every part of the model
     AttentionInterface.register(PROBE, _attention)
     AttentionMaskInterface.register(PROBE, _mask)
@@ -59,7 +55,7 @@ def seeing_masks(model: PreTrainedModel) -> Iterator[None]:
 
 
 def _configs(model: PreTrainedModel) -> Iterator[PreTrainedConfig]:
-    """Yield all that the modules look at, those in others among them."""
+    """Yield the configurations of all modules, nested ones included."""
     found = (getattr(module, "config", None) for module in model.modules())
     held = [config for config in found if isinstance(config, PreTrainedConfig)]
     while held:
@@ -102,7 +98,7 @@ def _is_expected(mask: Tensor, num_tokens: int, window: int | None) -> bool:
 
 
 def _is_expected_far(maker: Callable[..., Any], window: int | None, device: torch.device) -> bool:
-    """Check the mask at the last position, and where the window begins to hide."""
+    """Check the mask at the last position, and at the window's edge."""
     near = [] if window is None else [window - 1, window, window + 1]
     for position in {place for place in (*near, _MASKS.max_length - 1) if 0 <= place < _MASKS.max_length}:
         sizes: dict[str, Any] = {"q_length": 1, "kv_length": position + 1, "q_offset": position, "kv_offset": 0}

@@ -1,4 +1,4 @@
-"""What `model.name` may lead to on this disk, before anything is loaded."""
+"""Check `model.name` and `model.device` before anything is loaded."""
 
 import importlib.util
 import json
@@ -11,7 +11,7 @@ from covey.policy.settings import NANO
 
 
 def check_name(name: str) -> None:
-    """Refuse, with ValueError, a missing path, a file, and a folder that holds no policy, as that of a run."""
+    """Refuse a missing path, a file, and a folder without a policy. ValueError."""
     if name in NANO:  # whatever lies beside the user under that name
         return
     if name.startswith(IN_MEMORY):
@@ -42,7 +42,7 @@ def check_name(name: str) -> None:
 
 
 def saved_step(name: str) -> int:
-    """Return how many steps the policy in a checkpoint was trained, 0 for what no checkpoint holds.
+    """Return the training step of a checkpoint's policy, else 0.
 
     >>> saved_step("run/checkpoints/step-000030/policy"), saved_step("Qwen/Qwen2.5-0.5B")
     (30, 0)
@@ -52,7 +52,7 @@ def saved_step(name: str) -> int:
 
 
 def _newest_policy(folder: Path) -> Path | None:
-    """Return a run's last policy, that of the latest of several runs, or a cold start's."""
+    """Return the last policy of a run, of the latest run in it, or of a cold start."""
     if (folder / "manifest.json").is_file() and (folder / "policy").is_dir():
         return folder / "policy"
     saved = [path.parent for path in folder.glob("**/checkpoints/step-*/manifest.json")]
@@ -83,7 +83,7 @@ IN_MEMORY = "<in memory"
 
 
 def check_device(name: str) -> None:
-    """Refuse what names no device, and a GPU where torch was built without, with ValueError."""
+    """Refuse unknown devices, and GPUs without a CUDA build of torch. ValueError."""
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", name):
         raise ValueError(f"model.device must be auto, cpu, cuda or cuda:N, got {name}")
     if name.startswith("cuda") and _is_torch_without_gpus():
@@ -91,7 +91,7 @@ def check_device(name: str) -> None:
 
 
 def device_of_map(given: object) -> str:
-    """Return what transformers' device_map is as `model.device`. ValueError where it splits a model.
+    """Return transformers' device_map as `model.device`. ValueError where it splits a model.
 
     `auto` means the one device of a process, and so does the number of its rank: {"": PartialState().process_index}.
 
@@ -113,7 +113,7 @@ ONE_DEVICE = "one process has one device (model.device), and parallel.strategy=f
 
 
 def _is_torch_without_gpus() -> bool:
-    """Tell from torch's version file. Importing torch takes seconds."""
+    """Read torch's version file; importing torch takes seconds."""
     spec = importlib.util.find_spec("torch")
     places = spec.submodule_search_locations if spec is not None else None
     file = Path(next(iter(places)), "version.py") if places else None

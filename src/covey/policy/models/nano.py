@@ -1,4 +1,4 @@
-"""The embedded policy: a model of about a million parameters and a byte tokenizer, built from nothing.
+"""The embedded policy: about a million parameters and a byte tokenizer.
 
 It makes every recipe run offline on a laptop; a cold start teaches it enough to earn rewards.
 """
@@ -30,8 +30,6 @@ CHAT_TEMPLATE = (
 
 @dataclass(frozen=True, slots=True)
 class NanoShape:
-    """What a model made from nothing looks like."""
-
     architecture: str
     hidden_size: int
     num_layers: int
@@ -43,15 +41,12 @@ class NanoShape:
 
     @property
     def initializer_range(self) -> float:
-        """The usual 0.02 suits wide models. A narrow one learns several times faster from a start of unit scale."""
+        """Return an initial scale that makes a narrow model learn several times faster."""
         return float(0.7 * self.hidden_size**-0.5)
 
 
 def byte_tokenizer(special: Sequence[str]) -> Tokenizer:
-    """Build a tokenizer of one token per byte, so that any text comes out unchanged.
-
-    The special tokens come first.
-    """
+    """Build a tokenizer of one token per byte; special tokens come first."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {token: index for index, token in enumerate([*special, *alphabet])}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
@@ -61,7 +56,6 @@ def byte_tokenizer(special: Sequence[str]) -> Tokenizer:
 
 
 def nano_tokenizer() -> PreTrainedTokenizerFast:
-    """Bytes, four special tokens and a chat template."""
     fast = PreTrainedTokenizerFast(
         tokenizer_object=byte_tokenizer([PAD, END, START_TURN, END_TURN]),
         pad_token=PAD,
@@ -75,7 +69,7 @@ def nano_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def nano_model(shape: NanoShape, tokenizer: PreTrainedTokenizerFast, seed: int) -> PreTrainedModel:
-    """Random weights, a pure function of the arguments. The global random state is left as it was."""
+    """Make random weights from the seed, leaving the global random state alone."""
     one_of("model.nano_architecture", shape.architecture, ARCHITECTURES)
     config = AutoConfig.for_model(
         shape.architecture,

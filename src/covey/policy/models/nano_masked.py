@@ -1,7 +1,7 @@
-"""The embedded policy that fills in: a small bidirectional encoder and a byte tokenizer with a mask token.
+"""The embedded masked policy: a small bidirectional encoder and a byte tokenizer.
 
-The same encoder with a score on top is the embedded judge. Both are transformers' own classes, built from nothing, so
-what is trained from them is loaded by `from_pretrained` anywhere.
+The same encoder with a score on top is the embedded judge. Both are transformers' own classes, which `from_pretrained`
+loads anywhere.
 """
 
 from typing import Any
@@ -28,7 +28,7 @@ FIRST_TOKEN = 2
 
 
 def nano_masked_tokenizer() -> PreTrainedTokenizerFast:
-    """Return one token for each byte. Nothing is put around a text."""
+    """Return one token per byte, with nothing put around a text."""
     return PreTrainedTokenizerFast(
         tokenizer_object=byte_tokenizer([PAD, END, MASK]),
         pad_token=PAD,
@@ -40,14 +40,14 @@ def nano_masked_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def nano_masked_model(shape: NanoShape, tokenizer: PreTrainedTokenizerFast, seed: int) -> PreTrainedModel:
-    """Random weights, a pure function of the arguments. The global random state is left as it was."""
+    """Make random weights from the seed, leaving the global random state alone."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return AutoModelForMaskedLM.from_config(_config(shape, tokenizer), attn_implementation=ATTENTION)
 
 
 def nano_judge_model(shape: NanoShape, tokenizer: PreTrainedTokenizerFast, seed: int) -> PreTrainedModel:
-    """Return the same encoder with one score for a whole text, and transformers' own attention."""
+    """Return the encoder with one score per text, and transformers' own attention."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return AutoModelForSequenceClassification.from_config(_config(shape, tokenizer, num_labels=1))

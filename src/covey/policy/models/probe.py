@@ -1,4 +1,4 @@
-"""What an architecture can do, found out by running it on a few tokens. What a layout would get wrong is refused."""
+"""Detect an architecture's capabilities by running it on a few tokens."""
 
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
@@ -35,7 +35,7 @@ ERROR, HALF_ERROR = 1e-3, 0.3
 
 @dataclass(frozen=True, slots=True)
 class Recorder:
-    """Attention of another layout that notes which layers asked for it, and with what heads."""
+    """Attention that notes the calling layers and their heads."""
 
     layout: Layout
     layers: list[int] = field(default_factory=list)
@@ -51,9 +51,9 @@ class Recorder:
 
 
 class Draws(TorchDispatchMode):
-    """Notes whether random numbers were drawn, one for each of several entries: noise may be rare, or small.
+    """Detects random draws of several numbers: noise may be rare, or small.
 
-    Single ones decide whether a layer is left out, which `remove_dropout` has seen to.
+    Single draws decide whether a layer is left out (`remove_dropout`).
     """
 
     def __init__(self) -> None:
@@ -71,9 +71,9 @@ class Draws(TorchDispatchMode):
 
 
 def remove_dropout(model: nn.Module) -> None:
-    """Remove dropout, as a policy sampled without it must be trained without it, or the ratio is noise.
+    """Remove dropout: the policy is sampled without it, so it is trained without it.
 
-    Some architectures keep the rate in a module of its own, others as a number beside the layers that use it.
+    Some architectures keep the rate in a module, others as a number beside the layers.
     """
     for module in model.modules():
         if isinstance(module, nn.Dropout):
@@ -84,11 +84,10 @@ def remove_dropout(model: nn.Module) -> None:
 
 
 def detect_capabilities(policy: Policy) -> Policy:
-    """The policy with what a few tokens show of its architecture: whether its head is plain, where positions begin,
-    what the heads of its attention are like.
+    """Return the policy with its detected capabilities: linear head, first position, heads.
 
-    ValueError for an architecture that covey would not compute as transformers does, alone or beside other rollouts,
-    and for one that is noisy in training mode: the policy that is trained would not be the one that was sampled.
+    ValueError for an architecture that covey would compute otherwise than transformers, alone or packed, and for one
+    that is noisy in training mode.
     """
     model = policy.causal_lm
     kind, layout = type(model).__name__, DENSE if policy.mask_id is None else WHOLE
@@ -119,10 +118,7 @@ def detect_capabilities(policy: Policy) -> Policy:
 
 
 def _check_layers(policy: Policy, recorder: Recorder) -> None:
-    """Check that every layer attends once.
-
-    What it does besides cannot be laid out, and a cache has one place per layer.
-    """
+    """Check that every layer attends once: a cache has one place per layer."""
     kind, found = type(policy.causal_lm).__name__, len(set(recorder.layers))
     num_layers = policy.causal_lm.config.get_text_config(decoder=True).num_hidden_layers
     if found == 0:
@@ -137,9 +133,9 @@ def _check_layers(policy: Policy, recorder: Recorder) -> None:
 
 
 def _check_against_plain(policy: Policy, recorder: Recorder) -> float:
-    """Compare with the model as transformers alone runs it, and two texts that share their beginning with each alone.
+    """Compare with plain transformers, and shared prefixes with separate sequences.
 
-    Return the nats that log-probs differ by on average.
+    Return the mean difference of log-probs in nats.
     """
     model = policy.causal_lm
     kind, texts = type(model).__name__, _texts(policy)
@@ -171,7 +167,7 @@ def _check_against_plain(policy: Policy, recorder: Recorder) -> float:
 def _refuse_difference(policy: Policy, found_NV: Tensor, expected_NV: Tensor, message: str) -> None:
     """Refuse a difference, in half precision by the median token.
 
-    One token's experts may be others by rounding.
+    Rounding may route one token to other experts.
     """
     error_N = (found_NV.double() - expected_NV.double()).abs().amax(dim=-1) / expected_NV.double().std()
     whole = policy.computes_whole
@@ -181,7 +177,7 @@ def _refuse_difference(policy: Policy, found_NV: Tensor, expected_NV: Tensor, me
 
 
 def _texts(policy: Policy) -> list[list[int]]:
-    """Two of one length, with the same beginning."""
+    """Return two texts of one length with the same beginning."""
     config = policy.causal_lm.config.get_text_config(decoder=True)
     longest = getattr(config, "max_position_embeddings", None) or SHARED + BRANCH
     branch = max(1, min(BRANCH, longest - policy.first_position - SHARED))
@@ -194,7 +190,7 @@ def _line(error: Exception) -> str:
 
 
 def _first_position(policy: Policy, layout: Layout) -> int:
-    """Return where position encoding begins: RoBERTa and its kin leave room for the padding token."""
+    """Return the first position: RoBERTa's family reserves some for padding."""
     model = policy.causal_lm
     if policy.mask_id is None and not _leaves_room(model):
         return 0
@@ -211,7 +207,6 @@ def _first_position(policy: Policy, layout: Layout) -> int:
 
 
 def _leaves_room(model: nn.Module) -> bool:
-    """Return whether one of the learned positions is that of padding."""
     return any(
         isinstance(module, nn.Embedding) and module.padding_idx is not None
         for name, module in model.named_modules()
@@ -220,9 +215,9 @@ def _leaves_room(model: nn.Module) -> bool:
 
 
 def _amplified(policy: Policy, layout: Layout, logits_TV: Tensor) -> tuple[Tensor, Tensor]:
-    """Return last hidden states (T, C), made so large that logits are, and the logits (T, V) of these.
+    """Return hidden states (T, C) scaled up until logits are large, and the logits.
 
-    Small logits pass a soft cap with no more change than rounding makes in half precision, larger ones do not.
+    In half precision, small logits pass a soft cap unchanged.
     """
     factor = LOUD / float(logits_TV.abs().max().clamp(min=QUIET))
 
@@ -253,6 +248,5 @@ def _logits(policy: Policy, layout: Layout) -> Tensor:
 
 
 def _probe(policy: Policy) -> tuple[Tensor, Tensor]:
-    """Token ids and positions of a short input."""
     chosen = torch.tensor([ordinary_ids(policy, NUM_TOKENS)], device=policy.device)
     return chosen, torch.arange(chosen.shape[1], device=policy.device)[None]

@@ -1,7 +1,7 @@
-"""Frozen base weights in 4 or 8 bits, through bitsandbytes: loaded so, and computed with so that promises hold.
+"""Frozen base weights in 4 or 8 bits, through bitsandbytes.
 
-In 8 bits bitsandbytes would round activations too, and take columns that are large in any row of a pass apart: a row
-would depend on those beside it. Here the weights alone are rounded, and stand for plain numbers in every product.
+In 8 bits bitsandbytes would round activations too, and treat outlier columns apart: a row would depend on others in its
+pass. Here the weights alone are rounded, and dequantised for every product.
 """
 
 from functools import cache
@@ -20,12 +20,12 @@ LARGEST = 127
 
 
 def quantized_bits(settings: ModelConfig) -> int | None:
-    """Return in how many bits base weights are held, None where they are plain numbers."""
+    """Return the bits of quantised base weights, None for plain numbers."""
     return 4 if settings.load_in_4bit else 8 if settings.load_in_8bit else None
 
 
 def quantization_config(settings: ModelConfig, bits: int) -> Any:
-    """Return what transformers loads by. ValueError without bitsandbytes."""
+    """Return transformers' quantization config. ValueError without bitsandbytes."""
     try:
         import bitsandbytes  # noqa: F401
     except ImportError as error:
@@ -44,9 +44,9 @@ def quantization_config(settings: ModelConfig, bits: int) -> Any:
 
 
 def check_form(model: nn.Module, bits: int | None, name: str) -> None:
-    """Refuse (ValueError) weights in another form than in so many bits, or than plain numbers where that is None.
+    """Refuse weights that are not in `bits` bits, or quantised where that is None. ValueError.
 
-    `name` is what the model is called in the message. What the weights were saved in wins over what they are loaded by.
+    `name` is the model's in the message. The saved form wins over the settings.
     """
     wanted = None if bits is None else f"load_in_{bits}bit"
     found = _form(model)
@@ -59,7 +59,7 @@ def check_form(model: nn.Module, bits: int | None, name: str) -> None:
 
 
 def _form(model: nn.Module) -> str | None:
-    """Return the setting, or the method, by which weights are quantised, None where they are plain numbers."""
+    """Return the quantisation setting or method of weights, None for plain numbers."""
     if not getattr(model, "is_quantized", False):
         return None
     how = model.config.quantization_config  # type: ignore[union-attr]
@@ -68,10 +68,10 @@ def _form(model: nn.Module) -> str | None:
 
 
 def keep_promises(model: nn.Module, bits: int) -> None:
-    """Choose what computes with quantised weights: it has a backward, and a row does not depend on others.
+    """Choose layers with a backward pass, whose rows do not depend on others.
 
-    On CPUs with AVX512-BF16, bitsandbytes packs a 4-bit weight at its first use without gradient, and packed weights
-    are multiplied without a backward from then on, in training too.
+    On CPUs with AVX512-BF16, bitsandbytes packs a 4-bit weight at its first use without gradient; packed weights have
+    no backward pass.
     """
     from bitsandbytes.nn import Linear4bit, Linear8bitLt
 
@@ -83,7 +83,7 @@ def keep_promises(model: nn.Module, bits: int) -> None:
 
 
 def is_quantized(layer: nn.Module) -> bool:
-    """Tell whether a linear layer holds its weight in 4 or 8 bits."""
+    """Return True for a linear layer in 4 or 8 bits."""
     weight = getattr(layer, "weight", None)
     return isinstance(weight, Tensor) and (
         getattr(weight, "quant_state", None) is not None or weight.dtype == torch.int8
@@ -91,7 +91,7 @@ def is_quantized(layer: nn.Module) -> bool:
 
 
 def dequantized(weight: Tensor) -> Tensor:
-    """Return what a weight in 4 or 8 bits stands for. Another as it is."""
+    """Return the plain numbers of a weight, dequantised if need be."""
     if getattr(weight, "quant_state", None) is not None:
         from bitsandbytes.functional import dequantize_4bit
 
@@ -100,13 +100,13 @@ def dequantized(weight: Tensor) -> Tensor:
 
 
 def _from_8_bits(weight_OI: Tensor) -> Tensor:
-    """Return the float32 numbers of a weight, whose largest of each row bitsandbytes has kept."""
+    """Return the float32 numbers of an 8-bit weight, scaled row by row."""
     largest_O: Tensor = weight_OI.SCB  # type: ignore[attr-defined]
     return weight_OI.data.float() * (largest_O.float() / LARGEST)[:, None]
 
 
 class _Product(torch.autograd.Function):
-    """x @ weight^T with a frozen weight in 8 bits, whose plain numbers live during a product alone."""
+    """x @ weight^T with a frozen 8-bit weight, dequantised during the product alone."""
 
     @staticmethod
     def forward(ctx: Any, x_NI: Tensor, weight_OI: Tensor) -> Tensor:
@@ -121,11 +121,11 @@ class _Product(torch.autograd.Function):
 
 @cache
 def _plain_8_bit() -> type[nn.Module]:
-    """Return bitsandbytes' layer, which peft knows, with plain products. Importing bitsandbytes takes seconds."""
+    """Return bitsandbytes' layer with plain products; importing it takes seconds."""
     from bitsandbytes.nn import Linear8bitLt
 
     class Plain8bit(Linear8bitLt):
-        """A linear layer whose weight alone is rounded."""
+        """A linear layer of which the weight alone is rounded."""
 
         def forward(self, x: Tensor) -> Tensor:
             kind = x.device.type

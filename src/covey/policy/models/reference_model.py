@@ -1,4 +1,4 @@
-"""A reference of one's own: another model than the policy as it began, by name, from a folder, or an object."""
+"""A custom reference model: a name, a folder or an object."""
 
 import copy
 import hashlib
@@ -23,7 +23,7 @@ WEIGHTS = ("*.safetensors", "*.bin", "*config.json")
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """What makes the log-probs of two models comparable: the same tokens under the same numbers."""
+    """Tokens and their numbers, which comparable models share."""
 
     tokens: str
     """Hash of the tokenizer's entries."""
@@ -36,7 +36,7 @@ class Vocabulary:
 
 
 def vocabulary_of(policy: Policy) -> Vocabulary:
-    """Return the vocabulary of a policy, whether or not its weights have storage."""
+    """Return a policy's vocabulary; its weights need no storage."""
     entries = sorted(policy.tokenizer.get_vocab().items())
     digest = hashlib.sha256(repr(entries).encode()).hexdigest()
     config = policy.causal_lm.config.get_text_config(decoder=True)
@@ -46,7 +46,7 @@ def vocabulary_of(policy: Policy) -> Vocabulary:
 
 
 def settings_of_reference(model: ModelConfig, name: str, revision: str | None) -> ModelConfig:
-    """Return how the reference is loaded: as the policy is, but frozen, and with the adapters it was saved with."""
+    """Return the policy's settings with the reference's name, frozen."""
     found = replace(_frozen(model), name=name, revision=revision)
     rank_and_alpha = saved_rank(name)
     if rank_and_alpha is None:
@@ -56,17 +56,14 @@ def settings_of_reference(model: ModelConfig, name: str, revision: str | None) -
 
 
 def _frozen(model: ModelConfig) -> ModelConfig:
-    """Return settings without what only training or a conversation needs."""
+    """Return settings without those of training and conversations."""
     return replace(model, gradient_checkpointing=False, activation_offload=False, chat_template_kwargs={})
 
 
 def load_reference_model(
     model: ModelConfig, name: str, revision: str | None, wanted: Vocabulary, *, seed: int, on_host: bool = False
 ) -> Reference:
-    """Load the model `name` as a frozen reference of a policy of these settings.
-
-    ValueError where it cannot be loaded, or its tokens are not the `wanted` ones.
-    """
+    """Load `name` as a frozen reference. ValueError where its tokens are not `wanted`."""
     try:
         loaded = load_policy(settings_of_reference(model, name, revision), seed=seed, trainable=False, on_host=on_host)
     except ValueError as error:
@@ -76,9 +73,9 @@ def load_reference_model(
 
 
 def reference_in_memory(given: nn.Module, model: ModelConfig, policy: Policy) -> Reference:
-    """Return a frozen copy of a model in memory as reference. What was given stays as it is.
+    """Return a frozen copy of a model in memory as reference.
 
-    ValueError where it is the very model that is trained, or has another vocabulary.
+    ValueError where it is the trained model itself, or has another vocabulary.
     """
     if given is policy.model or given is policy.causal_lm:
         raise ValueError("reference is the very model that is trained: leave it out to compare with its beginning")
@@ -105,7 +102,7 @@ def _check_vocabulary(name: str, found: Vocabulary, wanted: Vocabulary) -> None:
 
 
 def model_hash(name: str, revision: str | None, given: nn.Module | None = None) -> str:
-    """Return what tells a model from another under the same name, without reading all of it."""
+    """Return a fingerprint of a model, read in part."""
     if given is not None:
         parts = _of_weights(given)
     elif Path(name).is_dir():
@@ -119,7 +116,7 @@ def model_hash(name: str, revision: str | None, given: nn.Module | None = None) 
 
 
 def _commit_of(name: str, revision: str | None) -> str | None:
-    """Return the commit of a hub model that would be loaded, None where nothing says it."""
+    """Return the commit of a hub model that would be loaded, None if unknown."""
     from transformers import AutoConfig
 
     try:
@@ -131,7 +128,7 @@ def _commit_of(name: str, revision: str | None) -> str | None:
 
 
 def _of_files(folder: Path) -> Iterator[bytes]:
-    """Yield name, size and evenly spaced blocks of each file of a saved model."""
+    """Yield name, size and evenly spaced blocks of each file."""
     for path in sorted({path for kind in WEIGHTS for path in folder.glob(kind)}):
         size = path.stat().st_size
         yield f"{path.name} {size}\n".encode()
@@ -142,7 +139,7 @@ def _of_files(folder: Path) -> Iterator[bytes]:
 
 
 def _of_weights(model: nn.Module) -> Iterator[bytes]:
-    """Yield the name and evenly spaced numbers of each weight of a model, but of adapters that add nothing yet."""
+    """Yield names and evenly spaced numbers of weights, untrained adapters left out."""
     is_base = is_base_model(model)
     for name, weight in model.named_parameters():
         if is_base and ".lora_" in name:

@@ -1,4 +1,4 @@
-"""What a saved model must be before it is trained: causal, with all its weights, and a row for each of its tokens."""
+"""Check a saved model: causal, with all its weights, and a row per token."""
 
 from contextlib import suppress
 from typing import Any
@@ -18,9 +18,9 @@ from covey.policy.settings import ModelConfig
 
 
 def read_weights(kind: Any, name: str, **keywords: Any) -> tuple[Any, str]:
-    """Load a saved model by an Auto class, and say which of its weights the files lack, "" for none.
+    """Load a saved model, and name the weights that its files lack, "" for none.
 
-    Transformers draws those at random and goes on. Tied weights are saved once, and are not lacking.
+    Transformers initialises those at random. Tied weights are saved once, and not lacking.
     """
     model, found = kind.from_pretrained(name, output_loading_info=True, **keywords)
     lacking = sorted(found["missing_keys"])
@@ -34,9 +34,9 @@ def read_weights(kind: Any, name: str, **keywords: Any) -> tuple[Any, str]:
 
 
 def refuse_encoder(settings: ModelConfig, config: PreTrainedConfig | None = None) -> None:
-    """Refuse (ValueError) a model that sees what follows. Transformers loads some as causal ones all the same.
+    """Refuse a bidirectional model, which transformers may load as causal. ValueError.
 
-    Without its configuration it is that of a folder or a hub name, whose weights are not read yet.
+    Without `config` it is read from the folder or the hub.
     """
     with suppress(*UNREADABLE):  # loading says what is wrong
         config = config or AutoConfig.from_pretrained(settings.name, revision=settings.revision, **NO_CODE)
@@ -53,9 +53,9 @@ def refuse_encoder(settings: ModelConfig, config: PreTrainedConfig | None = None
 
 
 def refuse_rowless(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str) -> None:
-    """Refuse (ValueError) a tokenizer with a token that text may become and the embedding has no row for.
+    """Refuse a tokenizer with text tokens that have no embedding. ValueError.
 
-    The preflight looks for special ones in prompts: some models have one of a picture that their texts never hold.
+    Special tokens are left to the preflight: some models have an image token that texts never hold.
     """
     rows, special = num_rows(model), {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
     rowless = {i: token for token, i in tokenizer.get_vocab().items() if i >= rows and i not in special}
@@ -67,7 +67,7 @@ def refuse_rowless(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, n
 
 
 def num_rows(model: PreTrainedModel) -> int:
-    """Count the tokens that have an embedding, of which the tokenizer may know fewer."""
+    """Count the embedding's rows, which may exceed the tokenizer's tokens."""
     weight = model.get_input_embeddings().weight
     assert isinstance(weight, Tensor)
     return weight.shape[0]

@@ -1,7 +1,7 @@
-"""Tokens that are read where nothing is to be learnt but how a model computes: an ordinary text.
+"""Ordinary text to probe a model with.
 
-A pretrained model is chaos on token ids in a row that no text has, for anybody who computes in half precision: the
-first of a vocabulary are special, unused or single bytes in many.
+On token ids in arbitrary order a pretrained model is chaotic in half precision: a vocabulary begins with special,
+unused and single-byte tokens.
 """
 
 from covey.policy.policy import Policy
@@ -19,9 +19,9 @@ STRIDE = 0.3819
 
 
 def ordinary_ids(policy: Policy, length: int) -> list[int]:
-    """Return `length` token ids of one text at most, begun as the tokenizer begins texts.
+    """Return at most `length` token ids of an ordinary text.
 
-    Of a tokenizer that knows no words, ids from the middle of the vocabulary on, but for special ones.
+    For a tokenizer that knows no words, ids from the middle of the vocabulary.
     """
     config, tokenizer = policy.causal_lm.config.get_text_config(decoder=True), policy.tokenizer
     size = min(int(config.vocab_size), len(tokenizer))
@@ -34,7 +34,7 @@ def ordinary_ids(policy: Policy, length: int) -> list[int]:
 
 
 def special_ids(policy: Policy) -> set[int]:
-    """Return the tokens that decode(skip_special_tokens=True) drops: those marked as special, named or not.
+    """Return the tokens that decode(skip_special_tokens=True) drops.
 
     Of the 256 special tokens of Llama 3 the tokenizer names two.
     """

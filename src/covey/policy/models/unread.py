@@ -1,8 +1,7 @@
-"""A saved model without its weights, which each rank reads for itself once they are shared out: its own rows, tensor by
-tensor, so that no process ever holds the model whole.
+"""Load a saved model shard by shard: each rank reads its own rows.
 
-It takes files of safetensors whose tensors are the model's own, by name and shape. What transformers would convert on
-the way (experts saved one by one, other formats, quantised weights) is left to transformers.
+No process holds the model whole. The files must be safetensors with the model's own names and shapes; what transformers
+would convert (experts saved one by one, other formats, quantised weights) it loads itself.
 """
 
 import json
@@ -29,8 +28,6 @@ WHOLE_FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 @dataclass(frozen=True, slots=True)
 class SavedTensor:
-    """A tensor on disk."""
-
     file: str
     name: str
     shape: tuple[int, ...]
@@ -38,14 +35,14 @@ class SavedTensor:
 
 @dataclass(frozen=True, slots=True)
 class Unread:
-    """A model whose weights have no storage, and where each of them is saved."""
+    """A model without storage, and the file of each of its weights."""
 
     model: PreTrainedModel
     tensors: Mapping[str, SavedTensor]
     """By name in the model, adapters left out; tied names lead to the same tensor."""
 
     def read(self) -> None:
-        """Read the rows of this rank. The weights must be sharded (`sharding.shard`). Buffers are read whole."""
+        """Read this rank's rows of sharded weights, and buffers whole."""
         by_file: dict[str, list[tuple[Tensor, SavedTensor]]] = {}
         for name, tensor in _held(self.model):
             saved = self.tensors.get(name.replace(".base_layer.", "."))
@@ -58,7 +55,7 @@ class Unread:
 
     @contextmanager
     def on_host(self) -> Iterator[None]:
-        """Let the weights look as if they lay in the host's memory: adapters go to where those below them are."""
+        """Report the weights' device as the host inside, so that adapters are made there."""
         empty = {id(tensor): tensor for tensor in self.model.parameters()}
         seeming = {key: nn.Parameter(_without_room(tensor)) for key, tensor in empty.items()}
         _exchange(self.model, seeming)
@@ -69,10 +66,10 @@ class Unread:
 
 
 def find_unread(kind: Any, name: str, revision: str | None, how: Mapping[str, Any]) -> Unread | None:
-    """Return the saved model `name` of an Auto class without its weights.
+    """Return the saved model `name` without its weights.
 
-    `how` are the keywords of `from_config`. None where its files are not simply its weights, or cannot be read: then
-    transformers loads it whole, or says what is wrong.
+    `how` are the keywords of `from_config`. None where its files are not simply its weights, or cannot be read:
+    transformers then loads it, or reports the error.
     """
     try:
         config = AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=False)
@@ -95,7 +92,6 @@ def find_unread(kind: Any, name: str, revision: str | None, how: Mapping[str, An
 
 
 def _without_weights(kind: Any, config: PreTrainedConfig, how: Mapping[str, Any]) -> PreTrainedModel:
-    """Build the model with its buffers, and parameters on `meta`."""
     with init_empty_weights(include_buffers=False), torch.random.fork_rng(devices=[]):
         model: PreTrainedModel = kind.from_config(config, **how)
     model.tie_weights()  # each parameter was made anew as it was put into its module
@@ -103,7 +99,7 @@ def _without_weights(kind: Any, config: PreTrainedConfig, how: Mapping[str, Any]
 
 
 def _saved_tensors(name: str, revision: str | None) -> list[SavedTensor] | None:
-    """List what the safetensors files of a folder or a hub name hold, None where there are none."""
+    """List the tensors of a model's safetensors files, None where there are none."""
 
     def find(file: str) -> str | None:
         found: str | None = cached_file(name, file, revision=revision, _raise_exceptions_for_missing_entries=False)
@@ -128,7 +124,7 @@ def _tensors_in(file: str) -> Iterator[SavedTensor]:
 
 
 def _matched(model: PreTrainedModel, saved: list[SavedTensor]) -> dict[str, SavedTensor] | None:
-    """Say where each weight of the model is saved, None where that is not one tensor of the same shape for each."""
+    """Match each weight with a saved tensor of its shape, None where one has none."""
     names = model.state_dict().keys()
     own = {name: tensor for name, tensor in _held(model) if name in names}
     found = {_own_name(model, tensor.name, own): tensor for tensor in saved}
@@ -146,31 +142,31 @@ def _matched(model: PreTrainedModel, saved: list[SavedTensor]) -> dict[str, Save
 
 
 def _own_name(model: PreTrainedModel, saved: str, own: Mapping[str, Tensor]) -> str:
-    """Return a saved tensor's name in the model: the base model may have been saved alone, or within another."""
+    """Return a saved tensor's name in the model, whose base may be saved alone."""
     prefix = f"{model.base_model_prefix}."
     names = (saved, prefix + saved, saved.removeprefix(prefix))
     return next((name for name in names if name in own), saved)
 
 
 def _is_converted(model: PreTrainedModel, saved: list[SavedTensor]) -> bool:
-    """Tell whether transformers computes weights of this model from the saved ones."""
+    """Return True where transformers computes weights from the saved ones."""
     steps = [step for step in get_model_conversion_mapping(model) if getattr(step, "operations", None)]
     return any(step.rename_source_key(tensor.name)[1] is not None for step in steps for tensor in saved)
 
 
 def _held(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
-    """Yield all parameters and buffers by name, tied ones under each of theirs."""
+    """Yield all parameters and buffers by name, tied ones under each name."""
     yield from model.named_parameters(remove_duplicate=False)
     yield from model.named_buffers(remove_duplicate=False)
 
 
 def _without_room(tensor: Tensor) -> Tensor:
-    """Return zeros of the same shape and type that are all one number in memory."""
+    """Return zeros of the same shape that share one number in memory."""
     return torch.zeros((), dtype=tensor.dtype).expand(tensor.shape)
 
 
 def _exchange(model: nn.Module, others: Mapping[int, nn.Parameter]) -> None:
-    """Put other parameters in the place of those with these identities."""
+    """Replace the parameters with these identities."""
     for module in model.modules():
         for key, parameter in module._parameters.items():
             if id(parameter) in others:
@@ -179,7 +175,7 @@ def _exchange(model: nn.Module, others: Mapping[int, nn.Parameter]) -> None:
 
 @torch.no_grad()
 def _fill(tensor: Tensor, rows: Any) -> None:
-    """Copy the rows of this rank from disk, all of them where the tensor is not shared out."""
+    """Copy this rank's rows from disk, all rows of an unsharded tensor."""
     if not sharding.is_shard(tensor):
         tensor.copy_(rows[...])
         return

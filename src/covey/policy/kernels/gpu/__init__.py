@@ -1,1 +1,1 @@
-"""What policies compute on a GPU besides products and attention, through Liger or compiled by torch."""
+"""GPU kernels besides products and attention: Liger's, or compiled by torch."""

@@ -1,7 +1,7 @@
-"""Functions that torch compiles for a GPU: few kernels in place of one for each operation.
+"""Compile functions by torch for a GPU: few kernels instead of one per operation.
 
-Where torch cannot compile a function, it runs as it is, and a warning says so. What is compiled may add up in another
-order in another process, so that `model.deterministic` goes without.
+A function that torch cannot compile runs as it is, with a warning. Another process may compile another order of
+addition, so `model.deterministic` turns this off.
 """
 
 import logging
@@ -23,13 +23,13 @@ _LOOKED_AT: list[bool] = []
 
 
 def is_wanted(kernels: str, device: torch.device) -> bool:
-    """Tell whether functions are compiled, by model.kernels: on a GPU, where there is Triton to compile to."""
+    """Return True where model.kernels and the device allow compiled functions."""
     return kernels != "torch" and device.type == "cuda" and find_spec("triton") is not None
 
 
 @contextmanager
 def uncompiled() -> Iterator[None]:
-    """Run inside as they are the functions that would be compiled: passes under a mode and without one compare."""
+    """Run functions without compiling them inside, to compare passes."""
     _LOOKED_AT.append(True)
     try:
         yield
@@ -39,7 +39,7 @@ def uncompiled() -> Iterator[None]:
 
 @cache
 def compiled(function: Callable[..., T]) -> Callable[..., T]:
-    """Compile a function of tensors once for any number of rows, which are the first tensor's first dimension."""
+    """Compile a function of tensors once for any first dimension of the first tensor."""
     from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException  # takes seconds
 
     # A process may hold policies of several widths and types
@@ -62,12 +62,12 @@ def compiled(function: Callable[..., T]) -> Callable[..., T]:
 
 
 def number(value: float) -> Tensor:
-    """Return a number on the host, which is not compiled in as a float would be."""
+    """Return a host tensor, which is not compiled in as a float would be."""
     return torch.tensor(value, dtype=torch.float64)
 
 
 def _bare(given: tuple[Any, ...]) -> Iterator[Any]:
-    """Yield tensors of which nothing is compiled in that varies: whether they have gradients, and how many rows."""
+    """Yield tensors without a gradient, their number of rows marked as dynamic."""
     for each in given:
         if not isinstance(each, Tensor):
             yield each

@@ -1,7 +1,7 @@
-"""Norms, gates and rotary positions through Liger's Triton kernels (arXiv 2410.10989), for training on GPUs.
+"""Norms, gates and rotary positions through Liger's Triton kernels (arXiv 2410.10989).
 
-The same modules as in `layers` take classes of their own; their weights, and the weights' names, stay as they are. On a
-tensor of the host, where a policy that will be shared out is looked at first, they compute as before.
+The modules that `layers` replaces get classes of their own; weights keep their names. On a host tensor, as when the
+model is probed before sharding, they compute as before.
 """
 
 from typing import Any
@@ -61,8 +61,6 @@ class _Attention(_OnGpu):
 
 
 class _Layer:
-    """A layer whose norms come with the sums before them; its parts are Liger's."""
-
     input_layernorm: nn.Module
     post_attention_layernorm: nn.Module
     self_attn: nn.Module
@@ -80,7 +78,7 @@ class _Layer:
 
 
 def _add_norm(hidden_BTC: Tensor, delta_BTC: Tensor | None, norm: Any) -> tuple[Tensor, Tensor]:
-    """Apply `residual.add_norm` with a norm's weight, in the type of the products that follow."""
+    """Apply `residual.add_norm` in the type of the products that follow."""
     delta_NC = None if delta_BTC is None else delta_BTC.flatten(0, 1)
     how = norm.weight, norm.variance_epsilon, product_type("cuda", hidden_BTC.dtype)
     sum_NC, normed_NC = add_norm(hidden_BTC.flatten(0, 1), delta_NC, *how)
@@ -101,14 +99,14 @@ globals().update({made.__name__: made for made in (*JOINED.values(), *LIGER.valu
 
 
 def is_wanted(kernels: str, precision: torch.dtype, device: torch.device) -> bool:
-    """Tell whether layers compute through Liger, by model.kernels: where it is asked for, or would be chosen."""
+    """Return True where model.kernels asks for Liger, or `auto` chooses it."""
     return kernels == "liger" or (device.type == "cuda" and chooses_liger(kernels, is_half=precision.itemsize == 2))
 
 
 def use_liger(model: nn.Module, device: torch.device, compiles: bool = False) -> None:
-    """Let modules of exactly known classes compute through Liger, in place. ValueError where there is no GPU.
+    """Let modules of known classes compute through Liger, in place. ValueError without a GPU.
 
-    `compiles`: layers join their sums and norms in functions that torch compiles.
+    `compiles`: layers fuse their sums and norms in functions that torch compiles.
     """
     if device.type != "cuda":
         raise ValueError(f"model.kernels=liger needs a GPU, got model.device={device.type}; take model.kernels=auto")

@@ -1,7 +1,7 @@
-"""A norm and the sum before it in one pass over the residual stream on a GPU, and their gradient in another.
+"""A residual sum and the norm after it in one pass on a GPU, and their gradient in another.
 
-As transformers write a layer under autocast, the sum, the norm, the cast of what enters a product, and for their
-gradients as many again, each read and write the stream, which is float32 where weights are trained.
+As transformers write a layer under autocast, the sum, the norm and the cast each read and write the stream, which is
+float32 where weights are trained.
 
 Shapes: N tokens, C hidden width.
 """
@@ -18,9 +18,9 @@ from covey.policy.kernels.gpu.inductor import compiled
 def add_norm(
     hidden_NC: Tensor, delta_NC: Tensor | None, weight_C: Tensor, eps: float, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """(sum, its RMSNorm in `dtype`) of the residual stream and what a layer adds to it, if anything.
+    """Return the residual sum and its RMSNorm (arXiv 1910.07467) in `dtype`.
 
-    The norm is transformers' (arXiv 1910.07467): in float32, rounded to the type of the stream before the weight.
+    As in transformers: in float32, rounded to the stream's type before the weight.
     """
     out: tuple[Tensor, Tensor] = _AddNorm.apply(hidden_NC, delta_NC, weight_C, eps, dtype)
     return out
@@ -53,7 +53,7 @@ class _AddNorm(torch.autograd.Function):
 
 
 def norm(hidden_NC: Tensor, weight_C: Tensor, eps: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return the norm over the last dimension, of which there may be more before it, and what each is multiplied by."""
+    """Return the norm over the last dimension, and its scale per row."""
     wide_NC = hidden_NC.float()
     scale_N = torch.rsqrt((wide_NC * wide_NC).mean(dim=-1) + eps)
     return ((wide_NC * scale_N[..., None]).to(hidden_NC.dtype) * weight_C).to(dtype), scale_N
@@ -62,7 +62,7 @@ def norm(hidden_NC: Tensor, weight_C: Tensor, eps: float, dtype: torch.dtype) ->
 def sum_and_norm(
     hidden_NC: Tensor, delta_NC: Tensor, weight_C: Tensor, eps: float, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the sum before `norm`, and what that returns."""
+    """Return the sum, its `norm` and the scale."""
     sum_NC = hidden_NC + delta_NC
     return sum_NC, *norm(sum_NC, weight_C, eps, dtype)
 
@@ -75,7 +75,7 @@ def norm_gradient(
     weight_C: Tensor,
     dtype: torch.dtype | None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the gradient of the stream, along it and through the norm, and the same in the type of what was added."""
+    """Return the gradient of the stream, in its type and in that of the addend."""
     unit_NC = sum_NC.float() * scale_N[:, None]
     of_unit_NC = of_normed_NC.float() * weight_C.float()
     through_NC = of_unit_NC - unit_NC * (of_unit_NC * unit_NC).mean(dim=-1, keepdim=True)
@@ -84,5 +84,4 @@ def norm_gradient(
 
 
 def weight_gradient(of_normed_NC: Tensor, sum_NC: Tensor, scale_N: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the gradient of the norm's weight."""
     return (of_normed_NC.float() * (sum_NC.float() * scale_N[:, None])).sum(dim=0).to(dtype)

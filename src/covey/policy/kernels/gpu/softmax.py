@@ -1,7 +1,7 @@
-"""The softmax of the head on a GPU, compiled by torch: no tensor of [tokens, vocabulary] is made beside the logits.
+"""The head's softmax on a GPU, compiled: no [tokens, vocabulary] tensor beside the logits.
 
-These are only read: once for the largest and once for sums, then once more for their gradient, which is written in the
-type of the products that it enters. Operation by operation it would be 14 passes and two casts.
+Logits are read once for the largest, once for sums, and once for their gradient, which is written in the type of the
+products it enters. Operation by operation it would be 14 passes and two casts.
 
 Shapes: L loss tokens, V vocabulary.
 """
@@ -13,7 +13,7 @@ from covey.policy.kernels.gpu.inductor import compiled, number
 
 
 def fused_scores(logits_LV: Tensor, target_L: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
-    """(log-probs of the targets, entropies, what the log-softmax takes off)."""
+    """Return log-probs of the targets, entropies, and the log-softmax's offset."""
     divisor = number(temperature)
     logsum_L, entropy_L = compiled(sums)(logits_LV, divisor)
     return logits_LV.gather(1, target_L[:, None])[:, 0] / divisor - logsum_L, entropy_L, logsum_L
@@ -28,9 +28,9 @@ def fused_gradient(
     temperature: float,
     out_LV: Tensor,
 ) -> None:
-    """Write the gradient of tempered logits, from those of log-probs and of entropies.
+    """Write the gradient of tempered logits to `out_LV`, of any type.
 
-    `scores` are what the log-softmax takes off and the entropies; `out_LV` is of any type.
+    `scores` are the log-softmax's offset and the entropies.
     """
     # What has no gradient is left out of what is compiled
     entropy = () if of_entropy_L is None else (of_entropy_L, scores[1])
@@ -38,7 +38,7 @@ def fused_gradient(
 
 
 def sums(logits_LV: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
-    """Return of each row what the log-softmax takes off, and its entropy, (L,). `temperature` has no dimension."""
+    """Return the log-softmax's offset and the entropy of each row, (L,)."""
     tempered_LV = logits_LV / temperature
     top_L1 = tempered_LV.amax(dim=-1, keepdim=True)
     below_LV = tempered_LV - top_L1
@@ -58,7 +58,7 @@ def gradient(
     of_entropy_L: Tensor | None = None,
     entropy_L: Tensor | None = None,
 ) -> None:
-    """coefficient (1 at the target - p) - of_entropy p (log p + entropy)."""
+    """Compute coefficient (1 at the target - p) - of_entropy p (log p + entropy)."""
     logprob_LV = logits_LV / temperature - logsum_L[:, None]
     probability_LV = logprob_LV.exp()
     # A comparison goes into the same pass, which a scatter would not
