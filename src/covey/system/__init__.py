@@ -1,1 +1,1 @@
-"""What knows nothing of GRPO: processes, disks, clocks, text."""
+"""Processes, disks, clocks and text: nothing of GRPO."""

@@ -1,7 +1,7 @@
-"""What `accelerate launch` was asked for: it starts the processes, and what else it offers is obeyed or refused.
+"""Obey or refuse the switches of `accelerate launch`, which starts the processes.
 
-Imports nothing heavy. Its switches arrive as variables of the environment; some do not arrive at all, and are read off
-the command line of the launcher, the parent of this process (Linux).
+Imports nothing heavy. Switches arrive as environment variables; some do not arrive at all, and are read off the command
+line of the launcher, the parent of this process (Linux).
 """
 
 import os
@@ -45,9 +45,9 @@ KINDS = ("FSDP", "DEEPSPEED", "MEGATRON_LM", "XLA", "TPU")
 
 
 def check(precision: str, device: str, environment: MutableMapping[str, str] = os.environ) -> None:
-    """Refuse requests to `accelerate launch` that covey would ignore, and keep to the CPU if asked to.
+    """Refuse switches that covey would ignore, and keep to the CPU if asked to.
 
-    `precision` and `device` are those of the model. ValueError names the switch and the setting in its place.
+    `precision` and `device` are the model's. ValueError names the switch and the setting to use.
     """
     typed = _typed()
     if "ACCELERATE_MIXED_PRECISION" not in environment and not typed:
@@ -86,7 +86,7 @@ ACCUMULATION = (
 
 
 def _check_file(path: str | None) -> None:
-    """Refuse a configuration file that was named and asks for what no variable tells."""
+    """Refuse a named configuration file with requests that no variable passes on."""
     if path is None or not Path(path).is_file():
         return
     import yaml
@@ -104,7 +104,7 @@ def _check_file(path: str | None) -> None:
 
 
 def _typed() -> list[str]:
-    """Return the launcher's own words, none where accelerate did not start this process."""
+    """Return the launcher's arguments, none where accelerate did not start this process."""
     with suppress(OSError):
         words = Path(f"/proc/{os.getppid()}/cmdline").read_bytes().decode(errors="replace").split("\0")
         return launcher_words(words, os.path.basename(sys.argv[0]))
@@ -112,7 +112,7 @@ def _typed() -> list[str]:
 
 
 def launcher_words(words: Sequence[str], script: str) -> list[str]:
-    """Return what stands between `accelerate launch` and the script or module that it starts.
+    """Return the arguments between `accelerate launch` and the script or module.
 
     >>> launcher_words(["python", "bin/accelerate", "launch", "--cpu", "my/run.py", "--x"], "run.py")
     ['--cpu']
@@ -126,7 +126,7 @@ def launcher_words(words: Sequence[str], script: str) -> list[str]:
 
 
 def _switches(words: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield each switch, dashes between its words written as accelerate does, with the word after it."""
+    """Yield each switch, with dashes as accelerate writes them, and the next argument."""
     for word, after in zip(words, [*words[1:], ""], strict=False):
         if word.startswith("-"):
             name, equals, value = word.partition("=")

@@ -1,6 +1,6 @@
-"""Functions over torch.distributed. Each is the identity where the run is one process.
+"""Functions over torch.distributed; each is the identity in a single process.
 
-Losses are divided by counts over all ranks, so sums are all that ever has to cross between them.
+Losses are divided by counts over all ranks, so sums alone cross between ranks.
 """
 
 import os
@@ -29,20 +29,20 @@ GROUPS = count()
 
 
 class PeerRankFailed(RunStopped):
-    """Another rank failed and has said why. This one ends with it."""
+    """Another rank failed and reported why."""
 
 
 class RanksLost(RunStopped):
-    """The connection to other ranks broke, or they came too late. The first of them to end says why."""
+    """The connection to other ranks broke, or they were late; the first to end reports why."""
 
 
 @contextmanager
 def process_group(seconds: float, device: str = "auto") -> Iterator[None]:
-    """Join the processes that a launcher started beside this one, if there are any.
+    """Join the processes that a launcher started beside this one, if any.
 
-    No collective waits longer than `seconds` for the other ranks. `device` is model.device: where that is no CPU, each
-    rank takes a GPU of its own. Raises RunStopped where they are lost, ValueError where two ranks have one GPU; any
-    other error carries a note that names this rank.
+    No collective waits longer than `seconds`. `device` is model.device: unless it is a CPU, each rank takes a GPU of
+    its own. Raises RunStopped where ranks are lost, ValueError where two share a GPU; any other error carries a note
+    that names this rank.
     """
     ranks.check_ranks()
     if ranks.world_size() == 1 or is_distributed():
@@ -77,7 +77,7 @@ def process_group(seconds: float, device: str = "auto") -> Iterator[None]:
 
 
 def own_gpu(device: str, local_rank: int, num_gpus: int) -> int:
-    """Return the number of the GPU that a rank takes.
+    """Return the number of a rank's GPU.
 
     Launchers such as SLURM and Ray may show each rank its own GPU only, which then is number 0.
 
@@ -89,7 +89,10 @@ def own_gpu(device: str, local_rank: int, num_gpus: int) -> int:
 
 
 def check_one_rank_a_gpu(places: Sequence[tuple[str, str]]) -> None:
-    """Refuse (ValueError) two ranks on one GPU. `places` are machine and GPU of each rank, in order."""
+    """Refuse two ranks on one GPU. ValueError.
+
+    `places` are machine and GPU of each rank, in order.
+    """
     for number, place in enumerate(places):
         first = places.index(place)
         if first != number:
@@ -100,9 +103,9 @@ def check_one_rank_a_gpu(places: Sequence[tuple[str, str]]) -> None:
 
 
 def _own_store(number: int, timeout: timedelta) -> dist.Store | None:
-    """Return torchrun's store under a prefix of this group, None where each group has a store.
+    """Return torchrun's store with this group's prefix, None without one.
 
-    What torchrun keeps still holds the addresses of the group before: a rank that comes early would call at those.
+    torchrun's store still holds the previous group's addresses, which an early rank would call.
     """
     if not _has_agent_store():
         return None
@@ -111,16 +114,14 @@ def _own_store(number: int, timeout: timedelta) -> dist.Store | None:
 
 
 def _has_agent_store() -> bool:
-    """Check that torchrun itself keeps the store, which stays."""
+    """Return True where torchrun keeps the store."""
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
 def barrier(what: str) -> None:
-    """Wait here for all ranks.
+    """Wait for all ranks; it takes a round trip to rank 0.
 
-    RunStopped names on rank 0 those that did not come within the deadline of collectives.
-
-    For places where ranks may be far apart; it takes a round trip to rank 0.
+    RunStopped names on rank 0 the ranks that miss the deadline.
     """
     world = dist.group.WORLD if is_distributed() else None
     if world is None:
@@ -149,20 +150,16 @@ def world_size() -> int:
 
 
 def is_main_process() -> bool:
-    """Tell whether this rank is the one that writes and prints."""
     return rank() == 0
 
 
 def local_share(n: int) -> int:
-    """Return how many of n things this rank takes, the first ranks one more in an uneven split."""
+    """Return this rank's share of n things; the first ranks take one more."""
     return n // world_size() + (rank() < n % world_size())
 
 
 def run_on_rank0(make: Callable[[], T]) -> T:
-    """Return on every rank what `make` returns on rank 0.
-
-    What it raises there ends every rank.
-    """
+    """Return rank 0's result on every rank; its exception ends every rank."""
     if not is_distributed():
         return make()
     # Rank 0 makes it; an error travels in its place
@@ -184,7 +181,7 @@ def run_on_rank0(make: Callable[[], T]) -> T:
 
 
 def run_or_fail_together(make: Callable[[], T], what: str) -> T:
-    """Return what `make` returns here, once every rank is done with `what`.
+    """Return this rank's result once every rank is done with `what`.
 
     An exception on one rank ends all.
     """
@@ -208,7 +205,6 @@ def run_or_fail_together(make: Callable[[], T], what: str) -> T:
 
 
 def all_sum(tensor: Tensor) -> Tensor:
-    """Return the sum of `tensor` over all ranks, on each of them."""
     if not is_distributed():
         return tensor
     total = tensor.clone()
@@ -217,14 +213,13 @@ def all_sum(tensor: Tensor) -> Tensor:
 
 
 def all_sum_ints(*values: int) -> tuple[int, ...]:
-    """Return the sums of integers over all ranks."""
     if not is_distributed():
         return values
     return tuple(int(v) for v in all_sum(torch.tensor(values, dtype=torch.int64)).tolist())
 
 
 def all_gather(value: T) -> list[T]:
-    """Return the picklable `value` of every rank, in rank order."""
+    """Gather the picklable `value` of every rank, in rank order."""
     if not is_distributed():
         return [value]
     values: list[Any] = [None] * world_size()
@@ -233,15 +228,14 @@ def all_gather(value: T) -> list[T]:
 
 
 def all_max_int(value: int) -> int:
-    """Return the largest over all ranks."""
     return max(all_gather(value))
 
 
 def sum_gradients(parameters: Sequence[torch.nn.Parameter]) -> None:
-    """Add up the gradients of all ranks, in place, as DDP does, but once a step and without a mean.
+    """Sum the gradients of all ranks in place, once a step and without a mean.
 
-    Losses are already divided by global counts. A rank without rows takes part with zeros. A weight that no rank has a
-    gradient of keeps none, so that the optimizer leaves it alone as in one process.
+    Losses are already divided by global counts. A rank without rows takes part with zeros. A weight without a gradient
+    on any rank keeps none, so that the optimiser leaves it alone as in one process.
     """
     if not is_distributed():
         return
@@ -259,7 +253,7 @@ def sum_gradients(parameters: Sequence[torch.nn.Parameter]) -> None:
 
 
 def all_sum_pairs(sums: Iterable[Mapping[str, tuple[Tensor, Tensor]]]) -> list[dict[str, tuple[Tensor, Tensor]]]:
-    """Return the (numerator, denominator) pairs of all micro-batches of all ranks, on the CPU."""
+    """Gather the (numerator, denominator) pairs of all micro-batches on the CPU."""
     given = list(sums)
     numbers = iter(_to_host([number for part in given for pair in part.values() for number in pair]))
     local = [{name: (next(numbers), next(numbers)) for name in part} for part in given]
@@ -267,7 +261,6 @@ def all_sum_pairs(sums: Iterable[Mapping[str, tuple[Tensor, Tensor]]]) -> list[d
 
 
 def all_max(values: Mapping[str, float]) -> dict[str, float]:
-    """Return the largest of each value over all ranks."""
     merged: dict[str, float] = {}
     for of_rank in all_gather(dict(values)):
         merged = {name: max(value, merged.get(name, value)) for name, value in {**merged, **of_rank}.items()}
@@ -275,7 +268,7 @@ def all_max(values: Mapping[str, float]) -> dict[str, float]:
 
 
 def _to_host(scalars: Sequence[Tensor]) -> list[Tensor]:
-    """Return scalars on the CPU, fetched in one wait for the device. Float64 holds all of them exactly."""
+    """Fetch scalars to the CPU as float64, in one wait for the device."""
     if not scalars:
         return []
     fetched = torch.stack([scalar.double() for scalar in scalars]).cpu()
@@ -283,7 +276,7 @@ def _to_host(scalars: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _deadline() -> timedelta:
-    """Return the process group's timeout, as a barrier by itself would wait 30 minutes."""
+    """Return the process group's timeout; a barrier's default is 30 minutes."""
     world = dist.group.WORLD
     assert world is not None
     timeout: timedelta = world._get_backend(torch.device("cpu")).options._timeout
@@ -291,19 +284,19 @@ def _deadline() -> timedelta:
 
 
 def _is_of_torch(error: Exception) -> bool:
-    """Tell whether the error comes from torch.distributed, where gloo raises plain RuntimeErrors."""
+    """Return True for errors of torch.distributed; gloo raises plain RuntimeErrors."""
     return isinstance(error, dist.DistError) or (type(error) is RuntimeError and _LOST.search(str(error)) is not None)
 
 
 def _short(error: Exception) -> str:
-    """Return what torch says happened to the connection, without its advice."""
+    """Return torch's message without its advice."""
     text = " ".join(str(error).split())
     found = _LOST_HOW.search(text)
     return found[0] if found else text[:160]
 
 
 def _buckets(gradients: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """Yield neighbouring gradients of one type, at least one and about BUCKET_BYTES together."""
+    """Yield neighbouring gradients of one type, about BUCKET_BYTES together."""
     bucket: list[Tensor] = []
     size = 0
     # A bucket has one dtype, since it becomes one tensor

@@ -1,6 +1,6 @@
-"""Functions of your own in place of built-in ones, named in the settings as module:function.
+"""Custom functions, named in the settings as module:function.
 
-What is wrong with one is said in a line that names the setting, the function and the place in its file.
+Errors name the setting, the function and its place in the file.
 """
 
 import inspect
@@ -21,7 +21,7 @@ Metrics = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """A setting that takes a function, and what that function is called with.
+    """A setting that takes a function, and the function's arguments.
 
     >>> Role("algorithm.advantage", "(scores)", options="algorithm.advantage_options")
     """
@@ -46,14 +46,14 @@ CURRICULUM = Role("curriculum.name", "(prompts, seed, shuffle)", "curriculum.opt
 
 @dataclass(frozen=True, slots=True)
 class Custom:
-    """A function named as module:function, its options bound. Call it as the function itself."""
+    """A function named as module:function, with its options bound."""
 
     role: Role
     name: str
     function: Callable[..., Any]
 
     def __call__(self, *arguments: Any) -> Any:
-        """Call the function. ValueError with the place in its file for whatever it raises, and where it cannot."""
+        """Call the function. ValueError with its place in the file for anything it raises."""
         misfit = self._misfit(arguments)
         if misfit is not None:
             raise self.error(f"take {self.role.takes}", misfit)
@@ -65,7 +65,7 @@ class Custom:
             raise ValueError(f"{self.role.setting}={self.name} {describe(error)}") from error
 
     def _misfit(self, arguments: Sequence[Any]) -> str | None:
-        """Return why the function cannot be called with these arguments, None where it can."""
+        """Return the reason why these arguments do not fit, None if they do."""
         try:
             signature = inspect.signature(self.function)
         except ValueError:  # some that are written in C have none
@@ -78,19 +78,19 @@ class Custom:
 
     @property
     def num_inputs(self) -> int:
-        """Return how many parameters are data: positional ones without a default. The others are options."""
+        """Count the positional parameters without a default, which are data."""
         parameters = inspect.signature(self.function).parameters.values()
         positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
         return sum(p.kind in positional and p.default is p.empty for p in parameters)
 
     def error(self, requirement: str, got: str) -> ValueError:
-        """Return an error that names the setting, what the function must do, what it did, and where it is."""
+        """Return an error with the setting, the requirement, the result and the place."""
         return ValueError(f"{self.role.setting}={self.name} must {requirement}, got {got}{definition(self.function)}")
 
     def check_tensor(self, found: Any, shape: tuple[int, ...], each: str) -> Tensor:
-        """Return `found` if it is a tensor of real numbers of this shape.
+        """Return `found` if it is a tensor of real numbers of this shape, else raise.
 
-        `each` says one number for each of what.
+        `each` names the things that get one number each.
         """
         requirement = f"return one number for each {each}, a tensor of shape {shape}"
         if not isinstance(found, Tensor):
@@ -102,7 +102,7 @@ class Custom:
         return found
 
     def check_finite(self, found: Tensor, where: Tensor, given: Tensor, each: str) -> None:
-        """Raise ValueError with the first value that is not finite, and the entry of `given` that it is for."""
+        """Raise ValueError for the first value that is not finite, with its entry of `given`."""
         bad = ~found.isfinite() & where
         if bool(bad.any()):
             value, of = float(found[bad][0]), float(given[bad][0])
@@ -112,9 +112,9 @@ class Custom:
 def lookup(
     role: Role, name: str, table: Mapping[str, Callable[..., Any]], options: Mapping[str, Any] | None = None
 ) -> Callable[..., Any]:
-    """Return the function a setting names, an entry of `table` or a custom one, with its options bound.
+    """Return a setting's function, from `table` or custom, with its options bound.
 
-    ValueError for a name or an option that does not exist.
+    ValueError for an unknown name or option.
     """
     function = resolve(name, table)
     check_options(function, options or {}, setting=role.options or role.setting)
@@ -123,7 +123,7 @@ def lookup(
 
 
 def definition(function: Callable[..., Any]) -> str:
-    """Return " (file.py:line)" where a function or class is defined, "" where that is not known."""
+    """Return " (file.py:line)" of a function or class, "" if unknown."""
     while isinstance(function, partial):
         function = function.func
     try:
@@ -135,7 +135,7 @@ def definition(function: Callable[..., Any]) -> str:
 
 
 def split_metrics(found: Any) -> tuple[Any, Metrics]:
-    """Split what an advantage or a loss returned into its tensor and the metrics beside it, if there are any."""
+    """Split a result into its tensor and the metrics beside it, if any."""
     if isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], Mapping):
         return found[0], dict(found[1])
     return found, {}

@@ -1,4 +1,4 @@
-"""Writing to disks that fill up, turn read-only or go away: one line that names the path and what to do about it."""
+"""Write to disks that fill up, turn read-only or disappear, with one-line errors."""
 
 import errno
 import logging
@@ -25,16 +25,16 @@ LEFTOVER_SECONDS = 86400.0
 
 
 def cache_folder() -> str:
-    """Return where covey keeps what it can make again: $COVEY_CACHE, else ~/.cache/covey."""
+    """Return the folder of reproducible files: $COVEY_CACHE, else ~/.cache/covey."""
     return os.environ.get("COVEY_CACHE") or str(Path.home() / ".cache" / "covey")
 
 
 class WriteError(OSError):
-    """Something the run has to keep cannot be written. The message names it and the remedy, in one line."""
+    """A file of the run cannot be written; the message names it and the remedy."""
 
 
 def cannot_write(path: Path, error: BaseException) -> WriteError:
-    """Build the error for a path from what a library or the system said on writing it.
+    """Build the error of a failed write from the library's or the system's.
 
     >>> cannot_write(Path("outputs/x/metrics.jsonl"), OSError(errno.EROFS, "Read-only file system"))
     WriteError('cannot write outputs/x/metrics.jsonl: Read-only file system; make its folder writable')
@@ -47,7 +47,7 @@ def cannot_write(path: Path, error: BaseException) -> WriteError:
 
 @contextmanager
 def catch_write_errors(path: Path) -> Iterator[None]:
-    """Turn errors that libraries raise when the disk fails into WriteError, letting others pass."""
+    """Turn the errors of libraries on a failing disk into WriteError."""
     try:
         yield
     except WriteError:
@@ -60,9 +60,9 @@ def catch_write_errors(path: Path) -> Iterator[None]:
 
 @contextmanager
 def ignore_stdout_errors() -> Iterator[None]:
-    """Let a broken stdout stop no run, and show nothing more from then on.
+    """Print nothing more once stdout breaks, instead of stopping the run.
 
-    It breaks by a full disk behind `> log`, or a pipe whose reader has gone.
+    It breaks by a full disk behind `> log`, or a closed pipe.
     """
     try:
         yield
@@ -73,7 +73,7 @@ def ignore_stdout_errors() -> Iterator[None]:
 
 
 def leave_broken_stdout() -> bool:
-    """Tell whether standard output is a pipe whose reader has gone, and if so write nothing more to it."""
+    """Return True, and print nothing more, where stdout is a closed pipe."""
     looked = select.poll()
     looked.register(1, 0)  # errors are told in any case
     is_broken = bool(looked.poll(0))
@@ -83,7 +83,7 @@ def leave_broken_stdout() -> bool:
 
 
 def sync(path: Path) -> None:
-    """Sync a file's bytes or a directory's entries to the disk."""
+    """Sync a file's bytes or a directory's entries."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -95,11 +95,11 @@ def sync(path: Path) -> None:
 def atomic_folder(
     final: Path, *, family: str | None = None, max_age: float = 0.0, replaces: bool = False
 ) -> Iterator[Path]:
-    """Yield a new folder that becomes `final` once the block ends: synced and renamed, so it is whole or not there.
+    """Yield a new folder that is synced and renamed to `final` when the block ends.
 
-    What killed processes left half written is removed first: {family}.tmp-* beside it (the default is its own name)
-    that was not written to for `max_age` seconds. An older `final` stays, and is an OSError, unless this one `replaces`
-    it. A disk that fails is a WriteError.
+    Leftovers of killed processes are removed first: {family}.tmp-* beside it (default: its own name), not written to
+    for `max_age` seconds. An existing `final` is an OSError, unless this one `replaces` it. A failing disk is a
+    WriteError.
     """
     # Clear what killed processes left, then write beside the folder
     _remove_leftovers(final.parent, f"{family or final.name}.tmp-*", max_age)
@@ -125,7 +125,7 @@ BEFORE = "before"
 
 
 def put_back(folder: Path) -> None:
-    """Give those inside their names again that `atomic_folder` was killed in replacing, between its two renames."""
+    """Restore the folders that `atomic_folder` was killed in replacing."""
     for before in folder.glob(f"*.tmp-*/{BEFORE}"):
         final = folder / before.parent.name.rpartition(".tmp-")[0]
         if not final.exists():
@@ -142,9 +142,9 @@ def _remove_leftovers(folder: Path, pattern: str, max_age: float) -> None:
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[TextIO]:
-    """Yield a text file that takes the place of `path` once the block ends: at any moment one of them is there, whole.
+    """Yield a text file that replaces `path` when the block ends.
 
-    A disk that fails is a WriteError, and leaves the file as it was.
+    A failing disk is a WriteError, and leaves the file as it was.
     """
     aside = path.with_name(f"{path.name}.partial")
     with catch_write_errors(path):
@@ -162,14 +162,14 @@ def atomic_file(path: Path) -> Iterator[TextIO]:
 
 
 def no_follow(path: str, flags: int) -> int:
-    """Open a file of a run for writing, as `opener`: never through a link. OSError."""
+    """Open a file of a run for writing, as `opener`, refusing links. OSError."""
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
 
 
 def read_regular(path: Path, max_bytes: int) -> bytes:
-    """Return the content of a file that others may have put there: never through a link, never waiting for a pipe.
+    """Return the content of an untrusted file, refusing links and pipes.
 
-    ValueError where it is no regular file or longer than `max_bytes`.
+    ValueError unless it is a regular file of at most `max_bytes`.
     """
     if path.is_symlink():
         raise ValueError(f"{path.name} is a link, not a file")
@@ -184,12 +184,12 @@ def read_regular(path: Path, max_bytes: int) -> bytes:
 
 
 class NotWritten(ValueError):
-    """A file of a run does not hold what covey writes there."""
+    """A file of a run has another content than covey writes."""
 
 
 @contextmanager
 def as_written(file: Path | str) -> Iterator[None]:
-    """Turn any error inside, where what covey once wrote to `file` is used, into one line: NotWritten."""
+    """Turn any error in using the content of `file` into NotWritten."""
     try:
         yield
     except NotWritten:
@@ -200,15 +200,11 @@ def as_written(file: Path | str) -> Iterator[None]:
 
 
 def _is_the_disks(error: Exception) -> bool:
-    """Recognise failed writes.
-
-    torch, safetensors and tokenizers have errors of their own for them.
-    """
+    """Return True for failed writes, which torch and others wrap in their own errors."""
     return isinstance(error, OSError) or bool(_RUST.search(str(error))) or _TORCH in str(error)
 
 
 def _number(error: BaseException) -> int | None:
-    """Return the errno, None where the error has none."""
     if isinstance(error, OSError):
         return error.errno
     if match := _RUST.search(str(error)):
@@ -217,7 +213,7 @@ def _number(error: BaseException) -> int | None:
 
 
 def _free(path: Path) -> str:
-    """Describe the free space of the disk that the path lies on, or would lie on."""
+    """Describe the free space of the path's disk."""
     there = next((parent for parent in [path, *path.absolute().parents] if os.path.exists(parent)), "/")
     return memory(shutil.disk_usage(there).free)
 

@@ -1,4 +1,4 @@
-"""Whether the hub answers, asked once and briefly: its own clients try again for a minute before they give up."""
+"""Ask once, briefly, whether the hub answers: its own clients retry for a minute."""
 
 import os
 import re
@@ -13,9 +13,9 @@ HUB_NAME = re.compile(r"[\w.-]+(?:/[\w.-]+)?")
 
 
 def check_hub_model(name: str) -> str:
-    """Return a warning where a model of the hub is taken from the cache because the hub does not answer, else "".
+    """Return a warning where the hub does not answer and the cache is used, else "".
 
-    ValueError where it is not in the cache either.
+    ValueError where the model is not in the cache either.
     """
     problem = silence()
     if not problem:
@@ -29,7 +29,7 @@ def check_hub_model(name: str) -> str:
 
 @cache
 def silence() -> str:
-    """Return why the hub cannot be reached and stop its clients from trying, or "" where it answers."""
+    """Return the reason why the hub is unreachable, and stop retries; "" if it answers."""
     # What the user decided
     from huggingface_hub import constants
 
@@ -46,7 +46,7 @@ def silence() -> str:
 
 
 def _unreachable(scheme: str, host: str, port: int | None) -> str:
-    """Return why no connection can be made to a host or the proxy before it, or "" where one can."""
+    """Return the reason why a host or its proxy is unreachable, "" if it answers."""
     from urllib.request import getproxies, proxy_bypass  # 40 ms, for which a refused setting need not wait
 
     # Connect to the proxy where there is one

@@ -1,4 +1,4 @@
-"""JSON files of a run: whole ones, and those that rows are added to, of which none is lost silently."""
+"""JSON files of a run; no row of a row file is lost silently."""
 
 import json
 import logging
@@ -19,9 +19,8 @@ MAX_BYTES = 512 << 20
 class JsonlWriter:
     """Adds rows to a file, each written through at once.
 
-    What the disk does not take stops the run (WriteError), or, with `wait`, is kept in memory and tried again with
-    the next row and at the end. A file that was moved away or deleted counts as a disk that does not take it: writing
-    on to a file without a name would lose the rows silently.
+    A row that the disk refuses stops the run (WriteError) or, with `wait`, is kept in memory and tried again with the
+    next row and at the end. So is one whose file was moved or deleted.
     """
 
     def __init__(self, path: Path, *, wait: bool = False) -> None:
@@ -34,11 +33,10 @@ class JsonlWriter:
         self._failed = False
 
     def write(self, row: Mapping[str, Any]) -> None:
-        """Write a row, with numbers that JSON cannot hold as in `finite`."""
         self.write_line(encoded(row))
 
     def write_line(self, line: bytes) -> None:
-        """Write a row that `encoded` made."""
+        """Write a row made by `encoded`."""
         self._left += line
         try:
             self._flush()
@@ -46,9 +44,9 @@ class JsonlWriter:
             self._note(cannot_write(self._path, error), error)
 
     def close(self) -> None:
-        """Write what is left and close.
+        """Write the remaining rows and close.
 
-        WriteError where the disk does not take rows, unless `write` has said so already.
+        WriteError where the disk refuses, unless `write` has raised it.
         """
         try:
             self._flush()
@@ -78,14 +76,14 @@ class JsonlWriter:
 
 
 def encoded(row: Mapping[str, Any]) -> bytes:
-    """Return a row as the line of a file: what JSON cannot hold is as in `finite` and `plain_data`."""
+    """Return a row as a line, with `finite` and `plain_data` applied."""
     return (_one_line(json.dumps(finite(row), ensure_ascii=False, allow_nan=False, default=plain_data)) + "\n").encode()
 
 
 def _one_line(text: str) -> str:
-    """Return JSON with every character escaped that a terminal or a reader of lines could obey, or that hides.
+    """Return JSON with control and invisible characters escaped.
 
-    The same values are read from it. Halves of surrogate pairs, which no UTF-8 can hold, become U+FFFD.
+    The same values are read from it. Lone surrogates, which UTF-8 cannot hold, become U+FFFD.
     """
     if text.isprintable():
         return text
@@ -93,16 +91,16 @@ def _one_line(text: str) -> str:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write a JSON file in the place of an older one, whole or not at all, with numbers as in `finite`.
+    """Replace a JSON file atomically, with numbers as in `finite`.
 
-    WriteError where the disk fails. Objects that JSON does not know are written as text.
+    WriteError where the disk fails. Unknown objects are written as text.
     """
     with atomic_file(path) as file:
         file.write(json.dumps(finite(content), indent=2, default=str, allow_nan=False) + "\n")
 
 
 def finite(value: Any) -> Any:
-    """Return the same structure with numbers that JSON cannot hold as the strings "nan", "inf" and "-inf"."""
+    """Replace numbers that JSON cannot hold by "nan", "inf" and "-inf"."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, Mapping):
@@ -111,10 +109,7 @@ def finite(value: Any) -> Any:
 
 
 def read_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a file that may be written to meanwhile: a torn last line is left out, as is any that is none.
-
-    Rows without a step are none.
-    """
+    """Yield the rows with a step of a growing file; a torn last line is left out."""
     if not path.is_file():
         return
     for line in read_regular(path, MAX_BYTES).split(b"\n"):
@@ -127,12 +122,12 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def as_lists(value: Any) -> Any:
-    """Return an array as lists of numbers, one of no dimension as its number, anything else as it is."""
+    """Return an array as lists, a scalar one as its number, other values unchanged."""
     return value.tolist() if hasattr(value, "tolist") else value
 
 
 def plain_data(value: Any) -> Any:
-    """Return what JSON, and a checkpoint that unpickles nothing else, can hold of a value that foreign code noted.
+    """Return a foreign value as data for JSON and checkpoints.
 
     Numbers of arrays are numbers, what is no data is text.
 

@@ -1,4 +1,4 @@
-"""Looking up a pure function by name, and refusing options it does not have: nothing in a setting is ignored."""
+"""Look up functions by name, and refuse options that they do not have."""
 
 import difflib
 import importlib
@@ -29,10 +29,7 @@ _LOADABLE = re.compile(r"([^\n:]+):([^\W\d][\w.]*)")
 
 
 def resolve(name_or_path: str, table: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
-    """Return the function a setting names: a key of `table`, or your own as "module:function".
-
-    ValueError where there is no such key, module or function.
-    """
+    """Return the function of a key of `table`, or of "module:function". ValueError."""
     if name_or_path in table:
         return table[name_or_path]
     # Split "module:function"
@@ -59,7 +56,7 @@ def resolve(name_or_path: str, table: Mapping[str, Callable[..., Any]]) -> Calla
 
 
 def import_changed() -> list[str]:
-    """Import user's modules anew whose files have changed, and return a line for each. ValueError where one fails."""
+    """Reload user modules whose files changed, one line each. ValueError where one fails."""
     lines = []
     for module, text in modules.changed():
         name = module.__name__
@@ -79,10 +76,10 @@ def import_changed() -> list[str]:
 
 
 def check_options(function: Callable[..., Any], options: Collection[str], *, setting: str = "options") -> None:
-    """Refuse option names that `function` does not take, and the absence of one it needs.
+    """Refuse unknown options, and missing ones that have no default.
 
-    Options are the keyword-only parameters and those with a default; the others are data. `setting` is the name the
-    message gives to the place the options came from. ValueError names the unknown and the allowed ones.
+    Options are the keyword-only parameters and those with a default. `setting` is the options' name in the message.
+    ValueError names the unknown and the allowed ones.
     """
     allowed = _option_parameters(function)
     if allowed is None:
@@ -98,7 +95,7 @@ def check_options(function: Callable[..., Any], options: Collection[str], *, set
 
 
 def option_names(function: Callable[..., Any]) -> list[str] | None:
-    """Return the options that a function takes.
+    """Return a function's options, None where it takes any or has no signature.
 
     None where it takes any, or its signature cannot be seen.
 
@@ -110,10 +107,7 @@ def option_names(function: Callable[..., Any]) -> list[str] | None:
 
 
 def _option_parameters(function: Callable[..., Any]) -> list[inspect.Parameter] | None:
-    """Return the parameters that are options.
-
-    None where it takes any, or is written in C and has no signature.
-    """
+    """Return the option parameters, None where any is taken or none can be known."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except ValueError:
@@ -124,17 +118,14 @@ def _option_parameters(function: Callable[..., Any]) -> list[inspect.Parameter] 
 
 
 def one_of(name: str, value: str, allowed: Collection[str]) -> str:
-    """Return `value`.
-
-    ValueError where it is not among `allowed`.
-    """
+    """Return `value`, or raise ValueError unless it is allowed."""
     if value not in allowed:
         raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {value}{near(value, allowed)}")
     return value
 
 
 def is_function_path(text: str) -> bool:
-    """Tell whether a text is `module:function` in form.
+    """Return True for text of the form `module:function`.
 
     >>> is_function_path("my_checks:exact"), is_function_path("rows.jsonl"), is_function_path("C:/rows.jsonl")
     (True, False, False)
@@ -143,7 +134,7 @@ def is_function_path(text: str) -> bool:
 
 
 def module_and_name(text: str) -> tuple[str, str] | None:
-    """Return what is to be imported and what is to be found there, None where it is not `module:function`.
+    """Split `module:function`, None for other text.
 
     >>> module_and_name("my-checks:Exact.strictly"), module_and_name("my_checks:1")
     (('my-checks', 'Exact.strictly'), None)
@@ -163,7 +154,7 @@ def function_path_of_file(text: str) -> str:
 
 
 def near(word: str, known: Collection[str]) -> str:
-    """Return the end of a message about an unknown name.
+    """Return a hint for an unknown name: its alias here, or the most similar name.
 
     It says what others call by it here, or the one most like it.
 
@@ -177,7 +168,7 @@ def near(word: str, known: Collection[str]) -> str:
 
 
 def describe(error: BaseException) -> str:
-    """Describe an exception with the innermost line outside of covey and of installed packages that it came through."""
+    """Describe an exception with the innermost line of user code."""
     message = " ".join(str(error).split())[:300]
     places = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
     if isinstance(error, SyntaxError):
@@ -188,18 +179,18 @@ def describe(error: BaseException) -> str:
 
 
 def is_coveys(error: BaseException) -> bool:
-    """Tell whether a line of covey raised an exception."""
+    """Return True where a line of covey raised the exception."""
     places = traceback.extract_tb(error.__traceback__)
     return bool(places) and os.path.abspath(places[-1].filename).startswith(_OWN)
 
 
 def _is_foreign(filename: str) -> bool:
-    """Tell whether a file is covey's, Python's or an installed package's."""
+    """Return True for files of covey, Python or installed packages."""
     path = os.path.abspath(filename)
     return filename.startswith("<") or "site-packages" in path or path.startswith(_FOREIGN)
 
 
 @cache
 def read_table(path: Path) -> Any:
-    """Return what a YAML file of the package holds. Whoever reads it leaves it as it is."""
+    """Read a YAML file of the package once; do not change the result."""
     return yaml.load(path.read_text(encoding="utf-8"), YAML_LOADER)

@@ -1,4 +1,4 @@
-"""What a process asks of the machine before the heavy imports: threads that don't spin long, memory that stays."""
+"""Settings of threads and memory that must precede the heavy imports."""
 
 import ctypes
 import gc
@@ -9,13 +9,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 SPIN_COUNT = "2000"
-"""OpenMP threads that spin long while they wait make small operations ten times slower where a core is busy
-otherwise; not spinning at all halves the speed of a quiet machine."""
+"""OpenMP threads that spin long slow small operations tenfold where a core is busy; without spinning, a quiet machine
+is half as fast.
+"""
 TRIM_THRESHOLD, TOP_PAD, MMAP_MAX = -1, -2, -4
 """Names of glibc's mallopt."""
 ALLOCATOR = {"PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"}
-"""What torch's allocator on a GPU reads, under its old and its new name. Segments that grow leave no holes where the
-cache of keys and values grows: each time it would need another, larger piece of memory."""
+"""Settings of torch's GPU allocator, under old and new names. Expandable segments leave no holes where the key-value
+cache grows.
+"""
 NVIDIA = "/dev/nvidiactl"
 """There where a driver for GPUs is."""
 KEEP_BYTES = 2**31 - 1
@@ -26,8 +28,9 @@ KEPT_MEMORY = {
     "MALLOC_TOP_PAD_": str(TOP_PAD_BYTES),
     "MALLOC_ARENA_MAX": "1",
 }
-"""What `keep_memory` sets, as variables of a process to be started. One arena: glibc gives what threads other than the
-first one free back to the kernel whatever the threshold is."""
+"""The variables of `keep_memory` for a new process. One arena: glibc returns other threads' memory to the kernel
+whatever the threshold.
+"""
 
 
 KEPT_FREE, HEAP_GROWTH = 2**30, 1.25
@@ -37,7 +40,7 @@ RELEASED_PER_SECOND = 2**27
 
 
 def prepare(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Set what the user has not set. Call it before torch is imported: OpenMP reads its variables once."""
+    """Set variables that the user has not set; call it before importing torch."""
     if "OMP_WAIT_POLICY" not in environment:
         environment.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
     if keeps_memory(environment):
@@ -47,16 +50,15 @@ def prepare(environment: MutableMapping[str, str] = os.environ) -> None:
 
 
 def has_gpu() -> bool:
-    """Tell whether a GPU may be here, without importing torch."""
+    """Return True where a GPU may be present, without importing torch."""
     return Path(NVIDIA).exists()
 
 
 @contextmanager
 def heavy_imports() -> Iterator[None]:
-    """Import without looking for garbage, and leave what was imported out of every later search.
+    """Import without garbage collection, and freeze the imported objects.
 
-    Modules of torch and transformers are a million objects: searches during the import and at the end of the process
-    take as long as a quarter of the import.
+    Modules of torch and transformers are a million objects: collecting them takes a quarter of the import.
     """
     gc.disable()
     try:
@@ -67,18 +69,20 @@ def heavy_imports() -> Iterator[None]:
 
 
 def silence_bitsandbytes() -> None:
-    """Have it say nothing of a missing kernel that nobody asked for, as it does on some CPUs once it is imported."""
+    """Silence its warning about a missing kernel that covey does not use."""
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
 
 
 def keeps_memory(environment: Mapping[str, str]) -> bool:
-    """Tell whether a process may keep freed memory: the user has not said how it is kept."""
+    """Return True unless the user has configured how memory is kept."""
     return not any(name.startswith("MALLOC_") for name in environment)
 
 
 def keep_memory() -> bool:
-    """Keep freed memory for the next tensor: glibc gives large blocks back to the kernel, which then has to clear them
-    anew in every pass. False where the C library is another one."""
+    """Keep freed memory for the next tensor; return False without glibc.
+
+    glibc returns large blocks to the kernel, which clears them for every pass.
+    """
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):
@@ -88,14 +92,14 @@ def keep_memory() -> bool:
 
 
 class Heap:
-    """The heap between steps: tensors of ever other sizes leave holes, which grow from step to step."""
+    """The heap between steps: tensors of varying sizes leave growing holes."""
 
     def __init__(self) -> None:
         self._usual = 0
         """Bytes that were free after the first step since memory was released."""
 
     def after_step(self, seconds: float) -> None:
-        """Release more than KEPT_FREE where it has grown, or clearing it anew is little beside a step of `seconds`."""
+        """Release memory beyond KEPT_FREE if it has grown, or if that is cheap for the step."""
         free = free_bytes()
         has_grown = 0 < HEAP_GROWTH * self._usual < free
         if free > KEPT_FREE and (has_grown or free < RELEASED_PER_SECOND * seconds):
@@ -106,7 +110,7 @@ class Heap:
 
 
 def release_memory() -> None:
-    """Give the kernel what is free in the heap, once a phase is over that needed more than the next ones will."""
+    """Return free heap memory to the kernel, after a phase that needed more."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 
@@ -118,7 +122,7 @@ class _MallocStatistics(ctypes.Structure):
 
 
 def free_bytes() -> int:
-    """Count the bytes that glibc has freed and not given back; 0 where it does not say."""
+    """Count the bytes that glibc has freed and kept; 0 if unknown."""
     try:
         statistics = ctypes.CDLL(None).mallinfo2
     except (OSError, AttributeError):

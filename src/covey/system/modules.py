@@ -1,4 +1,4 @@
-"""Modules: `covey.train`, which can be called, and those of a user whose file was written anew since its import."""
+"""Callable modules (`covey.train`), and user modules that changed since their import."""
 
 import inspect
 import sys
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class _CallableModule(ModuleType):
-    """A module whose call goes to a function of another, which is imported then."""
+    """A module whose call goes to a function of another, imported lazily."""
 
     __callee__: tuple[str, str]
 
@@ -19,7 +19,7 @@ class _CallableModule(ModuleType):
 
     @property
     def __doc__(self) -> str:  # type: ignore[override] # a module's is text as well
-        """Return the arguments and the words of the function, which `help` shows in the place of the module's."""
+        """Return signature and docstring of the function, for `help`."""
         function = _function(self)
         summary, _, rest = (inspect.getdoc(function) or "").partition("\n\n")
         plain = [p.replace(annotation=p.empty) for p in inspect.signature(function).parameters.values()]
@@ -27,12 +27,11 @@ class _CallableModule(ModuleType):
 
     @property
     def __all__(self) -> list[str]:
-        """Return no name: `help` lists what is in it, and that is not what is called."""
+        """Return no name, so that `help` shows the function alone."""
         return []
 
     @property
     def __signature__(self) -> inspect.Signature:
-        """Return the signature of the function, which `help` and notebooks show."""
         return inspect.signature(_function(self))
 
 
@@ -42,9 +41,9 @@ def _function(module: _CallableModule) -> Any:
 
 
 def make_callable(module: str, home: str, name: str) -> None:
-    """Let a call of the module `module` go to the function `name` of the module `home`.
+    """Let a call of `module` go to the function `name` of `home`.
 
-    The module itself stays what it is, so that `from covey.train import train_step` and patches by name work.
+    `from covey.train import train_step` and patches by name work as before.
     """
     made = sys.modules[module]
     made.__class__ = _CallableModule
@@ -58,13 +57,13 @@ ANEW: set[str] = set()
 
 
 def meet(module: ModuleType) -> None:
-    """Remember what the file of a module says."""
+    """Remember the content of a module's file."""
     if module.__name__ not in MET and (text := _text_of(module)) is not None:
         MET[module.__name__] = text
 
 
 def changed() -> Iterator[tuple[ModuleType, str]]:
-    """Yield modules whose files say something else now, with that text."""
+    """Yield modules whose files have changed, with the new text."""
     for name, text in list(MET.items()):
         module = sys.modules.get(name)
         now = None if module is None else _text_of(module)

@@ -1,6 +1,6 @@
-"""Which of several processes this one is: what torchrun, accelerate launch, mpirun and srun say in the environment.
+"""Ranks and world size, as torchrun, accelerate, mpirun and srun set them.
 
-Imports nothing heavy: the command asks before torch is needed.
+Imports nothing heavy.
 """
 
 import atexit
@@ -22,22 +22,22 @@ FIRST_PORT, NUM_PORTS = 20000, 20000
 
 
 def rank() -> int:
-    """Return the number of this process among all, from 0."""
+    """Return the number of this process, from 0."""
     return _number(RANK, SLURM_RANK, 0)
 
 
 def world_size() -> int:
-    """Return how many processes train together."""
+    """Count the processes that train together."""
     return _number(WORLD_SIZE, SLURM_SIZE, 1)
 
 
 def local_rank() -> int:
-    """Return the number of this process among those of its machine, which is also the GPU it takes."""
+    """Return the number of this process on its machine, which is its GPU's."""
     return _number(LOCAL_RANK, SLURM_LOCAL_RANK, rank())
 
 
 def check_ranks(environment: Mapping[str, str] = os.environ) -> None:
-    """Refuse what leaves processes apart that were started together. Raises ValueError."""
+    """Refuse launches whose processes would not find each other. ValueError."""
     # Variables of launchers are numbers
     for name in (*RANK, *WORLD_SIZE, *LOCAL_RANK):
         if name in environment and not environment[name].isdecimal():
@@ -62,14 +62,14 @@ def check_ranks(environment: Mapping[str, str] = os.environ) -> None:
 
 
 def _own(text: str) -> ValueError:
-    """Build an error that each process says itself, as it may be the only one."""
+    """Build an error that each process reports, as it may be the only one."""
     error = ValueError(text)
     error.add_note("on this process")
     return error
 
 
 def meeting_place(environment: Mapping[str, str] = os.environ) -> tuple[str, str]:
-    """Return address and port where the ranks meet: what the launcher says, else the first machine of a Slurm step."""
+    """Return the ranks' address and port: the launcher's, else a Slurm step's first machine."""
     address, port = "127.0.0.1", "29500"
     if _is_slurm_step(environment):
         nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST", address)
@@ -80,7 +80,7 @@ def meeting_place(environment: Mapping[str, str] = os.environ) -> tuple[str, str
 
 
 def new_meeting_place(address: str) -> dict[str, str]:
-    """Return the variables that tell ranks where they meet: at a free port of this machine."""
+    """Return the variables of a meeting place at a free port of this machine."""
     with socket.socket() as free:
         free.bind((address, 0))
         port = free.getsockname()[1]
@@ -88,7 +88,7 @@ def new_meeting_place(address: str) -> dict[str, str]:
 
 
 def check_address(address: str) -> None:
-    """Refuse (ValueError) a place to meet that this machine cannot find, before anybody waits for the others there."""
+    """Refuse an address that this machine cannot resolve. ValueError."""
     try:
         socket.getaddrinfo(address, None)
     except (OSError, UnicodeError) as error:
@@ -99,7 +99,7 @@ def check_address(address: str) -> None:
 
 
 def first_host(nodes: str) -> str:
-    """Return the first machine of a list as Slurm writes it.
+    """Return the first machine of a Slurm list.
 
     >>> first_host("gpu[03-05,9],login"), first_host("a1,a2"), first_host("rack[1-2]n[07-08]")
     ('gpu03', 'a1', 'rack1n07')
@@ -118,10 +118,10 @@ def log_name(number: int) -> str:
 
 
 def leave(status: int) -> NoReturn:
-    """End this process of several with `status`, once exit handlers have run and what was printed is out.
+    """End this rank after exit handlers and output, skipping the interpreter's shutdown.
 
-    Threads that torch's process groups leave behind may ask for the interpreter while it shuts down; Python ends such
-    a thread, C++ answers with SIGABRT, and a run that succeeded counts as failed. So the shutdown is left out.
+    Threads of torch's process groups may ask for the interpreter during shutdown, which ends in SIGABRT: a successful
+    run would count as failed.
     """
     atexit._run_exitfuncs()
     sys.stdout.flush()
@@ -130,7 +130,7 @@ def leave(status: int) -> NoReturn:
 
 
 def _number(names: tuple[str, ...], of_slurm: str, default: int) -> int:
-    """Return the first variable that is set, else Slurm's, else the default, also for what `check_ranks` refuses."""
+    """Return the first set variable, else Slurm's, else the default."""
     chosen = [name for name in names if name in os.environ]
     if not chosen and _is_slurm_step(os.environ) and of_slurm in os.environ:
         chosen = [of_slurm]
@@ -143,5 +143,5 @@ def _is_launched(environment: Mapping[str, str]) -> bool:
 
 
 def _is_slurm_step(environment: Mapping[str, str]) -> bool:
-    """Check that this is one of several tasks of `srun`, and not of a launcher that runs inside."""
+    """Return True for one of several `srun` tasks, not for a launcher inside."""
     return SLURM_SIZE in environment and SLURM_RANK in environment and not _is_launched(environment)

@@ -1,4 +1,4 @@
-"""What every class of settings has: only the names of its fields, and only values of their types, from Python too."""
+"""The base of settings classes: known names and right types, from Python too."""
 
 import os
 import types
@@ -10,14 +10,14 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 
 class Section:
-    """A class of settings that refuses unknown names and other types at once, each in one line.
+    """Settings that refuse unknown names and wrong types in one line.
 
     An integer serves as a float, a whole float as an integer, a path as text and a tuple as a list.
     """
 
     @classmethod
     def section_name(cls) -> str:
-        """Return what stands before the dot on the command line: ColdStartConfig is cold_start, Config is empty."""
+        """Return the name before the dot: ColdStartConfig is cold_start, Config is empty."""
         words = (f"_{c.lower()}" if c.isupper() else c for c in cls.__name__.removesuffix("Config"))
         return "".join(words).strip("_")
 
@@ -35,7 +35,7 @@ explain_unknown: Callable[[str], str] = "unknown setting {}".format
 
 
 def check_section(section: Section) -> None:
-    """Check names and types again, sections inside too: lists and dicts may have changed since they were set."""
+    """Check names and types again, as lists and dicts may have changed."""
     for name, value in vars(section).items():
         _converted_field(type(section), name, value)
         for inner in value.values() if isinstance(value, dict) else [value]:
@@ -52,7 +52,7 @@ def _converted_field(section: type, name: str, value: Any) -> Any:
 
 
 def converted(value: Any, kind: Any, name: str) -> Any:
-    """Return the value as one of `kind`, a type as fields are annotated with. ValueError where it is of another."""
+    """Convert a value to the annotated type `kind`. ValueError where that is impossible."""
     origin, parts = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
         (inner,) = (part for part in parts if part is not types.NoneType)
@@ -68,7 +68,7 @@ def converted(value: Any, kind: Any, name: str) -> Any:
 
 
 def _one(value: Any, kind: Any, name: str) -> Any:
-    """Return a value that is not of the very type but may serve as one."""
+    """Convert a value of a compatible type."""
     # Numbers and paths, which have several types
     is_number = isinstance(value, Real) and not isinstance(value, bool)
     if kind is float and is_number:
@@ -101,7 +101,7 @@ def _check_name(section: type, name: str) -> None:
 
 
 def _prefix(section: Any) -> str:
-    """Return what stands before the names of a section's settings on the command line.
+    """Return the prefix of a section's settings on the command line.
 
     >>> from covey.trainer.settings import OptimizerConfig
     >>> _prefix(OptimizerConfig)
@@ -113,7 +113,7 @@ def _prefix(section: Any) -> str:
 
 @cache
 def _types(section: Any) -> dict[str, Any]:
-    """Return the type of each field. Read once: a program may set thousands of settings."""
+    """Return the type of each field, read once per class."""
     hints = get_type_hints(section)
     return {field.name: hints[field.name] for field in fields(section)}
 

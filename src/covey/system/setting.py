@@ -1,4 +1,4 @@
-"""Fields of settings: what a value must be, and what makes it be read, stand beside the field. No imports of covey."""
+"""Fields of settings with their bounds and conditions. Imports nothing of covey."""
 
 import ast
 import copy
@@ -14,7 +14,7 @@ _KEY = "covey"
 
 @dataclass(frozen=True, slots=True)
 class Requires:
-    """Condition without which nothing reads a setting.
+    """A condition without which nothing reads a setting.
 
     >>> Requires("model.lora_rank > 0", ("model.lora_rank",), is_positive).holds(8)
     True
@@ -32,13 +32,13 @@ class Requires:
     """The one value of the setting that the condition is about; None stands for all but the default."""
 
     def for_value(self, value: Any) -> "Requires":
-        """Return the same condition for one value of a setting alone."""
+        """Return the same condition for one value alone."""
         return replace(self, value=value)
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What a value of one setting must be. A setting that is null obeys all of it."""
+    """The allowed values of a setting; null obeys all bounds."""
 
     ge: float | None = None
     gt: float | None = None
@@ -53,11 +53,11 @@ class Bounds:
     """`module:NAME` of the functions that are choices too, beside any `module:function`."""
 
     def names(self) -> tuple[str, ...]:
-        """Return the words that are choices; none where any word may be right."""
+        """Return the words that are choices, none where any word may be right."""
         return (*self.choices, *(keys_in_source(self.table) if self.table else ()))
 
     def in_words(self, explained: str = "") -> str:
-        """Describe the bounds for a reader of the help, without choices that `explained` names.
+        """Describe the bounds for the help, without choices that `explained` names.
 
         >>> Bounds(ge=0, le=1).in_words()
         '>= 0, <= 1'
@@ -75,7 +75,7 @@ class Bounds:
 
 @cache
 def keys_in_source(table: str) -> tuple[str, ...]:
-    """Return the keys of the dictionary `module:NAME` as its source has them: to import it may import torch.
+    """Return the keys of the dictionary `module:NAME`, read without importing it.
 
     >>> keys_in_source("covey.algorithm.kl:GRADIENTS")
     ('naive', 'straight_through_k2')
@@ -104,7 +104,7 @@ def setting(
     needs: Requires | tuple[Requires, ...] = (),
     table: str = "",
 ) -> Any:
-    """Return a dataclass field with bounds. A default that is a list or a mapping is copied for each object.
+    """Return a dataclass field with bounds; a list or mapping default is copied.
 
     A default that is a function is called for each object.
     """
@@ -118,13 +118,12 @@ def setting(
 
 
 def bounds_of(described: "Field[Any]") -> Bounds:
-    """Return the bounds of a dataclass field, none for a field without."""
     found: Bounds = described.metadata.get(_KEY, NO_BOUNDS)
     return found
 
 
 def choices_of(section: Any, name: str) -> list[str]:
-    """Return the values that a field of a settings class may have, sorted."""
+    """Return the possible values of a settings field, sorted."""
     return sorted(next(bounds_of(found).choices for found in fields(section) if found.name == name))
 
 

@@ -1,4 +1,4 @@
-"""Log records and messages in which no text acts, poses as another line, or shows a secret."""
+"""Clean log records and messages of control characters and secrets."""
 
 import logging
 import traceback
@@ -13,12 +13,12 @@ INDENT = "\n    "
 
 
 def clean(text: str, secrets: tuple[str, ...] = ()) -> str:
-    """Return a text for people: line breaks stay, all else that acts or hides is written out, secrets are masked."""
+    """Escape control and invisible characters but line breaks, and mask secrets."""
     return escape(without(text, secrets), keep="\n")
 
 
 class CleanRecords(logging.Filter):
-    """Cleans records before a handler formats them, whoever logged them and whatever they were made of."""
+    """Cleans records before a handler formats them."""
 
     def __init__(self, secrets: tuple[str, ...] = ()) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class CleanRecords(logging.Filter):
 
 @contextmanager
 def clean_handlers(secrets: Iterable[str] = ()) -> Iterator[None]:
-    """Clean what the handlers of a program that runs covey get, inside."""
+    """Clean the records of the calling program's handlers inside."""
     found = [*logging.getLogger().handlers, *logging.getLogger("covey").handlers]
     handlers = [*found, *([] if logging.lastResort is None else [logging.lastResort])]
     cleaner = CleanRecords(tuple(secrets))

@@ -1,4 +1,4 @@
-"""Terminal output in which no text acts. Imports rich, for which a refusal need not wait."""
+"""Terminal output without control characters from text. Imports rich, which takes time."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -13,9 +13,9 @@ PLAIN = str.maketrans(dict(zip("▁▂▃▄▅▆▇█■□▣·×", "_.:-=+*
 
 
 class CleanConsole(Console):
-    """A terminal that shows only what rich itself makes of control characters, none that came in a text.
+    """A terminal that shows only rich's own control characters.
 
-    Text is no markup and names no emoji, and what the terminal's encoding has not is written out, as in `\\u65e5`.
+    Text is no markup and names no emoji; characters that the encoding lacks are written out, as in `\\u65e5`.
     """
 
     def __init__(self, **options: Any) -> None:

@@ -1,10 +1,10 @@
-"""Show text that a model wrote without letting it act on a terminal, a log or a reader's eye."""
+"""Show model-written text without letting it act on terminals, logs or readers."""
 
 import unicodedata
 
 
 def escape(text: str, keep: str = "") -> str:
-    r"""Return `text` with control, bidirectional and other invisible characters written out, as in `\x1b` or `\u202e`.
+    r"""Escape control, bidirectional and invisible characters, as in `\x1b` or `\u202e`.
 
     Line breaks and tabs are written out too unless they are in `keep`. Backslashes stay single, so that formulas stay
     readable: the result is for eyes and cannot be turned back.
@@ -16,12 +16,12 @@ def escape(text: str, keep: str = "") -> str:
 
 
 def is_visible(character: str) -> bool:
-    """Check that a character is a blank or has a glyph of its own."""
+    """Return True for a blank or a character with a glyph."""
     return character.isprintable() or unicodedata.category(character) == "Zs"
 
 
 def excerpt(text: str, max_lines: int = 20, max_characters: int = 2000) -> str:
-    r"""Return the beginning of a text that a model wrote, with a last line that says how much is left out.
+    r"""Return the beginning of a text, with a count of the lines left out.
 
     >>> excerpt("a\nb\nc", max_lines=2)
     'a\nb\n(1 of 3 lines left out)'

@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 
 
 def timestamp() -> str:
-    """Return the time of day in UTC, as ISO 8601 with milliseconds: 2026-11-22T09:41:44.123+00:00."""
+    """Return the time in UTC, as 2026-11-22T09:41:44.123+00:00."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
@@ -63,7 +63,7 @@ def number_of(number: int, noun: str) -> str:
 
 
 def three_digits(value: float) -> str:
-    """Format a number with three digits, a large one in whole thousands rather than as a power of ten.
+    """Format a number with three digits, a large one in whole thousands.
 
     >>> three_digits(0.04567), three_digits(2404.2), three_digits(1234567)
     ('0.0457', '2,404', '1,234,567')
@@ -72,7 +72,7 @@ def three_digits(value: float) -> str:
 
 
 def four_digits(value: float) -> float:
-    """Return a number of four digits, enough to draw.
+    """Round to four digits, enough to draw.
 
     >>> four_digits(0.123456)
     0.1235

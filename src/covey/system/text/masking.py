@@ -1,4 +1,4 @@
-"""Keep secrets out of what a run leaves behind: passwords in URLs, values of settings named like one, known tokens."""
+"""Keep secrets out of a run's files: passwords in URLs, secret settings, known tokens."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -21,7 +21,7 @@ KNOWN = re.compile(
 
 
 def mask_text(text: str) -> str:
-    """Return a text without passwords of URLs and without tokens of a well-known form.
+    """Mask passwords in URLs and tokens of a well-known form.
 
     >>> mask_text("no answer from http://me:pw@host/run?api_key=abc")
     'no answer from http://me:<masked>@host/run?api_key=<masked>'
@@ -31,7 +31,7 @@ def mask_text(text: str) -> str:
 
 
 def mask(value: Any, name: str = "") -> Any:
-    """Return a setting, or a container of them, without its secrets.
+    """Mask the secrets of a setting, or of a container of them.
 
     >>> mask({"url": "http://:pw@host", "options": {"api_key": "abc", "stop_token": "<eos>"}})
     {'url': 'http://<masked>@host', 'options': {'api_key': '<masked>', 'stop_token': '<eos>'}}
@@ -47,7 +47,7 @@ def mask(value: Any, name: str = "") -> Any:
 
 
 def is_secret_name(name: str) -> bool:
-    """Check that a setting of this name holds a secret.
+    """Return True if a setting of this name holds a secret.
 
     >>> [is_secret_name(name) for name in ("HF_TOKEN", "max_tokens", "answer_key", "environment.options.db_password")]
     [True, False, False, True]
@@ -56,7 +56,7 @@ def is_secret_name(name: str) -> bool:
 
 
 def secrets_in(value: Any, name: str = "") -> Iterator[str]:
-    """Yield the secret texts in settings, so that they can be taken out of other texts too."""
+    """Yield the secret texts in settings, to be masked elsewhere too."""
     if isinstance(value, Mapping):
         inner = name if is_secret_name(name) else ""
         for key, item in value.items():
@@ -71,7 +71,7 @@ def secrets_in(value: Any, name: str = "") -> Iterator[str]:
 
 
 def without(text: str, secrets: tuple[str, ...]) -> str:
-    """Return a text without these secrets and those that `mask_text` finds. Short ones stay: they are in every text."""
+    """Mask these secrets and those that `mask_text` finds; very short ones stay."""
     for secret in sorted(secrets, key=len, reverse=True):
         if len(secret) >= 4:
             text = text.replace(secret, MASK)

@@ -1,1 +1,1 @@
-"""Waits: deadlines, the process that ends a run, signals, times."""
+"""Deadlines, the watchdog process, signals, times."""

@@ -1,4 +1,4 @@
-"""A thread that beats while something is waited for, so that nothing need be silent for long."""
+"""A thread that reports regularly during a long wait."""
 
 import threading
 import time
@@ -7,7 +7,7 @@ from typing import Self
 
 
 class Pulse:
-    """Calls `beat` every so many seconds, with the seconds since it began, from a thread of its own.
+    """Calls `beat` every few seconds, with the elapsed seconds, from its own thread.
 
     A context manager. Code in C that holds the interpreter holds the beat as well.
 

@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM, SIGHUP: stop at once where nothing is half done, else as soon as it is whole, to be saved."""
+"""Ctrl-C, SIGTERM, SIGHUP: stop at once, or once the state can be saved."""
 
 import ctypes
 import faulthandler
@@ -21,7 +21,7 @@ EXIT_STATUS = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
 
 
 class StopRequested(KeyboardInterrupt):
-    """Somebody asked the run to stop. Exceptions for other threads are named by their class alone."""
+    """The run was asked to stop; other threads see the class alone."""
 
     usual = signal.SIGINT
 
@@ -32,13 +32,11 @@ class StopRequested(KeyboardInterrupt):
 
 
 class Terminated(StopRequested):
-    """The same by SIGTERM."""
-
     usual = signal.SIGTERM
 
 
 class HungUp(StopRequested):
-    """The same by SIGHUP: the terminal or the connection that the run was started from is gone."""
+    """The terminal or connection of the run is gone (SIGHUP)."""
 
     usual = signal.SIGHUP
 
@@ -48,18 +46,20 @@ KINDS = {kind.usual: kind for kind in (StopRequested, Terminated, HungUp)}
 
 @dataclass
 class Stopper:
-    """Turns the signals into StopRequested. While `hold` is in force it waits until `release`.
+    """Turns signals into StopRequested, held back between `hold` and `release`.
 
-    Weights change between hold and release; outside, dropping what is in flight loses nothing that is not sampled
-    again. A signal that comes while another is waiting changes nothing: the save it waits for is on its way.
+    Weights change between hold and release; outside, work in flight is simply sampled again. A second signal changes
+    nothing: the save is on its way.
     """
 
     shutdown_timeout: float | None = None
-    """Longest time from the first signal to the end of `installed`: then the process says where it stands and exits
-    with status 1, whatever it waits for. None waits as long as it takes."""
+    """Seconds from the first signal to the end of `installed`, after which the process reports its position and exits
+    with status 1. None waits.
+    """
     together: Callable[[int], int] | None = None
-    """Of several ranks: the largest number that any of them gives. They stop at the same `release`, wherever the signal
-    came: a rank that stopped alone would leave the others waiting."""
+    """Largest number over all ranks, so that they stop at the same `release`: a rank that stopped alone would leave the
+    others waiting.
+    """
     _held: bool = False
     _waiting: int | None = None
     _thread: int = field(default_factory=threading.get_ident)
@@ -68,9 +68,9 @@ class Stopper:
 
     @contextmanager
     def installed(self) -> Iterator["Stopper"]:
-        """Handle the signals inside, restoring the former handlers afterwards.
+        """Handle the signals inside, and restore the former handlers.
 
-        Signals are left to others where this is not the main thread, which alone may handle them.
+        Only the main thread may; in others, signals are left alone.
         """
         if threading.current_thread() is not threading.main_thread():
             yield self
@@ -88,14 +88,11 @@ class Stopper:
                 signal.signal(number, handler)
 
     def hold(self) -> None:
-        """Hold back signals: from here on the state is not whole."""
+        """Hold back signals while the state is incomplete."""
         self._held = True
 
     def release(self) -> None:
-        """Let signals through, as the state is whole again.
-
-        Raises StopRequested where a stop was requested in the meantime.
-        """
+        """Let signals through; raises StopRequested where one has come."""
         self._held = False
         # Not into _waiting: a signal that comes during the vote must wait for the next one, not be lost.
         asked = self._waiting if self.together is None else self.together(self._waiting or 0) or None
@@ -105,13 +102,13 @@ class Stopper:
 
     @property
     def is_asked(self) -> bool:
-        """Tell whether a stop was requested that has not come about yet, or is under way."""
+        """Return True where a stop was requested and has not happened yet."""
         return self._waiting is not None
 
     def ask(self) -> None:
-        """Request a stop from any thread, as SIGTERM would. At the next `release` where signals are left to others.
+        """Request a stop from any thread, as SIGTERM would, at the next `release`.
 
-        While `hold` is in force no signal is sent, which could come once somebody else handles them again.
+        No signal is sent during `hold`: it could arrive when others handle signals again.
         """
         if self._previous and not self._held:  # only a signal of the main thread ends what that waits for
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
@@ -133,7 +130,7 @@ class Stopper:
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread), ctypes.py_object(kind))
 
     def run_apart(self, work: Callable[[], T]) -> T:
-        """Return what `work` does in a thread of its own, stopped by the signals that arrive here."""
+        """Run `work` in its own thread, stopped by the signals that arrive here."""
         from concurrent.futures import ThreadPoolExecutor
 
         with ThreadPoolExecutor(1, "covey-run") as threads, self.installed():
@@ -142,7 +139,7 @@ class Stopper:
 
 
 def is_in_event_loop() -> bool:
-    """Check that an event loop runs in this thread, as in the cell of a notebook: another cannot run in it."""
+    """Return True inside an event loop, as in a notebook cell."""
     from asyncio import get_running_loop  # takes as long as all else that the command needs for its help
 
     try:
@@ -153,7 +150,7 @@ def is_in_event_loop() -> bool:
 
 
 def outside_of_loops(work: Callable[[], T]) -> T:
-    """Return what `work` does, in a thread of its own where an event loop runs in this one."""
+    """Run `work`, in its own thread where an event loop runs in this one."""
     if not is_in_event_loop():
         return work()
     from concurrent.futures import ThreadPoolExecutor
@@ -163,7 +160,7 @@ def outside_of_loops(work: Callable[[], T]) -> T:
 
 
 def quiet_event_loop() -> "asyncio.AbstractEventLoop":
-    """Make a loop that reports no tasks that a signal stopped: who stopped the run knows."""
+    """Make an event loop that does not report tasks stopped by a signal."""
     from asyncio import new_event_loop
 
     loop = new_event_loop()

@@ -1,4 +1,4 @@
-"""Where the seconds of a run go: named phases, measured exclusively."""
+"""Seconds by named phase, measured exclusively."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -37,7 +37,7 @@ class PhaseTimer:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Charge the time of the block to `name`, except what phases inside it take."""
+        """Charge the time of the block to `name`, except that of phases inside."""
         self._charge()
         self.watchdog.progress()
         self._open.append(name)
@@ -48,9 +48,9 @@ class PhaseTimer:
             assert self._open.pop() == name, f"phase {name} closed out of order"
 
     def charge(self, name: str, seconds: float) -> None:
-        """Give `name` seconds that were measured elsewhere, taken from the open phase (at most what that has).
+        """Move seconds measured elsewhere from the open phase to `name`.
 
-        For work that overlaps the phase it is part of, such as rewards computed while other completions are sampled.
+        For work that overlaps its phase, such as rewards computed while other completions are sampled.
         """
         self._charge()
         if self._open:
@@ -61,17 +61,17 @@ class PhaseTimer:
 
     @property
     def outermost(self) -> str | None:
-        """Return the open phase that is inside no other one."""
+        """Return the open phase that is inside no other."""
         return next(iter(self._open), None)
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Return the seconds of each phase so far, the open one included."""
+        """Return the seconds of each phase, the open one included."""
         self._charge()
         return dict(self._totals)
 
     def _charge(self) -> None:
-        """Give the time since the last change to the innermost open phase."""
+        """Charge the time since the last change to the innermost phase."""
         now = self.clock()
         if self._open:
             name = self._open[-1]

@@ -1,8 +1,8 @@
-"""Waits have a name and a deadline: whoever waits too long ends, and says for whom.
+"""Named waits with deadlines: a wait that outlasts its deadline ends the run.
 
-What can be given up is given up where it is waited for (a reward worker, a logging service, an environment that does
-not answer). For everything else there is the watchdog: a process of its own (`guard_process`), told of every wait,
-which ends the run when one outlasts its deadline, whatever the run is stuck in. All clocks are monotonic.
+Where something can be given up (a reward worker, a logging service, an environment), its caller does so. For all else
+there is the watchdog: a process of its own (`guard_process`) that receives every wait and ends the run when one
+outlasts its deadline, wherever the run is stuck. All clocks are monotonic.
 """
 
 import asyncio
@@ -71,7 +71,7 @@ class Watchdog:
     ) -> None:
         """Keep the limits, the log and the name of this process.
 
-        `limits`: seconds of each setting. `log`: where the last line and the stacks go. `who`: run or rank.
+        `limits`: seconds by setting. `log`: file for the last line and the stacks. `who`: run or rank.
         """
         self._limits = dict(limits or {})
         self._log = log
@@ -101,9 +101,8 @@ class Watchdog:
     def deadline(self, what: str, setting: str, seconds: float | None = None) -> Iterator[None]:
         """End the run unless the block ends or shows progress within `seconds`.
 
-        None takes the limit of that setting.
-
-        `what` completes "the run has waited 600 s for ...". Raises KeyError for a setting without a limit.
+        None takes the limit of `setting`. `what` completes "the run has waited 600 s for ...". Raises KeyError for a
+        setting without a limit.
         """
         if self._guard is None:
             yield
@@ -124,7 +123,7 @@ class Watchdog:
                 self._tell()
 
     def progress(self, what: str | None = None) -> None:
-        """Start this thread's time anew, as what it waits for has come a step nearer: `what` is still missing."""
+        """Restart this thread's deadline; `what` is still missing."""
         waits = self._waits.get(threading.get_ident())
         if waits and what is not None:
             waits[-1].what = what
@@ -133,11 +132,11 @@ class Watchdog:
                 self._tell()
 
     def waited_for(self, thread: int) -> str | None:
-        """Return the outermost of the waits of a thread, which may be another than this one."""
+        """Return the outermost wait of a thread."""
         return next((wait.what for wait in tuple(self._waits.get(thread, ()))), None)
 
     def now_for(self, what: str, setting: str, seconds: float | None = None) -> None:
-        """Replace what this thread waits for."""
+        """Replace this thread's wait."""
         waits = self._waits.get(threading.get_ident())
         if waits:
             with self._lock:
@@ -150,7 +149,7 @@ class Watchdog:
         return _Wait(" ".join(what.split()), f"{setting}={self._limits.get(setting, limit):g}", limit)
 
     def _tell(self) -> None:
-        """Pass on what this thread waits for now, with the lock held."""
+        """Send this thread's wait, with the lock held."""
         if self._guard is not None and not self._send(self._guard, self._line(threading.get_ident())):
             LOGGER.warning("watchdog process not responding; restarting it")
             self._stop()
@@ -165,7 +164,7 @@ class Watchdog:
         return json.dumps([thread, wait.told, wait.seconds, wait.what[:500], wait.limit]).encode() + b"\n"
 
     def _start(self) -> None:
-        """Start a watchdog process that knows all waits."""
+        """Start a watchdog process and send it all waits."""
         # Start the process, isolated from the user's environment
         command = [sys.executable, "-I", "-S", watchdog_process.__file__, str(os.getpid()), self._who, str(self._log)]
         try:
@@ -180,9 +179,9 @@ class Watchdog:
             self._send(self._guard, self._line(thread))
 
     def _send(self, guard: "subprocess.Popen[bytes]", line: bytes) -> bool:
-        """Send a line, and return False where the process has ended or does not read.
+        """Send a line; return False where the process has ended or does not read.
 
-        A line is shorter than what pipes take whole or not.
+        A line is short enough for an atomic write to a pipe.
         """
         assert guard.stdin is not None
         for _ in range(2):
@@ -207,7 +206,7 @@ class Watchdog:
 
 
 def exit_within(seconds: float, status: int) -> None:
-    """Have a process that is done end with `status`, whatever threads and exit handlers libraries left behind."""
+    """End a finished process with `status`, whatever threads and handlers remain."""
 
     def leave() -> None:
         names = ", ".join(sorted(t.name for t in threading.enumerate() if t is not threading.current_thread()))
@@ -219,7 +218,7 @@ def exit_within(seconds: float, status: int) -> None:
 
 
 def end_now(line: str, status: int) -> None:
-    """End this process and those that it has started, whatever its threads do, with a last line."""
+    """End this process and its children with a last line."""
     try:
         _kill_children()
         if select.select([], [2], [], 0)[1]:  # the terminal may be what hangs
@@ -229,10 +228,7 @@ def end_now(line: str, status: int) -> None:
 
 
 def _kill_children() -> None:
-    """Kill the child processes on Linux, for one a service's own.
-
-    Threads may end meanwhile, and their files with them.
-    """
+    """Kill the child processes on Linux, for one a service's own."""
     found: list[str] = []
     for children in Path("/proc/self/task").glob("*/children"):
         with suppress(OSError):
@@ -243,24 +239,24 @@ def _kill_children() -> None:
 
 
 class ScoringTimeout(Exception):
-    """An environment was given up: it has judged nothing for too long."""
+    """An environment exceeded its deadline and was given up."""
 
 
 @runtime_checkable
 class Watchable(Protocol):
-    """A part of a run that waits, and names its waits to the run's watchdog."""
+    """A part of a run that names its waits to the watchdog."""
 
     def watched_by(self, watchdog: Watchdog) -> None:
-        """Report to this watchdog from now on."""
+        """Report waits to this watchdog."""
         ...
 
 
 @dataclass
 class Stages:
-    """What the prompts in flight wait for: the engine, or the judgement of the environment.
+    """The waits of the prompts in flight: for the engine, or for the environment.
 
-    They are awaited side by side, so one wait of the watchdog stands for all of them and says what is still missing.
-    An environment that gives no judgement at all for `scoring_seconds` is given up; the engine cannot be.
+    They run side by side, so one wait of the watchdog stands for all. An environment without any verdict for
+    `scoring_seconds` is given up; the engine cannot be.
     """
 
     watchdog: Watchdog = field(default_factory=Watchdog)
@@ -283,7 +279,7 @@ class Stages:
 
     @property
     def is_sampling(self) -> bool:
-        """Tell whether the engine works on any prompt."""
+        """Return True where the engine works on any prompt."""
         return self._sampling > 0
 
     @contextmanager
@@ -299,7 +295,7 @@ class Stages:
 
     @asynccontextmanager
     async def scoring(self, environment: str, method: str = "score") -> AsyncIterator[None]:
-        """Watch an environment that scores a prompt's completions, or does another of `ASKED`.
+        """Watch an environment's scoring, or another method of `ASKED`.
 
         Raises ScoringTimeout where there was no answer in time.
         """
@@ -328,7 +324,7 @@ class Stages:
             self._tell_soon()
 
     def _extend(self) -> None:
-        """Extend the deadlines of those behind in a queue, as a judgement has come."""
+        """Extend the deadlines of queued prompts after a verdict."""
         if self.scoring_seconds is None:
             return
         for deadline in self._deadlines:
@@ -336,7 +332,7 @@ class Stages:
                 deadline.reschedule(asyncio.get_running_loop().time() + self.scoring_seconds)
 
     def _tell(self) -> None:
-        """Tell the watchdog who is waited for now. More of the same is a sign of progress, no news."""
+        """Send the current waits; a change in number alone is progress."""
         # Environments are waited for before the engine
         waited_for = self._environments[0] if self._environments else ("the engine",) * bool(self._sampling)
         if not waited_for:
@@ -356,9 +352,9 @@ class Stages:
             self.watchdog.now_for(what, setting, seconds)
 
     def _tell_soon(self) -> None:
-        """Tell the watchdog once the event loop has turned: thousands of waits end in one turn of it.
+        """Send once per turn of the event loop, in which thousands of waits may end.
 
-        What blocks the loop before that has named itself: an environment when it was asked, the engine when it began.
+        A blocked loop has been named before: by the environment's call or the engine's start.
         """
         if self._is_due:
             return

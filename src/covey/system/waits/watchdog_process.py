@@ -1,4 +1,4 @@
-"""End a run, from a process of its own, where a wait has outlasted its deadline.
+"""End a run from another process when a wait outlasts its deadline.
 
 A thread could not do it: C code that holds the interpreter (a regular expression, a sum over a long range) stops all
 Python threads, and a file system that hangs stops whoever touches it. Imports the standard library only, and starts in
@@ -37,7 +37,7 @@ GRACE_SECONDS = 5.0
 
 @dataclass(slots=True)
 class Wait:
-    """A thread of the run waits for something."""
+    """A wait of one thread of the run."""
 
     since: float
     seconds: float
@@ -57,7 +57,7 @@ class Guard:
     unread: bytes = b""
 
     def watch(self) -> None:
-        """Watch until the run is over, or has waited too long."""
+        """Watch until the run is over, or a deadline has passed."""
         looked = time.monotonic()
         while os.getppid() == self.parent:
             ends = [wait.since + wait.seconds - looked for wait in self.waits.values()]
@@ -77,13 +77,13 @@ class Guard:
             looked = now
 
     def is_stopped(self) -> bool:
-        """Tell whether the run alone was stopped, where the system says so."""
+        """Return True where the run was stopped (Ctrl-Z), if the system tells."""
         with suppress(OSError, IndexError), open(f"/proc/{self.parent}/stat") as file:
             return file.read().rpartition(")")[2].split()[0] in "Tt"
         return False
 
     def read(self) -> bool:
-        """Read what the run has reported, and return False when it has closed its end."""
+        """Read the run's reports; return False when it has closed its end."""
         found = os.read(0, 1 << 16)
         *lines, self.unread = (self.unread + found).split(b"\n")
         for line in lines:
@@ -94,10 +94,7 @@ class Guard:
         return bool(found)
 
     def end(self, wait: Wait, now: float) -> None:
-        """Report who waited for what, then end the run.
-
-        SIGKILL is sent where it cannot even write its stacks.
-        """
+        """Report the overdue wait, then end the run; SIGKILL if it cannot write its stacks."""
         # Tell terminal and log in threads: either may hang as well
         line = f"{self.who} has waited {round(now - wait.since, 1):g} s for {wait.what} ({wait.limit}) and ends here"
         tellers = [
@@ -119,7 +116,7 @@ class Guard:
 
 
 def shown(path: str) -> str:
-    """Return a path as seen from the current folder, where it lies below."""
+    """Return a path relative to the current folder, where it lies below."""
     relative = os.path.relpath(path)
     return path if relative.startswith("..") else relative
 

@@ -1,4 +1,4 @@
-"""Compute each value once: a policy that learns writes the same programs and machines many times."""
+"""Compute each value once: a policy repeats its programs and machines."""
 
 import asyncio
 from collections import OrderedDict
@@ -10,13 +10,13 @@ Value = TypeVar("Value")
 
 
 class AsyncCache(Generic[Key, Value]):
-    """Keep the values that were used last. Equal keys that are requested at the same time are computed once.
+    """Keeps the most recent values; concurrent requests for a key share one computation.
 
-    A subclass says which values are kept, how long one is checked again, and how many fit. What raises is never kept.
+    A subclass decides which values are kept, when one is checked again, and how many fit. Exceptions are never kept.
     """
 
     def __init__(self, size: int) -> None:
-        """Keep the last `size` values. 0 keeps none."""
+        """Keep the last `size` values; 0 keeps none."""
         if size < 0:
             raise ValueError(f"cache_size must be >= 0, got {size}")
         self._size = size
@@ -28,7 +28,7 @@ class AsyncCache(Generic[Key, Value]):
         """Of all values that are kept, as `bytes_of` counts them."""
 
     async def get(self, key: Key, compute: Callable[[], Awaitable[Value]]) -> Value:
-        """Return the value of a key, computed where none is kept that is final."""
+        """Return a key's value, computed unless a final one is kept."""
         self._num_requested += 1
         kept = self._kept.get(key)
         if kept is not None and self.is_final(kept):
@@ -42,29 +42,29 @@ class AsyncCache(Generic[Key, Value]):
         return await asyncio.shield(running)
 
     def take_counts(self) -> tuple[int, int]:
-        """Return (values that were requested, values that were computed for them) since the last call."""
+        """Return the requested and the computed values since the last call."""
         counts = self._num_requested, self._num_computed
         self._num_requested = self._num_computed = 0
         return counts
 
     def is_worth_keeping(self, value: Value) -> bool:
-        """Return whether a value is kept at all."""
+        """Return True if a value is kept at all."""
         return True
 
     def is_final(self, value: Value) -> bool:
-        """Return whether a value that is kept is used, instead of being computed once more."""
+        """Return True if a kept value is used, not computed again."""
         return True
 
     def combined(self, before: Value | None, value: Value) -> Value:
-        """Return what is kept of a new value after the one kept before."""
+        """Combine a new value with the one kept before."""
         return value
 
     def bytes_of(self, value: Value) -> int:
-        """Return about how much memory a value takes, where `is_full` asks for that."""
+        """Estimate the memory of a value, for `is_full`."""
         return 0
 
     def is_full(self) -> bool:
-        """Return whether the value that was used longest ago is to be dropped."""
+        """Return True if the least recent value is to be dropped."""
         return len(self._kept) > self._size
 
     async def _compute(self, key: Key, compute: Callable[[], Awaitable[Value]]) -> Value:

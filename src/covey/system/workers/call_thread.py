@@ -1,4 +1,4 @@
-"""Calls that run one after the other, beside the event loop."""
+"""A thread that runs calls one after the other, beside the event loop."""
 
 import asyncio
 import threading
@@ -9,15 +9,17 @@ from typing import Any
 
 
 class CallThread:
-    """One thread, started when it is first needed. Unlike an executor's, it keeps no process from ending: it may hang
-    in a function that somebody else wrote."""
+    """One thread, started when first needed, that keeps no process from ending.
+
+    It may hang in a user's function, which an executor's thread would wait for.
+    """
 
     def __init__(self) -> None:
         self._calls: SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
 
     async def call(self, function: Callable[[], Any]) -> Any:
-        """Return what the function returns, or raise what it raises."""
+        """Return the function's result, or raise its exception."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._serve, name="covey-reward", daemon=True)
             self._thread.start()
@@ -26,7 +28,7 @@ class CallThread:
         return await asyncio.wrap_future(answer)
 
     def close(self) -> None:
-        """End the thread after the calls that have come so far."""
+        """End the thread after the pending calls."""
         self._calls.put(None)
 
     def _serve(self) -> None:

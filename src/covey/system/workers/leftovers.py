@@ -1,7 +1,7 @@
-"""Ends what a worker's functions have started, in whatever session and under whatever parent it went on (Linux).
+"""Kill the processes that a worker's functions have started (Linux).
 
-A process counts as started by a worker if it descends from it, or if its environment carries the worker's mark. The
-first finds those that dropped their environment, the second those whose worker has ended.
+A process is a worker's if it descends from it, or if its environment carries the worker's mark: the first finds those
+that dropped their environment, the second those whose worker has ended.
 """
 
 import os
@@ -18,10 +18,7 @@ PAUSE_SECONDS = 0.01
 
 
 def kill_with_all(pid: int, mark: str) -> None:
-    """Kill a child that leads a session of its own, and all that it has started.
-
-    Never after it was reaped: its number may be another's by then.
-    """
+    """Kill a child with its session and all it has started, before it is reaped."""
     with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGSTOP)
         kill_started(pid, mark)
@@ -29,7 +26,7 @@ def kill_with_all(pid: int, mark: str) -> None:
 
 
 def kill_started(pid: int, mark: str) -> None:
-    """Kill every process that worker `pid` has started, not the worker. Stop it first, so that it starts no more."""
+    """Kill every process that worker `pid` has started; the worker must be stopped."""
     for _ in range(ROUNDS):
         found = (descendants(pid) | marked(mark)) - {pid, os.getpid()}
         if not found:
@@ -41,7 +38,7 @@ def kill_started(pid: int, mark: str) -> None:
 
 
 def descendants(pid: int) -> set[int]:
-    """Return the processes below `pid` that still run."""
+    """Return the running processes below `pid`."""
     parents = {process: _parent(process) for process in _processes()}
     below = {pid}
     while more := {process for process, parent in parents.items() if parent in below} - below:
@@ -50,7 +47,7 @@ def descendants(pid: int) -> set[int]:
 
 
 def marked(mark: str) -> set[int]:
-    """Return the processes that carry a mark and still run."""
+    """Return the running processes with this mark."""
     wanted = f"{MARK}={mark}".encode()
     return {process for process in _processes() if wanted in _environment(process) and _parent(process) is not None}
 
@@ -62,7 +59,7 @@ def _processes() -> list[int]:
 
 
 def _parent(process: int) -> int | None:
-    """Return the parent of a process, None for one that has ended."""
+    """Return a process's parent, None once it has ended."""
     with suppress(OSError):
         state, parent = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[:2]
         return None if state in "ZX" else int(parent)

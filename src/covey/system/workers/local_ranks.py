@@ -1,7 +1,7 @@
-"""Ranks on this machine: processes that run one function and meet over torch.distributed, as a launcher's would.
+"""Run a function on ranks of this machine that meet over torch.distributed.
 
-The first that fails ends all of them, and its reason is told. On Linux none outlives this process, even when it is
-killed, nor does what they have started.
+The first failure ends all, and is raised. On Linux none outlives this process, even when it is killed, nor do their
+children.
 """
 
 import json
@@ -33,7 +33,7 @@ _CHILD = Path(__file__).with_name("rank_process.py")
 
 
 class Answer(NamedTuple):
-    """What became of the function on one rank."""
+    """The result of the function on one rank."""
 
     result: str = ""
     error: str | None = None
@@ -45,7 +45,7 @@ class Answer(NamedTuple):
 
 
 class _Rank:
-    """The process of one rank and the connection to it."""
+    """The process of one rank and its connection."""
 
     def __init__(self, work: bytes, variables: Mapping[str, str]) -> None:
         self.connection, theirs = Pipe()
@@ -73,7 +73,7 @@ class _Rank:
         return Answer(error=f"ended its process ({f'signal {-status}' if status < 0 else f'exit status {status}'})")
 
     def end(self) -> int:
-        """Kill it with all it has started, and return the status it ended with, which may have been before."""
+        """Kill it with all it has started, and return its exit status."""
         if self._process.returncode is None:
             kill_with_all(self._process.pid, self._mark)
         self.connection.close()
@@ -81,10 +81,10 @@ class _Rank:
 
 
 def run_on_ranks(work: Callable[[], str], threads: Sequence[int]) -> str:
-    """Return what `work` returns on rank 0, once it has returned on all ranks, of which each has so many threads.
+    """Return rank 0's result once `work` has returned on all ranks.
 
-    `work` is sent by pickle, and joins the others by `collectives.process_group`. Where it fails on a rank, ValueError
-    or RunStopped says why, after the rank's number.
+    `threads` are those of each rank. `work` is sent by pickle, and joins the others by `collectives.process_group`.
+    ValueError or RunStopped where it fails on a rank.
     """
     sent = pickle.dumps({"path": sys.path, "work": pickle.dumps(work)})
     place = {"WORLD_SIZE": str(len(threads)), **new_meeting_place(ADDRESS)}
@@ -100,7 +100,7 @@ def run_on_ranks(work: Callable[[], str], threads: Sequence[int]) -> str:
 
 
 def _await_all(started: Sequence[_Rank]) -> str:
-    """Wait for the answers of all, or until one has failed and was given the time to be explained."""
+    """Wait for all answers, or briefly for others after a failure."""
     answers: dict[int, Answer] = {}
     waiting = {rank.connection: number for number, rank in enumerate(started)}
     given_up: float | None = None
@@ -120,7 +120,7 @@ def _await_all(started: Sequence[_Rank]) -> str:
 
 
 def _raise_first(answers: Mapping[int, Answer]) -> None:
-    """Raise what a rank has failed of, rather than that others have lost it."""
+    """Raise the failure of a rank, rather than the others' loss of it."""
     failed = [(number, answer) for number, answer in sorted(answers.items()) if answer.error is not None]
     for number, answer in sorted(failed, key=lambda one: one[1].is_lost):
         kind = ValueError if answer.is_mendable else RunStopped

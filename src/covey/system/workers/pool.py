@@ -1,9 +1,8 @@
-"""Worker processes with a deadline for each call, so that no reward function can hang or crash a run.
+"""Worker processes with a deadline per call: no reward function can hang a run.
 
-A worker that takes too long is killed (SIGKILL, so a loop in C that holds the GIL ends too, and with it whatever it has
-started, also in sessions of its own) and replaced; the others do not notice. Workers are started fresh, never forked
-from this process: forking a process with torch's threads can deadlock. What runs in them is the user's own, trusted
-code: this isolates accidents, not attacks. Code that a model wrote does not belong here.
+A worker that takes too long is killed (SIGKILL, so a loop in C ends too, with all it has started) and replaced. Workers
+are started fresh: forking a process with torch's threads can deadlock. They run the user's own, trusted code; this
+isolates accidents, not attacks.
 """
 
 import asyncio
@@ -44,7 +43,7 @@ _CHILD = Path(__file__).with_name("process.py")
 
 @dataclass(frozen=True, slots=True)
 class WorkerSettings:
-    """How many workers, and how long they live."""
+    """The number of workers and their lifetime."""
 
     num_workers: int = 2
     timeout: float = 30.0
@@ -54,8 +53,9 @@ class WorkerSettings:
     max_calls: int = 500
     """Calls after which a worker is replaced, so that leaks of threads and descriptors stay bounded."""
     max_bytes: int = 2 << 30
-    """Resident memory above which a worker is replaced after its call; on Linux, where it can be known. What functions
-    loaded before their first call is not counted: the next worker would hold it too."""
+    """Resident memory above which a worker is replaced after its call (Linux), without that which functions loaded
+    before their first call.
+    """
     address_bytes: int | None = None
     """Address space a worker may have: beyond it a call raises MemoryError or ends its process. None: no limit."""
     preload: tuple[str, ...] = ()
@@ -79,7 +79,7 @@ class _Job:
 
 
 class _Process:
-    """One worker process and the connection to it. Every wait for it ends when it is killed."""
+    """A worker process and its connection; killing it ends every wait for it."""
 
     def __init__(self, setup: bytes) -> None:
         self._connection, theirs = Pipe()
@@ -106,7 +106,7 @@ class _Process:
             self._connection.send_bytes(setup)
 
     def exchange(self, message: bytes | None, timeout: float) -> dict[str, Any]:
-        """Send (unless None) and receive. {"failure": why} where it takes too long or the process ends."""
+        """Send (unless None) and receive; {"failure": reason} on a timeout or a lost process."""
         state = {"over": False, "expired": False}
 
         def expire() -> None:
@@ -136,32 +136,25 @@ class _Process:
         return {"failure": f"{TOO_LONG} {timeout:g} s" if state["expired"] else self._how_it_ended()}
 
     def _how_it_ended(self) -> str:
-        """Describe how the process ended.
-
-        Call it only after `kill`, which leaves the status of a process that had already ended as it was.
-        """
+        """Describe how the process ended; call it after `kill` only."""
         status = self._reap()
         return f"ended its process (signal {-status})" if status < 0 else f"ended its process (exit status {status})"
 
     def is_alive(self) -> bool:
-        """Tell whether it still waits for a call.
-
-        An idle worker says nothing, so anything to read is its end.
-        """
+        """Return True while it waits for a call: an idle worker sends nothing but its end."""
         return not self._is_reaped and not self._connection.poll(0)
 
     def resident_bytes(self) -> int:
-        """Return the memory it holds now, besides what its functions loaded, 0 where it is unknown."""
+        """Return its memory beyond that of loaded functions, 0 if unknown."""
         return max(0, resident_bytes(self._process.pid) - self.held_bytes)
 
     def kill(self) -> None:
-        """Kill the process with all it has started. Never after it was reaped: its number may be another's by then."""
+        """Kill the process with all it has started, before it is reaped."""
         with self._lock:
             if not self._is_reaped:
                 kill_with_all(self._process.pid, self._mark)
 
     def end(self) -> None:
-        """Kill, reap, close."""
         self.kill()
         self._reap()
         self._connection.close()
@@ -176,10 +169,7 @@ class _Process:
 
 
 def _pass_on(printed: IO[bytes]) -> None:
-    """Print what a worker prints, line by line: a live panel moves aside for this process's stderr, not for another's.
-
-    Reward functions print what the model wrote, so the lines are escaped.
-    """
+    """Print a worker's output line by line and escaped, past a live panel."""
     with printed:
         while line := printed.readline(MAX_LINE):
             text = escape(line.decode(errors="replace").removesuffix("\n"), keep="\t")
@@ -189,7 +179,7 @@ def _pass_on(printed: IO[bytes]) -> None:
 
 
 class _Worker:
-    """A place for one process, kept filled by one thread, which also is the parent that the kernel watches."""
+    """A slot for one process, kept filled by the thread that is its parent."""
 
     def __init__(self, jobs: "SimpleQueue[_Job | None]", setup: bytes, settings: WorkerSettings) -> None:
         self._jobs = jobs
@@ -236,7 +226,7 @@ class _Worker:
         return Failure(f"raised {answer['error']}") if "error" in answer else answer["result"]
 
     def _prepare(self) -> dict[str, Any] | None:
-        """Start a process that waits for calls, and return the failure where it cannot start."""
+        """Start a process that waits for calls; return the failure where it cannot start."""
         if self._process is None or (self._is_ready and not self._process.is_alive()):
             self._replace()
         if self._process is None:
@@ -263,7 +253,7 @@ class _Worker:
         return process.num_calls >= settings.max_calls or process.resident_bytes() > settings.max_bytes
 
     def _replace(self) -> None:
-        """Start the next process now, so that it is ready when the next call comes."""
+        """Start the next process before the next call."""
         if self._process is not None:
             self._process.end()
         self._process, self._is_ready = None, False
@@ -283,10 +273,7 @@ class WorkerPool:
     """
 
     def __init__(self, functions: Sequence[Callable[..., Any]], settings: WorkerSettings | None = None) -> None:
-        """Pickle the functions for the workers.
-
-        ValueError where one cannot be pickled.
-        """
+        """Pickle the functions. ValueError where one cannot be pickled."""
         settings = settings or WorkerSettings()
         setup = _setup(functions, settings)
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
@@ -295,9 +282,9 @@ class WorkerPool:
         """Kills all workers; calls in flight end in a Failure. Also done when the pool is collected, and at exit."""
 
     async def call(self, index: int, keywords: Mapping[str, Any]) -> Any:
-        """Return what function number `index` returns for the keyword arguments.
+        """Return the result of function number `index`.
 
-        A Failure where it raised, took longer than the timeout, ended its process or returned what is not JSON data.
+        A Failure where it raised, timed out, ended its process or returned no JSON data.
         """
         if not self.close.alive:
             return Failure(f"{NO_WORKER}: the pool is closed")
@@ -324,7 +311,7 @@ def _setup(functions: Sequence[Callable[..., Any]], settings: WorkerSettings) ->
 
 
 def _main_module() -> tuple[str, str | None]:
-    """Return file and module name of the running script, for functions that are defined in it."""
+    """Return file and module name of the running script, for its functions."""
     main = vars(sys.modules["__main__"])
     spec = main.get("__spec__")
     # A script read from a pipe calls its file "<stdin>".

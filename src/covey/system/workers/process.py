@@ -1,4 +1,4 @@
-"""What a worker process runs. Only the standard library is imported, so that a worker starts in tens of milliseconds.
+"""The program of a worker process; it imports the standard library alone.
 
 Protocol, over one connection: the parent sends pickled bytes (its own functions and arguments), the worker answers in
 JSON, so nothing that comes back is ever more than data. Run as `python -P process.py DESCRIPTOR PARENT`.
@@ -24,16 +24,13 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 @runtime_checkable
 class Prepares(Protocol):
-    """A function with something to load, which is done at the start and takes no call's time."""
+    """A function that loads something before its first call."""
 
     def prepare(self) -> None: ...
 
 
 def die_with_parent(parent: int) -> None:
-    """Let the kernel (Linux) kill this process when its parent ends, and keep what it starts below it.
-
-    Processes that lose their own parent become children of this one, so that they are found and killed with it.
-    """
+    """Let the kernel (Linux) kill this process with its parent, and adopt its orphans."""
     if sys.platform == "linux":
         library = ctypes.CDLL(None)
         library.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -43,7 +40,7 @@ def die_with_parent(parent: int) -> None:
 
 
 def import_main(path: str, module: str | None) -> None:
-    """Make the parent's script importable here, so that functions defined in it can be unpickled."""
+    """Make the parent's script importable, for functions defined in it."""
     name = "__mp_main__"  # what multiprocessing calls it; the script's `if __name__ == "__main__"` part does not run
     content = runpy.run_module(module, None, name, True) if module else runpy.run_path(path, run_name=name)
     main = types.ModuleType(name)
@@ -52,7 +49,6 @@ def import_main(path: str, module: str | None) -> None:
 
 
 def load(setup: bytes) -> list[Any]:
-    """Load the functions this worker offers."""
     # Import as the parent does
     instructions = pickle.loads(setup)
     sys.path[:] = instructions["path"]
@@ -68,7 +64,7 @@ def load(setup: bytes) -> list[Any]:
 
 
 def prepare(functions: list[Any]) -> int:
-    """Let functions load what they need, and return the bytes of memory they then hold."""
+    """Let functions prepare, and return the bytes of memory they then hold."""
     before = resident_bytes("self")
     for function in functions:
         if isinstance(function, Prepares):
@@ -77,7 +73,7 @@ def prepare(functions: list[Any]) -> int:
 
 
 def resident_bytes(process: int | str) -> int:
-    """Return the memory a process holds now, 0 where the system does not say."""
+    """Return a process's resident memory in bytes, 0 if unknown."""
     try:
         with open(f"/proc/{process}/statm") as file:
             pages = file.read().split()[1]
@@ -87,7 +83,7 @@ def resident_bytes(process: int | str) -> int:
 
 
 def describe(error: BaseException) -> str:
-    """Describe an error in one line: the type, the message and the place in the code."""
+    """Describe an error in one line: type, message and place in the code."""
     frames = traceback.extract_tb(error.__traceback__)
     place = f" ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno})" if frames else ""
     message = " ".join(str(error).split())[:500]
@@ -95,7 +91,7 @@ def describe(error: BaseException) -> str:
 
 
 def answer(functions: list[Any], request: bytes) -> dict[str, Any]:
-    """Return the result of one call, or the error it ended in."""
+    """Return the result of one call, or its error."""
     try:
         index, keywords = pickle.loads(request)
         result = functions[index](**keywords)
@@ -106,7 +102,6 @@ def answer(functions: list[Any], request: bytes) -> dict[str, Any]:
 
 
 def main(descriptor: int, parent: int) -> None:
-    """Serve calls until the parent closes the connection."""
     # Detach from the parent's streams
     die_with_parent(parent)
     os.dup2(2, 1)  # what functions print must not mix with the output of the run

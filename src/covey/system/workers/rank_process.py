@@ -1,4 +1,4 @@
-"""What a process of `local_ranks` runs, as `python -P rank_process.py DESCRIPTOR PARENT`.
+"""The program of a rank's process: `python -P rank_process.py DESCRIPTOR PARENT`.
 
 The parent sends its path of imports and a pickled function, and gets back the fields of an `Answer` as JSON.
 """
@@ -14,7 +14,6 @@ from multiprocessing.connection import Connection
 
 
 def main(descriptor: int, parent: int) -> None:
-    """Run the function, answer, and end."""
     os.set_inheritable(descriptor, False)
     connection = Connection(descriptor)
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -31,7 +30,7 @@ def main(descriptor: int, parent: int) -> None:
 
 
 def answer_of(work: bytes) -> tuple[str, str | None, bool, bool]:
-    """Return the fields of the `Answer`: what the function returned, or what it failed of."""
+    """Return the fields of the `Answer`: the function's result, or its error."""
     from covey.system.collectives import PeerRankFailed, RanksLost
     from covey.system.machine import heavy_imports
     from covey.types import RunStopped
