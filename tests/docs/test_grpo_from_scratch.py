@@ -15,8 +15,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import covey
 from covey.policy.models.loading import load_policy
-from covey.policy.settings import ModelConfig
 from covey.policy.sampling import random_uniform, row_key
+from covey.policy.settings import ModelConfig
 from covey.rollouts.source import rollout_seed
 from covey.types import Group
 
