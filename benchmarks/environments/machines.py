@@ -14,19 +14,19 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from covey.environments.machines.design.blocks import BLOCKS, BOULDER, CAR_TYPES, CATAPULT_TYPES, CONTAINER
-from covey.environments.machines.design.demonstrations import DemonstrationSpec, make_designs
-from covey.environments.machines.design.growth import Builder, add_boulder, grow
-from covey.environments.machines.design.place import place
-from covey.environments.machines.design.types import ROOT, Block, Invalid, Rules, Tree
-from covey.environments.machines.physics.assembly import assemble
-from covey.environments.machines.physics.constants import PHYSICS, physics_version
-from covey.environments.machines.physics.simulate import outcome_of, standing
-from covey.environments.machines.physics.simulators import Simulators
-from covey.environments.machines.physics.trajectory import Outcome
-from covey.environments.machines.physics.worlds import World
-from covey.environments.machines.scores import SCORES, SHORT_NAMES
 from covey.types import Failure
+from covey_tasks.machines.design.blocks import BLOCKS, BOULDER, CAR_TYPES, CATAPULT_TYPES, CONTAINER
+from covey_tasks.machines.design.demonstrations import DemonstrationSpec, make_designs
+from covey_tasks.machines.design.growth import Builder, add_boulder, grow
+from covey_tasks.machines.design.place import place
+from covey_tasks.machines.design.types import ROOT, Block, Invalid, Rules, Tree
+from covey_tasks.machines.physics.assembly import assemble
+from covey_tasks.machines.physics.constants import PHYSICS, physics_version
+from covey_tasks.machines.physics.simulate import outcome_of, standing
+from covey_tasks.machines.physics.simulators import Simulators
+from covey_tasks.machines.physics.trajectory import Outcome
+from covey_tasks.machines.physics.worlds import World
+from covey_tasks.machines.scores import SCORES, SHORT_NAMES
 
 NUM_WARM_UP = 16
 BLIND_SIZES = (3, 5, 8, 12, 16)

@@ -14,17 +14,17 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from covey.environments.machines.design.blocks import BLOCKS, BOULDER, CATAPULT_TYPES, ROOT_TYPE
-from covey.environments.machines.design.compact import write_compact
-from covey.environments.machines.design.demonstrations import DemonstrationSpec, make_designs
-from covey.environments.machines.design.growth import Builder, add_boulder, grow
-from covey.environments.machines.design.place import place
-from covey.environments.machines.design.tree import canonical, check_tree
-from covey.environments.machines.design.types import Block, Invalid, Rules, Tree
-from covey.environments.machines.physics.constants import physics_version
-from covey.environments.machines.physics.simulate import outcome_of
-from covey.environments.machines.physics.trajectory import Outcome
-from covey.environments.machines.scores import SCORES, Score
+from covey_tasks.machines.design.blocks import BLOCKS, BOULDER, CATAPULT_TYPES, ROOT_TYPE
+from covey_tasks.machines.design.compact import write_compact
+from covey_tasks.machines.design.demonstrations import DemonstrationSpec, make_designs
+from covey_tasks.machines.design.growth import Builder, add_boulder, grow
+from covey_tasks.machines.design.place import place
+from covey_tasks.machines.design.tree import canonical, check_tree
+from covey_tasks.machines.design.types import Block, Invalid, Rules, Tree
+from covey_tasks.machines.physics.constants import physics_version
+from covey_tasks.machines.physics.simulate import outcome_of
+from covey_tasks.machines.physics.trajectory import Outcome
+from covey_tasks.machines.scores import SCORES, Score
 
 RULES = Rules(CATAPULT_TYPES, needs_boulder=True)
 SOLID = sorted(kind for kind in CATAPULT_TYPES - {ROOT_TYPE, BOULDER} if not BLOCKS[kind].is_linear)

@@ -7,9 +7,9 @@ import pytest
 pytest.importorskip("mujoco", reason="needs covey[machines]")
 
 from benchmarks.environments.machines import HARD, cost, designs, large, main, summary
-from covey.environments.machines.design.blocks import BOULDER
-from covey.environments.machines.physics.constants import physics_version
-from covey.environments.machines.physics.simulate import begin, standing
+from covey_tasks.machines.design.blocks import BOULDER
+from covey_tasks.machines.physics.constants import physics_version
+from covey_tasks.machines.physics.simulate import begin, standing
 
 
 def test_every_part_prints_its_table(capsys: pytest.CaptureFixture[str]) -> None:

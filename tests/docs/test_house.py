@@ -11,7 +11,7 @@ FULLER = {
     "benchmarks": 17,  # a command each
     "benchmarks/results": 17,  # a file of each measurement
     "tests": 28,  # mirrors the package
-    "tests/environments/machines": 17,  # mirrors the package, whose subfolders have few tests each
+    "tests/tasks/machines": 17,  # mirrors the package, whose subfolders have few tests each
     "tests/golden/values": 48,  # a file of values for each formula
 }
 """Folders that have more, how many, and why."""

@@ -18,14 +18,14 @@ from covey.algorithm.settings import AlgorithmConfig
 from covey.config import compose as settings
 from covey.config.schema import Config
 from covey.environments.code import environment as code
-from covey.environments.machines.design.types import Invalid
-from covey.environments.machines.environment import StepStats
 from covey.environments.math import verifier
 from covey.environments.math.settings import CountdownConfig
 from covey.environments.settings import ArithmeticConfig, MixtureConfig
 from covey.rollouts.settings import GroupSizeStep
 from covey.run.records.step_metrics import DOCUMENT_NAMES
 from covey.train import train
+from covey_tasks.machines.design.types import Invalid
+from covey_tasks.machines.environment import StepStats
 
 from ..support.small import POLICIES, rows, scripted_for, small_config, use
 

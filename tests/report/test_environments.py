@@ -9,19 +9,19 @@ from typing import Any
 import pytest
 
 from covey.environments.code.environment import reward_of
-from covey.environments.machines.design.stages import Problem
-from covey.environments.machines.design.types import Tree
-from covey.environments.machines.physics.simulate import record
-from covey.environments.machines.prompts import write_answer
 from covey.report.content import content
 from covey.report.environments import conversations_of, environment_of
 from covey.report.machines import MOTION_BYTES, machines_of
 from covey.report.make import make_report
 from covey.report.read import RunFiles, cut, read_run
 from covey.sandbox.types import Report, TestResult
+from covey_tasks.machines.design.stages import Problem
+from covey_tasks.machines.design.types import Tree
+from covey_tasks.machines.physics.simulate import record
+from covey_tasks.machines.prompts import write_answer
 
-from ..environments.machines.designs import CAR, ROTOR_CATAPULT, machine
 from ..support.small import rows
+from ..tasks.machines.designs import CAR, ROTOR_CATAPULT, machine
 from .test_report import HOSTILE, data_of, hostile_run
 
 Row = dict[str, Any]
@@ -168,7 +168,7 @@ def test_the_best_machines_are_simulated_again_and_move_as_far_as_they_did(tmp_p
 
 
 def test_a_machine_that_cannot_be_simulated_here_stands_still(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "covey.environments.machines.physics.simulate", None)
+    monkeypatch.setitem(sys.modules, "covey_tasks.machines.physics.simulate", None)
     (item,) = machines_of(run_of_machines(tmp_path, CAR))["items"]
     assert item["motion"] is None
     assert len(item["solids"]) >= len(CAR)

@@ -72,7 +72,7 @@ def _code_of(words: list[str]) -> int:
 
 
 PLAIN = {
-    "machines": "covey.environments.machines.pictures.command:run_command",
+    "machines": "covey_tasks.machines.pictures.command:run_command",
     "show": "covey.cli.show:run_show",
     "rollouts": "covey.cli.rollouts:run_rollouts",
     "report": "covey.cli.report:run_report",

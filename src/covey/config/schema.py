@@ -5,6 +5,7 @@ Components take plain parameters, not these objects (`train` and the builders in
 """
 
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from importlib import import_module
 from typing import Any
 
 from covey.algorithm.settings import AlgorithmConfig
@@ -26,7 +27,6 @@ from covey.environments.doors.settings import (
 )
 from covey.environments.ifeval.settings import IfevalConfig
 from covey.environments.infill.settings import InfillConfig
-from covey.environments.machines.settings import MachinesConfig
 from covey.environments.math.settings import CountdownConfig, Gsm8kConfig, MathConfig
 from covey.environments.reward_functions.settings import RewardFunctionsConfig
 from covey.environments.settings import ArithmeticConfig, CustomConfig, EnvironmentConfig, MixtureConfig
@@ -54,7 +54,7 @@ ENVIRONMENT_SETTINGS: dict[str, type[EnvironmentConfig]] = {
     "calculator": CalculatorConfig,
     "code": CodeConfig,
     "ifeval": IfevalConfig,
-    "machines": MachinesConfig,
+    "machines": import_module("covey_tasks.machines.settings").MachinesConfig,
     "infill": InfillConfig,
     "reward_functions": RewardFunctionsConfig,
     "custom": CustomConfig,

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, cast
 
 from covey.environments.doors import build as doors
@@ -24,11 +25,10 @@ if TYPE_CHECKING:
     from covey.environments.doors.settings import AgentConfig, StepsConfig
     from covey.environments.ifeval.settings import IfevalConfig
     from covey.environments.infill.settings import InfillConfig
-    from covey.environments.machines.settings import MachinesConfig
     from covey.environments.math.settings import CountdownConfig, Gsm8kConfig, MathConfig
     from covey.environments.reward_functions.environment import RewardFunctions
     from covey.environments.reward_functions.settings import RewardFunctionsConfig
-    from covey.environments.settings import ArithmeticConfig, CustomConfig, MixtureConfig
+    from covey.environments.settings import ArithmeticConfig, CustomConfig, EnvironmentConfig, MixtureConfig
     from covey.sandbox import Runner, Tier
     from covey.types import Prompt
 
@@ -136,40 +136,6 @@ def build_ifeval(settings: "IfevalConfig", config: "BuildSettings") -> "Environm
     make = partial(prompt_of, instruction=ask)
     how_to_read = row_settings(config.data, COLUMNS, prompt=("prompt",), make=make)
     return IFEval(load(Source(config.data.path, settings.benchmark, how_to_read), generated), scheme)
-
-
-def build_machines(settings: "MachinesConfig", config: "BuildSettings") -> "Environment":
-    import random
-
-    from covey.environments.data.rows import load_rows, row_settings
-    from covey.environments.machines.design.demonstrations import DemonstrationSpec
-    from covey.environments.machines.design.stages import stage_problems
-    from covey.environments.machines.environment import Machines
-    from covey.environments.machines.physics.simulators import CachedSimulators, Simulators
-    from covey.environments.machines.rows import problem_of, read_examples
-
-    # Read the problems of both splits, or generate them.
-    most, seed = settings.max_blocks, settings.problem_seed
-    if config.data.path is not None:
-        how_to_read = row_settings(config.data, ("prompt",), make=partial(problem_of, settings=settings))
-        problems = load_rows(config.data.path, how_to_read).splits
-    else:
-        counts: dict[Split, int] = {"train": settings.num_train, "test": settings.num_test}
-        problems = {
-            split: stage_problems(settings.stages, count, most, random.Random(f"machines {split} {seed}"))
-            for split, count in counts.items()
-        }
-    # Read the demonstrations, or say which there can be.
-    examples = [] if settings.demonstrations is None else read_examples(settings.demonstrations, settings)
-    if examples:
-        LOGGER.info("%s: %d designs, all of them machines", settings.demonstrations, len(examples))
-    own = () if config.data.path is None else tuple(problems["train"])
-    wanted = DemonstrationSpec(
-        tuple(settings.stages), settings.num_demonstrations, most, settings.family_share, seed, own
-    )
-    # Start what simulates.
-    simulators = CachedSimulators(Simulators(settings.num_workers, settings.timeout), settings.cache_size)
-    return Machines(problems, wanted, simulators, settings, examples)
 
 
 def build_infill(settings: "InfillConfig", config: "BuildSettings", say: "Say" = LOGGER.info) -> "Environment":
@@ -324,6 +290,12 @@ def _check_arguments(
         raise ValueError(f"environment.options={settings.options} do not fit {settings.factory}: {error}") from error
 
 
+def _beside(path: str, settings: "EnvironmentConfig", config: "BuildSettings") -> "Environment":
+    """Build an environment of a package beside covey, which covey never imports but by its name."""
+    module, _, name = path.partition(":")
+    return cast("Environment", getattr(import_module(module), name)(settings, config))
+
+
 def build_mixture(settings: "MixtureConfig", config: "BuildSettings", say: "Say" = LOGGER.info) -> "Environment":
     from covey.environments.mixture import Mixture
     from covey.environments.settings import part_configs
@@ -349,7 +321,7 @@ ENVIRONMENTS: "dict[str, Callable[[Any, BuildSettings], EnvironmentLike]]" = {
     "countdown": build_countdown,
     "code": build_code,
     "ifeval": build_ifeval,
-    "machines": build_machines,
+    "machines": partial(_beside, "covey_tasks.machines.build:build_machines"),
     "infill": build_infill,
     "reward_functions": build_reward_functions,
     "tools": build_tools,

@@ -17,10 +17,10 @@ EVERY = (2, 4, 8, 16)
 
 def machines_of(run: RunFiles) -> dict[str, Any]:
     """Return the best machines of the run, none of them where no machine had a score."""
-    from covey.environments.machines.design.place import place
-    from covey.environments.machines.design.types import Invalid
-    from covey.environments.machines.pictures.command import ANY_BLOCK, best_of_run, describe
-    from covey.environments.machines.pictures.mesh import FILM, mesh_of
+    from covey_tasks.machines.design.place import place
+    from covey_tasks.machines.design.types import Invalid
+    from covey_tasks.machines.pictures.command import ANY_BLOCK, best_of_run, describe
+    from covey_tasks.machines.pictures.mesh import FILM, mesh_of
 
     # Machines of the highest scores
     try:
@@ -40,12 +40,12 @@ def machines_of(run: RunFiles) -> dict[str, Any]:
 
 def motion_of(machine: Any, run: RunFiles) -> Row | None:
     """Simulate a machine as the run did, None where it cannot be here or breaks off."""
-    from covey.environments.machines.design.tree import num_boulders
-    from covey.environments.machines.scores import find_score
+    from covey_tasks.machines.design.tree import num_boulders
+    from covey_tasks.machines.scores import find_score
 
     task = "catapult" if num_boulders(machine.tree) else "car"
     try:
-        from covey.environments.machines.physics.simulate import record  # needs MuJoCo
+        from covey_tasks.machines.physics.simulate import record  # needs MuJoCo
 
         recording = record(machine, find_score(task, str(run.settings.get("environment.score", "strict"))).world)
     except (ImportError, ValueError):
@@ -68,7 +68,7 @@ def motion_of(machine: Any, run: RunFiles) -> Row | None:
 
 def _solids(mesh: Any) -> Row:
     """Return the polygons of each convex solid and the lines between bodies, from the origins of their bodies."""
-    from covey.environments.machines.design.blocks import BLOCKS
+    from covey_tasks.machines.design.blocks import BLOCKS
 
     solids: dict[int, Row] = {}
     for polygon in mesh.polygons:

@@ -23,9 +23,6 @@ from covey.environments.episode import Answer
 from covey.environments.ifeval.instructions import CHECKS, instruction, judge
 from covey.environments.ifeval.rewards import SCHEMES, Scheme
 from covey.environments.ifeval.rewards import after_thoughts as ifeval_answer
-from covey.environments.machines.design.blocks import CAR_TYPES
-from covey.environments.machines.design.types import Rules
-from covey.environments.machines.prompts import FORMS
 from covey.environments.math import gsm8k, mathematics, schemes
 from covey.environments.math.answers import find_answer, visible, without_thoughts
 from covey.environments.math.countdown.environment import score as countdown_score
@@ -35,6 +32,9 @@ from covey.environments.math.reading.normalize import plain
 from covey.environments.math.reading.numerals import read_last, read_values
 from covey.environments.math.settings import CountdownConfig
 from covey.rewards import LengthPenalty, Repetition, SentenceEnd, think_format
+from covey_tasks.machines.design.blocks import CAR_TYPES
+from covey_tasks.machines.design.types import Rules
+from covey_tasks.machines.prompts import FORMS
 
 SHORT, LONG = 4_000, 16_000
 """Characters."""

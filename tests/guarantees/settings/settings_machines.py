@@ -4,8 +4,8 @@ import asyncio
 from typing import Any
 
 from covey.config.schema import Config
-from covey.environments.machines.environment import Machines
 from covey.types import Failure
+from covey_tasks.machines.environment import Machines
 
 from .settings_observed import environment_of
 

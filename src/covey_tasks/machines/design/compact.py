@@ -1,0 +1,64 @@
+"""Construction trees in few tokens, for a policy that reads and writes single characters.
+
+A block is three tokens, its type, its parent and the parent's face; a linear block has five, the second parent and face
+besides. The root is not written and a block's index is its position. Each token is one character, and the three kinds
+share none, so that a tree is told from its text and the text from the tree:
+
+    T63 P0 F0, T2 P1 F1, T2 P1 F4   is   Ba0Wb1Wb4
+"""
+
+from covey_tasks.machines.design.blocks import BLOCKS, ROOT_TYPE
+from covey_tasks.machines.design.tree import check_tree, ends
+from covey_tasks.machines.design.types import ROOT, Block, Invalid, Rules, Tree
+
+TYPES = {
+    63: "B", 1: "A", 15: "S", 41: "R", 35: "M", 2: "W", 40: "U", 46: "L", 60: "K", 50: "N", 86: "O", 22: "T", 5: "H",
+    44: "J", 76: "X", 19: "V", 16: "P", 30: "C", 36: "Q", 49: "G", 87: "E", 9: "Y", 7: "Z",
+}  # fmt: skip
+"""The character of each block type."""
+PARENTS = "abcdefghijklmnopqrstuvwxyz!#$%&()*+,-./=>?@[]^_{"
+"""The character of each index a parent can have."""
+FACES = "0123456789:;<"
+"""The character of each face."""
+
+_TYPE_OF = {character: type_ for type_, character in TYPES.items()}
+
+
+def read_compact(text: str, rules: Rules) -> Tree | Invalid:
+    """Return the tree of a compact text, blanks around it aside. Any text may come in."""
+    rest = text.strip()
+    tree = [ROOT]
+    while rest:
+        block, length = _block(rest)
+        if block is None:
+            return Invalid("shape", f"block {len(tree)}: expected a type, a parent and a face, got {rest[:5]!r}")
+        if len(tree) == rules.max_blocks:
+            return Invalid("too_many", f"more than {rules.max_blocks} blocks, at most {rules.max_blocks}")
+        tree.append(block)
+        rest = rest[length:]
+    return check_tree(tuple(tree), rules) or tuple(tree)
+
+
+def _block(text: str) -> tuple[Block | None, int]:
+    """Return the block at the start of a text and its length in characters."""
+    type_ = _TYPE_OF.get(text[0])
+    length = 5 if type_ is not None and BLOCKS[type_].is_linear else 3
+    places = [PARENTS.find(character) for character in text[1:length:2]]
+    faces = [FACES.find(character) for character in text[2:length:2]]
+    if type_ is None or len(text) < length or min(places + faces) < 0:
+        return None, 0
+    numbers = (number for end in zip(places, faces, strict=True) for number in end)
+    return Block(type_, *numbers), length
+
+
+def write_compact(tree: Tree) -> str:
+    """Return the compact text of a sound tree of at most 48 blocks.
+
+    >>> write_compact((ROOT, Block(63, 0, 0), Block(2, 1, 1)))
+    'Ba0Wb1'
+    """
+    return "".join(
+        TYPES[block.type] + "".join(PARENTS[parent] + FACES[face] for parent, face in ends(block))
+        for block in tree
+        if block.type != ROOT_TYPE
+    )

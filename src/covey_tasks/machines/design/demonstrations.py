@@ -1,0 +1,104 @@
+"""What a cold start learns from: random machines and rule-based designs, balanced by family.
+
+They are not chosen by score, beyond a cap that takes the best away: reinforcement learning is to find those.
+"""
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import cycle, islice
+
+from covey_tasks.machines.design.blocks import BOULDER, CONTAINER
+from covey_tasks.machines.design.families import ARMS, CARS, base_of, catapult_base
+from covey_tasks.machines.design.growth import Builder, add_boulder, grow
+from covey_tasks.machines.design.place import place
+from covey_tasks.machines.design.stages import STAGES, Problem, check_problem, stage_problems
+from covey_tasks.machines.design.tree import canonical
+from covey_tasks.machines.design.types import Invalid, Tree
+
+GROWTH = "growth"
+MAX_GROWTH = 12
+"""Most blocks of a random machine: hardly any larger one fits."""
+NUM_DRAWS = 200
+"""Machines made for one demonstration before its problem is given up."""
+
+
+@dataclass(frozen=True, slots=True)
+class DemonstrationSpec:
+    """Which demonstrations are made. What `MachinesConfig` explains."""
+
+    stages: tuple[str, ...]
+    count: int
+    max_blocks: int
+    family_share: float
+    seed: int
+    problems: tuple[Problem, ...] = ()
+    """What they answer, round-robin; empty draws problems of the stages."""
+
+
+@dataclass(frozen=True, slots=True)
+class Design:
+    """A machine that answers a problem, and how it was made."""
+
+    problem: Problem
+    tree: Tree
+    family: str
+
+
+def make_designs(wanted: DemonstrationSpec) -> list[Design]:
+    """Make sound answers to problems of the stages round-robin. Fewer where hardly any exist."""
+    generator = random.Random(f"machines demonstrations {wanted.seed}")
+    # Take the problems, or draw those of the stages
+    problems = list(islice(cycle(wanted.problems), wanted.count))
+    problems = problems or stage_problems(wanted.stages, wanted.count, wanted.max_blocks, generator)
+    turns: Counter[str] = Counter()
+    found: list[Design] = []
+    # Answer each by a hand-made family or by growth, families round-robin
+    for problem in problems:
+        families = list(ARMS if STAGES[problem.stage].task == "catapult" else CARS)
+        is_family = generator.random() < wanted.family_share
+        family = families[turns[problem.stage] % len(families)] if is_family else GROWTH
+        turns[problem.stage] += is_family
+        tree = _answer(generator, problem, family)
+        found += [] if tree is None else [Design(problem, tree, family)]
+    return found
+
+
+def capped(designs: Sequence[Design], scores: Sequence[float], share: float) -> list[Design]:
+    """Leave out the best of each family: the share with the lowest scores stays, ties included."""
+    kept: list[Design] = []
+    for family in dict.fromkeys(design.family for design in designs):
+        own = [(score, design) for design, score in zip(designs, scores, strict=True) if design.family == family]
+        ranked = sorted(score for score, _ in own)
+        highest = ranked[max(0, round(share * len(ranked)) - 1)]
+        kept += [design for score, design in own if score <= highest]
+    return kept
+
+
+def _answer(generator: random.Random, problem: Problem, family: str) -> Tree | None:
+    for _ in range(NUM_DRAWS):
+        builder = Builder(problem.rules, problem.given)
+        _build(generator, builder, problem, family)
+        stage, tree = STAGES[problem.stage], builder.tree
+        tree = tree if stage.is_begun else canonical(tree)
+        if len(tree) >= stage.min_blocks and not isinstance(place(tree, problem.rules), Invalid):
+            assert check_problem(tree, problem) is None
+            return tree
+    return None
+
+
+def _build(generator: random.Random, builder: Builder, problem: Problem, family: str) -> None:
+    stage = STAGES[problem.stage]
+    begun = len(builder)
+    if family == GROWTH:
+        room = 2 if {BOULDER, CONTAINER} <= problem.rules.types else 0
+        most = min(problem.budget, begun - 1 + MAX_GROWTH) - room
+        grow(generator, builder, generator.randint(min(most, begun + max(2, stage.min_blocks) - 1), most))
+        if room:
+            add_boulder(generator, builder)
+    elif stage.task == "car":
+        CARS[family](generator, builder)
+    else:
+        base = base_of(builder.tree) if stage.is_begun else catapult_base(generator, builder)
+        ARMS[family](generator, builder, base)

@@ -1,0 +1,241 @@
+"""The environment: machines are asked for, read, placed, simulated and scored.
+
+R = R_valid * R_task: what is no machine scores 0, everything else what physics says (arXiv 2510.14980).
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from covey.environments.base import Environment, Split
+from covey.types import Failure, Prompt, Reward
+from covey_tasks.machines.design.demonstrations import DemonstrationSpec, Design, capped, make_designs
+from covey_tasks.machines.design.place import place
+from covey_tasks.machines.design.stages import STAGES, Problem, check_problem
+from covey_tasks.machines.design.tree import canonical
+from covey_tasks.machines.design.types import Invalid, Machine
+from covey_tasks.machines.physics.simulators import CachedSimulators
+from covey_tasks.machines.physics.trajectory import Ending, Outcome
+from covey_tasks.machines.prompts import make_prompt, read_answer, write_answer
+from covey_tasks.machines.rows import Example
+from covey_tasks.machines.scores import TRANSFORMS, find_score
+from covey_tasks.machines.settings import MachinesConfig
+
+
+class Machines(Environment):
+    """Environment of machines.
+
+    >>> problems = {"train": stage_problems(["car"], 4, 48, random.Random(0)), "test": []}
+    >>> Machines(problems, wanted, CachedSimulators(Simulators(), 65536), MachinesConfig())
+    """
+
+    def __init__(
+        self,
+        problems: Mapping[Split, Sequence[Problem]],
+        wanted: DemonstrationSpec,
+        simulators: CachedSimulators,
+        settings: MachinesConfig | None = None,
+        examples: Sequence[Example] = (),
+    ) -> None:
+        """Take over the simulators: `close` closes them.
+
+        `wanted` are the demonstrations it makes, where it is given no `examples`.
+        """
+        self._settings = settings or MachinesConfig()
+        self._wanted = wanted
+        self._examples = examples
+        self._simulators = simulators
+        # Scores of all stages that problems or examples have
+        asked = [*(one for split in problems.values() for one in split), *(example.problem for example in examples)]
+        stages = dict.fromkeys([*wanted.stages, *(problem.stage for problem in asked)])
+        self._scores = {stage: find_score(STAGES[stage].task, self._settings.score) for stage in stages}
+        # Prompts of each split
+        self._prompts = {
+            split: [self._prompt(split, index, problem) for index, problem in enumerate(problems[split])]
+            for split in problems
+        }
+        self._tally = StepStats()
+
+    def prompts(self, split: Split) -> list[Prompt]:
+        return list(self._prompts[split])
+
+    async def score(self, prompt: Prompt, completions: Sequence[str]) -> list[Reward | Failure]:
+        problem: Problem = prompt.columns["problem"]
+        # Read and place the machines, then simulate them together
+        found = [self._machine(completion, problem) for completion in completions]
+        outcomes = await asyncio.gather(*(self._outcome(machine, problem) for machine in found))
+        # Score them
+        pairs = zip(found, outcomes, strict=True)
+        judged = [self._judged(machine, outcome, problem) for machine, outcome in pairs]
+        # Count for the metrics
+        self._tally.add(found, judged, [one.ending for one in outcomes if isinstance(one, Outcome)])
+        return [
+            score if isinstance(score, Failure) else self._reward(machine, score)
+            for machine, score in zip(found, judged, strict=True)
+        ]
+
+    def difficulty(self, prompt: Prompt) -> int:
+        """Return the difficulty of its stage."""
+        problem: Problem = prompt.columns["problem"]
+        return STAGES[problem.stage].difficulty
+
+    def demonstrations(self, split: Split) -> list[tuple[Prompt, str]]:
+        """Return the examples it was given, or write designs out, none of which is a good answer on purpose."""
+        if self._examples:
+            return [
+                (self._prompt(split, index, example.problem, "demonstration-"), example.text)
+                for index, example in enumerate(self._examples)
+            ]
+        # Draw designs, and cap how often one score occurs
+        designs = make_designs(self._wanted)
+        if self._settings.demonstration_cap < 1:
+            designs = capped(designs, asyncio.run(self._raw_scores(designs)), self._settings.demonstration_cap)
+        # Write them as completions
+        form = self._settings.form
+        return [
+            (
+                self._prompt(split, index, design.problem, "demonstration-"),
+                write_answer(design.tree, design.problem, form),
+            )
+            for index, design in enumerate(designs)
+        ]
+
+    @property
+    def part_weights(self) -> Mapping[str, float]:
+        """Return what each part of the reward counts. `score` is the raw one."""
+        shaping = {"file_valid": self._settings.file_reward, "machine_valid": self._settings.placed_reward}
+        return shaping | {"performance": 1.0, "score": 0.0, "nonzero": 0.0}
+
+    def metrics(self) -> dict[str, float]:
+        """Return, of all machines since the last call, validity in space, scores, best of N, and how many differ."""
+        asked, simulated = self._simulators.take_counts()
+        found = self._tally.take()
+        return found | {"simulated_fraction": simulated / asked} if asked else found
+
+    def facts(self) -> dict[str, Any]:
+        """Return what scores depend on."""
+        scores = {stage: score.name for stage, score in self._scores.items()}
+        return {"physics_version": self._simulators.version, "scores": scores}
+
+    def close(self) -> None:
+        self._simulators.close()
+
+    def _prompt(self, split: Split, index: int, problem: Problem, kind: str = "") -> Prompt:
+        name, how = self._scores[problem.stage].name, self._settings
+        made = make_prompt(split, index, problem, how.form, name, how.instruction)
+        return replace(made, id=kind + made.id)
+
+    def _machine(self, completion: str, problem: Problem) -> Machine | Invalid:
+        tree = read_answer(completion, problem, self._settings.form)
+        if isinstance(tree, Invalid):
+            return tree
+        return check_problem(tree, problem) or place(tree, problem.rules)
+
+    async def _outcome(self, machine: Machine | Invalid, problem: Problem) -> Outcome | Failure | None:
+        """Simulate a machine. None where nothing is simulated."""
+        if not _is_answer(machine, problem) or STAGES[problem.stage].pays_validity:
+            return None
+        assert isinstance(machine, Machine)
+        return await self._simulators.run(machine.tree, self._scores[problem.stage].world)
+
+    def _judged(
+        self, machine: Machine | Invalid, outcome: Outcome | Failure | None, problem: Problem
+    ) -> float | Failure:
+        """Compute R_valid * R_task, not transformed."""
+        if isinstance(outcome, Outcome):
+            return self._scores[problem.stage].of(outcome)
+        if outcome is not None:
+            return outcome
+        return float(STAGES[problem.stage].pays_validity and _is_answer(machine, problem))
+
+    async def _raw_scores(self, designs: Sequence[Design]) -> list[float]:
+        """Return the scores of designs. One whose simulation failed counts as one without a score."""
+        found = [place(design.tree, design.problem.rules) for design in designs]
+        problems = [design.problem for design in designs]
+        pairs = zip(found, problems, strict=True)
+        outcomes = await asyncio.gather(*(self._outcome(machine, problem) for machine, problem in pairs))
+        judged = map(self._judged, found, outcomes, problems)
+        return [0.0 if isinstance(score, Failure) else score for score in judged]
+
+    def _reward(self, machine: Machine | Invalid, score: float) -> Reward:
+        has_file = not isinstance(machine, Invalid) or machine.stage != "file"
+        parts = {
+            "file_valid": float(has_file),
+            "machine_valid": float(isinstance(machine, Machine)),
+            "performance": TRANSFORMS[self._settings.transform](score),
+            "score": score,
+            "nonzero": float(score > 0),
+        }
+        return Reward(sum(weight * parts[name] for name, weight in self.part_weights.items()), parts)
+
+
+def _is_answer(machine: Machine | Invalid, problem: Problem) -> bool:
+    """Return whether it is a machine, and not too small for what was asked."""
+    return isinstance(machine, Machine) and len(machine.tree) >= STAGES[problem.stage].min_blocks
+
+
+@dataclass(slots=True)
+class StepStats:
+    """Counts group by group until it is asked."""
+
+    scores: list[list[float]] = field(default_factory=list)
+    """Of each group; machines that the system failed to score are left out."""
+    num_unique: list[int] = field(default_factory=list)
+    """Different valid machines of each group."""
+    codes: list[str] = field(default_factory=list)
+    """Of all answers; empty for valid machines."""
+    endings: list[Ending] = field(default_factory=list)
+    """Of what was simulated."""
+
+    def add(
+        self, machines: Sequence[Machine | Invalid], scores: Sequence[float | Failure], endings: Sequence[Ending]
+    ) -> None:
+        """Count all answers to one prompt."""
+        self.scores.append([score for score in scores if not isinstance(score, Failure)])
+        self.num_unique.append(len({canonical(found.tree) for found in machines if isinstance(found, Machine)}))
+        self.codes += [found.code if isinstance(found, Invalid) else "" for found in machines]
+        self.endings += endings
+
+    def take(self) -> dict[str, float]:
+        """Return what there is to log, and begin anew."""
+        # Take the counts and begin anew
+        groups, unique, codes = [group for group in self.scores if group], self.num_unique, self.codes
+        reasons = [code for code in codes if code] + [ending for ending in self.endings if ending != "complete"]
+        self.scores, self.num_unique, self.codes, self.endings = [], [], [], []
+        if not groups:
+            return {}
+        # Average over machines
+        every = [score for group in groups for score in group]
+        placed = [code for code in codes if code in ("", "overlap", "size", "boulder")]
+        found = {
+            "score_mean": sum(every) / len(every),
+            "score_max": max(every),
+            "unique_machines": sum(unique) / len(unique),
+            **{f"invalid/{reason}": reasons.count(reason) / len(codes) for reason in sorted(set(reasons))},
+        }
+        # Validity in space is a share of the texts that are trees at all
+        if placed:  # of the texts that are trees
+            found["spatial_validity"] = sum(code in ("", "boulder") for code in placed) / len(placed)
+        return found | _best_at(groups)
+
+
+def _best_at(groups: Sequence[Sequence[float]]) -> dict[str, float]:
+    """Compute Best@N over the largest groups, for N = 1, 2, 4 ... up to their size. Evaluations have greedy ones."""
+    largest = max(map(len, groups))
+    chosen = [group for group in groups if len(group) == largest]
+    sizes = [2**power for power in range(7) if 2**power <= largest]
+    return {f"best_at_{size}": sum(best_of(group, size) for group in chosen) / len(chosen) for size in sizes}
+
+
+def best_of(scores: Sequence[float], size: int) -> float:
+    """Compute the expected best of so many scores drawn with replacement: what a bootstrap estimates, without its
+    noise.
+
+    >>> best_of([0.0, 4.0], 2)
+    3.0
+    """
+    ranked, count = sorted(scores), len(scores)
+    return sum(
+        score * ((rank / count) ** size - ((rank - 1) / count) ** size) for rank, score in enumerate(ranked, start=1)
+    )

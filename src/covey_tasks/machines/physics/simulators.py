@@ -1,0 +1,107 @@
+"""Worker processes that simulate machines. Threads would gain nothing: building a model holds the interpreter.
+
+What a simulation costs is bounded by the machine (blocks, degrees of freedom, a fixed number of steps), so the clock
+decides no score. It only guards against what cannot happen: a worker that hangs or crashes costs one sample.
+"""
+
+from collections.abc import Callable
+from dataclasses import astuple
+from importlib.util import find_spec
+from typing import Any, Protocol
+
+from covey.system.workers.async_cache import AsyncCache
+from covey.system.workers.pool import WorkerPool, WorkerSettings
+from covey.types import Failure
+from covey_tasks.machines.design.tree import canonical
+from covey_tasks.machines.design.types import Tree
+from covey_tasks.machines.physics.constants import MISSING, physics_version
+from covey_tasks.machines.physics.trajectory import Outcome, outcome_of_data
+from covey_tasks.machines.physics.worlds import World
+
+MAX_CALLS = 20_000
+"""Machines after which a worker is replaced."""
+
+
+class Simulates(Protocol):
+    """Says what becomes of a machine."""
+
+    async def run(self, tree: Tree, world: World) -> Outcome | Failure:
+        """Simulate. The outcome does not depend on the order of the tree's blocks."""
+        ...
+
+    @property
+    def version(self) -> str:
+        """Return what outcomes depend on besides machine and world."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Simulators:
+    """Simulates machines in worker processes, which start with the first machine.
+
+    >>> asyncio.run(Simulators().run((ROOT, Block(1, 0, 0), Block(2, 0, 2), Block(2, 0, 3)), "car")).forward > 20
+    True
+    """
+
+    def __init__(
+        self, num_workers: int = 2, timeout: float = 5.0, function: Callable[..., dict[str, Any]] | None = None
+    ) -> None:
+        """Start no worker yet. A machine may take `timeout` seconds on the clock, many times what the worst one needs.
+
+        `function` is `physics.run` but in tests. Raises ValueError without MuJoCo.
+        """
+        if find_spec("mujoco") is None:
+            raise ValueError(MISSING)
+        self._settings = WorkerSettings(num_workers, timeout, max_calls=MAX_CALLS)
+        self._function = function
+        self._pool: WorkerPool | None = None
+        self.version = physics_version()
+
+    async def run(self, tree: Tree, world: World) -> Outcome | Failure:
+        """Simulate a valid machine. A Failure where its worker crashed or hung."""
+        if self._pool is None:
+            self._pool = self._start()
+        data = await self._pool.call(0, {"rows": [astuple(block) for block in tree], "world": world})
+        return data if isinstance(data, Failure) else outcome_of_data(data)
+
+    def close(self) -> None:
+        """End the workers. Also done when this is collected, and at exit."""
+        if self._pool is not None:
+            self._pool.close()
+
+    def _start(self) -> WorkerPool:
+        from covey_tasks.machines.physics import simulate
+
+        return WorkerPool([self._function or simulate.run], self._settings)
+
+
+Key = tuple[Tree, World, str]
+"""The machine in its one order, what stands around it, and the physics version."""
+
+
+class _Outcomes(AsyncCache[Key, Outcome | Failure]):
+    def is_worth_keeping(self, value: Outcome | Failure) -> bool:
+        return not isinstance(value, Failure)
+
+
+class CachedSimulators:
+    """Simulate each machine once. Scores are computed from outcomes, so every score has the same cache."""
+
+    def __init__(self, simulators: Simulates, size: int) -> None:
+        """Keep the last `size` outcomes, with 0 none. Takes over the simulators: `close` closes them."""
+        self._simulators = simulators
+        self._outcomes = _Outcomes(size)
+        self.take_counts = self._outcomes.take_counts
+
+    @property
+    def version(self) -> str:
+        return self._simulators.version
+
+    async def run(self, tree: Tree, world: World) -> Outcome | Failure:
+        """Return the outcome of a machine in its one order, from the cache where it is there."""
+        ordered = canonical(tree)
+        return await self._outcomes.get((ordered, world, self.version), lambda: self._simulators.run(ordered, world))
+
+    def close(self) -> None:
+        self._simulators.close()
