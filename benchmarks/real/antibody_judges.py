@@ -73,8 +73,8 @@ class Natural:
 
     def prepare(self) -> None:
         """Load the judge."""
-        from covey.environments.infill.judge import Judge
-        from covey.environments.infill.settings import InfillConfig
+        from covey_tasks.infill.judge import Judge
+        from covey_tasks.infill.settings import InfillConfig
 
         self._judge = self._judge or Judge(self.folder, InfillConfig())
 
@@ -92,7 +92,7 @@ class Counted:
 
     def __init__(self, rows: str) -> None:
         """Count loops of rows: of those whose place is even, and of the others."""
-        from covey.environments.infill.build import NgramModel
+        from covey_tasks.infill.build import NgramModel
 
         found = [row["loop"] for row in read_rows(Path(rows))]
         self._half = {loop: place % 2 for place, loop in enumerate(found)}
@@ -185,9 +185,9 @@ def filled(model: str, rows: Sequence[Mapping[str, str]], seed: int) -> Iterator
 
 def train(gaps: Sequence[Gap], seed: int, folder: Path) -> None:
     """Train a judge to tell natural loops from others, and save it."""
-    from covey.environments.infill.judge_training import Pair, train_judge
-    from covey.environments.infill.settings import InfillConfig
     from covey.policy.models.nano_masked import nano_masked_tokenizer
+    from covey_tasks.infill.judge_training import Pair, train_judge
+    from covey_tasks.infill.settings import InfillConfig
 
     def draw(count: int, chance: random.Random) -> list[Pair]:
         chosen = [chance.choice(gaps) for _ in range(count)]

@@ -21,7 +21,6 @@ from covey.environments.conversations.tools.settings import ToolsConfig
 from covey.environments.data.rows import load_rows
 from covey.environments.data.settings import DataConfig
 from covey.environments.doors.settings import AgentConfig, OpenEnvConfig, StepsConfig, VerifiersConfig
-from covey.environments.infill.settings import InfillConfig
 from covey.environments.math.settings import Gsm8kConfig
 from covey.environments.reward_functions.settings import RewardFunctionsConfig
 from covey.environments.reward_functions.specs import load_reward
@@ -32,6 +31,7 @@ from covey.run.folder import LogFile, create_run_folder
 from covey.system.jsonl import write_json
 from covey.system.lookup import resolve
 from covey.train import train
+from covey_tasks.infill.settings import InfillConfig
 
 from ..support.small import logging_as_it_was, small_config, words
 

@@ -26,7 +26,6 @@ from covey.environments.doors.settings import (
     VerifiersConfig,
 )
 from covey.environments.ifeval.settings import IfevalConfig
-from covey.environments.infill.settings import InfillConfig
 from covey.environments.math.settings import CountdownConfig, Gsm8kConfig, MathConfig
 from covey.environments.reward_functions.settings import RewardFunctionsConfig
 from covey.environments.settings import ArithmeticConfig, CustomConfig, EnvironmentConfig, MixtureConfig
@@ -55,7 +54,7 @@ ENVIRONMENT_SETTINGS: dict[str, type[EnvironmentConfig]] = {
     "code": CodeConfig,
     "ifeval": IfevalConfig,
     "machines": import_module("covey_tasks.machines.settings").MachinesConfig,
-    "infill": InfillConfig,
+    "infill": import_module("covey_tasks.infill.settings").InfillConfig,
     "reward_functions": RewardFunctionsConfig,
     "custom": CustomConfig,
     "mixture": MixtureConfig,

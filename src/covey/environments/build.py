@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from covey.environments.conversations.tools.settings import ToolsConfig
     from covey.environments.doors.settings import AgentConfig, StepsConfig
     from covey.environments.ifeval.settings import IfevalConfig
-    from covey.environments.infill.settings import InfillConfig
     from covey.environments.math.settings import CountdownConfig, Gsm8kConfig, MathConfig
     from covey.environments.reward_functions.environment import RewardFunctions
     from covey.environments.reward_functions.settings import RewardFunctionsConfig
@@ -136,16 +135,6 @@ def build_ifeval(settings: "IfevalConfig", config: "BuildSettings") -> "Environm
     make = partial(prompt_of, instruction=ask)
     how_to_read = row_settings(config.data, COLUMNS, prompt=("prompt",), make=make)
     return IFEval(load(Source(config.data.path, settings.benchmark, how_to_read), generated), scheme)
-
-
-def build_infill(settings: "InfillConfig", config: "BuildSettings", say: "Say" = LOGGER.info) -> "Environment":
-    from covey.environments.data.columns import text_in
-    from covey.environments.data.rows import row_settings
-    from covey.environments.infill.build import build
-
-    columns, make = (settings.text_column,), partial(text_in, column=settings.text_column)
-    rows = row_settings(config.data, columns, "environment.text_column", make=make)
-    return build(settings, config.model, config.data.path, rows, config.seed, say)
 
 
 def build_reward_functions(
@@ -290,10 +279,10 @@ def _check_arguments(
         raise ValueError(f"environment.options={settings.options} do not fit {settings.factory}: {error}") from error
 
 
-def _beside(path: str, settings: "EnvironmentConfig", config: "BuildSettings") -> "Environment":
+def _beside(path: str, settings: "EnvironmentConfig", config: "BuildSettings", *say: "Say") -> "Environment":
     """Build an environment of a package beside covey, which covey never imports but by its name."""
     module, _, name = path.partition(":")
-    return cast("Environment", getattr(import_module(module), name)(settings, config))
+    return cast("Environment", getattr(import_module(module), name)(settings, config, *say))
 
 
 def build_mixture(settings: "MixtureConfig", config: "BuildSettings", say: "Say" = LOGGER.info) -> "Environment":
@@ -314,6 +303,7 @@ def build(config: "BuildSettings", say: "Say" = LOGGER.info) -> "Environment":
     return adapt(ENVIRONMENTS[name](config.environment, config))
 
 
+INFILL = partial(_beside, "covey_tasks.infill.build:build_infill")
 ENVIRONMENTS: "dict[str, Callable[[Any, BuildSettings], EnvironmentLike]]" = {
     "arithmetic": build_arithmetic,
     "gsm8k": build_gsm8k,
@@ -322,7 +312,7 @@ ENVIRONMENTS: "dict[str, Callable[[Any, BuildSettings], EnvironmentLike]]" = {
     "code": build_code,
     "ifeval": build_ifeval,
     "machines": partial(_beside, "covey_tasks.machines.build:build_machines"),
-    "infill": build_infill,
+    "infill": INFILL,
     "reward_functions": build_reward_functions,
     "tools": build_tools,
     "agent": build_agent,
@@ -338,7 +328,7 @@ ENVIRONMENTS: "dict[str, Callable[[Any, BuildSettings], EnvironmentLike]]" = {
 }
 """Name of an environment to its builder: (its own settings, the whole configuration) -> Environment."""
 TELLING: "dict[str, Callable[[Any, BuildSettings, Say], Environment]]" = {
-    "infill": build_infill,
+    "infill": INFILL,
     "mixture": build_mixture,
 }
 """Those of them that may train a judge first, with who hears of it."""

@@ -5,8 +5,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from covey.environments.reward_functions.ready_made.reward_model import Loaded, RewardModel, padded
+from covey.environments.reward_functions.ready_made.reward_model import RewardModel, padded
 from covey.environments.reward_functions.ready_made.table import REWARDS
+from covey.policy.models.scorer import Scorer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -50,13 +51,13 @@ class _ModelInMemory(RewardModel):
         _named_after(self, self.model)
         self._given = model, tokenizer
 
-    def _load(self) -> Loaded:
+    def _load(self) -> Scorer:
         model, tokenizer = self._given
         if tokenizer is None:
             from transformers import AutoTokenizer
 
             tokenizer = AutoTokenizer.from_pretrained(model.name_or_path)
-        return padded(Loaded(model.eval(), tokenizer))
+        return padded(Scorer(model.eval(), tokenizer))
 
 
 def without_columns(function: Callable[..., Any]) -> Callable[..., Any]:

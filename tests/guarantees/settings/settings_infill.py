@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from covey.config.schema import Config
-from covey.environments.infill.environment import Infill
 from covey.trainer.prepare import make_training_batches
 from covey.types import RunStopped
+from covey_tasks.infill.environment import Infill
 
 from .settings_observed import built, environment_of, fixed_groups, prompts, rollouts
 

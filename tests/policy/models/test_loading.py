@@ -15,10 +15,10 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokenizer
 
 from covey.algorithm.settings import AlgorithmConfig
-from covey.environments.reward_functions.ready_made.reward_model import load_scorer
 from covey.policy.models import loading
 from covey.policy.models.loading import choose_device, load_policy, load_tokenizer
 from covey.policy.models.nano import ARCHITECTURES, nano_tokenizer
+from covey.policy.models.scorer import load_scorer
 from covey.policy.policy import Policy, inference, is_adapted
 from covey.policy.settings import ModelConfig
 from covey.run.checkpoints.checkpoint import save_policy

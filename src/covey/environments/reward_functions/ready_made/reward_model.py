@@ -2,27 +2,19 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from covey.environments.reward_functions.texts import Completion
 from covey.system.lookup import one_of
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedTokenizerBase
+
+    from covey.policy.models.scorer import Scorer
 
 
 PRECISIONS = ("float32", "bfloat16", "float16")
-
-
-@dataclass(frozen=True)
-class Loaded:
-    """A model that scores texts, frozen."""
-
-    model: "PreTrainedModel"
-    tokenizer: "PreTrainedTokenizerBase"
 
 
 class RewardModel:
@@ -54,7 +46,7 @@ class RewardModel:
         self.model, self.revision = model, revision
         self.precision, self.device = precision, device
         self.batch_size, self.label = batch_size, label
-        self._loaded: Loaded | None = None
+        self._loaded: Scorer | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the weights out: a worker process loads them itself."""
@@ -83,7 +75,7 @@ class RewardModel:
             raise ValueError(f"the reward model {self.model} has no chat template; its prompts must be text")
         return str(tokenizer.apply_chat_template([*prompt, *completion], tokenize=False))
 
-    def _scores(self, loaded: Loaded, texts: Sequence[str]) -> list[float]:
+    def _scores(self, loaded: "Scorer", texts: Sequence[str]) -> list[float]:
         import torch
 
         # The template has written the special tokens already; text prompts get none either, as in TRL.
@@ -96,7 +88,9 @@ class RewardModel:
             raise ValueError(f"label must be < {logits.shape[1]} for the reward model {self.model}, got {self.label}")
         return [float(score) for score in logits[:, self.label].float()]
 
-    def _load(self) -> Loaded:
+    def _load(self) -> "Scorer":
+        from covey.policy.models.scorer import load_scorer
+
         return padded(load_scorer(self.model, self.revision, self.precision, self.device))
 
 
@@ -125,35 +119,9 @@ def special_tokens(tokenizer: "PreTrainedTokenizerBase", size: int) -> re.Patter
     return re.compile("|".join(map(re.escape, filter(None, longest_first))) or r"(?!)")
 
 
-def padded(scorer: Loaded) -> Loaded:
+def padded(scorer: "Scorer") -> "Scorer":
     """Return the scorer with a padding token that model and tokenizer agree on, else the end of sequence."""
     if scorer.tokenizer.pad_token_id is None:
         scorer.tokenizer.pad_token = scorer.tokenizer.eos_token
     scorer.model.config.get_text_config().pad_token_id = scorer.tokenizer.pad_token_id
     return scorer
-
-
-def load_scorer(name: str, revision: str | None, precision: str, device: str) -> Loaded:
-    """Load a frozen sequence classifier and its tokenizer. Raises ValueError where none has a trained head."""
-    from transformers import AutoModelForSequenceClassification
-
-    from covey.policy.models.loading import choose_device, load_tokenizer
-    from covey.policy.models.saved import NO_CODE, read_weights
-    from covey.policy.settings import ModelConfig
-    from covey.system.hub import silence
-
-    # Ask once whether the hub answers
-    if not Path(name).exists():
-        silence()
-    keywords: dict[str, Any] = NO_CODE | ({} if revision is None else {"revision": revision})
-    # Load model and tokenizer
-    try:
-        model, lacking = read_weights(AutoModelForSequenceClassification, name, dtype=precision, **keywords)
-        tokenizer = load_tokenizer(ModelConfig(name=name, revision=revision))
-    except (OSError, ValueError, KeyError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:160]
-        raise ValueError(f"{name} is no directory or reachable hub reward model ({reason})") from error
-    # A causal model loads too, with a random head
-    if lacking:
-        raise ValueError(f"{name} is no reward model: it {lacking}")
-    return Loaded(model.requires_grad_(False).eval().to(choose_device(device)), tokenizer)

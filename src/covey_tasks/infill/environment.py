@@ -11,11 +11,11 @@ from typing import Any, Protocol
 from transformers import PreTrainedTokenizerBase
 
 from covey.environments.base import Environment, JudgeSummary, Split
-from covey.environments.infill.grammar import is_sentence
-from covey.environments.infill.judge import Judge
-from covey.environments.infill.settings import InfillConfig
-from covey.environments.infill.texts import Masker, Texts
 from covey.types import Failure, Prompt, Reward
+from covey_tasks.infill.grammar import is_sentence
+from covey_tasks.infill.judge import Judge
+from covey_tasks.infill.settings import InfillConfig
+from covey_tasks.infill.texts import Masker, Texts
 
 NOT_TEXT = "\N{REPLACEMENT CHARACTER}"
 """Stands for a token that is no text, such as padding: it cannot be used to leave something out."""

@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from covey.environments.infill.judge import AS_TEXT, Judge
-from covey.environments.infill.settings import InfillConfig
 from covey.policy.models.nano import NanoShape
 from covey.policy.models.nano_masked import nano_judge_model, nano_masked_tokenizer
 from covey.system.disk import LEFTOVER_SECONDS, atomic_folder
+from covey_tasks.infill.judge import AS_TEXT, Judge
+from covey_tasks.infill.settings import InfillConfig
 
 LOGGER = logging.getLogger(__name__)
 NANO_JUDGE = "nano-judge"

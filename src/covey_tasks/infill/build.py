@@ -1,16 +1,22 @@
 """From settings to the environment of masked texts, its judge and its monitors."""
 
+import logging
 import math
 import random
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from covey.environments.data.rows import RowSettings
-from covey.environments.infill.environment import (
+from covey.environments.data.columns import text_in
+from covey.environments.data.rows import row_settings
+from covey.environments.settings import BuildSettings
+from covey.policy.models.loading import load_tokenizer
+from covey.system import collectives
+from covey_tasks.infill.environment import (
     GRAMMAR,
     Infill,
     Monitor,
@@ -19,14 +25,12 @@ from covey.environments.infill.environment import (
     make_prompts,
     written,
 )
-from covey.environments.infill.judge import Judge
-from covey.environments.infill.judge_training import NANO_JUDGE, Pair, accuracy, ensure_judge
-from covey.environments.infill.settings import InfillConfig
-from covey.environments.infill.texts import MASKINGS, Masker, Texts, load_texts
-from covey.policy.models.loading import load_tokenizer
-from covey.policy.settings import ModelConfig
-from covey.system import collectives
+from covey_tasks.infill.judge import Judge
+from covey_tasks.infill.judge_training import NANO_JUDGE, Pair, accuracy, ensure_judge
+from covey_tasks.infill.settings import InfillConfig
+from covey_tasks.infill.texts import MASKINGS, Masker, Texts, load_texts
 
+LOGGER = logging.getLogger(__name__)
 NUM_CHECKED = 256
 """Held-out texts on which a judge's accuracy is measured."""
 
@@ -144,18 +148,14 @@ class PairSource:
         return [(written(self.tokenizer, ids), written(self.tokenizer, self.corrupt(ids, chance))) for ids in chosen]
 
 
-def build(
-    settings: InfillConfig,
-    model: ModelConfig,
-    path: str | None,
-    rows: RowSettings,
-    seed: int,
-    say: Callable[[str], None],
-) -> Infill:
-    """Build the environment. A judge that is not there yet is trained first, from this seed, and `say` hears of it.
+def build_infill(settings: InfillConfig, config: BuildSettings, say: Callable[[str], None] = LOGGER.info) -> Infill:
+    """Build the environment. A judge that is not there yet is trained first, and `say` hears of it.
 
     ValueError where the texts cannot be masked, or a judge is below its floor.
     """
+    model, path, seed = config.model, config.data.path, config.seed
+    make = partial(text_in, column=settings.text_column)
+    rows = row_settings(config.data, (settings.text_column,), "environment.text_column", make=make)
     # The policy's tokenizer masks the texts
     tokenizer = load_tokenizer(model)
     if tokenizer.mask_token_id is None:

@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from covey.environments.data.rows import RowSettings
-from covey.environments.infill.environment import (
+from covey.policy.models.nano_masked import nano_masked_tokenizer
+from covey.types import Prompt, Reward
+from covey_tasks.infill.environment import (
     GRAMMAR,
     NOT_TEXT,
     Infill,
@@ -20,11 +22,9 @@ from covey.environments.infill.environment import (
     make_prompts,
     written,
 )
-from covey.environments.infill.grammar import is_sentence, sentence, sentences
-from covey.environments.infill.settings import InfillConfig
-from covey.environments.infill.texts import MASKINGS, Masker, Texts, load_texts, num_masked
-from covey.policy.models.nano_masked import nano_masked_tokenizer
-from covey.types import Prompt, Reward
+from covey_tasks.infill.grammar import is_sentence, sentence, sentences
+from covey_tasks.infill.settings import InfillConfig
+from covey_tasks.infill.texts import MASKINGS, Masker, Texts, load_texts, num_masked
 
 TOKENIZER = nano_masked_tokenizer()
 ROWS = RowSettings()

@@ -12,15 +12,15 @@ from transformers import AddedToken, AutoConfig, AutoModelForMaskedLM, PreTraine
 
 from covey.cli.main import main
 from covey.config.schema import Config
-from covey.environments.infill.environment import Infill
-from covey.environments.infill.grammar import is_sentence, sentences
-from covey.environments.infill.settings import InfillConfig
 from covey.policy.models.nano_masked import nano_masked_tokenizer
 from covey.run.build import build_environment, build_run
 from covey.run.preflight.preflight import raise_on_failure, run_checks
 from covey.run.preflight.subject import PreflightContext
 from covey.system.waits.timer import PhaseTimer
 from covey.train import train
+from covey_tasks.infill.environment import Infill
+from covey_tasks.infill.grammar import is_sentence, sentences
+from covey_tasks.infill.settings import InfillConfig
 
 from ...run.preflight.looked_at import refusal
 from ...support.small import equal, logging_as_it_was, rows, small_config, timeless, words

@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
-from covey.environments.infill.settings import InfillConfig
-from covey.environments.reward_functions.ready_made.reward_model import Loaded, load_scorer
+from covey.policy.models.scorer import Scorer, load_scorer
+from covey_tasks.infill.settings import InfillConfig
 
 NOTHING = "\N{REPLACEMENT CHARACTER}"
 """What an empty text is read as."""
@@ -21,7 +21,7 @@ class Judge:
         """Load the judge from a folder or the hub. Raises ValueError where it is not there, or has too few labels."""
         self.name = name
         self._settings = settings
-        self._loaded: Loaded = load_scorer(name, None, "float32", settings.judge_device)
+        self._loaded: Scorer = load_scorer(name, None, "float32", settings.judge_device)
         num_labels = self._loaded.model.config.num_labels or 0
         if settings.judge_label >= num_labels:
             raise ValueError(f"label must be < {num_labels} for the judge {name}, got {settings.judge_label}")

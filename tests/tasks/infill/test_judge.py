@@ -12,15 +12,13 @@ import pytest
 import torch
 from transformers import BertConfig, BertForSequenceClassification
 
-from covey.environments.data.rows import RowSettings
-from covey.environments.infill import build as build_module
-from covey.environments.infill.build import Corruption, NgramModel
-from covey.environments.infill.judge import Judge
-from covey.environments.infill.judge_training import Pair, accuracy, ensure_judge
-from covey.environments.infill.settings import InfillConfig
-from covey.environments.infill.texts import MASKINGS
 from covey.policy.models.nano_masked import nano_masked_tokenizer
-from covey.policy.settings import ModelConfig
+from covey_tasks.infill import build as build_module
+from covey_tasks.infill.build import Corruption, NgramModel
+from covey_tasks.infill.judge import Judge
+from covey_tasks.infill.judge_training import Pair, accuracy, ensure_judge
+from covey_tasks.infill.settings import InfillConfig
+from covey_tasks.infill.texts import MASKINGS
 
 CPU = InfillConfig(judge_device="cpu")
 SMALL: dict[str, Any] = {"judge_hidden_size": 16, "judge_num_layers": 1}
@@ -113,7 +111,7 @@ def test_the_second_judge_learns_from_a_seed_of_its_own(monkeypatch: pytest.Monk
     monkeypatch.setattr(build_module, "judged", judged)
     monkeypatch.setattr(build_module, "load_tokenizer", lambda model: nano_masked_tokenizer())
     settings = InfillConfig(judge="mine", monitors=["second_judge"], num_train=1, num_test=1)
-    build_module.build(settings, ModelConfig(), None, RowSettings(), seed=3, say=print)
+    build_module.build_infill(settings, Config(seed=3), say=print)
     assert asked == [("mine", 6), ("nano-judge", 7)]
 
 

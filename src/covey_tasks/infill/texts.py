@@ -14,8 +14,8 @@ from transformers import PreTrainedTokenizerBase
 from covey.environments.base import SPLITS, Split
 from covey.environments.data.files import is_row_file
 from covey.environments.data.rows import RowSettings, load_rows
-from covey.environments.infill.grammar import sentences
 from covey.system.lookup import is_function_path
+from covey_tasks.infill.grammar import sentences
 
 CHARACTERS_PER_TOKEN = 8
 """More than tokens of running text have on average."""

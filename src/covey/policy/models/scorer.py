@@ -1,0 +1,39 @@
+"""Load a frozen model that scores texts: a reward model or a judge."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
+
+from covey.policy.models.loading import choose_device, load_tokenizer
+from covey.policy.models.saved import NO_CODE, read_weights
+from covey.policy.settings import ModelConfig
+from covey.system.hub import silence
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """A model that scores texts, frozen."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+
+
+def load_scorer(name: str, revision: str | None, precision: str, device: str) -> Scorer:
+    """Load a frozen sequence classifier and its tokenizer. Raises ValueError where none has a trained head."""
+    # Ask once whether the hub answers
+    if not Path(name).exists():
+        silence()
+    keywords: dict[str, Any] = NO_CODE | ({} if revision is None else {"revision": revision})
+    # Load model and tokenizer
+    try:
+        model, lacking = read_weights(AutoModelForSequenceClassification, name, dtype=precision, **keywords)
+        tokenizer = load_tokenizer(ModelConfig(name=name, revision=revision))
+    except (OSError, ValueError, KeyError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:160]
+        raise ValueError(f"{name} is no directory or reachable hub reward model ({reason})") from error
+    # A causal model loads too, with a random head
+    if lacking:
+        raise ValueError(f"{name} is no reward model: it {lacking}")
+    return Scorer(model.requires_grad_(False).eval().to(choose_device(device)), tokenizer)
