@@ -12,6 +12,7 @@ import pytest
 import torch
 from transformers import BertConfig, BertForSequenceClassification
 
+from covey.config.schema import Config
 from covey.policy.models.nano_masked import nano_masked_tokenizer
 from covey_tasks.infill import build as build_module
 from covey_tasks.infill.build import Corruption, NgramModel

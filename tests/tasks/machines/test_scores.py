@@ -9,7 +9,7 @@ import pytest
 from covey_tasks.machines.physics.throwing import Throw, Thrower, find_throw
 from covey_tasks.machines.physics.trajectory import Flight, Outcome, Trajectory, outcome_of_data, summarize
 from covey_tasks.machines.physics.worlds import WORLDS
-from covey_tasks.machines.prompts import GOALS
+from covey_tasks.machines.prompts import WORDS
 from covey_tasks.machines.scores import (
     MAX_LIFT,
     MAX_WAY,
@@ -134,7 +134,7 @@ def test_each_score_has_its_walls_and_the_prompt_says_its_limits() -> None:
     ]
     limits = (MIN_HEIGHT, MIN_RISE, MAX_WAY, MAX_LIFT)
     assert limits == (3.0, 1.0, 1.5, 2.0)
-    assert [f"{limit:g} m" in GOALS["catapult_strict"] for limit in limits] == [True] * 4
+    assert [f"{limit:g} m" in WORDS["goals"]["catapult_strict"] for limit in limits] == [True] * 4
 
 
 # ------------------------------------------------------------------------------------------------ what a throw is

@@ -11,17 +11,12 @@ from covey_tasks.machines.design.blocks import BLOCKS, ROOT_TYPE
 from covey_tasks.machines.design.tree import check_tree, ends
 from covey_tasks.machines.design.types import ROOT, Block, Invalid, Rules, Tree
 
-TYPES = {
-    63: "B", 1: "A", 15: "S", 41: "R", 35: "M", 2: "W", 40: "U", 46: "L", 60: "K", 50: "N", 86: "O", 22: "T", 5: "H",
-    44: "J", 76: "X", 19: "V", 16: "P", 30: "C", 36: "Q", 49: "G", 87: "E", 9: "Y", 7: "Z",
-}  # fmt: skip
-"""The character of each block type."""
 PARENTS = "abcdefghijklmnopqrstuvwxyz!#$%&()*+,-./=>?@[]^_{"
 """The character of each index a parent can have."""
 FACES = "0123456789:;<"
 """The character of each face."""
 
-_TYPE_OF = {character: type_ for type_, character in TYPES.items()}
+_TYPE_OF = {block.character: type_ for type_, block in BLOCKS.items() if type_ != ROOT_TYPE}
 
 
 def read_compact(text: str, rules: Rules) -> Tree | Invalid:
@@ -58,7 +53,7 @@ def write_compact(tree: Tree) -> str:
     'Ba0Wb1'
     """
     return "".join(
-        TYPES[block.type] + "".join(PARENTS[parent] + FACES[face] for parent, face in ends(block))
+        BLOCKS[block.type].character + "".join(PARENTS[parent] + FACES[face] for parent, face in ends(block))
         for block in tree
         if block.type != ROOT_TYPE
     )
