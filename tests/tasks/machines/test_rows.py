@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from covey.config.schema import Config
-from covey.environments.build import build_machines
 from covey.types import Reward
+from covey_tasks.machines.build import build_machines
 from covey_tasks.machines.design.stages import Problem
 from covey_tasks.machines.environment import Machines
 from covey_tasks.machines.prompts import read_answer
