@@ -1,1 +1,1 @@
-"""Environments of five kinds of task: prompts, rows and rewards of each. The core reaches them by name alone."""
+"""Environments of five kinds of task: prompts, rows and rewards."""

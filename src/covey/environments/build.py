@@ -280,7 +280,7 @@ def _check_arguments(
 
 
 def _beside(path: str, settings: "EnvironmentConfig", config: "BuildSettings", *say: "Say") -> "Environment":
-    """Build an environment of a package beside covey, which covey never imports but by its name."""
+    """Build an environment of a package beside covey, by its name."""
     module, _, name = path.partition(":")
     return cast("Environment", getattr(import_module(module), name)(settings, config, *say))
 

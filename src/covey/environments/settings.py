@@ -31,7 +31,10 @@ class BuildSettings(Protocol):
 
 @dataclass
 class EnvironmentConfig(Section):
-    """What every environment has. A subclass overrides class variables and `check` where it differs."""
+    """What every environment has.
+
+    A subclass overrides class variables and `check` where it differs.
+    """
 
     name: str = ""
     """Which environment, a key of environments.ENVIRONMENTS."""
@@ -44,7 +47,10 @@ class EnvironmentConfig(Section):
     """Whether building it trains a judge or starts programs."""
 
     def check(self, run: BuildSettings) -> None:
-        """Check these settings beside those of the run. Raises ValueError that names the setting."""
+        """Check these settings beside those of the run.
+
+        ValueError names the setting.
+        """
 
     @classmethod
     def section_name(cls) -> str:

@@ -149,8 +149,9 @@ class PairSource:
 
 
 def build_infill(settings: InfillConfig, config: BuildSettings, say: Callable[[str], None] = LOGGER.info) -> Infill:
-    """Build the environment. A judge that is not there yet is trained first, and `say` hears of it.
+    """Build the environment.
 
+    A judge that is not there yet is trained first, and `say` hears of it.
     ValueError where the texts cannot be masked, or a judge is below its floor.
     """
     model, path, seed = config.model, config.data.path, config.seed

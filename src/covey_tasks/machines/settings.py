@@ -61,7 +61,7 @@ class MachinesConfig(EnvironmentConfig):
     """Outcomes kept, so that equal machines are simulated once; 0 keeps none."""
 
     def check(self, run: BuildSettings) -> None:
-        """Check that stages and scores exist, and the time for a group's machines."""
+        """Check stages, scores and the time of a group's machines."""
         from covey_tasks.machines.design.stages import STAGES, check_blocks, check_stages
         from covey_tasks.machines.scores import find_score
 

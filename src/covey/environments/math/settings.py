@@ -58,7 +58,7 @@ class MathConfig(EnvironmentConfig):
     """Worker processes that run math-verify."""
 
     def check(self, run: BuildSettings) -> None:
-        """Check that the scheme exists, ranges, and that math-verify ends before the time for scoring."""
+        """Check the scheme, ranges and the time of math-verify."""
         from covey.environments.math.mathematics import MathSettings
         from covey.environments.math.verifier import MathLimits
 

@@ -32,7 +32,7 @@ class RewardFunctionsConfig(EnvironmentConfig):
     masked_prompts: ClassVar[str] = "maybe"
 
     def check(self, run: BuildSettings) -> None:
-        """Require a worker's deadline before that of scoring, so that what hangs is named."""
+        """Require that workers end before the time for scoring."""
         start = 0 if self.in_process else self.start_timeout
         names = "environment.timeout" + ("" if self.in_process else " + environment.start_timeout")
         check_time(run, self.timeout + start, names)

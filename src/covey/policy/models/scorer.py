@@ -21,7 +21,10 @@ class Scorer:
 
 
 def load_scorer(name: str, revision: str | None, precision: str, device: str) -> Scorer:
-    """Load a frozen sequence classifier and its tokenizer. Raises ValueError where none has a trained head."""
+    """Load a frozen sequence classifier and its tokenizer.
+
+    ValueError where it has no trained head.
+    """
     # Ask once whether the hub answers
     if not Path(name).exists():
         silence()
