@@ -1,1 +1,1 @@
-"""How tokens are sampled."""
+"""Engines, which sample tokens."""

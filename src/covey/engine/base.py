@@ -1,4 +1,4 @@
-"""The engine seam: how tokens are sampled."""
+"""The engine seam: the protocols by which tokens are sampled."""
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
@@ -12,15 +12,16 @@ from torch import Tensor
 from covey.types import Completion, Sampling
 
 UpdateMode = Literal["keep", "wait", "abort"]
-"""What happens to completions under way when weights change: `keep` continues each on the new weights, its prefix
-encoded again; `wait` finishes them on the old weights first; `abort` starts them again."""
+"""What a change of weights does to running completions: `keep` continues on the new weights, with the prefix encoded
+again; `wait` finishes on the old; `abort` restarts.
+"""
 MOST_LOSSES = 5
 """So often in a row an engine may be lost before the run ends: what kills it would kill the next one too."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """What was done since the statistics were last taken."""
+    """Counters since the statistics were last taken."""
 
     prompt_tokens: int = 0
     """Encoded; a prompt counts once for its whole group."""
@@ -38,11 +39,11 @@ class EngineStats:
 
 
 class Engine(Protocol):
-    """Samples completions. Calls made concurrently are batched together. The result does not depend on it."""
+    """Samples completions. Concurrent calls share batches, without an effect on results."""
 
     @property
     def version(self) -> int:
-        """Return the optimiser steps behind the weights that it samples on."""
+        """Return the optimiser steps behind the current weights."""
         ...
 
     async def generate(self, prompt_ids: Sequence[int], n: int, sampling: Sampling) -> list[Completion]:
@@ -53,35 +54,33 @@ class Engine(Protocol):
         ...
 
     def load_weights(self, version: int) -> None:
-        """Take the policy's weights. Completions started afterwards carry `version`. Caches are emptied."""
+        """Take the policy's weights as `version` for later completions; empty all caches."""
         ...
 
     def take_stats(self) -> EngineStats:
-        """Return what was done since the last call."""
+        """Return the counters since the last call."""
         ...
 
 
 class Session(Protocol):
-    """One attempt of several turns. What it has read stays encoded between them, where there is room."""
+    """An attempt of several turns, whose tokens stay encoded while there is room."""
 
     @property
     def re_encoded_tokens(self) -> int:
-        """Return how many tokens of earlier turns had to be encoded again so far."""
+        """Return the tokens of earlier turns encoded again so far."""
         ...
 
-    async def first(self) -> Completion:
-        """Return the first turn."""
-        ...
+    async def first(self) -> Completion: ...
 
     async def extend(self, token_ids: Sequence[int], sampling: Sampling) -> Completion:
-        """Append what the environment said, and sample the next turn with sample index 0.
+        """Append the environment's reply and sample the next turn, with sample index 0.
 
         ValueError where it cannot fit.
         """
         ...
 
     def close(self) -> None:
-        """Give back what is kept, or what is still being sampled. Closing again does nothing."""
+        """Release kept tokens or the running turn; idempotent."""
         ...
 
 
@@ -90,7 +89,7 @@ class SessionEngine(Engine, Protocol):
     """An engine that keeps keys and values between turns."""
 
     def open(self, prompt_ids: Sequence[int], n: int, sampling: Sampling) -> Sequence[Session]:
-        """Begin n attempts at one prompt, which is encoded once for all of them.
+        """Begin n attempts at one prompt, encoded once for all.
 
         ValueError where prompt and completion cannot fit.
         """
@@ -99,7 +98,7 @@ class SessionEngine(Engine, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """A fixed text and the log-probs that the pushed weights give it: the proof that an engine runs on them."""
+    """A fixed text with its log-probs, which prove that an engine runs on pushed weights."""
 
     token_ids: tuple[int, ...]
     logprobs: "tuple[float, ...] | Future[tuple[float, ...]]"
@@ -110,7 +109,7 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class WeightSet:
-    """Weights on their way from the trainer to an engine: one named, versioned, hashed set."""
+    """Named, versioned, hashed weights on their way from the trainer to an engine."""
 
     version: int
     tensors: Mapping[str, Tensor]
@@ -121,21 +120,21 @@ class WeightSet:
 
 
 class PushRefused(ValueError):
-    """Raised where pushed weights are not taken: the engine samples on the version it had, whole."""
+    """Pushed weights were refused; the engine keeps its old version, whole."""
 
 
 class EngineLost(RuntimeError):
-    """Raised where an engine can no longer be trusted or reached and must be made anew."""
+    """The engine is broken or unreachable, and must be replaced."""
 
 
 @runtime_checkable
 class UpdatableEngine(Engine, Protocol):
-    """An engine on weights of its own, which change while completions are under way."""
+    """An engine on weights of its own, which change during completions."""
 
     async def update(self, weights: WeightSet, how: UpdateMode) -> None:
-        """Take new weights as one transaction: names, shapes and digest first, the probe after, then the version.
+        """Take new weights as a transaction: names, shapes, digest, then the probe, then the version.
 
-        Completions under way carry the version of each token (`Completion.spans`). PushRefused where the old version
+        Running completions carry the version of each token (`Completion.spans`). PushRefused where the old version
         stays, EngineLost where nothing whole is left.
         """
         ...
@@ -143,24 +142,20 @@ class UpdatableEngine(Engine, Protocol):
 
 @runtime_checkable
 class Closable(Protocol):
-    """An engine that holds processes of its own."""
-
     def close(self) -> None:
-        """End them. Closing again does nothing."""
+        """End the engine's processes; idempotent."""
         ...
 
 
 @runtime_checkable
 class Resting(Protocol):
-    """An engine that can leave its device to the trainer."""
-
     def rest(self) -> None:
-        """Give memory back until weights come, or until it is asked to sample."""
+        """Release memory until weights come or completions are requested."""
         ...
 
 
 def check_call(prompt_ids: Sequence[int], n: int) -> None:
-    """Refuse (ValueError) a call for no completion, or with nothing to read."""
+    """Refuse a call without completions or without a prompt. ValueError."""
     if n < 1:
         raise ValueError(f"n must be >= 1, got {n}")
     if not prompt_ids:
@@ -168,7 +163,7 @@ def check_call(prompt_ids: Sequence[int], n: int) -> None:
 
 
 def check_length(num_tokens: int, max_tokens: int, limit: int) -> None:
-    """Refuse (ValueError) a completion that may come to need more positions than there are."""
+    """Refuse a completion that may need more positions than there are. ValueError."""
     needed = num_tokens + max_tokens
     if needed > limit:
         raise ValueError(
@@ -178,10 +173,10 @@ def check_length(num_tokens: int, max_tokens: int, limit: int) -> None:
 
 
 def digest_of(tensors: Mapping[str, Tensor]) -> str:
-    """Return a hash over names, types, shapes and bytes, in the order of the names.
+    """Hash names, types, shapes and bytes, in the order of the names.
 
-    XXH3 of 128 bits: it finds what changed on the way at the speed of memory. A digest that travels beside the weights
-    guards against nobody who could change both, so a cryptographic one would prove no more.
+    XXH3 of 128 bits finds accidental changes at the speed of memory. The digest travels beside the weights, so a
+    cryptographic one would prove no more.
     """
     digest = xxhash.xxh3_128()
     for name, tensor in sorted(tensors.items()):

@@ -1,4 +1,4 @@
-"""How tokens are sampled. `ENGINES` names the engines. Each is imported when it is built."""
+"""Build engines by name; each is imported when it is built."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -18,7 +18,7 @@ def build_native(policy: "Policy", settings: "EngineConfig", kernels: str) -> "E
 
 
 def build_fake(policy: "Policy", settings: "EngineConfig", kernels: str) -> "FakeEngine":
-    """Sample random tokens of the policy's vocabulary, 8 a completion. The limits have no meaning for it."""
+    """Build an engine of random tokens, 8 per completion, without limits."""
     from covey.engine.fake import FakeEngine, random_script
 
     vocab_size = len(policy.tokenizer)
@@ -26,10 +26,7 @@ def build_fake(policy: "Policy", settings: "EngineConfig", kernels: str) -> "Fak
 
 
 def build_fill(policy: "Policy", settings: "EngineConfig", kernels: str) -> "Engine":
-    """Build the engine in this process, on the weights of a masked policy.
-
-    It caches nothing.
-    """
+    """Build the engine of a masked policy in this process, without a cache."""
     from covey.engine.fill import FillEngine
 
     return FillEngine(policy, settings.max_rows)
@@ -43,14 +40,14 @@ def build_vllm(policy: "Policy", settings: "EngineConfig", kernels: str) -> "Upd
 
 
 def build_vllm_beside(policy: "Policy", settings: "EngineConfig", kernels: str) -> "Engine":
-    """The same beside the trainer: vLLM is started again where it is lost, and sleeps while a GPU is shared."""
+    """Start vLLM beside the trainer: restarted when lost, asleep while a GPU is shared."""
     from covey.engine.vllm.build import build_beside
 
     return build_beside(policy, settings)
 
 
 def sampling_engine(policy: "Policy", settings: "EngineConfig", kernels: str) -> "Engine":
-    """Return the engine in process for a policy of its kind."""
+    """Return the in-process engine of a causal or masked policy."""
     return (build_native if policy.mask_id is None else build_fill)(policy, settings, kernels)
 
 

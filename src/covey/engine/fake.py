@@ -16,7 +16,7 @@ Script = Callable[[tuple[int, ...], int], Sequence[int]]
 
 @dataclass
 class FakeEngine:
-    """Answers from a script, every token with log-probability -log(vocab_size). Keeps a record of what it was asked.
+    """Answers from a script with log-probs of -log(vocab_size), and records its calls.
 
     >>> engine = FakeEngine(lambda prompt_ids, sample_index: (sample_index, 2), vocab_size=64)
     >>> asyncio.run(engine.generate((5, 6), 2, Sampling()))[1].token_ids
@@ -30,7 +30,7 @@ class FakeEngine:
     """Arguments of generate(), in order."""
 
     async def generate(self, prompt_ids: Sequence[int], n: int, sampling: Sampling) -> list[Completion]:
-        """Return what the script says, cut to max_tokens (finish_reason "length"), else "stop"."""
+        """Return the script's tokens, cut to max_tokens (finish_reason "length"), else "stop"."""
         if n < 1:
             raise ValueError(f"n must be >= 1, got {n}")
         prompt = tuple(prompt_ids)
@@ -39,15 +39,13 @@ class FakeEngine:
         return [self._completion(tuple(self.script(prompt, index)), fitting) for index in range(first, first + n)]
 
     def load_weights(self, version: int) -> None:
-        """Take the new version."""
         self.version = version
 
     async def update(self, weights: WeightSet, how: UpdateMode) -> None:
-        """Take the new version."""
         self.load_weights(weights.version)
 
     def take_stats(self) -> EngineStats:
-        """Sampling from a script takes no time and is not counted."""
+        """Return zeros: sampling from a script is not counted."""
         return EngineStats()
 
     def _completion(self, script: tuple[int, ...], sampling: Sampling) -> Completion:
@@ -57,7 +55,7 @@ class FakeEngine:
 
 
 def random_script(vocab_size: int, length: int, seed: int = 0) -> Script:
-    """Tokens drawn evenly from the vocabulary, a pure function of (seed, prompt, sample index)."""
+    """Return a script of uniform tokens, a pure function of seed, prompt and sample."""
 
     def script(prompt_ids: tuple[int, ...], sample_index: int) -> list[int]:
         key = row_key(seed, sample_index)

@@ -1,9 +1,9 @@
-"""The engine of a masked policy: fills in the masked tokens of an input, all at once or in several passes.
+"""The engine of a masked policy, which fills in masked tokens in one or several passes.
 
-Concurrent calls of generate() share passes; the fills of one input share its first. In each pass the positions of which
-the policy is most certain are filled, before anything is drawn, so the order follows from the weights alone.
+Concurrent calls of generate() share passes; the fills of one input share its first. Each pass fills the positions of
+which the policy is most certain, chosen before anything is drawn, so the order follows from the weights alone.
 
-Shapes: S different positions of the inputs of a pass, F positions filled in by it (one for each row), V vocabulary.
+Shapes: S different positions of the inputs of a pass, F positions filled in by it (one per row), V vocabulary.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from covey.types import Completion, Sampling
 
 @dataclass(eq=False)
 class Fill:
-    """One sample under way."""
+    """A running sample."""
 
     request: "Request"
     key: int
@@ -68,23 +68,23 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """What one pass said."""
+    """The logits of one pass."""
 
     logits_SV: Tensor
     place: dict[tuple[tuple[int, ...], int], int]
     """(input, position) -> row of the logits."""
 
     def rows(self, wanted: Sequence[tuple[Fill, int]]) -> Tensor:
-        """Return logits (F, V) of a position of each fill."""
+        """Return logits (F, V) of one position per fill."""
         index = [self.place[tuple(fill.input_ids), position] for fill, position in wanted]
         return self.logits_SV[to_device(index, self.logits_SV.device, torch.int64)]
 
 
 class FillEngine:
-    """Samples from the very weights that are trained. `version` is what completions carry."""
+    """Samples from the trained weights; completions carry `version`."""
 
     def __init__(self, policy: Policy, max_rows: int) -> None:
-        """max_rows bounds the completions filled in at the same time. One call is never split."""
+        """Bound the completions filled at the same time by `max_rows`; a call is never split."""
         if max_rows < 1:
             raise ValueError(f"max_rows must be >= 1, got {max_rows}")
         if policy.mask_id is None:
@@ -99,11 +99,10 @@ class FillEngine:
         self._watchdog = Watchdog()
 
     def watched_by(self, watchdog: Watchdog) -> None:
-        """Name the engine's work to the watchdog."""
         self._watchdog = watchdog
 
     async def generate(self, prompt_ids: Sequence[int], n: int, sampling: Sampling) -> list[Completion]:
-        """n fills of one input, in sample order: the tokens of its masked positions, from left to right.
+        """Return n fills: the tokens of the masked positions, from left to right.
 
         An input without masked tokens has empty completions. ValueError where the input is too long.
         """
@@ -116,11 +115,10 @@ class FillEngine:
         return await request.future
 
     def load_weights(self, version: int) -> None:
-        """Take the new version: the engine samples from the policy that is trained."""
+        """Take the new version; the weights are the trained policy's."""
         self.version = version
 
     def take_stats(self) -> EngineStats:
-        """Statistics since the last call."""
         stats, self._stats = self._stats, EngineStats()
         return stats
 
@@ -141,7 +139,7 @@ class FillEngine:
         return Request(tuple(prompt_ids), masked, n, sampling, self.version, future)
 
     async def _drive(self) -> None:
-        """Fill in while calls wait. A failure is handed to every waiting call: none waits for ever."""
+        """Fill while calls wait; a failure ends every waiting call."""
         taken: list[Request] = []
         try:
             await asyncio.sleep(0)  # calls made at the same time are answered together
@@ -184,10 +182,10 @@ class FillEngine:
 
 
 class OwnWeightsFillEngine(FillEngine):
-    """The same on weights of its own. A fill is one turn of the engine, so no completion ever mixes two versions."""
+    """The engine on weights of its own. No completion mixes two versions."""
 
     async def update(self, weights: WeightSet, how: UpdateMode) -> None:
-        """Take new weights, see `UpdatableEngine.update`. Whatever `how`, what waits is filled in with them."""
+        """Take new weights (`UpdatableEngine.update`); waiting calls are filled with them."""
         check_pushed(weights, shapes_of(trained_tensors(self._policy)), self.version)
         proved = replace(weights, probe=await arrived(weights.probe))  # nothing is filled in on what is not proved
         await replace_weights(self._policy, proved, self._policy, lambda: None)
@@ -197,7 +195,7 @@ class OwnWeightsFillEngine(FillEngine):
 
 
 def fill_in(policy: Policy, fills: Sequence[Fill]) -> None:
-    """Run the passes that the fills ask for, and fill them in."""
+    """Run all passes of the fills."""
     first: Read | None = None
     number = 0
     while any(fill.open for fill in fills):
@@ -220,7 +218,7 @@ def fill_in(policy: Policy, fills: Sequence[Fill]) -> None:
 
 
 def _read(policy: Policy, fills: Sequence[Fill]) -> Read:
-    """Run one pass over the different inputs and return logits of their masked positions."""
+    """Run one pass over the different inputs; return logits of their masked positions."""
     # Equal inputs are read once. Where a mask was drawn as a token, fills of equal inputs have other positions open
     inputs: dict[tuple[int, ...], set[int]] = {}
     for fill in fills:
@@ -249,7 +247,7 @@ def _read(policy: Policy, fills: Sequence[Fill]) -> Read:
 
 
 def _most_confident(read: Read, fill: Fill, number: int) -> list[int]:
-    """Return the positions that this pass fills: an equal share for each pass that is left, the most certain first."""
+    """Return this pass's share of positions, the most certain first."""
     share = -(-len(fill.open) // max(1, fill.request.sampling.num_passes - number))
     if share >= len(fill.open):
         return list(fill.open)
@@ -261,7 +259,7 @@ def _most_confident(read: Read, fill: Fill, number: int) -> list[int]:
 
 
 def _draw(read: Read, wanted: Sequence[tuple[Fill, int]]) -> tuple[Tensor, Tensor]:
-    """Tokens and their log-probabilities (F,): random numbers are a function of seed, sample and position."""
+    """Draw tokens and log-probs (F,) by random numbers of seed, sample and position."""
     logits_FV = read.rows(wanted)
     device = logits_FV.device
     key_F = to_device([fill.key for fill, _ in wanted], device)
@@ -271,7 +269,7 @@ def _draw(read: Read, wanted: Sequence[tuple[Fill, int]]) -> tuple[Tensor, Tenso
 
 
 def _score_in_one_step(first: Read, fills: Sequence[Fill]) -> None:
-    """Give every token the log-probability that the first pass, which saw no fill, gave it (arXiv 2504.12216)."""
+    """Set each token's log-prob to the first pass's, which saw no fill (arXiv 2504.12216)."""
     for fill in fills:
         sampling, masked = fill.request.sampling, fill.request.masked
         fill.input_ids = list(fill.request.prompt_ids)

@@ -1,4 +1,4 @@
-"""Episodes on any engine: sessions of its own where it has them, else every turn is a prompt of its own."""
+"""Open sessions on any engine: its own, or one prompt per turn."""
 
 import asyncio
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from covey.types import Completion, Sampling
 
 
 def open_sessions(engine: Engine, prompt_ids: Sequence[int], n: int, sampling: Sampling) -> Sequence[Session]:
-    """Begin n attempts at one prompt. Must be called while the event loop runs."""
+    """Begin n attempts at one prompt, in a running event loop."""
     if isinstance(engine, SessionEngine):
         return engine.open(prompt_ids, n, sampling)
     first = asyncio.ensure_future(engine.generate(prompt_ids, n, sampling))
@@ -16,16 +16,16 @@ def open_sessions(engine: Engine, prompt_ids: Sequence[int], n: int, sampling: S
 
 
 class PromptSession:
-    """A session of an engine without sessions: every turn is sampled with all that went before as its prompt.
+    """A session on an engine without sessions: the whole history is each turn's prompt.
 
-    A prefix cache of the engine's own (vLLM) may save the encoding. Where completions say what it saved, that is not
-    counted as encoded again; elsewhere all of the history is.
+    An engine's prefix cache (vLLM) may save the encoding; tokens that completions report as cached do not count as
+    encoded again.
     """
 
     def __init__(
         self, engine: Engine, prompt_ids: Sequence[int], first: "asyncio.Future[list[Completion]]", sample_index: int
     ) -> None:
-        """`first` answers all attempts at the prompt, this one in place `sample_index`."""
+        """Set the shared future of the first turns, and this attempt's place in it."""
         self.re_encoded_tokens = 0
         self._engine = engine
         self._so_far = [*prompt_ids]
@@ -33,13 +33,12 @@ class PromptSession:
         self._sample_index = sample_index
 
     async def first(self) -> Completion:
-        """Return the first turn."""
         completion = (await asyncio.shield(self._first))[self._sample_index]
         self._so_far += completion.token_ids
         return completion
 
     async def extend(self, token_ids: Sequence[int], sampling: Sampling) -> Completion:
-        """Append what the environment said, and sample the next turn."""
+        """Append the environment's reply, and sample the next turn."""
         prompt_ids = [*self._so_far, *token_ids]
         (completion,) = await self._engine.generate(prompt_ids, 1, sampling)
         history = len(self._so_far)
@@ -51,6 +50,6 @@ class PromptSession:
         return completion
 
     def close(self) -> None:
-        """End the first turns, where nobody waits for them any more."""
+        """Cancel the first turns once no attempt waits for them."""
         if not self._first.done():
             self._first.cancel()

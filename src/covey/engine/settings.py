@@ -1,4 +1,4 @@
-"""Settings of the engine and of the distribution that it samples from."""
+"""Settings of the engine and of the sampling distribution."""
 
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -58,7 +58,7 @@ CACHE_SHARE = 0.8
 
 
 def cache_budget(given: int | None, free: int | None) -> int:
-    """Return how many bytes may be cached: what is given, else a share of what is free on a GPU (None on a CPU)."""
+    """Return the bytes to cache: as given, else a share of a GPU's free ones."""
     if given is not None:
         return given
     return CACHE_BYTES if free is None else max(0, int(CACHE_SHARE * free))

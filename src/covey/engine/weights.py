@@ -1,4 +1,4 @@
-"""What is pushed from the trainer to engines: the trained parameters, hashed, with a probe that proves them."""
+"""Weights pushed to engines: the trained parameters, hashed, with a probe."""
 
 import asyncio
 import math
@@ -22,8 +22,9 @@ PROBE_LENGTH = 32
 TEXT_LENGTH = 32
 """Tokens of a prompt of the run: rows of an embedding that training does not touch prove nothing."""
 PROBE_TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-4, torch.bfloat16: 0.5, torch.float16: 0.1}
-"""Most nats by which an engine's log-prob of a token may differ, by what a pass computes in: rounding, as the check
-before a run allows it. Frozen weights in 4 bits are the same bits on both sides, so they add nothing."""
+"""Largest rounding in nats of a token's log-prob, by precision. Frozen 4-bit weights are the same bits on both sides,
+and add nothing.
+"""
 MEAN_SHARE = 0.1
 """The mean may be this share of it: a defect moves many tokens a little before it moves one by much."""
 ROUNDINGS = 3.0
@@ -35,22 +36,21 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 def trained_tensors(policy: Policy) -> dict[str, Tensor]:
-    """Return the parameters that training changes, by name: with LoRA the adapter's alone."""
+    """Return the trained parameters by name; with LoRA the adapter's alone."""
     return {name: tensor for name, tensor in policy.model.named_parameters() if tensor.requires_grad}
 
 
 def make_weight_set(policy: Policy, version: int, text: Sequence[int] = (), *, copy: bool = True) -> WeightSet:
-    """Copy the policy's trained weights as they are now, with a probe that reads `text` too. See `unproved_set`."""
+    """Copy the trained weights with a probe that reads `text` too (`unproved_set`)."""
     weights = unproved_set(policy, version, text, copy=copy)
     return replace(weights, probe=replace(weights.probe, logprobs=prove(policy, weights.probe)))
 
 
 def unproved_set(policy: Policy, version: int, text: Sequence[int] = (), *, copy: bool = True) -> WeightSet:
-    """Copy the policy's trained weights as they are now. The log-probs of their probe follow, by `prove`.
+    """Copy the trained weights; the probe's log-probs follow by `prove`.
 
-    Shards must be gathered around it (`sharding.unsharded`). Without `copy`, weights in the host's memory are those
-    of the policy itself: for who is done with them before the policy is trained on. Gathered ones are copied anyway,
-    since memory that somebody else reads too cannot be given back.
+    Shards must be gathered around it (`sharding.unsharded`). Without `copy`, weights in host memory are the policy's
+    own, to be used before it is trained on; gathered ones are copied anyway.
     """
     copy = copy or policy.sharded
     tensors = {name: tensor.detach().to("cpu", copy=copy) for name, tensor in trained_tensors(policy).items()}
@@ -58,7 +58,7 @@ def unproved_set(policy: Policy, version: int, text: Sequence[int] = (), *, copy
 
 
 def prove(policy: Policy, probe: Probe) -> tuple[float, ...]:
-    """Return what the policy's weights make of a probe, and give it to whoever waits for it."""
+    """Score a probe on the policy's weights, and answer those that wait for it."""
     logprobs = tuple(probe_logprobs(policy, probe.token_ids))
     if isinstance(probe.logprobs, Future):
         probe.logprobs.set_result(logprobs)
@@ -75,13 +75,13 @@ async def arrived(probe: Probe) -> Probe:
 
 
 def make_probe(policy: Policy, text: Sequence[int] = ()) -> Probe:
-    """Return a text and what the policy's weights make of it now. See `_unread_probe`."""
+    """Return a probe scored on the policy's current weights (`_unread_probe`)."""
     probe = _unread_probe(policy, text)
     return replace(probe, logprobs=prove(policy, probe))
 
 
 def _unread_probe(policy: Policy, text: Sequence[int]) -> Probe:
-    """Return a fixed text, and after it the beginning of `text`, a prompt of the run."""
+    """Return a fixed text followed by the beginning of `text`, a prompt of the run."""
     room = policy.max_length - 1  # vLLM scores a text by continuing it
     read = text[:TEXT_LENGTH] if policy.mask_id is None else ()
     token_ids = (*ordinary_ids(policy, PROBE_LENGTH), *read)[:room]
@@ -89,7 +89,7 @@ def _unread_probe(policy: Policy, text: Sequence[int]) -> Probe:
 
 
 def tolerance(precision: torch.dtype, rounding: float, usual: float = 0.0) -> float:
-    """Return the most nats of a token that are rounding, where the mean of one side's is known (0: it is small)."""
+    """Return the largest rounding of a token in nats, from one side's mean (0: small)."""
     usual = usual or PROBE_TOLERANCE[precision]
     return usual * min(max(1.0, ROUNDINGS * rounding / (MEAN_SHARE * usual)), MOST[precision])
 
@@ -97,7 +97,7 @@ def tolerance(precision: torch.dtype, rounding: float, usual: float = 0.0) -> fl
 def probe_logprobs(policy: Policy, token_ids: Sequence[int]) -> list[float]:
     """Return the log-probs of token_ids[1:], at temperature 1 and unfiltered.
 
-    Of a masked policy: those of token_ids[1:] as it reads them, in place.
+    A masked policy reads them in place.
     """
     ids_1T = torch.tensor([list(token_ids)], device=policy.device)
     position_1T = torch.arange(len(token_ids), device=policy.device)[None]
@@ -109,7 +109,7 @@ def probe_logprobs(policy: Policy, token_ids: Sequence[int]) -> list[float]:
 
 
 def disproof(found: Sequence[float], probe: Probe) -> str:
-    """Say in one line how log-probs of the probe differ from the trainer's by more than rounding, "" where not."""
+    """Describe a difference to the probe beyond rounding, "" without one."""
     assert not isinstance(probe.logprobs, Future), "wait until the probe has arrived"
     if len(found) != len(probe.logprobs):
         return f"gives {len(found)} log-probs of the probe's {len(probe.logprobs)}"
@@ -124,12 +124,11 @@ def disproof(found: Sequence[float], probe: Probe) -> str:
 
 
 def shapes_of(tensors: Mapping[str, Tensor]) -> Shapes:
-    """Return the shapes of tensors by name."""
     return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
 
 def difference(pushed: Shapes, own: Shapes) -> str:
-    """Say in one line how pushed names and shapes differ from the engine's own, "" where they do not."""
+    """Describe the difference of pushed and own names and shapes, "" without one."""
     missing, foreign = sorted(own.keys() - pushed.keys()), sorted(pushed.keys() - own.keys())
     if missing or foreign:
         names = ", ".join((missing + foreign)[:3])
@@ -141,9 +140,9 @@ def difference(pushed: Shapes, own: Shapes) -> str:
 
 
 def defect(weights: WeightSet, version: int) -> str:
-    """Say in one line what is wrong with weights for whatever engine has `version`, "" where nothing is.
+    """Describe a defect of weights for an engine at `version`, "" without one.
 
-    They may be older, may hold what is not a number, or may have changed on their way.
+    They may be older, not finite, or changed on their way.
     """
     if weights.version < version:
         return f"it is older than version {version}, which is sampled on"
@@ -156,7 +155,7 @@ def defect(weights: WeightSet, version: int) -> str:
 
 
 def check_pushed(weights: WeightSet, own: Shapes, version: int) -> None:
-    """Refuse (PushRefused) weights that cannot replace all of `own`, or that have a `defect`."""
+    """Refuse (PushRefused) weights that cannot replace all of `own`, or have a `defect`."""
     refuse(weights.version, difference(shapes_of(weights.tensors), own) or defect(weights, version))
 
 
@@ -167,10 +166,10 @@ def refuse(version: int, reason: str) -> None:
 
 
 async def replace_weights(trained: Policy, weights: WeightSet, read: Policy, refresh: Callable[[], None]) -> None:
-    """Copy pushed weights into a policy as one transaction. Nobody may sample before it is over.
+    """Copy pushed weights into a policy as a transaction, without sampling meanwhile.
 
-    They were checked (`check_pushed`). `read` is the policy that sampling reads, which `refresh` brings up to date.
-    PushRefused where the probe is not right: the old weights are then in place, whole.
+    They were checked (`check_pushed`). `read` is the decode policy, which `refresh` updates. PushRefused where the
+    probe fails: the old weights are then restored.
     """
     own = trained_tensors(trained)
     old = {name: tensor.detach().clone() for name, tensor in own.items()}

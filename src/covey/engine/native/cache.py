@@ -1,4 +1,4 @@
-"""Keys and values of prompts (once a group), of rows, and of sessions at rest, within a budget of bytes.
+"""Cached keys and values of prompts, rows and idle sessions, within a memory budget.
 
 Shapes: G groups, R rows, K key/value heads, S slots (cached tokens) of one holder, D head width.
 """
@@ -21,20 +21,20 @@ TORCH_GROWTH, COMPILED_GROWTH = 0.25, 1.0
 
 
 def budget(cache_bytes: int | None, device: torch.device) -> int:
-    """Return how many bytes may be cached: `cache_bytes`, or where that is None as many as there is room for now."""
+    """Return the bytes to cache: `cache_bytes`, or a share of free memory where that is None."""
     asks_device = cache_bytes is None and device.type == "cuda"
     return cache_budget(cache_bytes, free_bytes(device) if asks_device else None)
 
 
 def free_bytes(device: torch.device) -> int:
-    """Return the bytes of a GPU that this process can still take, those included that torch holds and does not use."""
+    """Return a GPU's bytes free for this process, torch's unused ones included."""
     free, _ = torch.cuda.mem_get_info(device)
     return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
 
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """What one layer caches for a token."""
+    """The cached tensors of one layer, per token."""
 
     num_heads: int
     key_width: int
@@ -43,7 +43,7 @@ class LayerShape:
 
 @dataclass(frozen=True, slots=True)
 class CacheShape:
-    """What all layers cache for a token."""
+    """The cached tensors of all layers, per token."""
 
     layers: tuple[LayerShape, ...]
     dtype: torch.dtype
@@ -51,20 +51,19 @@ class CacheShape:
 
     @property
     def slot_bytes(self) -> int:
-        """Bytes of one cached token."""
         return self.dtype.itemsize * sum(
             layer.num_heads * (layer.key_width + layer.value_width) for layer in self.layers
         )
 
     def max_slots(self, cache_bytes: int) -> int:
-        """Cached tokens that never exceed the budget, though one tensor exists twice while it is resized."""
+        """Return the slots that fit the budget, even while a resize holds a tensor twice."""
         widest = max(layer.num_heads * max(layer.key_width, layer.value_width) for layer in self.layers)
         return cache_bytes // (self.slot_bytes + self.dtype.itemsize * widest)
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """Rectangles that must be there for the next pass, in slots. `reserved` is the longest a row may become."""
+    """The slots needed for the next pass; `reserved` is the longest a row may become."""
 
     num_groups: int
     longest_prompt: int
@@ -74,7 +73,7 @@ class Need:
 
 
 class Block:
-    """One rectangle of slots, holders x length, in every layer."""
+    """A rectangle of slots, holders x length, in every layer."""
 
     def __init__(self, shape: CacheShape) -> None:
         self.shape = shape
@@ -89,10 +88,7 @@ class Block:
         return self.num_holders * self.length
 
     def resize(self, num_holders: int, length: int) -> int:
-        """Change the rectangle, one tensor at a time. What lies in both the old and the new one is kept.
-
-        Returns the most bytes that were held on the way.
-        """
+        """Resize tensor by tensor, keeping the common part; return the peak of bytes."""
         holders, kept = min(num_holders, self.num_holders), min(length, self.length)
         held = most = self.num_slots * self.shape.slot_bytes
         self.num_holders, self.length = num_holders, length
@@ -109,7 +105,7 @@ class Block:
         return most
 
     def move(self, moves: Sequence[Move], length: int) -> None:
-        """Copy the first `length` slots of holders to others. No holder is both source and target."""
+        """Copy the first `length` slots of holders to others, sources and targets disjoint."""
         if not moves or length == 0:
             return
         pairs = to_device(moves, self.shape.device)
@@ -118,7 +114,7 @@ class Block:
             used[pairs[:, 1]] = used[pairs[:, 0]]
 
     def only(self, holder: int) -> "Block":
-        """Return one holder as a block of its own, on the same memory."""
+        """Return one holder as a block on the same memory."""
         block = Block(self.shape)
         block.num_holders, block.length = 1, self.length
         block.keys = [tensor[holder : holder + 1] for tensor in self.keys]
@@ -131,10 +127,10 @@ class Block:
 
 
 class Cache:
-    """The two blocks, and copies of what sessions at rest have read. All of it stays within max_slots."""
+    """The prompts' and rows' blocks and idle sessions' copies, within max_slots."""
 
     def __init__(self, shape: CacheShape, max_slots: int, growth: float = TORCH_GROWTH) -> None:
-        """`growth`: by what part of their length rows grow."""
+        """Let rows grow by the share `growth` of their length."""
         self.shape = shape
         self.max_slots = max_slots
         self._growth = growth
@@ -148,29 +144,29 @@ class Cache:
 
     @property
     def num_slots(self) -> int:
-        """Slots of all tensors now."""
+        """Count the slots of all tensors."""
         return self.prompts.num_slots + self.rows.num_slots + self.kept_slots
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all tensors now."""
+        """Count the bytes of all tensors."""
         return self.num_slots * self.shape.slot_bytes
 
     def one_row(self, group: int, row: int) -> "Cache":
-        """Return the cache of one row alone, on the same memory."""
+        """Return the cache of one row, on the same memory."""
         alone = Cache(self.shape, self.max_slots, self._growth)
         alone.prompts, alone.rows = self.prompts.only(group), self.rows.only(row)
         return alone
 
     def keep(self, row: Row, slot: int, first: int, length: int) -> None:
-        """Copy a row's slots from `first` on, so many, before others take them."""
+        """Copy `length` of a row's slots from `first` on, before others take them."""
         tensors = (*self.rows.keys, *self.rows.values)
         self.kept[row] = [tensor[slot, :, first : first + length].clone() for tensor in tensors]
         self.kept_slots += length
         self.peak_bytes = max(self.peak_bytes, self.num_bytes)
 
     def put_back(self, row: Row, slot: int, first: int) -> None:
-        """Move what is kept of a row into its slots from `first` on."""
+        """Restore a row's kept slots from `first` on."""
         tensors = self.kept.pop(row)
         length = tensors[0].shape[1]
         self.kept_slots -= length
@@ -178,12 +174,12 @@ class Cache:
             target[slot, :, first : first + length] = source
 
     def keep_only(self, rows: Container[Row]) -> None:
-        """Let go of what is kept of others."""
+        """Drop kept slots of other rows."""
         self.kept = {row: tensors for row, tensors in self.kept.items() if row in rows}
         self.kept_slots = sum(tensors[0].shape[1] for tensors in self.kept.values())
 
     def fit(self, need: Need) -> None:
-        """Make room for `need`. Idle holders are given up where the budget asks for it."""
+        """Make room for `need`, giving up idle holders if the budget asks for it."""
         prompts = _fitted(self.prompts, need.num_groups, need.longest_prompt, need.longest_prompt)
         longer = need.longest_row + max(MIN_GROWTH, int(self._growth * need.longest_row)) - 1
         rows = _fitted(self.rows, need.num_rows, need.longest_row, min(need.reserved, longer))
@@ -195,11 +191,11 @@ class Cache:
         self._resize(prompts, rows)
 
     def shrink(self, need: Need) -> None:
-        """Give back whatever is not in use."""
+        """Release unused memory."""
         self._resize((need.num_groups, need.longest_prompt), (need.num_rows, need.longest_row))
 
     def drop(self) -> None:
-        """Forget everything and give the memory back."""
+        """Release everything."""
         self.keep_only(())
         for block in (self.prompts, self.rows):
             block.resize(0, 0)
@@ -214,7 +210,7 @@ class Cache:
 
 
 def _fitted(block: Block, num_holders: int, length: int, new_length: int) -> tuple[int, int]:
-    """Return the rectangle a block should have: its own if that is large enough and not twice too long."""
+    """Return the new rectangle: the old one if large enough and at most twice too long."""
     if length <= block.length and 2 * new_length >= block.length:
         return max(block.num_holders, num_holders), block.length
     mostly_idle = 2 * num_holders <= block.num_holders

@@ -1,8 +1,7 @@
-"""Attention to prompts (attention.c) and in decoding (decode.h) as one call of C each, in place of some twenty
-operations of torch a layer, and the draw of the next tokens as another (sample.c).
+"""Prompt attention (attention.c), decode attention (decode.h) and draws (sample.c) in C.
 
-On a CPU, keys and values in float32 or bfloat16; sums are float32. The numbers are those of `layouts.DecodeLayout` but
-for rounding, and what a row gets does not depend on the rows beside it.
+On a CPU, keys and values in float32 or bfloat16; sums are float32. Results equal `layouts.DecodeLayout`'s but for
+rounding, and a row's do not depend on the rows beside it.
 
 Shapes: R rows, H query heads, K key/value heads, D head width.
 """
@@ -56,7 +55,7 @@ class Cached(ctypes.Structure):
 
 
 class CompiledPrefillLayout(PrefillLayout):
-    """Prompts one after the other in the stream. Does what `layouts.PrefillLayout` does, without padding."""
+    """`layouts.PrefillLayout` in C, without padding."""
 
     def __init__(self, block: Block, first: int, lengths: Sequence[int]) -> None:
         super().__init__(block, first, lengths)
@@ -73,7 +72,7 @@ class CompiledPrefillLayout(PrefillLayout):
 
 
 class CompiledDecodeLayout:
-    """One token a row, in slot order. Does what `layouts.DecodeLayout` does."""
+    """`layouts.DecodeLayout` in C."""
 
     def __init__(self, cache: Cache, grid: Grid, length_R: Tensor, shortest: int, longest: int) -> None:
         self._cache = cache
@@ -106,7 +105,7 @@ class CompiledDecodeLayout:
         return out_RHD.transpose(0, 1)[None].to(query_BHTD.dtype)
 
     def attending(self, heads: Sequence[Tensor], out_RHD: Tensor) -> Decode:
-        """Return what any layer's attention takes: where queries, keys and values (1, H or K, R, D) and output lie."""
+        """Return the struct of any layer's attention, with heads (1, H or K, R, D)."""
         call, (query, key, _) = self._call, heads
         call.query, call.new_key, call.new_value = (tensor.data_ptr() for tensor in heads)
         strides = [(tensor.stride(2), tensor.stride(1)) for tensor in heads]
@@ -117,14 +116,14 @@ class CompiledDecodeLayout:
         return call
 
     def cached(self, layer: int, rule: Rule) -> Cached:
-        """Return what one layer's attention takes beside."""
+        """Return the struct of one layer's cache."""
         blocks = self._cache.prompts, self._cache.rows
         pointers = (tensors[layer].data_ptr() for block in blocks for tensors in (block.keys, block.values))
         return Cached(*pointers, NO_WINDOW if rule.window is None else rule.window, rule.scaling)
 
 
 def sample_same_params(logits_RV: Tensor, distribution: Distribution, uniform_R: Tensor) -> tuple[Tensor, Tensor]:
-    """Return what `sampler.sample_same_params` does, in C where nothing is filtered and something is drawn."""
+    """Sample as `sampler.sample_same_params`, in C where nothing is filtered."""
     # Greedy and filtered draws stay in torch
     temperature, *filters = distribution
     if temperature == 0 or tuple(filters) != NO_FILTERS:
@@ -140,9 +139,9 @@ def sample_same_params(logits_RV: Tensor, distribution: Distribution, uniform_R:
 
 
 def is_compiled(kernels: str, shape: CacheShape, rules: Iterable[Rule] = ()) -> bool:
-    """Return whether decoding goes through C: with `kernels` = "auto" where it can, with "torch" never.
+    """Return True where decoding goes through C; `kernels` = "torch" never does.
 
-    `rules` are those of the layers.
+    `rules` are the layers'.
     """
     if kernels == "torch":
         return False

@@ -1,13 +1,11 @@
-"""The policy as it is sampled: weights of linear layers in the form that decoding reads fastest, made once, not in
-every pass.
+"""The decode policy: weights of linear layers in the form that decoding reads fastest.
 
-In half precision they are cast: autocast keeps casts only within one pass, and a decode step is a pass. Through torch
-the numbers are autocast's own, bit for bit; through C only what enters a product is rounded. In float32 on a CPU they
-are laid out for oneDNN where that computes the layer anyway. In whole precision adapters are merged into their layers:
-two products less, and rounding is all that differs. In half precision the merged weight would lose most updates to
-rounding, so they are computed beside their layers, from what autocast would round.
-Where decoding goes through C, base models of a known form are fused (`fused.py`), and the other linear layers are laid
-out for it (`panels.py`). Weights in 4 or 8 bits are then laid out as the numbers they stand for.
+In half precision they are cast once: autocast keeps casts only within a pass, and a decode step is a pass. Through
+torch the numbers are autocast's, bit for bit; through C only a product's operands are rounded. In float32 on a CPU they
+are packed for oneDNN where that computes the layer. In whole precision adapters are merged, which saves two products
+per layer; in half precision merging would lose most updates to rounding, so adapters stay beside their layers. Where
+decoding goes through C, known base models are fused (`fused.py`), and other linear layers are packed (`panels.py`), 4-
+and 8-bit weights dequantised.
 """
 
 import copy
@@ -32,9 +30,9 @@ LINEAR = (nn.Linear, OneDnnLinear)
 
 
 class FusedAdapter(nn.Module):
-    """A layer and its LoRA adapter for half precision on a GPU: scale and sum come with the adapter's second product.
+    """A layer and its LoRA adapter for half precision on a GPU, in two extra kernels.
 
-    x @ W + b + (x @ A) @ (scale B): two kernels beside the layer's own, in place of four and the casts of A and B.
+    x @ W + b + (x @ A) @ (scale B), in place of four kernels and the casts of A and B.
     """
 
     def __init__(self, layer: nn.Module, precision: torch.dtype) -> None:
@@ -44,7 +42,6 @@ class FusedAdapter(nn.Module):
         self.take(layer)
 
     def take(self, layer: nn.Module) -> None:
-        """Hold the adapter as it is now."""
         (name,) = layer.active_adapters  # type: ignore[misc]
         down, up = layer.lora_A[name].weight, layer.lora_B[name].weight  # type: ignore[index,union-attr]
         self._down_IN = down.detach().t().to(self._precision)
@@ -57,7 +54,7 @@ class FusedAdapter(nn.Module):
 
 
 class WideHead(nn.Module):
-    """An output head without bias for half precision on a GPU: logits in float32, as the trainer's (`policy.head`)."""
+    """An output head without bias for half precision on a GPU, with float32 logits."""
 
     def __init__(self, layer: nn.Module, precision: torch.dtype) -> None:
         super().__init__()
@@ -65,7 +62,7 @@ class WideHead(nn.Module):
         self.take(layer)
 
     def take(self, layer: nn.Module) -> None:
-        """Hold the weight as it is now, in the type of products."""
+        """Copy the weight in the type of products."""
         self._weight_VC = layer.get_parameter("weight").detach().to(self._precision)
 
     def forward(self, input: Tensor) -> Tensor:
@@ -80,19 +77,19 @@ NOTHING: Mapping[int, Rule] = {}
 
 
 def is_wanted(policy: Policy, rules: Mapping[int, Rule] = NOTHING) -> bool:
-    """Return whether any weight is read in another form than it is trained in. Each rank must hold them all."""
+    """Return True where a weight is read in another form, so that each rank needs all."""
     return not policy.sharded and (own_bytes(policy) > 0 or bool(_fusable(policy, rules)))
 
 
 def is_fused(decode_policy: Policy) -> bool:
-    """Return whether all linear layers of a decode policy are computed in C, where no row sees those beside it."""
+    """Return True where all linear layers are computed in C, row by row."""
     model = decode_policy.causal_lm
     heads = head_modules(model)
     return isinstance(model.base_model, FusedModel) and all(isinstance(head, CompiledLinear) for head in heads)
 
 
 def own_bytes(policy: Policy) -> int:
-    """Return what the decode policy's own weights take where nothing is fused."""
+    """Return the bytes of the decode policy's own weights, unfused."""
     held = dict(_held_layers(policy))
     cast = [
         parameter
@@ -106,7 +103,7 @@ def own_bytes(policy: Policy) -> int:
 
 
 def build_decode_policy(policy: Policy, rules: Mapping[int, Rule] = NOTHING) -> Policy:
-    """The same policy for passes without gradient, all tensors shared but its own weights, which `refresh` renews.
+    """Return a decode policy that shares all tensors but its own, renewed by `refresh`.
 
     `rules`, by layer, are given where the base model may be fused.
     """
@@ -129,7 +126,6 @@ def build_decode_policy(policy: Policy, rules: Mapping[int, Rule] = NOTHING) -> 
 
 @torch.no_grad()
 def refresh(decode_policy: Policy, policy: Policy) -> None:
-    """Take the policy's weights as they are now."""
     for name, mine in decode_policy.model.named_modules():
         theirs = policy.model.get_submodule(name)
         if isinstance(mine, FusedModel | joined.JoinedModel | FusedAdapter | WideHead):
@@ -143,7 +139,7 @@ def refresh(decode_policy: Policy, policy: Policy) -> None:
 
 
 def _take_parameters(mine: nn.Module, theirs: nn.Module, precision: torch.dtype) -> None:
-    """Share what is read as it is. Copy what is cast."""
+    """Share the unchanged parameters and copy the cast ones."""
     for name, parameter in theirs.named_parameters(recurse=False):
         if not _is_cast(theirs, parameter, precision):
             mine.register_parameter(name, parameter)
@@ -156,7 +152,7 @@ def _take_parameters(mine: nn.Module, theirs: nn.Module, precision: torch.dtype)
 
 
 def _fusable(policy: Policy, rules: Mapping[int, Rule]) -> list[str]:
-    """Return the name of the base model where it is computed as a whole.
+    """Return the base model's name where it is computed as a whole.
 
     Only with rules, where decoding goes through C or is joined.
     """
@@ -173,14 +169,14 @@ def _fused(model: nn.Module, rules: Mapping[int, Rule], policy: Policy) -> Fused
 
 
 def _is_taken(linear: nn.Module, policy: Policy) -> bool:
-    """Return whether panels can hold it: in half precision inputs lie in pairs. What is joined would be cast anyway."""
+    """Return True if panels can hold the layer: in half precision inputs are paired."""
     if joined.is_wanted(policy):
         return type(linear) is nn.Linear and _is_cast(linear, linear.weight, policy.precision)
     return _is_plain(linear, policy) and not (is_half(policy.precision) and _linear_of(linear).in_features % 2)
 
 
 def _is_plain(layer: nn.Module, policy: Policy) -> bool:
-    """Return whether a layer is a product, with one plain adapter or none, of weights that can be laid out."""
+    """Return True for a plain product with at most one plain adapter."""
     if not (isinstance(layer, nn.Linear) or _is_adapted(layer)):
         return False
     linear = _linear_of(layer)
@@ -190,12 +186,12 @@ def _is_plain(layer: nn.Module, policy: Policy) -> bool:
 
 
 def _is_inside(name: str, outer: Iterable[str]) -> bool:
-    """Return whether a module lies below one of some others, by name."""
+    """Return True where a module lies below one of the others, by name."""
     return any(name.startswith(f"{above}.") for above in outer)
 
 
 def _held_layers(policy: Policy) -> Iterator[tuple[str, nn.Module]]:
-    """Layers the decode policy has in a form of its own: those with adapters to merge, and plain ones to lay out."""
+    """Yield the layers with adapters to merge, and plain ones to pack."""
     if is_half(policy.precision):
         return
     adapted = tuple(name for name, module in policy.model.named_modules() if _is_mergeable(module, policy))
@@ -205,7 +201,7 @@ def _held_layers(policy: Policy) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _linear_beside(policy: Policy, fused: Mapping[str, nn.Module]) -> Iterator[tuple[str, nn.Module]]:
-    """Linear layers outside of what is fused. In half precision only the head: adapters look at the types inside."""
+    """Yield linear layers outside of fused models; in half precision only the head."""
     heads = head_modules(policy.causal_lm)
     adapted = tuple(name for name, module in policy.model.named_modules() if _is_adapted(module))
     for name, module in policy.model.named_modules():
@@ -224,14 +220,14 @@ def _held(layer: nn.Module, precision: torch.dtype, compiled: bool) -> Held:
 
 
 def _linear_of(layer: nn.Module) -> nn.Linear:
-    """Return the layer itself, or what is below its adapter."""
+    """Return the layer itself, or the one below its adapter."""
     linear = layer if isinstance(layer, nn.Linear) else layer.base_layer
     assert isinstance(linear, nn.Linear), "an adapter of a linear layer"
     return linear
 
 
 def weights_of(layer: nn.Module, precision: torch.dtype) -> Weights:
-    """Return the layer's weights, its adapter merged in in whole precision, beside it in half."""
+    """Return the layer's weights, with its adapter merged in whole precision."""
     linear, adapter = _linear_of(layer), None if isinstance(layer, nn.Linear) else _adapter_of(layer)
     weight, merged = linear.weight, None if is_half(precision) else adapter
     stamp = None if weight.requires_grad or merged else (id(weight), weight.data_ptr(), weight._version)
@@ -248,7 +244,7 @@ def _plain_numbers(weight: Tensor, adapter: Adapter | None) -> Tensor:
 
 
 def _merged(layer: nn.Module, precision: torch.dtype) -> tuple[Tensor, Tensor | None]:
-    """Return the layer's weight, its adapter merged in, and its bias."""
+    """Return the layer's weight with its adapter merged, and its bias."""
     weights = weights_of(layer, precision)
     return weights.make(), weights.bias_O
 
@@ -260,7 +256,7 @@ def _adapter_of(layer: nn.Module) -> Adapter:
 
 
 def _is_adapted(module: nn.Module) -> bool:
-    """Return whether this is a layer with one plain LoRA adapter at work: products of two matrices beside its own."""
+    """Return True for a layer with one active plain LoRA adapter."""
     if "lora_A" not in module._modules:
         return False
     from peft.tuners.lora import LoraLayer
@@ -274,7 +270,7 @@ def _is_adapted(module: nn.Module) -> bool:
 
 
 def _is_mergeable(module: nn.Module, policy: Policy) -> bool:
-    """Return whether an adapter can be merged into its layer: over a plain linear one, in whole precision."""
+    """Return True for an adapter over a plain linear layer in whole precision."""
     if is_half(policy.precision) or not _is_adapted(module):
         return False
     linear = module.base_layer
@@ -282,7 +278,7 @@ def _is_mergeable(module: nn.Module, policy: Policy) -> bool:
 
 
 def _wide_heads(policy: Policy) -> list[str]:
-    """Return the name of the head where the trainer computes its logits in float32 from half precision."""
+    """Return the head's name where its logits are float32 from half precision."""
     layer = linear_layer(policy)
     if layer is None or layer.bias is not None or not is_half(policy.precision) or policy.device.type != "cuda":
         return []
@@ -290,7 +286,7 @@ def _wide_heads(policy: Policy) -> list[str]:
 
 
 def _fused_adapters(policy: Policy) -> list[str]:
-    """Return the layers whose plain LoRA adapter is fused: in half precision on a GPU, where launches cost."""
+    """Return the layers whose plain adapter is fused: in half precision on a GPU."""
     if not is_half(policy.precision) or policy.device.type != "cuda":
         return []
     return [name for name, module in policy.model.named_modules() if _is_adapted(module)]

@@ -1,8 +1,7 @@
-"""The engine in the trainer's own process: samples from the very weights that are trained.
+"""The engine in the trainer's process, on the very weights that are trained.
 
-Concurrent calls of generate() and turns of sessions are batched. One driver task steps the batch while there is work
-and gives way to the event loop whenever one is answered, so that finished groups are scored while others are still
-sampled.
+Concurrent calls of generate() and turns of sessions are batched. One driver task steps the batch while there is work,
+and yields to the event loop whenever a call is answered, so that finished groups are scored while others are sampled.
 """
 
 import asyncio
@@ -34,17 +33,17 @@ TURN_SECONDS = 0.02
 
 
 class NativeEngine:
-    """Samples by continuous batching. A prompt is encoded once and its keys and values are shared by its group.
+    """Samples by continuous batching; a group shares the keys and values of its prompt.
 
-    `version` is what completions carry; set it (or call load_weights) when the weights change. `kernels` says what
-    decoding goes through, "compiled" or "torch".
+    Completions carry `version`; set it (or call load_weights) when the weights change. `kernels` is "compiled" or
+    "torch".
     """
 
     def __init__(self, policy: Policy, cache_bytes: int | None, max_rows: int, kernels: str = "auto") -> None:
-        """cache_bytes bounds all cached keys and values, max_rows the completions sampled at the same time.
+        """Bound cached keys and values by `cache_bytes`, running completions by `max_rows`.
 
-        cache_bytes None goes by what is free on a GPU whenever sampling begins (`cache.budget`). `kernels` is
-        model.kernels, "auto" or "torch".
+        cache_bytes None follows the free memory of a GPU whenever sampling begins (`cache.budget`). `kernels` is
+        model.kernels.
         """
         if cache_bytes is not None and cache_bytes < 1:
             raise ValueError(f"cache_bytes must be >= 1, got {cache_bytes}")
@@ -76,7 +75,6 @@ class NativeEngine:
         self._reset()
 
     def watched_by(self, watchdog: Watchdog) -> None:
-        """Name the engine's work to the watchdog."""
         self._watchdog = watchdog
 
     async def generate(self, prompt_ids: Sequence[int], n: int, sampling: Sampling) -> list[Completion]:
@@ -98,7 +96,7 @@ class NativeEngine:
                 self._scheduler.cancel(request)
 
     def open(self, prompt_ids: Sequence[int], n: int, sampling: Sampling) -> list[NativeSession]:
-        """Begin n attempts at one prompt, see `SessionEngine.open`. Must be called in an event loop."""
+        """Begin n attempts at one prompt (`SessionEngine.open`), in an event loop."""
         request = self._request(prompt_ids, n, sampling)
         request.keep_rows()
         self._adopt(asyncio.get_running_loop())
@@ -108,14 +106,14 @@ class NativeEngine:
         return [NativeSession(self, row, self._turns.under_way[row]) for row in request.sessions]
 
     def extend(self, row: Row, token_ids: Sequence[int], sampling: Sampling) -> "asyncio.Future[Completion]":
-        """Queue another turn of a session. ValueError where it cannot fit."""
+        """Queue a session's next turn. ValueError where it cannot fit."""
         self._adopt(asyncio.get_running_loop())
         self._go_on(self._scheduler, row, token_ids, sampling)
         self._start_driving()
         return self._turns.begin(row)
 
     def close_session(self, row: Row) -> None:
-        """Give back what a session keeps, or the row that samples it. Closing again does nothing."""
+        """Release a session's kept tokens or running row; idempotent."""
         if row.closed:
             return
         self._turns.close(row)
@@ -124,17 +122,14 @@ class NativeEngine:
             self._tidy()
 
     def abandon(self, row: Row) -> None:
-        """Close a session that nobody can continue any more: between two turns of the engine, if it is sampling."""
+        """Close an unreferenced session between two turns of the engine."""
         if self._driver is not None and self._is_driving and not self._driver.get_loop().is_closed():
             self._driver.get_loop().call_soon_threadsafe(self.close_session, row)
         else:
             self.close_session(row)
 
     def load_weights(self, version: int) -> None:
-        """Take the new version: the engine samples from the policy that is trained.
-
-        Nothing may be in flight, or a completion would mix two versions.
-        """
+        """Take the new version; nothing may be running, or completions would mix two."""
         in_flight = len(self._futures) + len(self._turns.under_way)
         assert not in_flight, f"{in_flight} calls of generate() in flight while weights change"
         self._forget_kept()
@@ -143,11 +138,10 @@ class NativeEngine:
 
     @property
     def cache_bytes_used(self) -> int:
-        """Return the bytes of cached keys and values now, 0 when idle."""
+        """Return the bytes of cached keys and values, 0 when idle."""
         return self._runner.cache.num_bytes
 
     def take_stats(self) -> EngineStats:
-        """Statistics since the last call."""
         stats, self._stats = self._stats, EngineStats()
         self._runner.cache.peak_bytes = self.cache_bytes_used
         return stats
@@ -160,7 +154,7 @@ class NativeEngine:
         return Request(tuple(prompt_ids), n, sampling, self._policy.stop_ids, self._decode, self.version, quiet)
 
     def _go_on(self, scheduler: Scheduler, row: Row, token_ids: Sequence[int], sampling: Sampling) -> None:
-        """Queue another turn of a session. ValueError where it cannot fit."""
+        """Queue a session's next turn. ValueError where it cannot fit."""
         num_own = row.num_own + len(token_ids)
         num_tokens = len(row.request.prompt_ids) + num_own
         sampling = sampling.within(num_tokens)
@@ -185,12 +179,12 @@ class NativeEngine:
         return self._driver is not None and not self._driver.done()
 
     def _start_driving(self) -> None:
-        """One task drives all requests."""
+        """Start the one task that drives all requests."""
         if not self._is_driving:
             self._driver = asyncio.get_running_loop().create_task(self._drive())
 
     def _adopt(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Leave behind what a loop that is closed never finished."""
+        """Drop the unfinished work of a closed loop."""
         if self._driver is None or self._driver.done() or self._driver.get_loop() is loop:
             return
         assert self._driver.get_loop().is_closed(), "the engine is sampling in another event loop"
@@ -200,7 +194,7 @@ class NativeEngine:
         self._reset()
 
     async def _drive(self) -> None:
-        """Step while there is work. A failure is handed to every waiting call: none waits for ever."""
+        """Step while there is work; a failure ends every waiting call."""
         try:
             self._begin()
             while self._scheduler.has_work:
@@ -219,10 +213,10 @@ class NativeEngine:
                 raise
 
     async def _settled(self) -> None:
-        """Wait until the weights may be sampled on. Those of the policy that is trained always may."""
+        """Wait until the weights may be sampled on: always, here."""
 
     def _begin(self) -> None:
-        """Take the weights and the room there are. What is kept was read with those that it still may go on with."""
+        """Prepare weights and cache, and continue kept sessions if their weights are current."""
         if self._turns.version != self.version:
             self._forget_kept()
             self._turns.version = self.version
@@ -231,14 +225,14 @@ class NativeEngine:
         self._take_room()
 
     def _tidy(self) -> None:
-        """Give memory back where nothing is under way: all of it, unless sessions keep what they have read."""
+        """Release unused memory when idle, all of it without kept sessions."""
         with inference(self._policy.model):
             self._depart()
         if not self._scheduler.groups:
             self._runner.drop()
 
     def _forget_kept(self) -> None:
-        """Give up all that sessions at rest have read: the weights are others."""
+        """Drop kept tokens of idle sessions after a change of weights."""
         for row in self._turns.at_rest():
             self._scheduler.give_up(row)
             row.forget()
@@ -246,14 +240,14 @@ class NativeEngine:
             self._depart()
 
     def _take_weights(self) -> None:
-        """Bring the weights that decoding reads up to date: training may have changed the policy's since."""
+        """Refresh the decode weights after training."""
         if self._policy is not self._trained:
             refresh(self._policy, self._trained)
 
     def _take_room(self) -> None:
-        """Bring the bound of the cache up to what is free now, where nobody has set one.
+        """Set the cache's bound by free memory, unless the settings fix it.
 
-        What waits must fit alone: a GPU without room for it says so itself.
+        At least one request must fit; else the GPU's own error says so.
         """
         # A bound that was set stays, and so does one in use
         device = self._policy.device
@@ -269,7 +263,7 @@ class NativeEngine:
             self._has_told = True
 
     def _turn(self) -> None:
-        """Step until a call is answered, or for TURN_SECONDS: entering `inference` has its price."""
+        """Step until a call is answered, or for TURN_SECONDS: entering `inference` costs time."""
         started = time.perf_counter()
         answered = False
         waiting = self._watchdog.deadline("the engine to sample a token", "timeouts.sampling")
@@ -286,7 +280,7 @@ class NativeEngine:
         )
 
     def _step(self, most: int = graph.LOOK_EVERY) -> bool:
-        """Sample one token for every row, or as a graph up to `most`, after letting in what there is room for.
+        """Admit rows, then sample one token per row, up to `most` by a graph.
 
         True if a call was answered.
         """
@@ -310,7 +304,7 @@ class NativeEngine:
         return answered
 
     def _depart(self) -> bool:
-        """Take out what is finished or cancelled, and answer the calls that are complete."""
+        """Remove finished and cancelled rows, and answer complete calls."""
         over = self._scheduler.turns_over()
         self._runner.keep(over, self._scheduler)
         departure = self._scheduler.depart()
@@ -332,14 +326,13 @@ class NativeEngine:
         )
 
     def _reset(self) -> None:
-        """Clear all requests and the cache. Sessions stay open, and read again what they go on with."""
+        """Clear requests and cache; open sessions will be read again."""
         for request in self._turns.requests:
             request.leave()
         self._scheduler = Scheduler(self._limits)
         self._runner = self._new_runner()
 
     def _new_runner(self) -> Runner:
-        """Return a runner with an empty cache."""
         if self._is_graph:
             return graph.GraphRunner(self._policy, Cache(self._shape, self._limits.max_slots))
         is_compiled = self.kernels == "compiled"
@@ -348,7 +341,7 @@ class NativeEngine:
 
 
 def _fail(future: "asyncio.Future[Any]", error: BaseException) -> None:
-    """End a wait: with the error, or by cancelling it where the driver itself was cancelled."""
+    """Set an error, or cancel where the driver itself was cancelled."""
     if future.done():
         return
     if isinstance(error, Exception):

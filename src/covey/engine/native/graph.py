@@ -1,12 +1,11 @@
-"""Decoding on a GPU: everything a step needs lies on the device, so that the host only looks every few steps.
+"""Decoding on a GPU by CUDA graphs; the host looks every few steps.
 
-Rows are a static block, each with its prompt's keys and values before its own. Newest tokens, lengths, and whether a
-row has finished are tensors that a step reads and writes in place: a step is the same work on the same memory again,
-which CUDA captures as a graph for each number of rows (8, 16, 32, ...) and length of the block, and launches at once.
-Rows that finish between two looks stand still until the host sees it, and rows that fill up the number do so always.
+Rows are a static block, each with its prompt's keys and values before its own. Newest tokens, lengths and finished
+flags are tensors that a step updates in place, so that CUDA captures a step as a graph for each number of rows (8, 16,
+32, ...) and length of the block. Rows that finish between two looks, and padding rows, idle.
 
 On a CPU the same code runs uncaptured. The draw is a pure function of row and position (`sampling.random_uniform`), so
-nothing of a rollout depends on when the host looks.
+rollouts do not depend on when the host looks.
 
 Shapes: B rows of the block in use, R of them with a completion, K key/value heads, Q query heads of each, S slots.
 """
@@ -51,12 +50,12 @@ NOBODY = -1
 
 
 def is_wanted(policy: Policy) -> bool:
-    """Return whether the engine decodes this way: on GPUs."""
+    """Return True on GPUs."""
     return policy.device.type == "cuda"
 
 
 class GraphRunner(Runner):
-    """Draws several tokens of every row before the host looks."""
+    """Draws several tokens of every row between two looks of the host."""
 
     holds_prompts = True
 
@@ -76,7 +75,7 @@ class GraphRunner(Runner):
         """Whether attention reads slots that are not in use yet."""
 
     def fit(self, scheduler: Scheduler) -> None:
-        """Make room for all rows up to the next look, each with its prompt."""
+        """Make room for all rows up to the next look, with their prompts."""
         length = self._length(scheduler)
         num_groups, longest_prompt = len(scheduler.groups), scheduler.longest_prompt
         num_rows = bucket(len(scheduler.rows))
@@ -87,7 +86,7 @@ class GraphRunner(Runner):
         self._forget_graphs_of_another(before)
 
     def _length(self, scheduler: Scheduler) -> int:
-        """Return how many slots rows have: at once all they may need, where no idle ones are read and nothing rests."""
+        """Return the slots per row: their maximum at once where idle slots are not read."""
         if not self._reads_idle and not any(request.sessions for request in scheduler.groups):
             return scheduler.row_slots
         longest = max((self._cached(row) for row in scheduler.rows), default=0) + 1 + LOOK_EVERY
@@ -107,7 +106,7 @@ class GraphRunner(Runner):
             own[first : first + len(slot_R), :, :length] = shared[:, :, :length].index_select(0, slot_R)
 
     def decode(self, scheduler: Scheduler, most: int) -> list[Sampled]:
-        """Draw up to `most` tokens of every row: no more than the longest is short of. One wait for them all."""
+        """Draw up to `most` tokens of every row, and wait for them once."""
         rows = scheduler.rows
         self.fit(scheduler)
         state = self._placed(scheduler)
@@ -120,14 +119,14 @@ class GraphRunner(Runner):
         return [on_host(token_ids, logprobs) for token_ids, logprobs in zip(*found, strict=True)]
 
     def drop(self) -> None:
-        """Give the memory back, that of graphs too."""
+        """Release the memory, graphs included."""
         self._forget_graphs()
         self._states.clear()
         self._written = None
         super().drop()
 
     def _placed(self, scheduler: Scheduler) -> "RowState":
-        """Return the state on the device, written anew where rows have come, gone or moved."""
+        """Return the state on the device, rewritten where rows changed."""
         rows, num_rows = scheduler.rows, min(bucket(len(scheduler.rows)), self.cache.rows.num_holders)
         state = self._states.setdefault(num_rows, RowState(num_rows, self._policy))
         if self._written != (num_rows, scheduler.changes):
@@ -138,7 +137,7 @@ class GraphRunner(Runner):
         return state
 
     def _launch(self, state: "RowState") -> None:
-        """Do a step: as a graph from the second time on, where all rows draw from one distribution."""
+        """Run a step, as a graph from the second time on if all rows share a distribution."""
         parts, place = self._parts, (state.num_rows, self._parts[0][0])
         if place in self._graphs:
             self._graphs[place]()
@@ -155,7 +154,7 @@ class GraphRunner(Runner):
             LOGGER.warning("decoding is not captured as a graph, and slower: %s", str(error).strip().splitlines()[0])
 
     def _forget_graphs_of_another(self, keys: Tensor) -> None:
-        """Throw graphs away where the block that they read and write is no longer there."""
+        """Drop the graphs of a block that has been replaced."""
         if self.cache.rows.keys[0] is not keys:
             self._forget_graphs()
 
@@ -165,7 +164,7 @@ class GraphRunner(Runner):
 
 
 class RowState:
-    """What a step reads and writes of B rows, on the device for as long as the block is used."""
+    """The device tensors of B rows that a step reads and writes."""
 
     def __init__(self, num_rows: int, policy: Policy) -> None:
         device = policy.device
@@ -180,7 +179,7 @@ class RowState:
         """Steps since the host looked."""
 
     def write(self, rows: Sequence[Row]) -> None:
-        """Take the rows as the host knows them. Those that fill up the number have finished."""
+        """Copy the rows' state to the device; padding rows count as finished."""
         numbers = [
             (
                 row.token_ids[-1],
@@ -203,7 +202,7 @@ def one_step(
     parts: Sequence[tuple[Distribution, Tensor | None]],
     alike: SampleAlike = sample_same_params,
 ) -> None:
-    """Feed every row its newest token, draw the next one and note it. Nothing of it asks the host."""
+    """Feed every row its newest token and draw the next, without the host."""
     position_B = state.prompt_B + state.length_B - 1
     layout = RowLayout(block, position_B)
     logits_BV = policy.logits(state.newest_B[None], position_B[None], layout)
@@ -220,9 +219,9 @@ def one_step(
 
 
 class RowLayout:
-    """One token a row, its key and value written to the row's own slots behind the prompt's before it attends.
+    """One token per row, its key and value stored behind the prompt's first.
 
-    The place of a token in its row's slots is its position.
+    A token's position is its slot.
     """
 
     def __init__(self, block: Block, position_B: Tensor) -> None:
@@ -239,14 +238,14 @@ class RowLayout:
         return self.attend_stored(layer, query_BHTD, rule)
 
     def stores(self, layer: int, num_heads: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Return cached keys and values as lines (.., D), and the lines of the new tokens'."""
+        """Return cached keys and values as lines (.., D), and the new tokens' lines."""
         keys, values = (
             cached[layer].view(-1, cached[layer].shape[-1]) for cached in (self._block.keys, self._block.values)
         )
         return keys, values, self._place(num_heads)
 
     def attend_stored(self, layer: int, query_BHTD: Tensor, rule: Rule) -> Tensor:
-        """Attend to what each row has so far, through FlashAttention where that computes such heads."""
+        """Attend to each row's stored tokens, through FlashAttention where it applies."""
         keys, values = self._block.keys[layer], self._block.values[layer]
         num_rows, num_heads = query_BHTD.shape[2], keys.shape[1]
         if can_flash(Heads(keys.dtype, keys.device.type, keys.shape[-1], values.shape[-1], rule.is_plain)):
@@ -268,7 +267,7 @@ class RowLayout:
         return out.view(num_rows, -1, out.shape[-1]).transpose(0, 1)[None].to(query_BHTD.dtype)
 
     def _rows(self, num_heads: int) -> Rows:
-        """Return where rows lie in the block as FlashAttention reads it."""
+        """Return the rows of the block for FlashAttention."""
         if num_heads not in self._flash_rows:
             self._flash_rows[num_heads] = cached_rows(self._position_B + 1, num_heads, self._block.length)
         return self._flash_rows[num_heads]
@@ -279,7 +278,7 @@ class RowLayout:
         return self._places[num_heads]
 
     def _bias(self, window: int | None, num_heads: int) -> Tensor:
-        """Return what hides slots that are not there or out of the window, (B * K, 1, S)."""
+        """Return the bias that hides slots unused or out of the window, (B * K, 1, S)."""
         key = (window, num_heads)
         if key not in self._biases:
             slot_S = torch.arange(self._block.length, device=self._position_B.device)
@@ -293,28 +292,28 @@ class RowLayout:
 
 
 def bucket(num_rows: int) -> int:
-    """Return the number of rows that a step computes for so many: 8, 16, 32, ..."""
+    """Round a number of rows up to 8, 16, 32, ..."""
     return max(FEWEST_ROWS, 1 << (num_rows - 1).bit_length())
 
 
 def can_flash(heads: Heads) -> bool:
-    """Tell whether FlashAttention reads the cached rows of such heads: on a GPU of NVIDIA's, in half precision."""
+    """Return True where FlashAttention reads such cached rows: NVIDIA, half precision."""
     return heads.device_type == "cuda" and torch.version.hip is None and not varlen_obstacle([heads])
 
 
 def reads_exactly(policy: Policy, shape: CacheShape) -> bool:
-    """Tell whether all layers attend to the cached rows through FlashAttention, which reads what is in use alone."""
+    """Return True where all layers read cached rows through FlashAttention."""
     is_plain, kind = all(heads.is_plain for heads in policy.heads), shape.device.type
     return all(can_flash(Heads(shape.dtype, kind, each.key_width, each.value_width, is_plain)) for each in shape.layers)
 
 
 def can_capture(device: torch.device) -> bool:
-    """Tell whether there is a device that graphs can be captured on."""
+    """Return True on a device that captures graphs."""
     return device.type == "cuda" and torch.cuda.is_available()
 
 
 def capture(step: Callable[[], None], pool: Any) -> tuple[Callable[[], None], Any]:
-    """Return what launches the kernels of a step again, on the memory it has read and written, and its pool.
+    """Capture a step; return its launcher and memory pool.
 
     RuntimeError where a step asks the host for something.
     """

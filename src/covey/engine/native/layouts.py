@@ -1,9 +1,9 @@
-"""Attention while sampling: over prompts once (prefill), then one token a row (decode), keys and values in the cache.
+"""Attention while sampling: prefill of prompts, then decoding with cached keys and values.
 
-Decode attends to the prompt, which all rows of a group share, and to the row's own tokens, as two batched products
-for all rows at once; the two softmaxes are merged exactly through their log-sum-exps.
+Decoding attends to the group's prompt and to the row's own tokens, as two batched products for all rows; the two
+softmaxes are merged exactly through their log-sum-exps.
 
-Blocks are used at their full length, with a bias that hides what is not there: torch.bmm copies batches that are cut.
+Blocks are used at full length, with a bias that hides unused slots: torch.bmm copies batches that are cut.
 
 Shapes: T tokens of the stream (B = 1), R rows, G groups, W most rows of one group, P and S length of the prompts' and
 the rows' block, H query heads, K key/value heads, Q = H / K, D head width.
@@ -22,7 +22,7 @@ from covey.policy.policy import to_device
 
 @dataclass(slots=True)
 class ProbeLayout:
-    """Learns what a model caches, from a pass over any stream."""
+    """Records a model's cached shapes in a pass over any stream."""
 
     layers: dict[int, LayerShape] = field(default_factory=dict)
     rules: dict[int, Rule] = field(default_factory=dict)
@@ -42,7 +42,7 @@ class ProbeLayout:
 
 
 class PrefillLayout:
-    """Prompts one after the other in the stream, each causal. Their keys and values go to group slots first .. ."""
+    """Causal prompts in a row, whose keys and values fill group slots from `first`."""
 
     def __init__(self, block: Block, first: int, lengths: Sequence[int]) -> None:
         device = block.shape.device
@@ -67,11 +67,11 @@ class PrefillLayout:
 
     @property
     def _place(self) -> tuple[Tensor, slice, Tensor]:
-        """Where each token of the stream lies among prompts and positions."""
+        """Return each token's prompt and position."""
         return self._prompt_T, slice(None), self.position_T
 
     def _write(self, layer: int, key_BKTD: Tensor, value_BKTD: Tensor) -> list[Tensor]:
-        """Write the prompts' keys and values into their groups' slots, and return these (N, K, P, D)."""
+        """Store the prompts' keys and values, and return them (N, K, P, D)."""
         here = slice(self._first, self._first + self._num_prompts)
         blocks = [tensors[layer][here, :, : self._longest] for tensors in (self._block.keys, self._block.values)]
         for block_NKPD, new_BKTD in zip(blocks, (key_BKTD, value_BKTD), strict=True):
@@ -80,10 +80,10 @@ class PrefillLayout:
 
 
 class ExtendLayout:
-    """New tokens of rows one after the other in the stream, each causal after its prompt and what its row has read.
+    """New tokens of rows, each causal after its prompt and earlier tokens.
 
-    The rows' slots are `first` and those that follow. Keys and values of the new tokens are written there, where the
-    rows' own begin behind the prompt's if `rows_hold_prompts`.
+    The rows' slots are `first` and those that follow. Keys and values are stored there, behind the prompt's if
+    `rows_hold_prompts`.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class ExtendLayout:
         stretches: Sequence[tuple[int, int]],
         rows_hold_prompts: bool,
     ) -> None:
-        """`stretches`: which of its own tokens, from and up to, each row reads now."""
+        """Set which own tokens, (from, up to), each row reads: `stretches`."""
         # New tokens of each row, as one stream
         device = cache.shape.device
         lengths = [end - start for start, end in stretches]
@@ -147,7 +147,7 @@ class ExtendLayout:
         return key, value
 
     def _mask(self, window: int | None) -> Tensor:
-        """Return what the new tokens see, (N, 1, most new tokens, S)."""
+        """Return the mask of the new tokens, (N, 1, most new tokens, S)."""
         if window not in self._masks:
             device = self._first_N.device
             shared_NS = torch.arange(self._shared, device=device).expand(len(self._first_N), -1)
@@ -162,7 +162,7 @@ class ExtendLayout:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Which rows belong to which prompt: rows padded to groups x width, and back."""
+    """Rows by prompt, padded to groups x width, and back."""
 
     num_groups: int
     width: int
@@ -204,10 +204,10 @@ class Grid:
 
 
 class DecodeLayout:
-    """One token a row, in slot order. The token's key and value are written to the row's slot before it attends."""
+    """One token per row, in slot order, stored before it attends."""
 
     def __init__(self, cache: Cache, grid: Grid, length_R: Tensor, shortest: int, longest: int) -> None:
-        """length_R counts each row's own tokens with this one, from `shortest` to `longest`."""
+        """Set each row's own tokens, this one included, from `shortest` to `longest`."""
         self._cache = cache
         self._grid = grid
         self._own_R = length_R - 1
@@ -261,14 +261,14 @@ class DecodeLayout:
         return self._places[num_heads]
 
     def _bias(self, window: int | None, num_heads: int, queries: int) -> tuple[Tensor | None, Tensor | None]:
-        """Return what is added to the scores of prompt and own tokens to hide some, None where all are seen."""
+        """Return the biases of prompt and own tokens, None where all are visible."""
         key = (window, num_heads, queries)
         if key not in self._biases:
             self._biases[key] = (self._prompt_bias(*key), self._own_bias(window, num_heads))
         return self._biases[key]
 
     def _prompt_bias(self, window: int | None, num_heads: int, queries: int) -> Tensor | None:
-        """(G * K, 1 or W * Q, P)."""
+        """Return the prompt's bias, (G * K, 1 or W * Q, P)."""
         grid, length = self._grid, self._cache.prompts.length
         position_P = torch.arange(length, device=self._own_R.device)
         seen_GWP = (position_P < grid.length_G[:, None])[:, None]
@@ -281,7 +281,7 @@ class DecodeLayout:
         return self._hidden(seen_GWP).repeat_interleave(num_heads, dim=0)
 
     def _own_bias(self, window: int | None, num_heads: int) -> Tensor | None:
-        """(R * K, 1, S)."""
+        """Return the own tokens' bias, (R * K, 1, S)."""
         length = self._cache.rows.length
         if self._shortest_own == length and (window is None or window >= length):
             return None
@@ -296,26 +296,26 @@ class DecodeLayout:
 
 
 def slots_in(block: Block, slot_R: Tensor, num_heads: int) -> Tensor:
-    """Return where the keys of one token a row lie in a block seen as (holders * heads * length, D)."""
+    """Return the rows' key lines in a block seen as (holders * heads * length, D)."""
     line = torch.arange(len(slot_R) * num_heads, device=slot_R.device).view(-1, num_heads)
     return (line * block.length + slot_R[:, None]).flatten()
 
 
 def write_tokens(cached: Tensor, new_BKTD: Tensor, place: Tensor) -> None:
-    """Write keys or values of one token a row to these places of a block."""
+    """Store keys or values of one token per row at these lines of a block."""
     new = new_BKTD[0].transpose(0, 1).flatten(0, 1).to(cached.dtype)
     cached.view(-1, cached.shape[-1]).index_copy_(0, place, new)
 
 
 def sinks_of(sink_H: Tensor, num_rows: int, num_heads: int) -> Tensor:
-    """(R * K, Q, 1)."""
+    """Return the sinks as (R * K, Q, 1)."""
     return sink_H.view(1, num_heads, -1).expand(num_rows, -1, -1).flatten(0, 1)[..., None]
 
 
 def _softmax_part(
     query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, softcap: float | None
 ) -> tuple[Tensor, Tensor]:
-    """Attention over some of the keys, batched: output (batch, queries, D) and log-sum-exp (batch, queries, 1)."""
+    """Attend to some of the keys: output (batch, queries, D), log-sum-exp (batch, queries, 1)."""
     if softcap is not None:
         scores = capped(torch.bmm(query, key.mT), softcap)
         scores = scores if bias is None else scores + bias

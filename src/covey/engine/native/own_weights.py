@@ -1,7 +1,7 @@
-"""The native engine on weights of its own, which change while completions are under way.
+"""The native engine on its own weights, which change during completions.
 
-A change is a transaction between two turns of the engine: what is pushed is checked first, the weights are copied,
-a probe proves them, and only then the version is theirs. Where the probe fails, the old weights are put back.
+A change is a transaction between two turns: the push is checked, weights are copied, a probe proves them, and only then
+the version changes. Where the probe fails, the old weights are restored.
 """
 
 import asyncio
@@ -22,14 +22,14 @@ from covey.engine.weights import check_pushed, replace_weights, shapes_of, train
 from covey.policy.policy import Policy, inference
 
 ALONE = 1
-"""Padded tokens encoded in one pass: fewer than two prompts have, so each is encoded alone. Its numbers then do not
-depend on which others came at the same time, and a replay has the same bits."""
+"""Padded tokens per prefill pass: fewer than two prompts have, so each is encoded alone and a replay has the same bits.
+"""
 TRIED_LENGTHS = (3, 1, 40, 2, 17, 3, 70)
 """Tokens of the prompts that are encoded together and alone, to see whether prompts may share a pass."""
 
 
 class OwnWeightsEngine(NativeEngine):
-    """Samples from a policy that nobody trains, on the weights that `update` gave it last."""
+    """Samples from an untrained copy of the policy, on the last weights of `update`."""
 
     def __init__(self, policy: Policy, cache_bytes: int | None, max_rows: int, kernels: str = "auto") -> None:
         super().__init__(policy, cache_bytes, max_rows, kernels)
@@ -43,7 +43,7 @@ class OwnWeightsEngine(NativeEngine):
         self._reset()
 
     async def update(self, weights: WeightSet, how: UpdateMode) -> None:
-        """Take new weights, see `UpdatableEngine.update`. PushRefused leaves the old version as it was, whole."""
+        """Take new weights (`UpdatableEngine.update`). PushRefused leaves the old version whole."""
         check_pushed(weights, shapes_of(trained_tensors(self._trained)), self.version)
         try:
             if how == "wait":
@@ -65,7 +65,7 @@ class OwnWeightsEngine(NativeEngine):
             self._continue()
 
     def refresh_weights(self) -> None:
-        """Bring what decoding reads up to date, after the policy's weights were replaced."""
+        """Refresh the decode weights after a change."""
         super()._take_weights()
 
     async def _settled(self) -> None:
@@ -75,14 +75,14 @@ class OwnWeightsEngine(NativeEngine):
         """Do nothing: weights change in `update` alone."""
 
     def _continue(self) -> None:
-        """Let what is under way continue: cached keys of old weights are of no use to the new ones."""
+        """Continue running rows: their prefixes are encoded again."""
         with inference(self._policy.model):
             self._runner.encode_again(self._scheduler)
         for row in self._scheduler.rows:
             row.continue_on(self.version)
 
     def _start_again(self) -> None:
-        """Queue every row that is not finished once more, in the order in which the requests came."""
+        """Restart every unfinished row, in the order of requests."""
         old = self._scheduler
         later_turns = [row for row in old.rows if row.past and not row.left]
         requests = old.requests
@@ -96,22 +96,22 @@ class OwnWeightsEngine(NativeEngine):
             self._scheduler.resume(row)
 
     def _new_runner(self) -> Runner:
-        """Return a runner with an empty cache, whose numbers a replay has again wherever kernels allow it."""
+        """Return an empty runner whose results a replay repeats, where kernels allow it."""
         runner = super()._new_runner()
         runner.repeats_bits = self.kernels == "compiled"
         return runner
 
     async def _drain(self) -> None:
-        """Wait until no row is under way, while none may begin."""
+        """Wait for running rows while none may begin."""
         self._admits = False
         while self._scheduler.rows:
             await asyncio.sleep(0.001)
 
 
 def encodes_alike(policy: Policy, shape: CacheShape) -> bool:
-    """Tell whether prompts that share a pass have the bits that each has alone: of keys, values and logits.
+    """Return True if prompts in one pass have the bits that each has alone.
 
-    `policy` is one that decoding reads, through C.
+    `policy` is the decode policy in C.
     """
     # Make prompts of several lengths, the same in every run
     size, longest = len(policy.tokenizer), policy.max_length - 1
@@ -129,7 +129,7 @@ def encodes_alike(policy: Policy, shape: CacheShape) -> bool:
 
 
 def _encoded(policy: Policy, shape: CacheShape, prompts: Sequence[Sequence[int]]) -> list[list[Tensor]]:
-    """Return what one pass makes of each prompt: its logits, and keys and values of its layers."""
+    """Return the logits, keys and values of each prompt of a pass."""
     block = Block(shape)
     block.resize(len(prompts), max(map(len, prompts)))
     logits_NV = encode(policy, CompiledPrefillLayout, block, 0, prompts)

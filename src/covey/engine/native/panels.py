@@ -1,7 +1,7 @@
-"""Linear layers by layer.c, for passes without gradient: weights laid out in panels, which decoding reads in one go.
+"""Linear layers in layer.c, without gradient: packed weights that decoding reads in order.
 
-What a row gets does not depend on the rows beside it, down to the last bit. In bfloat16 both operands of a product are
-rounded, as autocast rounds them, and the product is kept in float32.
+A row's bits do not depend on the rows beside it. In bfloat16 both operands of a product are rounded, as autocast rounds
+them, and the product is kept in float32.
 
 Shapes: N rows, I and O their width before and after, R rank of an adapter, P layers that are one product.
 """
@@ -22,7 +22,7 @@ BATCH = 64
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """A LoRA adapter (arXiv 2106.09685): scale * x @ down^T @ up^T beside its layer's own product."""
+    """A LoRA adapter (arXiv 2106.09685): scale * x @ down^T @ up^T."""
 
     down_RI: Tensor
     up_OR: Tensor
@@ -31,7 +31,7 @@ class Adapter:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """A linear layer as it is sampled."""
+    """The weights of a linear layer for sampling."""
 
     shape: tuple[int, int]
     """Width after it, and before it."""
@@ -44,7 +44,7 @@ class Weights:
 
     @staticmethod
     def of(weight_OI: Tensor, bias_O: Tensor | None = None, adapter: Adapter | None = None) -> "Weights":
-        """Return those of a layer whose weight is plain numbers already."""
+        """Return the weights of a layer of plain numbers."""
         return Weights((len(weight_OI), weight_OI.shape[1]), lambda: weight_OI, None, bias_O, adapter)
 
 
@@ -64,7 +64,7 @@ class Beside(ctypes.Structure):
 
 
 class Panels:
-    """Room for a weight (outer, inner), laid out. `take` fills it."""
+    """A buffer for a packed weight (outer, inner), filled by `take`."""
 
     def __init__(self, outer: int, inner: int, half: bool) -> None:
         self.num_outputs = -(-outer // panel_width()) * panel_width()
@@ -73,7 +73,6 @@ class Panels:
 
     @torch.no_grad()
     def take(self, weight_OI: Tensor) -> None:
-        """Lay out the weight as it is now."""
         outer, inner = weight_OI.shape
         weight_OI = weight_OI.detach().float().contiguous()
         half = self._panels.dtype == torch.bfloat16
@@ -83,7 +82,7 @@ class Panels:
 
 
 class PackedWeights:
-    """Room for linear layers of one input as one product, their adapters beside it. `take` fills it."""
+    """A buffer for linear layers of one input, with their adapters, filled by `take`."""
 
     def __init__(self, parts: Sequence[Weights], half: bool) -> None:
         self._panels = Panels(sum(part.shape[0] for part in parts), parts[0].shape[1], half)
@@ -98,7 +97,7 @@ class PackedWeights:
 
     @torch.no_grad()
     def take(self, parts: Sequence[Weights]) -> None:
-        """Lay out the weights as they are now. Frozen ones, once for all."""
+        """Pack the weights; frozen ones only once."""
         stamps = [part.stamp for part in parts]
         if None in stamps or stamps != self._stamps:
             made = [part.make() for part in parts]
@@ -112,14 +111,14 @@ class PackedWeights:
 
     @property
     def narrow_width(self) -> int:
-        """Return the numbers of a row that go from the adapters' first products to their second ones."""
+        """Return the inner numbers per row of the adapters' products."""
         return 0 if self._adapters is None else int(self._adapters.call.down.outer)
 
 
 class PackedAdapters:
-    """Room for the adapters of layers that are computed as one product. `take` fills it.
+    """A buffer for the adapters of one product's layers, filled by `take`.
 
-    A panel of outputs reads the stretch of `count` numbers that holds those of its own layers.
+    A panel of outputs reads the stretch of `count` numbers of its own layers.
     """
 
     def __init__(self, parts: Sequence[Weights], half: bool) -> None:
@@ -146,7 +145,6 @@ class PackedAdapters:
         self.call = Beside(self._down.product, self._up.product, *pointers)
 
     def take(self, parts: Sequence[Weights]) -> None:
-        """Lay out the adapters as they are now."""
         down_RI = torch.zeros(self._total, parts[0].shape[1])
         up_OR = torch.zeros(self._up.product.outer, self._up.product.inner)
         places = _pieces(up_OR, parts), _pieces(self._scales, parts), self._columns
@@ -164,13 +162,13 @@ class PackedAdapters:
 
 
 def _pieces(padded: Tensor, parts: Sequence[Weights]) -> list[Tensor]:
-    """Return which of the first rows of a tensor are each layer's, where a layer has one for each output."""
+    """Return each layer's rows of a tensor, where it has one per output."""
     sizes = [part.shape[0] for part in parts]
     return list(padded[: sum(sizes)].split(sizes))
 
 
 class CompiledLinear(nn.Module):
-    """A linear layer as panels, its adapter merged in or beside it."""
+    """A packed linear layer, its adapter merged or beside it."""
 
     def __init__(self, weights: Weights, half: bool) -> None:
         super().__init__()
@@ -178,7 +176,6 @@ class CompiledLinear(nn.Module):
         self.take(weights)
 
     def take(self, weights: Weights) -> None:
-        """Lay out the weight as it is now."""
         self._panels.take([weights])
 
     def forward(self, input: Tensor) -> Tensor:
@@ -187,7 +184,7 @@ class CompiledLinear(nn.Module):
 
 
 def multiplied(weights: PackedWeights, x_NI: Tensor, half: bool) -> Tensor:
-    """Return (N, O) of rows in float32."""
+    """Multiply rows in float32: (N, O)."""
     product = weights.product
     out_NO = x_NI.new_empty(len(x_NI), product.outer)
     rooms = [x_NI.new_empty(BATCH * width) for width in (product.inner, weights.narrow_width)]
@@ -199,10 +196,10 @@ def multiplied(weights: PackedWeights, x_NI: Tensor, half: bool) -> Tensor:
 
 
 def panel_width() -> int:
-    """Return how many outputs lie side by side."""
+    """Return the number of adjacent outputs."""
     return ctypes.c_int64.in_dll(library(SOURCE), "covey_panel").value
 
 
 def has_half() -> bool:
-    """Return whether the processor multiplies bfloat16. NoCompilerError."""
+    """Return True if the processor multiplies bfloat16. NoCompilerError."""
     return bool(ctypes.c_int64.in_dll(library(SOURCE), "covey_has_half").value)

@@ -1,10 +1,9 @@
-"""The native engine run through a past: each token on the version that sampled it.
+"""The native engine replaying a recorded run: each token on its original version.
 
-Nothing of a row depends on the rows beside it: a prompt is encoded alone, or in a pass that gives each prompt the bits
-it has alone, and the reply before a turn and a prefix whose weights changed are encoded alone. So a row that is sampled
-alone, with the same changes after the same tokens, has the same bits. A session that waited over a change of weights
-has read all of it again in one pass, and its next turn says so by its version. One that gave way without a change was
-read again with the passes it was read with (`Runner.repeats_bits`), of which nothing is to be seen here.
+A row does not depend on the rows beside it: prompts are encoded alone or with the same bits, and so are replies and
+prefixes after a change of weights. So a row that is sampled alone, with the same changes after the same tokens, has the
+same bits. A session that waited over a change of weights was read again in one pass, as the version of its next turn
+shows; an evicted one was read again with its original passes (`Runner.repeats_bits`).
 """
 
 from collections import deque
@@ -26,20 +25,20 @@ from covey.types import Completion, Sampling, Span
 
 
 class Past(Protocol):
-    """What is known of the completions to come."""
+    """The recorded completions to come."""
 
     def spans(self, seed: int, sample_index: int) -> Sequence[Span]:
-        """Return the versions of the tokens of a completion, by the seed of its call."""
+        """Return the token versions of a completion, by the seed of its call."""
         ...
 
     def add(self, seed: int, sample_index: int, num_tokens: int) -> None:
-        """Note how long the completion came out."""
+        """Record the completion's length."""
         ...
 
 
 @dataclass(eq=False)
 class Place:
-    """Where rows of one version are sampled and kept, or one row whose weights change."""
+    """The engine state of rows of one version, or of one row with changing weights."""
 
     scheduler: Scheduler
     runner: Runner
@@ -49,7 +48,7 @@ class Place:
 
 
 class ReplayingEngine(OwnWeightsEngine):
-    """Samples what another engine sampled before, on the versions it had then."""
+    """Samples again what another engine sampled, on the original versions."""
 
     past: Past
     """Of the group that is sampled now."""
@@ -59,16 +58,15 @@ class ReplayingEngine(OwnWeightsEngine):
         self._kept: dict[int, Mapping[str, Tensor]] = {}
 
     def remember(self, trained: Policy, version: int) -> Mapping[str, Tensor]:
-        """Keep a copy of the trained policy's weights as they are now, as a version, and return it."""
+        """Keep a copy of the trained weights as a version, and return it."""
         self._kept[version] = {name: tensor.detach().clone() for name, tensor in trained_tensors(trained).items()}
         return self._kept[version]
 
     def forget_before(self, version: float) -> None:
-        """Let go of versions that no token to come was sampled on."""
+        """Drop the versions that no token to come needs."""
         self._kept = {kept: weights for kept, weights in self._kept.items() if kept >= version}
 
     async def generate(self, prompt_ids: Sequence[int], n: int, sampling: Sampling) -> list[Completion]:
-        """Return the completions of a call of the past."""
         sessions = self.open(prompt_ids, n, sampling)
         completions = [await session.first() for session in sessions]
         for session in sessions:
@@ -76,7 +74,7 @@ class ReplayingEngine(OwnWeightsEngine):
         return completions
 
     def open(self, prompt_ids: Sequence[int], n: int, sampling: Sampling) -> "list[ReplayedSession]":  # type: ignore[override] # neither kind is the other
-        """Begin the attempts of a call of the past: those of one version together, the others one by one."""
+        """Begin the attempts of a recorded call, grouped by version where that is single."""
         sessions: dict[int, ReplayedSession] = {}
         together: dict[object, list[int]] = {}
         first = sampling.first_sample
@@ -95,7 +93,7 @@ class ReplayingEngine(OwnWeightsEngine):
         return [sessions[index] for index in range(n)]
 
     def sample_first(self, place: Place, row: Row) -> Completion:
-        """Return the first turn of an attempt, sampled with the others of its place."""
+        """Return the first turn of an attempt, sampled with its place."""
         index = row.sampling.first_sample + row.sample_index
         if not place.has_begun:
             place.has_begun = True
@@ -109,7 +107,6 @@ class ReplayingEngine(OwnWeightsEngine):
         return self._told(row, 0)
 
     def leave(self, place: Place, row: Row) -> None:
-        """Close a session in its place."""
         with self._at(place), inference(self._policy.model):
             self._scheduler.close(row)
             self._depart()
@@ -117,13 +114,13 @@ class ReplayingEngine(OwnWeightsEngine):
                 self._runner.drop()
 
     def _told(self, row: Row, sample_index: int) -> Completion:
-        """Return the turn that is over, after noting its length for the next one."""
+        """Return the finished turn, recording its length."""
         assert row.completion is not None, "its turn is over"
         self.past.add(row.sampling.seed, sample_index, len(row.completion.token_ids))
         return row.completion
 
     def _sample(self, place: Place, row: Row, spans: Sequence[Span]) -> None:
-        """Sample the turns that are begun in a place, changing the weights where the spans say so."""
+        """Sample a place's turns, changing weights as the spans say."""
         with self._at(place), inference(self._policy.model):
             self._load(spans[0].version)
             row.request.version = self.version
@@ -162,7 +159,7 @@ class ReplayingEngine(OwnWeightsEngine):
 
 
 class ReplayedSession:
-    """One attempt of several turns of the past. See `Session`."""
+    """One replayed attempt of several turns. See `Session`."""
 
     def __init__(self, engine: ReplayingEngine, row: Row, place: Place) -> None:
         self._engine = engine
@@ -171,18 +168,15 @@ class ReplayedSession:
 
     @property
     def re_encoded_tokens(self) -> int:
-        """Return how many tokens of earlier turns had to be encoded again so far."""
         return self._row.re_encoded
 
     async def first(self) -> Completion:
-        """Return the first turn."""
         return self._engine.sample_first(self._place, self._row)
 
     async def extend(self, token_ids: Sequence[int], sampling: Sampling) -> Completion:
-        """Append what the environment said, and sample the next turn."""
+        """Append the environment's reply, and sample the next turn."""
         return self._engine.sample_next(self._place, self._row, token_ids, sampling)
 
     def close(self) -> None:
-        """Give back what is kept. Closing again does nothing."""
         if not self._row.closed:
             self._engine.leave(self._place, self._row)

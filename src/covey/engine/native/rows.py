@@ -1,7 +1,7 @@
-"""What is sampled: calls and their rows, which are completions in the making.
+"""Requests and their rows, which are running completions.
 
-A row of a session lives on between turns. Its own tokens are all that follow its prompt: sampled ones, and those that
-the environment said.
+A row of a session lives on between turns. Its own tokens are all that follow its prompt: sampled ones and the
+environment's.
 """
 
 from collections import deque
@@ -15,7 +15,7 @@ from covey.types import Completion, FinishReason, Sampling, Span
 
 @dataclass(eq=False, slots=True)
 class Request:
-    """One call of generate(), or the sessions that were opened together: a prompt and its n rows."""
+    """One call of generate() or one opening of sessions: a prompt and its n rows."""
 
     prompt_ids: tuple[int, ...]
     n: int
@@ -46,15 +46,14 @@ class Request:
 
     @property
     def done(self) -> bool:
-        """Nothing of it runs or is kept, and nothing more will begin."""
+        """Return True where nothing runs, is kept, or will begin."""
         return self.num_running == 0 and self.num_kept == 0 and (self.cancelled or not self.to_start)
 
     def keep_rows(self) -> None:
-        """Make its rows sessions."""
         self.sessions = tuple(self.new_row(index) for index in range(self.n))
 
     def row(self, sample_index: int) -> "Row":
-        """Return a row that begins its first turn now."""
+        """Return a row that begins its first turn."""
         row = self.sessions[sample_index] if self.sessions else self.new_row(sample_index)
         row.changes = [(self.version, 0)]
         return row
@@ -64,13 +63,13 @@ class Request:
         return Row(self, sample_index, self.sampling, key)
 
     def leave(self) -> None:
-        """Forget where it was cached: nothing is kept any more."""
+        """Forget the request's place in the cache."""
         self.num_running, self.num_kept, self.slot = 0, 0, -1
         for row in self.sessions:
             row.kept = 0
 
     def start_again(self) -> None:
-        """Forget the turns under way: first ones are still to start, later ones to be resumed."""
+        """Restart the running turns: first ones from the prompt, later ones resumed."""
         self.leave()
         if not self.sessions:
             self.to_start = deque(index for index in range(self.n) if index not in self.completions)
@@ -84,7 +83,7 @@ class Request:
 
 @dataclass(eq=False, slots=True)
 class Row:
-    """One completion in the making, or one attempt of several turns."""
+    """One running completion, or one attempt of several turns."""
 
     request: Request
     sample_index: int
@@ -120,7 +119,7 @@ class Row:
 
     @property
     def own_ids(self) -> list[int]:
-        """Return all that follows the prompt."""
+        """Return all tokens behind the prompt."""
         return [*self.past, *self.token_ids]
 
     @property
@@ -129,12 +128,12 @@ class Row:
 
     @property
     def most_own(self) -> int:
-        """Own tokens it may come to in this turn."""
+        """Return the most own tokens after this turn."""
         return len(self.past) + self.sampling.max_tokens
 
     @property
     def is_at_rest(self) -> bool:
-        """Tell whether a session waits for the environment, or to go on."""
+        """Return True for a session that waits for the environment, or to continue."""
         waits_to_go_on = bool(self.past) and not self.token_ids
         return not self.closed and (self.completion is not None or waits_to_go_on)
 
@@ -145,24 +144,24 @@ class Row:
         self.begin_turn(read, sampling, row_key(sampling.seed, 0))
 
     def begin_turn(self, unread: int, sampling: Sampling, key: int) -> None:
-        """Forget the turn before, or what was sampled of this one."""
+        """Forget the previous turn, or this one's samples."""
         self.sampling, self.key, self.unread = sampling, key, unread
         self.token_ids, self.logprobs, self.changes = [], [], [(self.request.version, 0)]
         self.left, self.completion = False, None
         self.stop_text = self._stop_text()
 
     def forget(self) -> None:
-        """Take note that nothing it has read is of use: the weights are others."""
+        """Mark all read tokens as stale after a change of weights."""
         self.kept, self.read, self.together = 0, 0, []
 
     def continue_on(self, version: int) -> None:
-        """Label the tokens from here on with a new version."""
+        """Label tokens with a new version from now on."""
         if self.changes[-1][1] == len(self.token_ids):
             self.changes.pop()
         self.changes.append((version, len(self.token_ids)))
 
     def take(self, token_id: int, logprob: float) -> None:
-        """Append a sampled token. The row leaves if it was the last."""
+        """Append a sampled token; the last one finishes the row."""
         self.token_ids.append(token_id)
         self.logprobs.append(logprob)
         # Rows that are not finished go on
@@ -177,7 +176,7 @@ class Row:
             self.request.completions[self.sample_index] = self.completion
 
     def _spans(self) -> tuple[Span, ...]:
-        """Return the version of each token, empty where it is one for all."""
+        """Return the version of each token, empty for a single version."""
         if len(self.changes) == 1:
             return ()
         ends = [start for _, start in self.changes[1:]] + [len(self.token_ids)]

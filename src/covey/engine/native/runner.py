@@ -1,4 +1,4 @@
-"""Computes what the scheduler decided: prompts into the cache, one token a row, tokens to the host once a pass.
+"""Run the scheduler's decisions: prefill, one token per row, tokens to the host.
 
 Shapes: N prompts encoded now, R rows, V vocabulary.
 """
@@ -24,7 +24,7 @@ from covey.policy.sampling import Distribution, partition, random_uniform, sampl
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """How each of some rows draws its tokens."""
+    """The draws of some rows."""
 
     key_R: Tensor
     parts: list[tuple[Distribution, Tensor | None]]
@@ -40,7 +40,7 @@ Sampled = tuple[list[int], list[float]]
 
 
 class Runner:
-    """Owns the cache. Must be called without gradients (`policy.inference`)."""
+    """Owns the cache; call it without gradients (`policy.inference`)."""
 
     holds_prompts = False
     """Whether each row has its prompt before its own tokens, in its own slots."""
@@ -63,7 +63,7 @@ class Runner:
         self._changes_seen = -1
 
     def start(self, scheduler: Scheduler, admission: Admission) -> Sampled:
-        """Encode new prompts and what resumed rows have not read, and draw the next token of every row that enters."""
+        """Encode admitted prompts and unread tokens, and draw each entering row's next token."""
         self.fit(scheduler)
         rows, prompts, num_resumed = admission.rows, admission.prompts, admission.num_resumed
         first = len(scheduler.rows) - len(rows)
@@ -88,7 +88,7 @@ class Runner:
         self.cache.fit(_need(scheduler))
 
     def decode(self, scheduler: Scheduler, most: int) -> list[Sampled]:
-        """Feed every row its newest token and draw the next one, so many times at most."""
+        """Feed every row its newest token and draw the next, up to `most` times."""
         rows, device = scheduler.rows, self._policy.device
         self.fit(scheduler)
         grid, draws = self._composition(scheduler)
@@ -102,14 +102,10 @@ class Runner:
         return [self._draw(logits_RV, draws, turn_R)]
 
     def drop(self) -> None:
-        """Give the memory back."""
         self.cache.drop()
 
     def encode_again(self, scheduler: Scheduler) -> None:
-        """Cache keys and values anew, on the weights there are now.
-
-        Each prompt and each row is encoded alone, so its numbers do not depend on what else is under way.
-        """
+        """Encode all cached tokens on the current weights, each prompt and row alone."""
         self.drop()
         self.fit(scheduler)
         num_encoded = self.num_encoded
@@ -126,7 +122,7 @@ class Runner:
         self.num_encoded = num_encoded
 
     def keep(self, over: Sequence[tuple[int, Row]], scheduler: Scheduler) -> None:
-        """Keep what sessions have read whose turn is over, where there is room beside what is under way."""
+        """Keep the tokens of sessions whose turn is over, where there is room."""
         for slot, row in over:
             row.kept, row.read = 0, row.num_own - 1
             room = self.cache.max_slots - row.read
@@ -141,7 +137,7 @@ class Runner:
                 scheduler.rest(row)
 
     def apply(self, departure: Departure, scheduler: Scheduler) -> None:
-        """Move cached keys and values along with the rows and groups that moved, and drop those that were given up."""
+        """Move cached tokens with their rows and groups, and drop evicted ones."""
         cached = [self._cached(scheduler.rows[target]) for _, target in departure.row_moves]
         self.cache.rows.move(departure.row_moves, max(cached, default=0))
         prompts = [len(scheduler.groups[target].prompt_ids) for _, target in departure.group_moves]
@@ -149,7 +145,7 @@ class Runner:
         self._forget_given_up(scheduler)
 
     def _shrink(self, scheduler: Scheduler) -> None:
-        """Give back what rows have reserved and do not use yet."""
+        """Release reserved slots that are not used yet."""
         self.cache.shrink(_need(scheduler))
 
     def _forget_given_up(self, scheduler: Scheduler) -> None:
@@ -157,14 +153,14 @@ class Runner:
             self.cache.keep_only(scheduler.kept)
 
     def _cached(self, row: Row) -> int:
-        """Count the slots of a row that are in use: its newest token is not cached yet."""
+        """Count the cached slots of a row; its newest token is not cached yet."""
         return row.num_own - 1 + len(row.request.prompt_ids) * self.holds_prompts
 
     def _place_prompts(self, scheduler: Scheduler, first: int) -> None:
         """Copy prompts to the rows from slot `first` on, where rows hold them."""
 
     def _resume(self, scheduler: Scheduler, first: int, num_rows: int) -> Tensor:
-        """Let rows from slot `first` on read what they have not read yet. Logits (N, V) after it."""
+        """Read the unread tokens of rows from slot `first` on; return logits (N, V)."""
         rows = scheduler.rows[first : first + num_rows]
         # Put back what was kept, and read again what was given up
         for slot, row in enumerate(rows, first):
@@ -186,10 +182,7 @@ class Runner:
         return torch.cat(pieces)
 
     def _extend(self, first: int, rows: Sequence[Row], stretches: Sequence[tuple[int, int]]) -> Tensor:
-        """Let rows from slot `first` on read a stretch of their own tokens each, in one pass.
-
-        Returns the logits (N, V) after it.
-        """
+        """Read a stretch of each row's own tokens in one pass; return logits (N, V)."""
         # Lay out the rows on the cache
         groups = [row.request.slot for row in rows]
         prompt_lengths = [len(row.request.prompt_ids) for row in rows]
@@ -204,7 +197,7 @@ class Runner:
         return self._policy.logits(input_ids_1T, layout.position_T[None], layout, layout.end_N)
 
     def _read_again(self, slot: int, row: Row) -> None:
-        """Read what was given up of a row with the passes that it was read with, one after the other."""
+        """Read evicted tokens again, with the passes that read them before."""
         place, own_ids = 0, row.own_ids
         for start, end in (*row.together, (row.read, row.read)):
             for index in range(place, start):
@@ -216,7 +209,7 @@ class Runner:
             place = end
 
     def _feed(self, slot: int, row: Row, index: int, token_id: int) -> None:
-        """Let one row read one of its own tokens, as decoding does."""
+        """Read one own token of one row, as decoding does."""
         device = self._policy.device
         self.num_encoded += 1
         grid = Grid.of([0], [len(row.request.prompt_ids)], device)
@@ -225,7 +218,7 @@ class Runner:
         self._policy.logits(input_ids_11, layout.position_R[None], layout, torch.zeros_like(length_1))
 
     def _encode(self, prompts: Sequence[Request]) -> Tensor:
-        """Write the prompts' keys and values. Logits (N, V) after each prompt."""
+        """Store the prompts' keys and values; return logits (N, V) after each."""
         self.num_encoded += sum(len(request.prompt_ids) for request in prompts)
         token_ids = [request.prompt_ids for request in prompts]
         return encode(self._policy, self._prefill_layout, self.cache.prompts, prompts[0].slot, token_ids)
@@ -236,7 +229,7 @@ class Runner:
         return on_host(*torch.stack((token_R.to(torch.float64), logprob_R.to(torch.float64))).tolist())
 
     def _composition(self, scheduler: Scheduler) -> tuple[Grid, Draws]:
-        """Tensors that change only when rows or groups come, go or move."""
+        """Return the tensors that change only with the rows or groups."""
         if self._grid is None or self._draws is None or self._changes_seen != scheduler.changes:
             rows, device = scheduler.rows, self._policy.device
             prompt_lengths = [len(request.prompt_ids) for request in scheduler.groups]
@@ -249,27 +242,27 @@ class Runner:
 def encode(
     policy: Policy, layout_kind: type[PrefillLayout], block: Block, first: int, prompts: Sequence[Sequence[int]]
 ) -> Tensor:
-    """Write the keys and values of prompts from holder `first` on, in one pass. Logits (N, V) after each prompt."""
+    """Store the keys and values of prompts from holder `first` on; return logits (N, V)."""
     layout = layout_kind(block, first, [len(prompt) for prompt in prompts])
     input_ids_1T = to_device([[token_id for prompt in prompts for token_id in prompt]], policy.device)
     return policy.logits(input_ids_1T, layout.position_T[None], layout, layout.end_N)
 
 
 def on_host(token_ids: list[float], logprobs: list[float]) -> Sampled:
-    """Return tokens as numbers of their kind. ValueError where a log-probability is not finite."""
+    """Return the sampled tokens. ValueError where a log-probability is not finite."""
     if not math.isfinite(sum(logprobs)):
         raise ValueError("log-probabilities of sampled tokens must be finite, got nan; the policy has diverged")
     return [int(token_id) for token_id in token_ids], logprobs
 
 
 def cache_shape(policy: Policy) -> CacheShape:
-    """Return what the policy's layers cache for a token. See `detect_capabilities`."""
+    """Return the cached shapes of the policy's layers (`detect_capabilities`)."""
     return detect_capabilities(policy).shape(policy.device)
 
 
 @torch.no_grad()
 def detect_capabilities(policy: Policy) -> ProbeLayout:
-    """Return what the policy's layers cache for a token, and how each attends, seen in a pass over one token.
+    """Return the cached shapes and attention rules of layers, from a pass over one token.
 
     ValueError where a layer has a state of another kind, which this engine would lose.
     """

@@ -1,11 +1,11 @@
-"""Who is sampled when: admission, finishing and slots. No tensors, so every decision can be tested without a model.
+"""Schedule rows: admission, finishing and slots. No tensors, so no model is needed in tests.
 
-Rows (completions in the making) and groups (prompts whose keys and values are held) each fill slots 0 .. n-1 without a
-gap: where one leaves, the last takes its slot. The cache is two rectangles, groups x longest prompt and rows x largest
-number of own tokens, and what sessions at rest have read. A row is admitted only if all of it fits at its worst.
+Rows (running completions) and groups (prompts with cached keys and values) each fill slots 0 .. n-1 without a gap:
+where one leaves, the last takes its slot. The cache is two rectangles, groups x longest prompt and rows x largest
+number of own tokens, and the kept tokens of idle sessions. A row is admitted only if all of it fits at its worst.
 
-Sessions that go on enter before calls that are new. What rests gives way where nothing else is under way, or where it
-holds more than half of the room: who rested longest first.
+Continuing sessions enter before new calls. Idle sessions are evicted, longest idle first, where nothing else runs or
+where they hold more than half of the room.
 """
 
 from collections import deque
@@ -22,7 +22,7 @@ Move = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What may be held at once."""
+    """The capacity of the engine."""
 
     max_rows: int
     max_slots: int
@@ -37,7 +37,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """What enters now: prompts to encode (they took the last group slots) and rows (they took the last row slots)."""
+    """Prompts to encode and rows to start; they hold the last slots."""
 
     prompts: tuple[Request, ...]
     rows: tuple[Row, ...]
@@ -45,7 +45,7 @@ class Admission:
     """So many of the rows, the first ones, go on with another turn: they draw after what they have not read yet."""
 
     def charge(self) -> int:
-        """Count the tokens of earlier turns that it encodes again, each also on the account of a row that needs it."""
+        """Count the earlier turns' tokens to encode again, also per row."""
         prompts = set(self.prompts)
         total = 0
         for row in self.rows[: self.num_resumed]:
@@ -60,7 +60,7 @@ class Admission:
 
 @dataclass(frozen=True, slots=True)
 class Departure:
-    """What left: requests that are complete, and who moves into the slots that fell free."""
+    """Complete requests, and the moves into freed slots."""
 
     requests: tuple[Request, ...]
     row_moves: tuple[Move, ...]
@@ -68,7 +68,7 @@ class Departure:
 
 
 class Scheduler:
-    """First come, first served. A group larger than the room enters in waves. Its prompt stays until its last row."""
+    """First come, first served; a group larger than the room enters in waves."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
@@ -97,29 +97,29 @@ class Scheduler:
 
     @property
     def requests(self) -> list[Request]:
-        """Return what is not done, in the order in which it came."""
+        """Return unfinished requests in the order of arrival."""
         inside = sorted(self.groups, key=lambda request: request.number)
         return [*inside, *(request for request in self._waiting if request.slot < 0)]
 
     @property
     def row_slots(self) -> int:
-        """Slots that the longest row may come to."""
+        """Return the slots that the longest row may need."""
         return self.longest_row + self.longest_prompt * self.limits.rows_hold_prompts
 
     @property
     def most_needed(self) -> int:
-        """Return the slots that what waits needs, each alone, at most."""
+        """Return the most slots that a waiting request needs alone."""
         calls = [self._alone(request, request.sampling.max_tokens) for request in self.requests]
         return max([*calls, *(self._alone(row.request, row.most_own) for row in self.resuming)], default=0)
 
     def submit(self, request: Request) -> None:
-        """Queue a request. ValueError if not even one of its rows could ever be held."""
+        """Queue a request. ValueError if not even one of its rows could be held."""
         self._refuse(request, request.sampling.max_tokens, request.sampling.max_tokens)
         request.number = next(self._numbers)
         self._waiting.append(request)
 
     def check_extension(self, row: Row, num_own: int, max_tokens: int) -> None:
-        """Refuse (ValueError) a next turn after so many own tokens that could never be held."""
+        """Refuse a next turn that could never be held. ValueError."""
         self._refuse(row.request, num_own + max_tokens, max_tokens)
 
     def resume(self, row: Row) -> None:
@@ -127,7 +127,7 @@ class Scheduler:
         self.resuming.append(row)
 
     def cancel(self, request: Request) -> None:
-        """Take a request out. Its slots fall free at the next `depart`."""
+        """Cancel a request; its slots are freed at the next `depart`."""
         request.cancelled = True
         if request in self._waiting:
             self._waiting.remove(request)
@@ -137,7 +137,7 @@ class Scheduler:
                 request.num_running -= 1
 
     def close(self, row: Row) -> None:
-        """Take one session out, wherever it is. Its slots fall free at the next `depart`."""
+        """Close a session; its slots are freed at the next `depart`."""
         row.closed = True
         request = row.request
         # It runs, waits to go on, or waits to begin; what it keeps goes in any case
@@ -154,25 +154,25 @@ class Scheduler:
         self.give_up(row)
 
     def turns_over(self) -> list[tuple[int, Row]]:
-        """Return the sessions that have finished a turn, with their slots, before `depart` takes them out."""
+        """Return finished sessions with their slots, before `depart` removes them."""
         over = [(slot, row) for slot, row in enumerate(self.rows) if row.left and row.request.sessions]
         return [(slot, row) for slot, row in over if not row.closed]
 
     def rest(self, row: Row) -> None:
-        """Take note that what a session has read when its turn is over is kept."""
+        """Mark a session's tokens as kept after its turn."""
         row.kept = row.read
         self.kept[row] = None
         self.kept_slots += row.kept
         row.request.num_kept += 1
 
     def give_up(self, row: Row) -> None:
-        """Give up what a session at rest has read, where anything is kept of it."""
+        """Evict an idle session's kept tokens."""
         if row in self.kept:
             self._unkeep(row)
             row.kept = 0
 
     def give_way(self) -> bool:
-        """Give up one session's keys and values where what is next needs the room. True if one was."""
+        """Evict one session where the next request needs the room; True if one was."""
         # Is there something next that lacks room?
         if len(self.rows) >= self.limits.max_rows or not self.kept or not self._is_blocked():
             return False
@@ -184,14 +184,14 @@ class Scheduler:
         return True
 
     def give_up_one(self) -> None:
-        """Give up what is kept of one session: who has rested longest, and those that wait to go on last."""
+        """Evict the session that has been idle longest, waiting ones last."""
         waiting = set(self.resuming)
         resting = (row for row in self.kept if row not in waiting)
         last_to_go_on = (row for row in reversed(self.resuming) if row in self.kept)
         self.give_up(next(chain(resting, last_to_go_on)))
 
     def admit(self) -> Admission:
-        """Let in as many waiting rows as there is room for."""
+        """Admit as many waiting rows as there is room for."""
         first_row, first_group = len(self.rows), len(self.groups)
         self._resume(first_group)
         num_resumed = len(self.rows) - first_row
@@ -205,13 +205,13 @@ class Scheduler:
         return Admission(tuple(self.groups[first_group:]), tuple(self.rows[first_row:]), num_resumed)
 
     def advance(self, rows: Sequence[Row], token_ids: Sequence[int], logprobs: Sequence[float]) -> None:
-        """Hand the sampled tokens to their rows, but those that left: they keep their slots until `depart`."""
+        """Give the sampled tokens to their rows, finished ones left out."""
         for row, token_id, logprob in zip(rows, token_ids, logprobs, strict=True):
             if not row.left:
                 row.take(token_id, logprob)
 
     def depart(self) -> Departure:
-        """Free the slots of rows that left and of requests that are done."""
+        """Free the slots of finished rows and requests."""
         leaving = [request for request in self.groups if request.done or self._is_stranded(request)]
         if not leaving and not any(row.left for row in self.rows):
             return Departure((), (), ())
@@ -230,7 +230,7 @@ class Scheduler:
         return Departure(done, tuple(row_moves), tuple(group_moves))
 
     def _resume(self, first_group: int) -> None:
-        """Let in sessions that go on, in order."""
+        """Admit continuing sessions, in order."""
         while self.resuming:
             row = self.resuming[0]
             if self._room(row.request, row.most_own) < 1 or not self._enter(row.request, first_group):
@@ -239,7 +239,7 @@ class Scheduler:
             self._add(self.resuming.popleft())
 
     def _start(self, first_group: int) -> None:
-        """Let in rows of calls, in order, as many as there is room for."""
+        """Admit rows of calls, in order, while there is room."""
         while self._waiting:
             request = self._waiting[0]
             room = self._room(request, request.sampling.max_tokens)
@@ -253,7 +253,7 @@ class Scheduler:
             self._waiting.popleft()
 
     def _enter(self, request: Request, first_group: int) -> bool:
-        """Give a prompt its slot, where it has none. False where the padding of one prefill would grow too large."""
+        """Assign a prompt's slot; False where one prefill would be padded too much."""
         if request.slot >= 0:
             return True
         new = [*self.groups[first_group:], request]
@@ -270,11 +270,10 @@ class Scheduler:
         self.longest_row = max(self.longest_row, row.most_own)
 
     def _is_stranded(self, request: Request) -> bool:
-        """Tell whether a prompt holds its slot for nobody while others are to begin first."""
+        """Return True if a prompt holds its slot while others must begin first."""
         return request.num_running == 0 and request.num_kept == 0 and request not in list(self._waiting)[:1]
 
     def _is_blocked(self) -> bool:
-        """Tell whether what is next waits for room."""
         if self.resuming:
             row = self.resuming[0]
             return self._room(row.request, row.most_own) < 1
@@ -283,7 +282,7 @@ class Scheduler:
         return False
 
     def _room(self, request: Request, row_length: int) -> int:
-        """Return how many rows of a request can enter now."""
+        """Count the rows of a request that can enter now."""
         longest_prompt = max(self.longest_prompt, len(request.prompt_ids))
         longest_row = max(self.longest_row, row_length) + longest_prompt * self.limits.rows_hold_prompts
         num_groups = len(self.groups) + (request.slot < 0)
@@ -291,7 +290,7 @@ class Scheduler:
         return min(self.limits.max_rows, num_rows) - len(self.rows)
 
     def _alone(self, request: Request, row_length: int) -> int:
-        """Return the slots that one row of a request needs where nothing else is in."""
+        """Return the slots that one row needs alone."""
         return len(request.prompt_ids) * (1 + self.limits.rows_hold_prompts) + row_length
 
     def _refuse(self, request: Request, row_length: int, max_tokens: int) -> None:
@@ -304,7 +303,7 @@ class Scheduler:
             )
 
     def _unkeep(self, row: Row) -> None:
-        """Count a row no longer among those that are kept."""
+        """Remove a row from the kept ones."""
         if row in self.kept:
             del self.kept[row]
             self.kept_slots -= row.kept
@@ -312,7 +311,7 @@ class Scheduler:
 
 
 def _fill_gaps(items: list[Any], gaps: Sequence[int]) -> list[Move]:
-    """Remove the items at `gaps` (rising) in place: items from the end move into the gaps. Says which."""
+    """Remove the items at `gaps` (rising) by moving items from the end; return the moves."""
     num_left = len(items) - len(gaps)
     gone = set(gaps)
     movers = [slot for slot in range(num_left, len(items)) if slot not in gone]

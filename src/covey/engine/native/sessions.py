@@ -1,4 +1,4 @@
-"""Sessions of the native engine: attempts whose keys and values stay cached while they wait for the environment."""
+"""Sessions of the native engine, cached while they wait for the environment."""
 
 import asyncio
 from collections.abc import Iterator, Sequence
@@ -12,32 +12,29 @@ if TYPE_CHECKING:
 
 
 class NativeSession:
-    """One attempt of several turns. See `Session`. Who stops waiting for a turn ends it, and so does who forgets it."""
+    """One attempt of several turns (`Session`); cancelling or dropping a wait ends its turn."""
 
     def __init__(self, engine: "NativeEngine", row: Row, first: "asyncio.Future[Completion]") -> None:
-        """`first` is answered with the first turn."""
+        """Set the future of the first turn."""
         self._engine = engine
         self._row = row
         self._first = first
 
     @property
     def re_encoded_tokens(self) -> int:
-        """Return how many tokens of earlier turns had to be encoded again so far."""
         return self._row.re_encoded
 
     async def first(self) -> Completion:
-        """Return the first turn."""
         return await self._wait(self._first)
 
     async def extend(self, token_ids: Sequence[int], sampling: Sampling) -> Completion:
-        """Append what the environment said, and sample the next turn."""
+        """Append the environment's reply, and sample the next turn."""
         if self._row.closed or self._row.completion is None:
             state = "is closed" if self._row.closed else "has not answered its last turn"
             raise RuntimeError(f"a session that {state} cannot be extended")
         return await self._wait(self._engine.extend(self._row, token_ids, sampling))
 
     def close(self) -> None:
-        """Give back what is kept, or what is still being sampled. Closing again does nothing."""
         self._engine.close_session(self._row)
 
     def __del__(self) -> None:
@@ -53,7 +50,7 @@ class NativeSession:
 
 
 class Turns:
-    """The sessions that are open, and the turns that somebody waits for."""
+    """Open sessions and awaited turns."""
 
     def __init__(self) -> None:
         self.under_way: dict[Row, asyncio.Future[Completion]] = {}
@@ -69,14 +66,14 @@ class Turns:
             self.begin(row)
 
     def begin(self, row: Row) -> "asyncio.Future[Completion]":
-        """Begin a turn, and return what its completion is waited for with, in the event loop that runs."""
+        """Begin a turn, and return its future in the running loop."""
         future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         future.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody need wait for it
         self.under_way[row] = future
         return future
 
     def answer(self, over: Sequence[tuple[int, Row]]) -> None:
-        """Hand out the turns that are over."""
+        """Answer the finished turns."""
         for _, row in over:
             future = self.under_way.pop(row, None)
             if future is not None and not future.done():
@@ -84,7 +81,7 @@ class Turns:
                 future.set_result(row.completion)
 
     def close(self, row: Row) -> None:
-        """Forget a session, once."""
+        """Remove a session, once."""
         future = self.under_way.pop(row, None)
         if future is not None:
             future.cancel()
@@ -93,6 +90,6 @@ class Turns:
             del self.requests[row.request]
 
     def at_rest(self) -> Iterator[Row]:
-        """Return the open sessions that are not being sampled."""
+        """Yield the open sessions that are not being sampled."""
         for request in self.requests:
             yield from (row for row in request.sessions if row.is_at_rest)

@@ -1,4 +1,4 @@
-"""Stop strings: notice, token by token, the token that completes one."""
+"""Stop strings: detect the token that completes one."""
 
 from collections.abc import Callable, Container, Sequence
 
@@ -11,9 +11,9 @@ MAX_HELD = 16
 
 
 class QuietTokens:
-    """Tokens after which no stop string can be complete or have begun, looked up once each for all completions.
+    """Tokens after which no stop string can be complete or have begun, cached.
 
-    A stop string neither holds their text, with or without a space before it, nor begins or ends within it.
+    A stop string neither contains their text, with or without a space before it, nor begins or ends within it.
     """
 
     def __init__(self, stop: Sequence[str], decode: Decode) -> None:
@@ -33,7 +33,7 @@ class QuietTokens:
 
 
 def _touches(text: str, stop: str) -> bool:
-    """Tell whether a stop string can overlap a text, whatever stands before and after it."""
+    """Return True if a stop string can overlap a text in any context."""
     if text in stop or stop in text:
         return True
     lengths = range(1, min(len(text), len(stop)) + 1)
@@ -41,14 +41,14 @@ def _touches(text: str, stop: str) -> bool:
 
 
 class StopText:
-    """Watches one completion for stop strings, at a cost that does not grow with its length.
+    """Watches a completion for stop strings, at constant cost per token.
 
-    Only a window is decoded: the tokens not yet settled, after some that are, because many tokenizers drop a space at
-    the start of what they decode. Tokens are unsettled while they end within a character (byte-level pieces).
+    Only a window is decoded: the unsettled tokens after some settled ones, because many tokenizers drop a space at the
+    start of what they decode. Tokens are unsettled while they end within a character (byte-level pieces).
     """
 
     def __init__(self, stop: Sequence[str], decode: Decode, quiet: Container[int] = ()) -> None:
-        """After tokens that are `quiet` nothing is decoded."""
+        """Decode nothing after tokens that are `quiet`."""
         self._stop = tuple(stop)
         self._decode = decode
         self._quiet = quiet
@@ -58,7 +58,7 @@ class StopText:
         self._settled = 0
 
     def completed_by_last(self, token_ids: Sequence[int]) -> bool:
-        """Return True if the newest of all tokens so far completes a stop string. To be asked after each token."""
+        """Return True if the newest token completes a stop string; call it for each token."""
         if token_ids[-1] in self._quiet:
             self._tail, self._context_start, self._settled = "", len(token_ids) - 1, len(token_ids)
             return False

@@ -1,1 +1,1 @@
-"""vLLM: an engine of another program, in this process or at an address."""
+"""The vLLM engine, in this process or at an address."""

@@ -30,9 +30,9 @@ ROOM_TO_BREATHE = 0.95
 
 
 def build(policy: Policy, settings: EngineConfig, version: int = 0, *, sleep_level: int = 0) -> VLLMEngine:
-    """Build the engine of a policy in this process, which pushes its weights with `load_weights`.
+    """Build the engine of a policy in this process, on its weights as `version`.
 
-    They are those of `version` now. ValueError where vLLM cannot serve the policy, EngineLost where it does not start.
+    `load_weights` pushes newer ones. ValueError where vLLM cannot serve the policy, EngineLost where it does not start.
     """
     folder = Path(tempfile.mkdtemp(prefix="covey-vllm-"))
     try:
@@ -45,9 +45,9 @@ def build(policy: Policy, settings: EngineConfig, version: int = 0, *, sleep_lev
 
 
 def build_beside(policy: Policy, settings: EngineConfig) -> Engine:
-    """Build the engine beside the trainer of the policy: started again where it is lost, asleep while it trains.
+    """Build the engine beside the trainer: restarted when lost, asleep during updates.
 
-    A server of somebody else is not started again.
+    A remote server is not restarted.
     """
     if settings.url is not None:
         return build(policy, settings)
@@ -55,7 +55,7 @@ def build_beside(policy: Policy, settings: EngineConfig) -> Engine:
 
 
 def sleep_level(policy: Policy, settings: EngineConfig) -> int:
-    """Return what is given back while the trainer works: all but an adapter's frozen base, where both share a GPU."""
+    """Return vLLM's sleep level: everything but an adapter's frozen base on a shared GPU."""
     if settings.sleep is not None:
         return settings.sleep
     if policy.device.type != "cuda":
@@ -64,7 +64,7 @@ def sleep_level(policy: Policy, settings: EngineConfig) -> int:
 
 
 def start(policy: Policy, settings: EngineConfig, folder: Path, version: int, sleep_level: int) -> VLLMEngine:
-    """Start vLLM here, on a copy of the policy's weights below `folder`."""
+    """Start vLLM on a copy of the policy's weights below `folder`."""
     # vLLM takes the first GPU that its process sees
     on_gpu = policy.device.type == "cuda"
     if on_gpu and policy.device.index not in (None, 0):
@@ -103,16 +103,16 @@ def start(policy: Policy, settings: EngineConfig, folder: Path, version: int, sl
 
 
 def _free_share(device: torch.device) -> float:
-    """Return the share of a GPU that is free now.
+    """Return the free share of a GPU.
 
-    vLLM does not start where less is free than it is told it may have, even where its cache has a size of its own.
+    vLLM does not start with less than its configured share, even with a fixed cache size.
     """
     free, total = torch.cuda.mem_get_info(device)
     return int(ROOM_TO_BREATHE * 100 * free / total) / 100
 
 
 def join(policy: Policy, settings: EngineConfig, url: str, folder: Path, version: int) -> VLLMEngine:
-    """Take over a server that runs on a model of the policy's shape, and push the policy's weights to it."""
+    """Join a server with a model of the policy's shape, and push the policy's weights."""
     model = find_model(url)
     served = describe(policy, settings, folder, min(policy.max_length, model.max_length))
     served = replace(served, name=called(url), sleep_level=settings.sleep or 0)
@@ -126,7 +126,7 @@ def join(policy: Policy, settings: EngineConfig, url: str, folder: Path, version
 
 
 def describe(policy: Policy, settings: EngineConfig, folder: Path, max_length: int) -> Served:
-    """Return what the engine knows of the policy. An adapter, where one is trained, is saved below `folder`."""
+    """Return the engine's description of the policy; a trained adapter is saved in `folder`."""
     adapter = folder / "adapter" if is_adapted(policy.model) else None
     if adapter is not None:
         with unsharded(policy):
@@ -161,10 +161,7 @@ def _engine(
 
 
 def longest_sequence(policy: Policy, cache_bytes: int) -> int:
-    """Return the longest sequence for which vLLM has positions and room: it must be able to cache one whole.
-
-    ValueError where there is room for none.
-    """
+    """Return the longest sequence that vLLM can cache whole. ValueError without room."""
     fitting = cache_bytes // cache_shape(policy).slot_bytes // BLOCK * BLOCK
     if fitting == 0:
         raise ValueError(f"engine=vllm needs engine.cache_bytes for {BLOCK} tokens at least, got {cache_bytes}")
@@ -172,9 +169,9 @@ def longest_sequence(policy: Policy, cache_bytes: int) -> int:
 
 
 def collect(policy: Policy, version: int, text: Sequence[int] = ()) -> WeightSet:
-    """Return the policy's trained weights as they are now, not copied: the trainer waits until they are pushed.
+    """Return the policy's trained weights without a copy: the trainer waits for the push.
 
-    Collective where they are sharded; only then they are copied, as what was gathered is put away again.
+    Collective where they are sharded; gathered weights are copied.
     """
     with unsharded(policy):
         if policy.sharded:

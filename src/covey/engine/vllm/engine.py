@@ -1,9 +1,8 @@
-"""The engine that samples with vLLM. It has weights of its own, which change while completions are under way.
+"""The vLLM engine, on weights that change during completions.
 
-A push is a transaction. What arrives is compared with the engine's own names and shapes first; then vLLM is paused,
-loads, goes on under the new version, and scores the probe. No completion that holds a token of the new version is
-given out before the probe agrees. Where it does not, or where a worker fails after loading has begun, nothing whole is
-left: EngineLost, and the caller makes another engine.
+A push is a transaction. Names and shapes are checked first; then vLLM is paused, loads, continues under the new
+version, and scores the probe. No completion with a token of the new version is returned before the probe agrees. Where
+it does not, or where a worker fails during loading, the engine is lost: EngineLost, and the caller makes another.
 """
 
 import asyncio
@@ -43,7 +42,7 @@ CLOSE_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What the engine must know of the policy that vLLM serves."""
+    """The facts about the policy that the engine needs."""
 
     max_length: int
     """Positions of prompt and completion."""
@@ -63,7 +62,7 @@ class Served:
 
 
 class VLLMEngine:
-    """Samples with vLLM. See `UpdatableEngine`. Calls may come from any event loop."""
+    """Samples with vLLM (`UpdatableEngine`); calls may come from any event loop."""
 
     version: int
 
@@ -79,8 +78,8 @@ class VLLMEngine:
     ) -> None:
         """Start vLLM, which takes a minute. EngineLost where it does not start.
 
-        `collect` makes the set of a version from the policy beside the engine, with a probe that reads the prompt it is
-        given too, for `load_weights`, which takes it as `how` says. `on_close` is called once vLLM is gone.
+        `collect` makes the weight set of a version, with a probe on the given prompt, for `load_weights`, which takes
+        it as `how` says. `on_close` is called once vLLM is gone.
         """
         self.version = version
         self._served = served
@@ -145,7 +144,7 @@ class VLLMEngine:
         return completions
 
     async def _draw(self, prompt_ids: Sequence[int], index: int, sampling: Sampling) -> Completion:
-        """Draw one completion, again where a push aborted it, and hold it back while a push is being proved."""
+        """Draw one completion, again after an abort, and hold it during a push's proof."""
         params = sampling_params(sampling, index, self._served.stop_ids)
         while True:
             self._raise_if_lost()
@@ -161,22 +160,19 @@ class VLLMEngine:
     # ------------------------------------------------------------------------------------------------ weights
 
     async def update(self, weights: WeightSet, how: UpdateMode) -> None:
-        """Take new weights as one transaction, see `UpdatableEngine.update`."""
+        """Take new weights as a transaction (`UpdatableEngine.update`)."""
         self._raise_if_lost()
         await asyncio.wrap_future(self._submit(self._update(weights, how)))
 
     def load_weights(self, version: int) -> None:
-        """Take the weights of the policy beside it as they are now.
-
-        It then is awake. PushRefused and EngineLost as `update` raises them.
-        """
+        """Take the current weights of the policy beside it, awake. Raises as `update` does."""
         if self._collect is None:
             raise PushRefused(f"vLLM takes version {version} as a set with its probe, not as loose tensors")
         self._raise_if_lost()
         self._submit(self._update(self._collect(version, self._seen), self._how)).result()
 
     def rest(self) -> None:
-        """Give memory back to the trainer until weights are loaded, or completions asked for. See `Resting`."""
+        """Release memory to the trainer until weights or completions are requested."""
         if self._served.sleep_level == 0 or self._is_asleep:
             return
         self._raise_if_lost()
@@ -184,13 +180,13 @@ class VLLMEngine:
         self._is_asleep = True
 
     def _wake(self) -> None:
-        """Load the weights of the present version again, once for all who ask: those that were dropped are gone."""
+        """Load the current version again, once for all callers."""
         with self._waking:
             if self._is_asleep:
                 self.load_weights(self.version)
 
     def prove(self, probe: Probe) -> None:
-        """Check that vLLM is on the weights of the probe. EngineLost where it is not."""
+        """Check vLLM's weights by the probe. EngineLost where they differ."""
         self._raise_if_lost()
         self._submit(self._prove(probe, "")).result()
 
@@ -228,7 +224,7 @@ class VLLMEngine:
                 raise self._lose(f"the push of version {weights.version} was cut off") from None
 
     async def _replace(self, folder: Path, weights: WeightSet, how: UpdateMode) -> None:
-        """Load, label and prove. From here on there is no way back: any failure loses the engine."""
+        """Load, label and prove; any failure from here loses the engine."""
         was_asleep = self._is_asleep
         if was_asleep:  # nothing is under way, nothing is cached
             await self._within(self._wire.wake("weights"), "wake up")
@@ -255,7 +251,7 @@ class VLLMEngine:
     # ------------------------------------------------------------------------------------------------ the rest
 
     def take_stats(self) -> EngineStats:
-        """Return what was done since the last call. Completions beyond `max_rows` wait inside vLLM."""
+        """Return the counters since the last call; completions above `max_rows` wait inside vLLM."""
         now = time.monotonic()
         stats = self._stats
         if self._rows:
@@ -265,7 +261,7 @@ class VLLMEngine:
         return stats
 
     def close(self) -> None:
-        """End vLLM and the thread it is spoken to from. Closing again does nothing."""
+        """End vLLM and its thread; idempotent."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -277,7 +273,7 @@ class VLLMEngine:
             self._on_close()
 
     def _submit(self, work: Coroutine[Any, Any, T]) -> "Future[T]":
-        """Start work in the engine's own loop. Who waits for it hears EngineLost once the engine is closed."""
+        """Start work in the engine's loop; EngineLost once it is closed."""
 
         async def heard() -> T:
             try:
@@ -301,7 +297,7 @@ class VLLMEngine:
 
     @contextmanager
     def _counted(self, num_rows: int) -> Iterator[None]:
-        """Count rows under way, and the seconds in which there are any."""
+        """Count running rows, and the seconds in which there are any."""
         # The first row begins a busy time
         if self._rows == 0:
             self._busy_since = time.monotonic()
@@ -318,9 +314,9 @@ class VLLMEngine:
                 self._stats = replace(self._stats, seconds=seconds)
 
     async def _watch(self, work: Awaitable[T]) -> T:
-        """Wait as long as vLLM's engine loop answers: completions take as long as they are.
+        """Wait as long as vLLM's engine loop answers; completions have no deadline.
 
-        It is asked every half a deadline, so that silence is named after one and a half.
+        It is pinged every half deadline, so silence is reported after one and a half.
         """
         self._raise_if_lost()
         task = asyncio.ensure_future(work)
@@ -336,7 +332,7 @@ class VLLMEngine:
             task.cancel()
 
     async def _within(self, work: Awaitable[T], doing: str) -> T:
-        """Wait for an answer of vLLM, no longer than the deadline."""
+        """Wait for an answer of vLLM, up to the deadline."""
         self._raise_if_lost()
         try:
             return await asyncio.wait_for(work, self._served.deadline)
@@ -346,7 +342,7 @@ class VLLMEngine:
             raise self._lose(one_line(error)) from None
 
     def _lose(self, reason: str) -> EngineLost:
-        """Remember that the engine is lost, and why: every later call says the same."""
+        """Mark the engine as lost; later calls raise the same reason."""
         self._lost = self._lost or reason
         return EngineLost(self._lost)
 
@@ -356,7 +352,7 @@ class VLLMEngine:
 
 
 def _defect(sample: Sample, max_tokens: int) -> str:
-    """Say in one line why a sample is no completion, "" where it is one: each token has a log-prob and a version."""
+    """Return the defect of a sample, "" if each token has a log-prob and a version."""
     num = len(sample.token_ids)
     if sample.ended not in ("stop", "length"):
         return f"ended a completion after {num} tokens by {sample.ended!r}"

@@ -1,4 +1,4 @@
-"""Weights as files: the folder that vLLM starts from, and what is pushed into it afterwards."""
+"""Weights as files: vLLM's start folder, and later pushes."""
 
 import json
 import shutil
@@ -27,7 +27,7 @@ SPARE = 64 << 20
 
 
 def read_shapes(path: Path) -> Shapes:
-    """Return the names and shapes in a safetensors file, or in all of a folder, without reading the tensors."""
+    """Return the names and shapes of safetensors files, without reading tensors."""
     files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
     found: Shapes = {}
     for file in files:
@@ -37,10 +37,9 @@ def read_shapes(path: Path) -> Shapes:
 
 
 def save_policy(policy: Policy, folder: Path) -> None:
-    """Save the model without its adapters, and its tokenizer, as transformers do.
+    """Save the model without adapters, and its tokenizer.
 
-    ValueError where transformers save parameters under other names than the model calls them: such weights could not
-    be pushed.
+    ValueError where transformers save parameters under other names than the model's: such weights could not be pushed.
     """
     # Save the base without adapters
     model = policy.causal_lm
@@ -58,7 +57,7 @@ def save_policy(policy: Policy, folder: Path) -> None:
 
 
 def save_adapter(policy: Policy, folder: Path) -> None:
-    """Save the adapter that the policy trains, as peft does."""
+    """Save the trained adapter in peft's format."""
     with catch_write_errors(folder):
         policy.model.save_pretrained(folder)  # type: ignore[operator] # peft's
 
@@ -69,7 +68,7 @@ def _plain(name: str) -> str:
 
 @contextmanager
 def push_folder(weights: WeightSet) -> Iterator[Path]:
-    """Make a folder that lasts as long as the block: in memory where the weights fit, else on disk."""
+    """Yield a temporary folder, in memory where the weights fit."""
     num_bytes = sum(tensor.nbytes for tensor in weights.tensors.values())
     folder = Path(tempfile.mkdtemp(prefix="covey-push-", dir=_roomy(num_bytes)))
     try:
@@ -79,9 +78,9 @@ def push_folder(weights: WeightSet) -> Iterator[Path]:
 
 
 def write_push(weights: WeightSet, folder: Path, dtype: torch.dtype, adapter: Path | None = None) -> None:
-    """Write pushed weights in the type that the engine computes in, or as an adapter with the config of `adapter`.
+    """Write pushed weights in the engine's type, or as an adapter with `adapter`'s config.
 
-    Raises WriteError where there is no room for them.
+    Raises WriteError where there is no room.
     """
     tensors = {_pushed_name(name): tensor.to(dtype).contiguous() for name, tensor in weights.tensors.items()}
     with catch_write_errors(folder):
@@ -91,21 +90,20 @@ def write_push(weights: WeightSet, folder: Path, dtype: torch.dtype, adapter: Pa
 
 
 def pushed_shapes(weights: WeightSet) -> Shapes:
-    """Return the names that pushed weights have in a file, with their shapes."""
+    """Return the names of pushed weights in a file, with shapes."""
     return {_pushed_name(name): tuple(tensor.shape) for name, tensor in weights.tensors.items()}
 
 
 def _pushed_name(name: str) -> str:
-    """Return the name in peft's files of an adapter's parameter. Other names stay."""
+    """Return peft's file name of an adapter's parameter, other names unchanged."""
     return name.replace(".default.weight", ".weight") if ".lora_" in name else name
 
 
 def _roomy(num_bytes: int) -> str | None:
-    """Return the disk in memory where it has room, None for the folder of temporary files."""
+    """Return the memory-backed disk where it has room, else None."""
     has_room = MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > num_bytes + SPARE
     return str(MEMORY) if has_room else None
 
 
 def adapter_rank(folder: Path) -> int:
-    """Return the rank of a saved adapter."""
     return int(json.loads((folder / ADAPTER_CONFIG).read_text())["r"])

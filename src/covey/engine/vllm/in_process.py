@@ -1,4 +1,4 @@
-"""vLLM in this process: `AsyncLLM`, which keeps its engine loop in a process of its own."""
+"""vLLM in this process: `AsyncLLM`, whose engine loop is a process of its own."""
 
 import itertools
 import os
@@ -24,7 +24,7 @@ ENVIRONMENT = {"VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """How vLLM is started."""
+    """The launch settings of vLLM."""
 
     folder: Path
     dtype: str
@@ -72,7 +72,7 @@ class Launch:
 
 
 def own_errors(call: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
-    """Turn what vLLM raises into EngineLost: its exceptions cannot be read in another environment."""
+    """Turn vLLM's exceptions into EngineLost: others cannot unpickle them."""
 
     @wraps(call)
     async def guarded(*arguments: P.args, **keywords: P.kwargs) -> T:
@@ -172,7 +172,6 @@ class InProcess:
 
 @own_errors
 async def open_in_process(launch: Launch) -> InProcess:
-    """Start vLLM."""
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     from vllm import AsyncEngineArgs

@@ -1,4 +1,4 @@
-"""An event loop in a thread of its own: vLLM's sockets live there, whatever loops come and go in the caller's."""
+"""An event loop in a thread of its own, for vLLM's sockets."""
 
 import asyncio
 import threading
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 class LoopThread:
-    """Runs coroutines beside the thread that asks for them."""
+    """Runs coroutines beside the calling thread."""
 
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
@@ -20,7 +20,7 @@ class LoopThread:
         self._thread.start()
 
     def submit(self, work: Coroutine[Any, Any, T]) -> "Future[T]":
-        """Start a coroutine. To cancel the future cancels it. RuntimeError once the thread is closed."""
+        """Start a coroutine; cancelling the future cancels it. RuntimeError once closed."""
         with self._lock:  # a loop that has stopped would take it, and never run it
             if not self._is_closed:
                 return asyncio.run_coroutine_threadsafe(work, self._loop)
@@ -28,7 +28,7 @@ class LoopThread:
         raise RuntimeError("the thread is closed")
 
     def close(self, seconds: float) -> None:
-        """Cancel what still runs and end the thread, waiting for it no longer than that."""
+        """Cancel running work and end the thread, within `seconds`."""
         with self._lock:
             is_first, self._is_closed = not self._is_closed, True
         if is_first:
@@ -36,7 +36,7 @@ class LoopThread:
         self._thread.join(seconds)
 
     async def _stop(self) -> None:
-        """Stop the loop once all tasks have heard that they are cancelled: who waits for them must hear of it too."""
+        """Stop the loop once all tasks have received their cancellation."""
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         for task in tasks:
             task.cancel()

@@ -1,4 +1,4 @@
-"""vLLM beside the trainer, started again where it is lost: what a sampler's process does for the engine in it."""
+"""vLLM beside the trainer, restarted when it is lost."""
 
 import asyncio
 import logging
@@ -15,10 +15,10 @@ LOGGER = logging.getLogger(__name__)
 
 
 class RestartingEngine:
-    """See `Engine`. What was under way when vLLM was lost is asked for again, with the same seeds."""
+    """Restarts a lost vLLM; its running requests are repeated with the same seeds."""
 
     def __init__(self, make: Callable[[int], VLLMEngine]) -> None:
-        """`make` starts vLLM on the policy's weights as they are now, under a version. EngineLost as it raises it."""
+        """Set `make`, which starts vLLM on the current weights as a version. EngineLost."""
         self._make = make
         self._engine = make(0)
         self._restarting = threading.Lock()
@@ -33,7 +33,7 @@ class RestartingEngine:
         return self._engine.version
 
     async def generate(self, prompt_ids: Sequence[int], n: int, sampling: Sampling) -> list[Completion]:
-        """Return n completions, see `Engine.generate`. RunStopped where vLLM is lost again and again."""
+        """Return n completions. RunStopped where vLLM is lost again and again."""
         while True:
             engine = self._engine
             try:
@@ -42,7 +42,7 @@ class RestartingEngine:
                 await asyncio.to_thread(self._restart, engine, engine.version, lost)
 
     def load_weights(self, version: int) -> None:
-        """Take the policy's weights as they are now. RunStopped where vLLM is lost again and again."""
+        """Take the policy's current weights. RunStopped where vLLM is lost again and again."""
         engine = self._engine
         try:
             engine.load_weights(version)
@@ -52,14 +52,14 @@ class RestartingEngine:
             self._losses = 0
 
     def rest(self) -> None:
-        """Give memory back to the trainer, see `Resting`. An engine that is lost is started when it is needed."""
+        """Release memory to the trainer; a lost engine is restarted when needed."""
         try:
             self._engine.rest()
         except EngineLost as lost:
             LOGGER.warning("%s", lost)
 
     def take_stats(self) -> EngineStats:
-        """Return what was done since the last call, restarts included."""
+        """Return the counters since the last call, restarts included."""
         gone, self._stats = self._stats, EngineStats()
         now = self._engine.take_stats()
         return replace(
@@ -72,12 +72,11 @@ class RestartingEngine:
         )
 
     def close(self) -> None:
-        """End vLLM. Closing again does nothing."""
         self._is_closed = True
         self._engine.close()
 
     def _restart(self, lost: VLLMEngine, version: int, why: Exception) -> None:
-        """Start vLLM again on the policy's weights, once for all who lost the same engine."""
+        """Restart vLLM, once for all callers that lost the same engine."""
         with self._restarting:
             while self._engine is lost and not self._is_closed:
                 self._losses += 1
@@ -95,7 +94,7 @@ class RestartingEngine:
                 raise why
 
     def _gone(self, lost: VLLMEngine) -> EngineStats:
-        """End what is left of a lost engine. Return what it and those before it have done."""
+        """End a lost engine; return its counters and its predecessors'."""
         done = self.take_stats()
         lost.close()
         return replace(done, restarts=done.restarts + 1)

@@ -1,6 +1,6 @@
-"""A vLLM server that already runs, over HTTP.
+"""A running vLLM server, over HTTP.
 
-vLLM's key guards sampling alone: pausing and loading are open to whoever reaches the port, so it belongs on the
+vLLM's key guards sampling alone: pausing and loading are open to every client of the port, so it belongs on the
 loopback or a private network.
 """
 
@@ -29,14 +29,13 @@ COMMAND = (
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """What a server says of itself."""
+    """A server's description of itself."""
 
     name: str
     max_length: int
 
 
 def find_model(url: str) -> ServedModel:
-    """Return the model at an address. ValueError where there is no vLLM."""
     try:
         answer = httpx.get(f"{url.rstrip('/')}/v1/models", headers=_headers(), timeout=CONNECT_SECONDS)
         answer.raise_for_status()
@@ -108,7 +107,7 @@ class Server:
             self._labels.version(answer.json()["weight_version"])
 
     async def close(self) -> None:
-        """Let go of the connections. The server runs on."""
+        """Close the connections; the server keeps running."""
         await self._client.aclose()
 
     async def _generate(self, token_ids: Sequence[int], params: Mapping[str, Any]) -> dict[str, Any]:
@@ -119,7 +118,7 @@ class Server:
 
     @contextmanager
     def _understood(self) -> Iterator[None]:
-        """Turn an answer that is none of vLLM's into EngineLost."""
+        """Turn an answer that is not vLLM's into EngineLost."""
         try:
             yield
         except (LookupError, TypeError, ValueError) as error:
@@ -132,7 +131,7 @@ class Server:
     async def _ask(
         self, method: Literal["GET", "POST"], path: str, body: Mapping[str, Any] | None = None
     ) -> httpx.Response:
-        """Return the answer. EngineLost where there is none, or one that is an error."""
+        """Return the answer. EngineLost for an error or none."""
         try:
             answer = await self._client.request(method, path, json=body)
         except httpx.HTTPError as error:
@@ -144,12 +143,12 @@ class Server:
 
 
 def called(url: str) -> str:
-    """Return how errors name a server."""
+    """Return a server's name in errors."""
     return f"the vLLM server at {url.rstrip('/')}"
 
 
 async def open_server(url: str, model: str) -> Server:
-    """Return the connection to a server. It is opened by the first call."""
+    """Return the connection to a server, opened by the first call."""
     return Server(url, model)
 
 

@@ -1,4 +1,4 @@
-"""What the engine asks of vLLM, whether it runs in this process or behind an address."""
+"""The calls to vLLM, in this process or at an address."""
 
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,7 +19,7 @@ POSITIVE = (1 << 63) - 1
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One completion as vLLM gave it back."""
+    """A completion as vLLM returned it."""
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
@@ -32,10 +32,10 @@ class Sample:
 
 
 class Labels:
-    """How versions are named to a vLLM: after whoever pushes too, so that weights of somebody else are told apart."""
+    """Labels of versions, unique to the pusher, which tell foreign weights apart."""
 
     def __init__(self, who: str) -> None:
-        """`who` names the vLLM in errors."""
+        """Set the name of the vLLM in errors."""
         self._who = who
         self._mark = secrets.token_hex(4)
 
@@ -43,7 +43,7 @@ class Labels:
         return f"{self._mark}-{version}"
 
     def version(self, label: object) -> int:
-        """Return the version of a label. EngineLost where it is not one of these: other weights are there."""
+        """Return the version of a label. EngineLost for a foreign label."""
         mark, _, version = str(label).partition("-")
         if mark != self._mark:
             raise EngineLost(
@@ -54,7 +54,7 @@ class Labels:
 
 
 class Wire(Protocol):
-    """The calls to one vLLM. Each raises EngineLost where vLLM is dead or answers with an error."""
+    """The calls to one vLLM; each raises EngineLost where it is dead or answers an error."""
 
     async def sample(self, prompt_ids: Sequence[int], params: Mapping[str, Any]) -> Sample:
         """Draw one completion with `sampling_params`."""
@@ -65,44 +65,44 @@ class Wire(Protocol):
         ...
 
     async def pause(self, how: UpdateMode) -> None:
-        """Stop sampling and drop every cached key and value. Requests wait until `resume`."""
+        """Stop sampling and drop the cache; requests wait until `resume`."""
         ...
 
     async def resume(self) -> None: ...
 
     async def sleep(self, level: int) -> None:
-        """Give the memory of cached keys and values back, and that of weights: kept by the host (1) or dropped (2)."""
+        """Release the cache, and weights: kept by the host (1) or dropped (2)."""
         ...
 
     async def wake(self, tag: Literal["weights", "kv_cache"]) -> None:
-        """Take memory for one of them again. Dropped weights hold anything until they are loaded."""
+        """Take memory again; dropped weights are undefined until loaded."""
         ...
 
     async def call(self, method: str, *arguments: Any) -> list[Any]:
-        """Call a method of the worker extension on every worker, and return what each answered."""
+        """Call a worker extension's method on every worker; return all answers."""
         ...
 
     async def load_adapter(self, folder: Path) -> None:
-        """Put the LoRA adapter in `folder` in the place of the one sampled on."""
+        """Replace the active LoRA adapter by the one in `folder`."""
         ...
 
     async def label(self, version: int) -> None:
-        """Name the version that tokens sampled from now on carry."""
+        """Set the version of tokens sampled from now on."""
         ...
 
     async def ping(self) -> None:
-        """Return once vLLM's engine loop has answered. EngineLost where it does so from weights of somebody else."""
+        """Wait for vLLM's engine loop. EngineLost where its weights are foreign."""
         ...
 
     async def close(self) -> None:
-        """Let go of vLLM, ending the processes that were started for it."""
+        """Release vLLM, ending processes that were started for it."""
         ...
 
 
 def sampling_params(sampling: Sampling, index: int, stop_ids: Iterable[int]) -> dict[str, Any]:
-    """Return the keywords of vLLM's SamplingParams for sample `index` of a prompt.
+    """Return the keywords of vLLM's SamplingParams for sample `index`.
 
-    The stop tokens are the policy's alone, not those vLLM would find in the model's folder.
+    The stop tokens are the policy's alone, not those of the model's folder.
     """
     return {
         "temperature": sampling.temperature,
@@ -127,5 +127,5 @@ PROBE_PARAMS: Mapping[str, Any] = {"max_tokens": 1, "prompt_logprobs": 0, "tempe
 
 
 def one_line(error: BaseException) -> str:
-    """Return the first line of an error, with its type where it has no text."""
+    """Return the first line of an error, or its type."""
     return (str(error).strip() or type(error).__name__).splitlines()[0][:200]

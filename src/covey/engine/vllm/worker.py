@@ -1,4 +1,4 @@
-"""The part of the engine that runs inside vLLM's workers: it takes pushed weights. Only they import vllm here."""
+"""The worker extension of vLLM that loads pushed weights; it alone imports vllm."""
 
 from pathlib import Path
 from typing import Any
@@ -10,22 +10,21 @@ from covey.engine.weights import difference
 
 
 class Receiver:
-    """A worker extension of vLLM (`worker_extension_cls`): its methods become the worker's."""
+    """A worker extension (`worker_extension_cls`) whose methods become the worker's."""
 
     model_runner: Any
     vllm_config: Any
     model_config: Any
 
     def covey_refusal(self, folder: str) -> str:
-        """Say why the weights in `folder` cannot replace all of the model's, "" where they can.
+        """Return the reason to refuse the weights in `folder`, "" if they are complete.
 
-        Nothing is changed: a set that lacks tensors would be loaded without an error, and a wrong shape would break
-        every later load.
+        Nothing is changed: vLLM would load an incomplete set without an error, and a wrong shape would break every
+        later load.
         """
         return difference(read_shapes(Path(folder)), read_shapes(model_folder(str(self.model_config.model))))
 
     def covey_load(self, folder: str) -> None:
-        """Replace the model's weights by those in `folder`."""
         import torch
         from vllm.config import set_current_vllm_config
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
@@ -41,7 +40,7 @@ class Receiver:
 
 
 def pack_tied_heads(model: Any) -> None:
-    """Pack the heads again that share the embedding's weight: a reload leaves a packed copy of the old ones."""
+    """Pack heads tied to the embedding again: a reload leaves the old packed copy."""
     from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 
     embeddings = [module for module in model.modules() if isinstance(module, VocabParallelEmbedding)]
@@ -51,7 +50,7 @@ def pack_tied_heads(model: Any) -> None:
 
 
 def model_folder(name: str) -> Path:
-    """Return the folder of the model's files: itself, or that of a hub name."""
+    """Return the folder of the model's files, local or cached from the hub."""
     if Path(name).is_dir():
         return Path(name)
     from huggingface_hub import snapshot_download

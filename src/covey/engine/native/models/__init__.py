@@ -1,1 +1,1 @@
-"""Base models of known families as decoding reads them: through C on a CPU, joined and compiled on a GPU."""
+"""Known base models for decoding: in C on a CPU, joined and compiled on a GPU."""

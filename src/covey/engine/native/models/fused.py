@@ -1,9 +1,7 @@
-"""Models of Llama's family as two functions of layer.c a layer, around its attention, for passes without gradient; a
-decode step as one function.
+"""Models of Llama's family in layer.c: two functions per layer, or one per decode step.
 
-As transformers write it, a layer is some forty operations around its products and its attention. In decoding they take
-as long as the products: a step has one token a row. The numbers are the layer's own but for rounding, and what a row
-gets does not depend on the rows beside it.
+As transformers write it, a layer is some forty operations around its products and its attention, which in decoding take
+as long as the products. The numbers are the layer's but for rounding, and a row's do not depend on the rows beside it.
 
 Shapes: T tokens of the stream (B = 1), C hidden width, H query heads, K key/value heads, D head width.
 """
@@ -59,7 +57,7 @@ class Pass(ctypes.Structure):
 
 
 class FusedLayer:
-    """Room for the weights of a layer as layer.c reads them. `take` fills it."""
+    """The buffers of a layer's weights for layer.c, filled by `take`."""
 
     def __init__(self, layer: Any, rule: Rule, weights_of: WeightsOf, half: bool) -> None:
         self.index, self.rule = int(layer.self_attn.layer_idx), rule
@@ -76,7 +74,6 @@ class FusedLayer:
         self.call = Layer(*products, *pointers, *sizes, epsilons[0], epsilons[-1])
 
     def take(self, layer: Any) -> None:
-        """Take the layer's weights as they are now."""
         for panels, part in zip(self._panels, _parts(layer), strict=True):
             panels.take(self._weights(part))
         for mine, theirs in zip(self._norms, norms_of(layer), strict=True):
@@ -84,7 +81,7 @@ class FusedLayer:
 
     @property
     def narrow_width(self) -> int:
-        """Return the most numbers of a row that go from first to second products of adapters."""
+        """Return the most inner numbers per row of adapters' products."""
         return max(panels.narrow_width for panels in self._panels)
 
     def _weights(self, part: list[nn.Module]) -> list[Weights]:
@@ -92,7 +89,7 @@ class FusedLayer:
 
 
 class FusedModel(nn.Module):
-    """Stands in for a base model of such layers once `take` has given it weights."""
+    """Replaces a base model of such layers, filled by `take`."""
 
     def __init__(self, model: Any, rules: Mapping[int, Rule], weights_of: WeightsOf, half: bool) -> None:
         super().__init__()
@@ -106,13 +103,12 @@ class FusedModel(nn.Module):
 
     @torch.no_grad()
     def take(self, model: Any) -> None:
-        """Take the model's weights as they are now."""
         for mine, theirs in zip(self._layers, model.layers, strict=True):
             mine.take(theirs)
         self._norm.copy_(model.norm.weight)
 
     def forward(self, input_ids: Tensor, position_ids: Tensor, layout: Any, **keywords: Any) -> Any:
-        """(1, T) to last hidden states (1, T, C), as transformers call a base model."""
+        """Map (1, T) to last hidden states (1, T, C), as transformers calls it."""
         embedded_1TC = self.embed_tokens(input_ids)
         # All tensors are held until the last call is done: what is made in passing would be freed before.
         hidden_TC = embedded_1TC[0].float().contiguous()
@@ -142,7 +138,7 @@ class FusedModel(nn.Module):
         self._c.covey_decode_layers(self._calls, cached, ctypes.c_int64(len(cached)), *how)
 
     def _attend_between(self, tensors: Pass, heads: Heads, layout: Layout) -> None:
-        """Compute what comes before and after the attention of each layer."""
+        """Compute the layers around their attention."""
         for layer in self._layers:
             self._c.covey_before_attention(ctypes.byref(layer.call), ctypes.byref(tensors))
             attended_HTD = layout.attend(layer.index, *heads, layer.rule)[0]
@@ -151,42 +147,41 @@ class FusedModel(nn.Module):
             self._c.covey_after_attention(ctypes.byref(layer.call), ctypes.byref(tensors))
 
     def _normalise(self, hidden_TC: Tensor) -> None:
-        """Apply the norm after the last layer, in place."""
+        """Apply the final norm in place."""
         pointers = (ctypes.c_void_p(tensor.data_ptr()) for tensor in (hidden_TC, self._norm))
         sizes = (ctypes.c_int64(size) for size in hidden_TC.shape)
         self._c.covey_norm(*pointers, *sizes, ctypes.c_float(self._eps), ctypes.c_int64(torch.get_num_threads()))
 
     def _widest(self) -> int:
-        """Return the widest of what enters a product after attention."""
+        """Return the largest width of a product's input after attention."""
         return max(max(layer.call.gate.outer, layer.call.output.inner) for layer in self._layers)
 
 
 def is_fusable(model: Any) -> bool:
-    """Return whether a base model has exactly the form that a FusedModel computes."""
+    """Return True if FusedModel computes exactly this model's form."""
     return type(model) in FAMILY and all(
         isinstance(layer, LAYERS) and isinstance(layer.mlp.act_fn, nn.SiLU | SiLUActivation) for layer in model.layers
     )
 
 
 def linear_layers(model: Any) -> list[nn.Module]:
-    """Return the linear layers of all layers."""
     return [linear for layer in model.layers for linear in linear_layers_of(layer)]
 
 
 def linear_layers_of(layer: Any) -> list[Any]:
-    """Return a layer's: queries, keys, values, output of attention, gate, up, down."""
+    """Return a layer's q, k, v, o, gate, up and down."""
     return [linear for part in _parts(layer) for linear in part]
 
 
 def _parts(layer: Any) -> list[list[Any]]:
-    """Linear layers that are computed as one product."""
+    """Return the linear layers that form one product each."""
     attention, mlp = layer.self_attn, layer.mlp
     qkv = [attention.q_proj, attention.k_proj, attention.v_proj]
     return [qkv, [attention.o_proj], [mlp.gate_proj], [mlp.up_proj], [mlp.down_proj]]
 
 
 def norms_of(layer: Any) -> list[Any]:
-    """Return a layer's norms: before attention, after it, and of queries and keys where there are any."""
+    """Return a layer's norms: before attention, after it, of queries and keys if any."""
     attention = layer.self_attn
     of_heads = [attention.q_norm, attention.k_norm] if isinstance(layer, Qwen3DecoderLayer) else []
     return [layer.input_layernorm, layer.post_attention_layernorm, *of_heads]

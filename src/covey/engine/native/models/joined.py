@@ -1,8 +1,8 @@
-"""Models of Llama's family as decoding on a GPU reads them: few kernels a layer, since a step of few rows is launches.
+"""Models of Llama's family for decoding on a GPU, in few kernels per layer.
 
-Queries, keys and values are one product, gates and what they gate another, and what lies between products is compiled
-by torch (`policy.kernels.gpu.inductor`): the sum with its norm, the norms and positions of heads, the gate. Numbers are
-rounded where the trained model rounds them.
+Queries, keys and values are one product, gate and up another, and the rest is compiled by torch
+(`policy.kernels.gpu.inductor`): sum with norm, norms and positions of heads, the gate. Numbers are rounded where the
+trained model rounds them.
 
 Shapes: T tokens of the stream (B = 1), C hidden width, H query heads, K key/value heads, D head width, I inner width.
 """
@@ -23,20 +23,20 @@ from covey.policy.policy import Policy
 
 
 def is_wanted(policy: Policy) -> bool:
-    """Tell whether a model of the family is decoded this way: in half precision where torch compiles."""
+    """Return True for a model of the family in half precision, where torch compiles."""
     return policy.compiles and not policy.computes_whole
 
 
 @runtime_checkable
 class StoringLayout(Protocol):
-    """A layout of one token a row whose cache can be written from outside."""
+    """A decode layout whose cache can be written from outside."""
 
     def stores(self, layer: int, num_heads: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the layer's cached keys and values as lines (.., D), and the lines of the new tokens' (T * K,)."""
+        """Return the layer's cached keys and values (.., D), and the new lines (T * K,)."""
         ...
 
     def attend_stored(self, layer: int, query_BHTD: Tensor, rule: Rule) -> Tensor:
-        """Return the attention output, shape (B, H, T, D), once the new tokens' are there."""
+        """Return the attention output (B, H, T, D) with the new tokens stored."""
         ...
 
 
@@ -50,7 +50,7 @@ class JoinedLinear:
         self._bias_O = None if bias_O is None else weight_OI.new_empty(size, dtype=precision)
 
     def take(self, layers: Sequence[Any]) -> None:
-        """Copy the weights as they are now: graphs read them where they lie."""
+        """Copy the weights into place: graphs read them there."""
         for held, names in ((self._weight_OI, "weight"), (self._bias_O, "bias")):
             if held is not None:
                 parts = held.split([layer.out_features for layer in layers])
@@ -62,7 +62,7 @@ class JoinedLinear:
 
 
 class JoinedLayer:
-    """A layer's weights. `take` fills them."""
+    """A layer's weights, filled by `take`."""
 
     def __init__(self, layer: Any, rule: Rule, precision: torch.dtype) -> None:
         self.index, self.rule = int(layer.self_attn.layer_idx), rule
@@ -74,13 +74,13 @@ class JoinedLayer:
         self.eps = [part.variance_epsilon for part in self.norms]
 
     def take(self, layer: Any) -> None:
-        """Take the layer's weights as they are now. Those of norms are read as they are."""
+        """Copy the layer's weights; norms are shared."""
         self.norms = norms_of(layer)
         for mine, theirs in zip((self.qkv, self.output, self.gates, self.down), _parts(layer), strict=True):
             mine.take(theirs)
 
     def attend(self, layout: Layout, normed_TC: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
-        """Return the attention output, (T, H * D). New keys go to the cache as they are turned, where they may."""
+        """Return the attention output, (T, H * D), storing rotated keys directly if possible."""
         of_heads = [part.weight for part in self.norms[2:]]
         how = cos_TD, sin_TD, self.num_heads, self.eps[-1]
         if isinstance(layout, StoringLayout):
@@ -95,7 +95,7 @@ class JoinedLayer:
 
 
 class JoinedModel(nn.Module):
-    """Stands in for a base model of such layers once `take` has given it weights."""
+    """Replaces a base model of such layers, filled by `take`."""
 
     def __init__(self, model: Any, rules: Mapping[int, Rule], precision: torch.dtype) -> None:
         super().__init__()
@@ -105,12 +105,11 @@ class JoinedModel(nn.Module):
 
     @torch.no_grad()
     def take(self, model: Any) -> None:
-        """Take the model's weights as they are now."""
         for mine, theirs in zip(self._layers, model.layers, strict=True):
             mine.take(theirs)
 
     def forward(self, input_ids: Tensor, position_ids: Tensor, layout: Layout, **keywords: Any) -> Any:
-        """(1, T) to last hidden states (1, T, C), as transformers call a base model."""
+        """Map (1, T) to last hidden states (1, T, C), as transformers calls it."""
         embedded_1TC = self.embed_tokens(input_ids)
         cos_TD, sin_TD = (angle[0] for angle in self.rotary_emb(embedded_1TC, position_ids))
         hidden_TC, delta_TC = embedded_1TC[0], None
@@ -126,7 +125,7 @@ class JoinedModel(nn.Module):
         return BaseModelOutputWithPast(last_hidden_state=normed_TC[None])
 
     def _summed(self, hidden_TC: Tensor, delta_TC: Tensor | None, of_sum: Any) -> tuple[Tensor, Tensor]:
-        """Add what a layer has found to the residual stream. Its norm is in the type of products."""
+        """Return the residual sum, and its norm in the type of products."""
         rest = of_sum.weight, of_sum.variance_epsilon, self._precision
         if delta_TC is None:
             return hidden_TC, compiled(norm)(hidden_TC, *rest)[0]
@@ -137,9 +136,9 @@ class JoinedModel(nn.Module):
 def turned(
     qkv_TO: Tensor, cos_TD: Tensor, sin_TD: Tensor, num_heads: tuple[int, int], eps: float, *norms_D: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return queries and keys, (T, heads, D), at their rotary positions after their norms where there are any; values.
+    """Return rotated queries and keys, (T, heads, D), normed if they have norms, and values.
 
-    Halves of a head are turned against each other (arXiv 2104.09864).
+    Halves of a head are rotated against each other (arXiv 2104.09864).
     """
     num_queries, num_keys = num_heads
     heads_THD = qkv_TO.unflatten(1, (num_queries + 2 * num_keys, -1))
@@ -162,7 +161,7 @@ def turned_and_stored(
     place: Tensor,
     *norms_D: Tensor,
 ) -> Tensor:
-    """Write what `turned` makes of keys and values to their lines, and return the queries."""
+    """Store the keys and values of `turned`, and return the queries."""
     query_THD, key_TKD, value_TKD = turned(qkv_TO, cos_TD, sin_TD, num_heads, eps, *norms_D)
     keys.index_copy_(0, place, key_TKD.flatten(0, 1))
     values.index_copy_(0, place, value_TKD.flatten(0, 1))
@@ -176,12 +175,12 @@ def _rotated(heads_THD: Tensor, cos_T1D: Tensor, sin_T1D: Tensor) -> Tensor:
 
 
 def gated(gates_TI: Tensor) -> Tensor:
-    """silu(gate) * up (SwiGLU, arXiv 2002.05202), of the two side by side."""
+    """Compute silu(gate) * up (SwiGLU, arXiv 2002.05202) of adjacent halves."""
     gate, up = gates_TI.chunk(2, dim=1)
     return F.silu(gate.float()).to(gates_TI.dtype) * up
 
 
 def _parts(layer: Any) -> list[Sequence[Any]]:
-    """Linear layers that are computed as one product."""
+    """Return the linear layers that form one product each."""
     query, key, value, output, gate, up, down = linear_layers_of(layer)
     return [(query, key, value), (output,), (gate, up), (down,)]
