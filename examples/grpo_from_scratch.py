@@ -1,7 +1,7 @@
 """GRPO from scratch, in one file: sample, reward, advantage, loss, step. Read it from top to bottom.
 
     covey cold-start recipe=arithmetic              # prints the folder of a policy that solves a third
-    python examples/grpo_from_scratch.py FOLDER     # teaches it the rest: two minutes on a laptop
+    python examples/grpo_from_scratch.py FOLDER     # teaches it more: minutes on a laptop
 
 It needs torch and transformers alone. A test trains covey beside it: from the same draws, loss, gradients and weights
 are the same to the last bit in float64 (tests/docs/test_grpo_from_scratch.py). What covey adds is everything around
