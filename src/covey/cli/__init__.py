@@ -1,1 +1,1 @@
-"""The command: from words to a checked configuration, and errors in one line."""
+"""The command: from words to a checked configuration, with one-line errors."""

@@ -1,4 +1,4 @@
-"""The words after a verb, checked and put in order before Hydra reads them: one line for a slip, never a usage text.
+"""Check and order the words after a verb, before Hydra reads them.
 
 Imports the schema of the settings and nothing heavier.
 """
@@ -41,7 +41,7 @@ POWER_OF_TEN = re.compile(r"(?<![\w.])[+-]?\d+(?:\.\d+)?[eE]\+?\d+(?![\w.])")
 
 
 def arrange(verb: str, words: Sequence[str]) -> list[str]:
-    """Return flags first, as argparse needs them, then settings, whole numbers written out. Raises ValueError."""
+    """Return flags first, then settings with whole numbers written out. ValueError."""
     flags: list[str] = []
     settings: list[str] = []
     rest = list(words)
@@ -67,7 +67,7 @@ def arrange(verb: str, words: Sequence[str]) -> list[str]:
 
 
 def audited(words: Sequence[str]) -> list[str]:
-    """Return the words of `covey audit` as settings: a bare one is a reward function, the next a file of rows.
+    """Return the words of `covey audit` as settings: reward functions, then rows.
 
     >>> audited(["my_checks:exact", "rows.jsonl"])
     ['environment=reward_functions', 'rewards=[my_checks:exact]', 'data.path=rows.jsonl']
@@ -83,7 +83,7 @@ def audited(words: Sequence[str]) -> list[str]:
 
 
 def _says_what(word: str) -> bool:
-    """Tell whether a word says what is trained. Hydra refuses what nobody knows."""
+    """Return True if a word names a task."""
     first = word.lstrip("+~").partition("=")[0].partition(".")[0]
     known = {"hydra", *usage.group_choices(), *(name.partition(".")[0] for name in _setting_types())}
     is_toy = word.startswith(("model=nano", "model.nano"))  # which has arithmetic of its own
@@ -91,7 +91,7 @@ def _says_what(word: str) -> bool:
 
 
 def _refuse_without_task(verb: str, settings: Sequence[str]) -> None:
-    """Refuse words that leave out what is trained, or measured: a policy of a run has that run's task."""
+    """Refuse words without a task; a run's policy has that run's."""
     policies = [word.removeprefix("model.name=") for word in settings if word.startswith("model.name=")]
     if any(map(_says_what, settings)) or (verb == "evaluate" and any(map(run_of, policies))):
         return
@@ -119,7 +119,7 @@ def _refuse_foreign(settings: Sequence[str]) -> None:
 
 
 def _refuse_no_section(word: str) -> None:
-    """Refuse a name in a section that there is not, of which Hydra would name the section alone."""
+    """Refuse a name in an unknown section, of which Hydra would name the section alone."""
     name, equals, _ = word.lstrip("+").partition("=")
     sections = {"hydra", *(setting.partition(".")[0] for setting in _setting_types())}
     if equals and "." in name and not re.search("[@/]", name) and name.partition(".")[0] not in sections:
@@ -127,7 +127,7 @@ def _refuse_no_section(word: str) -> None:
 
 
 def _refuse_below(word: str) -> None:
-    """Refuse a name that goes on where a setting is one value, or a list without the number of an entry."""
+    """Refuse a name below a single value, or below a list without an index."""
     name, equals, value = word.lstrip("+").partition("=")
     for above, kind in _setting_types().items() if equals else ():
         below, is_list = name.removeprefix(f"{above}."), get_origin(kind) is list
@@ -137,7 +137,7 @@ def _refuse_below(word: str) -> None:
 
 
 def _refuse_no_choice(word: str) -> None:
-    """Refuse a group that is given something else than the name of a choice, or several of them."""
+    """Refuse a group with a value that is not the name of one choice."""
     group, _, value = word.lstrip("+").partition("=")
     groups = usage.group_choices()
     if group in groups and NO_NAME.fullmatch(value):
@@ -146,7 +146,7 @@ def _refuse_no_choice(word: str) -> None:
 
 
 def _in_covey(name: str, value: str, given: Mapping[str, str]) -> str:
-    """Say what a setting of another system is here, nothing for one that none has, or that is spelled as ours."""
+    """Describe covey's name of a foreign setting, "" for others."""
     found = foreign.answer(name, value, given)
     if found is not None:
         return foreign.in_a_line(found)
@@ -159,7 +159,7 @@ def _in_covey(name: str, value: str, given: Mapping[str, str]) -> str:
 
 
 def _values(verb: str, word: str, rest: list[str]) -> list[str]:
-    """Take the words that a flag needs off the rest."""
+    """Take the values that a flag needs off the rest."""
     flag, equals, _ = word.partition("=")
     if flag not in FLAGS:
         raise ValueError(f'no flag "{flag}"{_meant(verb, word, rest)}; see `covey {verb} --help`')
@@ -175,7 +175,7 @@ def _values(verb: str, word: str, rest: list[str]) -> list[str]:
 
 
 def _meant(verb: str, word: str, rest: Sequence[str]) -> str:
-    """Return what an unknown flag was meant to be: a setting, or another flag."""
+    """Return the likely meaning of an unknown flag: a setting, or another flag."""
     # Take the flag as a setting, with the next word as its value
     flag, equals, value = word.partition("=")
     name = flag.lstrip("-").replace("-", "_")
@@ -201,7 +201,7 @@ def _meant(verb: str, word: str, rest: Sequence[str]) -> str:
 
 
 def _refuse_slip(word: str, rest: Sequence[str]) -> None:
-    """Refuse a word that sets nothing, or whose value stands behind a blank."""
+    """Refuse a word that sets nothing, or whose value follows a blank."""
     after = rest[0] if rest else ""
     # A blank beside "=" splits a word in two
     if word.endswith("=") and after and "=" not in after and not after.startswith(("-", "~")):
@@ -235,13 +235,13 @@ def _refuse_slip(word: str, rest: Sequence[str]) -> None:
 
 
 def _with_home(word: str) -> str:
-    """Put the home folder in for a ~ that stands behind =, where shells leave it as it is."""
+    """Expand a ~ after =, which shells leave as it is."""
     name, equals, value = word.partition("=")
     return f"{name}={os.path.expanduser(value)}" if equals and value.startswith("~/") else word
 
 
 def with_whole_numbers(word: str) -> str:
-    """Return a word whose setting is an integer with powers of ten written out.
+    """Write out powers of ten in the value of an integer setting.
 
     >>> with_whole_numbers("num_steps=1e3"), with_whole_numbers("seed=1e1,2"), with_whole_numbers("optimizer.lr=1e3")
     ('num_steps=1000', 'seed=10,2', 'optimizer.lr=1e3')
@@ -261,7 +261,7 @@ def with_whole_numbers(word: str) -> str:
 
 @cache
 def _setting_types() -> dict[str, Any]:
-    """Return the type of each setting by its dotted name, int winning where environments differ."""
+    """Return the type of each dotted setting, int where environments differ."""
     found: dict[str, Any] = {}
     for name, kind in _walk(Config, ""):
         found[name] = kind if found.get(name) not in (int, int | None, list[int]) else found[name]

@@ -1,4 +1,4 @@
-"""What the command does besides `train`: the cold start, an evaluation or the preflight alone."""
+"""The verbs cold-start, evaluate, judge, audit and check."""
 
 import asyncio
 from dataclasses import asdict, replace
@@ -25,7 +25,7 @@ from covey.system.waits.signals import Stopper
 
 
 def run_cold_start(config: Config, output_dir: Path) -> None:
-    """Train a policy on demonstrations and print where it lies, a path for `model.name`."""
+    """Train a policy on demonstrations and print its path."""
     with Stopper(config.output.shutdown_timeout).installed(), RunRecorder(config, output_dir) as record:
         environment = load_environment(config, record)
         waiting = record.watchdog.deadline("the cold start", "timeouts.cold_start")
@@ -36,9 +36,9 @@ def run_cold_start(config: Config, output_dir: Path) -> None:
 
 
 def run_evaluate(config: Config, output_dir: Path, asked: EvaluationAsked) -> None:
-    """Measure the policy that `model` names on the held-out prompts, without training it: no cold start either.
+    """Measure the policy on the held-out prompts, without training it.
 
-    Another policy is measured before it, on the same prompts, where one is to be compared with.
+    With `against`, another policy is measured on the same prompts first.
     """
     names = [*([asked.against] if asked.against else []), config.model.name]
     with Stopper(config.output.shutdown_timeout).installed(), RunRecorder(config, output_dir) as record:
@@ -66,7 +66,7 @@ def run_evaluate(config: Config, output_dir: Path, asked: EvaluationAsked) -> No
 
 
 def run_judge(config: Config, output_dir: Path) -> None:
-    """Train the missing judges, measure all and print where they lie.
+    """Train missing judges, measure all and print their paths.
 
     ValueError where one is below its floor.
     """
@@ -78,7 +78,7 @@ def run_judge(config: Config, output_dir: Path) -> None:
 
 
 def run_audit(config: Config, output_dir: Path) -> None:
-    """Ask the environment all cases of its first training rows, print what it pays, and keep it in audit.json."""
+    """Audit the environment on its first training rows; print and keep the result."""
     with Stopper(config.output.shutdown_timeout).installed(), RunRecorder(config, output_dir) as record:
         environment = load_environment(config, record)
         with record.timer.phase("audit"):
@@ -90,10 +90,7 @@ def run_audit(config: Config, output_dir: Path) -> None:
 
 
 def run_check(config: Config, output_dir: Path) -> None:
-    """Run the checks that precede training, on the policy it would train.
-
-    ValueError where one fails.
-    """
+    """Run the preflight on the policy. ValueError where a check fails."""
     if not config.preflight.enabled:
         raise ValueError("covey check needs preflight.enabled=true, got preflight.enabled=false")
     with Stopper(config.output.shutdown_timeout).installed(), RunRecorder(config, output_dir) as record:

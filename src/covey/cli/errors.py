@@ -1,4 +1,4 @@
-"""User errors, in one line each, with the nearest name that exists."""
+"""One-line user errors with the nearest existing name."""
 
 import errno
 import re
@@ -28,10 +28,7 @@ NO_WRITING = (errno.EROFS, errno.ENOSPC, errno.EDQUOT)
 
 
 def is_user_error(error: Exception) -> bool:
-    """Tell whether one line is enough for this error.
-
-    A run that an environment stopped on purpose, or whose engine is lost, has said why.
-    """
+    """Return True where one line is enough for this error."""
     if is_out_of_memory(error):
         return True
     if not isinstance(error, RuntimeError):
@@ -49,7 +46,7 @@ def is_out_of_memory(error: Exception) -> bool:
 
 
 def reported_by_other_rank(error: Exception) -> bool:
-    """Tell whether another rank prints this error.
+    """Return True where another rank prints this error.
 
     Errors from before the ranks met are the same on each: rank 0 prints them.
     """
@@ -62,7 +59,6 @@ def reported_by_other_rank(error: Exception) -> bool:
 
 
 def explain(error: Exception) -> str:
-    """Return one line for a user error."""
     if is_out_of_memory(error):
         return (
             f"out of memory ({one_line(str(error)).removesuffix('.')[:200]}); lower micro_batch_tokens, logprob_chunk "
@@ -92,7 +88,7 @@ TYPOGRAPHIC = "“”„‘’‐‑‒–—−＝\u00a0"
 
 
 def _unreadable(word: str) -> str:
-    """Say how a word is written that Hydra cannot read."""
+    """Describe the syntax of a word that Hydra cannot read."""
     name, equals, value = word.partition("=")
     if odd := next((c for c in word if c in TYPOGRAPHIC), None):
         return f"{odd} is not the plain character of programs; type it anew, or quote the value"
@@ -106,7 +102,7 @@ def _unreadable(word: str) -> str:
 
 
 def _missing_choice(error: MissingConfigException) -> str:
-    """Explain a group without such a file, or a --config-name that does not exist."""
+    """Explain a missing group choice or --config-name."""
     file = (error.missing_cfg_file or "").removesuffix(".yaml")
     group, _, choice = file.partition("/")
     if not choice or group not in group_choices():  # of the user's own, which may lie in folders
@@ -125,7 +121,7 @@ def _missing_choice(error: MissingConfigException) -> str:
 
 
 def _path_of_choice(group: str, choice: str) -> str:
-    """Say how a path, a hub name or a class of the user's own is written that stands in the place of a choice."""
+    """Describe how to write a path, hub name or class given as a choice."""
     if not choice:
         return ""
     if group == "model" and ("/" in choice or Path(choice).exists()):

@@ -1,4 +1,4 @@
-"""Flags of verbs that have no settings, or flags of their own besides."""
+"""Flags of verbs without settings, or beside them."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ LATEST = "latest"
 
 @dataclass(frozen=True, slots=True)
 class EvaluationAsked:
-    """What is asked of an evaluation besides its settings."""
+    """The options of an evaluation beside its settings."""
 
     against: str = ""
     """The policy to compare with."""
@@ -24,7 +24,7 @@ class EvaluationAsked:
 def split_flags(
     words: Sequence[str], with_value: Mapping[str, str], alone: Collection[str]
 ) -> tuple[list[str], dict[str, str]]:
-    """Split words into those that are none of these flags, in order, and the flags with their values.
+    """Split words into others, in order, and these flags with their values.
 
     `with_value` says of each flag what it needs, as in "a value"; flags that stand alone have an empty value.
     ValueError for a flag without its value.
@@ -48,21 +48,21 @@ def split_flags(
 
 
 def refuse_flags(others: Sequence[str], known: Collection[str]) -> None:
-    """Refuse words that look like flags. Raises ValueError with those there are."""
+    """Refuse unknown flags. Raises ValueError with the known ones."""
     for word in others:
         if word.startswith("-"):
             raise ValueError(f'no flag "{word.partition("=")[0]}"; flags: {", ".join(known)}')
 
 
 def run_folders(verb: str, words: Sequence[str]) -> list[Path]:
-    """Return the folders that are named, of a sweep those of its runs. ValueError where a verb is given none."""
+    """Return the named run folders, a sweep's expanded. ValueError without any."""
     if not words:
         raise ValueError(f"covey {verb} needs a run folder, such as covey {verb} outputs/DATE/TIME")
     return [run for word in words for run in _runs_of(Path(word))]
 
 
 def one_run_folder(verb: str, words: Sequence[str]) -> Path:
-    """Return the folder that is named. ValueError where words name none, several, or a flag."""
+    """Return the named folder. ValueError for none, several, or a flag."""
     folders = run_folders(verb, words)
     if len(folders) != 1 or words[0].startswith("-"):
         raise ValueError(f"covey {verb} takes one run folder, got {' '.join(map(str, folders))}")
@@ -77,7 +77,7 @@ def _runs_of(folder: Path) -> list[Path]:
 
 
 def with_latest_run(words: Sequence[str], roots: Sequence[Path] = (RUNS, SWEEPS)) -> list[str]:
-    """Return the words, with "latest" replaced by the run below `roots` that was begun last.
+    """Replace "latest" by the run below `roots` that began last.
 
     It stays where it names a file or folder. ValueError where there is no run.
     """

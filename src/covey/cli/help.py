@@ -1,4 +1,4 @@
-"""What `covey --help` says. Imports the classes of the settings and nothing heavier: help must not wait."""
+"""The texts of `covey --help`, without heavy imports."""
 
 import ast
 import re
@@ -36,13 +36,12 @@ OWN_FLAGS = {
 
 
 def overview() -> str:
-    """Return the text of `covey --help`."""
     examples = [f"  {EXAMPLES[verb][0]}" for verb in VERBS]
     return str(TEXT["overview"]).format(verbs=_columns(VERBS, 12), examples="\n".join(examples))
 
 
 def unknown_verb(verb: str, rest: Sequence[str]) -> str:
-    """Say that there is no such verb, and what may be meant: another, or a setting or resume= after train."""
+    """Describe an unknown verb with a suggestion: a verb, a setting or resume=."""
     word = f"resume={''.join(rest[:1]) or 'FOLDER'}" if verb == "resume" else verb
     meant = f"; did you mean covey train {word}?" if "=" in word else near(verb, VERBS)
     return f'no verb "{verb}"{meant}; verbs: {", ".join(VERBS)}'
@@ -87,7 +86,7 @@ def _page_without_settings(verb: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One field of the schema, as its source says it."""
+    """One field of the schema, as in its source."""
 
     name: str
     default: str
@@ -95,7 +94,7 @@ class Setting:
 
 
 def all_settings() -> dict[str, list[Setting]]:
-    """Return the settings of every section of the schema, by the name of its class."""
+    """Return the settings of every section by its class name."""
     from covey.config.schema import ENVIRONMENT_SETTINGS
 
     sections = [Config, *_sections_of(Config), GroupSizeStep, *ENVIRONMENT_SETTINGS.values()]
@@ -108,7 +107,7 @@ def _sections_of(config: type[Config]) -> list[type]:
 
 
 def read_settings(section: type) -> list[Setting]:
-    """Return the fields of a dataclass, those it inherits last, each with its docstring and its bounds."""
+    """Return a dataclass's fields with docstring and bounds, inherited ones last."""
     bounds = {found.name: bounds_of(found) for found in fields(section)}
     own = [name for kind in section.__mro__ if is_dataclass(kind) for name in _fields_of(kind).items()]
     found: dict[str, Setting | None] = {}
@@ -121,7 +120,7 @@ def read_settings(section: type) -> list[Setting]:
 
 
 def _fields_of(section: type) -> dict[str, tuple[str, str]]:
-    """Return default and docstring of the fields that a class itself defines."""
+    """Return default and docstring of a class's own fields."""
     (node,) = (node for node in _classes(sys.modules[section.__module__]) if node.name == section.__name__)
     found = {}
     for statement, after in zip(node.body, [*node.body[1:], None], strict=True):
@@ -146,7 +145,7 @@ def _docstring(node: ast.stmt | None) -> str:
 
 
 def _default(node: ast.expr | None) -> str:
-    """Return a default as YAML would write it, what it makes where it is a factory."""
+    """Return a default as YAML, a factory's product included."""
     if isinstance(node, ast.Call) and ast.unparse(node.func) == "setting":
         return "..." if isinstance(node.args[0], ast.Name) else _default(node.args[0])
     if isinstance(node, ast.Call):
@@ -160,7 +159,7 @@ EMPTY = {"list": "[]", "dict": "{}"}
 
 
 def section_of(class_name: str) -> str:
-    """Return the name in front of the dot.
+    """Return the name before the dot.
 
     ColdStartConfig is cold_start, an environment's own class is environment=NAME.
     """

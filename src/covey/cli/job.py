@@ -1,4 +1,4 @@
-"""From the words of one job to checked settings: of a new run, a resumed one, a policy's run or a file."""
+"""From one job's words to checked settings: a new or resumed run, or a file."""
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -40,7 +40,7 @@ WITHOUT_POLICY = ("judge", "audit")
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What one job of the command does, and what is said of it first."""
+    """One job of the command, and the lines to print before it."""
 
     config: Config
     old: Path | None
@@ -53,7 +53,7 @@ class Job:
 
 
 def insert_environment(verb: str, words: Sequence[str], file: Path | None) -> tuple[list[str], str]:
-    """Return the words and the one that is added: the environment that a run or a file has and nobody typed.
+    """Return the words with the run's or file's environment added, and that word.
 
     It lets Hydra take settings of that environment. "" where none is added.
     """
@@ -69,7 +69,7 @@ def insert_environment(verb: str, words: Sequence[str], file: Path | None) -> tu
 
 
 def _source(verb: str, words: Sequence[str], file: Path | None) -> Path | None:
-    """Return the file whose settings the words override, None where there is no single one."""
+    """Return the single file whose settings the words override, else None."""
     if file is not None:
         return file
     resumed = [word.removeprefix("resume=") for word in words if word.startswith("resume=")]
@@ -80,7 +80,7 @@ def _source(verb: str, words: Sequence[str], file: Path | None) -> Path | None:
 
 
 def compose(verb: str, composed: DictConfig, typed: Sequence[str], file: Path | None) -> Job:
-    """Return what a job does. ValueError, in one line, for whatever is wrong with its settings."""
+    """Compose a job. ValueError, in one line, for any error in its settings."""
     # Take the settings of the run or file that it begins with
     resume = composed.get("resume")
     run = _run_below(verb, typed, file)
@@ -122,7 +122,7 @@ def compose(verb: str, composed: DictConfig, typed: Sequence[str], file: Path | 
 
 
 def _missing(config: Config) -> list[str]:
-    """Say which file, folder or function of these settings is not there. The hub is not asked."""
+    """List missing files, folders and functions; the hub is not asked."""
     try:
         check_early(config, asks_hub=False)
     except ValueError as error:
@@ -133,7 +133,7 @@ def _missing(config: Config) -> list[str]:
 def _over_saved(
     verb: str, composed: DictConfig, typed: Sequence[str], file: Path | None, run: Path | None
 ) -> tuple[Path | None, DictConfig]:
-    """Return the run or file that the job begins with, if any, and the composed settings over those saved there."""
+    """Return the saved run or file, if any, and the composed settings over its own."""
     source = file or run
     # A resumed run keeps its settings
     if (resume := composed.get("resume")) is not None:
@@ -153,7 +153,7 @@ def _over_saved(
 
 
 def _loading(verb: str, config: Config, source: Path | None) -> str:
-    """Say what takes the next seconds: imports, data and model come before anything else is heard."""
+    """Describe the work of the next seconds: imports, data, model."""
     settings_from = f", settings of {source}" if source is not None else ""
     model = "" if verb in WITHOUT_POLICY else f"{config.model.name} for "
     return escape(f"loading {model}environment={config.environment.name}{settings_from}")
@@ -166,7 +166,7 @@ def _run_below(verb: str, typed: Sequence[str], file: Path | None) -> Path | Non
 
 
 def _notes(verb: str, config: Config, typed: Sequence[str]) -> list[str]:
-    """Return warnings: typed settings that the verb does not read, runs that are skipped, another task than trained."""
+    """Return warnings: unread settings, skipped runs, another task than trained."""
     # Settings that the verb does not read
     idle = check_typed(verb, config, typed, ranks.world_size())
     alone = " in one process" if ranks.world_size() == 1 else ""
@@ -183,9 +183,9 @@ def _notes(verb: str, config: Config, typed: Sequence[str]) -> list[str]:
 
 
 def check_typed(verb: str, config: Config, typed: Iterable[str], num_processes: int) -> list[str]:
-    """Return which of the settings named on the command line the verb does not read.
+    """Return the typed settings that the verb does not read.
 
-    ValueError for one of a cold start that is off: a recipe may hold some, but who types one means it.
+    ValueError for settings of a disabled cold start.
     """
     names = [word.lstrip("+").partition("=")[0] for word in typed]
     if verb not in ("evaluate", "cold-start", "judge"):
@@ -195,7 +195,7 @@ def check_typed(verb: str, config: Config, typed: Iterable[str], num_processes: 
 
 
 def names_of(section: type, prefix: str, *chosen: str) -> tuple[str, ...]:
-    """Return the dotted names of the fields of a section that begin with one of `chosen`."""
+    """Return a section's dotted field names that begin with one of `chosen`."""
     return tuple(f"{prefix}.{field.name}" for field in fields(section) if field.name.startswith(chosen))
 
 
@@ -249,7 +249,7 @@ UNREAD: dict[str, tuple[str, ...]] = {
 
 
 def evaluation_asked(against: str, typed: Sequence[str]) -> EvaluationAsked:
-    """Return what words of `covey evaluate` ask for: data that they name are measured whole."""
+    """Return the options of `covey evaluate`; named data are measured whole."""
     names = {word.lstrip("+").partition("=")[0] for word in typed}
     parts = {"data.test_fraction", "data.test_split", "data.train_split"}
     return EvaluationAsked(against, "data.path" in names and not names & parts, "evaluation.num_prompts" in names)
@@ -272,7 +272,7 @@ def base_run(words: Sequence[str]) -> Path | None:
 
 
 def first_line(config: Config, typed: Sequence[str], below: Path | None) -> str:
-    """Describe whose settings these are, and what is measured on which environment."""
+    """Describe the origin of the settings, and the measured environment."""
     on = f"environment={config.environment.name}"
     if below is not None:
         over = [word for word in typed if not word.startswith(NAME)]
@@ -284,7 +284,7 @@ def first_line(config: Config, typed: Sequence[str], below: Path | None) -> str:
 
 
 def diff_settings(run: Path, config: Config, typed: Sequence[str]) -> list[str]:
-    """List what differs from the run that saved the policy, the task first unless it was typed by name."""
+    """List differences to the run that saved the policy, an untyped task first."""
     then, now = saved_settings.saved_settings(run), saved_settings.as_saved(config)
     others = saved_settings.diff_settings(run, config, typed)
     if then.environment.name != now.environment.name:
@@ -305,10 +305,7 @@ def _task(node: DictConfig) -> Iterator[tuple[str, Any]]:
 
 
 def print_only(job: Job, asked: "Asked | None") -> None:
-    """Print what a verb that makes no folder is asked for: a plan, or every setting of a job.
-
-    What gave way to what was typed, and what is missing, goes to stderr.
-    """
+    """Print a plan, or all settings of a job; notes go to stderr."""
     # Both read model shapes, for which a refused setting need not wait
     from covey.run.planner.memory import report
 
@@ -324,7 +321,7 @@ def print_only(job: Job, asked: "Asked | None") -> None:
 
 
 def with_counted_prompts(config: Config) -> tuple[Config, tuple[str, ...]]:
-    """Return the settings with the steps that passes over the prompts are, and why they are not counted here."""
+    """Return the settings with their epochs in steps, or the reason why not."""
     if config.num_epochs is None:
         return config, ()
     told = f"num_epochs={config.num_epochs:g} is counted when the run begins, here num_steps={config.num_steps}"

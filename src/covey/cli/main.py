@@ -1,4 +1,4 @@
-"""The command: covey train | cold-start | judge | evaluate | check | config, with Hydra's overrides. Report and others.
+"""The command `covey`: dispatch of verbs, with Hydra's overrides for training.
 
 Imports nothing heavy before it is needed, so that help, completion and a typing error answer at once.
 """
@@ -44,7 +44,7 @@ CONFIG_FLAG, AGAINST = "--config", "--against"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command. Exit codes: 0, 2 (user errors, in one line), 1 (a defect of covey), 130 (Ctrl-C)."""
+    """Run the command. Exit codes: 0, 2 (user error), 1 (defect), 130 (Ctrl-C)."""
     code = _code_of(list(sys.argv[1:] if argv is None else argv))
     try:
         print(end="", flush=True)
@@ -125,7 +125,7 @@ def _dispatch(words: list[str]) -> int:
 
 
 def _run(verb: str, words: Sequence[str], asked: "Asked | str | None" = None) -> int:
-    """Compose the settings (once, or for each job of a multirun) and do what the verb says."""
+    """Compose the settings of each job and run the verb."""
     codes: list[int] = []
     folders: list[Path] = []
     named = [word.removeprefix(RUN_DIR).strip("'\"") for word in words if word.startswith(RUN_DIR)]
@@ -163,7 +163,7 @@ def _run(verb: str, words: Sequence[str], asked: "Asked | str | None" = None) ->
 
 
 def _config_file(words: Sequence[str]) -> "tuple[list[str], Path | None]":
-    """Return the words without --config FILE, and the file."""
+    """Split off --config FILE."""
     from pathlib import Path
 
     # The last --config counts, as with other flags
@@ -180,7 +180,7 @@ def _config_file(words: Sequence[str]) -> "tuple[list[str], Path | None]":
 
 
 class Given(NamedTuple):
-    """What the command line gave besides settings."""
+    """The objects of a command beside its settings."""
 
     file: "Path | None"
     """Of --config."""
@@ -193,7 +193,7 @@ class Given(NamedTuple):
 
 
 def _check_folder(job: "Job", wanted: "Path", *, is_exact: bool) -> None:
-    """Refuse (ValueError) a named folder that holds a run, before anything is loaded."""
+    """Refuse a named folder that holds a run, before anything is loaded. ValueError."""
     from covey.run.folder import check_unused
 
     if is_exact and job.old is None and ranks.world_size() == 1:  # of several ranks, the first may have begun this run
@@ -202,7 +202,7 @@ def _check_folder(job: "Job", wanted: "Path", *, is_exact: bool) -> None:
 
 @contextmanager
 def _place_to_work(verb: str, job: "Job", wanted: "Path", *, is_exact: bool) -> "Iterator[Path]":
-    """Start the other ranks, join them, and lock the run folder: the one that is wanted, or the next that is free."""
+    """Start and join the ranks, and lock the run folder: the wanted, or the next free."""
     from covey.system.waits.pulse import Pulse
 
     # imports torch and transformers, for which a refused setting need not wait
@@ -224,7 +224,7 @@ def _place_to_work(verb: str, job: "Job", wanted: "Path", *, is_exact: bool) -> 
 
 
 def _job(verb: str, composed: "DictConfig", given: Given) -> "list[Path]":
-    """Do one job in the folder that Hydra has made and return the folders it used, possibly none."""
+    """Run one job in Hydra's folder; return the folders it used."""
     from dataclasses import asdict
     from pathlib import Path
 
@@ -274,9 +274,9 @@ def _tell(*lines: str) -> None:
 def _work(
     verb: str, work: Callable[[], None], of: "tuple[Config, Path]", before: list[str] | None, *, is_new: bool
 ) -> None:
-    """Do it, and end with the summary and the name of the run folder, however it ends.
+    """Run it, and print the summary and the run folder at any end.
 
-    A new run that was refused before it did anything leaves its message and what was there `before`.
+    A new run that is refused leaves its message and the files that were there `before`.
     """
     from covey.cli.errors import is_user_error
     from covey.cli.show import NUM_ANSWERS, print_answers
@@ -315,7 +315,7 @@ def _work(
 
 
 def _report(verb: str, config: "Config", folder: "Path") -> None:
-    """Leave a report of what was trained."""
+    """Write a report of the run."""
     if verb == "train":
         from covey.cli.report import report_at_the_end
 
@@ -323,7 +323,7 @@ def _report(verb: str, config: "Config", folder: "Path") -> None:
 
 
 def _call(place: str, *arguments: Any) -> Any:
-    """Import the function that `module:function` names, and call it."""
+    """Import `module:function` and call it."""
     module, _, function = place.partition(":")
     return getattr(import_module(module), function)(*arguments)
 
@@ -339,7 +339,7 @@ WORK: dict[str, Callable[..., None]] = {
 
 
 def _with_hydra(program: str, words: Sequence[str], job: Callable[["DictConfig"], None]) -> None:
-    """Hand the command line to Hydra, whose errors come back as exceptions."""
+    """Run Hydra, with its errors as exceptions."""
     import hydra
 
     from covey.config import compose as settings
@@ -355,7 +355,7 @@ def _with_hydra(program: str, words: Sequence[str], job: Callable[["DictConfig"]
 
 @contextmanager
 def _arguments(argv: list[str]) -> Iterator[None]:
-    """Set sys.argv, which Hydra reads, and a run writes down."""
+    """Set sys.argv, which Hydra reads and a run records."""
     before, sys.argv = sys.argv, argv
     try:
         yield
@@ -364,7 +364,7 @@ def _arguments(argv: list[str]) -> Iterator[None]:
 
 
 def _complete(words: Sequence[str]) -> int:
-    """Complete a word: verbs here, what follows the verb by Hydra, which must not see the verb."""
+    """Complete a verb here, later words by Hydra without the verb."""
     # The shell passes the whole line in COMP_LINE
     line = os.environ.get("COMP_LINE", "")
     typed = line.split()
@@ -386,7 +386,7 @@ def _complete(words: Sequence[str]) -> int:
 
 
 def report(error: Exception) -> int:
-    """Print an error and give the exit code: one line for a user error, else the traceback."""
+    """Print an error, in one line for users, else its traceback; return the exit code."""
     import traceback
 
     from covey.cli.errors import explain, is_user_error, reported_by_other_rank

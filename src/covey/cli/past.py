@@ -1,4 +1,4 @@
-"""`covey status RUN` and `covey replay RUN`: what an asynchronous run does now, and the same run once more."""
+"""`covey status RUN` and `covey replay RUN`: the state of an asynchronous run, and its replay."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ TRUST = "trust_run=true"
 
 
 def run_status(words: Sequence[str]) -> None:
-    """Print the last word of trainer and samplers, and when that was. ValueError for words that name no such run."""
+    """Print the last status of trainer and samplers. ValueError without such a run."""
     # Read what the run wrote last
     folder = run_folder_of("status", words)
     path = folder / STATUS
@@ -40,7 +40,6 @@ def run_status(words: Sequence[str]) -> None:
 
 
 def _table(status: Mapping[str, Any]) -> Table:
-    """Build a row for the trainer and for each sampler."""
     trainer = status["trainer"]
     table = Table("role", "state", "version", "groups", "tokens", "restarts", "process")
     groups = f"{trainer['groups_finished']} finished of {trainer['groups_pending']}"
@@ -53,7 +52,7 @@ def _table(status: Mapping[str, Any]) -> Table:
 
 
 def run_replay(words: Sequence[str]) -> None:
-    """Replay a run, and print how its weights compare. ValueError where it cannot be replayed or differs."""
+    """Replay a run and compare its weights. ValueError where it differs."""
     # Settings are the run's; a trusted run may import code
     folder = run_folder_of("replay", [word for word in words if word != TRUST])
     settings.register()
@@ -69,7 +68,7 @@ def run_replay(words: Sequence[str]) -> None:
 
 
 def run_folder_of(verb: str, words: Sequence[str]) -> Path:
-    """Return the one run folder that is named. ValueError for other words."""
+    """Return the single named run folder. ValueError for other words."""
     folder = one_run_folder(verb, words)
     if not (folder / CONFIG).is_file():
         raise ValueError(f"{folder} is no run folder: it has no {CONFIG}")

@@ -1,4 +1,4 @@
-"""`covey rollouts RUN`: the answers of a step as people read them, episodes turn by turn."""
+"""`covey rollouts RUN`: a step's completions for reading, episodes turn by turn."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ FLAGS = (*WITH_VALUE, *ALONE)
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What is to be printed."""
+    """The options of `covey rollouts`."""
 
     path: Path
     step: int | None
@@ -32,7 +32,7 @@ class Asked:
 
 
 def run_rollouts(words: Sequence[str]) -> None:
-    """Print rollouts of a run. ValueError, in one line, for words that do not say which."""
+    """Print rollouts of a run. ValueError, in one line, for wrong words."""
     asked = read_words(words)
     if not asked.path.is_file():
         raise ValueError(
@@ -50,7 +50,7 @@ def run_rollouts(words: Sequence[str]) -> None:
 
 
 def read_words(words: Sequence[str]) -> Asked:
-    """Return what the words ask for. Raises ValueError where they name no run, or no such flag."""
+    """Read the words. ValueError without a run, or for unknown flags."""
     others, given = split_flags(words, WITH_VALUE, ALONE)
     refuse_flags(others, FLAGS)
     path = one_run_folder("rollouts", others) / (EVALUATIONS if "--evaluation" in given else ROLLOUTS)
@@ -60,7 +60,7 @@ def read_words(words: Sequence[str]) -> Asked:
 
 
 def chosen(rows: Sequence[dict[str, Any]], step: int | None, prompt_id: str | None) -> list[dict[str, Any]]:
-    """Return the rows of a step, the last that has any where none is named, and of a prompt, where one is.
+    """Return the rows of a step (default: the last) and of a prompt, if named.
 
     NotWritten where there are none.
     """

@@ -1,4 +1,4 @@
-"""`covey show RUN`: the result of a run, and its best and worst answers. Several runs side by side."""
+"""`covey show RUN`: results, with best and worst answers, of one run or several."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -31,7 +31,7 @@ ANSWERS = "--answers"
 
 
 def run_show(words: Sequence[str]) -> None:
-    """Show one run, or several side by side. ValueError, in one line, for words that do not say which."""
+    """Show one run, or several side by side. ValueError, in one line, for wrong words."""
     folders, number = _read(words)
     # Several runs: a table
     if len(folders) > 1:
@@ -48,7 +48,7 @@ def run_show(words: Sequence[str]) -> None:
 
 
 def print_side_by_side(folders: Sequence[Path]) -> None:
-    """Print the result of each run below its name and what distinguishes it, and nothing else of it."""
+    """Print each run's result below its name and its own settings."""
     names = [relative(folder) for folder in folders]
     runs = {
         f"{name}{own}": read_summary(f) for f, name, own in zip(folders, names, _own_settings(folders), strict=True)
@@ -60,7 +60,7 @@ def print_side_by_side(folders: Sequence[Path]) -> None:
 
 
 def _own_settings(folders: Sequence[Path]) -> list[str]:
-    """Return the first settings in which the runs differ, as each has them."""
+    """Return the first settings in which the runs differ."""
     settings = [last_settings(folder) if (folder / CONFIG).is_file() else {} for folder in folders]
     differing = [name for name in settings[0] if any(other.get(name) != settings[0][name] for other in settings)]
     own = [" ".join(f"{name}={found.get(name)}" for name in differing[:MOST_NAMED]) for found in settings]
@@ -68,7 +68,7 @@ def _own_settings(folders: Sequence[Path]) -> list[str]:
 
 
 def print_answers(folder: Path, num_best: int, num_worst: int, console: Console) -> None:
-    """Print the best and the worst answers of the last evaluation, or where there is none of the last step.
+    """Print the best and worst answers of the last evaluation or step.
 
     The worst are wrong, greedy or sampled, or earn less than the best of a step.
     """
@@ -90,7 +90,7 @@ def print_answers(folder: Path, num_best: int, num_worst: int, console: Console)
 
 
 def last_answers(folder: Path) -> list[Row]:
-    """Return the answers of the last evaluation that kept any, else the rollouts of the last step."""
+    """Return the answers of the last evaluation with any, else the last step's rollouts."""
     for name in (EVALUATIONS, ROLLOUTS):
         found: list[Row] = []
         for row in rows_of(folder / name):
@@ -103,7 +103,7 @@ def last_answers(folder: Path) -> list[Row]:
 
 
 def rows_of(path: Path) -> Iterator[Row]:
-    """Read the rows of a file that a run may still be writing, none where there is no file."""
+    """Read the rows of a file that may still grow, none without a file."""
     if not path.is_file():
         return
     with path.open(encoding="utf-8", newline="\n") as lines:
@@ -120,7 +120,7 @@ def rows_of(path: Path) -> Iterator[Row]:
 
 
 def _state(folder: Path) -> str:
-    """Say how far a run without a summary got."""
+    """Describe how far a run without a summary got."""
     steps = [row for row in rows_of(folder / METRICS) if row["kind"] == "train"]
     if not steps:
         return f"no step is finished yet; {_what_follows(folder)}"
@@ -140,7 +140,7 @@ def _what_follows(folder: Path) -> str:
 
 
 def _read(words: Sequence[str]) -> tuple[list[Path], int]:
-    """Return the folders that the words name, and how many answers to show."""
+    """Return the named folders and the number of answers to show."""
     named, given = split_flags(words, {ANSWERS: "a number"}, ())
     refuse_flags(named, (f"{ANSWERS} N",))
     number = given.get(ANSWERS, str(NUM_ANSWERS))

@@ -22,24 +22,24 @@ Form = Callable[[float], str]
 
 
 def print_summary(content: Mapping[str, Any], folder: Path, console: Console) -> None:
-    """Print the tables, where things lie, and as the last line `run folder: ...`."""
+    """Print the tables, file locations, and last `run folder: ...`."""
     console.print(render(content, folder))
     print_folder(folder, console)
 
 
 def print_folder(folder: Path, console: Console) -> None:
-    """Print `run folder: outputs/...` on one line, relative to the working directory where it is inside."""
+    """Print `run folder: outputs/...` on one line, relative if possible."""
     console.print(f"run folder: {relative(folder)}", soft_wrap=True)
 
 
 def relative(folder: Path) -> str:
-    """Name a folder as seen from the working directory where it is inside."""
+    """Return a folder's path, relative if inside the working directory."""
     here, place = Path.cwd(), folder.resolve()
     return str(place.relative_to(here) if place.is_relative_to(here) else place)
 
 
 def render(content: Mapping[str, Any], folder: Path) -> Group:
-    """Build the tables: before and after, phases with their shares, totals, and the files in `folder`."""
+    """Build the tables: before and after, phases, totals, and files in `folder`."""
     parts: list[RenderableType] = []
     if content["before"] or content["after"]:
         parts += _titled(_evaluation_title(content), before_after(content))
@@ -48,7 +48,7 @@ def render(content: Mapping[str, Any], folder: Path) -> Group:
 
 
 def doctor_lines(content: Mapping[str, Any], folder: Path) -> list[Text]:
-    """Say how a run is that has made steps: what `covey doctor` and the report say of it, no cause's consequences."""
+    """Return the doctor's findings of a run that has made steps, causes only."""
     if not content["steps"] or not (folder / CONFIG).is_file():
         return []
     try:
@@ -61,12 +61,12 @@ def doctor_lines(content: Mapping[str, Any], folder: Path) -> list[Text]:
 
 
 def _titled(title: str, table: Table) -> list[RenderableType]:
-    """Put a title on its own line, as rich would break it at the width of a narrow table."""
+    """Put a title on its own line, which rich would wrap to a narrow table."""
     return [Text(""), Text(title, "italic"), table]
 
 
 def before_after(content: Mapping[str, Any]) -> Table:
-    """Build a row per measure: before, after and the gain, paired prompt by prompt where possible.
+    """Build a row per measure: before, after and paired gain.
 
     A single evaluation has one column.
     """
@@ -99,7 +99,7 @@ def before_after(content: Mapping[str, Any]) -> Table:
 
 
 def _watched(environment: Mapping[str, Any]) -> dict[str, str]:
-    """Return names to show for a learned judge's monitors and for its distance from them."""
+    """Return the displayed names of a learned judge's monitors."""
     monitors = {name: f"{name} (not trained on)" for name in environment.get("monitors", [])}
     reference = environment.get("gap_reference")
     return monitors | ({"gap": f"gap (judge less {reference})"} if reference else {})
@@ -120,9 +120,9 @@ def _row(looks: Sequence[Mapping[str, Any]], gain: Mapping[str, Any], key: str, 
 
 
 def _cell(estimate: Mapping[str, float] | None, form: Form, look: Mapping[str, Any], *, sign: bool = False) -> str:
-    """Format an estimate with its interval where it has one, a dash where nothing was measured.
+    """Format an estimate with its interval, a dash for a missing one.
 
-    A single prompt has no interval, and a change of few (`sign`) is named as what it is.
+    A single prompt has no interval, and a change of few (`sign`) is marked.
     """
     if estimate is None or not is_number(estimate["value"]):
         return "-"
@@ -146,7 +146,7 @@ def _table() -> Table:
 
 
 def phase_table(content: Mapping[str, Any]) -> Table:
-    """Build the table of where the seconds went, longest first, with bars."""
+    """Build the table of phases, longest first, with bars."""
     table = _table()
     table.add_column("phase")
     table.add_column("time", justify="right")
@@ -160,7 +160,7 @@ def phase_table(content: Mapping[str, Any]) -> Table:
 
 
 def totals(content: Mapping[str, Any]) -> Text:
-    """Return steps, tokens and memory on one line, and what went wrong, if anything, on the next."""
+    """Return steps, tokens and memory on one line, problems on the next."""
     # Work done, where a step was made
     work = [
         number_of(content["steps"], "step"),
@@ -182,7 +182,7 @@ def totals(content: Mapping[str, Any]) -> Text:
 
 
 def side_by_side(runs: Mapping[str, Mapping[str, Any] | None]) -> Text:
-    """Return before, after and gain of each run below its name, dashes for what was not measured."""
+    """Return before, after and gain of each run, dashes for missing ones."""
     lines: list[str] = []
     for name, content in runs.items():
         if content is None:
@@ -198,7 +198,7 @@ def side_by_side(runs: Mapping[str, Mapping[str, Any] | None]) -> Text:
 
 
 def _compared(looks: Sequence[Mapping[str, Any]], gain: Mapping[str, Any], key: str, form: Form) -> str:
-    """Format before and after as values, and the gain with its interval; a single look with its own."""
+    """Format before, after and the gain with its interval."""
     if len(looks) == 1:
         return _cell(looks[0][key], form, looks[0])
     before, after = (form(value) if is_number(value := look[key]["value"]) else "-" for look in looks)
@@ -206,7 +206,7 @@ def _compared(looks: Sequence[Mapping[str, Any]], gain: Mapping[str, Any], key: 
 
 
 def files(folder: Path) -> Text:
-    """Name what one looks at next of what the run left, a line each, leaving out files that are missing or empty."""
+    """List the run's files to look at next, missing and empty ones left out."""
     paths = {name: folder / name for name in FILES}
     present = [(name, FILES[name]) for name, path in paths.items() if path.exists() and path.stat().st_size]
     width = max(map(len, FILES)) + 1

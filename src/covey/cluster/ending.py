@@ -1,7 +1,7 @@
-"""The end of a run whose Ray cluster is lost while its own processes live on.
+"""Stop a run whose Ray cluster is lost while its own processes live.
 
-Ray ends every process without a word that has not reached the cluster for 60 s, whether it still needs it or not. So
-the run is stopped before, as by a signal: its last finished step is saved, and one line says why.
+Ray silently ends every process that has not reached the cluster for 60 s. So the run is stopped earlier, as by a
+signal: its last finished step is saved, and one line gives the reason.
 """
 
 import logging
@@ -44,11 +44,10 @@ EXIT_LOST = 2
 
 @contextmanager
 def ended_with_cluster(devices: DevicesConfig, stopper: Stopper) -> Iterator["Ending"]:
-    """Stop the run inside where its cluster is lost, and raise ClusterLost once its last step is saved.
+    """Stop the run inside when its cluster is lost, then raise ClusterLost.
 
-    Where the run is not over within GRACE_SECONDS its process ends, with the line and the code that it would have had.
-    Rank 0 alone watches. Where there are samplers, their pool watches and tells the ending that is yielded. Nothing
-    happens where the run needs no cluster.
+    A run that is not over within GRACE_SECONDS is ended with the same line and exit code. Rank 0 alone watches; where
+    there are samplers, their pool watches and reports to the yielded ending. Nothing happens without a cluster.
     """
     ending = Ending(stopper)
     is_watched = _is_watched(devices) and collectives.is_main_process()
@@ -74,7 +73,7 @@ def ended_with_cluster(devices: DevicesConfig, stopper: Stopper) -> Iterator["En
 
 
 def _is_watched(devices: DevicesConfig) -> bool:
-    """Tell whether processes of Ray or its devices take part, and no sampler does."""
+    """Return True if Ray's processes or devices take part, but no sampler."""
     is_used = devices.trainer > 1 or devices.gpus_per_trainer > 0 or devices.reference + devices.judge > 0
     return is_used and devices.sampler == 0
 
@@ -91,13 +90,13 @@ class Ending:
         self._telling = threading.Lock()
 
     def end(self) -> None:
-        """Return once no stop is on its way any more: nobody may handle its signal soon."""
+        """Wait until no stop is pending: its signal could find no handler."""
         self.is_over.set()
         with self._telling:
             pass
 
     def stop_later(self, lost: ClusterLost) -> None:
-        """Stop the run from another thread, unless it ends by itself before."""
+        """Stop the run from another thread, unless it ends before."""
 
         def stop() -> None:
             if not self.is_over.wait(ITSELF_SECONDS):
@@ -106,7 +105,7 @@ class Ending:
         threading.Thread(target=stop, name="covey-ending", daemon=True).start()
 
     def stop(self, lost: ClusterLost) -> None:
-        """Stop the run as by a signal, and end its process where it is not over soon."""
+        """Stop the run as by a signal, and end its process after a grace period."""
         limit = self._stopper.shutdown_timeout
         grace = GRACE_SECONDS if limit is None else min(GRACE_SECONDS, OF_SIGNALS * limit)
         with self._telling:

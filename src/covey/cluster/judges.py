@@ -1,4 +1,4 @@
-"""A learned judge on devices of its own: its processes score, and samplers need not hold it."""
+"""A learned judge on its own devices, so that samplers need not hold it."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
@@ -13,48 +13,46 @@ from covey.types import Failure, Message, Prompt, Reward
 
 
 class JudgeActor:
-    """Holds the environment. Ray makes one in each process of devices.judge."""
+    """Holds the environment; Ray makes one in each process of devices.judge."""
 
     def __init__(self, make_environment: Callable[[], Environment], tokenizer: Any) -> None:
-        """`tokenizer` is the policy's."""
+        """Make the environment with the policy's tokenizer."""
         prepare_actor()
         self._environment = make_environment()
         self._environment.read_with(tokenizer)
 
     async def ready(self) -> bool:
-        """Return True: the judge is loaded."""
         return True
 
     async def score(
         self, prompt: Prompt, completions: Sequence[str], completion_ids: Sequence[Sequence[int]] | None
     ) -> list[Reward | Failure]:
-        """Judge completions, by their tokens too where these are given."""
+        """Judge completions, by their tokens too where given."""
         if completion_ids is None:
             return await answered(self._environment.score(prompt, completions))
         return await answered(self._environment.score_tokens(prompt, completions, completion_ids))
 
     async def reply(self, prompt: Prompt, messages: Sequence[Message]) -> Message | None:
-        """Return the environment's next message."""
         return await answered(self._environment.reply(prompt, messages))
 
     async def follow(self, step: int, max_steps: int, epoch: float) -> None:
-        """Tell the environment how far training is."""
+        """Set the progress of training."""
         follow(self._environment, step, max_steps, epoch)
 
     async def metrics(self) -> dict[str, float]:
-        """Return what the environment logged since this was last asked."""
+        """Return the environment's metrics since the last call."""
         return metrics_of(self._environment)
 
     async def close(self) -> None:
-        """Let go of worker processes."""
+        """Release worker processes."""
         close_environment(self._environment)
 
 
 class JudgedElsewhere(Environment):
-    """Has the processes of devices.judge score, in turns. Every sampler has one in the place of its environment."""
+    """Lets the processes of devices.judge score in turns, in each sampler."""
 
     def __init__(self, answerers: Answerers, turns: Mapping[str, int], serving: Serving | None = None) -> None:
-        """`turns` are those of `turns_of`. `serving`, on rank 0, hears how far training is and is asked for its log."""
+        """Set the turns of `turns_of`, and on rank 0 the `serving` that gets progress and logs."""
         self._ray = import_ray()
         self.answerers = answerers
         self._actors = answerers.actors()
@@ -62,7 +60,7 @@ class JudgedElsewhere(Environment):
         self._turn = count()
 
     def prompts(self, split: Split) -> list[Prompt]:
-        """Return none: prompts come with the tickets."""
+        """Return no prompts: they come with the tickets."""
         return []
 
     async def score(self, prompt: Prompt, completions: Sequence[str]) -> list[Reward | Failure]:
@@ -88,7 +86,7 @@ class JudgedElsewhere(Environment):
             self._serving.answer([actor.follow.remote(step, max_steps, epoch) for actor in self._actors])
 
     def metrics(self) -> Mapping[str, float]:
-        """Return means over the judges of what they logged. On rank 0 alone."""
+        """Return means of the judges' metrics, on rank 0 alone."""
         if self._serving is None:
             return {}
         found = self._serving.answer([actor.metrics.remote() for actor in self._actors])
@@ -98,7 +96,7 @@ class JudgedElsewhere(Environment):
         return {name: sum(own) / len(own) for name, own in values.items()}
 
     def close(self) -> None:
-        """Have the judges let go of their worker processes."""
+        """Release the judges' worker processes."""
         if self._serving is not None:
             with suppress(Exception):
                 self._serving.answer([actor.close.remote() for actor in self._actors])
@@ -113,9 +111,9 @@ class JudgedElsewhere(Environment):
 
 
 def turns_of(environment: Environment, num_judges: int) -> dict[str, int]:
-    """Return the most turns of each prompt that the environment replies to, by the prompt's id.
+    """Return each prompt's most turns with environment replies, by prompt id.
 
-    ValueError where a prompt has episodes that only who samples can play.
+    ValueError for episodes that only the sampling process can play.
     """
     turns = {}
     for prompt in (prompt for split in SPLITS for prompt in environment.prompts(split)):

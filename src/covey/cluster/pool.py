@@ -1,9 +1,8 @@
-"""The samplers of a run: who samples what, on which weights, and what happens when one is lost.
+"""The samplers of a run: assignment of prompts, weights, and recovery from losses.
 
-An event loop in a thread of its own sends prompts out as places fall free, pushes weights while completions are under
-way, and listens for signs of life, so that nothing waits for the trainer and the trainer waits for nothing but groups.
-A sampler that dies, is silent for too long or refuses weights is replaced; what it had under way is sampled again, and
-what it still says is not believed.
+An event loop in its own thread sends prompts to free places, pushes weights during completions, and watches signs of
+life; the trainer waits for groups alone. A sampler that dies, is silent for too long or refuses weights is replaced;
+its running work is sampled again, and its late results are dropped.
 """
 
 import asyncio
@@ -53,7 +52,7 @@ CLOSE_SECONDS = 5.0
 
 
 class SamplerPool:
-    """Samplers as Ray actors. All public methods may be called from any thread."""
+    """Samplers as Ray actors; public methods may be called from any thread."""
 
     def __init__(
         self,
@@ -64,8 +63,10 @@ class SamplerPool:
         on_life: Callable[[bool], None] = lambda has_worked: None,
         on_loss: Callable[[ClusterLost], None] = lambda lost: None,
     ) -> None:
-        """`make_sampler` runs in each sampler's process. `on_life` is told of every sign of life, and whether of work,
-        and `on_loss` of the loss of the cluster."""
+        """Set callbacks: `make_sampler` runs in each sampler's process.
+
+        `on_life` receives every sign of life, and whether it was work; `on_loss` the loss of the cluster.
+        """
         self._ray = import_ray()
         self._make, self._devices, self._how, self._limits = make_sampler, devices, how, limits
         self._on_life, self._on_loss = on_life, on_loss
@@ -99,15 +100,14 @@ class SamplerPool:
 
     @property
     def is_ready(self) -> bool:
-        """Return whether a sampler is there."""
         return any(slot.is_alive for slot in self._slots)
 
     def submit(self, calls: Sequence[Call]) -> None:
-        """Have the groups of tickets sampled. Lower numbers first."""
+        """Sample the groups of tickets, lower numbers first."""
         hand_over(self._loop, lambda: self._enqueue(calls))
 
     def push(self, weights: WeightSet) -> None:
-        """Give every sampler a copy of new weights, without waiting for any of them."""
+        """Start pushing new weights to every sampler."""
         packed, what = pack(weights), f"weights of version {weights.version}"
         try:
             latest = (weights.version, copied(packed) if packed.num_bytes < self._inline_bytes else put(packed, what))
@@ -123,7 +123,7 @@ class SamplerPool:
             )
 
     def follow(self, step: int, num_steps: int, epochs: float) -> None:
-        """Tell all environments how far training is."""
+        """Set the progress of training in all environments."""
 
         def tell() -> None:
             self._follow = (step, num_steps, epochs)
@@ -132,13 +132,13 @@ class SamplerPool:
         self._loop.call_soon_threadsafe(tell)
 
     def ask_environments(self) -> None:
-        """Ask every sampler what its environment logged, without waiting for the answers."""
+        """Request every environment's metrics, without waiting."""
         self._asked += [
             asyncio.run_coroutine_threadsafe(slot.environment_metrics(), self._loop) for slot in self._slots
         ]
 
     def take_environment_metrics(self) -> list[dict[str, float]]:
-        """Return what was answered, one for each sampler. Who is late comes with the next row."""
+        """Return the metrics that have arrived, one mapping per sampler."""
         if not self._asked:
             self.ask_environments()
         asked, late = self._asked, wait(self._asked, ANSWER_SECONDS).not_done
@@ -146,7 +146,7 @@ class SamplerPool:
         return [one.result() for one in asked if one not in late]
 
     def take_metrics(self) -> dict[str, float]:
-        """Return what the samplers did since the last call. Counted in the pool's thread, so taken there."""
+        """Return the samplers' counters since the last call, from the pool's thread."""
 
         async def take() -> dict[str, float]:
             counts, self._counts = self._counts, Counter()
@@ -163,11 +163,11 @@ class SamplerPool:
         return asyncio.run_coroutine_threadsafe(take(), self._loop).result()
 
     def status(self) -> list[dict[str, Any]]:
-        """Return what each sampler does now."""
+        """Return the state of each sampler."""
         return [slot.status() for slot in self._slots]
 
     def close(self) -> None:
-        """End all samplers, and what they started."""
+        """End all samplers, and their children."""
 
         async def end() -> None:
             tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
@@ -199,7 +199,7 @@ class SamplerPool:
     # ----------------------------------------------------------------------------------- in the pool's own thread
 
     def _soon(self, work: Callable[[Any], Awaitable[None]], about: Any) -> None:
-        """Start a coroutine in the pool's thread. Whatever it raises ends the pool."""
+        """Start a coroutine in the pool's thread; its exception ends the pool."""
 
         async def guarded() -> None:
             try:
@@ -215,7 +215,7 @@ class SamplerPool:
         self._loop.call_soon_threadsafe(create)
 
     def _soon_for_each(self, work: Callable[[Slot], Awaitable[None]]) -> None:
-        """Start a coroutine for every sampler that is there."""
+        """Start a coroutine for every live sampler."""
         for slot in self._slots:
             if slot.is_alive:
                 self._soon(work, slot)
@@ -233,7 +233,7 @@ class SamplerPool:
         self._assign()
 
     def _assign(self) -> None:
-        """Give free places to those who wait, in their order, where the end is expected first."""
+        """Give free places to waiting calls, in order, where the end is expected first."""
         most = self._devices.groups_per_sampler
         while self._queue and (free := [s for s in self._slots if s.is_alive and len(s.under_way) < most]):
             slot = min(free, key=Slot.expected_end)
@@ -245,7 +245,7 @@ class SamplerPool:
                 self._soon(self._send, slot)
 
     async def _send(self, slot: Slot) -> None:
-        """Tell a sampler what it is to sample, all that it has not been told yet in one call."""
+        """Send a sampler all its unsent calls at once."""
         if not slot.unsent:
             return
         if not slot.is_collecting:
@@ -254,7 +254,7 @@ class SamplerPool:
         await self._ask(slot, "begin", slot.take_unsent())
 
     async def _ask(self, slot: Slot, method: str, *given: Any) -> Any:
-        """Return what a sampler answers, None once it is given up because it is lost."""
+        """Call a sampler; return None once it is lost and given up."""
         incarnation = slot.incarnation
         try:
             return await slot.call(method, *given)
@@ -262,7 +262,7 @@ class SamplerPool:
             self._lose(slot, incarnation, str(lost))
 
     async def _collect(self, slot: Slot) -> None:
-        """Take what one incarnation of a sampler has finished, for as long as it has anything under way."""
+        """Collect the results of one incarnation while it has work."""
         incarnation = slot.incarnation
         while slot.incarnation == incarnation and slot.under_way:
             if (batch := await self._ask(slot, "collect")) is None:
@@ -278,7 +278,7 @@ class SamplerPool:
             slot.is_collecting = False
 
     async def _tell(self, slot: Slot) -> None:
-        """Tell a sampler's environment how far training is."""
+        """Send the progress of training to a sampler."""
         if self._follow is not None:
             await self._ask(slot, "follow", *self._follow)
 
@@ -313,7 +313,7 @@ class SamplerPool:
         self._assign()
 
     async def _watch(self, slot: Slot) -> None:
-        """Look for signs of life of one incarnation."""
+        """Watch one incarnation's signs of life."""
         incarnation, tokens = slot.incarnation, -1
         while slot.incarnation == incarnation and slot.is_alive:
             await asyncio.sleep(min(PING_SECONDS, self._limits.silence / 4))
@@ -339,11 +339,11 @@ class SamplerPool:
         self._soon_for_each(partial(self._prove, proof))
 
     async def _prove(self, proof: Proof, slot: Slot) -> None:
-        """Tell a sampler the log-probs of a probe."""
+        """Send a sampler the log-probs of a probe."""
         await self._ask(slot, "prove", *proof)
 
     async def _update(self, slot: Slot) -> None:
-        """Push weights until the slot has the newest. Versions in between are left out."""
+        """Push the newest weights until the slot has them, skipping versions in between."""
         incarnation = slot.incarnation
         async with slot.pushing:
             while self._weights is not None and slot.is_alive and slot.incarnation == incarnation:
@@ -361,7 +361,7 @@ class SamplerPool:
                 self._counts["pushes"] += 1
 
     def _lose(self, slot: Slot, incarnation: int, why: str) -> None:
-        """Give an incarnation up and start the next one."""
+        """Give an incarnation up and start the next."""
         if slot.incarnation != incarnation or (slot.lost is not None and slot.lost.done()):
             return
         assert slot.lost is not None
@@ -377,7 +377,7 @@ class SamplerPool:
         self._soon(partial(self._replace, why), slot)
 
     async def _replace(self, why: str, slot: Slot) -> None:
-        """Start a lost sampler's successor, unless the cluster is lost with it."""
+        """Start a lost sampler's successor, unless the cluster is lost."""
         if (lost := await asyncio.to_thread(loss_of_cluster, self._limits.silence)) is not None:
             self._fail(lost)
             return
@@ -385,7 +385,7 @@ class SamplerPool:
         await self._start(slot)
 
     def _send_again(self, calls: Sequence[Call], why: str) -> None:
-        """Give what a lost sampler had to others."""
+        """Reassign a lost sampler's calls."""
         again = [call.once_more() for call in calls]
         self._counts["groups_sent_again"] += len(again)
         for ticket in [call.ticket for call in again]:

@@ -1,4 +1,4 @@
-"""The reference policy on devices of its own: its log-probs are computed while the trainer goes on."""
+"""The reference policy on its own devices, computed beside the trainer."""
 
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass, replace
@@ -18,14 +18,13 @@ HOST = torch.device("cpu")
 
 
 class ReferenceActor:
-    """Holds the reference policy. Ray makes one in each process of devices.reference."""
+    """Holds the reference policy; Ray makes one in each process of devices.reference."""
 
     def __init__(self, make_reference: Callable[[], Reference]) -> None:
         prepare_actor()
         self._reference = make_reference()
 
     def ready(self) -> bool:
-        """Return True: the policy is loaded."""
         return True
 
     def logprobs(self, batch: MicroBatch, scoring: Scoring, kept: AllowedTokens | None) -> Tensor:
@@ -35,16 +34,16 @@ class ReferenceActor:
 
 
 class RemoteReference:
-    """Asks the processes of devices.reference in turns, each rank beginning with another."""
+    """Asks the processes of devices.reference in turns; each rank begins with another."""
 
     def __init__(self, answerers: Answerers, check: Callable[[], None] = lambda: None) -> None:
-        """`check` raises what ends a wait for them."""
+        """Set `check`, which raises to end a wait."""
         self._ray = import_ray()
         self._role, self._actors, self._check = answerers.role, answerers.actors(), check
         self._asked = collectives.rank()
 
     def logprobs(self, batch: MicroBatch, scoring: Scoring, kept: AllowedTokens | None) -> Callable[[], Tensor]:
-        """Ask for the log-prob of each loss token, (L,). What is returned waits for them."""
+        """Request log-probs, (L,); return a function that waits for them."""
         actor = self._actors[self._asked % len(self._actors)]
         self._asked += 1
         ref = actor.logprobs.remote(moved(batch, HOST), scoring, moved(kept, HOST))
@@ -53,7 +52,7 @@ class RemoteReference:
 
 
 def moved(value: Any, device: torch.device) -> Any:
-    """Return the same on another device: tensors, and frozen dataclasses and tuples of them."""
+    """Move tensors, and frozen dataclasses and tuples of them, to a device."""
     if isinstance(value, Tensor):
         return value.to(device)
     if isinstance(value, tuple):

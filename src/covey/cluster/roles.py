@@ -1,4 +1,4 @@
-"""Devices by role: how many each role asks for, and the placement group that holds them for it."""
+"""Devices by role, and the placement groups that hold them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ NODE_SHARE = 0.001
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """The processes of one role, and what each of them takes."""
+    """The processes of one role and their devices."""
 
     name: str
     """As in `devices.NAME`."""
@@ -26,12 +26,11 @@ class Role:
 
     @property
     def asked(self) -> dict[str, float]:
-        """Return what all of them take."""
         return {"CPU": float(self.count * self.cpus), "GPU": self.count * self.gpus}
 
 
 def roles_of(devices: DevicesConfig) -> list[Role]:
-    """Return all roles of a run. The first trainer rank is the process that was started: it takes no CPU of Ray's."""
+    """Return all roles of a run; the first trainer rank takes no CPU from Ray."""
     return [
         Role("trainer", devices.trainer, 1, devices.gpus_per_trainer),
         Role("sampler", devices.sampler, devices.cpus_per_sampler, devices.gpus_per_sampler, "SPREAD"),
@@ -41,12 +40,11 @@ def roles_of(devices: DevicesConfig) -> list[Role]:
 
 
 def role_of(devices: DevicesConfig, name: str) -> Role:
-    """Return the role of that name."""
     return next(role for role in roles_of(devices) if role.name == name)
 
 
 def asked_of(devices: DevicesConfig) -> dict[str, float]:
-    """Return what all processes together take of a cluster."""
+    """Return the devices of all processes together."""
     roles = roles_of(devices)
     return {
         "CPU": sum(role.asked["CPU"] for role in roles) - 1,
@@ -55,7 +53,7 @@ def asked_of(devices: DevicesConfig) -> dict[str, float]:
 
 
 def check_counts(ray: Any, devices: DevicesConfig) -> None:
-    """Refuse roles for which the cluster has no devices, with the counts. Raises ValueError."""
+    """Refuse roles without enough devices in the cluster, with the counts. ValueError."""
     there = ray.cluster_resources()
     for kind, count in asked_of(devices).items():
         if count > there.get(kind, 0.0):
@@ -63,7 +61,7 @@ def check_counts(ray: Any, devices: DevicesConfig) -> None:
 
 
 def _need(devices: DevicesConfig, kind: str) -> str:
-    """Say what each role asks for: "devices.trainer=1 (1) and devices.sampler=2 (4) need 5 GPUs"."""
+    """Describe each role's need: "devices.trainer=1 (1) and devices.sampler=2 (4) need 5 GPUs"."""
     asked = {role: role.asked[kind] - (role.name == "trainer" and kind == "CPU") for role in roles_of(devices)}
     first, *others = [f"devices.{role.name}={role.count} ({number:g})" for role, number in asked.items() if role.count]
     *others, last = others or [""]
@@ -75,9 +73,9 @@ class Allotment:
     """The devices of one role, held by a placement group until `close`."""
 
     def __init__(self, ray: Any, devices: DevicesConfig, role: Role, bundles: Sequence[dict[str, float]] = ()) -> None:
-        """Wait for the devices. `bundles` are those of each process, by default what the role says.
+        """Wait for the devices; `bundles` are each process's, by default the role's.
 
-        Raises ValueError, with the counts, where they do not fall free.
+        Raises ValueError, with the counts, where they do not become free.
         """
         self._ray, self._role = ray, role
         bundles = bundles or [{"CPU": role.cpus} | ({"GPU": role.gpus} if role.gpus > 0 else {})] * role.count
@@ -95,7 +93,7 @@ class Allotment:
             )
 
     def options(self, index: int) -> dict[str, Any]:
-        """Return the options of the actor that takes the place of that number."""
+        """Return the options of the actor in place `index`."""
         strategy = self._ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
         return {
             "num_cpus": self._role.cpus,
@@ -104,5 +102,4 @@ class Allotment:
         }
 
     def close(self) -> None:
-        """Give the devices back."""
         self._ray.util.remove_placement_group(self._group)

@@ -1,7 +1,6 @@
-"""A sampler: a process of its own with an engine on weights of its own, and the environment.
+"""A sampler: a process with an engine on its own weights, and the environment.
 
-One event loop does everything, with room for a thousand calls at a time, so that a push of weights never waits for the
-completions under way.
+One event loop does everything, a thousand calls at a time, so that a push of weights never waits for completions.
 """
 
 import asyncio
@@ -21,10 +20,10 @@ from covey.rollouts.sampler import Sampler
 
 
 class SamplerActor:
-    """Rolls out the prompts that it is given. Ray makes one in each sampler's process."""
+    """Rolls out prompts; Ray makes one in each sampler's process."""
 
     def __init__(self, make_sampler: Callable[[], Sampler], how: UpdateMode) -> None:
-        """`make_sampler` loads model and environment. `how` says what a push does to completions under way."""
+        """Load model and environment; `how` is a push's effect on running completions."""
         prepare_actor()
         self._sampler = make_sampler()
         engine = self._sampler.engine
@@ -54,9 +53,10 @@ class SamplerActor:
         return os.getpid(), self._version, self._tokens
 
     async def update(self, weights: list[PackedWeights | Awaitable[PackedWeights]]) -> str:
-        """Take new weights, small ones as they are and others fetched here, as Ray fetches nothing inside of a list.
+        """Take new weights, small ones inline and others fetched here.
 
-        Returns "" or why they were not taken; a failure that leaves nothing whole is raised.
+        Ray fetches nothing inside of a list. Returns "" or the reason for refusing them; a failure that leaves nothing
+        whole is raised.
         """
         async with self._updating:
             given = weights[0]
@@ -72,7 +72,7 @@ class SamplerActor:
         return ""
 
     async def prove(self, version: int, logprobs: tuple[float, ...]) -> None:
-        """Take the log-probs of a version's probe, which follow its weights. Hearing them again changes nothing."""
+        """Take the log-probs of a version's probe; idempotent."""
         coming = self._logprobs_of(version)
         if not coming.done():
             coming.set_result(logprobs)
@@ -81,11 +81,11 @@ class SamplerActor:
         return self._logprobs.setdefault(version, Future())
 
     async def follow(self, step: int, num_steps: int, epochs: float) -> None:
-        """Tell the environment how far training is."""
+        """Set the progress of training in the environment."""
         follow(self._sampler.environment, step, num_steps, epochs)
 
     async def begin(self, jobs: Jobs) -> None:
-        """Begin the groups of some tickets, without waiting for them."""
+        """Start the groups of some tickets."""
         self._incarnation = jobs.incarnation
         self._all_done.clear()
         for ticket in jobs.tickets:
@@ -94,7 +94,7 @@ class SamplerActor:
             task.add_done_callback(self._end)
 
     async def collect(self) -> Batch:
-        """Return groups that are finished, once there are any. EngineLost where one lost the engine."""
+        """Return finished groups, once there are any. EngineLost where one lost the engine."""
         await self._some_done.wait()
         # Others may be finished at about the same time, and each answer has its price
         with suppress(TimeoutError):
@@ -109,7 +109,7 @@ class SamplerActor:
         return Batch(self._incarnation, tuple(done), stats)
 
     async def _roll_out(self, ticket: Ticket) -> None:
-        """Sample and score the group of a ticket, once the weights it demands are here."""
+        """Sample and score a ticket's group, once the required weights are here."""
         started = time.monotonic()
 
         async def ready() -> None:
@@ -138,11 +138,11 @@ class SamplerActor:
             self._all_done.set()
 
     async def environment_metrics(self) -> dict[str, float]:
-        """Return what the environment logs itself, since this was last asked."""
+        """Return the environment's metrics since the last call."""
         return metrics_of(self._sampler.environment)
 
     async def close(self) -> None:
-        """Let go of worker processes, and of an engine's own."""
+        """Release worker processes and the engine's."""
         try:
             if isinstance(self._engine, Closable):
                 self._engine.close()
@@ -151,5 +151,5 @@ class SamplerActor:
 
 
 def patience(seconds: float) -> float:
-    """Return how long a finished group that took so many seconds waits for others: little beside these."""
+    """Return how long a finished group waits for others: little beside its own time."""
     return min(0.1, 0.05 * seconds)

@@ -1,4 +1,4 @@
-"""Stateless processes that answer questions, the reference or the judge: a lost one is started and asked again."""
+"""Stateless processes that answer requests; lost ones are restarted and asked again."""
 
 import threading
 import uuid
@@ -30,24 +30,24 @@ POLL_SECONDS = 0.5
 
 @dataclass(frozen=True)
 class Answerers:
-    """How every process of a run finds those who answer."""
+    """How every process finds the answering actors."""
 
     role: str
     names: tuple[str, ...]
 
     def actors(self) -> list[Any]:
-        """Return them, from any process of the cluster."""
+        """Return the actors, from any process of the cluster."""
         ray = import_ray()
         return [ray.get_actor(name, namespace="covey") for name in self.names]
 
 
 class Serving:
-    """The processes of one role, from their start to their end. On rank 0 alone."""
+    """The processes of one role, on rank 0 alone."""
 
     def __init__(
         self, devices: DevicesConfig, role: str, kind: type, given: Sequence[Any], loading: float, num_threads: int = 1
     ) -> None:
-        """Start actors of `kind` and wait until they are there, `loading` seconds at most.
+        """Start actors of `kind`, and wait at most `loading` seconds for them.
 
         ValueError where the cluster has no devices for them. RunStopped where they do not start.
         """
@@ -74,16 +74,16 @@ class Serving:
         watch_cluster(loading, self._lose, self._is_over)
 
     def answer(self, refs: list[Any]) -> list[Any]:
-        """Return answers. RunStopped where those who were asked, or the cluster, are lost."""
+        """Return answers. RunStopped where the actors or the cluster are lost."""
         return answers_of(self._ray, refs, self.answerers.role, self.check)
 
     def check(self) -> None:
-        """Raise ClusterLost where there is no cluster any more."""
+        """Raise ClusterLost where the cluster is gone."""
         if self._error is not None:
             raise self._error
 
     def close(self) -> None:
-        """End them all, and a cluster that was started for them."""
+        """End all, and a cluster that was started for them."""
         self._is_over.set()
         # Nobody is to be told where the cluster is lost, and calls of Ray may block
         if self._error is None and loss_of_cluster(LOOK_SECONDS) is None:
@@ -122,7 +122,10 @@ class Serving:
 
 
 def answers_of(ray: Any, refs: list[Any], role: str, check: Callable[[], None]) -> list[Any]:
-    """Return what actors of a role answer. RunStopped where they are lost. `check` raises what else ends the wait."""
+    """Return the answers of a role's actors. RunStopped where they are lost.
+
+    `check` raises any other end of the wait.
+    """
     while True:
         check()  # before Ray is called, which may end the process where the cluster is lost
         done, late = ray.wait(refs, num_returns=len(refs), timeout=POLL_SECONDS)
@@ -136,7 +139,7 @@ def answers_of(ray: Any, refs: list[Any], role: str, check: Callable[[], None]) 
 
 
 def lost(role: str, error: Exception) -> Exception:
-    """Return what an error of an actor means here: its own, or the loss of the process."""
+    """Return an actor's error: its own, or the loss of its process."""
     if isinstance(cause := getattr(error, "cause", None), Exception):
         return cause
     return RunStopped(f"a process of devices.{role} was lost {MOST_LOSSES} times, or its node: {last_line(error)}")

@@ -1,4 +1,4 @@
-"""The place of one sampler, and calls to whoever fills it now: each ends with an answer or with its loss."""
+"""A sampler's slot; each call to its process ends with an answer or its loss."""
 
 import asyncio
 import time
@@ -12,7 +12,7 @@ from covey.types import RunStopped
 
 
 class SamplerLost(Exception):
-    """Raised where a sampler's process is gone, or nobody listens to it any more."""
+    """A sampler's process is gone or was given up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A ticket and who is told what became of it. Both functions are called in the pool's thread."""
+    """A ticket with callbacks for its result, called in the pool's thread."""
 
     ticket: Ticket
     settle: Callable[[Sequence[Result]], None]
@@ -41,7 +41,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class UnderWay:
-    """A call that a sampler has, and since when."""
+    """A running call of a sampler, and its start."""
 
     call: Call
     since: float
@@ -49,7 +49,7 @@ class UnderWay:
 
 @dataclass(eq=False)
 class Slot:
-    """The place of one sampler, whoever fills it now."""
+    """The place of one sampler and its successors."""
 
     index: int
     incarnation: int = 0
@@ -75,7 +75,7 @@ class Slot:
     """Groups that came after their sampler was given up. Of an actor that it killed, Ray hands over none."""
 
     async def call(self, method: str, *given: Any) -> Any:
-        """Return what the actor answers. SamplerLost where it failed or died, or is given up meanwhile."""
+        """Call the actor. SamplerLost where it fails, dies or is given up."""
         assert self.lost is not None
         try:
             ref = getattr(self.actor, method).remote(*given)
@@ -95,7 +95,7 @@ class Slot:
         return answer.result()
 
     async def update(self, version: int, weights: Any, silence: float) -> str:
-        """Give the sampler weights and return why it has not taken them, "" where it has."""
+        """Push weights; return the reason for a refusal, "" without one."""
         try:
             async with asyncio.timeout(silence):
                 return str(await self.call("update", [weights]))
@@ -105,12 +105,11 @@ class Slot:
             return str(lost)
 
     def expected_end(self) -> tuple[float, int, int]:
-        """Return when a further group would be finished, and what decides between equals."""
+        """Return the expected end of one more group, with a tie-breaker."""
         num = len(self.under_way)
         return (num + 1) * max(self.seconds_per_group, 1e-3), num, self.index
 
     def status(self) -> dict[str, Any]:
-        """Return what the sampler does now."""
         return {
             "sampler": self.index,
             "pid": self.pid,
@@ -122,17 +121,17 @@ class Slot:
         }
 
     def begin(self, call: Call) -> None:
-        """Take a call on."""
+        """Add a call."""
         self.under_way[call.ticket.number] = UnderWay(call, time.monotonic())
         self.unsent.append(call)
 
     def take_unsent(self) -> Jobs:
-        """Return what the sampler is to be told."""
+        """Return the unsent calls."""
         calls, self.unsent = self.unsent, []
         return Jobs(tuple(call.ticket for call in calls), self.incarnation)
 
     def finish(self, batch: Batch) -> list[tuple[Call, Result]]:
-        """Return what became of calls, those left out that were given up meanwhile."""
+        """Return the results of calls, given-up ones left out."""
         self.tokens += batch.stats.sampled_tokens
         found = []
         for sampled in batch.sampled:
@@ -149,7 +148,7 @@ class Slot:
         return found
 
     def give_up(self) -> list[Call]:
-        """Let go of all calls: the process that had them is lost."""
+        """Drop all calls of a lost process, and return them."""
         calls = [known.call for known in self.under_way.values()]
         self.under_way, self.unsent = {}, []
         return calls
@@ -160,19 +159,19 @@ class Slot:
         self.losses = 0
 
     def take_late_results(self) -> int:
-        """Return how many results came too late since the last call."""
+        """Count results that came too late since the last call."""
         late, self.late_results = self.late_results, 0
         return late
 
     def take_idle_seconds(self) -> float:
-        """Return how long a sampler that is there has been idle until now, counted once."""
+        """Return the sampler's idle seconds until now, counted once."""
         if not self.is_alive or self.under_way:
             return 0.0
         since, self.idle_since = self.idle_since, time.monotonic()
         return self.idle_since - since
 
     async def environment_metrics(self) -> dict[str, float]:
-        """Return what the sampler's environment logged since it was last asked. Nothing where nobody answers."""
+        """Return the environment's metrics since the last call, none from a lost sampler."""
         if not self.is_alive:
             return {}
         try:
@@ -186,7 +185,7 @@ class Slot:
 
 
 async def _answer(ref: Any) -> Any:
-    """Wait for an actor. Whatever comes in place of an answer is its loss."""
+    """Wait for an actor; anything but an answer is its loss."""
     try:
         return await ref
     except (Exception, KeyboardInterrupt) as error:  # Ray raises the actor's own classes; the latter would end the loop
@@ -194,6 +193,6 @@ async def _answer(ref: Any) -> Any:
 
 
 def last_line(error: BaseException) -> str:
-    """Return what an error of Ray says, in one line: the last of its traceback."""
+    """Return the last line of a Ray error's traceback."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1] if lines else type(error).__name__

@@ -1,9 +1,9 @@
 """Groups from samplers in other processes, none older than `max_staleness`.
 
-The asynchronous run is the synchronous loop with this source. Trainer rank 0 owns the buffer; which prompts form which
-batch, and what a curriculum has learnt when it draws, follows from settings and rewards alone and not from who was
-faster: prompts are admitted when weights are published and when a round of a step is over, and trained in that order.
-With max_staleness=0 the batches are those of the source in process.
+The asynchronous run is the synchronous loop with this source. Trainer rank 0 owns the buffer. Batches, and what a
+curriculum has learnt when it draws, follow from settings and rewards alone, not from speed: prompts are admitted when
+weights are published and when a round of a step is over, and trained in that order. With max_staleness=0 the batches
+are those of the source in process.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -39,7 +39,7 @@ from covey.types import Group, Prompt, Sampling
 
 
 class RaySource:
-    """The stream of groups of all trainer ranks. Rank 0 alone has the pool and the buffer."""
+    """The groups of all trainer ranks; rank 0 alone has the pool and the buffer."""
 
     def __init__(
         self,
@@ -51,8 +51,11 @@ class RaySource:
         *,
         records_logprobs: bool = False,
     ) -> None:
-        """`local` holds the order of prompts, the filter and group sizes. `judged` judges for samplers that do not
-        themselves. `records_logprobs` writes log-probs to the schedule, for a loss that reads them."""
+        """Set `local`, which has the order of prompts, the filter and group sizes.
+
+        `judged` judges for samplers that cannot. `records_logprobs` writes log-probs to the schedule, for a loss that
+        reads them.
+        """
         self.local = local
         self._policy, self._judged, self._records_logprobs = policy, judged, records_logprobs
         self._pool: SamplerPool | None = None
@@ -88,7 +91,7 @@ class RaySource:
         limits: Limits,
         weight_bytes: int = 0,
     ) -> None:
-        """Connect to the cluster and start the samplers, without waiting for them. On rank 0 alone."""
+        """Connect to the cluster and start the samplers, on rank 0 alone."""
         self._is_own_cluster = connect(devices, weight_bytes)
         try:
             self._pool = SamplerPool(make, devices, how, limits, self.notice, lambda lost: self.on_loss(lost))
@@ -109,14 +112,14 @@ class RaySource:
         return self.local.dropped
 
     def await_samplers(self) -> None:
-        """Wait until the first sampler is there: on rank 0, for which the others wait once they want groups."""
+        """Wait on rank 0 for the first sampler."""
         if (pool := self._pool) is not None:
             self._wait_until(lambda: pool.is_ready, "a sampler to start", "timeouts.loading")
 
     def take(self, n: int, meanwhile: Meanwhile | None = None) -> list[Group]:
-        """Wait for the groups of the next step and return this rank's share of them.
+        """Wait for the next step's groups and return this rank's share.
 
-        What comes early is shared out by its place in its round, before anybody knows what else will be trained.
+        Early groups are assigned by their place in their round, before the rest is known.
         """
         # Samplers need weights before their first rollout
         if self._pushed < 0:
@@ -135,7 +138,7 @@ class RaySource:
                 meanwhile(list(new.values()))
 
     def run(self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling) -> list[Group]:
-        """Have prompts answered on the version published last: none is published meanwhile."""
+        """Sample completions on the last published version."""
         if self._pushed < 0:
             self.publish(0)
         if self._pushed < self._version:  # where not every version is published; collective, as shards are gathered
@@ -145,7 +148,7 @@ class RaySource:
         return groups
 
     def publish(self, version: int) -> None:
-        """Push the policy's weights as they are now, where a version is due, and admit what may now start."""
+        """Push the policy's weights where a version is due, and admit new prompts."""
         self._version = version
         # With a bound of 0 nothing starts before the weights are there, so that prompts may be sent ahead of them
         if prompts_first := self._buffer.bound.max_staleness == 0:
@@ -156,11 +159,11 @@ class RaySource:
             self._open_window(version)
 
     def epochs(self) -> float:
-        """Return the epochs of what was taken, whatever else is drawn already."""
+        """Return the epochs of the taken groups."""
         return self.local.epochs(num_pending=len(self._buffer.pending))
 
     def follow(self, step: int, num_steps: int) -> None:
-        """Tell those who score how far training is."""
+        """Set the progress of training in the scoring environments."""
         if self._judged is not None:
             self._judged.follow(step, num_steps, self.epochs())
         if self._pool is not None:
@@ -170,11 +173,11 @@ class RaySource:
         return self.local.take_drops()
 
     def take_scoring_seconds(self) -> float:
-        """Scoring is done elsewhere, while others sample."""
+        """Return 0: scoring runs beside sampling, in other processes."""
         return 0.0
 
     def take_schedule(self) -> Mapping[str, Any]:
-        """Return the groups of the last step with the version of every token, and its digest and epoch at its end."""
+        """Return the last step's groups with token versions, its digest and its epoch."""
         if self._pool is None:
             return {}
         groups, self._trained = self._trained, []
@@ -182,7 +185,7 @@ class RaySource:
         return {"weights": digest, "epoch": self.epochs(), "groups": groups, **self._shared_out}
 
     def take_metrics(self) -> dict[str, float]:
-        """Return ages, waits and speeds since the last call. Rank 0 knows them."""
+        """Return ages, waits and speeds since the last call, on rank 0."""
         if self._pool is None:
             return {}
         ages, self._ages = self._ages, []
@@ -198,13 +201,13 @@ class RaySource:
         return self.local.take_metrics() | found | self._pool.take_metrics()
 
     def environment_metrics(self) -> Sequence[Mapping[str, float]]:
-        """Return what each environment that scores logged until the groups of this row were there."""
+        """Return the metrics of each scoring environment until this step's groups."""
         if self._judged is not None:
             return (self._judged.metrics(),)
         return () if self._pool is None else self._pool.take_environment_metrics()
 
     def status(self) -> dict[str, Any]:
-        """Return what the trainer and each sampler do now."""
+        """Return the state of the trainer and each sampler."""
         return status_of(self._buffer, self._pushed, self._wait.is_on, self._pool.status() if self._pool else [])
 
     def report_to(self, file: Path) -> None:
@@ -212,7 +215,7 @@ class RaySource:
         self._status.path = file
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the order of prompts and the buffer: a resume trains every group that was admitted."""
+        """Return the prompts' order and the buffer: a resume trains every admitted group."""
         with self._wait.changed:
             return {"stream": self.local.state_dict(), "buffer": buffer_state(self._buffer)}
 
@@ -246,7 +249,7 @@ class RaySource:
         self._pushed = version
 
     def _open_window(self, version: int) -> None:
-        """Admit and send out what may start once samplers have weights of a version."""
+        """Admit and send the prompts that may start on a version."""
         if self._pool is None:
             return
         with self._wait.changed:
@@ -256,7 +259,7 @@ class RaySource:
         self._admit()
 
     def _admit(self) -> None:
-        """Send out what waited for these weights or this round, then draw as many prompts as there is room for."""
+        """Send prompts that waited for these weights or this round, then draw more."""
         with self._wait.changed:
             tickets, self._unsent = self._buffer.release(self._unsent)
             room = self._buffer.room()
@@ -273,7 +276,7 @@ class RaySource:
         self._pool.submit([Call(ticket, settle, self._give_up) for ticket in tickets])
 
     def _taking(self, take: Callable[[Ticket, Group], object]) -> Callable[[Sequence[Result]], None]:
-        """Return what is told of results in the pool's thread, and has `take` the groups among them."""
+        """Return a callback for results, in the pool's thread, that has `take` the groups."""
 
         def settle(results: Sequence[Result]) -> None:
             with self._wait.changed:
@@ -290,9 +293,9 @@ class RaySource:
             return self._buffer.give_up(ticket)
 
     def _take_all(self, *, is_streaming: bool) -> Iterator[Part]:
-        """Fill the present step, in rounds: each later one replaces what the filter refused.
+        """Fill the step in rounds, each replacing the groups that the filter refused.
 
-        Yields what is complete early, where that is asked for, and last what was not yielded before.
+        Yields early groups if streaming, and last the rest.
         """
         assert self._pool is not None
         buffer, groups_per_step = self._buffer, self._buffer.bound.groups_per_step
@@ -330,7 +333,7 @@ class RaySource:
         yield Part(late, is_last=True)
 
     def _kept_of(self, taken: list[tuple[Ticket, Group]]) -> dict[int, Group]:
-        """Return the groups that the filter lets pass by number of their tickets, and note them as trained."""
+        """Return groups that pass the filter, keyed by ticket number, and count them as trained."""
         kept = {}
         for ticket, group in taken:
             self.local.sampled_size = ticket.group_size
@@ -340,7 +343,7 @@ class RaySource:
         return kept
 
     def _complete_early(self, n: int) -> Iterator[Part]:
-        """Yield groups of the present round as they are complete, while others of it are under way."""
+        """Yield groups of the current round as they are complete."""
         seen: set[int] = set()
         buffer = self._buffer
         ranks = shares(n)
@@ -357,7 +360,7 @@ class RaySource:
                 yield Part(trained, is_last=False)
 
     def _wait_for(self, n: int) -> list[tuple[Ticket, Group]]:
-        """Wait until the first n groups are there, in the order of admission."""
+        """Wait for the first n groups, in the order of admission."""
         self._wait_counted(lambda: self._buffer.is_ready(n), n)
         with self._wait.changed:
             step = self._buffer.step
@@ -377,7 +380,7 @@ class RaySource:
         return self._wait.until(is_done, what, lambda: pool.error, setting)
 
     def notice(self, has_worked: bool) -> None:
-        """Note a sign of life of a sampler, in the pool's thread."""
+        """Record a sampler's sign of life, in the pool's thread."""
         if has_worked:
             self._wait.notice()
         if self._status.is_due:

@@ -1,4 +1,4 @@
-"""Join a Ray cluster that runs, or start one on this machine that ends with the run."""
+"""Join a Ray cluster, or start one that ends with the run."""
 
 import atexit
 import gc
@@ -32,11 +32,13 @@ STORE_BYTES = 200_000_000
 """Least memory of the object store, through which weights travel."""
 
 SWITCH_SECONDS = 0.0005
-"""The longest that a thread which wants the interpreter waits for another one: Python's own 5 ms come several times a
-step, as calls of Ray pass through several threads."""
+"""Longest wait of a thread for the interpreter: Python's 5 ms would be paid several times per step, as calls of Ray
+pass through several threads.
+"""
 INLINE_BYTES = 500_000
-"""Most that travels inside of calls in a cluster that is started here, and not through the object store: cheaper where
-it is little, and Ray ends a process without a word whose store dies while it writes or reads."""
+"""Largest object inside of calls in an own cluster, not through the object store: cheaper, and Ray silently ends a
+process whose store dies during access.
+"""
 LOOK_SECONDS = 2.0
 """Between two looks at whether the cluster lives."""
 AGENTS = (b"ray::DashboardAgent", b"ray::RuntimeEnvAgent")
@@ -53,19 +55,20 @@ if not store.connect_ex(sys.argv[1]):
         os.read(0, 1)
         os.write(2, b"covey: the Ray node of this machine is gone, and Ray ended this process with it\\n")
 """
-"""Program of a process that outlives its parent, and speaks where the node's store was gone before: a parent that is
-killed takes its node along."""
+"""Program of a process that outlives its parent, and speaks where the node's store was gone before: a killed parent
+takes its node along.
+"""
 _speakers: list["subprocess.Popen[bytes]"] = []
 KINDS = {"SamplerActor": "sampler", "JudgeActor": "judge", "TrainerRank": "trainer rank"}
 """Actors whose programs may print, and how they are called here."""
 
 
 class ClusterLost(RunStopped):
-    """Raised where there is no cluster any more: nobody is left who could be told to end."""
+    """The cluster is gone, and with it all processes to end."""
 
 
 def import_ray() -> Any:
-    """Return Ray. ValueError names the extra where it is not installed."""
+    """Import Ray. ValueError names the extra where it is missing."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         import ray
@@ -76,7 +79,7 @@ def import_ray() -> Any:
 
 @contextmanager
 def kept_handlers() -> Iterator[None]:
-    """Put the handlers of signals back that ray.init replaces, where this is the main thread."""
+    """Restore the signal handlers that ray.init replaces, in the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -89,9 +92,9 @@ def kept_handlers() -> Iterator[None]:
 
 
 def connect(devices: DevicesConfig, weight_bytes: int) -> bool:
-    """Connect to the cluster. Returns whether it was started here, and so ends with the run.
+    """Connect to the cluster; return True if it was started here.
 
-    ValueError where there is no such cluster, or it has not what the roles ask for.
+    ValueError where there is no such cluster, or it lacks devices for the roles.
     """
     ray = import_ray()
     address = devices.address or os.environ.get("RAY_ADDRESS")
@@ -130,7 +133,7 @@ def connect(devices: DevicesConfig, weight_bytes: int) -> bool:
 
 
 def disconnect(is_own: bool) -> None:
-    """Leave the cluster. One that was started here ends."""
+    """Leave the cluster; one that was started here ends."""
     if not is_own:
         return
     hush()
@@ -141,9 +144,9 @@ def disconnect(is_own: bool) -> None:
 
 
 def agents_of(ray: Any, proc: Path = Path("/proc")) -> list[int]:
-    """Return the processes that a node which was started here has started to look after itself: no workers.
+    """Return the agent processes of a node that was started here.
 
-    Found by the logs that they write, which they do after the death of their node too.
+    They are found by the logs that they write, also after their node's death.
     """
     try:
         node = ray._private.worker._global_node
@@ -162,14 +165,13 @@ def agents_of(ray: Any, proc: Path = Path("/proc")) -> list[int]:
 
 
 def kill_agents(pids: Iterable[int]) -> None:
-    """Kill agents, of which some may have ended."""
     for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 
 
 def _is_below(file: Path, folder: str) -> bool:
-    """Tell whether an open file of a process lies in a folder, False where it is closed meanwhile."""
+    """Return True if a process's open file lies in a folder."""
     try:
         return file.readlink().is_relative_to(folder)
     except OSError:
@@ -177,9 +179,9 @@ def _is_below(file: Path, folder: str) -> bool:
 
 
 def leave_last_word(store: str | None) -> None:
-    """Have another process say why this one ended, where Ray ends it with a node that died.
+    """Let another process report why this one ended, where Ray ends it.
 
-    Who writes or reads an object at that moment ends without a handler and a line, with code 1.
+    A process that accesses an object when the node dies ends without a handler, with code 1.
     """
     if store is None or not hasattr(select, "epoll"):  # of Linux
         return
@@ -189,7 +191,7 @@ def leave_last_word(store: str | None) -> None:
 
 @atexit.register
 def hush() -> None:
-    """End those who would say why this process ended: it says so itself."""
+    """End the reporting processes: this one reports its end itself."""
     while _speakers:
         speaker = _speakers.pop()
         speaker.kill()
@@ -197,7 +199,7 @@ def hush() -> None:
 
 
 def show_prints(ray: Any) -> None:
-    """Print what actors of this run print, in the place of all that Ray would print of them and of itself."""
+    """Print the actors' prints instead of Ray's output."""
     try:
         dispatcher = ray._private.ray_logging.global_worker_stdstream_dispatcher
         dispatcher.remove_handler("ray_print_logs")
@@ -207,7 +209,7 @@ def show_prints(ray: Any) -> None:
 
 
 def print_lines(batch: Mapping[str, Any]) -> None:
-    """Print the lines of one process, each with its kind and number before it."""
+    """Print the lines of one process, prefixed by its kind and number."""
     name = str(batch.get("actor_name") or "")
     kind = next((own for actor, own in KINDS.items() if name.startswith((actor, own))), None)
     if kind is None:
@@ -219,7 +221,7 @@ def print_lines(batch: Mapping[str, Any]) -> None:
 
 
 def worker_environment(num_threads: int, python: str | None = None) -> dict[str, Any]:
-    """Return the environment that an actor's process starts with. `python` is an interpreter other than this one."""
+    """Return the environment of an actor's process, with another interpreter if `python`."""
     # What belongs to this interpreter the other one has itself, and perhaps in another version.
     prefixes = (sys.prefix, sys.base_prefix)
     foreign = [path for path in sys.path if path and not any(Path(path).is_relative_to(own) for own in prefixes)]
@@ -237,10 +239,9 @@ def worker_environment(num_threads: int, python: str | None = None) -> dict[str,
 
 
 def prepare_actor() -> None:
-    """Prepare the process of an actor, once it has started in `worker_environment`.
+    """Prepare an actor's process, started in `worker_environment`.
 
-    Threads that answer calls wait less for the interpreter than by default, garbage is not looked for among what was
-    imported, and what the process starts itself does not keep memory as it does.
+    Threads wait less for the interpreter, imported objects are frozen, and children do not inherit the memory settings.
     """
     sys.setswitchinterval(SWITCH_SECONDS)
     gc.freeze()
@@ -250,7 +251,7 @@ def prepare_actor() -> None:
 
 
 def _store_bytes(weight_bytes: int) -> int:
-    """Return the memory of an object store for a few versions of the weights, within the shared memory there is."""
+    """Return the object store's bytes: a few versions of weights, within shared memory."""
     wanted = max(STORE_BYTES, 4 * weight_bytes)
     free = shutil.disk_usage("/dev/shm").free if os.path.isdir("/dev/shm") else wanted
     if free < wanted:
@@ -263,7 +264,7 @@ def _store_bytes(weight_bytes: int) -> int:
 
 
 def inline_bytes() -> int:
-    """Return the most that may travel inside of a call in this cluster; 0 where this Ray does not say."""
+    """Return the largest object inside a call in this cluster, 0 if unknown."""
     try:
         return int(import_ray()._private.state.state.get_system_config()["max_direct_call_object_size"])
     except (AttributeError, KeyError):
@@ -271,9 +272,9 @@ def inline_bytes() -> int:
 
 
 def put(value: object, what: str) -> Any:
-    """Put something into the object store, from where nodes fetch it.
+    """Put an object into the object store.
 
-    ClusterLost where the store is gone, RunStopped where it does not take `what`.
+    ClusterLost where the store is gone, RunStopped where it refuses `what`.
     """
     check_store()
     ray = import_ray()
@@ -284,13 +285,13 @@ def put(value: object, what: str) -> Any:
 
 
 def check_store() -> None:
-    """Raise ClusterLost where the object store of this machine is gone: Ray would end this process without a word."""
+    """Raise ClusterLost where this machine's object store is gone."""
     with store_of_this_machine(import_ray()):
         pass
 
 
 def store_path(ray: Any) -> str | None:
-    """Return the address of the object store of this machine, None where another version of Ray keeps it elsewhere."""
+    """Return the address of this machine's object store, None if unknown."""
     try:
         return str(ray._private.worker.global_worker.node.plasma_store_socket_name)
     except AttributeError:
@@ -299,7 +300,7 @@ def store_path(ray: Any) -> str | None:
 
 @contextmanager
 def store_of_this_machine(ray: Any) -> Iterator[list[socket.socket]]:
-    """Connect to the object store, which the node of this machine keeps: the connection ends with the node.
+    """Connect to this machine's object store, whose connection ends with the node.
 
     ClusterLost where it is gone. No connection where another version of Ray keeps its address elsewhere.
     """
@@ -316,7 +317,7 @@ def store_of_this_machine(ray: Any) -> Iterator[list[socket.socket]]:
 
 
 def loss_of_cluster(seconds: float) -> ClusterLost | None:
-    """Return what is wrong with the cluster or this machine's node, None where it answers within `seconds`."""
+    """Return the loss of the cluster or this node, None if it answers in time."""
     try:
         check_store()  # at once, while the cluster may not know it yet
     except ClusterLost as lost:
@@ -325,7 +326,7 @@ def loss_of_cluster(seconds: float) -> ClusterLost | None:
 
 
 def _loss_elsewhere(ray: Any, seconds: float) -> ClusterLost | None:
-    """Return what is wrong with the cluster, None where it answers within `seconds` and a node is alive."""
+    """Return the loss of the cluster, None if it answers and a node is alive."""
     answer: SimpleQueue[bool] = SimpleQueue()
 
     def ask() -> None:
@@ -342,9 +343,9 @@ def _loss_elsewhere(ray: Any, seconds: float) -> ClusterLost | None:
 
 
 def watch_cluster(silence: float, tell: Callable[[ClusterLost], None], is_over: threading.Event) -> None:
-    """Look at the cluster in a thread until it is gone, after `silence` seconds without an answer at the latest.
+    """Watch the cluster in a thread until `silence` seconds without an answer.
 
-    In threads, since Ray's own calls may block for as long as nobody answers them.
+    In threads, as Ray's calls may block while nothing answers.
     """
     ray, seconds = import_ray(), min(silence, CLUSTER_SECONDS)
 
@@ -358,10 +359,9 @@ def watch_cluster(silence: float, tell: Callable[[ClusterLost], None], is_over: 
 
 
 def _await_loss(ray: Any, seconds: float, is_over: threading.Event) -> None:
-    """Return once `is_over` is set. ClusterLost where the cluster is gone before.
+    """Wait for `is_over`. ClusterLost where the cluster is gone before.
 
-    The death of this machine's node is known at once, before Ray ends this process for it: by one connection, since
-    the node logs the end of each.
+    The death of this machine's node is seen at once by one connection, as the node logs the end of each.
     """
     with store_of_this_machine(ray) as connections:
         while not is_over.is_set():

@@ -1,4 +1,4 @@
-"""What the trainer and each sampler do now, in a file that `covey status` reads."""
+"""The state of trainer and samplers in a file for `covey status`."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ STATUS_SECONDS = 2.0
 def status_of(
     buffer: GroupBuffer, version: int, is_waiting: bool, samplers: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """Return what the trainer and each sampler do now. `version` is that of the weights that samplers were given."""
+    """Return the state of trainer and samplers; `version` is the samplers' newest."""
     trainer = {
         "step": buffer.step,
         "state": "waiting for groups" if is_waiting else "training",
@@ -30,7 +30,7 @@ def status_of(
 
 
 class StatusFile:
-    """Is written every two seconds, once it has a path."""
+    """A file written every two seconds, once it has a path."""
 
     def __init__(self) -> None:
         self.path: Path | None = None
@@ -38,11 +38,10 @@ class StatusFile:
 
     @property
     def is_due(self) -> bool:
-        """Tell whether it is time to write it again."""
         return self.path is not None and time.monotonic() - self._told >= STATUS_SECONDS
 
     def write(self, status: Mapping[str, Any]) -> None:
-        """Write it. A full disk is no reason to end: nothing depends on it."""
+        """Write it, ignoring a full disk."""
         self._told = time.monotonic()
         if self.path is not None:
             with suppress(WriteError):

@@ -1,7 +1,7 @@
-"""Trainer ranks beside this process: with devices.trainer=N, N - 1 Ray actors join the process that was started.
+"""Trainer ranks beside this process: devices.trainer=N starts N - 1 Ray actors.
 
-This process is rank 0, with the terminal, the run folder, the buffer and the signals: what ends Ray's daemons, such as
-a plain `scancel`, leaves it the time to save. The ranks run the very code that torchrun would start.
+This process is rank 0, with the terminal, the run folder, the buffer and the signals: an end of Ray's daemons, as by a
+plain `scancel`, leaves it time to save. The ranks run the code that torchrun would start.
 """
 
 import logging
@@ -46,15 +46,15 @@ class TrainerRank:
     """The process of one rank."""
 
     def gpus(self) -> list[str]:
-        """Return the numbers of the GPUs that belong to the process, as CUDA_VISIBLE_DEVICES names them."""
+        """Return the process's GPUs, as CUDA_VISIBLE_DEVICES names them."""
         return [str(number) for number in import_ray().get_gpu_ids()]
 
     def ready(self) -> int:
-        """Return the process number: the process is there."""
+        """Return the process number."""
         return os.getpid()
 
     def run(self, work: Callable[[], None]) -> None:
-        """Train with the other ranks, to the end. The process ends with it where nobody is left who could end it."""
+        """Train with the other ranks; the process ends with an orphaned rank."""
         prepare_actor()
         try:
             work()
@@ -65,11 +65,10 @@ class TrainerRank:
 
 @contextmanager
 def trainer_ranks(devices: DevicesConfig, work: Callable[[], None]) -> Iterator[None]:
-    """Start the other ranks, each of which runs `work`, and be rank 0 inside.
+    """Start the other ranks, which run `work`, and be rank 0 inside.
 
-    Where GPUs are asked for, that of this process is held too, so that Ray gives it to nobody else. Nothing happens
-    where this process is to train alone on what it finds. ValueError where a launcher has started ranks already, or
-    the cluster has no devices for them. RunStopped where they do not start.
+    Where GPUs are requested, this process's is held too. Nothing happens for a single process. ValueError where a
+    launcher has started ranks already, or the cluster has no devices for them. RunStopped where they do not start.
     """
     if devices.trainer == 1 and devices.gpus_per_trainer == 0:
         yield
@@ -103,7 +102,7 @@ def trainer_ranks(devices: DevicesConfig, work: Callable[[], None]) -> Iterator[
 
 
 def _started_twice(devices: DevicesConfig) -> str:
-    """Say which setting and which launcher would both start ranks."""
+    """Describe the setting and the launcher that would both start ranks."""
     by_gpus = f"devices.gpus_per_trainer={devices.gpus_per_trainer:g}"
     asked = f"devices.trainer={devices.trainer}" if devices.trainer > 1 else by_gpus
     started = f"a launcher has started {ranks.world_size()} already"
@@ -114,7 +113,7 @@ def _started_twice(devices: DevicesConfig) -> str:
 def _running(
     ray: Any, devices: DevicesConfig, place: Allotment, variables: list[dict[str, str]], work: Callable[[], None]
 ) -> Iterator[None]:
-    """Have the other ranks run `work`. They are gone afterwards."""
+    """Run `work` on the other ranks until the end of the block."""
     actors = [_start(ray, place, rank, own) for rank, own in zip(_others(devices), variables, strict=True)]
     is_there = True
     try:
@@ -142,7 +141,7 @@ def _running(
 
 
 def _allot(ray: Any, devices: DevicesConfig) -> Allotment:
-    """Hold the devices of all ranks, those of this process on its own node."""
+    """Hold the devices of all ranks, this process's on its own node."""
     role = role_of(devices, "trainer")
     gpus = {"GPU": role.gpus} if role.gpus > 0 else {}
     here = {f"node:{ray.util.get_node_ip_address()}": NODE_SHARE}
@@ -150,7 +149,7 @@ def _allot(ray: Any, devices: DevicesConfig) -> Allotment:
 
 
 def _own_gpu(ray: Any, devices: DevicesConfig, place: Allotment) -> int:
-    """Return the index of the GPU that is held for this process, among those that it sees."""
+    """Return the index of this process's GPU among the visible ones."""
     if devices.gpus_per_trainer == 0:
         return 0
     finder = ray.remote(TrainerRank).options(**place.options(0) | {"num_cpus": 0}).remote()
@@ -171,7 +170,7 @@ def _start(ray: Any, place: Allotment, rank: int, variables: Mapping[str, str]) 
 
 
 def _await_all(ray: Any, refs: list[Any]) -> list[Any]:
-    """Return what processes of ranks say first. RunStopped where one does not start."""
+    """Return the ranks' first answers. RunStopped where one does not start."""
     try:
         found: list[Any] = ray.get(refs, timeout=START_SECONDS)
     except ray.exceptions.RayError as error:
@@ -182,7 +181,7 @@ def _await_all(ray: Any, refs: list[Any]) -> list[Any]:
 
 
 def _end(ray: Any, running: list[Any]) -> None:
-    """Wait for the other ranks, which are done when this one is, and say what ended one that failed."""
+    """Wait for the other ranks, and report failures."""
     done, late = ray.wait(running, num_returns=len(running), timeout=END_SECONDS)
     if late:
         LOGGER.warning("%d trainer ranks did not end within %g s; they are killed", len(late), END_SECONDS)
@@ -190,7 +189,7 @@ def _end(ray: Any, running: list[Any]) -> None:
 
 
 def _say_why(ray: Any, done: list[Any]) -> None:
-    """Say what ended those ranks that failed."""
+    """Report the failures of ranks."""
     for ref in done:
         try:
             ray.get(ref)
@@ -205,7 +204,7 @@ def _numbers(rank: int, world_size: int, local_rank: int = 0) -> dict[str, str]:
 
 @contextmanager
 def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set variables of this process inside."""
+    """Set environment variables inside."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:

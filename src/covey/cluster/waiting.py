@@ -1,4 +1,4 @@
-"""How the trainer waits for samplers: woken by each result, ended by what ends them, watched by the watchdog."""
+"""How the trainer waits for samplers: woken by results, watched by the watchdog."""
 
 import asyncio
 import threading
@@ -18,7 +18,7 @@ PASSES = 4
 
 
 class SamplerWait:
-    """What the trainer's thread waits with, and the pool's thread wakes it by."""
+    """The condition on which the trainer's thread waits, notified by the pool's."""
 
     def __init__(self, watchdog: Watchdog) -> None:
         self.changed = threading.Condition()
@@ -32,11 +32,11 @@ class SamplerWait:
         self._signs = 0
 
     def notice(self) -> None:
-        """Note a sign of work of a sampler."""
+        """Record a sampler's sign of work."""
         self._signs += 1
 
     def note(self, result: Result) -> None:
-        """Note what a sampler raised, if anything."""
+        """Record a result's error, if any."""
         if result.error is not None and self._error is None:
             self._error = error_of(*result.error)
 
@@ -47,9 +47,10 @@ class SamplerWait:
         ended_by: Callable[[], Exception | None],
         setting: str = "timeouts.sampling",
     ) -> float:
-        """Wait, and return for how many seconds. Raises what ended the samplers, `ended_by` for all of them.
+        """Wait, and return the seconds; raise the error that ended the samplers.
 
-        The watchdog ends a run in which no sampler gives a sign of work for `setting`.
+        `ended_by` returns the pool's error. The watchdog ends a run in which no sampler gives a sign of work for
+        `setting`.
         """
         started, signs, self.is_on = time.monotonic(), self._signs, True
         with self._watchdog.deadline(what, setting), self.changed:
@@ -65,13 +66,13 @@ class SamplerWait:
         return time.monotonic() - started
 
     def take_seconds(self) -> float:
-        """Return what was waited since the last call."""
+        """Return the seconds waited since the last call."""
         seconds, self.seconds = self.seconds, 0.0
         return seconds
 
 
 def hand_over(loop: asyncio.AbstractEventLoop, what: Callable[[], None]) -> None:
-    """Do something in the thread of an event loop, and go on once the calls that follow from it are on their way.
+    """Call a function in an event loop's thread, and wait until its calls are sent.
 
     Else that thread would wait for the interpreter, which the trainer keeps busy, while samplers wait for it.
     """

@@ -1,4 +1,4 @@
-"""What crosses between trainer and samplers: weights as plain arrays, jobs, results."""
+"""Messages between trainer and samplers: weights as plain arrays, jobs, results."""
 
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -41,20 +41,19 @@ _PLACE = [field.name for field in fields(Rollout)].index("reward")
 
 
 def plain(rollout: Rollout) -> Plain:
-    """Return a rollout as plain values."""
     values = _values_of_rollout(rollout)
     return (*values[:_PLACE], _values_of_reward(rollout.reward), *values[_PLACE + 1 :])
 
 
 def rollout_of(values: Plain) -> Rollout:
-    """Return the rollout again."""
+    """Restore a rollout."""
     restored: Plain = (*values[:_PLACE], Reward(*values[_PLACE]), *values[_PLACE + 1 :])
     return Rollout(*restored)
 
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """What a sampler made of a job. The prompt stays where it is: the trainer has it."""
+    """A sampler's result for a job, without the prompt, which the trainer has."""
 
     number: int
     attempt: int
@@ -70,13 +69,13 @@ class Sampled:
         return Sampled(ticket.number, ticket.attempt, tuple(map(plain, group.rollouts)), group.failures)
 
     def group(self, prompt: Prompt) -> Group:
-        """Return the group again."""
+        """Restore the group."""
         return Group(prompt, tuple(map(rollout_of, self.rollouts)), self.failures)
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What a sampler has finished since it last said so."""
+    """The groups that a sampler has finished since its last answer."""
 
     incarnation: int
     sampled: tuple[Sampled, ...]
@@ -86,7 +85,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What became of a ticket."""
+    """The result of a ticket."""
 
     ticket: Ticket
     group: Group | None
@@ -115,13 +114,13 @@ class PackedWeights:
 
     @property
     def num_bytes(self) -> int:
-        """Return about what they take on their way."""
+        """Return their approximate size."""
         return sum(1000 + data.nbytes for _, _, data in self.arrays.values())
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Groups on their way from rank 0 to those that train them."""
+    """Groups on their way from rank 0 to other ranks."""
 
     groups: Mapping[int, tuple[int, Group]]
     """By number of the ticket: rank and group."""
@@ -136,7 +135,7 @@ def shares(n: int) -> list[int]:
 
 
 def ranks_of(groups: Iterable[int], early: Sequence[Part]) -> dict[int, int]:
-    """Return the rank that trains each group of a step, by its number: what was handed over early stays where it is."""
+    """Return the rank of each group of a step; early groups keep theirs."""
     numbers = list(groups)
     ranks = dict(zip(numbers, shares(len(numbers)), strict=True))
     return ranks | {number: rank for part in early for number, (rank, _) in part.groups.items()}
@@ -147,12 +146,12 @@ RAISED = {"ValueError": ValueError, "RunStopped": RunStopped}
 
 
 def error_of(kind: str, message: str) -> Exception:
-    """Return what a sampler raised, by the name of its class and its message."""
+    """Restore a sampler's exception by class name and message."""
     return RAISED.get(kind, lambda text: RunStopped(f"a sampler raised {kind}: {text}"))(message)
 
 
 def pack(weights: WeightSet) -> PackedWeights:
-    """Return the same weights as arrays, without a copy."""
+    """Return the weights as arrays, without a copy."""
     arrays: dict[str, Array] = {}
     for name, tensor in weights.tensors.items():
         plain = tensor.detach().contiguous()
@@ -167,15 +166,15 @@ def pack(weights: WeightSet) -> PackedWeights:
 
 
 def copied(packed: PackedWeights) -> PackedWeights:
-    """Return the same weights in memory of their own."""
+    """Return a copy of the arrays."""
     arrays = {name: (dtype, shape, data.copy()) for name, (dtype, shape, data) in packed.arrays.items()}
     return replace(packed, arrays=arrays)
 
 
 def unpack(packed: PackedWeights, logprobs: Logprobs | None = None) -> WeightSet:
-    """Return the weights again, with the log-probs of their probe where these follow.
+    """Restore the weights, with separate log-probs of their probe.
 
-    Their memory may be another process' and read-only.
+    Their memory may be another process's and read-only.
     """
     tensors = {name: _tensor(array) for name, array in packed.arrays.items()}
     probe = packed.probe if logprobs is None or packed.is_proved else replace(packed.probe, logprobs=logprobs)

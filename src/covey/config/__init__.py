@@ -1,1 +1,1 @@
-"""The settings of a run: schema, composition from YAML, and every rule between them."""
+"""The settings of a run: schema, composition from YAML, and rules between them."""

@@ -1,4 +1,4 @@
-"""How long a run is: in steps, in completions or in passes over its prompts. Each comes to a number of steps."""
+"""The length of a run in steps, from completions or passes over its prompts."""
 
 import math
 from collections.abc import Sequence
@@ -12,9 +12,9 @@ BUDGETS = ("num_steps", "total_rollouts", "num_epochs")
 
 
 def counted(config: Config, num_prompts: int | None = None) -> Config:
-    """Return the settings with the `num_steps` that their budget comes to.
+    """Return the settings with the `num_steps` of their budget.
 
-    `num_prompts` are those that can be trained on; as long as they are not known, passes over them are not counted.
+    `num_prompts` are the trainable ones; without them, epochs are not counted.
     """
     if config.total_rollouts is not None:
         steps = steps_for_rollouts(
@@ -28,7 +28,7 @@ def counted(config: Config, num_prompts: int | None = None) -> Config:
 
 
 def steps_for_rollouts(total: int, groups_per_step: int, group_size: int, schedule: Sequence[GroupSizeStep]) -> int:
-    """Return the steps that take so many completions, the last of them whole.
+    """Return the steps that take `total` completions, the last step whole.
 
     >>> steps_for_rollouts(100, 2, 8, []), steps_for_rollouts(100, 2, 8, [GroupSizeStep(step=4, group_size=2)])
     (7, 13)
@@ -46,7 +46,7 @@ def steps_for_rollouts(total: int, groups_per_step: int, group_size: int, schedu
 
 
 def steps_for_epochs(num_epochs: float, num_prompts: int, groups_per_step: int) -> int:
-    """Return the steps of so many passes over the prompts, the last step whole.
+    """Return the steps of `num_epochs` passes over the prompts, the last step whole.
 
     >>> steps_for_epochs(2, 22, 4), steps_for_epochs(0.5, 22, 4)
     (11, 3)

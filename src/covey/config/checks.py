@@ -1,4 +1,4 @@
-"""Walks the settings of a run: ranges, choices, packages, and what makes a setting be read.
+"""Check settings one by one: ranges, choices, packages, and conditions.
 
 What is checked stands beside each field (`covey.system.setting`); a setting that is null obeys every range.
 """
@@ -31,7 +31,7 @@ class Found:
 
 
 def walk(section: Section, prefix: str = "") -> Iterator[Found]:
-    """Yield every setting, those of the sections inside too."""
+    """Yield every setting, those of nested sections included."""
     for described in fields(section):  # type: ignore[arg-type] # every section is a dataclass
         value = vars(section)[described.name]
         if isinstance(value, Section):
@@ -55,7 +55,7 @@ def read(config: Config, name: str) -> Any:
 
 
 def refuse_idle_cold_start(config: Config, typed: Iterable[str]) -> None:
-    """Refuse typed settings of a cold start that is off: a recipe may hold some, but who types one means it."""
+    """Refuse typed settings of a disabled cold start; a recipe may hold some."""
     known = [found.name for found in walk(config) if found.name.startswith(OF_COLD_START)]
     idle = [name for name in typed if name in known and name != "cold_start.enabled"]
     if idle and not config.cold_start.enabled:
@@ -79,7 +79,6 @@ def format_value(value: Any) -> str:
 
 
 def check_ranges(config: Config) -> None:
-    """Refuse a number outside the range of its field."""
     for found in walk(config):
         for sign, limit, holds in RANGES:
             bound = getattr(found.bounds, limit)
@@ -88,7 +87,6 @@ def check_ranges(config: Config) -> None:
 
 
 def check_choices(config: Config) -> None:
-    """Refuse a word that is none of a field's choices."""
     for found in walk(config):
         if found.value == found.default or not (found.bounds.choices or found.bounds.table):
             continue
@@ -106,7 +104,7 @@ def _check_choice(name: str, value: str | None, bounds: Bounds) -> None:
 
 
 def check_packages(config: Config) -> None:
-    """Refuse a value whose package is not installed: before hours of work, not after."""
+    """Refuse a value whose package is not installed, before hours of work."""
     for found in walk(config):
         for value, (package, extra) in (found.bounds.packages or {}).items():
             used = value in found.value if isinstance(found.value, list) else found.value == value
@@ -117,7 +115,7 @@ def check_packages(config: Config) -> None:
 
 
 def check_needs(config: Config) -> None:
-    """Refuse a setting that differs from its default while nothing would read it."""
+    """Refuse a setting that differs from its default while nothing reads it."""
     for found, need in unmet(config):
         got = ", ".join(f"{as_typed(name)}={format_value(read(config, name))}" for name in need.partners)
         remedy = f"; {need.remedy}" if need.remedy else ""
@@ -125,7 +123,7 @@ def check_needs(config: Config) -> None:
 
 
 def unmet(config: Config) -> Iterator[tuple[Found, Requires]]:
-    """Yield the settings that differ from their default, each with a condition that does not hold."""
+    """Yield changed settings with a condition that does not hold."""
     for found in walk(config):
         for need in found.bounds.needs:
             concerned = found.value != found.default if need.value is None else found.value == need.value
@@ -134,7 +132,7 @@ def unmet(config: Config) -> Iterator[tuple[Found, Requires]]:
 
 
 def as_typed(name: str) -> str:
-    """Return what a person types for a setting: a group for the name in it.
+    """Return a setting's name on the command line, a group for its name.
 
     >>> as_typed("environment.name"), as_typed("model.name")
     ('environment', 'model.name')
@@ -168,7 +166,7 @@ MAY_BE_INFINITE = ("algorithm.correction_max", "algorithm.kl_coef_max")
 
 
 def check_bounds(config: Config) -> None:
-    """Refuse numbers that are not finite, counts that nobody means, and seeds that no generator takes."""
+    """Refuse infinite numbers, absurd counts, and seeds that no generator takes."""
     for name, value in numbers(config, ""):
         last = name.rpartition(".")[2]
         if math.isnan(value) or (math.isinf(value) and name not in MAY_BE_INFINITE):
@@ -182,7 +180,7 @@ def check_bounds(config: Config) -> None:
 
 
 def check_texts(config: Config) -> None:
-    """Refuse texts that are empty where the default is null: `data.path=` would be one more way to say nothing."""
+    """Refuse empty texts where the default is null."""
     for found in walk(config):
         is_blank = isinstance(found.value, str) and not found.value.strip()
         if is_blank and found.default is None and not found.name.endswith(MAY_BE_EMPTY):
@@ -190,7 +188,7 @@ def check_texts(config: Config) -> None:
 
 
 def numbers(value: Any, name: str) -> Iterator[tuple[str, int | float]]:
-    """Yield every number of settings with its dotted name, for list items that of the list."""
+    """Yield every number of the settings with its dotted name, that of a list for its items."""
     if isinstance(value, Section):
         value = vars(value)
     if isinstance(value, dict):
@@ -213,7 +211,6 @@ RANGES: tuple[tuple[str, str, Callable[[Any, Any], bool]], ...] = (
 
 
 def explained(error: OmegaConfBaseException) -> str:
-    """Explain an unknown key, or a value of another type."""
     text = str(error)
     if isinstance(error, InterpolationResolutionError):
         return f"a ${{...}} cannot be filled in: {one_line(text.partition(' full_key:')[0])}"
@@ -227,7 +224,7 @@ def explained(error: OmegaConfBaseException) -> str:
 
 
 def misfit(name: str | None, text: str) -> str:
-    """Say what a setting must be, from OmegaConf's message about its value.
+    """Describe a setting's type, from OmegaConf's message about its value.
 
     >>> misfit("seed", "Value 'abc' of type 'str' could not be converted to Integer")
     'seed must be an integer, got abc'
@@ -246,7 +243,7 @@ def misfit(name: str | None, text: str) -> str:
 
 
 def _of_a_section(name: str, value: str) -> str:
-    """Say that a name is a section, with the setting that the value may be meant for, or that an entry of a list is."""
+    """Describe a name that is a section or a list, with the likely setting."""
     if name.endswith("]"):
         return f"{name} must be a mapping, got {value}"
     first = next(iter(vars(vars(Config()).get(name, Config()))))
@@ -256,13 +253,13 @@ def _of_a_section(name: str, value: str) -> str:
 
 
 def refuse_aliases(text: str) -> None:
-    """Raise ValueError for YAML whose names stand for each other, of which a few lines fill the memory."""
+    """Raise ValueError for YAML aliases, of which a few lines can fill the memory."""
     if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, YAML_LOADER)):
         raise ValueError("it uses aliases (*name); write the values out")
 
 
 def yaml_fault(error: yaml.MarkedYAMLError, text: str) -> str:
-    """Name the line of a text that is no YAML, and what is wrong in it."""
+    """Describe the line of invalid YAML and its error."""
     mark, problem = error.problem_mark, error.problem or error.context
     if mark is None:
         return str(problem)

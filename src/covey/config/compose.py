@@ -1,6 +1,6 @@
-"""From the words on the command line to a checked `Config`, and from a `Config` to what a person reads.
+"""Compose command-line words into a checked `Config`, and print a `Config`.
 
-Imports Hydra and OmegaConf, so only what composes or prints a configuration imports this module.
+Imports Hydra and OmegaConf, so only composing and printing modules import it.
 """
 
 import re
@@ -58,7 +58,7 @@ FILL_SAMPLING: Mapping[str, float] = {"temperature": 0.8, "top_p": 0.95}
 
 
 def register() -> None:
-    """Show Hydra the shelves, and put into its store what needs no file: schemas, environments, engines, optimisers."""
+    """Register schemas, environments, engines and optimisers with Hydra."""
     for plugin in (_ShelfSource, _ShelfPath):
         Plugins.instance().register(plugin)
     _register(cache_folder())
@@ -66,7 +66,7 @@ def register() -> None:
 
 @lru_cache(maxsize=1)  # of the folder registered last: the store keeps one
 def _register(cache_dir: str) -> None:
-    """Register once for each folder of caches, the one default that the process may change."""
+    """Register once per cache folder, the one default that the process may change."""
     store = ConfigStore.instance()
     # The root, whose environment is chosen later
     root = _settings()
@@ -84,7 +84,7 @@ def _register(cache_dir: str) -> None:
 
 
 class _Environment(ConfigNode):
-    """The settings of an environment, made when they are first chosen: all of them would take a quarter of a second."""
+    """The settings of an environment, made lazily: all of them take a quarter of a second."""
 
     def __init__(self, name: str, schema: type) -> None:
         self.name, self.group, self.package, self.provider = f"{name}.yaml", "environment", None, None
@@ -104,7 +104,7 @@ def _settings() -> DictConfig:
 
 
 def _opened(schema: Any) -> DictConfig:
-    """Make the settings of an environment, open where some have keys that the user chooses."""
+    """Make an environment's settings, open where the user chooses keys."""
     return _open(OmegaConf.structured(schema))
 
 
@@ -115,7 +115,7 @@ def _open(node: DictConfig) -> DictConfig:
 
 
 def run_one(words: Sequence[str], job: Callable[[DictConfig], None]) -> None:
-    """Run one job as `hydra.main` does without flags, which would compose all settings twice: once for their mode."""
+    """Run one job as `hydra.main` does, composing the settings once instead of twice."""
     setbase("1.3")
     search_path = create_config_search_path(str(CONF))
     hydra = Hydra.create_main_hydra2(task_name="main", config_search_path=search_path)
@@ -126,7 +126,7 @@ def run_one(words: Sequence[str], job: Callable[[DictConfig], None]) -> None:
 
 
 class _ShelfSource(FileConfigSource):
-    """Lets Hydra take algorithm/opo for algorithm/papers/opo.yaml: typed, in defaults, in a sweep, in completion."""
+    """Lets Hydra find algorithm/opo in algorithm/papers/opo.yaml."""
 
     @staticmethod
     def scheme() -> str:
@@ -151,7 +151,7 @@ class _ShelfSource(FileConfigSource):
 
 
 class _ShelfPath(SearchPathPlugin):
-    """Puts the shelves right behind covey's own folder, before what the user adds."""
+    """Puts the shelves behind covey's own folder, before the user's."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         for place in search_path.get_path():
@@ -161,14 +161,14 @@ class _ShelfPath(SearchPathPlugin):
 
 
 def _shelved(group: str) -> dict[str, str]:
-    """Return the presets on the shelves of a group, each with where it lies under conf/."""
+    """Return the presets on the shelves of a group, with their place under conf/."""
     found = presets(group) if group in SHELVES else {}
     paths = {name: file.relative_to(CONF) for name, file in found.items()}
     return {name: path.as_posix() for name, path in paths.items() if path.parts[1] in SHELVES[group]}
 
 
 def load(path: Path) -> DictConfig:
-    """Return the settings in a saved config.yaml, typed by the schema. ValueError where it does not fit it."""
+    """Load a saved config.yaml, typed by the schema. ValueError where it does not fit."""
     saved = read_yaml(path)
     node = _settings()
     # Take the environment's own schema, then the saved values
@@ -186,7 +186,7 @@ def load(path: Path) -> DictConfig:
 
 
 def read_yaml(path: Path) -> DictConfig:
-    """Return the settings in a YAML file that others may have written. ValueError where it is broken or no settings."""
+    """Load settings from an untrusted YAML file. ValueError where it is broken."""
     try:
         text = read_regular(path, MAX_YAML_BYTES).decode()
         if max(accumulate((c in "[{") - (c in "]}") for c in text), default=0) > MAX_YAML_DEPTH:  # minutes to parse
@@ -206,7 +206,7 @@ def read_yaml(path: Path) -> DictConfig:
 
 
 def to_config(composed: DictConfig) -> Config:
-    """Convert the composed settings to dataclasses and check every rule between sections.
+    """Convert composed settings to dataclasses and check all rules.
 
     ValueError for what `to_unchecked` refuses, or a broken rule.
     """
@@ -216,7 +216,7 @@ def to_config(composed: DictConfig) -> Config:
 
 
 def to_unchecked(composed: DictConfig) -> Config:
-    """Return the composed settings as dataclasses, before any rule is checked.
+    """Convert composed settings to dataclasses without checking rules.
 
     ValueError for an unknown key (also one added with "+"), or one deleted with "~".
     """
@@ -250,7 +250,7 @@ def _check_keys(node: DictConfig, prefix: str) -> None:
 
 
 def _type_parts(mixture: DictConfig) -> None:
-    """Give the parts of a mixture, and their rows, the schema of the environment that each of them is."""
+    """Type the parts of a mixture, and their rows, by their environments' schemas."""
     for part, given in ((str(key), value) for key, value in mixture.parts.items()):
         name = str(given.get("name", part)) if isinstance(given, DictConfig) else part
         if name not in ENVIRONMENT_SETTINGS or name == "mixture":
@@ -264,7 +264,7 @@ def _type_parts(mixture: DictConfig) -> None:
 def _typed(schema: Any, given: Any, place: str) -> DictConfig:
     """Convert free settings to those of a schema.
 
-    ValueError for a key that it does not have or a value of another type.
+    ValueError for an unknown key or a value of another type.
     """
     # Fill the schema key by key, so that an error names its place
     node: DictConfig = OmegaConf.structured(schema)
@@ -281,13 +281,13 @@ def _typed(schema: Any, given: Any, place: str) -> DictConfig:
 
 
 def to_yaml(config: Config) -> str:
-    """Return every setting, resolved, in the order of the schema. Secrets are masked."""
+    """Return all resolved settings in the schema's order, secrets masked."""
     # OmegaConf writes the same text, in sixty times the time: every run writes its settings as it begins.
     return yaml.dump(mask(_plain(config, Config)), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
 def _plain(value: Any, hint: Any) -> Any:
-    """Return sections as dicts, sequences as lists, and numbers as what their field is declared to be."""
+    """Convert sections to dicts, sequences to lists, numbers to their fields' types."""
     if is_dataclass(value):
         section: type = type(value)
         hints = _hints(section)
@@ -311,7 +311,7 @@ def _hints(section: type) -> Mapping[str, Any]:
 
 
 class _Dumper(yaml.CSafeDumper):
-    """Quotes text that OmegaConf would read as a number, such as 1e-6, which YAML 1.1 takes for text."""
+    """Quotes text that OmegaConf would read as a number, such as 1e-6."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True

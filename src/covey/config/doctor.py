@@ -1,4 +1,4 @@
-"""Settings of what watches over a run. Standard library only."""
+"""Settings of the doctor during training. Standard library only."""
 
 from dataclasses import dataclass
 

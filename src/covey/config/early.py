@@ -1,4 +1,4 @@
-"""Mistakes in paths and names, found before torch and transformers are imported: answered in a second, not in ten."""
+"""Check paths and names before torch and transformers are imported."""
 
 import ast
 import importlib.util
@@ -24,9 +24,9 @@ def check_early(
     asks_hub: bool = True,
     imports_rewards: bool = False,
 ) -> list[str]:
-    """Return warnings. ValueError for a file, folder, function, device or model that is certainly not there.
+    """Return warnings. ValueError for missing files, functions, devices or models.
 
-    What needs a closer look is left to those who load it, reward functions too unless `imports_rewards`.
+    Closer checks are left to the loaders, reward functions too unless `imports_rewards`.
     """
     # Functions are imported from the working directory, as in the run
     if os.getcwd() not in sys.path and "" not in sys.path:
@@ -73,7 +73,7 @@ def _check_reward(entry: object, imports: bool) -> None:
 
 
 def _check_reference_model(name: str, asks_hub: bool) -> Iterator[str]:
-    """Yield warnings about the model that is compared with."""
+    """Yield warnings about the reference model's name."""
     try:
         yield from (text.replace("model.name=", REFERENCE) for text in _check_model(name, asks_hub))
     except ValueError as error:
@@ -84,7 +84,7 @@ REFERENCE = "algorithm.reference_model="
 
 
 def _check_model(name: str, asks_hub: bool) -> Iterator[str]:
-    """Yield warnings about the name of a model."""
+    """Yield warnings about a model's name."""
     if name in NANO:
         return
     check_name(name)
@@ -100,7 +100,7 @@ def _check_model(name: str, asks_hub: bool) -> Iterator[str]:
 
 
 def _is_plausible(name: str) -> bool:
-    """Tell whether `module:function` may be there, from the module's source: to import it could take long."""
+    """Return True if a module's source may define `module:function`, without importing it."""
     # Find the module without importing it
     module, _, attribute = name.partition(":")
     try:
@@ -120,7 +120,7 @@ def _is_plausible(name: str) -> bool:
 
 
 def _bound_in(tree: ast.Module) -> set[str]:
-    """Return every name that a module binds anywhere. A wildcard import may bind more: the module is imported then."""
+    """Return every name that a module binds; a wildcard import forces an import."""
     names: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):

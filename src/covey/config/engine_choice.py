@@ -1,4 +1,4 @@
-"""Which engine samples where nobody chose one: vLLM where it is installed beside a GPU, else covey's own."""
+"""Choose the engine: vLLM if it is installed beside a GPU, else covey's own."""
 
 import copy
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from covey.system import ranks
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What there is to sample with."""
+    """The available devices and engines."""
 
     has_vllm: bool
     num_gpus: int
@@ -20,7 +20,7 @@ class Machine:
 
 
 def this_machine() -> Machine:
-    """Look at this machine. Importing torch takes seconds, so it is asked only where there is vLLM."""
+    """Look at this machine; torch, which takes seconds, is imported only beside vLLM."""
     if find_spec("vllm") is None:
         return Machine(has_vllm=False, num_gpus=0)
     import torch
@@ -29,7 +29,7 @@ def this_machine() -> Machine:
 
 
 def obstacle_to_vllm(config: Config, machine: Machine) -> str | None:
-    """Say why vLLM is not to be chosen for a run on a machine, None where nothing is in the way.
+    """Return the reason against vLLM for a run, None without one.
 
     >>> obstacle_to_vllm(Config(), Machine(has_vllm=False, num_gpus=1))
     'vLLM is not installed'
@@ -47,7 +47,7 @@ def obstacle_to_vllm(config: Config, machine: Machine) -> str | None:
 
 
 def _refusal(config: Config) -> str | None:
-    """Return the first condition of a setting that would not hold with vLLM and holds now, None where there is none."""
+    """Return the first condition that holds now and would not with vLLM."""
     with_vllm = copy.deepcopy(config)
     with_vllm.engine.name = "vllm"
     now = {(found.name, need.condition) for found, need in unmet(config)}

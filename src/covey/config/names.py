@@ -1,4 +1,4 @@
-"""Tell what a name that is no setting may have meant."""
+"""Suggest settings for an unknown name."""
 
 import difflib
 from collections.abc import Collection
@@ -11,7 +11,9 @@ TABLE = Path(__file__).with_name("foreign") / "names.yaml"
 
 
 def named_elsewhere(name: str, known: Collection[str]) -> list[str]:
-    """Return what a setting of TRL, verl or transformers is called here.
+    """Return covey's names for a setting of TRL, verl or transformers.
+
+    Those of the same section come first if it has one.
 
     It is in the same section where that has it too.
 
@@ -44,12 +46,12 @@ def nearest(name: str, known: Collection[str]) -> list[str]:
 
 
 def _letters(name: str) -> str:
-    """Return a name without what people spell differently: capitals, "_" and "-"."""
+    """Normalise capitals, "_" and "-"."""
     return name.replace("_", "").replace("-", "").lower()
 
 
 def did_you_mean(name: str, known: Collection[str]) -> str:
-    """Return the end of a message, empty where no name is near.
+    """Return the hint of a message, empty where no name is near.
 
     >>> did_you_mean("num_generation", ["group_size"])
     '; did you mean group_size?'
@@ -72,7 +74,7 @@ CLIP_RANGE = ("algorithm.loss_options.eps_low", "algorithm.loss_options.eps_high
 
 @cache
 def other_names() -> dict[str, tuple[str, ...]]:
-    """Return the settings that do what others call by a name."""
+    """Return the settings by other systems' names."""
     return {name: tuple(here.split()) for here, names in read_table(TABLE).items() for name in names.split()}
 
 

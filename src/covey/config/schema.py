@@ -1,4 +1,4 @@
-"""The settings: dataclasses are the schema, the YAML under conf/ only chooses, `validate` holds every cross-field rule.
+"""The settings: dataclasses are the schema, YAML under conf/ chooses, `validate` checks.
 
 Unknown keys fail. No key appears twice, no default depends on another field; derived numbers are computed and printed.
 Components take plain parameters, not these objects (`train` and the builders in `build.py` are the exceptions).
@@ -302,14 +302,13 @@ class Config(Section):
 
     @property
     def warmed_model(self) -> ModelConfig:
-        """Return the model as the cold start trains it: with the run's adapters over saved weights, else whole."""
+        """Return the model as the cold start trains it: with adapters over saved weights."""
         if self.model.lora_rank > 0 and self.model.name not in NANO and not self.cold_start.all_weights:
             return self.model
         return replace(self.model, lora_rank=0, load_in_4bit=False, load_in_8bit=False)
 
     @property
     def num_mini_batches(self) -> int:
-        """Return the optimiser steps of a pass over a batch."""
         groups = self.mini_batch_groups or (self.mini_batch_rollouts or 0) // max(1, self.group_size)
         return -(-self.groups_per_step // groups) if groups else 1
 
@@ -323,13 +322,13 @@ GROUPS: dict[str, list[str]] = {
 
 
 def group_choices() -> dict[str, list[str]]:
-    """Return the groups that a word can choose from (recipe=NAME), with the choices of each as people type them."""
+    """Return the groups (recipe=NAME) with their choices as typed."""
     files = {folder.name: list(presets(folder.name)) for folder in CONF.iterdir() if folder.is_dir()}
     return dict(sorted((files | GROUPS).items()))
 
 
 def setting_names(schema: Any = Config, prefix: str = "") -> list[str]:
-    """Return every setting by its dotted name, those of all environments included."""
+    """Return every setting's dotted name, those of all environments included."""
     found = []
     for part in fields(schema):
         found.append(prefix + part.name)
@@ -342,10 +341,7 @@ def setting_names(schema: Any = Config, prefix: str = "") -> list[str]:
 
 
 def unknown_setting(name: str, place: str = "") -> str:
-    """Describe an unknown setting with the nearest ones.
-
-    Near are those spelled alike, or of the same name in another section.
-    """
+    """Describe an unknown setting with the nearest ones, by spelling or section."""
     known = sorted(set(setting_names()))
     if name in known:
         key = name.removeprefix("environment.").partition(".")[0]

@@ -1,7 +1,4 @@
-"""Where the file of each preset lies under conf/: in front, or on a shelf, a folder that is no part of its name.
-
-Imports nothing heavy.
-"""
+"""Find the files of presets under conf/, on shelves or not. Imports nothing heavy."""
 
 from collections.abc import Mapping
 from functools import cache
@@ -19,9 +16,9 @@ SHELVES: Mapping[str, tuple[str, ...]] = {
 
 @cache
 def presets(group: str, conf: Path = CONF) -> Mapping[str, Path]:
-    """Return the presets of a group that are files: the names that people type, in order, and where each lies.
+    """Return a group's preset names in order, with their files.
 
-    ValueError where two would have one name.
+    ValueError where two have one name.
     """
     folder = conf / group
     found: dict[str, Path] = {}
@@ -36,7 +33,7 @@ def presets(group: str, conf: Path = CONF) -> Mapping[str, Path]:
 
 
 def preset_file(group: str, name: str) -> Path | None:
-    """Return the file of a preset, whose name may have its shelf in front, None where covey has none."""
+    """Return the file of a preset, with or without its shelf, None if unknown."""
     known = presets(group)
     file = CONF / group / f"{name}.yaml"
     return known.get(name) or (file if file in known.values() else None)

@@ -1,4 +1,4 @@
-"""The check of a whole configuration: names, types, and every rule between settings."""
+"""Check a whole configuration: names, types, and every rule between settings."""
 
 from collections.abc import Callable, Collection, Mapping
 from inspect import signature
@@ -28,10 +28,9 @@ from covey.system.section import check_section
 
 
 def validate(config: Config, meanwhile: Callable[[Config], None] | None = None) -> None:
-    """Check names, types and every rule between settings. The rules are `covey.config.validate.RULES`.
+    """Check names, types and all `RULES`. ValueError names the settings to change.
 
-    `meanwhile` is called after the plain ones, before those that import torch. ValueError with one line that names the
-    settings to mend.
+    `meanwhile` is called after the plain rules, before those that import torch.
     """
     check_section(config)
     if not isinstance(config.environment, EnvironmentConfig):
@@ -48,7 +47,7 @@ BASELINE_FREE = ("none", "role_ema", "reinforce_plus_plus")
 
 
 def check_data(config: Config) -> None:
-    """Require held-out rows, or the run would be measured on what it trains on."""
+    """Require held-out rows, so that training prompts are not measured."""
     fraction = config.data.test_fraction
     if not 0 < fraction <= 0.9:
         raise ValueError(
@@ -93,7 +92,7 @@ def check_environment(config: Config) -> None:
 
 
 def _check_prompts(data: DataConfig) -> None:
-    """Check how an assistant's message at the end of a conversation is read."""
+    """Check the handling of an assistant message at a conversation's end."""
     if data.answer_column is not None and data.prefill:
         raise ValueError(
             f"data.answer_column={data.answer_column} needs data.prefill=false: an answer at the end of a prompt is "
@@ -104,10 +103,7 @@ def _check_prompts(data: DataConfig) -> None:
 
 
 def check_rewards(config: Config) -> None:
-    """Check names and arguments of ready-made rewards.
-
-    Your own modules are imported when the run begins.
-    """
+    """Check names and arguments of built-in rewards; custom modules are imported later."""
     if not config.rewards:
         return
     from covey.environments.reward_functions.specs import check_reward  # imports asyncio
@@ -117,7 +113,6 @@ def check_rewards(config: Config) -> None:
 
 
 def check_schedule(config: Config) -> None:
-    """Check steps and groups."""
     advantage = config.algorithm.advantage
     check_group_sizes(config, least=1 if advantage in BASELINE_FREE or ":" in advantage else 2)
     if config.micro_batch_tokens < config.sampling.max_tokens:
@@ -153,7 +148,7 @@ def _check_mini_batches(config: Config) -> None:
 
 
 def check_curriculum_class(config: Config) -> None:
-    """Require a built-in order, or a class of a module that takes the options."""
+    """Require a built-in order, or a class that takes the options."""
     name = config.curriculum.name
     if ":" not in name:
         one_of("curriculum.name", name, (*CURRICULA, "module:Class"))
@@ -162,10 +157,7 @@ def check_curriculum_class(config: Config) -> None:
 
 
 def check_functions(config: Config) -> None:
-    """Check names and options of the functions an algorithm is made of.
-
-    Imports torch, so it comes last.
-    """
+    """Check names and options of the algorithm's functions. Imports torch."""
     from covey.algorithm.credit.advantages import ADVANTAGES
     from covey.algorithm.credit.selection import GROUP_FILTERS, SELECTION
     from covey.algorithm.credit.shaping import SHAPING
@@ -191,7 +183,7 @@ def check_functions(config: Config) -> None:
 
 
 def _check_objective(config: Config) -> None:
-    """Build objective and controller, which check what only they know, and try the functions."""
+    """Build objective and controller, whose checks are their own, and try the functions."""
     from covey.algorithm.build import build_objective
     from covey.algorithm.controllers import kl_controller
     from covey.config.rules.trials import try_functions
@@ -221,7 +213,7 @@ def _check_objective(config: Config) -> None:
 
 
 def _over_the_batch(algorithm: AlgorithmConfig, divisors: Collection[str]) -> str:
-    """Name the setting by which the loss looks at the whole batch."""
+    """Name the setting by which the loss reads the whole batch."""
     if algorithm.correction_self_normalize:
         return "algorithm.correction_self_normalize=true"
     if algorithm.m2po_threshold is not None:
@@ -245,7 +237,6 @@ def _check_function(
 
 
 def _check_sizes(config: Config) -> None:
-    """Require that parts of a group are smaller than the group."""
     algorithm, size = config.algorithm, min(group_sizes(config.group_size, config.group_size_schedule))
     # Selection cannot keep more than a group has
     for option in ("k", "m", "group_size"):
@@ -268,7 +259,7 @@ def _check_sizes(config: Config) -> None:
 
 
 def _num_compared(algorithm: AlgorithmConfig, size: int) -> int:
-    """Return how many completions of a group its baseline is over: all, or those that the selection keeps."""
+    """Count the completions of a group that its baseline compares."""
     from covey.algorithm.credit.selection import SELECTION
 
     options = algorithm.selection_options

@@ -1,4 +1,4 @@
-"""Rules of who works where: devices by role, and how long ranks wait for those who sample."""
+"""Rules of devices by role, and of the ranks' waits for samplers."""
 
 from covey.config.schema import Config
 from covey.environments.reward_functions.settings import RewardFunctionsConfig
@@ -10,7 +10,7 @@ LEARNED = ("reward_model", "pairwise")
 
 
 def check_devices(config: Config) -> None:
-    """Check that each role has something to do, and that ranks outlast the wait for samplers."""
+    """Check that each role has work, and that ranks outlast the wait for samplers."""
     devices, staleness = config.devices, config.max_staleness
     # Who samples
     if staleness > 0 and (config.source == "local" or devices.sampler == 0):
@@ -44,7 +44,7 @@ def check_devices(config: Config) -> None:
 
 
 def has_judge(config: Config) -> bool:
-    """Return whether a model's score is the reward, or part of it. One's own environment says so once it is made."""
+    """Return True if the reward contains a model's score; custom environments say so later."""
     environment = config.environment
     if isinstance(environment, MixtureConfig):
         return any(map(has_judge, part_configs(config).values()))

@@ -1,4 +1,4 @@
-"""Rule of masked policies, which few environments have prompts for."""
+"""The rule of masked policies."""
 
 from covey.config.schema import Config
 from covey.policy.settings import NANO

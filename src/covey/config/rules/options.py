@@ -1,4 +1,4 @@
-"""Options of the functions of an algorithm: the values they take, and those that mean something only beside others."""
+"""Options of the algorithm's functions: values, and conditions among them."""
 
 from collections.abc import Callable, Mapping, Sequence
 from inspect import signature
@@ -33,7 +33,7 @@ def unread_options(name: str, function: Callable[..., Any], options: Mapping[str
 
 
 def check_option_needs(setting: str, name: str, function: Callable[..., Any], options: Mapping[str, Any]) -> None:
-    """Refuse an option that the function would not read. `setting` is where the options came from."""
+    """Refuse an option that the function would not read, from `setting`."""
     for option in sorted(unread_options(name, function, options)):
         other, needed = OPTION_NEEDS[name][option]
         got = options.get(other, signature(function).parameters[other].default)
@@ -55,9 +55,9 @@ OPTION_BOUNDS: Mapping[str, Bounds] = {
 
 
 def check_option_values(setting: str, function: Callable[..., Any], options: Mapping[str, Any]) -> None:
-    """Refuse a value of another type than a built-in function takes, or out of range. `setting` is where it came from.
+    """Refuse option values of the wrong type or out of range, from `setting`.
 
-    Options that the function does not take are left to others.
+    Options that the function does not take are checked elsewhere.
     """
     kinds = get_type_hints(function)
     for option, value in options.items():
@@ -83,7 +83,7 @@ def _check_type(name: str, value: Any, kind: Any) -> None:
 
 
 def check_parts(config: Config) -> None:
-    """Refuse what changes only the sum of a reward under GDPO, which adds up its parts itself."""
+    """Refuse functions that change only the sum of a reward, under GDPO."""
     algorithm = config.algorithm
     if algorithm.advantage != "gdpo":
         return

@@ -1,4 +1,4 @@
-"""Rules of the settings that say which prompts come next: curriculum, group sizes, parts of a mixture."""
+"""Rules of the prompt stream: curriculum, group sizes, parts of a mixture."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -15,7 +15,6 @@ Rule = Callable[[Config], None]
 
 
 def check_curriculum(config: Config) -> None:
-    """Check relations between several numbers of the curriculum."""
     curriculum = config.curriculum
     window = curriculum.window
     if len(window) != 2 or not 0 <= window[0] < window[1] <= 1:
@@ -27,7 +26,7 @@ def check_curriculum(config: Config) -> None:
 
 
 def check_group_sizes(config: Config, least: int) -> None:
-    """Require group sizes of at least `least` at every step, and a schedule that is reached."""
+    """Require group sizes of at least `least`, and a schedule that is reached."""
     if config.group_size < least:
         raise ValueError(f"group_size must be >= {least}, got {config.group_size}")
     # Steps of the schedule must rise and lie within the run
@@ -50,7 +49,7 @@ def check_group_sizes(config: Config, least: int) -> None:
 
 
 def check_mixture(config: Config, rules: Sequence[Rule]) -> None:
-    """Require the parts of a mixture, and apply the rules to each as if it were alone."""
+    """Require the parts of a mixture, and apply the rules to each."""
     mixture = config.environment
     assert isinstance(mixture, MixtureConfig), "check_environment calls this"
     # Check that there are parts, and that whatever names a part finds it
@@ -80,7 +79,7 @@ def check_mixture(config: Config, rules: Sequence[Rule]) -> None:
 
 
 def _check_part(name: str, config: Config, rules: Sequence[Rule]) -> None:
-    """Apply the rules to one part, without what belongs to others."""
+    """Apply the rules to one part."""
     kind = config.environment.name
     if kind not in ENVIRONMENT_SETTINGS or kind == "mixture":
         raise ValueError(f"environment.parts.{name} must be an environment that is no mixture, got {kind}")

@@ -1,6 +1,6 @@
-"""A try of an algorithm's built-in functions on a few made-up numbers: what one refuses is met now, not at a step.
+"""Try an algorithm's built-in functions on made-up numbers, before any step.
 
-Imports torch. The preflight tries functions of one's own.
+Imports torch. The preflight tries custom functions.
 """
 
 from collections.abc import Callable, Iterator
@@ -24,7 +24,7 @@ Trial = tuple[str, Callable[..., object], Callable[[], object]]
 
 
 def try_functions(algorithm: AlgorithmConfig, objective: Objective, group_size: int) -> None:
-    """Call each built-in function with its options. ValueError names the setting of the first that raises."""
+    """Call each built-in function. ValueError names the setting of the first failure."""
     for setting, function, call in (*_of_credit(algorithm, group_size), *_of_loss(algorithm, objective)):
         if isinstance(function, Custom):
             continue
@@ -35,7 +35,7 @@ def try_functions(algorithm: AlgorithmConfig, objective: Objective, group_size: 
 
 
 def _of_credit(algorithm: AlgorithmConfig, group_size: int) -> Iterator[Trial]:
-    """Yield what is between rewards and advantages."""
+    """Yield the functions between rewards and advantages."""
     credit, given = build_credit(algorithm), _made_up_scores(group_size)
     for name, shape in zip(algorithm.shaping, credit.shaping, strict=True):
         yield f"shaping.{name}", shape, partial(shape, given.rewards_N, made_up_shaping_inputs(given))
@@ -60,14 +60,13 @@ def _of_loss(algorithm: AlgorithmConfig, objective: Objective) -> Iterator[Trial
 
 
 def _made_up_scores(group_size: int) -> Scores:
-    """Return two groups of unequal rewards with one part each."""
     rewards = [float(index % 3) for index in range(2 * group_size)]
     groups = [index // group_size for index in range(2 * group_size)]
     return scores(rewards, groups, parts=[[reward] for reward in rewards])
 
 
 def made_up_shaping_inputs(given: Scores) -> ShapingInputs:
-    """Return what a shaping reads beside the rewards."""
+    """Return the inputs of shaping beside the rewards."""
     ones_N: Tensor = torch.ones_like(given.lengths_N)
     return ShapingInputs(
         groups_N=given.groups_N,
