@@ -105,7 +105,7 @@ def _refuse_without_task(verb: str, settings: Sequence[str]) -> None:
 
 
 def _refuse_foreign(settings: Sequence[str]) -> None:
-    """Refuse settings of TorchRL, verl and TRL, with covey's words for all of them."""
+    """Refuse settings of TorchRL, verl and TRL, with covey's words."""
     pairs = [(name.lstrip("+~"), value) for name, _, value in (word.partition("=") for word in settings)]
     known = {*_setting_types(), *usage.group_choices()}
     given = {name: value for name, value in pairs if name not in known}
@@ -119,7 +119,7 @@ def _refuse_foreign(settings: Sequence[str]) -> None:
 
 
 def _refuse_no_section(word: str) -> None:
-    """Refuse a name in an unknown section, of which Hydra would name the section alone."""
+    """Refuse a name in an unknown section."""
     name, equals, _ = word.lstrip("+").partition("=")
     sections = {"hydra", *(setting.partition(".")[0] for setting in _setting_types())}
     if equals and "." in name and not re.search("[@/]", name) and name.partition(".")[0] not in sections:
@@ -127,7 +127,7 @@ def _refuse_no_section(word: str) -> None:
 
 
 def _refuse_below(word: str) -> None:
-    """Refuse a name below a single value, or below a list without an index."""
+    """Refuse a name below a single value or a list."""
     name, equals, value = word.lstrip("+").partition("=")
     for above, kind in _setting_types().items() if equals else ():
         below, is_list = name.removeprefix(f"{above}."), get_origin(kind) is list
@@ -137,7 +137,7 @@ def _refuse_below(word: str) -> None:
 
 
 def _refuse_no_choice(word: str) -> None:
-    """Refuse a group with a value that is not the name of one choice."""
+    """Refuse a group with a value that is no choice."""
     group, _, value = word.lstrip("+").partition("=")
     groups = usage.group_choices()
     if group in groups and NO_NAME.fullmatch(value):
@@ -175,7 +175,7 @@ def _values(verb: str, word: str, rest: list[str]) -> list[str]:
 
 
 def _meant(verb: str, word: str, rest: Sequence[str]) -> str:
-    """Return the likely meaning of an unknown flag: a setting, or another flag."""
+    """Return the likely meaning of an unknown flag."""
     # Take the flag as a setting, with the next word as its value
     flag, equals, value = word.partition("=")
     name = flag.lstrip("-").replace("-", "_")

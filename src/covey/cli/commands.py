@@ -78,7 +78,7 @@ def run_judge(config: Config, output_dir: Path) -> None:
 
 
 def run_audit(config: Config, output_dir: Path) -> None:
-    """Audit the environment on its first training rows; print and keep the result."""
+    """Audit the environment on its first training rows."""
     with Stopper(config.output.shutdown_timeout).installed(), RunRecorder(config, output_dir) as record:
         environment = load_environment(config, record)
         with record.timer.phase("audit"):

@@ -1,4 +1,4 @@
-"""`covey doctor RUN ...`: what ails a run, by its logs alone, and an exit code for scripts."""
+"""`covey doctor RUN ...`: findings from logs, with an exit code."""
 
 import json
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ class Asked:
 
 
 def run_doctor(words: Sequence[str]) -> int:
-    """Print what is found in each run, and return the exit code of the worst. ValueError for other words."""
+    """Print the findings of each run; return the worst exit code."""
     asked = read_words(words)
     # Judge each run, against a control where one is given
     control = None if asked.control is None else read_for_doctor(asked.control)
@@ -69,7 +69,7 @@ def _print(console: Console, name: str, health: Health) -> None:
 
 
 def read_words(words: Sequence[str]) -> Asked:
-    """Split runs from flags. ValueError for a flag that there is not, and without a run."""
+    """Split runs from flags. ValueError for unknown flags or no run."""
     others, given = split_flags(words, WITH_VALUE, ALONE)
     refuse_flags(others, (*ALONE, *WITH_VALUE))
     control = Path(given["--control"]) if "--control" in given else None

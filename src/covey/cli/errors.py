@@ -121,7 +121,7 @@ def _missing_choice(error: MissingConfigException) -> str:
 
 
 def _path_of_choice(group: str, choice: str) -> str:
-    """Describe how to write a path, hub name or class given as a choice."""
+    """Describe how to write a path or class given as a choice."""
     if not choice:
         return ""
     if group == "model" and ("/" in choice or Path(choice).exists()):
@@ -134,7 +134,7 @@ def _path_of_choice(group: str, choice: str) -> str:
 
 
 def _composition(error: HydraException) -> str:
-    """Explain an error of Hydra, which wraps OmegaConf's or keeps only its text."""
+    """Explain an error of Hydra or OmegaConf."""
     cause = error.__cause__
     if isinstance(cause, OmegaConfBaseException):
         return explained(cause)

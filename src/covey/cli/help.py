@@ -41,7 +41,7 @@ def overview() -> str:
 
 
 def unknown_verb(verb: str, rest: Sequence[str]) -> str:
-    """Describe an unknown verb with a suggestion: a verb, a setting or resume=."""
+    """Describe an unknown verb with a suggestion."""
     word = f"resume={''.join(rest[:1]) or 'FOLDER'}" if verb == "resume" else verb
     meant = f"; did you mean covey train {word}?" if "=" in word else near(verb, VERBS)
     return f'no verb "{verb}"{meant}; verbs: {", ".join(VERBS)}'

@@ -1,4 +1,4 @@
-"""From one job's words to checked settings: a new or resumed run, or a file."""
+"""From one job's words to checked settings."""
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -53,7 +53,7 @@ class Job:
 
 
 def insert_environment(verb: str, words: Sequence[str], file: Path | None) -> tuple[list[str], str]:
-    """Return the words with the run's or file's environment added, and that word.
+    """Add the run's or file's environment to the words.
 
     It lets Hydra take settings of that environment. "" where none is added.
     """
@@ -80,7 +80,7 @@ def _source(verb: str, words: Sequence[str], file: Path | None) -> Path | None:
 
 
 def compose(verb: str, composed: DictConfig, typed: Sequence[str], file: Path | None) -> Job:
-    """Compose a job. ValueError, in one line, for any error in its settings."""
+    """Compose a job. ValueError for any error in its settings."""
     # Take the settings of the run or file that it begins with
     resume = composed.get("resume")
     run = _run_below(verb, typed, file)
@@ -133,7 +133,7 @@ def _missing(config: Config) -> list[str]:
 def _over_saved(
     verb: str, composed: DictConfig, typed: Sequence[str], file: Path | None, run: Path | None
 ) -> tuple[Path | None, DictConfig]:
-    """Return the saved run or file, if any, and the composed settings over its own."""
+    """Return the saved run or file, and the composed settings."""
     source = file or run
     # A resumed run keeps its settings
     if (resume := composed.get("resume")) is not None:
@@ -284,7 +284,7 @@ def first_line(config: Config, typed: Sequence[str], below: Path | None) -> str:
 
 
 def diff_settings(run: Path, config: Config, typed: Sequence[str]) -> list[str]:
-    """List differences to the run that saved the policy, an untyped task first."""
+    """List differences to the run that saved the policy."""
     then, now = saved_settings.saved_settings(run), saved_settings.as_saved(config)
     others = saved_settings.diff_settings(run, config, typed)
     if then.environment.name != now.environment.name:
@@ -305,7 +305,7 @@ def _task(node: DictConfig) -> Iterator[tuple[str, Any]]:
 
 
 def print_only(job: Job, asked: "Asked | None") -> None:
-    """Print a plan, or all settings of a job; notes go to stderr."""
+    """Print a plan, or all settings; notes go to stderr."""
     # Both read model shapes, for which a refused setting need not wait
     from covey.run.planner.memory import report
 
@@ -321,7 +321,7 @@ def print_only(job: Job, asked: "Asked | None") -> None:
 
 
 def with_counted_prompts(config: Config) -> tuple[Config, tuple[str, ...]]:
-    """Return the settings with their epochs in steps, or the reason why not."""
+    """Return the settings with their epochs in steps, if known."""
     if config.num_epochs is None:
         return config, ()
     told = f"num_epochs={config.num_epochs:g} is counted when the run begins, here num_steps={config.num_steps}"

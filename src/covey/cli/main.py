@@ -44,7 +44,7 @@ CONFIG_FLAG, AGAINST = "--config", "--against"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command. Exit codes: 0, 2 (user error), 1 (defect), 130 (Ctrl-C)."""
+    """Run the command; return 0, 2 (user error), 1 (defect), 130 (Ctrl-C)."""
     code = _code_of(list(sys.argv[1:] if argv is None else argv))
     try:
         print(end="", flush=True)
@@ -193,7 +193,7 @@ class Given(NamedTuple):
 
 
 def _check_folder(job: "Job", wanted: "Path", *, is_exact: bool) -> None:
-    """Refuse a named folder that holds a run, before anything is loaded. ValueError."""
+    """Refuse a named folder that holds a run. ValueError."""
     from covey.run.folder import check_unused
 
     if is_exact and job.old is None and ranks.world_size() == 1:  # of several ranks, the first may have begun this run
@@ -202,7 +202,7 @@ def _check_folder(job: "Job", wanted: "Path", *, is_exact: bool) -> None:
 
 @contextmanager
 def _place_to_work(verb: str, job: "Job", wanted: "Path", *, is_exact: bool) -> "Iterator[Path]":
-    """Start and join the ranks, and lock the run folder: the wanted, or the next free."""
+    """Start and join the ranks, and lock the run folder."""
     from covey.system.waits.pulse import Pulse
 
     # imports torch and transformers, for which a refused setting need not wait
@@ -274,7 +274,7 @@ def _tell(*lines: str) -> None:
 def _work(
     verb: str, work: Callable[[], None], of: "tuple[Config, Path]", before: list[str] | None, *, is_new: bool
 ) -> None:
-    """Run it, and print the summary and the run folder at any end.
+    """Run it, and print summary and folder at any end.
 
     A new run that is refused leaves its message and the files that were there `before`.
     """
@@ -386,7 +386,7 @@ def _complete(words: Sequence[str]) -> int:
 
 
 def report(error: Exception) -> int:
-    """Print an error, in one line for users, else its traceback; return the exit code."""
+    """Print an error; return the exit code."""
     import traceback
 
     from covey.cli.errors import explain, is_user_error, reported_by_other_rank

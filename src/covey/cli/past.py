@@ -1,4 +1,4 @@
-"""`covey status RUN` and `covey replay RUN`: the state of an asynchronous run, and its replay."""
+"""`covey status RUN` and `covey replay RUN`."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ TRUST = "trust_run=true"
 
 
 def run_status(words: Sequence[str]) -> None:
-    """Print the last status of trainer and samplers. ValueError without such a run."""
+    """Print the last status of trainer and samplers. ValueError."""
     # Read what the run wrote last
     folder = run_folder_of("status", words)
     path = folder / STATUS

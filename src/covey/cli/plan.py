@@ -1,4 +1,4 @@
-"""`covey plan SETTINGS ...`: memory, time and cost of a run before it begins, on named GPUs and on this machine."""
+"""`covey plan SETTINGS ...`: memory, time and cost before a run."""
 
 import json
 import math
@@ -43,7 +43,7 @@ class Asked:
 
 
 def read_flags(words: Sequence[str]) -> tuple[list[str], Asked]:
-    """Split the planner's own flags from words that settings are made of. ValueError for what a flag cannot be."""
+    """Split the planner's flags from settings. ValueError for bad ones."""
     kept, given = split_flags(words, WITH_VALUE, ALONE)
     # Machines to plan for
     names = tuple(given["--on"].split(",")) if "--on" in given else (*DEFAULT_ON, THIS)
@@ -78,7 +78,7 @@ def _number(given: dict[str, str], flag: str) -> float | None:
 
 
 def print_plans(config: Config, asked: Asked) -> None:
-    """Print the plan of a run on each machine that was asked for. ValueError where the model's shape is not known."""
+    """Print the plan on each machine. ValueError for unknown models."""
     # Plan the run on each machine
     shape = shape_for(config.model)
     prompt_tokens = cache(lambda: prompt_tokens_of(config))  # one environment for all machines, if any asks
@@ -105,7 +105,7 @@ def print_plans(config: Config, asked: Asked) -> None:
 def _known(
     config: Config, shape: Shape, on: Hardware, asked: Asked, prompt_tokens: Callable[[], float | None], is_here: bool
 ) -> Measured:
-    """Return what a probe of this machine says, of this one all of it, of others how long prompts and answers are."""
+    """Return the probe's measurements that hold on a machine."""
     # Measure this machine, or reuse an earlier measurement
     found, unknown = None, ""
     if is_here:
@@ -139,7 +139,7 @@ def _probing(seconds: float) -> None:
 
 
 def _weights(config: Config, shape: Shape) -> str:
-    """Say how many weights there are, and how many of them are trained."""
+    """Describe the number of weights, and of trained ones."""
     rank = config.model.lora_rank
     if rank == 0:
         return f"{shape.weights:,} weights, all trained"

@@ -1,4 +1,4 @@
-"""`covey report RUN ...`: a page, text or pictures. `covey watch RUN`: the numbers as they come."""
+"""`covey report RUN ...` and `covey watch RUN`."""
 
 import logging
 import shutil
@@ -35,7 +35,7 @@ class Asked:
 
 
 def run_report(words: Sequence[str]) -> None:
-    """Make what the words ask for. ValueError for words that do not say what, or of what."""
+    """Make the report. ValueError for wrong words."""
     asked = read_words("report", words)
     names, console = names_of(asked.folders), CleanConsole()
     if "--text" in asked.flags:
@@ -57,7 +57,7 @@ def run_report(words: Sequence[str]) -> None:
 
 
 def run_watch(words: Sequence[str]) -> None:
-    """Show a run in the terminal until it ends. ValueError for words that name no run."""
+    """Show a run in the terminal until it ends. ValueError."""
     if flags := [word for word in words if word.startswith("-")]:
         raise ValueError(f"covey watch takes run folders alone, got {flags[0]}; covey report RUN --text prints it once")
     folders = run_folders("watch", words)
@@ -76,12 +76,12 @@ def run_watch(words: Sequence[str]) -> None:
 
 
 def columns() -> int:
-    """Return how wide the terminal is, or a page where the lines go into a file."""
+    """Return the terminal's width, or a page's."""
     return shutil.get_terminal_size((COLUMNS, 0)).columns
 
 
 def report_at_the_end(output: OutputConfig, folder: Path) -> Path | None:
-    """Write a run's report where output.report asks for it. What hinders that is a warning: the run is what counts."""
+    """Write a run's report if configured; failures are warnings."""
     if not output.report:
         return None
     try:
@@ -96,7 +96,7 @@ def _say(console: Console, line: str) -> None:
 
 
 def read_words(verb: str, words: Sequence[str]) -> Asked:
-    """Split folders from flags. ValueError for a flag that there is not, and without a folder."""
+    """Split folders from flags. ValueError for unknown flags or none."""
     others, flags = split_flags(words, WITH_VALUE, ALONE)
     refuse_flags(others, (*WITH_VALUE, *ALONE))
     return Asked(run_folders(verb, others), flags)

@@ -60,7 +60,7 @@ def read_words(words: Sequence[str]) -> Asked:
 
 
 def chosen(rows: Sequence[dict[str, Any]], step: int | None, prompt_id: str | None) -> list[dict[str, Any]]:
-    """Return the rows of a step (default: the last) and of a prompt, if named.
+    """Return the rows of a step and prompt (default: last, all).
 
     NotWritten where there are none.
     """

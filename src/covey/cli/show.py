@@ -1,4 +1,4 @@
-"""`covey show RUN`: results, with best and worst answers, of one run or several."""
+"""`covey show RUN`: results with best and worst answers."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -31,7 +31,7 @@ ANSWERS = "--answers"
 
 
 def run_show(words: Sequence[str]) -> None:
-    """Show one run, or several side by side. ValueError, in one line, for wrong words."""
+    """Show one run, or several side by side. ValueError."""
     folders, number = _read(words)
     # Several runs: a table
     if len(folders) > 1:
@@ -90,7 +90,7 @@ def print_answers(folder: Path, num_best: int, num_worst: int, console: Console)
 
 
 def last_answers(folder: Path) -> list[Row]:
-    """Return the answers of the last evaluation with any, else the last step's rollouts."""
+    """Return the last evaluation's answers, else the last step's."""
     for name in (EVALUATIONS, ROLLOUTS):
         found: list[Row] = []
         for row in rows_of(folder / name):
@@ -103,7 +103,7 @@ def last_answers(folder: Path) -> list[Row]:
 
 
 def rows_of(path: Path) -> Iterator[Row]:
-    """Read the rows of a file that may still grow, none without a file."""
+    """Read the rows of a growing file, none without it."""
     if not path.is_file():
         return
     with path.open(encoding="utf-8", newline="\n") as lines:

@@ -48,7 +48,7 @@ def render(content: Mapping[str, Any], folder: Path) -> Group:
 
 
 def doctor_lines(content: Mapping[str, Any], folder: Path) -> list[Text]:
-    """Return the doctor's findings of a run that has made steps, causes only."""
+    """Return the doctor's findings, causes only."""
     if not content["steps"] or not (folder / CONFIG).is_file():
         return []
     try:
@@ -61,7 +61,7 @@ def doctor_lines(content: Mapping[str, Any], folder: Path) -> list[Text]:
 
 
 def _titled(title: str, table: Table) -> list[RenderableType]:
-    """Put a title on its own line, which rich would wrap to a narrow table."""
+    """Put a title on its own line, unwrapped."""
     return [Text(""), Text(title, "italic"), table]
 
 
@@ -206,7 +206,7 @@ def _compared(looks: Sequence[Mapping[str, Any]], gain: Mapping[str, Any], key: 
 
 
 def files(folder: Path) -> Text:
-    """List the run's files to look at next, missing and empty ones left out."""
+    """List the run's existing files to look at next."""
     paths = {name: folder / name for name in FILES}
     present = [(name, FILES[name]) for name, path in paths.items() if path.exists() and path.stat().st_size]
     width = max(map(len, FILES)) + 1

@@ -1,4 +1,4 @@
-"""Stop a run whose Ray cluster is lost while its own processes live.
+"""Stop a run whose Ray cluster is lost.
 
 Ray silently ends every process that has not reached the cluster for 60 s. So the run is stopped earlier, as by a
 signal: its last finished step is saved, and one line gives the reason.
@@ -105,7 +105,7 @@ class Ending:
         threading.Thread(target=stop, name="covey-ending", daemon=True).start()
 
     def stop(self, lost: ClusterLost) -> None:
-        """Stop the run as by a signal, and end its process after a grace period."""
+        """Stop the run as by a signal, or end its process."""
         limit = self._stopper.shutdown_timeout
         grace = GRACE_SECONDS if limit is None else min(GRACE_SECONDS, OF_SIGNALS * limit)
         with self._telling:

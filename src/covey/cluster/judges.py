@@ -1,4 +1,4 @@
-"""A learned judge on its own devices, so that samplers need not hold it."""
+"""A learned judge on its own devices."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
@@ -52,7 +52,7 @@ class JudgedElsewhere(Environment):
     """Lets the processes of devices.judge score in turns, in each sampler."""
 
     def __init__(self, answerers: Answerers, turns: Mapping[str, int], serving: Serving | None = None) -> None:
-        """Set the turns of `turns_of`, and on rank 0 the `serving` that gets progress and logs."""
+        """Set the turns of `turns_of`, and on rank 0 `serving`."""
         self._ray = import_ray()
         self.answerers = answerers
         self._actors = answerers.actors()

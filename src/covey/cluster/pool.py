@@ -1,4 +1,4 @@
-"""The samplers of a run: assignment of prompts, weights, and recovery from losses.
+"""The samplers of a run: assignment, weights, recovery.
 
 An event loop in its own thread sends prompts to free places, pushes weights during completions, and watches signs of
 life; the trainer waits for groups alone. A sampler that dies, is silent for too long or refuses weights is replaced;
@@ -233,7 +233,7 @@ class SamplerPool:
         self._assign()
 
     def _assign(self) -> None:
-        """Give free places to waiting calls, in order, where the end is expected first."""
+        """Assign waiting calls, in order, where the end comes first."""
         most = self._devices.groups_per_sampler
         while self._queue and (free := [s for s in self._slots if s.is_alive and len(s.under_way) < most]):
             slot = min(free, key=Slot.expected_end)
@@ -343,7 +343,7 @@ class SamplerPool:
         await self._ask(slot, "prove", *proof)
 
     async def _update(self, slot: Slot) -> None:
-        """Push the newest weights until the slot has them, skipping versions in between."""
+        """Push the newest weights until the slot has them."""
         incarnation = slot.incarnation
         async with slot.pushing:
             while self._weights is not None and slot.is_alive and slot.incarnation == incarnation:

@@ -30,7 +30,7 @@ class Role:
 
 
 def roles_of(devices: DevicesConfig) -> list[Role]:
-    """Return all roles of a run; the first trainer rank takes no CPU from Ray."""
+    """Return all roles; the first trainer rank takes no CPU."""
     return [
         Role("trainer", devices.trainer, 1, devices.gpus_per_trainer),
         Role("sampler", devices.sampler, devices.cpus_per_sampler, devices.gpus_per_sampler, "SPREAD"),

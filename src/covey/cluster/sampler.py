@@ -1,4 +1,4 @@
-"""A sampler: a process with an engine on its own weights, and the environment.
+"""A sampler: a process with an engine and the environment.
 
 One event loop does everything, a thousand calls at a time, so that a push of weights never waits for completions.
 """
@@ -49,7 +49,7 @@ class SamplerActor:
         self._some_done, self._all_done = asyncio.Event(), asyncio.Event()
 
     async def ping(self) -> tuple[int, int, int]:
-        """Return process number, version and tokens sampled so far: a sign of life."""
+        """Return process number, version and tokens: a sign of life."""
         return os.getpid(), self._version, self._tokens
 
     async def update(self, weights: list[PackedWeights | Awaitable[PackedWeights]]) -> str:
@@ -94,7 +94,7 @@ class SamplerActor:
             task.add_done_callback(self._end)
 
     async def collect(self) -> Batch:
-        """Return finished groups, once there are any. EngineLost where one lost the engine."""
+        """Return finished groups. EngineLost where one lost the engine."""
         await self._some_done.wait()
         # Others may be finished at about the same time, and each answer has its price
         with suppress(TimeoutError):
@@ -151,5 +151,5 @@ class SamplerActor:
 
 
 def patience(seconds: float) -> float:
-    """Return how long a finished group waits for others: little beside its own time."""
+    """Return how long a finished group waits for others."""
     return min(0.1, 0.05 * seconds)

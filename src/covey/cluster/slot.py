@@ -1,4 +1,4 @@
-"""A sampler's slot; each call to its process ends with an answer or its loss."""
+"""A sampler's slot; calls end with an answer or its loss."""
 
 import asyncio
 import time
@@ -171,7 +171,7 @@ class Slot:
         return self.idle_since - since
 
     async def environment_metrics(self) -> dict[str, float]:
-        """Return the environment's metrics since the last call, none from a lost sampler."""
+        """Return the environment's metrics since the last call."""
         if not self.is_alive:
             return {}
         try:

@@ -39,7 +39,7 @@ from covey.types import Group, Prompt, Sampling
 
 
 class RaySource:
-    """The groups of all trainer ranks; rank 0 alone has the pool and the buffer."""
+    """The groups of all trainer ranks, from rank 0's pool."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class RaySource:
         *,
         records_logprobs: bool = False,
     ) -> None:
-        """Set `local`, which has the order of prompts, the filter and group sizes.
+        """Set `local`: the order of prompts, filter and group sizes.
 
         `judged` judges for samplers that cannot. `records_logprobs` writes log-probs to the schedule, for a loss that
         reads them.
@@ -148,7 +148,7 @@ class RaySource:
         return groups
 
     def publish(self, version: int) -> None:
-        """Push the policy's weights where a version is due, and admit new prompts."""
+        """Push the weights if a version is due, and admit prompts."""
         self._version = version
         # With a bound of 0 nothing starts before the weights are there, so that prompts may be sent ahead of them
         if prompts_first := self._buffer.bound.max_staleness == 0:
@@ -177,7 +177,7 @@ class RaySource:
         return 0.0
 
     def take_schedule(self) -> Mapping[str, Any]:
-        """Return the last step's groups with token versions, its digest and its epoch."""
+        """Return the last step's groups with token versions and digest."""
         if self._pool is None:
             return {}
         groups, self._trained = self._trained, []
@@ -215,7 +215,7 @@ class RaySource:
         self._status.path = file
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the prompts' order and the buffer: a resume trains every admitted group."""
+        """Return the prompts' order and the buffer, for a resume."""
         with self._wait.changed:
             return {"stream": self.local.state_dict(), "buffer": buffer_state(self._buffer)}
 
@@ -259,7 +259,7 @@ class RaySource:
         self._admit()
 
     def _admit(self) -> None:
-        """Send prompts that waited for these weights or this round, then draw more."""
+        """Send waiting prompts, then draw more."""
         with self._wait.changed:
             tickets, self._unsent = self._buffer.release(self._unsent)
             room = self._buffer.room()
@@ -276,7 +276,7 @@ class RaySource:
         self._pool.submit([Call(ticket, settle, self._give_up) for ticket in tickets])
 
     def _taking(self, take: Callable[[Ticket, Group], object]) -> Callable[[Sequence[Result]], None]:
-        """Return a callback for results, in the pool's thread, that has `take` the groups."""
+        """Return a callback that gives groups to `take`."""
 
         def settle(results: Sequence[Result]) -> None:
             with self._wait.changed:
@@ -293,7 +293,7 @@ class RaySource:
             return self._buffer.give_up(ticket)
 
     def _take_all(self, *, is_streaming: bool) -> Iterator[Part]:
-        """Fill the step in rounds, each replacing the groups that the filter refused.
+        """Fill the step in rounds, replacing refused groups.
 
         Yields early groups if streaming, and last the rest.
         """
@@ -333,7 +333,7 @@ class RaySource:
         yield Part(late, is_last=True)
 
     def _kept_of(self, taken: list[tuple[Ticket, Group]]) -> dict[int, Group]:
-        """Return groups that pass the filter, keyed by ticket number, and count them as trained."""
+        """Return groups that pass the filter, keyed by ticket number."""
         kept = {}
         for ticket, group in taken:
             self.local.sampled_size = ticket.group_size

@@ -251,7 +251,7 @@ def prepare_actor() -> None:
 
 
 def _store_bytes(weight_bytes: int) -> int:
-    """Return the object store's bytes: a few versions of weights, within shared memory."""
+    """Return the object store's bytes, for a few versions of weights."""
     wanted = max(STORE_BYTES, 4 * weight_bytes)
     free = shutil.disk_usage("/dev/shm").free if os.path.isdir("/dev/shm") else wanted
     if free < wanted:
@@ -264,7 +264,7 @@ def _store_bytes(weight_bytes: int) -> int:
 
 
 def inline_bytes() -> int:
-    """Return the largest object inside a call in this cluster, 0 if unknown."""
+    """Return the largest object inside a call, 0 if unknown."""
     try:
         return int(import_ray()._private.state.state.get_system_config()["max_direct_call_object_size"])
     except (AttributeError, KeyError):
@@ -317,7 +317,7 @@ def store_of_this_machine(ray: Any) -> Iterator[list[socket.socket]]:
 
 
 def loss_of_cluster(seconds: float) -> ClusterLost | None:
-    """Return the loss of the cluster or this node, None if it answers in time."""
+    """Return the cluster's or node's loss, None if it answers."""
     try:
         check_store()  # at once, while the cluster may not know it yet
     except ClusterLost as lost:
@@ -326,7 +326,7 @@ def loss_of_cluster(seconds: float) -> ClusterLost | None:
 
 
 def _loss_elsewhere(ray: Any, seconds: float) -> ClusterLost | None:
-    """Return the loss of the cluster, None if it answers and a node is alive."""
+    """Return the cluster's loss, None if it answers."""
     answer: SimpleQueue[bool] = SimpleQueue()
 
     def ask() -> None:

@@ -1,4 +1,4 @@
-"""How the trainer waits for samplers: woken by results, watched by the watchdog."""
+"""How the trainer waits for samplers, under the watchdog."""
 
 import asyncio
 import threading
@@ -72,7 +72,7 @@ class SamplerWait:
 
 
 def hand_over(loop: asyncio.AbstractEventLoop, what: Callable[[], None]) -> None:
-    """Call a function in an event loop's thread, and wait until its calls are sent.
+    """Call a function in an event loop's thread and wait.
 
     Else that thread would wait for the interpreter, which the trainer keeps busy, while samplers wait for it.
     """

@@ -53,7 +53,7 @@ def rollout_of(values: Plain) -> Rollout:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """A sampler's result for a job, without the prompt, which the trainer has."""
+    """A sampler's result for a job, without the prompt."""
 
     number: int
     attempt: int
@@ -135,7 +135,7 @@ def shares(n: int) -> list[int]:
 
 
 def ranks_of(groups: Iterable[int], early: Sequence[Part]) -> dict[int, int]:
-    """Return the rank of each group of a step; early groups keep theirs."""
+    """Return the rank of each group, early ones unchanged."""
     numbers = list(groups)
     ranks = dict(zip(numbers, shares(len(numbers)), strict=True))
     return ranks | {number: rank for part in early for number, (rank, _) in part.groups.items()}

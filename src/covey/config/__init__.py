@@ -1,1 +1,1 @@
-"""The settings of a run: schema, composition from YAML, and rules between them."""
+"""The settings of a run: schema, composition, rules."""

@@ -1,4 +1,4 @@
-"""The length of a run in steps, from completions or passes over its prompts."""
+"""The length of a run: steps, completions or passes."""
 
 import math
 from collections.abc import Sequence
@@ -46,7 +46,7 @@ def steps_for_rollouts(total: int, groups_per_step: int, group_size: int, schedu
 
 
 def steps_for_epochs(num_epochs: float, num_prompts: int, groups_per_step: int) -> int:
-    """Return the steps of `num_epochs` passes over the prompts, the last step whole.
+    """Return the steps of `num_epochs` passes, the last step whole.
 
     >>> steps_for_epochs(2, 22, 4), steps_for_epochs(0.5, 22, 4)
     (11, 3)

@@ -55,7 +55,7 @@ def read(config: Config, name: str) -> Any:
 
 
 def refuse_idle_cold_start(config: Config, typed: Iterable[str]) -> None:
-    """Refuse typed settings of a disabled cold start; a recipe may hold some."""
+    """Refuse typed settings of a disabled cold start."""
     known = [found.name for found in walk(config) if found.name.startswith(OF_COLD_START)]
     idle = [name for name in typed if name in known and name != "cold_start.enabled"]
     if idle and not config.cold_start.enabled:
@@ -132,7 +132,7 @@ def unmet(config: Config) -> Iterator[tuple[Found, Requires]]:
 
 
 def as_typed(name: str) -> str:
-    """Return a setting's name on the command line, a group for its name.
+    """Return a setting's name on the command line.
 
     >>> as_typed("environment.name"), as_typed("model.name")
     ('environment', 'model.name')
@@ -188,7 +188,7 @@ def check_texts(config: Config) -> None:
 
 
 def numbers(value: Any, name: str) -> Iterator[tuple[str, int | float]]:
-    """Yield every number of the settings with its dotted name, that of a list for its items."""
+    """Yield every number of the settings with its dotted name."""
     if isinstance(value, Section):
         value = vars(value)
     if isinstance(value, dict):
@@ -243,7 +243,7 @@ def misfit(name: str | None, text: str) -> str:
 
 
 def _of_a_section(name: str, value: str) -> str:
-    """Describe a name that is a section or a list, with the likely setting."""
+    """Describe a name that is a section or a list."""
     if name.endswith("]"):
         return f"{name} must be a mapping, got {value}"
     first = next(iter(vars(vars(Config()).get(name, Config()))))
@@ -253,7 +253,7 @@ def _of_a_section(name: str, value: str) -> str:
 
 
 def refuse_aliases(text: str) -> None:
-    """Raise ValueError for YAML aliases, of which a few lines can fill the memory."""
+    """Raise ValueError for YAML aliases, which can fill the memory."""
     if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, YAML_LOADER)):
         raise ValueError("it uses aliases (*name); write the values out")
 

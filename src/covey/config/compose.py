@@ -66,7 +66,7 @@ def register() -> None:
 
 @lru_cache(maxsize=1)  # of the folder registered last: the store keeps one
 def _register(cache_dir: str) -> None:
-    """Register once per cache folder, the one default that the process may change."""
+    """Register once per cache folder."""
     store = ConfigStore.instance()
     # The root, whose environment is chosen later
     root = _settings()
@@ -84,7 +84,7 @@ def _register(cache_dir: str) -> None:
 
 
 class _Environment(ConfigNode):
-    """The settings of an environment, made lazily: all of them take a quarter of a second."""
+    """The settings of an environment, made lazily."""
 
     def __init__(self, name: str, schema: type) -> None:
         self.name, self.group, self.package, self.provider = f"{name}.yaml", "environment", None, None
@@ -115,7 +115,7 @@ def _open(node: DictConfig) -> DictConfig:
 
 
 def run_one(words: Sequence[str], job: Callable[[DictConfig], None]) -> None:
-    """Run one job as `hydra.main` does, composing the settings once instead of twice."""
+    """Run one job as `hydra.main` does, composing once."""
     setbase("1.3")
     search_path = create_config_search_path(str(CONF))
     hydra = Hydra.create_main_hydra2(task_name="main", config_search_path=search_path)
@@ -161,14 +161,14 @@ class _ShelfPath(SearchPathPlugin):
 
 
 def _shelved(group: str) -> dict[str, str]:
-    """Return the presets on the shelves of a group, with their place under conf/."""
+    """Return the presets on a group's shelves, with their places."""
     found = presets(group) if group in SHELVES else {}
     paths = {name: file.relative_to(CONF) for name, file in found.items()}
     return {name: path.as_posix() for name, path in paths.items() if path.parts[1] in SHELVES[group]}
 
 
 def load(path: Path) -> DictConfig:
-    """Load a saved config.yaml, typed by the schema. ValueError where it does not fit."""
+    """Load a saved config.yaml, typed by the schema. ValueError."""
     saved = read_yaml(path)
     node = _settings()
     # Take the environment's own schema, then the saved values
@@ -250,7 +250,7 @@ def _check_keys(node: DictConfig, prefix: str) -> None:
 
 
 def _type_parts(mixture: DictConfig) -> None:
-    """Type the parts of a mixture, and their rows, by their environments' schemas."""
+    """Type the parts of a mixture by their environments' schemas."""
     for part, given in ((str(key), value) for key, value in mixture.parts.items()):
         name = str(given.get("name", part)) if isinstance(given, DictConfig) else part
         if name not in ENVIRONMENT_SETTINGS or name == "mixture":

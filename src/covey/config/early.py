@@ -120,7 +120,7 @@ def _is_plausible(name: str) -> bool:
 
 
 def _bound_in(tree: ast.Module) -> set[str]:
-    """Return every name that a module binds; a wildcard import forces an import."""
+    """Return every name that a module binds."""
     names: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):

@@ -1,4 +1,4 @@
-"""Choose the engine: vLLM if it is installed beside a GPU, else covey's own."""
+"""Choose the engine: vLLM if installed beside a GPU."""
 
 import copy
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ class Machine:
 
 
 def this_machine() -> Machine:
-    """Look at this machine; torch, which takes seconds, is imported only beside vLLM."""
+    """Look at this machine, importing torch only beside vLLM."""
     if find_spec("vllm") is None:
         return Machine(has_vllm=False, num_gpus=0)
     import torch

@@ -1,4 +1,4 @@
-"""Values of a preset, a recipe or a file give way to what is typed over them."""
+"""Adjust unset values of presets and files to typed settings."""
 
 import copy
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -25,7 +25,7 @@ ROUNDS = 10
 
 @dataclass(slots=True)
 class _Change:
-    """What the user typed, and what has given way to it so far."""
+    """The typed settings, and the adjustments so far."""
 
     config: Config
     typed: Collection[str]
@@ -33,12 +33,12 @@ class _Change:
     """Setting -> the line that says what became of it."""
 
     def is_typed(self, name: str) -> bool:
-        """Check that the user typed the setting, a key inside it, or the group that names it: engine of engine.name."""
+        """Return True if the setting, its group or a key was typed."""
         named = (name, name.removesuffix(".name"))
         return any(word in named or word.startswith(f"{name}.") for word in self.typed)
 
     def is_moved(self, names: Sequence[str]) -> bool:
-        """Check that the user typed one of the settings, chose its group, or that it gave way itself."""
+        """Return True if one of the settings was typed or adjusted."""
         groups = {name.partition(".")[0] for name in names if "." in name}
         return any(self.is_typed(name) or name in self.notices for name in names) or not groups.isdisjoint(self.typed)
 
@@ -51,7 +51,7 @@ class _Change:
 
 
 def give_way(config: Config, typed: Collection[str], look: Callable[[], Machine] | None = None) -> list[str]:
-    """Change settings that nobody typed and that do not go with what was typed.
+    """Adjust settings that nothing typed and that contradict typed ones.
 
     `typed` holds dotted names and groups, such as {"algorithm.kl_coef", "environment"}. `look`, of a new run, tells
     what the machine has: nobody's engine is then the one that suits it. Changes `config` and returns a line for each
@@ -112,14 +112,14 @@ def overruled(config: Config, typed: Sequence[str]) -> list[str]:
 
 
 def _choose_engine(change: _Change, look: Callable[[], Machine]) -> None:
-    """Sample by vLLM on a machine that has it and a GPU, where no engine was typed and no preset has one of its own."""
+    """Choose vLLM on a machine with a GPU, unless an engine was typed."""
     is_open = change.config.engine.name == EngineConfig().name and not {"engine", "engine.name"} & set(change.typed)
     if is_open and obstacle_to_vllm(change.config, look()) is None:
         change.put("engine.name", "vllm", "vLLM is installed and there is a GPU; engine=native takes covey's own")
 
 
 def _settle_budget(change: _Change) -> None:
-    """Let the budget that was typed take the place of the others. ValueError where two were typed."""
+    """Let the typed budget replace the others. ValueError for two."""
     config = change.config
     typed = [name for name in BUDGETS if change.is_typed(name) and read(config, name) is not None]
     given = [f"{name}={format_value(read(config, name))}" for name in typed]
@@ -159,7 +159,7 @@ def _fit_numbers(change: _Change) -> None:
 
 
 def _drop_options(change: _Change) -> None:
-    """Drop options of a preset that another function, which was typed, does not take."""
+    """Drop a preset's options that a typed function does not take."""
     for name, where in OPTIONS.items():
         options = read(change.config, where)
         if not options or not change.is_typed(name):
@@ -172,7 +172,7 @@ def _drop_options(change: _Change) -> None:
 
 
 def _drop_narrow_clip(change: _Change) -> None:
-    """Drop a preset's clip range for sequence ratios (GSPO: some 1e-4) where a token ratio was typed."""
+    """Drop a clip range for sequence ratios under a token ratio."""
     algorithm, where = change.config.algorithm, "algorithm.loss_options"
     if algorithm.ratio != "token" or not change.is_typed("algorithm.ratio") or change.is_typed(where):
         return
@@ -183,7 +183,7 @@ def _drop_narrow_clip(change: _Change) -> None:
 
 
 def _sample_in_place(change: _Change) -> None:
-    """Let the trainer's processes sample where samplers would only take turns with them, and nobody asked for some."""
+    """Let the trainer sample where samplers would only take turns."""
     config, default = change.config, DevicesConfig().sampler
     if config.source != "ray" or config.max_staleness > 0 or config.streaming or config.devices.sampler != default:
         return
@@ -194,7 +194,7 @@ def _sample_in_place(change: _Change) -> None:
 
 
 def _correct_for_the_sampler(change: _Change) -> None:
-    """Weigh tokens by trainer/sampler where these differ: two programs, or weights of several versions."""
+    """Weigh tokens by trainer/sampler where these differ."""
     config = change.config
     is_open = config.algorithm.correction == "none" and config.algorithm.ratio_denominator == "old"
     if not is_open or change.is_typed("algorithm.correction"):
@@ -214,13 +214,13 @@ def _correct_for_the_sampler(change: _Change) -> None:
 
 
 def _narrow_clip(options: Mapping[str, Any]) -> set[str]:
-    """Return the bounds of a clip range that are for sequence ratios. What is no number is for `validate` to refuse."""
+    """Return the bounds of a clip range for sequence ratios."""
     given = {key: options.get(key) for key in ("eps_low", "eps_high")}
     return {key for key, value in given.items() if isinstance(value, int | float) and value < NARROW_CLIP}
 
 
 def _options_of(setting: str, function: str, options: Mapping[str, Any]) -> set[str]:
-    """Return the options that a function, or its whole-batch rule, would read beside these."""
+    """Return the options that a function reads beside these."""
     from covey.algorithm.credit.advantages import ADVANTAGES
     from covey.algorithm.credit.selection import GROUP_FILTERS, SELECTION
     from covey.algorithm.credit.turns import TURN_CREDIT

@@ -302,7 +302,7 @@ class Config(Section):
 
     @property
     def warmed_model(self) -> ModelConfig:
-        """Return the model as the cold start trains it: with adapters over saved weights."""
+        """Return the model that the cold start trains."""
         if self.model.lora_rank > 0 and self.model.name not in NANO and not self.cold_start.all_weights:
             return self.model
         return replace(self.model, lora_rank=0, load_in_4bit=False, load_in_8bit=False)

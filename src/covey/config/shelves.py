@@ -1,4 +1,4 @@
-"""Find the files of presets under conf/, on shelves or not. Imports nothing heavy."""
+"""Find the files of presets under conf/, without heavy imports."""
 
 from collections.abc import Mapping
 from functools import cache
@@ -33,7 +33,7 @@ def presets(group: str, conf: Path = CONF) -> Mapping[str, Path]:
 
 
 def preset_file(group: str, name: str) -> Path | None:
-    """Return the file of a preset, with or without its shelf, None if unknown."""
+    """Return the file of a preset, None if unknown."""
     known = presets(group)
     file = CONF / group / f"{name}.yaml"
     return known.get(name) or (file if file in known.values() else None)

@@ -183,7 +183,7 @@ def check_functions(config: Config) -> None:
 
 
 def _check_objective(config: Config) -> None:
-    """Build objective and controller, whose checks are their own, and try the functions."""
+    """Build objective and controller, and try the functions."""
     from covey.algorithm.build import build_objective
     from covey.algorithm.controllers import kl_controller
     from covey.config.rules.trials import try_functions

@@ -63,7 +63,7 @@ class Engine(Protocol):
 
 
 class Session(Protocol):
-    """An attempt of several turns, whose tokens stay encoded while there is room."""
+    """An attempt of several turns, whose tokens stay encoded if possible."""
 
     @property
     def re_encoded_tokens(self) -> int:
@@ -73,7 +73,7 @@ class Session(Protocol):
     async def first(self) -> Completion: ...
 
     async def extend(self, token_ids: Sequence[int], sampling: Sampling) -> Completion:
-        """Append the environment's reply and sample the next turn, with sample index 0.
+        """Append the environment's reply, and sample the next turn.
 
         ValueError where it cannot fit.
         """
@@ -98,7 +98,7 @@ class SessionEngine(Engine, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """A fixed text with its log-probs, which prove that an engine runs on pushed weights."""
+    """A fixed text with its log-probs, to prove pushed weights."""
 
     token_ids: tuple[int, ...]
     logprobs: "tuple[float, ...] | Future[tuple[float, ...]]"
@@ -109,7 +109,7 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class WeightSet:
-    """Named, versioned, hashed weights on their way from the trainer to an engine."""
+    """Named, versioned, hashed weights, pushed from trainer to engine."""
 
     version: int
     tensors: Mapping[str, Tensor]
@@ -132,7 +132,7 @@ class UpdatableEngine(Engine, Protocol):
     """An engine on weights of its own, which change during completions."""
 
     async def update(self, weights: WeightSet, how: UpdateMode) -> None:
-        """Take new weights as a transaction: names, shapes, digest, then the probe, then the version.
+        """Take new weights as a transaction, proved by the probe.
 
         Running completions carry the version of each token (`Completion.spans`). PushRefused where the old version
         stays, EngineLost where nothing whole is left.

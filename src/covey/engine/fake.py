@@ -55,7 +55,7 @@ class FakeEngine:
 
 
 def random_script(vocab_size: int, length: int, seed: int = 0) -> Script:
-    """Return a script of uniform tokens, a pure function of seed, prompt and sample."""
+    """Return a script of uniform tokens, by seed, prompt and sample."""
 
     def script(prompt_ids: tuple[int, ...], sample_index: int) -> list[int]:
         key = row_key(seed, sample_index)

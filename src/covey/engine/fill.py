@@ -1,4 +1,4 @@
-"""The engine of a masked policy, which fills in masked tokens in one or several passes.
+"""The engine of a masked policy, in one or several passes.
 
 Concurrent calls of generate() share passes; the fills of one input share its first. Each pass fills the positions of
 which the policy is most certain, chosen before anything is drawn, so the order follows from the weights alone.
@@ -84,7 +84,7 @@ class FillEngine:
     """Samples from the trained weights; completions carry `version`."""
 
     def __init__(self, policy: Policy, max_rows: int) -> None:
-        """Bound the completions filled at the same time by `max_rows`; a call is never split."""
+        """Bound the completions filled at the same time by `max_rows`."""
         if max_rows < 1:
             raise ValueError(f"max_rows must be >= 1, got {max_rows}")
         if policy.mask_id is None:
@@ -102,7 +102,7 @@ class FillEngine:
         self._watchdog = watchdog
 
     async def generate(self, prompt_ids: Sequence[int], n: int, sampling: Sampling) -> list[Completion]:
-        """Return n fills: the tokens of the masked positions, from left to right.
+        """Return n fills: the masked positions' tokens, left to right.
 
         An input without masked tokens has empty completions. ValueError where the input is too long.
         """
@@ -218,7 +218,7 @@ def fill_in(policy: Policy, fills: Sequence[Fill]) -> None:
 
 
 def _read(policy: Policy, fills: Sequence[Fill]) -> Read:
-    """Run one pass over the different inputs; return logits of their masked positions."""
+    """Run one pass; return logits of the masked positions."""
     # Equal inputs are read once. Where a mask was drawn as a token, fills of equal inputs have other positions open
     inputs: dict[tuple[int, ...], set[int]] = {}
     for fill in fills:
@@ -259,7 +259,7 @@ def _most_confident(read: Read, fill: Fill, number: int) -> list[int]:
 
 
 def _draw(read: Read, wanted: Sequence[tuple[Fill, int]]) -> tuple[Tensor, Tensor]:
-    """Draw tokens and log-probs (F,) by random numbers of seed, sample and position."""
+    """Draw tokens and log-probs (F,), by seed, sample and position."""
     logits_FV = read.rows(wanted)
     device = logits_FV.device
     key_F = to_device([fill.key for fill, _ in wanted], device)
@@ -269,7 +269,7 @@ def _draw(read: Read, wanted: Sequence[tuple[Fill, int]]) -> tuple[Tensor, Tenso
 
 
 def _score_in_one_step(first: Read, fills: Sequence[Fill]) -> None:
-    """Set each token's log-prob to the first pass's, which saw no fill (arXiv 2504.12216)."""
+    """Set log-probs to those of the first pass (arXiv 2504.12216)."""
     for fill in fills:
         sampling, masked = fill.request.sampling, fill.request.masked
         fill.input_ids = list(fill.request.prompt_ids)

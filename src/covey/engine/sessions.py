@@ -16,7 +16,7 @@ def open_sessions(engine: Engine, prompt_ids: Sequence[int], n: int, sampling: S
 
 
 class PromptSession:
-    """A session on an engine without sessions: the whole history is each turn's prompt.
+    """A session on an engine without sessions, as growing prompts.
 
     An engine's prefix cache (vLLM) may save the encoding; tokens that completions report as cached do not count as
     encoded again.
@@ -25,7 +25,7 @@ class PromptSession:
     def __init__(
         self, engine: Engine, prompt_ids: Sequence[int], first: "asyncio.Future[list[Completion]]", sample_index: int
     ) -> None:
-        """Set the shared future of the first turns, and this attempt's place in it."""
+        """Set the first turns' shared future, and the place in it."""
         self.re_encoded_tokens = 0
         self._engine = engine
         self._so_far = [*prompt_ids]

@@ -58,7 +58,7 @@ def unproved_set(policy: Policy, version: int, text: Sequence[int] = (), *, copy
 
 
 def prove(policy: Policy, probe: Probe) -> tuple[float, ...]:
-    """Score a probe on the policy's weights, and answer those that wait for it."""
+    """Score a probe on the policy's weights, and publish the result."""
     logprobs = tuple(probe_logprobs(policy, probe.token_ids))
     if isinstance(probe.logprobs, Future):
         probe.logprobs.set_result(logprobs)
@@ -81,7 +81,7 @@ def make_probe(policy: Policy, text: Sequence[int] = ()) -> Probe:
 
 
 def _unread_probe(policy: Policy, text: Sequence[int]) -> Probe:
-    """Return a fixed text followed by the beginning of `text`, a prompt of the run."""
+    """Return a fixed text followed by the beginning of `text`."""
     room = policy.max_length - 1  # vLLM scores a text by continuing it
     read = text[:TEXT_LENGTH] if policy.mask_id is None else ()
     token_ids = (*ordinary_ids(policy, PROBE_LENGTH), *read)[:room]
@@ -89,7 +89,7 @@ def _unread_probe(policy: Policy, text: Sequence[int]) -> Probe:
 
 
 def tolerance(precision: torch.dtype, rounding: float, usual: float = 0.0) -> float:
-    """Return the largest rounding of a token in nats, from one side's mean (0: small)."""
+    """Return the largest rounding of a token in nats."""
     usual = usual or PROBE_TOLERANCE[precision]
     return usual * min(max(1.0, ROUNDINGS * rounding / (MEAN_SHARE * usual)), MOST[precision])
 
@@ -128,7 +128,7 @@ def shapes_of(tensors: Mapping[str, Tensor]) -> Shapes:
 
 
 def difference(pushed: Shapes, own: Shapes) -> str:
-    """Describe the difference of pushed and own names and shapes, "" without one."""
+    """Describe how pushed names and shapes differ, "" if not."""
     missing, foreign = sorted(own.keys() - pushed.keys()), sorted(pushed.keys() - own.keys())
     if missing or foreign:
         names = ", ".join((missing + foreign)[:3])
@@ -140,7 +140,7 @@ def difference(pushed: Shapes, own: Shapes) -> str:
 
 
 def defect(weights: WeightSet, version: int) -> str:
-    """Describe a defect of weights for an engine at `version`, "" without one.
+    """Describe a defect of weights for an engine at `version`, or "".
 
     They may be older, not finite, or changed on their way.
     """
@@ -155,7 +155,7 @@ def defect(weights: WeightSet, version: int) -> str:
 
 
 def check_pushed(weights: WeightSet, own: Shapes, version: int) -> None:
-    """Refuse (PushRefused) weights that cannot replace all of `own`, or have a `defect`."""
+    """Refuse (PushRefused) weights that cannot replace `own`, or are defective."""
     refuse(weights.version, difference(shapes_of(weights.tensors), own) or defect(weights, version))
 
 

@@ -1,4 +1,4 @@
-"""Log-probs, entropies and their gradients under a head that is one linear layer.
+"""Log-probs, entropies and gradients under a head of one linear layer.
 
 A head takes three products: the logits, then from their gradient that of the hidden states and that of the weight. No
 [tokens, vocabulary] tensor longer than a chunk may live, so with several chunks the logits would have to be computed
@@ -94,7 +94,7 @@ def score_rows(
 
 @dataclass(slots=True)
 class Gradients:
-    """Gradients of hidden states, weight and bias, summed chunk by chunk where needed."""
+    """Sums of gradients of hidden states, weight and bias, where needed."""
 
     head: Head
     needed: tuple[bool, bool, bool]
@@ -169,7 +169,7 @@ class _HeadScores(torch.autograd.Function):
 
 
 def _made_now(ctx: Any, coefficient_L: Tensor, of_entropy_L: Tensor | None) -> Gradients:
-    """Compute gradients from the one chunk that was kept, or from recomputed logits."""
+    """Compute gradients from the kept chunk, or from recomputed logits."""
     rows_LC, weight_VC, bias_V, target_L, _ = ctx.saved_tensors
     head, made = ctx.head, Gradients(ctx.head, ctx.needs_input_grad[:3])
     kept, ctx.kept = ctx.kept, None
@@ -188,7 +188,7 @@ def _split(num_rows: int, first: Tensor, *others: Tensor | None) -> Iterator[tup
 
 
 def wide_product(x_NI: Tensor, y_IO: Tensor, sum_NO: Tensor | None = None) -> Tensor:
-    """Add x @ y of half-precision factors to a sum, in float32, on a GPU."""
+    """Add x @ y of half-precision factors in float32, on a GPU."""
     if sum_NO is None:
         return torch.mm(x_NI, y_IO, out_dtype=torch.float32)
     return torch.addmm(sum_NO, x_NI, y_IO, out_dtype=torch.float32)
@@ -254,7 +254,7 @@ def _gradient_(
 def _gradient_slice_(
     probability_LV: Tensor, target_L: Tensor, coefficient_L: Tensor, of_entropy_L: Tensor | None
 ) -> None:
-    """Compute coefficient (1 at the target - p) - of_entropy p (log p + entropy) in place."""
+    """Compute coefficient (1 at the target - p) - of_entropy p (log p + H) in place."""
     factor_L, terms_LV = -coefficient_L, None
     if of_entropy_L is not None:
         terms_LV = torch.xlogy(probability_LV, probability_LV)

@@ -67,7 +67,7 @@ class AllowedTokens:
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """The results of a forward pass on the loss tokens, in float32 at least."""
+    """The loss tokens' results of a forward pass, in float32 at least."""
 
     logprob_L: Tensor
     entropy_L: Tensor
@@ -129,7 +129,7 @@ def allowed_tokens(policy: Policy, batch: MicroBatch, scoring: Scoring) -> Allow
 
 
 def _linear_head(policy: Policy, batch: MicroBatch, scoring: Scoring) -> Head | None:
-    """Return the head if it is one linear layer and nothing is filtered, else None."""
+    """Return the head if it is linear and unfiltered, else None."""
     layer = None if scoring.sampling.filters else linear_layer(policy)
     if layer is None:
         return None
@@ -163,7 +163,7 @@ def _kept_entries(policy: Policy, batch: MicroBatch, scoring: Scoring) -> tuple[
 
 
 def _head_input(policy: Policy, batch: MicroBatch) -> Tensor:
-    """Return hidden states (L, C) of loss tokens, or logits where the head is not linear."""
+    """Return hidden states (L, C) of loss tokens, or their logits."""
     place = (batch.input_ids_BT, batch.position_ids_BT, batch.layout)
     # index_select, not indexing: the backward pass of indexing adds up repeated rows in whatever order threads come.
     if policy.head_is_linear:
@@ -172,7 +172,7 @@ def _head_input(policy: Policy, batch: MicroBatch) -> Tensor:
 
 
 def _reference_rows(policy: Policy, other: Policy, batch: MicroBatch) -> Tensor:
-    """Return the reference's input to its head, inside the pass of a shared model."""
+    """Return the reference's input to its head."""
     if other.causal_lm is policy.causal_lm:
         return _head_input(other, batch)
     return other.run_forward(lambda: _head_input(other, batch))

@@ -93,7 +93,7 @@ def _exactly(dtype: torch.dtype) -> AbstractContextManager[object]:
 
 
 def rounded_and_exact(policy: Policy) -> tuple[Plain, Plain]:
-    """Return plain models in the policy's precision and in a far more exact one.
+    """Return plain models in the policy's precision and in a higher one.
 
     No code of covey's takes part in their difference.
     """
@@ -110,7 +110,7 @@ def rollout_logprobs(plain: Plain, rollout: Rollout, sampling: Sampling) -> Tens
 
 
 def rollout_logits(plain: Plain, rollout: Rollout) -> tuple[Tensor, Tensor]:
-    """Return logits (L, V) of a rollout's loss tokens, and the tokens (L,)."""
+    """Return logits (L, V) of a rollout's loss tokens, and these (L,)."""
     logits, targets = [], []
     for start, stop in rollout.sequences:
         keep = [place for place, chosen in enumerate(rollout.loss_mask[start:stop]) if chosen]
@@ -174,7 +174,7 @@ def _taken(source: nn.Module, key: str, empty: nn.Parameter, shift: Shift) -> tu
 
 
 def _adapters(source: Any) -> list[tuple[Tensor, Tensor, float]]:
-    """Return (A, B, scaling) of a layer's active adapters: W + scaling * B A."""
+    """Return (A, B, scaling) of a layer's active adapters."""
     if source.disable_adapters:
         return []
     names = [name for name in source.active_adapters if name in source.lora_A]
@@ -182,7 +182,7 @@ def _adapters(source: Any) -> list[tuple[Tensor, Tensor, float]]:
 
 
 def _make_at_each_call(module: nn.Module, lazy: Mapping[str, Maker], dtype: torch.dtype) -> None:
-    """Make a module's weights when it is called, and again for the backward pass.
+    """Make a module's weights at each call, and for each backward pass.
 
     One layer's plain numbers live at a time.
     """

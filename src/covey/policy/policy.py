@@ -77,7 +77,7 @@ class Policy:
         return min(limits) - self.first_position
 
     def num_positions(self, num_prompt_tokens: int, max_tokens: int) -> int:
-        """Count the positions of a prompt and its completion; a masked policy adds none."""
+        """Count the positions of a prompt and its completion."""
         return num_prompt_tokens + (max_tokens if self.mask_id is None else 0)
 
     @property
@@ -93,7 +93,7 @@ class Policy:
         return frozenset(ids)
 
     def run_forward(self, make: Callable[[], T]) -> T:
-        """Run `make` as one pass through the model, around which sharded weights are gathered."""
+        """Run `make` as one pass, with sharded weights gathered."""
         if not self.sharded:
             return make()
         made: T = self.causal_lm.covey_pass(make)  # type: ignore[operator]  # put there by policy.sharding
@@ -112,7 +112,7 @@ class Policy:
     def logits(
         self, input_ids_BT: Tensor, position_ids_BT: Tensor, layout: Layout, keep_T: Tensor | None = None
     ) -> Tensor:
-        """Return logits (B * T, V), or those of positions `keep_T` of every sequence."""
+        """Return logits (B * T, V), or those of positions `keep_T`."""
         with self.autocast():
             place = self._place(input_ids_BT, position_ids_BT, layout)
             if self.mask_id is not None:
@@ -157,14 +157,14 @@ def is_half(precision: torch.dtype) -> bool:
 
 
 def original_lengths(config: PreTrainedConfig) -> list[int]:
-    """Return the lengths at which longrope changes its table, per kind of layer."""
+    """Return the lengths at which longrope changes its table."""
     rope = getattr(config, "rope_parameters", None) or {}
     kinds = [rope, *(kind for kind in rope.values() if isinstance(kind, dict))]
     return [int(kind["original_max_position_embeddings"]) for kind in kinds if kind.get("rope_type") == "longrope"]
 
 
 def head_modules(model: PreTrainedModel) -> list[nn.Module]:
-    """Return the modules behind the base model: the output embedding or prediction head."""
+    """Return the modules behind the base model, such as the output embedding."""
     return [module for module in model.children() if module is not model.base_model]
 
 
@@ -230,7 +230,7 @@ CASTS_AND_VIEWS = frozenset({"ToCopyBackward0", "TBackward0", "TransposeBackward
 
 
 def _is_weight(tensor: Tensor) -> bool:
-    """Return True for a parameter, a view of one, or autocast's copy of one."""
+    """Return True for a parameter, its view, or autocast's copy."""
     if isinstance(tensor, nn.Parameter) or isinstance(tensor._base, nn.Parameter):
         return True
     node = tensor.grad_fn

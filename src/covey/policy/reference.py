@@ -1,4 +1,4 @@
-"""The reference policy of a KL penalty: adapters off, a frozen copy, or another model."""
+"""The reference policy of a KL penalty."""
 
 import copy
 from collections.abc import Iterator, Mapping
@@ -58,7 +58,7 @@ def make_reference(policy: Policy, *, refreshed: bool, is_empty: bool = False) -
 
 
 def refresh_reference(reference: Reference, policy: Policy, alpha: float) -> None:
-    """Set reference <- (1 - alpha) reference + alpha policy (TR-DPO, arXiv 2404.09656).
+    """Set reference <- (1 - alpha) reference + alpha policy (arXiv 2404.09656).
 
     Adapters can only be replaced (alpha = 1): the mean of two low-rank products is not the product of the means.
     """

@@ -41,7 +41,7 @@ def row_key(seed: int, sample_index: int) -> int:
 
 
 def random_uniform(key_R: Tensor, position_R: Tensor) -> Tensor:
-    """Return uniform numbers in [0, 1), float64 (R,), from int64 keys and positions.
+    """Return uniform numbers in [0, 1), float64 (R,), by key and position.
 
     Splitmix64 with the position as its counter: a row's numbers depend neither on neighbours nor on history.
     """
@@ -55,7 +55,7 @@ def random_uniform(key_R: Tensor, position_R: Tensor) -> Tensor:
 def kept_mask(
     logits_RV: Tensor, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0
 ) -> Tensor | None:
-    """Return a mask (R, V) of the tokens that may be drawn, None for all.
+    """Return a mask (R, V) of the tokens to draw from, None: all.
 
     Order: temperature, top-k, top-p (smallest set whose mass reaches top_p), min-p. The most likely token is always
     kept. Of equal logits at a boundary the lower token ids are kept, so that the set has exactly the size asked for.
@@ -64,7 +64,7 @@ def kept_mask(
 
 
 def allowed_with(logits_RV: Tensor, token_R: Tensor, sampling: Sampling) -> Tensor:
-    """Return the mask of tokens that may be drawn, `token_R` included, (R, V)."""
+    """Return the mask of drawable tokens and `token_R`, (R, V)."""
     kept_RV = kept_mask(logits_RV, sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
     if kept_RV is None:
         return torch.ones_like(logits_RV, dtype=torch.bool)
@@ -103,7 +103,7 @@ def chosen_logprobs(logits_LV: Tensor, target_L: Tensor, sampling: Sampling, kep
 
 
 def draw(logprobs_RV: Tensor, uniform_R: Tensor) -> tuple[Tensor, Tensor]:
-    """Draw one token per row by inverse transform: tokens int64 (R,), log-probs (R,).
+    """Draw a token per row by inverse transform: int64 (R,), log-probs (R,).
 
     Sums are float64, and a token of probability zero is never drawn.
     """
@@ -125,7 +125,7 @@ def draw(logprobs_RV: Tensor, uniform_R: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def draw_tempered(logits_RV: Tensor, temperature: Tensor, uniform_R: Tensor) -> tuple[Tensor, Tensor]:
-    """Draw as `draw` does from tempered logits, reading them twice, in a compiled function.
+    """Draw as `draw` does from tempered logits, in a compiled function.
 
     `temperature` is a scalar tensor. Rounding is all that differs.
     """
@@ -141,7 +141,7 @@ def draw_tempered(logits_RV: Tensor, temperature: Tensor, uniform_R: Tensor) -> 
 
 
 def masses(logits_RV: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the largest tempered logit (R, 1), and blocks' weights relative to it."""
+    """Return the largest tempered logit (R, 1), and blocks' weights."""
     top_R1 = (logits_RV / temperature).amax(dim=-1, keepdim=True)
     weight_RV = (logits_RV / temperature - top_R1).exp()
     padded_RV = torch.nn.functional.pad(weight_RV, (0, -logits_RV.shape[-1] % BLOCK))
@@ -182,7 +182,7 @@ def sample(
 
 
 def partition(samplings: Iterable[Sampling], device: torch.device) -> list[tuple[Distribution, Tensor | None]]:
-    """Return row indices by distribution, None for all rows of a single one."""
+    """Return rows by distribution; None stands for all rows."""
     rows_of: dict[Distribution, list[int]] = {}
     for row, sampling in enumerate(samplings):
         key = (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
@@ -212,7 +212,7 @@ def _kept(scaled_RV: Tensor, top_k: int, top_p: float, min_p: float) -> Tensor |
 
 
 def _num_kept(value_RK: Tensor, top_p: float) -> Tensor:
-    """Return how many of the sorted values make up the mass top_p, (R, 1)."""
+    """Count the sorted values that make up the mass top_p, (R, 1)."""
     if top_p >= 1:
         return torch.full((len(value_RK), 1), value_RK.shape[-1], device=value_RK.device)
     probability_RK = log_softmax(value_RK).exp()
@@ -222,7 +222,7 @@ def _num_kept(value_RK: Tensor, top_p: float) -> Tensor:
 
 
 def _first(scaled_RV: Tensor, value_RK: Tensor, num_kept_R1: Tensor) -> Tensor:
-    """Return a mask of the `num_kept_R1` largest; ties go to the lower token id."""
+    """Return a mask of the `num_kept_R1` largest; lower ids win ties."""
     last_R1 = value_RK.gather(-1, num_kept_R1 - 1)
     above_RV = scaled_RV > last_R1
     tied_RV = scaled_RV == last_R1
@@ -231,7 +231,7 @@ def _first(scaled_RV: Tensor, value_RK: Tensor, num_kept_R1: Tensor) -> Tensor:
 
 
 def _invert(weight_RN: Tensor, uniform_R: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the index at each uniform number, and the uniform position within it."""
+    """Return each uniform number's index, and its place within."""
     # Zero weights are struck out: a parallel cumulative sum need not be monotone to the last bit.
     summed_RN = weight_RN.cumsum(dim=-1).masked_fill(weight_RN <= 0, 0.0)
     total_R = summed_RN.amax(dim=-1)

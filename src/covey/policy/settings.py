@@ -15,7 +15,7 @@ MAX_LOGITS = 2**27
 
 
 def chunk_within_bound(chunk: int, vocabulary: int) -> int:
-    """Return the loss tokens whose logits fit the memory bound; 0 is all of them.
+    """Return the number of loss tokens whose logits fit the memory bound.
 
     >>> chunk_within_bound(4096, 151936)
     883

@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 def shard(policy: Policy, device: torch.device | None = None) -> Policy:
-    """Shard the weights over all ranks, in place, layer by layer, onto `device`.
+    """Shard the weights over all ranks, in place, layer by layer.
 
     `device` never holds more than one whole layer beside the shards; weights without storage get that of the shards
     alone. From then on passes are collective: every rank makes equally many, or runs inside `unsharded`.
@@ -55,7 +55,7 @@ def shard(policy: Policy, device: torch.device | None = None) -> Policy:
 
 
 def without_storage(policy: Policy) -> Policy:
-    """Return the policy with frozen weights on `meta`, for `shard_like`; buffers are copied."""
+    """Return the policy with frozen weights on `meta`, for `shard_like`."""
     named = policy.model.named_parameters()
     empty = {id(p): nn.Parameter(torch.empty_like(p, device="meta"), requires_grad=False) for _, p in named}
     # deepcopy takes what it finds here for copied, tied weights once.
@@ -123,13 +123,13 @@ def own_rows(num_rows: int) -> tuple[int, int]:
 
 
 def on_rank0(tensor: Tensor) -> Tensor:
-    """Return the whole tensor on rank 0's CPU, an empty one on other ranks. Collective."""
+    """Return the whole tensor on rank 0's CPU, else an empty one. Collective."""
     found = whole(tensor)
     return found.cpu() if collectives.is_main_process() else torch.empty(0, dtype=found.dtype)
 
 
 def full_state_dict(model: nn.Module) -> dict[str, Tensor]:
-    """Return a sharded model's whole state dict on rank 0; tied weights stay tied."""
+    """Return a sharded model's whole state dict on rank 0."""
     identity = {name: id(parameter) for name, parameter in model.named_parameters(remove_duplicate=False)}
     found: dict[int, Tensor] = {}
     weights = {}

@@ -45,7 +45,7 @@ KINDS = ("FSDP", "DEEPSPEED", "MEGATRON_LM", "XLA", "TPU")
 
 
 def check(precision: str, device: str, environment: MutableMapping[str, str] = os.environ) -> None:
-    """Refuse switches that covey would ignore, and keep to the CPU if asked to.
+    """Refuse switches that covey would ignore; stay on the CPU if asked.
 
     `precision` and `device` are the model's. ValueError names the switch and the setting to use.
     """
@@ -126,7 +126,7 @@ def launcher_words(words: Sequence[str], script: str) -> list[str]:
 
 
 def _switches(words: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield each switch, with dashes as accelerate writes them, and the next argument."""
+    """Yield each switch, spelled with dashes, and the next argument."""
     for word, after in zip(words, [*words[1:], ""], strict=False):
         if word.startswith("-"):
             name, equals, value = word.partition("=")

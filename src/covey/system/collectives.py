@@ -33,7 +33,7 @@ class PeerRankFailed(RunStopped):
 
 
 class RanksLost(RunStopped):
-    """The connection to other ranks broke, or they were late; the first to end reports why."""
+    """The connection to other ranks broke, or they were late."""
 
 
 @contextmanager
@@ -154,7 +154,7 @@ def is_main_process() -> bool:
 
 
 def local_share(n: int) -> int:
-    """Return this rank's share of n things; the first ranks take one more."""
+    """Return this rank's share of n things, larger on first ranks."""
     return n // world_size() + (rank() < n % world_size())
 
 
@@ -232,7 +232,7 @@ def all_max_int(value: int) -> int:
 
 
 def sum_gradients(parameters: Sequence[torch.nn.Parameter]) -> None:
-    """Sum the gradients of all ranks in place, once a step and without a mean.
+    """Sum the gradients of all ranks in place, without a mean.
 
     Losses are already divided by global counts. A rank without rows takes part with zeros. A weight without a gradient
     on any rank keeps none, so that the optimiser leaves it alone as in one process.
@@ -268,7 +268,7 @@ def all_max(values: Mapping[str, float]) -> dict[str, float]:
 
 
 def _to_host(scalars: Sequence[Tensor]) -> list[Tensor]:
-    """Fetch scalars to the CPU as float64, in one wait for the device."""
+    """Fetch scalars to the CPU as float64, at once."""
     if not scalars:
         return []
     fetched = torch.stack([scalar.double() for scalar in scalars]).cpu()

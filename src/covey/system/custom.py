@@ -53,7 +53,7 @@ class Custom:
     function: Callable[..., Any]
 
     def __call__(self, *arguments: Any) -> Any:
-        """Call the function. ValueError with its place in the file for anything it raises."""
+        """Call the function. ValueError with its place for any error."""
         misfit = self._misfit(arguments)
         if misfit is not None:
             raise self.error(f"take {self.role.takes}", misfit)
@@ -65,7 +65,7 @@ class Custom:
             raise ValueError(f"{self.role.setting}={self.name} {describe(error)}") from error
 
     def _misfit(self, arguments: Sequence[Any]) -> str | None:
-        """Return the reason why these arguments do not fit, None if they do."""
+        """Return why these arguments do not fit, None if they do."""
         try:
             signature = inspect.signature(self.function)
         except ValueError:  # some that are written in C have none
@@ -84,11 +84,11 @@ class Custom:
         return sum(p.kind in positional and p.default is p.empty for p in parameters)
 
     def error(self, requirement: str, got: str) -> ValueError:
-        """Return an error with the setting, the requirement, the result and the place."""
+        """Return an error with setting, requirement, result and place."""
         return ValueError(f"{self.role.setting}={self.name} must {requirement}, got {got}{definition(self.function)}")
 
     def check_tensor(self, found: Any, shape: tuple[int, ...], each: str) -> Tensor:
-        """Return `found` if it is a tensor of real numbers of this shape, else raise.
+        """Return `found` if it is a real tensor of this shape.
 
         `each` names the things that get one number each.
         """
@@ -102,7 +102,7 @@ class Custom:
         return found
 
     def check_finite(self, found: Tensor, where: Tensor, given: Tensor, each: str) -> None:
-        """Raise ValueError for the first value that is not finite, with its entry of `given`."""
+        """Raise ValueError for the first infinite value, with its entry of `given`."""
         bad = ~found.isfinite() & where
         if bool(bad.any()):
             value, of = float(found[bad][0]), float(given[bad][0])
@@ -135,7 +135,7 @@ def definition(function: Callable[..., Any]) -> str:
 
 
 def split_metrics(found: Any) -> tuple[Any, Metrics]:
-    """Split a result into its tensor and the metrics beside it, if any."""
+    """Split a result into its tensor and its metrics, if any."""
     if isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], Mapping):
         return found[0], dict(found[1])
     return found, {}

@@ -1,4 +1,4 @@
-"""Write to disks that fill up, turn read-only or disappear, with one-line errors."""
+"""Write to failing disks with one-line errors."""
 
 import errno
 import logging
@@ -30,11 +30,11 @@ def cache_folder() -> str:
 
 
 class WriteError(OSError):
-    """A file of the run cannot be written; the message names it and the remedy."""
+    """A file of the run cannot be written; the message has a remedy."""
 
 
 def cannot_write(path: Path, error: BaseException) -> WriteError:
-    """Build the error of a failed write from the library's or the system's.
+    """Build the error of a failed write.
 
     >>> cannot_write(Path("outputs/x/metrics.jsonl"), OSError(errno.EROFS, "Read-only file system"))
     WriteError('cannot write outputs/x/metrics.jsonl: Read-only file system; make its folder writable')
@@ -95,7 +95,7 @@ def sync(path: Path) -> None:
 def atomic_folder(
     final: Path, *, family: str | None = None, max_age: float = 0.0, replaces: bool = False
 ) -> Iterator[Path]:
-    """Yield a new folder that is synced and renamed to `final` when the block ends.
+    """Yield a new folder, synced and renamed to `final` at the end.
 
     Leftovers of killed processes are removed first: {family}.tmp-* beside it (default: its own name), not written to
     for `max_age` seconds. An existing `final` is an OSError, unless this one `replaces` it. A failing disk is a
@@ -162,7 +162,7 @@ def atomic_file(path: Path) -> Iterator[TextIO]:
 
 
 def no_follow(path: str, flags: int) -> int:
-    """Open a file of a run for writing, as `opener`, refusing links. OSError."""
+    """Open a run's file for writing, as `opener`, refusing links. OSError."""
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
 
 
@@ -200,7 +200,7 @@ def as_written(file: Path | str) -> Iterator[None]:
 
 
 def _is_the_disks(error: Exception) -> bool:
-    """Return True for failed writes, which torch and others wrap in their own errors."""
+    """Return True for failed writes, also of torch and others."""
     return isinstance(error, OSError) or bool(_RUST.search(str(error))) or _TORCH in str(error)
 
 

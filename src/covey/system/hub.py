@@ -1,4 +1,4 @@
-"""Ask once, briefly, whether the hub answers: its own clients retry for a minute."""
+"""Ask once whether the hub answers: its clients retry for a minute."""
 
 import os
 import re
@@ -13,7 +13,7 @@ HUB_NAME = re.compile(r"[\w.-]+(?:/[\w.-]+)?")
 
 
 def check_hub_model(name: str) -> str:
-    """Return a warning where the hub does not answer and the cache is used, else "".
+    """Return a warning where the cache replaces a silent hub, else "".
 
     ValueError where the model is not in the cache either.
     """
@@ -29,7 +29,7 @@ def check_hub_model(name: str) -> str:
 
 @cache
 def silence() -> str:
-    """Return the reason why the hub is unreachable, and stop retries; "" if it answers."""
+    """Return why the hub is unreachable, stopping retries; "" if it answers."""
     # What the user decided
     from huggingface_hub import constants
 
@@ -46,7 +46,7 @@ def silence() -> str:
 
 
 def _unreachable(scheme: str, host: str, port: int | None) -> str:
-    """Return the reason why a host or its proxy is unreachable, "" if it answers."""
+    """Return why a host or its proxy is unreachable, else ""."""
     from urllib.request import getproxies, proxy_bypass  # 40 ms, for which a refused setting need not wait
 
     # Connect to the proxy where there is one

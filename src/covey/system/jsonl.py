@@ -1,4 +1,4 @@
-"""JSON files of a run; no row of a row file is lost silently."""
+"""JSON files of a run, without silent loss of rows."""
 
 import json
 import logging
@@ -109,7 +109,7 @@ def finite(value: Any) -> Any:
 
 
 def read_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the rows with a step of a growing file; a torn last line is left out."""
+    """Yield the rows with a step, without a torn last line."""
     if not path.is_file():
         return
     for line in read_regular(path, MAX_BYTES).split(b"\n"):
@@ -122,7 +122,7 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def as_lists(value: Any) -> Any:
-    """Return an array as lists, a scalar one as its number, other values unchanged."""
+    """Return an array as lists or a number, other values unchanged."""
     return value.tolist() if hasattr(value, "tolist") else value
 
 

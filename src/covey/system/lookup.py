@@ -1,4 +1,4 @@
-"""Look up functions by name, and refuse options that they do not have."""
+"""Look up functions by name, and refuse unknown options."""
 
 import difflib
 import importlib
@@ -56,7 +56,7 @@ def resolve(name_or_path: str, table: Mapping[str, Callable[..., Any]]) -> Calla
 
 
 def import_changed() -> list[str]:
-    """Reload user modules whose files changed, one line each. ValueError where one fails."""
+    """Reload changed user modules, a line for each. ValueError."""
     lines = []
     for module, text in modules.changed():
         name = module.__name__
@@ -95,7 +95,7 @@ def check_options(function: Callable[..., Any], options: Collection[str], *, set
 
 
 def option_names(function: Callable[..., Any]) -> list[str] | None:
-    """Return a function's options, None where it takes any or has no signature.
+    """Return a function's options, None where any may be given.
 
     None where it takes any, or its signature cannot be seen.
 
@@ -107,7 +107,7 @@ def option_names(function: Callable[..., Any]) -> list[str] | None:
 
 
 def _option_parameters(function: Callable[..., Any]) -> list[inspect.Parameter] | None:
-    """Return the option parameters, None where any is taken or none can be known."""
+    """Return the option parameters, None where any may be given."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except ValueError:
@@ -154,7 +154,7 @@ def function_path_of_file(text: str) -> str:
 
 
 def near(word: str, known: Collection[str]) -> str:
-    """Return a hint for an unknown name: its alias here, or the most similar name.
+    """Return a hint for an unknown name: its alias, or a similar name.
 
     It says what others call by it here, or the one most like it.
 
@@ -192,5 +192,5 @@ def _is_foreign(filename: str) -> bool:
 
 @cache
 def read_table(path: Path) -> Any:
-    """Read a YAML file of the package once; do not change the result."""
+    """Read a YAML file of the package once; keep it unchanged."""
     return yaml.load(path.read_text(encoding="utf-8"), YAML_LOADER)

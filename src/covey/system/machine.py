@@ -40,7 +40,7 @@ RELEASED_PER_SECOND = 2**27
 
 
 def prepare(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Set variables that the user has not set; call it before importing torch."""
+    """Set variables that the user has not set, before importing torch."""
     if "OMP_WAIT_POLICY" not in environment:
         environment.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
     if keeps_memory(environment):
@@ -99,7 +99,7 @@ class Heap:
         """Bytes that were free after the first step since memory was released."""
 
     def after_step(self, seconds: float) -> None:
-        """Release memory beyond KEPT_FREE if it has grown, or if that is cheap for the step."""
+        """Release memory beyond KEPT_FREE if it grew, or if that is cheap."""
         free = free_bytes()
         has_grown = 0 < HEAP_GROWTH * self._usual < free
         if free > KEPT_FREE and (has_grown or free < RELEASED_PER_SECOND * seconds):
@@ -110,7 +110,7 @@ class Heap:
 
 
 def release_memory() -> None:
-    """Return free heap memory to the kernel, after a phase that needed more."""
+    """Return free heap memory to the kernel after a large phase."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 

@@ -32,7 +32,7 @@ def world_size() -> int:
 
 
 def local_rank() -> int:
-    """Return the number of this process on its machine, which is its GPU's."""
+    """Return this process's number on its machine: its GPU's."""
     return _number(LOCAL_RANK, SLURM_LOCAL_RANK, rank())
 
 
@@ -62,14 +62,14 @@ def check_ranks(environment: Mapping[str, str] = os.environ) -> None:
 
 
 def _own(text: str) -> ValueError:
-    """Build an error that each process reports, as it may be the only one."""
+    """Build an error that each process reports."""
     error = ValueError(text)
     error.add_note("on this process")
     return error
 
 
 def meeting_place(environment: Mapping[str, str] = os.environ) -> tuple[str, str]:
-    """Return the ranks' address and port: the launcher's, else a Slurm step's first machine."""
+    """Return the ranks' address and port, the launcher's or Slurm's."""
     address, port = "127.0.0.1", "29500"
     if _is_slurm_step(environment):
         nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST", address)
@@ -80,7 +80,7 @@ def meeting_place(environment: Mapping[str, str] = os.environ) -> tuple[str, str
 
 
 def new_meeting_place(address: str) -> dict[str, str]:
-    """Return the variables of a meeting place at a free port of this machine."""
+    """Return a meeting place's variables, at a free local port."""
     with socket.socket() as free:
         free.bind((address, 0))
         port = free.getsockname()[1]
@@ -143,5 +143,5 @@ def _is_launched(environment: Mapping[str, str]) -> bool:
 
 
 def _is_slurm_step(environment: Mapping[str, str]) -> bool:
-    """Return True for one of several `srun` tasks, not for a launcher inside."""
+    """Return True for one of several `srun` tasks."""
     return SLURM_SIZE in environment and SLURM_RANK in environment and not _is_launched(environment)

@@ -1,4 +1,4 @@
-"""The base of settings classes: known names and right types, from Python too."""
+"""The base of settings classes: known names and right types."""
 
 import os
 import types
@@ -52,7 +52,7 @@ def _converted_field(section: type, name: str, value: Any) -> Any:
 
 
 def converted(value: Any, kind: Any, name: str) -> Any:
-    """Convert a value to the annotated type `kind`. ValueError where that is impossible."""
+    """Convert a value to the type `kind`. ValueError if impossible."""
     origin, parts = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
         (inner,) = (part for part in parts if part is not types.NoneType)

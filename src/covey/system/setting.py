@@ -53,7 +53,7 @@ class Bounds:
     """`module:NAME` of the functions that are choices too, beside any `module:function`."""
 
     def names(self) -> tuple[str, ...]:
-        """Return the words that are choices, none where any word may be right."""
+        """Return the words that are choices, none without a list."""
         return (*self.choices, *(keys_in_source(self.table) if self.table else ()))
 
     def in_words(self, explained: str = "") -> str:
@@ -104,7 +104,7 @@ def setting(
     needs: Requires | tuple[Requires, ...] = (),
     table: str = "",
 ) -> Any:
-    """Return a dataclass field with bounds; a list or mapping default is copied.
+    """Return a dataclass field with bounds; mutable defaults are copied.
 
     A default that is a function is called for each object.
     """

@@ -10,7 +10,7 @@ LEARNED = ("reward_model", "pairwise")
 
 
 def check_devices(config: Config) -> None:
-    """Check that each role has work, and that ranks outlast the wait for samplers."""
+    """Check each role's work, and the ranks' patience."""
     devices, staleness = config.devices, config.max_staleness
     # Who samples
     if staleness > 0 and (config.source == "local" or devices.sampler == 0):
@@ -44,7 +44,7 @@ def check_devices(config: Config) -> None:
 
 
 def has_judge(config: Config) -> bool:
-    """Return True if the reward contains a model's score; custom environments say so later."""
+    """Return True if the reward contains a model's score."""
     environment = config.environment
     if isinstance(environment, MixtureConfig):
         return any(map(has_judge, part_configs(config).values()))

@@ -55,7 +55,7 @@ OPTION_BOUNDS: Mapping[str, Bounds] = {
 
 
 def check_option_values(setting: str, function: Callable[..., Any], options: Mapping[str, Any]) -> None:
-    """Refuse option values of the wrong type or out of range, from `setting`.
+    """Refuse option values of the wrong type or range.
 
     Options that the function does not take are checked elsewhere.
     """

@@ -26,7 +26,7 @@ def check_curriculum(config: Config) -> None:
 
 
 def check_group_sizes(config: Config, least: int) -> None:
-    """Require group sizes of at least `least`, and a schedule that is reached."""
+    """Require group sizes of at least `least`, and a reached schedule."""
     if config.group_size < least:
         raise ValueError(f"group_size must be >= {least}, got {config.group_size}")
     # Steps of the schedule must rise and lie within the run

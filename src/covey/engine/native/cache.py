@@ -1,4 +1,4 @@
-"""Cached keys and values of prompts, rows and idle sessions, within a memory budget.
+"""Cached keys and values of prompts, rows and idle sessions.
 
 Shapes: G groups, R rows, K key/value heads, S slots (cached tokens) of one holder, D head width.
 """
@@ -21,7 +21,7 @@ TORCH_GROWTH, COMPILED_GROWTH = 0.25, 1.0
 
 
 def budget(cache_bytes: int | None, device: torch.device) -> int:
-    """Return the bytes to cache: `cache_bytes`, or a share of free memory where that is None."""
+    """Return the bytes to cache: `cache_bytes`, or a share of free memory."""
     asks_device = cache_bytes is None and device.type == "cuda"
     return cache_budget(cache_bytes, free_bytes(device) if asks_device else None)
 
@@ -56,14 +56,14 @@ class CacheShape:
         )
 
     def max_slots(self, cache_bytes: int) -> int:
-        """Return the slots that fit the budget, even while a resize holds a tensor twice."""
+        """Return the slots within the budget, even during a resize."""
         widest = max(layer.num_heads * max(layer.key_width, layer.value_width) for layer in self.layers)
         return cache_bytes // (self.slot_bytes + self.dtype.itemsize * widest)
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """The slots needed for the next pass; `reserved` is the longest a row may become."""
+    """The slots of the next pass; `reserved` is a row's maximum."""
 
     num_groups: int
     longest_prompt: int
@@ -88,7 +88,7 @@ class Block:
         return self.num_holders * self.length
 
     def resize(self, num_holders: int, length: int) -> int:
-        """Resize tensor by tensor, keeping the common part; return the peak of bytes."""
+        """Resize tensor by tensor; return the peak of bytes."""
         holders, kept = min(num_holders, self.num_holders), min(length, self.length)
         held = most = self.num_slots * self.shape.slot_bytes
         self.num_holders, self.length = num_holders, length
@@ -105,7 +105,7 @@ class Block:
         return most
 
     def move(self, moves: Sequence[Move], length: int) -> None:
-        """Copy the first `length` slots of holders to others, sources and targets disjoint."""
+        """Copy the first `length` slots of holders to disjoint ones."""
         if not moves or length == 0:
             return
         pairs = to_device(moves, self.shape.device)
@@ -159,7 +159,7 @@ class Cache:
         return alone
 
     def keep(self, row: Row, slot: int, first: int, length: int) -> None:
-        """Copy `length` of a row's slots from `first` on, before others take them."""
+        """Copy `length` of a row's slots, from `first` on."""
         tensors = (*self.rows.keys, *self.rows.values)
         self.kept[row] = [tensor[slot, :, first : first + length].clone() for tensor in tensors]
         self.kept_slots += length
@@ -179,7 +179,7 @@ class Cache:
         self.kept_slots = sum(tensors[0].shape[1] for tensors in self.kept.values())
 
     def fit(self, need: Need) -> None:
-        """Make room for `need`, giving up idle holders if the budget asks for it."""
+        """Make room for `need`, giving up idle holders if necessary."""
         prompts = _fitted(self.prompts, need.num_groups, need.longest_prompt, need.longest_prompt)
         longer = need.longest_row + max(MIN_GROWTH, int(self._growth * need.longest_row)) - 1
         rows = _fitted(self.rows, need.num_rows, need.longest_row, min(need.reserved, longer))
@@ -210,7 +210,7 @@ class Cache:
 
 
 def _fitted(block: Block, num_holders: int, length: int, new_length: int) -> tuple[int, int]:
-    """Return the new rectangle: the old one if large enough and at most twice too long."""
+    """Return the new rectangle: the old one if it fits."""
     if length <= block.length and 2 * new_length >= block.length:
         return max(block.num_holders, num_holders), block.length
     mostly_idle = 2 * num_holders <= block.num_holders

@@ -105,7 +105,7 @@ class CompiledDecodeLayout:
         return out_RHD.transpose(0, 1)[None].to(query_BHTD.dtype)
 
     def attending(self, heads: Sequence[Tensor], out_RHD: Tensor) -> Decode:
-        """Return the struct of any layer's attention, with heads (1, H or K, R, D)."""
+        """Return the struct of any layer's attention."""
         call, (query, key, _) = self._call, heads
         call.query, call.new_key, call.new_value = (tensor.data_ptr() for tensor in heads)
         strides = [(tensor.stride(2), tensor.stride(1)) for tensor in heads]

@@ -1,4 +1,4 @@
-"""The decode policy: weights of linear layers in the form that decoding reads fastest.
+"""The decode policy: weights in the form that decoding reads fastest.
 
 In half precision they are cast once: autocast keeps casts only within a pass, and a decode step is a pass. Through
 torch the numbers are autocast's, bit for bit; through C only a product's operands are rounded. In float32 on a CPU they
@@ -30,7 +30,7 @@ LINEAR = (nn.Linear, OneDnnLinear)
 
 
 class FusedAdapter(nn.Module):
-    """A layer and its LoRA adapter for half precision on a GPU, in two extra kernels.
+    """A layer and its LoRA adapter in half precision on a GPU.
 
     x @ W + b + (x @ A) @ (scale B), in place of four kernels and the casts of A and B.
     """
@@ -54,7 +54,7 @@ class FusedAdapter(nn.Module):
 
 
 class WideHead(nn.Module):
-    """An output head without bias for half precision on a GPU, with float32 logits."""
+    """A half-precision output head on a GPU, with float32 logits."""
 
     def __init__(self, layer: nn.Module, precision: torch.dtype) -> None:
         super().__init__()
@@ -77,12 +77,12 @@ NOTHING: Mapping[int, Rule] = {}
 
 
 def is_wanted(policy: Policy, rules: Mapping[int, Rule] = NOTHING) -> bool:
-    """Return True where a weight is read in another form, so that each rank needs all."""
+    """Return True where a weight is read in another form."""
     return not policy.sharded and (own_bytes(policy) > 0 or bool(_fusable(policy, rules)))
 
 
 def is_fused(decode_policy: Policy) -> bool:
-    """Return True where all linear layers are computed in C, row by row."""
+    """Return True where all linear layers are computed in C."""
     model = decode_policy.causal_lm
     heads = head_modules(model)
     return isinstance(model.base_model, FusedModel) and all(isinstance(head, CompiledLinear) for head in heads)
@@ -103,7 +103,7 @@ def own_bytes(policy: Policy) -> int:
 
 
 def build_decode_policy(policy: Policy, rules: Mapping[int, Rule] = NOTHING) -> Policy:
-    """Return a decode policy that shares all tensors but its own, renewed by `refresh`.
+    """Return a decode policy that shares tensors, renewed by `refresh`.
 
     `rules`, by layer, are given where the base model may be fused.
     """
@@ -169,7 +169,7 @@ def _fused(model: nn.Module, rules: Mapping[int, Rule], policy: Policy) -> Fused
 
 
 def _is_taken(linear: nn.Module, policy: Policy) -> bool:
-    """Return True if panels can hold the layer: in half precision inputs are paired."""
+    """Return True if panels can hold the layer."""
     if joined.is_wanted(policy):
         return type(linear) is nn.Linear and _is_cast(linear, linear.weight, policy.precision)
     return _is_plain(linear, policy) and not (is_half(policy.precision) and _linear_of(linear).in_features % 2)
@@ -186,7 +186,7 @@ def _is_plain(layer: nn.Module, policy: Policy) -> bool:
 
 
 def _is_inside(name: str, outer: Iterable[str]) -> bool:
-    """Return True where a module lies below one of the others, by name."""
+    """Return True where a module lies below one of `outer`."""
     return any(name.startswith(f"{above}.") for above in outer)
 
 
@@ -201,7 +201,7 @@ def _held_layers(policy: Policy) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _linear_beside(policy: Policy, fused: Mapping[str, nn.Module]) -> Iterator[tuple[str, nn.Module]]:
-    """Yield linear layers outside of fused models; in half precision only the head."""
+    """Yield linear layers outside of fused models."""
     heads = head_modules(policy.causal_lm)
     adapted = tuple(name for name, module in policy.model.named_modules() if _is_adapted(module))
     for name, module in policy.model.named_modules():
@@ -270,7 +270,7 @@ def _is_adapted(module: nn.Module) -> bool:
 
 
 def _is_mergeable(module: nn.Module, policy: Policy) -> bool:
-    """Return True for an adapter over a plain linear layer in whole precision."""
+    """Return True for a mergeable adapter: linear, in whole precision."""
     if is_half(policy.precision) or not _is_adapted(module):
         return False
     linear = module.base_layer
@@ -286,7 +286,7 @@ def _wide_heads(policy: Policy) -> list[str]:
 
 
 def _fused_adapters(policy: Policy) -> list[str]:
-    """Return the layers whose plain adapter is fused: in half precision on a GPU."""
+    """Return the layers whose plain adapter is fused."""
     if not is_half(policy.precision) or policy.device.type != "cuda":
         return []
     return [name for name, module in policy.model.named_modules() if _is_adapted(module)]

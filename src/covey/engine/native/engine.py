@@ -1,4 +1,4 @@
-"""The engine in the trainer's process, on the very weights that are trained.
+"""The engine in the trainer's process, on the trained weights.
 
 Concurrent calls of generate() and turns of sessions are batched. One driver task steps the batch while there is work,
 and yields to the event loop whenever a call is answered, so that finished groups are scored while others are sampled.
@@ -33,7 +33,7 @@ TURN_SECONDS = 0.02
 
 
 class NativeEngine:
-    """Samples by continuous batching; a group shares the keys and values of its prompt.
+    """Samples by continuous batching; a group shares its prompt's cache.
 
     Completions carry `version`; set it (or call load_weights) when the weights change. `kernels` is "compiled" or
     "torch".
@@ -129,7 +129,7 @@ class NativeEngine:
             self.close_session(row)
 
     def load_weights(self, version: int) -> None:
-        """Take the new version; nothing may be running, or completions would mix two."""
+        """Take the new version while nothing runs."""
         in_flight = len(self._futures) + len(self._turns.under_way)
         assert not in_flight, f"{in_flight} calls of generate() in flight while weights change"
         self._forget_kept()
@@ -216,7 +216,7 @@ class NativeEngine:
         """Wait until the weights may be sampled on: always, here."""
 
     def _begin(self) -> None:
-        """Prepare weights and cache, and continue kept sessions if their weights are current."""
+        """Prepare weights and cache, and continue kept sessions if current."""
         if self._turns.version != self.version:
             self._forget_kept()
             self._turns.version = self.version
@@ -263,7 +263,7 @@ class NativeEngine:
             self._has_told = True
 
     def _turn(self) -> None:
-        """Step until a call is answered, or for TURN_SECONDS: entering `inference` costs time."""
+        """Step until a call is answered, or for TURN_SECONDS."""
         started = time.perf_counter()
         answered = False
         waiting = self._watchdog.deadline("the engine to sample a token", "timeouts.sampling")
@@ -280,7 +280,7 @@ class NativeEngine:
         )
 
     def _step(self, most: int = graph.LOOK_EVERY) -> bool:
-        """Admit rows, then sample one token per row, up to `most` by a graph.
+        """Admit rows, then sample tokens, up to `most` by a graph.
 
         True if a call was answered.
         """

@@ -1,4 +1,4 @@
-"""Decoding on a GPU by CUDA graphs; the host looks every few steps.
+"""Decoding on a GPU by CUDA graphs.
 
 Rows are a static block, each with its prompt's keys and values before its own. Newest tokens, lengths and finished
 flags are tensors that a step updates in place, so that CUDA captures a step as a graph for each number of rows (8, 16,
@@ -75,7 +75,7 @@ class GraphRunner(Runner):
         """Whether attention reads slots that are not in use yet."""
 
     def fit(self, scheduler: Scheduler) -> None:
-        """Make room for all rows up to the next look, with their prompts."""
+        """Make room for all rows and prompts up to the next look."""
         length = self._length(scheduler)
         num_groups, longest_prompt = len(scheduler.groups), scheduler.longest_prompt
         num_rows = bucket(len(scheduler.rows))
@@ -86,7 +86,7 @@ class GraphRunner(Runner):
         self._forget_graphs_of_another(before)
 
     def _length(self, scheduler: Scheduler) -> int:
-        """Return the slots per row: their maximum at once where idle slots are not read."""
+        """Return the slots per row until the next look."""
         if not self._reads_idle and not any(request.sessions for request in scheduler.groups):
             return scheduler.row_slots
         longest = max((self._cached(row) for row in scheduler.rows), default=0) + 1 + LOOK_EVERY
@@ -106,7 +106,7 @@ class GraphRunner(Runner):
             own[first : first + len(slot_R), :, :length] = shared[:, :, :length].index_select(0, slot_R)
 
     def decode(self, scheduler: Scheduler, most: int) -> list[Sampled]:
-        """Draw up to `most` tokens of every row, and wait for them once."""
+        """Draw up to `most` tokens of every row, waiting once."""
         rows = scheduler.rows
         self.fit(scheduler)
         state = self._placed(scheduler)
@@ -137,7 +137,7 @@ class GraphRunner(Runner):
         return state
 
     def _launch(self, state: "RowState") -> None:
-        """Run a step, as a graph from the second time on if all rows share a distribution."""
+        """Run a step, as a graph from the second time on."""
         parts, place = self._parts, (state.num_rows, self._parts[0][0])
         if place in self._graphs:
             self._graphs[place]()
@@ -202,7 +202,7 @@ def one_step(
     parts: Sequence[tuple[Distribution, Tensor | None]],
     alike: SampleAlike = sample_same_params,
 ) -> None:
-    """Feed every row its newest token and draw the next, without the host."""
+    """Feed every row its newest token and draw the next."""
     position_B = state.prompt_B + state.length_B - 1
     layout = RowLayout(block, position_B)
     logits_BV = policy.logits(state.newest_B[None], position_B[None], layout)
@@ -219,7 +219,7 @@ def one_step(
 
 
 class RowLayout:
-    """One token per row, its key and value stored behind the prompt's first.
+    """One token per row, stored behind the row's prompt.
 
     A token's position is its slot.
     """
@@ -238,7 +238,7 @@ class RowLayout:
         return self.attend_stored(layer, query_BHTD, rule)
 
     def stores(self, layer: int, num_heads: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Return cached keys and values as lines (.., D), and the new tokens' lines."""
+        """Return cached keys and values (.., D), and the new lines."""
         keys, values = (
             cached[layer].view(-1, cached[layer].shape[-1]) for cached in (self._block.keys, self._block.values)
         )
@@ -278,7 +278,7 @@ class RowLayout:
         return self._places[num_heads]
 
     def _bias(self, window: int | None, num_heads: int) -> Tensor:
-        """Return the bias that hides slots unused or out of the window, (B * K, 1, S)."""
+        """Return the bias that hides unused slots, (B*K, 1, S)."""
         key = (window, num_heads)
         if key not in self._biases:
             slot_S = torch.arange(self._block.length, device=self._position_B.device)

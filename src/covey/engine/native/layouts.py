@@ -1,4 +1,4 @@
-"""Attention while sampling: prefill of prompts, then decoding with cached keys and values.
+"""Attention while sampling: prefill, then decoding from the cache.
 
 Decoding attends to the group's prompt and to the row's own tokens, as two batched products for all rows; the two
 softmaxes are merged exactly through their log-sum-exps.
@@ -42,7 +42,7 @@ class ProbeLayout:
 
 
 class PrefillLayout:
-    """Causal prompts in a row, whose keys and values fill group slots from `first`."""
+    """Causal prompts whose keys and values fill slots from `first`."""
 
     def __init__(self, block: Block, first: int, lengths: Sequence[int]) -> None:
         device = block.shape.device
@@ -71,7 +71,7 @@ class PrefillLayout:
         return self._prompt_T, slice(None), self.position_T
 
     def _write(self, layer: int, key_BKTD: Tensor, value_BKTD: Tensor) -> list[Tensor]:
-        """Store the prompts' keys and values, and return them (N, K, P, D)."""
+        """Store the prompts' keys and values; return (N, K, P, D)."""
         here = slice(self._first, self._first + self._num_prompts)
         blocks = [tensors[layer][here, :, : self._longest] for tensors in (self._block.keys, self._block.values)]
         for block_NKPD, new_BKTD in zip(blocks, (key_BKTD, value_BKTD), strict=True):
@@ -147,7 +147,7 @@ class ExtendLayout:
         return key, value
 
     def _mask(self, window: int | None) -> Tensor:
-        """Return the mask of the new tokens, (N, 1, most new tokens, S)."""
+        """Return the new tokens' mask, (N, 1, most new tokens, S)."""
         if window not in self._masks:
             device = self._first_N.device
             shared_NS = torch.arange(self._shared, device=device).expand(len(self._first_N), -1)
@@ -261,14 +261,14 @@ class DecodeLayout:
         return self._places[num_heads]
 
     def _bias(self, window: int | None, num_heads: int, queries: int) -> tuple[Tensor | None, Tensor | None]:
-        """Return the biases of prompt and own tokens, None where all are visible."""
+        """Return the biases of prompt and own tokens, None if unneeded."""
         key = (window, num_heads, queries)
         if key not in self._biases:
             self._biases[key] = (self._prompt_bias(*key), self._own_bias(window, num_heads))
         return self._biases[key]
 
     def _prompt_bias(self, window: int | None, num_heads: int, queries: int) -> Tensor | None:
-        """Return the prompt's bias, (G * K, 1 or W * Q, P)."""
+        """Return the prompt's bias, (G*K, 1 or W*Q, P)."""
         grid, length = self._grid, self._cache.prompts.length
         position_P = torch.arange(length, device=self._own_R.device)
         seen_GWP = (position_P < grid.length_G[:, None])[:, None]
@@ -296,13 +296,13 @@ class DecodeLayout:
 
 
 def slots_in(block: Block, slot_R: Tensor, num_heads: int) -> Tensor:
-    """Return the rows' key lines in a block seen as (holders * heads * length, D)."""
+    """Return the rows' key lines in a flattened block."""
     line = torch.arange(len(slot_R) * num_heads, device=slot_R.device).view(-1, num_heads)
     return (line * block.length + slot_R[:, None]).flatten()
 
 
 def write_tokens(cached: Tensor, new_BKTD: Tensor, place: Tensor) -> None:
-    """Store keys or values of one token per row at these lines of a block."""
+    """Store keys or values of one token per row."""
     new = new_BKTD[0].transpose(0, 1).flatten(0, 1).to(cached.dtype)
     cached.view(-1, cached.shape[-1]).index_copy_(0, place, new)
 
@@ -315,7 +315,7 @@ def sinks_of(sink_H: Tensor, num_rows: int, num_heads: int) -> Tensor:
 def _softmax_part(
     query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, softcap: float | None
 ) -> tuple[Tensor, Tensor]:
-    """Attend to some of the keys: output (batch, queries, D), log-sum-exp (batch, queries, 1)."""
+    """Attend to some keys: output (batch, queries, D) and log-sum-exp."""
     if softcap is not None:
         scores = capped(torch.bmm(query, key.mT), softcap)
         scores = scores if bias is None else scores + bias

@@ -29,7 +29,7 @@ TRIED_LENGTHS = (3, 1, 40, 2, 17, 3, 70)
 
 
 class OwnWeightsEngine(NativeEngine):
-    """Samples from an untrained copy of the policy, on the last weights of `update`."""
+    """Samples from its own copy of the policy, set by `update`."""
 
     def __init__(self, policy: Policy, cache_bytes: int | None, max_rows: int, kernels: str = "auto") -> None:
         super().__init__(policy, cache_bytes, max_rows, kernels)
@@ -96,7 +96,7 @@ class OwnWeightsEngine(NativeEngine):
             self._scheduler.resume(row)
 
     def _new_runner(self) -> Runner:
-        """Return an empty runner whose results a replay repeats, where kernels allow it."""
+        """Return an empty runner with repeatable results, if possible."""
         runner = super()._new_runner()
         runner.repeats_bits = self.kernels == "compiled"
         return runner
@@ -109,7 +109,7 @@ class OwnWeightsEngine(NativeEngine):
 
 
 def encodes_alike(policy: Policy, shape: CacheShape) -> bool:
-    """Return True if prompts in one pass have the bits that each has alone.
+    """Return True if prompts in one pass keep their bits.
 
     `policy` is the decode policy in C.
     """

@@ -1,4 +1,4 @@
-"""Linear layers in layer.c, without gradient: packed weights that decoding reads in order.
+"""Linear layers in layer.c, without gradient, on packed weights.
 
 A row's bits do not depend on the rows beside it. In bfloat16 both operands of a product are rounded, as autocast rounds
 them, and the product is kept in float32.
@@ -82,7 +82,7 @@ class Panels:
 
 
 class PackedWeights:
-    """A buffer for linear layers of one input, with their adapters, filled by `take`."""
+    """A buffer for linear layers and adapters, filled by `take`."""
 
     def __init__(self, parts: Sequence[Weights], half: bool) -> None:
         self._panels = Panels(sum(part.shape[0] for part in parts), parts[0].shape[1], half)
@@ -162,7 +162,7 @@ class PackedAdapters:
 
 
 def _pieces(padded: Tensor, parts: Sequence[Weights]) -> list[Tensor]:
-    """Return each layer's rows of a tensor, where it has one per output."""
+    """Return each layer's rows of a tensor."""
     sizes = [part.shape[0] for part in parts]
     return list(padded[: sum(sizes)].split(sizes))
 

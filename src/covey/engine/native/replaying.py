@@ -1,4 +1,4 @@
-"""The native engine replaying a recorded run: each token on its original version.
+"""The native engine replaying a recorded run, token versions included.
 
 A row does not depend on the rows beside it: prompts are encoded alone or with the same bits, and so are replies and
 prefixes after a change of weights. So a row that is sampled alone, with the same changes after the same tokens, has the
@@ -28,7 +28,7 @@ class Past(Protocol):
     """The recorded completions to come."""
 
     def spans(self, seed: int, sample_index: int) -> Sequence[Span]:
-        """Return the token versions of a completion, by the seed of its call."""
+        """Return a completion's token versions, by its call's seed."""
         ...
 
     def add(self, seed: int, sample_index: int, num_tokens: int) -> None:
@@ -38,7 +38,7 @@ class Past(Protocol):
 
 @dataclass(eq=False)
 class Place:
-    """The engine state of rows of one version, or of one row with changing weights."""
+    """The engine state of rows with one version history."""
 
     scheduler: Scheduler
     runner: Runner
@@ -58,7 +58,7 @@ class ReplayingEngine(OwnWeightsEngine):
         self._kept: dict[int, Mapping[str, Tensor]] = {}
 
     def remember(self, trained: Policy, version: int) -> Mapping[str, Tensor]:
-        """Keep a copy of the trained weights as a version, and return it."""
+        """Keep a copy of the trained weights as a version."""
         self._kept[version] = {name: tensor.detach().clone() for name, tensor in trained_tensors(trained).items()}
         return self._kept[version]
 
@@ -74,7 +74,7 @@ class ReplayingEngine(OwnWeightsEngine):
         return completions
 
     def open(self, prompt_ids: Sequence[int], n: int, sampling: Sampling) -> "list[ReplayedSession]":  # type: ignore[override] # neither kind is the other
-        """Begin the attempts of a recorded call, grouped by version where that is single."""
+        """Begin the attempts of a recorded call."""
         sessions: dict[int, ReplayedSession] = {}
         together: dict[object, list[int]] = {}
         first = sampling.first_sample

@@ -15,7 +15,7 @@ from covey.types import Completion, FinishReason, Sampling, Span
 
 @dataclass(eq=False, slots=True)
 class Request:
-    """One call of generate() or one opening of sessions: a prompt and its n rows."""
+    """One call of generate() or opening of sessions."""
 
     prompt_ids: tuple[int, ...]
     n: int
@@ -133,7 +133,7 @@ class Row:
 
     @property
     def is_at_rest(self) -> bool:
-        """Return True for a session that waits for the environment, or to continue."""
+        """Return True for a session that waits between turns."""
         waits_to_go_on = bool(self.past) and not self.token_ids
         return not self.closed and (self.completion is not None or waits_to_go_on)
 

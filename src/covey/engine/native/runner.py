@@ -1,4 +1,4 @@
-"""Run the scheduler's decisions: prefill, one token per row, tokens to the host.
+"""Run the scheduler's decisions: prefill, then one token per row.
 
 Shapes: N prompts encoded now, R rows, V vocabulary.
 """
@@ -63,7 +63,7 @@ class Runner:
         self._changes_seen = -1
 
     def start(self, scheduler: Scheduler, admission: Admission) -> Sampled:
-        """Encode admitted prompts and unread tokens, and draw each entering row's next token."""
+        """Encode admitted prompts and unread tokens, and draw first tokens."""
         self.fit(scheduler)
         rows, prompts, num_resumed = admission.rows, admission.prompts, admission.num_resumed
         first = len(scheduler.rows) - len(rows)
@@ -88,7 +88,7 @@ class Runner:
         self.cache.fit(_need(scheduler))
 
     def decode(self, scheduler: Scheduler, most: int) -> list[Sampled]:
-        """Feed every row its newest token and draw the next, up to `most` times."""
+        """Feed every row its newest token and draw up to `most`."""
         rows, device = scheduler.rows, self._policy.device
         self.fit(scheduler)
         grid, draws = self._composition(scheduler)
@@ -105,7 +105,7 @@ class Runner:
         self.cache.drop()
 
     def encode_again(self, scheduler: Scheduler) -> None:
-        """Encode all cached tokens on the current weights, each prompt and row alone."""
+        """Encode all cached tokens on the current weights, each alone."""
         self.drop()
         self.fit(scheduler)
         num_encoded = self.num_encoded
@@ -122,7 +122,7 @@ class Runner:
         self.num_encoded = num_encoded
 
     def keep(self, over: Sequence[tuple[int, Row]], scheduler: Scheduler) -> None:
-        """Keep the tokens of sessions whose turn is over, where there is room."""
+        """Keep the tokens of waiting sessions, if there is room."""
         for slot, row in over:
             row.kept, row.read = 0, row.num_own - 1
             room = self.cache.max_slots - row.read
@@ -153,14 +153,14 @@ class Runner:
             self.cache.keep_only(scheduler.kept)
 
     def _cached(self, row: Row) -> int:
-        """Count the cached slots of a row; its newest token is not cached yet."""
+        """Count the cached slots of a row, without its newest token."""
         return row.num_own - 1 + len(row.request.prompt_ids) * self.holds_prompts
 
     def _place_prompts(self, scheduler: Scheduler, first: int) -> None:
-        """Copy prompts to the rows from slot `first` on, where rows hold them."""
+        """Copy prompts to rows from slot `first` on, if needed."""
 
     def _resume(self, scheduler: Scheduler, first: int, num_rows: int) -> Tensor:
-        """Read the unread tokens of rows from slot `first` on; return logits (N, V)."""
+        """Read rows' unread tokens from slot `first` on; return logits (N, V)."""
         rows = scheduler.rows[first : first + num_rows]
         # Put back what was kept, and read again what was given up
         for slot, row in enumerate(rows, first):
@@ -182,7 +182,7 @@ class Runner:
         return torch.cat(pieces)
 
     def _extend(self, first: int, rows: Sequence[Row], stretches: Sequence[tuple[int, int]]) -> Tensor:
-        """Read a stretch of each row's own tokens in one pass; return logits (N, V)."""
+        """Read stretches of rows' own tokens in one pass; return logits."""
         # Lay out the rows on the cache
         groups = [row.request.slot for row in rows]
         prompt_lengths = [len(row.request.prompt_ids) for row in rows]
@@ -242,7 +242,7 @@ class Runner:
 def encode(
     policy: Policy, layout_kind: type[PrefillLayout], block: Block, first: int, prompts: Sequence[Sequence[int]]
 ) -> Tensor:
-    """Store the keys and values of prompts from holder `first` on; return logits (N, V)."""
+    """Store prompts' keys and values; return logits (N, V)."""
     layout = layout_kind(block, first, [len(prompt) for prompt in prompts])
     input_ids_1T = to_device([[token_id for prompt in prompts for token_id in prompt]], policy.device)
     return policy.logits(input_ids_1T, layout.position_T[None], layout, layout.end_N)
@@ -262,7 +262,7 @@ def cache_shape(policy: Policy) -> CacheShape:
 
 @torch.no_grad()
 def detect_capabilities(policy: Policy) -> ProbeLayout:
-    """Return the cached shapes and attention rules of layers, from a pass over one token.
+    """Return the layers' cached shapes and attention rules.
 
     ValueError where a layer has a state of another kind, which this engine would lose.
     """

@@ -1,4 +1,4 @@
-"""Schedule rows: admission, finishing and slots. No tensors, so no model is needed in tests.
+"""Schedule rows: admission, finishing and slots, without tensors.
 
 Rows (running completions) and groups (prompts with cached keys and values) each fill slots 0 .. n-1 without a gap:
 where one leaves, the last takes its slot. The cache is two rectangles, groups x longest prompt and rows x largest
@@ -68,7 +68,7 @@ class Departure:
 
 
 class Scheduler:
-    """First come, first served; a group larger than the room enters in waves."""
+    """First come, first served; large groups enter in waves."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
@@ -113,7 +113,7 @@ class Scheduler:
         return max([*calls, *(self._alone(row.request, row.most_own) for row in self.resuming)], default=0)
 
     def submit(self, request: Request) -> None:
-        """Queue a request. ValueError if not even one of its rows could be held."""
+        """Queue a request. ValueError if no row could be held."""
         self._refuse(request, request.sampling.max_tokens, request.sampling.max_tokens)
         request.number = next(self._numbers)
         self._waiting.append(request)
@@ -172,7 +172,7 @@ class Scheduler:
             row.kept = 0
 
     def give_way(self) -> bool:
-        """Evict one session where the next request needs the room; True if one was."""
+        """Evict one session if the next request needs room; True if so."""
         # Is there something next that lacks room?
         if len(self.rows) >= self.limits.max_rows or not self.kept or not self._is_blocked():
             return False
@@ -253,7 +253,7 @@ class Scheduler:
             self._waiting.popleft()
 
     def _enter(self, request: Request, first_group: int) -> bool:
-        """Assign a prompt's slot; False where one prefill would be padded too much."""
+        """Assign a prompt's slot; False if padding would grow too large."""
         if request.slot >= 0:
             return True
         new = [*self.groups[first_group:], request]
@@ -270,7 +270,7 @@ class Scheduler:
         self.longest_row = max(self.longest_row, row.most_own)
 
     def _is_stranded(self, request: Request) -> bool:
-        """Return True if a prompt holds its slot while others must begin first."""
+        """Return True if a prompt holds a slot that others need."""
         return request.num_running == 0 and request.num_kept == 0 and request not in list(self._waiting)[:1]
 
     def _is_blocked(self) -> bool:
@@ -311,7 +311,7 @@ class Scheduler:
 
 
 def _fill_gaps(items: list[Any], gaps: Sequence[int]) -> list[Move]:
-    """Remove the items at `gaps` (rising) by moving items from the end; return the moves."""
+    """Remove the items at `gaps` (rising); return the moves."""
     num_left = len(items) - len(gaps)
     gone = set(gaps)
     movers = [slot for slot in range(num_left, len(items)) if slot not in gone]

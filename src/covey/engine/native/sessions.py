@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class NativeSession:
-    """One attempt of several turns (`Session`); cancelling or dropping a wait ends its turn."""
+    """One attempt of several turns (`Session`); dropped waits end turns."""
 
     def __init__(self, engine: "NativeEngine", row: Row, first: "asyncio.Future[Completion]") -> None:
         """Set the future of the first turn."""

@@ -11,7 +11,7 @@ MAX_HELD = 16
 
 
 class QuietTokens:
-    """Tokens after which no stop string can be complete or have begun, cached.
+    """Tokens after which no stop string is complete or begun.
 
     A stop string neither contains their text, with or without a space before it, nor begins or ends within it.
     """
@@ -33,7 +33,7 @@ class QuietTokens:
 
 
 def _touches(text: str, stop: str) -> bool:
-    """Return True if a stop string can overlap a text in any context."""
+    """Return True if a stop string can overlap a text."""
     if text in stop or stop in text:
         return True
     lengths = range(1, min(len(text), len(stop)) + 1)
@@ -58,7 +58,7 @@ class StopText:
         self._settled = 0
 
     def completed_by_last(self, token_ids: Sequence[int]) -> bool:
-        """Return True if the newest token completes a stop string; call it for each token."""
+        """Return True if the newest token completes a stop string."""
         if token_ids[-1] in self._quiet:
             self._tail, self._context_start, self._settled = "", len(token_ids) - 1, len(token_ids)
             return False

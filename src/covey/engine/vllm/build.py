@@ -1,4 +1,4 @@
-"""Start vLLM on a copy of a policy, or join a server that has one."""
+"""Start vLLM on a copy of a policy, or join a server."""
 
 import shutil
 import tempfile
@@ -30,7 +30,7 @@ ROOM_TO_BREATHE = 0.95
 
 
 def build(policy: Policy, settings: EngineConfig, version: int = 0, *, sleep_level: int = 0) -> VLLMEngine:
-    """Build the engine of a policy in this process, on its weights as `version`.
+    """Build a policy's engine in this process, on weights `version`.
 
     `load_weights` pushes newer ones. ValueError where vLLM cannot serve the policy, EngineLost where it does not start.
     """
@@ -55,7 +55,7 @@ def build_beside(policy: Policy, settings: EngineConfig) -> Engine:
 
 
 def sleep_level(policy: Policy, settings: EngineConfig) -> int:
-    """Return vLLM's sleep level: everything but an adapter's frozen base on a shared GPU."""
+    """Return vLLM's sleep level on a shared GPU."""
     if settings.sleep is not None:
         return settings.sleep
     if policy.device.type != "cuda":
@@ -112,7 +112,7 @@ def _free_share(device: torch.device) -> float:
 
 
 def join(policy: Policy, settings: EngineConfig, url: str, folder: Path, version: int) -> VLLMEngine:
-    """Join a server with a model of the policy's shape, and push the policy's weights."""
+    """Join a server of the model, and push the policy's weights."""
     model = find_model(url)
     served = describe(policy, settings, folder, min(policy.max_length, model.max_length))
     served = replace(served, name=called(url), sleep_level=settings.sleep or 0)
@@ -126,7 +126,7 @@ def join(policy: Policy, settings: EngineConfig, url: str, folder: Path, version
 
 
 def describe(policy: Policy, settings: EngineConfig, folder: Path, max_length: int) -> Served:
-    """Return the engine's description of the policy; a trained adapter is saved in `folder`."""
+    """Return the engine's description of the policy."""
     adapter = folder / "adapter" if is_adapted(policy.model) else None
     if adapter is not None:
         with unsharded(policy):
@@ -169,7 +169,7 @@ def longest_sequence(policy: Policy, cache_bytes: int) -> int:
 
 
 def collect(policy: Policy, version: int, text: Sequence[int] = ()) -> WeightSet:
-    """Return the policy's trained weights without a copy: the trainer waits for the push.
+    """Return the policy's trained weights, uncopied.
 
     Collective where they are sharded; gathered weights are copied.
     """

@@ -144,7 +144,7 @@ class VLLMEngine:
         return completions
 
     async def _draw(self, prompt_ids: Sequence[int], index: int, sampling: Sampling) -> Completion:
-        """Draw one completion, again after an abort, and hold it during a push's proof."""
+        """Draw one completion, again if aborted, held during a proof."""
         params = sampling_params(sampling, index, self._served.stop_ids)
         while True:
             self._raise_if_lost()
@@ -165,7 +165,7 @@ class VLLMEngine:
         await asyncio.wrap_future(self._submit(self._update(weights, how)))
 
     def load_weights(self, version: int) -> None:
-        """Take the current weights of the policy beside it, awake. Raises as `update` does."""
+        """Take the current weights of the policy beside it."""
         if self._collect is None:
             raise PushRefused(f"vLLM takes version {version} as a set with its probe, not as loose tensors")
         self._raise_if_lost()
@@ -251,7 +251,7 @@ class VLLMEngine:
     # ------------------------------------------------------------------------------------------------ the rest
 
     def take_stats(self) -> EngineStats:
-        """Return the counters since the last call; completions above `max_rows` wait inside vLLM."""
+        """Return the counters since the last call."""
         now = time.monotonic()
         stats = self._stats
         if self._rows:
@@ -352,7 +352,7 @@ class VLLMEngine:
 
 
 def _defect(sample: Sample, max_tokens: int) -> str:
-    """Return the defect of a sample, "" if each token has a log-prob and a version."""
+    """Return a sample's defect, "" if tokens have log-probs and versions."""
     num = len(sample.token_ids)
     if sample.ended not in ("stop", "length"):
         return f"ended a completion after {num} tokens by {sample.ended!r}"

@@ -78,7 +78,7 @@ def push_folder(weights: WeightSet) -> Iterator[Path]:
 
 
 def write_push(weights: WeightSet, folder: Path, dtype: torch.dtype, adapter: Path | None = None) -> None:
-    """Write pushed weights in the engine's type, or as an adapter with `adapter`'s config.
+    """Write pushed weights in the engine's type, or as an adapter.
 
     Raises WriteError where there is no room.
     """

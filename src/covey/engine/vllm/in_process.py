@@ -1,4 +1,4 @@
-"""vLLM in this process: `AsyncLLM`, whose engine loop is a process of its own."""
+"""vLLM in this process: `AsyncLLM` with its own engine process."""
 
 import itertools
 import os

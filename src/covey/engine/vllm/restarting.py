@@ -15,10 +15,10 @@ LOGGER = logging.getLogger(__name__)
 
 
 class RestartingEngine:
-    """Restarts a lost vLLM; its running requests are repeated with the same seeds."""
+    """Restarts a lost vLLM and repeats its running requests."""
 
     def __init__(self, make: Callable[[int], VLLMEngine]) -> None:
-        """Set `make`, which starts vLLM on the current weights as a version. EngineLost."""
+        """Set `make`, which starts vLLM on the current weights."""
         self._make = make
         self._engine = make(0)
         self._restarting = threading.Lock()
@@ -42,7 +42,7 @@ class RestartingEngine:
                 await asyncio.to_thread(self._restart, engine, engine.version, lost)
 
     def load_weights(self, version: int) -> None:
-        """Take the policy's current weights. RunStopped where vLLM is lost again and again."""
+        """Take the policy's current weights. RunStopped after repeated losses."""
         engine = self._engine
         try:
             engine.load_weights(version)

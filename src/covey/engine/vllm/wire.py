@@ -54,7 +54,7 @@ class Labels:
 
 
 class Wire(Protocol):
-    """The calls to one vLLM; each raises EngineLost where it is dead or answers an error."""
+    """The calls to one vLLM; each raises EngineLost on failure."""
 
     async def sample(self, prompt_ids: Sequence[int], params: Mapping[str, Any]) -> Sample:
         """Draw one completion with `sampling_params`."""
@@ -71,7 +71,7 @@ class Wire(Protocol):
     async def resume(self) -> None: ...
 
     async def sleep(self, level: int) -> None:
-        """Release the cache, and weights: kept by the host (1) or dropped (2)."""
+        """Release the cache, and weights, kept (1) or dropped (2)."""
         ...
 
     async def wake(self, tag: Literal["weights", "kv_cache"]) -> None:

@@ -1,4 +1,4 @@
-"""The worker extension of vLLM that loads pushed weights; it alone imports vllm."""
+"""The worker extension of vLLM that loads pushed weights."""
 
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ class Receiver:
     model_config: Any
 
     def covey_refusal(self, folder: str) -> str:
-        """Return the reason to refuse the weights in `folder`, "" if they are complete.
+        """Return why the weights in `folder` must be refused, else "".
 
         Nothing is changed: vLLM would load an incomplete set without an error, and a wrong shape would break every
         later load.
@@ -40,7 +40,7 @@ class Receiver:
 
 
 def pack_tied_heads(model: Any) -> None:
-    """Pack heads tied to the embedding again: a reload leaves the old packed copy."""
+    """Pack heads tied to the embedding again after a reload."""
     from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 
     embeddings = [module for module in model.modules() if isinstance(module, VocabParallelEmbedding)]
@@ -50,7 +50,7 @@ def pack_tied_heads(model: Any) -> None:
 
 
 def model_folder(name: str) -> Path:
-    """Return the folder of the model's files, local or cached from the hub."""
+    """Return the folder of the model's files."""
     if Path(name).is_dir():
         return Path(name)
     from huggingface_hub import snapshot_download

@@ -63,7 +63,7 @@ class Heads:
 def attention(
     module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **keywords: Any
 ) -> tuple[Tensor, None]:
-    """Hand attention over to the layout; return (B, T, H, D), as transformers expects."""
+    """Hand attention over to the layout; return (B, T, H, D)."""
     layout = keywords.get("layout")
     if layout is None:
         layout = DENSE
@@ -97,7 +97,7 @@ def register() -> None:
 
 
 def causal_attention(query_BHTD: Tensor, key_BKSD: Tensor, value_BKSD: Tensor, rule: Rule) -> Tensor:
-    """Attend causally, within the window: T queries are the last of S positions."""
+    """Attend causally within the window: T queries end S positions."""
     num_queries, num_keys = query_BHTD.shape[-2], key_BKSD.shape[-2]
     if rule.window is None and num_queries == num_keys and rule.is_plain:
         return _fused(query_BHTD, key_BKSD, value_BKSD, rule, is_causal=True)
@@ -110,7 +110,7 @@ def causal_attention(query_BHTD: Tensor, key_BKSD: Tensor, value_BKSD: Tensor, r
 def masked_attention(
     query_BHTD: Tensor, key_BKSD: Tensor, value_BKSD: Tensor, rule: Rule, mask: Tensor | None
 ) -> Tensor:
-    """Attend where `mask`, broadcast to (B, H, T, S), is True; None shows all keys."""
+    """Attend where `mask` (broadcast to B, H, T, S) is True; None: everywhere."""
     num_heads, num_keys = query_BHTD.shape[1], key_BKSD.shape[1]
     if rule.is_plain:
         return _fused(query_BHTD, key_BKSD, value_BKSD, rule, mask)
@@ -152,7 +152,7 @@ def capped(score: Tensor, softcap: float | None) -> Tensor:
 
 
 def without_sink(logsum: Tensor, sink: Tensor) -> Tensor:
-    """Return the attention weight left to keys of this log-sum-exp beside the sink."""
+    """Return the attention weight that a sink leaves to the keys."""
     return (logsum - sink).sigmoid()
 
 

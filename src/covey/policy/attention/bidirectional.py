@@ -54,7 +54,7 @@ class Block:
     """False on padding; None where there is none."""
 
     def attend(self, query_BHTD: Tensor, key_BKTD: Tensor, value_BKTD: Tensor, rule: Rule) -> Tensor:
-        """Return the outputs of all positions, padding included: (1, H, R * Q, D)."""
+        """Return the outputs of all positions, padding included: (1, H, R*Q, D)."""
         query, key, value = (take(values, self.token_RQ) for values in (query_BHTD, key_BKTD, value_BKTD))
         out_RHQD = bidirectional_attention(query, key, value, rule, self.real_RQ)
         return out_RHQD.transpose(0, 1).flatten(1, 2)[None]
@@ -65,7 +65,7 @@ class InputsLayout(BlocksLayout):
 
 
 def inputs_layout(lengths: Sequence[int], device: torch.device) -> InputsLayout:
-    """Lay out a stream of inputs; lengths within a factor of two share a block."""
+    """Lay out a stream of inputs; similar lengths share a block."""
     buckets: dict[int, list[Segment]] = defaultdict(list)
     for start, length in zip(accumulate(lengths, initial=0), lengths, strict=False):
         buckets[length.bit_length()].append(Segment(start, length))

@@ -31,7 +31,7 @@ def choose_attention(choice: str, kernels: str, heads: Iterable[Heads]) -> str:
 
 
 def varlen_obstacle(heads: Collection[Heads]) -> str:
-    """Return the reason why varlen cannot compute such heads, "" if it can."""
+    """Return why varlen cannot compute such heads, "" if it can."""
     if not all(h.is_plain for h in heads):
         return "knows neither attention sinks nor soft caps"
     if not any(h.device_type == "cuda" for h in heads):

@@ -112,7 +112,7 @@ class _Attention(torch.autograd.Function):
 
 
 def compiled_layout(segments: Sequence[Segment], device: torch.device) -> CompiledLayout | PackedLayout:
-    """Return the layout of these segments; `packed` where a continuation is itself continued.
+    """Return the layout of these segments: `packed` for nested continuations.
 
     In attention.c, the tokens before a segment are one stretch.
     """
@@ -158,7 +158,7 @@ def _stars(segments: Sequence[Segment]) -> Iterator[_Star]:
 
 
 def _forward_chunks(segment: _Star) -> Iterator[Chunk]:
-    """Yield a few tokens at a time of the prefix, then of all branches."""
+    """Yield chunks of the prefix, then of all branches."""
     prefix, branches = segment.prefix_length, sum(segment.branch_lengths)
     for first in range(0, prefix, CHUNK):
         yield (segment.start + first, min(CHUNK, prefix - first), segment.start, 0)

@@ -1,4 +1,4 @@
-"""Attention over packed streams: trees of segments, computed in a few large operations.
+"""Attention over packed streams: trees of segments in few operations.
 
 A segment sees all that it continues and none of its siblings. Segments of similar size are attended together as one
 rectangular block; the blocks are chosen once per micro-batch, not per layer.
@@ -32,7 +32,7 @@ class Segment:
 
     @property
     def stretches(self) -> list[tuple[int, int]]:
-        """Return (start, length) of all visible tokens, from the sequence's first to the segment's."""
+        """Return (start, length) of the visible tokens, in the sequence's order."""
         found = [(self.start, self.length)]
         before = self.parent
         while before is not None:
@@ -42,7 +42,7 @@ class Segment:
 
 
 def star(start: int, length: int, branch_lengths: Sequence[int] = ()) -> Iterator[Segment]:
-    """Yield a segment and the branches behind it; empty ones are left out.
+    """Yield a segment and its branches, without empty ones.
 
     >>> [(each.start, each.length, each.parent is None) for each in star(0, 3, (2, 1))]
     [(0, 3, True), (3, 2, False), (5, 1, False)]
@@ -59,14 +59,14 @@ def star(start: int, length: int, branch_lengths: Sequence[int] = ()) -> Iterato
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Segments with equally many tokens before them, padded on the right to the longest."""
+    """Segments with equally many tokens before them, padded to the longest."""
 
     query_RQ: Tensor
     """Positions in the stream; padding repeats position 0."""
     prefix_RP: Tensor
 
     def attend(self, query_BHTD: Tensor, key_BKTD: Tensor, value_BKTD: Tensor, rule: Rule) -> Tensor:
-        """Return the outputs of all positions, padding included: (1, H, R * Q, D)."""
+        """Return the outputs of all positions, padding included: (1, H, R*Q, D)."""
         query_RHQD = take(query_BHTD, self.query_RQ)
         rows_RS = torch.cat([self.prefix_RP, self.query_RQ], dim=1)
         out_RHQD = causal_attention(query_RHQD, take(key_BKTD, rows_RS), take(value_BKTD, rows_RS), rule)
@@ -75,7 +75,7 @@ class Block:
 
 class AnyBlock(Protocol):
     def attend(self, query_BHTD: Tensor, key_BKTD: Tensor, value_BKTD: Tensor, rule: Rule) -> Tensor:
-        """Return the outputs of all positions, padding included: (1, H, R * Q, D)."""
+        """Return the outputs of all positions, padding included: (1, H, R*Q, D)."""
         ...
 
 
@@ -111,7 +111,7 @@ def packed_layout(segments: Sequence[Segment], device: torch.device) -> PackedLa
 
 
 def in_rectangles(buckets: Collection[Sequence[Segment]]) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
-    """Return each bucket as a rectangle, and the index of each token of the stream.
+    """Return the buckets as rectangles, and each token's place in them.
 
     A rectangle is (R, Q) positions in the stream, 0 on padding, with a mask of real ones.
     """
@@ -135,6 +135,6 @@ def places_of(stretches: Sequence[tuple[int, int]]) -> np.ndarray:
 
 
 def take(values_BHTD: Tensor, positions_RS: Tensor) -> Tensor:
-    """Take positions of the stream: (1, H, T, D) -> (R, H, S, D)."""
+    """Take positions of the stream, (R, H, S, D)."""
     taken = values_BHTD[0].index_select(1, positions_RS.flatten())
     return taken.unflatten(1, positions_RS.shape).transpose(0, 1)

@@ -93,7 +93,7 @@ def flash(query_THD: Tensor, key_SKD: Tensor, value_SKD: Tensor, lengths: Length
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Cached keys and values, one sequence per key head, one query per head."""
+    """Cached keys and values: one sequence per key head."""
 
     query_end_N: Tensor
     """int32 (N + 1), N = R * K, from 0: one token each."""
@@ -104,7 +104,7 @@ class Rows:
 
 
 def cached_rows(length_R: Tensor, num_heads: int, num_slots: int) -> Rows:
-    """Return the positions of rows in a cache of shape (R, num_heads, num_slots, D)."""
+    """Return the rows of a cache of shape (R, heads, slots, D)."""
     sequence_N = torch.arange(len(length_R) * num_heads + 1, dtype=torch.int32, device=length_R.device)
     length_N = length_R.to(torch.int32)[:, None].expand(-1, num_heads).flatten()
     return Rows(sequence_N, sequence_N * num_slots, length_N)
@@ -137,7 +137,7 @@ def flash_rows(query_RHD: Tensor, keys_RKSD: Tensor, values_RKSD: Tensor, rows: 
 
 
 def reference(query_THD: Tensor, key_SKD: Tensor, value_SKD: Tensor, lengths: Lengths, rule: Rule) -> Tensor:
-    """Compute `flash` in plain operations on any device, one sequence after the other."""
+    """Compute `flash` in plain operations, sequence by sequence."""
     outputs = []
     queries, keys = (end_N.diff().tolist() for end_N in (lengths.query_end_N, lengths.key_end_N))
     parts = query_THD.split(queries), key_SKD.split(keys), value_SKD.split(keys)
@@ -157,7 +157,7 @@ def reference(query_THD: Tensor, key_SKD: Tensor, value_SKD: Tensor, lengths: Le
 
 
 def is_there() -> bool:
-    """Return True where torch has the function with windows and scaling (2.11 and later)."""
+    """Return True where torch has the function (2.11 and later)."""
     return {"window_size", "scale"} <= _parameters()
 
 

@@ -41,7 +41,7 @@ def compiler_version() -> str:
 
 @cache
 def library(source: Path) -> ctypes.CDLL:
-    """Return the library of a source, compiled if missing (two seconds). Raises NoCompilerError."""
+    """Return a source's library, compiled if missing (two seconds). NoCompilerError."""
     compiler = _compiler()
     if compiler is None:
         raise NoCompilerError(f"none of {', '.join(COMPILERS)} is on the PATH")

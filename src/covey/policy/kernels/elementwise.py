@@ -1,4 +1,4 @@
-"""Norms, gates and rotary positions in C (elementwise.c) on a CPU, with their gradients.
+"""Norms, gates and rotary positions in C on a CPU, with gradients.
 
 As transformers write them, an RMSNorm is six operations forward and some ten backward, each through memory. The numbers
 are torch's but for rounding, and a row's do not depend on the rows beside it. Tensors are float32 or bfloat16; bfloat16
@@ -113,7 +113,7 @@ class _Rotated(torch.autograd.Function):
 
 
 def rms_norm(x: Tensor, weight_C: Tensor, eps: float, dtype: torch.dtype | None = None) -> Tensor:
-    """Compute x / sqrt(mean(x²) + eps) * weight over the last axis (RMSNorm, arXiv 1910.07467)."""
+    """Compute x / sqrt(mean(x²) + eps) * weight (RMSNorm, arXiv 1910.07467)."""
     out: Tensor = _RmsNorm.apply(x, weight_C, eps, dtype or x.dtype)
     return out
 

@@ -88,7 +88,7 @@ class CompiledAttention(CastsOnce, nn.Module):
     """Qwen3's; the others have none."""
 
     def forward(self, hidden_states: Tensor, *given: Any, position_embeddings: Any = None, **keywords: Any) -> Any:
-        """Map (B, T, C) to (B, T, C), as transformers calls it, without attention weights."""
+        """Map (B, T, C) to (B, T, C), without attention weights."""
         is_known = not given and position_embeddings is not None and keywords.get("past_key_values") is None
         if not is_known or self.config._attn_implementation != ATTENTION or not self._computes(hidden_states):
             return super().forward(hidden_states, *given, position_embeddings=position_embeddings, **keywords)
@@ -121,7 +121,7 @@ class CompiledAttention(CastsOnce, nn.Module):
 
 
 def choose_kernels(model: PreTrainedModel, kernels: str, precision: torch.dtype, device: torch.device) -> None:
-    """Use the C kernels where they apply, once the model is on `device`.
+    """Use the C kernels where they apply, on `device`.
 
     Never by a timing: a resumed run could choose differently, and lose bit-for-bit equality.
     """

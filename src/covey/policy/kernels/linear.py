@@ -1,4 +1,4 @@
-"""Linear layers through oneDNN on CPUs, where MKL runs at half the speed.
+"""Linear layers through oneDNN on CPUs where MKL is slow.
 
 The results are exact float32 products like MKL's, summed in another order.
 Shapes: N inputs, I and O their width before and after.
@@ -18,7 +18,7 @@ SOURCE = KERNELS / "gradient.c"
 
 
 def weight_gradient(gradient_NO: Tensor, x_NI: Tensor) -> Tensor:
-    """Compute gradient^T @ x, (O, I): the same bits for any number of threads."""
+    """Compute gradient^T @ x, (O, I), deterministic for any number of threads."""
     gradient_NO, x_NI = gradient_NO.contiguous(), x_NI.contiguous()
     sizes = [ctypes.c_int64(size) for size in (len(x_NI), gradient_NO.shape[1], x_NI.shape[1])]
     room_of = library(SOURCE).covey_weight_gradient_room
@@ -37,7 +37,7 @@ PACKED_ROWS = 64
 
 
 class _Product(torch.autograd.Function):
-    """x @ w.T + b with its gradients, each one call of oneDNN or C."""
+    """x @ w.T + b with its gradients, in oneDNN or C."""
 
     @staticmethod
     def forward(ctx: FunctionCtx, x_NI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, through_c: bool) -> Tensor:
@@ -97,7 +97,7 @@ class PackedLinear(nn.Module):
 
 
 class MergedLinear(nn.Module):
-    """A linear layer of plain numbers with its adapter merged, for passes without gradient."""
+    """A linear layer with its adapter merged, without gradient."""
 
     def __init__(self, weight_OI: Tensor, bias_O: Tensor | None) -> None:
         super().__init__()
@@ -112,7 +112,7 @@ class MergedLinear(nn.Module):
 
 
 def choose_library(model: nn.Module, kernels: str) -> None:
-    """Let large linear layers use oneDNN where MKL is slow and `kernels` is "auto".
+    """Let large linear layers use oneDNN where MKL is slow.
 
     Never by a timing: a resumed run could choose differently, and lose bit-for-bit equality.
     """
@@ -121,7 +121,7 @@ def choose_library(model: nn.Module, kernels: str) -> None:
 
 
 def use_onednn(model: nn.Module, min_weights: int = 0) -> None:
-    """Let plain linear layers of at least `min_weights` weights use oneDNN, in place."""
+    """Let linear layers of at least `min_weights` weights use oneDNN."""
     if not torch.backends.mkldnn.is_available():
         return
     for module in model.modules():

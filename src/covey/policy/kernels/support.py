@@ -36,7 +36,7 @@ def unsupported_reason(
     *,
     is_plain: bool = True,
 ) -> str:
-    """Return the reason why a kernel cannot compute such tensors, "" if it can.
+    """Return why a kernel cannot compute such tensors, "" if it can.
 
     `tensors` are (type, device type); `widths` those of a head's keys and values; `is_plain`: no sinks, no soft caps.
     """
@@ -64,7 +64,7 @@ def product_type(device_type: str, dtype: torch.dtype) -> torch.dtype:
 
 
 def with_dense_heads(*tensors: Tensor) -> list[Tensor]:
-    """Return heads (B, H, T, D) whose numbers are adjacent, copied only where needed."""
+    """Return heads (B, H, T, D) with adjacent numbers, copied if needed."""
     return [tensor if tensor.stride(3) == 1 else tensor.contiguous() for tensor in tensors]
 
 

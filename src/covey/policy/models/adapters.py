@@ -48,13 +48,13 @@ def add_adapters(model: PreTrainedModel, settings: ModelConfig, seed: int) -> nn
 
 
 def _names_linear_layers(model: nn.Module, name: str) -> bool:
-    """Return True if a name leads to linear layers alone, as peft looks it up."""
+    """Return True if a name leads to linear layers alone, in peft's way."""
     found = [module for full, module in model.named_modules() if full == name or full.endswith(f".{name}")]
     return bool(found) and all(isinstance(module, nn.Linear | Conv1D) for module in found)
 
 
 def other_than_plain_lora(config: object) -> str:
-    """Return the first setting that is not plain LoRA's, "" if there is none.
+    """Return the first setting that plain LoRA lacks, "" for none.
 
     Engine, reference, checkpoints and vLLM support plain LoRA alone, and would drop the rest silently.
     """
@@ -130,7 +130,7 @@ def _config_in(name: str) -> "LoraConfig | None":
 
 
 def base_of(policy: Path, recorded: str | None) -> str | None:
-    """Return the base model of saved adapters: in their run folder, else as recorded."""
+    """Return the adapters' base model: in their run folder, or as recorded."""
     above = policy.resolve().parents
     if len(above) < 3 or above[1].name != "checkpoints" or not (above[2] / BASE).is_dir():
         return recorded
@@ -138,7 +138,7 @@ def base_of(policy: Path, recorded: str | None) -> str | None:
 
 
 def load_adapters(model: PreTrainedModel, settings: ModelConfig, saved: "LoraConfig") -> nn.Module:
-    """Return the saved adapters on their base model, trainable. ValueError where files are missing."""
+    """Return the saved adapters on their base model. ValueError for missing files."""
     from peft import PeftModel
 
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():  # they are made at random first

@@ -113,7 +113,7 @@ def _load_policy(settings: ModelConfig, seed: int, trainable: bool, on_host: boo
 
 
 def computable(settings: ModelConfig, device: torch.device) -> ModelConfig:
-    """Replace float16 on a CPU, where its products take seven times as long."""
+    """Replace float16 on a CPU, where it is seven times slower."""
     if settings.precision != "float16" or device.type != "cpu":
         return settings
     has_half = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
@@ -129,7 +129,7 @@ def _tell(line: str) -> None:
 
 
 def _unread(settings: ModelConfig) -> Unread | None:
-    """Return the saved model without its weights, None where it must be loaded whole."""
+    """Return the saved model without weights, None if it must load whole."""
     if settings.name in NANO_TOKENIZERS or quantized_bits(settings):
         return None
     how = {"attn_implementation": ATTENTION, "dtype": _storage_type(settings), **NO_CODE}
@@ -151,7 +151,7 @@ def _completed(unread: Unread, settings: ModelConfig, device: torch.device, trai
 def policy_in_memory(
     given: nn.Module, tokenizer: PreTrainedTokenizerBase, settings: ModelConfig, *, seed: int
 ) -> Policy:
-    """Make a policy of a model in memory, or of peft's wrapper around one, in place.
+    """Make a policy of a model, or peft's wrapper, in memory, in place.
 
     `model.lora_rank` adds adapters. Weights move to `model.device` and become float32, or float64 with that precision,
     unless new adapters are trained. Dropout is removed, and attention is replaced by covey's.
@@ -208,7 +208,7 @@ def _adapted_model(given: nn.Module, settings: ModelConfig) -> PreTrainedModel:
 def _equipped(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, settings: ModelConfig, device: torch.device
 ) -> Policy:
-    """Choose the kernels of a model's layers. ValueError where a token has no embedding."""
+    """Choose the layers' kernels. ValueError where a token has no embedding."""
     refuse_rowless(model, tokenizer, settings.name)
     remove_dropout(model)
     if device.type == "cpu":
@@ -367,7 +367,7 @@ def _typed(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
 
 
 def _storage_type(settings: ModelConfig) -> torch.dtype:
-    """Return the type of weights: float32 or float64 if trained, else the precision."""
+    """Return the type of weights: float32 or float64 if trained."""
     precision = DTYPES[settings.precision]
     return precision if settings.lora_rank > 0 or precision == torch.float64 else torch.float32
 

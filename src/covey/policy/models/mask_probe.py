@@ -37,7 +37,7 @@ _MASKS = _Masks()
 
 @contextmanager
 def seeing_masks(model: PreTrainedModel) -> Iterator[None]:
-    """Check the masks that the model makes inside. ValueError at the first difference."""
+    """Check the model's masks inside. ValueError at the first difference."""
     # Replace attention and masks of every part of the model
     AttentionInterface.register(PROBE, _attention)
     AttentionMaskInterface.register(PROBE, _mask)

@@ -11,7 +11,7 @@ from covey.policy.settings import NANO
 
 
 def check_name(name: str) -> None:
-    """Refuse a missing path, a file, and a folder without a policy. ValueError."""
+    """Refuse a missing path, a file, or a folder without a policy. ValueError."""
     if name in NANO:  # whatever lies beside the user under that name
         return
     if name.startswith(IN_MEMORY):
@@ -52,7 +52,7 @@ def saved_step(name: str) -> int:
 
 
 def _newest_policy(folder: Path) -> Path | None:
-    """Return the last policy of a run, of the latest run in it, or of a cold start."""
+    """Return the last policy of a run, or a cold start's."""
     if (folder / "manifest.json").is_file() and (folder / "policy").is_dir():
         return folder / "policy"
     saved = [path.parent for path in folder.glob("**/checkpoints/step-*/manifest.json")]

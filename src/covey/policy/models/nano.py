@@ -41,7 +41,7 @@ class NanoShape:
 
     @property
     def initializer_range(self) -> float:
-        """Return an initial scale that makes a narrow model learn several times faster."""
+        """Return the initial scale that lets a narrow model learn fastest."""
         return float(0.7 * self.hidden_size**-0.5)
 
 

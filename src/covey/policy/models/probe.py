@@ -71,7 +71,7 @@ class Draws(TorchDispatchMode):
 
 
 def remove_dropout(model: nn.Module) -> None:
-    """Remove dropout: the policy is sampled without it, so it is trained without it.
+    """Remove dropout: policies are sampled, so trained, without it.
 
     Some architectures keep the rate in a module, others as a number beside the layers.
     """
@@ -118,7 +118,7 @@ def detect_capabilities(policy: Policy) -> Policy:
 
 
 def _check_layers(policy: Policy, recorder: Recorder) -> None:
-    """Check that every layer attends once: a cache has one place per layer."""
+    """Check that every layer attends once, as caches assume."""
     kind, found = type(policy.causal_lm).__name__, len(set(recorder.layers))
     num_layers = policy.causal_lm.config.get_text_config(decoder=True).num_hidden_layers
     if found == 0:
@@ -215,7 +215,7 @@ def _leaves_room(model: nn.Module) -> bool:
 
 
 def _amplified(policy: Policy, layout: Layout, logits_TV: Tensor) -> tuple[Tensor, Tensor]:
-    """Return hidden states (T, C) scaled up until logits are large, and the logits.
+    """Return hidden states (T, C) scaled until logits are large, and logits.
 
     In half precision, small logits pass a soft cap unchanged.
     """

@@ -44,7 +44,7 @@ def quantization_config(settings: ModelConfig, bits: int) -> Any:
 
 
 def check_form(model: nn.Module, bits: int | None, name: str) -> None:
-    """Refuse weights that are not in `bits` bits, or quantised where that is None. ValueError.
+    """Refuse weights not in `bits` bits (None: quantised ones). ValueError.
 
     `name` is the model's in the message. The saved form wins over the settings.
     """
@@ -68,7 +68,7 @@ def _form(model: nn.Module) -> str | None:
 
 
 def keep_promises(model: nn.Module, bits: int) -> None:
-    """Choose layers with a backward pass, whose rows do not depend on others.
+    """Choose layers with a backward pass and independent rows.
 
     On CPUs with AVX512-BF16, bitsandbytes packs a 4-bit weight at its first use without gradient; packed weights have
     no backward pass.
@@ -106,7 +106,7 @@ def _from_8_bits(weight_OI: Tensor) -> Tensor:
 
 
 class _Product(torch.autograd.Function):
-    """x @ weight^T with a frozen 8-bit weight, dequantised during the product alone."""
+    """x @ weight^T with a frozen 8-bit weight, dequantised during the product."""
 
     @staticmethod
     def forward(ctx: Any, x_NI: Tensor, weight_OI: Tensor) -> Tensor:

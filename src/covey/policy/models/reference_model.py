@@ -63,7 +63,7 @@ def _frozen(model: ModelConfig) -> ModelConfig:
 def load_reference_model(
     model: ModelConfig, name: str, revision: str | None, wanted: Vocabulary, *, seed: int, on_host: bool = False
 ) -> Reference:
-    """Load `name` as a frozen reference. ValueError where its tokens are not `wanted`."""
+    """Load `name` as a frozen reference. ValueError for another vocabulary."""
     try:
         loaded = load_policy(settings_of_reference(model, name, revision), seed=seed, trainable=False, on_host=on_host)
     except ValueError as error:
@@ -116,7 +116,7 @@ def model_hash(name: str, revision: str | None, given: nn.Module | None = None) 
 
 
 def _commit_of(name: str, revision: str | None) -> str | None:
-    """Return the commit of a hub model that would be loaded, None if unknown."""
+    """Return the commit of a cached hub model, None if unknown."""
     from transformers import AutoConfig
 
     try:

@@ -1,4 +1,4 @@
-"""Check a saved model: causal, with all its weights, and a row per token."""
+"""Check a saved model: causal, complete, with a row per token."""
 
 from contextlib import suppress
 from typing import Any
@@ -18,7 +18,7 @@ from covey.policy.settings import ModelConfig
 
 
 def read_weights(kind: Any, name: str, **keywords: Any) -> tuple[Any, str]:
-    """Load a saved model, and name the weights that its files lack, "" for none.
+    """Load a saved model, and name weights missing in its files.
 
     Transformers initialises those at random. Tied weights are saved once, and not lacking.
     """

@@ -1,4 +1,4 @@
-"""Load a frozen model that scores texts: a reward model or a judge."""
+"""Load a frozen model that scores texts: reward model or judge."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Load a saved model shard by shard: each rank reads its own rows.
+"""Load a saved model shard by shard: each rank its own rows.
 
 No process holds the model whole. The files must be safetensors with the model's own names and shapes; what transformers
 would convert (experts saved one by one, other formats, quantised weights) it loads itself.
@@ -55,7 +55,7 @@ class Unread:
 
     @contextmanager
     def on_host(self) -> Iterator[None]:
-        """Report the weights' device as the host inside, so that adapters are made there."""
+        """Report the weights' device as the host inside, for new adapters."""
         empty = {id(tensor): tensor for tensor in self.model.parameters()}
         seeming = {key: nn.Parameter(_without_room(tensor)) for key, tensor in empty.items()}
         _exchange(self.model, seeming)
@@ -99,7 +99,7 @@ def _without_weights(kind: Any, config: PreTrainedConfig, how: Mapping[str, Any]
 
 
 def _saved_tensors(name: str, revision: str | None) -> list[SavedTensor] | None:
-    """List the tensors of a model's safetensors files, None where there are none."""
+    """List the tensors of a model's safetensors files, None without any."""
 
     def find(file: str) -> str | None:
         found: str | None = cached_file(name, file, revision=revision, _raise_exceptions_for_missing_entries=False)
@@ -124,7 +124,7 @@ def _tensors_in(file: str) -> Iterator[SavedTensor]:
 
 
 def _matched(model: PreTrainedModel, saved: list[SavedTensor]) -> dict[str, SavedTensor] | None:
-    """Match each weight with a saved tensor of its shape, None where one has none."""
+    """Match weights with saved tensors by shape, None if incomplete."""
     names = model.state_dict().keys()
     own = {name: tensor for name, tensor in _held(model) if name in names}
     found = {_own_name(model, tensor.name, own): tensor for tensor in saved}
@@ -142,7 +142,7 @@ def _matched(model: PreTrainedModel, saved: list[SavedTensor]) -> dict[str, Save
 
 
 def _own_name(model: PreTrainedModel, saved: str, own: Mapping[str, Tensor]) -> str:
-    """Return a saved tensor's name in the model, whose base may be saved alone."""
+    """Return a saved tensor's name in the model."""
     prefix = f"{model.base_model_prefix}."
     names = (saved, prefix + saved, saved.removeprefix(prefix))
     return next((name for name in names if name in own), saved)

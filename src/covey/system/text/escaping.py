@@ -21,7 +21,7 @@ def is_visible(character: str) -> bool:
 
 
 def excerpt(text: str, max_lines: int = 20, max_characters: int = 2000) -> str:
-    r"""Return the beginning of a text, with a count of the lines left out.
+    r"""Return a text's beginning, with a count of omitted lines.
 
     >>> excerpt("a\nb\nc", max_lines=2)
     'a\nb\n(1 of 3 lines left out)'

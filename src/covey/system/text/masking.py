@@ -1,4 +1,4 @@
-"""Keep secrets out of a run's files: passwords in URLs, secret settings, known tokens."""
+"""Keep secrets out of a run's files: passwords, secret settings, tokens."""
 
 import re
 from collections.abc import Iterator, Mapping

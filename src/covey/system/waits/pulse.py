@@ -7,7 +7,7 @@ from typing import Self
 
 
 class Pulse:
-    """Calls `beat` every few seconds, with the elapsed seconds, from its own thread.
+    """Calls `beat` with the elapsed seconds, regularly, from its own thread.
 
     A context manager. Code in C that holds the interpreter holds the beat as well.
 

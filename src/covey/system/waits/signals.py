@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM, SIGHUP: stop at once, or once the state can be saved."""
+"""Ctrl-C, SIGTERM, SIGHUP: stop once the state is whole."""
 
 import ctypes
 import faulthandler
@@ -106,7 +106,7 @@ class Stopper:
         return self._waiting is not None
 
     def ask(self) -> None:
-        """Request a stop from any thread, as SIGTERM would, at the next `release`.
+        """Request a stop from any thread, at the next `release`.
 
         No signal is sent during `hold`: it could arrive when others handle signals again.
         """
@@ -130,7 +130,7 @@ class Stopper:
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread), ctypes.py_object(kind))
 
     def run_apart(self, work: Callable[[], T]) -> T:
-        """Run `work` in its own thread, stopped by the signals that arrive here."""
+        """Run `work` in its own thread, stopped by signals here."""
         from concurrent.futures import ThreadPoolExecutor
 
         with ThreadPoolExecutor(1, "covey-run") as threads, self.installed():
@@ -150,7 +150,7 @@ def is_in_event_loop() -> bool:
 
 
 def outside_of_loops(work: Callable[[], T]) -> T:
-    """Run `work`, in its own thread where an event loop runs in this one."""
+    """Run `work`, in its own thread if an event loop runs here."""
     if not is_in_event_loop():
         return work()
     from concurrent.futures import ThreadPoolExecutor
@@ -160,7 +160,7 @@ def outside_of_loops(work: Callable[[], T]) -> T:
 
 
 def quiet_event_loop() -> "asyncio.AbstractEventLoop":
-    """Make an event loop that does not report tasks stopped by a signal."""
+    """Make an event loop that ignores tasks stopped by a signal."""
     from asyncio import new_event_loop
 
     loop = new_event_loop()

@@ -37,7 +37,7 @@ class PhaseTimer:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Charge the time of the block to `name`, except that of phases inside."""
+        """Charge the block's time to `name`, without phases inside."""
         self._charge()
         self.watchdog.progress()
         self._open.append(name)

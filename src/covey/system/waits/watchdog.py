@@ -1,4 +1,4 @@
-"""Named waits with deadlines: a wait that outlasts its deadline ends the run.
+"""Named waits with deadlines, which end a stuck run.
 
 Where something can be given up (a reward worker, a logging service, an environment), its caller does so. For all else
 there is the watchdog: a process of its own (`guard_process`) that receives every wait and ends the run when one
@@ -179,7 +179,7 @@ class Watchdog:
             self._send(self._guard, self._line(thread))
 
     def _send(self, guard: "subprocess.Popen[bytes]", line: bytes) -> bool:
-        """Send a line; return False where the process has ended or does not read.
+        """Send a line; return False if the process does not read.
 
         A line is short enough for an atomic write to a pipe.
         """
@@ -253,7 +253,7 @@ class Watchable(Protocol):
 
 @dataclass
 class Stages:
-    """The waits of the prompts in flight: for the engine, or for the environment.
+    """The waits of the prompts in flight, for engine or environment.
 
     They run side by side, so one wait of the watchdog stands for all. An environment without any verdict for
     `scoring_seconds` is given up; the engine cannot be.
@@ -352,7 +352,7 @@ class Stages:
             self.watchdog.now_for(what, setting, seconds)
 
     def _tell_soon(self) -> None:
-        """Send once per turn of the event loop, in which thousands of waits may end.
+        """Send once per turn of the event loop.
 
         A blocked loop has been named before: by the environment's call or the engine's start.
         """

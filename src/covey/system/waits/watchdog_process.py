@@ -94,7 +94,7 @@ class Guard:
         return bool(found)
 
     def end(self, wait: Wait, now: float) -> None:
-        """Report the overdue wait, then end the run; SIGKILL if it cannot write its stacks."""
+        """Report the overdue wait, then end the run."""
         # Tell terminal and log in threads: either may hang as well
         line = f"{self.who} has waited {round(now - wait.since, 1):g} s for {wait.what} ({wait.limit}) and ends here"
         tellers = [
@@ -122,7 +122,7 @@ def shown(path: str) -> str:
 
 
 def tell_terminal(text: str) -> None:
-    """Write to stderr, showing the cursor that a live panel may have hidden."""
+    """Write to stderr, showing the cursor again."""
     show_cursor = "\x1b[?25h" if os.isatty(2) else ""
     os.write(2, (show_cursor + text).encode())
 

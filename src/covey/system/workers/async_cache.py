@@ -10,7 +10,7 @@ Value = TypeVar("Value")
 
 
 class AsyncCache(Generic[Key, Value]):
-    """Keeps the most recent values; concurrent requests for a key share one computation.
+    """Keeps recent values; concurrent requests share one computation.
 
     A subclass decides which values are kept, when one is checked again, and how many fit. Exceptions are never kept.
     """

@@ -1,4 +1,4 @@
-"""A thread that runs calls one after the other, beside the event loop."""
+"""A thread that runs calls in order, beside the event loop."""
 
 import asyncio
 import threading

@@ -18,7 +18,7 @@ PAUSE_SECONDS = 0.01
 
 
 def kill_with_all(pid: int, mark: str) -> None:
-    """Kill a child with its session and all it has started, before it is reaped."""
+    """Kill a child and all it has started, before it is reaped."""
     with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGSTOP)
         kill_started(pid, mark)
@@ -26,7 +26,7 @@ def kill_with_all(pid: int, mark: str) -> None:
 
 
 def kill_started(pid: int, mark: str) -> None:
-    """Kill every process that worker `pid` has started; the worker must be stopped."""
+    """Kill every process that the stopped worker `pid` has started."""
     for _ in range(ROUNDS):
         found = (descendants(pid) | marked(mark)) - {pid, os.getpid()}
         if not found:

@@ -120,7 +120,7 @@ def _await_all(started: Sequence[_Rank]) -> str:
 
 
 def _raise_first(answers: Mapping[int, Answer]) -> None:
-    """Raise the failure of a rank, rather than the others' loss of it."""
+    """Raise a rank's own failure, not the others' loss of it."""
     failed = [(number, answer) for number, answer in sorted(answers.items()) if answer.error is not None]
     for number, answer in sorted(failed, key=lambda one: one[1].is_lost):
         kind = ValueError if answer.is_mendable else RunStopped

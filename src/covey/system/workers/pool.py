@@ -1,4 +1,4 @@
-"""Worker processes with a deadline per call: no reward function can hang a run.
+"""Worker processes with a deadline per call.
 
 A worker that takes too long is killed (SIGKILL, so a loop in C ends too, with all it has started) and replaced. Workers
 are started fresh: forking a process with torch's threads can deadlock. They run the user's own, trusted code; this
@@ -79,7 +79,7 @@ class _Job:
 
 
 class _Process:
-    """A worker process and its connection; killing it ends every wait for it."""
+    """A worker process and its connection, whose waits end with it."""
 
     def __init__(self, setup: bytes) -> None:
         self._connection, theirs = Pipe()
@@ -106,7 +106,7 @@ class _Process:
             self._connection.send_bytes(setup)
 
     def exchange(self, message: bytes | None, timeout: float) -> dict[str, Any]:
-        """Send (unless None) and receive; {"failure": reason} on a timeout or a lost process."""
+        """Send (unless None) and receive; {"failure": reason} on any failure."""
         state = {"over": False, "expired": False}
 
         def expire() -> None:
@@ -141,7 +141,7 @@ class _Process:
         return f"ended its process (signal {-status})" if status < 0 else f"ended its process (exit status {status})"
 
     def is_alive(self) -> bool:
-        """Return True while it waits for a call: an idle worker sends nothing but its end."""
+        """Return True while it waits for a call."""
         return not self._is_reaped and not self._connection.poll(0)
 
     def resident_bytes(self) -> int:
@@ -169,7 +169,7 @@ class _Process:
 
 
 def _pass_on(printed: IO[bytes]) -> None:
-    """Print a worker's output line by line and escaped, past a live panel."""
+    """Print a worker's output, escaped, line by line."""
     with printed:
         while line := printed.readline(MAX_LINE):
             text = escape(line.decode(errors="replace").removesuffix("\n"), keep="\t")
@@ -179,7 +179,7 @@ def _pass_on(printed: IO[bytes]) -> None:
 
 
 class _Worker:
-    """A slot for one process, kept filled by the thread that is its parent."""
+    """A slot for one process, kept filled by its parent thread."""
 
     def __init__(self, jobs: "SimpleQueue[_Job | None]", setup: bytes, settings: WorkerSettings) -> None:
         self._jobs = jobs
@@ -226,7 +226,7 @@ class _Worker:
         return Failure(f"raised {answer['error']}") if "error" in answer else answer["result"]
 
     def _prepare(self) -> dict[str, Any] | None:
-        """Start a process that waits for calls; return the failure where it cannot start."""
+        """Start a waiting process; return the failure if it cannot start."""
         if self._process is None or (self._is_ready and not self._process.is_alive()):
             self._replace()
         if self._process is None:

@@ -30,7 +30,7 @@ class Prepares(Protocol):
 
 
 def die_with_parent(parent: int) -> None:
-    """Let the kernel (Linux) kill this process with its parent, and adopt its orphans."""
+    """Let the kernel (Linux) end this process with its parent."""
     if sys.platform == "linux":
         library = ctypes.CDLL(None)
         library.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -83,7 +83,7 @@ def resident_bytes(process: int | str) -> int:
 
 
 def describe(error: BaseException) -> str:
-    """Describe an error in one line: type, message and place in the code."""
+    """Describe an error in one line: type, message and place."""
     frames = traceback.extract_tb(error.__traceback__)
     place = f" ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno})" if frames else ""
     message = " ".join(str(error).split())[:500]

@@ -1,1 +1,1 @@
-"""Known base models for decoding: in C on a CPU, joined and compiled on a GPU."""
+"""Known base models for decoding, on CPU and GPU."""

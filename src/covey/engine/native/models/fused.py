@@ -1,4 +1,4 @@
-"""Models of Llama's family in layer.c: two functions per layer, or one per decode step.
+"""Models of Llama's family in layer.c, without gradient.
 
 As transformers write it, a layer is some forty operations around its products and its attention, which in decoding take
 as long as the products. The numbers are the layer's but for rounding, and a row's do not depend on the rows beside it.
@@ -108,7 +108,7 @@ class FusedModel(nn.Module):
         self._norm.copy_(model.norm.weight)
 
     def forward(self, input_ids: Tensor, position_ids: Tensor, layout: Any, **keywords: Any) -> Any:
-        """Map (1, T) to last hidden states (1, T, C), as transformers calls it."""
+        """Map (1, T) to last hidden states (1, T, C)."""
         embedded_1TC = self.embed_tokens(input_ids)
         # All tensors are held until the last call is done: what is made in passing would be freed before.
         hidden_TC = embedded_1TC[0].float().contiguous()
@@ -181,7 +181,7 @@ def _parts(layer: Any) -> list[list[Any]]:
 
 
 def norms_of(layer: Any) -> list[Any]:
-    """Return a layer's norms: before attention, after it, of queries and keys if any."""
+    """Return a layer's norms, those of queries and keys last."""
     attention = layer.self_attn
     of_heads = [attention.q_norm, attention.k_norm] if isinstance(layer, Qwen3DecoderLayer) else []
     return [layer.input_layernorm, layer.post_attention_layernorm, *of_heads]

@@ -1,4 +1,4 @@
-"""Models of Llama's family for decoding on a GPU, in few kernels per layer.
+"""Models of Llama's family for decoding on a GPU.
 
 Queries, keys and values are one product, gate and up another, and the rest is compiled by torch
 (`policy.kernels.gpu.inductor`): sum with norm, norms and positions of heads, the gate. Numbers are rounded where the
@@ -23,7 +23,7 @@ from covey.policy.policy import Policy
 
 
 def is_wanted(policy: Policy) -> bool:
-    """Return True for a model of the family in half precision, where torch compiles."""
+    """Return True for a half-precision model of the family."""
     return policy.compiles and not policy.computes_whole
 
 
@@ -32,11 +32,11 @@ class StoringLayout(Protocol):
     """A decode layout whose cache can be written from outside."""
 
     def stores(self, layer: int, num_heads: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the layer's cached keys and values (.., D), and the new lines (T * K,)."""
+        """Return the layer's cached keys and values, and the new lines."""
         ...
 
     def attend_stored(self, layer: int, query_BHTD: Tensor, rule: Rule) -> Tensor:
-        """Return the attention output (B, H, T, D) with the new tokens stored."""
+        """Return the attention output (B, H, T, D), new tokens stored."""
         ...
 
 
@@ -80,7 +80,7 @@ class JoinedLayer:
             mine.take(theirs)
 
     def attend(self, layout: Layout, normed_TC: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
-        """Return the attention output, (T, H * D), storing rotated keys directly if possible."""
+        """Return the attention output, (T, H*D), storing rotated keys."""
         of_heads = [part.weight for part in self.norms[2:]]
         how = cos_TD, sin_TD, self.num_heads, self.eps[-1]
         if isinstance(layout, StoringLayout):
@@ -109,7 +109,7 @@ class JoinedModel(nn.Module):
             mine.take(theirs)
 
     def forward(self, input_ids: Tensor, position_ids: Tensor, layout: Layout, **keywords: Any) -> Any:
-        """Map (1, T) to last hidden states (1, T, C), as transformers calls it."""
+        """Map (1, T) to last hidden states (1, T, C)."""
         embedded_1TC = self.embed_tokens(input_ids)
         cos_TD, sin_TD = (angle[0] for angle in self.rotary_emb(embedded_1TC, position_ids))
         hidden_TC, delta_TC = embedded_1TC[0], None
@@ -136,7 +136,7 @@ class JoinedModel(nn.Module):
 def turned(
     qkv_TO: Tensor, cos_TD: Tensor, sin_TD: Tensor, num_heads: tuple[int, int], eps: float, *norms_D: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return rotated queries and keys, (T, heads, D), normed if they have norms, and values.
+    """Return rotated, normed queries and keys, (T, heads, D), and values.
 
     Halves of a head are rotated against each other (arXiv 2104.09864).
     """

@@ -1,4 +1,4 @@
-"""Compile functions by torch for a GPU: few kernels instead of one per operation.
+"""Compile functions by torch for a GPU, which launches fewer kernels.
 
 A function that torch cannot compile runs as it is, with a warning. Another process may compile another order of
 addition, so `model.deterministic` turns this off.
@@ -39,7 +39,7 @@ def uncompiled() -> Iterator[None]:
 
 @cache
 def compiled(function: Callable[..., T]) -> Callable[..., T]:
-    """Compile a function of tensors once for any first dimension of the first tensor."""
+    """Compile a function of tensors once for any number of rows."""
     from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException  # takes seconds
 
     # A process may hold policies of several widths and types
@@ -62,7 +62,7 @@ def compiled(function: Callable[..., T]) -> Callable[..., T]:
 
 
 def number(value: float) -> Tensor:
-    """Return a host tensor, which is not compiled in as a float would be."""
+    """Return a host tensor: a float would be compiled in."""
     return torch.tensor(value, dtype=torch.float64)
 
 

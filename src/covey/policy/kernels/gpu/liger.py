@@ -104,7 +104,7 @@ def is_wanted(kernels: str, precision: torch.dtype, device: torch.device) -> boo
 
 
 def use_liger(model: nn.Module, device: torch.device, compiles: bool = False) -> None:
-    """Let modules of known classes compute through Liger, in place. ValueError without a GPU.
+    """Let modules compute through Liger, in place. ValueError without a GPU.
 
     `compiles`: layers fuse their sums and norms in functions that torch compiles.
     """

@@ -1,4 +1,4 @@
-"""A residual sum and the norm after it in one pass on a GPU, and their gradient in another.
+"""A residual sum with its norm in one pass on a GPU.
 
 As transformers write a layer under autocast, the sum, the norm and the cast each read and write the stream, which is
 float32 where weights are trained.
@@ -75,7 +75,7 @@ def norm_gradient(
     weight_C: Tensor,
     dtype: torch.dtype | None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the gradient of the stream, in its type and in that of the addend."""
+    """Return the stream's gradient, in its type and the addend's."""
     unit_NC = sum_NC.float() * scale_N[:, None]
     of_unit_NC = of_normed_NC.float() * weight_C.float()
     through_NC = of_unit_NC - unit_NC * (of_unit_NC * unit_NC).mean(dim=-1, keepdim=True)

@@ -1,4 +1,4 @@
-"""The head's softmax on a GPU, compiled: no [tokens, vocabulary] tensor beside the logits.
+"""The head's softmax on a GPU, without another [tokens, vocabulary] tensor.
 
 Logits are read once for the largest, once for sums, and once for their gradient, which is written in the type of the
 products it enters. Operation by operation it would be 14 passes and two casts.
@@ -58,7 +58,7 @@ def gradient(
     of_entropy_L: Tensor | None = None,
     entropy_L: Tensor | None = None,
 ) -> None:
-    """Compute coefficient (1 at the target - p) - of_entropy p (log p + entropy)."""
+    """Compute coefficient (1 at the target - p) - of_entropy p (log p + H)."""
     logprob_LV = logits_LV / temperature - logsum_L[:, None]
     probability_LV = logprob_LV.exp()
     # A comparison goes into the same pass, which a scatter would not
