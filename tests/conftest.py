@@ -46,7 +46,7 @@ LONGEST = (
     *("checkpoints/test_resume", "api/test_training", "preflight/test_memory_model"),
     *("preflight/test_preflight_plain", "attacks/test_answers", "faults/test_faults_of_rewards"),
     *("system/test_watchdog", "config/test_early", "gpu/test_one_device", "math/test_answers"),
-    *("attention/test_attention_variants", "tests/test_train", "planner/test_memory_plan", "sandbox/test_runs"),
+    *("attention/test_attention_variants", "tests/test_loop", "planner/test_memory_plan", "sandbox/test_runs"),
     *("models/test_loading", "faults/test_faults_of_checkpoints", "models/test_architectures", "cli/test_measuring"),
     *("records/test_traces", "trainer/test_forward", "native/test_own_weights"),
     *("system/test_section", "preflight/test_preflight_run", "system/test_worker_pool", "native/test_joined"),

@@ -11,10 +11,10 @@ import torch
 from covey.config.schema import Config
 from covey.engine.fake import FakeEngine
 from covey.environments.base import Environment
+from covey.loop import train
 from covey.run.build import Run, build_run
 from covey.system import collectives
 from covey.system.waits.timer import PhaseTimer
-from covey.train import train
 from covey.trainer.batch import make_rows, mask_left_out
 from covey.trainer.prepare import make_training_batches, pack_rows, reward_penalty, train_ahead
 from covey.types import Batch, Failure, Group, MicroBatch, Prompt, Rollout

@@ -31,9 +31,9 @@ from benchmarks.demo.runs import estimate, read_run
 from covey.config import compose
 from covey.config.schema import Config
 from covey.config.shelves import CONF
+from covey.loop import train
 from covey.run.given import Given
 from covey.run.records.callbacks import Callback, StopTraining
-from covey.train import train
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "real_runs.json"
 KEPT = ("before", "after", "gain", "steps", "seconds", "phases", "tokens_per_second", "peak_memory_bytes", "versions")

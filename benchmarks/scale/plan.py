@@ -21,6 +21,7 @@ from typing import Any
 
 from covey.config.schema import Config, DoctorConfig, EvaluationConfig, OutputConfig
 from covey.environments.arithmetic import Arithmetic
+from covey.loop import train
 from covey.run.given import Given
 from covey.run.planner.hardware import Hardware, here
 from covey.run.planner.memory import with_fused_layers, workload
@@ -30,7 +31,6 @@ from covey.run.planner.probe import Watch, compared
 from covey.run.planner.seconds import step_seconds
 from covey.run.preflight import passes
 from covey.run.preflight.memory_model import memory_of
-from covey.train import train
 from covey.types import Failure, Prompt, Reward
 
 HERE = Path(__file__).resolve().parent

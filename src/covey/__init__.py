@@ -12,7 +12,8 @@ from typing import Any
 __version__ = "0.1.0"
 
 _HOMES = {
-    "": "train rewards",
+    "": "rewards",
+    "covey.api.training": "train",
     "covey.api.parts": "build Parts",
     "covey.api.result": "Result",
     "covey.run.records.callbacks": "Callback StopTraining",

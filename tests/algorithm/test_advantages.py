@@ -30,7 +30,7 @@ from covey.algorithm.credit.advantages import (
     role_ema_step,
     scores,
 )
-from covey.algorithm.credit.scores import settled
+from covey.algorithm.credit.assign import settled
 
 NAN = math.nan
 NEEDED: dict[str, dict[str, Any]] = {"passk": {"k": 2}, "pkpo": {"k": 2}}

@@ -5,10 +5,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from covey.algorithm.credit.scores import Scores, scores
 from covey.algorithm.credit.selection import length_normalizer
 from covey.algorithm.credit.shaping import (
     SHAPING,
-    ShapingInputs,
     pass_rate_linear,
     repetition,
     soft_overlong,
@@ -18,16 +18,16 @@ from covey.algorithm.credit.shaping import (
 NEEDED = {"soft_overlong": {"max_len": 10, "cache": 4}, "stop_properly": {"coef": 0.5}}
 
 
-def inputs(lengths: list[int], truncated: list[bool] | None = None) -> ShapingInputs:
+def inputs(lengths: list[int], truncated: list[bool] | None = None) -> Scores:
     n = len(lengths)
     lengths_N = torch.tensor(lengths, dtype=torch.int64)
-    return ShapingInputs(
-        groups_N=torch.zeros(n, dtype=torch.int64),
-        lengths_N=lengths_N,
+    return replace(
+        scores([0.0] * n, [0] * n),
+        written_N=lengths_N,
         total_lengths_N=lengths_N + 4,
         turns_N=torch.ones(n, dtype=torch.int64),
         truncated_N=torch.tensor(truncated or [False] * n, dtype=torch.bool),
-        token_ids=[[7] * length for length in lengths],
+        token_ids=tuple((7,) * length for length in lengths),
     )
 
 

@@ -56,14 +56,14 @@ def test_importing_covey_loads_nothing() -> None:
     "imports",
     [
         "import covey",
-        "import covey.train",
-        "from covey.train import train_step; import covey",
+        "import covey.loop",
+        "from covey.loop import train_step; import covey",
         "from covey import train; import covey",
-        "import covey; covey.train; import covey.train",
+        "import covey; covey.train; import covey.loop",
     ],
 )
-def test_covey_train_is_called_and_imported_from_however_it_was_imported(imports: str) -> None:
-    program = f"{imports}\nimport inspect\nfrom covey.train import is_due\n"
+def test_covey_train_is_one_function_however_covey_was_imported(imports: str) -> None:
+    program = f"{imports}\nimport inspect\nfrom covey.loop import is_due\n"
     checks = "assert callable(covey.train)\nassert 'rewards' in inspect.signature(covey.train).parameters\n"
 
     def imported_anew() -> tuple[bool, bool]:
@@ -71,17 +71,14 @@ def test_covey_train_is_called_and_imported_from_however_it_was_imported(imports
             del sys.modules[name]
         scope: dict[str, Any] = {}
         exec(program + checks, scope)
-        return scope["is_due"](1, 2, 6), scope["covey"].train.is_due is scope["is_due"]
+        return scope["is_due"](1, 2, 6), scope["covey"].train is scope["covey"].api.training.train
 
     assert in_a_fork(imported_anew) == (True, True)
 
 
 TYPED = """
 import covey
-
-from ..support.processes import in_a_fork
-import covey.train
-from covey.train import train_step
+from covey.loop import train_step
 
 result = covey.train("nano", num_steps=3)
 reveal_type(result)

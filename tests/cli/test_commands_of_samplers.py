@@ -6,7 +6,7 @@ import pytest
 
 from covey.cli.commands import run_check, run_evaluate
 from covey.cli.flags import EvaluationAsked
-from covey.train import train
+from covey.loop import train
 
 from ..support.fake_ray import fake_ray
 from ..support.small import rows, scripted, small_config, use

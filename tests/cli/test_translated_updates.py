@@ -15,14 +15,13 @@ from torch import Tensor
 
 from covey.algorithm.aggregation import count_totals
 from covey.algorithm.build import build_credit, build_objective
+from covey.algorithm.credit.assign import shaped
 from covey.algorithm.credit.scores import scores
-from covey.algorithm.credit.shaping import ShapingInputs
 from covey.algorithm.objective import ObjectiveInputs
 from covey.algorithm.settings import AlgorithmConfig
 from covey.cli.translate import translate
 from covey.config.schema import Config
 from covey.config.validate import validate
-from covey.trainer.credit import shaped
 
 TOLERANCE = 1e-6
 LONGEST = 8
@@ -377,9 +376,7 @@ def of_covey(algorithm: AlgorithmConfig, x: Data) -> Tensor:
     }
     inputs = ObjectiveInputs(log_probs_NT=log_p_NT, **given)
     # Rewards: shaped, less a penalty
-    info = ShapingInputs(
-        torch.tensor(GROUPS), lengths_N, lengths_N, torch.ones(n, dtype=torch.int64), torch.zeros(n) > 0, [()] * n
-    )
+    info = scores([0.0] * n, GROUPS, lengths=lengths_N)
     rewards_N = x.rewards_N
     for shape in credit.shaping:
         rewards_N = shaped(shape, rewards_N, info)

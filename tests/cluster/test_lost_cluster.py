@@ -18,8 +18,8 @@ from covey.cluster.ending import Ending, ended_with_cluster
 from covey.cluster.settings import DevicesConfig
 from covey.cluster.start import ClusterLost
 from covey.cluster.trainers import TrainerRank
+from covey.loop import train
 from covey.system.waits.signals import Stopper, StopRequested
-from covey.train import train
 from covey.trainer.trainer import Trainer
 from covey.types import Prompt, RunStopped
 

@@ -11,10 +11,10 @@ from covey.config.budget import counted, steps_for_epochs, steps_for_rollouts
 from covey.config.giving_way import give_way
 from covey.config.schema import Config
 from covey.config.validate import validate
+from covey.loop import train
 from covey.rollouts.settings import CurriculumConfig, GroupSizeStep
 from covey.run.build import with_steps
 from covey.run.planner.memory import derived
-from covey.train import train
 
 from ..support.small import rows, small_config, words
 

@@ -15,12 +15,12 @@ from covey.cli.help import group_choices
 from covey.cli.main import main
 from covey.config.early import check_early
 from covey.config.schema import Config
+from covey.loop import train
 from covey.policy.models.loading import load_policy
 from covey.policy.models.naming import check_device
 from covey.policy.settings import ModelConfig
 from covey.run import folder as run_folder
 from covey.system import hub
-from covey.train import train
 
 from ..support.small import logging_as_it_was, small_config
 

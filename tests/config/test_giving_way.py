@@ -14,7 +14,7 @@ from covey.config.giving_way import give_way, overruled
 from covey.config.schema import Config
 from covey.config.validate import validate
 from covey.engine.settings import EngineConfig
-from covey.train import train
+from covey.loop import train
 
 
 def composed(*words: str) -> tuple[Config, list[str]]:
@@ -202,7 +202,7 @@ def test_settings_of_a_program_get_the_same_correction_as_those_of_the_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[Config] = []
-    monkeypatch.setattr("covey.train._train", lambda config, *given: seen.append(config))
+    monkeypatch.setattr("covey.loop._train", lambda config, *given: seen.append(config))
     chosen = Config(source="ray", devices=DevicesConfig(python="python"), engine=EngineConfig(name="vllm"))
     train(chosen, tmp_path)
     train(chosen, tmp_path, as_typed=True)

@@ -21,9 +21,9 @@ from covey.environments.code import environment as code
 from covey.environments.math import verifier
 from covey.environments.math.settings import CountdownConfig
 from covey.environments.settings import ArithmeticConfig, MixtureConfig
+from covey.loop import train
 from covey.rollouts.settings import GroupSizeStep
 from covey.run.records.step_metrics import DOCUMENT_NAMES
-from covey.train import train
 from covey_tasks.machines.design.types import Invalid
 from covey_tasks.machines.environment import StepStats
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
+from covey.loop import train
 from covey.run.build import build_environment, build_run
 from covey.run.checkpoints.checkpoint import newest_valid
 from covey.system.waits.signals import StopRequested
 from covey.system.waits.timer import PhaseTimer
-from covey.train import train
 
 from ..support.small import equal, rows, saved_weights, scripted, small_config, timeless, use, varied
 

@@ -16,8 +16,8 @@ from covey.environments.base import Environment, Replies, Split, adapt, metrics_
 from covey.environments.episode import Answer, Observation
 from covey.environments.mixture import Mixture
 from covey.environments.reward_functions.bridges.trainers import for_trl, trl_rows
+from covey.loop import train
 from covey.system.waits.watchdog import Watchdog
-from covey.train import train
 from covey.types import Failure, Message, Prompt, Reward
 
 from ..support.small import rows, small_config, use, varied

@@ -12,8 +12,8 @@ from covey.environments.base import Split, adapt, facts_of, follow, metrics_of
 from covey.environments.conversations.tools.environment import WithTools
 from covey.environments.mixture import Mixture
 from covey.environments.settings import CustomConfig
+from covey.loop import train
 from covey.run.build import build_environment
-from covey.train import train
 from covey.types import Failure, Prompt, Reward, RunStopped
 
 from ..support.small import small_config, use, varied

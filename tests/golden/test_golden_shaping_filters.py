@@ -1,12 +1,14 @@
 """Golden values of reward shaping and of group filters."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from covey.algorithm.credit.advantages import group_center
-from covey.algorithm.credit.scores import scores
+from covey.algorithm.credit.scores import Scores, scores
 from covey.algorithm.credit.selection import GROUP_FILTERS, balanced_indices, length_normalizer
-from covey.algorithm.credit.shaping import SHAPING, ShapingInputs
+from covey.algorithm.credit.shaping import SHAPING
 
 from .cases import Case, check, check_all, golden, tensor
 
@@ -44,18 +46,18 @@ def test_group_filters_drop_the_golden_groups(case: Case) -> None:
     check([float(not k) for k in kept], case, "drop")
 
 
-def inputs_of(case: Case) -> ShapingInputs:
+def inputs_of(case: Case) -> Scores:
     n = len(next(iter(case.inputs.values())))
     zeros_N = torch.zeros(n, dtype=torch.int64)
 
     def counts(name: str) -> Tensor:
         return torch.tensor(case.inputs[name]) if name in case.inputs else zeros_N
 
-    return ShapingInputs(
-        groups_N=scores([0.0] * n, case.inputs.get("groups", [0] * n)).groups_N,
-        lengths_N=counts("lengths" if "lengths" in case.inputs else "output_tokens"),
+    return replace(
+        scores([0.0] * n, case.inputs.get("groups", [0] * n)),
+        written_N=counts("lengths" if "lengths" in case.inputs else "output_tokens"),
         total_lengths_N=counts("total_tokens"),
         turns_N=counts("turns"),
         truncated_N=torch.tensor(case.inputs.get("truncated", [False] * n)),
-        token_ids=case.inputs.get("token_ids", [[]] * n),
+        token_ids=tuple(case.inputs.get("token_ids", [[]] * n)),
     )

@@ -13,12 +13,12 @@ from covey.algorithm.losses import LOSSES
 from covey.algorithm.settings import AlgorithmConfig
 from covey.engine.build import ENGINES
 from covey.engine.settings import EngineConfig
+from covey.loop import train
 from covey.policy.models.loading import load_policy
 from covey.policy.policy import Policy
 from covey.policy.reference import make_reference
 from covey.policy.settings import ModelConfig
 from covey.run.checkpoints.checkpoint import load_weights, save_policy
-from covey.train import train
 from covey.trainer.layouts import LAYOUTS
 from covey.trainer.settings import OptimizerConfig
 from covey.trainer.trainer import Trainer

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from covey.config.schema import Config
+from covey.loop import train
 from covey.run.checkpoints.checkpoint import STATE
 from covey.run.checkpoints.state import generators, restore_generators
-from covey.train import train
 
 from ..support.builders import keep_float16
 from ..support.small import equal, rows, saved_policy, scripted, small_config, timeless, use

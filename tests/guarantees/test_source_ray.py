@@ -19,10 +19,10 @@ from covey.environments.base import Environment, JudgeSummary
 from covey.environments.build import ENVIRONMENTS
 from covey.environments.episode import Answer, Episode, Observation
 from covey.environments.settings import CustomConfig, MixtureConfig
+from covey.loop import train
 from covey.rollouts.settings import GroupSizeStep
 from covey.run.records.record import RunRecorder
 from covey.run.replay.training import replay
-from covey.train import train
 from covey.types import Failure, Message, Prompt, Reward
 
 from ..support.fake_ray import fake_ray

@@ -15,10 +15,10 @@ import pytest
 
 from covey.config.schema import Config
 from covey.config.validate import validate
+from covey.loop import drop_stale, run_train, train
 from covey.rollouts.sampler import Sampler
 from covey.rollouts.source import Dropped, LocalSource, Meanwhile, PromptSampler
 from covey.run import build
-from covey.train import drop_stale, run_train, train
 from covey.types import Group, Prompt, Sampling
 
 from ..support.small import POLICIES, group, rows, scripted_for, small_config, use

@@ -20,11 +20,11 @@ from covey.config.giving_way import corrected
 from covey.config.validate import validate
 from covey.environments.base import Environment
 from covey.environments.episode import Answer, Episode, Observation
+from covey.loop import train
 from covey.policy.models.nano import nano_tokenizer
 from covey.policy.settings import ModelConfig
 from covey.run.records.record import RunRecorder
 from covey.run.replay.training import replay
-from covey.train import train
 from covey.trainer import prepare
 from covey.types import Failure, Group, Prompt, Reward, RunStopped
 
@@ -97,7 +97,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> None:
         prepare.train_ahead(groups, *others)
         TRAINED_AHEAD.append(len(groups))
 
-    monkeypatch.setattr("covey.train.train_ahead", train_ahead)
+    monkeypatch.setattr("covey.loop.train_ahead", train_ahead)
 
 
 def some_alike(prompt: Prompt, text: str) -> float:

@@ -23,6 +23,7 @@ from covey.cli.main import main
 from covey.cli.report import report_at_the_end
 from covey.cli.tables import render
 from covey.config.schema import OutputConfig
+from covey.loop import train
 from covey.report.bands import mean_band, moving_bands, share_band
 from covey.report.content import _histograms, _rollout, content, thinned, verdict
 from covey.report.curves import curves_of, reading
@@ -33,7 +34,6 @@ from covey.report.read import RunFiles, read_run
 from covey.report.text import as_lines
 from covey.run.folder import LOCK
 from covey.run.records.summary import read_summary
-from covey.train import train
 
 from ..support.small import rows, scripted, small_config, use, words
 

@@ -19,6 +19,7 @@ from covey.engine.fake import FakeEngine
 from covey.environments.arithmetic import Arithmetic
 from covey.environments.mixture import Mixture
 from covey.environments.settings import ArithmeticConfig
+from covey.loop import train
 from covey.rollouts.curriculum import EasyToHard, Promotion, SuccessRateCurriculum, Window
 from covey.rollouts.sampler import Sampler
 from covey.rollouts.settings import CurriculumConfig, GroupSizeStep
@@ -27,7 +28,6 @@ from covey.run.build_stream import build_stream
 from covey.run.evaluate import evaluate, evaluation_from
 from covey.run.records.summary import RunFacts, summary
 from covey.system import collectives
-from covey.train import train
 from covey.types import Failure, Prompt, Sampling
 
 from ..support.small import TOKENIZER, rows, scripted, small_config, use

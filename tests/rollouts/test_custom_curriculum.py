@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from covey.loop import train
 from covey.rollouts.source import PromptStream
 from covey.run.build import build_run
 from covey.run.preflight.custom import check_custom
 from covey.run.preflight.subject import Check, PreflightContext
 from covey.system.waits.timer import PhaseTimer
-from covey.train import train
 
 from ..support.small import rows, scripted, small_config, timeless, use
 

@@ -14,6 +14,7 @@ from covey.engine.fake import FakeEngine
 from covey.engine.native.engine import NativeEngine
 from covey.environments.base import Split, adapt, is_message
 from covey.environments.episode import Answer, Episode, Observation
+from covey.loop import train
 from covey.policy.models.nano import CHAT_TEMPLATE
 from covey.rollouts.attempt import Segment, joined, sampled
 from covey.rollouts.encoding import encode_prompt
@@ -21,7 +22,6 @@ from covey.rollouts.rollout import roll_out
 from covey.rollouts.sampler import EpisodeLimits, Sampler
 from covey.rollouts.turns import observed_tokens, rendered_tokens, turn_seed
 from covey.run.build_stream import check_prompts
-from covey.train import train
 from covey.types import Completion, Failure, Group, Message, Prompt, Reward, Rollout, RunStopped, Sampling, Span
 
 from ..support.builders import nano

@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from covey.config.schema import Config
 from covey.config.validate import validate
 from covey.environments.base import Environment, Split
+from covey.loop import run_train, train
 from covey.policy.models.loading import load_policy
 from covey.policy.settings import ModelConfig
 from covey.run import cold_start
@@ -24,7 +25,6 @@ from covey.run.checkpoints.checkpoint import save_policy
 from covey.run.checkpoints.saved_settings import settings_of
 from covey.run.cold_start import demonstration_group, ensure
 from covey.system.waits.signals import Stopper, StopRequested
-from covey.train import run_train, train
 from covey.types import Failure, Prompt, Reward
 from tests.support.scripted import Scripted
 

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from covey.algorithm.intervals import SHARE, mean_interval, pass_at_k, student, wilson
 from covey.config.schema import EvaluationConfig
 from covey.engine.native.engine import NativeEngine
+from covey.loop import train
 from covey.policy.models.loading import load_policy
 from covey.rollouts.sampler import Sampler
 from covey.rollouts.source import LocalSource, PromptStream
@@ -22,7 +23,6 @@ from covey.run.evaluate import Answers as Answered
 from covey.run.evaluate import Estimate, Evaluation, evaluate, noise
 from covey.run.records.summary import gains, paired_gain
 from covey.run.stages import is_best
-from covey.train import train
 from covey.types import Failure, Group, Prompt, Reward, Sampling, Turn
 
 from ..support.small import rollout, scripted, small_config, use

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from covey.config.schema import Config
 from covey.run.build import Run, build_environment, build_run
 from covey.run.stages import crowding, opening, size_of
 from covey.system.text.format import count
@@ -17,22 +16,22 @@ from ..support.small import scripted, small_config, use
 
 
 @contextmanager
-def begun(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> Iterator[tuple[Run, Config]]:
+def begun(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> Iterator[Run]:
     use(monkeypatch, scripted())
     config = small_config(**changes)
     run = build_run(config, build_environment(config), PhaseTimer())
-    yield run, config
+    yield run
     run.close()
 
 
 def test_it_says_what_is_trained_on_what_and_for_how_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    with begun(monkeypatch, num_steps=9) as (run, config):
+    with begun(monkeypatch, num_steps=9) as run:
         weights = sum(p.numel() for p in run.policy.model.parameters())
-        assert opening(run, config) == (
+        assert opening(run) == (
             f"nano: {count(weights)} parameters, all trained; 6 prompts to train on, 3 held out (2 of them evaluated); "
             "2 x 4 completions a step, 9 steps: 3 passes over the prompts"
         )
-        assert crowding(run, config) is None
+        assert crowding(run) is None
 
 
 def test_adapters_are_the_only_weights_that_train() -> None:
@@ -45,12 +44,12 @@ def test_adapters_are_the_only_weights_that_train() -> None:
 
 
 def test_a_step_of_more_prompts_than_there_are_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    with begun(monkeypatch, groups_per_step=15) as (run, config):
-        line = crowding(run, config)
+    with begun(monkeypatch, groups_per_step=15) as run:
+        line = crowding(run)
         assert line is not None
         assert line.startswith("groups_per_step=15 takes each of 6 training prompts 2.5 times a step;")
 
 
 def test_a_curriculum_has_no_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    with begun(monkeypatch, curriculum__name="success") as (run, config):
-        assert opening(run, config).endswith("2 x 4 completions a step, 2 steps")
+    with begun(monkeypatch, curriculum__name="success") as run:
+        assert opening(run).endswith("2 x 4 completions a step, 2 steps")

@@ -14,10 +14,10 @@ from covey.config.giving_way import corrected
 from covey.config.schema import Config
 from covey.engine.native.rows import Row
 from covey.engine.native.scheduler import Scheduler
+from covey.loop import train
 from covey.run.folder import CHANGES
 from covey.run.records.record import RunRecorder
 from covey.run.replay.training import best_evaluations, read_schedule, replay
-from covey.train import train
 from covey.types import Message, Prompt
 
 from ..support.fake_ray import FakeRay, fake_ray

@@ -12,10 +12,10 @@ from covey.cli.main import main
 from covey.config.giving_way import corrected
 from covey.config.schema import Config
 from covey.engine.base import digest_of
+from covey.loop import train
 from covey.run.records.record import RunRecorder
 from covey.run.replay.training import PastStep, check_replayable, replay
 from covey.system import collectives
-from covey.train import train
 from covey.types import RunStopped
 
 from ..support.fake_ray import fake_ray

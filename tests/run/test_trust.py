@@ -25,12 +25,12 @@ from covey.environments.math.settings import Gsm8kConfig
 from covey.environments.reward_functions.settings import RewardFunctionsConfig
 from covey.environments.reward_functions.specs import load_reward
 from covey.environments.settings import CustomConfig, MixtureConfig
+from covey.loop import train
 from covey.run import trust
 from covey.run.checkpoints.resume import run_lock
 from covey.run.folder import LogFile, create_run_folder
 from covey.system.jsonl import write_json
 from covey.system.lookup import resolve
-from covey.train import train
 from covey_tasks.infill.settings import InfillConfig
 
 from ..support.small import logging_as_it_was, small_config, words

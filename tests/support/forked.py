@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(["covey.train", "covey.cli.job", "transformers.modeling_utils"])
+SERVER.set_forkserver_preload(["covey.loop", "covey.cli.job", "transformers.modeling_utils"])
 
 
 class Forked:

@@ -141,7 +141,7 @@ def test_a_program_that_trains_hears_clean_warnings_too() -> None:
     Path("program.py").write_text(
         "from covey.config.schema import Config; from covey.policy.settings import ModelConfig\n"
         "from covey.environments.settings import CustomConfig\n"
-        "from covey.train import train\n"
+        "from covey.loop import train\n"
         f"task = CustomConfig(factory='hostile:Hostile', options={{'api_key': {SECRET!r}}})\n"
         "config = Config(environment=task, num_steps=1, groups_per_step=1, group_size=2)\n"
         "config.model = ModelConfig(nano_hidden_size=16, nano_num_layers=1, nano_num_heads=2)\n"

@@ -29,7 +29,7 @@ launch.leave(3)
 SCRIPT = """
 from covey.config.schema import Config; from covey.policy.settings import ModelConfig
 from covey.environments.settings import ArithmeticConfig
-from covey.train import train
+from covey.loop import train
 config = Config(environment=ArithmeticConfig(num_train=16, num_test=8), num_steps=1, groups_per_step=2, group_size=2)
 config.model = ModelConfig(nano_hidden_size=16, nano_num_layers=1, nano_num_heads=2)
 config.sampling.max_tokens, config.preflight.enabled, config.evaluation.num_prompts = 2, False, 2

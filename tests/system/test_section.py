@@ -17,9 +17,9 @@ from covey.environments.data.settings import DataConfig
 from covey.environments.math.settings import Gsm8kConfig
 from covey.environments.reward_functions.settings import RewardFunctionsConfig
 from covey.environments.settings import ArithmeticConfig, EnvironmentConfig, MixtureConfig, part_configs
+from covey.loop import train
 from covey.rollouts.settings import GroupSizeStep
 from covey.system.section import Section
-from covey.train import train
 from covey.trainer.settings import OptimizerConfig
 
 KINDS = get_type_hints(Config).values()

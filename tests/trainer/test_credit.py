@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from covey.algorithm.build import build_credit
+from covey.algorithm.credit.assign import estimated
 from covey.algorithm.credit.scores import Answer, Scores, scores
-from covey.algorithm.credit.shaping import ShapingInputs
 from covey.algorithm.metrics import group_metrics, value
 from covey.algorithm.settings import TURN_CREDITS, AlgorithmConfig
 from covey.system import collectives
 from covey.trainer.batch import make_rows, mask_left_out
-from covey.trainer.credit import Credit, CreditAssigner, estimated
+from covey.trainer.credit import Credit, CreditAssigner
 from covey.trainer.forward import Ahead, Trained
 from covey.types import Failure, Group, Prompt, Reward, Rollout, RunStopped, Turn
 from tests.support.builders import credit_assigner
@@ -244,7 +244,7 @@ def test_credit_of_a_group_alone_is_that_beside_the_others_of_its_step(credit: s
     groups = [EPISODES, of(in_turns(1.0, 0.0, 0.3), in_turns(0.0, 0.2, 0.0), in_turns(0.3, 0.1))]
     whole = assigner(turn_credit=credit).assign(groups)
     for index, one in enumerate(groups):
-        assert assigner(turn_credit=credit).assign_alone([one]).numbers[0] == pytest.approx(whole.numbers[index])
+        assert assigner(turn_credit=credit).assign([one], alone=True).numbers[0] == pytest.approx(whole.numbers[index])
     ahead = Ahead(trained={id(groups[0]): Trained(groups[0], whole.numbers[0], None)})
     ahead.check(groups, whole.numbers)
     first, second, *others = whole.numbers[0]
@@ -282,7 +282,7 @@ def test_custom_functions_say_nothing_of_what_was_not_scored() -> None:
     assert estimated(estimate, scores([1.0, math.nan], [0, 0]))[0].tolist() == [1.0, 0.0]
 
 
-def at_least_0(rewards_N: Tensor, info: ShapingInputs) -> Tensor:
+def at_least_0(rewards_N: Tensor, info: Scores) -> Tensor:
     return rewards_N.nan_to_num(nan=0.0).clamp(min=0)
 
 

@@ -194,7 +194,7 @@ def test_an_empty_mini_batch_makes_no_step() -> None:
 
 
 def trained(folder: Path, **changes: Any) -> tuple[list[dict[str, Any]], bytes]:
-    from covey.train import train
+    from covey.loop import train
 
     config = small_config(preflight__enabled=False, groups_per_step=4, num_steps=3, optimizer__lr=0.01, **changes)
     train(config, folder)
@@ -219,7 +219,7 @@ def test_a_run_takes_them_by_groups_or_rollouts_and_a_mini_batch_of_all_changes_
 
 @pytest.mark.long
 def test_a_run_that_was_stopped_goes_on_to_the_same_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from covey.train import train
+    from covey.loop import train
 
     use(monkeypatch, scripted())
     _, whole = trained(tmp_path / "whole", mini_batch_groups=2, updates_per_batch=2, output__save_every=1)

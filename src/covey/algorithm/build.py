@@ -3,16 +3,14 @@
 import inspect
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
-
-from torch import Tensor
 
 from covey.algorithm.aggregation import AGGREGATIONS, Reduction
 from covey.algorithm.corrections import WeightOptions, parse_rejection
 from covey.algorithm.credit.advantages import ADVANTAGES
-from covey.algorithm.credit.selection import SELECTION, Selected
+from covey.algorithm.credit.assign import CreditFunctions
+from covey.algorithm.credit.selection import SELECTION
 from covey.algorithm.credit.shaping import SHAPING
 from covey.algorithm.credit.turns import chosen_turn_credit
 from covey.algorithm.kl import ESTIMATORS, GRADIENTS, SAMPLER_ESTIMATORS, KLOptions
@@ -22,22 +20,6 @@ from covey.algorithm.objective import DENOMINATORS, KLTerms, Objective, OffPolic
 from covey.algorithm.settings import AlgorithmConfig
 from covey.system import custom
 from covey.system.lookup import check_options, one_of, resolve
-
-
-@dataclass(frozen=True, slots=True)
-class CreditFunctions:
-    """What turns rewards into advantages, options bound."""
-
-    estimate: Callable[..., Any]
-    """An entry of ADVANTAGES, or a custom one."""
-    takes_answers: bool
-    """Whether `estimate` looks at what was written, besides the scores."""
-    shaping: tuple[Callable[..., Any], ...]
-    """In the order in which they are applied."""
-    turn_credit: Callable[..., Tensor] | None
-    """None where all tokens of a rollout have one advantage."""
-    select: Callable[..., Selected] | None
-    """None where every rollout trains."""
 
 
 def build_credit(algorithm: AlgorithmConfig) -> CreditFunctions:
@@ -50,7 +32,17 @@ def build_credit(algorithm: AlgorithmConfig) -> CreditFunctions:
     if algorithm.selection is not None:
         select = custom.lookup(custom.SELECTION, algorithm.selection, SELECTION, algorithm.selection_options)
     takes_answers = isinstance(estimate, custom.Custom) and estimate.num_inputs == 2
-    return CreditFunctions(estimate, takes_answers, tuple(shaping), turn_credit, select)
+    return CreditFunctions(
+        estimate,
+        takes_answers,
+        tuple(shaping),
+        turn_credit,
+        select,
+        role_options=algorithm.advantage_options if algorithm.advantage == "role_ema" else None,
+        has_anchors=algorithm.turn_credit == "anchor_state",
+        length_alpha=algorithm.length_normalizer,
+        clip=algorithm.advantage_clip,
+    )
 
 
 def build_objective(algorithm: AlgorithmConfig, norm_length: int) -> Objective:

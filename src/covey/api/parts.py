@@ -7,7 +7,7 @@ with covey.build(model, rewards, data, num_steps=50) as parts:
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,17 +18,16 @@ from covey.api.training import Data
 from covey.config.early import check_early
 from covey.config.schema import Config
 from covey.config.validate import validate
+from covey.loop import take, update
 from covey.policy import sharding
 from covey.policy.policy import Policy
-from covey.rollouts.source import GroupSource
+from covey.rollouts.source import Dropped, GroupSource
 from covey.run.build import Run, build_run
 from covey.run.checkpoints.checkpoint import save_policy
 from covey.run.evaluate import Evaluation, evaluate
 from covey.run.records.step_metrics import rollout_metrics
 from covey.system import accelerate_launch, collectives, machine
 from covey.system.waits.timer import PhaseTimer
-from covey.train import drop_stale
-from covey.trainer.prepare import make_training_batches
 from covey.trainer.trainer import Trainer
 from covey.types import Group
 
@@ -40,10 +39,15 @@ if TYPE_CHECKING:
 class Parts:
     """The parts of a run and the steps between them. Iterating samples groups until `num_steps` are trained."""
 
-    config: Config
     run: Run
-    """All parts, as `covey.train` wires them."""
+    """All parts and their settings, as `covey.train` wires them."""
     num_steps_done: int = 0
+    _dropped: list[Dropped] = field(default_factory=list)
+
+    @property
+    def config(self) -> Config:
+        """Return the settings of the run."""
+        return self.run.config
 
     @property
     def source(self) -> GroupSource:
@@ -69,20 +73,16 @@ class Parts:
 
     def take(self) -> list[Group]:
         """Sample and score this rank's share of the next groups."""
-        with sharding.unsharded(self.policy):
-            groups = self.source.take(collectives.local_share(self.config.groups_per_step))
-        return drop_stale(groups, self.num_steps_done, self.config.max_staleness, self.config.publish_every)
+        groups, self._dropped = take(self.run, self.num_steps_done)
+        return groups
 
     def step(self, groups: Sequence[Group]) -> dict[str, float | None]:
         """Train on groups: advantages, batch, update, new version of the weights. Return what to log of it."""
-        step = self.num_steps_done
-        batches, credit = make_training_batches(groups, self.trainer, self.run.credit, self.run.packing, step)
-        metrics = self.trainer.step(batches, step)
-        self.num_steps_done += 1
-        self.source.follow(self.num_steps_done, self.config.num_steps)
-        self.source.publish(self.num_steps_done)
-        left_out = [dropped.group for dropped in self.source.dropped]
-        return {**rollout_metrics(groups, left_out, credit, self.num_steps_done - 1), **metrics}
+        step, dropped = self.num_steps_done, self._dropped
+        stepped = update(self.run, groups, dropped, step)
+        self.num_steps_done, self._dropped = step + 1, []
+        left_out = [one.group for one in dropped]
+        return {**rollout_metrics(groups, left_out, stepped.credit, step), **stepped.metrics}
 
     def evaluate(self) -> Evaluation:
         """Measure the policy on the held-out prompts, with confidence intervals."""
@@ -135,4 +135,4 @@ def build(
         run = build_run(config, given.build_environment(config), PhaseTimer(), given.policy(config), given.reference)
         closing.callback(run.policy.causal_lm.set_attn_implementation, attention)
         closing.callback(run.close)
-        yield Parts(replace(config, num_steps=run.trainer.settings.num_steps), run)
+        yield Parts(run)

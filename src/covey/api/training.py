@@ -17,6 +17,7 @@ from covey.config import compose
 from covey.config.schema import Config
 from covey.environments.base import EnvironmentLike
 from covey.environments.reward_functions.call import name_of
+from covey.loop import train as run_loop
 from covey.policy.models.loading import load_policy
 from covey.policy.policy import Policy
 from covey.run.build import Run
@@ -28,7 +29,6 @@ from covey.run.records.record import RunRecorder
 from covey.system import machine
 from covey.system.lookup import near
 from covey.system.waits.signals import EXIT_STATUS, StopRequested
-from covey.train import train as run_loop
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

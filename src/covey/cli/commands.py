@@ -56,11 +56,11 @@ def run_evaluate(config: Config, output_dir: Path, asked: EvaluationAsked) -> No
             run = load_run(own, environment, record)
             record.looked_at = "prompt" if asked.is_whole else HELD_OUT
             if len(names) == 1:
-                evaluate_and_log(run, own, record, step=saved_step(name))
+                evaluate_and_log(run, record, step=saved_step(name))
                 continue
             record.sides = "against", "measured"
             record.say(f"{record.sides[place]}: {name}")
-            evaluate_and_log(run, own, record, step=place)
+            evaluate_and_log(run, record, step=place)
             if place == 0:
                 run.close()
 
@@ -95,8 +95,8 @@ def run_check(config: Config, output_dir: Path) -> None:
         raise ValueError("covey check needs preflight.enabled=true, got preflight.enabled=false")
     with Stopper(config.output.shutdown_timeout).installed(), RunRecorder(config, output_dir) as record:
         environment = load_environment(config, record)
-        warm = stages.run_cold_start(config, environment, record)
-        run = load_run(replace(warm, source="local"), environment, record)
+        began = stages.run_cold_start(config, environment, record)
+        run = load_run(replace(config, source="local"), environment, record, began=began)
         with record.timer.phase("preflight"):
             checks = preflight.run_checks(preflight.PreflightContext(run, config), record.say)
         preflight.write(checks, record.folder)

@@ -209,9 +209,9 @@ def _place_to_work(verb: str, job: "Job", wanted: "Path", *, is_exact: bool) -> 
     importing = Pulse(lambda seconds: _tell(f"importing torch and transformers, {seconds:.0f} s"), QUIET_SECONDS)
     with importing, machine.heavy_imports():
         from covey.cluster.trainers import trainer_ranks
+        from covey.loop import train_rank
         from covey.run.checkpoints import resume
         from covey.system import collectives
-        from covey.train import train_rank
 
     resume.check_before_ranks(job.config, job.old)
     others = partial(train_rank, job.config, wanted, exact=is_exact, old=job.old)
@@ -329,7 +329,7 @@ def _call(place: str, *arguments: Any) -> Any:
 
 
 WORK: dict[str, Callable[..., None]] = {
-    "train": partial(_call, "covey.train:run_train"),
+    "train": partial(_call, "covey.loop:run_train"),
     "cold-start": partial(_call, "covey.cli.commands:run_cold_start"),
     "judge": partial(_call, "covey.cli.commands:run_judge"),
     "audit": partial(_call, "covey.cli.commands:run_audit"),

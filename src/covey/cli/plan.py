@@ -110,8 +110,8 @@ def _known(
     found, unknown = None, ""
     if is_here:
         if asked.probe:
+            from covey.loop import train
             from covey.run.planner.probe import probe
-            from covey.train import train
 
             with Pulse(_probing, PROBE_SECONDS):
                 found = probe(config, shape, on, train)

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -66,8 +67,10 @@ LOGGER = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Run:
-    """Hold the parts of a run, wired together."""
+    """Hold the settings of a run and its parts, wired together."""
 
+    config: Config
+    """With the `num_steps` that their budget comes to."""
     environment: Environment
     policy: Policy
     trainer: Trainer
@@ -123,19 +126,22 @@ def build_run(
     timer: PhaseTimer,
     policy: Policy | None = None,
     compared: nn.Module | None = None,
+    began: Path | None = None,
 ) -> Run:
     """Load the policy, unless it is given, and wire trainer, engine and source around it.
 
-    `compared` is a model in memory for the reference that the settings ask for.
+    `compared` is a model in memory for the reference that the settings ask for, `began` the policy of a cold start.
     """
+    loaded = config if began is None else replace(config, model=replace(config.model, name=str(began)))
     if policy is None and config.model.gradient_checkpointing is None:
         device = choose_device(config.model.device)
         free = min(collectives.all_gather(available_bytes(device)))
-        config = with_checkpointing(config, collectives.world_size(), free, is_gpu=device.type == "cuda")
-    policy = policy or load_policy(config.model, seed=config.seed, on_host=is_shared_out(config.parallel.strategy))
+        loaded = with_checkpointing(loaded, collectives.world_size(), free, is_gpu=device.type == "cuda")
+    policy = policy or load_policy(loaded.model, seed=config.seed, on_host=is_shared_out(config.parallel.strategy))
     servings: list[Serving] = []
     try:
-        return _wire(config, adapt(environment), timer, policy, servings, compared)
+        run = _wire(loaded, adapt(environment), timer, policy, servings, compared)
+        return replace(run, config=replace(config, num_steps=run.config.num_steps))
     except Exception:
         for serving in reversed(servings):
             serving.close()
@@ -175,7 +181,7 @@ def _wire(
     source: GroupSource = local
     if has_samplers(config):  # last: what is refused above has started none
         source = build_ray_source(config, local, policy, timer.watchdog, judged)
-    return Run(environment, policy, trainer, source, local, credit, packing, tests, tuple(servings), known)
+    return Run(config, environment, policy, trainer, source, local, credit, packing, tests, tuple(servings), known)
 
 
 def with_steps(config: Config, num_prompts: int) -> Config:

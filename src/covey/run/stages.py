@@ -5,7 +5,6 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +53,7 @@ def find_checkpoint(config: Config, output_dir: Path) -> Path | None:
     if config.resume is None:
         return None
     waiting_for = f"the checkpoints of {output_dir} to be verified"
-    with make_watchdog(config, output_dir) as watchdog, watchdog.deadline(waiting_for, "timeouts.loading"):
+    with make_watchdog(config.timeouts, output_dir) as watchdog, watchdog.deadline(waiting_for, "timeouts.loading"):
         return collectives.run_on_rank0(lambda: resume_point(config, output_dir))
 
 
@@ -87,8 +86,8 @@ def run_cold_start(
     record: RunRecorder,
     checkpoint: Path | None = None,
     heed: Callable[[], None] = lambda: None,
-) -> Config:
-    """Return the config of the policy that the cold start made, unchanged where there is none.
+) -> Path | None:
+    """Return the policy that a cold start made, None without one.
 
     A resumed run takes the one that it began with, where that is kept: its settings may make another one now. `heed`
     is called at each look at the accuracy, where ranks can stop together.
@@ -99,9 +98,9 @@ def run_cold_start(
         heed()
 
     if checkpoint is not None and (began := began_with(config, record.folder, checkpoint)) is not None:
-        return replace(config, model=replace(config.model, name=str(began)))
+        return began
     if not config.cold_start.enabled:
-        return config
+        return None
     # Train or load the policy of the cold start
     waiting = record.watchdog.deadline("the cold start", "timeouts.cold_start")
     with record.timer.phase("cold_start"), waiting:
@@ -111,7 +110,7 @@ def run_cold_start(
             record.say("interrupted during the cold start; it is not saved until finished and will restart")
             raise
     record.say(f"cold start: {start.summary_line}")
-    return replace(config, model=replace(config.model, name=str(start.path)))
+    return start.path
 
 
 def began_with(config: Config, folder: Path, checkpoint: Path) -> Path | None:
@@ -128,40 +127,45 @@ def began_with(config: Config, folder: Path, checkpoint: Path) -> Path | None:
 
 
 def load_run(
-    config: Config, environment: Environment, record: RunRecorder, prompts: str = "", given: Given = NOTHING
+    config: Config,
+    environment: Environment,
+    record: RunRecorder,
+    prompts: str = "",
+    given: Given = NOTHING,
+    began: Path | None = None,
 ) -> Run:
-    """Load the model and build the run around it.
+    """Load the model, or the policy of a cold start, and build the run around it.
 
     `prompts` is the fingerprint that checkpoints carry.
     """
-    with record.watchdog.deadline(f"the model {config.model.name} to be loaded", "timeouts.loading"):
-        run = build_run(config, environment, record.timer, given.policy(config), given.reference)
+    with record.watchdog.deadline(f"the model {began or config.model.name} to be loaded", "timeouts.loading"):
+        run = build_run(config, environment, record.timer, given.policy(config), given.reference, began)
     record.begin(run, prompts)
     facts_of(environment)  # refused here, and not at the first checkpoint
     return run
 
 
-def announce(run: Run, config: Config, record: RunRecorder) -> None:
+def announce(run: Run, record: RunRecorder) -> None:
     """Report what will be trained on what, and warn where prompts repeat within a step."""
-    record.say(opening(run, config))
+    record.say(opening(run))
     if run.policy.device.type == "cuda":
-        record.say(computing(run.policy, config))
-    if (crowded := crowding(run, config)) and collectives.is_main_process():
+        record.say(computing(run.policy, run.config))
+    if (crowded := crowding(run)) and collectives.is_main_process():
         LOGGER.warning("%s", crowded)
 
 
-def resume(run: Run, config: Config, record: RunRecorder, checkpoint: Path) -> int:
+def resume(run: Run, record: RunRecorder, checkpoint: Path) -> int:
     """Load a checkpoint into the run and return how many steps it has done."""
     with record.watchdog.deadline(f"{checkpoint} to be read", "timeouts.loading"):
         if run.trainer.reference is not None:
-            collectives.run_on_rank0(lambda: check_same_reference(config, checkpoint, run.reference_identity))
+            collectives.run_on_rank0(lambda: check_same_reference(run.config, checkpoint, run.reference_identity))
         state = load_state(checkpoint)
         check_keeps_reference(run, state["trainer"]["reference"])
         load_weights(run.policy, checkpoint)
         step = restore(run, record, state)
         # Not before: a run that cannot go on keeps the rows it had
         collectives.run_on_rank0(lambda: cut_rows(record.folder, checkpoint))
-    run.source.follow(step, config.num_steps)  # before anything is sampled
+    run.source.follow(step, run.config.num_steps)  # before anything is sampled
     run.source.publish(step)
     record.say(f"resumed after step {step} from {checkpoint}")
     for change in changed_facts(checkpoint):
@@ -192,16 +196,16 @@ def await_samplers(run: Run, record: RunRecorder) -> None:
             run.source.await_samplers()
 
 
-def evaluate_and_log(run: Run, config: Config, record: RunRecorder, step: int) -> None:
+def evaluate_and_log(run: Run, record: RunRecorder, step: int) -> None:
     """Evaluate on the held-out prompts and log what was found."""
     with record.timer.phase("evaluation"), sharding.unsharded(run.policy):
-        answers = answer(run.source, run.test_prompts, run.source.sampling, config.evaluation)
+        answers = answer(run.source, run.test_prompts, run.source.sampling, run.config.evaluation)
         release_memory()
     with record.watchdog.deadline("the logs to be written", "timeouts.saving"):
         record.evaluation(step, answers)
     if step == 0 and (line := noise(answers, run.source.sampling.temperature)) is not None:
         record.say(line)
-    if config.algorithm.reference_refresh_on_best and is_best([one.score for one in record.evaluations]):
+    if run.config.algorithm.reference_refresh_on_best and is_best([one.score for one in record.evaluations]):
         take_as_reference(run)
         record.say(f"the policy after step {step} is the best so far, and the reference from here on")
 
@@ -229,21 +233,21 @@ SAVE_SECONDS = 1800.0
 """Most seconds between checkpoints, but with output.save_every=0."""
 
 
-def save_is_overdue(config: Config, record: RunRecorder, step: int) -> bool:
+def save_is_overdue(run: Run, record: RunRecorder, step: int) -> bool:
     """Tell whether too much time would be lost with the run; the step after which it ends is saved anyway."""
-    if config.output.save_every == 0 or step >= config.num_steps:
+    if run.config.output.save_every == 0 or step >= run.config.num_steps:
         return False
     return collectives.run_on_rank0(lambda: time.monotonic() - record.saved_at > SAVE_SECONDS)
 
 
-def opening(run: Run, config: Config) -> str:
+def opening(run: Run) -> str:
     """Say in one line what is trained on what, and for how long.
 
-    >>> opening(run, config)
+    >>> opening(run)
     'nano: 1.38M parameters, all trained; 22 prompts to train on, 2 held out; 4 x 4 completions a step, 30 steps: 5.5
     passes over the prompts'
     """
-    prompts = len(run.source.stream.prompts)
+    config, prompts = run.config, len(run.source.stream.prompts)
     all_held_out, looked_at = len(run.environment.prompts("test")), len(run.test_prompts)
     some = f" ({looked_at:,} of them evaluated)" if looked_at < all_held_out else ""
     held_out = f"{all_held_out:,} held out{some}" if run.is_held_out else f"none held out, {looked_at:,} looked at"
@@ -301,13 +305,13 @@ def size_of(policy: Policy) -> str:
     return f"{count(whole)} parameters, {count(trained)} of them trained ({percent(trained / whole)})"
 
 
-def crowding(run: Run, config: Config) -> str | None:
+def crowding(run: Run) -> str | None:
     """Return a warning where a step takes more prompts than there are, else None."""
-    prompts = len(run.source.stream.prompts)
-    if config.groups_per_step <= prompts:
+    prompts, groups_per_step = len(run.source.stream.prompts), run.config.groups_per_step
+    if groups_per_step <= prompts:
         return None
-    times = config.groups_per_step / prompts
+    times = groups_per_step / prompts
     return (
-        f"groups_per_step={config.groups_per_step} takes each of {prompts} training prompts {times:.3g} times a step; "
+        f"groups_per_step={groups_per_step} takes each of {prompts} training prompts {times:.3g} times a step; "
         "a larger group_size would compare more answers to each"
     )

@@ -35,7 +35,7 @@ class Role:
 
 ADVANTAGE = Role("algorithm.advantage", "(scores) or (scores, answers)", "algorithm.advantage_options")
 LOSS = Role("algorithm.loss", "(inputs)", "algorithm.loss_options")
-SHAPING = Role("algorithm.shaping", "(rewards_N, info)", "algorithm.shaping")
+SHAPING = Role("algorithm.shaping", "(rewards_N, scores)", "algorithm.shaping")
 SELECTION = Role("algorithm.selection", "(scores, estimator)", "algorithm.selection_options")
 GROUP_FILTER = Role("algorithm.group_filter", "(rewards_M)", "algorithm.group_filter_options")
 AGGREGATION = Role("algorithm.aggregation", "(counts_N, denominators)")

@@ -21,14 +21,14 @@ from torch import Tensor
 
 from covey.algorithm.aggregation import count_totals
 from covey.algorithm.build import build_credit, build_objective
-from covey.algorithm.credit.scores import scores, settled
+from covey.algorithm.credit.assign import estimated, settled
+from covey.algorithm.credit.scores import scores
 from covey.algorithm.credit.selection import clip_advantages
 from covey.algorithm.objective import ObjectiveInputs
 from covey.algorithm.settings import AlgorithmConfig
 from covey.policy.logprobs import allowed_tokens, reference_logprobs, score_tokens
 from covey.policy.reference import Reference
 from covey.trainer.batch import make_batch, make_rows
-from covey.trainer.credit import estimated
 from covey.trainer.trainer import Trainer
 from covey.types import Group, Prompt, Sampling
 

@@ -114,7 +114,7 @@ def train_ahead(
     On this rank alone, where settings allow it (`trainer.ahead`); `make_training_batches` then leaves them out.
     """
     penalties = reward_penalty(groups, trainer, packing)
-    credit = assigner.assign_alone(groups, penalties)
+    credit = assigner.assign(groups, penalties, alone=True)
     rows = _rows_in_loss(groups, credit, trainer)
     if not any(rows):  # no count to divide by, until others are there
         return

@@ -11,7 +11,7 @@ import pytest
 
 from covey.environments.reward_functions.settings import RewardFunctionsConfig
 from covey.environments.settings import MixtureConfig
-from covey.train import train
+from covey.loop import train
 from covey.types import RunStopped
 
 from ...support.small import rows, small_config

@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers.utils.logging import disable_progress_bar
 
+from covey.loop import run_train
 from covey.policy.models.loading import load_policy
 from covey.policy.policy import Policy
 from covey.policy.settings import ModelConfig
@@ -27,7 +28,6 @@ from covey.run.checkpoints.checkpoint import (
 )
 from covey.run.checkpoints.resume import resume_point
 from covey.run.folder import create_run_folder
-from covey.train import run_train
 
 from ...support.small import scripted, small_config, use
 from .syscalls import Call, can_trace, follow

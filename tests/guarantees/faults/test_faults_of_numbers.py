@@ -17,6 +17,7 @@ from covey.algorithm.credit.advantages import ADVANTAGES
 from covey.algorithm.losses import LOSS_FUNCTIONS, LOSSES
 from covey.algorithm.settings import AlgorithmConfig
 from covey.engine.base import EngineStats
+from covey.loop import train
 from covey.policy.models.loading import load_policy
 from covey.policy.policy import Policy
 from covey.policy.settings import ModelConfig
@@ -27,7 +28,6 @@ from covey.run.build import build_run
 from covey.run.checkpoints.checkpoint import STATE
 from covey.run.records.summary import read_summary
 from covey.system.waits.timer import PhaseTimer
-from covey.train import train
 from covey.trainer.prepare import make_training_batches
 from covey.types import Completion, Group, Prompt, RunStopped, Sampling
 from tests.support.builders import credit_assigner

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from covey.loop import train
 from covey.run.checkpoints.checkpoint import load_state, newest_valid
 from covey.run.checkpoints.manifest import MANIFEST
 from covey.run.checkpoints.resume import run_lock, truncate_jsonl
 from covey.system.disk import WriteError
-from covey.train import train
 
 from ...support.small import equal, rewrite, rows, saved_weights, scripted, small_config, use
 from ..runs import fingerprint, finish, finish_well, kill, new_run, num_trained, resume, saved_step, wait_until

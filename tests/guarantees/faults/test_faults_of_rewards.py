@@ -15,8 +15,8 @@ import pytest
 
 from covey.environments.reward_functions.environment import RewardFunctions, RewardSettings, reward_functions
 from covey.environments.reward_functions.settings import RewardFunctionsConfig
+from covey.loop import train
 from covey.system.workers.pool import WorkerPool, WorkerSettings
-from covey.train import train
 from covey.types import Failure, Reward, RunStopped
 
 from ...support.small import equal, rows, saved_weights, small_config, timeless

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
+from covey.loop import train
 from covey.run.evaluate import Evaluation
 from covey.run.given import Given
 from covey.run.records.callbacks import Callback
 from covey.system.waits.signals import Stopper, StopRequested
-from covey.train import train
 from covey.types import Prompt
 
 from ...support.processes import are_gone, descendants

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from covey.loop import train
 from covey.run.records import trackers
 from covey.run.records.rollout_log import AnswerRow
 from covey.run.records.trackers import BackgroundTracker, Tracker
-from covey.train import train
 
 from ...support.processes import are_gone, descendants
 from ...support.small import equal, rows, saved_weights, scripted, small_config, timeless, use

@@ -27,6 +27,7 @@ from covey.config.checks import format_value
 from covey.config.schema import Config
 from covey.engine.base import EngineStats
 from covey.environments.base import Environment
+from covey.loop import train
 from covey.policy import head as heads
 from covey.policy.models.loading import load_policy
 from covey.rollouts.group_checks import Outcome
@@ -40,7 +41,6 @@ from covey.run.doctor.live import watching
 from covey.run.evaluate import evaluate
 from covey.run.records.callbacks import Callbacks
 from covey.system.waits.timer import PhaseTimer
-from covey.train import train
 from covey.trainer.prepare import make_training_batches
 from covey.types import Failure, Group, Prompt, Reward, Rollout, RunStopped, Turn
 

@@ -11,10 +11,10 @@ import pytest
 
 from covey.config.schema import ENVIRONMENT_SETTINGS, Config
 from covey.config.validate import validate
+from covey.loop import train
 from covey.policy.models.nano import NanoShape
 from covey.policy.models.nano_masked import nano_judge_model, nano_masked_tokenizer
 from covey.policy.settings import ModelConfig
-from covey.train import train
 
 from ...support.builders import nano
 from ...support.small import small_config

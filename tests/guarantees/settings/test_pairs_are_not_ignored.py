@@ -12,7 +12,7 @@ import torch
 from covey.algorithm.credit.advantages import ADVANTAGES
 from covey.algorithm.credit.scores import Scores, scores
 from covey.algorithm.credit.selection import GROUP_FILTERS, SELECTION
-from covey.algorithm.credit.shaping import SHAPING, ShapingInputs
+from covey.algorithm.credit.shaping import SHAPING
 from covey.algorithm.credit.turns import TURN_CREDIT
 from covey.algorithm.loss_inputs import loss_inputs
 from covey.algorithm.losses import LOSS_FUNCTIONS, LOSSES
@@ -120,11 +120,11 @@ def given_scores() -> Scores:
     return replace(found, preferences_NN=upper_NN + (1 - upper_NN.T).tril(-1))
 
 
-def shaping_inputs() -> ShapingInputs:
+def shaping_inputs() -> Scores:
     lengths_N = torch.tensor([2.0, 9.0, 5.0, 4.0])
-    return ShapingInputs(
-        groups_N=torch.tensor([0, 0, 1, 1]),
-        lengths_N=lengths_N,
+    return replace(
+        scores([0.0] * 4, [0, 0, 1, 1]),
+        written_N=lengths_N,
         total_lengths_N=lengths_N + torch.tensor([3.0, 1.0, 5.0, 0.0]),
         turns_N=torch.tensor([1.0, 3.0, 2.0, 1.0]),
         truncated_N=torch.tensor([False, True, False, True]),

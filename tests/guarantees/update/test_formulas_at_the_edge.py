@@ -18,7 +18,7 @@ from covey.algorithm.build import build_objective
 from covey.algorithm.credit.advantages import ADVANTAGES, scores
 from covey.algorithm.credit.scores import Scores
 from covey.algorithm.credit.selection import SELECTION
-from covey.algorithm.credit.shaping import SHAPING, ShapingInputs
+from covey.algorithm.credit.shaping import SHAPING
 from covey.algorithm.kl import ESTIMATORS, GRADIENTS, KLOptions, kl_penalty
 from covey.algorithm.loss_inputs import LEVELS
 from covey.algorithm.metrics import summarise
@@ -219,7 +219,7 @@ def test_shaping_leaves_what_was_not_scored_alone_and_the_rest_finite(
 ) -> None:
     given, n = GROUPS[case], len(GROUPS[case].rewards_N)
     zeros_N = torch.zeros(n, dtype=torch.int64)
-    info = ShapingInputs(given.groups_N, zeros_N, zeros_N, zeros_N, torch.ones(n, dtype=torch.bool), [()] * n)
+    info = replace(given, written_N=zeros_N, total_lengths_N=zeros_N, turns_N=zeros_N, truncated_N=zeros_N == 0)
     shaped_N = SHAPING[name](given.rewards_N, info, **options)
     assert bool((shaped_N.isnan() == given.rewards_N.isnan()).all())
     assert bool(shaped_N[given.scored].isfinite().all())

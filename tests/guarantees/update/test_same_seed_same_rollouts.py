@@ -18,11 +18,11 @@ import torch
 
 from covey.engine.native import rows as native_rows
 from covey.engine.native.engine import NativeEngine
+from covey.loop import train
 from covey.policy.policy import Policy
 from covey.policy.sampling import row_key
 from covey.run.build import build_run
 from covey.system.waits.timer import PhaseTimer
-from covey.train import train
 from covey.types import Completion, Group, Sampling
 
 from ...engine.tiny import tiny_policy

@@ -20,10 +20,10 @@ from covey.engine.build import ENGINES, sampling_engine
 from covey.engine.native.engine import NativeEngine
 from covey.engine.settings import EngineConfig
 from covey.environments.settings import CustomConfig
+from covey.loop import train
 from covey.policy.logprobs import Scoring
 from covey.policy.policy import Policy
 from covey.rollouts.rollout import causal_rollout
-from covey.train import train
 from covey.types import Completion, Group, Prompt, Reward, Sampling
 from tests.support.scripted import Scripted
 

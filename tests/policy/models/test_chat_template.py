@@ -8,6 +8,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from covey.environments.reward_functions.settings import RewardFunctionsConfig
+from covey.loop import train
 from covey.policy.models.chat_template import set_template_defaults
 from covey.policy.models.loading import load_policy
 from covey.policy.settings import ModelConfig
@@ -15,7 +16,6 @@ from covey.rollouts.encoding import encode_prompt
 from covey.rollouts.turns import observed_tokens
 from covey.run.build import build_run
 from covey.system.waits.timer import PhaseTimer
-from covey.train import train
 from covey.types import Prompt
 from tests.support.scripted import Scripted
 

@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
 from covey.algorithm.settings import AlgorithmConfig
 from covey.config.validate import validate
+from covey.loop import train
 from covey.policy.models.loading import load_policy, policy_in_memory
 from covey.policy.models.nano import nano_tokenizer
 from covey.policy.models.quantized import dequantized
@@ -17,7 +18,6 @@ from covey.policy.plain import plain_model
 from covey.policy.policy import Policy, inference
 from covey.policy.settings import ModelConfig
 from covey.run.planner.memory import plan
-from covey.train import train
 
 from ...support.builders import (
     SGD,

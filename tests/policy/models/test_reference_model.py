@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from covey.loop import train
 from covey.policy.models.reference_model import (
     load_reference_model,
     model_hash,
@@ -22,7 +23,6 @@ from covey.policy.reference import Reference
 from covey.policy.settings import ModelConfig
 from covey.run.checkpoints.checkpoint import save_policy
 from covey.run.planner.memory import plan
-from covey.train import train
 
 from ...support.builders import nano, probe_logits, saved_model
 from ...support.small import rows, scripted, small_config, use

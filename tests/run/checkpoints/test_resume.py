@@ -16,6 +16,7 @@ import pytest
 from covey.cli.main import main
 from covey.config.compose import to_yaml
 from covey.config.schema import Config
+from covey.loop import train
 from covey.report.content import verdict
 from covey.report.read import read_run
 from covey.run.checkpoints.manifest import MANIFEST, render
@@ -24,7 +25,6 @@ from covey.run.checkpoints.saved_settings import find_run, settings_of
 from covey.run.folder import newer_trainings
 from covey.run.records.record import RunRecorder
 from covey.run.records.step_metrics import Stepped
-from covey.train import train
 
 from ...support.small import logging_as_it_was, rewrite, rows, scripted, small_config, use, words
 

@@ -23,6 +23,7 @@ from covey.cli.show import run_show
 from covey.cli.tables import print_summary
 from covey.config.doctor import DoctorConfig
 from covey.config.schema import Config
+from covey.loop import train
 from covey.report.content import content, verdict
 from covey.report.health import health_of, run_log
 from covey.report.read import read_run
@@ -36,7 +37,6 @@ from covey.run.doctor.verdicts import filled, row_of
 from covey.run.evaluate import Evaluation, numbers_of
 from covey.run.records.callbacks import StopTraining
 from covey.run.records.summary import RunFacts, read_summary, summary, write_summary
-from covey.train import train
 from covey.types import Prompt
 
 from ...support.small import rows, scripted, small_config, use

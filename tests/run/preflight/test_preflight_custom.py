@@ -88,8 +88,8 @@ WRONG = [
     ),
     (
         "advantage",
-        "def f(scores):\n    x = 1\n    return scores.texts",
-        "raised AttributeError: 'Scores' object has no attribute 'texts' (mine.py:8)",
+        "def f(scores):\n    x = 1\n    return scores.words",
+        "raised AttributeError: 'Scores' object has no attribute 'words' (mine.py:8)",
     ),
     (
         "advantage",

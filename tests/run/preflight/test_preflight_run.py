@@ -18,12 +18,12 @@ from covey.cli.main import main
 from covey.config.schema import Config
 from covey.engine.base import EngineStats
 from covey.environments.arithmetic import Arithmetic
+from covey.loop import train
 from covey.run.build import build_run
 from covey.run.checkpoints.state import generators
 from covey.run.preflight.preflight import leaving_no_trace, run_checks, write
 from covey.run.preflight.subject import Check, PreflightContext
 from covey.system.waits.timer import PhaseTimer
-from covey.train import train
 
 from ...support.small import logging_as_it_was, rows, small_config, timeless, use, varied, words
 from .looked_at import Golden, subjects, use_engine
@@ -183,9 +183,7 @@ def test_a_run_that_goes_on_is_not_checked_again(monkeypatch: pytest.MonkeyPatch
 
 def test_the_policy_of_the_cold_start_is_the_one_that_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
-    monkeypatch.setattr(
-        "covey.train.before_training", lambda run, config, record: seen.append(run.policy.model.name_or_path)
-    )
+    monkeypatch.setattr("covey.loop.before_training", lambda run, record: seen.append(run.policy.model.name_or_path))
     warm = {"cold_start__enabled": True, "cold_start__num_steps": 1, "cold_start__num_check_prompts": 2}
     assert main(["train", *words(**warm), "hydra.run.dir=run"]) == 0
     assert "cold-start-" in seen[0]

@@ -15,12 +15,12 @@ import pytest
 
 from covey.config.doctor import DoctorConfig
 from covey.config.schema import Config, OutputConfig
+from covey.loop import train
 from covey.run.checkpoints.fingerprint import of_prompts
 from covey.run.doctor.live import Doctor, watching
 from covey.run.doctor.verdicts import row_of
 from covey.run.evaluate import Estimate, Evaluation
 from covey.run.records.callbacks import Callbacks, StopTraining
-from covey.train import train
 from covey.types import Prompt
 
 from ...support.small import rows, scripted, small_config, use, varied

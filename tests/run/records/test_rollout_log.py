@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from covey.config.schema import Config
+from covey.config.schema import OutputConfig
 from covey.rollouts.source import Dropped
 from covey.run.evaluate import Answers
 from covey.run.records.rollout_log import (
@@ -143,11 +143,9 @@ def test_notes_take_the_place_of_nothing_that_is_said_of_an_answer() -> None:
 
 
 def test_every_evaluation_of_a_run_has_the_same_room_for_answers() -> None:
-    config = Config(num_steps=11)
-    config.output.max_rollout_rows, config.output.answers_per_evaluation = 100, 1000
+    output = OutputConfig(max_rollout_rows=100, answers_per_evaluation=1000)
     for every, most in ((5, 25), (0, 50)):  # before, after steps 5 and 10, after
-        config.evaluation.every = every
-        assert answers_per_evaluation(config) == most
+        assert answers_per_evaluation(output, every, num_steps=11) == most
 
 
 def test_the_file_is_bounded_over_restarts_too(tmp_path: Path) -> None:

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from covey.config.schema import Config
+from covey.loop import train
 from covey.run.records.token_scores import RowScores, TrainedRow
 from covey.run.records.trace_log import is_traced, rows_of_ranks
 from covey.run.records.traces import EVENLY, Candidate, Pieces, _sequence, choose
 from covey.run.records.updates import LOG_RATIO_EDGES, count_in_bins, fitting
 from covey.system import collectives
-from covey.train import train
 from covey.types import Failure, Group, Prompt
 
 from ...support.processes import on_two_ranks

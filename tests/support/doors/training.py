@@ -9,7 +9,7 @@ from typing import Any
 
 from covey.environments.base import Environment
 from covey.environments.settings import EnvironmentConfig
-from covey.train import train
+from covey.loop import train
 from covey.types import Prompt, Reward
 
 from ..small import small_config

@@ -12,12 +12,12 @@ from transformers import AddedToken, AutoConfig, AutoModelForMaskedLM, PreTraine
 
 from covey.cli.main import main
 from covey.config.schema import Config
+from covey.loop import train
 from covey.policy.models.nano_masked import nano_masked_tokenizer
 from covey.run.build import build_environment, build_run
 from covey.run.preflight.preflight import raise_on_failure, run_checks
 from covey.run.preflight.subject import PreflightContext
 from covey.system.waits.timer import PhaseTimer
-from covey.train import train
 from covey_tasks.infill.environment import Infill
 from covey_tasks.infill.grammar import is_sentence, sentences
 from covey_tasks.infill.settings import InfillConfig

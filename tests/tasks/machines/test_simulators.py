@@ -108,7 +108,7 @@ def test_without_mujoco_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.slow
 def test_tasks_of_text_and_the_environment_are_imported_without_mujoco() -> None:
     code = (
-        "import sys; sys.modules['mujoco'] = None; import covey_tasks.machines.environment, covey.train;"
+        "import sys; sys.modules['mujoco'] = None; import covey_tasks.machines.environment, covey.loop;"
         "from covey_tasks.machines.physics.simulators import Simulators\n"
         "try: Simulators()\n"
         "except ValueError as error: print(error)"

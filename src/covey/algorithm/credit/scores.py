@@ -5,7 +5,8 @@ ranks first. A NaN reward means "not scored": it enters no statistic and its adv
 """
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, chain
 from typing import Any
 
 import torch
@@ -36,8 +37,47 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
+class Turns:
+    """The turns of a batch, episode after episode, each episode's in order.
+
+    >>> as_turns(rollouts=[0, 0, 1], rewards=[0.5, 0.0, 0.0], lengths=[3, 2, 4]).places
+    [0, 1, 0]
+    """
+
+    rollouts_M: Tensor
+    """int64: the episode of each turn, as an index into the N of `Scores`."""
+    rewards_M: Tensor
+    lengths_M: Tensor
+    """Tokens the policy wrote in each turn, same dtype as the rewards."""
+    states: tuple[str, ...]
+    """The state in which each turn began; "" where it has no name."""
+
+    @property
+    def places(self) -> list[int]:
+        """Return which turn of its episode each is, from 0."""
+        places: list[int] = []
+        seen: dict[int, int] = {}
+        for rollout in self.rollouts_M.tolist():
+            places.append(seen.get(rollout, 0))
+            seen[rollout] = places[-1] + 1
+        return places
+
+
+def as_turns(
+    rollouts: Sequence[int], rewards: Sequence[float], lengths: Sequence[int] = (), states: Sequence[str] = ()
+) -> Turns:
+    """Make Turns from lists. Without lengths each turn wrote one token, without states none has a name."""
+    return Turns(
+        torch.tensor(rollouts, dtype=torch.int64),
+        torch.tensor(rewards, dtype=torch.float64),
+        torch.tensor(lengths or [1] * len(rewards), dtype=torch.float64),
+        tuple(states) or ("",) * len(rewards),
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class Scores:
-    """The rewards of one batch and what else an estimator may look at.
+    """The rollouts of a batch in columns: all that shaping, estimators and turn credit read.
 
     >>> scores([1.0, 0.0, 0.5], ["a", "a", "b"]).groups_N
     tensor([0, 0, 1])
@@ -48,15 +88,32 @@ class Scores:
     groups_N: Tensor
     """int64, from 0. Groups may interleave and differ in size."""
     lengths_N: Tensor
-    """Loss tokens of each rollout, same dtype as the rewards; 0 where it is masked for being truncated."""
+    """Loss tokens of each rollout, same dtype as the rewards; 0 where a setting masks the rollout."""
     written_N: Tensor
     """Tokens the policy wrote in each rollout, in the loss or not."""
+    total_lengths_N: Tensor
+    """All tokens: prompt, completions and the environment's replies."""
+    turns_N: Tensor
+    """Completions in each rollout."""
+    truncated_N: Tensor
+    """bool: the token limit ended the rollout."""
+    penalties_N: Tensor
+    """KL penalty on each reward, weighted, to be subtracted after shaping."""
     parts_NK: Tensor
     """Rewards of the single reward functions, NaN where one does not apply; (N, 0) where there are none."""
     weights_K: Tensor
     """Weight of each part."""
+    part_names: tuple[str, ...]
     roles: tuple[str, ...]
-    """Whom the policy played in each rollout (self-play); all "" in ordinary training."""
+    """Environment of each rollout: the role that the policy played in self-play."""
+    token_ids: tuple[tuple[int, ...], ...]
+    """Tokens the policy wrote in each rollout."""
+    turns: Turns
+    """Of all rollouts that were scored; none where the turns of a rollout share its advantage."""
+    prompts: tuple[Prompt, ...] = ()
+    """Of each rollout; () unless a custom advantage takes `answers`, as prompts may be large."""
+    texts: tuple[str, ...] = ()
+    """Completion of each rollout, decoded; as `prompts`."""
     preferences_NN: Tensor = field(default_factory=lambda: torch.zeros(0, 0))
     """Probability that rollout i beats rollout j, from a judge; (0, 0) where there is none."""
     baselines: Mapping[str, float] = field(default_factory=dict)
@@ -64,8 +121,8 @@ class Scores:
 
     def __post_init__(self) -> None:
         n = len(self.rewards_N)
-        lengths = [len(x) for x in (self.groups_N, self.lengths_N, self.written_N, self.parts_NK, self.roles)]
-        assert set(lengths) == {n}, f"groups, lengths, written, parts, roles have lengths {lengths} for {n} rewards"
+        lengths = {name: len(getattr(self, name)) for name in (*TENSORS, "parts_NK", "roles", "token_ids")}
+        assert set(lengths.values()) == {n}, f"{n} rewards have columns of lengths {lengths}"
         assert self.parts_NK.shape[1] == len(self.weights_K), f"{self.parts_NK.shape}, {len(self.weights_K)} weights"
 
     @property
@@ -76,6 +133,57 @@ class Scores:
     @property
     def num_groups(self) -> int:
         return count_groups(self.groups_N)
+
+    @property
+    def answers(self) -> tuple[Answer, ...]:
+        """Return each rollout as a custom advantage of two arguments sees it."""
+        columns = zip(self.prompts, self.texts, self.token_ids, self.truncated_N.tolist(), strict=True)
+        return tuple(Answer(*row) for row in columns)
+
+    def rows(self, places_M: Tensor) -> "Scores":
+        """Select rows, each as often as it is named. The turns stay those of all."""
+        places = places_M.tolist()
+        tensors = {name: getattr(self, name)[places_M] for name in (*TENSORS, "parts_NK")}
+        lists: dict[str, Any] = {
+            name: tuple(column[place] for place in places) for name in LISTS if (column := getattr(self, name))
+        }
+        return replace(self, **tensors, **lists)
+
+
+TENSORS = (
+    *("rewards_N", "groups_N", "lengths_N", "written_N", "total_lengths_N", "turns_N", "truncated_N", "penalties_N"),
+)
+LISTS = ("roles", "token_ids", "prompts", "texts")
+"""Columns of `Scores`, those of parts and turns aside."""
+
+
+def join(ranks: Sequence[Scores]) -> Scores:
+    """Stack the rows of all ranks. Groups stay apart; a part that a rank lacks is NaN there."""
+    firsts = accumulate((own.num_groups for own in ranks[:-1]), initial=0)
+    columns: dict[str, Any] = {name: torch.cat([getattr(own, name) for own in ranks]) for name in TENSORS}
+    columns |= {name: tuple(chain.from_iterable(getattr(own, name) for own in ranks)) for name in LISTS}
+    columns["groups_N"] = torch.cat([own.groups_N + first for own, first in zip(ranks, firsts, strict=True)])
+    starts = accumulate((len(own.rewards_N) for own in ranks[:-1]), initial=0)
+    turns = [own.turns.rollouts_M + start for own, start in zip(ranks, starts, strict=True)]
+    weights = {name: weight for own in ranks for name, weight in zip(own.part_names, own.weights_K, strict=True)}
+    return Scores(
+        **columns,
+        parts_NK=torch.cat([_named_parts(own, tuple(weights)) for own in ranks]),
+        weights_K=torch.stack(list(weights.values())) if weights else ranks[0].weights_K,
+        part_names=tuple(weights),
+        turns=Turns(
+            torch.cat(turns),
+            torch.cat([own.turns.rewards_M for own in ranks]),
+            torch.cat([own.turns.lengths_M for own in ranks]),
+            tuple(chain.from_iterable(own.turns.states for own in ranks)),
+        ),
+    )
+
+
+def _named_parts(given: Scores, names: Sequence[str]) -> Tensor:
+    known = dict(zip(given.part_names, given.parts_NK.unbind(1), strict=True))
+    missing_N = torch.full_like(given.rewards_N, torch.nan)
+    return torch.stack([known.get(name, missing_N) for name in names], dim=1) if names else given.parts_NK
 
 
 def scores(
@@ -89,8 +197,8 @@ def scores(
 ) -> Scores:
     """Make Scores from lists or tensors, in float64. Group labels may be anything hashable.
 
-    Without lengths every rollout counts one token; without weights every part counts 1. All that was written counts as
-    loss tokens.
+    Without lengths every rollout counts one token; without weights every part counts 1. Each rollout is one whole
+    completion, all of it loss tokens.
     """
     rewards_N = _float64(rewards)
     n = len(rewards_N)
@@ -103,9 +211,16 @@ def scores(
         groups_N=groups_N,
         lengths_N=lengths_N,
         written_N=lengths_N,
+        total_lengths_N=lengths_N,
+        turns_N=torch.ones_like(rewards_N),
+        truncated_N=torch.zeros(n, dtype=torch.bool),
+        penalties_N=torch.zeros_like(rewards_N),
         parts_NK=parts_NK,
         weights_K=rewards_N.new_ones(parts_NK.shape[1]) if weights is None else _float64(weights),
+        part_names=tuple(map(str, range(parts_NK.shape[1]))),
         roles=tuple(roles) or ("",) * n,
+        token_ids=((),) * n,
+        turns=as_turns([], []),
     )
 
 
@@ -128,21 +243,6 @@ def over_group(values_N: Tensor, groups_N: Tensor, reduce: str = "sum") -> Tenso
 def count_scored(rewards_N: Tensor, groups_N: Tensor) -> Tensor:
     """Count the scored members of each rollout's group, (N,) in the dtype of the rewards."""
     return over_group((~rewards_N.isnan()).to(rewards_N.dtype), groups_N)
-
-
-def settled(rewards_N: Tensor, groups_N: Tensor) -> Tensor:
-    """Make rewards of a group equal where they differ by rounding alone: 0.1 + 0.7 is no worse than 0.8.
-
-    An estimator with eps 0, a comparison of pairs and a count of informative groups would take that for a difference.
-    """
-    rewards, groups = rewards_N.tolist(), groups_N.tolist()
-    scored = [index for index, reward in enumerate(rewards) if reward == reward]
-    least, group = 0.0, -1
-    for index in sorted(scored, key=lambda index: (groups[index], rewards[index])):
-        if groups[index] == group and rewards[index] - least <= ROUNDING * abs(rewards[index]):
-            rewards[index] = least
-        least, group = rewards[index], groups[index]
-    return torch.tensor(rewards, dtype=rewards_N.dtype)
 
 
 def center(rewards_N: Tensor, groups_N: Tensor) -> Tensor:

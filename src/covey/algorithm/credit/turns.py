@@ -10,56 +10,27 @@ alone are equal: they have no spread. Shapes: N episodes of the batch, M turns o
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from covey.algorithm.credit.scores import ROUNDING, Scores, center, divide, group_std, over_group, scores
+from covey.algorithm.credit.scores import (
+    ROUNDING,
+    Scores,
+    Turns,
+    as_turns,
+    center,
+    divide,
+    group_std,
+    over_group,
+    scores,
+)
 from covey.system.lookup import check_options, one_of
 
 Estimate = Callable[[Scores], Tensor]
-
-
-@dataclass(frozen=True, slots=True)
-class Turns:
-    """The turns of a batch, episode after episode, each episode's in order.
-
-    >>> as_turns(rollouts=[0, 0, 1], rewards=[0.5, 0.0, 0.0], lengths=[3, 2, 4]).places
-    [0, 1, 0]
-    """
-
-    rollouts_M: Tensor
-    """int64: the episode of each turn, as an index into the N of `Scores`."""
-    rewards_M: Tensor
-    lengths_M: Tensor
-    """Tokens the policy wrote in each turn, same dtype as the rewards."""
-    states: tuple[str, ...]
-    """The state in which each turn began; "" where it has no name."""
-
-    @property
-    def places(self) -> list[int]:
-        """Return which turn of its episode each is, from 0."""
-        places: list[int] = []
-        seen: dict[int, int] = {}
-        for rollout in self.rollouts_M.tolist():
-            places.append(seen.get(rollout, 0))
-            seen[rollout] = places[-1] + 1
-        return places
-
-
-def as_turns(
-    rollouts: Sequence[int], rewards: Sequence[float], lengths: Sequence[int] = (), states: Sequence[str] = ()
-) -> Turns:
-    """Make Turns from lists. Without lengths each turn wrote one token, without states none has a name."""
-    return Turns(
-        torch.tensor(rollouts, dtype=torch.int64),
-        torch.tensor(rewards, dtype=torch.float64),
-        torch.tensor(lengths or [1] * len(rewards), dtype=torch.float64),
-        tuple(states) or ("",) * len(rewards),
-    )
 
 
 def episode(scores: Scores, turns: Turns, estimate: Estimate) -> Tensor:
@@ -172,17 +143,16 @@ def _anchors(groups: Sequence[int], turns: Turns) -> list[Hashable]:
 
 def _rows_of_turns(scores: Scores, turns: Turns, values_M: Tensor) -> Scores:
     """Return what an estimator is given where each turn is a row. Rows without loss tokens keep none."""
-    of_M = turns.rollouts_M
-    groups_M = scores.groups_N[of_M]
-    return Scores(
-        rewards_N=_settled(values_M, groups_M, _sizes(scores, turns)[of_M]),
-        groups_N=groups_M,
-        lengths_N=torch.where(scores.lengths_N[of_M] > 0, turns.lengths_M, 0.0),
+    rows = scores.rows(turns.rollouts_M)
+    return replace(
+        rows,
+        rewards_N=_settled(values_M, rows.groups_N, _sizes(scores, turns)[turns.rollouts_M]),
+        lengths_N=torch.where(rows.lengths_N > 0, turns.lengths_M, 0.0),
         written_N=turns.lengths_M,
-        parts_NK=scores.parts_NK[of_M][:, :0],
-        weights_K=scores.weights_K[:0],
-        roles=tuple(scores.roles[index] for index in of_M.tolist()),
-        baselines=scores.baselines,
+        parts_NK=rows.parts_NK[:, :0],
+        weights_K=rows.weights_K[:0],
+        part_names=(),
+        turns=as_turns([], []),
     )
 
 

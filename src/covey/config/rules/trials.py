@@ -4,16 +4,15 @@ Imports torch. The preflight tries custom functions.
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 
 import torch
-from torch import Tensor
 
 from covey.algorithm.build import build_credit
 from covey.algorithm.credit.advantages import ADVANTAGES
 from covey.algorithm.credit.scores import Scores, scores
 from covey.algorithm.credit.selection import GROUP_FILTERS
-from covey.algorithm.credit.shaping import ShapingInputs
 from covey.algorithm.loss_inputs import loss_inputs
 from covey.algorithm.objective import Objective
 from covey.algorithm.settings import AlgorithmConfig
@@ -38,7 +37,7 @@ def _of_credit(algorithm: AlgorithmConfig, group_size: int) -> Iterator[Trial]:
     """Yield the functions between rewards and advantages."""
     credit, given = build_credit(algorithm), _made_up_scores(group_size)
     for name, shape in zip(algorithm.shaping, credit.shaping, strict=True):
-        yield f"shaping.{name}", shape, partial(shape, given.rewards_N, made_up_shaping_inputs(given))
+        yield f"shaping.{name}", shape, partial(shape, given.rewards_N, given)
     yield f"advantage_options of {algorithm.advantage}", credit.estimate, partial(credit.estimate, given)
     if credit.select is not None:
         call = partial(credit.select, given, ADVANTAGES["group_center"])
@@ -62,17 +61,10 @@ def _of_loss(algorithm: AlgorithmConfig, objective: Objective) -> Iterator[Trial
 def _made_up_scores(group_size: int) -> Scores:
     rewards = [float(index % 3) for index in range(2 * group_size)]
     groups = [index // group_size for index in range(2 * group_size)]
-    return scores(rewards, groups, parts=[[reward] for reward in rewards])
-
-
-def made_up_shaping_inputs(given: Scores) -> ShapingInputs:
-    """Return the inputs of shaping beside the rewards."""
-    ones_N: Tensor = torch.ones_like(given.lengths_N)
-    return ShapingInputs(
-        groups_N=given.groups_N,
-        lengths_N=given.lengths_N,
+    given = scores(rewards, groups, parts=[[reward] for reward in rewards])
+    return replace(
+        given,
         total_lengths_N=given.lengths_N + 1,
-        turns_N=ones_N,
-        truncated_N=ones_N > 0,
-        token_ids=[(1,)] * len(given.rewards_N),
+        truncated_N=torch.ones_like(given.scored),
+        token_ids=((1,),) * len(rewards),
     )

@@ -44,7 +44,7 @@ class Doctor(Callback):
         names = [name for _, name in fingerprint.of_prompts(run.test_prompts)]
         self._prompts = names, [prompt.id for prompt in run.test_prompts]
         self._log.summary = {"after": {"num_prompts": len(names)}}
-        self._log.settings = {**self._log.settings, "num_steps": run.trainer.settings.num_steps}
+        self._log.settings = {**self._log.settings, "num_steps": run.config.num_steps}
 
     def on_step(self, step: int, metrics: dict[str, float | None]) -> None:
         self._take_up(step, step)

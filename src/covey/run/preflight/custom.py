@@ -16,7 +16,8 @@ from torch import Tensor
 
 from covey.algorithm.aggregation import AGGREGATIONS, Denominators
 from covey.algorithm.credit.advantages import ADVANTAGES
-from covey.algorithm.credit.scores import Answer, Scores, scores
+from covey.algorithm.credit.assign import estimated, selected_by, shaped
+from covey.algorithm.credit.scores import Scores, scores
 from covey.algorithm.credit.selection import GROUP_FILTERS, SELECTION
 from covey.algorithm.credit.shaping import SHAPING
 from covey.algorithm.kl import ESTIMATORS
@@ -24,7 +25,6 @@ from covey.algorithm.loss_inputs import LossInputs, RatioOptions, loss_inputs, s
 from covey.algorithm.losses import LOSS_FUNCTIONS
 from covey.algorithm.objective import evaluate_loss, no_gradient
 from covey.algorithm.settings import AlgorithmConfig
-from covey.config.rules.trials import made_up_shaping_inputs
 from covey.config.schema import Config
 from covey.rollouts.group_checks import Outcome
 from covey.rollouts.settings import group_sizes
@@ -32,7 +32,6 @@ from covey.rollouts.source import AdaptiveSampler, PromptSampler
 from covey.run.preflight.subject import Check, PreflightContext
 from covey.system import custom
 from covey.system.lookup import describe
-from covey.trainer.credit import estimated, selected_by, shaped
 from covey.types import Prompt
 
 Options = Mapping[str, Any] | None
@@ -93,74 +92,61 @@ class Trial:
 # ------------------------------------------------------------------------------------------------ from rewards on
 
 
-@dataclass(frozen=True, slots=True)
-class Case:
-    """Made-up rewards of a batch, and what is special about them."""
+def synthetic_cases(config: Config, prompts: Sequence[Prompt]) -> dict[str, Scores]:
+    """Make batches of three groups: of plain rewards, of equal ones, and with one completion that was not scored.
 
-    special: str
-    scores: Scores
-    answers: tuple[Answer, ...]
-
-
-def synthetic_cases(config: Config, prompts: Sequence[Prompt]) -> list[Case]:
-    """Make batches of three groups: of plain rewards, of equal ones, and with one completion that was not scored."""
+    Keys say what is special about the rewards.
+    """
     size = min(group_sizes(config.group_size, config.group_size_schedule))
     plain = [(3 * group + 2 * member) % 7 / 4 for group in range(NUM_GROUPS) for member in range(size)]
-    equal = [0.5] * size + plain[size:]
-    unscored = [float("nan"), *plain[1:]]
-    specials = {"": plain, "where the rewards of a group are equal": equal}
-    specials["where a completion was not scored (NaN)"] = unscored
-    return [
-        Case(special, _scores(config, rewards, size), _answers(prompts, size)) for special, rewards in specials.items()
-    ]
-
-
-def _scores(config: Config, rewards: list[float], size: int) -> Scores:
+    cases = {
+        "": plain,
+        "where the rewards of a group are equal": [0.5] * size + plain[size:],
+        "where a completion was not scored (NaN)": [float("nan"), *plain[1:]],
+    }
     num_parts = max(1, len(config.rewards))
-    return scores(
+    return {special: _made_up(rewards, size, num_parts, prompts) for special, rewards in cases.items()}
+
+
+def _made_up(rewards: list[float], size: int, num_parts: int, prompts: Sequence[Prompt]) -> Scores:
+    """Give rewards the other columns, with answers to real prompts, whose own columns are there."""
+    places = range(len(rewards))
+    given = scores(
         rewards,
-        [index // size for index in range(len(rewards))],
-        lengths=[1 + index % 5 for index in range(len(rewards))],
+        [place // size for place in places],
+        lengths=[1 + place % 5 for place in places],
         parts=[[reward] * num_parts for reward in rewards],
     )
-
-
-def _answers(prompts: Sequence[Prompt], size: int) -> tuple[Answer, ...]:
-    """Make answers to real prompts, so that their columns are there."""
-    return tuple(
-        Answer(prompts[group % len(prompts)], f"made-up answer {member}", (1,) * (1 + member % 5), member == 1)
-        for group in range(NUM_GROUPS)
-        for member in range(size)
+    return replace(
+        given,
+        total_lengths_N=given.lengths_N + 1,
+        truncated_N=torch.tensor([place % size == 1 for place in places]),
+        token_ids=tuple((1,) * (1 + place % size % 5) for place in places),
+        prompts=tuple(prompts[place // size % len(prompts)] for place in places),
+        texts=tuple(f"made-up answer {place % size}" for place in places),
     )
 
 
-def _on_each(trial: Callable[[custom.Custom, Case], object]) -> Make:
+def _on_each(trial: Callable[[custom.Custom, Scores], object]) -> Make:
     """Return what makes a trial on each case. Its error says what was special about the rewards."""
 
     def make(function: custom.Custom, config: Config, prompts: Sequence[Prompt]) -> None:
-        for case in synthetic_cases(config, prompts):
+        for special, given in synthetic_cases(config, prompts).items():
             try:
-                trial(function, case)
+                trial(function, given)
             except ValueError as error:
-                raise ValueError(f"{error}{', ' if case.special else ''}{case.special}") from error
+                raise ValueError(f"{error}{', ' if special else ''}{special}") from error
 
     return make
 
 
-def _try_advantage(estimator: custom.Custom, case: Case) -> None:
-    estimated(estimator, case.scores, case.answers if estimator.num_inputs == 2 else None)
+def _try_shaping(shape: custom.Custom, given: Scores) -> None:
+    shaped(shape, given.rewards_N, given)
 
 
-def _try_shaping(shape: custom.Custom, case: Case) -> None:
-    truncated_N = torch.tensor([answer.truncated for answer in case.answers])
-    token_ids = [answer.token_ids for answer in case.answers]
-    info = replace(made_up_shaping_inputs(case.scores), truncated_N=truncated_N, token_ids=token_ids)
-    shaped(shape, case.scores.rewards_N, info)
-
-
-def _try_selection(choose: custom.Custom, case: Case) -> None:
+def _try_selection(choose: custom.Custom, given: Scores) -> None:
     """Try a selection with centred rewards as the advantages."""
-    selected_by(choose, case.scores, ADVANTAGES["group_center"])
+    selected_by(choose, given, ADVANTAGES["group_center"])
 
 
 def _try_group_filter(keep: custom.Custom, config: Config, prompts: Sequence[Prompt]) -> None:
@@ -331,7 +317,7 @@ def _ids(drawn: Sequence[tuple[Prompt, int]]) -> list[tuple[str, int]]:
 
 TRIALS = (
     Trial(custom.SHAPING, SHAPING, lambda a: a.shaping.items(), _on_each(_try_shaping)),
-    Trial(custom.ADVANTAGE, ADVANTAGES, lambda a: [(a.advantage, a.advantage_options)], _on_each(_try_advantage)),
+    Trial(custom.ADVANTAGE, ADVANTAGES, lambda a: [(a.advantage, a.advantage_options)], _on_each(estimated)),
     Trial(custom.SELECTION, SELECTION, lambda a: [(a.selection, a.selection_options)], _on_each(_try_selection)),
     Trial(custom.GROUP_FILTER, GROUP_FILTERS, lambda a: [(a.group_filter, a.group_filter_options)], _try_group_filter),
     Trial(custom.LOSS, LOSS_FUNCTIONS, lambda a: [(a.loss, a.loss_options)], _try_loss),

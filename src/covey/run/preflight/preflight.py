@@ -16,7 +16,6 @@ from pathlib import Path
 from rich import box
 from rich.table import Table
 
-from covey.config.schema import Config
 from covey.environments.base import metrics_of
 from covey.run.audit.check import check_grader
 from covey.run.build import Run
@@ -58,12 +57,12 @@ class PreflightCheck:
     """Tells whether it is made of a policy and an environment of this kind."""
 
 
-def before_training(run: Run, config: Config, record: RunRecorder) -> None:
+def before_training(run: Run, record: RunRecorder) -> None:
     """Check a new run before its first step. ValueError where one fails, with the figure and the remedy."""
-    if not config.preflight.enabled:
+    if not run.config.preflight.enabled:
         return
     with record.timer.phase("preflight"):
-        checks = run_checks(PreflightContext(run, config), record.say)
+        checks = run_checks(PreflightContext(run, run.config), record.say)
     write(checks, record.folder)
     raise_on_failure(checks)
     num_passed, seconds = sum(check.applies for check in checks), sum(check.seconds for check in checks)

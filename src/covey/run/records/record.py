@@ -77,7 +77,7 @@ class RunRecorder:
     def __init__(self, config: Config, folder: Path, callbacks: Sequence[Callback] = ()) -> None:
         disable_progress_bar()
         # Watch and time from the first moment on
-        self.watchdog = make_watchdog(config, folder)
+        self.watchdog = make_watchdog(config.timeouts, folder)
         self.timer = PhaseTimer(watchdog=self.watchdog)
         self._config = config
         self.folder = folder
@@ -162,11 +162,11 @@ class RunRecorder:
         """
         self._run = run
         self._prompts = prompts
-        self._config = replace(self._config, num_steps=run.trainer.settings.num_steps)
+        self._config = run.config
         self._progress.expect(self._config.num_steps)
         if self._config.resume is None:
             _ = self._tracker  # a new run has its files, though it stops before their first row
-        self._traces = TraceLog(self._config, self.folder, run) if self._config.output.traces else None
+        self._traces = TraceLog(self.folder, run) if run.config.output.traces else None
         run.source.report_to(self.folder / STATUS)
         self.callbacks.start(run, self.folder)
 
@@ -264,7 +264,9 @@ class RunRecorder:
             nothing = (math.nan,) * found.num_prompts
             found = replace(found, accuracy=None, pass_at_k={}, correct_greedy=nothing)
         bound = None if found.accuracy is None else settings.correct_above
-        rows = evaluation_rows(step, answers, bound, answers_per_evaluation(self._config))
+        rows = evaluation_rows(
+            step, answers, bound, answers_per_evaluation(self._config.output, settings.every, self._config.num_steps)
+        )
         self._tracker.answers(step, rows, kind="evaluate")
         metrics = numbers_of(found)
         for name, part in found.parts.items():

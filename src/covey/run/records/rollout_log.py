@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from covey.config.schema import Config
+from covey.config.schema import OutputConfig
 from covey.rollouts.source import Dropped
 from covey.run.evaluate import Answers
 from covey.system.jsonl import JsonlWriter
@@ -104,10 +104,10 @@ def best_to_worst(found: Sequence[Sampled], most: int) -> list[Sampled]:
     return [ordered[round(place * last / max(1, most - 1))] for place in range(most)]
 
 
-def answers_per_evaluation(config: Config) -> int:
+def answers_per_evaluation(output: OutputConfig, every: int, num_steps: int) -> int:
     """Return how many answers to log, leaving room for those of the last evaluation of the run."""
-    num_evaluations = 2 + (config.num_steps - 1) // config.evaluation.every if config.evaluation.every else 2
-    return min(config.output.answers_per_evaluation, max(1, config.output.max_rollout_rows // num_evaluations))
+    num_evaluations = 2 + (num_steps - 1) // every if every else 2
+    return min(output.answers_per_evaluation, max(1, output.max_rollout_rows // num_evaluations))
 
 
 def evaluation_rows(step: int, answers: Answers, correct_above: float | None, most: int) -> list[AnswerRow]:

@@ -6,7 +6,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from covey.config.schema import Config
 from covey.rollouts.source import Dropped
 from covey.run.build import Run
 from covey.run.folder import TRACES, UPDATES
@@ -26,9 +25,9 @@ ABOUT = 20
 class TraceLog:
     """Writes what the report reads besides the other logs. Every rank has one. That of rank 0 writes."""
 
-    def __init__(self, config: Config, folder: Path, run: Run) -> None:
+    def __init__(self, folder: Path, run: Run) -> None:
         """Attach it to the trainer."""
-        self._config = config
+        self._config = run.config
         self._folder = folder
         self._scores = TokenScores()
         run.trainer.observer = self._scores.see

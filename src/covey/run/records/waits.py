@@ -4,7 +4,7 @@ import threading
 from dataclasses import asdict
 from pathlib import Path
 
-from covey.config.schema import Config
+from covey.config.schema import TimeoutsConfig
 from covey.run.records.terminal import Progress
 from covey.system import collectives
 from covey.system.ranks import log_name
@@ -17,9 +17,9 @@ OF_STEPS = ("sampling", "reward", "logprobs", "backward", "optimizer")
 """Phases that are outermost in a step alone."""
 
 
-def make_watchdog(config: Config, folder: Path) -> Watchdog:
+def make_watchdog(timeouts: TimeoutsConfig, folder: Path) -> Watchdog:
     """Make the watchdog with every deadline and this process' name, to be entered."""
-    limits = {f"timeouts.{name}": seconds for name, seconds in asdict(config.timeouts).items()}
+    limits = {f"timeouts.{name}": seconds for name, seconds in asdict(timeouts).items()}
     who = f"rank {collectives.rank()}" if collectives.is_distributed() else "the run"
     return Watchdog(limits, folder / log_name(collectives.rank()), who)
 

@@ -147,13 +147,11 @@ def replay(config: Config, past: Path, record: RunRecorder, say: Callable[[str],
     # Build the run as it was, with groups sampled here.
     alone = replace(config, source="local", resume=None)
     environment = stages.load_environment(alone, record)
-    warm = stages.run_cold_start(alone, environment, record)
-    run = stages.load_run(warm, environment, record)
+    began = stages.run_cold_start(alone, environment, record)
+    run = stages.load_run(alone, environment, record, began=began)
+    model = config.model if began is None else replace(config.model, name=str(began))
     engine = ReplayingEngine(
-        load_policy(warm.model, seed=warm.seed),
-        warm.engine.cache_bytes,
-        warm.engine.max_rows,
-        warm.model.kernels,
+        load_policy(model, seed=config.seed), config.engine.cache_bytes, config.engine.max_rows, model.kernels
     )
     sampler = replace(run.local.sampler, engine=engine, environment=environment, stages=Stages())
     _remember(run, engine, 0)
@@ -167,7 +165,7 @@ def replay(config: Config, past: Path, record: RunRecorder, say: Callable[[str],
         for place in step.own_places():
             prompt = _prompt_of(step.groups[place], prompts)
             engine.past = Attempts(step.groups[place], sampler.limits_for(prompt).max_turns or 1)
-            groups[place] = asyncio.run(_sample_again(sampler, prompt, step.groups[place], warm))
+            groups[place] = asyncio.run(_sample_again(sampler, prompt, step.groups[place], config))
         _train(run, groups, step, record)
         digest = _remember(run, engine, step.step)
         collectives.run_on_rank0(partial(_compare, step, digest, past))

@@ -1,0 +1,173 @@
+"""From the rewards of a batch to its advantages: shaping, KL penalty, baseline and scale, selection, clip.
+
+The formulas are in advantages.py, shaping.py, selection.py and turns.py; here they are put in that order. All pure.
+Shapes: N rollouts of the batch, M turns of all of them.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from covey.algorithm.credit.advantages import role_ema_step
+from covey.algorithm.credit.scores import ROUNDING, Scores, join
+from covey.algorithm.credit.selection import Selected, clip_advantages, length_normalizer
+from covey.algorithm.credit.turns import anchored
+from covey.system import custom
+
+
+@dataclass(frozen=True, slots=True)
+class CreditFunctions:
+    """What turns rewards into advantages, options bound."""
+
+    estimate: Callable[..., Any]
+    """An entry of ADVANTAGES, or a custom one."""
+    takes_answers: bool
+    """Whether `estimate` looks at what was written, besides the scores."""
+    shaping: tuple[Callable[..., Any], ...]
+    """In the order in which they are applied."""
+    turn_credit: Callable[..., Tensor] | None
+    """None where all tokens of a rollout have one advantage."""
+    select: Callable[..., Selected] | None
+    """None where every rollout trains."""
+    role_options: Mapping[str, Any] | None = None
+    """Of `role_ema_step`; None for advantages without running baselines."""
+    has_anchors: bool = False
+    """Whether `turn_credit` compares turns that began in the same state."""
+    length_alpha: float | None = None
+    """Exponent of `length_normalizer`; None does not weigh by length."""
+    clip: float | None = None
+    """Bound of `clip_advantages`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Assigned:
+    """The advantages of a whole batch."""
+
+    scores: Scores
+    """With shaped rewards."""
+    selected: Selected
+    metrics: dict[str, float]
+    """Logged by a custom advantage, and how turns compare."""
+    baselines: Mapping[str, float]
+    """Running baseline of each role after the batch."""
+    of_turns_M: Tensor | None = None
+    """Advantages of turns, in the order of `scores.turns`; None where those of a rollout share one."""
+
+
+def assign(ranks: Sequence[Scores], functions: CreditFunctions, baselines: Mapping[str, float]) -> Assigned:
+    """Compute the advantages of the rollouts of all ranks."""
+    given = join(ranks)
+    # Shape rewards, then subtract the KL penalty
+    rewards_N = given.rewards_N
+    for shape in functions.shaping:
+        rewards_N = shaped(shape, rewards_N, given)
+    rewards_N = settled(rewards_N - given.penalties_N, given.groups_N)
+    given = replace(given, rewards_N=rewards_N, baselines=dict(baselines))
+    logged: dict[str, float] = {}
+
+    def estimate(on: Scores) -> Tensor:
+        advantages, metrics = estimated(functions.estimate, on)
+        logged.update(metrics)
+        return advantages
+
+    if functions.turn_credit is not None:
+        return _assign_to_turns(given, functions, estimate, logged)
+    keep_N = torch.ones_like(given.scored)
+    selected = (
+        Selected(keep_N, estimate(given))
+        if functions.select is None
+        else selected_by(functions.select, given, estimate)
+    )
+    # Weigh by length within what is trained, then clip
+    advantages_N = selected.advantages_N
+    if functions.length_alpha is not None:
+        lengths_N = given.lengths_N * selected.keep_N
+        advantages_N = length_normalizer(advantages_N, lengths_N, alpha=functions.length_alpha)
+    selected = Selected(selected.keep_N, clip_advantages(advantages_N, functions.clip))
+    # Baselines by role follow the selection
+    if functions.role_options is not None:
+        _, baselines = role_ema_step(given, **functions.role_options)
+    return Assigned(given, selected, logged, baselines)
+
+
+def _assign_to_turns(
+    given: Scores, functions: CreditFunctions, estimate: Callable[[Scores], Tensor], logged: dict[str, float]
+) -> Assigned:
+    """Give each turn an advantage, and a rollout the mean of its turns' by tokens, by turns where it has no token."""
+    assert functions.turn_credit is not None, "asked for by a setting"
+    turns, of_M = given.turns, given.turns.rollouts_M
+    # Length weights are of whole episodes, the clip is of each turn
+    advantages_M = functions.turn_credit(given, turns, estimate)
+    if functions.length_alpha is not None:
+        ones_N = torch.ones_like(given.rewards_N)
+        advantages_M = advantages_M * length_normalizer(ones_N, given.lengths_N, alpha=functions.length_alpha)[of_M]
+    advantages_M = clip_advantages(advantages_M, functions.clip)
+    if functions.has_anchors and len(advantages_M) > 0:
+        logged["anchored_fraction"] = float(anchored(given, turns).double().mean())
+    zeros_N = torch.zeros_like(given.rewards_N)
+    has_tokens_M = (zeros_N.index_add(0, of_M, turns.lengths_M) > 0)[of_M]
+    weights_M = torch.where(has_tokens_M, turns.lengths_M, 1.0)
+    sums_N = zeros_N.index_add(0, of_M, weights_M * advantages_M)
+    means_N = sums_N / zeros_N.index_add(0, of_M, weights_M).clamp(min=1)
+    return Assigned(given, Selected(torch.ones_like(given.scored), means_N), logged, given.baselines, advantages_M)
+
+
+def settled(rewards_N: Tensor, groups_N: Tensor) -> Tensor:
+    """Make rewards of a group equal where they differ by rounding alone: 0.1 + 0.7 is no worse than 0.8.
+
+    An estimator with eps 0, a comparison of pairs and a count of informative groups would take that for a difference.
+    """
+    rewards, groups = rewards_N.tolist(), groups_N.tolist()
+    scored = [index for index, reward in enumerate(rewards) if reward == reward]
+    least, group = 0.0, -1
+    for index in sorted(scored, key=lambda index: (groups[index], rewards[index])):
+        if groups[index] == group and rewards[index] - least <= ROUNDING * abs(rewards[index]):
+            rewards[index] = least
+        least, group = rewards[index], groups[index]
+    return torch.tensor(rewards, dtype=rewards_N.dtype)
+
+
+def estimated(estimator: Callable[..., Any], given: Scores) -> tuple[Tensor, dict[str, float]]:
+    """Return the advantages, and what a custom estimator logs. What was not scored gets 0, whatever it says.
+
+    ValueError where a custom one returns anything but a finite number for each rollout.
+    """
+    if not isinstance(estimator, custom.Custom):
+        return estimator(given), {}
+    values, metrics = custom.split_metrics(
+        estimator(given, given.answers) if estimator.num_inputs == 2 else estimator(given)
+    )
+    found_N = estimator.check_tensor(values, tuple(given.rewards_N.shape), "rollout")
+    advantages_N = torch.where(given.scored, found_N.to(given.rewards_N), 0.0)
+    estimator.check_finite(advantages_N, given.scored, given.rewards_N, "reward")
+    return advantages_N, {name: float(value) for name, value in metrics.items()}
+
+
+def shaped(shape: Callable[..., Any], rewards_N: Tensor, given: Scores) -> Tensor:
+    """Return the rewards as one shaping leaves them. What was not scored stays so.
+
+    ValueError where a custom one returns anything but a finite number for each rollout.
+    """
+    found_N = shape(rewards_N, given)
+    if isinstance(shape, custom.Custom):
+        found_N = shape.check_tensor(found_N, tuple(rewards_N.shape), "rollout").to(rewards_N)
+        shape.check_finite(found_N, ~rewards_N.isnan(), rewards_N, "reward")
+    return torch.where(rewards_N.isnan(), torch.nan, found_N)
+
+
+def selected_by(select: Callable[..., Any], given: Scores, estimate: Callable[[Scores], Tensor]) -> Selected:
+    """Return what a selection keeps, with its advantages. ValueError where a custom one returns anything else."""
+    selected = select(given, estimate)
+    if isinstance(select, custom.Custom):
+        shape = tuple(given.rewards_N.shape)
+        if not isinstance(selected, Selected) or selected.keep_N.dtype != torch.bool or selected.keep_N.shape != shape:
+            requirement = (
+                f"return covey.algorithm.credit.selection.Selected, keep_N one bool for each rollout, shape {shape}"
+            )
+            raise select.error(requirement, f"{selected!r:.80}")
+        select.check_tensor(selected.advantages_N, shape, "rollout")
+        select.check_finite(selected.advantages_N, selected.keep_N, given.rewards_N, "reward")
+    return selected

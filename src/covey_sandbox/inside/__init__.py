@@ -1,1 +1,0 @@
-"""Runs in processes of its own: judge, zygote, program. Imports the standard library and nothing outside of here."""

@@ -1,0 +1,18 @@
+"""The benchmark measures what it says."""
+
+import asyncio
+
+import pytest
+
+from benchmarks.environments import sandbox as benchmark
+from covey.sandbox import Sandbox
+
+
+@pytest.mark.long
+def test_each_execution_is_timed_once(any_sandbox: Sandbox, capsys: pytest.CaptureFixture[str]) -> None:
+    measured = asyncio.run(benchmark.measure(any_sandbox, 2, 20))
+    assert 0 < measured.p50 <= measured.p95
+    assert measured.per_second > 0
+    assert measured.row().startswith(f"| {any_sandbox.tier} | 2 | ")
+    assert benchmark.main(["--tier", any_sandbox.tier, "--slots", "1", "--programs", "5"]) == 0
+    assert capsys.readouterr().out.count("\n") == 3
