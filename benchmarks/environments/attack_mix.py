@@ -31,9 +31,9 @@ from covey.environments.code.formats import problem_of
 from covey.environments.code.problems import Problem, generate_problems
 from covey.environments.code.settings import CodeConfig
 from covey.run.build import build_run
-from covey.sandbox import Sandbox
 from covey.system.waits.timer import PhaseTimer
 from covey.types import Failure, Prompt, Reward
+from covey_sandbox import Sandbox
 
 EVERY = 10
 PARTIAL_WEIGHT = 0.5

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from covey.sandbox import CallTest, Limits, OutputTest, Report, Sandbox, SandboxFailed, Test, Tier
+from covey_sandbox import CallTest, Limits, OutputTest, Report, Sandbox, SandboxFailed, Test, Tier
 from tests.sandbox.attacks import answer_run, attack_run, hostile, hostile_answers
 
 HOSTILE_SHARE = 1 / 3

@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from covey.sandbox import CallTest, Sandbox, SandboxFailed, Tier
+from covey_sandbox import CallTest, Sandbox, SandboxFailed, Tier
 
 CODE = """
 def is_balanced(text):

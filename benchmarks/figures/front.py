@@ -40,8 +40,8 @@ ABOUT = {
     "sandbox": "untrusted programs",
 }
 """What each room of the contract is about."""
-DOORS = ("train", "types", "rewards")
-"""Files, not folders: the loop, the types, a short list of names."""
+DOORS = ("train", "types", "rewards", "sandbox")
+"""Files, not folders: the loop, the types, short lists of names."""
 
 
 def banner() -> Drawing:

@@ -42,8 +42,11 @@ from covey.run.preflight.custom import try_curriculum, try_custom
 from covey.types import Prompt
 
 ROOT = Path(__file__).resolve().parents[2]
-SOURCE = ROOT / "src" / "covey"
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "benchmarks" / "README.md"])
+SOURCE = ROOT / "src"
+PACKAGES = [path for path in SOURCE.glob("covey*") if (path / "__init__.py").is_file()]
+PAGES = sorted(
+    [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *SOURCE.glob("*/README.md"), ROOT / "benchmarks" / "README.md"]
+)
 TEXTS = {str(page.relative_to(ROOT)): page.read_text(encoding="utf-8") for page in PAGES}
 
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -366,7 +369,10 @@ def anchors(file: Path) -> set[str]:
 
 def test_a_link_whose_text_is_a_symbol_leads_to_the_file_that_defines_it() -> None:
     found = [
-        (page, text[1:-1], target) for page in TEXTS for text, target in LINK.findall(prose(page)) if "`covey." in text
+        (page, text[1:-1], target)
+        for page in TEXTS
+        for text, target in LINK.findall(prose(page))
+        if re.match(r"`covey\w*\.", text)
     ]
     assert len(found) > 10
     for page, name, target in found:
@@ -376,7 +382,7 @@ def test_a_link_whose_text_is_a_symbol_leads_to_the_file_that_defines_it() -> No
 
 
 def test_every_symbol_that_is_named_exists() -> None:
-    names = {span for page in TEXTS for span in SPAN.findall(prose(page)) if re.fullmatch(r"covey(\.\w+)+", span)}
+    names = {span for page in TEXTS for span in SPAN.findall(prose(page)) if re.fullmatch(r"covey\w*(\.\w+)+", span)}
     names.discard("covey.log")
     for name in names:
         symbol(name)
@@ -404,7 +410,7 @@ def test_every_file_that_is_named_exists() -> None:
             if is_path and span not in examples | {"backwards.py"}:
                 missing += (
                     []
-                    if any((place / span).exists() for place in (ROOT, SOURCE, settings.CONF))
+                    if any((place / span).exists() for place in (ROOT, *PACKAGES, settings.CONF))
                     else [f"{page}: {span}"]
                 )
     assert missing == []

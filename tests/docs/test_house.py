@@ -19,7 +19,7 @@ FULLER = {
 
 def entries() -> dict[str, set[str]]:
     found: dict[str, set[str]] = defaultdict(set)
-    for top in ("src/covey", "benchmarks", "tests", "docs", "examples"):
+    for top in ("src", "benchmarks", "tests", "docs", "examples"):
         for file in (ROOT / top).rglob("*"):
             path = file.relative_to(ROOT)
             if file.is_file() and not any(part.startswith(("__pycache__", ".")) for part in path.parts):

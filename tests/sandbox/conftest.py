@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from covey.sandbox import Sandbox, SandboxFailed, Tier
+from covey_sandbox import Sandbox, SandboxFailed, Tier
 
 TIERS: tuple[Tier, ...] = ("namespace", "landlock")
 

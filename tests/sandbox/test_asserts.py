@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from covey.sandbox import AssertTest, CallTest, Limits, Report, Sandbox, SandboxFailed, Test
+from covey_sandbox import AssertTest, CallTest, Limits, Report, Sandbox, SandboxFailed, Test
 
 HANGS = "def f(n):\n    while n == 0: pass\n    return n\n"
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from covey.sandbox.inside import case as case_module
-from covey.sandbox.inside.case import Case, answer_of
-from covey.sandbox.inside.host import Violation
-from covey.sandbox.inside.judging.candidate import exception_of
-from covey.sandbox.inside.judging.remote import ProgramError
-from covey.sandbox.inside.link import PASSED, Link, failed
+from covey_sandbox.inside import case as case_module
+from covey_sandbox.inside.case import Case, answer_of
+from covey_sandbox.inside.host import Violation
+from covey_sandbox.inside.judging.candidate import exception_of
+from covey_sandbox.inside.judging.remote import ProgramError
+from covey_sandbox.inside.link import PASSED, Link, failed
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from covey.sandbox.inside import codec
-from covey.sandbox.inside.codec import FOREIGN, Encoder, Opaque, Unencodable, decode, dumps, loads
+from covey_sandbox.inside import codec
+from covey_sandbox.inside.codec import FOREIGN, Encoder, Opaque, Unencodable, decode, dumps, loads
 
 Point = namedtuple("Point", "x y")
 

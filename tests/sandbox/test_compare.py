@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from covey.sandbox.inside.codec import Opaque
-from covey.sandbox.inside.judging.compare import Tolerance, matches
+from covey_sandbox.inside.codec import Opaque
+from covey_sandbox.inside.judging.compare import Tolerance, matches
 
 NAN = math.nan
 

@@ -15,10 +15,10 @@ from typing import cast
 
 import pytest
 
-from covey.sandbox import CallTest, Limits, Sandbox, SandboxFailed, Tier, slot
-from covey.sandbox.inside import wire
-from covey.sandbox.inside.judge import Host
-from covey.sandbox.inside.supervisor import Checker
+from covey_sandbox import CallTest, Limits, Sandbox, SandboxFailed, Tier, slot
+from covey_sandbox.inside import wire
+from covey_sandbox.inside.judge import Host
+from covey_sandbox.inside.supervisor import Checker
 
 from .attacks import attack_run
 
@@ -191,7 +191,7 @@ CALLER = """
 import os, signal, sys
 sys.path.insert(0, sys.argv[1])
 import attack_run
-from covey.sandbox import CallTest, Sandbox
+from covey_sandbox import CallTest, Sandbox
 sandbox = Sandbox(1, "auto")
 sandbox.run_blocking("def f(n): return n", [CallTest((1,), expected=1)], "f")
 print(*attack_run.descendants(os.getpid()), flush=True)

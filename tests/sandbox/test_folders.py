@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from covey.sandbox.inside.isolation import folders
+from covey_sandbox.inside.isolation import folders
 
 
 @pytest.fixture

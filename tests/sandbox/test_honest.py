@@ -2,7 +2,7 @@
 
 import pytest
 
-from covey.sandbox import CallTest, Limits, OutputTest, Sandbox
+from covey_sandbox import CallTest, Limits, OutputTest, Sandbox
 
 from . import honest
 

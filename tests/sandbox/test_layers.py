@@ -2,8 +2,8 @@
 
 import pytest
 
-from covey.sandbox import CallTest, Sandbox, SandboxFailed, Tier
-from covey.sandbox.inside.isolation.layers import LAYERS_OF, can_change_user
+from covey_sandbox import CallTest, Sandbox, SandboxFailed, Tier
+from covey_sandbox.inside.isolation.layers import LAYERS_OF, can_change_user
 
 PAIRS = [(tier, layer) for tier in ("namespace", "landlock") for layer in LAYERS_OF[tier]]
 NAMED = {"no_new_privileges": "landlock"}
@@ -47,5 +47,5 @@ def test_running_unsafely_says_so_every_time_and_is_still_not_forged(capfd: pyte
             assert unsafe.describe()["tier"] == "unsafe_no_isolation"
         assert (
             capfd.readouterr().err
-            == "covey.sandbox: UNSAFE: tier=unsafe_no_isolation runs model code without isolation\n"
+            == "covey_sandbox: UNSAFE: tier=unsafe_no_isolation runs model code without isolation\n"
         )

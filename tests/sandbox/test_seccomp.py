@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from covey.sandbox.inside.isolation import seccomp
-from covey.sandbox.inside.isolation.syscalls import _TABLE, AUDIT_ARCH, numbers
+from covey_sandbox.inside.isolation import seccomp
+from covey_sandbox.inside.isolation.syscalls import _TABLE, AUDIT_ARCH, numbers
 
 MACHINES = ("x86_64", "aarch64")
 PID = 4711

@@ -5,14 +5,14 @@ import sys
 
 import pytest
 
-from covey.sandbox import SandboxFailed, client
-from covey.sandbox.client import check_choice
+from covey_sandbox import SandboxFailed, client
+from covey_sandbox.client import check_choice
 
 PRELUDE = """
 import errno, sys
-from covey.sandbox import CallTest, Sandbox, SandboxFailed
-from covey.sandbox.inside.isolation import kernel, seccomp
-from covey.sandbox.inside.isolation.syscalls import numbers
+from covey_sandbox import CallTest, Sandbox, SandboxFailed
+from covey_sandbox.inside.isolation import kernel, seccomp
+from covey_sandbox.inside.isolation.syscalls import numbers
 
 def forbid(number, *names):
     # a container's filter: these calls fail, clone with flags of namespaces as well

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from covey.sandbox import CallTest, Sandbox
-from covey.sandbox.inside.isolation import library, users
+from covey_sandbox import CallTest, Sandbox
+from covey_sandbox.inside.isolation import library, users
 
 
 def test_no_number_is_given_twice_or_to_a_user_that_has_processes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from covey.environments.reward_functions.environment import RewardFunctions
     from covey.environments.reward_functions.settings import RewardFunctionsConfig
     from covey.environments.settings import ArithmeticConfig, CustomConfig, EnvironmentConfig, MixtureConfig
-    from covey.sandbox import Runner, Tier
     from covey.types import Prompt
+    from covey_sandbox import Runner, Tier
 
 LOGGER = logging.getLogger(__name__)
 
@@ -110,7 +110,7 @@ def build_code(settings: "CodeConfig", config: "BuildSettings") -> "Environment"
 
 def code_runner(settings: "CodeConfig") -> "Runner":
     """Build what runs programs. Raises ValueError where this machine cannot isolate them."""
-    from covey.sandbox import Sandbox, SandboxFailed
+    from covey_sandbox import Sandbox, SandboxFailed
 
     try:
         return Sandbox(settings.num_slots, cast("Tier", settings.isolation))

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from covey.sandbox.types import AssertTest, CallTest, Limits, Report, Test, TestResult
+from covey_sandbox.types import AssertTest, CallTest, Limits, Report, Test, TestResult
 
 PASSED = TestResult(True, "passed", "")
 

@@ -19,8 +19,8 @@ from covey.environments.code.environment import (
 from covey.environments.code.formats import problem_of
 from covey.environments.code.problems import generate_problems
 from covey.environments.code.settings import CodeConfig
-from covey.sandbox.types import Report, SandboxFailed, Test, TestResult
 from covey.types import Failure, Prompt, Reward
+from covey_sandbox.types import Report, SandboxFailed, Test, TestResult
 
 from .code_runners import Here, Told, report
 

@@ -11,7 +11,7 @@ from covey.environments.code.cases import call_test, plain_value
 from covey.environments.code.formats import problem_of
 from covey.environments.code.problems import Problem
 from covey.environments.code.suites import split_tests
-from covey.sandbox.types import AssertTest, CallTest
+from covey_sandbox.types import AssertTest, CallTest
 
 HUMANEVAL = {
     "task_id": "HumanEval/1",

@@ -9,7 +9,7 @@ import pytest
 from covey.environments.code.families import CLASSICS, FAMILIES, chosen_families
 from covey.environments.code.problems import NUM_TESTS, Problem, drawn, generate_problems, reference, with_tests
 from covey.environments.code.words import hint, signature_of
-from covey.sandbox.types import CallTest
+from covey_sandbox.types import CallTest
 
 ALL = [(family, level) for family, levels in FAMILIES.items() for level in levels]
 COUNTS: Any = {"train": 30, "test": 10}

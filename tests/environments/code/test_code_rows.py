@@ -19,8 +19,8 @@ from covey.environments.code.environment import Code
 from covey.environments.code.formats import PROMPTS, problem_of
 from covey.environments.code.settings import CodeConfig
 from covey.loop import train
-from covey.sandbox import Sandbox
 from covey.types import Reward
+from covey_sandbox import Sandbox
 
 from ...support.small import rows, small_config
 from .code_runners import Here

@@ -13,9 +13,10 @@ from covey.environments.code.environment import Code
 from covey.environments.code.formats import problem_of
 from covey.environments.code.problems import Problem, generate_problems
 from covey.environments.code.settings import CodeConfig
+from covey.environments.code.verdict_cache import CachedRunner
 from covey.loop import train
-from covey.sandbox import Sandbox
 from covey.types import Failure, Prompt, Reward
+from covey_sandbox import CallTest, Sandbox
 
 from ...support.small import small_config
 
@@ -40,6 +41,20 @@ def score(code: Code, pairs: Sequence[tuple[Prompt, str]]) -> list[Reward | Fail
 def values(verdicts: Sequence[Reward | Failure]) -> list[float]:
     assert not [verdict for verdict in verdicts if isinstance(verdict, Failure)]
     return [verdict.value for verdict in verdicts if isinstance(verdict, Reward)]
+
+
+@pytest.mark.long
+def test_reports_and_the_cache_of_verdicts_hold_no_answers(sandbox: Sandbox) -> None:
+    async def ask() -> None:
+        for index in range(3):
+            code = f"def f(n): return {{{index}: 'a' * 8000000}}.values()"
+            await cache.run(code, [CallTest((n,), expected=n) for n in range(10)], "f")
+
+    cache = CachedRunner(sandbox, 65536)
+    asyncio.run(ask())
+    assert 0 < cache._verdicts.num_bytes < 3 * 10 * 2000
+    results = next(iter(cache._verdicts._kept.values())).report.results
+    assert max(len(result.message) for result in results) < 300
 
 
 @pytest.mark.long

@@ -7,7 +7,7 @@ import pytest
 
 from covey.environments.code import verdict_cache
 from covey.environments.code.verdict_cache import CachedRunner
-from covey.sandbox.types import CallTest, Limits, Report, SandboxFailed, Test
+from covey_sandbox.types import CallTest, Limits, Report, SandboxFailed, Test
 
 from .code_runners import Told, report
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from covey.sandbox import AssertTest, CallTest, Limits, OutputTest, Report, Sandbox, SandboxFailed, Test
+from covey_sandbox import AssertTest, CallTest, Limits, OutputTest, Report, Sandbox, SandboxFailed, Test
 
 if __package__:
     from . import attack_run

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from covey.sandbox import CallTest, Limits, Sandbox
+from covey_sandbox import CallTest, Limits, Sandbox
 
 Case = dict[str, Any]
 CANARY = Path("/tmp/sbx_canary")

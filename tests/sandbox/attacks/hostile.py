@@ -29,7 +29,7 @@ def solve(x):
 """,
     "the sending code is changed": """
 import sys
-program = sys.modules["covey.sandbox.inside.program"]
+program = sys.modules["covey_sandbox.inside.program"]
 program.Answers.send_value = lambda self, index, value: self.send({"i": index, "out": True, "passed": True})
 def solve(x): return 1
 """,
@@ -64,7 +64,7 @@ def solve(x): raise E
 """,
     "the encoding code is changed": """
 import sys
-codec = sys.modules["covey.sandbox.inside.codec"]
+codec = sys.modules["covey_sandbox.inside.codec"]
 class Equal(codec.Opaque):
     def __eq__(self, other): return True
     __hash__ = object.__hash__

@@ -1,6 +1,5 @@
 """Whatever an answer is, looking at it costs the test that it answers and nothing else."""
 
-import asyncio
 import os
 import subprocess
 import sys
@@ -8,8 +7,7 @@ import time
 
 import pytest
 
-from covey.environments.code.verdict_cache import CachedRunner
-from covey.sandbox import AssertTest, CallTest, Limits, OutputTest, Report, Sandbox, SandboxFailed
+from covey_sandbox import AssertTest, CallTest, Limits, OutputTest, Report, Sandbox, SandboxFailed
 
 from . import answer_run, attack_run
 from . import hostile_answers as hostile
@@ -137,20 +135,6 @@ def test_messages_stay_short_wherever_they_come_from(any_sandbox: Sandbox) -> No
         report = any_sandbox.run_blocking(f"{honest_but(answer)}\nprint({answer})", tests, "f")
         assert max(len(result.message) for result in report.results) <= 300
         assert all(result.message.isprintable() for result in report.results)
-
-
-@pytest.mark.long
-def test_reports_and_the_cache_of_verdicts_hold_no_answers(any_sandbox: Sandbox) -> None:
-    async def ask() -> None:
-        for index in range(3):
-            code = f"def f(n): return {{{index}: 'a' * 8000000}}.values()"
-            await cache.run(code, [CallTest((n,), expected=n) for n in range(10)], "f")
-
-    cache = CachedRunner(any_sandbox, 65536)
-    asyncio.run(ask())
-    assert 0 < cache._verdicts.num_bytes < 3 * 10 * 2000
-    results = next(iter(cache._verdicts._kept.values())).report.results
-    assert max(len(result.message) for result in results) < 300
 
 
 def test_all_plain_answers_at_once(sandbox: Sandbox) -> None:

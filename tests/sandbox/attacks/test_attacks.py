@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import pytest
 
-from covey.sandbox import AssertTest, CallTest, Limits, OutputTest, Report, Sandbox, SandboxFailed, Tier
+from covey_sandbox import AssertTest, CallTest, Limits, OutputTest, Report, Sandbox, SandboxFailed, Tier
 
 from . import attack_run, hostile
 

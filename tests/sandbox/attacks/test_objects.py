@@ -4,7 +4,7 @@
 
 import pytest
 
-from covey.sandbox import AssertTest, Report, Sandbox, SandboxFailed
+from covey_sandbox import AssertTest, Report, Sandbox, SandboxFailed
 
 EVIL = """
 import itertools

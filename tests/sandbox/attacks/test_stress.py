@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.environments import attack_stress
-from covey.sandbox import CallTest, Sandbox, SandboxFailed, Tier
+from covey_sandbox import CallTest, Sandbox, SandboxFailed, Tier
 
 from ..conftest import opened
 from . import attack_run

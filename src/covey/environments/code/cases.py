@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from covey.sandbox.types import CallTest, OutputTest, Test
+from covey_sandbox.types import CallTest, OutputTest, Test
 
 SCRIPT = ("stdin", "stdin_stdout")
 """What data sets call the type of a case that is a script's."""

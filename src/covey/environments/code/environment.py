@@ -17,9 +17,9 @@ from covey.environments.code.extract import extract_program
 from covey.environments.code.problems import Problem
 from covey.environments.code.settings import CodeConfig
 from covey.environments.code.verdict_cache import CachedRunner
-from covey.sandbox.types import SUSPICIOUS, Limits, Report, Runner, SandboxFailed
 from covey.system.text.escaping import excerpt
 from covey.types import Failure, Message, Prompt, Reward
+from covey_sandbox.types import SUSPICIOUS, Limits, Report, Runner, SandboxFailed
 
 LOGGER = logging.getLogger(__name__)
 

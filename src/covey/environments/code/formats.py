@@ -14,7 +14,7 @@ from covey.environments.code.settings import TEST_PACKAGES
 from covey.environments.code.suites import Suite, called_name, imported, suite_tests
 from covey.environments.code.words import asked, shown_call, signature_of, to_complete, to_define, to_script
 from covey.environments.data.columns import from_json, text_in
-from covey.sandbox.types import AssertTest, CallTest, OutputTest, Test
+from covey_sandbox.types import AssertTest, CallTest, OutputTest, Test
 
 Row = Mapping[str, Any]
 

@@ -9,7 +9,7 @@ from typing import Any
 from covey.environments.base import Split
 from covey.environments.code.families import CLASSICS, FAMILIES, Arguments, Draft, chosen_families
 from covey.environments.code.words import MADE_UP, asked, shown_call, signature_of, to_define
-from covey.sandbox.types import CallTest, Test
+from covey_sandbox.types import CallTest, Test
 
 NUM_TESTS = 10
 """Of a drawn problem, where the settings say no other number."""

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
-from covey.sandbox.types import USUAL_MODULES, AssertTest
+from covey_sandbox.types import USUAL_MODULES, AssertTest
 
 PROGRAM_MODULES = ("solution", "solutions", "main", "program", "submission", "answer", "your_module")
 """What test files call the module that they test."""

@@ -8,7 +8,7 @@ import ast
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from covey.sandbox.types import CallTest
+from covey_sandbox.types import CallTest
 
 TASK = "{task}\n\n{called}{examples}\n\nAnswer with the program alone in a ```python block."
 SIGNATURE = "The function's signature is `{signature}`."

@@ -17,8 +17,8 @@ from covey.environments.math.gsm8k import GSM8K
 from covey.environments.reward_functions.bridges import data_sources
 from covey.environments.reward_functions.environment import RewardFunctions, RewardSettings, reward_functions
 from covey.rewards import compute_score, for_trl, trl_rows
-from covey.sandbox import Limits
 from covey.types import Failure, Prompt, Reward
+from covey_sandbox import Limits
 from tests.support.scripted import Scripted
 
 SUMS = Arithmetic(levels=(1,), num_train=8, num_test=2)
@@ -95,7 +95,7 @@ def test_what_could_not_be_judged_is_an_error_in_verl(monkeypatch: pytest.Monkey
 
 
 def test_the_weight_of_some_of_the_tests_and_the_limits_are_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("covey.sandbox.Sandbox", lambda: SimpleNamespace(describe=dict))
+    monkeypatch.setattr("covey_sandbox.Sandbox", lambda: SimpleNamespace(describe=dict))
     limits = {"timeout": 7.0, "total_seconds": 60.0, "cpu_seconds": 9, "memory_bytes": 1 << 30}
     made, _ = data_sources.judge_of("code", {"partial_weight": 0.2, **limits})(PROGRAM)
     assert isinstance(made, Code)

@@ -113,7 +113,7 @@ def code(
     from covey.environments.code.environment import Code
     from covey.environments.code.formats import problem_of
     from covey.environments.code.settings import CodeConfig
-    from covey.sandbox import Sandbox
+    from covey_sandbox import Sandbox
 
     settings = CodeConfig(
         partial_weight=partial_weight,

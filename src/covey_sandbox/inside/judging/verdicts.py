@@ -1,0 +1,145 @@
+"""Verdicts on tests that call a function and on tests that run a script."""
+
+from collections.abc import Callable
+from itertools import groupby
+from typing import Any
+
+from covey_sandbox.inside import codec, wire
+from covey_sandbox.inside.case import Case, LoadFailed, answer_of, error_text
+from covey_sandbox.inside.host import Broken, Ended, TimedOut, TooMuch, Unjudged, Violation
+from covey_sandbox.inside.judging import asserts
+from covey_sandbox.inside.judging.compare import Tolerance, matches
+from covey_sandbox.inside.judging.shown import shown, shown_call
+from covey_sandbox.inside.link import PASSED, Verdict, failed
+
+Test = dict[str, Any]
+NOT_ANSWERS = (Broken, LoadFailed, Unjudged, Violation)
+"""What concerns more than one test."""
+
+
+def judge(case: Case, tests: list[Test]) -> None:
+    """Give one verdict for each test, in order. A program that breaks the channel's rules passes none."""
+    try:
+        for kind, run in groupby(tests, key=lambda test: test["test"]):
+            JUDGES[kind](case, list(run))
+    except Violation as error:
+        void = failed("channel", f"the program broke the rules of the result channel: {error}")
+        case.link.send(void=void)
+    finally:
+        case.end()
+
+
+def each_in_turn(judge_from: Callable[[Case, list[Test], int], int]) -> Callable[[Case, list[Test]], None]:
+    """Go on behind the verdicts there are, until all tests have one or the program's time is over."""
+
+    def judge_all(case: Case, tests: list[Test]) -> None:
+        done = 0
+        try:
+            while done < len(tests) and case.left() > 0:
+                done += judge_from(case, tests, done)
+            rest = failed("not_run", f"the program used up {case.limits['total_seconds']:g} s")
+        except LoadFailed as error:
+            rest = failed("load", str(error))
+        for _ in tests[done:]:
+            case.add(rest)
+
+    return judge_all
+
+
+def judge_calls(case: Case, tests: list[Test], first: int) -> int:
+    """Give verdicts from test `first` on, as far as one process gets, and return how many.
+
+    A test that ends its process fails alone: those behind it run in a fresh one.
+    """
+    # Send all calls at once, arguments alone; the pipe holds them while the program works
+    program = case.load()
+    calls = [{"i": i, "args": test["args"], "kwargs": test["kwargs"]} for i, test in enumerate(tests[first:], first)]
+    program.send(b"".join(wire.pack(codec.dumps(call)) for call in calls))
+    for index in range(first, len(tests)):
+        test, is_over = tests[index], True
+        try:
+            frame = program.receive(case.expect(len(tests) - index))
+            verdict, is_over = verdict_on_call(case, test, frame, index), False
+        except TimedOut:
+            verdict = failed("timeout", f"{call_text(case, test)} took too long")
+        except Ended:
+            if index > first:  # what came before in this process may be to blame: this test is tried again by itself
+                return index - first
+            verdict = failed("crash", f"{call_text(case, test)} ended its process")
+        except NOT_ANSWERS:
+            raise
+        except TooMuch:
+            verdict = failed("output", f"{call_text(case, test)} gave more than can be taken")
+        except Exception as error:
+            verdict = failed("error", f"{call_text(case, test)} cannot be judged: {type(error).__name__}")
+        case.add(verdict)
+        if is_over:
+            return index - first + 1
+    return len(tests) - first
+
+
+def verdict_on_call(case: Case, test: Test, frame: dict[str, Any], index: int) -> Verdict:
+    """Compare the answer with the expected value, which is decoded only here."""
+    has_value, value = answer_of(frame, index)
+    if not has_value:
+        return failed("error", f"{call_text(case, test)} raised {value}")
+    expected, *also = map(codec.decode, test["expected"])
+    tolerance = Tolerance(test["rel"], test["abs"], test["is_json"])
+    if any(matches(right, value, tolerance) for right in (expected, *also)):
+        return PASSED
+    return failed("wrong", f"{call_text(case, test)} should be {shown(expected)}, got {shown(value)}")
+
+
+def call_text(case: Case, test: Test) -> str:
+    return shown_call(case.entry_point, codec.decode(test["args"]), codec.decode(test["kwargs"]))
+
+
+def judge_output(case: Case, tests: list[Test], index: int) -> int:
+    """Give the verdict on a run of the script by itself."""
+    try:
+        verdict = verdict_on_output(case, tests[index], len(tests) - index)
+    except NOT_ANSWERS:
+        raise
+    except TimedOut:
+        verdict = failed("timeout", "it took too long")
+    except TooMuch:
+        verdict = failed("output", f"it printed more than {case.limits['output_bytes']} bytes")
+    except Exception as error:
+        verdict = failed("error", f"what it printed cannot be judged: {type(error).__name__}")
+    case.add(verdict)
+    return 1
+
+
+def verdict_on_output(case: Case, test: Test, num_left: int) -> Verdict:
+    """Compare what it prints, whether or not it says goodbye. An exception nobody caught fails."""
+    program = case.start(is_script=True)
+    deadline = case.expect(num_left)
+    program.send(test["stdin"].encode("utf-8", "surrogateescape"), program.stdin)
+    try:
+        frame = program.receive(deadline)
+    except Ended:
+        frame = {"i": 0, "out": None}
+    if "err" in frame:
+        return failed("error", f"it raised {error_text(frame)}")
+    # Compare what it printed, line by line
+    printed = program.finish_output(deadline)
+    expected, got = lines_of(test["expected"]), lines_of(printed.decode("utf-8", "replace"))
+    if expected == got:
+        return PASSED
+    wanted, found = shown(test["expected"]), shown("\n".join(got))
+    return failed("wrong", f"for the input {shown(test['stdin'])} it should print {wanted}, got {found}")
+
+
+def lines_of(text: str) -> list[str]:
+    """Return lines without white space at their ends, without empty ones at the end."""
+    lines = [line.rstrip() for line in text.split("\n")]
+    while lines and not lines[-1]:
+        lines.pop()
+    return lines
+
+
+JUDGES: dict[str, Callable[[Case, list[Test]], None]] = {
+    "call": each_in_turn(judge_calls),
+    "output": each_in_turn(judge_output),
+    "assert": each_in_turn(asserts.judge_assert),
+}

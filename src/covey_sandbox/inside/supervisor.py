@@ -1,0 +1,218 @@
+"""The judge's side of a checker: verdicts come in one by one, whatever becomes of the process that reaches them.
+
+A checker that dies or takes too long over an answer has failed that test. The verdicts before it stand, and a new one
+continues behind it.
+"""
+
+import os
+import select
+import signal
+import socket
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from covey_sandbox.inside import wire
+from covey_sandbox.inside.case import START_SECONDS
+from covey_sandbox.inside.host import Broken
+from covey_sandbox.inside.link import Verdict, failed
+
+MESSAGE_SECONDS = 10.0
+"""For the rest of a message that has begun."""
+
+
+class CallerGone(EOFError):
+    """Nobody waits for the verdicts any more."""
+
+
+class Helper(Protocol):
+    """What a checker may ask for, and who is to be watched meanwhile."""
+
+    callers: Sequence[int]
+    """Descriptors on which something happens when the caller is gone."""
+    look_seconds: float
+    """Between two looks."""
+
+    def serve(self, message: dict[str, Any], channel: socket.socket) -> None:
+        """Do what a message asks for, if it asks for anything."""
+        ...
+
+    def look(self) -> None:
+        """End what exceeds its limits."""
+        ...
+
+    def clear(self) -> None:
+        """End what a checker that is gone had asked for."""
+        ...
+
+
+class Checker:
+    """A forked process that runs `serve` on its end of a channel."""
+
+    def __init__(self, serve: Callable[[socket.socket], None]) -> None:
+        self.channel, theirs = socket.socketpair()
+        self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                serve(theirs)
+            finally:
+                os._exit(1)
+        theirs.close()
+
+    def busy_seconds(self) -> float:
+        """Return how long it has computed or waited for a processor, as far as the system says."""
+        busy = 0.0
+        with suppress(OSError):
+            busy += time.clock_gettime((~self.pid << 3) | 2)
+        # On a busy machine, work that would take a second may have had a tenth of one
+        with suppress(OSError, ValueError, IndexError), open(f"/proc/{self.pid}/schedstat") as file:
+            busy += int(file.read().split()[1]) / 1e9
+        return busy
+
+    def close(self) -> None:
+        """Kill it and wait for its end."""
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
+        self.channel.close()
+
+
+@dataclass
+class Progress:
+    """What is known of the tests of one program."""
+
+    num_tests: int
+    started: float = field(default_factory=time.monotonic)
+    until: float = 0.0
+    """When the checker must have said the next thing."""
+    has_begun: bool = False
+    """The checker has said something."""
+    excused: float = 0.0
+    is_charged: bool = False
+    busy_seconds: float = 0.0
+    """Of the checker, when it began with what is not charged to the program."""
+    verdicts: list[Verdict] = field(default_factory=list)
+    void: Verdict | None = None
+    """The same verdict for all tests."""
+    imports: list[str] | None = None
+    unjudged: str | None = None
+
+    def begin(self) -> None:
+        """Note that a checker has the order."""
+        self.until = time.monotonic() + START_SECONDS
+        self.has_begun = self.is_charged = False
+
+    def take(self, message: dict[str, Any], checker: Checker) -> None:
+        """Note what the checker says."""
+        self.has_begun = True
+        self.verdicts += message["verdicts"]
+        self.void = message.get("void", self.void)
+        self.imports = message.get("imports", self.imports)
+        self.unjudged = message.get("unjudged", self.unjudged)
+        if "broken" in message:
+            raise Broken(message["broken"])
+        # Begin the wait it announces, charged to the program or not
+        if "until" in message:
+            self.until, self.excused = message["until"], message.get("excused", self.excused)
+            self.is_charged = message["is_charged"]
+            self.busy_seconds = 0.0 if self.is_charged else checker.busy_seconds()
+
+    def fail(self, checker: Checker, *, is_late: bool) -> None:
+        """Note that the checker ended, or had to be, before it reached a verdict on the next test."""
+        if not self.has_begun:
+            raise Broken("the process that checks programs has ended")
+        if is_late and (self.is_charged or checker.busy_seconds() - self.busy_seconds < START_SECONDS / 2):
+            self.verdicts.append(failed("timeout", "its answer takes too long to judge"))
+        elif self.is_charged:
+            self.verdicts.append(failed("crash", "its answer ended the process that judged it"))
+        else:
+            what = f"takes more than {START_SECONDS:g} s" if is_late else "ends the process that judges"
+            self.unjudged = f"a test {what} before it calls the program"
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """Return what the next checker must know."""
+        has_timed_out = any(verdict["kind"] == "timeout" for verdict in self.verdicts)
+        times = {"started": self.started, "excused": self.excused}
+        return {**times, "has_timed_out": has_timed_out, "imports": self.imports}
+
+    @property
+    def is_done(self) -> bool:
+        return self.void is not None or self.unjudged is not None or len(self.verdicts) >= self.num_tests
+
+    def answer(self) -> dict[str, Any]:
+        """Return what the caller gets."""
+        if self.unjudged is not None:
+            return {"unjudged": " ".join(self.unjudged.split())}
+        results = self.verdicts if self.void is None else [self.void] * self.num_tests
+        return {"results": results, "imports": self.imports or [], "seconds": time.monotonic() - self.started}
+
+
+class Supervisor:
+    """Has one program after another checked, by one checker as long as that holds out."""
+
+    def __init__(self, serve: Callable[[socket.socket], None], helper: Helper) -> None:
+        self._serve = serve
+        self._helper = helper
+        self._checker: Checker | None = None
+
+    def judge(self, order: dict[str, Any]) -> dict[str, Any]:
+        """Return the verdicts on one program. Raises Broken, and CallerGone."""
+        progress = Progress(len(order["tests"]))
+        while not progress.is_done:
+            checker = self._checker = self._checker or Checker(self._serve)
+            progress.begin()
+            if self._is_worn_by(checker, progress, order):
+                self.close()
+        return progress.answer()
+
+    def close(self) -> None:
+        """End the checker."""
+        checker, self._checker = self._checker, None
+        if checker is not None:
+            checker.close()
+
+    def _is_worn_by(self, checker: Checker, progress: Progress, order: dict[str, Any]) -> bool:
+        """Have the tests checked that have no verdict, and return whether the checker is to be replaced then."""
+        try:
+            order = {**order, "first": len(progress.verdicts), "state": progress.state}
+            wire.send(checker.channel.fileno(), order)
+            return self._follow(checker, progress)
+        except CallerGone:
+            raise
+        except TimeoutError:
+            progress.fail(checker, is_late=True)
+        except (EOFError, ConnectionError):
+            progress.fail(checker, is_late=False)
+        finally:
+            self._helper.clear()
+        return True
+
+    def _follow(self, checker: Checker, progress: Progress) -> bool:
+        """Take what the checker says until it is done, and return whether it wants to be replaced."""
+        while True:
+            self._wait(checker, progress.until)
+            message = wire.receive(checker.channel.fileno(), MESSAGE_SECONDS)
+            progress.take(message, checker)
+            self._helper.serve(message, checker.channel)
+            if "done" in message:
+                assert progress.is_done
+                return bool(message["is_worn"])
+
+    def _wait(self, checker: Checker, until: float) -> None:
+        """Return when the checker has said something. Raises TimeoutError and CallerGone."""
+        poll = select.poll()
+        for descriptor in (checker.channel.fileno(), *self._helper.callers):
+            poll.register(descriptor, select.POLLIN)
+        while True:
+            left = until - time.monotonic()
+            if left <= 0:
+                raise TimeoutError
+            ready = {descriptor for descriptor, _ in poll.poll(min(left, self._helper.look_seconds) * 1000)}
+            self._helper.look()
+            if checker.channel.fileno() in ready:
+                return
+            if ready:
+                raise CallerGone
