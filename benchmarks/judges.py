@@ -17,11 +17,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from covey.environments.math.judge import compare
 from covey.environments.math.schemes import verl_dapo_reward, verl_reward
-from covey.environments.math.symbolic import trl_verdict
+from covey_graders.math.judge import compare
+from covey_graders.math.symbolic import trl_verdict
 
-CASES = Path(__file__).parents[1] / "tests" / "environments" / "math"
+CASES = Path(__file__).parents[1] / "tests" / "graders" / "math"
 PARSE_SECONDS, VERIFY_SECONDS = 5, 5
 
 

@@ -22,9 +22,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from covey.environments.base import Environment, Split, conversation
-from covey.environments.math.judge import compare
 from covey.system.lookup import one_of
-from covey.types import Failure, Prompt, Reward
+from covey.types import CutText, Failure, Prompt, Reward
+from covey_graders.math.judge import compare
 
 _ONE = range(2, 10)
 _DIGIT = range(10)
@@ -132,7 +132,7 @@ def score(completion: str, answer: int) -> Reward:
 
 def score_stated(completion: str, answer: int) -> Reward:
     """Give 1 where what a model says in its own words states the integer, by the rule of word problems."""
-    correct = float(compare(completion, str(answer)) is True)
+    correct = float(compare(completion, str(answer), is_cut=isinstance(completion, CutText)))
     return Reward(correct, {"correct": correct})
 
 

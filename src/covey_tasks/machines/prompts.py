@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from covey.environments.base import Split, conversation
-from covey.environments.math.answers import without_thoughts
 from covey.system.lookup import read_table
 from covey.types import Message, Prompt
+from covey_graders.tags import without_thoughts
 from covey_tasks.machines.design.blocks import BLOCKS, BOULDER, CONTAINER, BlockType
 from covey_tasks.machines.design.compact import read_compact, write_compact
 from covey_tasks.machines.design.facing import FACINGS

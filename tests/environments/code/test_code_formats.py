@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from covey.environments.code.cases import call_test, plain_value
 from covey.environments.code.formats import problem_of
 from covey.environments.code.problems import Problem
-from covey.environments.code.suites import split_tests
+from covey_graders.code.cases import call_test, plain_value
+from covey_graders.code.suites import split_tests
 from covey_sandbox.types import AssertTest, CallTest
 
 HUMANEVAL = {

@@ -10,8 +10,8 @@ import pytest
 from covey.environments.ifeval import material
 from covey.environments.ifeval.generator import Recipe, Request, generate
 from covey.environments.ifeval.gold import gold_answer
-from covey.environments.ifeval.instructions import CHECKS, instructions_of, judge
 from covey.environments.ifeval.kinds import KINDS, SHORT_KINDS, compatible
+from covey_graders.ifeval.instructions import CHECKS, instructions_of, judge
 
 
 def many(style: str) -> list[Request]:

@@ -3,9 +3,10 @@
 import pytest
 
 from covey.environments.ifeval import material
-from covey.environments.ifeval.instructions import instruction
-from covey.environments.ifeval.rewards import SCHEMES, Scheme, after_thoughts
-from covey.environments.ifeval.topics import is_about, num_different_words
+from covey.environments.ifeval.rewards import SCHEMES, Scheme
+from covey_graders.ifeval.instructions import instruction
+from covey_graders.ifeval.topics import is_about, num_different_words
+from covey_graders.tags import after_thoughts
 
 ASKED = (
     instruction("punctuation:no_comma", {}),

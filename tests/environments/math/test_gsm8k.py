@@ -15,9 +15,9 @@ from covey.environments.math.gsm8k import (
     verl_flexible_reward,
     verl_strict_reward,
 )
-from covey.environments.math.symbolic import trl_accuracy
 from covey.environments.math.verifier import MathLimits
 from covey.types import CutText, Failure, Reward
+from covey_graders.math.symbolic import trl_accuracy
 
 ROW = {"question": "How much are 3 boxes at $410?", "answer": "3*410 = <<3*410=1230>>1230 dollars.\n#### 1,230"}
 ROWS = {"train": [ROW], "test": [ROW]}

@@ -15,23 +15,24 @@ from typing import Any
 import pytest
 
 from covey.environments import arithmetic
-from covey.environments.code.extract import defines, extract_program, fenced_blocks
 from covey.environments.conversations.tools.calls import hermes
 from covey.environments.doors.openenv.actions import action_of
 from covey.environments.doors.reasoning_gym import answer_in
 from covey.environments.episode import Answer
-from covey.environments.ifeval.instructions import CHECKS, instruction, judge
 from covey.environments.ifeval.rewards import SCHEMES, Scheme
-from covey.environments.ifeval.rewards import after_thoughts as ifeval_answer
 from covey.environments.math import gsm8k, mathematics, schemes
-from covey.environments.math.answers import find_answer, visible, without_thoughts
 from covey.environments.math.countdown.environment import score as countdown_score
-from covey.environments.math.equal import same_formula, same_spelling
-from covey.environments.math.judge import compare
-from covey.environments.math.reading.normalize import plain
-from covey.environments.math.reading.numerals import read_last, read_values
 from covey.environments.math.settings import CountdownConfig
 from covey.rewards import LengthPenalty, Repetition, SentenceEnd, think_format
+from covey_graders.code.extract import defines, extract_program, fenced_blocks
+from covey_graders.ifeval.instructions import CHECKS, instruction, judge
+from covey_graders.math.answers import find_answer
+from covey_graders.math.equal import same_formula, same_spelling
+from covey_graders.math.judge import compare
+from covey_graders.math.layout import boxed_answer
+from covey_graders.math.reading.normalize import plain
+from covey_graders.math.reading.numerals import read_last, read_values
+from covey_graders.tags import after_thoughts, visible, without_thoughts
 from covey_tasks.machines.design.blocks import CAR_TYPES
 from covey_tasks.machines.design.types import Rules
 from covey_tasks.machines.prompts import FORMS
@@ -102,14 +103,14 @@ def readers() -> dict[str, Callable[[str], object]]:
         "math verl_dapo": lambda text: schemes.verl_dapo_reward(text, "42"),
         "math verl_dapo gold": lambda text: schemes.verl_dapo_reward("Answer: 42", text),
         "torchrl": lambda text: schemes.torchrl_reward(text, True),
-        "boxed_answer": schemes.boxed_answer,
+        "boxed_answer": boxed_answer,
         "fenced_blocks": fenced_blocks,
         "extract_program": lambda text: extract_program(text, "f"),
         "extract_program after an opening": lambda text: extract_program(text, "f", "def f():\n"),
         "defines": lambda text: defines(text, "f"),
         "countdown tags": lambda text: countdown_score(text, [1, 2, 3], 6, CountdownConfig()),
         "countdown plain": lambda text: countdown_score(text, [1, 2, 3], 6, plain_rules),
-        "ifeval answer": ifeval_answer,
+        "ifeval answer": after_thoughts,
         "think_format": lambda text: think_format([text]),
         "sentence_end": lambda text: SentenceEnd()([text]),
         "length_penalty": lambda text: LengthPenalty(3)([text]),

@@ -8,8 +8,8 @@ import pytest
 
 from covey.environments.math.gsm8k import DEMONSTRATIONS, GSM8K, INSTRUCTIONS
 from covey.environments.math.mathematics import Mathematics, MathSettings
-from covey.environments.math.symbolic import math_verify_accuracy
 from covey.types import Failure, Reward
+from covey_graders.math.symbolic import math_verify_accuracy
 
 MARKS = {"verl_strict": "#### ", "torchrl": "<answer>", "trl": "\\boxed"}
 """What a scheme reads and nothing else."""

@@ -16,6 +16,7 @@ from covey.environments.math.gsm8k import GSM8K
 from covey.environments.math.mathematics import Mathematics
 from covey.environments.math.settings import CountdownConfig, Gsm8kConfig, MathConfig
 from covey.types import Prompt, Reward
+from covey_graders.math.judge import compare
 
 
 @pytest.mark.parametrize(("make", "question"), [(word_problems, "question"), (mathematics, "problem")])
@@ -93,3 +94,21 @@ def test_countdown_is_made_up_or_read_from_rows() -> None:
 
 def targets() -> dict[str, list[dict]]:
     return {split: [{"nums": [first, 2], "target": first + 2}] for split, first in (("train", 3), ("test", 4))}
+
+
+@pytest.mark.long
+def test_no_generated_row_is_solved_by_its_numbers_with_their_signs() -> None:
+    for row in word_problems()["test"]:
+        first, *steps = row["answer"].partition("\n#### ")[0].split("\n")
+        sums = first.partition("=")[0] + "".join(step.partition("=")[0].lstrip("0123456789") for step in steps)
+        assert compare(f"#### {sums}", row["answer"].rpartition(" ")[2]) is False
+    for row in mathematics()["test"]:
+        steps = row["solution"].partition("\n")[0]
+        undone, _, done = steps.partition("=")
+        assert boxed(row["answer"].replace(done, undone, 1), row) is False
+        for formula in row["problem"].split("$")[1::2]:
+            assert boxed(formula, row) is False
+
+
+def boxed(formula: str, row: dict[str, str]) -> bool:
+    return compare(f"\\boxed{{{formula}}}", row["answer"], row["problem"])

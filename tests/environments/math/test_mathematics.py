@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from covey.environments.math.equal import same_formula
 from covey.environments.math.mathematics import INSTRUCTIONS, MathColumns, Mathematics, MathSettings
-from covey.environments.math.symbolic import torchrl_equal
 from covey.environments.math.verifier import MathLimits, MathVerifier
 from covey.system.workers.pool import WorkerPool, WorkerSettings
 from covey.types import CutText, Failure, Reward
+from covey_graders.math.equal import same_formula
+from covey_graders.math.symbolic import torchrl_equal
 
 ROW = {"problem": "What is $\\frac12+\\frac14$?", "answer": "\\frac{3}{4}", "level": "Level 2"}
 TOWER = "9^{9^{9^9}}"

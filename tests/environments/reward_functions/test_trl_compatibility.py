@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import transformers
 
-from covey.environments.math.symbolic import trl_accuracy
 from covey.environments.reward_functions.environment import RewardFunctions, RewardSettings, reward_functions
 from covey.system.workers.pool import WorkerSettings
 from covey.types import Failure, Reward
+from covey_graders.math.symbolic import trl_accuracy
 
 trl = pytest.importorskip("trl")
 rewards = pytest.importorskip("trl.rewards")

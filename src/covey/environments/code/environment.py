@@ -13,12 +13,12 @@ from dataclasses import replace
 from typing import Any
 
 from covey.environments.base import Environment, Split
-from covey.environments.code.extract import extract_program
 from covey.environments.code.problems import Problem
 from covey.environments.code.settings import CodeConfig
 from covey.environments.code.verdict_cache import CachedRunner
 from covey.system.text.escaping import excerpt
 from covey.types import Failure, Message, Prompt, Reward
+from covey_graders.code.extract import extract_program
 from covey_sandbox.types import SUSPICIOUS, Limits, Report, Runner, SandboxFailed
 
 LOGGER = logging.getLogger(__name__)

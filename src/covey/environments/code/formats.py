@@ -8,12 +8,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from covey.environments.code.cases import call_test, case_tests, name_in, plural
 from covey.environments.code.problems import Problem
 from covey.environments.code.settings import TEST_PACKAGES
-from covey.environments.code.suites import Suite, called_name, imported, suite_tests
 from covey.environments.code.words import asked, shown_call, signature_of, to_complete, to_define, to_script
 from covey.environments.data.columns import from_json, text_in
+from covey_graders.code.cases import call_test, case_tests, name_in, plural
+from covey_graders.code.suites import Suite, called_name, imported, suite_tests
 from covey_sandbox.types import AssertTest, CallTest, OutputTest, Test
 
 Row = Mapping[str, Any]

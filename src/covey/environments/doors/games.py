@@ -14,8 +14,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from covey.environments.math.answers import without_thoughts
 from covey.types import Message, StopReason
+from covey_graders.tags import without_thoughts
 
 GLOBAL_RANDOM = threading.Lock()
 """Held by whoever plays a game that draws from Python's own generator."""

@@ -6,10 +6,10 @@ from typing import Any
 
 from covey.environments.base import Environment, Split, conversation
 from covey.environments.conversations.tools.calling import TookTooLong, called_in_time
-from covey.environments.math.answers import without_thoughts
-from covey.environments.math.countdown.environment import find_answer
 from covey.system.lookup import near
 from covey.types import Failure, Prompt, Reward
+from covey_graders.countdown import find_expression
+from covey_graders.tags import without_thoughts
 
 WITHOUT_GOLD = frozenset({"boxnet", "graph_color", "propositional_logic", "rubiks_cube", "rush_hour"})
 """Data sets whose `answer` is no answer that they accept."""
@@ -76,7 +76,7 @@ def answer_in(text: str) -> str:
     >>> answer_in("so <answer> 42 </answer>"), answer_in("<think>41?</think> 42")
     ('42', '42')
     """
-    return find_answer(text) or without_thoughts(text).strip()
+    return find_expression(text) or without_thoughts(text).strip()
 
 
 def make_dataset(name: str, size: int, seed: int, options: Mapping[str, Any]) -> Any:

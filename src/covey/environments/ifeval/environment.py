@@ -6,10 +6,10 @@ from dataclasses import replace
 from covey.environments.base import Environment, Split
 from covey.environments.ifeval import material
 from covey.environments.ifeval.gold import gold_answer
-from covey.environments.ifeval.instructions import CHECKS, Instruction, instructions_of
 from covey.environments.ifeval.rewards import NAMED, NO_ECHO, OWN, Scheme
-from covey.environments.ifeval.topics import echoes, has_content, is_about, num_different_words, words_of
 from covey.types import Failure, Prompt, Reward
+from covey_graders.ifeval.instructions import CHECKS, Instruction, instructions_of
+from covey_graders.ifeval.topics import echoes, has_content, is_about, num_different_words, words_of
 
 
 class IFEval(Environment):

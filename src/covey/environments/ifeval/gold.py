@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from covey.environments.ifeval import material
-from covey.environments.ifeval.checks.text_checks import AT_LEAST
-from covey.environments.ifeval.instructions import NEED_LANGDETECT, Instruction
+from covey_graders.ifeval.checks.text_checks import AT_LEAST
+from covey_graders.ifeval.instructions import NEED_LANGDETECT, Instruction
 
 Arguments = Mapping[str, Mapping[str, Any]]
 """Kind of each instruction to its arguments."""

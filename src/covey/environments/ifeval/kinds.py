@@ -6,7 +6,7 @@ from random import Random
 from typing import Any
 
 from covey.environments.ifeval import material
-from covey.environments.ifeval.checks.text_checks import AT_LEAST, LESS_THAN, RELATIONS
+from covey_graders.ifeval.checks.text_checks import AT_LEAST, LESS_THAN, RELATIONS
 
 Arguments = dict[str, Any]
 

@@ -9,8 +9,8 @@ from covey.environments.base import SPLITS, Split, conversation, text_of
 from covey.environments.data.columns import list_in, text_in
 from covey.environments.data.rows import RowSettings, load_rows, numbered
 from covey.environments.ifeval.generator import Request
-from covey.environments.ifeval.instructions import instructions_of
 from covey.types import Prompt
+from covey_graders.ifeval.instructions import instructions_of
 
 Row = Mapping[str, Any]
 

@@ -17,13 +17,13 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from covey.environments.ifeval.instructions import Instruction, Verdicts, judge
 from covey.environments.ifeval.settings import IfevalConfig
-from covey.environments.ifeval.topics import num_different_words
 from covey.types import Reward
+from covey_graders.ifeval.instructions import Instruction, Verdicts, judge
+from covey_graders.ifeval.topics import num_different_words
+from covey_graders.tags import after_thoughts, blocks
 
 ASK_TAGS = "Think inside <think></think> tags, then write your whole answer inside <answer></answer> tags."
-THINK_END = "</think>"
 
 
 @dataclass(frozen=True)
@@ -70,9 +70,9 @@ class Scheme:
         Args:
             rules: whether a text answers what was asked, by name; one that does not earns nothing (all but torchrl).
         """
-        text, blocks = self._judged(completion)
+        text, found = self._judged(completion)
         verdicts = judge(text, instructions)
-        parts = measures(verdicts) | blocks
+        parts = measures(verdicts) | found
         if self.name != "torchrl":
             has_words = num_different_words(text) >= self.min_words
             kept = dict.fromkeys(RULES, True) | {WORDS: has_words, **rules(text)}
@@ -90,21 +90,15 @@ class Scheme:
         """Return the text that is judged, and which blocks are there."""
         if self.name != "torchrl":
             return after_thoughts(completion), {}
-        answers, thoughts = _blocks(completion, "answer"), _blocks(completion, "think")
-        blocks = {"answer_block": float(len(answers) == 1), "think_block": float(len(thoughts) == 1)}
-        return answers[0] if answers else "", blocks
+        answers, thoughts = blocks(completion, "answer"), blocks(completion, "think")
+        counted = {"answer_block": float(len(answers) == 1), "think_block": float(len(thoughts) == 1)}
+        return answers[0] if answers else "", counted
 
 
 def scheme_of(settings: IfevalConfig) -> Scheme:
     """Return how the settings make a reward of verdicts. ValueError for an unknown name."""
     bonuses = (settings.answer_bonus, settings.think_bonus)
     return Scheme(settings.scheme, tuple(settings.measure_weights), *bonuses, settings.min_words)
-
-
-def _blocks(text: str, tag: str) -> list[str]:
-    """Return the contents of all closed blocks of a tag. A pattern would look for each opening's end anew."""
-    *closed, _ = text.split(f"</{tag}>")
-    return [after for _, opening, after in (piece.partition(f"<{tag}>") for piece in closed) if opening]
 
 
 def _followed(instructions: Sequence[Instruction], verdicts: Verdicts) -> dict[str, float]:
@@ -120,13 +114,6 @@ def measures(verdicts: Verdicts) -> dict[str, float]:
     """Return the four measures of following, each from 0 to 1."""
     found = (verdicts.all_strict, verdicts.share_strict, verdicts.all_loose, verdicts.share_loose)
     return dict(zip(MEASURES, found, strict=True))
-
-
-def after_thoughts(completion: str) -> str:
-    """Return what follows the last `</think>`, trimmed; nothing where a thought never ends, all where there is none."""
-    if THINK_END in completion:
-        return completion.rpartition(THINK_END)[2].strip()
-    return "" if completion.lstrip().startswith("<think>") else completion
 
 
 MEASURES = ("all_strict", "share_strict", "all_loose", "share_loose")

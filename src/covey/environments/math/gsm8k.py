@@ -24,27 +24,21 @@ from typing import Any
 from covey.environments.base import Split, conversation
 from covey.environments.data.columns import text_in
 from covey.environments.data.rows import numbered
-from covey.environments.math.answers import visible
-from covey.environments.math.judge import compare
-from covey.environments.math.schemes import boxed_answer, check_format_reward, first_block, graded, has_one_box
+from covey.environments.math.schemes import check_format_reward, graded
 from covey.environments.math.schemes import torchrl_reward as torchrl_scale
 from covey.environments.math.verified import VerifiedAnswers
 from covey.environments.math.verifier import MathLimits, check_installed
 from covey.system.lookup import one_of
-from covey.types import Failure, Prompt, Reward
+from covey.types import CutText, Failure, Prompt, Reward
+from covey_graders.math.judge import compare
+from covey_graders.math.layout import states_number
+from covey_graders.tags import first_block, visible
 
 Row = Mapping[str, Any]
 
 VERL_CHARACTERS = 300
-MAX_LAST_LINE = 200
-"""Characters; a longer last line is not in the requested form."""
-
 _CALCULATOR_NOTE = re.compile(r"<<[^<>\n]*>>")
 _GOLD = re.compile(r"^(.*)#### *([^\s#][^\n#]*?)\s*$", re.DOTALL)
-_NUMBER = r"\$?-?(?:[\d,]*\.\d+|[\d,]*\d)"
-_REQUESTED_FORM = re.compile(rf"#### ?{_NUMBER}")
-_BOXED_FORM = re.compile(rf"\\?{_NUMBER}(?:\\?%)?(?:[ ~]*(?:\\[ ,!])*(?:\\text *\{{[^{{}}]*\}}|[A-Za-z ]{{1,40}}))?")
-"""A number, with its unit where there is one."""
 _VERL_STRICT = re.compile(r"#### (-?[0-9.,]+)")
 _VERL_FLEXIBLE = re.compile(r"-?[0-9.,]+")
 
@@ -114,23 +108,13 @@ class GSM8K(VerifiedAnswers):
             return TEXT_SCHEMES[self.scheme](completion, gold)
         if self.scheme == "trl":
             return await self._verifier.trl(completion, gold)
-        is_right = compare(completion, gold, computed=self.scheme == "covey")
+        is_right = compare(completion, gold, computed=self.scheme == "covey", is_cut=isinstance(completion, CutText))
         return covey_reward(completion, is_right, self.format_reward)
 
 
 def covey_reward(completion: str, is_right: bool, format_reward: float) -> Reward:
-    """Give 1 for the right answer, and for a wrong one `format_reward` where the last line, and no other outside the
-    thoughts, is `#### N`, or one box holds a number: what many models were taught to write."""
-    said = visible(completion)
-    has_line = said.count("####") == 1 and _REQUESTED_FORM.fullmatch(_last_line(said)) is not None
-    has_box = has_one_box(said) and _BOXED_FORM.fullmatch(boxed_answer(said) or "") is not None
-    return graded(is_right, has_line or has_box, format_reward)
-
-
-def _last_line(completion: str) -> str:
-    """Return the last line that is not blank, or nothing where it is too long to be in the form."""
-    line = completion.rstrip()[-MAX_LAST_LINE - 1 :].rpartition("\n")[2]
-    return line if len(line) <= MAX_LAST_LINE else ""
+    """Give 1 for the right answer, and for a wrong one `format_reward` in the requested form."""
+    return graded(is_right, states_number(visible(completion)), format_reward)
 
 
 def verl_strict_reward(completion: str, gold: str) -> Reward:

@@ -28,21 +28,20 @@ from typing import Any
 from covey.environments.base import Split, conversation
 from covey.environments.data.columns import nothing_in, text_in, value_in
 from covey.environments.data.rows import numbered
-from covey.environments.math.answers import find_answer, visible
-from covey.environments.math.judge import compare, is_no_answer
 from covey.environments.math.schemes import (
-    boxed_answer,
     check_format_reward,
-    first_block,
     graded,
-    has_one_box,
     torchrl_reward,
     verl_dapo_reward,
     verl_reward,
 )
 from covey.environments.math.verified import VerifiedAnswers
 from covey.environments.math.verifier import MathLimits, check_installed
-from covey.types import Failure, Prompt, Reward
+from covey.types import CutText, Failure, Prompt, Reward
+from covey_graders.math.answers import find_answer
+from covey_graders.math.judge import compare, is_no_answer
+from covey_graders.math.layout import boxed_answer, has_one_box
+from covey_graders.tags import first_block, visible
 
 Row = Mapping[str, Any]
 
@@ -130,7 +129,7 @@ class Mathematics(VerifiedAnswers):
             return equal if isinstance(equal, Failure) else torchrl_reward(completion, equal)
         # The scheme of covey
         question = str(prompt.columns.get(self._settings.columns.problem, ""))
-        is_right = compare(completion, gold, question, computed=scheme == "covey")
+        is_right = compare(completion, gold, question, scheme == "covey", isinstance(completion, CutText))
         return covey_reward(completion, is_right, self._settings.format_reward)
 
 

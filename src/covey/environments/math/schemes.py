@@ -6,8 +6,8 @@ the spelling falls back to the raw text) are kept: every one of them changes som
 
 import re
 
-from covey.environments.math.reading.normalize import closing_brace
 from covey.types import Reward
+from covey_graders.tags import first_block
 
 DAPO_CHARACTERS = 300
 MAX_DAPO_GOLD = 1_000
@@ -190,39 +190,9 @@ _DAPO_PATTERNS = (
 # ------------------------------------------------------------------------------------------------ TorchRL
 
 
-def first_block(text: str, tag: str) -> str:
-    """Return the trimmed content of the first closed block of a tag. "" where there is none. Takes linear time."""
-    begin = text.find(f"<{tag}>")
-    end = text.find(f"</{tag}>", begin) if begin >= 0 else -1
-    return text[begin + len(tag) + 2 : end].strip() if end >= 0 else ""
-
-
 def torchrl_reward(completion: str, is_right: bool) -> Reward:
     """Apply TorchRL's scale (pytorch/rl ae9719f1): 1 for the right first answer block, 0.1 for another, 0 for none."""
     answered, thought = first_block(completion, "answer") != "", first_block(completion, "think") != ""
     right = answered and is_right
     value = 1.0 if right else FORMAT_REWARD_TORCHRL if answered else 0.0
     return Reward(value, {"correct": float(right), "answer": float(answered), "think": float(thought)})
-
-
-# ------------------------------------------------------------------------------------------------ gold answers
-
-
-_BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])\s*")
-
-
-def has_one_box(text: str) -> bool:
-    """Check for one box that holds something, and no other."""
-    return text.count("\\boxed") == 1 and boxed_answer(text) is not None
-
-
-def boxed_answer(solution: str) -> str | None:
-    """Return the content of the last box of a worked solution, with or without braces. None without one."""
-    boxes = list(_BOX.finditer(solution))
-    if not boxes:
-        return None
-    begin = boxes[-1].end()
-    if not solution.startswith("{", begin):
-        return re.split(r"[\s$.,]", solution[begin:], maxsplit=1)[0] or None
-    end = closing_brace(solution, begin)
-    return solution[begin + 1 : end].strip() or None if end is not None else None

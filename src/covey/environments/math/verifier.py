@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
-from covey.environments.math.symbolic import (
+from covey.system.workers.pool import NO_WORKER, TOO_LONG, WorkerPool, WorkerSettings
+from covey.types import Failure, Reward
+from covey_graders.math.symbolic import (
     math_verify_accuracy,
     torchrl_equal,
     trl_accuracy,
 )
-from covey.system.workers.pool import NO_WORKER, TOO_LONG, WorkerPool, WorkerSettings
-from covey.types import Failure, Reward
 
 
 @dataclass(frozen=True, slots=True)

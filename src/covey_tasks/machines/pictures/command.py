@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from covey.environments.math.answers import without_thoughts
 from covey.system.lookup import one_of
+from covey_graders.tags import without_thoughts
 from covey_tasks.machines.design.blocks import BLOCKS
 from covey_tasks.machines.design.compact import read_compact
 from covey_tasks.machines.design.global_form import read_global

@@ -7,8 +7,8 @@ from typing import Any
 
 from covey.environments.base import Split, conversation
 from covey.environments.conversations.calculator import calculated
-from covey.environments.math.answers import without_thoughts
 from covey.types import CutText
+from covey_graders.tags import without_thoughts
 
 DIGITS = 4
 NUM_TRAIN, NUM_TEST = 4096, 512

@@ -8,7 +8,7 @@ from covey.environments.conversations.tools.calls import plain_json
 from covey.environments.conversations.tools.tool import schema_of
 from covey.environments.doors.mcp import result_text
 from covey.environments.doors.openenv.wire import ActionRefused
-from covey.environments.math.answers import without_thoughts
+from covey_graders.tags import without_thoughts
 
 OF_TOOLS = ("Action", "CallToolAction", "ListToolsAction")
 """Titles of schemas whose actions are calls of tools."""

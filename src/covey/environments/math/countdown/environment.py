@@ -6,18 +6,18 @@ there, nothing is evaluated as code and values are compared as fractions; `**`, 
 
 import math
 import random
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from covey.environments.base import Environment, Split, conversation
 from covey.environments.data.columns import from_json
-from covey.environments.math.answers import visible
-from covey.environments.math.countdown.expressions import OPERATORS, find_expression, random_expression, read_expression
+from covey.environments.math.countdown.expressions import random_expression, search_expression
 from covey.environments.math.schemes import check_format_reward, graded
 from covey.environments.math.settings import CountdownConfig
 from covey.types import CutText, Failure, Message, Prompt, Reward
+from covey_graders import countdown
+from covey_graders.countdown import OPERATORS
 
 Row = Mapping[str, Any]
 
@@ -93,7 +93,7 @@ class Countdown(Environment):
     def gold(self, prompt: Prompt) -> str | None:
         """Return a solution in the requested form: the one the problem was made of, else one that a search finds."""
         columns = prompt.columns
-        found = columns["solution"] or find_expression(
+        found = columns["solution"] or search_expression(
             columns["nums"], columns["target"], uses_all=self._settings.uses == "exactly"
         )
         return None if found is None else _written(found, columns["target"], self._settings.answer_form)
@@ -106,25 +106,9 @@ class Countdown(Environment):
 
 def score(completion: str, numbers: Sequence[int], target: int, settings: CountdownConfig) -> Reward:
     """Give 1 for an expression of the numbers that reaches the target, `format_reward` for another in the form."""
-    if settings.answer_form == "plain":
-        answer = "" if isinstance(completion, CutText) else completion.strip()
-    else:
-        answer = find_answer(completion)
-    expression = read_expression(answer)
-    has_form = answer != "" if settings.answer_form == "tags" else expression is not None
-    is_right = expression is not None and expression.value == target
-    if expression is not None and is_right:
-        used, given = Counter(expression.numbers), Counter(numbers)
-        is_right = used == given if settings.uses == "exactly" else used <= given
-    return graded(is_right, has_form, settings.format_reward)
-
-
-def find_answer(completion: str) -> str:
-    """Return the trimmed content of the last closed answer tag outside think tags. "" where there is none."""
-    said = visible(completion)
-    end = said.rfind("</answer>")
-    begin = said.rfind("<answer>", 0, end) if end >= 0 else -1
-    return said[begin + len("<answer>") : end].strip() if begin >= 0 else ""
+    is_cut = isinstance(completion, CutText)
+    grade = countdown.grade(completion, numbers, target, uses=settings.uses, form=settings.answer_form, is_cut=is_cut)
+    return graded(grade.is_right, grade.has_form, settings.format_reward)
 
 
 # ------------------------------------------------------------------------------------------------ problems

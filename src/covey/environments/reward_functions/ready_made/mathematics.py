@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from covey.algorithm.credit import penalties
-from covey.environments.math.symbolic import trl_verdict
 from covey.environments.reward_functions.texts import Completion, final_text
+from covey_graders.math.symbolic import trl_verdict
 
 PARSE_SECONDS = 10
 VERIFY_SECONDS = 5

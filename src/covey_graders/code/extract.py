@@ -1,0 +1,236 @@
+"""Which program a completion hands in.
+
+The rule, in this order:
+
+1. What stands in a think block is no submission; neither is a think block that never ends.
+2. Of the fenced blocks (``` or ~~~, whatever their language) the last one that defines the entry point at its top
+   level is the program; where none does, the last block. Blocks before it that hold imports, functions, classes and
+   constants alone belong to it where it uses a name of theirs that it does not define. A fence in a text between triple
+   quotes ends nothing. A fence that is never closed ends at the first marks that end a line of code, or with the text.
+   Before the first marks there may be other text where a language follows them, or an answer tag. Blocks may be quoted
+   (`> `), and stand in a block of markdown. A text that begins with the program has left out the first fence.
+3. Without a fence, the content of the last answer tag, or of [PYTHON], [BEGIN] or <code>, is the program; without one,
+   the whole text, less sentences before and behind it. A byte order mark is no part of it.
+4. Where a problem gives the beginning of the program and the text found does not define the entry point, it is taken
+   as the rest of that program. Where it does, what the problem gives before the function, such as imports, stays.
+
+So a corrected second version replaces the first, and an example of use after the solution does not.
+"""
+
+import re
+
+from covey_graders.tags import without_thoughts
+
+MAX_COMPLETION = 200_000
+"""Characters; a longer text hands nothing in."""
+
+_FENCE = re.compile(r"^([^\n`~]*+)(`{3,}+|~{3,}+)([^\n`]*+)$", re.MULTILINE)
+"""What stands before the marks, the marks, and what follows."""
+_DECORATORS = re.compile(r"(?:^@[^\n]*\n)+\Z", re.MULTILINE)
+_QUOTED = " \t>"
+"""What may stand before a fence on a line of its own."""
+MARKDOWN = ("markdown", "md")
+_TAGS = (
+    re.compile(r"<answer>(.*?)(?:</answer>|\Z)", re.DOTALL | re.IGNORECASE),
+    # a[PYTHON] is code
+    *(
+        re.compile(rf"(?:^|:)[ \t]*+{begin}(.*?)(?:{end}|\Z)", re.DOTALL | re.MULTILINE)
+        for begin, end in (
+            (r"\[PYTHON\]", r"\[/PYTHON\]"),
+            (r"\[BEGIN\]", r"\[DONE\]"),
+            (r"\[(?:CODE|SOLUTION)\]", r"\[/(?:CODE|SOLUTION)\]"),
+            ("<(?:code|python|solution)>", "</(?:code|python|solution)>"),
+        )
+    ),
+)
+_PROSE = re.compile(r"[A-Za-z][\w',;\- ]*[.:!]?")
+"""A line of words, which is no code."""
+_PRINTS = re.compile(r"\bprint\b|\bstdout\b")
+_WORD = re.compile(r"\w+")
+_QUOTES = re.compile(r"\"{3}|'{3}")
+_GIVEN = re.compile(
+    r"^(?:(?:async[ \t]+)?def[ \t]+(\w+)|class[ \t]+(\w+)|([A-Z_][A-Z0-9_]*)[ \t]*=(?!=)"
+    r"|(?:from[ \t].*\bimport|import)[ \t]+(.+))"
+)
+"""A line that gives names: a function, a class, a constant, imports."""
+_SENTENCE = re.compile(r"(?!(?:if|for|while|with|class|elif|except|match|case)\b)[A-Za-z][\w',;\-]* [\w',;\- ]*[.:!]")
+_NO_STATEMENT = tuple(" \t#@)]}'\"")
+"""How lines begin that belong to a statement of other lines, or to none."""
+
+
+def extract_program(completion: str, entry_point: str, opening: str = "") -> str:
+    """Return the program as text. Empty where the completion holds none.
+
+    >>> extract_program("Sure!\\n```python\\ndef f(n): return n\\n```\\nHope that helps.", "f")
+    'def f(n): return n\\n'
+    """
+    if len(completion) > MAX_COMPLETION:
+        return ""
+    text = without_thoughts(completion.replace("\r\n", "\n").replace("\ufeff", ""))
+    program = _submission(text, entry_point)
+    if not program.strip():
+        return ""
+    if opening and not defines(program, entry_point):
+        return _joined(opening, program)
+    return _given_before(opening, entry_point) + program if "__future__" not in program else program
+
+
+def defines(program: str, entry_point: str) -> bool:
+    """Return whether the name is given a meaning at the top level of the text; of `Class.method`, the class.
+
+    A script without a name of its own prints.
+    """
+    return (_definition(program, entry_point) if entry_point else _PRINTS.search(program)) is not None
+
+
+def _definition(program: str, entry_point: str) -> re.Match[str] | None:
+    name = re.escape(entry_point.partition(".")[0])
+    pattern = rf"^(?:(?:async[ \t]+)?def[ \t]+{name}\b|class[ \t]+{name}\b|{name}[ \t]*(?::[^=\n]*)?=(?!=))"
+    return re.search(pattern, program, re.MULTILINE)
+
+
+def _given_before(opening: str, entry_point: str) -> str:
+    """Return the lines of a problem's beginning that stand before the function and its decorators."""
+    definition = _definition(opening, entry_point)
+    return _DECORATORS.sub("", opening[: definition.start()]).lstrip("\n") if definition is not None else ""
+
+
+def fenced_blocks(text: str) -> list[str]:
+    """Return the contents of the fenced blocks, each less the indentation or quotation marks of its opening fence."""
+    blocks: list[str] = []
+    begin: re.Match[str] | None = None
+    # Marks at the end of a line of code, which close the block where none on a line of their own do
+    early: re.Match[str] | None = None
+    # A fence of markdown, whose end opens nothing
+    around: re.Match[str] | None = None
+    quotes = _Quotes(text)
+    for fence in _FENCE.finditer(text):
+        has_language = fence[3].strip().isidentifier()
+        if begin is not None and quotes.are_open(begin.end(), fence.start()):
+            continue
+        if begin is None and around is not None and _closes(fence, around):
+            around = None
+        elif begin is None:
+            begin = fence if _opens(fence) else None
+        elif _closes(fence, begin):
+            blocks.append(_content(text, begin, fence.start()))
+            begin = early = None
+        elif has_language and early is not None:
+            blocks.append(_content(text, begin, early.start(2)))
+            begin, early = fence, None
+        elif has_language and begin[3].strip().lower() in MARKDOWN:
+            around, begin = begin, fence
+        elif early is None and _ends(fence, begin):
+            early = fence
+    # A block without an end goes on to the end of the text
+    if begin is not None:
+        blocks.append(_content(text, begin, len(text) if early is None else early.start(2)))
+    return blocks
+
+
+class _Quotes:
+    """Tells whether a place of the text is between triple quotes which end somewhere. Asked for places in order."""
+
+    def __init__(self, text: str) -> None:
+        self._found = list(_QUOTES.finditer(text))
+        self._next, self._begin, self._open = 0, -1, ""
+        self._last = {mark[0]: mark.start() for mark in self._found}
+
+    def are_open(self, begin: int, place: int) -> bool:
+        """Look from the beginning of a block on."""
+        if begin != self._begin:
+            self._begin, self._open = begin, ""
+        while self._next < len(self._found) and self._found[self._next].start() < place:
+            mark = self._found[self._next]
+            self._next += 1
+            if mark.start() >= begin and self._open in ("", mark[0]):
+                self._open = "" if self._open else mark[0]
+        return bool(self._open) and self._last[self._open] > place
+
+
+def _opens(fence: re.Match[str]) -> bool:
+    """Tell whether a block begins here: on its own line, in an answer tag, or behind words and with a language."""
+    return fence[1].lstrip(_QUOTED).rstrip().lower() in ("", "<answer>") or fence[3].strip().isidentifier()
+
+
+def _ends(fence: re.Match[str], begin: re.Match[str]) -> bool:
+    """Tell whether a line ends in at least as many marks as the block began with."""
+    return fence[2].startswith(begin[2]) and fence[3].strip()[:1] in ("", "<")
+
+
+def _closes(fence: re.Match[str], begin: re.Match[str]) -> bool:
+    return _ends(fence, begin) and not fence[1].strip(_QUOTED)
+
+
+def _content(text: str, begin: re.Match[str], end: int) -> str:
+    lines = text[begin.end() + 1 : end].split("\n")
+    indentation = begin[1] if not begin[1].strip(_QUOTED) else ""
+    # Of a quoted line without text editors leave the mark alone
+    return "\n".join("" if line == indentation.rstrip() else line.removeprefix(indentation) for line in lines)
+
+
+def _submission(text: str, entry_point: str) -> str:
+    first = _FENCE.search(text)
+    if (
+        first is not None
+        and not (first[1] + first[3]).strip()
+        and defines(text[: first.start()], entry_point)
+        and _GIVEN.match(text.lstrip())
+    ):
+        text = f"{first[2]}\n{text}"
+    blocks = fenced_blocks(text)
+    if blocks:
+        place = next((i for i in reversed(range(len(blocks))) if defines(blocks[i], entry_point)), len(blocks) - 1)
+        return _with_needed(blocks[place], blocks[:place])
+    for tag in _TAGS:
+        found = tag.findall(text)
+        text = found[-1] if found else text
+    return _without_prose(text) if defines(text, entry_point) else text
+
+
+def _without_prose(text: str) -> str:
+    """Take words away that stand before all code, and a sentence and all behind it that stand after."""
+    lines = text.split("\n")
+    begin = next((place for place, line in enumerate(lines) if line.startswith("@") or _GIVEN.match(line)), 0)
+    before = [line.strip() for line in lines[:begin] if line.strip()]
+    begin = begin if before and all(map(_PROSE.fullmatch, before)) else 0
+    # A sentence between triple quotes is a text of the program's
+    num_quotes = 0
+    for end in range(begin, len(lines)):
+        if num_quotes % 2 == 0 and end > begin and _SENTENCE.fullmatch(lines[end]):
+            return "\n".join(lines[begin:end])
+        num_quotes += len(_QUOTES.findall(lines[end]))
+    return "\n".join(lines[begin:])
+
+
+def _with_needed(block: str, before: list[str]) -> str:
+    """Put the blocks before it that give it names it lacks, and do nothing else."""
+    own, _ = _given(block)
+    lacking = set(_WORD.findall(block)) - own
+    for other in reversed(before):
+        names, is_pure = _given(other)
+        if is_pure and not names.isdisjoint(lacking):
+            block = f"{other.rstrip()}\n{block}"
+            own |= names
+            lacking = (lacking | set(_WORD.findall(other))) - own
+    return block
+
+
+def _given(block: str) -> tuple[set[str], bool]:
+    """Return the names that a block gives, and whether it does nothing else."""
+    names: set[str] = set()
+    is_pure = True
+    for line in block.split("\n"):
+        found = _GIVEN.match(line)
+        if found is not None:
+            names.update(_WORD.findall(found[4]) if found[4] else [found[1] or found[2] or found[3]])
+        elif line and not line.startswith(_NO_STATEMENT):
+            is_pure = False
+    return names, is_pure
+
+
+def _joined(opening: str, rest: str) -> str:
+    """Return the rest of a body that follows its opening. Models often leave the first indentation to the prompt."""
+    first = next(line for line in rest.split("\n") if line.strip())
+    indented = first.startswith((" ", "\t"))
+    return opening + (rest if indented else "    " + rest.lstrip())

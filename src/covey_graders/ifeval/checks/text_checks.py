@@ -1,0 +1,226 @@
+"""Checks of words, lengths, layout, language and case. Each is true where the text follows the instruction."""
+
+import json
+import re
+
+from covey_graders.ifeval.checks.languages import detect
+from covey_graders.ifeval.checks.sentences import sentences
+
+AT_LEAST, LESS_THAN = "at least", "less than"
+RELATIONS = (LESS_THAN, AT_LEAST)
+
+_DIVIDER = re.compile(r"\s?\*\*\*\s?")
+_WORD_END = re.compile(r"[.,?!'\"]")
+# Words in capitals are split by the rules of the Penn Treebank, as nltk has them
+_WORD = re.compile(r"\w+")
+_SINGLE_LETTER = re.compile(r"'(?=[^\Wmtsdn]\b)", re.IGNORECASE)
+_OPENING = re.compile(r"[«“‘„`]|^\"|(?<=[ (\[{<«“‘„`])(?:\"|'')")
+_OUTER_MARK = re.compile(r"[;@#$%&?!`]|\.{2,}|[:,](?!\d)|(?<=[^.])\.(?=[\])}>\"'»”’ ]*\s*$)")
+_LAST_APOSTROPHE = re.compile(r"(?<=[^'])'(?= )")
+_INNER_MARK = re.compile(r"[*()<>{}\[\]\"»”’]|''|--")
+_CLITICS = (
+    re.compile(r"(?<=[^' ])(?='[smdSMD] |' )"),
+    re.compile(r"(?<=[^' ])(?=(?:'ll|'LL|'re|'RE|'ve|'VE|n't|N'T) )"),
+)
+_JOINED = tuple(
+    re.compile(pattern, re.IGNORECASE)
+    for pattern in (
+        *(r"\b(can)(not)\b", r"\b(d)('ye)\b", r"\b(gim|lem)(me)\b", r"\b(gon)(na)\b", r"\b(got)(ta)\b"),
+        *(r"\b(more)('n)\b", r"\b(wan)(na)(?=\s)", r" ('t)(is)\b", r" ('t)(was)\b"),
+    )
+)
+"""CANNOT, GIMME and 'TIS are two words each."""
+
+
+def compares(count: int, relation: str, threshold: int) -> bool:
+    """Return whether a count stands to the threshold as the relation says."""
+    return count >= threshold if relation == AT_LEAST else count < threshold
+
+
+def existence(text: str, *, keywords: list[str]) -> bool:
+    """Check that each keyword occurs, as a part of a word too, whatever its case."""
+    return all(_occurrences(keyword, text) for keyword in keywords)
+
+
+def frequency(text: str, *, keyword: str, frequency: int, relation: str) -> bool:
+    """Check for so many occurrences, parts of words included, none overlapping another."""
+    return compares(_occurrences(keyword.strip(), text), relation, frequency)
+
+
+def _occurrences(keyword: str, text: str) -> int:
+    return sum(1 for _ in re.finditer(re.escape(keyword), text, re.IGNORECASE))
+
+
+def forbidden_words(text: str, *, forbidden_words: list[str]) -> bool:
+    """Check that none occurs as a whole word: the `cat` of cat's and cat-like does, that of cats and cat_name not."""
+    return not any(re.search(rf"\b{re.escape(word)}\b", text, re.IGNORECASE) for word in forbidden_words)
+
+
+def letter_frequency(text: str, *, letter: str, let_frequency: int, let_relation: str) -> bool:
+    """Check for so many of one character, small and capital ones together. Accented letters are other ones."""
+    return compares(text.lower().count(letter.strip().lower()), let_relation, let_frequency)
+
+
+def number_words(text: str, *, num_words: int, relation: str) -> bool:
+    return compares(count_words(text), relation, num_words)
+
+
+def number_sentences(text: str, *, num_sentences: int, relation: str) -> bool:
+    return compares(len(sentences(text)), relation, num_sentences)
+
+
+def number_paragraphs(text: str, *, num_paragraphs: int) -> bool:
+    """Check for so many pieces between `***`. A blank one may be the first or the last, and is not counted."""
+    pieces = [piece.strip() for piece in _DIVIDER.split(text)]
+    return all(pieces[1:-1]) and sum(map(bool, pieces)) == num_paragraphs
+
+
+def nth_paragraph_first_word(text: str, *, num_paragraphs: int, nth_paragraph: int, first_word: str) -> bool:
+    """Check for so many pieces between pairs of line breaks, of which one, blanks counted, begins with the word."""
+    pieces = text.split("\n\n")
+    num_filled = sum(bool(piece.strip()) for piece in pieces)
+    words = pieces[nth_paragraph - 1].split() if nth_paragraph <= num_filled else []
+    if not words:
+        return False
+    first = _WORD_END.split(words[0].lstrip("'").lstrip('"'), maxsplit=1)[0].lower()
+    return num_filled == num_paragraphs and first == first_word.lower()
+
+
+def two_responses(text: str) -> bool:
+    """Check for two different answers with `******` between them. A further blank piece may stand at either end."""
+    pieces = [piece.strip() for piece in text.split("******")]
+    answers = [piece for piece in pieces if piece]
+    return all(pieces[1:-1]) and len(answers) == 2 and answers[0] != answers[1]
+
+
+def repeat_prompt(text: str, *, prompt_to_repeat: str) -> bool:
+    """Check that the request comes first, whatever its case. Nothing need follow."""
+    return text.strip().lower().startswith(prompt_to_repeat.strip().lower())
+
+
+def end_checker(text: str, *, end_phrase: str) -> bool:
+    """Check that the phrase comes last, but for straight quotes, whatever its case."""
+    return text.strip().strip('"').lower().endswith(end_phrase.strip().lower())
+
+
+def quotation(text: str) -> bool:
+    """Check for straight double quotes around everything."""
+    whole = text.strip()
+    return len(whole) > 1 and whole[0] == whole[-1] == '"'
+
+
+def no_comma(text: str) -> bool:
+    """Check for no ASCII comma. Other scripts' commas are other characters."""
+    return "," not in text
+
+
+def response_language(text: str, *, language: str) -> bool:
+    """Check the language of the whole. A text without usable letters (digits, marks, emoji) is in any."""
+    return detect(text) in (language, None)
+
+
+def capital_word_frequency(text: str, *, capital_frequency: int, capital_relation: str) -> bool:
+    return compares(count_capital_words(text), capital_relation, capital_frequency)
+
+
+def english_capital(text: str) -> bool:
+    """Check for no small letter, at least one capital, and English (langdetect is poor on capitals)."""
+    return text.isupper() and detect(text) in ("en", None)
+
+
+def english_lowercase(text: str) -> bool:
+    """Check for no capital letter, at least one small one, and English."""
+    return text.islower() and detect(text) in ("en", None)
+
+
+_ANSWERS = ("My answer is yes.", "My answer is no.", "My answer is maybe.")
+_FENCES = ("```json", "```Json", "```JSON", "```")
+_STAR_BULLET = re.compile(r"^[^\S\n]*\*[^*].*$", re.MULTILINE)
+_DASH_BULLET = re.compile(r"^[^\S\n]*-", re.MULTILINE)
+_HIGHLIGHT = re.compile(r"\*([^\n*]*)\*")
+_BOLD = re.compile(r"\*\*([^\n*]*)\*\*")
+_POSTSCRIPTS = {"P.P.S": r"p\.\s?p\.\s?s", "P.S.": r"p\.\s?s\."}
+
+
+def number_placeholders(text: str, *, num_placeholders: int) -> bool:
+    """Check for at least so many `[...]` on one line each. Empty ones count, and `[[a]]` is one."""
+    return sum(map(_placeholders, text.split("\n"))) >= num_placeholders
+
+
+def _placeholders(line: str) -> int:
+    count, end = 0, -1
+    while (begin := line.find("[", end + 1)) >= 0 and (end := line.find("]", begin)) >= 0:
+        count += 1
+    return count
+
+
+def postscript(text: str, *, postscript_marker: str) -> bool:
+    """Check that the marker occurs anywhere, in any case. P.S. and P.P.S may have white space inside."""
+    marker = postscript_marker.strip()
+    return re.search(_POSTSCRIPTS.get(marker, re.escape(marker.lower())), text.lower()) is not None
+
+
+def number_bullet_lists(text: str, *, num_bullets: int) -> bool:
+    """Check for exactly so many lines that begin with `-`, or with `*` and anything else, even on the next line."""
+    stars, dashes = _STAR_BULLET.findall(text), _DASH_BULLET.findall(text)
+    return len(stars) + len(dashes) == num_bullets
+
+
+def constrained_response(text: str) -> bool:
+    """Check that one of the three answers occurs, letter by letter."""
+    return any(answer in text for answer in _ANSWERS)
+
+
+def number_highlighted_sections(text: str, *, num_highlights: int) -> bool:
+    """Check for at least so many `*...*` and `**...**` that are not blank, each form counted on its own."""
+    found = [*_HIGHLIGHT.findall(text), *_BOLD.findall(text)]
+    return sum(bool(inside.strip()) for inside in found) >= num_highlights
+
+
+def multiple_sections(text: str, *, section_spliter: str, num_sections: int) -> bool:
+    """Check for at least so many times the word, in this case, and a number, with at most one blank between."""
+    return len(re.findall(rf"{re.escape(section_spliter.strip())}\s?\d+", text)) >= num_sections
+
+
+def json_format(text: str) -> bool:
+    """Check for any JSON value, NaN included, fenced or not, with nothing around it."""
+    value = text.strip()
+    for fence in _FENCES:
+        value = value.removeprefix(fence)
+    try:
+        json.loads(value.removesuffix("```").strip())
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def title(text: str) -> bool:
+    """Check for something that is not blank between `<<` and the last `>>` of a line."""
+    return any(map(_has_title, text.split("\n")))
+
+
+def _has_title(line: str) -> bool:
+    begin, end = line.find("<<"), line.rfind(">>")
+    return 0 <= begin < end - 2 and bool(line[begin : end + 2].lstrip("<").rstrip(">").strip())
+
+
+def count_words(text: str) -> int:
+    """Count runs of letters, digits and underscores: don't is two, snake_case one, a run of Chinese one."""
+    return sum(1 for _ in _WORD.finditer(text))
+
+
+def count_capital_words(text: str) -> int:
+    """Count words with an upper-case letter and no lower-case one: I, U.S. and 3D count, DON'T counts twice."""
+    return sum(word.isupper() for sentence in sentences(text) for word in _words(sentence))
+
+
+def _words(sentence: str) -> list[str]:
+    """Return the words of a sentence less its punctuation. The order of the steps is nltk's, and matters."""
+    text = _SINGLE_LETTER.sub("' ", _OPENING.sub(" ` ", sentence))
+    text = _LAST_APOSTROPHE.sub(" ' ", _OUTER_MARK.sub("  ", text))
+    text = f" {' '.join(_INNER_MARK.sub('  ', text).split())} "
+    for clitic in _CLITICS:
+        text = clitic.sub(" ", text)
+    for joined in _JOINED:
+        text = joined.sub(r" \1 \2 ", text)
+    return text.split()

@@ -1,0 +1,329 @@
+"""Which answer a completion gives to a question with one right answer. Whether it is right, `judge` says.
+
+The rule, in this order:
+
+1. Text in a think block or a comment, or struck out, is not the answer; a block that never ends hides the rest.
+2. An explicit mark decides: `####`, `\\boxed{}`, an answer tag, a sentence ("the answer is 42") or a label
+   ("Answer: 42", "A: 42"). Of several marks the last decides, but a list of alternatives is wrong.
+3. Without a mark the last formula decides, as a whole, or the last number behind it; a completion that was cut before
+   its end has then given no answer.
+
+Pure, in linear time, and text is never evaluated as code.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Literal
+
+from covey_graders.math.equal import MAX_FORMULA
+from covey_graders.math.reading.normalize import TEXT_COMMAND, closing_brace, single_blanks
+from covey_graders.math.reading.numerals import read_values
+from covey_graders.math.reading.units import CONCESSION, DOUBT, OR, conversions
+from covey_graders.tags import visible
+
+Form = Literal["hash", "box", "tag", "label", "formula", "none"]
+
+MAX_COMPLETION = 100_000
+"""Only so many characters at the end of a completion are looked at."""
+MAX_MARKS = 50
+"""Only so many marks of a kind are looked at, the last ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The answer as it stands in the completion, and the form of the mark that said so ("none": the last number).
+
+    >>> find_answer("7 boxes hold 42 pens.\\n#### 42")
+    Answer(text=' 42', form='hash')
+    """
+
+    text: str
+    form: Form
+
+
+@dataclass(frozen=True, slots=True)
+class _Mark:
+    begin: int
+    end: int
+    text: str
+    form: Form
+    outer_begin: int | None = None
+    """Begin of the mark around this one, if any."""
+
+    @property
+    def first(self) -> int:
+        return self.begin if self.outer_begin is None else self.outer_begin
+
+
+_HASH = re.compile(r"(?<!#)#{4,}(?!#)")
+_HASH_HEADING = re.compile(r"\s*(?:step|part|solution|explanation|conclusion|final answer|answer)\b", re.IGNORECASE)
+_NEXT_LINE_VALUE = re.compile(r" ?\n([*_`$\\(-]*\d[^\n]{0,40})(?:\n|$)")
+_BOX = re.compile(r"\\(?:boxed|fbox|framebox)(?![A-Za-z])[ \t]?")
+_BARE_BOX = re.compile(r"\\[A-Za-z]+(?: ?\{[^{}]{0,99}\}){1,2}|[^\s{$.,;]{1,50}")
+_TAG = re.compile(r"<(/?)(?:final[ _]?)?answer>", re.IGNORECASE)
+
+
+def _hashes(text: str) -> Iterator[_Mark]:
+    for mark in list(_HASH.finditer(text))[-MAX_MARKS:]:
+        following = _HASH.search(text, mark.end())
+        limit = following.start() if following is not None else len(text)
+        newline = text.find("\n", mark.end(), limit)
+        end = limit if newline < 0 else newline
+        content = text[mark.end() : end]
+        below = _NEXT_LINE_VALUE.match(text, mark.end()) if not content.strip() else None
+        if below is not None:
+            content, end = below[1], below.end(1)
+        if not _HASH_HEADING.match(content):
+            yield _Mark(mark.start(), end, content, "hash")
+
+
+def _boxes(text: str) -> Iterator[_Mark]:
+    for command in list(_BOX.finditer(text))[-MAX_MARKS:]:
+        if text.startswith("{", command.end()):
+            end = closing_brace(text, command.end())
+            content = text[command.end() + 1 : end] if end is not None else "\\unclosed"
+            yield _Mark(command.start(), len(text) if end is None else end + 1, content, "box")
+        else:
+            bare = _BARE_BOX.match(text, command.end())
+            content = bare[0] if bare is not None else ""
+            yield _Mark(command.start(), command.end() + len(content), content, "box")
+
+
+def _tags(text: str) -> Iterator[_Mark]:
+    opened: re.Match[str] | None = None
+    for tag in _TAG.finditer(text):
+        if not tag[1]:
+            opened = tag
+        elif opened is not None:
+            yield _Mark(opened.start(), tag.end(), text[opened.end() : tag.start()], "tag")
+            opened = None
+    if opened is not None:
+        yield _Mark(opened.start(), len(text), text[opened.end() :], "tag")
+
+
+_LABEL = re.compile(
+    r"(?:\b(?:the|my|our|your|its|final|correct|right|numeric|numerical|exact|overall|an?)[ ](?:final[ ]|correct[ ])?"
+    r"|^[^\w\n]{0,10}(?:(?:so|thus|hence|then|therefore),?[ ])?)"
+    r"(?:answer|ans|option|choice)\b"
+    r"(?:[ ]\([^()\n]{2,60}\))?"
+    r"(?:,?[ ](?:then|therefore|thus|hence|so|now|here|again|should|would|must|will|can|could|may|might|cannot"
+    r"|\w{2,6}n['\u2019]t|to|for|in|we|they|you)\b"
+    r"[^.:!?=\n]{0,80}?)?"
+    r"[\"'*_`]{0,4}[ ]?"
+    r"(?:\b(?:is(?:n['\u2019]t)?|are|was|be|becomes?|equals?|of|comes[ ](?:out[ ])?to)\b|=|:|\u2192|->)"
+    r"|^[^\w\n]{0,10}A:",
+    re.IGNORECASE | re.MULTILINE,
+)
+_SENTENCE_END = re.compile(
+    r"(?<!\bRs)(?<!approx)(?<!\bi\.e)(?<!\be\.g)(?<!\\)(?:[.?](?=[\s\"'*)\]<]|$)|!(?=[\s\"'*<]|$))|\n|<(?=[/|]|[A-Za-z_]{1,20}>)"
+)
+_LABEL_GAP = re.compile(r"[\s:*_`]*")
+_NOT = re.compile(r"\b(?:not|never|cannot)\b|n['\u2019]t\b", re.IGNORECASE)
+_NEGATED = re.compile(
+    r"\s*(?:definitely |certainly )?(?:not|never|neither|anything but|other than)\b"
+    r"(?P<but>.{0,60}?(?:\bbut\b|[,;:.] ?(?:rather,? )?it(?: is|'s|\u2019s)\b))?"
+)
+_DOUBTED = re.compile(
+    r"\b(?:doubt|impossible|unlikely|false|wrong|not \w+|\w+n['\u2019]t \w+)(?: that)? $", re.IGNORECASE
+)
+_LEAD = re.compile(r"(?:[^\d,;]|,(?=\d)){0,80}(?=\d)")
+_REMARK = re.compile(r"\b(?:correct|right|wrong|incorrect|helpful|clear|above|below|unknown|given by)\b", re.IGNORECASE)
+_NUMBER_WORD = re.compile(
+    r"\b(?:zero|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|[a-z]+teen|twenty|thirty|forty|fifty"
+    r"|sixty|seventy|eighty|ninety|hundred|thousand|million)\b",
+    re.IGNORECASE,
+)
+
+
+def _labels(text: str, numeric: bool) -> Iterator[_Mark]:
+    """Yield sentences and labels that state a value: with `numeric` a number, as others are prose."""
+    for label in list(_LABEL.finditer(text))[-MAX_MARKS:]:
+        gap = _LABEL_GAP.match(text, label.end())
+        begin = gap.end() if gap is not None else label.end()
+        end = _SENTENCE_END.search(text, begin)
+        content = text[begin : end.start() if end is not None else len(text)][:MAX_FORMULA]
+        content = (
+            f"not {content}"
+            if _NOT.search(label[0]) or _DOUBTED.search(text[max(0, label.start() - 40) : label.start()])
+            else content.rstrip("*_` ")
+        )
+        if not content.strip() or _REMARK.match(content):
+            continue
+        lead = _LEAD.match(content)
+        says_number = lead is not None and len(lead[0].split()) <= 8 and not _REMARK.search(lead[0])
+        if not numeric or says_number or "\\" in content or _NUMBER_WORD.match(content):
+            yield _Mark(label.start(), end.start() if end is not None else len(text), content, "label")
+
+
+def _marks(text: str, numeric: bool) -> list[_Mark]:
+    """Return all marks in order of their place. Of nested marks (a box in a sentence) the innermost."""
+    found = [*_hashes(text), *_boxes(text), *_tags(text), *_labels(text, numeric)]
+    innermost: list[_Mark] = []
+    for mark in sorted(found, key=lambda mark: (mark.begin, -mark.end)):
+        if innermost and mark.begin < innermost[-1].end:
+            mark = replace(mark, outer_begin=innermost.pop().first)
+        innermost.append(mark)
+    return innermost
+
+
+_JOINT = re.compile(
+    r"(?: ?for (?:part )?[(]?[a-z][)]?,?(?= ))?(?:[\s$*.,;:|/&()\[\]\\-]|\\q?quad)*"  # for part (a)
+    rf"(?:(?:\\text *\{{[ ,]*)?({OR}|vs|and)(?:[\s$*:(\[\\}}]|\\q?quad)*)?"
+    r"(?:\([a-z]\)[ :]*)?([A-Za-z](?:_\{?\w\}?)? ?= ?)?"
+)
+_SEPARATORS = frozenset(",;/|")
+_DOUBT = re.compile(rf"\b(?:{DOUBT}|else)\b(?: even\b)?")
+_HEDGE_AFTER = re.compile(
+    rf"[\s$*()\[\]\\,]{{0,6}}\b(?:{OR}|vs|{DOUBT})\b(?: (?:{DOUBT}))?"
+    r"[\s$*(\\]{0,6}-?[\d.,/]{1,40}(?=[\s$*)\]}]{0,6}(?:$|[.;!?\n]))"  # "or 1 hour" says the same in another unit
+    r"|[\s$*)\]\\]{0,6}\bor\b(?!,? equivalently)[^.\n]{0,40}"
+)
+_TAKEN_BACK = re.compile(
+    rf"[\s$*()\[\]\\,;.:-]{{0,6}}\b{CONCESSION}[\s$*(\\]{{0,6}}-?[\d.,/]{{1,40}}(?! ?(?:times|more|less|of)\b)"
+    r"|[\s$*)]{0,6}(?:is|was)(?: (?:wrong|incorrect)| ?n[o'\u2019]t (?:right|correct|the)\b)"
+)
+_RESTATED = re.compile(
+    rf"[\s$*()\[\]\\,]{{0,6}}\b(?:{OR}) (-?[\d.,/]{{1,40}} ?[A-Za-z]{{1,12}})[\s$*)\]]{{0,6}}(?:$|[.;!?\n])"
+)
+_HEDGE_BEFORE = re.compile(rf"([\d.,]+)[^\w\n]{{0,4}}\b(?:{OR})(?: (?:{DOUBT}))?[\s$*(\[\\]{{0,6}}$")
+_OPEN_END = re.compile(rf"[\s,]*\b(?:{OR})[\s$*]*$")
+MAX_HEDGE, MAX_OPEN_END = 160, 20
+"""Characters."""
+
+
+def _answer_of(text: str, marks: list[_Mark], numeric: bool) -> Answer:
+    """Return what the last mark says, or the whole list of alternatives that it ends.
+
+    Of `x=\\boxed{5}` and `y=\\boxed{6}` the last counts where one number is asked for.
+    """
+    # Find where the run of values before the last one begins
+    last = len(marks) - 1
+    first, joined = last, False
+    while first > 0:
+        between, num_doubts = _DOUBT.subn(" ", text[marks[first - 1].end : marks[first].first])
+        joint = _JOINT.fullmatch(_TAG.sub(" ", between))
+        if joint is None or (numeric and joint[2] and joint[1] in (None, "and")):
+            break
+        is_open = _without_or(marks[first - 1].text) != marks[first - 1].text
+        joined = joined or is_open or num_doubts > 0 or joint[1] is not None or not _SEPARATORS.isdisjoint(joint[0])
+        first -= 1
+    # Several values joined by "and" or commas are one answer
+    run = [_without_or(mark.text).strip() for mark in marks[first:]]
+    if len(set(run)) > 1 and (joined or len(set(run)) > 2):
+        return Answer(", ".join(run), marks[last].form)
+    return Answer(_with_hedge(text, marks[last]), marks[last].form)
+
+
+def _without_or(text: str) -> str:
+    tail = _OPEN_END.search(text, max(0, len(text) - MAX_OPEN_END))
+    return text if tail is None else text[: tail.start()]
+
+
+def _with_hedge(text: str, mark: _Mark) -> str:
+    """Return the mark's text and what is offered beside it: `\\boxed{42} or 43`. In another unit it may be the same."""
+    following = TEXT_COMMAND.sub(r"\1", text[mark.end : mark.end + MAX_HEDGE])
+    after, before = _TAKEN_BACK.match(following), None
+    if mark.form in {"box", "tag"}:
+        restated = _RESTATED.match(following)
+        agrees = None if restated is None else same_measure(mark.text, restated[1])
+        after = after or (None if agrees else restated if agrees is False else _HEDGE_AFTER.match(following))
+        before = _HEDGE_BEFORE.search(text[max(0, mark.begin - 40) : mark.begin])
+    elif after is None:
+        return mark.text
+    prefix = f"{before[1]} or " if before is not None else ""
+    suffix = after[0].lstrip("$ *()[]\\.,;:") if after is not None else ""
+    return f"{prefix}{mark.text} {suffix}".strip()
+
+
+def same_measure(text: str, other: str) -> bool | None:
+    """Check whether two measures are the same, such as 120 (minutes) and 2 hours. None where units are unknown."""
+    factors = conversions(text, other)
+    pairs = list(product(read_values(other), read_values(text), factors))
+    return any(one.agrees(another, factor) for one, another, factor in pairs) if factors else None
+
+
+_FORMULA = re.compile(
+    r"\$(?=[^\s$])([^$\n]{0,199}[^\s$])\$(?!\d)|\\\(([^\n]{1,200}?)\\\)|\\\[(.{1,200}?)\\\]", re.DOTALL
+)
+"""`$50 - $8` holds none: no blank stands inside of a dollar sign of TeX, and no digit right behind the second."""
+_OPERATORS = frozenset("+-*/^=<>\u2264\u2265\u2260\u00b1\u00d7\u00b7\u00f7")
+_STOPS = re.compile(r"[.;:*]+(?= |$)")
+_FUNCTION = re.compile(r"\\?(?:log|ln|lg|sin|cos|tan|sqrt|arc(?:sin|cos|tan))(?:[_^]\S+)?")
+_FORMULA_SIGN = re.compile(
+    r"\\[A-Za-z(\[]|[\u03c0\u221a^\u2264\u2265\u2260\u00b1]|\d[xyzinabe](?![A-Za-z])|(?<![A-Za-z])[a-z] ?[+*] ?\d"
+    r"|(?:^|\s|[A-Za-z])[<>]=?\s?-?\d|[(\[{]\S*\d, -?\d|(?<![A-Za-z])[A-Za-z]\(-?\d"
+    r"|(?:log|ln|lg|sin|cos|tan|sqrt)\S* \d"
+)
+
+
+def _unmarked(text: str, numeric: bool) -> Answer:
+    """Return the formula that a text without marks ends in, with those it offers beside it, or else the text.
+
+    Where a number is asked for and one stands behind the last formula, that one decides.
+    """
+    formulas = [
+        _Mark(found.start(), found.end(), found[1] or found[2] or found[3], "formula")
+        for found in list(_FORMULA.finditer(text))[-MAX_MARKS:]
+    ]
+    if formulas and not (numeric and re.search(r"\d", text[formulas[-1].end :])):
+        return _answer_of(text, formulas, numeric=False)
+    run = _last_run(text) if numeric else ""
+    return Answer(run, "formula") if _FORMULA_SIGN.search(run) else Answer(text.strip(), "none")
+
+
+def _last_run(text: str) -> str:
+    """Return the last word with a digit and what operators join to it: `x > 3` of "so that x > 3 holds"."""
+    *_, line = [line for line in text.split("\n") if re.search(r"\d", line)] or [""]
+    words = _STOPS.sub("", line[-MAX_FORMULA:]).replace("\\$", "").replace("\\%", "%").split()
+    last = max((i for i, word in enumerate(words) if re.search(r"\d", word)), default=0)
+    first = last
+    while first > 0 and _is_joined(words[first - 1], words[first]):
+        first -= 1
+    while last + 1 < len(words) and (words[last + 1][0] in _OPERATORS or words[last][-1] in _OPERATORS):
+        last += 1
+    return " ".join(words[first : last + 1]).rstrip(".,;:*")
+
+
+def _is_joined(before: str, word: str) -> bool:
+    """Check for an operator between two words, or a function, a command or a list that they are parts of."""
+    is_listed = before.endswith(",") and word[-1:] in ")]}" and word[0] not in "([{"
+    return word[0] in _OPERATORS | {"\\"} or before[-1] in _OPERATORS or is_listed or bool(_FUNCTION.fullmatch(before))
+
+
+def find_answer(completion: str, numeric: bool = True, is_cut: bool = False) -> Answer | None:
+    """Return the answer that a completion gives, or None where it gives none.
+
+    Args:
+        numeric: the question asks for a number; otherwise any expression or text is taken from a mark.
+        is_cut: the completion ran out of tokens before its end; without a mark it then gives no answer.
+    """
+    # Collect the marks of answers
+    text = single_blanks(visible(completion[-MAX_COMPLETION:]))
+    marks = _marks(text, numeric)
+    negated = [mark for mark in marks if mark.form == "label" and _NEGATED.match(mark.text)]
+    stated = [_affirmed(mark) for mark in marks]
+    filled = [mark for mark in stated if mark.text.strip()]
+    if filled:
+        return _answer_of(text, filled, numeric)
+    if len(negated) < len(marks) or is_cut:
+        return None
+    # All say what the answer is not: read the text without them
+    for mark in reversed(negated):
+        text = text[: mark.begin] + text[mark.end :]
+    return _unmarked(text, numeric) if text.strip() else None
+
+
+def boxes_of(completion: str) -> list[str]:
+    """Return what all boxes hold."""
+    return [mark.text for mark in _boxes(single_blanks(visible(completion[-MAX_COMPLETION:])))]
+
+
+def _affirmed(mark: _Mark) -> _Mark:
+    """Return a label less what it denies: "is not 41 but 42" states 42, "is not 42" states nothing."""
+    denied = _NEGATED.match(mark.text) if mark.form == "label" else None
+    if denied is None:
+        return mark
+    text = mark.text[denied.end() :] if denied["but"] else ""
+    return replace(mark, text=text)

@@ -1,0 +1,69 @@
+"""Whether two formulas say the same: as text, as trees, as relations, by their values. Pure, in bounded time."""
+
+import re
+
+from covey_graders.math.formulas.forms import canonical, has_words, is_compound, without_words
+from covey_graders.math.formulas.nodes import Node, is_equation, last_side
+from covey_graders.math.formulas.relations import has_dots, same_relation, same_with_dots
+from covey_graders.math.formulas.trees import read_tree
+from covey_graders.math.reading.normalize import TEXT_COMMAND
+from covey_graders.math.reading.units import is_date, measures_of, without_unit
+
+MAX_FORMULA = 300
+"""Longest formula that is read, in characters."""
+
+
+def same_spelling(answer: str, gold: str) -> bool:
+    """Return whether both are equal as text: blanks, dollar signs, stops, text commands, articles, the plural and the
+    case of words aside. Single letters are symbols, which a capital makes others."""
+    spellings = [
+        _SPELLING.sub(
+            lambda m: _STOP.sub("", m[1] or m[2] or "").replace(" ", ""),
+            _WORD.sub(lambda m: m[1].lower().removesuffix("s"), " ".join(text.replace("\u2260", "\\ne").split())),
+        )
+        for text in (TEXT_COMMAND.sub(r"\1", text).replace("\\neq", "\\ne") for text in (answer, gold))
+    ]
+    return spellings[0] == spellings[1] != ""
+
+
+def same_formula(answer: str, gold: str) -> bool:
+    """Return whether both are exactly equal as mathematics. What is too long, or cannot be read, is equal as text."""
+    if same_spelling(answer, gold) or same_spelling(answer, _BASE.sub("", gold)):
+        return True
+    if max(len(answer), len(gold)) > MAX_FORMULA or is_date(gold):
+        return False
+    tree, expected = read_tree(without_unit(answer)), read_tree(without_unit(gold))
+    measures = measures_of(gold)
+    if len(measures) > 1 or (expected is not None and is_compound(last_side(expected))):
+        return measures_of(answer) == measures != set()
+    if tree is None or expected is None:
+        return False
+    if _DENIAL.search(answer):
+        return same_relation(tree, expected)
+    return _same_tree(tree, expected if has_words(tree) else without_words(expected))
+
+
+def _same_tree(answer: Node, gold: Node) -> bool:
+    """Compare but for the order of terms, what is said of a name without the name too; then by relation and value."""
+    stated = gold if is_equation(gold) else last_side(gold)
+    if canonical(answer) in (canonical(gold), canonical(stated)):
+        return True
+    if has_dots(answer) or has_dots(gold):
+        return same_with_dots(answer, gold)
+    return same_relation(answer, gold)
+
+
+_SPELLING = re.compile(
+    r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox)\s*\{([^{}]*)\}|\\(?:left|right|!|,|;| )|\\([$%])"
+    r"|\$|(?<!\d) | (?!\d)|\.(?!\d|\\over)"
+)
+"""What does not tell texts with single blanks apart. Between digits a blank does, before them a point."""
+_STOP = re.compile(r"\.(?!\d)")
+_WORD = re.compile(r"(?<![\\A-Za-z])(?:(?:[Aa]n?|[Tt]he) (?=[A-Za-z]{3}))?([A-Za-z]{2,})(?![A-Za-z])")
+"""With its article."""
+_BASE = re.compile(r"(?<=\d)_(?:\d|\{\d{1,2}\})\s*$")
+"""Which of digits need not be said: `1011_2`."""
+_DENIAL = re.compile(
+    r"\\(?:neg|lnot|not|neq?)(?![A-Za-z])|[\u00ac\u2260]|^\s*(?:[<>\u2264\u2265]|\\[lg](?:eq?|t|eqslant)(?![A-Za-z]))"
+)
+"""Also what a value is only less or more than."""

@@ -1,0 +1,268 @@
+"""Whether a completion gives the right answer: its value, and what it says beside it, against the reference.
+
+1. Values are compared exactly. Separators, currency signs, units, trailing stops and zeros do not matter; 0.33 is not
+   1/3. A percentage equals its number and its hundredth part, and 5 million may be 5, but not 5 billion.
+2. What both sides say must not contradict (module `claims`); the same in another unit is the same: 500 cm are 5 m.
+3. A letter of a multiple choice is compared as a letter, however it is dressed.
+4. An answer that leaves the computation undone is wrong (module `computed`), unless values alone are asked for.
+
+Pure, in bounded time, and text is never evaluated as code.
+"""
+
+import re
+import struct
+from dataclasses import replace
+from fractions import Fraction
+from functools import lru_cache
+
+from covey_graders.math.answers import Answer, boxes_of, find_answer, same_measure
+from covey_graders.math.computed import is_computed, is_respelled, is_simplified
+from covey_graders.math.equal import MAX_FORMULA, same_formula, same_spelling
+from covey_graders.math.formulas.nodes import Group, is_equation, last_side, numeral_value
+from covey_graders.math.formulas.trees import read_tree
+from covey_graders.math.formulas.values import value_at
+from covey_graders.math.reading.claims import contradict
+from covey_graders.math.reading.normalize import TEXT_COMMAND, plain
+from covey_graders.math.reading.numerals import Reading, range_of, read_last, read_values
+from covey_graders.math.reading.units import (
+    conversion,
+    differ_in_unit,
+    measures_of,
+    total_of,
+    unit_of,
+    without_unit,
+)
+
+
+def compare(completion: str, gold: str, question: str = "", computed: bool = True, is_cut: bool = False) -> bool:
+    """Check whether the completion's answer is the gold one.
+
+    Args:
+        question: says whether a form is asked for (module `computed`).
+        computed: an answer that leaves the computation undone is wrong; else values alone count.
+        is_cut: the completion ran out of tokens before its end (module `answers`).
+    """
+    letter, wording = choice_of(gold)
+    if is_no_answer(gold):
+        return False
+    unit = _LAST_LETTER.search(gold)
+    is_letter = unit is not None and f"${unit[1]}$" in question
+    expected = None if is_letter or letter else gold_value(gold)
+    answer = find_answer(completion, numeric=expected is not None, is_cut=is_cut)
+    if answer is None:
+        return False
+    answer = _without_remarks(answer, gold)
+    if letter:
+        said, text = choice_of(answer.text if answer.form != "none" else answer.text.rpartition("\n")[2])
+        if said or not wording:
+            return said == letter or (not said and same_spelling(text, gold))
+        return compare(completion, wording, question, computed, is_cut)
+    if _is_stated(gold, answer.text):
+        return True
+    # What both say beside the value
+    said = _ending(answer.text) if answer.form == "none" else answer.text
+    shortest = 1 if expected is not None or "\\text" in gold else 2
+    units = unit_of(_REASON.split(said)[0], shortest), unit_of(gold, shortest)
+    if contradict(said, gold) or differ_in_unit(*units):
+        return False
+    # A reference that is no number: hand the answer on, unless a computation is left undone.
+    if expected is None:
+        answer = answer if answer.form != "none" else Answer(answer.text[-MAX_FORMULA:], "none")
+        texts = [
+            text
+            for text in (answer.text, *_in_parts(completion, gold))
+            if not computed or _is_allowed(text, gold, question)
+        ]
+        return any(same_formula(_converted(text, conversion(*units)), gold) for text in texts)
+    return _same_number(answer, gold, question, computed, conversion(*units))
+
+
+def _in_parts(completion: str, gold: str) -> list[str]:
+    """Return all boxes as one list, where the gold lists as many values: one for each part of the question."""
+    boxes = boxes_of(completion)
+    tree = read_tree(gold)
+    is_list = isinstance(tree, Group) and tree.kind == "list" and len(tree.members) == len(boxes)
+    return [", ".join(boxes)] if is_list else []
+
+
+def _converted(text: str, factor: Fraction) -> str:
+    """Return a formula in the unit of the gold, without it."""
+    return text if factor == 1 else f"\\frac{{{factor.numerator}}}{{{factor.denominator}}}({without_unit(text)})"
+
+
+def _same_number(answer: Answer, gold: str, question: str, computed: bool, factor: Fraction) -> bool:
+    """Compare numbers, and check that nothing is left to compute."""
+    expected = gold_value(gold)
+    assert expected is not None
+    # Values alone.
+    if not computed:
+        values = answer_values(answer)
+        if values or expected.slack:
+            return all(v.agrees(expected, factor) for v in values) if values else _is_near(answer.text, expected)
+        return _needs_algebra(answer) and same_formula(answer.text, gold)
+    # Values, and nothing left to compute.
+    is_final = gold_value(gold, computed=True) is not None
+    values = answer_values(answer, computed=is_final)
+    if values:
+        is_allowed = is_final or answer.form == "none" or _is_allowed(answer.text, gold, question)
+        is_same = all(value.agrees(expected, factor) for value in values)
+        return is_allowed and is_same and is_respelled(answer.text, gold, question)
+    if expected.slack:
+        return _is_near(answer.text, expected)
+    is_allowed = _needs_algebra(answer) and _is_allowed(answer.text, gold, question)
+    return is_allowed and same_formula(answer.text, gold)
+
+
+def _is_near(text: str, gold: Reading) -> bool:
+    """Check for a simplified irrational number that a float stands for."""
+    tree = read_tree(text)
+    value = value_at(last_side(tree)) if tree is not None and is_simplified(last_side(tree)) else None
+    return value is not None and Reading(Fraction(value)).agrees(gold)
+
+
+def answer_values(answer: Answer, computed: bool = False) -> list[Reading]:
+    """Return the number an answer states, or several where it lists alternatives. Empty where it states none.
+
+    Args:
+        computed: a number that is left to compute, such as `12+7`, has no reading.
+    """
+    starts_with_words = re.match(r"\s*[A-Za-z]", answer.text) is not None
+    is_sentence = answer.form == "tag" and starts_with_words and "\\" not in answer.text
+    if answer.form == "none" or is_sentence:
+        values = read_last(answer.text, computed)
+        return values or (read_values(answer.text, computed=computed) if is_sentence else [])
+    is_strict = answer.form in FORMULAS
+    values = read_values(answer.text, is_strict, computed)
+    return values or (_written_otherwise(answer.text) if is_strict else [])
+
+
+@lru_cache(maxsize=1024)  # every answer of a group is compared with the same one
+def gold_value(gold: str, computed: bool = False) -> Reading | None:
+    """Return the number a reference answer states. None where it is not one number (an expression, a list, a text).
+
+    `x=3` states one, `x+2y=3` does not. A float, of 15 digits and more, is what it is to its precision.
+    """
+    tree = read_tree(gold)
+    if tree is not None and is_equation(tree):
+        return None
+    values = read_values(gold, strict=True, computed=computed) or _written_otherwise(gold)
+    if len(values) != 1 or values[0].bare is None:
+        return None
+    return replace(values[0], slack=precision_of(gold))
+
+
+def precision_of(gold: str) -> Fraction:
+    """Return what a float may be off by, relative to its size. 0 for a text that is no float."""
+    digits = _FLOAT.fullmatch(gold.strip())
+    if digits is None or len((digits[1] + digits[2]).lstrip("0")) < DIGITS_OF_A_FLOAT:
+        return Fraction(0)
+    value = float(gold)
+    is_single = abs(value) < MAX_SINGLE and struct.unpack("f", struct.pack("f", value))[0] == value
+    return Fraction(1, 2**23 if is_single else 10**14)
+
+
+def _written_otherwise(text: str) -> list[Reading]:
+    """Return the number that a formula is, such as `0.\\overline{3}` and `\\{5\\}`, if it is one."""
+    tree = None if _NO_UNIT.search(text) else read_tree(text)
+    value = None if tree is None else numeral_value(last_side(tree))
+    return [] if value is None else [Reading(value)]
+
+
+def is_no_answer(text: str) -> bool:
+    """Check for what data sets hold in place of an answer."""
+    is_none = text.strip(" .$").lower() == "none"  # \\text{none} is what a solution may be
+    return is_none or _NO_ANSWER.fullmatch(TEXT_COMMAND.sub(r"\1", text).strip(" .$")) is not None
+
+
+def choice_of(text: str) -> tuple[str, str]:
+    """Return the letter of a multiple choice, or the yes or no, that a text is, and the text behind it.
+
+    >>> choice_of("\\\\textbf{(E)}\\\\ 12")
+    ('E', '12')
+    """
+    bare = " ".join(_DRESS.sub(" ", TEXT_COMMAND.sub(r"\1", text[:MAX_FORMULA])).split())
+    found = _CHOICE.fullmatch(bare)
+    if found is None or _NEXT_CHOICE.search(found["text"] or ""):
+        return "", bare
+    return (found["letter"] or found["word"]).upper(), (found["text"] or "").strip(" .:")
+
+
+def _without_remarks(answer: Answer, gold: str) -> Answer:
+    """Return the answer less what is said of it: a rounded value, a base, another unit in brackets, `i.e.`."""
+    text = answer.text if "." in gold else _ROUNDED.sub("", answer.text)
+    text = text if "_" in gold else _BASE.sub(r"\1", text)
+    if answer.form == "none":
+        return replace(answer, text=text)
+    text = _THAT_IS.sub("", text)
+    restated = _RESTATED.fullmatch(text)
+    if restated is not None and same_measure(restated[1], restated[2]):
+        wanted = gold_value(gold)
+        readings = read_values(restated[2])
+        is_second = wanted is not None and any(reading.agrees(wanted) for reading in readings)
+        text = restated[2] if is_second else restated[1]
+    return replace(answer, text=text)
+
+
+def _ending(text: str) -> str:
+    """Return the last sentence of a text."""
+    return _SENTENCES.split(text[-MAX_FORMULA:].strip())[-1]
+
+
+def _is_stated(gold: str, text: str) -> bool:
+    """Check for the same text, the same range, or the same numbers with their units."""
+    ends, measures = range_of(gold), measures_of(gold)
+    is_same_range = ends is not None and ends == range_of(text)
+    is_same_total = total_of(measures_of(text)) == total_of(measures) is not None
+    return text.strip(" $.") == gold.strip() or is_same_range or is_same_total or measures_of(text) == measures != set()
+
+
+def _needs_algebra(answer: Answer) -> bool:
+    """Check whether algebra may find a number where arithmetic finds none."""
+    is_formula = answer.form in FORMULAS
+    has_command = "\\" in plain(answer.text[:MAX_FORMULA]) or (is_formula and "!" in answer.text)
+    return has_command and answer.form != "none"
+
+
+def _is_allowed(text: str, gold: str, question: str) -> bool:
+    return same_spelling(text, gold) or is_computed(without_unit(text), without_unit(gold), question)
+
+
+FORMULAS = frozenset({"box", "formula"})
+"""Forms that hold an answer and nothing else."""
+DIGITS_OF_A_FLOAT = 15
+MAX_SINGLE = 2**127
+_FLOAT = re.compile(r"[-+]?(\d*)\.(\d+)(?:[eE][-+]?\d{1,3})?")
+_NO_UNIT = re.compile(r"\b(?:not|than|is|was|be|isn|wasn|wrong|false)\b")
+"""Words that are no name of a number."""
+_ROUNDED = re.compile(r"(?<=\S)\s*(?:\\approx|\\simeq|≈)[\s$\\]*-?[\d,]*\.\d+[\s$.]*$")
+"""What an exact value is said to be about."""
+_BASE = re.compile(r"^([\s$]*\d+)_\{?\d{1,2}\}?(?![\d}])")
+"""Which of digits need not be said."""
+_LAST_LETTER = re.compile(r"\d\}? ?([A-Za-z])$")
+"""A unit, or a letter of the question: of `5k` and "in terms of $k$"."""
+_THAT_IS = re.compile(
+    r"^.*\b(?:i\.e\.|that is|in other words|namely),?\s+(?=\S*\d)"
+    r"|^.*\b(?:than|half|double|twice|triple|times|of)\b.*,? (?:which (?:is|makes|equals)|so|or)\s+(?=\S*\d\S*[\s.]*$)"
+)
+_RESTATED = re.compile(
+    r"([^(),]{0,80}?\d[^(),]{0,40}?)"
+    r"(?: ?\((?:or |i\.e\.,? |= ?)?|,? (?:or|which is|which equals|equivalently) )([^()]{1,60}?)\)?[\s.]*"
+)
+_REASON = re.compile(r",\s|\b(?:because|since|as|where|when|so)\b")
+_SENTENCES = re.compile(r"(?<=[.!?])\s+(?=[A-Z])|\n")
+_DRESS = re.compile(r"[*_`$~\"\u201c\u201d]|\\[ ,;:!]|\\q?quad|\\(?:left|right)(?![A-Za-z])|\\[()\[\]]|[{}]")
+_NO_ANSWER = re.compile(
+    r"|proof|(?:no|not) ?(?:answer|found|available|applicable|given|provided)|n/?a|nan|null"
+    r"|unknown|tbd|todo|omitted|see (?:the )?(?:solution|proof)|[-?*_]+",
+    re.IGNORECASE,
+)
+_CHOICE = re.compile(
+    r"(?i:(?:so|thus|hence|therefore),? )?"
+    r"(?i:(?:the )?(?:correct |right |final )?(?:option|choice|answer|letter)(?: is| -|:)? ?)?"
+    r"(?:\(?(?P<letter>[A-K]|[a-k](?=\)?$))(?:\)[.:]?|[.:]|(?=$|,? (?:because|since|as|which|is|with|not)\b| [-\d\\]))"
+    r"|\(?(?P<word>(?i:yes|no|true|false))(?:\)|(?=$|[.,;:]| because| since)))"
+    r"(?P<text>.*)"
+)
+_NEXT_CHOICE = re.compile(
+    r"(?:\b(?:or|and|nor)\b|[,/&]) ?\(?[A-K]\b(?!\w)|^[,;] ?(?:or )?(?:yes|no|true|false)\b|^ ?\(?[A-K]\)?(?:[.:]|$)"
+)

@@ -1,0 +1,137 @@
+"""What an answer says beside its value, and where two answers contradict each other in it.
+
+Opposite words (profit and loss, north and south) and names (`x = 5`, `y = 5`). What only one side says is no
+contradiction: the question may have said it.
+"""
+
+import re
+from collections.abc import Iterator
+
+from covey_graders.math.formulas.forms import canonical, has_words, letters_of
+from covey_graders.math.formulas.nodes import Group, Node, Product, Symbol, is_name, is_numeric
+from covey_graders.math.formulas.trees import read_tree
+from covey_graders.math.formulas.words import GREEK
+from covey_graders.math.reading.normalize import plain
+
+
+def contradict(answer: str, gold: str) -> bool:
+    """Check whether both say something of the value that cannot hold of one value."""
+    given, wanted = _sides(answer), _sides(gold)
+    if any(given[group] != wanted[group] for group in given.keys() & wanted.keys()):
+        return True
+    ours, theirs = dict(_names(answer)), dict(_names(gold))
+    if {UNSOLVED, "letter"} <= ours.keys() ^ theirs.keys():  # 2x = 5 is not x = 5
+        return True
+    return any(ours[kind] != theirs[kind] for kind in ours.keys() & theirs.keys())
+
+
+def _sides(text: str) -> dict[int, frozenset[int]]:
+    """Return which of the opposites of each group a text names."""
+    words = _DIRECTION.sub(r"degrees side\1", plain(text[:MAX_LENGTH])).lower()
+    found: dict[int, frozenset[int]] = {}
+    for group, patterns in enumerate(_PATTERNS):
+        named = frozenset(side for side, pattern in enumerate(patterns) if pattern.search(words))
+        words = _BOUNDS.sub(" ", words) if group == 0 else words
+        if named:
+            found[group] = named
+    return found
+
+
+def _names(text: str) -> Iterator[tuple[str, str]]:
+    """Yield the kind and the spelling of each name that a text gives its value, but none that it gives two values."""
+    tree = read_tree(text[:MAX_LENGTH]) if "=" in text else None
+    if isinstance(tree, Group) and tree.kind == "relation =":
+        names = [member for member in tree.members if is_name(member) and not is_numeric(member)]
+        named = [side for side in tree.members[:-1] if not names and letters_of(side) and not has_words(side)]
+        if len(names) == 1 and _kind(names[0]) != WORD:
+            yield _kind(names[0]), _spelled(names[0])
+        elif len(named) == 1 and is_numeric(tree.members[-1]):
+            yield UNSOLVED, ""
+
+
+def _kind(name: Node) -> str:
+    """Return what kind of thing is named: only names of one kind contradict each other, and words never do."""
+    match name:
+        case Symbol(letter):
+            return "index" if "_" in letter else "letter" if letter in GREEK or len(letter) == 1 else letter[:5]
+        case Product((first, *_), is_applied) if is_applied or first in _MARKS:
+            return "value" if is_applied else f"angle {len(_spelled(name))}"
+        case Product(factors):
+            is_figure = all(isinstance(factor, Symbol) and factor.name.isupper() for factor in factors)
+            return f"figure {len(factors)}" if is_figure else WORD
+    return type(name).__name__
+
+
+def _spelled(name: Node) -> str:
+    """Spell a name without the marks of an angle; the letters of a line or an angle go in either direction."""
+    factors = name.factors if isinstance(name, Product) else (name,)
+    letters = [factor.name for factor in factors if isinstance(factor, Symbol) and factor not in _MARKS]
+    if len(letters) < 2 or not all(isinstance(factor, Symbol) for factor in factors):
+        kept = tuple(factor for factor in factors if factor not in _MARKS)
+        return canonical(Product(kept) if len(kept) > 1 else (kept or (name,))[0])
+    return "".join(sorted(letters) if TRIANGLE in factors else min(letters, letters[::-1]))
+
+
+TRIANGLE = Symbol("\\triangle")
+UNSOLVED = "unsolved"
+WORD = "text:"
+_MARKS = (Symbol("\\angle"), TRIANGLE, Symbol("m"))
+_DIRECTION = re.compile(r"degrees? *([NSEW])(?![A-Za-z])")
+_BOUNDS = re.compile(
+    r"\b(?:at (?:most|least)|(?:more|less|fewer|greater|larger|smaller) than|no (?:more|less|fewer)(?: than)?|up to"
+    r"|or (?:more|less|fewer))\b"
+)
+OPPOSITES = r"""
+at most, no more than, no greater than, up to, or less, or fewer; at least, no less than, no fewer than, or more
+    ; (?<!no )(?:more|greater|larger) than, over, exceeds; (?<!no )(?:less|fewer|smaller) than, under; exactly
+a\.?m, morning; p\.?m, afternoon, evening
+increas\w+, gain\w*, ris(?:e|es|ing), rose, gr[eo]w\w*, growth, up, upwards?, more, higher, above, older, longer, taller
+    , larger, heavier, faster, surplus, profits?, sav(?:es?|ed|ings?)
+    ; decreas\w+, loss, losses, lost, lose, falls?, fell, drop\w*, declin\w+, reduc\w+, down, downwards?, less, fewer
+    , lower, below, younger, shorter, smaller, lighter, slower, deficit, discount
+north\w*, siden; south\w*, sides
+(?:north|south)?east\w*, sidee; (?:north|south)?west\w*, sidew
+left, leftwards?; right, rightwards?
+clockwise; counter-?\s?clockwise, anti-?\s?clockwise
+upstream; downstream
+inside, interior, internal\w*; outside, exterior, external\w*
+odd; even
+early; late
+deep; high
+largest, greatest, biggest; smallest
+positive; negative
+max, maxim\w+; minim\w+
+before, earlier, ago; after, later, from now
+convergent, converges?; divergent, diverges?
+parallel; perpendicular, orthogonal
+rational; irrational
+prime; composite
+acute; obtuse
+noon; midnight
+adults?; child(?:ren)?
+vert(?:ex|ices); edges?; faces?
+wins?, won, victor\w+; los(?:es?|t|s|ses), defeats?; draws?, ties?
+heads?; tails?
+b\.?c(?:\.?e)?; a\.?d, c\.?e
+yes; no(?! solutions?| real)
+true; false
+always; never; sometimes
+deposit\w*, credit\w*; withdr\w+, debit\w*
+boys?, males?, men, man; girls?, females?, women, woman
+mon(?:day)?s?; tue(?:sday)?s?; wed(?:nesday)?s?; thu(?:rsday)?s?; fri(?:day)?s?; sat(?:urday)?s?; sundays?
+january; february; march; april; may; june; july; august; september; october; november; december
+area; perimeter; volume; circumference; radius; diameter
+mean, average; median; mode; range
+red; blue; green; yellow; black; white; orange; purple; pink; brown
+local, relative; global, absolute
+horizontal\w*; vertical\w*
+concave up\w*, convex; concave down\w*
+integers?, \\mathbb *\{? *z; natural\w*, \\mathbb *\{? *n; reals?, \\mathbb *\{? *r; \\mathbb *\{? *c
+"""
+"""Groups of words of which one value has one, the bounds first: sides between semicolons, patterns between commas."""
+_PATTERNS = [
+    [re.compile(rf"(?<![a-z])(?:{'|'.join(map(str.strip, side.split(',')))})(?![a-z])") for side in group.split(";")]
+    for group in re.sub(r"\n +", " ", OPPOSITES.strip()).split("\n")
+]
+MAX_LENGTH = 200
+"""Characters that are looked at."""

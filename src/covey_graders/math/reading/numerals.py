@@ -1,0 +1,300 @@
+"""Reading numbers out of text, exactly: 1,230 is 1230, $18.00 is 18, 1/2 is 0.5, 3\\times 10^8 is 300000000.
+
+Pure functions on short strings: exact rational arithmetic, text is never evaluated as code, exponents, digits and
+nesting are bounded, and every pattern has one way to match, so that time is linear in the length of the text.
+"""
+
+import math
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import pairwise, product
+
+from covey_graders.math.reading.arithmetic import (
+    NUMBER_PROSE,
+    NUMBER_STRICT,
+    NUMERAL,
+    Arithmetic,
+    to_fraction,
+)
+from covey_graders.math.reading.normalize import CURRENCY, plain
+from covey_graders.math.reading.spelled import in_digits, with_parts
+from covey_graders.math.reading.units import (
+    CONCESSION,
+    DENIED,
+    DENIED_AFTER,
+    DOUBT,
+    NO_VALUE_AFTER,
+    NO_VALUE_BEFORE,
+    OR,
+    is_date,
+    named,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A number as it is written, and what a word behind it multiplies it by: `25%`, `2.5 million`.
+
+    The word may be left out on one side, as if it were a unit; where both have one, what they come to decides.
+    """
+
+    bare: Fraction | None
+    """None where nothing can be read, or something is left to compute."""
+    scale: Fraction = Fraction(1)
+    slack: Fraction = Fraction(0)
+    """What a float may be off by, relative to its size."""
+
+    def meanings(self, is_scaled: bool = False) -> set[Fraction]:
+        if self.bare is None:
+            return set()
+        return {self.bare * self.scale} if is_scaled else {self.bare, self.bare * self.scale}
+
+    def agrees(self, gold: "Reading", factor: Fraction = Fraction(1)) -> bool:
+        """Check for the gold's value, whose unit is this one's divided by `factor`."""
+        are_scaled = 1 not in (self.scale, gold.scale)
+        pairs = product(self.meanings(are_scaled), gold.meanings(are_scaled))
+        return any(abs(one * factor - other) <= gold.slack * abs(other) for one, other in pairs)
+
+
+MAX_CONTENT = 400
+"""Longest text that is read as one value, in characters."""
+MAX_ENDING = 2000
+"""How much of a text's end is searched for its last number, in characters."""
+MAX_WORDS_AFTER_LIST = 2
+
+NOTHING = Reading(None)
+_START = re.compile(rf"(?:(?<![\w)])[-+] ?)?[( ]*[-+]? ?[{CURRENCY}]? ?[-+]?(?=\.?\d)")
+
+
+@dataclass(frozen=True, slots=True)
+class _Value:
+    reading: Reading
+    begin: int
+    end: int
+    is_numeral: bool
+    """Whether it is written with nothing left to compute."""
+
+
+def _is_variable(text: str, end: int, is_numeral: bool) -> bool:
+    """Check for letters behind a number that are no unit: `19xyz`, `7t`. In `7-2k` none is."""
+    glued = _GLUED.match(text, end)
+    return glued is not None and not (
+        is_numeral and (glued[glued.lastindex or 0] in _NO_VARIABLE or named(glued[glued.lastindex or 0]))
+    )
+
+
+_WRITTEN = re.compile(
+    rf"[(\s]*[-+]?[(\s]*[{CURRENCY}]?\s*[-+]?[(\s]*"
+    r"(?:(?P<top>\d[\d,]*)[)\s]*/[(\s]*-?(?P<bottom>\d[\d,]*)"
+    r"|\d+(?:[ -]|\+)(?P<part>\d+)/(?P<whole>\d+)"
+    r"|[\d.,'\u2019_ ]+(?:[eE][-+]?\d+)?(?:\s*[*x]\s*10\s*\^[({]?[-+]?\d+)?"
+    r"|10\^[({]?[-+]?\d+)[)}\s]*"
+)
+_SIGNED = re.compile(r"-[^\d-]*-")
+
+
+def _is_numeral(written: str) -> bool:
+    """Check for digits, a fraction in lowest terms, a mixed number or a power of ten, with one sign at most."""
+    found = _WRITTEN.fullmatch(written)
+    if found is None or _SIGNED.search(written):
+        return False
+    if found["bottom"] or found["whole"]:
+        top, bottom = (int((found[a] or found[b]).replace(",", "")) for a, b in (("top", "part"), ("bottom", "whole")))
+        return math.gcd(top, bottom) == 1 and (found["top"] is not None or top < bottom)
+    return True
+
+
+_PERCENT = re.compile(r" {0,3}(?:%|percent\b|per cent\b|pct\b)", re.IGNORECASE)
+_SCALES = {
+    "ten": Fraction(10), "dozen": Fraction(12), "hundred": Fraction(100), "thousand": Fraction(10**3),
+    "k": Fraction(10**3), "million": Fraction(10**6), "billion": Fraction(10**9), "trillion": Fraction(10**12),
+    "tenth": Fraction(1, 10), "hundredth": Fraction(1, 100), "thousandth": Fraction(1, 1000),
+}  # fmt: skip
+_SCALE = re.compile(rf" {{0,3}}({'|'.join(_SCALES)}|(?-i:M))s?\b", re.IGNORECASE)
+_EQUALS = re.compile(r"(?:[^=≈,;.()\n<>]|[.,]\d){0,80}= ?")
+_REASON = re.compile(r"\b(?:because|since|as|where|when|so|if|and|or)\b", re.IGNORECASE)
+_GLUED = re.compile(r"([A-Za-z]{2,4})(?![A-Za-z])|\s?([A-Za-z])(?![A-Za-z]|\.[a-z])|[\s-]([a-z]{2})(?![A-Za-z.])")
+"""Letters right behind a number, or one letter: a unit, or else variables."""
+_NO_VARIABLE = frozenset(
+    ["am", "pm", "th", "st", "nd", "rd", "k", "K", "M", "of", "or", "sq", "cu", "mL", "yr", "wk", "C", "F"]
+)
+_STRICT_BEFORE = re.compile(r"[\s:=.,$()≈]*(?:[A-Za-z_]\w*[\s:=.,$()≈]+){0,8}")
+_STRICT_AFTER = re.compile(
+    rf"(?:[A-Za-z¢Ωµ{CURRENCY}/.\s%*\]}})^-]|(?<=[A-Za-z^-])\d|(?<=\^)\(-?\d+\)|\s\([A-Za-z ](?:[A-Za-z ./]|\^\d)*\)"
+    r"|\([A-Za-z]{3,}[A-Za-z ./]*\))*"
+)
+"""A unit, or words in brackets: `3(x-1)` is no 3."""
+_AFTER_VALUE = r"[A-Za-z%]*(?:\s+[A-Za-z]+){0,2}[\s$*_)\]]*"
+_BEFORE_VALUE = r"[\s$*_(\[]*"
+_IN_BRACKETS = re.compile(rf"{_AFTER_VALUE}[(\[{{]+(?=[-+ {CURRENCY}]*\.?\d[\d.,:/]*[%\s$*]*[)\]}}]+[\s$*_.]*$)")
+"""Before a second number that stands alone in brackets: `3 (4)`."""
+_ALTERNATIVE = re.compile(
+    rf"{_AFTER_VALUE}[,;(]?\s*\b(?:{OR}|to|vs|versus|{DOUBT})\b{_BEFORE_VALUE}"
+    rf"(?:(?:{DOUBT}|even|else|rather)\b{_BEFORE_VALUE})?"
+)
+_CONCEDED = re.compile(rf"{_AFTER_VALUE}[,;:.(-]{{0,3}}[\s(]*\b{CONCESSION}{_BEFORE_VALUE}")
+_NEXT_MEMBER = re.compile(rf"{_AFTER_VALUE}(?:[,;|&]|->|=>|\u2192|\band\b)\s*(?:\band\b)?{_BEFORE_VALUE}")
+_RANGE = re.compile(r"[\s$]*(\d[\d,]*(?:\.\d+)?)\s*(?:--?|~|\\sim|to)\s*(\d[\d,]*(?:\.\d+)?)[\s$.]*")
+_REMARKS = (_CONCEDED, _IN_BRACKETS, _NEXT_MEMBER)
+"""What joins a further value, unless that one begins a remark."""
+_MORE_NUMBERS = re.compile(r"(?:[\s$*_]+[-+]?\.?\d[\d.,:/]*)+[\s$*_.]*")
+_BLANKS = re.compile(r"[\s$*_]+")
+"""Between numbers with nothing else behind them: `1 2 3`."""
+
+
+def _value_at(text: str, begin: int, number: re.Pattern[str]) -> _Value | None:
+    """Return the value written at `begin`. Of a chain of equalities, the last member."""
+    # Compute what is written
+    arithmetic = Arithmetic(text, begin, number)
+    value = arithmetic.sum()
+    if value is None:
+        return None
+    # After "=" the later value counts, as long as there is one
+    equals = _EQUALS.match(text, arithmetic.position)
+    if equals is not None and not _REASON.search(equals[0]):
+        later = _value_at(text, equals.end(), number)
+        if later is not None:
+            return _Value(later.reading, begin, later.end, later.is_numeral)
+    return _with_suffix(text, value, begin, arithmetic.position)
+
+
+def _with_suffix(text: str, value: Fraction, begin: int, end: int) -> _Value:
+    is_numeral = _is_numeral(text[begin:end])
+    percent = _PERCENT.match(text, end)
+    if percent is not None:
+        return _Value(Reading(value, Fraction(1, 100)), begin, percent.end(), is_numeral)
+    factor = Fraction(1)
+    while (scale := _SCALE.match(text, end)) is not None and (is_numeral or len(scale[1]) > 1):
+        factor, end = factor * _SCALES.get(scale[1].lower(), _SCALES["million"]), scale.end()
+    return _Value(Reading(value, factor), begin, end, is_numeral)
+
+
+def _first_value(text: str, number: re.Pattern[str]) -> _Value | None:
+    """Return the value that the first numeral of the text belongs to, with its signs and parentheses."""
+    for start in _START.finditer(text):
+        opened = start.end() - len(start[0].lstrip("( "))
+        value = _value_at(text, start.start(), number) or _value_at(text, opened, number)
+        if value is not None or NUMERAL.match(text, start.end()):
+            return value
+    return None
+
+
+def _alternatives(text: str, end: int, number: re.Pattern[str]) -> list[_Value]:
+    """Return values listed after the first: `40 or 41 or 42`, `42, 43`. In `42, 3 more than Bob` there is one value."""
+    found: list[tuple[_Value, bool]] = []
+    while len(found) < 50:
+        either = _ALTERNATIVE.match(text, end)
+        blanks = _BLANKS.match(text, end) if _MORE_NUMBERS.fullmatch(text, end) else None
+        remark = next(filter(None, (pattern.match(text, end) for pattern in _REMARKS)), None)
+        separator = either or remark or blanks
+        value = _value_at(text, separator.end(), number) if separator is not None else None
+        if value is None:
+            break
+        found.append((value, either is not None or blanks is not None))
+        end = value.end
+    # Words behind a number say that it was the beginning of a remark
+    while found and not found[-1][1] and len(text[found[-1][0].end :].split()) > MAX_WORDS_AFTER_LIST:
+        found.pop()
+    return [value for value, _ in found]
+
+
+def range_of(text: str) -> tuple[Fraction, Fraction] | None:
+    """Return the ends of `3 to 4`, written with a dash or not. None for anything else: `7-2` is a difference."""
+    found = _RANGE.fullmatch(plain(text[:MAX_CONTENT]))
+    low, high = map(to_fraction, found.groups()) if found is not None else (None, None)
+    return (low, high) if low is not None and high is not None and low < high else None
+
+
+def read_values(content: str, strict: bool = False, computed: bool = False) -> list[Reading]:
+    """Return the value that `content` states, or the several it lists. Empty where it states none.
+
+    Args:
+        strict: the text must be one value (or list) and nothing else but a name before it (`x =`) and a unit after it,
+            and a comma is never a decimal comma. For boxes and reference answers.
+        computed: a value that is no numeral, such as `12+7` and `84/2`, has no reading.
+    """
+    # Read the first value
+    text = in_digits(plain(content[:MAX_CONTENT]).strip(" \n*_`\"'"))
+    number = NUMBER_STRICT if strict else NUMBER_PROSE
+    first = None if is_date(text) else _first_value(text, number)
+    if first is None or NO_VALUE_BEFORE.search(text, 0, first.begin):
+        return []
+    # Others may follow: "3 or 4"
+    values = [first, *_alternatives(text, first.end, number)]
+    end = values[-1].end
+    # What stands before or after may say that it is no answer
+    if NO_VALUE_AFTER.match(text, end):
+        return []
+    if (strict or "\\" in content) and not _STRICT_BEFORE.fullmatch(text, 0, first.begin):
+        return []
+    if strict and (not _STRICT_AFTER.fullmatch(text, end) or _is_variable(text, end, values[-1].is_numeral)):
+        return []
+    return [value.reading if value.is_numeral or not computed else NOTHING for value in values]
+
+
+_SIGN_BEFORE = re.compile(rf"(?:(?:^|(?<=[\s(=:\[*_`\"'{CURRENCY}]))-|= ?- )[{CURRENCY}]?$")
+_JOINERS = frozenset({"", ",", ";", "/", "or", "and", "&", ", or", ", and"})
+
+
+def read_last(text: str, computed: bool = False) -> list[Reading]:
+    """Return the last number of a text, or the list it ends in. Empty where none can be read (a time cannot).
+
+    Args:
+        computed: as for `read_values`.
+    """
+    text = with_parts(plain(text[-MAX_ENDING:]))
+    numerals = list(NUMERAL.finditer(text))
+    numbers = list(NUMBER_PROSE.finditer(text))
+    if not numbers or numerals[-1].start() >= numbers[-1].end():
+        return []
+    # Find where the last value begins, with its sign and parentheses.
+    first = _first_operand(text, numbers)
+    begin = numbers[first].start()
+    sign = -1 if _SIGN_BEFORE.search(text[max(0, begin - 8) : begin]) else 1
+    opening = begin - len(text[:begin]) + len(text[:begin].rstrip("("))
+    # Read it, without the parentheses where they do not belong to it.
+    arithmetic = Arithmetic(text, opening, NUMBER_PROSE)
+    value = arithmetic.sum()
+    if value is None:
+        arithmetic.position = begin
+        value = arithmetic.sum()
+    before = text[max(0, begin - 20) : begin].rstrip()
+    if (
+        value is None
+        or before.endswith(("±", "\\pm"))
+        or DENIED.search(before)
+        or DENIED_AFTER.match(text, arithmetic.position)
+    ):
+        return []
+    last = _with_suffix(text, sign * value, begin, arithmetic.position)
+    reading = last.reading if last.is_numeral or not computed else NOTHING
+    return [*_listed_before(text, numbers[: first + 1]), reading]
+
+
+def _first_operand(text: str, numbers: list[re.Match[str]]) -> int:
+    """Return the index of the number that the last one belongs to: 1 of `1/2`, 3 of `3 1/2` and of `3 x 10^8`."""
+    gaps = [text[a.end() : b.start()] for a, b in pairwise(numbers)]
+    last = len(numbers) - 1
+    if not gaps:
+        return last
+    is_power_of_ten = numbers[-1][0] == "10" and text.startswith("^", numbers[-1].end())
+    if gaps[-1] in {"/", ")/("}:
+        is_mixed = len(gaps) > 1 and gaps[-2] == " " and numbers[-3][0].isdigit()
+        return last - 2 if is_mixed else last - 1
+    return last - 1 if is_power_of_ten and gaps[-1].strip() in {"x", "*"} else last
+
+
+def _listed_before(text: str, numbers: list[re.Match[str]]) -> list[Reading]:
+    """Return the values listed right before the last number: two joined by `or`, more joined by anything."""
+    # Go backwards from the last number while only commas and "or" stand between
+    listed: list[Reading] = []
+    says_or = False
+    for earlier, later in zip(numbers[-2::-1], numbers[:0:-1], strict=True):
+        gap = text[earlier.end() : later.start()].rstrip(f"{CURRENCY}*_ ").split()
+        is_or = len(gap) <= 3 and gap[-1:] != [] and re.fullmatch(OR, gap[-1]) is not None
+        if not is_or and " ".join(gap) not in _JOINERS:
+            break
+        says_or = says_or or is_or
+        listed.append(Reading(to_fraction(earlier[0])))
+    return listed if says_or or len(listed) >= 2 else []

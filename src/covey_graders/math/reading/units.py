@@ -1,0 +1,240 @@
+"""What stands around a number and says that it is not the value: `5 ft 3 in` is not 5, nor is `more than 5`.
+
+And what joins it to another value, as in `5 or 6`; and units of measurement: 5 m is 500 cm, and neither 5 cm nor 5 s.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cache
+
+from covey_graders.math.reading.normalize import CURRENCY, plain
+
+_ONES = "one|two|three|four|five|six|seven|eight|nine"
+NO_VALUE_BEFORE = re.compile(
+    r"[<>≤≥≠√±\\|]|\b(?:not|never|wrong|incorrect|false)[\s:]*$|\b(?:more|less|fewer|greater|larger|smaller) than\s*$"
+    rf"|\b(?:{_ONES}|ten|hundred|thousand) (?:and|or)\s*$",
+    re.IGNORECASE,
+)
+NO_VALUE_AFTER = re.compile(
+    r"\s*[\\π√^]|\.\\overline|[eE][-+]?\d|\s*(?:[,;&]\s*)?(?:(?:and|or)\s+)?(?<=[\s,;&])[A-Za-z]\w?\s*=(?!=)"
+    r"|\s*(?:plus|minus|times|(?:divided|multiplied) by|(?:more|less|fewer) than|(?<=[%t]) ?of)\s+[$(]*\.?\d"
+    r"|\s?(?:feet|foot|ft|pounds?|lbs?|dollars?|years?|weeks?|days?|hours?|hrs?|h|minutes?|min|kg|km|m)"
+    r"\s*\d[\d.]*\s?(?!times)[A-Za-z]"
+    r"|\s?h\s?\d|['\u2019\u2032]\s?\d"
+    r"|(?:\.{2,3}|\u2026|\u2014|\s?(?:[~±≠]|\+/-)\s?)\d"  # a range
+    r"|\s?[xyzinabe](?![A-Za-z]|\.[a-z]|\s+[A-Za-z])"  # a variable, not a word or unit
+    r"|\s*(?:, (?:which|but (?:it|this|that)) |\s)(?:is|was|would be)(?: (?:wrong|incorrect|false)| ?n[o'\u2019]t)\b"
+    r"|\s*[-+*]\s*\(*[a-z](?![A-Za-z])|\s*/\s*[a-fijkn-rt-z](?![A-Za-z])|\s*\)+\s*/\s*\("
+)
+
+DENIED = re.compile(r"(?:\b(?:not|never|cannot)|n['\u2019]t)(?: be| equal)?(?: to)?$")
+DENIED_AFTER = re.compile(r" ?(?:is|was)(?: (?:wrong|incorrect|false)| ?n[o'\u2019]t)\b")
+_DATE = re.compile(r"(?<![\d/])\d{1,4}/\d{1,2}/\d{1,4}(?![\d/])")
+OR = "or|oder|ou|o|eller|lub|albo|czy|nebo|sau|vagy|tai|veya|atau|hoặc|ya|या|или|або|ή|או|أو|或|或者|または|か|또는"
+"""In other languages too, but for the Dutch "of"."""
+DOUBT = "maybe|perhaps|possibly"
+_BUT = "although|though|but|however|yet|and|or|unless|which|or else"
+_IT = "it|this|that|(?:the )?(?:(?:right|correct|true|final) )?(?:answer|value|result|number|total)"
+_MAY_BE = "(?:might|may|could)(?: (?:also|well|even|possibly|equally|instead|just|perhaps|as)){0,4} be"
+CONCESSION = "|".join(
+    (
+        rf"(?i:(?:(?:{_BUT}),? )?(?:(?:{_IT}) )?{_MAY_BE}\b",  # although it might be
+        r"(?:(?:but|or|perhaps|maybe|and) )?if not\b|(?:unless|although|though) (?:it is|it's)\b|or (?:is|was) it\b",
+        r"(?:(?:no|oh|hmm),? )?(?:wait|sorry|scratch that|correction|i mean)\b[,.:!]?(?: (?:it|that)(?: is|'s)\b)?",
+        rf"(?:{_BUT})\b(?= [$(\\]{{0,4}}-?[\d.,/]{{1,40}}[$)\\]{{0,4}} is "  # although 4 is
+        r"(?:also |equally |just as )?(?:possible|likely|plausible)\b))",
+    )
+)
+"""Before a second value: `3, although it might be 4`, `3, no wait, 4`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """What is measured, as exponents of base quantities, and the size in base units.
+
+    >>> unit_of("5 km/h")
+    Unit(quantity=(('length', 1), ('time', -1)), size=Fraction(5, 18))
+    """
+
+    quantity: tuple[tuple[str, int], ...]
+    size: Fraction
+
+
+def is_date(text: str) -> bool:
+    """Check for 10/12/2020 and the like, which is no quotient."""
+    return _DATE.search(text) is not None
+
+
+def unit_of(text: str, shortest: int = 1) -> Unit | None:
+    """Return the unit behind the number that a text states, or the currency before it. None without one, or with two.
+
+    Args:
+        shortest: symbols of fewer letters are letters of a formula.
+    """
+    stated = plain(text[:MAX_LENGTH]).rpartition("=")[2]
+    for pattern, name in _DEGREES:
+        stated = pattern.sub(name, stated)
+    found = [
+        unit for place in _BEHIND.finditer(stated) if (unit := _unit_at(stated, place.end(), shortest)) is not None
+    ]
+    sign = _CURRENCY_SIGN.search(stated)
+    if len(found) > 1 or not (found or sign):
+        return None
+    quantity = found[0].quantity if found else ()
+    size = found[0].size if found else Fraction(1)
+    is_new = sign is not None and MONEY.isdisjoint(dict(quantity))
+    return Unit(((sign[1], 1), *quantity), size) if sign is not None and is_new else Unit(quantity, size)
+
+
+def without_unit(text: str) -> str:
+    """Return a formula less a unit in a text command."""
+    return _TEXT_UNIT.sub("", text) if "\\" in text and unit_of(text) is not None else text
+
+
+def differ_in_unit(answer: Unit | None, gold: Unit | None) -> bool:
+    """Check whether two units measure different things. An amount of money may be one for each hour."""
+    if answer is None or gold is None or answer.quantity == gold.quantity:
+        return False
+    ones, others = dict(answer.quantity), dict(gold.quantity)
+    if "deg" in ones.keys() | others.keys() and not TEMPERATURES.isdisjoint(ones.keys() | others.keys()):
+        return False
+    shared = ones.keys() & others.keys() & MONEY
+    return not (shared and min(len(ones), len(others)) == 1)
+
+
+def conversion(answer: Unit | None, gold: Unit | None) -> Fraction:
+    """Return what the answer's number is multiplied by to be in the unit of the gold."""
+    known = answer is not None and gold is not None
+    return answer.size / gold.size if answer is not None and gold is not None and known else Fraction(1)
+
+
+def measures_of(text: str) -> set[tuple[Fraction, Unit | str]]:
+    """Return the numbers of `3 hours and 20 minutes` with their units. Empty where there is anything else."""
+    stated = plain(text[:MAX_LENGTH]).lower()
+    found = _MEASURE.findall(stated) if _MEASURES.fullmatch(stated) else []
+    return {(Fraction(number.replace(",", "")), named(word) or word.rstrip("s")) for number, word in found}
+
+
+def total_of(measures: set[tuple[Fraction, Unit | str]]) -> tuple[object, Fraction] | None:
+    """Return what several measures of one quantity come to: 3 hours and 20 minutes are 200 minutes."""
+    units = [unit for _, unit in measures if isinstance(unit, Unit)]
+    if len(units) < len(measures) or len({unit.quantity for unit in units}) != 1:
+        return None
+    return units[0].quantity, sum((n * u.size for n, u in measures if isinstance(u, Unit)), Fraction(0))
+
+
+def conversions(text: str, other: str) -> set[Fraction]:
+    """Return what the number of `other` may be multiplied by for that of `text`, which need not name its unit.
+
+    Empty where `other` has no unit that is known.
+    """
+    given, restated = unit_of(text), unit_of(other)
+    if restated is None:
+        return set()
+    units = [unit for unit in _table().values() if unit.quantity == restated.quantity and given in (None, unit)]
+    return {restated.size / unit.size for unit in units}
+
+
+def _unit_at(text: str, position: int, shortest: int) -> Unit | None:
+    """Return the product of the units that stand at a place, up to the first word that is none."""
+    exponents, size = dict[str, int](), Fraction(1)
+    for term in _terms(text, position):
+        unit = named(term["name"])
+        is_inch = term["name"] == "in" and _WORD_NEXT.match(text, term.end()) is not None  # 5 in total
+        if unit is None or len(term["name"]) < shortest or is_inch:
+            break
+        power = int(term["power"] or term["digit"] or _POWERS.get(term["before"] or term["after"] or "", 1))
+        power = -power if term["per"] in {"/", "per"} else power
+        size *= unit.size**power
+        for quantity, exponent in unit.quantity:
+            exponents[quantity] = exponents.get(quantity, 0) + power * exponent
+    return Unit(tuple(sorted(exponents.items())), size) if exponents else None
+
+
+def _terms(text: str, position: int) -> Iterator[re.Match[str]]:
+    while (term := _TERM.match(text, position)) is not None:
+        yield term
+        position = term.end()
+
+
+def named(word: str) -> Unit | None:
+    """Return the unit of a name or symbol, in the plural too."""
+    lower = word.lower()
+    names = (word, *(name for name in (lower, lower.removesuffix("s")) if len(name) > 1))
+    return next((unit for name in names if (unit := _table().get(name)) is not None), None)
+
+
+@cache
+def _table() -> dict[str, Unit]:
+    """Return all units by their names and symbols, with the prefixes of those that take some."""
+    found: dict[str, Unit] = {}
+    for line in UNITS.strip().split("\n"):
+        quantity, _, units = line.partition(": ")
+        for names, size, *prefixes in map(str.split, units.split(", ")):
+            kinds = names.rpartition("|")[2] if quantity == "itself" else quantity
+            exponents = tuple((kind, int(power or 1)) for kind, power in _EXPONENTS.findall(kinds))
+            for name in names.split("|"):
+                for prefix, factor in _prefixes(name, prefixes):
+                    found[f"{prefix}{name}"] = Unit(exponents, Fraction(size) * factor)
+    return found
+
+
+def _prefixes(name: str, kinds: Sequence[str]) -> Iterator[tuple[str, Fraction]]:
+    """Yield what may stand before a name: nothing, or `k` and `kilo` where it takes prefixes."""
+    yield "", Fraction(1)
+    for prefix, factor in map(str.split, PREFIXES.split(", ") if kinds else ()):
+        short, long = prefix.split("|")
+        yield short if len(name) < LONG else long, Fraction(factor)
+
+
+_EXPONENTS = re.compile(r"([^\s\d-]+)(-?\d*)")
+LONG = 3
+"""Letters of a name that takes `kilo`, where a symbol takes `k`."""
+PREFIXES = "n|nano 1e-9, µ|micro 1e-6, m|milli 1e-3, c|centi 1e-2, d|deci 1e-1, k|kilo 1e3, M|mega 1e6, G|giga 1e9"
+UNITS = """
+length: m|meter|metre 1 si, in|inch|inches 0.0254, ft|feet|foot 0.3048, yd|yard 0.9144, mi|mile 1609.344
+mass: g|gram 1 si, lb|pound 453.59237, oz|ounce 28.349523125, ton 907184.74, tonne 1e6
+time: s|second 1 si, sec 1, min|minute 60, h|hr|hour 3600, day 86400, wk|week 604800
+month: month 1, yr|year 12
+length2: ha|hectare 10000, acre 4046.8564224
+length3: L|l|liter|litre 0.001 si, cc 1e-6, cup 0.0002365882365, pt|pint 0.000473176473, qt|quart 0.000946352946
+length3: gallon 0.003785411784
+length time-1: mph 0.44704, kph|kmh 5/18
+length mass time-2: N|newton 1000 si
+length2 mass time-2: J|joule 1000 si
+length2 mass time-3: W|watt 1000 si
+length-1 mass time-2: Pa|pascal 1000 si
+time-1: Hz|hertz 1 si
+current: A|amp|ampere 1 si
+voltage: V|volt 1 si
+resistance: Ω|ohm 1 si
+itself: kelvin 1, C|celsius 1, F|fahrenheit 1, degree|deg 1, rad|radian 1, peso 1, yuan 1, won 1, baht 1, franc 1
+itself: lira 1
+$: dollar|USD 1, cent|¢|penny|pennies 1/100, nickel 1/20, dime 1/10, quarter 1/4
+€: euro|EUR 1
+£: GBP 1
+¥: yen 1
+₹: rupee 1
+"""
+"""Quantity as exponents of base quantities; names and symbols, size in base units; those of the SI take prefixes."""
+TEMPERATURES = frozenset({"celsius", "fahrenheit", "kelvin"})
+MONEY = frozenset("$€£¥₹₩₽₺₫฿")
+_POWERS = {"square": 2, "sq": 2, "squared": 2, "cubic": 3, "cu": 3, "cubed": 3}
+_DEGREES = (
+    (re.compile(r"degrees? *(?:C\b|celsius)", re.IGNORECASE), "celsius"),
+    (re.compile(r"degrees? *(?:F\b|fahrenheit)", re.IGNORECASE), "fahrenheit"),
+)
+_BEHIND = re.compile(r"(?:[\d)}\]%]|\\pi)[\s$]*\(?[\s-]*(?=[A-Za-zµΩ¢])")
+_TERM = re.compile(
+    r"\s*(?P<per>/|per\b|\*|-)?\s*(?:(?P<before>square|sq|cubic|cu)\b\.?\s*)?(?P<name>[A-Za-zµΩ¢]+)\.?"
+    r"(?:\s*\^\s*\(?(?P<power>-?\d)\)?|(?P<digit>[23])\b|\s*(?P<after>squared|cubed)\b)?"
+)
+_WORD_NEXT = re.compile(r" +[A-Za-z]{2,}")
+_TEXT_UNIT = re.compile(r"(?<=\S)(?: |\\[ ,;])*\\(?:text|mathrm|mbox) *\{[^{}]*\}(?: ?\^ ?(?:\d|\{[^{}]*\}))?")
+_CURRENCY_SIGN = re.compile(rf"([{CURRENCY}])\s*-?\.?\d")
+_MEASURE = re.compile(r"(\d{1,3}(?:,\d{3})+|\d+(?:\.\d+)?)\s*([a-z]{2,})\b[.,\s]*(?:and\b\s*)?")
+_MEASURES = re.compile(rf"\s*(?:{_MEASURE.pattern})+")
+MAX_LENGTH = 100
+"""Characters of a number with its unit."""
