@@ -4,7 +4,7 @@ Cases are those of this repository's tests, whose right values are known: what p
 answers of all kinds; where COVEY_SHARED names a folder also labelled pairs and solutions of fine-tuned models. Most
 libraries read boxes alone, so only boxed answers are compared, and answers of solutions are put into a box.
 
-math-verify and TRL's reward are the installed ones; verl's two schemes are covey's copies of them (module `schemes`).
+math-verify and TRL's reward are the installed ones; verl's two are written anew (`verl_scores.py`).
 """
 
 import argparse
@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from covey.environments.math.schemes import verl_dapo_reward, verl_reward
+from benchmarks.verl_scores import equals_as_dapo, equals_as_verl
 from covey_graders.math.judge import compare
 from covey_graders.math.symbolic import trl_verdict
 
@@ -73,13 +73,13 @@ def trl(case: Case) -> bool:
 
 
 def verl(case: Case) -> bool:
-    return verl_reward(case.completion, case.gold).value == 1
+    return equals_as_verl(case.completion, case.gold)
 
 
 def verl_dapo(case: Case) -> bool:
     """Judge the box as the line that DAPO's prompt asks for."""
     inside = case.completion.rpartition("\\boxed{")[2].rpartition("}")[0]
-    return verl_dapo_reward(f"Answer: {inside}", case.gold).value == 1
+    return equals_as_dapo(f"Answer: {inside}", case.gold)
 
 
 JUDGES: Mapping[str, Callable[[Case], bool]] = {

@@ -24,7 +24,7 @@ ROWS = ["data.path=rows.jsonl"]
         ([*IFEVAL, "environment.style=terse"], "environment.style must be one of full, short, got 'terse'"),
         (
             ["environment=math", *ROWS, "environment.scheme=verl_math"],
-            "environment.scheme must be one of covey, values, math_verify, trl, verl, verl_dapo, torchrl, got",
+            "environment.scheme must be one of covey, values, math_verify, trl, torchrl, got",
         ),
         (
             ["environment=gsm8k", *ROWS, "environment.scheme=verl"],

@@ -15,6 +15,7 @@ from covey.environments.math.gsm8k import (
     verl_flexible_reward,
     verl_strict_reward,
 )
+from covey.environments.math.schemes import torchrl_reward as torchrl_scale
 from covey.environments.math.verifier import MathLimits
 from covey.types import CutText, Failure, Reward
 from covey_graders.math.symbolic import trl_accuracy
@@ -225,3 +226,8 @@ def test_trl_scores_equal_the_recorded_ones_but_for_a_percentage(shared: Path) -
 
 def _rows(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_torchrl_pays_nothing_for_what_is_right_outside_of_an_answer_block() -> None:
+    assert torchrl_scale("<think>2</think> 42", is_right=True).value == 0.0
+    assert torchrl_scale("<answer>42</answer>", is_right=True).value == 1.0

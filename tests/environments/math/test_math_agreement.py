@@ -58,7 +58,6 @@ def test_every_scheme_agrees_with_all_400_labels_once_answers_are_in_its_form(sh
 @pytest.mark.parametrize(
     ("scheme", "column"),
     [
-        ("verl", "verl_math_boxed"),
         ("trl", "trl_accuracy"),
         ("math_verify", "math_verify"),
         ("covey", "correct"),

@@ -76,7 +76,7 @@ def built(settings: object, data: DataConfig | None = None) -> Environment:
 @pytest.mark.long
 def test_made_up_rows_are_named_by_data_path() -> None:
     words = built(Gsm8kConfig(instruction=""), DataConfig("covey.environments.math.generated:word_problems"))
-    algebra = built(MathConfig(scheme="verl"), DataConfig("covey.environments.math.generated:mathematics"))
+    algebra = built(MathConfig(scheme="values"), DataConfig("covey.environments.math.generated:mathematics"))
     assert isinstance(words, GSM8K)
     assert isinstance(algebra, Mathematics)
     assert len(words.prompts("train")[0].text) == 1

@@ -62,9 +62,9 @@ def test_the_gold_is_the_answer_or_the_last_box_of_the_solution() -> None:
 
 
 def test_a_prompt_asks_for_the_schemes_form_or_says_what_it_is_told() -> None:
-    (prompt,) = environment(scheme="verl_dapo").prompts("train")
+    (prompt,) = environment(scheme="torchrl").prompts("train")
     assert prompt.text == (
-        {"role": "system", "content": INSTRUCTIONS["verl_dapo"]},
+        {"role": "system", "content": INSTRUCTIONS["torchrl"]},
         {"role": "user", "content": ROW["problem"]},
     )
     assert environment(instruction="").prompts("train")[0].text == ({"role": "user", "content": ROW["problem"]},)
@@ -172,11 +172,6 @@ def test_trl_reads_latex_only_and_a_gold_it_cannot_read_is_a_failure() -> None:
 @pytest.mark.long
 def test_math_verify_finds_the_answer_anywhere() -> None:
     assert values(environment(scheme="math_verify"), "it is 0.75", "\\boxed{3/4}", "it is 1") == [1.0, 1.0, 0.0]
-
-
-def test_verl_compares_texts() -> None:
-    assert values(environment(scheme="verl"), "\\boxed{3/4}", "\\boxed{0.75}", "3/4") == [1.0, 0.0, 0.0]
-    assert values(environment(scheme="verl_dapo"), "Answer: $\\frac34$", "Answer: 0.75", "3/4") == [1.0, -1.0, -1.0]
 
 
 @pytest.mark.long
@@ -306,9 +301,8 @@ def test_a_worker_that_was_killed_is_replaced() -> None:
     assert values(made, f"\\boxed{{{TOWER}}}", "\\boxed{\\frac{3}{4}}") == [0.0, 1.0]
 
 
-@pytest.mark.parametrize("scheme", ["covey", "verl", "verl_dapo"])
-def test_megabytes_of_nonsense_take_no_time(scheme: str) -> None:
-    made = environment(scheme=scheme)
+def test_megabytes_of_nonsense_take_no_time() -> None:
+    made = environment()
     for unit in ("\\boxed{", "\\boxed ", "<answer>", "}{", "Answer:", "\\frac", "\\text{ "):
         began = time.process_time()
         assert max(values(made, unit * (1_000_000 // len(unit)))) <= 0.1

@@ -453,7 +453,7 @@ CASES: dict[str, Case | Refused] = {
 }
 
 SECOND_READERS: dict[str, Case] = {
-    "environment.scheme": Case(see.verdicts, "verl", MATHEMATICS),
+    "environment.scheme": Case(see.verdicts, "values", MATHEMATICS),
     "environment.instruction": Case(see.prompts, "", COUNTDOWN),
     "environment.timeout of code": Case(code.slow, 0.1, code.CODE),
     "environment.timeout of machines": Case(machines.rewards, 1e-4, machines.COMPACT),
@@ -553,7 +553,7 @@ OFF: dict[str, Settings] = {
     "output.traces = true": {"output.traces": False},
     "doctor.enabled = true": {"doctor.enabled": False},
     "environment.scheme = covey or values": WORDS | {"environment.scheme": "trl"},
-    "a scheme that asks math-verify": MATHEMATICS | {"environment.scheme": "verl"},
+    "a scheme that asks math-verify": MATHEMATICS,
     "environment.servers set": doors.TOOLS,
     "environment.protocol other than skyrl": doors.STEPS_OF_ROWS,
     "data.path = null": {"environment.name": "countdown", "data.path": "targets.jsonl"},

@@ -9,12 +9,10 @@ Schemes:
 | values      | a box                 | the same, computed or not                                                 |
 | math_verify | a box                 | 1 where math-verify's own settings find the gold anywhere                 |
 | trl         | a box                 | 1 where math-verify finds the gold in LaTeX, a box first                  |
-| verl        | a box                 | 1 where the last box is the gold as normalised text                       |
-| verl_dapo   | a last line `Answer:` | 1 where the last `Answer:` of the last 300 characters is the gold, else -1 |
 | torchrl     | think and answer tags | 1 for the right first answer tag, 0.1 for a wrong one                     |
 
-The last four reproduce TRL's accuracy_reward, verl (volcengine/verl b178a3cd) and TorchRL (pytorch/rl ae9719f1), so
-that curves can be compared with theirs; as judges of mathematics they are worse than the first two.
+The last two reproduce TRL's accuracy_reward and TorchRL (pytorch/rl ae9719f1), so that curves can be compared with
+theirs; as judges of mathematics they are worse than the first two.
 """
 
 import json
@@ -32,8 +30,6 @@ from covey.environments.math.schemes import (
     check_format_reward,
     graded,
     torchrl_reward,
-    verl_dapo_reward,
-    verl_reward,
 )
 from covey.environments.math.verified import VerifiedAnswers
 from covey.environments.math.verifier import MathLimits, check_installed
@@ -117,8 +113,6 @@ class Mathematics(VerifiedAnswers):
     async def _judged_by(self, gold: str, prompt: Prompt, completion: str) -> Reward | Failure:
         # Schemes of other libraries
         scheme = self._settings.scheme
-        if scheme in TEXT_SCHEMES:
-            return TEXT_SCHEMES[scheme](completion, gold)
         if scheme == "trl":
             return await self._verifier.trl(completion, gold)
         if scheme == "math_verify":
@@ -219,16 +213,11 @@ def _full_box_form(solution: str, gold: str) -> str:
     return _box_form(solution, gold) if full == gold else f"\\boxed{{{full}}}"
 
 
-def _answer_form(solution: str, gold: str) -> str:
-    return f"{solution}\nAnswer: {gold}".lstrip()
-
-
 def _tag_form(solution: str, gold: str) -> str:
     return f"<think>{solution}</think>\n<answer>{gold}</answer>" if solution else f"<answer>{gold}</answer>"
 
 
 _ASK_BOX = "Reason step by step, then write the final answer as \\boxed{answer}."
-_ASK_LINE = "Reason step by step. End with a last line that is the word Answer, a colon, a blank and the final answer."
 _ASK_TAGS = "Reason inside <think></think> tags, then write the final answer alone inside <answer></answer> tags."
 
 INSTRUCTIONS = {
@@ -236,8 +225,6 @@ INSTRUCTIONS = {
     "values": _ASK_BOX,
     "math_verify": _ASK_BOX,
     "trl": _ASK_BOX,
-    "verl": _ASK_BOX,
-    "verl_dapo": _ASK_LINE,
     "torchrl": _ASK_TAGS,
 }
 FORMS: dict[str, Callable[[str, str], str]] = {
@@ -245,9 +232,6 @@ FORMS: dict[str, Callable[[str, str], str]] = {
     "values": _box_form,
     "math_verify": _box_form,
     "trl": _full_box_form,
-    "verl": _box_form,
-    "verl_dapo": _answer_form,
     "torchrl": _tag_form,
 }
 ASK_MATH_VERIFY = frozenset({"trl", "math_verify", "torchrl"})
-TEXT_SCHEMES: dict[str, Callable[[str, str], Reward]] = {"verl": verl_reward, "verl_dapo": verl_dapo_reward}

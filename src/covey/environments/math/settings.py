@@ -41,7 +41,7 @@ class MathConfig(EnvironmentConfig):
 
     name: str = "math"
     scheme: str = "covey"
-    """How an answer is rewarded: covey, values, math_verify, trl, verl, verl_dapo or torchrl."""
+    """How an answer is rewarded: covey, values, math_verify, trl or torchrl."""
     format_reward: float = setting(0.1, needs=FORMAT_SCHEME)
     """Reward for a wrong answer in the only box (schemes covey and values)."""
     instruction: str | None = None
