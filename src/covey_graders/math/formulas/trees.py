@@ -33,25 +33,12 @@ from covey_graders.math.formulas.values import DEGREE, FUNCTIONS_OF_NUMBERS
 from covey_graders.math.formulas.words import (
     AND,
     BARS,
-    BINARY,
-    BINOMIALS,
     CALLS,
-    CLOSING,
-    DECORATIONS,
-    DIVISIONS,
-    FRACTIONS,
     FUNCTIONS,
-    GROUPS,
-    MATRICES,
     MAX_TOKENS,
-    OPENING,
     RELATIONS,
-    ROOTS,
-    SEPARATORS,
     SETS,
-    SIGNS,
     SYMBOLS,
-    TEXTS,
     WORD,
     tokens_of,
 )
@@ -123,7 +110,7 @@ class _Reader:
         """Read members with separators between, or the one member there is."""
         members = [self._relation()]
         separators: set[str] = set()
-        while separator := self._take(SEPARATORS):
+        while separator := self._take(SETS["separators"]):
             if self._is_over():  # a separator at the end of a row
                 break
             separators.add(separator)
@@ -160,7 +147,7 @@ class _Reader:
         node = self._mixed()
         while True:
             operation = self._take(BINARY)
-            if operation in DIVISIONS:
+            if operation in SETS["divisions"]:
                 node = Quotient(node, self._signed(self._factor))
             elif operation and self._peek() in SIGNS:
                 node = times(node, Call(DOUBLE_SIGN, (self._signed(self._factor),)))
@@ -173,7 +160,7 @@ class _Reader:
     def _mixed(self) -> Node:
         """Read a factor, of which `2\\frac{1}{2}` is one."""
         node = self._factor()
-        if not (isinstance(node, Number) and node.value.denominator == 1 and self._peek() in FRACTIONS):
+        if not (isinstance(node, Number) and node.value.denominator == 1 and self._peek() in SETS["fractions"]):
             return node
         part = self._factor()
         if isinstance(part, Quotient) and isinstance(part.top, Number) and isinstance(part.bottom, Number):
@@ -227,15 +214,15 @@ class _Reader:
     def _notation(self, token: str) -> Node:
         for read, tokens in (
             (Symbol, SYMBOLS),
-            (self._fraction, FRACTIONS),
-            (self._root, ROOTS),
-            (self._grouped, GROUPS),
-            (self._bracketed, OPENING),
+            (self._fraction, SETS["fractions"]),
+            (self._root, SETS["roots"]),
+            (self._grouped, SETS["groups"]),
+            (self._bracketed, SETS["opening"]),
             (self._barred, BARS),
-            (self._worded, TEXTS),
-            (self._decorated, DECORATIONS),
+            (self._worded, SETS["texts"]),
+            (self._decorated, SETS["decorations"]),
             (self._called, CALLS),
-            (self._matrix, MATRICES),
+            (self._matrix, SETS["matrices"]),
         ):
             if token in tokens:
                 return read(token)
@@ -266,13 +253,13 @@ class _Reader:
 
     def _bracketed(self, token: str) -> Node:
         if self._take(CLOSING):
-            return Symbol("\\emptyset") if token in SETS else Group(token, ())
+            return Symbol("\\emptyset") if token in SETS["sets"] else Group(token, ())
         node = self._inside(*CLOSING)
         if isinstance(node, Group) and node.kind == "list":
             return Group(token + self._tokens[self._position - 1], node.members)
         if isinstance(node, Group) and node.kind.startswith("matrix"):
             return Group(f"p{node.kind}", node.members)
-        return Group(token, (node,)) if token in SETS else node
+        return Group(token, (node,)) if token in SETS["sets"] else node
 
     def _barred(self, token: str) -> Node:
         bar, self._bar = self._bar, BARS[token]
@@ -347,7 +334,7 @@ class _Reader:
         while script := self._take(SCRIPTS):
             kept = powers if script == "^" and token in FUNCTIONS_OF_NUMBERS else arguments
             kept.append(self._script())
-        if token in BINOMIALS:
+        if token in SETS["binomials"]:
             arguments += [self._argument(), self._argument()]
         elif self._peek() == "-" or not (self._is_over() or self._peek() in CONTINUATIONS | BINARY):
             arguments.append(self._atom() if self._peek() == "(" else self._signed(self._operand))
@@ -374,10 +361,11 @@ def _value(token: str) -> Fraction:
     return Fraction(f"{whole or 0}.{places or 0}") + tail
 
 
+SIGNS, BINARY, CLOSING = SETS["signs"], SETS["binary"], SETS["closing"]
 ENDINGS = CLOSING | {"", "}", "\\end"}
-CONTINUATIONS = SEPARATORS | RELATIONS | SIGNS
+CONTINUATIONS = SETS["separators"] | RELATIONS | SIGNS
 """What ends a product but not what it stands in."""
 SCRIPTS = frozenset("_^")
 MARKS = SCRIPTS | frozenset("!'\u2032")
-OPERANDS = SYMBOLS | FRACTIONS | ROOTS | TEXTS
+OPERANDS = SYMBOLS | SETS["fractions"] | SETS["roots"] | SETS["texts"]
 DEGREES = (Symbol("\\circ"), Symbol("\\degree"), Symbol("°"))

@@ -12,6 +12,7 @@ from covey_graders.math.formulas.nodes import Group, Node, Product, Symbol, is_n
 from covey_graders.math.formulas.trees import read_tree
 from covey_graders.math.formulas.words import GREEK
 from covey_graders.math.reading.normalize import plain
+from covey_graders.tables import table_beside
 
 
 def contradict(answer: str, gold: str) -> bool:
@@ -81,57 +82,9 @@ _BOUNDS = re.compile(
     r"\b(?:at (?:most|least)|(?:more|less|fewer|greater|larger|smaller) than|no (?:more|less|fewer)(?: than)?|up to"
     r"|or (?:more|less|fewer))\b"
 )
-OPPOSITES = r"""
-at most, no more than, no greater than, up to, or less, or fewer; at least, no less than, no fewer than, or more
-    ; (?<!no )(?:more|greater|larger) than, over, exceeds; (?<!no )(?:less|fewer|smaller) than, under; exactly
-a\.?m, morning; p\.?m, afternoon, evening
-increas\w+, gain\w*, ris(?:e|es|ing), rose, gr[eo]w\w*, growth, up, upwards?, more, higher, above, older, longer, taller
-    , larger, heavier, faster, surplus, profits?, sav(?:es?|ed|ings?)
-    ; decreas\w+, loss, losses, lost, lose, falls?, fell, drop\w*, declin\w+, reduc\w+, down, downwards?, less, fewer
-    , lower, below, younger, shorter, smaller, lighter, slower, deficit, discount
-north\w*, siden; south\w*, sides
-(?:north|south)?east\w*, sidee; (?:north|south)?west\w*, sidew
-left, leftwards?; right, rightwards?
-clockwise; counter-?\s?clockwise, anti-?\s?clockwise
-upstream; downstream
-inside, interior, internal\w*; outside, exterior, external\w*
-odd; even
-early; late
-deep; high
-largest, greatest, biggest; smallest
-positive; negative
-max, maxim\w+; minim\w+
-before, earlier, ago; after, later, from now
-convergent, converges?; divergent, diverges?
-parallel; perpendicular, orthogonal
-rational; irrational
-prime; composite
-acute; obtuse
-noon; midnight
-adults?; child(?:ren)?
-vert(?:ex|ices); edges?; faces?
-wins?, won, victor\w+; los(?:es?|t|s|ses), defeats?; draws?, ties?
-heads?; tails?
-b\.?c(?:\.?e)?; a\.?d, c\.?e
-yes; no(?! solutions?| real)
-true; false
-always; never; sometimes
-deposit\w*, credit\w*; withdr\w+, debit\w*
-boys?, males?, men, man; girls?, females?, women, woman
-mon(?:day)?s?; tue(?:sday)?s?; wed(?:nesday)?s?; thu(?:rsday)?s?; fri(?:day)?s?; sat(?:urday)?s?; sundays?
-january; february; march; april; may; june; july; august; september; october; november; december
-area; perimeter; volume; circumference; radius; diameter
-mean, average; median; mode; range
-red; blue; green; yellow; black; white; orange; purple; pink; brown
-local, relative; global, absolute
-horizontal\w*; vertical\w*
-concave up\w*, convex; concave down\w*
-integers?, \\mathbb *\{? *z; natural\w*, \\mathbb *\{? *n; reals?, \\mathbb *\{? *r; \\mathbb *\{? *c
-"""
-"""Groups of words of which one value has one, the bounds first: sides between semicolons, patterns between commas."""
 _PATTERNS = [
     [re.compile(rf"(?<![a-z])(?:{'|'.join(map(str.strip, side.split(',')))})(?![a-z])") for side in group.split(";")]
-    for group in re.sub(r"\n +", " ", OPPOSITES.strip()).split("\n")
+    for group in re.sub(r"\n +", " ", table_beside(__file__)["opposites"].strip()).split("\n")
 ]
 MAX_LENGTH = 200
 """Characters that are looked at."""

@@ -5,31 +5,11 @@ Pure functions, linear in the length of the text but for nesting, which is bound
 
 import re
 
+from covey_graders.tables import steps, substitute, table_beside
+
 CURRENCY = "$€£¥₹₩₽₺₫฿"
 MAX_FRACTIONS = 20
 
-_CHARACTERS = str.maketrans(
-    {
-        **dict.fromkeys("\u2212\u2010\u2011\u2012\u2013\ufe63\uff0d", "-"),
-        **dict.fromkeys("\u00a0\u2007\u2009\u202f", " "),
-        **dict.fromkeys("\u00ad\u200b\u200c\u200d\u200e\u200f\u2060\ufeff", ""),  # seen by nobody
-        **dict.fromkeys("\u00d7\u22c5\u00b7", "*"),
-        **dict.fromkeys("\u00f7\u2044\u2215", "/"),
-        "\uff0c": ",",
-        "\uff05": "%",
-        "\u00b0": " degrees ",
-        "\u00bd": " 1/2",
-        "\u00bc": " 1/4",
-        "\u00be": " 3/4",
-        "\u2153": " 1/3",
-        "\u2154": " 2/3",
-        **{chr(0xFF10 + digit): str(digit) for digit in range(10)},
-    }
-)
-_LATEX = str.maketrans({
-    "∅": "\\emptyset ", "∞": "\\infty ", "α": "\\alpha ", "β": "\\beta ", "γ": "\\gamma ", "θ": "\\theta ",
-    "λ": "\\lambda ", "π": "\\pi ", "φ": "\\phi ", "ω": "\\omega ",
-})  # fmt: skip
 _RADICAL = re.compile(r"√ ?(?:(\d+(?:\.\d+)?|[A-Za-z])|[({]([^(){}]*)[)}])")
 _INVERSE = re.compile(r"(?<![A-Za-z\\])\\?(sin|cos|tan) ?\^ ?(?:\{ ?- ?1 ?\}|-1(?!\d))")
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
@@ -59,34 +39,14 @@ _ALIGNED = re.compile(r"\\begin\{(aligned|align\*?|gathered|split)\}(.*?)\\end\{
 _CASES = re.compile(r"\\begin\{cases\}([^&]*?)\\end\{cases\}")
 _INFIX = {"\\over": "\\frac", "\\choose": "\\binom"}
 _INFIX_COMMAND = re.compile(r"\\(?:over|choose)(?![A-Za-z])")
-_SPELLINGS = (
-    (re.compile(r"\\thinspace(?![A-Za-z]) ?"), r"\\,"),
-    (re.compile(r", ?\\[!,] ?(?=\d{3})|, ?\\! ?|(?<=\d) ?\{ ?, ?\} ?(?=\d)"), ","),
-    (re.compile(r"\\!"), ""),
-    (re.compile(r"(?<![\w.,~])(\d{1,3})(?:~|\\[,;: ])(?=\d{3}(?!\d)|\d{3}(?:~|\\[,;: ]))"), r"\1,"),
-    (re.compile(r"(?<=,)(\d{3})(?:~|\\[,;: ])(?=\d{3}(?!\d))"), r"\1,"),
-    (re.compile(r">=|=>(?= ?-?\d)"), r"\\ge "),
-    (re.compile(r"<=|=<"), r"\\le "),
-    (re.compile(r"^([\s$]*[a-z]) ?!="), r"\1\\ne "),
-    (re.compile(r"\\log ?_ ?(?:e|\{ ?e ?\})(?![A-Za-z])"), r"\\ln "),
+_TABLE = table_beside(__file__)
+_CHARACTERS = str.maketrans(
+    {sign: short for signs, short in _TABLE["characters"] for sign in signs}
+    | {chr(0xFF10 + digit): str(digit) for digit in range(10)}
 )
-_BEFORE_FRACTIONS = (
-    (re.compile(r"\\(?:left|right|displaystyle|limits)(?![A-Za-z])|\\!|\\[bB]igg?[lr]?(?![A-Za-z])"), ""),
-    (re.compile(r"\\(?:text)?color *\{\w*\}|\\underline(?= *\{)|\\(?:small|[lL]arge|LARGE|[hH]uge)(?![A-Za-z])"), ""),
-    (re.compile(r"\{,\}"), ","),
-    (re.compile(r"\\[,;:> ]|\\q?quad(?![A-Za-z])|~|\\[()\[\]]"), " "),
-    (re.compile(r"\\([$%&#_])"), r"\1"),
-    (re.compile(r"\\Omega(?![A-Za-z])"), "Ω"),
-    (re.compile(r"\\mu(?![A-Za-z]) ?"), "µ"),
-    (re.compile(r"\^ ?\{? ?\\circ ?\}?|\\degrees?(?![A-Za-z])"), " degrees "),
-    (re.compile(r"\^ ?\{? ?(st|nd|rd|th)(?![A-Za-z]) ?\}?"), r"\1"),
-)
-_AFTER_FRACTIONS = (
-    (re.compile(r"\\(?:times|cdot|ast)(?![A-Za-z])"), "*"),
-    (re.compile(r"\\div(?![A-Za-z])"), "/"),
-    (re.compile(r"\\(?:approx|simeq)(?![A-Za-z])"), "≈"),
-    (re.compile(r"\^ ?\{([^{}]*)\}"), r"^(\1)"),
-    (re.compile(r"(?<![\\}])\{([-+\d., ]+)\}"), r"\1"),
+_LATEX = str.maketrans(dict(_TABLE["latex"]))
+_SPELLINGS, _BEFORE_FRACTIONS, _AFTER_FRACTIONS = (
+    steps(_TABLE[name]) for name in ("spellings", "before_fractions", "after_fractions")
 )
 
 
@@ -101,7 +61,7 @@ def unified(text: str) -> str:
     if "\\begin" not in text:
         text = _DOUBLED.sub(r"\\", text)
     text = _CASES.sub(r"\1", _ALIGNED.sub(lambda lines: lines[2].replace("&", " "), text))
-    text = _substitute(_prefixed(text), _SPELLINGS)
+    text = substitute(_prefixed(text), _SPELLINGS)
     text = _PERIOD.sub(r"\1\\overline{\2}", text)
     text = _REPEATED.sub(lambda match: f"{match[1]}\\overline{{{match[2] or match[3] or match[4]}}}", text)
     return _SUPERSCRIPT.sub(lambda match: "^" + match[0].translate(_SUPERSCRIPTS), text)
@@ -143,15 +103,9 @@ def plain(text: str) -> str:
     text = _DOUBLE_STAR_POWER.sub("^", _SIGN_WORD.sub("-", _CURRENCY_CODE.sub("$", unified(text))))
     if not _LATEX_SIGN.search(text):
         return text
-    text = _substitute(TEXT_COMMAND.sub(r" \1 ", text), _BEFORE_FRACTIONS)
+    text = substitute(TEXT_COMMAND.sub(r" \1 ", text), _BEFORE_FRACTIONS)
     text = _MIXED_FRACTION.sub(lambda m: f"({m[1]}+{m[2] or m[3]}/{m[4] or m[5]})", text)
-    return _substitute(_plain_fractions(text), _AFTER_FRACTIONS)
-
-
-def _substitute(text: str, steps: tuple[tuple[re.Pattern[str], str], ...]) -> str:
-    for pattern, replacement in steps:
-        text = pattern.sub(replacement, text)
-    return text
+    return substitute(_plain_fractions(text), _AFTER_FRACTIONS)
 
 
 def _plain_fractions(text: str) -> str:

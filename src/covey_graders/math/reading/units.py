@@ -4,12 +4,13 @@ And what joins it to another value, as in `5 or 6`; and units of measurement: 5 
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
 
 from covey_graders.math.reading.normalize import CURRENCY, plain
+from covey_graders.tables import table_beside
 
 _ONES = "one|two|three|four|five|six|seven|eight|nine"
 NO_VALUE_BEFORE = re.compile(
@@ -170,21 +171,22 @@ def named(word: str) -> Unit | None:
 def _table() -> dict[str, Unit]:
     """Return all units by their names and symbols, with the prefixes of those that take some."""
     found: dict[str, Unit] = {}
-    for line in UNITS.strip().split("\n"):
+    table = table_beside(__file__)
+    for line in table["units"].strip().split("\n"):
         quantity, _, units = line.partition(": ")
         for names, size, *prefixes in map(str.split, units.split(", ")):
             kinds = names.rpartition("|")[2] if quantity == "itself" else quantity
             exponents = tuple((kind, int(power or 1)) for kind, power in _EXPONENTS.findall(kinds))
             for name in names.split("|"):
-                for prefix, factor in _prefixes(name, prefixes):
+                for prefix, factor in _prefixes(name, table["prefixes"] if prefixes else ""):
                     found[f"{prefix}{name}"] = Unit(exponents, Fraction(size) * factor)
     return found
 
 
-def _prefixes(name: str, kinds: Sequence[str]) -> Iterator[tuple[str, Fraction]]:
+def _prefixes(name: str, prefixes: str) -> Iterator[tuple[str, Fraction]]:
     """Yield what may stand before a name: nothing, or `k` and `kilo` where it takes prefixes."""
     yield "", Fraction(1)
-    for prefix, factor in map(str.split, PREFIXES.split(", ") if kinds else ()):
+    for prefix, factor in map(str.split, filter(None, prefixes.split(", "))):
         short, long = prefix.split("|")
         yield short if len(name) < LONG else long, Fraction(factor)
 
@@ -192,33 +194,6 @@ def _prefixes(name: str, kinds: Sequence[str]) -> Iterator[tuple[str, Fraction]]
 _EXPONENTS = re.compile(r"([^\s\d-]+)(-?\d*)")
 LONG = 3
 """Letters of a name that takes `kilo`, where a symbol takes `k`."""
-PREFIXES = "n|nano 1e-9, µ|micro 1e-6, m|milli 1e-3, c|centi 1e-2, d|deci 1e-1, k|kilo 1e3, M|mega 1e6, G|giga 1e9"
-UNITS = """
-length: m|meter|metre 1 si, in|inch|inches 0.0254, ft|feet|foot 0.3048, yd|yard 0.9144, mi|mile 1609.344
-mass: g|gram 1 si, lb|pound 453.59237, oz|ounce 28.349523125, ton 907184.74, tonne 1e6
-time: s|second 1 si, sec 1, min|minute 60, h|hr|hour 3600, day 86400, wk|week 604800
-month: month 1, yr|year 12
-length2: ha|hectare 10000, acre 4046.8564224
-length3: L|l|liter|litre 0.001 si, cc 1e-6, cup 0.0002365882365, pt|pint 0.000473176473, qt|quart 0.000946352946
-length3: gallon 0.003785411784
-length time-1: mph 0.44704, kph|kmh 5/18
-length mass time-2: N|newton 1000 si
-length2 mass time-2: J|joule 1000 si
-length2 mass time-3: W|watt 1000 si
-length-1 mass time-2: Pa|pascal 1000 si
-time-1: Hz|hertz 1 si
-current: A|amp|ampere 1 si
-voltage: V|volt 1 si
-resistance: Ω|ohm 1 si
-itself: kelvin 1, C|celsius 1, F|fahrenheit 1, degree|deg 1, rad|radian 1, peso 1, yuan 1, won 1, baht 1, franc 1
-itself: lira 1
-$: dollar|USD 1, cent|¢|penny|pennies 1/100, nickel 1/20, dime 1/10, quarter 1/4
-€: euro|EUR 1
-£: GBP 1
-¥: yen 1
-₹: rupee 1
-"""
-"""Quantity as exponents of base quantities; names and symbols, size in base units; those of the SI take prefixes."""
 TEMPERATURES = frozenset({"celsius", "fahrenheit", "kelvin"})
 MONEY = frozenset("$€£¥₹₩₽₺₫฿")
 _POWERS = {"square": 2, "sq": 2, "squared": 2, "cubic": 3, "cu": 3, "cubed": 3}
