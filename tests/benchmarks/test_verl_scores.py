@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.verl_scores import dapo_normalised, equals_as_dapo, equals_as_verl, verl_normalised
+from benchmarks.judges.verl import dapo_normalised, equals_as_dapo, equals_as_verl, verl_normalised
 
 
 @pytest.mark.parametrize(

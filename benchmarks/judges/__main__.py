@@ -4,7 +4,7 @@ Cases are those of this repository's tests, whose right values are known: what p
 answers of all kinds; where COVEY_SHARED names a folder also labelled pairs and solutions of fine-tuned models. Most
 libraries read boxes alone, so only boxed answers are compared, and answers of solutions are put into a box.
 
-math-verify and TRL's reward are the installed ones; verl's two are written anew (`verl_scores.py`).
+math-verify and TRL's reward are the installed ones; verl's two are written anew (module `verl`).
 """
 
 import argparse
@@ -17,11 +17,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.verl_scores import equals_as_dapo, equals_as_verl
+from benchmarks.judges.verl import equals_as_dapo, equals_as_verl
 from covey_graders.math.judge import compare
 from covey_graders.math.symbolic import trl_verdict
 
-CASES = Path(__file__).parents[1] / "tests" / "graders" / "math"
+CASES = Path(__file__).parents[2] / "tests" / "graders" / "math"
 PARSE_SECONDS, VERIFY_SECONDS = 5, 5
 
 

@@ -1,0 +1,1 @@
+"""Graders of mathematics side by side."""
