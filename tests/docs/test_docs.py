@@ -436,7 +436,7 @@ def test_every_make_target_that_is_named_exists() -> None:
 def test_every_paper_is_one_the_code_names() -> None:
     formulas = (ROOT / "tests" / "golden" / "formulas").glob("*.py")  # some of them nothing runs yet
     benchmarks = (ROOT / "benchmarks").rglob("*.py")
-    files = [*SOURCE.parent.rglob("*.py"), *SOURCE.parent.rglob("*.yaml"), *formulas, *benchmarks]
+    files = [*SOURCE.rglob("*.py"), *SOURCE.rglob("*.yaml"), *formulas, *benchmarks]
     code = "".join(path.read_text(encoding="utf-8") for path in files)
     numbers = {number for text in TEXTS.values() for number in re.findall(r"\b\d{4}\.\d{5}\b", text)}
     assert len(numbers) > 30
