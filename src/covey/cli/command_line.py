@@ -45,7 +45,6 @@ def arrange(verb: str, words: Sequence[str]) -> list[str]:
     flags: list[str] = []
     settings: list[str] = []
     rest = list(words)
-    # Split flags from settings
     while rest:
         word = rest.pop(0)
         if word.startswith("-"):
@@ -58,7 +57,6 @@ def arrange(verb: str, words: Sequence[str]) -> list[str]:
         _refuse_no_section(word)
         _refuse_below(word)
         _refuse_no_choice(word)
-    # Refuse combinations that mean nothing
     if verb in ("config", "plan") and {"-m", "--multirun"} & set(flags):
         raise ValueError(f"covey {verb} prints one configuration; --multirun is for covey train")
     if verb in (*TRAINS, "evaluate") and set(flags) <= {"-m", "--multirun", "-r", "--run"}:
@@ -176,24 +174,19 @@ def _values(verb: str, word: str, rest: list[str]) -> list[str]:
 
 def _meant(verb: str, word: str, rest: Sequence[str]) -> str:
     """Return the likely meaning of an unknown flag."""
-    # Take the flag as a setting, with the next word as its value
     flag, equals, value = word.partition("=")
     name = flag.lstrip("-").replace("-", "_")
     if not equals:
         value = rest[0] if rest and not rest[0].startswith("-") and "=" not in rest[0] else "..."
-    # The same name as a setting or group
     groups = usage.group_choices()
     if name in groups or name in _setting_types():
         return f"; settings are written {name}={value}"
-    # A setting of another system
     if line := _in_covey(name, value, {}):
         return f"; {line}"
-    # A flag spelled alike
     of_plan = re.findall(r"--[a-z-]+", " ".join(usage.PLAN)) if verb == "plan" else []
     close = difflib.get_close_matches(flag, [*FLAGS, *of_plan], n=1)
     if close:
         return f"; did you mean {close[0]}?"
-    # What other libraries call a setting
     known = list(_setting_types())
     found = named_elsewhere(name, known) or nearest(name, known)
     written = [other if "=" in other else f"{other}={value}" for other in found]
@@ -203,7 +196,6 @@ def _meant(verb: str, word: str, rest: Sequence[str]) -> str:
 def _refuse_slip(word: str, rest: Sequence[str]) -> None:
     """Refuse a word that sets nothing, or whose value follows a blank."""
     after = rest[0] if rest else ""
-    # A blank beside "=" splits a word in two
     if word.endswith("=") and after and "=" not in after and not after.startswith(("-", "~")):
         raise ValueError(f"{word} is empty; write {word}{after} without a blank")
     if word.startswith("="):
@@ -215,7 +207,6 @@ def _refuse_slip(word: str, rest: Sequence[str]) -> None:
     if after.startswith("="):
         value = after[1:] or (rest[1] if len(rest) > 1 else "...")
         raise ValueError(f"{word} sets nothing; write {word}={value} without blanks")
-    # A script, a path or a choice without the name of what it sets
     if word.endswith(".py"):
         raise ValueError(
             f"{word} sets nothing: covey is no script; `covey translate -- COMMAND` turns the command line of verl or "
@@ -246,7 +237,6 @@ def with_whole_numbers(word: str) -> str:
     >>> with_whole_numbers("num_steps=1e3"), with_whole_numbers("seed=1e1,2"), with_whole_numbers("optimizer.lr=1e3")
     ('num_steps=1000', 'seed=10,2', 'optimizer.lr=1e3')
     """
-    # Only whole numbers may be written as 1e3
     name, equals, value = word.partition("=")
     kind = _setting_types().get(name.lstrip("+"))
     if not equals or kind not in (int, int | None, list[int]):

@@ -68,7 +68,6 @@ def explain(error: Exception) -> str:
         return str(cannot_write(Path(error.filename), error))
     if isinstance(error, FileNotFoundError) and error.errno and error.filename is None:  # os.getcwd says no more
         return "the working directory has been deleted; change to another one"
-    # Explain what Hydra and OmegaConf refuse
     if isinstance(error, MissingConfigException):
         return _missing_choice(error)
     if isinstance(error, OverrideParseException):
@@ -77,7 +76,6 @@ def explain(error: Exception) -> str:
         return explained(error)
     if isinstance(error, HydraException):
         return _composition(error)
-    # Explain what covey refuses itself
     if match := re.fullmatch(r"unknown setting (\S+)", str(error)):
         return unknown_setting(match[1])
     return one_line(str(error)) or type(error).__name__
@@ -139,7 +137,6 @@ def _composition(error: HydraException) -> str:
     if isinstance(cause, OmegaConfBaseException):
         return explained(cause)
     text = str(error)
-    # Explain words that Hydra cannot apply
     if several := re.match(r"Ambiguous value for argument '([^=]+)=(.*)'", text):
         name, values = several[1].lstrip("+"), several[2]
         return f"{name}={values} holds several values: add --multirun for a run of each; a list is {name}=[{values}]"

@@ -52,10 +52,8 @@ def verb_help(verb: str) -> str:
 
     For config these are all settings, else those of the top level.
     """
-    # Leave verbs without settings to pages of their own
     if verb in USAGES:
         return _page_without_settings(verb)
-    # Describe usage, flags and groups
     parts = [f"usage: covey {verb} [setting=value ...] [flags]\n\n{VERBS[verb]}"]
     parts.append("examples:\n" + "\n".join(f"  {line}" for line in EXAMPLES[verb]))
     if verb == "evaluate":
@@ -65,7 +63,6 @@ def verb_help(verb: str) -> str:
     parts.append("flags:\n" + _columns(TEXT["flags"], 37))
     groups = {group: ", ".join(choices) for group, choices in group_choices().items()}
     parts.append("choices (GROUP=NAME):\n" + _columns(groups, 14))
-    # Describe settings, of all sections for config
     sections = all_settings()
     root = {"Config": sections.pop("Config")}
     shown = root | sections if verb == "config" else root

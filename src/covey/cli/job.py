@@ -81,7 +81,6 @@ def _source(verb: str, words: Sequence[str], file: Path | None) -> Path | None:
 
 def compose(verb: str, composed: DictConfig, typed: Sequence[str], file: Path | None) -> Job:
     """Compose a job. ValueError for any error in its settings."""
-    # Take the settings of the run or file that it begins with
     resume = composed.get("resume")
     run = _run_below(verb, typed, file)
     source, composed = _over_saved(verb, composed, typed, file, run)
@@ -96,7 +95,6 @@ def compose(verb: str, composed: DictConfig, typed: Sequence[str], file: Path | 
             found = check_early(config, loads_model=loads, loads_reference=loads, imports_rewards=is_typed)
             warnings.extend(found)
 
-    # Check them, once what nobody typed has given way
     config = settings.to_unchecked(composed)
     names = {word.lstrip("+").partition("=")[0] for word in typed} - {"recipe"}
     # What a resumed run was begun with may not change behind its back.
@@ -108,7 +106,6 @@ def compose(verb: str, composed: DictConfig, typed: Sequence[str], file: Path | 
     accelerate_launch.check(config.model.precision, config.model.device)
     if saved := run_folder.run_of(config.model.name):
         trust.check_links(Path(config.model.name), saved, trusted=config.trust_run)
-    # Say what is about to happen
     first = [first_line(config, typed, run or file)] if verb == "evaluate" else []
     imported = [f"{key}={value}" for key, value in trust.named_code(asdict(config))]
     if source is not None and imported:
@@ -135,14 +132,12 @@ def _over_saved(
 ) -> tuple[Path | None, DictConfig]:
     """Return the saved run or file, and the composed settings."""
     source = file or run
-    # A resumed run keeps its settings
     if (resume := composed.get("resume")) is not None:
         if verb not in ("train", "config") or file is not None:
             needed = "no --config" if file is not None else f"covey train, got covey {verb}"
             raise ValueError(f"resume={resume} needs {needed}")
         resumed = saved_settings.find_run(resume, RUNS)
         return resumed, saved_settings.settings_of(resumed, typed)
-    # A file or the policy's run gives settings, and words override them
     if source is not None:
         name = composed.model.name
         base = saved_settings.saved_in(source) if file else saved_settings.settings_to_measure(source, name)
@@ -167,15 +162,12 @@ def _run_below(verb: str, typed: Sequence[str], file: Path | None) -> Path | Non
 
 def _notes(verb: str, config: Config, typed: Sequence[str]) -> list[str]:
     """Return warnings: unread settings, skipped runs, another task than trained."""
-    # Settings that the verb does not read
     idle = check_typed(verb, config, typed, ranks.world_size())
     alone = " in one process" if ranks.world_size() == 1 else ""
     notes = [f"covey {verb}{alone} does not read {', '.join(idle)}"] if idle else []
-    # Newer runs without a checkpoint
     if "resume=latest" in typed:
         newer = run_folder.newer_trainings(Path(config.resume or ""), RUNS)
         notes += [f"resume=latest skips {path}, which is newer and has no checkpoint" for path in newer]
-    # Another task than the policy was trained on
     if verb == "evaluate" and (run := run_folder.run_of(config.model.name)):
         other = diff_settings(run, config, typed)
         notes += [f"settings differ from the run in {run}: {', '.join(other)}"] if other else []

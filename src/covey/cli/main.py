@@ -95,13 +95,11 @@ def _dispatch(words: list[str]) -> int:
         return 0
     if verb in ("-sc", "--shell-completion"):
         return _complete(rest)
-    # Refuse an unknown verb, and explain a known one
     if verb not in usage.VERBS:
         raise ValueError(usage.unknown_verb(verb, rest))
     if "--help" in rest or "-h" in rest:
         print(usage.verb_help(verb))
         return 0
-    # Run verbs that have no settings
     if verb in PLAIN:
         from covey.cli.flags import with_latest_run
 
@@ -142,7 +140,6 @@ def _run(verb: str, words: Sequence[str], asked: "Asked | str | None" = None) ->
     from covey.run.folder import names_in
 
     before = next((found for folder in named if (found := names_in(folder)) is not None), None)
-    # Bring the words into the form that Hydra takes
     sys.path.append(os.getcwd())  # module:function settings name modules beside the user
     words, file = _config_file(words)
     words, added = composing.insert_environment(verb, words, file)
@@ -154,7 +151,6 @@ def _run(verb: str, words: Sequence[str], asked: "Asked | str | None" = None) ->
             raise
         folder = next((word for word in words if word.startswith(RUN_DIR)), error.filename)
         raise ValueError(f"{folder}: the run folder cannot be made ({error.strerror}); name another") from error
-    # Compare the jobs of a sweep
     if len(folders) > 1 and ranks.rank() == 0:
         from covey.cli.show import print_side_by_side
 
@@ -286,7 +282,6 @@ def _work(
     from covey.system.disk import ignore_stdout_errors
     from covey.system.text.console import CleanConsole
 
-    # Do it, and log how it ended
     console, (config, folder) = CleanConsole(), of
     try:
         work()
@@ -369,11 +364,9 @@ def _complete(words: Sequence[str]) -> int:
     line = os.environ.get("COMP_LINE", "")
     typed = line.split()
     asked = bool(words) and words[0].startswith("query=")
-    # Complete the verb
     if asked and (len(typed) < 2 or (len(typed) == 2 and not line.endswith(" "))):
         print(" ".join(usage.VERBS))
         return 0
-    # Hide the verb from Hydra
     if asked:
         rest = line.split(None, 2)[2:]
         os.environ["COMP_LINE"] = f"covey {rest[0] if rest else ''}"
@@ -395,11 +388,9 @@ def report(error: Exception) -> int:
 
     if isinstance(error, BrokenPipeError) and leave_broken_stdout():  # `covey config | head`: who reads has enough
         return 0
-    # Leave the message to rank 0 where all ranks have it
     if ranks.world_size() > 1 and reported_by_other_rank(error):
         time.sleep(HEARD_SECONDS)  # a launcher ends all ranks with the first, and that must be the one that speaks
         return EXIT_USER_ERROR
-    # Print one line for the user, or the traceback of a defect
     code = EXIT_USER_ERROR if is_user_error(error) else EXIT_DEFECT
     if code == EXIT_USER_ERROR and os.environ.get("COVEY_DEBUG") != "1":
         return _say(explain(error), code)

@@ -21,7 +21,6 @@ TRUST = "trust_run=true"
 
 def run_status(words: Sequence[str]) -> None:
     """Print the last status of trainer and samplers. ValueError."""
-    # Read what the run wrote last
     folder = run_folder_of("status", words)
     path = folder / STATUS
     if not path.is_file():
@@ -61,7 +60,6 @@ def run_replay(words: Sequence[str]) -> None:
     from covey.run.replay.ranks import replay_on_ranks
     from covey.run.replay.training import read_schedule
 
-    # Train again, and say that all is the same
     steps = read_schedule(folder)
     digest = replay_on_ranks(config, folder)
     CleanConsole().print(f"the same weights after each of {number_of(len(steps), 'step')}; after the last one {digest}")

@@ -38,7 +38,6 @@ def run_rollouts(words: Sequence[str]) -> None:
         raise ValueError(
             f"{asked.path} is not there: {asked.path.parent} is no run folder, or output.rollouts_per_step was 0"
         )
-    # Choose among the rows, and show the first by reward, in the order asked for
     with as_written(asked.path):
         rows = chosen(list(rows_of(asked.path)), asked.step, asked.prompt_id)
         rows.sort(key=lambda row: row["reward"], reverse=not asked.worst_first)

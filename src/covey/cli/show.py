@@ -33,11 +33,9 @@ ANSWERS = "--answers"
 def run_show(words: Sequence[str]) -> None:
     """Show one run, or several side by side. ValueError."""
     folders, number = _read(words)
-    # Several runs: a table
     if len(folders) > 1:
         print_side_by_side(folders)
         return
-    # One run: its summary, or its metrics while it trains, then its answers
     (folder,) = folders
     console = CleanConsole()
     content = read_summary(folder)
@@ -144,7 +142,6 @@ def _read(words: Sequence[str]) -> tuple[list[Path], int]:
     named, given = split_flags(words, {ANSWERS: "a number"}, ())
     refuse_flags(named, (f"{ANSWERS} N",))
     number = given.get(ANSWERS, str(NUM_ANSWERS))
-    # Refuse words that name no run
     folders = run_folders("show", named)
     for folder in folders:
         if not (folder / CONFIG).is_file():

@@ -76,7 +76,6 @@ def before_after(content: Mapping[str, Any]) -> Table:
     sides = content.get("sides", ("before", "after"))
     for heading in (*sides, "gain" if sides[0] == "before" else "difference") if len(looks) == 2 else ("measured",):
         table.add_column(heading, justify="right")
-    # Add the measures of all prompts, of what is right only where rewards say it
     tells = measure_of(*looks) == "accuracy"
     if tells:
         table.add_row(MEASURES["accuracy"], *_row(looks, gain, "accuracy", _percent))
@@ -87,7 +86,6 @@ def before_after(content: Mapping[str, Any]) -> Table:
     for name, shown in _watched(content["environment"] or {}).items():
         of_looks = [{**look, name: look["reward_parts"][name]} for look in looks]
         table.add_row(shown, *_row(of_looks, gain.get("reward_parts", {}), name, _number))
-    # Add the measures of each environment
     for name in looks[-1].get("parts", {}):
         if any(name not in look["parts"] for look in looks):  # the run was resumed with an environment more
             continue
@@ -161,7 +159,6 @@ def phase_table(content: Mapping[str, Any]) -> Table:
 
 def totals(content: Mapping[str, Any]) -> Text:
     """Return steps, tokens and memory on one line, problems on the next."""
-    # Work done, where a step was made
     work = [
         number_of(content["steps"], "step"),
         number_of(content["tokens"], "token"),
@@ -169,7 +166,6 @@ def totals(content: Mapping[str, Any]) -> Text:
     ]
     done = work if content["steps"] else []
     lines = [" · ".join([content["status"], *done, f"{memory(content['peak_memory_bytes'])} at peak"])]
-    # What a reader must know before trusting the numbers
     if content.get("samplers"):
         lines.append(samplers_note(content["samplers"]))
     if content["skipped_steps"]:

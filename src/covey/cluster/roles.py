@@ -79,11 +79,9 @@ class Allotment:
         """
         self._ray, self._role = ray, role
         bundles = bundles or [{"CPU": role.cpus} | ({"GPU": role.gpus} if role.gpus > 0 else {})] * role.count
-        # Reserve the devices of all processes together, or none
         self._group = ray.util.placement_group(list(bundles), strategy=role.strategy)
         if not self._group.wait(PLACE_SECONDS):
             self.close()
-            # Tell devices that others hold from those the cluster lacks
             kind = "GPU" if role.gpus > 0 else "CPU"
             there, free = ray.cluster_resources().get(kind, 0.0), ray.available_resources().get(kind, 0.0)
             raise ValueError(

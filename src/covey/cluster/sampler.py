@@ -29,7 +29,6 @@ class SamplerActor:
         engine = self._sampler.engine
         assert isinstance(engine, UpdatableEngine), f"{type(engine).__name__} has no weights of its own"
         self._engine: UpdatableEngine = engine
-        # State of weight updates
         self._how: UpdateMode = how
         self._version = -1
         """Of the weights that a push has proved: those that it loads itself may be others than the trainer's."""
@@ -39,7 +38,6 @@ class SamplerActor:
         """Of the probe of each version that came or is coming, by version."""
         self._tokens = 0
         self._incarnation = 0
-        # Rollouts under way, and those not yet collected
         self._under_way: set[asyncio.Task[None]] = set()
         self._done: list[Sampled] = []
         """What nobody has collected yet."""

@@ -57,11 +57,9 @@ class Serving:
         self._error: ClusterLost | None = None
         self._place: Allotment | None = None
         self._actors: list[Any] = []
-        # Names by which other processes find the actors
         wanted = role_of(devices, role)
         names = tuple(f"{role}-{index}-{uuid.uuid4().hex}" for index in range(wanted.count))
         self.answerers = Answerers(role, names)
-        # Start them, and give the devices back where one fails
         try:
             self._place = Allotment(self._ray, devices, wanted)
             for index, name in enumerate(names):
@@ -70,7 +68,6 @@ class Serving:
         except Exception:
             self.close()
             raise
-        # Watch the cluster from then on
         watch_cluster(loading, self._lose, self._is_over)
 
     def answer(self, refs: list[Any]) -> list[Any]:

@@ -135,7 +135,6 @@ class Slot:
         self.tokens += batch.stats.sampled_tokens
         found = []
         for sampled in batch.sampled:
-            # Results that came late: given up, or of a lost incarnation
             known = self.under_way.get(sampled.number)
             if known is None or batch.incarnation != self.incarnation or known.call.ticket.attempt != sampled.attempt:
                 self.late_results += 1

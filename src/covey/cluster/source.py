@@ -65,7 +65,6 @@ class RaySource:
         self._is_own_cluster = False
         self._buffer = GroupBuffer(bound)
         self._wait = SamplerWait(watchdog)
-        # Versions of the weights
         self._pushed = -1
         """Version that the samplers were given last."""
         self._version = 0
@@ -80,7 +79,6 @@ class RaySource:
         """How the groups of the last step were handed over to ranks."""
         self._digest = ""
         """Of the weights that the samplers were given last."""
-        # Statistics since they were last taken
         self._ages, self._spans = list[int](), list[int]()
 
     def start(
@@ -121,10 +119,8 @@ class RaySource:
 
         Early groups are assigned by their place in their round, before the rest is known.
         """
-        # Samplers need weights before their first rollout
         if self._pushed < 0:
             self.publish(0)
-        # Gather this rank's groups, part by part
         own: dict[int, Group] = {}
         parts = self._take_all(is_streaming=meanwhile is not None)
         while True:

@@ -99,7 +99,6 @@ def connect(devices: DevicesConfig, weight_bytes: int) -> bool:
     ray = import_ray()
     address = devices.address or os.environ.get("RAY_ADDRESS")
     quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": True, "namespace": "covey"}
-    # Join the cluster that is named, or start one here
     with kept_handlers():
         if ray.is_initialized():
             return False
@@ -121,7 +120,6 @@ def connect(devices: DevicesConfig, weight_bytes: int) -> bool:
                 _system_config={"max_direct_call_object_size": INLINE_BYTES},
                 **quiet,
             )
-    # Compare what it has with what the roles ask for
     show_prints(ray)
     leave_last_word(store_path(ray))
     try:

@@ -73,7 +73,6 @@ def _register(cache_dir: str) -> None:
     root.environment = MISSING
     store.store(name="schema_config", node=root)
     store.store(group="algorithm", name="schema_algorithm", node=_open(OmegaConf.structured(AlgorithmConfig)))
-    # Groups whose choices need no file: environments, optimisers, engines
     for name, schema in ENVIRONMENT_SETTINGS.items():
         store.repo.setdefault("environment", {})[f"{name}.yaml"] = _Environment(name, schema)
     for name in GROUPS["optimizer"]:
@@ -171,7 +170,6 @@ def load(path: Path) -> DictConfig:
     """Load a saved config.yaml, typed by the schema. ValueError."""
     saved = read_yaml(path)
     node = _settings()
-    # Take the environment's own schema, then the saved values
     name = saved.environment.get("name")
     try:
         if name not in ENVIRONMENT_SETTINGS:
@@ -294,7 +292,6 @@ def _plain(value: Any, hint: Any) -> Any:
         return {name: _plain(getattr(value, name), hints[name]) for name in hints}
     if isinstance(value, Mapping):
         return {key: _plain(one, None) for key, one in value.items()}
-    # Elements follow the hint of their sequence
     choices = get_args(hint) if isinstance(hint, UnionType) else (hint,)
     if isinstance(value, list | tuple):
         of_each = next((get_args(choice)[0] for choice in choices if get_args(choice)), None)

@@ -31,7 +31,6 @@ def check_early(
     # Functions are imported from the working directory, as in the run
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.append(os.getcwd())
-    # Data, of each part of a mixture
     for part in part_configs(config).values() if config.environment.name == "mixture" else (config,):
         _check_data(part)
     warnings: list[str] = []
@@ -41,7 +40,6 @@ def check_early(
     compared = config.algorithm.reference_model
     if compared is not None and loads_reference:
         warnings += _check_reference_model(compared, asks_hub)
-    # Reward functions, whose modules may take long to import
     for entry in config.rewards:
         _check_reward(entry, imports_rewards)
     return warnings
@@ -101,7 +99,6 @@ def _check_model(name: str, asks_hub: bool) -> Iterator[str]:
 
 def _is_plausible(name: str) -> bool:
     """Return True if a module's source may define `module:function`, without importing it."""
-    # Find the module without importing it
     module, _, attribute = name.partition(":")
     try:
         spec = importlib.util.find_spec(module)

@@ -100,7 +100,6 @@ def overruled(config: Config, typed: Sequence[str]) -> list[str]:
         file = preset_file(group, choice)
         if group != "algorithm" or file is None:
             continue
-        # Compare what the preset says with what is in force
         preset = {key: value for key, value in yaml.safe_load(file.read_text()).items() if key != "defaults"}
         now = {key: read(config, f"{group}.{key}") for key in preset}
         if preset and all(now[key] != value for key, value in preset.items()):
@@ -137,18 +136,15 @@ def _fit_numbers(change: _Change) -> None:
     """Fit lengths and counts that nobody typed to the one that was."""
     config = change.config
     steps, most = config.num_steps, config.sampling.max_tokens
-    # Fit schedules to the number of steps
     if change.is_moved(["num_steps"]):
         if 0 < steps <= config.optimizer.warmup_steps and not change.is_typed("optimizer.warmup_steps"):
             change.put("optimizer.warmup_steps", steps // 10, f"the run has num_steps={steps}")
         reached = [entry for entry in config.group_size_schedule if entry.step < steps]
         if reached != config.group_size_schedule and not change.is_typed("group_size_schedule"):
             change.put("group_size_schedule", reached, f"the run has num_steps={steps}")
-    # Fit micro-batches to the longest completion
     is_longer = config.micro_batch_tokens < most and change.is_typed("sampling.max_tokens")
     if is_longer and not change.is_typed("micro_batch_tokens"):
         change.put("micro_batch_tokens", most, f"a completion has up to sampling.max_tokens={most}")
-    # Fit k and the samples of evaluations to each other
     samples, wanted = config.evaluation.num_samples, config.evaluation.k
     if wanted and max(wanted) > samples:
         if change.is_typed("evaluation.num_samples") and not change.is_typed("evaluation.k"):

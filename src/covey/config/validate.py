@@ -67,7 +67,6 @@ def check_model(config: Config) -> None:
 
 def check_environment(config: Config) -> None:
     name, schema = config.environment.name, type(config.environment)
-    # Check that name and settings belong together
     if name not in ENVIRONMENTS:
         raise ValueError(f"environment.name must be one of {', '.join(ENVIRONMENTS)}, got {name or 'none'}")
     if schema in ENVIRONMENT_SETTINGS.values() and schema is not ENVIRONMENT_SETTINGS.get(name):
@@ -238,7 +237,6 @@ def _check_function(
 
 def _check_sizes(config: Config) -> None:
     algorithm, size = config.algorithm, min(group_sizes(config.group_size, config.group_size_schedule))
-    # Selection cannot keep more than a group has
     for option in ("k", "m", "group_size"):
         kept = algorithm.selection_options.get(option)
         if kept is not None and kept > size:

@@ -130,7 +130,6 @@ class FillEngine:
             raise ValueError(
                 f"an input of {len(prompt_ids)} tokens, the policy has {self._policy.max_length} positions"
             )
-        # Only masked positions are sampled, and bounded by max_tokens
         masked = [position for position, token_id in enumerate(prompt_ids) if token_id == self._mask_id]
         if len(masked) > sampling.max_tokens:
             raise ValueError(
@@ -199,20 +198,16 @@ def fill_in(policy: Policy, fills: Sequence[Fill]) -> None:
     first: Read | None = None
     number = 0
     while any(fill.open for fill in fills):
-        # Read all inputs that have masks left
         read = _read(policy, [fill for fill in fills if fill.open])
         first = first or read
-        # Draw the positions each fill is surest of
         wanted = [(fill, position) for fill in fills for position in _most_confident(read, fill, number)]
         token_F, logprob_F = _draw(read, wanted)
         for (fill, position), token_id, logprob in zip(wanted, token_F.tolist(), logprob_F.tolist(), strict=True):
             fill.filled[position] = (token_id, logprob, number)
-        # Put the tokens in, for the next pass to read
         for fill, position in wanted:
             fill.input_ids[position] = fill.filled[position][0]
             fill.open.remove(position)
         number += 1
-    # Likelihoods under the first pass, where that is how the trainer scores
     if first is not None and number > 1:
         _score_in_one_step(first, [fill for fill in fills if fill.request.sampling.likelihood == "one_step"])
 
@@ -231,12 +226,10 @@ def _read(policy: Policy, fills: Sequence[Fill]) -> Read:
             place[ids, position] = len(sources)
             sources.append(start + position)
         start += len(ids)
-    # Lay them out in one stream
     stream = [token_id for ids in inputs for token_id in ids]
     positions = [position for ids in inputs for position in range(len(ids))]
     ids_1T, position_1T, source_S = (to_device(v, policy.device) for v in ([stream], [positions], sources))
     layout = inputs_layout([len(ids) for ids in inputs], policy.device)
-    # Compute logits of masked positions only
     if policy.head_is_linear:
 
         def make() -> Tensor:

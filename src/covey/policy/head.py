@@ -130,7 +130,6 @@ class _HeadScores(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *given: Any) -> tuple[Tensor, Tensor]:
         rows_LC, weight_VC, bias_V, target_L, predicted_L, head = given
-        # Compute gradients already now where weights are frozen or the log-probs' gradient is known
         needed, is_one = ctx.needs_input_grad[:3], len(target_L) <= head.chunk
         ctx.is_frozen = not any(needed[1:]) and not head.entropy_gradient
         is_predicted = predicted_L is not None and not is_one and not head.entropy_gradient
@@ -145,7 +144,6 @@ class _HeadScores(torch.autograd.Function):
             elif is_one:
                 ctx.kept = scored
             del scored  # before the next are made
-        # Keep what a backward pass without them needs
         ctx.save_for_backward(rows_LC, weight_VC, bias_V, target_L, predicted_L)
         logprob_L, entropy_L = _joined(scores)
         if not head.entropy_gradient:

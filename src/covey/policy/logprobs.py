@@ -200,19 +200,16 @@ def _chunks(
 
 def _score_rows(policy: Policy, scoring: Scoring, chunk: Chunk) -> tuple[Tensor, Tensor, Tensor]:
     sampling = scoring.sampling
-    # Distribution at the sampling temperature, whose entropy is logged
     logits_LV = _logits(policy, chunk.rows_LC)
     tempered_LV = logits_LV if sampling.temperature in (0.0, 1.0) else logits_LV / sampling.temperature
     all_LV = log_softmax(tempered_LV)
     known_LV = all_LV if scoring.entropy_gradient else all_LV.detach()
     entropy_L = -(known_LV.exp() * known_LV).sum(dim=-1)
     logprob_LV = all_LV
-    # Filters renormalise over the kept tokens
     if sampling.filters:
         mask_LV = _mask(chunk, logits_LV, sampling)
         logprob_LV = log_softmax(tempered_LV.masked_fill(~mask_LV, -torch.inf))
     logprob_L = logprob_LV.gather(1, chunk.target_L[:, None])[:, 0]
-    # KL over the whole vocabulary, where it is wanted
     if chunk.reference is None or chunk.reference_rows_LC is None:
         return logprob_L, entropy_L, torch.zeros_like(entropy_L)
     with chunk.reference.active() as other:

@@ -129,13 +129,11 @@ def _take_weights(model: PreTrainedModel, policy: Policy, shift: Shift) -> None:
     saved = model.state_dict().keys()
     for name, module in model.named_modules():
         source = own.get_submodule(name)
-        # Buffers: the saved ones are the policy's, in the skeleton's type
         for key, buffer in module._buffers.items():
             if buffer is not None:
                 full = f"{name}.{key}" if name else key
                 held = own.get_buffer(full) if full in saved else buffer
                 module._buffers[key] = held.detach().to(policy.device, buffer.dtype)
-        # Parameters: shared as they are, or made plain at each call
         lazy: dict[str, Maker] = {}
         for key, held in list(module._parameters.items()):
             if held is None:
@@ -188,7 +186,6 @@ def _make_at_each_call(module: nn.Module, lazy: Mapping[str, Maker], dtype: torc
     """
     forward = module.forward
 
-    # Weights exist only during the call
     def call(*inputs: Any, **keywords: Any) -> Any:
         held = dict(module._parameters)
         module._parameters.update({key: make() for key, make in lazy.items()})  # type: ignore[misc]

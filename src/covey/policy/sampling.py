@@ -109,11 +109,9 @@ def draw(logprobs_RV: Tensor, uniform_R: Tensor) -> tuple[Tensor, Tensor]:
     """
     weight_RV = logprobs_RV.exp()
     num_tokens = weight_RV.shape[-1]
-    # Small vocabularies: one cumulative sum
     if num_tokens <= BLOCK:
         token_R, _ = _invert(weight_RV.to(torch.float64), uniform_R)
     else:
-        # Large ones: find the block, then the token within it
         padding = -num_tokens % BLOCK
         padded_RV = torch.nn.functional.pad(weight_RV, (0, padding)) if padding else weight_RV
         blocks_RNB = padded_RV.unflatten(-1, (-1, BLOCK))
@@ -131,7 +129,6 @@ def draw_tempered(logits_RV: Tensor, temperature: Tensor, uniform_R: Tensor) -> 
     """
     num_tokens = logits_RV.shape[-1]
     top_R1, mass_RN = compiled(masses)(logits_RV, temperature)
-    # Find the block, then the token within it
     block_R, rest_R = _invert(mass_RN.to(torch.float64), uniform_R)
     place_RB = block_R[:, None] * BLOCK + torch.arange(BLOCK, device=block_R.device)
     inside_RB = (logits_RV.gather(-1, place_RB.clamp(max=num_tokens - 1)) / temperature - top_R1).exp()

@@ -52,7 +52,6 @@ def check(precision: str, device: str, environment: MutableMapping[str, str] = o
     typed = _typed()
     if "ACCELERATE_MIXED_PRECISION" not in environment and not typed:
         return
-    # Check the precision, which covey sets itself
     wanted = environment.get("ACCELERATE_MIXED_PRECISION", "no").lower()
     if wanted not in OFF and PRECISIONS.get(wanted) != precision:
         needed = PRECISIONS.get(wanted, "float32, float16 or bfloat16")
@@ -60,7 +59,6 @@ def check(precision: str, device: str, environment: MutableMapping[str, str] = o
             f"accelerate launch --mixed_precision {wanted} needs model.precision={needed}, got {precision}; leave the "
             "switch out, or set both"
         )
-    # Refuse switches that nothing here reads
     for variable, (switch, instead) in REFUSED.items():
         if environment.get(variable, "no").lower() not in OFF:
             raise ValueError(f"accelerate launch {switch} is not read: leave it out ({instead})")
@@ -72,7 +70,6 @@ def check(precision: str, device: str, environment: MutableMapping[str, str] = o
         if switch not in (*PLACING, "--gradient_accumulation_steps") and not switch.startswith("--rdzv"):
             raise ValueError(f"accelerate launch {switch} is not read: leave it out")
     _check_file(dict(_switches(typed)).get("--config_file"))
-    # Hide the GPUs where --cpu was given
     if environment.get("ACCELERATE_USE_CPU", "no").lower() not in OFF:
         if device not in ("auto", "cpu"):
             raise ValueError(f"accelerate launch --cpu needs model.device=cpu, got model.device={device}")

@@ -48,7 +48,6 @@ def process_group(seconds: float, device: str = "auto") -> Iterator[None]:
     if ranks.world_size() == 1 or is_distributed():
         yield
         return
-    # Meet the other ranks
     os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = ranks.meeting_place()
     ranks.check_address(os.environ["MASTER_ADDR"])
     is_on_gpu = device != "cpu" and torch.cuda.is_available()
@@ -162,7 +161,6 @@ def run_on_rank0(make: Callable[[], T]) -> T:
     """Return rank 0's result on every rank; its exception ends every rank."""
     if not is_distributed():
         return make()
-    # Rank 0 makes it; an error travels in its place
     answer: list[Any] = [None, None]
     error: Exception | None = None
     if is_main_process():
@@ -171,7 +169,6 @@ def run_on_rank0(make: Callable[[], T]) -> T:
         except Exception as caught:
             error, answer[1] = caught, f"{type(caught).__name__}: {caught}"
     dist.broadcast_object_list(answer, src=0)
-    # Every rank raises, rank 0 its own error
     if error is not None:
         raise error
     if answer[1] is not None:
@@ -187,7 +184,6 @@ def run_or_fail_together(make: Callable[[], T], what: str) -> T:
     """
     if not is_distributed():
         return make()
-    # Each rank tries
     made, error = None, None
     try:
         made = make()
@@ -244,7 +240,6 @@ def sum_gradients(parameters: Sequence[torch.nn.Parameter]) -> None:
     for parameter, num_ranks in zip(parameters, num_ranks_with_gradient, strict=True):
         if parameter.grad is None and num_ranks > 0:
             parameter.grad = torch.zeros_like(parameter)
-    # Sum in buckets: few large messages are faster than many small ones
     for bucket in _buckets([p.grad for p in parameters if p.grad is not None]):
         flat = torch.cat([gradient.flatten() for gradient in bucket])
         dist.all_reduce(flat)

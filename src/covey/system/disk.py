@@ -101,7 +101,6 @@ def atomic_folder(
     for `max_age` seconds. An existing `final` is an OSError, unless this one `replaces` it. A failing disk is a
     WriteError.
     """
-    # Clear what killed processes left, then write beside the folder
     _remove_leftovers(final.parent, f"{family or final.name}.tmp-*", max_age)
     with (
         catch_write_errors(final),
@@ -114,7 +113,6 @@ def atomic_folder(
         for folder, _, files in os.walk(aside, topdown=False):
             for path in (*(Path(folder, name) for name in files), Path(folder)):
                 sync(path)
-        # Move an older folder aside, and rename the new one into place
         if replaces and final.exists():
             os.rename(final, Path(made) / BEFORE)
         os.rename(aside, final)

@@ -30,12 +30,10 @@ def check_hub_model(name: str) -> str:
 @cache
 def silence() -> str:
     """Return why the hub is unreachable, stopping retries; "" if it answers."""
-    # What the user decided
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:
         return "HF_HUB_OFFLINE is set"
-    # Try one connection, and stop clients that would try again for a minute
     found = urlsplit(constants.ENDPOINT)
     problem = _unreachable(found.scheme, found.hostname or "", found.port)
     if problem:
@@ -49,7 +47,6 @@ def _unreachable(scheme: str, host: str, port: int | None) -> str:
     """Return why a host or its proxy is unreachable, else ""."""
     from urllib.request import getproxies, proxy_bypass  # 40 ms, for which a refused setting need not wait
 
-    # Connect to the proxy where there is one
     proxy = None if proxy_bypass(host) else getproxies().get(scheme)
     if proxy:
         found = urlsplit(proxy if "//" in proxy else f"//{proxy}")
@@ -63,7 +60,6 @@ def _unreachable(scheme: str, host: str, port: int | None) -> str:
         except OSError as error:
             outcome[0] = error.strerror or str(error) or outcome[0]
 
-    # Connect in a thread with a deadline
     thread = threading.Thread(target=connect, daemon=True)  # looking a name up knows no deadline
     thread.start()
     thread.join(CONNECT_SECONDS)

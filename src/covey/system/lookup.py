@@ -32,12 +32,10 @@ def resolve(name_or_path: str, table: Mapping[str, Callable[..., Any]]) -> Calla
     """Return the function of a key of `table`, or of "module:function". ValueError."""
     if name_or_path in table:
         return table[name_or_path]
-    # Split "module:function"
     parts = module_and_name(name_or_path)
     if parts is None:
         raise ValueError(f"expected one of {', '.join(sorted(table))} or module:function, got {name_or_path}")
     module_name, function_name = parts
-    # Import the module, whose own errors are the user's
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:

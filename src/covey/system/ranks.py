@@ -38,11 +38,9 @@ def local_rank() -> int:
 
 def check_ranks(environment: Mapping[str, str] = os.environ) -> None:
     """Refuse launches whose processes would not find each other. ValueError."""
-    # Variables of launchers are numbers
     for name in (*RANK, *WORLD_SIZE, *LOCAL_RANK):
         if name in environment and not environment[name].isdecimal():
             raise _own(f"{name} must be a number, got {environment[name]!r}: a launcher such as torchrun sets it")
-    # Rank and size agree
     size, number = world_size(), rank()
     if not 0 <= number < size:
         raise _own(f"the rank must be from 0 to {size - 1}, got {number}: a launcher sets RANK and WORLD_SIZE")
@@ -55,7 +53,6 @@ def check_ranks(environment: Mapping[str, str] = os.environ) -> None:
             f"this is one of {tasks} tasks of a Slurm job, and nothing says that the others run it too: start it with "
             "`srun covey ...` or torchrun, or with WORLD_SIZE=1 to train in this process alone"
         )
-    # Several machines need an address
     near = environment.get("OMPI_COMM_WORLD_LOCAL_SIZE", tasks)
     if "OMPI_COMM_WORLD_SIZE" in environment and near != str(size) and "MASTER_ADDR" not in environment:
         raise ValueError("mpirun over several machines needs MASTER_ADDR, the name of the first one")

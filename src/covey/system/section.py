@@ -61,7 +61,6 @@ def converted(value: Any, kind: Any, name: str) -> Any:
         return [converted(item, parts[0], f"{name}[{index}]") for index, item in enumerate(value)]
     if origin is dict and isinstance(value, Mapping):
         return {converted(k, parts[0], name): converted(v, parts[1], f"{name}.{k}") for k, v in value.items()}
-    # Values of the right type already
     if origin is None and (kind is Any or type(value) is kind):
         return value
     return _one(value, origin or kind, name)
@@ -69,7 +68,6 @@ def converted(value: Any, kind: Any, name: str) -> Any:
 
 def _one(value: Any, kind: Any, name: str) -> Any:
     """Convert a value of a compatible type."""
-    # Numbers and paths, which have several types
     is_number = isinstance(value, Real) and not isinstance(value, bool)
     if kind is float and is_number:
         return float(value)

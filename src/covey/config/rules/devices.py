@@ -12,7 +12,6 @@ LEARNED = ("reward_model", "pairwise")
 def check_devices(config: Config) -> None:
     """Check each role's work, and the ranks' patience."""
     devices, staleness = config.devices, config.max_staleness
-    # Who samples
     if staleness > 0 and (config.source == "local" or devices.sampler == 0):
         got = "source=local" if config.source == "local" else "devices.sampler=0"
         needed = "source=ray" if config.source == "local" else "devices.sampler >= 1"
@@ -22,7 +21,6 @@ def check_devices(config: Config) -> None:
             f"engine.update={config.engine.update} needs devices.sampler >= 1, got devices.sampler=0 (no weights "
             "change while the trainer's processes sample)"
         )
-    # Who judges
     if config.source == "ray" and devices.judge > 0 and not has_judge(config):
         raise ValueError(
             f"devices.judge={devices.judge} needs an environment with a learned judge (environment=infill, "
@@ -34,7 +32,6 @@ def check_devices(config: Config) -> None:
             f"devices.reference={devices.reference} and devices.judge={devices.judge} need ranks that Ray starts "
             f"(devices.trainer={ranks.world_size()}), got {ranks.world_size()} of a launcher"
         )
-    # Who waits for whom
     several = config.source == "ray" and max(devices.trainer, ranks.world_size()) > 1
     if several and devices.sampler > 0 and config.timeouts.ranks <= config.timeouts.sampling:
         raise ValueError(

@@ -17,11 +17,9 @@ def check_kind(config: Config) -> None:
         raise ValueError(f"model.name={model.name} needs model.kind={wanted}, got model.kind={model.kind}")
     if model.name in NANO and masked != (model.nano_architecture in ARCHITECTURES):
         raise ValueError(f"model.nano_architecture={model.nano_architecture} is none of model.name={model.name}")
-    # Masked policies need engine=fill, causal ones any other
     if masked != (engine == "fill") and (masked or engine != "fake"):
         wanted = "masked" if engine == "fill" else "causal"
         raise ValueError(f"engine.name={engine} needs model.kind={wanted}, got model.kind={model.kind}")
-    # Masked policies need prompts with masks, and the other way round
     environment = config.environment
     if masked and environment.masked_prompts == "never":
         raise ValueError(f"model.kind=masked needs prompts with masked tokens, got environment={environment.name}")

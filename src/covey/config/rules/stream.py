@@ -29,7 +29,6 @@ def check_group_sizes(config: Config, least: int) -> None:
     """Require group sizes of at least `least`, and a reached schedule."""
     if config.group_size < least:
         raise ValueError(f"group_size must be >= {least}, got {config.group_size}")
-    # Steps of the schedule must rise and lie within the run
     before = 0
     for entry in config.group_size_schedule:
         if entry.group_size < least:
@@ -52,7 +51,6 @@ def check_mixture(config: Config, rules: Sequence[Rule]) -> None:
     """Require the parts of a mixture, and apply the rules to each."""
     mixture = config.environment
     assert isinstance(mixture, MixtureConfig), "check_environment calls this"
-    # Check that there are parts, and that whatever names a part finds it
     if not mixture.parts:
         raise ValueError("environment=mixture needs environment.parts={NAME: {...}, ...}, got none")
     for name, part in mixture.parts.items():
@@ -63,7 +61,6 @@ def check_mixture(config: Config, rules: Sequence[Rule]) -> None:
         if unknown:
             parts = ", ".join(mixture.parts)
             raise ValueError(f"environment.{setting}.{unknown[0]} needs a part of that name, got {parts}")
-    # Check weights, and that some part reads rewards and rows
     for name, weight in mixture.weights.items():
         if weight <= 0:
             raise ValueError(f"environment.weights.{name} must be > 0, got {weight}")

@@ -51,12 +51,10 @@ class NativeEngine:
             raise ValueError(f"max_rows must be >= 1, got {max_rows}")
         self.version = 0
         self._trained = policy
-        # Find out what the model needs and which kernels serve it
         probe = detect_capabilities(policy)
         self._shape = probe.shape(policy.device)
         self.kernels = "compiled" if is_compiled(kernels, self._shape, probe.rules.values()) else "torch"
         fusable = probe.rules if self.kernels == "compiled" or joined.is_wanted(policy) else {}
-        # Decode from weights in the kernels' layout where there are such
         self._policy = build_decode_policy(policy, fusable) if is_wanted(policy, fusable) else policy
         self._cache_bytes = cache_bytes
         self._is_graph = graph.is_wanted(policy)
@@ -253,7 +251,6 @@ class NativeEngine:
         device = self._policy.device
         if self._cache_bytes is not None or device.type != "cuda" or self.cache_bytes_used:
             return
-        # Measure the free memory, with room for what must fit
         num_bytes = budget(None, device)
         max_slots = max(self._shape.max_slots(num_bytes), self._scheduler.most_needed)
         self._limits = replace(self._limits, max_slots=max_slots)
@@ -267,7 +264,6 @@ class NativeEngine:
         started = time.perf_counter()
         answered = False
         waiting = self._watchdog.deadline("the engine to sample a token", "timeouts.sampling")
-        # Sample until a request is answered, or the event loop has waited long enough
         with waiting, inference(self._policy.model):
             while self._scheduler.has_work and not answered:
                 answered = self._step()
@@ -285,12 +281,10 @@ class NativeEngine:
         True if a call was answered.
         """
         scheduler, runner = self._scheduler, self._runner
-        # Rows that finished leave before others enter
         answered = self._depart()
         while self._admits and scheduler.give_way():
             self._depart()
         admission = scheduler.admit() if self._admits else Admission((), ())
-        # Encode new prompts and what sessions go on with, and draw the first tokens
         if admission.rows:
             before = runner.num_encoded
             sampled = runner.start(scheduler, admission)

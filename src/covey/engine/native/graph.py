@@ -111,7 +111,6 @@ class GraphRunner(Runner):
         self.fit(scheduler)
         state = self._placed(scheduler)
         steps = min(most, LOOK_EVERY, max(row.sampling.max_tokens - len(row.token_ids) for row in rows))
-        # Launch, then look
         state.count_1.zero_()
         for _ in range(steps):
             self._launch(state)
@@ -211,7 +210,6 @@ def one_step(
     state.token_SB.index_copy_(0, state.count_1, token_B[None])
     state.logprob_SB.index_copy_(0, state.count_1, logprob_B[None].to(torch.float64))
     state.count_1.add_(1)
-    # Rows that have finished stand still
     state.newest_B.copy_(torch.where(state.finished_B > 0, state.newest_B, token_B))
     state.length_B.add_(1 - state.finished_B)
     is_last_B = (token_B[:, None] == state.stop_N).any(dim=1) | (state.length_B >= state.limit_B)

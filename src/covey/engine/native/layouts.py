@@ -58,7 +58,6 @@ class PrefillLayout:
 
     def attend(self, layer: int, query_BHTD: Tensor, key_BKTD: Tensor, value_BKTD: Tensor, rule: Rule) -> Tensor:
         key_NKPD, value_NKPD = self._write(layer, key_BKTD, value_BKTD)
-        # Attend within each prompt, padded to the longest
         num_heads, width = query_BHTD.shape[1], query_BHTD.shape[3]
         query_NHPD = key_NKPD.new_zeros(self._num_prompts, num_heads, self._longest, width)
         query_NHPD[self._place] = query_BHTD[0].transpose(0, 1).to(key_NKPD.dtype)
@@ -96,7 +95,6 @@ class ExtendLayout:
         rows_hold_prompts: bool,
     ) -> None:
         """Set which own tokens, (from, up to), each row reads: `stretches`."""
-        # New tokens of each row, as one stream
         device = cache.shape.device
         lengths = [end - start for start, end in stretches]
         self._cache, self._here = cache, slice(first, first + len(lengths))
@@ -109,11 +107,9 @@ class ExtendLayout:
         self._row_T = torch.repeat_interleave(length_N, output_size=sum(lengths))
         self._new_T = torch.arange(sum(lengths), device=device) - (self.end_N + 1 - length_N)[self._row_T]
         """Place of each token among the new ones of its row."""
-        # Positions and cache slots of the new tokens
         own_T = self._new_T + start_N[self._row_T]
         self.position_T = own_T + prompt_N[self._row_T]
         self._slot_T = self.position_T if rows_hold_prompts else own_T
-        # Slots that are looked at: of prompts in their groups, and of rows
         self._shared = 0 if rows_hold_prompts else max(prompt_lengths)
         ends = [end + length * rows_hold_prompts for (_, end), length in zip(stretches, prompt_lengths, strict=True)]
         self._own, self._most_new = max(ends), max(lengths)
@@ -124,11 +120,9 @@ class ExtendLayout:
         self._masks: dict[int | None, Tensor] = {}
 
     def attend(self, layer: int, query_BHTD: Tensor, key_BKTD: Tensor, value_BKTD: Tensor, rule: Rule) -> Tensor:
-        # Write what is new behind what the rows have
         rows, place = self._cache.rows, (self._row_T, slice(None), self._slot_T)
         for cached, new in ((rows.keys[layer], key_BKTD), (rows.values[layer], value_BKTD)):
             cached[self._here][place] = new[0].transpose(0, 1).to(cached.dtype)
-        # Attend to prompt and row as one sequence, padded to the longest of both
         key, value = self._seen(layer)
         num_heads, width = query_BHTD.shape[1], query_BHTD.shape[3]
         query = key.new_zeros(len(self._group_N), num_heads, self._most_new, width)
@@ -180,7 +174,6 @@ class Grid:
 
     @staticmethod
     def of(group_of_row: Sequence[int], prompt_lengths: Sequence[int], device: torch.device) -> "Grid":
-        # Rows of a group stand in one line of the grid, padded to the widest
         rows_of: list[list[int]] = [[] for _ in prompt_lengths]
         for row, group in enumerate(group_of_row):
             rows_of[group].append(row)
@@ -227,7 +220,6 @@ class DecodeLayout:
         query_RKQD = query_RHD.unflatten(1, (num_heads, -1))
         prompt_bias, own_bias = self._bias(rule.window, num_heads, query_RKQD.shape[2])
 
-        # Attention over the row's own tokens, then over the prompt that its group shares
         own, own_logsum = _softmax_part(
             query_RKQD.flatten(0, 1),
             rows.keys[layer][:num_rows].flatten(0, 1),
@@ -243,7 +235,6 @@ class DecodeLayout:
             prompt_bias,
             rule.softcap,
         )
-        # Merge both by their log-sum-exps
         both = torch.cat((shared, shared_logsum), dim=-1)
         both = both.view(grid.num_groups, num_heads, grid.width, -1).transpose(1, 2).flatten(0, 1)
         both = both.index_select(0, grid.cell_R).view(len(own), -1, both.shape[-1] // query_RKQD.shape[2])

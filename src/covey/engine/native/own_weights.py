@@ -113,11 +113,9 @@ def encodes_alike(policy: Policy, shape: CacheShape) -> bool:
 
     `policy` is the decode policy in C.
     """
-    # Make prompts of several lengths, the same in every run
     size, longest = len(policy.tokenizer), policy.max_length - 1
     lengths = [min(length, longest) for length in TRIED_LENGTHS]
     prompts = [[(7919 * place + 11 * length) % size for place in range(length)] for length in lengths]
-    # Encode them in one pass and one by one
     with inference(policy.model):
         together = _encoded(policy, shape, prompts)
         alone = [_encoded(policy, shape, [prompt])[0] for prompt in prompts]

@@ -128,13 +128,11 @@ class PackedAdapters:
         part_O = torch.repeat_interleave(torch.tensor([part.shape[0] for part in parts]))
         ends_P = torch.tensor(ranks).cumsum(0)
         begin_O, end_O = (ends_P - torch.tensor(ranks))[part_O], ends_P[part_O]
-        # The stretch of each panel
         begin = torch.stack([piece.min() for piece in begin_O.split(width)]) // 2 * 2
         end = torch.stack([piece.max() for piece in end_O.split(width)])
         count = int((end - begin).max())
         count += count % 2
         self._first = begin.clamp(max=self._total - count)
-        # Where each layer's numbers stand in the second products of its outputs
         self._columns = [
             begin_O[part_O == index] - self._first.repeat_interleave(width)[:outer][part_O == index]
             for index in range(len(parts))

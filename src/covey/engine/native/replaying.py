@@ -79,7 +79,6 @@ class ReplayingEngine(OwnWeightsEngine):
         together: dict[object, list[int]] = {}
         first = sampling.first_sample
         spans_of = [tuple(self.past.spans(sampling.seed, index)) for index in range(first, first + n)]
-        # Attempts of one version share a place, an attempt of several has its own
         for index, spans in enumerate(spans_of):
             together.setdefault(spans[0].version if len(spans) == 1 else (index,), []).append(index)
         for indices in together.values():
@@ -129,7 +128,6 @@ class ReplayingEngine(OwnWeightsEngine):
                 self._scheduler.give_up(row)
                 row.forget()
                 self._depart()
-            # Change the weights where the run had changed them
             later = deque(spans[1:])
             while self._scheduler.has_work:
                 if later and self._scheduler.rows and len(self._scheduler.rows[0].token_ids) == later[0].start:

@@ -164,7 +164,6 @@ class Row:
         """Append a sampled token; the last one finishes the row."""
         self.token_ids.append(token_id)
         self.logprobs.append(logprob)
-        # Rows that are not finished go on
         reason = self._finish_reason(token_id)
         if reason is None:
             return

@@ -47,7 +47,6 @@ class Runner:
 
     def __init__(self, policy: Policy, cache: Cache, is_compiled: bool) -> None:
         self._policy = policy
-        # Kernels in C, or operations of torch
         self._decode_layout = CompiledDecodeLayout if is_compiled else DecodeLayout
         self._prefill_layout = CompiledPrefillLayout if is_compiled else PrefillLayout
         self._sample_alike = compiled.sample_same_params if is_compiled else sampling.sample_same_params
@@ -69,12 +68,10 @@ class Runner:
         first = len(scheduler.rows) - len(rows)
         logits_of = self._held | (dict(zip(prompts, self._encode(prompts), strict=True)) if prompts else {})
         self._place_prompts(scheduler, first)
-        # Resumed rows read on
         pieces = [self._resume(scheduler, first, num_resumed)] if num_resumed else []
         # Groups that enter in waves keep their last logits for the rows that follow
         half_in = [request for request in logits_of if request.to_start and request.slot >= 0]
         self._held = {request: logits_of[request].clone() for request in half_in if not request.cancelled}
-        # Give each new row the logits of its prompt
         if len(rows) > num_resumed:
             requests = list(dict.fromkeys(row.request for row in rows[num_resumed:]))
             index_of = {request: index for index, request in enumerate(requests)}
@@ -162,14 +159,12 @@ class Runner:
     def _resume(self, scheduler: Scheduler, first: int, num_rows: int) -> Tensor:
         """Read rows' unread tokens from slot `first` on; return logits (N, V)."""
         rows = scheduler.rows[first : first + num_rows]
-        # Put back what was kept, and read again what was given up
         for slot, row in enumerate(rows, first):
             if row in self.cache.kept:
                 self.cache.put_back(row, slot, len(row.request.prompt_ids) * self.holds_prompts)
             elif self.repeats_bits:
                 self._read_again(slot, row)
         known = [row.read if row.kept or self.repeats_bits else 0 for row in rows]
-        # Read on, so many rows in one pass as its padding allows
         pieces, begin = [], 0
         sizes = [len(row.request.prompt_ids) + len(row.past) for row in rows]
         while begin < num_rows:
@@ -183,11 +178,9 @@ class Runner:
 
     def _extend(self, first: int, rows: Sequence[Row], stretches: Sequence[tuple[int, int]]) -> Tensor:
         """Read stretches of rows' own tokens in one pass; return logits."""
-        # Lay out the rows on the cache
         groups = [row.request.slot for row in rows]
         prompt_lengths = [len(row.request.prompt_ids) for row in rows]
         layout = ExtendLayout(self.cache, first, groups, prompt_lengths, stretches, self.holds_prompts)
-        # Concatenate the tokens, and note which were read together
         stream: list[int] = []
         for row, (start, end) in zip(rows, stretches, strict=True):
             stream += row.own_ids[start:end]

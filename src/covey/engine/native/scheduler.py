@@ -72,7 +72,6 @@ class Scheduler:
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
-        # What is decoded now, by slot
         self.rows: list[Row] = []
         """Row slot -> row."""
         self.groups: list[Request] = []
@@ -82,7 +81,6 @@ class Scheduler:
         """Of what is in, in tokens; a row counts with all that its turn may come to."""
         self.changes = 0
         """Grows whenever rows or groups enter, leave or move."""
-        # Rows of sessions that rest between turns
         self.kept: dict[Row, None] = {}
         """Rows whose keys and values are kept while they are not under way, who rested longest first."""
         self.kept_slots = 0
@@ -173,7 +171,6 @@ class Scheduler:
 
     def give_way(self) -> bool:
         """Evict one session if the next request needs room; True if so."""
-        # Is there something next that lacks room?
         if len(self.rows) >= self.limits.max_rows or not self.kept or not self._is_blocked():
             return False
         # While rows are under way, only what holds the most of the room gives way
@@ -215,14 +212,12 @@ class Scheduler:
         leaving = [request for request in self.groups if request.done or self._is_stranded(request)]
         if not leaving and not any(row.left for row in self.rows):
             return Departure((), (), ())
-        # Move the last rows and groups into the gaps, so that slots stay dense
         row_moves = _fill_gaps(self.rows, [slot for slot, row in enumerate(self.rows) if row.left])
         group_moves = _fill_gaps(self.groups, [request.slot for request in leaving])
         for request in leaving:
             request.slot = -1
         for slot, request in enumerate(self.groups):
             request.slot = slot
-        # Measure what is left
         self.longest_prompt = max((len(request.prompt_ids) for request in self.groups), default=0)
         self.longest_row = max((row.most_own for row in self.rows), default=0)
         self.changes += 1

@@ -72,10 +72,8 @@ def start(policy: Policy, settings: EngineConfig, folder: Path, version: int, sl
             f"engine=vllm samples on the first GPU that a process sees, the policy is on {policy.device}; give each "
             "process a CUDA_VISIBLE_DEVICES of its own"
         )
-    # Write the weights to where vLLM loads them from
     with unsharded(policy):
         save_policy(policy, folder / "model")
-    # Bound the cache by a share of the GPU, or by bytes
     share, cache_bytes = settings.gpu_memory_utilization, cache_budget(settings.cache_bytes, None)
     fitting = policy.max_length if share is not None else longest_sequence(policy, cache_bytes)
     served = replace(describe(policy, settings, folder, fitting), sleep_level=sleep_level)
@@ -90,7 +88,6 @@ def start(policy: Policy, settings: EngineConfig, folder: Path, version: int, sl
         memory_share=_free_share(policy.device) if on_gpu and share is None else share,
         sleeps=sleep_level > 0,
     )
-    # Start, and prove that vLLM has the policy's weights
     engine = _engine(partial(open_in_process, launch), served, policy, settings, folder, version)
     try:
         with unsharded(policy):

@@ -114,11 +114,9 @@ class VLLMEngine:
 
         ValueError where prompt and completion cannot fit. EngineLost where vLLM died.
         """
-        # Refuse what vLLM would refuse later, or cut
         check_call(prompt_ids, n)
         sampling = sampling.within(len(prompt_ids))
         check_length(len(prompt_ids), sampling.max_tokens, self._served.max_length)
-        # Wake it up, then sample in its own event loop
         self._raise_if_lost()
         if self._is_asleep:
             await asyncio.to_thread(self._wake)
@@ -126,7 +124,6 @@ class VLLMEngine:
         return await asyncio.wrap_future(self._submit(self._generate(tuple(prompt_ids), n, sampling)))
 
     async def _generate(self, prompt_ids: Sequence[int], n: int, sampling: Sampling) -> list[Completion]:
-        # Each completion is a request with its own seed
         draws = [asyncio.create_task(self._draw(prompt_ids, index, sampling)) for index in range(n)]
         try:
             with self._counted(n):
@@ -134,7 +131,6 @@ class VLLMEngine:
         finally:
             for draw in draws:
                 draw.cancel()
-        # Count what was sampled
         sampled = sum(len(completion.token_ids) for completion in completions)
         self._stats = replace(
             self._stats,
@@ -298,7 +294,6 @@ class VLLMEngine:
     @contextmanager
     def _counted(self, num_rows: int) -> Iterator[None]:
         """Count running rows, and the seconds in which there are any."""
-        # The first row begins a busy time
         if self._rows == 0:
             self._busy_since = time.monotonic()
         self._rows += num_rows
@@ -306,7 +301,6 @@ class VLLMEngine:
         self._stats = replace(self._stats, peak_rows=max(self._stats.peak_rows, peak))
         try:
             yield
-        # The last one ends it
         finally:
             self._rows -= num_rows
             if self._rows == 0:

@@ -41,7 +41,6 @@ def save_policy(policy: Policy, folder: Path) -> None:
 
     ValueError where transformers save parameters under other names than the model's: such weights could not be pushed.
     """
-    # Save the base without adapters
     model = policy.causal_lm
     weights = {_plain(name): tensor for name, tensor in policy.model.state_dict().items() if ".lora_" not in name}
     with catch_write_errors(folder):

@@ -56,7 +56,6 @@ class Launch:
             # What stands in for sessions: the turn before is found again in whole blocks
             "enable_prefix_caching": True,
         }
-        # Options of some runs only
         if self.cache_bytes is not None:
             found["kv_cache_memory_bytes"] = self.cache_bytes
         if self.memory_share is not None:
@@ -103,7 +102,6 @@ class InProcess:
 
         result = await self._run(prompt_ids, SamplingParams(**params, output_kind=RequestOutputKind.FINAL_ONLY))
         output = result.outputs[0]
-        # Log-prob of the sampled token at each place
         pairs = zip(output.token_ids, output.logprobs or (), strict=True)
         return Sample(
             token_ids=tuple(output.token_ids),

@@ -118,7 +118,6 @@ def masked_attention(
     query_BKQD = query_BHTD.unflatten(1, (num_keys, -1)).flatten(2, 3)
     score_BHTS = _per_head(query_BKQD @ key_BKSD.mT, num_heads) * rule.scaling
     score_BHTS = capped(score_BHTS.to(torch.promote_types(score_BHTS.dtype, torch.float32)), rule.softcap)
-    # Mask, normalise in at least float32, and weigh the values
     if mask is not None:
         score_BHTS = score_BHTS.masked_fill(~mask, -torch.inf)
     weight_BHTS = _softmax(score_BHTS, rule.sink_H).to(value_BKSD.dtype)

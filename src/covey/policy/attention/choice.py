@@ -15,13 +15,11 @@ def choose_attention(choice: str, kernels: str, heads: Iterable[Heads]) -> str:
     With `auto`, a kernel where there is one for all heads, else sdpa.
     """
     heads = list(heads)
-    # A choice by name, refused where varlen cannot compute it
     no_varlen = varlen_obstacle(heads)
     if choice == "varlen" and no_varlen:
         raise ValueError(f"model.attention=varlen {no_varlen}; take model.attention=sdpa")
     if choice != "auto":
         return choice
-    # The fastest of those that compute all heads
     if not no_varlen and heads[0].device_type == "cuda":
         return "varlen"
     tensors, widths = [(h.dtype, h.device_type) for h in heads], [(h.key_width, h.value_width) for h in heads]

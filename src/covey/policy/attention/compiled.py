@@ -97,11 +97,9 @@ class _Attention(torch.autograd.Function):
         query, key, value, out, log_sum_HT = ctx.saved_tensors
         (out_gradient,) = with_dense_heads(out_gradient)
         chunks: Chunks = ctx.layout.backward
-        # Room for the gradients and sums that threads share
         gradients = [_heads_like(tensor) for tensor in (query, key, value)]
         product_HT = torch.empty_like(log_sum_HT)
         partial = query.new_empty(key.shape[1], 2, chunks.partial_tokens, key.shape[3])
-        # The same call as forward, with gradients
         call = _call(chunks, ctx.layout.branch_T, ctx.rule, query, key)
         call.query, call.key, call.value, call.out = map(_strided, (query, key, value, out))
         call.out_gradient = _strided(out_gradient)
@@ -119,10 +117,8 @@ def compiled_layout(segments: Sequence[Segment], device: torch.device) -> Compil
     assert device.type == "cpu", f"chosen for a CPU only, got {device}"
     if any(segment.parent is not None and segment.parent.parent is not None for segment in segments):
         return packed_layout(segments, device)
-    # First token of the segment that each token is in
     lengths = torch.tensor([segment.length for segment in segments])
     starts = torch.tensor([segment.start for segment in segments])
-    # Chunks of work of the forward and the backward pass
     stars = list(_stars(segments))
     return CompiledLayout(
         torch.repeat_interleave(starts, lengths),

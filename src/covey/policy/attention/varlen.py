@@ -142,15 +142,12 @@ def reference(query_THD: Tensor, key_SKD: Tensor, value_SKD: Tensor, lengths: Le
     queries, keys = (end_N.diff().tolist() for end_N in (lengths.query_end_N, lengths.key_end_N))
     parts = query_THD.split(queries), key_SKD.split(keys), value_SKD.split(keys)
     for query_QHD, key_PKD, value_PKD in zip(*parts, strict=True):
-        # Repeat keys and values over grouped queries
         group = query_QHD.shape[1] // key_PKD.shape[1]
         query_HQD = query_QHD.transpose(0, 1)
         key_HPD, value_HPD = (x.transpose(0, 1).repeat_interleave(group, dim=0) for x in (key_PKD, value_PKD))
-        # Mask causally, aligned so that the last query sees the last key
         place_P = torch.arange(len(key_PKD), device=query_THD.device)
         back_QP = place_P[len(key_PKD) - len(query_QHD) :, None] - place_P
         hidden_QP = ~((back_QP >= 0) & within(back_QP, rule.window))
-        # Softmax attention over the visible keys
         score_HQP = (query_HQD @ key_HPD.mT * rule.scaling).masked_fill(hidden_QP, -torch.inf)
         outputs.append((score_HQP.softmax(dim=-1) @ value_HPD).transpose(0, 1))
     return torch.cat(outputs)

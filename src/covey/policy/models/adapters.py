@@ -85,7 +85,6 @@ def saved_adapters(settings: ModelConfig) -> "LoraConfig | None":
     saved = _config_in(settings.name)
     if saved is None:
         return None
-    # Check that the settings are those of the adapters
     asked: dict[str, object] = {"lora_rank": settings.lora_rank, "lora_alpha": settings.lora_alpha}
     if settings.lora_targets != ALL_LINEAR:
         asked["lora_targets"] = sorted(settings.lora_targets)

@@ -292,7 +292,6 @@ def _load_model(
 
 def _load_pretrained(settings: ModelConfig, device: torch.device) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     keywords: dict[str, Any] = {"attn_implementation": ATTENTION, "dtype": _storage_type(settings), **NO_CODE}
-    # Say what is loaded, and in which type
     if settings.revision is not None:
         keywords["revision"] = settings.revision
     if bits := quantized_bits(settings):

@@ -38,7 +38,6 @@ _MASKS = _Masks()
 @contextmanager
 def seeing_masks(model: PreTrainedModel) -> Iterator[None]:
     """Check the model's masks inside. ValueError at the first difference."""
-    # Replace attention and masks of every part of the model
     AttentionInterface.register(PROBE, _attention)
     AttentionMaskInterface.register(PROBE, _mask)
     configs = {id(config): config for config in _configs(model)}

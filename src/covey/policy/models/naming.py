@@ -26,16 +26,13 @@ def check_name(name: str) -> None:
             hint = f"; a hub name is model.name={meant}" if meant != name else ""
             raise ValueError(f"model.name={name}: there is no such folder{hint}")
         return
-    # A policy
     if any((path / file).is_file() for file in OF_MODELS):
         return
-    # A folder that holds policies, but is none
     newest, kind = _newest_policy(path), _kind(path)
     if newest is not None:
         raise ValueError(f"model.name={name} is {kind}, not a policy; its newest policy is model.name={newest}")
     if kind == RUN:
         raise ValueError(f"model.name={name} is {kind} without a policy")
-    # Neither
     kind = "a folder without a model: it has no config.json" if path.is_dir() else "a file; name the model's folder"
     gguf = path if path.suffix == ".gguf" else next(path.glob("*.gguf"), None)
     raise ValueError(f"model.name={name} is {kind}{'' if gguf is None else OF_GGUF.format(gguf.name)}")

@@ -88,7 +88,6 @@ def nano_model(shape: NanoShape, tokenizer: PreTrainedTokenizerFast, seed: int) 
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
-    # Draw the weights under a random state of their own
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return AutoModelForCausalLM.from_config(config, attn_implementation=ATTENTION)

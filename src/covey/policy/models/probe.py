@@ -93,7 +93,6 @@ def detect_capabilities(policy: Policy) -> Policy:
     kind, layout = type(model).__name__, DENSE if policy.mask_id is None else WHOLE
     recorder = Recorder(layout)
     with inference(model), uncompiled():
-        # Compare with transformers alone, and see where layers attend
         try:
             found = replace(policy, first_position=_first_position(policy, layout))
             found = replace(found, rounding=_check_against_plain(found, recorder))
@@ -106,7 +105,6 @@ def detect_capabilities(policy: Policy) -> Policy:
             raise ValueError(
                 f"model.name needs another architecture: {kind} does not run with covey's attention ({_line(error)})"
             ) from error
-        # Refuse noise in training mode: two passes must agree
         model.train()
         with Draws() as draws:
             trained_TV = _logits(found, layout)
@@ -152,7 +150,6 @@ def _check_against_plain(policy: Policy, recorder: Recorder) -> float:
     rounding = float(gap_NV.masked_fill_(~gap_NV.isfinite(), 0.0).abs().mean())
     if policy.mask_id is not None:
         return rounding
-    # Compare packed texts with the same ones apart, in the same precision
     length = len(texts[0])
     place_T = torch.tensor([*range(length), *range(SHARED, length)], device=model.device)
     ids_1T = torch.tensor([[*texts[0], *texts[1][SHARED:]]], device=model.device)
@@ -194,7 +191,6 @@ def _first_position(policy: Policy, layout: Layout) -> int:
     model = policy.causal_lm
     if policy.mask_id is None and not _leaves_room(model):
         return 0
-    # What the model computes by itself
     ids_1T, _ = _probe(policy)
     with policy.autocast():
         expected_TV = model(input_ids=ids_1T, layout=layout).logits[0]

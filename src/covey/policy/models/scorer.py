@@ -25,11 +25,9 @@ def load_scorer(name: str, revision: str | None, precision: str, device: str) ->
 
     ValueError where it has no trained head.
     """
-    # Ask once whether the hub answers
     if not Path(name).exists():
         silence()
     keywords: dict[str, Any] = NO_CODE | ({} if revision is None else {"revision": revision})
-    # Load model and tokenizer
     try:
         model, lacking = read_weights(AutoModelForSequenceClassification, name, dtype=precision, **keywords)
         tokenizer = load_tokenizer(ModelConfig(name=name, revision=revision))

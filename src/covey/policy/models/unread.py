@@ -105,7 +105,6 @@ def _saved_tensors(name: str, revision: str | None) -> list[SavedTensor] | None:
         found: str | None = cached_file(name, file, revision=revision, _raise_exceptions_for_missing_entries=False)
         return found
 
-    # One file, or the parts that an index names
     whole = find(WHOLE_FILE)
     files: list[str | None] = [whole]
     if whole is None:

@@ -177,7 +177,6 @@ def load_weights(policy: Policy, checkpoint: Path) -> None:
         raise ValueError(f"{checkpoint} does not fit the policy: {sorted(resized)[:3]} are of another size")
     if policy.sharded:
         saved = {n: sharding.placed_like(w, examples[n]) if n in examples else w for n, w in saved.items()}
-    # Load into the adapter or the model
     if is_adapted(policy.model):
         from peft import set_peft_model_state_dict
 

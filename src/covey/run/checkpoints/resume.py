@@ -40,7 +40,6 @@ def check_same_prompts(config: Config, folder: Path, checkpoint: Path, prompts: 
         return
     path = config.data.path
     key, chosen = ("environment.name", config.environment.name) if path is None else ("data.path", path)
-    # Changed prompts are accepted only where the user changed what they come from
     if not any(name.partition(".")[0] in ORIGIN_OF_PROMPTS for name in config.resume_changes):
         raise ValueError(
             f"the prompts of {key}={chosen} are not those that {folder} was trained on; "
@@ -94,17 +93,14 @@ def log_setting_changes(config: Config, folder: Path, checkpoint: Path, prompts:
     """Write down, for the next resume, how settings and `prompts` differ from those at `checkpoint`."""
     if not (folder / CONFIG).is_file():  # `train` was called by a program, which has the settings
         return
-    # Find what differs
     found = differences(saved_settings(folder), as_saved(config))
     changes = {key: {"from": then, "to": now} for key, (then, now) in found.items()}
     is_other = _last_prompts(folder, checkpoint) not in (None, prompts)
     if not changes and not is_other:
         return
-    # Log each change
     step = int(read_manifest(checkpoint)["step"])
     for key, change in changes.items():
         LOGGER.info("%s was %s and is %s after step %d", key, change["from"], change["to"], step)
-    # Append the changes, and renew the seal that they break
     path, is_own = folder / CHANGES, trust.is_own(folder)
     earlier = path.read_text(encoding="utf-8") if path.is_file() else ""
     line = {"after_step": step, "changes": changes} | ({"prompts": prompts} if is_other else {})
@@ -181,7 +177,6 @@ def resume_point(config: Config, folder: Path) -> Path | None:
     """
     if config.resume is None:
         return None
-    # Find the newest checkpoint whose digests hold
     put_back(folder / "checkpoints")
     checkpoint = newest_valid(folder / "checkpoints")
     if checkpoint is None:

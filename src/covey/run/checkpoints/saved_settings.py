@@ -55,7 +55,6 @@ def settings_of(folder: Path, typed: Sequence[str]) -> DictConfig:
     ValueError where a typed setting differs from the run's and resume_changes does not list it, and where the run is
     somebody else's and would act in your name (`trust.check`).
     """
-    # Separate words that say how to resume from those that change a setting
     overrides = parsed(typed)
     control = {override.key_or_group: override.value() for override in overrides if override.key_or_group in CONTROL}
     trusted = control.get("trust_run") is True
@@ -69,7 +68,6 @@ def settings_of(folder: Path, typed: Sequence[str]) -> DictConfig:
             raise ValueError(f'"{override.input_line}" cannot change a run; resume takes the settings of {folder}')
         OmegaConf.update(wanted, key, value, merge=False)
     _keep_one_budget(wanted, [override.key_or_group for override in overrides])
-    # Refuse changes that resume_changes does not name, masked secrets and code that is not trusted
     named = control.get("resume_changes", [])
     changes = [str(name) for name in named] if isinstance(named, list) else [str(named)]
     refuse_changes(folder, saved, wanted, changes)

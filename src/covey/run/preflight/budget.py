@@ -38,11 +38,9 @@ def shortened(
     """
     if tokens_of(groups) <= num_tokens:
         return list(groups)
-    # Prefer groups with uncertain tokens, then short ones
     shortest = sorted(groups, key=lambda group: (not uncertain(group), tokens_of([group])))[:MIN_GROUPS]
     trained = [[rollout for rollout in group.rollouts if any(rollout.loss_mask)] for group in shortest]
     chosen = [sorted(own, key=lambda rollout: not any(rollout.sampler_logprobs))[:num_rollouts] for own in trained]
-    # Cut completions to an equal share of the tokens
     share = num_tokens // max(1, sum(map(len, chosen)))
     return [
         replace(group, rollouts=tuple(_cut(rollout, share, cuts_prompts) for rollout in rollouts))

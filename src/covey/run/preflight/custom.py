@@ -163,13 +163,11 @@ def _try_group_filter(keep: custom.Custom, config: Config, prompts: Sequence[Pro
 
 def _try_loss(loss: custom.Custom, config: Config, prompts: Sequence[Prompt]) -> None:
     """Try a loss on four rollouts of up to five tokens, one of them without loss tokens."""
-    # Finite losses and gradients on inputs of a usual range
     algorithm = config.algorithm
     leaf_NT, whole = synthetic_loss_inputs(algorithm)
     loss_NT, _ = evaluate_loss(loss, whole)
     loss.check_finite(loss_NT, whole.mask_NT, whole.log_probs_NT, "log-prob")
     _check_gradient(loss, leaf_NT, select(loss_NT, whole.mask_NT))
-    # The same value for a rollout, whatever else is in the micro-batch
     _, part = synthetic_loss_inputs(algorithm, num_rows=2)
     _check_same(loss, "rollouts apart", "fewer are beside one", evaluate_loss(loss, part)[0], loss_NT[:2], part)
     _, wider = synthetic_loss_inputs(algorithm, padding=3)
@@ -179,13 +177,11 @@ def _try_loss(loss: custom.Custom, config: Config, prompts: Sequence[Prompt]) ->
 
 def synthetic_loss_inputs(algorithm: AlgorithmConfig, num_rows: int = 4, padding: int = 0) -> tuple[Tensor, LossInputs]:
     """Return log-probs as a leaf of the graph, and what a loss is given of them: always the same numbers."""
-    # Draw log-probs, those of an older policy beside them, and rollouts of 5, 2, 0 and 3 tokens
     generator = torch.Generator().manual_seed(0)
     log_probs_NT, moved_NT = -2 * torch.rand(2, 4, 5, generator=generator)
     mask_NT = torch.arange(5) < torch.tensor([5, 2, 0, 3])[:, None]
     advantages_NT = torch.tensor([1.0, -0.5, 0.25, 0.0])[:, None].expand(4, 5)
     old_NT = log_probs_NT + 0.3 * (moved_NT + 1)
-    # Cut and pad them as asked
     given = [values[:num_rows] for values in (log_probs_NT, old_NT, advantages_NT, mask_NT)]
     leaf_NT, old_NT, advantages_NT, mask_NT = (torch.nn.functional.pad(values, (0, padding)) for values in given)
     leaf_NT.requires_grad_()
@@ -214,12 +210,10 @@ def _try_kl_estimator(estimator: custom.Custom, config: Config, prompts: Sequenc
     """Try a KL estimator on log-ratios from -2 to 2."""
     q_NT = torch.linspace(-2, 2, 12).view(3, 4)
     leaf_NT = q_NT.clone().requires_grad_()
-    # The value has one entry per token, and a gradient where the loss takes one
     value_NT = estimator.check_tensor(estimator(leaf_NT, config.algorithm.kl_clamp), (3, 4), "token")
     is_differentiated = config.algorithm.kl_in == "loss" and config.algorithm.kl_gradient == "naive"
     if is_differentiated and not value_NT.requires_grad:
         raise estimator.error("depend on q_NT for kl_gradient=naive", "a tensor without that gradient")
-    # It is finite, and that of a token does not depend on other tokens
     estimator.check_finite(value_NT.detach(), torch.ones(3, 4, dtype=torch.bool), q_NT, "log-ratio")
     if not torch.allclose(estimator(q_NT[:1], config.algorithm.kl_clamp), value_NT[:1], rtol=CLOSE, atol=CLOSE):
         raise estimator.error("take each token alone", "another value where fewer are beside it")
@@ -269,7 +263,6 @@ def _try_stream(make: custom.Custom, stream: PromptSampler) -> None:
     if isinstance(stream, AdaptiveSampler):
         stream.learn([Outcome(p.environment, p.id, index % 5 / 4) for index, (p, _) in enumerate(drawn)])
         stream.take_metrics()
-    # Check that saved states give the same draws again
     after = _saved(make, stream)
     following = stream.draw(8)
     for state, expected in ((after, following), (before, drawn)):

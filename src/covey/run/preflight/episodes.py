@@ -38,7 +38,6 @@ def check_episodes(subject: PreflightContext) -> Check:
     """Play gold turns in a few episodes, and look at the template, the reader of tool calls and the tools."""
     environment, tokenizer = subject.run.environment, subject.run.policy.tokenizer
     notes: list[str] = []
-    # An episode must open and close
     begun = _first_episode(subject)
     if isinstance(begun, Failure):
         return Check(False, begun.reason, "", "fix it: every attempt at this prompt would be a failure")

@@ -44,7 +44,6 @@ def check_kl(subject: PreflightContext) -> Check:
         return Check(True, "no KL to a reference", "", applies=False)
     if config.algorithm.reference_model is not None:
         return Check(True, "the reference is a model of its own", "", applies=False)
-    # Measure the largest KL of a token
     scoring = Scoring.of(run.policy, run.source.sampling, config.logprob_chunk)
     forward = ScoringContext(run.policy, reference, objective, scoring)
     found = 0.0
@@ -64,7 +63,6 @@ def check_rewards(subject: PreflightContext) -> Check:
     """Check that fills of one input differ in reward, or there is nothing to learn from."""
     run, config = subject.run, subject.config
     sampling = replace(run.source.sampling, seed=config.seed)
-    # Sample as training does
     with sharding.unsharded(run.policy):
         groups = run.local.run(subject.prompts, max(2, config.group_size), sampling)
     scored = [group.rewards for group in groups if group.rewards]

@@ -81,7 +81,6 @@ class Look:
 
 def check_plain(subject: PreflightContext) -> Check:
     """Check that engine and trainer give the log-probs of transformers, at short and full length."""
-    # Compare log-probs at short and at full length
     short = shortened(
         first_groups(subject.groups)[:NUM_GROUPS], affordable_tokens(subject, NUM_FORWARDS), num_rollouts=1
     )
@@ -89,14 +88,12 @@ def check_plain(subject: PreflightContext) -> Check:
     gaps: dict[str, Tensor] = {}
     for look in looks:
         gaps |= {f"{who}/{look.name}": gap_L for who, gap_L in _gaps(subject, look.groups).items()}
-    # Bound the mean gap and the largest
     rollouts = [rollout for look in looks for group in look.groups for rollout in group.rollouts]
     wrong, limit = explained_logprobs(subject, gaps, [rollout for rollout in rollouts if rollout.num_loss_tokens])
     means = {name: float(gap_L.mean()) for name, gap_L in gaps.items()}
     largest = {name: float(gap_L.max()) for name, gap_L in gaps.items()}
     # A NaN is the worst of all, which max() alone would not see.
     worst = max(wrong or gaps, key=lambda name: (largest[name] != largest[name], largest[name]))
-    # Say what differs most, and what may help
     lengths = {look.name: look.num_tokens for look in looks}
     who, name = worst.split("/")
     figure = (

@@ -58,7 +58,6 @@ def check_logprobs(subject: PreflightContext) -> Check:
     gap_L = (trainer_L.double() - sampler_L).abs()
     names_L = [m.prompt_ids[row] for m in batch.micro_batches for row in m.row_L.tolist()]
     largest, mean, worst = float(gap_L.max()), float(gap_L.mean()), names_L[int(gap_L.argmax())]
-    # Judge them and describe the remedy
     worst_first = sorted(subject.groups, key=lambda group: group.prompt.id != worst)
     rollouts = [rollout for group in worst_first for rollout in group.rollouts if rollout.num_loss_tokens]
     wrong, limit = explained_logprobs(subject, {"engine": gap_L}, rollouts)
@@ -92,18 +91,15 @@ def check_gradient(subject: PreflightContext) -> Check:
     """Check that the gradient is the same in every layout, in one micro-batch or several."""
     config, policy = subject.config, subject.run.policy
     trainer = _gradient_trainer(subject)
-    # Take fewer and shorter groups where a pass is long
     groups = first_groups(subject.groups)
     is_long = tokens_of(groups) > affordable_tokens(subject, NUM_FORWARDS)
     if is_long:
         groups = cut_groups(subject, groups, affordable_tokens(subject, FEWER_FORWARDS))
     rows = synthetic_rows(groups, HALF_RANGE if config.model.precision == "float16" else 1.0)
-    # Take as the reference: each rollout padded, in a micro-batch of its own
     with without_dropout(policy.model):
         compute_gradient_only(trainer, laid_out(subject, rows, "padded", 1))
         expected = entries(policy.model)
         size = norm_of(expected)
-        # Compare each layout and split with it
         errors = {}
         for packing, budget in _variants(rows, (config.packing,) if is_long else tuple(LAYOUTS)):
             compute_gradient_only(trainer, laid_out(subject, rows, packing, budget))

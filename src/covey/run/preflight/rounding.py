@@ -92,7 +92,6 @@ def explained_error(
 
 def gradient_rounding(policy: Policy, rows: Sequence[Row], sampling: Sampling) -> float:
     """Return the relative error of the gradient of -A log pi by transformers alone, by rounding."""
-    # Compute the same gradient in both precisions
     with sharding.unsharded(policy):
         plain = rounded_and_exact(policy)
         kept = allowed_tokens(plain[1], rows, sampling)

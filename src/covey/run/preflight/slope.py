@@ -73,14 +73,12 @@ class Errors:
 
 def check_slope(subject: PreflightContext) -> Check:
     """Check that the trainer's gradient, in the layout of the run, is that of the loss."""
-    # Lay out synthetic rows for the plain policy gradient
     config, policy = subject.config, subject.run.policy
     kind = kind_of(config.model)
     trainer = probe_trainer(subject, AlgorithmConfig(loss="reinforce"))
     groups = first_groups(subject.groups)[:NUM_GROUPS]
     groups = cut_groups(subject, groups, affordable_tokens(subject, NUM_FORWARDS), num_rollouts=1)
     rows = synthetic_rows(groups, HALF_RANGE if config.model.precision == "float16" else 1.0)
-    # Compare with plain autograd and with differences of the loss
     with without_dropout(policy.model):
         compute_gradient_only(trainer, laid_out(subject, rows, config.packing, config.micro_batch_tokens))
         flat = [row for group in rows for row in group]

@@ -61,13 +61,11 @@ def _token_faults(policy: Policy) -> Iterator[Fault]:
     size, other = num_rows(policy.causal_lm), "take the tokenizer that belongs to the model"
     if policy.mask_id is not None:  # it ends by length
         return
-    # Without a stop token every completion runs into the limit
     if not policy.stop_ids:
         yield (
             "the policy knows no stop token (eos_token of the tokenizer or of the generation config)",
             "name one: eos_token in tokenizer_config.json, or eos_token_id in generation_config.json of model.name",
         )
-    # Each stop token must exist, and must not appear in the judged text
     for token_id in sorted(policy.stop_ids):
         if token_id >= size:
             yield f"stop token {token_id} has no embedding, there are {size}", other
@@ -228,7 +226,6 @@ def check_completions(subject: PreflightContext) -> Check:
 
 def _completion_faults(subject: PreflightContext, prompt: Prompt, rollout: Rollout) -> Iterator[Fault]:
     """Yield what is wrong with how a completion reads or ends."""
-    # The judged text is the decoded tokens without special ones
     policy, where = subject.run.policy, f"a completion of prompt {prompt.id}"
     ids, special = _written_ids(rollout), special_ids(policy)
     plain = str(policy.tokenizer.decode([token_id for token_id in ids if token_id not in special]))
@@ -236,7 +233,6 @@ def _completion_faults(subject: PreflightContext, prompt: Prompt, rollout: Rollo
         figure = f"{where} is judged as {_around(rollout.text, plain)}, its tokens that are not special read "
         remedy = "take another tokenizer: its decode(skip_special_tokens=True) drops or changes other tokens too"
         yield figure + _around(plain, rollout.text), remedy
-    # Nothing follows a stop token, and a stop has a reason
     if policy.mask_id is not None:
         return
     if set(ids[:-1]) & policy.stop_ids:
@@ -268,7 +264,6 @@ def check_lengths(subject: PreflightContext) -> Check:
         figure = f"prompt {prompt.id} has {num_tokens:,} tokens and leaves no room for an answer"
         remedy = "raise sampling.max_total_tokens, or leave long prompts out of the data: data.bad_rows=skip"
         return Check(False, figure, f"sampling.max_total_tokens={sampling.max_total_tokens}", remedy)
-    # Positions: the prompt and the longest completion, as the policy counts them
     needed = policy.num_positions(num_tokens, max_tokens)
     limit, setting = _room(subject)
     figure = f"prompt {prompt.id} has {num_tokens:,} tokens"
@@ -277,7 +272,6 @@ def check_lengths(subject: PreflightContext) -> Check:
     values = {"longest_prompt": float(num_tokens), "needed": float(needed)}
     if needed <= min(limit, policy.max_length):
         return Check(True, figure, f"{min(limit, policy.max_length):,} tokens", values=values)
-    # Either the policy or the cache of the engine is too short
     if needed > policy.max_length:
         remedy = "lower sampling.max_tokens, or leave long prompts out of the data"
         if subject.config.data.path is not None:
@@ -348,13 +342,11 @@ def judged(
 
 def check_functions(subject: PreflightContext) -> Check:
     """Check that the user's reward functions or environment, called as in training, score sampled completions."""
-    # Take a group per environment
     groups = {group.prompt.environment: group for group in reversed(subject.groups) if group.rollouts}
     found = [(trial_of(subject, group.prompt), group.rollouts) for group in groups.values()]
     trials = [(trial, rollouts) for trial, rollouts in found if trial is not None]
     if not trials:
         return Check(True, "no reward functions", "", applies=False)
-    # Score its completions as training would
     said = [judged(subject, *trial, [_written_ids(rollout) for rollout in rollouts]) for trial, rollouts in trials]
     for fault, ((judge, _), _) in zip(said, trials, strict=True):
         if isinstance(fault, str):

@@ -30,13 +30,11 @@ def as_text(row: Mapping[str, Any]) -> str:
       answer  48
       row     answer: 48
     """
-    # What was asked, answered and earned
     lines = [
         f"step {row['step']}, {escape(str(row['prompt_id']))}: {earned(row)}",
         _block("prompt", shortened(written(row["prompt"]), PROMPT_CHARACTERS)),
         _block("answer", shortened(written(row["completion"]), ANSWER_CHARACTERS)),
     ]
-    # Columns of the prompt, and what reward functions noted
     noted = {name: value for name, value in row.items() if name not in NAMES}
     for label, columns in (("row", row["columns"]), ("noted", noted)):
         cells = [f"{name}: {shortened(_value(value), COLUMN_CHARACTERS)}" for name, value in columns.items()]
@@ -58,18 +56,15 @@ def episode_text(row: Mapping[str, Any]) -> str:
         f"step {row['step']}, {escape(str(row['prompt_id']))}: {earned(row)}",
         _block("prompt", shortened(written(row["prompt"]), PROMPT_CHARACTERS)),
     ]
-    # A completion of text is a single turn
     said = row["completion"]
     messages = [{"role": "assistant", "content": said}] if isinstance(said, str) else said
     turns = iter(row["turns"])
     for message in messages:
         text = shortened(_content(message), ANSWER_CHARACTERS)
-        # What the environment said
         if message["role"] != "assistant":
             named = f" {message['name']}" if "name" in message else ""
             lines.append(_block(f"{escape(str(message['role']))}{escape(str(named))}", text))
             continue
-        # What the policy said, and what it was given for it
         turn: Mapping[str, Any] = next(turns, {})
         notes = [f"{turn['reward']:+.3g}"] if turn.get("reward") else []
         notes += ["void"] if turn.get("is_void") else []

@@ -76,7 +76,6 @@ class RunRecorder:
 
     def __init__(self, config: Config, folder: Path, callbacks: Sequence[Callback] = ()) -> None:
         disable_progress_bar()
-        # Watch and time from the first moment on
         self.watchdog = make_watchdog(config.timeouts, folder)
         self.timer = PhaseTimer(watchdog=self.watchdog)
         self._config = config
@@ -84,11 +83,9 @@ class RunRecorder:
         self.callbacks = Callbacks((*watching(config, self.say), *callbacks))
         self._started = self._step_started = time.monotonic()
         self._goes_on = config.output.on_write_error == "continue"
-        # Show on the main process alone
         shows = config.output.progress
         self._progress = progress_of(config.num_steps, shows=shows) if collectives.is_main_process() else Progress()
         self._pulse = pulse_of(self._progress, self.timer)
-        # Count what the summary is made of; a resumed run restores it
         self._totals: Counter[str] = Counter()
         self._samplers = SamplersTotals()
         self._step_seconds = 0.0
@@ -174,7 +171,6 @@ class RunRecorder:
         """Log a finished step: what was sampled, what it was worth, what the update did."""
         self._get_under_way()
         groups, dropped, credit, metrics = stepped
-        # Count tokens, seconds and drops over all ranks
         drops, left_out = self._drops(dropped), [one.group for one in dropped]
         local_tokens = sum(rollout.num_loss_tokens for group in (*groups, *left_out) for rollout in group.rollouts)
         (num_tokens,) = collectives.all_sum_ints(local_tokens)
@@ -182,7 +178,6 @@ class RunRecorder:
         self._step_seconds += seconds
         num_dropped = sum(n for reason, n in drops.items() if reason != "unscored_rollouts")
         self._totals.update(steps=1, tokens=num_tokens, skipped=int(metrics["skipped"]), dropped=num_dropped)
-        # Gather the numbers of the step
         row: Row = {
             **rollout_metrics(groups, left_out, credit, step),
             **{name: value(average) for name, average in group_metrics(credit.scores).items()},
@@ -198,7 +193,6 @@ class RunRecorder:
         if self.run.policy.mask_id is not None:
             row |= fill_metrics(groups, credit, row)
         self._samplers.add(row)
-        # Log and show them
         self.callbacks.step(step + 1, row)
         self._tracker.log(step + 1, row)
         self._log_schedule(step + 1)
@@ -258,7 +252,6 @@ class RunRecorder:
         """Measure and log answers to the held-out prompts."""
         self._get_under_way()
         settings = self._config.evaluation
-        # Turn answers into numbers
         found = evaluation_of(answers, settings)
         if any(one.accuracy is None for one in self._evaluations):  # rewards that told nothing once never do
             nothing = (math.nan,) * found.num_prompts
@@ -271,7 +264,6 @@ class RunRecorder:
         metrics = numbers_of(found)
         for name, part in found.parts.items():
             metrics |= {f"{key}/{name}": value for key, value in numbers_of(part).items() if not key.startswith("pass")}
-        # Keep what the summary and a resumed run need
         self._evaluations.append(found)
         self._seen.append(fingerprint.of_prompts(self.run.test_prompts))
         self._log_verdicts(step, found)
@@ -321,7 +313,6 @@ class RunRecorder:
 
     def _save(self, state: Mapping[str, Any], weights: Mapping[str, Tensor] | None, needed: bool) -> bool:
         """Write rank 0's part. False where the disk did not take it and the run continues all the same."""
-        # Collect what the manifest says beside the state
         facts: dict[str, Any] = {"versions": versions(), "num_ranks": collectives.world_size()}
         facts |= {"environment": environment_facts(self.run), "prompts": self._prompts}
         facts |= {"reference": self.run.reference_identity} if self.run.reference_identity else {}
@@ -334,7 +325,6 @@ class RunRecorder:
         self._sync_rows()
         if self.saved_step and not complete_checkpoints(self.checkpoints):
             LOGGER.warning("the checkpoints in %s were deleted while the run was going", self.checkpoints)
-        # Save it, then delete old ones
         try:
             settings = to_yaml(self._config)
             save_checkpoint(self.checkpoints, state["step"], self.run.policy, state, facts, weights, settings)
@@ -392,7 +382,6 @@ class RunRecorder:
         """Write summary.json, for programs and for the tables at the end."""
         if not collectives.is_main_process():
             return
-        # Collect facts, of which a run that failed before it was built has fewer
         facts = RunFacts(
             status=status,
             seed=self._config.seed,
@@ -412,7 +401,6 @@ class RunRecorder:
             sides=self.sides,
             samplers=self._samplers.described(),
         )
-        # Compare the first evaluation with the last, prompt by prompt
         before = self._evaluations[0] if self._evaluations else None
         after = self._evaluations[-1] if len(self._evaluations) > 1 else None
         compared = comparable(before, after, self._seen) if before and after else None

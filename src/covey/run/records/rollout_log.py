@@ -175,7 +175,6 @@ def bounded(columns: Mapping[str, Any]) -> dict[str, Any]:
     >>> bounded({"answer": 48, "tests": ["a" * 5000]})
     {'answer': 48, 'tests': '["aaa...a...'}
     """
-    # Columns share one budget of characters; a long one is cut
     left = COLUMNS_CHARACTERS
     kept: dict[str, Any] = {}
     for name, value in columns.items():

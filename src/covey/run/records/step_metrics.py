@@ -54,11 +54,9 @@ def rollout_metrics(groups: Sequence[Group], dropped: Sequence[Group], credit: C
 
     `dropped` are the groups that were sampled and are not trained, `version` the optimiser steps done.
     """
-    # Gather over ranks
     facts = _of_all_ranks(_facts(groups))
     sampled = _of_all_ranks([reward for group in (*groups, *dropped) for reward in group.rewards])
     num_groups, num_dropped = collectives.all_sum_ints(len(groups), len(dropped))
-    # Lengths, age and counts
     lengths = [fact.num_tokens for fact in facts]
     row: Row = {
         "completion_length_mean": _mean(lengths),
@@ -69,7 +67,6 @@ def rollout_metrics(groups: Sequence[Group], dropped: Sequence[Group], credit: C
         "num_groups_sampled": float(num_groups + num_dropped),
         "sampled_reward_mean": _mean(sampled),
     }
-    # Parts of rewards
     names = {name for fact in facts for name in fact.names}
     parts = {name: values for name, values in _columns(fact.parts for fact in facts).items() if name in names}
     row |= {f"reward/{name}": _mean(values) for name, values in parts.items()}
@@ -114,7 +111,6 @@ def _repeated(group: Group) -> tuple[int, int, int]:
 def _credit_metrics(credit: Credit) -> Row:
     """Spread of the rewards as they were trained on, and the advantages of the rollouts that are in the loss."""
     rewards = credit.scores.rewards_N[credit.scores.scored].tolist()
-    # Gather the advantages of rollouts in the loss
     own = [
         advantage
         for of_group, flags in zip(credit.advantages, credit.keep, strict=True)
@@ -122,7 +118,6 @@ def _credit_metrics(credit: Credit) -> Row:
         if is_kept
     ]
     advantages = _of_all_ranks(own)
-    # Share of the largest advantages in the sum of magnitudes
     sizes = sorted(map(abs, advantages), reverse=True)
     largest, total = sum(sizes[: max(1, int(TOP_SHARE * len(sizes)))]), sum(sizes)
     return {
@@ -180,7 +175,6 @@ def _fact(rollout: Rollout, reason: StopReason) -> EpisodeFact:
 
 def _turn_metrics(groups: Sequence[Group], credit: Credit) -> Row:
     """Describe the turns of episodes: what each earned and what it was trained with. Nothing where there are none."""
-    # Gather turns of the episodes of all ranks
     pairs = [
         (rollout, advantages)
         for group, of_group in zip(groups, credit.of_each_turn(groups), strict=True)
@@ -193,7 +187,6 @@ def _turn_metrics(groups: Sequence[Group], credit: Credit) -> Row:
     void = _of_all_ranks([any(turn.is_void for turn in rollout.turns) for rollout, _ in pairs])
     if not facts:
         return {}
-    # Average by place in the episode
     row: Row = {"void_fraction": _mean(void)}
     for place in range(min(MOST_TURNS, max(len(earned) for earned, _ in facts))):
         row[f"turn_reward/{place + 1}"] = _mean([earned[place] for earned, _ in facts if place < len(earned)])

@@ -86,7 +86,6 @@ def summary(
 
     The gain is that of `compared` where the two looks were not at the same prompts (`comparable`).
     """
-    # Compare before and after on the prompts that both evaluations saw
     rate = facts.tokens / facts.step_seconds if facts.step_seconds > 0 else 0.0
     gain = gains(*(compared or (before, after)), confidence)
     flattered = reward_hacking_note(gain, facts.environment.get("gap_reference"))
@@ -189,11 +188,9 @@ def comparable(
 
 
 def _over(evaluation: "Evaluation", seen: Sequence[PromptKey], wanted: Sequence[PromptKey]) -> "Evaluation":
-    # Order the evaluation's prompts as `wanted`
     places = {prompt: place for place, prompt in enumerate(seen)}
     chosen = [places[prompt] for prompt in wanted]
     names = {name for name, _ in wanted}
-    # Restrict the parts of a mixture likewise
     parts = {
         name: _over(part, [prompt for prompt in seen if prompt[0] == name], [p for p in wanted if p[0] == name])
         for name, part in evaluation.parts.items()
@@ -250,7 +247,6 @@ def versions() -> dict[str, str]:
 def _versions() -> dict[str, str]:
     from importlib.metadata import PackageNotFoundError, version
 
-    # Versions of packages and of the compiler
     found = {"python": platform.python_version(), "platform": platform.platform()}
     for name in PACKAGES:
         try:
@@ -259,7 +255,6 @@ def _versions() -> dict[str, str]:
             continue
     if compiler := compiler_version():
         found["compiler"] = compiler
-    # In a clone, the commit
     commit = _git_commit(Path(__file__).resolve().parents[2])
     return found | ({"git_commit": commit} if commit else {})
 

@@ -229,7 +229,6 @@ class LiveProgress(Panel):
         there are any, parts and lengths, the last evaluation, what is waited for.
         """
         lines: list[RenderableType] = [self._bar()] if self._step else []
-        # Numbers of the last step, as far as the terminal has lines
         if self._metrics:
             lines.append(self._numbers())
         if samplers := samplers_line(self._metrics):
@@ -321,7 +320,6 @@ def _episode_cells(metrics: Mapping[str, float | None]) -> list[str]:
     ended = {name.removeprefix("stop/"): value for name, value in metrics.items() if name.startswith("stop/") and value}
     ends = [f"{reason.replace('_', ' ')} {percent(share or 0, 0)}" for reason, share in ended.items()]
     cells = [f"turns {turns:.1f}", *(end for end in ends if not end.startswith("completed"))]
-    # Tools, all together
     calls = {name.removesuffix("/calls"): value or 0.0 for name, value in metrics.items() if _CALLS.fullmatch(name)}
     if total := sum(calls.values()):
         errors = sum(metrics.get(f"{tool}/errors") or 0.0 for tool in calls)

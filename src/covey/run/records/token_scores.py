@@ -113,7 +113,6 @@ def _row_scores(first: ObjectiveInputs, last: ObjectiveInputs, row: int) -> RowS
         found: list[float] = of_NT[row][mask_T].tolist()
         return found
 
-    # KL of the whole distribution, else its k3 estimate
     kl_NT = first.full_kl_NT
     if kl_NT is None and first.ref_log_probs_NT is not None:
         kl_NT = k3(first.log_probs_NT - first.ref_log_probs_NT, LOG_RATIO_CLAMP)

@@ -47,12 +47,10 @@ class TraceLog:
             trained = rows_of_ranks([one.group.prompt.id for one, _ in chosen if one.dropped is None], scores)
         if not collectives.is_main_process():
             return
-        # Write how the step spread, of all ranks
         self._files = self._files or self._open()
         updates, traces = self._files
         share = updates.share(num_steps - step + 1)
         updates.write(row | {"groups": fitting(row["groups"], share)}, share)
-        # Write the groups
         num_bytes = traces.share(1 + -(-(num_steps - step) // every)) if chosen else 0
         for row in trace_rows(step, chosen, trained, self._pieces, num_bytes):
             num_bytes -= traces.write(row, num_bytes)

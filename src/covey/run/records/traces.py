@@ -120,7 +120,6 @@ def _rollouts(one: Candidate, rows: list[TrainedRow], pieces: "Pieces", limit: i
     """
     advantages: Sequence[float | None] = one.advantages or [None] * len(one.group.rollouts)
     for rollout, advantage in zip(one.group.rollouts, advantages, strict=True):
-        # Scores of this rollout, where it was trained
         key = one.group.prompt.id, _loss_targets(rollout)
         place = next((place for place, row in enumerate(rows) if row[:2] == key), None)
         scores = None if place is None or one.dropped else rows.pop(place)[2]
@@ -170,7 +169,6 @@ def _sequence(rollout: Rollout) -> tuple[list[int], list[int]]:
 
     Of a masked policy they are its input as it was in the end; of branches, each from its first such token on.
     """
-    # Tokens and places of an autoregressive policy
     chosen = [position for position, is_own in enumerate(rollout.loss_mask) if is_own]
     if rollout.input_length is None:
         starts = [next((p for p in chosen if start <= p < end), end) for start, end in rollout.sequences]
@@ -178,7 +176,6 @@ def _sequence(rollout: Rollout) -> tuple[list[int], list[int]]:
         shown = [p for start, end in zip(starts, ends, strict=True) for p in range(start, end)]
         place_of = {position: place for place, position in enumerate(shown)}
         return [rollout.target_ids[p] for p in shown], [place_of[position] for position in chosen]
-    # Tokens of a masked policy, filled in where it sampled
     ids = list(rollout.input_ids[-rollout.input_length :])
     places = [position % rollout.input_length for position in chosen]
     for place, position in zip(places, chosen, strict=True):

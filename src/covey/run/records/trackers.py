@@ -129,7 +129,6 @@ class WandB:
             import wandb
         except ImportError as error:
             raise ValueError("output.trackers=[wandb] needs: pip install 'covey[wandb]'") from error
-        # A resumed run continues the same W&B run
         self._table = wandb.Table
         self._run = wandb.init(
             project=project,
@@ -230,7 +229,6 @@ class BackgroundTracker:
             self._failed = True
 
     def _serve(self, make: Callable[[], Tracker]) -> None:
-        # Start the tracker, which may connect to a server
         self._busy_since = time.monotonic()
         try:
             tracker = make()
@@ -239,7 +237,6 @@ class BackgroundTracker:
             return
         finally:
             self._busy_since = None
-        # Serve calls until None; after a failure they are dropped
         self._tracker.set_result(tracker)
         while (call := self._calls.get()) is not None:
             if not self._failed:

@@ -45,18 +45,15 @@ def update_row(
     step: int, groups: Sequence[Group], credit: Credit, scores: StepScores, max_tokens: int
 ) -> dict[str, Any]:
     """Describe a step of all ranks. `max_tokens` is the longest completion there can be. Collective."""
-    # Gather what each rank has
     shares = collectives.all_gather(_own_share(groups, credit, scores))
     all_groups = [group for share in shares for group in share.groups]
     rewards = [reward for _, of_group in all_groups for reward in of_group]
     advantages = [value for share in shares for value in share.advantages]
-    # Histograms of rollouts
     histograms = {
         "reward": _spread_out(rewards),
         "advantage": _spread_out(advantages),
         "length": _binned([n for share in shares for n in share.lengths], _equal_edges(0, max(max_tokens, 1))),
     }
-    # Histograms of tokens, counted on each rank
     for name, edges in TOKEN_EDGES.items():
         counts = [sum(column) for column in zip(*(share.counts[name] for share in shares), strict=True)]
         histograms[name] = {"edges": [four_digits(edge) for edge in edges], "counts": counts}

@@ -185,24 +185,20 @@ def oldest_needed(steps: Sequence[PastStep]) -> list[float]:
 
 def check_replayable(config: Config, steps: Sequence[PastStep]) -> None:
     """Refuse (ValueError) what one process cannot sample again with the same bits."""
-    # Samples must follow from seeds
     if config.engine.name != "native":
         raise ValueError(
             f"covey replay needs engine.name=native, got engine.name={config.engine.name}: its samples do not follow "
             "from a seed"
         )
-    # Every group must be attributable to versions
     mixed = [group for step in steps for group in step.groups if group.failures and len(group.versions()) > 1]
     if mixed:
         raise ValueError(
             f"a group of {mixed[0].prompt_id} has completions that were not scored, and others of several versions: "
             "which is which is not recorded"
         )
-    # The schedule must be complete
     numbers = [step.step for step in steps]
     if numbers != list(range(1, len(steps) + 1)):
         raise ValueError(f"the schedule lacks steps: it has {len(numbers)}, the last is step {numbers[-1]}")
-    # Sums over ranks must be those of the run
     for step in steps:
         if len(step.threads) != len(steps[0].threads):
             raise ValueError(

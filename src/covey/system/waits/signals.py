@@ -121,7 +121,6 @@ class Stopper:
         self._waiting = number
         if self.shutdown_timeout is not None:  # a thread of C: it fires even where Python itself is stuck
             faulthandler.dump_traceback_later(self.shutdown_timeout, exit=True, file=sys.__stderr__ or sys.stderr)
-        # Outside of held sections, raise in the thread that trains
         if not self._held and self.together is None:
             self._held = True  # the save that follows is not to be interrupted
             if self._thread == threading.get_ident():

@@ -115,7 +115,6 @@ class Watchdog:
                 waits.append(wait)
                 self._tell()
             yield
-        # Deregister it, and waits inside of it that a signal cut short
         finally:
             with self._lock:
                 if wait in waits:  # a signal may have come before it was
@@ -165,7 +164,6 @@ class Watchdog:
 
     def _start(self) -> None:
         """Start a watchdog process and send it all waits."""
-        # Start the process, isolated from the user's environment
         command = [sys.executable, "-I", "-S", watchdog_process.__file__, str(os.getpid()), self._who, str(self._log)]
         try:
             self._guard = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
@@ -307,7 +305,6 @@ class Stages:
             async with deadline:
                 self._tell()
                 yield
-        # Tell the run's limit from the environment's own
         except TimeoutError as error:
             if not deadline.expired():  # the environment's own
                 raise

@@ -95,7 +95,6 @@ class Guard:
 
     def end(self, wait: Wait, now: float) -> None:
         """Report the overdue wait, then end the run."""
-        # Tell terminal and log in threads: either may hang as well
         line = f"{self.who} has waited {round(now - wait.since, 1):g} s for {wait.what} ({wait.limit}) and ends here"
         tellers = [
             threading.Thread(target=tell_terminal, args=(f"covey: {line}; all stacks are in {shown(self.log)}\n",)),
@@ -106,7 +105,6 @@ class Guard:
             teller.start()
         for teller in tellers:
             teller.join(LAST_WORDS_SECONDS)
-        # Ask the run to end, then kill it
         for number in (EXPIRED, signal.SIGKILL):
             if os.getppid() == self.parent:
                 os.kill(self.parent, number)

@@ -92,7 +92,6 @@ class _Process:
             env=os.environ | {MARK: self._mark},
             start_new_session=True,  # its children can be killed with it, and Ctrl-C is left to the parent
         )
-        # Pass on what it prints
         theirs.close()
         self._printed = threading.Thread(target=_pass_on, args=(self._process.stderr,), daemon=True)
         self._printed.start()
@@ -128,7 +127,6 @@ class _Process:
             answer = said if isinstance(said, dict) else None
         with self._lock:
             state["over"] = True
-        # Take the answer, unless the process was killed meanwhile
         alarm.cancel()
         if answer is not None and not state["expired"]:
             return answer
@@ -218,7 +216,6 @@ class _Worker:
         answer = self._prepare() or self._exchange(request, self._settings.timeout)
         if self._is_closed:
             return Failure(f"{NO_WORKER}: the pool is closed")
-        # A failed or worn worker is replaced before the next call
         if "failure" in answer or self._is_worn():
             self._replace()
         if "failure" in answer:
@@ -231,7 +228,6 @@ class _Worker:
             self._replace()
         if self._process is None:
             return {"failure": f"{NO_WORKER}: it could not be started"}
-        # Send functions, and wait until they are loaded
         if self._is_ready:
             return None
         answer = self._exchange(None, self._settings.start_timeout)
@@ -294,7 +290,6 @@ class WorkerPool:
 
 
 def _setup(functions: Sequence[Callable[..., Any]], settings: WorkerSettings) -> bytes:
-    # Test each function, to name the one at fault
     for function in functions:
         try:
             pickle.dumps(function)
@@ -303,7 +298,6 @@ def _setup(functions: Sequence[Callable[..., Any]], settings: WorkerSettings) ->
                 f"{function!r} cannot be sent to a worker process ({error}); "
                 "define it at the top level of a module or set environment.in_process=true"
             ) from error
-    # Tell the worker how to import what they need
     pickled = pickle.dumps(list(functions))
     main = _main_module() if b"__main__" in pickled else None
     instructions = {"path": sys.path, "main": main, "preload": settings.preload, "functions": pickled}

@@ -102,7 +102,6 @@ def answer(functions: list[Any], request: bytes) -> dict[str, Any]:
 
 
 def main(descriptor: int, parent: int) -> None:
-    # Detach from the parent's streams
     die_with_parent(parent)
     os.dup2(2, 1)  # what functions print must not mix with the output of the run
     if isinstance(sys.stdout, io.TextIOWrapper):

@@ -114,11 +114,9 @@ class JoinedModel(nn.Module):
         cos_TD, sin_TD = (angle[0] for angle in self.rotary_emb(embedded_1TC, position_ids))
         hidden_TC, delta_TC = embedded_1TC[0], None
         for layer in self._layers:
-            # Attend
             hidden_TC, normed_TC = self._summed(hidden_TC, delta_TC, layer.norms[0])
             attended_TC = layer.attend(layout, normed_TC, cos_TD, sin_TD)
             delta_TC = layer.output(attended_TC)
-            # Feed forward
             hidden_TC, normed_TC = self._summed(hidden_TC, delta_TC, layer.norms[1])
             delta_TC = layer.down(compiled(gated)(layer.gates(normed_TC)))
         _, normed_TC = self._summed(hidden_TC, delta_TC, self.norm)
