@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 RUNS_STAMP := $(VENV)/.installed-to-run
 BENCH_STAMP := $(VENV)/.installed-bench
+DOCS_VENV := .venv-docs
+DOCS_STAMP := $(DOCS_VENV)/.installed
 VLLM_VENV := .venv-vllm
 VLLM_STAMP := $(VLLM_VENV)/.installed
 # Development stays at the version that docs/develop/architectures.md was written with: which architectures there are, and
@@ -35,7 +37,7 @@ REAL_TESTS ?= real
 TEST_PROCESSES ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-real demo-all demo-machines demo-tools demo-infill demo-infill-seeds architectures figures test test-long test-slow test-cluster test-cluster-slow test-vllm test-doors test-real mutants bench bench-gpu bench-vllm-setup lint types check format clean
+.PHONY: help setup demo demo-real demo-all demo-machines demo-tools demo-infill demo-infill-seeds architectures figures docs hooks test test-long test-slow test-cluster test-cluster-slow test-vllm test-doors test-real mutants bench bench-gpu bench-vllm-setup lint types check format clean
 
 help:  ## what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -79,6 +81,15 @@ architectures: $(STAMP)  ## try every causal language model of transformers; wri
 
 figures: $(STAMP)  ## draw every picture of the README and the documentation from measured data, and write its numbers (half a minute)
 	$(BIN)/python -m benchmarks.figures
+
+docs: $(DOCS_STAMP)  ## the documentation as a site in build/site, without dead links (half a minute)
+	$(DOCS_VENV)/bin/python -m mkdocs build --quiet --strict --config-file docs/site/mkdocs.yml
+	$(DOCS_VENV)/bin/python docs/site/check.py build/site
+	@echo "build/site/index.html; to search, serve it: python3 -m http.server --directory build/site"
+
+hooks: $(STAMP)  ## lint, types and words before each commit
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check pre-commit
+	$(BIN)/pre-commit install --config .github/.pre-commit-config.yaml
 
 # Bytecode is kept, whatever the shell says: else each of hundreds of processes compiles covey anew.
 PYTEST = PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder --durations=20
@@ -126,6 +137,11 @@ $(BENCH_STAMP): $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint .ci/constraints.txt --editable '.[bench]'
 	touch $@
 
+$(DOCS_STAMP): docs/site/requirements.txt
+	test -x $(DOCS_VENV)/bin/python || $(PYTHON) -m venv $(DOCS_VENV)
+	$(DOCS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --requirement docs/site/requirements.txt
+	touch $@
+
 $(DOORS_STAMP): pyproject.toml .ci/constraints.txt
 	test -x $(DOORS_VENV)/bin/python || $(PYTHON) -m venv $(DOORS_VENV)
 	$(DOORS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint .ci/constraints.txt --editable '.[openenv]' $(DOORS)
@@ -166,4 +182,4 @@ format: $(STAMP)  ## fix what ruff can fix
 	$(BIN)/ruff format .
 
 clean:  ## remove what set-up and tools made (runs under outputs/ stay)
-	rm -rf $(VENV) $(VLLM_VENV) $(DOORS_VENV) $(OPENENV_VENV) $(VERIFIERS_VENV) $(VERIFIERS0_VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(DOCS_VENV) $(VLLM_VENV) $(DOORS_VENV) $(OPENENV_VENV) $(VERIFIERS_VENV) $(VERIFIERS0_VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache

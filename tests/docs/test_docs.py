@@ -45,7 +45,12 @@ ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src"
 PACKAGES = [path for path in SOURCE.glob("covey*") if (path / "__init__.py").is_file()]
 PAGES = sorted(
-    [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *SOURCE.glob("*/README.md"), ROOT / "benchmarks" / "README.md"]
+    [
+        *ROOT.glob("*.md"),
+        *(ROOT / "docs").rglob("*.md"),
+        *SOURCE.glob("*/README.md"),
+        *(ROOT / name / "README.md" for name in ("benchmarks", "tests")),
+    ]
 )
 TEXTS = {str(page.relative_to(ROOT)): page.read_text(encoding="utf-8") for page in PAGES}
 

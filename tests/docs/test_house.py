@@ -10,7 +10,7 @@ FULLER = {
     "src/covey": 22,  # the rooms of the architecture page, and the public modules
     "benchmarks": 17,  # a command each
     "benchmarks/results": 17,  # a file of each measurement
-    "tests": 32,  # mirrors the packages
+    "tests": 32,  # mirrors the packages, and has a page
     "tests/tasks/machines": 17,  # mirrors the package, whose subfolders have few tests each
     "tests/golden/values": 48,  # a file of values for each formula
 }
