@@ -24,7 +24,7 @@ ABOUT = {
     "report": "what a run's folder shows to people",
     "doctor": "what ails a run, by its logs",
     "planner": "memory, time and cost of a run, beforehand",
-    "train": "the one loop",
+    "loop": "the one loop",
     "run": "one run: parts, checks, evaluation, checkpoints, records",
     "config": "settings of a whole run, rules between them",
     "cluster": "samplers of their own, by Ray",
