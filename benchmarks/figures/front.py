@@ -40,7 +40,7 @@ ABOUT = {
     "sandbox": "untrusted programs",
 }
 """What each room of the contract is about."""
-DOORS = ("train", "types", "rewards", "sandbox")
+DOORS = ("loop", "types", "rewards", "sandbox")
 """Files, not folders: the loop, the types, short lists of names."""
 
 
