@@ -1,1 +1,1 @@
-"""What is saved of a run, and how it is resumed."""
+"""Checkpoints, and how a run is resumed."""

@@ -1,4 +1,4 @@
-"""Checkpoints: everything stateful, written aside, synced, sealed with a manifest, renamed. Found again by verifying.
+"""Checkpoints: complete state, written aside, synced, sealed, renamed, verified.
 
     checkpoints/step-000100/
       policy/          the weights (or the adapter) and the tokenizer; `from_pretrained` loads it
@@ -43,16 +43,16 @@ POLICY, STATE, SETTINGS = "policy", "state.pt", "settings.yaml"
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """Which checkpoints stay: the last `keep_last`, and the one of highest score."""
+    """The checkpoints to keep: the last `keep_last`, and the best."""
 
     keep_last: int
     keep_best: bool
 
 
 def save_policy(policy: Policy, folder: Path, weights: Mapping[str, torch.Tensor] | None = None) -> None:
-    """Save the weights (or the adapter) and the tokenizer, in the format of transformers and peft.
+    """Save weights (or adapter) and tokenizer in transformers' format.
 
-    A sharded policy needs its whole `weights` (`sharding.full_state_dict`), which all ranks gather and one writes.
+    A sharded policy needs its whole `weights` (`sharding.full_state_dict`), gathered by all ranks.
     """
     keywords: dict[str, Any] = {} if weights is None else {"state_dict": dict(weights)}
     if is_adapted(policy.model):  # a reference adapter is no part of the policy
@@ -70,11 +70,11 @@ def save_checkpoint(
     weights: Mapping[str, torch.Tensor] | None = None,
     settings: str | None = None,
 ) -> Path:
-    """Write checkpoints/step-NNNNNN: complete with its manifest, or not there at all.
+    """Write checkpoints/step-NNNNNN with its manifest, or nothing; return its path.
 
-    `weights` are the whole ones of a sharded policy, `settings` every setting of the run as YAML. Returns its path. A
-    process killed at any moment leaves the old checkpoints as they were, and at most a folder *.tmp-* besides.
-    ValueError where the state holds more than tensors and plain containers: nobody could load it.
+    `weights` are the whole ones of a sharded policy, `settings` every setting of the run as YAML. A killed process
+    leaves the old checkpoints as they were, and at most a folder *.tmp-*. ValueError where the state holds more than
+    tensors and plain containers.
     """
     final = checkpoints / folder_name(step)
     with catch_write_errors(final):
@@ -96,10 +96,7 @@ def save_checkpoint(
 
 
 def prune_checkpoints(checkpoints: Path, retention: Retention) -> None:
-    """Delete what retention does not keep, after a new checkpoint is in place.
-
-    Nothing is deleted unless the newest checkpoint verifies.
-    """
+    """Delete old checkpoints, if the newest one verifies."""
     complete = complete_checkpoints(checkpoints)
     if not complete or problem(complete[-1]) is not None:
         return
@@ -112,7 +109,7 @@ def prune_checkpoints(checkpoints: Path, retention: Retention) -> None:
 
 
 def _score(checkpoint: Path) -> float:
-    """Return the score of a checkpoint, the lowest where it has none or its manifest is damaged."""
+    """Return a checkpoint's score, the lowest where it has none."""
     try:
         return float(read_manifest(checkpoint).get("score", "-inf"))
     except ValueError:
@@ -120,13 +117,13 @@ def _score(checkpoint: Path) -> float:
 
 
 def complete_checkpoints(checkpoints: Path) -> list[Path]:
-    """Return the checkpoints that have a manifest, oldest first, whether they verify or not."""
+    """Return the checkpoints with a manifest, oldest first, unverified."""
     found = {path.parent: step_of(path.parent) for path in checkpoints.glob(f"step-*/{MANIFEST}")}
     return sorted((path for path, step in found.items() if step is not None), key=lambda path: found[path] or 0)
 
 
 def newest_valid(checkpoints: Path) -> Path | None:
-    """Return the newest checkpoint that verifies. A damaged one is skipped with a warning."""
+    """Return the newest checkpoint that verifies, warning of damaged ones."""
     for path in reversed(complete_checkpoints(checkpoints)):
         fault = problem(path)
         if fault is None:
@@ -136,7 +133,7 @@ def newest_valid(checkpoints: Path) -> Path | None:
 
 
 def problem(checkpoint: Path) -> str | None:
-    """Return what is wrong with a checkpoint, None where it verifies."""
+    """Return a checkpoint's defect, None where it verifies."""
     try:
         return difference(checkpoint, read_manifest(checkpoint)["files"])
     except (OSError, ValueError, RecursionError) as error:
@@ -144,9 +141,9 @@ def problem(checkpoint: Path) -> str | None:
 
 
 def load_state(checkpoint: Path, *, mapped: bool = False) -> dict[str, Any]:
-    """Load the state, unpickling only tensors and plain containers. ValueError where it holds anything else.
+    """Load the state: tensors and plain containers alone. ValueError.
 
-    `mapped` leaves tensors in the file, for who looks at the rest.
+    `mapped` leaves tensors in the file.
     """
     try:
         return torch.load(checkpoint / STATE, map_location="cpu", weights_only=True, mmap=mapped)
@@ -160,10 +157,7 @@ def load_state(checkpoint: Path, *, mapped: bool = False) -> dict[str, Any]:
 
 
 def load_weights(policy: Policy, checkpoint: Path) -> None:
-    """Put the saved weights (or adapter) into a policy built from the same settings, in place.
-
-    ValueError where they do not belong together.
-    """
+    """Load the saved weights (or adapter) in place. ValueError for a mismatch."""
     saved: dict[str, torch.Tensor] = {}
     for file in sorted((checkpoint / POLICY).glob("*.safetensors")):
         saved.update(load_file(file))
@@ -201,8 +195,7 @@ COLD_START_REPORT = "cold_start.json"
 
 
 def beginning(model: str, seed: int) -> str:
-    """Return what tells the policy that a run begins with from others: a cold start by its key, one that is built from
-    nothing by its seed. "" where its name does.
+    """Return a fingerprint of the initial policy, "" where its name suffices.
 
     >>> beginning("nano", seed=3)
     'nano of seed=3'
@@ -217,7 +210,7 @@ WRAPPED = "base_model.model."
 
 
 def save_base_model(policy: Policy, folder: Path, weights: Mapping[str, Tensor] | None = None) -> None:
-    """Save a base model that the adapters of `policy` can name, once, where they have none.
+    """Save the adapters' base model once, where it has no name.
 
     `weights` are the whole ones of a sharded policy. The name is absolute, for peft and transformers; covey looks in
     the run folder first, which may have been moved (`adapters.base_of`).
@@ -235,7 +228,7 @@ def save_base_model(policy: Policy, folder: Path, weights: Mapping[str, Tensor] 
 
 
 def name_base(policy: Policy, name: str) -> None:
-    """Let adapters name the model below them as from_pretrained looks it up, wherever they are read from."""
+    """Set the base model's name in the adapters, for from_pretrained."""
     found = str(Path(name).resolve()) if name and Path(name).is_dir() else name
     policy.model.peft_config["default"].base_model_name_or_path = found  # type: ignore[index,union-attr]
 
@@ -247,7 +240,7 @@ def _copy(found: Path, aside: Path) -> None:
 
 
 def _save(policy: Policy, weights: Mapping[str, Tensor], aside: Path) -> None:
-    """Save the model's own weights under its own names, taken from the model that has adapters."""
+    """Save the model's own weights from below its adapters."""
     own = {name: weight for name, weight in weights.items() if ".lora_" not in name}
     plain = {name.removeprefix(WRAPPED).replace(".base_layer.", "."): weight for name, weight in own.items()}
     policy.causal_lm.save_pretrained(aside, state_dict=plain)

@@ -1,4 +1,4 @@
-"""Which prompts these are: a run resumes with the ones it had, and two looks compare only what both saw."""
+"""Fingerprints of prompts, for resumes and comparisons."""
 
 import hashlib
 import json
@@ -12,7 +12,7 @@ from covey.types import Prompt
 
 
 def prompt_hash(environment: Environment) -> str:
-    """Return a SHA-256 over the prompts of both splits: ids, texts and columns, in order."""
+    """Return a SHA-256 over both splits' ids, texts and columns."""
     digest = hashlib.sha256()
     for split in ("train", "test"):
         digest.update(f"{split}\n".encode())
@@ -32,10 +32,7 @@ def _content(prompt: Prompt) -> bytes:
 
 
 def _plain(value: Any) -> Any:
-    """Return a form that is the same in every process.
-
-    What is no plain value (an image, an object) counts by its type alone.
-    """
+    """Return a form that is equal in every process; objects count by type."""
     if value is None or isinstance(value, str | int | float):
         return value
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""The manifest of a checkpoint: its step, its facts and the hash of every file, sealed by a hash of its own text."""
+"""The manifest of a checkpoint: step, facts, file hashes, its own hash."""
 
 import hashlib
 import json
@@ -22,7 +22,7 @@ Digests = dict[str, dict[str, Any]]
 
 
 def folder_name(step: int) -> str:
-    """Return the name of the checkpoint of a step.
+    """Return the checkpoint name of a step.
 
     >>> folder_name(30), folder_name(1234567)
     ('step-000030', 'step-1234567')
@@ -31,7 +31,7 @@ def folder_name(step: int) -> str:
 
 
 def step_of(folder: Path) -> int | None:
-    """Return the step that a folder's name says, None where it is not the name of a checkpoint.
+    """Return the step of a checkpoint's folder name, else None.
 
     >>> step_of(Path("run/checkpoints/step-000030")), step_of(Path("step-000030.tmp-x"))
     (30, None)
@@ -41,12 +41,12 @@ def step_of(folder: Path) -> int | None:
 
 
 def render(step: int, facts: Mapping[str, Any], files: Digests) -> str:
-    """Return the text of a manifest. `read_manifest` takes exactly this text and no other."""
+    """Return the text of a manifest, the only form that is read."""
     return _sealed({"format": FORMAT, "step": step, **facts, "files": files})
 
 
 def read_manifest(checkpoint: Path) -> dict[str, Any]:
-    """Return what the manifest of a checkpoint holds. ValueError where it is not the text that was written there."""
+    """Read a checkpoint's manifest. ValueError for any changed text."""
     try:
         text = read_regular(checkpoint / MANIFEST, MAX_BYTES).decode()
         content = json.loads(text)
@@ -63,12 +63,12 @@ def read_manifest(checkpoint: Path) -> dict[str, Any]:
 
 
 def file_digests(folder: Path) -> Digests:
-    """Return size and SHA-256 of every file but the manifest, by its path inside the folder."""
+    """Return size and SHA-256 of every other file, by relative path."""
     return {name: {"bytes": size, SEAL: _digest(folder / name)} for name, size in file_sizes(folder).items()}
 
 
 def file_sizes(folder: Path) -> dict[str, int]:
-    """Return the size of every file but the manifest. ValueError for a link, a pipe or a device."""
+    """Return every file's size, without the manifest. ValueError for links and devices."""
     sizes = {}
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
@@ -80,9 +80,9 @@ def file_sizes(folder: Path) -> dict[str, int]:
 
 
 def difference(folder: Path, written: Digests) -> str | None:
-    """Return how the files in a folder differ from those that were `written`, None where they do not.
+    """Describe how files differ from those `written`, None if not.
 
-    Sizes come first, so that a file that was blown up is not read.
+    Sizes come first, so that a grown file is not read.
     """
     sizes = file_sizes(folder)
     if sizes.keys() != written.keys():
@@ -99,7 +99,7 @@ def _sealed(fields: Mapping[str, Any]) -> str:
 
 
 def _check_types(content: Mapping[str, Any], checkpoint: Path) -> None:
-    """Refuse a manifest of another folder, and one that somebody sealed around values of other types."""
+    """Refuse a manifest of another folder or with wrong types."""
     if content.get("step") != step_of(checkpoint):
         raise ValueError(f"{MANIFEST}: step {str(content.get('step'))[:20]} in a folder named {checkpoint.name}")
     kinds: dict[str, Any] = {"score": int | float, "num_ranks": int, "num_threads": int}

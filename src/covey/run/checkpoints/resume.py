@@ -1,4 +1,4 @@
-"""Going on with a run: which folder, with which settings, from which checkpoint, and alone."""
+"""Resume a run: folder, settings, checkpoint and lock."""
 
 import fcntl
 import json
@@ -31,9 +31,9 @@ ORIGIN_OF_PROMPTS = ("data", "environment", "seed")
 
 
 def check_same_prompts(config: Config, folder: Path, checkpoint: Path, prompts: str) -> None:
-    """Refuse to resume with other prompts, unless resume_changes names a setting they come from.
+    """Refuse other prompts, unless resume_changes names a setting behind them.
 
-    `prompts` is the `fingerprint.prompt_hash` of this process. ValueError where the run in `folder` had another.
+    `prompts` is this process's `fingerprint.prompt_hash`. ValueError.
     """
     # Prompts are compared by hash; checkpoints of old versions have none
     if _last_prompts(folder, checkpoint) in (None, prompts):
@@ -49,9 +49,9 @@ def check_same_prompts(config: Config, folder: Path, checkpoint: Path, prompts: 
 
 
 def check_same_run(config: Config, folder: Path, checkpoint: Path) -> None:
-    """Refuse (ValueError) a checkpoint that was saved with a setting which the run in `folder` never had.
+    """Refuse a checkpoint with settings that the run never had. ValueError.
 
-    Somebody has copied it from another run, unless resume_changes names the setting.
+    It was copied from another run, unless resume_changes names the setting.
     """
     if config.trust_run or not ((folder / CONFIG).is_file() and (checkpoint / SETTINGS).is_file()):
         return  # settings edited by hand are trusted by a word
@@ -65,9 +65,9 @@ def check_same_run(config: Config, folder: Path, checkpoint: Path) -> None:
 
 
 def check_same_reference(config: Config, checkpoint: Path, reference: str) -> None:
-    """Refuse to resume with another reference, unless resume_changes names `algorithm.reference_model`.
+    """Refuse another reference, unless resume_changes names `algorithm.reference_model`.
 
-    `reference` is `Run.reference_identity` of this process. ValueError where that of the checkpoint was another.
+    `reference` is this process's `Run.reference_identity`. ValueError.
     """
     then = read_manifest(checkpoint).get("reference", "")
     if "" in (then, reference) or then == reference or "algorithm.reference_model" in config.resume_changes:
@@ -84,13 +84,13 @@ def check_same_reference(config: Config, checkpoint: Path, reference: str) -> No
 
 
 def _last_prompts(folder: Path, checkpoint: Path) -> str | None:
-    """Return the prompts the run used last, else the checkpoint's; None where neither says."""
+    """Return the run's last prompts, else the checkpoint's, else None."""
     changed = [line["prompts"] for line in changes_of(folder) if "prompts" in line]
     return changed[-1] if changed else read_manifest(checkpoint).get("prompts")
 
 
 def log_setting_changes(config: Config, folder: Path, checkpoint: Path, prompts: str) -> None:
-    """Write down, for the next resume, how settings and `prompts` differ from those at `checkpoint`."""
+    """Log the changes of settings and `prompts` since `checkpoint`."""
     if not (folder / CONFIG).is_file():  # `train` was called by a program, which has the settings
         return
     found = differences(saved_settings(folder), as_saved(config))
@@ -112,10 +112,9 @@ def log_setting_changes(config: Config, folder: Path, checkpoint: Path, prompts:
 
 @contextmanager
 def locked_run_folder(config: Config, wanted: Path, *, exact: bool, old: Path | None = None) -> Iterator[Path]:
-    """Hold the folder of a run under its lock: `old` to resume, or a new one with its settings.
+    """Hold a run's folder under its lock: `old`, or a new one.
 
-    `exact` as for `claim`. ValueError where another run is in the folder, and where `old` links to elsewhere and is
-    neither this user's nor trusted.
+    `exact` as for `claim`. ValueError where another run is in the folder, and where `old` is an untrusted link.
     """
     text, trusted = settings.to_yaml(config), config.trust_run
     with ExitStack() as held:
@@ -132,10 +131,7 @@ def locked_run_folder(config: Config, wanted: Path, *, exact: bool, old: Path | 
 
 @contextmanager
 def run_lock(folder: Path) -> Iterator[None]:
-    """Hold the folder's lock, which is free once its process has died.
-
-    ValueError where another run has it.
-    """
+    """Hold the folder's lock until its process ends. ValueError if taken."""
     with ExitStack() as held:
         with catch_write_errors(folder / LOCK):
             file = held.enter_context(open(folder / LOCK, "a+", encoding="utf-8", opener=no_follow))
@@ -155,10 +151,9 @@ def run_lock(folder: Path) -> Iterator[None]:
 
 
 def truncate_jsonl(path: Path, step: int, *, evaluated: bool = True) -> None:
-    """Take rows of steps that will be done again out of a JSON-lines file, so that none is counted twice.
+    """Remove rows of steps that a resume repeats from a JSON-lines file.
 
-    The number of a row counts finished steps, so `step` is the last one that stays, with its evaluation if that is
-    done (`evaluated`). A torn last line (the process was killed while writing it) goes too.
+    `step` is the last finished step that stays, with its evaluation if `evaluated`. A torn last line goes too.
     """
     if not path.is_file():
         return
@@ -171,7 +166,7 @@ def truncate_jsonl(path: Path, step: int, *, evaluated: bool = True) -> None:
 
 
 def resume_point(config: Config, folder: Path) -> Path | None:
-    """Return the checkpoint to resume from, or None for a new run.
+    """Return the checkpoint to resume from, None for a new run.
 
     ValueError where there is no checkpoint, or nothing left to do.
     """
@@ -196,21 +191,21 @@ def resume_point(config: Config, folder: Path) -> Path | None:
 
 
 def cut_rows(folder: Path, checkpoint: Path) -> None:
-    """Drop the rows written after a checkpoint, which the run that resumes there writes again."""
+    """Drop the rows after a checkpoint, which the resume repeats."""
     step, evaluated = _progress(checkpoint)
     for name in ROWS:
         truncate_jsonl(folder / name, step, evaluated=evaluated)
 
 
 def check_unfinished(config: Config, folder: Path, checkpoint: Path) -> None:
-    """Refuse (ValueError) to resume a run that has made all its steps and evaluated the last."""
+    """Refuse to resume a finished run. ValueError."""
     step, evaluated = _progress(checkpoint)
     if step > config.num_steps or (step == config.num_steps and evaluated):
         raise ValueError(f"{folder} is finished ({step} of {config.num_steps} steps): there is nothing to resume")
 
 
 def check_before_ranks(config: Config, old: Path | None) -> None:
-    """Refuse (ValueError) to resume a finished run before Ray starts ranks for it, passes over prompts apart."""
+    """Refuse to resume a finished run before ranks start. ValueError."""
     if old is None or config.num_epochs is not None or ranks.world_size() > 1:
         return
     saved = complete_checkpoints(old / "checkpoints")
@@ -223,13 +218,13 @@ def check_before_ranks(config: Config, old: Path | None) -> None:
 
 
 def _progress(checkpoint: Path) -> tuple[int, bool]:
-    """Return the steps behind a checkpoint, and whether it was evaluated."""
+    """Return a checkpoint's steps, and whether it was evaluated."""
     manifest = read_manifest(checkpoint)
     return int(manifest["step"]), "score" in manifest
 
 
 def resume_hint(folder: Path) -> str:
-    """Return what is left of a run that ended early, and the command that resumes it."""
+    """Return the state of an interrupted run, and its resume command."""
     command = f"covey train resume={_shown(folder)}"
     if not folder.is_dir():
         return f"{command} continues when it is back"
@@ -240,13 +235,12 @@ def resume_hint(folder: Path) -> str:
 
 
 def _shown(folder: Path) -> Path:
-    """Return how to name a folder from here."""
     here = Path.cwd()
     return folder.relative_to(here) if folder.is_relative_to(here) else folder
 
 
 def changed_facts(checkpoint: Path) -> list[str]:
-    """List how this process differs from the one that saved: code, packages, number of processes and of threads."""
+    """List differences to the saving process: code, packages, processes, threads."""
     manifest = read_manifest(checkpoint)
     then, now = dict(manifest.get("versions", {})), versions()
     if "num_ranks" in manifest:
@@ -261,7 +255,7 @@ def changed_facts(checkpoint: Path) -> list[str]:
 
 
 def _is_past(line: str, step: int, evaluated: bool) -> bool:
-    """Check that a row stays. One torn by a power cut does not: rows up to the checkpoint were synced before it."""
+    """Return True if a row stays; one torn by a power cut does not."""
     # A torn last line has no newline
     if not line.endswith("\n"):
         return False

@@ -1,4 +1,4 @@
-"""Settings that a run, a saved policy's run or a file was left with, and what is typed over them."""
+"""Saved settings of runs and files, and overrides of them."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -25,10 +25,7 @@ ORIGIN = ("name", "revision", *(field for field in vars(ModelConfig()) if field.
 
 
 def find_run(resume: str, root: Path) -> Path:
-    """Return the run folder that `resume` means.
-
-    That is a path, or with "latest" the run below `root` that was begun last, of those with a checkpoint.
-    """
+    """Return the run folder of `resume`: a path, or "latest" below `root`."""
     if resume != "latest":
         return _named_run(resume)
     saved = {path.parents[2] for path in root.glob("**/checkpoints/step-*/manifest.json")}
@@ -50,10 +47,10 @@ def _named_run(resume: str) -> Path:
 
 
 def settings_of(folder: Path, typed: Sequence[str]) -> DictConfig:
-    """Return the settings of the run in `folder`, with what was typed besides `resume` applied to them.
+    """Return the settings of a run with the typed ones applied.
 
-    ValueError where a typed setting differs from the run's and resume_changes does not list it, and where the run is
-    somebody else's and would act in your name (`trust.check`).
+    ValueError where a typed setting differs and resume_changes does not list it, and where the run is untrusted
+    (`trust.check`).
     """
     overrides = parsed(typed)
     control = {override.key_or_group: override.value() for override in overrides if override.key_or_group in CONTROL}
@@ -79,7 +76,7 @@ def settings_of(folder: Path, typed: Sequence[str]) -> DictConfig:
 
 
 def _keep_one_budget(wanted: DictConfig, typed: Collection[str]) -> None:
-    """Let a budget that was typed take the place of the run's. ValueError where two were typed."""
+    """Let a typed budget replace the run's. ValueError for two."""
     given = [name for name in BUDGETS if name in typed]
     if len(given) > 1:
         raise ValueError(f"{' and '.join(given)} say twice how long the run is: give one of them")
@@ -89,7 +86,7 @@ def _keep_one_budget(wanted: DictConfig, typed: Collection[str]) -> None:
 
 
 def refuse_changes(folder: Path, saved: DictConfig, wanted: DictConfig, changes: Sequence[str]) -> None:
-    """Refuse a setting that differs from the run's, unless `changes` names it or its section."""
+    """Refuse changed settings that `changes` does not name."""
     unknown = sorted(set(changes) - set(setting_names()))
     if unknown:
         raise ValueError(f"resume_changes names no setting: {', '.join(unknown)}")
@@ -107,19 +104,19 @@ def refuse_changes(folder: Path, saved: DictConfig, wanted: DictConfig, changes:
 
 
 def is_named(key: str, changes: Collection[str]) -> bool:
-    """Tell whether a setting or its section is among `changes`."""
+    """Return True if a setting or its section is in `changes`."""
     return any(key == change or key.startswith(f"{change}.") for change in changes)
 
 
 def check_changes(config: Config, folder: Path) -> None:
-    """Refuse the settings of a program with which the run in `folder` was not begun, as `refuse_changes` does."""
+    """Refuse a program's changed settings, as `refuse_changes` does."""
     if (folder / CONFIG).is_file():
         saved = with_own_caches(saved_settings(folder), folder, trusted=config.trust_run)
         refuse_changes(folder, saved, as_saved(config), config.resume_changes)
 
 
 def settings_to_measure(folder: Path, policy: str) -> DictConfig:
-    """Return the settings of the run in `folder`, for the policy that it saved."""
+    """Return a run's settings for its saved policy."""
     wanted = saved_settings(folder)
     for name in ORIGIN:
         OmegaConf.update(wanted, f"model.{name}", vars(ModelConfig())[name])
@@ -128,10 +125,9 @@ def settings_to_measure(folder: Path, policy: str) -> DictConfig:
 
 
 def apply_overrides(source: Path, base: DictConfig, composed: DictConfig, typed: Sequence[str]) -> DictConfig:
-    """Return the settings that `source` left, `base`, with what was typed over them.
+    """Return the settings of `source`, with the typed ones applied.
 
-    A typed group replaces its section by what Hydra `composed` for it. ValueError where the source is a run of
-    somebody else and would act in your name (`trust.check`).
+    A typed group replaces its section by Hydra's `composed` one. ValueError for an untrusted run (`trust.check`).
     """
     wanted = with_own_caches(base.copy(), source, trusted=composed.trust_run)
     for override in parsed(typed):
@@ -151,7 +147,7 @@ def apply_overrides(source: Path, base: DictConfig, composed: DictConfig, typed:
 
 
 def diff_settings(folder: Path, config: Config, typed: Sequence[str]) -> list[str]:
-    """Return what a saved policy is measured with that its run had otherwise and nobody typed: model and sampling."""
+    """List changed, untyped settings of a measurement: model and sampling."""
     saved, wanted = saved_settings(folder), as_saved(config)
     meant = {*(f"model.{name}" for name in ORIGIN), *(word.lstrip("+").partition("=")[0] for word in typed)}
     names = [key for key in leaves(saved) if key.startswith(("model.", "sampling.")) and key not in meant]
@@ -160,7 +156,7 @@ def diff_settings(folder: Path, config: Config, typed: Sequence[str]) -> list[st
 
 
 def saved_settings(folder: Path) -> DictConfig:
-    """Return the settings that the run in `folder` had last: those it was begun with and what was changed since."""
+    """Return the run's last settings, changes included."""
     saved = saved_in(folder / CONFIG)
     for line in changes_of(folder):
         for key, change in line["changes"].items():
@@ -176,7 +172,7 @@ def as_saved(config: Config) -> DictConfig:
 
 
 def saved_in(file: Path) -> DictConfig:
-    """Return the settings in a file that holds all of them. How another run was resumed is left out."""
+    """Return the settings of a file, without those of resuming."""
     saved = settings.load(file)
     for name in CONTROL:
         saved[name] = vars(Config())[name]
@@ -184,7 +180,7 @@ def saved_in(file: Path) -> DictConfig:
 
 
 def with_own_caches(saved: DictConfig, source: Path, *, trusted: bool) -> DictConfig:
-    """Look in your own cache for what the run of somebody else kept in his, in place."""
+    """Replace the caches of an untrusted run by your own, in place."""
     run = source.parent if source.name == CONFIG else source
     if run.is_dir() and not trusted and not trust.is_own(run):
         saved.cold_start.cache_dir = cache_folder()
@@ -194,7 +190,7 @@ def with_own_caches(saved: DictConfig, source: Path, *, trusted: bool) -> DictCo
 
 
 def parsed(words: Sequence[str]) -> list[Override]:
-    """Return words of the command line as Hydra understands them."""
+    """Parse words of the command line as Hydra does."""
     found: list[Override] = OverridesParser.create().parse_overrides(list(words))
     return found
 
@@ -207,7 +203,6 @@ def _check_trust(source: Path, wanted: DictConfig, typed: Sequence[str], *, trus
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Yield every text in a typed value."""
     if isinstance(value, Mapping):
         for key, item in value.items():
             yield str(key)
@@ -226,13 +221,13 @@ def _refuse_masked(source: Path, wanted: DictConfig) -> None:
 
 
 def differences(saved: DictConfig, wanted: DictConfig) -> dict[str, tuple[Any, Any]]:
-    """Return the settings that differ, as (then, now), secrets apart: of those only the mask was saved."""
+    """Return changed settings as (then, now), without secrets."""
     pairs = {key: (read(saved, key), mask(read(wanted, key), key)) for key in leaves(saved)}
     return {key: (then, now) for key, (then, now) in pairs.items() if then != now}
 
 
 def is_choice(saved: DictConfig, key: str) -> bool:
-    """Check that the word chooses a file (model=nano) instead of setting a value."""
+    """Return True if the word chooses a file (model=nano)."""
     if (settings.CONF / key).is_dir():  # recipe=..., which is no setting
         return True
     try:
@@ -243,7 +238,7 @@ def is_choice(saved: DictConfig, key: str) -> bool:
 
 
 def leaves(node: DictConfig, prefix: str = "") -> Iterator[str]:
-    """Yield the dotted names of all settings but those that say how to resume."""
+    """Yield the dotted names of settings, without those of resuming."""
     for key in node:
         name = f"{prefix}{key!s}"
         if name in CONTROL:

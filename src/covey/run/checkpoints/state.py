@@ -1,4 +1,4 @@
-"""Everything stateful of a run, in one list. What is not here does not survive a kill.
+"""The complete state of a run, in one list.
 
 weights or adapter    policy/ of the checkpoint
 trainer               optimiser, loss scale, KL coefficient, entropy bonus, refreshed reference, count of bad steps
@@ -23,7 +23,7 @@ from covey.system import collectives
 
 
 def snapshot(run: Run, record: RunRecorder, step: int) -> dict[str, Any]:
-    """Copy all but the weights and the optimiser's tensors, after every finished step."""
+    """Copy the state after a step, without weights and moments."""
     return {
         "step": step,
         "source": run.source.state_dict(),
@@ -34,15 +34,12 @@ def snapshot(run: Run, record: RunRecorder, step: int) -> dict[str, Any]:
 
 
 def checkpoint_state(run: Run, light: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the state to save. The weights must be those after step `light["step"]`."""
+    """Return the state to save with the weights after step `light["step"]`."""
     return {**light, "generators": collectives.all_gather(light["generators"]), "trainer": run.trainer.state_dict()}
 
 
 def restore(run: Run, record: RunRecorder, state: Mapping[str, Any]) -> int:
-    """Load a saved state into a run built from the same settings, and return its step.
-
-    The weights are loaded apart.
-    """
+    """Load a saved state, without weights; return its step."""
     run.trainer.load_state_dict(state["trainer"])
     run.source.load_state_dict(state["source"])
     run.credit.load_state_dict(state["credit"])
@@ -53,7 +50,7 @@ def restore(run: Run, record: RunRecorder, state: Mapping[str, Any]) -> int:
 
 
 def generators() -> dict[str, Any]:
-    """Return the states of all global generators, as tensors and plain containers."""
+    """Return the states of all global generators."""
     name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
     return {
         "python": random.getstate(),

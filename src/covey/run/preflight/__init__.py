@@ -1,1 +1,1 @@
-"""What is measured on the user's model and settings before the first step."""
+"""Checks on the user's model and settings before the first step."""

@@ -1,7 +1,7 @@
-"""How many tokens a check may look at in a few seconds, by a forward pass that is timed first.
+"""The tokens that a check can afford in a few seconds.
 
-A large policy on a slow machine is compared on fewer and shorter completions, never on none: what a layout leaks or a
-kernel gets wrong is there at the first tokens already, and the longest sequence is looked at without a gradient.
+A large policy on a slow machine is compared on fewer and shorter completions, never on none: leaks of layouts and wrong
+kernels show at the first tokens, and the longest sequence is checked without a gradient.
 """
 
 from collections.abc import Sequence
@@ -11,8 +11,7 @@ from covey.run.preflight.subject import NUM_SAMPLES, PreflightContext
 from covey.types import Group, Rollout
 
 SECONDS = 2.5
-"""Of one check that compares with transformers or between layouts: there are three, and all take ten seconds at most
-with what else is measured."""
+"""Seconds of each of three checks that compare with transformers or between layouts."""
 MIN_COMPLETION = 8
 """Tokens of a completion that are compared at least."""
 MIN_PROMPT = 16
@@ -22,19 +21,21 @@ MIN_GROUPS = 2
 
 
 def affordable_tokens(subject: PreflightContext, num_forwards: float) -> int:
-    """Count the tokens that `num_forwards` passes take `SECONDS` for. A backward pass counts as two forward passes."""
+    """Count the tokens that `num_forwards` passes take `SECONDS` for.
+
+    A backward pass counts as two.
+    """
     return int(SECONDS / (num_forwards * subject.token_seconds))
 
 
 def shortened(
     groups: Sequence[Group], num_tokens: int, num_rollouts: int = NUM_SAMPLES, *, cuts_prompts: bool = False
 ) -> list[Group]:
-    """Return groups of about `num_tokens` tokens in all: the given ones, or else the shortest with completions cut.
+    """Return groups of about `num_tokens` tokens, completions cut if necessary.
 
-    Of these each has `num_rollouts`, since a pass through a large model has its price however short. Prompts stay
-    whole, unless they may be cut to their end, after which what the sampler said holds no longer; and so do the fills
-    of a masked policy, whose log-probs depend on every token. Those come first in which some token was uncertain: where
-    the nucleus holds a single token everywhere, log-probs and gradients are 0.
+    Each has `num_rollouts`. Prompts stay whole, unless `cuts_prompts`, which invalidates the sampler's log-probs; fills
+    of a masked policy stay whole. Groups with uncertain tokens come first: where a nucleus holds a single token,
+    log-probs and gradients are 0.
     """
     if tokens_of(groups) <= num_tokens:
         return list(groups)
@@ -49,7 +50,7 @@ def shortened(
 
 
 def uncertain(group: Group) -> bool:
-    """Return whether the sampler had a choice anywhere in the group; where it had none, gradients are 0."""
+    """Return True if the sampler had a choice anywhere in the group."""
     return any(any(rollout.sampler_logprobs) for rollout in group.rollouts)
 
 
@@ -59,7 +60,7 @@ def tokens_of(groups: Sequence[Group]) -> int:
 
 
 def _cut(rollout: Rollout, length: int, cuts_prompt: bool) -> Rollout:
-    """Return the first `length` tokens of a rollout, or those around where its completion begins."""
+    """Return the first tokens of a rollout, or those around its completion."""
     if rollout.input_length is not None or rollout.branches:
         return rollout
     first = rollout.loss_mask.index(True)

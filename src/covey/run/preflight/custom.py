@@ -1,6 +1,6 @@
-"""A dry run of custom functions on small made-up inputs: what they return, and that it can be trained on.
+"""A dry run of custom functions on small synthetic inputs.
 
-A mistake in one would else be met after the first groups were sampled, or never: an advantage of NaN trains nothing.
+Else a mistake shows after the first groups were sampled, or never: an advantage of NaN trains nothing.
 """
 
 import pickle
@@ -43,7 +43,7 @@ CLOSE = 1e-5
 
 
 def check_custom(subject: PreflightContext) -> Check:
-    """Check that every function named as module:function returns what it must, and that its gradient is finite."""
+    """Check that every custom function returns a valid, trainable result."""
     config, stream = subject.config, subject.run.source.stream
     try:
         tried = try_curriculum(config, stream) if ":" in config.curriculum.name else []
@@ -54,7 +54,7 @@ def check_custom(subject: PreflightContext) -> Check:
 
 
 def try_custom(config: Config, prompts: Sequence[Prompt]) -> list[str]:
-    """Try all custom functions and return their names. ValueError says in a line what is wrong with the first."""
+    """Try all custom functions; return their names. ValueError for the first error."""
     tried = []
     for trial, name, options in _named(config.algorithm):
         function = custom.lookup(trial.role, name, trial.table, options)
@@ -65,12 +65,11 @@ def try_custom(config: Config, prompts: Sequence[Prompt]) -> list[str]:
 
 
 def has_custom(config: Config) -> bool:
-    """Tell whether any setting names a function as module:function."""
     return ":" in config.curriculum.name or any(_named(config.algorithm))
 
 
 def _named(algorithm: AlgorithmConfig) -> Iterator[tuple["Trial", str, Options]]:
-    """Yield every function that settings name as module:function, with how it is tried and its options."""
+    """Yield every custom function with its trial and options."""
     for trial in TRIALS:
         for name, options in trial.named(algorithm):
             if name is not None and ":" in name:
@@ -79,7 +78,7 @@ def _named(algorithm: AlgorithmConfig) -> Iterator[tuple["Trial", str, Options]]
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """How a custom function in the place of a setting is tried."""
+    """How a custom function is tried, by setting."""
 
     role: custom.Role
     table: Mapping[str, Callable[..., Any]]
@@ -93,9 +92,9 @@ class Trial:
 
 
 def synthetic_cases(config: Config, prompts: Sequence[Prompt]) -> dict[str, Scores]:
-    """Make batches of three groups: of plain rewards, of equal ones, and with one completion that was not scored.
+    """Make synthetic batches: plain, equal and unscored rewards.
 
-    Keys say what is special about the rewards.
+    Keys name the case.
     """
     size = min(group_sizes(config.group_size, config.group_size_schedule))
     plain = [(3 * group + 2 * member) % 7 / 4 for group in range(NUM_GROUPS) for member in range(size)]
@@ -109,7 +108,7 @@ def synthetic_cases(config: Config, prompts: Sequence[Prompt]) -> dict[str, Scor
 
 
 def _made_up(rewards: list[float], size: int, num_parts: int, prompts: Sequence[Prompt]) -> Scores:
-    """Give rewards the other columns, with answers to real prompts, whose own columns are there."""
+    """Add the other columns to rewards, with answers to real prompts."""
     places = range(len(rewards))
     given = scores(
         rewards,
@@ -128,7 +127,7 @@ def _made_up(rewards: list[float], size: int, num_parts: int, prompts: Sequence[
 
 
 def _on_each(trial: Callable[[custom.Custom, Scores], object]) -> Make:
-    """Return what makes a trial on each case. Its error says what was special about the rewards."""
+    """Return a trial on each case, whose errors name the case."""
 
     def make(function: custom.Custom, config: Config, prompts: Sequence[Prompt]) -> None:
         for special, given in synthetic_cases(config, prompts).items():
@@ -150,7 +149,7 @@ def _try_selection(choose: custom.Custom, given: Scores) -> None:
 
 
 def _try_group_filter(keep: custom.Custom, config: Config, prompts: Sequence[Prompt]) -> None:
-    """Try a filter on single groups, one of them of equal rewards."""
+    """Try a filter on single groups, one of equal rewards."""
     for rewards in ([0.0, 1.0, 0.5], [1.0, 1.0, 1.0]):
         found = keep(torch.tensor(rewards, dtype=torch.float64))
         is_flag = isinstance(found, Tensor) and found.dtype == torch.bool and found.numel() == 1
@@ -162,7 +161,7 @@ def _try_group_filter(keep: custom.Custom, config: Config, prompts: Sequence[Pro
 
 
 def _try_loss(loss: custom.Custom, config: Config, prompts: Sequence[Prompt]) -> None:
-    """Try a loss on four rollouts of up to five tokens, one of them without loss tokens."""
+    """Try a loss on four rollouts, one without loss tokens."""
     algorithm = config.algorithm
     leaf_NT, whole = synthetic_loss_inputs(algorithm)
     loss_NT, _ = evaluate_loss(loss, whole)
@@ -176,7 +175,7 @@ def _try_loss(loss: custom.Custom, config: Config, prompts: Sequence[Prompt]) ->
 
 
 def synthetic_loss_inputs(algorithm: AlgorithmConfig, num_rows: int = 4, padding: int = 0) -> tuple[Tensor, LossInputs]:
-    """Return log-probs as a leaf of the graph, and what a loss is given of them: always the same numbers."""
+    """Return log-probs as a leaf and the loss's inputs, always the same."""
     generator = torch.Generator().manual_seed(0)
     log_probs_NT, moved_NT = -2 * torch.rand(2, 4, 5, generator=generator)
     mask_NT = torch.arange(5) < torch.tensor([5, 2, 0, 3])[:, None]
@@ -199,7 +198,7 @@ def _check_gradient(loss: custom.Custom, leaf_NT: Tensor, valid_NT: Tensor) -> N
 def _check_same(
     loss: custom.Custom, keeps: str, other: str, found_NT: Tensor, expected_NT: Tensor, inputs: LossInputs
 ) -> None:
-    """Check that the loss of a token does not depend on what a micro-batch happens to hold besides its rollout."""
+    """Check that a token's loss does not depend on other rollouts."""
     gap_NT = select(found_NT - expected_NT, inputs.mask_NT).abs()
     allowed_NT = CLOSE * (1 + select(expected_NT, inputs.mask_NT).abs())
     if bool((gap_NT > allowed_NT).any()):
@@ -237,7 +236,7 @@ NUM_DRAWS = 64
 
 
 def try_curriculum(config: Config, stream: PromptSampler) -> list[str]:
-    """Try the curriculum of this run and put it back to where it was. ValueError says what is wrong with it."""
+    """Try the run's curriculum and restore it. ValueError describes the error."""
     role = custom.CURRICULUM
     make = custom.lookup(role, config.curriculum.name, {}, config.curriculum.options)
     assert isinstance(make, custom.Custom), "the name has a colon"
@@ -273,7 +272,7 @@ def _try_stream(make: custom.Custom, stream: PromptSampler) -> None:
 
 
 def _saved(make: custom.Custom, stream: PromptSampler) -> dict[str, Any]:
-    """Return the state as a checkpoint gives it back: written, then read with plain containers and tensors only."""
+    """Return the state after a round trip through a checkpoint."""
     state, file = stream.state_dict(), BytesIO()
     torch.save(state, file)
     file.seek(0)

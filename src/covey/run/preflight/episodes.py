@@ -1,4 +1,4 @@
-"""Whether an episode of several turns can be played: gold turns win, and what was sampled is what is trained."""
+"""Check that episodes can be played and sampled tokens are trained."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -20,12 +20,11 @@ from covey.types import Failure, Group, Message, Prompt, Reward, Rollout, RunSto
 
 
 def has_episodes(subject: PreflightContext) -> bool:
-    """Tell whether the policy may have several turns."""
     return subject.run.policy.mask_id is None and _first_episode(subject) is not None
 
 
 def _first_episode(subject: PreflightContext) -> Episode | Failure | None:
-    """Open and close the first prompt's episode: None where there is none, a Failure where one of both raises."""
+    """Open and close the first prompt's episode: None, or a Failure."""
     prompt, environment = subject.prompts[0], subject.run.environment
     episode = new_episode(environment, prompt, 0)
     if episode is None or isinstance(episode, Failure):
@@ -35,7 +34,7 @@ def _first_episode(subject: PreflightContext) -> Episode | Failure | None:
 
 
 def check_episodes(subject: PreflightContext) -> Check:
-    """Play gold turns in a few episodes, and look at the template, the reader of tool calls and the tools."""
+    """Play gold turns, and check template, tool calls and tools."""
     environment, tokenizer = subject.run.environment, subject.run.policy.tokenizer
     notes: list[str] = []
     begun = _first_episode(subject)
@@ -76,7 +75,7 @@ def check_episodes(subject: PreflightContext) -> Check:
 
 
 def _unshown(subject: PreflightContext, prompt: Prompt) -> str | None:
-    """Say which tool a prompt does not show, whether the chat template shows it or its own words teach to call it."""
+    """Return the tool that a prompt does not show, if any."""
     tokenizer, schemas = subject.run.policy.tokenizer, subject.run.environment.tool_schemas(prompt)
     with_tools, alone = (str(tokenizer.decode(encode_prompt(tokenizer, prompt, tools))) for tools in (schemas, ()))
     reader = subject.run.environment.rules.read if isinstance(subject.run.environment, ToolEnvironment) else None
@@ -89,7 +88,7 @@ def _unshown(subject: PreflightContext, prompt: Prompt) -> str | None:
 
 @dataclass
 class GoldPlayer(Environment):
-    """Stands before an environment, and knows what a perfect policy says next."""
+    """An environment's stand-in with the perfect policy's turns."""
 
     inner: Environment
     next_turn: str | None = None
@@ -114,31 +113,27 @@ class GoldPlayer(Environment):
 
 @dataclass
 class GoldEpisode(Episode):
-    """An episode that tells its player each turn before it is sampled."""
+    """An episode that tells its player each turn in advance."""
 
     player: GoldPlayer
     prompt: Prompt
     inner: Episode
 
     async def reset(self) -> Observation:
-        """Begin, and find the first turn."""
         observation = await answered(self.inner.reset())
         self._find((*as_conversation(self.prompt.text), *as_messages(observation.messages)))
         return observation
 
     async def reply(self, answer: Answer) -> Observation:
-        """Reply, and find the next turn."""
         observation = await answered(self.inner.reply(answer))
         if not observation.done:
             self._find((*answer.conversation, *as_messages(observation.messages)))
         return observation
 
     async def score(self, conversation: Sequence[Message]) -> Reward | Failure | None:
-        """Judge as the environment does."""
         return await answered(self.inner.score(conversation))
 
     async def close(self) -> None:
-        """Close the environment's episode."""
         await answered(self.inner.close())
 
     def _find(self, conversation: Sequence[Message]) -> None:
@@ -149,7 +144,7 @@ class GoldEpisode(Episode):
 
 
 def _gold(subject: PreflightContext, prompt: Prompt) -> Rollout | str | None:
-    """Play the gold turns of a prompt. None where none are known, a text where something is wrong."""
+    """Play a prompt's gold turns; None without any, text for an error."""
     policy, source = subject.run.policy, subject.run.local
     player = GoldPlayer(subject.run.environment)
     # Nothing is played, no tool called and no program started, where nobody knows what to say
@@ -178,7 +173,7 @@ def _gold(subject: PreflightContext, prompt: Prompt) -> Rollout | str | None:
 
 
 def _altered(subject: PreflightContext, rollout: Rollout, player: GoldPlayer) -> str | None:
-    """Say where what is trained is not what was sampled. None where it is."""
+    """Describe where trained and sampled tokens differ, None if nowhere."""
     tokenizer = subject.run.policy.tokenizer
     learnt = [t for t, mine in zip(rollout.target_ids, rollout.loss_mask, strict=True) if mine]
     for turn, text in zip(rollout.turns, player.said, strict=False):

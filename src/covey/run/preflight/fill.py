@@ -1,7 +1,6 @@
-"""Checks of a masked policy's run before its first step: what the infill document's checklist asks for.
+"""Checks of a masked policy's run, after the infill document.
 
-That policy, reference and judge load, that inputs have masked tokens and that engine and trainer agree is measured by
-the other checks.
+The other checks measure loading, masked tokens, and agreement of engine and trainer.
 """
 
 from dataclasses import replace
@@ -37,7 +36,7 @@ def check_frozen(subject: PreflightContext) -> Check:
 
 
 def check_kl(subject: PreflightContext) -> Check:
-    """Check that the penalised KL begins at 0, the policy being its reference before the first step."""
+    """Check that the KL to the reference begins at 0."""
     run, config = subject.run, subject.config
     reference, objective = run.trainer.reference, run.trainer.objective
     if reference is None or not objective.kl.active:
@@ -60,7 +59,7 @@ def check_kl(subject: PreflightContext) -> Check:
 
 
 def check_rewards(subject: PreflightContext) -> Check:
-    """Check that fills of one input differ in reward, or there is nothing to learn from."""
+    """Check that fills of one input differ in reward."""
     run, config = subject.run, subject.config
     sampling = replace(run.source.sampling, seed=config.seed)
     with sharding.unsharded(run.policy):

@@ -1,6 +1,6 @@
-"""The log-probs of engine and trainer against those of the model as transformers alone runs it (`policy.plain`).
+"""Compare engine and trainer with the model in plain transformers (`policy.plain`).
 
-The other checks compare covey with covey: what engine, trainer and every layout compute wrong alike, they cannot see.
+The other checks compare covey with covey: errors shared by engine, trainer and layouts go undetected.
 
 Shapes: L loss tokens.
 """
@@ -49,7 +49,7 @@ NUM_FORWARDS = 4
 
 @dataclass
 class Lengthened:
-    """An engine that goes on from `longer` where it is asked to continue `prompt_ids`."""
+    """An engine that continues from `longer` instead of `prompt_ids`."""
 
     engine: Engine
     prompt_ids: Sequence[int]
@@ -72,7 +72,7 @@ class Lengthened:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Rollouts whose log-probs are compared together, and the tokens of the longest."""
+    """Rollouts to compare together, and the longest one's tokens."""
 
     name: str
     groups: list[Group]
@@ -80,7 +80,7 @@ class Look:
 
 
 def check_plain(subject: PreflightContext) -> Check:
-    """Check that engine and trainer give the log-probs of transformers, at short and full length."""
+    """Check engine and trainer against transformers, at short and full length."""
     short = shortened(
         first_groups(subject.groups)[:NUM_GROUPS], affordable_tokens(subject, NUM_FORWARDS), num_rollouts=1
     )
@@ -111,9 +111,9 @@ def check_plain(subject: PreflightContext) -> Check:
 
 
 def _gaps(subject: PreflightContext, groups: Sequence[Group]) -> dict[str, Tensor]:
-    """Return how far engine and trainer are from plain transformers, in nats, by name.
+    """Return the gaps of engine and trainer to transformers, in nats.
 
-    Of the engine only the tokens that it has drawn.
+    For the engine, only sampled tokens count.
     """
     config, run, policy = subject.config, subject.run, subject.run.policy
     rollouts = [rollout for group in groups for rollout in group.rollouts if rollout.num_loss_tokens > 0]
@@ -137,9 +137,9 @@ UNKNOWN = 1.0
 
 
 def _at_full_length(subject: PreflightContext) -> list[Look]:
-    """Sample the longest prompt with the longest completion, beside a short one.
+    """Sample the longest prompt and completion, beside a short one.
 
-    Nothing where a look at short ones has seen that length.
+    Nothing where short ones already have that length.
     """
     # A fill has no length of its own
     policy, config = subject.run.policy, subject.config
@@ -164,7 +164,7 @@ def _at_full_length(subject: PreflightContext) -> list[Look]:
 def _sampled(
     subject: PreflightContext, prompts: Sequence[Prompt], max_tokens: int, through: Callable[[Engine], Engine]
 ) -> list[Group]:
-    """Sample one completion of each prompt at the same time, judging nothing."""
+    """Sample one completion per prompt at the same time, unjudged."""
     source = subject.run.local
     sampler = replace(source.sampler, environment=Unscored(), engine=through(source.sampler.engine))
     with sharding.unsharded(subject.run.policy):  # ranks sample on their own
@@ -172,7 +172,7 @@ def _sampled(
 
 
 def _continued(subject: PreflightContext, length: int) -> list[int]:
-    """Continue the longest prompt, as far as it fits, with tokens of others in any order."""
+    """Extend the longest prompt, as far as it fits, with other tokens."""
     prompt_ids = subject.longest[1]
     known = sorted({*prompt_ids, *(i for group in subject.groups for r in group.rollouts for i in r.target_ids)})
     chance = random.Random("preflight")
@@ -180,7 +180,7 @@ def _continued(subject: PreflightContext, length: int) -> list[int]:
 
 
 def _prefixed(longer: Sequence[int], start: int, rollout: Rollout) -> Rollout:
-    """Return what the engine has drawn after `longer`, as a completion from token `start`."""
+    """Return the engine's tokens after `longer`, as a completion from `start`."""
     places = [place for place, chosen in enumerate(rollout.loss_mask) if chosen]
     token_ids = (*longer[start:], *(rollout.target_ids[place] for place in places))
     logprobs = (*[UNKNOWN] * (len(longer) - start), *(rollout.sampler_logprobs[place] for place in places))
@@ -189,10 +189,7 @@ def _prefixed(longer: Sequence[int], start: int, rollout: Rollout) -> Rollout:
 
 
 def _spread(rollout: Rollout, num_sampled: int) -> Rollout:
-    """Return the rollout with few loss tokens.
-
-    They are the first, so that its prompt stays what it is, some, and all at the end.
-    """
+    """Return the rollout with few loss tokens: first, some, and last."""
     places = [place for place, chosen in enumerate(rollout.loss_mask) if chosen]
     kept = {*places[:: max(1, len(places) // NUM_SPREAD)], *places[-num_sampled:]}
     mask = tuple(place in kept for place in range(len(rollout.loss_mask)))
@@ -207,7 +204,7 @@ def _needed_tokens(subject: PreflightContext) -> int:
 
 
 def reachable_tokens(subject: PreflightContext) -> int:
-    """Return the longest sequence that plain attention has time and memory for, on every rank."""
+    """Return the longest sequence affordable for plain attention, on every rank."""
     policy = subject.run.policy
     shape, kind = policy.causal_lm.config, policy.device.type
     num_heads = int(getattr(shape, "num_attention_heads", 1))
@@ -222,7 +219,7 @@ def reachable_tokens(subject: PreflightContext) -> int:
 
 
 def _longest(groups: Sequence[Group]) -> int:
-    """Count the tokens of the longest sequence, for masked policies those of an input."""
+    """Count the longest sequence's tokens, an input's for masked policies."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     sequences = [(end - start, r.input_length is None) for r in rollouts for start, end in r.sequences]
     return max((length + is_shifted for length, is_shifted in sequences), default=0)

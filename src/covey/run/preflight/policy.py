@@ -1,4 +1,4 @@
-"""Checks of the policy: the engine's log-probs are the trainer's, and the gradient knows nothing of layouts.
+"""Check the policy: engine against trainer, gradients across layouts.
 
 Shapes: L loss tokens of the batch.
 """
@@ -48,7 +48,7 @@ NUM_FORWARDS, FEWER_FORWARDS = 28, 8
 
 
 def check_logprobs(subject: PreflightContext) -> Check:
-    """Check that the trainer finds the engine's log-probs, dropout off in both."""
+    """Check that the trainer finds the engine's log-probs, without dropout."""
     config = subject.config
     if config.engine.name == "fake":
         return Check(True, "engine=fake samples from a script, not from the policy", "")
@@ -77,7 +77,7 @@ def allowed_nats(limit: float) -> str:
 
 
 def trainer_logprobs(subject: PreflightContext, batch: Batch) -> Tensor:
-    """Return the trainer's log-prob of every loss token, shape (L,), with dropout off."""
+    """Return the trainer's log-prob of every loss token, (L,), without dropout."""
     policy = subject.run.policy
     scoring = Scoring.of(policy, subject.run.source.sampling, subject.config.logprob_chunk)
     with inference(policy.model):
@@ -88,7 +88,7 @@ def trainer_logprobs(subject: PreflightContext, batch: Batch) -> Tensor:
 
 
 def check_gradient(subject: PreflightContext) -> Check:
-    """Check that the gradient is the same in every layout, in one micro-batch or several."""
+    """Check that the gradient is the same in every layout."""
     config, policy = subject.config, subject.run.policy
     trainer = _gradient_trainer(subject)
     groups = first_groups(subject.groups)
@@ -127,7 +127,7 @@ def _gradient_finding(config: Config, limit: float, errors: dict[tuple[str, int]
 
 
 def _ways(config: Config) -> str:
-    """List what tells rounding from a defect, but for what is set already, and what accepts the error."""
+    """List settings that tell rounding from defects, and that accept the error."""
     ways = {
         "model.kernels=torch": config.model.kernels != "torch",
         "packing=padded": config.packing != "padded",
@@ -142,8 +142,8 @@ def _ways(config: Config) -> str:
 def _gradient_trainer(subject: PreflightContext) -> Trainer:
     """Build a trainer of the policy with the run's own objective.
 
-    Rules over the whole batch choose tokens by thresholds that rounding can move a token across; such an objective
-    is replaced by the plain one, since a choice that falls otherwise is no fault of a layout.
+    Rules over the whole batch have thresholds that rounding can cross, so such an objective is replaced by the plain
+    one.
     """
     if not subject.run.trainer.objective.needs_batch_selection:
         return probe_trainer(subject)
@@ -151,10 +151,7 @@ def _gradient_trainer(subject: PreflightContext) -> Trainer:
 
 
 def probe_trainer(subject: PreflightContext, algorithm: AlgorithmConfig | None = None) -> Trainer:
-    """Build the run's trainer again on the same weights, with an optimiser that holds nothing.
-
-    It has a clock of its own.
-    """
+    """Build the run's trainer on the same weights, with an empty optimiser."""
     settings = replace(trainer_settings(subject.config), optimizer=OptimizerConfig(name="sgd"))
     if algorithm is not None:
         objective = build_objective(algorithm, norm_length=subject.config.sampling.max_tokens)
@@ -164,11 +161,11 @@ def probe_trainer(subject: PreflightContext, algorithm: AlgorithmConfig | None =
 
 
 class _Enough(Exception):
-    """The gradient is there. The step ends before anything changes."""
+    """The gradient is computed; the step ends before any change."""
 
 
 def compute_gradient_only(trainer: Trainer, batch: Batch) -> None:
-    """Run a real training step up to the moment before weights change: the gradient is what it leaves."""
+    """Run a training step until the gradient is complete."""
 
     def stop() -> None:
         raise _Enough
@@ -179,7 +176,7 @@ def compute_gradient_only(trainer: Trainer, batch: Batch) -> None:
 
 @contextmanager
 def without_dropout(model: nn.Module) -> Iterator[None]:
-    """Turn the adapters' dropout off in training mode too, which gradient checkpointing needs."""
+    """Disable the adapters' dropout in training mode, which checkpointing needs."""
     layers = [module for module in model.modules() if isinstance(module, nn.Dropout)]
     rates = [layer.p for layer in layers]
     for layer in layers:
@@ -192,7 +189,7 @@ def without_dropout(model: nn.Module) -> Iterator[None]:
 
 
 def synthetic_rows(groups: Sequence[Group], scale: float) -> list[list[Row]]:
-    """Build rows with advantages of both signs that are never 0, as rewards do not matter here."""
+    """Build rows with synthetic, nonzero advantages of both signs."""
     generator = torch.Generator().manual_seed(0)
 
     def draw() -> float:
@@ -203,7 +200,7 @@ def synthetic_rows(groups: Sequence[Group], scale: float) -> list[list[Row]]:
 
 
 def first_groups(groups: Sequence[Group]) -> list[Group]:
-    """Return the first groups, at least two where there are so many; those come first that have an uncertain token."""
+    """Return the first groups, uncertain ones first, at least two if possible."""
     chosen: list[Group] = []
     for group in sorted(groups, key=lambda group: not uncertain(group)):
         num_tokens = sum(len(rollout.input_ids) for other in chosen for rollout in other.rollouts)
@@ -215,7 +212,7 @@ def first_groups(groups: Sequence[Group]) -> list[Group]:
 def cut_groups(
     subject: PreflightContext, groups: Sequence[Group], num_tokens: int, num_rollouts: int = 2
 ) -> list[Group]:
-    """Return `shortened` groups, prompts too, with the trainer's log-probs in place of the sampler's where any was."""
+    """Return `shortened` groups with the trainer's log-probs."""
     found = shortened(groups, num_tokens, num_rollouts, cuts_prompts=True)
     return [replace(group, rollouts=tuple(_said_again(subject, group, r) for r in group.rollouts)) for group in found]
 
@@ -263,7 +260,6 @@ def entries(model: nn.Module) -> list[Tensor]:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """Return what this rank holds of a tensor."""
     if not collectives.is_distributed():
         return tensor
     from torch.distributed.tensor import DTensor  # a second, which one process alone need not wait
@@ -284,10 +280,7 @@ def norm_of(pieces: Sequence[Tensor]) -> float:
 
 
 def gradient_tolerance(model: ModelConfig, policy: Policy) -> float:
-    """Return the tolerance of gradients, for float64 with root-mean-square norms that of float32.
-
-    Such norms compute in float32 whatever the weights are.
-    """
+    """Return the tolerance of gradients; some norms compute in float32 always."""
     kind = kind_of(model)
     if kind == "float64" and any("RMSNorm" in type(module).__name__ for module in policy.model.modules()):
         kind = "float32"

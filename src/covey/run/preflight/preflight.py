@@ -1,9 +1,8 @@
-"""What is measured on the user's own model and settings before the first step, and as `covey check`.
+"""The checks before the first step, also as `covey check`.
 
 A run whose engine does not sample what its trainer trains, or whose gradient depends on the layout, learns something
-else than its metrics say. So it is refused before it begins, with the figure and the remedy.
-
-The checks leave no trace: weights, gradients, generators, the prompt stream and what is logged are as before.
+else than its metrics say. So it is refused, with the figure and the remedy. The checks leave no trace in weights,
+gradients, generators, prompt stream or logs.
 """
 
 import math
@@ -47,7 +46,7 @@ REPORT = "preflight.json"
 
 @dataclass(frozen=True, slots=True)
 class PreflightCheck:
-    """One of the checks, in the order they are made."""
+    """One of the checks, in order."""
 
     name: str
     look: Callable[[PreflightContext], Check]
@@ -58,7 +57,7 @@ class PreflightCheck:
 
 
 def before_training(run: Run, record: RunRecorder) -> None:
-    """Check a new run before its first step. ValueError where one fails, with the figure and the remedy."""
+    """Check a new run before its first step. ValueError for a failure."""
     if not run.config.preflight.enabled:
         return
     with record.timer.phase("preflight"):
@@ -70,7 +69,7 @@ def before_training(run: Run, record: RunRecorder) -> None:
 
 
 def run_checks(subject: PreflightContext, say: Callable[[str], None] = lambda line: None) -> list[Check]:
-    """Make all checks that can be made, and say which begins. All ranks make the same ones and agree on the results."""
+    """Run all applicable checks, announcing each; ranks agree on the results."""
     subject = _as_computed(subject)
     checks: dict[str, Check] = {}
     watchdog = subject.run.trainer.timer.watchdog
@@ -87,14 +86,14 @@ def run_checks(subject: PreflightContext, say: Callable[[str], None] = lambda li
 
 
 def _as_computed(subject: PreflightContext) -> PreflightContext:
-    """Name the precision that the policy computes in: on a CPU, float16 is computed in another."""
+    """Name the policy's actual precision: float16 is replaced on a CPU."""
     precision = str(subject.run.policy.precision).removeprefix("torch.")
     model = replace(subject.config.model, precision=precision)
     return replace(subject, config=replace(subject.config, model=model))
 
 
 def raise_on_failure(checks: Sequence[Check]) -> None:
-    """Raise ValueError naming the first check that failed, its figure and what to do."""
+    """Raise ValueError with the first failure, its figure and remedy."""
     failed = next((check for check in checks if not check.passed), None)
     if failed is not None:
         allowed = f", allowed: {failed.tolerance}" if failed.tolerance else ""
@@ -105,13 +104,11 @@ def raise_on_failure(checks: Sequence[Check]) -> None:
 
 
 def write(checks: Sequence[Check], folder: Path) -> None:
-    """Write the checks with all their numbers, beside the run's other results."""
     rows = [{"name": check.name, **asdict(check), "values": _finite(check.values)} for check in checks]
     collectives.run_on_rank0(lambda: write_json(folder / REPORT, rows))
 
 
 def table(checks: Sequence[Check]) -> Table:
-    """Build a table with a row per check, for the terminal."""
     shown = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     for heading in ("check", "", "found", "allowed"):
         shown.add_column(heading)
@@ -124,7 +121,7 @@ def table(checks: Sequence[Check]) -> Table:
 
 @contextmanager
 def leaving_no_trace(run: Run) -> Iterator[None]:
-    """Put back whatever the checks may have moved. There are no gradients before the first step."""
+    """Restore everything that the checks may have changed."""
     before, was_training = generators(), run.policy.model.training
     try:
         yield
@@ -139,7 +136,7 @@ def leaving_no_trace(run: Run) -> Iterator[None]:
 
 
 def _compared(checks: Sequence[Check]) -> str:
-    """Say how much was really compared with transformers: large models are compared on little."""
+    """Describe how many tokens were compared with transformers."""
     values = {check.name: check.values for check in checks}
     lengths = [number for name, number in values["transformers"].items() if name.startswith("tokens/")]
     total = values["true gradient"].get("tokens", 0)
@@ -147,7 +144,7 @@ def _compared(checks: Sequence[Check]) -> str:
 
 
 def _finite(values: Mapping[str, float]) -> dict[str, float | None]:
-    """Replace numbers that JSON does not have by None."""
+    """Replace infinite numbers by None."""
     return {name: value if math.isfinite(value) else None for name, value in values.items()}
 
 
@@ -163,7 +160,7 @@ def _unmade(stage: PreflightCheck, missing: str) -> Check:
 
 
 def _agreed(of_ranks: Sequence[Check]) -> Check:
-    """Return the check of the first rank on which it failed, else of the first."""
+    """Return the check of the first rank that failed."""
     return next((check for check in of_ranks if not check.passed), of_ranks[0])
 
 
@@ -172,7 +169,7 @@ def _is_masked(subject: PreflightContext) -> bool:
 
 
 def _is_tried(subject: PreflightContext) -> bool:
-    """Tell whether the user's own code judges."""
+    """Return True where the user's code judges."""
     return not _is_masked(subject) and any(trial_of(subject, prompt) for prompt in subject.prompts)
 
 

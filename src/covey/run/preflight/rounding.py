@@ -1,10 +1,9 @@
-"""How much of an error rounding explains, and the gradient through transformers alone.
+"""Rounding errors and gradients of plain transformers.
 
-What a model rounds is its own: log-probs of thirty layers keep fewer digits than those of two, and where a policy is
-nearly sure of its tokens, 1 - p is the small difference of large numbers in any program. A fixed tolerance would call
-that a defect. So an error beyond it is held against what transformers alone is off by itself, at the same tokens: in
-float32 against float64, in half precision against float32. No code of covey's has a part in that figure, so no mistake
-of covey's can raise it.
+Models round differently: log-probs of thirty layers keep fewer digits than those of two, and where a policy is nearly
+sure of its tokens, 1 - p is a small difference of large numbers. So an error beyond the usual tolerance is compared
+with transformers' own error at the same tokens: in float32 against float64, in half precision against float32. No code
+of covey's takes part.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,25 +27,25 @@ from covey.types import Rollout, Sampling
 EXACT_FORWARDS = 4
 """Forward passes in float32 that a pass in each of both precisions is worth."""
 ROUNDINGS = 10.0
-"""How many times the rounding of transformers an error may be. Both sides of a comparison round, each in an order of
-its own, and one draw of rounding may be lucky: of policies made sharper by factors of 1 to 300, covey's own error
-against float64 was 0.5 to 5.3 times that of transformers."""
+"""Largest ratio of an error to transformers' rounding. Both sides round, each in its order: for policies sharpened by
+factors of 1 to 300, covey's error against float64 was 0.5 to 5.3 times transformers'.
+"""
 HALF_ROUNDINGS = 3.0
 """The same in half precision, where the errors of many entries are of one size."""
 ERRORS = 2.0
 """Standard errors that the mean gap of few tokens may be above its bound; gaps deviate by about their mean."""
 MAX_EXPLAINED, MAX_HALF_EXPLAINED = 0.05, 0.25
-"""No larger error is put down to rounding: a factor that is wrong by a tenth would no longer be seen, in half precision
-by a third."""
+"""Largest errors attributed to rounding: beyond, a factor wrong by a tenth (in half precision a third) would go unseen.
+"""
 
 
 def explained_logprobs(
     subject: PreflightContext, gaps: Mapping[str, Tensor], rollouts: Sequence[Rollout]
 ) -> tuple[list[str], float]:
-    """Return which gaps of log-probs (N tokens each, nats) are no rounding, and the most of a token that would be.
+    """Return the gaps of log-probs beyond rounding, and the largest rounding.
 
-    Transformers is asked how it rounds only where a gap is beyond the usual, on those of `rollouts` that time allows,
-    the worst first. The mean may be MEAN_SHARE of the most. All ranks ask together.
+    Gaps have N tokens each, in nats. Transformers is measured only for gaps beyond the usual, on the affordable
+    `rollouts`, worst first. The mean may be MEAN_SHARE of the most. Collective.
     """
     config, policy = subject.config, subject.run.policy
     precision = DTYPES[kind_of(config.model)]
@@ -66,7 +65,7 @@ def explained_logprobs(
 
 
 def _beyond(gaps: Mapping[str, Tensor], limit: float) -> list[str]:
-    """Name the gaps beyond a limit, at most or on average. NaN is beyond any."""
+    """Name the gaps beyond a limit, at most or on average, NaN included."""
 
     def is_within(gap_L: Tensor) -> bool:
         mean = MEAN_SHARE * limit * (1 + ERRORS / len(gap_L) ** 0.5)
@@ -78,10 +77,10 @@ def _beyond(gaps: Mapping[str, Tensor], limit: float) -> list[str]:
 def explained_error(
     config: Config, policy: Policy, rows: Sequence[Sequence[Row]], sampling: Sampling, error: float, limit: float
 ) -> float:
-    """Return the relative error that a gradient may have: `limit`, or more where rounding explains `error`.
+    """Return a gradient's largest relative error: `limit`, or explained rounding.
 
-    Transformers is asked only for an error beyond the limit, and not where the settings name a tolerance.
-    All ranks ask together, with the same rows and the same error.
+    Transformers is measured only beyond the limit, and not where the settings name a tolerance. Collective, with equal
+    rows and error.
     """
     if not error > limit or config.preflight.gradient_tolerance:
         return limit
@@ -91,7 +90,7 @@ def explained_error(
 
 
 def gradient_rounding(policy: Policy, rows: Sequence[Row], sampling: Sampling) -> float:
-    """Return the relative error of the gradient of -A log pi by transformers alone, by rounding."""
+    """Return the relative rounding error of transformers' gradient of -A log pi."""
     with sharding.unsharded(policy):
         plain = rounded_and_exact(policy)
         kept = allowed_tokens(plain[1], rows, sampling)
@@ -105,7 +104,7 @@ def gradient_rounding(policy: Policy, rows: Sequence[Row], sampling: Sampling) -
 def plain_gradient(
     policy: Policy, plain: Plain, rows: Sequence[Row], sampling: Sampling, kept: Sequence[Tensor | None]
 ) -> list[Tensor]:
-    """Return the gradient of `plain_loss` of each trained weight, 0 where the loss does not depend on one."""
+    """Return each trained weight's gradient of `plain_loss`, possibly 0."""
     trained = [weight for weight in policy.model.parameters() if weight.requires_grad]
     found = torch.autograd.grad(plain_loss(plain, rows, sampling, kept), trained, allow_unused=True)
     return [torch.zeros_like(w) if g is None else g for w, g in zip(trained, found, strict=True)]
@@ -114,7 +113,7 @@ def plain_gradient(
 def plain_loss(plain: Plain, rows: Sequence[Row], sampling: Sampling, kept: Sequence[Tensor | None]) -> Tensor:
     """Return -A log pi, averaged over the loss tokens of all rows.
 
-    `kept` are the entries that filters leave in each.
+    `kept` are the filters' entries of each.
     """
     total = torch.zeros((), dtype=torch.float64, device=plain.device)
     for row, kept_LV in zip(rows, kept, strict=True):
@@ -125,10 +124,9 @@ def plain_loss(plain: Plain, rows: Sequence[Row], sampling: Sampling, kept: Sequ
 
 
 def allowed_tokens(plain: Plain, rows: Sequence[Row], sampling: Sampling) -> list[Tensor | None]:
-    """Return the entries that filters leave of each row's loss tokens, with the current weights.
+    """Return the filters' entries of each row, for fixed weights.
 
-    While weights move they stay the same, as in an update: a token that a step brings into top-p would make the loss
-    jump.
+    They stay fixed while weights move, as in an update: a token entering top-p would make the loss jump.
     """
     if not sampling.filters:
         return [None] * len(rows)
@@ -137,13 +135,9 @@ def allowed_tokens(plain: Plain, rows: Sequence[Row], sampling: Sampling) -> lis
 
 
 def kind_of(model: ModelConfig) -> str:
-    """Return the precision to judge by, the least precise for weights in 4 bits.
-
-    Kernels that multiply them may differ with the shape.
-    """
+    """Return the precision to judge by, the coarsest for 4-bit weights."""
     return "bfloat16" if model.load_in_4bit else model.precision
 
 
 def square(tensor: Tensor) -> float:
-    """Return the sum of the squared entries."""
     return float(torch.linalg.vector_norm(tensor, dtype=torch.float64)) ** 2

@@ -1,8 +1,8 @@
-"""The trainer's gradient against two that owe it nothing: plain autograd, and differences of the loss itself.
+"""Check the trainer's gradient against autograd and finite differences.
 
-Both look at -A log pi, averaged over loss tokens, through the model as transformers alone runs it (`policy.plain`).
-The first compares every entry. The second needs no backward pass at all: the loss is computed on both sides of where
-the weights are, and the slope between must be the gradient's.
+Both use -A log pi, averaged over loss tokens, in plain transformers (`policy.plain`). Autograd is compared in every
+entry. Differences need no backward pass: the loss is computed on both sides of the weights, and its slope must be the
+gradient's.
 """
 
 import math
@@ -40,12 +40,13 @@ from covey.trainer.layouts import Row
 from covey.types import Sampling
 
 SLOPE_TOLERANCE = {"float64": 0.01, "float32": 0.01, "float16": 0.05, "bfloat16": 0.1}
-"""Relative error by precision. The loss is computed in float64 whatever the precision is, so differences are exact to
-AGREEMENT; what is allowed beyond is what rounding does to the gradient, along its own direction, in the policy's
-precision. A wrong sign is an error of 2, a factor of two one of 0.5."""
+"""Relative error by precision. The loss is computed in float64, so differences are exact to AGREEMENT; the rest is the
+gradient's rounding along its own direction. A wrong sign is an error of 2, a factor of two one of 0.5.
+"""
 RISE = 1e-4
-"""Rise of the loss over the first step to aim at, nats per token: so short a step that the loss hardly bends in it and
-tokens stay with their experts, and a billion times what float64 rounds."""
+"""Target rise of the loss over the first step, nats per token: nearly linear, without changes of experts, and a billion
+times float64's rounding.
+"""
 REACH = 0.05
 """A step is at most this share of the weights that move: where the gradient is nearly 0, the loss rises less."""
 AGREEMENT = 1e-3
@@ -72,7 +73,7 @@ class Errors:
 
 
 def check_slope(subject: PreflightContext) -> Check:
-    """Check that the trainer's gradient, in the layout of the run, is that of the loss."""
+    """Check that the trainer's gradient is that of the loss."""
     config, policy = subject.config, subject.run.policy
     kind = kind_of(config.model)
     trainer = probe_trainer(subject, AlgorithmConfig(loss="reinforce"))
@@ -106,9 +107,9 @@ def check_slope(subject: PreflightContext) -> Check:
 
 
 def gradient_errors(policy: Policy, rows: Sequence[Row], sampling: Sampling, scale: float) -> Errors:
-    """Return the errors of the trainer's gradient against `scale` times that of -A log pi.
+    """Return the trainer's errors against `scale` times the gradient of -A log pi.
 
-    All ranks ask together, with the same rows.
+    Collective, with the same rows.
     """
     trained = {name: weight for name, weight in policy.model.named_parameters() if weight.requires_grad}
     # Weights without a gradient are learnt with 0.
@@ -133,7 +134,7 @@ def gradient_errors(policy: Policy, rows: Sequence[Row], sampling: Sampling, sca
 
 
 def _unscaled(gradient: Tensor, scale: float) -> Tensor:
-    """Return the gradient without a loss scale; without a copy, which may be gigabytes, where there is none."""
+    """Return the gradient without loss scale, copied only if necessary."""
     return gradient if scale == 1 else gradient / scale
 
 
@@ -146,10 +147,9 @@ def _few(left: Mapping[str, Tensor]) -> list[str]:
 
 
 def _direction(found: Mapping[str, Tensor], still: Mapping[str, int]) -> dict[str, Tensor]:
-    """Return a direction of length 1, half along the gradient and half at random.
+    """Return a unit direction, half along the gradient and half random.
 
-    Along the gradient the loss rises most, and what is missing from the gradient is not to be missing from the
-    direction. The rows `still` do not move.
+    Entries missing from the gradient must not be missing here. The rows `still` do not move.
     """
     generator = torch.Generator().manual_seed(0)
     drawn = {name: torch.randn(g.shape, generator=generator, dtype=g.dtype).to(g.device) for name, g in found.items()}
@@ -163,10 +163,7 @@ def _direction(found: Mapping[str, Tensor], still: Mapping[str, int]) -> dict[st
 
 
 def _padding_rows(policy: Policy) -> dict[str, int]:
-    """Return the padding row of embeddings by the weight's name.
-
-    torch gives it no gradient, whatever it does to the loss.
-    """
+    """Return embeddings' padding rows, to which torch gives no gradient."""
     rows = {
         id(module.weight): module.padding_idx
         for module in policy.model.modules()
@@ -178,10 +175,9 @@ def _padding_rows(policy: Policy) -> dict[str, int]:
 def _rise(
     policy: Policy, direction: Mapping[Tensor, Tensor], loss: Callable[[Plain], Tensor]
 ) -> Callable[[float], float]:
-    """Return a function of the distance: the loss there along the direction less that against it.
+    """Return the loss's difference across a distance along the direction.
 
-    It keeps no gradient, and computes in float64: what float32 rounds over thirty layers is as loud as a rise over
-    which the loss is straight.
+    In float64: float32's rounding over thirty layers is as large as a straight rise.
     """
     shift = {weight: torch.zeros_like(moved) for weight, moved in direction.items()}
     plain = plain_model(policy, shift, torch.float64)
@@ -199,8 +195,8 @@ def _rise(
 def _slope(rise: Callable[[float], float], step: float) -> float | None:
     """Return the derivative from central differences, None where they do not settle.
 
-    Steps are halved until two in a row agree. Where a token came to another expert in both, the loss jumped, and the
-    shorter step would make twice as much of it.
+    Steps are halved until two in a row agree. Where a token changed experts in both, a shorter step would double the
+    error.
     """
     before = rise(step) / (2 * step)
     for halvings in range(1, MAX_HALVINGS + 1):
@@ -213,9 +209,9 @@ def _slope(rise: Callable[[float], float], step: float) -> float | None:
 
 
 def _relative_error(pairs: Sequence[tuple[Tensor, Tensor]]) -> float:
-    """Return the error of the first of each pair against the second: 0 where both are 0, else infinite beside 0.
+    """Return the relative error over all entries of all ranks.
 
-    It is over all entries of all ranks.
+    0 where both are 0, else infinite beside 0.
     """
     apart, size = 0.0, 0.0
     for left, whole in pairs:

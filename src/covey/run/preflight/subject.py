@@ -1,4 +1,4 @@
-"""What a preflight check looks at and what it says."""
+"""The context and result of a preflight check."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -51,7 +51,7 @@ class Check:
 
 
 class Unscored(Environment):
-    """Stands in for the environment where completions are looked at, not judged: no reward function is called."""
+    """An environment that judges nothing, for unjudged completions."""
 
     def prompts(self, split: Split) -> list[Prompt]:
         return []
@@ -62,7 +62,7 @@ class Unscored(Environment):
 
 @dataclass(frozen=True)
 class PreflightContext:
-    """The run that is looked at, before its first step."""
+    """The checked run, before its first step."""
 
     run: Run
     config: Config
@@ -73,7 +73,7 @@ class PreflightContext:
 
     @cached_property
     def prompts(self) -> list[Prompt]:
-        """Return the first prompts that the run will train on, leaving its own stream where it is."""
+        """Return the run's first training prompts, without moving its stream."""
         stream = self.run.local.stream
         before = stream.state_dict()
         drawn = stream.draw(min(self.config.preflight.num_prompts, len(stream.prompts)))
@@ -87,10 +87,7 @@ class PreflightContext:
 
     @cached_property
     def longest(self) -> tuple[Prompt, list[int]]:
-        """Return the longest prompt of training and evaluation with its tokens.
-
-        Tokenizing all of a large data set takes minutes, so it is looked for among those with the most characters.
-        """
+        """Return the longest prompt with its tokens, among the longest texts."""
         large = nlargest(self.config.preflight.num_prompts, self.all_prompts, key=_num_characters)
         chosen = [*self.prompts, *large]
         encoded = [(prompt, encode_prompt(self.run.policy.tokenizer, prompt)) for prompt in chosen]
@@ -98,10 +95,7 @@ class PreflightContext:
 
     @cached_property
     def token_seconds(self) -> float:
-        """Return the seconds that transformers alone takes for a token in a forward pass, on the slowest rank.
-
-        The second of two passes counts: the first makes buffers and kernels.
-        """
+        """Return transformers' seconds per token on the slowest rank, warmed up."""
         prompt_ids = self.longest[1]
         token_ids = (prompt_ids * TIMED_TOKENS)[:TIMED_TOKENS]
         with torch.no_grad(), sharding.unsharded(self.run.policy):
@@ -114,10 +108,7 @@ class PreflightContext:
 
     @cached_property
     def groups(self) -> list[Group]:
-        """Sample a few completions of each prompt, or of as many as time allows, cut at preflight.max_tokens.
-
-        Their rewards mean nothing.
-        """
+        """Sample some completions of each prompt, cut at preflight.max_tokens."""
         source = self.run.local
         looking = replace(source, sampler=replace(source.sampler, environment=Unscored()))
         max_tokens = source.sampling.max_tokens
@@ -129,7 +120,7 @@ class PreflightContext:
             return looking.run(prompts, num_samples, replace(source.sampling, max_tokens=max_tokens))
 
     def _affordable(self, num_sampled: int) -> list[Prompt]:
-        """Return the prompts, or the first of every environment and as many more as are sampled in some seconds."""
+        """Return affordable prompts, at least one of every environment."""
         firsts = {prompt.environment: prompt for prompt in reversed(self.prompts)}
         ordered = sorted(self.prompts, key=lambda prompt: firsts[prompt.environment] is not prompt)
         needed = accumulate(len(encode_prompt(self.run.policy.tokenizer, prompt)) + num_sampled for prompt in ordered)

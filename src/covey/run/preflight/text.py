@@ -1,4 +1,4 @@
-"""Checks of text on its way into tokens and back: round trips, the chat template, lengths, gold answers, rewards."""
+"""Check text: round trips, chat template, lengths, gold answers, rewards."""
 
 import json
 import logging
@@ -28,10 +28,10 @@ MANY_UNNAMED = 0.01
 
 
 def check_tokenizer(subject: PreflightContext) -> Check:
-    """Check that prompts survive the chat template, have embeddings, and that a token ends completions.
+    """Check prompts in the chat template, embeddings, and end tokens.
 
-    What the policy reads counts. Where a tokenizer changes blanks, case or marks, or knows some letters not, that is
-    said in one line: rewards see the text as it was written.
+    A tokenizer that changes blanks, case or marks, or lacks letters, is reported in one line: rewards see the text as
+    written.
     """
     policy = subject.run.policy
     faults = [
@@ -57,7 +57,7 @@ Fault = tuple[str, str]
 
 
 def _token_faults(policy: Policy) -> Iterator[Fault]:
-    """Yield what a policy of its kind lacks: a token that ends a completion, or one that is filled in."""
+    """Yield the policy's missing tokens: end, or mask."""
     size, other = num_rows(policy.causal_lm), "take the tokenizer that belongs to the model"
     if policy.mask_id is not None:  # it ends by length
         return
@@ -78,7 +78,7 @@ def _token_faults(policy: Policy) -> Iterator[Fault]:
 
 
 def _rowless_faults(subject: PreflightContext) -> Iterator[Fault]:
-    """Yield prompts, of all, that spell a token which the embedding has no row for."""
+    """Yield prompts with tokens that have no embedding."""
     policy, size = subject.run.policy, num_rows(subject.run.policy.causal_lm)
     rowless = [token for token, token_id in policy.tokenizer.get_vocab().items() if token_id >= size]
     for prompt in subject.all_prompts if rowless else ():
@@ -94,13 +94,13 @@ def _rowless_faults(subject: PreflightContext) -> Iterator[Fault]:
 
 
 def _num_unnamed(policy: Policy) -> int:
-    """Count the rows of the embedding that no token has: vocabularies are padded to round numbers."""
+    """Count the embedding's padding rows."""
     rows = num_rows(policy.causal_lm)
     return rows - sum(token_id < rows for token_id in policy.tokenizer.get_vocab().values())
 
 
 def _prompt_faults(policy: Policy, prompt: Prompt) -> Iterator[Fault]:
-    """Yield what tokenizer and chat template do to a prompt that they must not do."""
+    """Yield the faults of tokenizer and chat template on a prompt."""
     if policy.tokenizer.chat_template is None and not isinstance(prompt.text, str):
         found = f"prompt {prompt.id} holds messages, but the model's tokenizer has no chat template"
         yield found, "take a chat model, or prompts that are text"
@@ -128,10 +128,7 @@ def _rendering_faults(policy: Policy, prompt: Prompt) -> Iterator[str]:
 
 
 def _template_faults(policy: Policy, name: str, messages: Sequence[Message], ids: Sequence[int]) -> Iterator[str]:
-    """Yield what is wrong unless no words are lost and only the answer's opening is added.
-
-    The opening is what add_generation_prompt adds.
-    """
+    """Yield faults unless words are kept and only the opening is added."""
     # With the generation prompt, earlier tokens must stay as they are: turns share them as a prefix
     conversation = [with_content(message) for message in messages]
     closed = list(policy.tokenizer.apply_chat_template(conversation, add_generation_prompt=False, return_dict=False))
@@ -145,24 +142,23 @@ def _template_faults(policy: Policy, name: str, messages: Sequence[Message], ids
 
 
 def _rendered(policy: Policy, messages: Sequence[Message]) -> str:
-    """Return a conversation as the text that the template makes of it."""
     goes_on, conversation = ends_with_assistant(messages), [with_content(message) for message in messages]
     render = policy.tokenizer.apply_chat_template
     return str(render(conversation, add_generation_prompt=not goes_on, continue_final_message=goes_on, tokenize=False))
 
 
 def _is_in(words: str, rendered: str) -> bool:
-    """Return whether a template kept the words, as they are or spelt as JSON, as Llama 3 does with those of tools."""
+    """Return True if a template kept the words, plain or as JSON."""
     return any(
         spelt in rendered for spelt in (words, json.dumps(words)[1:-1], json.dumps(words, ensure_ascii=False)[1:-1])
     )
 
 
 def _remarks(policy: Policy, prompt: Prompt) -> Iterator[str]:
-    """Yield what a policy reads otherwise than it is written, if anything.
+    """Yield what a policy reads otherwise than written.
 
-    Composed and decomposed characters are the same, and so are blanks in front. Tokenizers of masked policies may be
-    lossy where their tokens come back.
+    Composed characters and leading blanks count as equal. Tokenizers of masked policies may be lossy where their tokens
+    come back.
     """
     encode = policy.tokenizer
     ids, given = encode_prompt(encode, prompt), prompt.text
@@ -183,7 +179,7 @@ def _remarks(policy: Policy, prompt: Prompt) -> Iterator[str]:
 
 
 def _has_letters_of(back: str, given: str) -> bool:
-    """Tell whether all that is seen of a text is there in its order, whatever its case, accents and blanks."""
+    """Return True if all letters remain in order, whatever their case."""
     seen, wanted = (
         [c for c in unicodedata.normalize("NFKD", text).casefold() if unicodedata.category(c)[0] not in "ZCM"]
         for text in (back, given)
@@ -193,7 +189,7 @@ def _has_letters_of(back: str, given: str) -> bool:
 
 
 def _around(text: str, other: str) -> str:
-    """Quote the part of a text where it begins to differ from another."""
+    """Quote a text around its first difference to another."""
     place = next((i for i, (a, b) in enumerate(zip(text, other, strict=False)) if a != b), min(len(text), len(other)))
     return repr(text[max(0, place - 10) : place + 20])
 
@@ -206,7 +202,7 @@ def _decode(policy: Policy, ids: Sequence[int]) -> str:
 
 
 def check_completions(subject: PreflightContext) -> Check:
-    """Check that what is judged is what was sampled, without special tokens.
+    """Check that sampled text is judged, without special tokens.
 
     A stop ends a completion, and only its end.
     """
@@ -225,7 +221,7 @@ def check_completions(subject: PreflightContext) -> Check:
 
 
 def _completion_faults(subject: PreflightContext, prompt: Prompt, rollout: Rollout) -> Iterator[Fault]:
-    """Yield what is wrong with how a completion reads or ends."""
+    """Yield the faults of a completion's text or end."""
     policy, where = subject.run.policy, f"a completion of prompt {prompt.id}"
     ids, special = _written_ids(rollout), special_ids(policy)
     plain = str(policy.tokenizer.decode([token_id for token_id in ids if token_id not in special]))
@@ -243,10 +239,7 @@ def _completion_faults(subject: PreflightContext, prompt: Prompt, rollout: Rollo
 
 
 def _written_ids(rollout: Rollout) -> list[int]:
-    """Return the tokens of the completion in the order of the text.
-
-    Several passes fill them in another.
-    """
+    """Return the completion's tokens in the text's order."""
     length = rollout.input_length or len(rollout.target_ids)
     places = [index for index, chosen in enumerate(rollout.loss_mask) if chosen]
     return [rollout.target_ids[index] for index in sorted(places, key=lambda index: index % length)]
@@ -256,7 +249,7 @@ def _written_ids(rollout: Rollout) -> list[int]:
 
 
 def check_lengths(subject: PreflightContext) -> Check:
-    """Check that the longest prompt with a whole completion fits the positions and the cache."""
+    """Check that the longest prompt and completion fit positions and cache."""
     policy, sampling = subject.run.policy, subject.run.source.sampling
     prompt, num_tokens = subject.longest[0], len(subject.longest[1])
     max_tokens = sampling.room(num_tokens) if policy.mask_id is None else sampling.max_tokens
@@ -283,7 +276,7 @@ def check_lengths(subject: PreflightContext) -> Check:
 
 
 def _room(subject: PreflightContext) -> tuple[int, str]:
-    """Return the tokens that the engine can hold of one completion, and the setting that decides it."""
+    """Return the engine's room for one completion, and its setting."""
     engine = subject.config.engine
     if engine.name not in ("native", "vllm"):
         return subject.run.policy.max_length, ""
@@ -295,7 +288,7 @@ def _room(subject: PreflightContext) -> tuple[int, str]:
 
 
 def check_gold(subject: PreflightContext) -> Check:
-    """Check that the environment's gold answers, tokenized and decoded, get the maximum reward."""
+    """Check that the environment's gold answers get the maximum reward."""
     environment = subject.run.environment
     with naming(environment, "gold"):
         golds = [(prompt, environment.gold(prompt)) for prompt in subject.prompts]
@@ -315,7 +308,7 @@ def check_gold(subject: PreflightContext) -> Check:
 
 
 def _score(subject: PreflightContext, prompt: Prompt, gold: str) -> float | str:
-    """Return the reward of the gold answer as a completion, or why it could not be scored."""
+    """Return the gold answer's reward, or why it has none."""
     policy = subject.run.policy
     ids = list(policy.tokenizer(gold, add_special_tokens=False)["input_ids"])
     ids += sorted(policy.stop_ids)[: int(policy.mask_id is None)]
@@ -326,7 +319,7 @@ def _score(subject: PreflightContext, prompt: Prompt, gold: str) -> float | str:
 def judged(
     subject: PreflightContext, environment: Environment, prompt: Prompt, written: Sequence[Sequence[int]]
 ) -> Group | str:
-    """Return these completions with their rewards, or why none could be scored."""
+    """Return these completions with rewards, or why none could be scored."""
     source = subject.run.local
     engine = FakeEngine(lambda prompt_ids, sample_index: written[sample_index], len(subject.run.policy.tokenizer))
     looking = replace(source, sampler=replace(source.sampler, engine=engine, environment=environment))
@@ -341,7 +334,7 @@ def judged(
 
 
 def check_functions(subject: PreflightContext) -> Check:
-    """Check that the user's reward functions or environment, called as in training, score sampled completions."""
+    """Check that the user's rewards or environment score sampled completions."""
     groups = {group.prompt.environment: group for group in reversed(subject.groups) if group.rollouts}
     found = [(trial_of(subject, group.prompt), group.rollouts) for group in groups.values()]
     trials = [(trial, rollouts) for trial, rollouts in found if trial is not None]
@@ -358,10 +351,9 @@ def check_functions(subject: PreflightContext) -> Check:
 
 
 def trial_of(subject: PreflightContext, prompt: Prompt) -> tuple[Environment, Prompt] | None:
-    """Return what tries the user's own code on a prompt, and the prompt as that knows it.
+    """Return the environment to try the user's code, and its prompt.
 
-    An environment of the user's is tried as it is: it scores as in training, and its metrics are dropped. None where
-    no code of the user's judges the prompt.
+    The user's environment is tried as it is, and its metrics are dropped. None without user code.
     """
     environment, settings = subject.run.environment, subject.config.environment
     own = settings.parts.get(prompt.environment) if isinstance(settings, MixtureConfig) else settings

@@ -1,1 +1,1 @@
-"""What a run logs, shows and sums up."""
+"""Logs, terminal output and summary of a run."""

@@ -1,4 +1,4 @@
-"""Answers as text for people: what was asked, what was written, what it earned. Nothing in it acts on a terminal."""
+"""Answers as text for people, harmless on a terminal."""
 
 import json
 import math
@@ -43,7 +43,7 @@ def as_text(row: Mapping[str, Any]) -> str:
 
 
 def episode_text(row: Mapping[str, Any]) -> str:
-    """Show an episode turn by turn: who said what, and what the environment gave for each turn.
+    """Show an episode turn by turn, with each turn's reward.
 
     >>> print(episode_text(row))
     step 60, train-17: reward 1.000 (won 1), 2 turns, completed, 6 tokens
@@ -74,14 +74,14 @@ def episode_text(row: Mapping[str, Any]) -> str:
 
 
 def _content(message: Mapping[str, Any]) -> str:
-    """Return what a message says, tool calls included."""
+    """Return a message's text, tool calls included."""
     content = message.get("content") or ""
     text = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
     return text + (f" {json.dumps(message['tool_calls'], ensure_ascii=False)}" if message.get("tool_calls") else "")
 
 
 def earned(row: Mapping[str, Any]) -> str:
-    """Say in one line what the answer earned and how it ended."""
+    """Describe the answer's reward and end in one line."""
     parts = ", ".join(f"{escape(name)} {_number(value)}" for name, value in row["parts"].items())
     facts = [f"reward {row['reward']:.3f}" + (f" ({parts})" if parts else "")]
     if row.get("advantage") is not None:
@@ -100,14 +100,14 @@ def earned(row: Mapping[str, Any]) -> str:
 
 
 def written(text: str | Sequence[Mapping[str, str]]) -> str:
-    """Join the messages of a conversation, each after its role, and leave text as it is."""
+    """Join a conversation's messages, each after its role; text stays."""
     if isinstance(text, str):
         return text
     return "\n".join(f"{message['role']}: {_content(message)}" for message in text)
 
 
 def shortened(text: str, most: int) -> str:
-    """Leave out the middle of a long text: how it begins and how it ends say most.
+    """Cut the middle of a long text.
 
     >>> shortened("x" * 1000, 4)
     'xx … (996 characters) … xx'
@@ -119,7 +119,6 @@ def shortened(text: str, most: int) -> str:
 
 
 def _block(label: str, text: str, keep: str = "\n") -> str:
-    """Return the lines of a text under its label."""
     return f"  {label:<7} " + escape(text, keep=keep).replace("\n", f"\n{INDENT}")
 
 
@@ -128,5 +127,5 @@ def _value(value: Any) -> str:
 
 
 def _number(value: Any) -> str:
-    """Format a value of a row, which is text where JSON has no number for it."""
+    """Format a value of a row, which may be text."""
     return f"{value:.4g}" if isinstance(value, int | float) and math.isfinite(value) else str(value)

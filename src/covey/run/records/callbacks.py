@@ -1,4 +1,4 @@
-"""What a program hears of its run, what it may add to the metrics, and how it ends the run early."""
+"""Callbacks: a program receives a run's events, adds metrics, ends it early."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 
 class StopTraining(Exception):
-    """Raised by a callback to end the run after this step, evaluated and saved. The message says why in one line."""
+    """A callback ends the run after this step; the message is the reason."""
 
 
 class Callback:
-    """Hear of a run as it goes. Override what you need. Of several processes the first alone calls.
+    """Receive the events of a run, on the first process; override as needed.
 
     >>> class Patience(Callback):
     ...     def on_evaluation(self, step, evaluation):
@@ -26,13 +26,13 @@ class Callback:
     """
 
     def on_start(self, run: "Run", folder: Path) -> None:
-        """Receive the parts of the run and its folder, before the first evaluation."""
+        """Receive the run and its folder, before the first evaluation."""
 
     def on_step(self, step: int, metrics: dict[str, float | None]) -> None:
-        """Receive the metrics of a finished step, counted from 1. What is added to them is logged with them."""
+        """Receive a finished step (from 1); metrics added here are logged."""
 
     def on_evaluation(self, step: int, evaluation: "Evaluation") -> None:
-        """Receive what an evaluation after `step` steps measured."""
+        """Receive the evaluation after `step` steps."""
 
 
 class Callbacks:
@@ -58,7 +58,7 @@ class Callbacks:
                 callback.on_evaluation(step, evaluation)
 
     def want_to_stop(self) -> bool:
-        """Return whether one asked for the end, the same on all ranks. Collective."""
+        """Return True if a callback has asked to stop. Collective."""
         return bool(self._callbacks) and bool(collectives.all_max_int(int(self.reason is not None)))
 
     @contextmanager

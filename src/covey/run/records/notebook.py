@@ -1,4 +1,4 @@
-"""What a notebook shows during a run: one output that is drawn anew after each step."""
+"""The output of a run in a notebook, redrawn after each step."""
 
 import math
 import sys
@@ -15,7 +15,7 @@ WIDTH, HEIGHT = 360, 60
 
 
 def is_notebook() -> bool:
-    """Tell whether this process is the kernel of a notebook, which shows HTML."""
+    """Return True in the kernel of a notebook, which shows HTML."""
     if "ipykernel" not in sys.modules:
         return False
     from IPython.core.getipython import get_ipython
@@ -24,12 +24,12 @@ def is_notebook() -> bool:
 
 
 def progress_of(num_steps: int, *, shows: bool) -> Progress:
-    """Make what shows the run: an output of the cell in a notebook, else the terminal's."""
+    """Make the display: a cell's output in a notebook, else the terminal."""
     return NotebookProgress(num_steps) if shows and is_notebook() else make_progress(num_steps, shows)
 
 
 class NotebookProgress(Panel):
-    """Bar, numbers, the curve of the reward and the last messages, in one output of the cell."""
+    """Bar, numbers, reward curve and last messages in a cell's output."""
 
     def __init__(self, num_steps: int) -> None:
         super().__init__(num_steps)
@@ -48,7 +48,6 @@ class NotebookProgress(Panel):
         return self
 
     def html(self) -> str:
-        """Return what the cell shows now."""
         left = time_left(self._pace.seconds_left)
         bar = f'<progress value="{self._step}" max="{self._pace.num_steps}" style="width:{WIDTH}px"></progress>'
         lines = [f"<div>step {self._step}/{self._pace.num_steps} {bar} {left}</div>"] if self._step else []
@@ -68,7 +67,7 @@ class NotebookProgress(Panel):
 
 
 def curve(values: list[float], width: int = WIDTH, height: int = HEIGHT) -> str:
-    """Return a line through the values, from the first to the last, as SVG: through means where there are too many.
+    """Draw a line through the values, or through means, as SVG.
 
     >>> curve([0.0, 1.0])[:24]
     '<svg width="360" height='

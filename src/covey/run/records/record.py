@@ -1,4 +1,4 @@
-"""What a run leaves behind: metrics, rollouts, checkpoints, the summary. And what it shows meanwhile."""
+"""The record of a run: metrics, rollouts, checkpoints, summary, display."""
 
 import logging
 import math
@@ -69,9 +69,9 @@ LOGGER = logging.getLogger(__name__)
 
 
 class RunRecorder:
-    """Writes one run's folder. A context manager, so that files are closed and a summary is there however it ends.
+    """Writes a run's folder; a context manager that always writes the summary.
 
-    Every rank has one and tells it the same; that of rank 0 alone writes and speaks, and what it logs is of all ranks.
+    Every rank has one; rank 0's alone writes and prints, about all ranks.
     """
 
     def __init__(self, config: Config, folder: Path, callbacks: Sequence[Callback] = ()) -> None:
@@ -135,7 +135,7 @@ class RunRecorder:
 
     @cached_property
     def _tracker(self) -> Tracker:
-        """Open the logs when they are first asked for: of a resumed run, once they are cut back."""
+        """Open the logs at first use, after a resume has cut them back."""
         if not collectives.is_main_process():
             return CompositeTracker(())
         config = self._config
@@ -147,16 +147,13 @@ class RunRecorder:
         return self._run
 
     def say(self, text: str) -> None:
-        """Print a message at the terminal and log it."""
+        """Print a message and log it."""
         LOGGER.info(text)
         self._progress.message(text)
         self.watchdog.progress()
 
     def begin(self, run: Run, prompts: str = "") -> None:
-        """Attach the parts of the run.
-
-        Checkpoints record which `prompts` it has (`fingerprint.prompt_hash`).
-        """
+        """Attach the parts of the run, and the `fingerprint.prompt_hash` for checkpoints."""
         self._run = run
         self._prompts = prompts
         self._config = run.config
@@ -168,7 +165,7 @@ class RunRecorder:
         self.callbacks.start(run, self.folder)
 
     def log_step(self, step: int, stepped: Stepped) -> None:
-        """Log a finished step: what was sampled, what it was worth, what the update did."""
+        """Log a finished step."""
         self._get_under_way()
         groups, dropped, credit, metrics = stepped
         drops, left_out = self._drops(dropped), [one.group for one in dropped]
@@ -206,20 +203,20 @@ class RunRecorder:
         self._step_started = time.monotonic()
 
     def _get_under_way(self) -> None:
-        """Take away what an earlier process said of the run's end, which holds no longer once the run goes on."""
+        """Delete the previous end of the run when it is resumed."""
         if self._is_as_left and collectives.is_main_process():
             with suppress(OSError):  # the last word is written over it
                 (self.folder / SUMMARY).unlink(missing_ok=True)
         self._is_as_left = False
 
     def _log_schedule(self, step: int) -> None:
-        """Write which groups made a step, where that does not follow from the settings."""
+        """Write which groups made a step, unless the settings say so."""
         if schedule := self.run.source.take_schedule():
             self._schedule = self._schedule or JsonlWriter(self.folder / SCHEDULE, wait=self._goes_on)
             self._schedule.write({"step": step, **schedule})
 
     def _rollouts(self, step: int, stepped: Stepped) -> None:
-        """Write some rollouts of rank 0 down, and show some where that is asked for."""
+        """Log some rollouts of rank 0, and show some if configured."""
         output, credit = self._config.output, stepped.credit
         advantages = [advantage for group in credit.advantages for advantage in group]
         of_turns = [] if credit.of_turns is None else [own for group in credit.of_turns for own in group]
@@ -229,7 +226,7 @@ class RunRecorder:
             self._progress.message(as_text(one.row(step)))
 
     def _drops(self, dropped: Sequence[Dropped]) -> Counter[str]:
-        """Count the groups and rollouts of all ranks that were dropped since the last row, by reason."""
+        """Count the dropped groups and rollouts of all ranks, by reason."""
         own = Counter(self.run.source.take_drops())
         own[STALE] += sum(one.reason == STALE for one in dropped)
         drops: Counter[str] = Counter()
@@ -238,9 +235,9 @@ class RunRecorder:
         return drops
 
     def _environment_metrics(self) -> dict[str, float]:
-        """Return the environment's metrics for a row, as means over ranks.
+        """Return the environment's metrics as means over ranks.
 
-        What was found out about forged rewards is also added up for the summary.
+        Forged rewards are also added up for the summary.
         """
         of_ranks = environment_metrics(self.run)
         for name, number in ((name, number) for metrics in of_ranks for name, number in metrics.items()):
@@ -279,7 +276,7 @@ class RunRecorder:
         self._step_started = time.monotonic()
 
     def _log_verdicts(self, step: int, found: Evaluation) -> None:
-        """Write the verdicts on all prompts down, and which prompts these are where it has not been said."""
+        """Log the verdicts on all prompts, and new sets of prompts."""
         if not collectives.is_main_process():
             return
         prompts, ids = [name for _, name in self._seen[-1]], [prompt.id for prompt in self.run.test_prompts]
@@ -291,7 +288,7 @@ class RunRecorder:
 
     @property
     def evaluations(self) -> Sequence[Evaluation]:
-        """Return all evaluations of the run so far, those before a resume too."""
+        """Return all evaluations of the run, those before a resume included."""
         return tuple(self._evaluations)
 
     @property
@@ -299,10 +296,10 @@ class RunRecorder:
         return self.folder / "checkpoints"
 
     def save(self, state: Mapping[str, Any], *, needed: bool) -> None:
-        """Save a checkpoint of the policy, which `from_pretrained` loads, with the state to resume.
+        """Save a checkpoint of the policy with the state to resume.
 
-        Its score, by which the best is kept, is that of the evaluation after that step, if there was one.
-        WriteError where the disk does not take it and it is `needed` or output.on_write_error=stop.
+        Its score is that of the evaluation after that step, if any. WriteError where the disk refuses it and it is
+        `needed` or output.on_write_error=stop.
         """
         policy = self.run.policy
         with self.watchdog.deadline(f"the checkpoint of step {state['step']} to be written", "timeouts.saving"):
@@ -312,7 +309,7 @@ class RunRecorder:
         self._step_started = self.saved_at = time.monotonic()
 
     def _save(self, state: Mapping[str, Any], weights: Mapping[str, Tensor] | None, needed: bool) -> bool:
-        """Write rank 0's part. False where the disk did not take it and the run continues all the same."""
+        """Write rank 0's part; return False where the disk refused it."""
         facts: dict[str, Any] = {"versions": versions(), "num_ranks": collectives.world_size()}
         facts |= {"environment": environment_facts(self.run), "prompts": self._prompts}
         facts |= {"reference": self.run.reference_identity} if self.run.reference_identity else {}
@@ -337,7 +334,7 @@ class RunRecorder:
         return True
 
     def _sync_rows(self) -> None:
-        """Sync the rows, as no power cut may leave a checkpoint without the rows before it."""
+        """Sync the rows before the checkpoint that follows them."""
         for path in map(self.folder.joinpath, ROWS):
             if path.name not in ALWAYS_ROWS and not path.exists():
                 continue
@@ -362,7 +359,6 @@ class RunRecorder:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on counting from there."""
         self._totals = Counter(state["totals"])
         self._samplers = SamplersTotals(**state["samplers"])
         self._step_seconds = state["step_seconds"]
@@ -375,11 +371,9 @@ class RunRecorder:
         self._step_started = time.monotonic()
 
     def cold_start(self, facts: Mapping[str, object]) -> None:
-        """Write what a cold start resulted in to cold_start.json."""
         write_json(self.folder / "cold_start.json", facts)
 
     def _summarise(self, status: str) -> None:
-        """Write summary.json, for programs and for the tables at the end."""
         if not collectives.is_main_process():
             return
         facts = RunFacts(

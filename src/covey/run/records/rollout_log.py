@@ -1,4 +1,4 @@
-"""Answers that are kept for reading: rollouts.jsonl of training, evaluations.jsonl of evaluations. Both are bounded."""
+"""Bounded logs of answers: rollouts.jsonl and evaluations.jsonl."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -24,18 +24,15 @@ AnswerRow = dict[str, Any]
 
 
 class AnswerLog:
-    """A file of rows that is bounded over restarts too."""
+    """A file of rows, bounded over restarts too."""
 
     def __init__(self, path: Path, max_rows: int, *, wait: bool = False) -> None:
-        """Open the log for at most `max_rows` rows.
-
-        `wait` is that of JsonlWriter.
-        """
+        """Open the log for at most `max_rows` rows; `wait` as for JsonlWriter."""
         self._file = JsonlWriter(path, wait=wait)
         self._left = max_rows - count_lines(path)
 
     def log(self, rows: Sequence[AnswerRow]) -> None:
-        """Write the rows, as long as there is room."""
+        """Write rows while there is room."""
         for row in rows[: max(0, self._left)]:
             self._file.write(row)
             self._left -= 1
@@ -75,7 +72,7 @@ def sampled(
 ) -> list[Sampled]:
     """List the rollouts of a step.
 
-    `advantages` has one value for each rollout of `groups`, in order, and `of_turns` those of its turns, if any.
+    `advantages` has one value per rollout of `groups`, `of_turns` those of its turns, if any.
     """
     pairs = [(group.prompt, rollout) for group in groups for rollout in group.rollouts]
     each = of_turns or [()] * len(pairs)
@@ -85,9 +82,9 @@ def sampled(
 
 
 def spread_over(found: Sequence[Sampled], most: int) -> list[Sampled]:
-    """Choose at most `most` rollouts, evenly spread, so that no prompt crowds out the others.
+    """Choose at most `most` rollouts, evenly spread over prompts.
 
-    Groups that were dropped get a quarter of the places, and what trained rollouts leave free.
+    Dropped groups get a quarter of the places, and those that trained rollouts leave free.
     """
     trained = [one for one in found if one.dropped is None]
     left_out = [one for one in found if one.dropped is not None]
@@ -97,7 +94,7 @@ def spread_over(found: Sequence[Sampled], most: int) -> list[Sampled]:
 
 
 def best_to_worst(found: Sequence[Sampled], most: int) -> list[Sampled]:
-    """Choose at most `most` rollouts from the highest reward to the lowest, both included where there are two."""
+    """Choose rollouts from the highest to the lowest reward, both included."""
     ordered = sorted(found, key=lambda one: -one.rollout.reward.value)
     last = len(ordered) - 1
     most = min(most, len(ordered))
@@ -105,16 +102,16 @@ def best_to_worst(found: Sequence[Sampled], most: int) -> list[Sampled]:
 
 
 def answers_per_evaluation(output: OutputConfig, every: int, num_steps: int) -> int:
-    """Return how many answers to log, leaving room for those of the last evaluation of the run."""
+    """Return the answers to log per evaluation, with room for the last."""
     num_evaluations = 2 + (num_steps - 1) // every if every else 2
     return min(output.answers_per_evaluation, max(1, output.max_rollout_rows // num_evaluations))
 
 
 def evaluation_rows(step: int, answers: Answers, correct_above: float | None, most: int) -> list[AnswerRow]:
-    """Choose at most `most` answers of an evaluation, evenly spread: greedy ones first, then samples.
+    """Choose answers of an evaluation, greedy ones first, evenly spread.
 
-    `kind` is what metrics.jsonl says of the same evaluation, by which a resumed run takes its rows back. Without
-    `correct_above` rewards do not say what is right, and no row does.
+    `kind` is that of metrics.jsonl, by which a resume cuts rows. Without `correct_above` rewards do not tell what is
+    right.
     """
     greedy = [(group.prompt, rollout) for group in answers.greedy for rollout in group.rollouts]
     sampled = [(group.prompt, rollout) for group in answers.sampled for rollout in group.rollouts]
@@ -130,12 +127,11 @@ def evaluation_rows(step: int, answers: Answers, correct_above: float | None, mo
 
 
 def answer_row(step: int, prompt: Prompt, rollout: Rollout) -> AnswerRow:
-    """Describe an answer: what was asked, what was written, what it earned.
+    """Describe an answer as a row.
 
     `columns` are the rest of the prompt's row, such as the gold answer, `completion` is text, or after several turns
-    the messages since the prompt, and `num_tokens` counts the tokens that the policy chose. An episode has its
-    `stop_reason` and `turns` besides. What the reward functions
-    noted follows under the names they gave it; a name of covey's own becomes extra/NAME.
+    the messages since the prompt, and `num_tokens` counts the policy's tokens. An episode has its `stop_reason` and
+    `turns` besides. Notes of reward functions follow under their names; one of covey's becomes extra/NAME.
     """
     row = {
         "step": step,
@@ -157,20 +153,20 @@ def answer_row(step: int, prompt: Prompt, rollout: Rollout) -> AnswerRow:
 
 
 def episode_facts(rollout: Rollout) -> dict[str, Any]:
-    """Return why an episode ended and what became of its turns, nothing of a single answer."""
+    """Return an episode's end and turns, nothing for a single answer."""
     if rollout.stop_reason is None:
         return {}
     return {"stop_reason": rollout.stop_reason, "turns": [_turn_row(turn) for turn in rollout.turns]}
 
 
 def _turn_row(turn: Turn) -> dict[str, Any]:
-    """Describe a turn of an episode. What was said stands in `completion`."""
+    """Describe a turn of an episode; its text is in `completion`."""
     own = {"num_tokens": turn.end - turn.start, "reward": turn.reward, "state": turn.state, "is_void": turn.is_void}
     return own | ({"info": bounded(turn.info)} if turn.info else {})
 
 
 def bounded(columns: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the columns of a row as JSON data of about 4000 characters, long ones cut to text with an ellipsis.
+    """Return columns as JSON data of about 4000 characters.
 
     >>> bounded({"answer": 48, "tests": ["a" * 5000]})
     {'answer': 48, 'tests': '["aaa...a...'}
@@ -210,6 +206,5 @@ def spread(count: int, wanted: int) -> list[int]:
 
 
 def count_lines(path: Path) -> int:
-    """Count the lines of a file."""
     with path.open("rb") as file:
         return sum(1 for _ in file)

@@ -1,4 +1,4 @@
-"""What samplers in processes of their own did: a line for each step, and totals of a run (source=ray)."""
+"""The work of sampler processes: a line per step, totals per run."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ Row = Mapping[str, float | None]
 
 @dataclass
 class SamplersTotals:
-    """Sums over the steps of a run. All 0 where groups are sampled in process."""
+    """Sums over the steps of a run, 0 without sampler processes."""
 
     steps: int = 0
     seconds: float = 0.0
@@ -22,7 +22,7 @@ class SamplersTotals:
     samplers_waited: float = 0.0
 
     def add(self, row: Row) -> None:
-        """Count a step's row in, where samplers are its source."""
+        """Add a step's row, if samplers are its source."""
         if "samplers/alive" not in row:
             return
         self.steps += 1
@@ -34,7 +34,7 @@ class SamplersTotals:
         self.samplers_waited += row["samplers/waited_seconds"] or 0.0
 
     def described(self) -> dict[str, float] | None:
-        """Return what summary.json says of samplers, None where there were none."""
+        """Return the summary's values, None without samplers."""
         if self.steps == 0:
             return None
         return {
@@ -47,7 +47,7 @@ class SamplersTotals:
 
 
 def samplers_line(row: Row) -> str:
-    """Say how old what was trained is, how full the buffer, who waited, and how fast samplers are, "" without samplers.
+    """Describe age, buffer, waits and speed in a line, "" without samplers.
 
     >>> samplers_line({"samplers/alive": 2.0, "staleness/mean": 0.75, "staleness/max": 1.0, ...})
     'age 0.8 max 1  buffer 3/8  waited 0.2 s, samplers 0.0 s, 3,412 tokens/s'
@@ -66,7 +66,7 @@ def samplers_line(row: Row) -> str:
 
 
 def samplers_note(found: Mapping[str, Any]) -> str:
-    """Say at the end of a run what its samplers did, by `SamplersTotals.described`.
+    """Describe the samplers' work in a run, from `SamplersTotals.described`.
 
     >>> samplers_note({"age_mean": 0.8, "age_max": 2.0, "trainer_waited_seconds": 3.1, ...})
     'trained on groups 0.8 versions old, 2 at most · trainer waited 3.10 s, samplers 0.41 s each · they drew 3,412

@@ -1,4 +1,4 @@
-"""What the rollouts of a step were like, over all ranks."""
+"""Metrics of a step's rollouts, over all ranks."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ Row = dict[str, float | None]
 
 
 class Stepped(NamedTuple):
-    """What one step took, and what came of it."""
+    """The groups of a step and its results."""
 
     groups: list[Group]
     dropped: list[Dropped]
@@ -33,7 +33,7 @@ class Stepped(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RolloutFact:
-    """What the metrics need of one rollout. Small, so that ranks can exchange it."""
+    """The facts of one rollout that metrics need, exchanged by ranks."""
 
     num_tokens: int
     truncated: bool
@@ -50,9 +50,9 @@ TOP_SHARE = 0.01
 
 
 def rollout_metrics(groups: Sequence[Group], dropped: Sequence[Group], credit: Credit, version: int) -> Row:
-    """Describe the rollouts of this rank and all others: those of `groups`, and where a name says `sampled`, all.
+    """Describe this step's rollouts on all ranks.
 
-    `dropped` are the groups that were sampled and are not trained, `version` the optimiser steps done.
+    `dropped` are sampled groups that are not trained; `version` counts finished optimiser steps.
     """
     facts = _of_all_ranks(_facts(groups))
     sampled = _of_all_ranks([reward for group in (*groups, *dropped) for reward in group.rewards])
@@ -82,14 +82,14 @@ def rollout_metrics(groups: Sequence[Group], dropped: Sequence[Group], credit: C
 
 
 def _agreement(groups: Sequence[Group], credit: Credit) -> float | None:
-    """Return the mean over groups of how advantages correlate with the rewards of their answers: 1 for plain GRPO."""
+    """Return the mean correlation of advantages and rewards: 1 for GRPO."""
     pairs = [(group.rewards, own) for group, own in zip(groups, credit.advantages, strict=True)]
     differ = [pair for pair in pairs if all(len(set(values)) > 1 and all(map(isfinite, values)) for values in pair)]
     return _mean(_of_all_ranks([correlation(rewards, own) for rewards, own in differ]))
 
 
 def _repetition(groups: Sequence[Group]) -> Row:
-    """Return how many of a group's answers differ, and how many have a twin that was judged otherwise."""
+    """Return the shares of distinct answers, and of contradictory twins."""
     found = _of_all_ranks([_repeated(group) for group in groups if group.rollouts])
     size = sum(of_group[0] for of_group in found)
     return {
@@ -99,7 +99,7 @@ def _repetition(groups: Sequence[Group]) -> Row:
 
 
 def _repeated(group: Group) -> tuple[int, int, int]:
-    """Return the answers of a group, how many differ, and how many have a twin with another reward."""
+    """Count a group's answers, distinct ones, and contradictory twins."""
     rewards: dict[str, list[float]] = {}
     for rollout in group.rollouts:
         said = f"{rollout.finish_reason} {rollout.text}" + (f" {rollout.messages}" if rollout.messages else "")
@@ -109,7 +109,7 @@ def _repeated(group: Group) -> tuple[int, int, int]:
 
 
 def _credit_metrics(credit: Credit) -> Row:
-    """Spread of the rewards as they were trained on, and the advantages of the rollouts that are in the loss."""
+    """Return the spread of trained rewards, and the advantages in the loss."""
     rewards = credit.scores.rewards_N[credit.scores.scored].tolist()
     own = [
         advantage
@@ -130,7 +130,7 @@ def _credit_metrics(credit: Credit) -> Row:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeFact:
-    """What the metrics need of one episode. Small, so that ranks can exchange it."""
+    """The facts of one episode that metrics need, exchanged by ranks."""
 
     stop_reason: StopReason
     num_turns: int
@@ -142,7 +142,7 @@ class EpisodeFact:
 
 
 def _episode_metrics(groups: Sequence[Group]) -> Row:
-    """Say of the episodes of all ranks how many turns they had, why they ended, how much the environment said."""
+    """Describe the episodes of all ranks: turns, ends, replies."""
     own = [_fact(rollout, rollout.stop_reason) for group in groups for rollout in group.rollouts if rollout.stop_reason]
     facts = _of_all_ranks(own)
     if not facts:
@@ -174,7 +174,7 @@ def _fact(rollout: Rollout, reason: StopReason) -> EpisodeFact:
 
 
 def _turn_metrics(groups: Sequence[Group], credit: Credit) -> Row:
-    """Describe the turns of episodes: what each earned and what it was trained with. Nothing where there are none."""
+    """Describe the turns of episodes: rewards and advantages."""
     pairs = [
         (rollout, advantages)
         for group, of_group in zip(groups, credit.of_each_turn(groups), strict=True)
@@ -195,7 +195,7 @@ def _turn_metrics(groups: Sequence[Group], credit: Credit) -> Row:
 
 
 def fill_metrics(groups: Sequence[Group], credit: Credit, row: Mapping[str, float | None]) -> Row:
-    """Name the metrics of a masked policy as the infill document does, besides `loss`."""
+    """Name a masked policy's metrics as the infill document does."""
     own = [sum(rollout.sampler_logprobs) for group in groups for rollout in group.rollouts]
     advantages = _of_all_ranks([value for group in credit.advantages for value in group])
     found: Row = {ours: row.get(name, 0.0) for ours, name in DOCUMENT_NAMES.items()}
@@ -207,7 +207,7 @@ def fill_metrics(groups: Sequence[Group], credit: Credit, row: Mapping[str, floa
 
 
 def means(rows: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Average each name over the rows that have it, in the order of their first appearance.
+    """Average each name over the rows that have it, in order.
 
     >>> means([{"a": 1.0}, {"a": 2.0, "b": 5.0}])
     {'a': 1.5, 'b': 5.0}
@@ -232,7 +232,7 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def _std(values: Sequence[float]) -> float | None:
-    """Return the standard deviation with n - 1, None for fewer than two values."""
+    """Return the sample standard deviation, None for fewer than two values."""
     return float(torch.tensor(values, dtype=torch.float64).std()) if len(values) > 1 else None
 
 
@@ -254,18 +254,18 @@ DOCUMENT_NAMES = {
 
 
 def environment_metrics(run: Run) -> list[Mapping[str, float]]:
-    """Return what the environment of each rank or sampler logs itself, such as a reward function's `log_metric`."""
+    """Return the metrics of each rank's or sampler's environment."""
     return [metrics for of_rank in collectives.all_gather(run.source.environment_metrics()) for metrics in of_rank]
 
 
 def environment_facts(run: Run) -> Mapping[str, Any]:
-    """Return what the environment's judgements rest on, such as how programs are isolated."""
+    """Return the environment's facts, such as the isolation of programs."""
     facts: Mapping[str, Any] = mask(facts_of(run.environment))
     return facts
 
 
 def why_no_signal(row: Row, credit: Credit) -> str:
-    """Explain what left nothing to train on."""
+    """Explain why nothing can be trained on."""
     if not row["num_groups"]:
         return "every group was dropped"
     if any(collectives.all_gather(any(a != 0 for group in credit.numbers for a in group))):

@@ -1,4 +1,4 @@
-"""The result of a run: summary.json for programs, tables for people."""
+"""The result of a run: summary.json, and its tables."""
 
 import json
 import logging
@@ -35,7 +35,7 @@ PromptKey = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """What the training loop knows at its end.
+    """The training loop's facts at its end.
 
     >>> RunFacts(status="completed", seed=0, steps=100, seconds=61.5, phases={"sampling": 40.1, "backward": 18.0})
     """
@@ -82,9 +82,8 @@ def summary(
 ) -> dict[str, Any]:
     """Build the content of summary.json.
 
-    `before`, `after` and `gain` are null where there was no such evaluation.
-
-    The gain is that of `compared` where the two looks were not at the same prompts (`comparable`).
+    `before`, `after` and `gain` are null without evaluations. The gain is that of `compared` where the evaluations had
+    different prompts (`comparable`).
     """
     rate = facts.tokens / facts.step_seconds if facts.step_seconds > 0 else 0.0
     gain = gains(*(compared or (before, after)), confidence)
@@ -114,14 +113,14 @@ def summary(
 
 
 def hacking_note(rechecked: int, disagreements: int) -> str | None:
-    """Return a line for the reader where programs won full scores that they do not deserve."""
+    """Return a warning where programs earned undeserved full scores."""
     if not disagreements:
         return None
     return f"{disagreements} of {rechecked} full-score programs failed a re-check: see covey.log"
 
 
 def reward_hacking_note(gain: Mapping[str, Any] | None, gap_reference: str | None) -> str | None:
-    """Return a line where a learned judge's score rose beyond that of its monitors."""
+    """Return a warning where a judge's score outgrew its monitors'."""
     gap = gain["reward_parts"].get("gap") if gain else None
     if gap is None or not gap["low"] > 0:  # NaN where there is too little to tell
         return None
@@ -130,7 +129,7 @@ def reward_hacking_note(gain: Mapping[str, Any] | None, gap_reference: str | Non
 
 
 def describe(evaluation: "Evaluation | None") -> dict[str, Any] | None:
-    """Describe an evaluation without per-prompt values, each estimate as {value, low, high}."""
+    """Describe an evaluation's estimates as {value, low, high}."""
     if evaluation is None:
         return None
     return {
@@ -145,7 +144,7 @@ def describe(evaluation: "Evaluation | None") -> dict[str, Any] | None:
 
 
 def gains(before: "Evaluation | None", after: "Evaluation | None", confidence: float) -> dict[str, Any] | None:
-    """Return the paired differences of all that both measured, over the same prompts, and how many these are."""
+    """Return the paired differences over common prompts, with their number."""
     if before is None or after is None:
         return None
     rewards = zip(before.mean_reward, after.mean_reward, strict=True)
@@ -169,10 +168,10 @@ def gains(before: "Evaluation | None", after: "Evaluation | None", confidence: f
 def comparable(
     before: "Evaluation", after: "Evaluation", seen: Sequence[Sequence[PromptKey]]
 ) -> "tuple[Evaluation | None, Evaluation | None]":
-    """Return what the gain compares: per-prompt values of the prompts common to both, (None, None) without any.
+    """Return both evaluations on their common prompts, (None, None) without any.
 
     They differ where a run was resumed with other rows. `seen` has the prompts of each evaluation of the run, `before`
-    being the first and `after` the last. Means and intervals stay those of all the prompts that each saw.
+    being the first and `after` the last.
     """
     first, last = seen[0], seen[-1]
     if first == last:
@@ -208,10 +207,9 @@ def _over(evaluation: "Evaluation", seen: Sequence[PromptKey], wanted: Sequence[
 
 
 def paired_gain(before: Sequence[float], after: Sequence[float], confidence: float) -> Estimate:
-    """Return the mean of per-prompt differences (after - before) with its interval (`mean_interval`).
+    """Return the mean of per-prompt differences with its interval (`mean_interval`).
 
-    Prompts are the independent units. Values between 0 and 1, verdicts among them, differ by -1 to 1. A prompt that
-    either side could not measure (NaN) is left out.
+    Prompts are the independent units. Values in [0, 1] differ by -1 to 1. NaN on either side leaves a prompt out.
     """
     pairs = [pair for pair in zip(before, after, strict=True) if not any(map(math.isnan, pair))]
     is_bounded = bounds_of([value for pair in pairs for value in pair]) is not None
@@ -219,14 +217,14 @@ def paired_gain(before: Sequence[float], after: Sequence[float], confidence: flo
 
 
 def phase_shares(phases: Mapping[str, float], seconds: float) -> dict[str, dict[str, float]]:
-    """Return {name: {seconds, share}}, with unclaimed time as "other", shares adding up to 1."""
+    """Return {name: {seconds, share}}, with unclaimed time as "other"."""
     total = max(seconds, sum(phases.values()))
     parts = {**phases, "other": total - sum(phases.values())}
     return {name: {"seconds": spent, "share": spent / total if total > 0 else 0.0} for name, spent in parts.items()}
 
 
 def peak_memory_bytes(device: str = "cpu") -> int:
-    """Return the most memory the process held: of the GPU `device`, else resident memory."""
+    """Return the peak memory: of the GPU `device`, else resident."""
     if device.startswith("cuda"):
         import torch
 
@@ -236,9 +234,9 @@ def peak_memory_bytes(device: str = "cpu") -> int:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of Python, platform, packages and the C compiler, as they were at the first call.
+    """Return the versions of Python, platform, packages and compiler.
 
-    In a checkout the commit, too ("+" where files differ from it).
+    In a checkout also the commit ("+" where files differ).
     """
     return dict(_versions())
 
@@ -260,7 +258,7 @@ def _versions() -> dict[str, str]:
 
 
 def _git_commit(folder: Path) -> str:
-    """Return the commit, empty where `folder` is no checkout of covey itself or there is no git."""
+    """Return the commit of covey's checkout, else ""."""
     if not (folder.parents[1] / ".git").exists():
         return ""
     commit = _git(folder, "rev-parse", "HEAD")
@@ -276,14 +274,14 @@ def _git(folder: Path, *arguments: str) -> str:
 
 
 def write_summary(folder: Path, content: Mapping[str, Any]) -> Path:
-    """Write summary.json in `folder`, whole or not at all. What could not be measured is null."""
+    """Write summary.json atomically, missing values as null."""
     path = folder / "summary.json"
     write_json(path, _measured(content))
     return path
 
 
 def _measured(content: Any) -> Any:
-    """Return the same with None in the place of NaN."""
+    """Replace NaN by None."""
     if isinstance(content, Mapping):
         return {name: _measured(value) for name, value in content.items()}
     if isinstance(content, list | tuple):
@@ -292,10 +290,7 @@ def _measured(content: Any) -> Any:
 
 
 def read_summary(folder: Path) -> dict[str, Any] | None:
-    """Read summary.json, None where the run has not written one.
-
-    ValueError where it is none.
-    """
+    """Read summary.json, None without one. ValueError for a broken one."""
     path = folder / "summary.json"
     if not os.path.lexists(path):
         return None

@@ -1,4 +1,4 @@
-"""What a person sees during a run: a live panel in a terminal, one line a step elsewhere."""
+"""The display of a run: a live panel, or a line per step."""
 
 import math
 import re
@@ -40,25 +40,23 @@ QUIET_STEPS = 2.0
 
 
 class Progress:
-    """Shows how a run goes: this one nothing, as on the other ranks. `close` may be called more than once."""
+    """The display of a run: nothing, on other ranks. `close` is idempotent."""
 
     def expect(self, num_steps: int) -> None:
-        """Learn how many steps there will be, where that was not known before."""
+        """Set the number of steps, once known."""
 
     def update(self, step: int, metrics: Mapping[str, float | None]) -> None:
-        """Show that `step` steps are done, counted from 1, with the numbers of the last one."""
+        """Show that `step` steps (from 1) are done, with their numbers."""
 
     def evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Show an evaluation after `step` steps, which stays in view until the next one."""
+        """Show an evaluation after `step` steps, until the next one."""
 
-    def message(self, text: str) -> None:
-        """Show a message on lines of its own."""
+    def message(self, text: str) -> None: ...
 
     def waiting(self, what: str, *, in_step: bool) -> None:
-        """Learn, every second and from another thread, what is waited for, and show it where nothing else was."""
+        """Show the current wait, if nothing else was shown."""
 
-    def close(self) -> None:
-        """Leave the terminal as it was."""
+    def close(self) -> None: ...
 
     def __enter__(self) -> Self:
         return self
@@ -70,7 +68,7 @@ class Progress:
 
 
 def make_progress(num_steps: int, enabled: bool, console: Console | None = None) -> Progress:
-    """Make a live panel for a terminal that can draw anew, else lines, and only messages where not `enabled`."""
+    """Make a live panel, lines, or only messages where not `enabled`."""
     console = console or CleanConsole()
     if not enabled:
         return PlainProgress(num_steps, console, steps=False)
@@ -79,19 +77,18 @@ def make_progress(num_steps: int, enabled: bool, console: Console | None = None)
 
 @dataclass
 class EtaEstimator:
-    """Predicts the time left from the pace of the last steps. What came before the first step does not count."""
+    """Predicts the remaining time from the last steps' pace."""
 
     num_steps: int
     clock: Callable[[], float] = time.monotonic
     _marks: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=RATE_STEPS + 1))
 
     def mark(self, step: int) -> None:
-        """Record that `step` steps are done now."""
         self._marks.append((step, self.clock()))
 
     @property
     def seconds_per_step(self) -> float | None:
-        """Return the pace, None until two marks show one."""
+        """Return the pace, None before two marks."""
         if len(self._marks) < 2:
             return None
         (first, then), (last, now) = self._marks[0], self._marks[-1]
@@ -99,13 +96,13 @@ class EtaEstimator:
 
     @property
     def seconds_left(self) -> float | None:
-        """Estimate the seconds left, None where the pace is not known."""
+        """Estimate the seconds left, None without a pace."""
         pace = self.seconds_per_step
         return None if pace is None else (self.num_steps - self._marks[-1][0]) * pace
 
 
 class _Paced(Progress):
-    """Knows how many steps there are, how long those that are left will take, and since when nothing was new."""
+    """Knows the number of steps, their pace, and the last news."""
 
     def __init__(self, num_steps: int) -> None:
         self._pace = EtaEstimator(num_steps)
@@ -116,12 +113,12 @@ class _Paced(Progress):
         self._pace.num_steps = num_steps
 
     def _wait_line(self, what: str) -> str:
-        """Say what is waited for, and since when nothing was new."""
+        """Describe the current wait and its length."""
         return f"{what}, {_whole(self._clock() - self._new_at)}"
 
 
 class Panel(_Paced, ABC):
-    """Keeps what was heard last, and draws it anew each time."""
+    """Keeps the last news and redraws them."""
 
     def __init__(self, num_steps: int) -> None:
         super().__init__(num_steps)
@@ -155,8 +152,7 @@ class Panel(_Paced, ABC):
             self._draw()
 
     @abstractmethod
-    def _draw(self) -> None:
-        """Draw what was heard."""
+    def _draw(self) -> None: ...
 
 
 class PlainProgress(_Paced):
@@ -199,7 +195,7 @@ class PlainProgress(_Paced):
 
 
 class LiveProgress(Panel):
-    """A few lines at the foot of the terminal that stay in place. Messages and warnings scroll above them."""
+    """A few fixed lines at the terminal's foot, below messages."""
 
     def __init__(self, num_steps: int, console: Console) -> None:
         super().__init__(num_steps)
@@ -223,11 +219,7 @@ class LiveProgress(Panel):
         return self
 
     def render(self) -> RenderableType:
-        """Build the panel.
-
-        Bar and time left, once there are steps, the reward, its trend and the other numbers, what samplers do where
-        there are any, parts and lengths, the last evaluation, what is waited for.
-        """
+        """Build the panel: bar, reward and trend, numbers, samplers, last evaluation, wait."""
         lines: list[RenderableType] = [self._bar()] if self._step else []
         if self._metrics:
             lines.append(self._numbers())
@@ -242,7 +234,6 @@ class LiveProgress(Panel):
         return Group(*lines)
 
     def _bar(self) -> Table:
-        """Build a bar with the time left."""
         bar = Table.grid(padding=(0, 1), expand=True)
         bar.add_column()
         bar.add_column(ratio=1)
@@ -272,7 +263,7 @@ class LiveProgress(Panel):
 
 
 def binned(values: Sequence[float], count: int) -> list[float]:
-    """Return at most `count` means of equal spans, in order, NaN for a span without finite values.
+    """Average the values in `count` spans, NaN for an empty one.
 
     >>> binned([1.0, 3.0, 5.0, 7.0], 2)
     [2.0, 6.0]
@@ -284,7 +275,7 @@ def binned(values: Sequence[float], count: int) -> list[float]:
 
 
 def sparkline(values: Collection[float]) -> str:
-    """Draw one block per value between smallest and largest, a space where it is not finite.
+    """Draw one block per value, a space for infinite ones.
 
     >>> sparkline([0.0, 0.5, 1.0])
     '▁▅█'
@@ -298,7 +289,7 @@ def sparkline(values: Collection[float]) -> str:
 
 
 def details_of(metrics: Mapping[str, float | None]) -> str:
-    """Say what the reward is made of, where it has several parts, and how long the answers are.
+    """Describe the parts of the reward and the answers' length.
 
     >>> details_of({"reward/correct": 0.25, "reward/form": 1.0, "completion_length_mean": 7.2, "truncated_fraction": 0})
     'correct 0.250  form 1.000  length 7'
@@ -314,7 +305,7 @@ def details_of(metrics: Mapping[str, float | None]) -> str:
 
 
 def _episode_cells(metrics: Mapping[str, float | None]) -> list[str]:
-    """Say how many turns episodes had, what ended those that were not completed, and how the tools did."""
+    """Describe turns, ends and tools of episodes."""
     if (turns := metrics.get("turns_mean")) is None:
         return []
     ended = {name.removeprefix("stop/"): value for name, value in metrics.items() if name.startswith("stop/") and value}
@@ -329,7 +320,7 @@ def _episode_cells(metrics: Mapping[str, float | None]) -> list[str]:
 
 
 def evaluation_line(step: int, metrics: Mapping[str, float]) -> str:
-    """Return the evaluation in one line, shares as numbers between 0 and 1, as in metrics.jsonl.
+    """Describe an evaluation in a line, as in metrics.jsonl.
 
     >>> evaluation_line(10, {"accuracy": 0.41, "pass_at_8": 0.72})
     'step 10 evaluated: accuracy 0.410  pass@8 0.720'
@@ -350,17 +341,17 @@ def _whole(seconds: float) -> str:
 
 
 def number_cells(metrics: Mapping[str, float | None]) -> list[str]:
-    """Return the numbers of a step that have a column, each after its label."""
+    """Return the labelled numbers of a step."""
     return [f"{label} {cell(form, metrics[key])}" for label, key, form in COLUMNS if key in metrics]
 
 
 def cell(form: Callable[[float], str], value: float | None) -> str:
-    """Format a number, with a dash where there was nothing to measure."""
+    """Format a number, a dash for None."""
     return "-" if value is None else form(value)
 
 
 def _small(value: float) -> str:
-    """Format with four digits after the point, or powers of ten where those would be 0.0000."""
+    """Format with four decimals, or in powers of ten."""
     return f"{value:.4f}" if value == 0 or abs(value) >= 1e-3 else f"{value:.1e}"
 
 

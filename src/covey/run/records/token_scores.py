@@ -1,4 +1,4 @@
-"""What the trainer found out about each loss token of a step, kept on its device until the step is written down.
+"""The trainer's numbers of each loss token, kept on the device.
 
 Shapes: N rows of a micro-batch, T loss tokens of its longest row, L loss tokens.
 """
@@ -18,7 +18,7 @@ from covey.types import MicroBatch
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A micro-batch and what the objective read of it, without gradient."""
+    """A micro-batch and the objective's inputs, without gradient."""
 
     batch: MicroBatch
     inputs: ObjectiveInputs
@@ -43,28 +43,26 @@ TrainedRow = tuple[str, tuple[int, ...], RowScores]
 
 @dataclass(frozen=True, slots=True)
 class StepScores:
-    """All micro-batches of a step, as the first and the last update on them saw them."""
+    """A step's micro-batches at their first and last update."""
 
     first: tuple[Seen, ...]
     last: tuple[Seen, ...]
 
     def gaps(self) -> Tensor:
-        """Return |trainer - sampler| of the log-prob of every loss token, nats."""
+        """Return |trainer - sampler| of every token's log-prob, nats."""
         read = [seen.inputs for seen in self.first]
         return _join((i.old_log_probs_NT - i.sampler_log_probs_NT).abs()[i.mask_NT] for i in read)
 
     def log_ratios(self) -> Tensor:
-        """Return log of the ratio of every loss token."""
         read = [seen.inputs for seen in self.last]
         return _join((i.log_probs_NT - i.old_log_probs_NT)[i.mask_NT] for i in read)
 
     def entropies(self) -> Tensor:
-        """Return the entropy at every loss token, nats."""
         read = [seen.inputs for seen in self.first]
         return _join(i.entropy_NT[i.mask_NT] for i in read if i.entropy_NT is not None)
 
     def largest(self) -> dict[str, tuple[float, float]]:
-        """Return the largest gap and the largest |log ratio| of each prompt, by its id."""
+        """Return the largest gap and |log ratio| by prompt id."""
         found: dict[str, tuple[float, float]] = {}
         for first, last in zip(self.first, self.last, strict=True):
             gap_NT = (first.inputs.old_log_probs_NT - first.inputs.sampler_log_probs_NT).abs()
@@ -76,7 +74,7 @@ class StepScores:
         return found
 
     def rows(self, prompt_ids: Iterable[str]) -> Iterator[TrainedRow]:
-        """Yield prompt, tokens and numbers of the rows of some prompts, in the order in which they were trained."""
+        """Yield prompt, tokens and numbers of these prompts' rows, in order."""
         wanted = set(prompt_ids)
         for first, last in zip(self.first, self.last, strict=True):
             for row, prompt_id in enumerate(first.batch.prompt_ids):
@@ -86,7 +84,7 @@ class StepScores:
 
 
 class TokenScores:
-    """Collects what the trainer computes anyway: it makes no pass, and changes nothing."""
+    """Collects what the trainer computes, without a pass of its own."""
 
     def __init__(self) -> None:
         self._first: dict[int, Seen] = {}
@@ -94,13 +92,13 @@ class TokenScores:
         self._last: dict[int, Seen] = {}
 
     def see(self, part: FrozenScores, inputs: ObjectiveInputs) -> None:
-        """Take a micro-batch that was scored. Of several updates on it the first and the last are kept."""
+        """Record a scored micro-batch, at its first and last update."""
         seen = Seen(part.batch, _detached(inputs))
         self._first.setdefault(id(part.batch), seen)
         self._last[id(part.batch)] = seen
 
     def take(self) -> StepScores:
-        """Return what was seen since the last call."""
+        """Return the records since the last call."""
         found = StepScores(tuple(self._first.values()), tuple(self._last[name] for name in self._first))
         self._first, self._last = {}, {}
         return found

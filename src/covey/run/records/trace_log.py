@@ -1,4 +1,4 @@
-"""traces.jsonl and updates.jsonl of a run: what each step writes into them, within so many bytes."""
+"""Write traces.jsonl and updates.jsonl, bounded in bytes."""
 
 import logging
 from collections.abc import Sequence
@@ -23,10 +23,9 @@ ABOUT = 20
 
 
 class TraceLog:
-    """Writes what the report reads besides the other logs. Every rank has one. That of rank 0 writes."""
+    """Writes the report's data; every rank has one, rank 0's writes."""
 
     def __init__(self, folder: Path, run: Run) -> None:
-        """Attach it to the trainer."""
         self._config = run.config
         self._folder = folder
         self._scores = TokenScores()
@@ -35,7 +34,7 @@ class TraceLog:
         self._files: tuple[BoundedLog, BoundedLog] | None = None
 
     def step(self, step: int, groups: Sequence[Group], credit: Credit, dropped: Sequence[Dropped]) -> None:
-        """Write a finished step down. Collective."""
+        """Write a finished step. Collective."""
         scores, output, num_steps = self._scores.take(), self._config.output, self._config.num_steps
         row = update_row(step, groups, credit, scores, self._config.sampling.max_tokens)
         every = output.trace_every or -(-num_steps // ABOUT)
@@ -66,7 +65,7 @@ class TraceLog:
 
 
 def rows_of_ranks(prompt_ids: Sequence[str], scores: StepScores) -> list[TrainedRow]:
-    """Return what was trained of rank 0's `prompt_ids`, on whichever rank. Collective."""
+    """Return the trained rows of rank 0's `prompt_ids`. Collective."""
     if collectives.world_size() == 1:
         return list(scores.rows(prompt_ids))
     wanted: list[list[str]] = collectives.all_gather(list(prompt_ids))
@@ -75,7 +74,7 @@ def rows_of_ranks(prompt_ids: Sequence[str], scores: StepScores) -> list[Trained
 
 
 class BoundedLog:
-    """A file of rows that is bounded in bytes, over restarts too: what is beyond is left out, and said once."""
+    """A file of rows bounded in bytes, over restarts too."""
 
     def __init__(self, path: Path, most: int, *, wait: bool) -> None:
         self._path = path
@@ -84,11 +83,11 @@ class BoundedLog:
         self._is_full = False
 
     def share(self, count: int) -> int:
-        """Return the bytes that are left for each of `count` times."""
+        """Return the remaining bytes for each of `count` times."""
         return max(0, self._left) // max(1, count)
 
     def write(self, row: dict[str, Any], most: int) -> int:
-        """Write a row if it has at most so many bytes, and return how many it took."""
+        """Write a row of at most `most` bytes; return its size."""
         line = encoded(row)
         num_bytes = len(line)
         if num_bytes > most:
@@ -105,5 +104,5 @@ class BoundedLog:
 
 
 def is_traced(step: int, num_steps: int, every: int) -> bool:
-    """Tell whether groups of a step are written whole: of the first, the last, and every so many between."""
+    """Return True for the first, the last and every `every`-th step."""
     return step in (1, num_steps) or step % every == 0

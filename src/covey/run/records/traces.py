@@ -1,4 +1,4 @@
-"""A line of traces.jsonl: a whole group with every token of its answers, and which groups of a step get one.
+"""A line of traces.jsonl: a group with every token.
 
 docs/develop/traces.md describes the format.
 """
@@ -29,7 +29,7 @@ BROKEN, MAX_BYTES = "\ufffd", 4
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A group of a step, and what it may be chosen for."""
+    """A group of a step, and the reasons to choose it."""
 
     group: Group
     advantages: Sequence[float] | None
@@ -60,7 +60,7 @@ EVENLY = "evenly spread"
 def candidates(
     groups: Sequence[Group], credit: Credit, dropped: Sequence[Dropped], scores: StepScores
 ) -> list[Candidate]:
-    """List the groups of a step of this rank: the trained ones in order, then those left out."""
+    """List this rank's groups of a step, trained ones first."""
     largest = scores.largest()
     trained = [
         Candidate(group, advantages, None, *largest.get(group.prompt.id, (0.0, 0.0)))
@@ -70,7 +70,7 @@ def candidates(
 
 
 def choose(found: Sequence[Candidate], most: int) -> list[tuple[Candidate, str]]:
-    """Choose at most `most` groups with the reason for each, those with a reason of their own first."""
+    """Choose at most `most` groups with reasons, special ones first."""
     left = list(found)
     chosen: list[tuple[Candidate, str]] = []
     for reason, size in REASONS.items():
@@ -84,9 +84,9 @@ def choose(found: Sequence[Candidate], most: int) -> list[tuple[Candidate, str]]
 def trace_rows(
     step: int, chosen: Sequence[tuple[Candidate, str]], trained: Sequence[TrainedRow], pieces: "Pieces", num_bytes: int
 ) -> Iterator[dict[str, Any]]:
-    """Yield the lines of the chosen groups, of whose answers `trained` are those that were trained, on any rank.
+    """Yield the lines of the chosen groups, with rows `trained` on any rank.
 
-    Long answers are cut to what `num_bytes` hold of all of them.
+    Long answers are cut to `num_bytes` in all.
     """
     num_rollouts = sum(len(one.group.rollouts) for one, _ in chosen)
     limit = max(LEAST_TOKENS, num_bytes // (TOKEN_BYTES * max(num_rollouts, 1)))
@@ -114,10 +114,7 @@ def _group_row(step: int, one: Candidate, reason: str) -> dict[str, Any]:
 
 
 def _rollouts(one: Candidate, rows: list[TrainedRow], pieces: "Pieces", limit: int) -> Iterator[dict[str, Any]]:
-    """Yield the answers of a group.
-
-    `rows` are the rows that were trained, in order: each is taken out by the rollout that it is of.
-    """
+    """Yield the answers of a group, taking their trained rows out of `rows`."""
     advantages: Sequence[float | None] = one.advantages or [None] * len(one.group.rollouts)
     for rollout, advantage in zip(one.group.rollouts, advantages, strict=True):
         key = one.group.prompt.id, _loss_targets(rollout)
@@ -138,10 +135,7 @@ def _rollouts(one: Candidate, rows: list[TrainedRow], pieces: "Pieces", limit: i
 
 
 def _tokens(rollout: Rollout, scores: RowScores | None, pieces: "Pieces", limit: int) -> dict[str, Any]:
-    """Return the first `limit` tokens of an answer, with the numbers of those that the policy chose.
-
-    Those that it did not choose, such as the environment's turns or the text around gaps, have null.
-    """
+    """Return the first `limit` tokens, with numbers, null for given tokens."""
     ids, places = _sequence(rollout)
 
     def along(values: Iterable[float]) -> list[float | None]:
@@ -165,9 +159,9 @@ def _tokens(rollout: Rollout, scores: RowScores | None, pieces: "Pieces", limit:
 
 
 def _sequence(rollout: Rollout) -> tuple[list[int], list[int]]:
-    """Return the tokens of an answer, and where in them each token is that the policy chose, in the order of the loss.
+    """Return an answer's tokens, and the policy's places, in loss order.
 
-    Of a masked policy they are its input as it was in the end; of branches, each from its first such token on.
+    For a masked policy these are the filled input; for branches, each from its first own token.
     """
     chosen = [position for position, is_own in enumerate(rollout.loss_mask) if is_own]
     if rollout.input_length is None:
@@ -188,14 +182,14 @@ def _loss_targets(rollout: Rollout) -> tuple[int, ...]:
 
 
 class Pieces:
-    """Spells tokens out, special ones by their names, so that the pieces of an answer are its text."""
+    """Decodes tokens one by one, special ones by name."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
         self._known: dict[tuple[int, int], str] = {}
 
     def __call__(self, ids: Sequence[int]) -> list[str]:
-        """Return the text that each token adds. A character of several tokens stands at the last of them."""
+        """Return each token's text; the last one of a character has it."""
         found = [self._after(before, token_id) for before, token_id in zip([*ids[:1], *ids], ids, strict=False)]
         start = 0
         while start < len(found):
@@ -206,7 +200,7 @@ class Pieces:
         return found
 
     def _end_of_character(self, ids: Sequence[int], start: int) -> int:
-        """Return where the tokens end that spell whole characters together, the next place where none do."""
+        """Return the end of the tokens that form whole characters."""
         ends = range(start + 2, min(start + MAX_BYTES, len(ids)) + 1)
         return next((end for end in ends if BROKEN not in self._decode(list(ids[start:end]))), start + 1)
 

@@ -1,6 +1,6 @@
-"""Where numbers go: JSON lines in the run folder always, TensorBoard and W&B on request.
+"""Trackers: JSON lines always, TensorBoard and W&B on request.
 
-A logging service that fails or hangs never stops a run: it is reported once, and metrics.jsonl has the rows anyway.
+A failing or hanging service never stops a run: it is reported once, and metrics.jsonl has all rows.
 """
 
 import json
@@ -43,7 +43,7 @@ MAX_WAITING_ROWS = 1000
 
 
 class Tracker(Protocol):
-    """Takes the numbers and some answers of one step. `kind` says what they are of ("train", "evaluate")."""
+    """Takes metrics and answers of one step, of a `kind` ("train", "evaluate")."""
 
     def log(self, step: int, metrics: Mapping[str, Number], kind: str = "train") -> None: ...
 
@@ -53,17 +53,14 @@ class Tracker(Protocol):
 
 
 class JsonLines:
-    """One JSON object a line: {"step": 3, "kind": "train", "time": ..., "reward_mean": 0.5}. Each is written through.
+    """JSON lines: {"step": 3, "kind": "train", "time": ..., "reward_mean": 0.5}, written through.
 
-    Numbers go to metrics.jsonl, answers to rollouts.jsonl or evaluations.jsonl. What could not be measured is null.
-    Numbers that JSON cannot hold are strings (`jsonl.finite`), so that a row parses and a divergence stays visible.
+    Numbers go to metrics.jsonl, answers to rollouts.jsonl or evaluations.jsonl. Missing values are null; numbers that
+    JSON cannot hold are strings (`jsonl.finite`), so a divergence stays visible.
     """
 
     def __init__(self, folder: Path, max_answers: int, *, wait: bool = False) -> None:
-        """Open the files.
-
-        `max_answers` bounds each file of answers, `wait` is that of JsonlWriter.
-        """
+        """Open the files, answers bounded by `max_answers`; `wait` as for JsonlWriter."""
         self._metrics = JsonlWriter(folder / METRICS, wait=wait)
         self._answers = {
             kind: AnswerLog(folder / name, max_answers, wait=wait)
@@ -85,7 +82,7 @@ class JsonLines:
 
 
 class TensorBoard:
-    """Event files under `folder`. Tags are KIND/NAME."""
+    """Event files under `folder`, with tags KIND/NAME."""
 
     def __init__(self, folder: Path) -> None:
         try:
@@ -101,13 +98,13 @@ class TensorBoard:
             writer.add_scalar(escape(f"{kind}/{name}"), value, step)
 
     def answers(self, step: int, rows: Sequence[AnswerRow], kind: str = "train") -> None:
-        """Log some of the answers as text that is not read as Markdown."""
+        """Log some answers as text that is not read as Markdown."""
         blocks = [indent(as_text(row), "    ") for row in rows[:MAX_TEXTS]]
         if blocks:
             self._writer_from(step, kind).add_text(f"{kind}/answers", "\n\n&nbsp;\n\n".join(blocks), step)
 
     def _writer_from(self, step: int, kind: str) -> "SummaryWriter":
-        """Return the writer, at whose first row TensorBoard forgets the steps that a resumed run makes again."""
+        """Return the writer; its first row hides steps that a resume repeats."""
         if self._writer is None:
             self._writer = self._open(purge_step=step + (kind == "evaluate"))
         return self._writer
@@ -118,9 +115,10 @@ class TensorBoard:
 
 
 class WandB:
-    """One W&B run, with its local files in the run folder. WANDB_MODE=offline never touches the network.
+    """One W&B run with its files in the run folder.
 
-    A resumed run continues its W&B run. WANDB_NAME and WANDB_RUN_ID win over names of covey's.
+    WANDB_MODE=offline never touches the network. A resumed run continues its W&B run. WANDB_NAME and WANDB_RUN_ID
+    override covey's names.
     """
 
     def __init__(self, project: str, folder: Path, run_config: Mapping[str, Any], say: Say) -> None:
@@ -162,17 +160,13 @@ class WandB:
 
 
 class BackgroundTracker:
-    """Runs a service in a thread of its own, so that neither its errors nor its silence reach the run.
+    """Runs a service in a thread, which may fail or hang.
 
-    The first error is reported, or the first call that takes longer than the deadline, and the service gets no further
-    rows; one that hangs is not waited for at the end either.
+    After the first error or missed deadline, which is reported, the service gets no more rows, and is not waited for.
     """
 
     def __init__(self, name: str, make: Callable[[], Tracker], deadline: float) -> None:
-        """Start the thread, which calls `make`.
-
-        ValueError where it raises that.
-        """
+        """Start the thread, which calls `make`. Raises its ValueError."""
         # State that caller and thread share
         self._name = name
         self._deadline = deadline
@@ -194,7 +188,7 @@ class BackgroundTracker:
         self._call(lambda: self._tracker.result().answers(step, rows, kind))
 
     def _call(self, call: Callable[[], None]) -> None:
-        """Have the thread make a call, unless too many wait already."""
+        """Queue a call, unless too many wait."""
         if self._is_silent() or self._failed:
             return
         try:
@@ -207,7 +201,7 @@ class BackgroundTracker:
                 )
 
     def close(self) -> None:
-        """Wait for the rows that are left, while the service takes one after the other."""
+        """Wait for the remaining rows while the service answers."""
         is_asked = False
         while self._thread.is_alive() and not self._is_silent():
             if not is_asked:
@@ -254,10 +248,7 @@ class BackgroundTracker:
         self._busy_since = None
 
     def _is_silent(self) -> bool:
-        """Tell whether the call in flight takes too long.
-
-        The service is given up, also where it does answer later.
-        """
+        """Return True where a call missed its deadline; the service is given up."""
         since = self._busy_since
         is_silent = since is not None and time.monotonic() - since > self._deadline
         if is_silent and not self._failed:
@@ -272,7 +263,7 @@ class BackgroundTracker:
 
 
 class CompositeTracker:
-    """Sends every row to each of several trackers."""
+    """Sends every row to several trackers."""
 
     def __init__(self, trackers: Iterable[Tracker]) -> None:
         self._trackers = tuple(trackers)
@@ -286,7 +277,7 @@ class CompositeTracker:
             tracker.answers(step, rows, kind)
 
     def close(self) -> None:
-        """Close all of them, also where one raises."""
+        """Close all of them, even if one raises."""
         with ExitStack() as closing:
             for tracker in self._trackers:
                 closing.callback(tracker.close)
@@ -295,10 +286,10 @@ class CompositeTracker:
 def make_trackers(
     output: OutputConfig, folder: Path, run_config: Mapping[str, Any], deadline: float, say: Say = LOGGER.info
 ) -> Tracker:
-    """Open the files in `folder` and every service named in output.trackers, which may take `deadline` seconds a call.
+    """Open the files and the services of output.trackers, with a deadline per call.
 
-    `say` hears where a service shows the run. ValueError where a name is unknown or its package is not installed. A
-    service that cannot be reached is a warning.
+    `say` receives where a service shows the run. ValueError for an unknown name or a missing package. An unreachable
+    service is a warning.
     """
     wait = output.on_write_error == "continue"
     trackers: list[Tracker] = [JsonLines(folder, output.max_rollout_rows, wait=wait)]
@@ -310,17 +301,17 @@ def make_trackers(
 
 
 def plain(value: Number) -> Number:
-    """Make a Python number of whatever a metric is (a tensor or array of one element included)."""
+    """Make a Python number of a scalar, tensor or array."""
     return value if value is None or isinstance(value, int) else float(value)
 
 
 def measured(metrics: Mapping[str, Number]) -> dict[str, float]:
-    """Return the numbers of a row without those that could not be measured: a curve has no point there."""
+    """Drop missing values: a curve has no point there."""
     return {name: float(value) for name, value in metrics.items() if value is not None}
 
 
 def run_name(run_config: Mapping[str, Any], folder: Path) -> str:
-    """Name a run for W&B by what it trains where.
+    """Name a run for W&B by task, model and folder.
 
     >>> run_name({"environment": {"name": "gsm8k"}, "model": {"name": "Qwen/Qwen2.5-0.5B"}}, Path("outputs/DATE/TIME"))
     'gsm8k Qwen2.5-0.5B DATE/TIME'
@@ -332,7 +323,7 @@ def run_name(run_config: Mapping[str, Any], folder: Path) -> str:
 
 
 def kept_id(path: Path) -> str:
-    """Read the id of the W&B run that `path` keeps, making it where there is none."""
+    """Read the id of the W&B run in `path`, or make one."""
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(secrets.token_hex(4), encoding="utf-8")
@@ -340,7 +331,7 @@ def kept_id(path: Path) -> str:
 
 
 def table_cell(value: Any) -> float | str | bool | None:
-    """Make a cell of a table: text is escaped, structures are written as text."""
+    """Make a table cell: escaped text, structures as text."""
     if value is None or isinstance(value, bool | int | float):
         return value
     is_talk = isinstance(value, list) and all(isinstance(one, Mapping) and "role" in one for one in value)

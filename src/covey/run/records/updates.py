@@ -1,4 +1,4 @@
-"""A line of updates.jsonl: how rewards, advantages, lengths and the numbers of tokens spread in a step, by prompt too.
+"""A line of updates.jsonl: distributions of a step, by prompt too.
 
 docs/develop/traces.md describes the format.
 """
@@ -33,7 +33,7 @@ HISTOGRAM_BYTES = 2500
 
 @dataclass(frozen=True, slots=True)
 class _Share:
-    """What one rank has seen of a step. Small, so that ranks can exchange it."""
+    """One rank's data of a step, exchanged by ranks."""
 
     groups: list[tuple[str, list[float]]]
     advantages: list[float]
@@ -44,7 +44,7 @@ class _Share:
 def update_row(
     step: int, groups: Sequence[Group], credit: Credit, scores: StepScores, max_tokens: int
 ) -> dict[str, Any]:
-    """Describe a step of all ranks. `max_tokens` is the longest completion there can be. Collective."""
+    """Describe a step of all ranks, completions up to `max_tokens`. Collective."""
     shares = collectives.all_gather(_own_share(groups, credit, scores))
     all_groups = [group for share in shares for group in share.groups]
     rewards = [reward for _, of_group in all_groups for reward in of_group]
@@ -69,7 +69,7 @@ def update_row(
 
 
 def fitting(groups: Sequence[Mapping[str, Any]], num_bytes: int) -> list[Mapping[str, Any]]:
-    """Choose as many entries as `num_bytes` hold besides the histograms, evenly spread."""
+    """Choose as many entries as `num_bytes` hold, evenly spread."""
     largest = max((len(json.dumps(entry, default=str)) + 2 for entry in groups), default=1)
     return [groups[place] for place in spread(len(groups), (num_bytes - HISTOGRAM_BYTES) // largest)]
 
@@ -93,7 +93,7 @@ def _own_share(groups: Sequence[Group], credit: Credit, scores: StepScores) -> _
 
 
 def count_in_bins(values_L: Tensor, edges: Sequence[float]) -> list[int]:
-    """Count values between consecutive edges. What lies outside counts in the first or last bin, NaN nowhere.
+    """Count values between edges, outliers in the end bins, NaN nowhere.
 
     >>> count_in_bins(torch.tensor([-1.0, 0.5, 0.5, 7.0]), (0.0, 1.0, 2.0))
     [3, 1]
@@ -110,7 +110,7 @@ def _binned(values: Sequence[float], edges: Sequence[float]) -> dict[str, Any]:
 
 
 def _spread_out(values: Sequence[float]) -> dict[str, Any]:
-    """Count values over a range that holds them all, 0 included, between round numbers."""
+    """Count values over a round range that includes 0."""
     finite = [value for value in values if math.isfinite(value)]
     low, high = 0.0 - _round_up(-min([0.0, *finite])), _round_up(max([0.0, *finite]))
     return _binned(finite, _equal_edges(low, high if high > low else low + 1.0))
@@ -121,7 +121,7 @@ def _equal_edges(low: float, high: float) -> list[float]:
 
 
 def _round_up(value: float) -> float:
-    """Return the least of 0, ..., 1, 2, 5, 10, 20, ... that is no smaller.
+    """Round up to 0, ..., 1, 2, 5, 10, 20, ...
 
     >>> [_round_up(value) for value in (0.3, 1.0, 3.0)]
     [0.5, 1.0, 5.0]

@@ -1,4 +1,4 @@
-"""The waits of a run: how long they may be, and what is said meanwhile."""
+"""The waits of a run: deadlines and messages."""
 
 import threading
 from dataclasses import asdict
@@ -18,14 +18,14 @@ OF_STEPS = ("sampling", "reward", "logprobs", "backward", "optimizer")
 
 
 def make_watchdog(timeouts: TimeoutsConfig, folder: Path) -> Watchdog:
-    """Make the watchdog with every deadline and this process' name, to be entered."""
+    """Make the watchdog with every deadline and this process's name."""
     limits = {f"timeouts.{name}": seconds for name, seconds in asdict(timeouts).items()}
     who = f"rank {collectives.rank()}" if collectives.is_distributed() else "the run"
     return Watchdog(limits, folder / log_name(collectives.rank()), who)
 
 
 def pulse_of(progress: Progress, timer: PhaseTimer) -> Pulse:
-    """Make what tells `progress`, every second, what this thread waits for: waits have names, none needs own lines."""
+    """Make the thread that shows this thread's wait, every second."""
     thread = threading.get_ident()
 
     def beat(seconds: float) -> None:
@@ -35,7 +35,7 @@ def pulse_of(progress: Progress, timer: PhaseTimer) -> Pulse:
 
 
 def at(timer: PhaseTimer, thread: int) -> str:
-    """Say what a thread is at.
+    """Describe a thread's wait.
 
     >>> at(timer, threading.get_ident())
     'waiting for the engine to answer 31 prompts (evaluation)'

@@ -1,1 +1,1 @@
-"""Runs once more, by what they wrote of themselves."""
+"""Replay of asynchronous runs from their records."""

@@ -1,4 +1,4 @@
-"""Replay a run as the ranks that it had, each in a process of its own on this machine."""
+"""Replay a run with its original ranks on this machine."""
 
 import tempfile
 from functools import partial
@@ -14,9 +14,9 @@ from covey.system.workers.local_ranks import run_on_ranks
 
 
 def replay_on_ranks(config: Config, past: Path) -> str:
-    """Train the run in `past` again, in this process where one rank trained it, and return the digest at the end.
+    """Replay the run in `past`; return the last digest.
 
-    Rank 0 prints that of each step. ValueError as `replay`; RunStopped where a rank is lost.
+    Rank 0 prints each step's. ValueError as `replay`; RunStopped where a rank is lost.
     """
     steps = read_schedule(past)
     check_replayable(config, steps)
@@ -31,7 +31,7 @@ def replay_on_ranks(config: Config, past: Path) -> str:
 
 
 def _replay_as_rank(config: Config, past: Path, aside: Path) -> str:
-    """Replay this rank's part, with the others where there are some, in a scratch folder."""
+    """Replay this rank's part in a scratch folder."""
     with (
         collectives.process_group(config.timeouts.ranks, config.model.device),
         RunRecorder(config, aside) as record,

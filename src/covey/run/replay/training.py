@@ -1,8 +1,7 @@
-"""Run an asynchronous run again by its schedule, and end with the same weights, bit for bit.
+"""Replay an asynchronous run by its schedule, bit for bit.
 
-Nothing is asynchronous here: the groups of each step are sampled on the versions they were sampled on, from weights
-that this very replay has trained. With several ranks, each samples and trains those that it had, so that sums are
-rounded as they were. Where a digest differs from the recorded one, the first step that differs is named.
+The groups of each step are sampled on their original versions, from weights that this replay has trained. Several ranks
+keep their groups, so sums round alike. The first step with another digest is named.
 """
 
 import asyncio
@@ -55,14 +54,14 @@ class PastStep:
     """Of each rank, where there were several."""
 
     def own_places(self) -> list[int]:
-        """Return the places of the groups that this rank is to train."""
+        """Return the places of this rank's groups."""
         ranks = self.ranks or shares(len(self.groups))
         return [place for place, rank in enumerate(ranks) if rank == collectives.rank()]
 
 
 @dataclass
 class Attempts:
-    """The versions of every completion of one group, by the seeds that its turns are sampled with."""
+    """The token versions of a group's completions, by their turns' seeds."""
 
     group: PastGroup
     max_turns: int
@@ -70,12 +69,12 @@ class Attempts:
     """Sample index -> tokens of its turns so far."""
 
     def spans(self, seed: int, sample_index: int) -> Sequence[Span]:
-        """Return the versions of a completion's tokens, counted from its own first token."""
+        """Return the versions of a completion's tokens."""
         index = self._attempt_of(seed, sample_index)
         return after(self.group.spans[index], self._lengths[index])
 
     def add(self, seed: int, sample_index: int, num_tokens: int) -> None:
-        """Note how long a completion came out."""
+        """Record a completion's length."""
         self._lengths[self._attempt_of(seed, sample_index)] += num_tokens
 
     def _attempt_of(self, seed: int, sample_index: int) -> int:
@@ -86,13 +85,13 @@ class Attempts:
 
 
 def after(spans: Sequence[Span], num_tokens: int) -> list[Span]:
-    """Return the spans of what follows after the first tokens. A span without an end stays without one."""
+    """Return the spans after the first tokens; open ends stay open."""
     left = [span for span in spans if span.end < 0 or span.end > num_tokens] or spans[-1:]
     return [Span(s.version, max(0, s.start - num_tokens), s.end if s.end < 0 else s.end - num_tokens) for s in left]
 
 
 def read_schedule(folder: Path) -> list[PastStep]:
-    """Return the steps of a run's schedule. ValueError where it has none."""
+    """Return a run's schedule. ValueError without one."""
     path = folder / SCHEDULE
     if not path.is_file():
         raise ValueError(
@@ -116,7 +115,7 @@ def read_schedule(folder: Path) -> list[PastStep]:
 
 
 def best_evaluations(folder: Path) -> set[int]:
-    """Return the steps after which a run was evaluated best so far, by its metrics. ValueError where it has none."""
+    """Return the steps with a new best evaluation. ValueError without metrics."""
     path = folder / METRICS
     if not path.is_file():
         raise ValueError(
@@ -129,15 +128,14 @@ def best_evaluations(folder: Path) -> set[int]:
 
 
 def num_ranks(steps: Sequence[PastStep]) -> int:
-    """Return how many ranks trained. A schedule that does not say so is of one."""
+    """Return the number of ranks that trained, by default 1."""
     return len(steps[0].threads) or 1
 
 
 def replay(config: Config, past: Path, record: RunRecorder, say: Callable[[str], None]) -> str:
-    """Train by the schedule of the run in `past` and return the digest of the last weights.
+    """Train by the schedule of `past`; return the last weights' digest.
 
-    ValueError names the first step whose weights differ from the recorded ones. Collective, over as many ranks as the
-    run had.
+    ValueError names the first step with other weights. Collective, over as many ranks as the run had.
     """
     steps = read_schedule(past)
     check_replayable(config, steps)
@@ -177,14 +175,14 @@ def replay(config: Config, past: Path, record: RunRecorder, say: Callable[[str],
 
 
 def oldest_needed(steps: Sequence[PastStep]) -> list[float]:
-    """Return for each step the oldest version that a later one sampled on, infinity where none did."""
+    """Return each step's oldest version that is needed later."""
     of_each = [min((v for group in step.groups for v in group.versions()), default=math.inf) for step in steps]
     from_the_end = accumulate(reversed(of_each[1:]), min, initial=math.inf)
     return list(from_the_end)[::-1]
 
 
 def check_replayable(config: Config, steps: Sequence[PastStep]) -> None:
-    """Refuse (ValueError) what one process cannot sample again with the same bits."""
+    """Refuse runs that cannot be sampled again bit for bit. ValueError."""
     if config.engine.name != "native":
         raise ValueError(
             f"covey replay needs engine.name=native, got engine.name={config.engine.name}: its samples do not follow "
@@ -219,7 +217,7 @@ async def _sample_again(sampler: Sampler, prompt: Prompt, past: PastGroup, confi
 
 
 def _train(run: Run, groups: Mapping[int, Group], step: PastStep, record: RunRecorder) -> None:
-    """Repeat the update of a step on this rank's groups, by their places, with what was trained ahead."""
+    """Repeat a step's update on this rank's groups."""
     with record.watchdog.deadline(f"the update of step {step.step}", "timeouts.update"):
         for part in step.ahead:
             if early := [groups[place] for place in part if place in groups]:
@@ -229,7 +227,7 @@ def _train(run: Run, groups: Mapping[int, Group], step: PastStep, record: RunRec
 
 
 def _remember(run: Run, engine: ReplayingEngine, version: int) -> str:
-    """Keep the weights as they are now to sample on, and return their digest. Collective where they are sharded."""
+    """Keep the weights for sampling; return their digest. Collective where sharded."""
     with sharding.unsharded(run.policy):
         return digest_of(engine.remember(run.policy, version))  # of the copy: gathered memory must stay resizable
 
