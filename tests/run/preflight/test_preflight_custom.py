@@ -108,13 +108,13 @@ WRONG = [
     ),
     (
         "shaping",
-        "def f(rewards_N, info):\n    return rewards_N.log()",
+        "def f(rewards_N, scores):\n    return rewards_N.log()",
         "must return finite numbers, got -inf for a reward of 0 (mine.py:6)",
     ),
     (
         "shaping",
         "def f(rewards_N):\n    return rewards_N",
-        "must take (rewards_N, info), got too many positional arguments (mine.py:6)",
+        "must take (rewards_N, scores), got too many positional arguments (mine.py:6)",
     ),
     (
         "selection",
