@@ -201,6 +201,11 @@ class Rollout:
         return sum(self.loss_mask)
 
     @property
+    def policy_turns(self) -> tuple[Turn, ...]:
+        """Return the turns, the whole rollout as one where it has none."""
+        return self.turns or (Turn(0, self.num_loss_tokens),)
+
+    @property
     def parts(self) -> Mapping[str, float]:
         """Return the parts of the reward. Turns of an episode that earned nothing are a part of 0."""
         own = self.reward.parts

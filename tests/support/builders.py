@@ -267,7 +267,7 @@ def make_trainer(
 
 
 def credit_assigner(algorithm: AlgorithmConfig, part_weights: dict[str, float] | None = None) -> CreditAssigner:
-    return CreditAssigner(build_credit(algorithm), algorithm, part_weights or {})
+    return CreditAssigner(build_credit(algorithm), part_weights or {})
 
 
 def copied(policy: Policy) -> Policy:

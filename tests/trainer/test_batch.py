@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from covey.algorithm.settings import AlgorithmConfig
-from covey.trainer.batch import count, make_batch, make_rows, mask_left_out, unflatten
+from covey.trainer.batch import count, make_batch, make_rows, unflatten
 from covey.types import Batch, Group, Prompt, Reward, Rollout
+from tests.support.builders import credit_assigner
 
 PROMPT = (5, 6, 7)
 
@@ -149,9 +150,10 @@ CUT = AlgorithmConfig(mask_truncated=True)
 
 
 def test_truncated_completions_leave_the_loss_and_its_counts() -> None:
-    groups = mask_left_out([group("a", rollout((8, 2)), rollout((8, 8, 8), "length"))], CUT)
-    rows = make_rows(groups, [[1.0, -1.0]])
-    assert count(rows) == (2, 1)
+    groups = [group("a", rollout((8, 2)), rollout((8, 8, 8), "length"))]
+    for algorithm, counts in ((CUT, (2, 1)), (AlgorithmConfig(), (5, 2))):
+        credit = credit_assigner(algorithm).assign(groups)
+        assert count(make_rows(groups, credit.advantages, credit.in_loss)) == counts
 
 
 def test_unflatten_puts_loss_tokens_into_rows() -> None:

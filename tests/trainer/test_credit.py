@@ -14,7 +14,7 @@ from covey.algorithm.credit.scores import Answer, Scores, scores
 from covey.algorithm.metrics import group_metrics, value
 from covey.algorithm.settings import TURN_CREDITS, AlgorithmConfig
 from covey.system import collectives
-from covey.trainer.batch import make_rows, mask_left_out
+from covey.trainer.batch import make_rows
 from covey.trainer.credit import Credit, CreditAssigner
 from covey.trainer.forward import Ahead, Trained
 from covey.types import Failure, Group, Prompt, Reward, Rollout, RunStopped, Turn
@@ -301,10 +301,10 @@ def test_episodes_with_a_void_turn_leave_the_loss_and_keep_their_reward_in_the_g
     settings = {"advantage": "group_center_token_whiten", "drop_void_turns": True}
     credit = assigner(**settings).assign(groups)
     assert credit.scores.lengths_N.tolist() == [0.0, 3.0, 5.0]
-    masked = mask_left_out(groups, AlgorithmConfig(drop_void_turns=True))
-    assert masked[0].rewards == (1.0, 0.0, 0.5)
-    assert [row.rollout.reward.value for row in make_rows(masked, credit.trained_with, credit.keep)[0]] == [0.0, 0.5]
-    assert mask_left_out(groups, AlgorithmConfig()) == groups
+    assert credit.scores.rewards_N.tolist() == [1.0, 0.0, 0.5]
+    assert credit.keep == [[True, True, True]]
+    assert [row.rollout.reward.value for row in make_rows(groups, credit.trained_with, credit.in_loss)[0]] == [0.0, 0.5]
+    assert assigner(advantage="group_center_token_whiten").assign(groups).in_loss == credit.keep
 
 
 def test_turns_that_are_not_all_of_a_rollouts_tokens_are_a_mistake_of_whoever_made_them() -> None:

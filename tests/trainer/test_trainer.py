@@ -15,7 +15,7 @@ from covey.policy.logprobs import Scoring
 from covey.policy.models.nano import nano_tokenizer
 from covey.policy.policy import Policy
 from covey.policy.reference import make_reference
-from covey.trainer.batch import drop_zero_advantage_rows
+from covey.trainer.prepare import drop_zero_advantage_rows
 from covey.trainer.settings import OptimizerConfig
 from covey.types import Batch, Group, Prompt, Rollout, RunStopped, Sampling
 

@@ -8,11 +8,11 @@ from typing import Any
 
 from covey.algorithm.aggregation import AGGREGATIONS, Reduction
 from covey.algorithm.corrections import WeightOptions, parse_rejection
-from covey.algorithm.credit.advantages import ADVANTAGES
+from covey.algorithm.credit.advantages import ADVANTAGES, role_baselines
 from covey.algorithm.credit.assign import CreditFunctions
 from covey.algorithm.credit.selection import SELECTION
 from covey.algorithm.credit.shaping import SHAPING
-from covey.algorithm.credit.turns import chosen_turn_credit
+from covey.algorithm.credit.turns import anchored_fraction, chosen_turn_credit
 from covey.algorithm.kl import ESTIMATORS, GRADIENTS, SAMPLER_ESTIMATORS, KLOptions
 from covey.algorithm.loss_inputs import LEVELS, RatioOptions
 from covey.algorithm.losses import LOSS_FUNCTIONS, LOSSES, Loss
@@ -38,10 +38,13 @@ def build_credit(algorithm: AlgorithmConfig) -> CreditFunctions:
         tuple(shaping),
         turn_credit,
         select,
-        role_options=algorithm.advantage_options if algorithm.advantage == "role_ema" else None,
-        has_anchors=algorithm.turn_credit == "anchor_state",
+        leaves_out=algorithm.leaves_out,
         length_alpha=algorithm.length_normalizer,
         clip=algorithm.advantage_clip,
+        next_baselines=(
+            partial(role_baselines, **algorithm.advantage_options) if algorithm.advantage == "role_ema" else None
+        ),
+        turn_metrics=anchored_fraction if algorithm.turn_credit == "anchor_state" else None,
     )
 
 

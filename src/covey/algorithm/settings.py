@@ -2,10 +2,13 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from covey.system.section import Section
 from covey.system.setting import CONTINUES, Requires, is_positive, is_set, setting
+
+if TYPE_CHECKING:
+    from covey.types import Rollout
 
 WITHOUT_RATIO = ("reinforce", "reinforce_ratio", "nll")
 """Losses that compare the policy with no other."""
@@ -343,3 +346,8 @@ class AlgorithmConfig(Section):
     def refreshes_reference(self) -> bool:
         """Tell whether the reference changes during a run."""
         return self.reference_refresh_every is not None or self.reference_refresh_on_best
+
+    def leaves_out(self, rollout: "Rollout") -> bool:
+        """Check for a rollout that `mask_truncated` or `drop_void_turns` takes out of the loss."""
+        is_cut = self.mask_truncated and rollout.finish_reason == "length"
+        return is_cut or (self.drop_void_turns and any(turn.is_void for turn in rollout.turns))

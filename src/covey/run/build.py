@@ -176,7 +176,7 @@ def _wire(
     if judged is not None:
         local.sampler = replace(sampler, environment=judged)
     tests = held_out_prompts(config, sampler, policy.max_length)
-    credit = CreditAssigner(build_credit(config.algorithm), config.algorithm, environment.part_weights)
+    credit = CreditAssigner(build_credit(config.algorithm), environment.part_weights)
     packing = Packing(config.packing, config.micro_batch_tokens)
     source: GroupSource = local
     if has_samplers(config):  # last: what is refused above has started none

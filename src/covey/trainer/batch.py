@@ -14,12 +14,11 @@ import torch
 from torch import Tensor
 
 from covey.algorithm.aggregation import Totals
-from covey.algorithm.settings import AlgorithmConfig
 from covey.policy.attention.base import DENSE
 from covey.policy.policy import Policy, to_device
 from covey.system import collectives
 from covey.trainer.layouts import FILL_LAYOUTS, LAYOUTS, Part, PrefixTree, Row, Stream, add_to_tree
-from covey.types import Batch, Group, MicroBatch, Rollout, Turn
+from covey.types import Batch, Group, MicroBatch, Rollout
 
 Values = npt.NDArray[Any]
 
@@ -29,12 +28,15 @@ Advantage = float | Sequence[float]
 
 
 def make_rows(
-    groups: Sequence[Group], advantages: Sequence[Sequence[Advantage]], keep: Sequence[Sequence[bool]] | None = None
+    groups: Sequence[Group],
+    advantages: Sequence[Sequence[Advantage]] | None = None,
+    keep: Sequence[Sequence[bool]] | None = None,
 ) -> list[list[Row]]:
     """Make the rows of each group: rollouts that are kept and have loss tokens.
 
-    A rollout's advantage is that of all its loss tokens, or a turn's that of the turn's.
+    A rollout's advantage is that of all its loss tokens, or a turn's that of the turn's; 0 without `advantages`.
     """
+    advantages = advantages if advantages is not None else [[0.0] * len(group.rollouts) for group in groups]
     keep = keep if keep is not None else [[True] * len(group.rollouts) for group in groups]
     return [
         [
@@ -51,7 +53,7 @@ def _of_tokens(rollout: Rollout, advantage: Advantage) -> tuple[float, ...]:
     if not isinstance(advantage, Sequence):
         return (float(advantage),) * rollout.num_loss_tokens
     # The tokens of each turn, which are all there are
-    turns = turns_of(rollout)
+    turns = rollout.policy_turns
     values: list[float | None] = [None] * rollout.num_loss_tokens
     for turn, value in zip(turns, advantage, strict=True):
         values[turn.start : turn.end] = [float(value)] * (turn.end - turn.start)
@@ -59,38 +61,6 @@ def _of_tokens(rollout: Rollout, advantage: Advantage) -> tuple[float, ...]:
     covered = sum(turn.end - turn.start for turn in turns)
     assert len(found) == len(values) == covered, f"{covered} tokens in turns, {rollout.num_loss_tokens} loss tokens"
     return found
-
-
-def turns_of(rollout: Rollout) -> tuple[Turn, ...]:
-    """Return the policy's turns of a rollout. The whole of it is one where nobody said of turns."""
-    return rollout.turns or (Turn(0, rollout.num_loss_tokens),)
-
-
-def drop_zero_advantage_rows(rows: Sequence[Sequence[Row]]) -> list[list[Row]]:
-    """Leave out rows without an advantage: they have no gradient where the loss is a multiple of it."""
-    return [[row for row in group if any(row.advantages)] for group in rows]
-
-
-def is_left_out(rollout: Rollout, algorithm: AlgorithmConfig) -> bool:
-    """Return whether a setting takes the rollout out of the loss: cut by the token limit, or with a void turn.
-
-    (DAPO, arXiv 2503.14476; SimpleTIR, arXiv 2509.02479.)
-    """
-    is_cut = algorithm.mask_truncated and rollout.finish_reason == "length"
-    return is_cut or (algorithm.drop_void_turns and any(turn.is_void for turn in rollout.turns))
-
-
-def mask_left_out(groups: Sequence[Group], algorithm: AlgorithmConfig) -> list[Group]:
-    """Take the rollouts out of the loss that settings leave out. Their rewards stay in the group."""
-    return [
-        replace(g, rollouts=tuple(_without_loss(r) if is_left_out(r, algorithm) else r for r in g.rollouts))
-        for g in groups
-    ]
-
-
-def _without_loss(rollout: Rollout) -> Rollout:
-    length = len(rollout.input_ids)
-    return replace(rollout, loss_mask=(False,) * length, sampler_logprobs=(0.0,) * length)
 
 
 def count(rows: Sequence[Sequence[Row]]) -> tuple[int, int]:
@@ -118,6 +88,32 @@ def make_batch(
     lay_out = (FILL_LAYOUTS if fills else LAYOUTS)[packing]
     parts = _split(rows, packing, micro_batch_tokens)
     return Batch(tuple(_tensors(part, lay_out(part), device, attention) for part in parts), *totals)
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """Say how rollouts become micro-batches. It changes memory and speed, never the update."""
+
+    layout: str
+    """A name of `LAYOUTS`: shared, packed or padded."""
+    micro_batch_tokens: int
+    """Most tokens of one forward/backward pass."""
+
+
+def pack_rows(
+    rows: Sequence[Sequence[Row]], policy: Policy, packing: Packing, totals: Sequence[int], limit: int | None = None
+) -> Batch:
+    """Pack rows into micro-batches on the policy's device, at most the first `limit` of this rank. Collective."""
+    num_loss_tokens, num_sequences, num_rollouts = totals
+    batch = make_batch(
+        rows,
+        packing=packing.layout,
+        micro_batch_tokens=packing.micro_batch_tokens,
+        totals=(num_loss_tokens, num_sequences, num_rollouts),
+        device=policy.device,
+        attention=policy.attention,
+    )
+    return pad_micro_batches(replace(batch, micro_batches=batch.micro_batches[:limit]), policy)
 
 
 def pad_micro_batches(batch: Batch, policy: Policy) -> Batch:

@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 
 from covey.algorithm.credit.assign import CreditFunctions, assign
-from covey.algorithm.credit.scores import Scores, as_turns
-from covey.algorithm.settings import AlgorithmConfig
+from covey.algorithm.credit.scores import Scores, Turns
 from covey.system import collectives
-from covey.trainer.batch import Advantage, is_left_out, turns_of
+from covey.trainer.batch import Advantage
 from covey.types import Group, Reward, Rollout
 
 
@@ -28,6 +27,8 @@ class Credit:
     """Of each rollout; where turns have advantages of their own, their mean over its tokens."""
     keep: list[list[bool]]
     """False where selection took the rollout out of the loss and its denominators."""
+    in_loss: list[list[bool]]
+    """False for these, and for rollouts that settings mask or that have no loss token."""
     scores: Scores
     """Shaped rewards of the whole step, all ranks."""
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -52,22 +53,19 @@ class Credit:
         if self.of_turns is not None:
             return self.of_turns
         pairs = [zip(g.rollouts, own, strict=True) for g, own in zip(groups, self.advantages, strict=True)]
-        return [[(value,) * len(turns_of(rollout)) for rollout, value in of_group] for of_group in pairs]
+        return [[(value,) * len(rollout.policy_turns) for rollout, value in of_group] for of_group in pairs]
 
 
 class CreditAssigner:
     """Turns groups into advantages by the algorithm's settings. Its only state are the running baselines of roles."""
 
-    def __init__(
-        self, functions: CreditFunctions, algorithm: AlgorithmConfig, part_weights: Mapping[str, float]
-    ) -> None:
+    def __init__(self, functions: CreditFunctions, part_weights: Mapping[str, float]) -> None:
         """Keep the weights of a reward's parts, for estimators that take them one by one.
 
         Parts without a weight count 1. `functions` are `build_credit(algorithm)`.
         """
         self.baselines: Mapping[str, float] = {}
         self._functions = functions
-        self._algorithm = algorithm
         self._part_weights = part_weights
 
     def assign(
@@ -84,7 +82,9 @@ class CreditAssigner:
         # Back to this rank's groups, without the rows of failures
         first = 0 if alone else sum(len(of_rank.rewards_N) for of_rank in ranks[: collectives.rank()])
         advantages = _regroup(found.selected.advantages_N.tolist(), first, groups)
-        keep = _regroup(found.selected.keep_N.tolist(), first, groups)
+        keep_N = found.selected.keep_N
+        keep = _regroup(keep_N.tolist(), first, groups)
+        in_loss = _regroup((keep_N & (found.scores.lengths_N > 0)).tolist(), first, groups)
         of_turns = None
         if found.of_turns_M is not None:
             values: list[list[float]] = [[] for _ in found.scores.rewards_N]
@@ -92,7 +92,7 @@ class CreditAssigner:
             for row, value in pairs:
                 values[row].append(value)
             of_turns = _regroup(list(map(tuple, values)), first, groups)
-        return Credit(advantages, keep, found.scores, found.metrics, of_turns)
+        return Credit(advantages, keep, in_loss, found.scores, found.metrics, of_turns)
 
     def state_dict(self) -> dict[str, Any]:
         return {"baselines": dict(self.baselines)}
@@ -114,14 +114,14 @@ class CreditAssigner:
         token_ids = tuple(tuple(compress(one.target_ids, one.loss_mask)) for one in rollouts)
         names = tuple(dict.fromkeys(name for one in rollouts for name in one.parts))
         written_N = _float64([len(ids) for ids in token_ids])
-        is_masked_N = torch.tensor([is_left_out(one, self._algorithm) for one in rollouts], dtype=torch.bool)
+        is_masked_N = torch.tensor([self._functions.leaves_out(one) for one in rollouts], dtype=torch.bool)
         functions = self._functions
         has_turns = functions.turn_credit is not None
         turns = [
             (row, turn)
             for row, one in enumerate(rollouts)
             if has_turns and one is not UNSCORED
-            for turn in turns_of(one)
+            for turn in one.policy_turns
         ]
         return Scores(
             rewards_N=_float64([one.reward.value for one in rollouts]),
@@ -139,11 +139,11 @@ class CreditAssigner:
             part_names=names,
             roles=tuple(prompt.environment for prompt in prompts),
             token_ids=token_ids,
-            turns=as_turns(
-                [row for row, _ in turns],
-                [turn.reward for _, turn in turns],
-                [turn.end - turn.start for _, turn in turns],
-                [turn.state for _, turn in turns],
+            turns=Turns(
+                torch.tensor([row for row, _ in turns], dtype=torch.int64),
+                _float64([turn.reward for _, turn in turns]),
+                _float64([turn.end - turn.start for _, turn in turns]),
+                tuple(turn.state for _, turn in turns),
             ),
             prompts=prompts if functions.takes_answers else (),
             texts=tuple(one.text for one in rollouts) if functions.takes_answers else (),

@@ -100,7 +100,7 @@ def pack(groups: Sequence[Group], trainer: Trainer) -> DocumentBatch:
         raise ValueError("pack needs a reference beside the policy: algorithm=machines_document has one")
     # Score every response in one pass
     scoring = trainer.forward.scoring
-    rows = make_rows(groups, [[0.0] * len(group.rollouts) for group in groups])
+    rows = make_rows(groups)
     batch = make_batch(
         rows,
         packing="shared",

@@ -2,34 +2,22 @@
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from covey.algorithm.aggregation import Totals
 from covey.policy.policy import Policy
 from covey.system import collectives
 from covey.trainer.batch import (
+    Packing,
     count,
-    drop_zero_advantage_rows,
-    make_batch,
     make_rows,
-    mask_left_out,
-    pad_micro_batches,
+    pack_rows,
 )
 from covey.trainer.credit import Credit, CreditAssigner
 from covey.trainer.forward import Trained
 from covey.trainer.layouts import Row
 from covey.trainer.trainer import Trainer
 from covey.types import Batch, Group, Reward
-
-
-@dataclass(frozen=True, slots=True)
-class Packing:
-    """Say how rollouts become micro-batches. It changes memory and speed, never the update."""
-
-    layout: str
-    """A name of `LAYOUTS`: shared, packed or padded."""
-    micro_batch_tokens: int
-    """Most tokens of one forward/backward pass."""
 
 
 def make_training_batches(
@@ -43,7 +31,7 @@ def make_training_batches(
     # Advantages are of all rollouts: a masked one keeps its reward in its group.
     credit = assigner.assign(groups, reward_penalty(groups, trainer, packing))
     trainer.ahead.check(groups, credit.numbers)
-    rows = _rows_in_loss(groups, credit, trainer)
+    rows = make_rows(groups, credit.trained_with, credit.in_loss)
 
     batches = []
     settings = trainer.settings
@@ -115,7 +103,7 @@ def train_ahead(
     """
     penalties = reward_penalty(groups, trainer, packing)
     credit = assigner.assign(groups, penalties, alone=True)
-    rows = _rows_in_loss(groups, credit, trainer)
+    rows = make_rows(groups, credit.trained_with, credit.in_loss)
     if not any(rows):  # no count to divide by, until others are there
         return
     counted = trainer.ahead.totals
@@ -130,8 +118,9 @@ def train_ahead(
         trainer.ahead.trained[id(group)] = Trained(group, credit.numbers[index], penalty)
 
 
-def _rows_in_loss(groups: Sequence[Group], credit: Credit, trainer: Trainer) -> list[list[Row]]:
-    return make_rows(mask_left_out(groups, trainer.algorithm), credit.trained_with, credit.keep)
+def drop_zero_advantage_rows(rows: Sequence[Sequence[Row]]) -> list[list[Row]]:
+    """Leave out rows without an advantage: they have no gradient where the loss is a multiple of it."""
+    return [[row for row in group if any(row.advantages)] for group in rows]
 
 
 def _rows_with_gradient(rows: Sequence[list[Row]], trainer: Trainer) -> Sequence[list[Row]]:
@@ -140,7 +129,7 @@ def _rows_with_gradient(rows: Sequence[list[Row]], trainer: Trainer) -> Sequence
 
 def make_measured_batch(groups: Sequence[Group], policy: Policy, packing: Packing) -> Batch:
     """Make one micro-batch of groups that teach nothing, to measure a step without an update. Collective."""
-    return pack_rows(_rows_without_advantage(groups), policy, packing, totals=(1, 1, 1), limit=1)
+    return pack_rows(make_rows(groups), policy, packing, totals=(1, 1, 1), limit=1)
 
 
 def reward_penalty(groups: Sequence[Group], trainer: Trainer, packing: Packing) -> list[list[float]] | None:
@@ -156,28 +145,8 @@ def reward_penalty(groups: Sequence[Group], trainer: Trainer, packing: Packing) 
     # A group that was trained ahead keeps the penalty it had.
     ahead = trainer.ahead.trained
     rest = [group for group in groups if id(group) not in ahead]
-    rows = _rows_without_advantage(rest)
+    rows = make_rows(rest)
     kl = iter(trainer.sequence_kl(pack_rows(rows, trainer.policy, packing, (1, 1, 1))))
     penalties: dict[int, Sequence[float] | None] = {name: one.penalties for name, one in ahead.items()}
     penalties |= {id(g): [coef * next(kl) if r.num_loss_tokens else 0.0 for r in g.rollouts] for g in rest}
     return [list(penalties[id(group)] or ()) for group in groups]
-
-
-def pack_rows(
-    rows: Sequence[Sequence[Row]], policy: Policy, packing: Packing, totals: Sequence[int], limit: int | None = None
-) -> Batch:
-    """Pack rows into micro-batches on the policy's device, at most the first `limit` of this rank. Collective."""
-    num_loss_tokens, num_sequences, num_rollouts = totals
-    batch = make_batch(
-        rows,
-        packing=packing.layout,
-        micro_batch_tokens=packing.micro_batch_tokens,
-        totals=(num_loss_tokens, num_sequences, num_rollouts),
-        device=policy.device,
-        attention=policy.attention,
-    )
-    return pad_micro_batches(replace(batch, micro_batches=batch.micro_batches[:limit]), policy)
-
-
-def _rows_without_advantage(groups: Sequence[Group]) -> list[list[Row]]:
-    return make_rows(groups, [[0.0] * len(group.rollouts) for group in groups])

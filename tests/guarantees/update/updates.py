@@ -22,7 +22,8 @@ from covey.algorithm.losses import LOSSES
 from covey.algorithm.settings import AlgorithmConfig
 from covey.policy.policy import Policy
 from covey.policy.reference import Reference
-from covey.trainer.batch import Advantage, count, drop_zero_advantage_rows, make_batch, make_rows
+from covey.trainer.batch import Advantage, count, make_batch, make_rows
+from covey.trainer.prepare import drop_zero_advantage_rows
 from covey.trainer.settings import OptimizerConfig
 from covey.trainer.trainer import Trainer
 from covey.types import Batch, Group, Prompt, Reward, Rollout, Sampling

@@ -194,6 +194,7 @@ def credit_of(groups: Sequence[Group]) -> Credit:
     return Credit(
         advantages=[[reward - 0.5 for reward in of_group.rewards] for of_group in groups],
         keep=[[True] * len(of_group.rollouts) for of_group in groups],
+        in_loss=[[True] * len(of_group.rollouts) for of_group in groups],
         scores=scores([reward for _, reward in labels], [index for index, _ in labels]),
     )
 

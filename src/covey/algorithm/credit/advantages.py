@@ -243,6 +243,11 @@ def role_ema_step(scores: Scores, *, decay: float = 0.95) -> tuple[Tensor, dict[
     return advantages_N, baselines
 
 
+def role_baselines(scores: Scores, *, decay: float = 0.95) -> dict[str, float]:
+    """Return the running baselines after the batch."""
+    return role_ema_step(scores, decay=decay)[1]
+
+
 def reinforce_plus_plus(scores: Scores, *, ddof: int = 1, eps: float = 1e-8) -> Tensor:
     """Whiten rewards over the batch's loss tokens, without groups (REINFORCE++, arXiv 2501.03262, gamma 1)."""
     return whiten_tokens(scores.rewards_N, scores.scored, scores.lengths_N, ddof=ddof, eps=eps)

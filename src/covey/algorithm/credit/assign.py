@@ -11,11 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from covey.algorithm.credit.advantages import role_ema_step
 from covey.algorithm.credit.scores import ROUNDING, Scores, join
 from covey.algorithm.credit.selection import Selected, clip_advantages, length_normalizer
-from covey.algorithm.credit.turns import anchored
 from covey.system import custom
+from covey.types import Rollout
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +31,16 @@ class CreditFunctions:
     """None where all tokens of a rollout have one advantage."""
     select: Callable[..., Selected] | None
     """None where every rollout trains."""
-    role_options: Mapping[str, Any] | None = None
-    """Of `role_ema_step`; None for advantages without running baselines."""
-    has_anchors: bool = False
-    """Whether `turn_credit` compares turns that began in the same state."""
+    leaves_out: Callable[[Rollout], bool]
+    """Tells which rollouts settings mask."""
     length_alpha: float | None = None
     """Exponent of `length_normalizer`; None does not weigh by length."""
     clip: float | None = None
     """Bound of `clip_advantages`."""
+    next_baselines: Callable[[Scores], Mapping[str, float]] | None = None
+    """Moves the running baselines of roles; None for advantages without."""
+    turn_metrics: Callable[[Scores], dict[str, float]] | None = None
+    """Metrics of how turns compare; None where they do not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +89,8 @@ def assign(ranks: Sequence[Scores], functions: CreditFunctions, baselines: Mappi
         advantages_N = length_normalizer(advantages_N, lengths_N, alpha=functions.length_alpha)
     selected = Selected(selected.keep_N, clip_advantages(advantages_N, functions.clip))
     # Baselines by role follow the selection
-    if functions.role_options is not None:
-        _, baselines = role_ema_step(given, **functions.role_options)
+    if functions.next_baselines is not None:
+        baselines = functions.next_baselines(given)
     return Assigned(given, selected, logged, baselines)
 
 
@@ -105,8 +106,8 @@ def _assign_to_turns(
         ones_N = torch.ones_like(given.rewards_N)
         advantages_M = advantages_M * length_normalizer(ones_N, given.lengths_N, alpha=functions.length_alpha)[of_M]
     advantages_M = clip_advantages(advantages_M, functions.clip)
-    if functions.has_anchors and len(advantages_M) > 0:
-        logged["anchored_fraction"] = float(anchored(given, turns).double().mean())
+    if functions.turn_metrics is not None:
+        logged |= functions.turn_metrics(given)
     zeros_N = torch.zeros_like(given.rewards_N)
     has_tokens_M = (zeros_N.index_add(0, of_M, turns.lengths_M) > 0)[of_M]
     weights_M = torch.where(has_tokens_M, turns.lengths_M, 1.0)

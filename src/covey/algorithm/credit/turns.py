@@ -133,6 +133,12 @@ def anchored(scores: Scores, turns: Turns) -> Tensor:
     return over_group(torch.ones_like(turns.rewards_M), alike_M) > 1
 
 
+def anchored_fraction(scores: Scores) -> dict[str, float]:
+    """Measure the share of `anchored` turns, where there are turns."""
+    found_M = anchored(scores, scores.turns)
+    return {"anchored_fraction": float(found_M.double().mean())} if len(found_M) > 0 else {}
+
+
 def _anchors(groups: Sequence[int], turns: Turns) -> list[Hashable]:
     """Name what each turn is compared within. A turn whose state has no name is alone."""
     return [
