@@ -13,9 +13,10 @@ from covey.config import compose as settings
 from covey.config.giving_way import overruled
 from covey.config.schema import Config, group_choices
 from covey.config.shelves import CONF, SHELVES, preset_file, presets
+from covey.report.advice import facts_of
 from covey.report.origins import settings_page
 from covey.report.read import RunFiles
-from covey.run.doctor.advice import still_open
+from covey_doctor.advice import still_open
 
 from ..support.small import logging_as_it_was
 
@@ -101,8 +102,11 @@ def test_python_the_doctor_and_the_report_know_shelved_names() -> None:
     config = make_config(None, {"algorithm": "opo"}).config
     assert (config.algorithm.advantage, config.algorithm.loss) == ("opo", "reinforce")
     assert overruled(Config(), ["algorithm=opo"]) != []
-    assert still_open(["algorithm=opo"], {"algorithm.advantage": "opo", "algorithm.loss": "reinforce"}) == ()
-    assert still_open(["algorithm=opo"], {"algorithm.advantage": "opo"}) == ("algorithm=opo",)
+    for given, said in (
+        ({"algorithm.advantage": "opo", "algorithm.loss": "reinforce"}, ()),
+        ({"algorithm.advantage": "opo"}, ("algorithm=opo",)),
+    ):
+        assert still_open(["algorithm=opo"], given, facts_of(given)) == said
     page = settings_page(
         RunFiles(Path("run"), {"algorithm.loss": "reinforce"}, {"command": "covey train algorithm=opo"})
     )

@@ -8,9 +8,11 @@ MOST = 16
 """Entries of a folder, `__init__.py` among them."""
 FULLER = {
     "src/covey": 22,  # the rooms of the architecture page, and the public modules
+    "src/covey/cli": 17,
+    "src/covey/report": 18,
     "benchmarks": 17,  # a command each
     "benchmarks/results": 17,  # a file of each measurement
-    "tests": 32,  # mirrors the packages, and has a page
+    "tests": 33,  # mirrors the packages, and has a page
     "tests/tasks/machines": 17,  # mirrors the package, whose subfolders have few tests each
     "tests/golden/values": 48,  # a file of values for each formula
 }

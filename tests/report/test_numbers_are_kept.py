@@ -12,7 +12,7 @@ from typing import Any
 from covey.report.curves import curves_of
 from covey.report.read import RunFiles
 from covey.report.text import as_lines
-from covey.run.doctor.verdicts import of_answers
+from covey_doctor.verdicts import of_answers
 
 KEPT = Path(__file__).parents[1] / "data" / "reports.txt"
 NUM_STEPS = 45

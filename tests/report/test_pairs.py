@@ -10,7 +10,7 @@ from covey.report.compare import comparison, difference
 from covey.report.content import pairs_of
 from covey.report.curves import prompts_of
 from covey.report.read import RunFiles
-from covey.run.doctor.verdicts import of_answers
+from covey_doctor.verdicts import of_answers
 
 
 def test_prompts_are_paired_by_their_id_and_those_that_were_lost_come_first() -> None:

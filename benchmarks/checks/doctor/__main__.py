@@ -17,10 +17,10 @@ from typing import Any
 from benchmarks.checks.doctor.kept import kept_of, read_kept, read_rows, write_kept
 from benchmarks.checks.doctor.logs import MADE_SICK
 from benchmarks.checks.doctor.planted import CONTROLS, PLANTED
-from covey.run.doctor.catalogue import RULES
-from covey.run.doctor.diagnose import diagnose
-from covey.run.doctor.finding import Finding, Level
-from covey.run.doctor.log import RunLog
+from covey_doctor.catalogue import RULES
+from covey_doctor.diagnose import diagnose
+from covey_doctor.finding import Finding, Level
+from covey_doctor.log import RunLog
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "use" / "doctor.md"
 BEGIN, END = "<!-- table of benchmarks.checks.doctor -->", "<!-- end of the table -->"

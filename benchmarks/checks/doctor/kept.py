@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from covey.report.health import read_for_doctor, run_log
-from covey.run.doctor.log import RunLog
+from covey.run.outcome import not_shown
+from covey_doctor.log import NOT_SHOWN, RunLog
 
 KEPT = Path(__file__).resolve().parents[3] / "tests" / "data" / "doctor_runs.json.gz"
 COLUMNS = (
@@ -50,6 +50,8 @@ SETTINGS = (
 
 def kept_of(folder: Path) -> dict[str, Any]:
     """Return what is kept of a run: columns of four digits, settings, whether each held-out prompt was solved."""
+    from covey.report.health import read_for_doctor, run_log
+
     run = read_for_doctor(folder)
     log = run_log(run)
     return {
@@ -86,6 +88,7 @@ def log_of_kept(kept: Mapping[str, Any]) -> RunLog:
     gain = {"accuracy": kept["gain"]} if kept["gain"] else None
     ends = {"before": looks[0], "after": looks[-1]} if len(looks) > 1 else {}
     rows = [{"num_groups": len(names), "groups": [{"prompt_id": name} for name in names]} for names in kept["prompts"]]
+    summary = {"status": kept["status"], "gain": gain, **ends}
     return RunLog(
         steps=steps,
         columns=dict(kept["columns"]),
@@ -94,7 +97,7 @@ def log_of_kept(kept: Mapping[str, Any]) -> RunLog:
         settings=kept["settings"],
         updates=rows,
         verdicts=verdicts,
-        summary={"status": kept["status"], "gain": gain, **ends},
+        summary=summary | {NOT_SHOWN: not_shown(summary)},
         error=kept["error"],
     )
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from covey.run.doctor.log import RunLog
+from covey_doctor.log import RunLog
 
 Change = Callable[[RunLog], RunLog]
 

@@ -10,8 +10,8 @@ from rich.console import Console
 from covey.cli.flags import refuse_flags, run_folders, split_flags
 from covey.report.health import Health, health_of, read_for_doctor
 from covey.report.make import names_of
-from covey.run.doctor.diagnose import EXIT_CODES, worst
 from covey.system.text.console import CleanConsole
+from covey_doctor.diagnose import EXIT_CODES, worst
 
 INDENT = "      "
 WITH_VALUE = {"--control": "the folder of a run with shuffled rewards"}

@@ -5,7 +5,7 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from pathlib import Path
@@ -35,16 +35,17 @@ OWN_FLAGS = {
 """Flags of these verbs, and the width of the column of names."""
 
 
-def overview() -> str:
+def overview(verbs: Mapping[str, str]) -> str:
+    """Lay out `covey --help`, with the verbs of installed packages."""
     examples = [f"  {EXAMPLES[verb][0]}" for verb in VERBS]
-    return str(TEXT["overview"]).format(verbs=_columns(VERBS, 12), examples="\n".join(examples))
+    return str(TEXT["overview"]).format(verbs=_columns(verbs, 12), examples="\n".join(examples))
 
 
-def unknown_verb(verb: str, rest: Sequence[str]) -> str:
+def unknown_verb(verb: str, rest: Sequence[str], verbs: Collection[str]) -> str:
     """Describe an unknown verb with a suggestion."""
     word = f"resume={''.join(rest[:1]) or 'FOLDER'}" if verb == "resume" else verb
-    meant = f"; did you mean covey train {word}?" if "=" in word else near(verb, VERBS)
-    return f'no verb "{verb}"{meant}; verbs: {", ".join(VERBS)}'
+    meant = f"; did you mean covey train {word}?" if "=" in word else near(verb, verbs)
+    return f'no verb "{verb}"{meant}; verbs: {", ".join(verbs)}'
 
 
 def verb_help(verb: str) -> str:
@@ -164,7 +165,7 @@ def section_of(class_name: str) -> str:
     return f"environment={words}" if words in GROUPS["environment"] else words
 
 
-def _columns(rows: dict[str, str], width: int) -> str:
+def _columns(rows: Mapping[str, str], width: int) -> str:
     """Lay out two columns, the right one wrapped to the terminal."""
     total = max(shutil.get_terminal_size().columns, width + 40)
     indent = " " * (width + 3)

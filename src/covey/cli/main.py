@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from covey import __version__
 from covey.cli import help as usage
+from covey.cli.verbs import OWN, all_verbs, command_of
 from covey.system import machine, ranks
 from covey.system.waits.signals import StopRequested
 
@@ -71,40 +72,21 @@ def _code_of(words: list[str]) -> int:
         return report(error)
 
 
-PLAIN = {
-    "machines": "covey_tasks.machines.pictures.command:run_command",
-    "show": "covey.cli.show:run_show",
-    "rollouts": "covey.cli.rollouts:run_rollouts",
-    "report": "covey.cli.report:run_report",
-    "watch": "covey.cli.report:run_watch",
-    "translate": "covey.cli.translate:run_translate",
-    "doctor": "covey.cli.doctor:run_doctor",
-    "status": "covey.cli.past:run_status",
-    "replay": "covey.cli.past:run_replay",
-}
-"""Verbs without settings, and what runs them on the words that follow; it may return an exit code."""
-
-
 def _dispatch(words: list[str]) -> int:
     verb, rest = (words[0], words[1:]) if words else ("--help", [])
     if verb in ("-h", "--help", "help"):
-        print(usage.overview())
+        print(usage.overview(all_verbs()))
         return 0
     if verb == "--version":
         print(f"covey {__version__}")
         return 0
     if verb in ("-sc", "--shell-completion"):
         return _complete(rest)
-    if verb not in usage.VERBS:
-        raise ValueError(usage.unknown_verb(verb, rest))
+    if verb not in usage.VERBS or verb in OWN:
+        return _without_settings(verb, rest)
     if "--help" in rest or "-h" in rest:
         print(usage.verb_help(verb))
         return 0
-    if verb in PLAIN:
-        from covey.cli.flags import with_latest_run
-
-        code = _call(PLAIN[verb], with_latest_run(rest))
-        return code if isinstance(code, int) else 0
     from covey.cli import command_line
 
     asked: Any = None
@@ -120,6 +102,24 @@ def _dispatch(words: list[str]) -> int:
 
         rest, asked = read_flags(rest)
     return _run(verb, command_line.arrange(verb, rest), asked)
+
+
+def _without_settings(verb: str, words: list[str]) -> int:
+    """Run or explain a verb that reads no settings."""
+    is_asked = "--help" in words or "-h" in words
+    if is_asked and verb in usage.VERBS:
+        print(usage.verb_help(verb))
+        return 0
+    function = command_of(verb, words)
+    if is_asked:
+        from inspect import getdoc
+
+        print(f"usage: covey {verb} ...\n\n{getdoc(function) or ''}".rstrip())
+        return 0
+    from covey.cli.flags import with_latest_run
+
+    code = function(with_latest_run(words))
+    return code if isinstance(code, int) else 0
 
 
 def _run(verb: str, words: Sequence[str], asked: "Asked | str | None" = None) -> int:
@@ -365,7 +365,7 @@ def _complete(words: Sequence[str]) -> int:
     typed = line.split()
     asked = bool(words) and words[0].startswith("query=")
     if asked and (len(typed) < 2 or (len(typed) == 2 and not line.endswith(" "))):
-        print(" ".join(usage.VERBS))
+        print(" ".join(all_verbs()))
         return 0
     if asked:
         rest = line.split(None, 2)[2:]

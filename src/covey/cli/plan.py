@@ -12,12 +12,12 @@ from rich.console import Console
 
 from covey.cli.flags import split_flags
 from covey.config.schema import Config
-from covey.run.doctor.log import flat
 from covey.run.planner.hardware import THIS, Hardware, named
 from covey.run.planner.kept import keep_plan
 from covey.run.planner.known import keep_probe, kept_probe, prompt_tokens_of
 from covey.run.planner.model_shapes import Shape, shape_for
 from covey.run.planner.plan import USUAL_PROMPT, Measured, Plan, plan_of
+from covey.system.section import flat
 from covey.system.text.console import CleanConsole
 from covey.system.text.format import memory, number_of
 from covey.system.waits.pulse import Pulse

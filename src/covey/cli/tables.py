@@ -12,8 +12,8 @@ from rich.text import Text
 from covey.algorithm.intervals import FEW_PROMPTS
 from covey.report.health import health_of
 from covey.report.read import read_run
-from covey.run.doctor.outcome import MEASURES, WORDS, is_number, measure_of, outcome_of, prompts_in_words
 from covey.run.folder import CONFIG, UNTIMED
+from covey.run.outcome import MEASURES, WORDS, is_number, measure_of, outcome_of, prompts_in_words
 from covey.run.records.samplers import samplers_note
 from covey.system.text.escaping import escape
 from covey.system.text.format import duration, memory, number_of, percent

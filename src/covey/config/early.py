@@ -13,7 +13,7 @@ from covey.environments.settings import part_configs
 from covey.policy.models.naming import check_device, check_name
 from covey.policy.settings import NANO
 from covey.system.hub import HUB_NAME, check_hub_model
-from covey.system.lookup import is_function_path, near, resolve
+from covey.system.lookup import CALLBACKS, is_function_path, near, place_of, resolve
 
 
 def check_early(
@@ -40,6 +40,10 @@ def check_early(
     compared = config.algorithm.reference_model
     if compared is not None and loads_reference:
         warnings += _check_reference_model(compared, asks_hub)
+    for name in config.output.callbacks:
+        place = place_of("output.callbacks", name, CALLBACKS)
+        if not _is_plausible(place):
+            resolve(place, {})
     for entry in config.rewards:
         _check_reward(entry, imports_rewards)
     return warnings

@@ -164,6 +164,8 @@ class OutputConfig(Section):
         "covey", needs=Requires("output.trackers with wandb", ("output.trackers",), lambda names: "wandb" in names)
     )
     """W&B project; WANDB_MODE=offline keeps it local."""
+    callbacks: list[str] = field(default_factory=list)
+    """What hears of the run as it goes: callbacks of installed packages, by name, or module:function."""
     progress: bool = True
     """Show progress in the terminal."""
     on_write_error: str = setting("stop", choices=("stop", "continue"))

@@ -7,15 +7,17 @@ from dataclasses import asdict, astuple
 from statistics import fmean, variance
 from typing import Any
 
-from covey.algorithm.intervals import Estimate, bounds_of, mean_interval, student
+from covey.algorithm.intervals import Estimate, bounds_of, mean_interval, pass_of_each, student
 from covey.report.origins import plain
 from covey.report.read import Row, RunFiles, last_settings
-from covey.run.doctor.outcome import WORDS, is_number, spell, state_of
-from covey.run.doctor.verdicts import measures_of, of_each
 from covey.run.folder import run_of
+from covey.run.outcome import WORDS, is_number, spell, state_of
 from covey.system.text.format import number_of
+from covey_doctor.verdicts import of_each
 
 CONFIDENCE = 0.95
+PASSES = (1, 2, 4, 8, 16, 32, 64)
+"""The k of pass@k that are compared."""
 OF_ONE_RUN = ("seed", "resume", "trust_run", "output.", "timeouts.", "cold_start.cache_dir", "hydra.")
 """Settings in which runs of one group may differ."""
 
@@ -81,8 +83,17 @@ READINGS = WORDS | {"shown": "better, shown", "lost": "worse, shown", "unclear":
 
 
 def _values(row: Row, measure: str, shared: Sequence[str]) -> list[float]:
-    own = dict(zip(row["prompts"], of_each(row, measure), strict=True))
+    _, is_pass, k = measure.partition("pass@")
+    values = pass_of_each(row["num_scored"], row["num_right"], int(k)) if is_pass else of_each(row, measure)
+    own = dict(zip(row["prompts"], values, strict=True))
     return [own[name] for name in shared]
+
+
+def measures_of(*rows: Row) -> list[str]:
+    """List the measures that all rows have, the main one first."""
+    most = min(min(row.get("num_scored") or [0]) for row in rows)
+    tells = all(set(row["right"]) - {"-"} for row in rows)
+    return [*(["accuracy", *(f"pass@{k}" for k in PASSES if k <= most)] if tells else []), "reward_mean"]
 
 
 def _finite(value: float) -> float | None:

@@ -10,8 +10,8 @@ from covey.report.environments import environment_of
 from covey.report.health import doctor_page
 from covey.report.origins import algorithm_of, command_of, plain, settings_page
 from covey.report.read import Row, RunFiles, cut, plain_mapping
-from covey.run.doctor.outcome import outcome_of, sentence
 from covey.run.folder import is_running
+from covey.run.outcome import outcome_of, sentence
 from covey.run.planner.kept import against, kept_plan
 from covey.system.disk import as_written
 from covey.system.text.format import duration, memory, three_digits

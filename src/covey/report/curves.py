@@ -9,10 +9,10 @@ from typing import Any
 
 from covey.report.bands import Band, block, inside, mean_band, moving_bands, moving_shares, share_band, window
 from covey.report.read import Row, RunFiles
-from covey.run.doctor.measures import mann_kendall, standard_error, thinned
-from covey.run.doctor.rules.reward import OWN_PARTS
-from covey.run.doctor.verdicts import of_each
 from covey.system.text.format import four_digits, three_digits
+from covey_doctor.measures import mann_kendall, standard_error, thinned
+from covey_doctor.rules.reward import OWN_PARTS
+from covey_doctor.verdicts import of_each
 
 FLAT = 1e-4
 """Share of a number by which rounding may move it."""

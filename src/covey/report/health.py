@@ -4,15 +4,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from covey.report.advice import facts_of
 from covey.report.curves import prompts_of
 from covey.report.foreign import read_any
 from covey.report.other_metrics import read_other_metrics
 from covey.report.read import RunFiles
-from covey.run.doctor.catalogue import RULES
-from covey.run.doctor.diagnose import diagnose, in_a_line
-from covey.run.doctor.finding import Finding
-from covey.run.doctor.log import RunLog, log_of
+from covey.run.outcome import not_shown
 from covey.system.disk import as_written
+from covey_doctor.catalogue import RULES
+from covey_doctor.diagnose import diagnose, in_a_line
+from covey_doctor.finding import Finding
+from covey_doctor.log import NOT_SHOWN, RunLog, log_of
 
 
 def read_for_doctor(path: Path) -> RunFiles:
@@ -40,7 +42,7 @@ def health_of(run: RunFiles, control: RunFiles | None = None) -> Health:
     """
     with as_written(run.folder):
         log = run_log(run, None if control is None else run_log(control))
-        found = diagnose(log)
+        found = diagnose(log, facts_of(log.settings))
     return Health(in_a_line(found, log), found)
 
 
@@ -54,7 +56,9 @@ def run_log(run: RunFiles, control: RunLog | None = None) -> RunLog:
         verdicts=run.verdicts,
         answers=run.answers,
         rollouts=run.rollouts,
-        summary=run.summary or {"after": {"num_prompts": prompts_of(run)}},
+        summary={**run.summary, NOT_SHOWN: not_shown(run.summary)}
+        if run.summary
+        else {"after": {"num_prompts": prompts_of(run)}},
         error=run.error,
         control=control,
         is_foreign=not run.settings,

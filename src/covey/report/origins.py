@@ -4,13 +4,15 @@ import json
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from typing import Any
 
 import yaml
 
 from covey.config.schema import ENVIRONMENT_SETTINGS, Config, group_choices
 from covey.config.shelves import preset_file
-from covey.report.read import Row, RunFiles, flat
+from covey.report.read import Row, RunFiles
+from covey.system.section import flat
 
 OWN, RECIPE, FITTED, DEFAULT = "own", "recipe", "fitted", "default"
 NAMED_BY = {"environment": "environment.name", "engine": "engine.name", "optimizer": "optimizer.name"}
@@ -122,9 +124,15 @@ def _of_choice(group: str, choice: str) -> dict[str, Any]:
     """Return what a choice of a group sets."""
     if group in NAMED_BY:
         return {NAMED_BY[group]: choice} | (_of_fill() if (group, choice) == ("engine", "fill") else {})
+    return preset_settings(group, choice) or {}
+
+
+@cache
+def preset_settings(group: str, choice: str) -> dict[str, Any] | None:
+    """Read a preset by dotted names, None where there is no file."""
     file = preset_file(group, choice)
     if file is None:
-        return {}
+        return None
     content = yaml.safe_load(file.read_text(encoding="utf-8"))
     return flat({name: value for name, value in content.items() if name != "defaults"}, f"{group}.")
 

@@ -7,8 +7,6 @@ from typing import Any
 
 import yaml
 
-from covey.run.doctor.log import flat
-from covey.run.doctor.verdicts import filled, of_answers
 from covey.run.folder import (
     AUDIT,
     CONFIG,
@@ -24,7 +22,9 @@ from covey.run.folder import (
 from covey.run.records.summary import read_summary
 from covey.system.disk import as_written, read_regular
 from covey.system.jsonl import MAX_BYTES, read_rows
+from covey.system.section import flat
 from covey.system.text.format import one_line
+from covey_doctor.verdicts import of_answers, with_prompts
 
 Row = dict[str, Any]
 
@@ -75,7 +75,7 @@ def read_run(folder: Path) -> RunFiles:
         summary=summary,
         steps=[row for row in metrics if row.get("kind") == "train"],
         looks=[row for row in metrics if row.get("kind") == "evaluate"],
-        verdicts=filled(read_rows(folder / VERDICTS)) or of_answers(answers),
+        verdicts=with_prompts(read_rows(folder / VERDICTS)) or of_answers(answers),
         answers=answers,
         rollouts=list(read_rows(folder / ROLLOUTS)),
         traces=list(read_rows(folder / TRACES)),

@@ -10,10 +10,10 @@ from covey.report.content import verdict
 from covey.report.curves import curves_of
 from covey.report.health import health_of
 from covey.report.read import RunFiles
-from covey.run.doctor.finding import Level
 from covey.run.records.terminal import binned, sparkline
 from covey.system.disk import as_written
 from covey.system.text.escaping import escape
+from covey_doctor.finding import Level
 
 WIDTH, LEAST_WIDTH, TITLE = 40, 12, 26
 """Characters of a curve, at most and at least, and those of its title that a narrow terminal keeps."""

@@ -32,7 +32,7 @@ AUDIT = "audit.json"
 """What `covey audit` found."""
 SCHEDULE = "schedule.jsonl"
 VERDICTS = "verdicts.jsonl"
-"""Of every evaluation on every prompt (`covey.run.doctor.verdicts`)."""
+"""Of every evaluation on every prompt (`covey_doctor.verdicts`)."""
 ALWAYS_ROWS = (METRICS, ROLLOUTS, EVALUATIONS)
 ROWS = (*ALWAYS_ROWS, TRACES, UPDATES, VERDICTS, SCHEDULE)
 """Files of rows; the last is of runs with source=ray alone (`covey.rollouts.schedule`)."""

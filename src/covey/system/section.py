@@ -109,6 +109,21 @@ def _prefix(section: Any) -> str:
     return f"{name}." if name else ""
 
 
+def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Name settings by their dotted names.
+
+    >>> flat({"seed": 0, "model": {"name": "nano"}})
+    {'seed': 0, 'model.name': 'nano'}
+    """
+    found: dict[str, Any] = {}
+    for name, value in settings.items():
+        if isinstance(value, dict) and value:
+            found |= flat(value, f"{prefix}{name}.")
+        else:
+            found[f"{prefix}{name}"] = value
+    return found
+
+
 @cache
 def _types(section: Any) -> dict[str, Any]:
     """Return the type of each field, read once per class."""

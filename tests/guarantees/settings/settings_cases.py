@@ -426,6 +426,7 @@ CASES: dict[str, Case | Refused] = {
     "output.max_trace_bytes": Case(see.run_folder, 1000),
     "output.trackers": Case(see.run_folder, ["tensorboard"]),
     "output.wandb_project": Case(see.wandb_project, "mine", {"output.trackers": ["wandb"]}),
+    "output.callbacks": Case(see.number_of_callbacks, ["observed_rewards:hearing"]),
     "output.progress": Case(see.run_folder, True),
     "output.on_write_error": Case(watch.lost_file, "continue"),
     "output.shutdown_timeout": Case(watch.end_of_a_stop, 0.2),

@@ -37,9 +37,8 @@ from covey.run.build import Run, build_environment, build_run
 from covey.run.build_stream import build_stream
 from covey.run.checkpoints.resume import locked_run_folder, resume_point
 from covey.run.checkpoints.saved_settings import settings_of
-from covey.run.doctor.live import watching
 from covey.run.evaluate import evaluate
-from covey.run.records.callbacks import Callbacks
+from covey.run.records.callbacks import Callbacks, make_callbacks
 from covey.system.waits.timer import PhaseTimer
 from covey.trainer.prepare import make_training_batches
 from covey.types import Failure, Group, Prompt, Reward, Rollout, RunStopped, Turn
@@ -353,10 +352,15 @@ def run_folder(config: Config) -> dict[str, Any]:
 def warnings_of_the_doctor(config: Config) -> tuple[list[str], str | None]:
     """What is said of a run of three steps in which no answer ends by itself, and why it ends early."""
     said: list[str] = []
-    callbacks = Callbacks(watching(config, said.append))
+    callbacks = Callbacks(make_callbacks(config, said.append))
     for step in (1, 2, 3):
         callbacks.step(step, {"truncated_fraction": 1.0})
     return said, callbacks.reason
+
+
+def number_of_callbacks(config: Config) -> int:
+    """How many hear of a run."""
+    return len(make_callbacks(config, print))
 
 
 def has_report(config: Config) -> bool:

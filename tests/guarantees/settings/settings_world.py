@@ -44,6 +44,10 @@ def slow(completions, **columns):
 def fading(completions, **columns):
     CALLS.append(1)
     return [float(len(CALLS) <= 11)] * len(completions)
+
+def hearing(config, say):
+    from covey import Callback
+    return Callback()
 """
 ENVIRONMENTS = """
 from covey.types import Prompt, Reward

@@ -1,11 +1,13 @@
 """Callbacks: a program receives a run's events, adds metrics, ends it early."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from covey.config.schema import Config
 from covey.system import collectives
+from covey.system.lookup import CALLBACKS, place_of, resolve
 
 if TYPE_CHECKING:
     from covey.run.build import Run
@@ -71,3 +73,17 @@ class Callbacks:
     @property
     def _called(self) -> Sequence[Callback]:
         return self._callbacks if collectives.is_main_process() else ()
+
+
+DOCTOR = "covey.report.live:Doctor"
+"""Covey's own callback, on while `doctor.enabled`."""
+
+
+def make_callbacks(config: Config, say: Callable[[str], None]) -> list[Callback]:
+    """Make the doctor and the callbacks of `output.callbacks`.
+
+    Each is made by a function (config, say), whose `say` shows a line in the terminal and logs it.
+    """
+    named = [place_of("output.callbacks", name, CALLBACKS) for name in config.output.callbacks]
+    places = [DOCTOR, *named] if config.doctor.enabled else named
+    return [resolve(place, {})(config, say) for place in places]

@@ -24,14 +24,19 @@ from covey.rollouts.source import STALE, Dropped
 from covey.run.build import Run
 from covey.run.checkpoints import fingerprint
 from covey.run.checkpoints.checkpoint import Retention, complete_checkpoints, prune_checkpoints, save_checkpoint
-from covey.run.doctor import verdicts
-from covey.run.doctor.live import watching
 from covey.run.evaluate import Answers, Evaluation, evaluation_from, evaluation_of, numbers_of
 from covey.run.folder import ALWAYS_ROWS, ROWS, SCHEDULE, STATUS, SUMMARY, VERDICTS
 from covey.run.records.answer_text import as_text
-from covey.run.records.callbacks import Callback, Callbacks
+from covey.run.records.callbacks import Callback, Callbacks, make_callbacks
 from covey.run.records.notebook import progress_of
-from covey.run.records.rollout_log import answers_per_evaluation, best_to_worst, evaluation_rows, sampled, spread_over
+from covey.run.records.rollout_log import (
+    answers_per_evaluation,
+    best_to_worst,
+    evaluation_rows,
+    sampled,
+    spread_over,
+    verdict_row,
+)
 from covey.run.records.samplers import SamplersTotals
 from covey.run.records.step_metrics import (
     Row,
@@ -80,7 +85,7 @@ class RunRecorder:
         self.timer = PhaseTimer(watchdog=self.watchdog)
         self._config = config
         self.folder = folder
-        self.callbacks = Callbacks((*watching(config, self.say), *callbacks))
+        self.callbacks = Callbacks((*make_callbacks(config, self.say), *callbacks))
         self._started = self._step_started = time.monotonic()
         self._goes_on = config.output.on_write_error == "continue"
         shows = config.output.progress
@@ -280,7 +285,7 @@ class RunRecorder:
         if not collectives.is_main_process():
             return
         prompts, ids = [name for _, name in self._seen[-1]], [prompt.id for prompt in self.run.test_prompts]
-        row = verdicts.row_of(step, found, prompts, ids)
+        row = verdict_row(step, found, prompts, ids)
         if self._verdicts is not None:
             row = {name: value for name, value in row.items() if name not in ("prompts", "ids")}
         self._verdicts = self._verdicts or JsonlWriter(self.folder / VERDICTS, wait=self._goes_on)

@@ -1,6 +1,7 @@
 """Bounded logs of answers: rollouts.jsonl and evaluations.jsonl."""
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 
 from covey.config.schema import OutputConfig
 from covey.rollouts.source import Dropped
-from covey.run.evaluate import Answers
+from covey.run.evaluate import Answers, Evaluation
 from covey.system.jsonl import JsonlWriter
 from covey.system.text.format import timestamp
 from covey.types import Group, Prompt, Rollout, Turn
@@ -193,6 +194,25 @@ def _as_json(value: Any) -> str:
 
 def _plain(value: Any) -> Any:
     return asdict(value) if is_dataclass(value) and not isinstance(value, type) else str(value)
+
+
+def verdict_row(step: int, found: Evaluation, prompts: Sequence[str], ids: Sequence[str]) -> dict[str, Any]:
+    """Make a line of verdicts.jsonl, which `covey_doctor.verdicts` reads.
+
+    `prompts` has what tells each from others (`fingerprint.of_prompts`), `right` a character each: 1, 0, - for neither;
+    `rewards` are means of samples, of six digits, null where none was scored.
+    """
+    return {
+        "step": step,
+        "kind": "evaluate",
+        "time": timestamp(),
+        "prompts": prompts,
+        "ids": ids,
+        "right": "".join({1.0: "1", 0.0: "0"}.get(value, "-") for value in found.correct_greedy),
+        "rewards": [None if math.isnan(value) else float(f"{value:.6g}") for value in found.mean_reward],
+        "num_right": list(found.num_right) if found.accuracy else [],
+        "num_scored": list(found.num_scored) if found.accuracy else [],
+    }
 
 
 def spread(count: int, wanted: int) -> list[int]:

@@ -4,29 +4,30 @@ from collections.abc import Sequence
 from dataclasses import replace
 from statistics import fmean
 
-from covey.run.doctor.advice import ALL, still_open
-from covey.run.doctor.catalogue import RULES
-from covey.run.doctor.finding import Finding, Level
-from covey.run.doctor.log import MIN_WINDOW, RunLog
-from covey.run.doctor.rules.common import num_prompts
-from covey.run.records.summary import TRAINED
-from covey.system.text.format import number_of
+from covey_doctor.advice import ALL, NO_FACTS, Facts, still_open
+from covey_doctor.catalogue import RULES
+from covey_doctor.finding import Finding, Level
+from covey_doctor.log import MIN_WINDOW, RunLog
+from covey_doctor.rules.common import num_prompts
 
 EXIT_CODES = {None: 0, Level.NOTE: 0, Level.WATCH: 3, Level.SICK: 4}
 """Of `covey doctor` by the worst finding; 1 and 2 are a defect of covey and a mistake of its user."""
+TRAINED = "training prompt"
+"""What a summary calls the prompts of evaluations where none were held out."""
 
 
-def diagnose(log: RunLog) -> list[Finding]:
-    """Return what is found, the most severe first. Of equal severity a cause before what follows from it.
+def diagnose(log: RunLog, facts: Facts = NO_FACTS) -> list[Finding]:
+    """Apply every rule to a log; list findings, the most severe first.
 
-    What follows keeps its severity, for `doctor.stop_on` and scripts may ask for it.
+    Of equal severity a cause stands before what follows from it, which keeps its severity: `doctor.stop_on` and scripts
+    may ask for it. Advice that a run follows already is left out, by its settings and `facts` about them.
     """
     first, settings = log.steps[0] if log.steps else 1, log.settings
     has_no_more = num_prompts(log) < settings.get("evaluation.num_prompts", 0)
     if settings and (has_no_more or log.summary.get("looked_at") == TRAINED):
         settings = {**settings, "evaluation.num_prompts": ALL}
     found = [
-        Finding(rule, evidence, first_step=first, advice=still_open(rule.advice, settings))
+        Finding(rule, evidence, first_step=first, advice=still_open(rule.advice, settings, facts))
         for rule in RULES
         if (evidence := rule.look(log)) is not None
     ]
@@ -63,6 +64,11 @@ def in_a_line(findings: Sequence[Finding], log: RunLog) -> str:
     know = f"{number_of(counts[Level.NOTE], 'note')} ({_named(own, Level.NOTE)})" if counts[Level.NOTE] else ""
     follow = f"{len(findings) - len(own)} in consequence" if len(own) < len(findings) else ""
     return ", ".join(word for word in (first, more, watch, know, follow) if word)
+
+
+def number_of(number: int, noun: str) -> str:
+    """Count things, of which one has no s."""
+    return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
 def _named(findings: Sequence[Finding], level: Level) -> str:

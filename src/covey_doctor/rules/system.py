@@ -3,10 +3,10 @@
 import math
 from dataclasses import replace
 
-from covey.run.doctor.finding import Evidence, Level
-from covey.run.doctor.log import RunLog
-from covey.run.doctor.measures import mann_kendall, theil_sen, thinned
-from covey.run.doctor.rules.common import above, evidence_of, from_to, percent, reward_name
+from covey_doctor.finding import Evidence, Level
+from covey_doctor.log import RunLog
+from covey_doctor.measures import mann_kendall, theil_sen, thinned
+from covey_doctor.rules.common import above, evidence_of, from_to, percent, reward_name
 
 TOOL_ERRORS = ("tools/failure_frequency", "tool_error_fraction", "tool_errors")
 """How logs call the share of tool calls that failed."""

@@ -16,14 +16,14 @@ import pytest
 from covey.config.doctor import DoctorConfig
 from covey.config.schema import Config, OutputConfig
 from covey.loop import train
+from covey.report.live import Doctor
 from covey.run.checkpoints.fingerprint import of_prompts
-from covey.run.doctor.live import Doctor, watching
-from covey.run.doctor.verdicts import row_of
 from covey.run.evaluate import Estimate, Evaluation
-from covey.run.records.callbacks import Callbacks, StopTraining
+from covey.run.records.callbacks import Callbacks, StopTraining, make_callbacks
+from covey.run.records.rollout_log import verdict_row
 from covey.types import Prompt
 
-from ...support.small import rows, scripted, small_config, use, varied
+from ..support.small import rows, scripted, small_config, use, varied
 
 NOTHING = Estimate(0.5, 0.4, 0.6)
 
@@ -50,9 +50,8 @@ def evaluated(accuracy: float, number: int = 100) -> Evaluation:
 
 def run_of_100(ids: Sequence[str]) -> Any:
     """All that the doctor looks at of a run of 100 steps."""
-    settings = SimpleNamespace(num_steps=100)
     prompts = [Prompt(name, "sums", name, {}) for name in ids]
-    return SimpleNamespace(trainer=SimpleNamespace(settings=settings), test_prompts=prompts)
+    return SimpleNamespace(config=SimpleNamespace(num_steps=100), test_prompts=prompts)
 
 
 def test_a_finding_is_said_once_and_again_only_when_it_is_worse(caplog: pytest.LogCaptureFixture) -> None:
@@ -119,7 +118,7 @@ def test_a_loss_on_fewer_prompts_than_were_asked_for_is_as_unsure_as_these_are(t
 def test_the_named_finding_ends_the_run_and_another_does_not() -> None:
     for stop_on, ends in ((["D1"], True), (["sick"], True), (["D4"], False), ([], False)):
         config = Config(doctor=DoctorConfig(stop_on=stop_on))
-        callbacks = Callbacks(watching(config, lambda line: None))
+        callbacks = Callbacks(make_callbacks(config, lambda line: None))
         for step in range(1, 21):
             callbacks.step(step, {"zero_std_fraction": 1.0, "all_wrong_fraction": 0.2})
         assert (callbacks.reason is not None) == ends
@@ -137,7 +136,7 @@ def test_a_watched_finding_does_not_end_a_run_that_stops_where_it_is_sick() -> N
 
 
 def test_nothing_watches_where_it_is_off() -> None:
-    assert watching(Config(doctor=DoctorConfig(enabled=False)), print) == ()
+    assert make_callbacks(Config(doctor=DoctorConfig(enabled=False)), print) == []
 
 
 def test_a_resumed_run_goes_on_counting_and_repeats_nothing(tmp_path: Path) -> None:
@@ -156,7 +155,7 @@ def test_losses_on_held_out_prompts_are_found_over_a_resume(tmp_path: Path) -> N
     said: list[str] = []
     ids = [f"held-out/{place}" for place in range(100)]
     prompts = [name for _, name in of_prompts([Prompt(name, "sums", name, {}) for name in ids])]
-    (tmp_path / "verdicts.jsonl").write_text(json.dumps(row_of(0, evaluated(0.6), prompts, ids)) + "\n")
+    (tmp_path / "verdicts.jsonl").write_text(json.dumps(verdict_row(0, evaluated(0.6), prompts, ids)) + "\n")
     first = {"step": 0, "kind": "evaluate", "accuracy": 0.6, "reward_mean": 0.6}
     (tmp_path / "metrics.jsonl").write_text(json.dumps(first) + "\n")
     doctor = Doctor(Config(), said.append)

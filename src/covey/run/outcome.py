@@ -74,6 +74,13 @@ def sentence(summary: Mapping[str, Any]) -> str:
     return f"{name} {values} ({gain}) on {prompts_in_words(summary)}"
 
 
+def not_shown(summary: Mapping[str, Any]) -> str | None:
+    """Describe a result that chance may have made, None for others."""
+    found = outcome_of(summary)
+    is_open = summary.get("status") == "completed" and found.state in ("unclear", "few")
+    return f"{sentence(summary)}: {found.words}" if is_open else None
+
+
 def spell(change: Mapping[str, float], factor: float, form: str) -> str:
     """Write an interval."""
     return f"[{factor * change['low']:{form}}, {factor * change['high']:{form}}]"

@@ -3,12 +3,11 @@
 from collections.abc import Sequence
 from statistics import fmean
 
-from covey.run.doctor.finding import Evidence, Level
-from covey.run.doctor.log import MIN_WINDOW, Part, RunLog, Window
-from covey.run.doctor.measures import binomial_tail, mann_kendall
-from covey.run.doctor.outcome import outcome_of, sentence
-from covey.run.doctor.rules.answers import wins_everywhere
-from covey.run.doctor.rules.common import (
+from covey_doctor.finding import Evidence, Level
+from covey_doctor.log import MIN_WINDOW, NOT_SHOWN, Part, RunLog, Window
+from covey_doctor.measures import binomial_tail, mann_kendall
+from covey_doctor.rules.answers import wins_everywhere
+from covey_doctor.rules.common import (
     Change,
     above,
     accuracy_change,
@@ -31,7 +30,7 @@ from covey.run.doctor.rules.common import (
     since_look,
     since_moved,
 )
-from covey.run.doctor.verdicts import of_each, paired
+from covey_doctor.verdicts import of_each, pair
 
 OWN_PARTS = ("correct", "accuracy", "answer", "solved", "passed", "score", "tests", "exact")
 """How the part of a reward is called that is about the task itself."""
@@ -156,7 +155,7 @@ def forgetting(log: RunLog) -> Evidence | None:
     bound = chance_at_look(log) / len(earlier)
     worst: tuple[float, int, int, int, list[str]] | None = None
     for look in earlier:
-        pairs = list(zip(*paired(look, last, "accuracy"), strict=True))
+        pairs = list(zip(*pair(look, last, "accuracy"), strict=True))
         num_lost, gained = (sum(pair == way for pair in pairs) for way in ((1.0, 0.0), (0.0, 1.0)))
         solved = sum(then == 1 for then, _ in pairs)
         p = binomial_tail(num_lost, num_lost + gained)
@@ -210,11 +209,9 @@ def _gain(log: RunLog) -> Change | None:
 
 
 def not_shown(log: RunLog) -> Evidence | None:
-    """Find a result that chance may have made, in the words of the report."""
-    found = outcome_of(log.summary)
-    if log.summary.get("status") != "completed" or found.state not in ("unclear", "few"):
-        return None
-    return Evidence(Level.NOTE, f"{sentence(log.summary)}: {found.words}", None)
+    """Find a result that chance may have made."""
+    said = log.summary.get(NOT_SHOWN)
+    return Evidence(Level.NOTE, str(said), None) if said else None
 
 
 def got_worse(log: RunLog) -> Evidence | None:

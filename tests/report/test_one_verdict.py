@@ -26,20 +26,21 @@ from covey.config.schema import Config
 from covey.loop import train
 from covey.report.content import content, verdict
 from covey.report.health import health_of, run_log
+from covey.report.live import Doctor
 from covey.report.read import read_run
 from covey.report.text import as_lines
 from covey.run.checkpoints.fingerprint import of_prompts
-from covey.run.doctor.diagnose import diagnose
-from covey.run.doctor.finding import Level
-from covey.run.doctor.live import Doctor
-from covey.run.doctor.outcome import outcome_of
-from covey.run.doctor.verdicts import filled, row_of
 from covey.run.evaluate import Evaluation, numbers_of
+from covey.run.outcome import outcome_of
 from covey.run.records.callbacks import StopTraining
+from covey.run.records.rollout_log import verdict_row
 from covey.run.records.summary import RunFacts, read_summary, summary, write_summary
 from covey.types import Prompt
+from covey_doctor.diagnose import diagnose
+from covey_doctor.finding import Level
+from covey_doctor.verdicts import with_prompts
 
-from ...support.small import rows, scripted, small_config, use
+from ..support.small import rows, scripted, small_config, use
 
 STEPS = 120
 
@@ -126,9 +127,7 @@ def simulate(folder: Path, kind: Kind, seed: int, stop_on: Sequence[str] = ()) -
     prompts = [Prompt(f"test-{place}", "sums", str(place), {}) for place in range(kind.prompts)]
     names, ids = [name for _, name in of_prompts(prompts)], [prompt.id for prompt in prompts]
     doctor = Doctor(config, said.append)
-    run: Any = SimpleNamespace(
-        trainer=SimpleNamespace(settings=SimpleNamespace(num_steps=STEPS)), test_prompts=tuple(prompts)
-    )
+    run: Any = SimpleNamespace(config=config, test_prompts=tuple(prompts))
     doctor.on_start(run, folder)
     looks, found = dict(looks_of(kind, draw)), list[Evaluation]()
     lines = {"metrics": list[str](), "verdicts": list[str]()}
@@ -140,7 +139,7 @@ def simulate(folder: Path, kind: Kind, seed: int, stop_on: Sequence[str] = ()) -
         if step in looks:
             look = looks[step]
             found.append(look)
-            lines["verdicts"].append(json.dumps(row_of(step, look, names, ids)))
+            lines["verdicts"].append(json.dumps(verdict_row(step, look, names, ids)))
             events.append(("evaluate", numbers_of(look), lambda e=look, s=step: doctor.on_evaluation(s, e)))
         try:
             for what, row, hear in events:
@@ -251,7 +250,7 @@ def test_verdicts_of_all_prompts_are_kept_whatever_is_kept_of_answers(
     config = small_config(num_steps=2, preflight__enabled=False, evaluation__every=1, evaluation__num_prompts=3)
     config.output.answers_per_evaluation = 1
     train(config, tmp_path)
-    kept, looks = filled(rows(tmp_path / "verdicts.jsonl")), rows(tmp_path / "metrics.jsonl", "evaluate")
+    kept, looks = with_prompts(rows(tmp_path / "verdicts.jsonl")), rows(tmp_path / "metrics.jsonl", "evaluate")
     assert [row["step"] for row in kept] == [0, 1, 2]
     assert "prompts" not in rows(tmp_path / "verdicts.jsonl")[1]  # said once
     for row, look in zip(kept, looks, strict=True):

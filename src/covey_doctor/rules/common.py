@@ -1,14 +1,13 @@
 """What several rules ask of a run: how its reward went, how its held-out accuracy went, how a column changed."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
-from math import sqrt
+from math import isfinite, nan, sqrt
 from statistics import NormalDist
 from typing import NamedTuple
 
-from covey.run.doctor.finding import Evidence, Level
-from covey.run.doctor.log import Part, RunLog, Span, Window, as_number
-from covey.run.doctor.verdicts import gain_of
+from covey_doctor.finding import Evidence, Level
+from covey_doctor.log import Part, RunLog, Span, Window, as_number
+from covey_doctor.verdicts import pair, paired_change
 
 REWARDS = ("sampled_reward_mean", "reward_mean")
 USUAL_PROMPTS = 128
@@ -120,21 +119,26 @@ def _change_of_looks(log: RunLog, name: str) -> Change | None:
         return None
     before, after = looked(looks[0]), looked(looks[-1])
     first, last = before.value, after.value
-    # Take the first paired interval that is of this change, a run's own verdicts before what its summary says
+    # Take the first paired error that is of this change, a run's own verdicts before what its summary says
     ends = [row for row in log.verdicts if row["step"] in (looks[0][0], looks[-1][0])]
-    found = [(asdict(gain_of(ends[0], ends[-1], name)), CONFIDENCE)] if len(ends) > 1 else []
-    level = as_number(log.summary.get("confidence")) or CONFIDENCE
-    for gain, of_level in (*found, ((log.summary.get("gain") or {}).get(name) or {}, level)):
-        low, high, value = (as_number(gain.get(end)) for end in ("low", "high", "value"))
-        if None not in (low, high, value) and abs(value - (last - first)) < 1e-4:  # type: ignore[operator]
-            width = high - low  # type: ignore[operator]
-            return Change(before, after, width / (2 * NormalDist().inv_cdf((1 + of_level) / 2)))
+    found = [paired_change(*pair(ends[0], ends[-1], name))] if len(ends) > 1 else []
+    for value, error in (*found, _change_of_summary(log, name)):
+        if abs(value - (last - first)) < 1e-4 and isfinite(error):
+            return Change(before, after, error)
     # Else estimate the binomial error of both accuracies
     if name != "accuracy":
         return None
     prompts = num_prompts(log)
     variance = first * (1 - first) + last * (1 - last)
     return Change(before, after, sqrt(max(variance, 1 / prompts) / prompts))
+
+
+def _change_of_summary(log: RunLog, name: str) -> tuple[float, float]:
+    """Read the paired gain of the summary and its standard error."""
+    gain = (log.summary.get("gain") or {}).get(name) or {}
+    low, high, value = (nan if (end := as_number(gain.get(key))) is None else end for key in ("low", "high", "value"))
+    level = as_number(log.summary.get("confidence")) or CONFIDENCE
+    return value, (high - low) / (2 * NormalDist().inv_cdf((1 + level) / 2))
 
 
 LEAST_CHANCE = 0.05

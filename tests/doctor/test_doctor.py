@@ -1,7 +1,6 @@
 """The doctor names what is wrong with a run, first or second, and calls no healthy run sick."""
 
 import json
-import re
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -15,16 +14,14 @@ from benchmarks.checks.doctor.__main__ import row as sick_row
 from benchmarks.checks.doctor.kept import read_kept
 from benchmarks.checks.doctor.logs import MADE_SICK, set_column, with_settings
 from benchmarks.checks.doctor.planted import PLANTED
-from covey.config.doctor import IDS, STOPPERS
-from covey.config.schema import setting_names
-from covey.run.doctor.catalogue import RULES
-from covey.run.doctor.diagnose import EXIT_CODES, diagnose, in_a_line, worst
-from covey.run.doctor.finding import Level
-from covey.run.doctor.log import RunLog, as_number, flat, log_of
-from covey.run.doctor.measures import binomial_tail, mann_kendall, spread, standard_error, theil_sen, thinned
+from covey_doctor.catalogue import RULES
+from covey_doctor.diagnose import EXIT_CODES, diagnose, in_a_line, worst
+from covey_doctor.finding import Level
+from covey_doctor.log import RunLog, as_number, log_of
+from covey_doctor.measures import binomial_tail, mann_kendall, spread, standard_error, theil_sen, thinned
 
 KEPT = read_kept()
-PAGE = (Path(__file__).parents[3] / "docs" / "use" / "doctor.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "use" / "doctor.md").read_text(encoding="utf-8")
 HEALTHY = [name for name in KEPT if is_healthy(name)]
 CONTROLS = [name for name in KEPT if name.startswith("control_")]
 
@@ -264,13 +261,13 @@ def test_a_clip_that_takes_most_is_to_watch_while_the_run_gets_better() -> None:
 def test_cut_answers_are_no_sickness_where_they_earn_the_reward_or_the_run_has_just_begun() -> None:
     def found(num_steps: int, reward: float, **algorithm: Any) -> list[Level]:
         log = rows_of({"truncated_fraction": [0.95] * num_steps, "sampled_reward_mean": [reward] * num_steps})
-        log = replace(log, settings=flat({"algorithm": algorithm}))
+        log = replace(log, settings={f"algorithm.{name}": value for name, value in algorithm.items()})
         return [one.level for one in diagnose(log) if one.rule.id == "D8"]
 
     assert found(30, 0.1) == [Level.SICK]
     assert found(30, 0.1, mask_truncated=True) == [Level.WATCH]
-    assert found(30, 0.1, shaping={"soft_overlong": {"max_len": 9, "cache": 3}}) == [Level.WATCH]
-    assert found(30, 0.1, shaping={"repetition": {"ngram": 3}}) == [Level.SICK]
+    assert found(30, 0.1, **{"shaping.soft_overlong.max_len": 9}) == [Level.WATCH]
+    assert found(30, 0.1, **{"shaping.repetition.ngram": 3}) == [Level.SICK]
     assert found(30, 0.5) == [Level.SICK]  # the cut ones earn 0.45 of 0.95 at least
     assert found(30, 0.6) == [Level.WATCH]
     assert found(30, 3.0) == [Level.SICK]  # of what scale is not known
@@ -407,25 +404,6 @@ def test_an_accuracy_that_may_keep_up_with_the_reward_on_few_prompts_is_no_hacki
     assert found(2000, 0.25, 0.25) == ["D16"]
 
 
-@pytest.mark.parametrize(
-    ("half", "prompts", "said"),
-    [
-        (0.12, 400, "(+10.0, 95 % [-2.0, 22.0]) on 400 held-out prompts: gain not shown"),
-        (0.09, 400, None),
-        (0.09, 20, None),
-        (0.09, 19, "(+10.0, 95 % [1.0, 19.0]) on 19 held-out prompts: too few to tell"),
-    ],
-)
-def test_how_sure_a_gain_is_is_said_as_the_report_says_it(half: float, prompts: int, said: str | None) -> None:
-    gain = {"accuracy": {"value": 0.1, "low": 0.1 - half, "high": 0.1 + half}}
-    ends = [{"accuracy": {"value": value}, "num_prompts": prompts} for value in (0.4, 0.5)]
-    summary = {"status": "completed", "gain": gain, "before": ends[0], "after": ends[1]}
-    rows = [{"step": step, "grad_norm": 0.1} for step in range(1, 61)]
-    looks = [{"step": step, "accuracy": accuracy} for step, accuracy in ((0, 0.4), (60, 0.5))]
-    found = diagnose(log_of(rows, looks, summary=summary))
-    assert [one.evidence.seen for one in found] == ([f"Accuracy 40.0 → 50.0 % {said}"] if said else [])
-
-
 def distances(reward: float, gain: float, **numbers: float) -> RunLog:
     """A run whose reward is a distance below 0, so that no answer is ever counted as right."""
     silent = {"zero_std_fraction": 0.1, "all_wrong_fraction": 1.0, "all_correct_fraction": 0.0}
@@ -483,24 +461,10 @@ def test_a_diagnosis_is_cheap_beside_a_window_of_steps() -> None:
 
 
 def test_every_rule_has_its_reasons_and_the_page_names_it() -> None:
-    assert sorted(rule.id for rule in RULES) == sorted(IDS)
-    assert set(STOPPERS) < {*IDS, "sick"}
+    assert sorted(int(rule.id[1:]) for rule in RULES) == list(range(1, 38))
     for rule in RULES:
         assert all((rule.name, rule.why, rule.source, rule.refuted, *rule.advice)), rule.id
         assert f"| {rule.id} | {rule.name} |" in PAGE
-
-
-def test_settings_that_a_rule_advises_exist() -> None:
-    known = set(setting_names())
-    sections = {name.partition(".")[0] for name in known if "." in name}
-    words = [word for rule in RULES for advice in rule.advice for word in re.findall(r"[a-z_]+(?:\.[a-z_]+)+", advice)]
-    wrong = [
-        word
-        for word in words
-        if word.partition(".")[0] in sections and word not in known and not word.startswith("algorithm.loss_options.")
-    ]
-    assert len(words) > 40
-    assert wrong == []
 
 
 def test_a_finding_is_plain_data() -> None:

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field
 from enum import IntEnum
 from typing import Any
 
-from covey.run.doctor.log import RunLog
+from covey_doctor.log import RunLog
 
 
 class Level(IntEnum):

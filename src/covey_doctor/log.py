@@ -6,13 +6,15 @@ from dataclasses import dataclass, field
 from statistics import fmean, median
 from typing import Any, NamedTuple
 
-from covey.run.doctor.measures import standard_error
+from covey_doctor.measures import standard_error
 
 Row = Mapping[str, Any]
 MIN_WINDOW, SHARE = 10, 0.05
-"""Steps of a window: so many, or this share of the run if that is more."""
+"""Steps of a window: at least this number, and at least this share of the run."""
 HUGE = 1e100
 """What is larger in a log is taken as this: its square is still a number."""
+NOT_SHOWN = "not_shown"
+"""In a summary: what evaluations measured, in a sentence, where that may be chance."""
 SKIPPED_ROWS = 2
 """At the start, before the baseline: the optimiser's state is not yet one."""
 
@@ -94,11 +96,13 @@ class RunLog:
     updates: Sequence[Row] = ()
     """Rows of updates.jsonl."""
     verdicts: Sequence[Row] = ()
-    """Of all prompts of each evaluation (`verdicts.row_of`)."""
+    """Of all prompts of each evaluation (`covey_doctor.verdicts`)."""
     answers: Sequence[Row] = ()
     """Of evaluations, and of training: rows with step, prompt_id, completion, reward."""
     rollouts: Sequence[Row] = ()
     summary: Row = field(default_factory=dict)
+    """What the run came to: `status`, `after` and its `num_prompts`, `gain` by measure, `confidence`, `looked_at`, and
+    NOT_SHOWN."""
     error: str | None = None
     """Why the run ended early."""
     control: "RunLog | None" = None
@@ -158,7 +162,7 @@ class RunLog:
         return None if base is None else Part(float(median(base.values)), base.first, base.last)
 
     def at_first(self, name: str, pick: Callable[..., Part]) -> Part | None:
-        """Return the median of the baseline or of the rows before and in it, whichever `pick`, such as max, picks.
+        """Pick, by max or min, between the medians of the baseline and of the first rows.
 
         What goes wrong within the first steps is in the baseline already.
         """
@@ -220,18 +224,3 @@ def as_number(value: Any) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return max(-HUGE, min(HUGE, float(value))) if math.isfinite(value) else float(value)
-
-
-def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return settings by their dotted names.
-
-    >>> flat({"seed": 0, "model": {"name": "nano"}})
-    {'seed': 0, 'model.name': 'nano'}
-    """
-    found: dict[str, Any] = {}
-    for name, value in settings.items():
-        if isinstance(value, dict) and value:
-            found |= flat(value, f"{prefix}{name}.")
-        else:
-            found[f"{prefix}{name}"] = value
-    return found

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from covey.run.doctor.diagnose import diagnose
-from covey.run.doctor.finding import Level
-from covey.run.doctor.log import RunLog, log_of
+from covey_doctor.diagnose import diagnose
+from covey_doctor.finding import Level
+from covey_doctor.log import RunLog, log_of
 
 FLOAT32 = {"model.precision": "float32", "num_steps": 40}
 

@@ -3,9 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-from covey.run.doctor.finding import Rule
-from covey.run.doctor.rules import policy, reward, sampler, signal, system
-from covey.system.lookup import read_table
+import yaml
+
+from covey_doctor.finding import Rule
+from covey_doctor.rules import policy, reward, sampler, signal, system
 
 LOOKS = {module.__name__.rpartition(".")[2]: vars(module) for module in (policy, reward, sampler, signal, system)}
 
@@ -16,4 +17,7 @@ def _rule(row: dict[str, Any]) -> Rule:
     return Rule(**{**row, **lists, "look": LOOKS[module][look]})
 
 
-RULES: tuple[Rule, ...] = tuple(_rule(dict(row)) for row in read_table(Path(__file__).with_suffix(".yaml")))
+_ROWS = yaml.load(
+    Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+)
+RULES: tuple[Rule, ...] = tuple(map(_rule, _ROWS))

@@ -4,9 +4,9 @@ from collections import Counter
 from dataclasses import replace
 from statistics import fmean
 
-from covey.run.doctor.finding import Evidence, Level
-from covey.run.doctor.log import RunLog
-from covey.run.doctor.rules.common import above, accuracy_change, evidence_of, is_rising, percent
+from covey_doctor.finding import Evidence, Level
+from covey_doctor.log import RunLog
+from covey_doctor.rules.common import above, accuracy_change, evidence_of, is_rising, percent
 
 NO_SIGNAL_WATCH, NO_SIGNAL_SICK = 0.6, 0.9
 SOLVED = 0.95

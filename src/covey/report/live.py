@@ -4,18 +4,21 @@ import logging
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from covey.config.schema import Config
+from covey.report.advice import facts_of
 from covey.run.checkpoints import fingerprint
-from covey.run.doctor import verdicts
-from covey.run.doctor.diagnose import diagnose
-from covey.run.doctor.finding import Finding, Level
-from covey.run.doctor.log import RunLog, flat
 from covey.run.evaluate import numbers_of
 from covey.run.folder import METRICS, VERDICTS
 from covey.run.records.callbacks import Callback, StopTraining
+from covey.run.records.rollout_log import verdict_row
 from covey.system.jsonl import read_rows
+from covey.system.section import flat
+from covey_doctor.diagnose import diagnose
+from covey_doctor.finding import Finding, Level
+from covey_doctor.log import RunLog
+from covey_doctor.verdicts import with_prompts
 
 if TYPE_CHECKING:
     from covey.run.build import Run
@@ -32,7 +35,7 @@ class Doctor(Callback):
         # Once: as a message where these are shown, else as a warning
         self._say = say if config.output.progress else LOGGER.warning
         self._log = RunLog(settings=flat(asdict(config)))
-        self._verdicts: list[verdicts.Row] = []
+        self._verdicts: list[dict[str, Any]] = []
         self._log.verdicts = self._verdicts
         self._prompts: tuple[list[str], list[str]] = [], []
         """What tells the prompts of evaluations apart, and their names."""
@@ -59,7 +62,7 @@ class Doctor(Callback):
         self._verdicts[1:] = [
             {name: row[name] for name in ("step", "prompts", "ids", "right")} for row in self._verdicts[1:]
         ]
-        self._verdicts.append(verdicts.row_of(step, evaluation, *self._prompts))
+        self._verdicts.append(verdict_row(step, evaluation, *self._prompts))
         self._look()
 
     def _take_up(self, step: int, look: int) -> None:
@@ -67,17 +70,17 @@ class Doctor(Callback):
         if self._folder is None:
             return
         folder, self._folder = self._folder, None
-        self._verdicts += [row for row in verdicts.filled(read_rows(folder / VERDICTS)) if row["step"] < look]
+        self._verdicts += [row for row in with_prompts(read_rows(folder / VERDICTS)) if row["step"] < look]
         for row in read_rows(folder / METRICS):
             is_look = row.get("kind") == "evaluate"
             if row["step"] < (look if is_look else step):
                 self._log.add_row(row, is_look=is_look)
         if self._log.steps:
-            self._said = {finding.rule.id: finding.level for finding in diagnose(self._log)}
+            self._said = {finding.rule.id: finding.level for finding in self._findings()}
 
     def _look(self) -> None:
         """Say what is new, or has got worse, and raise StopTraining for what the run is to stop on."""
-        new = [one for one in diagnose(self._log) if one.level > self._said.get(one.rule.id, Level.NOTE)]
+        new = [one for one in self._findings() if one.level > self._said.get(one.rule.id, Level.NOTE)]
         for finding in new:
             self._said[finding.rule.id] = finding.level
             turn = f" (begin with {finding.advice[0]})" if finding.cause is None else ""
@@ -86,10 +89,8 @@ class Doctor(Callback):
             if self._stops(finding):
                 raise StopTraining(f"doctor.stop_on has {finding.rule.id}: {finding.title}")
 
+    def _findings(self) -> list[Finding]:
+        return diagnose(self._log, facts_of(self._log.settings))
+
     def _stops(self, finding: Finding) -> bool:
         return finding.rule.id in self._stop_on or ("sick" in self._stop_on and finding.level is Level.SICK)
-
-
-def watching(config: Config, say: Callable[[str], None]) -> tuple[Doctor, ...]:
-    """Return the doctor of a run that has one."""
-    return (Doctor(config, say),) if config.doctor.enabled else ()

@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from statistics import fmean, median
 
-from covey.run.doctor.finding import Evidence, Level
-from covey.run.doctor.log import Part, RunLog, Span, Window
-from covey.run.doctor.measures import mann_kendall, spread, theil_sen, thinned
-from covey.run.doctor.rules.common import (
+from covey_doctor.finding import Evidence, Level
+from covey_doctor.log import Part, RunLog, Span, Window
+from covey_doctor.measures import mann_kendall, spread, theil_sen, thinned
+from covey_doctor.rules.common import (
     Change,
     change_of,
     evidence_of,

@@ -5,10 +5,10 @@ from itertools import pairwise
 from statistics import fmean
 from typing import NamedTuple
 
-from covey.run.doctor.finding import Evidence, Level
-from covey.run.doctor.log import Part, RunLog
-from covey.run.doctor.measures import mann_kendall, theil_sen, thinned
-from covey.run.doctor.rules.common import above, change_of, evidence_of, from_to, nats, percent
+from covey_doctor.finding import Evidence, Level
+from covey_doctor.log import Part, RunLog
+from covey_doctor.measures import mann_kendall, theil_sen, thinned
+from covey_doctor.rules.common import above, change_of, evidence_of, from_to, nats, percent
 
 FAR_TOKEN = 5.0
 """Nats by which one token may differ."""

@@ -53,7 +53,7 @@ def spread(values: Sequence[float]) -> float:
 
 
 def binomial_tail(successes: int, trials: int) -> float:
-    """Return the probability of at least so many successes in fair trials: McNemar's exact test, one-sided.
+    """Compute P(at least `successes` of fair trials): McNemar's exact test, one-sided.
 
     >>> binomial_tail(5, 5)
     0.03125

@@ -5,9 +5,9 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from covey.run.doctor.finding import Evidence, Level
-from covey.run.doctor.log import Row, RunLog
-from covey.run.doctor.rules.common import percent
+from covey_doctor.finding import Evidence, Level
+from covey_doctor.log import Row, RunLog
+from covey_doctor.rules.common import percent
 
 MIN_PROMPTS = 20
 """Of an opinion: as many are won late in the run, and as many were answered with the text."""

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from covey.run.doctor.finding import Evidence
-from covey.run.doctor.log import RunLog
-from covey.run.doctor.rules.reward import forged
+from covey_doctor.finding import Evidence
+from covey_doctor.log import RunLog
+from covey_doctor.rules.reward import forged
 
 Row = dict[str, Any]
 Say = Callable[[int, int, random.Random], tuple[str, bool]]

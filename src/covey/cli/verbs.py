@@ -1,0 +1,34 @@
+"""Verbs that read no settings: covey's own, and those of installed packages."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from covey.cli import help as usage
+from covey.system.lookup import COMMANDS, entry_points_of, first_line, resolve
+
+OWN = {
+    "machines": "covey_tasks.machines.pictures.command:run_command",
+    "show": "covey.cli.show:run_show",
+    "rollouts": "covey.cli.rollouts:run_rollouts",
+    "report": "covey.cli.report:run_report",
+    "watch": "covey.cli.report:run_watch",
+    "translate": "covey.cli.translate:run_translate",
+    "doctor": "covey.cli.doctor:run_doctor",
+    "status": "covey.cli.past:run_status",
+    "replay": "covey.cli.past:run_replay",
+}
+"""Verb -> function of the words that follow it, which may return an exit code. Imported when it is called."""
+
+
+def command_of(verb: str, words: Sequence[str]) -> Callable[[list[str]], Any]:
+    """Import the function of a verb. ValueError for an unknown verb."""
+    place = OWN.get(verb) or entry_points_of(COMMANDS).get(verb)
+    if place is None:
+        raise ValueError(usage.unknown_verb(verb, words, all_verbs()))
+    return resolve(place, {})
+
+
+def all_verbs() -> dict[str, str]:
+    """List all verbs with a line of help each."""
+    others = {verb: first_line(place) for verb, place in entry_points_of(COMMANDS).items() if verb not in usage.VERBS}
+    return usage.VERBS | others

@@ -1,0 +1,1 @@
+"""Diagnose a training run by its logs."""
