@@ -26,14 +26,14 @@ from benchmarks.speed.workers.covey_steps import config_of, one_step
 from benchmarks.speed.workers.worker import Meter
 from benchmarks.speed.workloads import Job, Workload, reward_of, to_text
 from covey.environments.base import Split
-from covey.environments.code.environment import Code
-from covey.environments.code.formats import problem_of
-from covey.environments.code.problems import Problem, generate_problems
-from covey.environments.code.settings import CodeConfig
 from covey.run.build import build_run
 from covey.system.waits.timer import PhaseTimer
 from covey.types import Failure, Prompt, Reward
 from covey_sandbox import Sandbox
+from covey_tasks.code.environment import Code
+from covey_tasks.code.formats import problem_of
+from covey_tasks.code.problems import Problem, generate_problems
+from covey_tasks.code.settings import CodeConfig
 
 EVERY = 10
 PARTIAL_WEIGHT = 0.5

@@ -15,13 +15,13 @@ from covey.config.names import other_names
 from covey.config.schema import Config, OutputConfig, setting_names
 from covey.config.shelves import presets
 from covey.config.validate import validate
-from covey.environments.math.settings import Gsm8kConfig
 from covey.environments.reward_functions.settings import RewardFunctionsConfig
 from covey.environments.settings import ArithmeticConfig
 from covey.policy.settings import ModelConfig
 from covey.run.planner.memory import derived, report
 from covey.trainer.settings import OptimizerConfig
 from covey_tasks.infill.settings import InfillConfig
+from covey_tasks.math.settings import Gsm8kConfig
 
 RESOLVED = Path(__file__).parents[1] / "data" / "resolved_default.yaml"
 REGENERATE = "COVEY_CACHE=.cache/covey covey config > tests/data/resolved_default.yaml"

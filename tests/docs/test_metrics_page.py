@@ -17,15 +17,15 @@ from covey.algorithm.metrics import LOSS_TERMS, MAXIMA, MEASURED, PER_UPDATE
 from covey.algorithm.settings import AlgorithmConfig
 from covey.config import compose as settings
 from covey.config.schema import Config
-from covey.environments.code import environment as code
-from covey.environments.math import verifier
-from covey.environments.math.settings import CountdownConfig
 from covey.environments.settings import ArithmeticConfig, MixtureConfig
 from covey.loop import train
 from covey.rollouts.settings import GroupSizeStep
 from covey.run.records.step_metrics import DOCUMENT_NAMES
+from covey_tasks.code import environment as code
 from covey_tasks.machines.design.types import Invalid
 from covey_tasks.machines.environment import StepStats
+from covey_tasks.math import verifier
+from covey_tasks.math.settings import CountdownConfig
 
 from ..support.small import POLICIES, rows, scripted_for, small_config, use
 

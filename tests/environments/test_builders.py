@@ -12,13 +12,13 @@ import pytest
 from covey.config.schema import Config
 from covey.environments.base import SPLITS, adapt
 from covey.environments.build import ENVIRONMENTS
-from covey.environments.code.settings import CodeConfig
 from covey.environments.data.settings import DataConfig
-from covey.environments.ifeval.settings import IfevalConfig
-from covey.environments.math.settings import CountdownConfig, Gsm8kConfig, MathConfig
 from covey.environments.reward_functions.settings import RewardFunctionsConfig
 from covey.environments.settings import ArithmeticConfig
 from covey.types import Prompt
+from covey_tasks.code.settings import CodeConfig
+from covey_tasks.ifeval.settings import IfevalConfig
+from covey_tasks.math.settings import CountdownConfig, Gsm8kConfig, MathConfig
 
 QUESTIONS = {
     "train": {"question": "6 * 7?", "answer": "#### 42", "prompt": "6*7="},

@@ -14,13 +14,13 @@ from covey.config.validate import validate
 from covey.environments.arithmetic import Arithmetic
 from covey.environments.base import Environment, Split
 from covey.environments.data.settings import DataConfig
-from covey.environments.math.settings import Gsm8kConfig
 from covey.environments.mixture import Mixture
 from covey.environments.settings import ArithmeticConfig, MixtureConfig
 from covey.run.build import build_environment
 from covey.run.build_stream import build_stream, spread
 from covey.system.waits.watchdog import Watchdog
 from covey.types import Failure, Message, Prompt, Reward
+from covey_tasks.math.settings import Gsm8kConfig
 
 from ..support.small import scripted
 

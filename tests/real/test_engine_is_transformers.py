@@ -21,12 +21,12 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from covey.engine.native.engine import NativeEngine
 from covey.environments.data.short_answers import brief
-from covey.environments.ifeval.generator import generate, recipe_of
-from covey.environments.ifeval.settings import IfevalConfig
-from covey.environments.math.generated import word_problems
 from covey.policy.models.loading import load_policy
 from covey.policy.settings import ModelConfig
 from covey.types import Completion, Sampling
+from covey_tasks.ifeval.generator import generate, recipe_of
+from covey_tasks.ifeval.settings import IfevalConfig
+from covey_tasks.math.generated import word_problems
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
 

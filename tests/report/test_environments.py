@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from covey.environments.code.environment import reward_of
 from covey.report.content import content
 from covey.report.environments import conversations_of, environment_of
 from covey.report.machines import MOTION_BYTES, machines_of
 from covey.report.make import make_report
 from covey.report.read import RunFiles, cut, read_run
 from covey_sandbox.types import Report, TestResult
+from covey_tasks.code.environment import reward_of
 from covey_tasks.machines.design.stages import Problem
 from covey_tasks.machines.design.types import Tree
 from covey_tasks.machines.physics.simulate import record

@@ -10,12 +10,12 @@ from covey.cli.errors import explain
 from covey.config import compose as settings
 from covey.config.schema import Config
 from covey.environments.data.settings import DataConfig
-from covey.environments.math.settings import Gsm8kConfig
 from covey.environments.settings import ArithmeticConfig, MixtureConfig, part_configs
 from covey.rollouts.settings import CurriculumConfig, GroupSizeStep
 from covey.run.build import build_environment
 from covey.run.checkpoints.saved_settings import settings_of
 from covey.run.planner.memory import derived
+from covey_tasks.math.settings import Gsm8kConfig
 
 SUMS = "{name: arithmetic, levels: [1]}"
 MIXTURE = ["environment=mixture", f"environment.parts={{easy: {SUMS}, arithmetic: {{}}}}"]

@@ -16,12 +16,10 @@ from covey.cluster.settings import DevicesConfig
 from covey.config.compose import to_yaml
 from covey.config.schema import Config, OutputConfig
 from covey.config.validate import validate
-from covey.environments.code.settings import CodeConfig
 from covey.environments.conversations.tools.settings import ToolsConfig
 from covey.environments.data.rows import load_rows
 from covey.environments.data.settings import DataConfig
 from covey.environments.doors.settings import AgentConfig, OpenEnvConfig, StepsConfig, VerifiersConfig
-from covey.environments.math.settings import Gsm8kConfig
 from covey.environments.reward_functions.settings import RewardFunctionsConfig
 from covey.environments.reward_functions.specs import load_reward
 from covey.environments.settings import CustomConfig, MixtureConfig
@@ -31,7 +29,9 @@ from covey.run.checkpoints.resume import run_lock
 from covey.run.folder import LogFile, create_run_folder
 from covey.system.jsonl import write_json
 from covey.system.lookup import resolve
+from covey_tasks.code.settings import CodeConfig
 from covey_tasks.infill.settings import InfillConfig
+from covey_tasks.math.settings import Gsm8kConfig
 
 from ..support.small import logging_as_it_was, small_config, words
 

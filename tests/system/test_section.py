@@ -14,13 +14,13 @@ import pytest
 from covey.config.schema import ENVIRONMENT_SETTINGS, Config
 from covey.config.validate import validate
 from covey.environments.data.settings import DataConfig
-from covey.environments.math.settings import Gsm8kConfig
 from covey.environments.reward_functions.settings import RewardFunctionsConfig
 from covey.environments.settings import ArithmeticConfig, EnvironmentConfig, MixtureConfig, part_configs
 from covey.loop import train
 from covey.rollouts.settings import GroupSizeStep
 from covey.system.section import Section
 from covey.trainer.settings import OptimizerConfig
+from covey_tasks.math.settings import Gsm8kConfig
 
 KINDS = get_type_hints(Config).values()
 SECTIONS: list[Any] = [

@@ -14,7 +14,6 @@ from covey.config import names
 from covey.config.doctor import DoctorConfig
 from covey.config.shelves import CONF, presets
 from covey.engine.settings import EngineConfig, SamplingConfig
-from covey.environments.code.settings import CodeConfig
 from covey.environments.conversations.settings import CalculatorConfig, GuessConfig, LookupConfig
 from covey.environments.conversations.tools.settings import ToolsConfig
 from covey.environments.data.settings import OF_REWARD_FUNCTIONS, DataConfig
@@ -25,8 +24,6 @@ from covey.environments.doors.settings import (
     StepsConfig,
     VerifiersConfig,
 )
-from covey.environments.ifeval.settings import IfevalConfig
-from covey.environments.math.settings import CountdownConfig, Gsm8kConfig, MathConfig
 from covey.environments.reward_functions.settings import RewardFunctionsConfig
 from covey.environments.settings import ArithmeticConfig, CustomConfig, EnvironmentConfig, MixtureConfig
 from covey.policy.settings import NANO, SAVED, WITH_LORA, ModelConfig
@@ -39,9 +36,9 @@ from covey.trainer.settings import PER_GROUP, OptimizerConfig
 
 ENVIRONMENT_SETTINGS: dict[str, type[EnvironmentConfig]] = {
     "arithmetic": ArithmeticConfig,
-    "gsm8k": Gsm8kConfig,
-    "math": MathConfig,
-    "countdown": CountdownConfig,
+    "gsm8k": import_module("covey_tasks.math.settings").Gsm8kConfig,
+    "math": import_module("covey_tasks.math.settings").MathConfig,
+    "countdown": import_module("covey_tasks.math.settings").CountdownConfig,
     "tools": ToolsConfig,
     "agent": AgentConfig,
     "steps": StepsConfig,
@@ -51,8 +48,8 @@ ENVIRONMENT_SETTINGS: dict[str, type[EnvironmentConfig]] = {
     "guess": GuessConfig,
     "lookup": LookupConfig,
     "calculator": CalculatorConfig,
-    "code": CodeConfig,
-    "ifeval": IfevalConfig,
+    "code": import_module("covey_tasks.code.settings").CodeConfig,
+    "ifeval": import_module("covey_tasks.ifeval.settings").IfevalConfig,
     "machines": import_module("covey_tasks.machines.settings").MachinesConfig,
     "infill": import_module("covey_tasks.infill.settings").InfillConfig,
     "reward_functions": RewardFunctionsConfig,

@@ -19,17 +19,12 @@ if TYPE_CHECKING:
     RewardEntry = str | Mapping[str, Any] | Callable[..., Any]
 
     from covey.environments.base import Environment, EnvironmentLike, Split
-    from covey.environments.code.settings import CodeConfig
     from covey.environments.conversations.settings import CalculatorConfig, GuessConfig, LookupConfig
     from covey.environments.conversations.tools.settings import ToolsConfig
     from covey.environments.doors.settings import AgentConfig, StepsConfig
-    from covey.environments.ifeval.settings import IfevalConfig
-    from covey.environments.math.settings import CountdownConfig, Gsm8kConfig, MathConfig
     from covey.environments.reward_functions.environment import RewardFunctions
     from covey.environments.reward_functions.settings import RewardFunctionsConfig
     from covey.environments.settings import ArithmeticConfig, CustomConfig, EnvironmentConfig, MixtureConfig
-    from covey.types import Prompt
-    from covey_sandbox import Runner, Tier
 
 LOGGER = logging.getLogger(__name__)
 
@@ -39,102 +34,6 @@ def build_arithmetic(settings: "ArithmeticConfig", config: "BuildSettings") -> "
 
     counts = settings.num_train, settings.num_test
     return Arithmetic(tuple(settings.levels), *counts, settings.problem_seed, settings.style)
-
-
-def build_gsm8k(settings: "Gsm8kConfig", config: "BuildSettings") -> "Environment":
-    from covey.environments.data.columns import of_verl
-    from covey.environments.data.rows import load_rows, row_settings
-    from covey.environments.math.gsm8k import GSM8K, prompt_of
-
-    make = partial(prompt_of, scheme=settings.scheme, instruction=settings.instruction)
-    how = row_settings(config.data, ("question", "answer"), prompt=("question",), make=make)
-    known = partial(of_verl, problem="question", answer="answer", form="#### {}")
-    rows = load_rows(config.data.path, replace(how, known=known))
-    return GSM8K(rows.splits, settings.scheme, settings.format_reward, settings.instruction)
-
-
-def build_math(settings: "MathConfig", config: "BuildSettings") -> "Environment":
-    from covey.environments.data.columns import of_verl
-    from covey.environments.data.rows import load_rows, row_settings
-    from covey.environments.math.mathematics import MathColumns, Mathematics, MathSettings, prompt_of
-    from covey.environments.math.verifier import MathLimits
-
-    columns = MathColumns(settings.problem_column, settings.answer_column, settings.solution_column)
-    how = MathSettings(
-        scheme=settings.scheme,
-        format_reward=settings.format_reward,
-        instruction=settings.instruction,
-        columns=columns,
-        limits=MathLimits(settings.timeout, settings.num_workers),
-    )
-    how_to_read = row_settings(
-        config.data,
-        (settings.problem_column,),
-        "environment.problem_column",
-        make=partial(prompt_of, settings=how),
-    )
-    known = partial(of_verl, problem=settings.problem_column, answer=settings.answer_column)
-    return Mathematics(load_rows(config.data.path, replace(how_to_read, known=known)).splits, how)
-
-
-def build_countdown(settings: "CountdownConfig", config: "BuildSettings") -> "Environment":
-    from covey.environments.data.rows import load_rows, row_settings
-    from covey.environments.math.countdown.environment import Countdown, generate, problem_of
-
-    if config.data.path is None:
-        return Countdown(generate(settings), settings)
-    rows = load_rows(config.data.path, row_settings(config.data, ("nums", "target"), make=problem_of))
-    return Countdown(rows.splits, settings)
-
-
-def build_code(settings: "CodeConfig", config: "BuildSettings") -> "Environment":
-    from covey.environments.code.environment import Code
-    from covey.environments.code.formats import PROMPTS, problem_of
-    from covey.environments.code.problems import NUM_TESTS, generate_problems, with_tests
-    from covey.environments.data.columns import of_verl
-    from covey.environments.data.rows import load_rows, row_settings
-
-    # Read the problems, or generate them.
-    if config.data.path is not None:
-        make = partial(problem_of, packages=settings.test_packages)
-        how = row_settings(config.data, (), prompt=PROMPTS, make=make)
-        rows = load_rows(config.data.path, replace(how, known=partial(of_verl, problem="prompt", answer="tests")))
-        problems = with_tests(rows.splits, settings.tests_per_problem, settings.problem_seed)
-    else:
-        counts: dict[Split, int] = {"train": settings.num_train, "test": settings.num_test}
-        num_tests = settings.tests_per_problem or NUM_TESTS
-        which = settings.problem, settings.difficulty, counts, settings.problem_seed
-        problems = generate_problems(*which, num_tests, settings.style)
-    return Code(problems, code_runner(settings), settings)
-
-
-def code_runner(settings: "CodeConfig") -> "Runner":
-    """Build what runs programs. Raises ValueError where this machine cannot isolate them."""
-    from covey_sandbox import Sandbox, SandboxFailed
-
-    try:
-        return Sandbox(settings.num_slots, cast("Tier", settings.isolation))
-    except SandboxFailed as error:
-        raise ValueError(f"environment.isolation={settings.isolation}: {error}") from error
-
-
-def build_ifeval(settings: "IfevalConfig", config: "BuildSettings") -> "Environment":
-    from covey.environments.data.rows import row_settings
-    from covey.environments.ifeval.environment import IFEval
-    from covey.environments.ifeval.generator import generate, recipe_of
-    from covey.environments.ifeval.prompts import COLUMNS, Source, from_requests, load, prompt_of
-    from covey.environments.ifeval.rewards import scheme_of
-
-    scheme = scheme_of(settings)
-    ask = scheme.instruction if settings.instruction is None else settings.instruction
-
-    def generated() -> "dict[Split, list[Prompt]]":
-        requests = generate(recipe_of(settings), settings.num_train, settings.num_test)
-        return {split: from_requests(found, split, settings.style, ask) for split, found in requests.items()}
-
-    make = partial(prompt_of, instruction=ask)
-    how_to_read = row_settings(config.data, COLUMNS, prompt=("prompt",), make=make)
-    return IFEval(load(Source(config.data.path, settings.benchmark, how_to_read), generated), scheme)
 
 
 def build_reward_functions(
@@ -306,11 +205,11 @@ def build(config: "BuildSettings", say: "Say" = LOGGER.info) -> "Environment":
 INFILL = partial(_beside, "covey_tasks.infill.build:build_infill")
 ENVIRONMENTS: "dict[str, Callable[[Any, BuildSettings], EnvironmentLike]]" = {
     "arithmetic": build_arithmetic,
-    "gsm8k": build_gsm8k,
-    "math": build_math,
-    "countdown": build_countdown,
-    "code": build_code,
-    "ifeval": build_ifeval,
+    "gsm8k": partial(_beside, "covey_tasks.math.build:build_gsm8k"),
+    "math": partial(_beside, "covey_tasks.math.build:build_math"),
+    "countdown": partial(_beside, "covey_tasks.math.build:build_countdown"),
+    "code": partial(_beside, "covey_tasks.code.build:build_code"),
+    "ifeval": partial(_beside, "covey_tasks.ifeval.build:build_ifeval"),
     "machines": partial(_beside, "covey_tasks.machines.build:build_machines"),
     "infill": INFILL,
     "reward_functions": build_reward_functions,

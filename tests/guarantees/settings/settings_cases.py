@@ -8,9 +8,9 @@ from typing import Any
 from covey.algorithm.settings import BY_TURN
 from covey.config.schema import Config
 from covey.environments.data.settings import DataConfig
-from covey.environments.math.settings import Gsm8kConfig
 from covey.environments.settings import ArithmeticConfig
 from covey.rollouts.settings import GroupSizeStep
+from covey_tasks.math.settings import Gsm8kConfig
 
 from . import settings_cluster as cluster
 from . import settings_code as code

@@ -6,8 +6,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from covey.config.schema import Config
-from covey.environments.code.environment import Code
 from covey.types import Failure
+from covey_tasks.code.environment import Code
 
 from .settings_observed import environment_of
 

@@ -8,11 +8,11 @@ import pytest
 from tokenizers import normalizers
 
 from covey.environments.arithmetic import Arithmetic
-from covey.environments.math.gsm8k import GSM8K, INSTRUCTIONS
 from covey.policy.models.nano import CHAT_TEMPLATE
 from covey.run.preflight.preflight import run_checks
 from covey.run.preflight.subject import PreflightContext
 from covey.types import Failure, Prompt, Reward
+from covey_tasks.math.gsm8k import GSM8K, INSTRUCTIONS
 from tests.support.scripted import Scripted
 
 from ...support.small import scripted

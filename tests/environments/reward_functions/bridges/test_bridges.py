@@ -12,13 +12,13 @@ import pytest
 
 from covey.environments.arithmetic import Arithmetic
 from covey.environments.base import Split
-from covey.environments.code.environment import Code, code_limits
-from covey.environments.math.gsm8k import GSM8K
-from covey.environments.reward_functions.bridges import data_sources
 from covey.environments.reward_functions.environment import RewardFunctions, RewardSettings, reward_functions
 from covey.rewards import compute_score, for_trl, trl_rows
 from covey.types import Failure, Prompt, Reward
 from covey_sandbox import Limits
+from covey_tasks import data_sources
+from covey_tasks.code.environment import Code, code_limits
+from covey_tasks.math.gsm8k import GSM8K
 from tests.support.scripted import Scripted
 
 SUMS = Arithmetic(levels=(1,), num_train=8, num_test=2)

@@ -12,10 +12,10 @@ import functools
 import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from covey.environments.reward_functions.bridges.data_sources import judge_of
 from covey.environments.reward_functions.texts import Completion, final_text
 
 if TYPE_CHECKING:
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 Row = Mapping[str, Any]
+DATA_SOURCES = "covey_tasks.data_sources"
+"""Of a package beside covey, which covey reaches by name."""
 
 
 def trl_rows(environment: "EnvironmentLike", split: "Split" = "train") -> list[dict[str, Any]]:
@@ -59,6 +61,12 @@ def for_trl(judge: "EnvironmentLike | str", *, gold: str = "answer", **settings:
     prompts = {prompt.id: prompt for prompt in (*judge.prompts("train"), *judge.prompts("test"))}
     name = next((prompt.environment for prompt in prompts.values()), "environment")
     return TrlReward(name, functools.partial(_by_id, environment, prompts))
+
+
+def judge_of(name: str, settings: Mapping[str, Any]) -> "Callable[[Any], tuple[Environment, Prompt]]":
+    """Find the judge of a data source. ValueError for an unknown name or setting."""
+    found: Callable[[Any], tuple[Environment, Prompt]] = import_module(DATA_SOURCES).judge_of(name, settings)
+    return found
 
 
 class TrlReward:

@@ -1,0 +1,239 @@
+"""Programs that are run: the policy writes a function, tests in a sandbox say what it is worth.
+
+The reward is 1 where all tests pass, else `partial_weight` times the share of tests that pass. Where the policy has
+several turns, some tests are told to it, and the share is that of the others.
+"""
+
+import asyncio
+import hashlib
+import logging
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from covey.environments.base import Environment, Split
+from covey.system.text.escaping import excerpt
+from covey.types import Failure, Message, Prompt, Reward
+from covey_graders.code.extract import extract_program
+from covey_sandbox.types import SUSPICIOUS, Limits, Report, Runner, SandboxFailed
+from covey_tasks.code.problems import Problem
+from covey_tasks.code.settings import CodeConfig
+from covey_tasks.code.verdict_cache import CachedRunner
+
+LOGGER = logging.getLogger(__name__)
+
+UNSAFE = "unsafe_no_isolation"
+NO_PROGRAM = "No program was found."
+CORRECT_IT = "Write the corrected program."
+NOT_TOLD = "A test that is not told fails ({kind})."
+MAX_MESSAGE = 300
+"""Characters of a failing test that go back to the policy."""
+MAX_VERDICTS = 100
+"""Tests whose verdicts are noted for the logs."""
+
+
+class Code(Environment):
+    """Environment of programming problems.
+
+    >>> Code(generate_problems("fizzbuzz", 3, {"train": 8, "test": 4}, seed=0), Sandbox(), CodeConfig())
+    """
+
+    def __init__(
+        self, problems: Mapping[Split, Sequence[Problem]], runner: Runner, settings: CodeConfig | None = None
+    ) -> None:
+        """Take over the runner: `close` closes it. Raises ValueError for settings that no program can be judged by."""
+        self.settings = settings or CodeConfig()
+        _check(self.settings)
+        self._limits = code_limits(self.settings)
+        self._max_turns = self.settings.max_turns or 1
+        self._runner = runner
+        self._cache = CachedRunner(runner, self.settings.cache_size)
+        self._prompts = {split: [_prompt(split, i, p) for i, p in enumerate(problems[split])] for split in problems}
+        self._counts: Counter[str] = Counter()
+        self._rewards = {"all": 0.0, "suspicious": 0.0}
+        self._num_rechecks = 0
+        notes = Counter(problem.left_out for found in problems.values() for problem in found if problem.left_out)
+        for note, count in notes.items():
+            LOGGER.warning("tests of %d problems are left out: %s", count, note)
+        if self._is_unsafe:
+            LOGGER.warning("environment.isolation=%s: programs the policy writes run WITHOUT ISOLATION", UNSAFE)
+
+    def prompts(self, split: Split) -> list[Prompt]:
+        return list(self._prompts[split])
+
+    async def score(self, prompt: Prompt, completions: Sequence[str]) -> list[Reward | Failure]:
+        return list(await asyncio.gather(*(self._score(prompt, completion) for completion in completions)))
+
+    async def reply(self, prompt: Prompt, messages: Sequence[Message]) -> Message | None:
+        """Return the test that the answer failed, if it is told, else how it failed. None where it failed none."""
+        problem: Problem = prompt.columns["problem"]
+        program = extract_program(messages[-1]["content"], problem.entry_point, problem.opening)
+        failed = _told_failure(await self._report(problem, program), self._num_told(problem)) if program else NO_PROGRAM
+        if failed is None:
+            return None
+        self._counts["further_turns"] += 1
+        return {"role": "user", "content": f"{failed[:MAX_MESSAGE]}\n{CORRECT_IT}"}
+
+    @property
+    def can_reply(self) -> bool:
+        return self._max_turns > 1
+
+    def max_turns(self, prompt: Prompt) -> int:
+        return self._max_turns
+
+    def gold(self, prompt: Prompt) -> str | None:
+        """Return a program that passes. None where the row has none."""
+        problem: Problem = prompt.columns["problem"]
+        return problem.solution
+
+    def demonstrations(self, split: Split) -> list[tuple[Prompt, str]]:
+        shown = [(prompt, self.gold(prompt)) for prompt in self._prompts[split]]
+        return [(prompt, solution) for prompt, solution in shown if solution is not None]
+
+    def difficulty(self, prompt: Prompt) -> float | None:
+        problem: Problem = prompt.columns["problem"]
+        return problem.difficulty if isinstance(problem.difficulty, int) else None
+
+    def metrics(self) -> dict[str, float]:
+        """Return numbers of programs and shares of rewards since this was last asked."""
+        asked, run = self._cache.take_counts()
+        found = {name: float(self._counts[name]) for name in COUNTS}
+        won = self._rewards["suspicious"] / self._rewards["all"] if self._rewards["all"] > 0 else 0.0
+        found |= {"programs": float(asked), "run_fraction": run / asked if asked else 0.0, "imports/reward_share": won}
+        self._counts.clear()
+        self._rewards = {"all": 0.0, "suspicious": 0.0}
+        return found | ({UNSAFE: 1.0} if self._is_unsafe else {})
+
+    def facts(self) -> dict[str, Any]:
+        """Return what isolates programs."""
+        return self._runner.describe()
+
+    def close(self) -> None:
+        self._cache.close()
+
+    @property
+    def _is_unsafe(self) -> bool:
+        return bool(self._runner.describe().get("tier") == UNSAFE)
+
+    async def _score(self, prompt: Prompt, completion: str) -> Reward | Failure:
+        problem: Problem = prompt.columns["problem"]
+        # Find the program. Without one there is nothing to run.
+        program = extract_program(completion, problem.entry_point, problem.opening)
+        if not program:
+            self._counts["without_program"] += 1
+            return Reward(0.0, {"solved": 0.0, "tests_passed": 0.0})
+        # Run it on the tests. A broken sandbox is a failure of the system, not of the policy.
+        try:
+            report = await self._report(problem, program)
+        except SandboxFailed as error:
+            return Failure(f"sandbox: {error}")
+        reward = reward_of(report, self.settings.partial_weight, self._num_told(problem))
+        self._note(report, reward)
+        # Run some of those with the maximum reward again: programs that pass by chance are noticed.
+        if reward.value == 1.0 and is_chosen(f"{prompt.id}/{program}", self.settings.recheck_rate):
+            await self._recheck(prompt, problem, program)
+        return reward
+
+    def _num_told(self, problem: Problem) -> int:
+        """Return how many tests, the first ones, are for feedback: a third where there is a further turn."""
+        return len(problem.tests) // 3 if self.can_reply else 0
+
+    async def _report(self, problem: Problem, program: str) -> Report:
+        return await self._cache.run(_whole(problem, program), problem.tests, problem.entry_point or None, self._limits)
+
+    def _note(self, report: Report, reward: Reward) -> None:
+        self._counts.update(f"imports/{name}" for name in report.suspicious_imports)
+        self._counts["timeouts"] += any(result.kind == "timeout" for result in report.results)
+        self._rewards["all"] += reward.value
+        self._rewards["suspicious"] += reward.value * bool(report.suspicious_imports)
+
+    async def _recheck(self, prompt: Prompt, problem: Problem, program: str) -> None:
+        """Run a program of full score again, on inputs it has not seen where there are any. The reward stays."""
+        self._counts["rechecked"] += 1
+        self._num_rechecks += 1
+        # New arguments, which a program that remembers the old ones does not know
+        tests = problem.fresh_tests(f"recheck {self._num_rechecks}")
+        try:
+            report = await self._runner.run(_whole(problem, program), tests, problem.entry_point or None, self._limits)
+        except SandboxFailed as error:
+            LOGGER.warning("prompt %s: a program could not be run again: %s", prompt.id, error)
+            return
+        # Count and log a program that passed once only
+        failed = _first_failure(report)
+        if failed is not None:
+            self._counts["recheck_disagreements"] += 1
+            LOGGER.warning("prompt %s: full score, but run again: %s\n%s", prompt.id, failed, excerpt(program))
+
+
+def _whole(problem: Problem, program: str) -> str:
+    """Return the program behind what stands before every one."""
+    return problem.preamble + "\n" + program if problem.preamble and "__future__" not in program else program
+
+
+def code_limits(settings: CodeConfig) -> Limits:
+    """Return the limits of one program. Raises ValueError, in the words of the settings, where they do not fit."""
+    try:
+        return Limits(
+            wall_seconds=settings.timeout,
+            total_seconds=settings.total_seconds,
+            cpu_seconds=settings.cpu_seconds,
+            memory_bytes=settings.memory_bytes,
+            output_bytes=settings.output_bytes,
+        )
+    except ValueError as error:
+        raise ValueError(str(error).replace("wall_seconds", "timeout")) from error
+
+
+def _check(settings: CodeConfig) -> None:
+    """Refuse (ValueError) what the settings of a run cannot hold and those made in Python can."""
+    if not 0 <= settings.partial_weight <= 1:
+        raise ValueError(f"partial_weight must be in [0, 1], got {settings.partial_weight}")
+    if not 0 <= settings.recheck_rate <= 1:
+        raise ValueError(f"recheck_rate must be in [0, 1], got {settings.recheck_rate}")
+    if settings.cache_size < 0:
+        raise ValueError(f"cache_size must be >= 0, got {settings.cache_size}")
+
+
+def reward_of(report: Report, partial_weight: float, num_told: int = 0) -> Reward:
+    """Give 1 where all tests pass, else the share of those behind the first `num_told` times the weight."""
+    solved = all(result.passed for result in report.results)
+    share = replace(report, results=report.results[num_told:]).fraction
+    value = 1.0 if solved else partial_weight * share
+    parts = {"solved": float(solved), "tests_passed": share}
+    noted = {"verdicts": [result.kind for result in report.results[:MAX_VERDICTS]]}
+    failed = _first_failure(report)
+    return Reward(value, parts, noted if failed is None else {**noted, "first_failure": failed[:MAX_MESSAGE]})
+
+
+def is_chosen(text: str, rate: float) -> bool:
+    """Return whether this text is of the `rate` that are looked at again: always the same ones."""
+    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "big") < rate * 2**64
+
+
+def _first_failure(report: Report) -> str | None:
+    """Return what the first failing test says. None where all pass."""
+    for result in report.results:
+        if not result.passed:
+            return result.message or result.kind
+    return None
+
+
+def _told_failure(report: Report, num_told: int) -> str | None:
+    """Return what may be said of the first failing test: all of one that is told, of others the kind."""
+    failed = _first_failure(replace(report, results=report.results[:num_told]))
+    kind = next((result.kind for result in report.results if not result.passed), None)
+    return failed or (NOT_TOLD.format(kind=kind) if kind is not None else None)
+
+
+def _prompt(split: Split, index: int, problem: Problem) -> Prompt:
+    text: tuple[Message, ...] = ({"role": "user", "content": problem.statement},)
+    return Prompt(f"{split}-{index}", "code", text, {"problem": problem})
+
+
+COUNTS = (
+    *("without_program", "timeouts", "further_turns", "rechecked", "recheck_disagreements"),
+    *(f"imports/{name}" for name in sorted(SUSPICIOUS)),
+)
+"""What is counted program by program."""

@@ -1,0 +1,234 @@
+"""Rows of programming data sets as problems, whatever their columns are called (docs/tasks/code.md has the table).
+
+Test code is trusted: it runs as it is, in a process that the tested program cannot reach.
+"""
+
+import ast
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from covey.environments.data.columns import from_json, text_in
+from covey_graders.code.cases import call_test, case_tests, name_in, plural
+from covey_graders.code.suites import Suite, called_name, imported, suite_tests
+from covey_sandbox.types import AssertTest, CallTest, OutputTest, Test
+from covey_tasks.code.problems import Problem
+from covey_tasks.code.settings import TEST_PACKAGES
+from covey_tasks.code.words import asked, shown_call, signature_of, to_complete, to_define, to_script
+
+Row = Mapping[str, Any]
+
+PROMPTS = (
+    *("problem_description", "question_content", "instruct_prompt", "prompt", "text", "question", "problem"),
+    *("instruction", "query", "description"),
+)
+NAMES = ("entry_point", "function", "fn_name", "func_name")
+TESTS = (
+    *("test_list", "tests", "test", "input_output", "public_test_cases", "private_test_cases", "test_cases"),
+    *("public_tests", "private_tests", "official_tests", "unit_tests", "test_code"),
+)
+PACKED = (*TESTS, "test_imports", "metadata")
+"""What copies in Parquet hold as text of JSON."""
+USUAL_IMPORTS = """\
+import bisect, collections, datetime, functools, heapq, itertools, math, operator, random, re, string
+from typing import *
+from bisect import *
+from collections import *
+from functools import *
+from heapq import *
+from itertools import *
+from math import *
+"""
+"""What LeetCode imports before every answer, a method of `Solution`."""
+
+
+def problem_of(row: Row, packages: Collection[str] = TEST_PACKAGES) -> Problem:
+    """Read the problem of a row. Raises ValueError where it lacks something, or needs what no test can have.
+
+    packages: what test code may import besides the standard library.
+    """
+    row = {name: from_json(value) if name in PACKED else value for name, value in row.items()}
+    prompt = _text(row, *PROMPTS)
+    columns, left_out = _test_columns(row)
+    # HumanEval's prompts are the beginning of the program itself
+    entry_point = _entry_point(row, columns)
+    opening = prompt if _begins_program(prompt, entry_point) else ""
+    solution, preamble = _solution(row, prompt), _preamble(row, prompt, entry_point)
+    _check_program(solution or opening)
+    given = "\n".join([solution or "", row.get("starter_code") or "", preamble, prompt])
+    suite = Suite("", _setup(row, opening, preamble), entry_point, given, packages)
+    tests = _different([test for column in columns for test in _tests(column, suite, _function(row, column))])
+    is_script = all(isinstance(test, OutputTest) for test in tests)
+    problem = Problem(
+        family=str(row.get("source", "rows")),
+        difficulty=_difficulty(row),
+        statement=to_complete(opening) if opening else "",
+        entry_point="" if is_script else entry_point,
+        tests=tuple(tests),
+        solution=solution,
+        opening=opening,
+        preamble=preamble,
+        left_out=left_out,
+    )
+    return problem if opening else replace(problem, statement=_statement(problem, prompt, row, columns[0]))
+
+
+# ------------------------------------------------------------------------------------------------ columns
+
+
+def _given(row: Row, *names: str) -> str:
+    """Return the first of the columns that has something in it."""
+    for name in names:
+        if row.get(name):
+            return name
+    raise ValueError(f"has no column {' or '.join(repr(name) for name in names)} (has: {', '.join(row)})")
+
+
+def _text(row: Row, *names: str) -> str:
+    return text_in(row, _given(row, *names))
+
+
+def _test_columns(row: Row) -> tuple[list[Any], str]:
+    """Return what the columns of tests hold, and why one of them is left out."""
+    if row.get("inputs") and row.get("outputs"):
+        row = {"tests": {"inputs": row["inputs"], "outputs": row["outputs"]}, **row}
+    columns = [row[name] for name in (_given(row, *TESTS), *TESTS) if row.get(name)]
+    columns = [value for place, value in enumerate(columns) if value not in columns[:place]]
+    # A pickle runs whatever its author likes
+    readable = [value for value in columns if not (isinstance(value, str) and value is row.get("private_test_cases"))]
+    left_out = (
+        "" if len(readable) == len(columns) else "private_test_cases is a pickle in base64, which nothing here reads"
+    )
+    if not readable:
+        raise ValueError(left_out)
+    return readable, left_out
+
+
+def _function(row: Row, tests: Any) -> str | None:
+    """Return the function that cases call. None where they are of a script."""
+    cases = tests if isinstance(tests, list) else [tests]
+    return next(
+        (name for name in map(name_in, [*cases, {"metadata": row.get("metadata")}]) if name), row.get("fn_name")
+    )
+
+
+def _entry_point(row: Row, columns: Sequence[Any]) -> str:
+    """Return the name of the function: from a column, from the cases, or from the calls in test code."""
+    named = next((row[name] for name in NAMES if row.get(name)), None)
+    sources = [source for column in columns for source in _sources(column)]
+    named = named or next((name for column in columns if (name := _function(row, column))), None)
+    if named is None:
+        named = called_name(sources[0]) if sources else ""
+    name = named.replace("()", "") if isinstance(named, str) else ""
+    if not all(map(str.isidentifier, name.split("."))) and (sources or name):
+        raise ValueError(f"column 'entry_point' must name a function, got {named!r:.80}")
+    is_method = "class Solution" in (row.get("starter_code") or "") and name.isidentifier()
+    return f"Solution.{name}" if is_method and name != "Solution" else name
+
+
+def _difficulty(row: Row) -> int | str | None:
+    value = row.get("difficulty")
+    return value if isinstance(value, int | str) and not isinstance(value, bool) else None
+
+
+def _solution(row: Row, prompt: str) -> str | None:
+    for name in ("solution", "code", *(("completion",) if row.get("starter_code") else ())):
+        if row.get(name):
+            return text_in(row, name)
+    if not row.get("canonical_solution"):
+        return None
+    # After a prompt in words another column holds the beginning
+    rest = _text(row, "canonical_solution")
+    begun = next((row[name] for name in ("code_prompt", "complete_prompt") if row.get(name)), prompt)
+    return begun + rest if rest.startswith((" ", "\t")) else rest
+
+
+def _preamble(row: Row, prompt: str, entry_point: str) -> str:
+    """Return what stands before every answer of LeetCode: what the row says, or what the site imports."""
+    if not entry_point.startswith("Solution."):
+        return ""
+    own = row.get("prompt")
+    return own if isinstance(own, str) and own != prompt and "import " in own else USUAL_IMPORTS
+
+
+def _check_program(program: str) -> None:
+    """Raise ValueError for a program that needs what none has in the sandbox."""
+    tree = _tree_of(program) or _tree_of(program + "\n    pass\n")
+    for name in imported(tree) if tree is not None else ():
+        raise ValueError(f"its program imports {name}; programs have Python's standard library alone")
+
+
+def _tree_of(program: str) -> ast.Module | None:
+    try:
+        return ast.parse(program)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+def _setup(row: Row, opening: str, preamble: str) -> str:
+    """Return what test code may need: imports, and the helpers that the beginning of the program defines."""
+    imports = row.get("test_imports") or []
+    if not _is_list_of_text(imports):
+        raise ValueError(f"test_imports must be a list of import lines, got {imports!r:.80}")
+    helpers = opening + "    pass\n" if opening else preamble
+    return "\n".join([helpers, *imports, row.get("test_setup_code") or ""]).strip("\n")
+
+
+def _is_list_of_text(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str) and all(isinstance(v, str) for v in value)
+
+
+# ------------------------------------------------------------------------------------------------ prompts
+
+
+def _begins_program(prompt: str, entry_point: str) -> bool:
+    """Return whether the prompt is the beginning of the program itself, up to somewhere in the function."""
+    tree, functions = _tree_of(prompt + "\n    pass\n"), (ast.FunctionDef, ast.AsyncFunctionDef)
+    return tree is not None and any(isinstance(node, functions) and node.name == entry_point for node in tree.body)
+
+
+def _statement(problem: Problem, prompt: str, row: Row, shown: Any) -> str:
+    """Return what a chat model reads: of a list of asserts the first is shown, of calls the first of several."""
+    starter = row.get("starter_code") or ""
+    if not problem.entry_point:
+        return to_script(prompt, starter)
+    name, calls = problem.entry_point, [test for test in problem.tests if isinstance(test, CallTest)]
+    lines = [shown[0]] if _is_list_of_text(shown) else [shown_call(name, test) for test in calls[:-1]]
+    others = {
+        other: test.classes for test in problem.tests if isinstance(test, AssertTest) for other in (name, *test.names)
+    }
+    signature = signature_of(problem.solution, name, calls)
+    called = to_define(name, signature, starter, {other: other in classes for other, classes in others.items()})
+    return asked(prompt, called, lines[:1])
+
+
+# ------------------------------------------------------------------------------------------------ tests
+
+
+def _sources(tests: Any) -> list[str]:
+    """Return test code, where it is that."""
+    if isinstance(tests, str):
+        return [tests]
+    return list(tests) if _is_list_of_text(tests) else []
+
+
+def _tests(tests: Any, suite: Suite, function: str | None) -> Sequence[Test]:
+    sources = _sources(tests)
+    if sources:
+        return [test for source in sources for test in suite_tests(replace(suite, source=source))]
+    if isinstance(tests, Mapping):
+        return case_tests(plural(tests), function)
+    if isinstance(tests, Sequence) and all(isinstance(test, Mapping) and "input" in test for test in tests):
+        return case_tests(tests, function)
+    if isinstance(tests, Sequence):
+        return [call_test(test) for test in tests]
+    raise ValueError(f"tests must be code or a list, got {tests!r:.80}")
+
+
+def _different(tests: Sequence[Test]) -> list[Test]:
+    """Leave out what is there twice: some rows have their asserts as a list and as text."""
+    found: dict[Any, Test] = {}
+    for test in tests:
+        same = (ast.unparse(ast.parse(test.source)), test.call) if isinstance(test, AssertTest) else id(test)
+        found.setdefault(same, test)
+    return list(found.values())

@@ -1,0 +1,199 @@
+"""Programming problems with their tests, whatever they come from: drawn from the families, or read from rows."""
+
+import random
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from covey.environments.base import Split
+from covey_sandbox.types import CallTest, Test
+from covey_tasks.code.families import CLASSICS, FAMILIES, Arguments, Draft, chosen_families
+from covey_tasks.code.words import MADE_UP, asked, shown_call, signature_of, to_define
+
+NUM_TESTS = 10
+"""Of a drawn problem, where the settings say no other number."""
+MAX_DRAWS = 2000
+"""Calls drawn for the tests of a problem; the least varied family needs some dozens."""
+NUM_EXAMPLES = 2
+"""Calls that a drawn problem shows, with different answers and none of them a test."""
+CLASSIC = "classic"
+"""The seed of a problem that everybody knows. Where a level has one it is all there is to train on, and its likes are
+held out."""
+MAX_MISSES = 200
+"""Draws in a row that bring nothing new, after which a family is taken to have no further problems."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What a program is asked for and judged by.
+
+    >>> Problem("line", 1, "Python: f(n) returns n plus 7", "f", (CallTest((3,), expected=10),))
+    """
+
+    family: str
+    """Family, or the source of the row."""
+    difficulty: int | str | None
+    statement: str
+    """What the policy reads."""
+    entry_point: str
+    tests: tuple[Test, ...]
+    solution: str | None = None
+    """A program that passes."""
+    opening: str = ""
+    """How the program begins, where the policy is to continue it."""
+    preamble: str = ""
+    """What stands before every program: the imports that a site makes."""
+    left_out: str = ""
+    """Why tests of the row are not run."""
+    drawn_from: str | None = None
+    """The seed that the problem was drawn with; it makes further tests."""
+
+    def fresh_tests(self, seed: str) -> tuple[Test, ...]:
+        """Return tests with other inputs where the problem was drawn, else the ones there are."""
+        if self.drawn_from is None or not isinstance(self.difficulty, int):
+            return self.tests
+        return draft_tests(drawn(self.family, self.difficulty, self.drawn_from), seed, len(self.tests))
+
+
+def with_tests(problems: Mapping[Split, Sequence[Problem]], count: int | None, seed: int) -> dict[Split, list[Problem]]:
+    """Return the problems, each judged by at most so many of its tests, drawn by the seed. None leaves all."""
+    if count is None:
+        return {split: list(found) for split, found in problems.items()}
+    return {split: [_judged_by(problem, count, seed) for problem in found] for split, found in problems.items()}
+
+
+def _judged_by(problem: Problem, count: int, seed: int) -> Problem:
+    """Keep so many tests in their order; the draw is the problem's own, whatever rows stand around it."""
+    places = range(len(problem.tests))
+    drawn = random.Random(f"code tests {seed} {problem.statement}").sample(places, min(count, len(places)))
+    return replace(problem, tests=tuple(problem.tests[place] for place in sorted(drawn)))
+
+
+def drawn(family: str, difficulty: int, seed: str) -> Draft:
+    """Return the problem of a family that a seed stands for: drawn, or the one that everybody knows."""
+    if seed == CLASSIC:
+        return CLASSICS[family, difficulty]
+    return FAMILIES[family][difficulty](random.Random(seed))
+
+
+def draft_tests(draft: Draft, seed: str, count: int = NUM_TESTS) -> tuple[CallTest, ...]:
+    """Draw different calls with the answers of the draft's own program, a pure function of the arguments.
+
+    At most half of them, rounded up, are passed by a program that returns a constant, or what it was given.
+    """
+    # Draw arguments until the tests tell the solution from constant answers
+    rng = random.Random(f"{draft.statement}/{seed}")
+    solve = reference(draft)
+    tests: dict[str, CallTest] = {}
+    passed: Counter[str] = Counter()
+    most_alike = (count + 1) // 2
+    for _ in range(MAX_DRAWS):
+        arguments = draft.inputs(rng)
+        test = CallTest(arguments, expected=solve(*arguments))
+        idle = _idle_programs(arguments, test.expected)
+        if repr(arguments) in tests or any(passed[program] == most_alike for program in idle):
+            continue
+        tests[repr(arguments)] = test
+        passed.update(idle)
+        if len(tests) == count:
+            return tuple(tests.values())
+    raise ValueError(
+        f"environment.tests_per_problem={count} is too many for {draft.statement!r:.60}, which has {len(tests)}"
+    )
+
+
+def _idle_programs(arguments: Arguments, expected: Any) -> list[str]:
+    """Return names of the programs without work in them that give this answer: constants, and what was given."""
+    first = arguments[0]
+    returned = {
+        "first": first,
+        "last": arguments[-1],
+        "text": str(first),
+        "sorted": sorted(first) if isinstance(first, list) and {*map(type, first)} <= {list} else None,
+    }
+    answer = repr(expected)
+    return [f"returns {answer}", *(name for name, value in returned.items() if repr(value) == answer)]
+
+
+def reference(draft: Draft) -> Callable[..., Any]:
+    """Return the function that the draft's own program defines. It is covey's text, not a policy's."""
+    namespace: dict[str, Any] = {}
+    exec(draft.solution, namespace)
+    function: Callable[..., Any] = namespace[draft.entry_point]
+    return function
+
+
+def generate_problems(
+    problem: str,
+    difficulty: int | None,
+    counts: Mapping[Split, int],
+    seed: int,
+    num_tests: int = NUM_TESTS,
+    style: str = "full",
+) -> dict[Split, list[Problem]]:
+    """Return different problems for each split, families round-robin. A family that has too few gives each a part.
+
+    In style `short` a problem is a few words, for a policy that reads few characters.
+
+    Raises ValueError for unknown families and difficulties and for counts below 1.
+    """
+    # Divide the counts among the families
+    if min(counts.values()) < 1:
+        raise ValueError(f"num_train and num_test must be >= 1, got {counts['train']} and {counts['test']}")
+    chosen = chosen_families(problem, difficulty)
+    splits: dict[Split, list[Problem]] = {"train": [], "test": []}
+    for place, (family, level) in enumerate(chosen):
+        wanted = {split: number // len(chosen) + (place < number % len(chosen)) for split, number in counts.items()}
+        if (family, level) in CLASSICS:
+            wanted["train"] = min(1, wanted["train"])
+        # Hold out the first problems of each
+        drafts = _different(family, level, sum(wanted.values()), seed)
+        put = _in_short if style == "short" else _in_full
+        made = [
+            replace(
+                put(draft, draft_tests(draft, "tests", num_tests)), family=family, difficulty=level, drawn_from=source
+            )
+            for source, draft in drafts.items()
+        ]
+        num_test = -(-len(made) * wanted["test"] // max(1, sum(wanted.values())))
+        splits["test"] += made[:num_test]
+        splits["train"] += made[num_test:]
+    # Mix the families
+    for split, found in splits.items():
+        random.Random(f"code order {split} {seed}").shuffle(found)
+    return splits
+
+
+def _different(family: str, level: int, count: int, seed: int) -> dict[str, Draft]:
+    """Draw up to `count` drafts by their seeds, no two of which say the same. One that everybody knows comes last."""
+    classics = [CLASSIC] if (family, level) in CLASSICS else []
+    drafts = {source: drawn(family, level, source) for source in classics}
+    said = {draft.statement for draft in drafts.values()}
+    misses = number = 0
+    # Draw until there are enough, or nothing new comes any more
+    while len(drafts) < count and misses < MAX_MISSES:
+        source = f"code {family} {level} {seed} {number}"
+        draft = drawn(family, level, source)
+        misses = misses + 1 if draft.statement in said else 0
+        number += 1
+        if not misses:
+            drafts[source] = draft
+            said.add(draft.statement)
+    return {source: drafts[source] for source in [*list(drafts)[len(classics) :], *classics]}
+
+
+def _in_short(draft: Draft, tests: tuple[CallTest, ...]) -> Problem:
+    return Problem("", None, draft.statement, draft.entry_point, tests, draft.solution)
+
+
+def _in_full(draft: Draft, tests: tuple[CallTest, ...]) -> Problem:
+    """Put a problem in whole sentences, with calls that are no tests where there are others."""
+    given = {repr(test.args) for test in tests}
+    others = (draft_tests(draft, f"shown {number}", NUM_EXAMPLES) for number in range(MAX_MISSES))
+    shown = next((calls for calls in others if given.isdisjoint(repr(call.args) for call in calls)), ())
+    task = MADE_UP.format(told=draft.statement.removeprefix("Python: ").rstrip("."))
+    signature = signature_of(draft.solution, draft.entry_point, tests)
+    called = to_define(draft.entry_point, signature)
+    statement = asked(task, called, [shown_call(draft.entry_point, call) for call in shown])
+    return replace(_in_short(draft, tests), statement=statement)

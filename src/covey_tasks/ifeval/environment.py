@@ -1,0 +1,89 @@
+"""The environment: prompts with instructions that a program can check, and what completions of them are worth."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from covey.environments.base import Environment, Split
+from covey.types import Failure, Prompt, Reward
+from covey_graders.ifeval.instructions import CHECKS, Instruction, instructions_of
+from covey_graders.ifeval.topics import echoes, has_content, is_about, num_different_words, words_of
+from covey_tasks.ifeval import material
+from covey_tasks.ifeval.gold import gold_answer
+from covey_tasks.ifeval.rewards import NAMED, NO_ECHO, OWN, Scheme
+
+
+class IFEval(Environment):
+    """Environment of instructions. Its prompts come from `prompts.load`.
+
+    >>> rows = [{"prompt": "Write. No commas.", "instruction_id_list": ["punctuation:no_comma"], "kwargs": [{}]}]
+    >>> IFEval({"train": [prompts.prompt_of(row) for row in rows], "test": []}, Scheme("strict"))
+    """
+
+    def __init__(self, prompts: Mapping[Split, Sequence[Prompt]], scheme: Scheme | None = None) -> None:
+        self._prompts = {split: list(found) for split, found in prompts.items()}
+        self._scheme = scheme or Scheme()
+
+    def prompts(self, split: Split) -> list[Prompt]:
+        return list(self._prompts[split])
+
+    async def score(self, prompt: Prompt, completions: Sequence[str]) -> list[Reward | Failure]:
+        instructions = _instructions(prompt)
+        scheme = replace(self._scheme, min_words=0) if prompt.columns.get("is_benchmark") else self._scheme
+        return [scheme.reward(completion, instructions, _rules(prompt)) for completion in completions]
+
+    def gold(self, prompt: Prompt) -> str | None:
+        """Return an answer that follows every instruction of a generated prompt. None for a row."""
+        if "topic" not in prompt.columns:
+            return None
+        answer = gold_answer(prompt.columns["topic"], prompt.columns["style"], _instructions(prompt))
+        return self._scheme.in_form(answer)
+
+    def demonstrations(self, split: Split) -> list[tuple[Prompt, str]]:
+        """Return the generated prompts with their gold answers. Raises ValueError where all are rows without one."""
+        golds = [(prompt, self.gold(prompt)) for prompt in self._prompts[split]]
+        shown = [(prompt, gold) for prompt, gold in golds if gold is not None]
+        if not shown:
+            raise ValueError("environment=ifeval has demonstrations of generated prompts only, got rows from data.path")
+        return shown
+
+    def difficulty(self, prompt: Prompt) -> int:
+        """Return the number of instructions."""
+        return len(prompt.columns["instruction_id_list"])
+
+    @property
+    def part_weights(self) -> Mapping[str, float]:
+        """Return what each part of the reward counts. Those that only say which kinds were followed count nothing."""
+        return {name.partition(":")[2]: 0.0 for name in CHECKS} | self._scheme.part_weights
+
+
+def _rules(prompt: Prompt) -> Callable[[str], Mapping[str, bool]]:
+    """Return what checks that a text answers a generated prompt, as far as its answer can be asked to, by rule."""
+    if "topic" not in prompt.columns:
+        return lambda text: {}
+    kinds, style, topic = (prompt.columns[name] for name in ("instruction_id_list", "style", "topic"))
+    asked = prompt.text if isinstance(prompt.text, str) else str(prompt.text[-1]["content"])
+    values = [value for given in prompt.columns["kwargs"] for value in given.values()]
+    wanted = " ".join([topic, *(" ".join(v) if isinstance(v, list) else str(v) for v in values)])
+
+    def rules(text: str) -> Mapping[str, bool]:
+        is_full = style == "full" and WORDED not in kinds
+        return {
+            OWN: has_content(text, asked, OWN_WORDS) if is_full else num_different_words(text, words_of(asked)) > 0,
+            NAMED: not NAMELESS.isdisjoint(kinds) or is_about(text, topic, TOPICS[style]),
+            NO_ECHO: not echoes(text, asked, wanted),
+        }
+
+    return rules
+
+
+def _instructions(prompt: Prompt) -> tuple[Instruction, ...]:
+    return instructions_of(prompt.columns["instruction_id_list"], prompt.columns["kwargs"])
+
+
+TOPICS = {"full": material.TOPICS, "short": material.SHORT_TOPICS}
+OWN_WORDS = 4
+"""Different words that mean something, which an answer has and the prompt has not."""
+WORDED = "detectable_format:constrained_response"
+"""The prompt gives every word of the answer."""
+NAMELESS = frozenset({"language:response_language", WORDED})
+"""Kinds whose answers need not name the topic in the words of the prompt."""

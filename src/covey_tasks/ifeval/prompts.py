@@ -1,0 +1,122 @@
+"""Where prompts come from: the generator, rows of IFEval's form, and a benchmark that is only evaluated on."""
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from covey.environments.base import SPLITS, Split, conversation, text_of
+from covey.environments.data.columns import list_in, text_in
+from covey.environments.data.rows import RowSettings, load_rows, numbered
+from covey.types import Prompt
+from covey_graders.ifeval.instructions import instructions_of
+from covey_tasks.ifeval.generator import Request
+
+Row = Mapping[str, Any]
+
+BENCHMARK_KEYS = range(1000, 3758)
+"""Keys of the benchmark's 541 prompts lie here."""
+COLUMNS = ("prompt", "instruction_id_list", "kwargs")
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Rows to read, and how."""
+
+    path: str | None = None
+    """Rows of both splits; None generates prompts."""
+    benchmark: str | None = None
+    """Rows to evaluate on instead of the test split."""
+    settings: RowSettings = field(default_factory=RowSettings)
+    """How the rows at `path` are read, each as a prompt."""
+
+
+def load(source: Source, generated: Callable[[], Mapping[Split, Sequence[Prompt]]]) -> dict[Split, list[Prompt]]:
+    """Return the prompts of both splits. Where they are read, training on the benchmark itself is warned of.
+
+    ValueError for rows the user must fix.
+    """
+    benchmark = _benchmark_prompts(source) if source.benchmark is not None else []
+    if source.path is None:
+        found = generated()
+    else:
+        read = load_rows(source.path, source.settings).splits
+        train = apart(read["train"], benchmark, str(source.benchmark))
+        warn_of_benchmark(train, source.path)
+        found = {"train": train, "test": read["test"]}
+    return numbered({**found, "test": benchmark or found["test"]}, source.settings.make)
+
+
+def _benchmark_prompts(source: Source) -> list[Prompt]:
+    """Return all prompts, whatever splits they come in, in the order of their keys where they have some.
+
+    Nothing is trained on them: they are marked, and every answer to them is judged by its form alone.
+    """
+    how = RowSettings(columns=COLUMNS, make=source.settings.make, bad_rows=source.settings.bad_rows)
+    splits = load_rows(source.benchmark, how).splits
+    prompts: list[Prompt] = [prompt for split in SPLITS for prompt in splits[split]]
+    if all(isinstance(prompt.columns["key"], int) for prompt in prompts):
+        prompts.sort(key=lambda prompt: prompt.columns["key"])
+    return [replace(prompt, columns={**prompt.columns, "is_benchmark": True}) for prompt in prompts]
+
+
+def from_requests(requests: Iterable[Request], split: Split, style: str, instruction: str = "") -> list[Prompt]:
+    """Make prompts of generated requests."""
+    found: list[Prompt] = []
+    for index, request in enumerate(requests):
+        kinds, arguments = list(request.instruction_id_list), list(request.kwargs)
+        columns = {"topic": request.topic, "style": style, "instruction_id_list": kinds, "kwargs": arguments}
+        found.append(Prompt(f"{split}-{index}", "ifeval", conversation(request.text, instruction), columns))
+    return found
+
+
+def prompt_of(row: Row, instruction: str = "") -> Prompt:
+    """Make a prompt of a row of IFEval's form (prompt, instruction_id_list, kwargs, key), null arguments dropped.
+
+    `instruction` is what the system message says, "" for none. ValueError where the row makes no sense.
+    """
+    asked = instructions_of(list_in(row, "instruction_id_list"), list_in(row, "kwargs"))
+    # Keep as columns what judging needs
+    columns = {
+        "key": row.get("key"),
+        "instruction_id_list": [wanted.id for wanted in asked],
+        "kwargs": [dict(wanted.arguments) for wanted in asked],
+    }
+    return Prompt("ifeval", "ifeval", conversation(text_in(row, "prompt"), instruction), columns)
+
+
+def warn_of_benchmark(prompts: Sequence[Prompt], path: str) -> None:
+    """Say in the log that training rows are the benchmark itself.
+
+    They are taken for it where they are read from a data set called IFEval, or have instruction ids and a whole `key`
+    from 1000 to 3757, as its 541 prompts do.
+    """
+    named = path.rstrip("/").rpartition("/")[2].lower() == "ifeval"
+    num_alike = len(prompts) if named else sum(_has_benchmark_key(prompt) for prompt in prompts)
+    if num_alike:
+        _log.warning(
+            "%d of %d training rows of %s look like IFEval's own 541 prompts: scores on that benchmark will mean "
+            "nothing; train on generated prompts (data.path=null) and name it in environment.benchmark",
+            *(num_alike, len(prompts), path),
+        )
+
+
+def _has_benchmark_key(prompt: Prompt) -> bool:
+    key = prompt.columns["key"]
+    return isinstance(key, int) and not isinstance(key, bool) and key in BENCHMARK_KEYS
+
+
+def apart(train: Sequence[Prompt], benchmark: Sequence[Prompt], path: str) -> list[Prompt]:
+    """Return the training prompts that are not in the benchmark that the run is evaluated on."""
+    texts = set(map(_words, benchmark))
+    kept = [prompt for prompt in train if _words(prompt) not in texts]
+    if len(kept) < len(train):
+        _log.warning("%d training rows left out: their prompts are in %s", len(train) - len(kept), path)
+    return kept
+
+
+def _words(prompt: Prompt) -> str:
+    said = prompt.text if isinstance(prompt.text, str) else text_of(prompt.text[-1])
+    return " ".join(said.split())

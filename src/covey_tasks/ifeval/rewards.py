@@ -1,0 +1,132 @@
+"""What verdicts are worth.
+
+| scheme       | judges                                   | reward                                              |
+|--------------|------------------------------------------|-----------------------------------------------------|
+| strict       | the response less its thoughts           | 1 where every instruction is followed strictly      |
+| strict_share | the response less its thoughts           | the share of instructions followed strictly         |
+| loose        | the response less its thoughts           | 1 where every instruction is followed loosely       |
+| loose_share  | the response less its thoughts           | the share of instructions followed loosely          |
+| torchrl      | the first closed answer block, untrimmed | a weighted sum of the four, and bonuses for format  |
+
+Under all but the last, a text with too few words earns nothing, nor does one that is not about what was asked: its
+part `on_topic` is 0, and what it followed all the same stands in the other parts.
+The last is the default reward of TorchRL's IfEvalScorer (pytorch/rl ae9719f1), 0 to 1.15.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from covey.types import Reward
+from covey_graders.ifeval.instructions import Instruction, Verdicts, judge
+from covey_graders.ifeval.topics import num_different_words
+from covey_graders.tags import after_thoughts, blocks
+from covey_tasks.ifeval.settings import IfevalConfig
+
+ASK_TAGS = "Think inside <think></think> tags, then write your whole answer inside <answer></answer> tags."
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """How verdicts become a reward. ValueError for an unknown name and for weights that are not four."""
+
+    name: str = "strict_share"
+    measure_weights: Sequence[float] = (0.4, 0.3, 0.2, 0.1)
+    """Of all strictly, share strictly, all loosely, share loosely (torchrl)."""
+    answer_bonus: float = 0.1
+    """For exactly one closed answer block (torchrl)."""
+    think_bonus: float = 0.05
+    """For exactly one closed think block (torchrl)."""
+    min_words: int = 3
+    """An answer with fewer different words of two letters and more earns nothing (all but torchrl)."""
+
+    def __post_init__(self) -> None:
+        if self.name not in SCHEMES:
+            raise ValueError(f"scheme must be one of {', '.join(SCHEMES)}, got {self.name!r}")
+        if len(self.measure_weights) != 4:
+            raise ValueError(f"measure_weights must be four numbers, got {list(self.measure_weights)}")
+
+    @property
+    def instruction(self) -> str:
+        """Return what the policy is told about the form of an answer."""
+        return ASK_TAGS if self.name == "torchrl" else ""
+
+    @property
+    def part_weights(self) -> dict[str, float]:
+        """Return what each part of the reward counts."""
+        if self.name != "torchrl":
+            return {FOLLOWED: 1.0, **dict.fromkeys((ON_TOPIC, *RULES, *MEASURES), 0.0)}
+        measured = dict(zip(MEASURES, self.measure_weights, strict=True))
+        return measured | {"answer_block": self.answer_bonus, "think_block": self.think_bonus}
+
+    def reward(
+        self,
+        completion: str,
+        instructions: Sequence[Instruction],
+        rules: Callable[[str], Mapping[str, bool]] = lambda text: {},
+    ) -> Reward:
+        """Return the reward of a completion, its parts, and which kinds were followed strictly.
+
+        Args:
+            rules: whether a text answers what was asked, by name; one that does not earns nothing (all but torchrl).
+        """
+        text, found = self._judged(completion)
+        verdicts = judge(text, instructions)
+        parts = measures(verdicts) | found
+        if self.name != "torchrl":
+            has_words = num_different_words(text) >= self.min_words
+            kept = dict.fromkeys(RULES, True) | {WORDS: has_words, **rules(text)}
+            on_topic = float(all(kept.values()))
+            parts |= {name: float(holds) for name, holds in kept.items()}
+            parts |= {ON_TOPIC: on_topic, FOLLOWED: on_topic * parts[PLAIN[self.name]]}
+        value = math.fsum(weight * parts[name] for name, weight in self.part_weights.items())
+        return Reward(value, parts | _followed(instructions, verdicts))
+
+    def in_form(self, answer: str) -> str:
+        """Return an answer as the scheme wants it written."""
+        return f"<think>{answer[:40]}</think>\n<answer>{answer}</answer>" if self.name == "torchrl" else answer
+
+    def _judged(self, completion: str) -> tuple[str, dict[str, float]]:
+        """Return the text that is judged, and which blocks are there."""
+        if self.name != "torchrl":
+            return after_thoughts(completion), {}
+        answers, thoughts = blocks(completion, "answer"), blocks(completion, "think")
+        counted = {"answer_block": float(len(answers) == 1), "think_block": float(len(thoughts) == 1)}
+        return answers[0] if answers else "", counted
+
+
+def scheme_of(settings: IfevalConfig) -> Scheme:
+    """Return how the settings make a reward of verdicts. ValueError for an unknown name."""
+    bonuses = (settings.answer_bonus, settings.think_bonus)
+    return Scheme(settings.scheme, tuple(settings.measure_weights), *bonuses, settings.min_words)
+
+
+def _followed(instructions: Sequence[Instruction], verdicts: Verdicts) -> dict[str, float]:
+    """Return the kind of each instruction, without its group, to whether it was followed."""
+    found: dict[str, float] = {}
+    for asked, followed in zip(instructions, verdicts.strict, strict=True):
+        name = asked.id.partition(":")[2]
+        found[name] = min(found.get(name, 1.0), float(followed))
+    return found
+
+
+def measures(verdicts: Verdicts) -> dict[str, float]:
+    """Return the four measures of following, each from 0 to 1."""
+    found = (verdicts.all_strict, verdicts.share_strict, verdicts.all_loose, verdicts.share_loose)
+    return dict(zip(MEASURES, found, strict=True))
+
+
+MEASURES = ("all_strict", "share_strict", "all_loose", "share_loose")
+"""In the order of TorchRL's weights."""
+FOLLOWED, ON_TOPIC = "followed_on_topic", "on_topic"
+"""The reward of the plain schemes, and whether the answer says something about what was asked."""
+RULES = WORDS, OWN, NAMED, NO_ECHO = ("has_words", "has_own_words", "names_topic", "is_no_echo")
+"""The rules of that: enough words, some of its own that mean something, the topic, and not the prompt again."""
+PLAIN = {
+    "strict": "all_strict",
+    "strict_share": "share_strict",
+    "loose": "all_loose",
+    "loose_share": "share_loose",
+}
+"""The measure that is the reward."""
+SCHEMES = (*PLAIN, "torchrl")

@@ -1,0 +1,57 @@
+"""Settings of environment=ifeval."""
+
+from dataclasses import dataclass
+
+from covey.environments.settings import BuildSettings, EnvironmentConfig, naming_settings
+from covey.system.setting import Requires, setting
+
+OF_TORCHRL = Requires("environment.scheme = torchrl", ("environment.scheme",), lambda scheme: scheme == "torchrl")
+GENERATED = Requires("data.path = null, so that prompts are generated", ("data.path",), lambda path: path is None)
+
+
+@dataclass
+class IfevalConfig(EnvironmentConfig):
+    """Instructions whose following a program checks: generated prompts, or rows (IFEval's columns) from `data`."""
+
+    name: str = "ifeval"
+    scheme: str = "strict_share"
+    """How an answer is rewarded: strict, strict_share, loose, loose_share or torchrl."""
+    measure_weights: list[float] = setting([0.4, 0.3, 0.2, 0.1], needs=OF_TORCHRL)
+    """Weights of all strictly, share strictly, all loosely, share loosely (scheme torchrl)."""
+    answer_bonus: float = setting(0.1, needs=OF_TORCHRL)
+    """Added for exactly one answer block (scheme torchrl)."""
+    think_bonus: float = setting(0.05, needs=OF_TORCHRL)
+    """Added for exactly one think block (scheme torchrl)."""
+    min_words: int = setting(
+        3, needs=Requires("a scheme other than torchrl", ("environment.scheme",), lambda scheme: scheme != "torchrl")
+    )
+    """An answer with fewer different words of two letters and more earns nothing (all schemes but torchrl)."""
+    instruction: str | None = None
+    """What the system message says; null takes the scheme's own, "" sends none."""
+    benchmark: str | None = None
+    """Rows to evaluate on instead of held-out prompts, such as google/IFEval: a file, a folder or a hub name."""
+    style: str = setting("full", needs=GENERATED)
+    """Wording of generated prompts: full, or short (a few words, for the nano policy)."""
+    kinds: list[str] = setting([], needs=GENERATED)
+    """Kinds of instruction that are generated, such as punctuation:no_comma; empty takes all of the style."""
+    max_instructions: int = setting(3, needs=GENERATED)
+    """Most instructions of a generated prompt."""
+    num_train: int = setting(4096, needs=GENERATED)
+    """Generated training prompts."""
+    num_test: int = setting(
+        512,
+        needs=(GENERATED, Requires("environment.benchmark = null", ("environment.benchmark",), lambda path: not path)),
+    )
+    """Generated held-out prompts, none of which is in the training set."""
+    problem_seed: int = setting(0, needs=GENERATED)
+    """Which prompts are generated."""
+
+    def check(self, run: BuildSettings) -> None:
+        """Check that scheme and kinds exist, and ranges."""
+        from covey_tasks.ifeval.generator import recipe_of
+        from covey_tasks.ifeval.rewards import scheme_of
+
+        with naming_settings():
+            scheme_of(self)
+            if run.data.path is None:
+                recipe_of(self)

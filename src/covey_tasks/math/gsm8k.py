@@ -1,0 +1,187 @@
+"""Grade-school word problems with a number as the answer (GSM8K, arXiv 2110.14168, and data in its form).
+
+Schemes, all on the scale 0 to 1:
+
+| scheme        | asks for              | rewards                                                            |
+|---------------|-----------------------|--------------------------------------------------------------------|
+| covey         | a last line `#### N`  | 1 for the right answer, computed (modules `answers`, `computed`),  |
+|               |                       | else `format_reward` where the last line, or the only box, holds N |
+| values        | a last line `#### N`  | the same, computed or not                                          |
+| verl_strict   | a last line `#### N`  | 1 where the last `#### N` in the last 300 characters is the gold   |
+| verl_flexible | a last line `#### N`  | 1 where the last number in the last 300 characters is the gold     |
+| torchrl       | think and answer tags | 1 for the right first answer tag, 0.1 for a wrong one              |
+| trl           | a box                 | 1 where math-verify finds the gold in LaTeX                        |
+
+The last four reproduce verl (volcengine/verl b178a3cd), TorchRL (pytorch/rl ae9719f1) and TRL's accuracy_reward to the
+letter, so that curves can be compared with theirs; as judges of mathematics they are worse than the first.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from covey.environments.base import Split, conversation
+from covey.environments.data.columns import text_in
+from covey.environments.data.rows import numbered
+from covey.system.lookup import one_of
+from covey.types import CutText, Failure, Prompt, Reward
+from covey_graders.math.judge import compare
+from covey_graders.math.layout import states_number
+from covey_graders.tags import first_block, visible
+from covey_tasks.math.schemes import check_format_reward, graded
+from covey_tasks.math.schemes import torchrl_reward as torchrl_scale
+from covey_tasks.math.verified import VerifiedAnswers
+from covey_tasks.math.verifier import MathLimits, check_installed
+
+Row = Mapping[str, Any]
+
+VERL_CHARACTERS = 300
+_CALCULATOR_NOTE = re.compile(r"<<[^<>\n]*>>")
+_GOLD = re.compile(r"^(.*)#### *([^\s#][^\n#]*?)\s*$", re.DOTALL)
+_VERL_STRICT = re.compile(r"#### (-?[0-9.,]+)")
+_VERL_FLEXIBLE = re.compile(r"-?[0-9.,]+")
+
+
+def check_scheme(scheme: str, format_reward: float) -> None:
+    """Refuse (ValueError) an unknown scheme and a format reward outside [0, 1)."""
+    one_of("scheme", scheme, INSTRUCTIONS)
+    check_format_reward(format_reward)
+
+
+def split_answer(answer: str) -> tuple[str, str]:
+    """Split a row's answer: (worked solution without calculator notes, gold number without commas).
+
+    Raises ValueError where the answer does not end in `#### N`.
+    """
+    match = _GOLD.match(answer)
+    if match is None or "####" in match[1]:
+        raise ValueError(f"answer must end in one '#### N', got ...{answer[-40:]!r}")
+    return _CALCULATOR_NOTE.sub("", match[1]).strip(), match[2].replace(",", "")
+
+
+class GSM8K(VerifiedAnswers):
+    """Environment of word problems.
+
+    >>> GSM8K({"train": [{"question": "What is 6 * 7?", "answer": "6 * 7 = 42\\n#### 42"}], "test": [...]})
+    """
+
+    def __init__(
+        self,
+        rows: Mapping[Split, Sequence[Row | Prompt]],
+        scheme: str = "covey",
+        format_reward: float = 0.1,
+        instruction: str | None = None,
+        limits: MathLimits | None = None,
+    ) -> None:
+        """Read the rows. Raises ValueError for an unknown scheme and for rows whose answer does not end in `#### N`.
+
+        Args:
+            instruction: what the system message says; None takes the scheme's own, "" sends none.
+        """
+        check_scheme(scheme, format_reward)
+        if scheme == "trl":
+            check_installed(scheme)
+        self.scheme = scheme
+        self.format_reward = format_reward
+        super().__init__(numbered(rows, partial(prompt_of, scheme=scheme, instruction=instruction)), limits)
+
+    def demonstrations(self, split: Split) -> list[tuple[Prompt, str]]:
+        """Return the worked solutions, ending in the form the scheme asks for."""
+        return [(prompt, self.gold(prompt)) for prompt in self._prompts[split]]
+
+    def gold(self, prompt: Prompt) -> str:
+        """Return the row's worked solution, ending in the form the scheme asks for."""
+        return DEMONSTRATIONS[self.scheme](prompt.columns["solution"], prompt.columns["gold"])
+
+    async def validate(self) -> None:
+        """Score every worked solution. Raises ValueError that names the first one without the maximum reward."""
+        for split in self._prompts:
+            for prompt, demonstration in self.demonstrations(split):
+                (reward,) = await self.score(prompt, [demonstration])
+                if isinstance(reward, Failure) or reward.value != 1.0:
+                    raise ValueError(f"{prompt.id}: the gold answer {prompt.columns['gold']!r} scores {reward}")
+
+    async def judged(self, prompt: Prompt, completion: str) -> Reward | Failure:
+        gold = prompt.columns["gold"]
+        if self.scheme in TEXT_SCHEMES:
+            return TEXT_SCHEMES[self.scheme](completion, gold)
+        if self.scheme == "trl":
+            return await self._verifier.trl(completion, gold)
+        is_right = compare(completion, gold, computed=self.scheme == "covey", is_cut=isinstance(completion, CutText))
+        return covey_reward(completion, is_right, self.format_reward)
+
+
+def covey_reward(completion: str, is_right: bool, format_reward: float) -> Reward:
+    """Give 1 for the right answer, and for a wrong one `format_reward` in the requested form."""
+    return graded(is_right, states_number(visible(completion)), format_reward)
+
+
+def verl_strict_reward(completion: str, gold: str) -> Reward:
+    found = _VERL_STRICT.findall(completion[-VERL_CHARACTERS:])
+    correct = float(bool(found) and found[-1].replace(",", "") == gold)
+    return Reward(correct, {"correct": correct})
+
+
+def verl_flexible_reward(completion: str, gold: str) -> Reward:
+    found = [number for number in _VERL_FLEXIBLE.findall(completion[-VERL_CHARACTERS:]) if number != "."]
+    correct = float(bool(found) and found[-1] == gold)
+    return Reward(correct, {"correct": correct})
+
+
+def torchrl_reward(completion: str, gold: str) -> Reward:
+    is_right = _torchrl_normalised(first_block(completion, "answer")) == _torchrl_normalised(gold)
+    return torchrl_scale(completion, is_right)
+
+
+def _torchrl_normalised(text: str) -> str:
+    text = re.sub("[,$%]", "", text.strip()).rstrip(".")
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def prompt_of(row: Row, scheme: str, instruction: str | None) -> Prompt:
+    """Make a prompt of a row, as `GSM8K` takes them too. Raises ValueError where it holds no question and answer."""
+    question, (solution, gold) = text_in(row, "question"), split_answer(text_in(row, "answer"))
+    columns = {"question": question, "solution": solution, "gold": gold, "level": row.get("level")}
+    said = INSTRUCTIONS[scheme] if instruction is None else instruction
+    return Prompt("", "gsm8k", conversation(question, said), columns)
+
+
+def _hash_form(solution: str, gold: str) -> str:
+    return f"{solution}\n#### {gold}"
+
+
+def _tag_form(solution: str, gold: str) -> str:
+    return f"<think>{solution}</think>\n<answer>{gold}</answer>"
+
+
+def _box_form(solution: str, gold: str) -> str:
+    return f"{solution}\n\\boxed{{{gold}}}"
+
+
+# No example: of 40 answers of SmolLM2-135M-Instruct 12 to 14 ended in the 42 of "such as: #### 42".
+_ASK_HASH = "Reason step by step. End with a last line that is #### and the answer as a plain number."
+_ASK_TAGS = "Reason inside <think></think> tags, then write the answer, only a number, inside <answer></answer> tags."
+_ASK_BOX = "Reason step by step, then write the answer, only a number, as \\boxed{answer}."
+
+INSTRUCTIONS = {
+    "covey": _ASK_HASH,
+    "values": _ASK_HASH,
+    "verl_strict": _ASK_HASH,
+    "verl_flexible": _ASK_HASH,
+    "torchrl": _ASK_TAGS,
+    "trl": _ASK_BOX,
+}
+DEMONSTRATIONS: dict[str, Callable[[str, str], str]] = {
+    "covey": _hash_form,
+    "values": _hash_form,
+    "verl_strict": _hash_form,
+    "verl_flexible": _hash_form,
+    "torchrl": _tag_form,
+    "trl": _box_form,
+}
+TEXT_SCHEMES: dict[str, Callable[[str, str], Reward]] = {
+    "verl_strict": verl_strict_reward,
+    "verl_flexible": verl_flexible_reward,
+    "torchrl": torchrl_reward,
+}

@@ -1,0 +1,237 @@
+"""Competition mathematics: problems whose answer is a number, an expression, a set or a text (MATH, arXiv 2103.03874).
+
+Schemes:
+
+| scheme      | asks for              | rewards                                                                   |
+|-------------|-----------------------|---------------------------------------------------------------------------|
+| covey       | a box                 | 1 for the right answer, computed (modules `answers` and `computed`), else |
+|             |                       | `format_reward` where there is one box, closed and not empty              |
+| values      | a box                 | the same, computed or not                                                 |
+| math_verify | a box                 | 1 where math-verify's own settings find the gold anywhere                 |
+| trl         | a box                 | 1 where math-verify finds the gold in LaTeX, a box first                  |
+| torchrl     | think and answer tags | 1 for the right first answer tag, 0.1 for a wrong one                     |
+
+The last two reproduce TRL's accuracy_reward and TorchRL (pytorch/rl ae9719f1), so that curves can be compared with
+theirs; as judges of mathematics they are worse than the first two.
+"""
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from numbers import Number
+from typing import Any
+
+from covey.environments.base import Split, conversation
+from covey.environments.data.columns import nothing_in, text_in, value_in
+from covey.environments.data.rows import numbered
+from covey.types import CutText, Failure, Prompt, Reward
+from covey_graders.math.answers import find_answer
+from covey_graders.math.judge import compare, is_no_answer
+from covey_graders.math.layout import boxed_answer, has_one_box
+from covey_graders.tags import first_block, visible
+from covey_tasks.math.schemes import (
+    check_format_reward,
+    graded,
+    torchrl_reward,
+)
+from covey_tasks.math.verified import VerifiedAnswers
+from covey_tasks.math.verifier import MathLimits, check_installed
+
+Row = Mapping[str, Any]
+
+_JSON_LIST = re.compile(r'\[\s*".*"\s*\]', re.DOTALL)
+_SENTENCE = re.compile(
+    r"(?=(?:\S+\s+){3})[A-Z][a-z]*\b.*\b(?:is|are|was|were|has|have|equals|will|can|must|gets?|costs?|needs?)\b"
+)
+_LEVEL = re.compile(r"(?:level\s*)?(\d+)", re.IGNORECASE)
+_DOLLARS = re.compile(r"\$([^$]*)\$")
+_TORCHRL_READS = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
+"""Golds that TorchRL's comparison is sure to find equal to themselves: it cannot read LaTeX without dollar signs."""
+
+
+@dataclass(frozen=True, slots=True)
+class MathColumns:
+    """Names of a row's columns. The gold is the answer where the row has one, else the last box of the solution."""
+
+    problem: str = "problem"
+    answer: str = "answer"
+    solution: str = "solution"
+
+
+@dataclass(frozen=True, slots=True)
+class MathSettings:
+    """How problems are put and answers rewarded."""
+
+    scheme: str = "covey"
+    format_reward: float = 0.1
+    instruction: str | None = None
+    """What the system message says; None takes the scheme's own, "" sends none."""
+    columns: MathColumns = MathColumns()
+    limits: MathLimits = field(default_factory=MathLimits)
+
+    def __post_init__(self) -> None:
+        if self.scheme not in INSTRUCTIONS:
+            raise ValueError(f"scheme must be one of {', '.join(INSTRUCTIONS)}, got {self.scheme!r}")
+        check_format_reward(self.format_reward)
+
+
+class Mathematics(VerifiedAnswers):
+    """Environment of mathematical problems.
+
+    >>> Mathematics({"train": [{"problem": "What is $6 \\\\cdot 7$?", "answer": "42"}], "test": [...]})
+    """
+
+    def __init__(self, rows: Mapping[Split, Sequence[Row | Prompt]], settings: MathSettings | None = None) -> None:
+        """Read the rows. Raises ValueError for those without a gold answer."""
+        self._settings = settings or MathSettings()
+        if self._settings.scheme in ASK_MATH_VERIFY:
+            check_installed(self._settings.scheme)
+        super().__init__(numbered(rows, partial(prompt_of, settings=self._settings)), self._settings.limits)
+
+    def demonstrations(self, split: Split) -> list[tuple[Prompt, str]]:
+        """Return the worked solutions where rows have some, ending in the form the scheme asks for."""
+        return [(prompt, self._worked(prompt)) for prompt in self._prompts[split]]
+
+    def gold(self, prompt: Prompt) -> str | None:
+        """Return the same for one prompt. None where the scheme of TorchRL can give no answer the maximum reward."""
+        hopeless = self._settings.scheme == "torchrl" and not _TORCHRL_READS.fullmatch(prompt.columns["gold"])
+        return None if hopeless else self._worked(prompt)
+
+    def _worked(self, prompt: Prompt) -> str:
+        solution = prompt.columns.get(self._settings.columns.solution)
+        form = FORMS[self._settings.scheme]
+        return form(solution if isinstance(solution, str) else "", prompt.columns["gold"])
+
+    async def judged(self, prompt: Prompt, completion: str) -> Reward | Failure:
+        golds = [prompt.columns["gold"], *prompt.columns.get("other_golds", ())]
+        verdicts = [await self._judged_by(gold, prompt, completion) for gold in golds]
+        rewards = [verdict for verdict in verdicts if isinstance(verdict, Reward)]
+        return max(rewards, key=lambda reward: reward.value) if rewards else verdicts[0]
+
+    async def _judged_by(self, gold: str, prompt: Prompt, completion: str) -> Reward | Failure:
+        # Schemes of other libraries
+        scheme = self._settings.scheme
+        if scheme == "trl":
+            return await self._verifier.trl(completion, gold)
+        if scheme == "math_verify":
+            return await self._verifier.math_verify(completion, gold)
+        if scheme == "torchrl":
+            answer = first_block(completion, "answer")
+            equal = await self._verifier.torchrl_equal(answer, gold) if answer else False
+            return equal if isinstance(equal, Failure) else torchrl_reward(completion, equal)
+        # The scheme of covey
+        question = str(prompt.columns.get(self._settings.columns.problem, ""))
+        is_right = compare(completion, gold, question, scheme == "covey", isinstance(completion, CutText))
+        return covey_reward(completion, is_right, self._settings.format_reward)
+
+
+def covey_reward(completion: str, is_right: bool, format_reward: float) -> Reward:
+    """Give 1 for the right answer, `format_reward` for a wrong one in the only box outside the thoughts."""
+    return graded(is_right, has_one_box(visible(completion)), format_reward)
+
+
+# ------------------------------------------------------------------------------------------------ rows
+
+
+def gold_answers(row: Row, columns: MathColumns) -> list[str]:
+    """Return the gold answers of a row, any of which is right, without dollar signs around them.
+
+    Raises ValueError where there is none, or a word in place of one, such as `proof` and `nan`.
+    """
+    # The answer's column, else what the solution boxes
+    answer = value_in(row, columns.answer)
+    if answer is None:
+        if value_in(row, columns.solution) is None:
+            raise ValueError(nothing_in(row, columns.answer, columns.solution))
+        answer = boxed_answer(text_in(row, columns.solution))
+        if answer is None:
+            raise ValueError(f"has no \\boxed{{}} in column {columns.solution!r}")
+    listed = _listed(answer)
+    found = [gold for one in listed if (gold := _gold_of(one, columns.answer)) is not None]
+    if not found:
+        raise ValueError(f"has no answer in column {columns.answer!r}, got {answer!r:.80}")
+    return found
+
+
+def _listed(answer: object) -> list[object]:
+    """Return several accepted answers, which may be the text of a JSON list, or the one."""
+    if isinstance(answer, str) and _JSON_LIST.fullmatch(answer.strip()):
+        answer = json.loads(answer)
+    return list(answer) if isinstance(answer, list | tuple) else [answer]
+
+
+def _gold_of(answer: object, column: str) -> str | None:
+    """Return one answer as it is compared, None where it is none. Of a sentence, what it says the answer is."""
+    if answer is None:
+        return None
+    if not isinstance(answer, str | Number):
+        raise ValueError(f"column {column!r} must be text, a number or a list of these, got {answer!r:.80}")
+    text = str(answer).strip()
+    if "####" in text:
+        raise ValueError(f"has a '####' in column {column!r}, which environment=gsm8k reads")
+    dollars = _DOLLARS.fullmatch(text)
+    text = dollars[1].strip() if dollars is not None else text
+    if _SENTENCE.match(text):
+        said = find_answer(text, numeric=False)
+        if said is None or said.form == "none":
+            raise ValueError(f"column {column!r} must be an answer, got the sentence {text!r:.80}")
+        text = said.text.strip()
+    return None if is_no_answer(text) else text
+
+
+def prompt_of(row: Row, settings: MathSettings) -> Prompt:
+    """Make a prompt of a row, as `Mathematics` takes them too. Raises ValueError where it lacks problem or answer."""
+    problem = text_in(row, settings.columns.problem)
+    gold, *others = gold_answers(row, settings.columns)
+    columns = {**row, settings.columns.problem: problem, "gold": gold} | ({"other_golds": others} if others else {})
+    level = _LEVEL.fullmatch(str(row.get("level", "")).strip())
+    if level is not None:
+        columns["level"] = int(level[1])
+    instruction = INSTRUCTIONS[settings.scheme] if settings.instruction is None else settings.instruction
+    return Prompt("", "math", conversation(problem, instruction), columns)
+
+
+# ------------------------------------------------------------------------------------------------ forms
+
+
+def _box_form(solution: str, gold: str) -> str:
+    if boxed_answer(solution) == gold:
+        return solution
+    return f"{solution}\n\\boxed{{{gold}}}".lstrip()
+
+
+_SHORT_FRACTION = re.compile(r"\\[dt]?frac\s*(\{[^{}]*\}|\w)\s*(\{[^{}]*\}|\w)")
+_SHORT_ROOT = re.compile(r"\\sqrt\s*(\w)")
+
+
+def _full_box_form(solution: str, gold: str) -> str:
+    """Write `\\frac12` as `\\frac{1}{2}`: TRL's reward reads only the latter in a completion."""
+    full = _SHORT_FRACTION.sub(lambda m: f"\\frac{{{m[1].strip('{}')}}}{{{m[2].strip('{}')}}}", gold)
+    full = _SHORT_ROOT.sub(r"\\sqrt{\1}", full)
+    return _box_form(solution, gold) if full == gold else f"\\boxed{{{full}}}"
+
+
+def _tag_form(solution: str, gold: str) -> str:
+    return f"<think>{solution}</think>\n<answer>{gold}</answer>" if solution else f"<answer>{gold}</answer>"
+
+
+_ASK_BOX = "Reason step by step, then write the final answer as \\boxed{answer}."
+_ASK_TAGS = "Reason inside <think></think> tags, then write the final answer alone inside <answer></answer> tags."
+
+INSTRUCTIONS = {
+    "covey": _ASK_BOX,
+    "values": _ASK_BOX,
+    "math_verify": _ASK_BOX,
+    "trl": _ASK_BOX,
+    "torchrl": _ASK_TAGS,
+}
+FORMS: dict[str, Callable[[str, str], str]] = {
+    "covey": _box_form,
+    "values": _box_form,
+    "math_verify": _box_form,
+    "trl": _full_box_form,
+    "torchrl": _tag_form,
+}
+ASK_MATH_VERIFY = frozenset({"trl", "math_verify", "torchrl"})

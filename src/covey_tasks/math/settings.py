@@ -1,0 +1,105 @@
+"""Settings of the environments that judge mathematics: gsm8k, math and countdown."""
+
+from dataclasses import dataclass
+
+from covey.environments.settings import WITHOUT_ROWS, BuildSettings, EnvironmentConfig, check_time, naming_settings
+from covey.system.setting import Requires, setting
+
+FORMAT_SCHEME = Requires(
+    "environment.scheme = covey or values", ("environment.scheme",), lambda scheme: scheme in ("covey", "values")
+)
+ASKS_MATH_VERIFY = Requires(
+    "a scheme that asks math-verify",
+    ("environment.scheme",),
+    lambda scheme: scheme in ("math_verify", "trl", "torchrl"),
+)
+
+
+@dataclass
+class Gsm8kConfig(EnvironmentConfig):
+    """Grade-school word problems. Rows from `data`."""
+
+    name: str = "gsm8k"
+    scheme: str = "covey"
+    """How an answer is rewarded: covey, values, verl_strict, verl_flexible, torchrl or trl."""
+    format_reward: float = setting(0.1, needs=FORMAT_SCHEME)
+    """Reward for an answer in the requested form that is wrong (schemes covey and values)."""
+    instruction: str | None = None
+    """What the system message says; null takes the scheme's own, "" sends none."""
+
+    def check(self, run: BuildSettings) -> None:
+        """Check that the scheme exists, and its range."""
+        from covey_tasks.math.gsm8k import check_scheme
+
+        with naming_settings():
+            check_scheme(self.scheme, self.format_reward)
+
+
+@dataclass
+class MathConfig(EnvironmentConfig):
+    """Problems whose answer is any mathematics. Rows from `data`."""
+
+    name: str = "math"
+    scheme: str = "covey"
+    """How an answer is rewarded: covey, values, math_verify, trl or torchrl."""
+    format_reward: float = setting(0.1, needs=FORMAT_SCHEME)
+    """Reward for a wrong answer in the only box (schemes covey and values)."""
+    instruction: str | None = None
+    """What the system message says; null takes the scheme's own, "" sends none."""
+    problem_column: str = "problem"
+    """Column that holds the problem."""
+    answer_column: str = "answer"
+    """Column that holds the gold answer, in rows that have one."""
+    solution_column: str = "solution"
+    """Column of worked solutions; the last box is the gold answer of a row without an answer column."""
+    timeout: float = setting(10.0, needs=ASKS_MATH_VERIFY)
+    """Seconds math-verify may take for one completion before its process is killed; the answer is then wrong."""
+    num_workers: int = setting(2, needs=ASKS_MATH_VERIFY)
+    """Worker processes that run math-verify."""
+
+    def check(self, run: BuildSettings) -> None:
+        """Check the scheme, ranges and the time of math-verify."""
+        from covey_tasks.math.mathematics import MathSettings
+        from covey_tasks.math.verifier import MathLimits
+
+        with naming_settings():
+            MathSettings(self.scheme, self.format_reward, limits=MathLimits(self.timeout, self.num_workers))
+        check_time(run, self.timeout, f"environment.timeout={self.timeout:g}")
+
+
+@dataclass
+class CountdownConfig(EnvironmentConfig):
+    """Expressions of given numbers that come to a target: made up, or rows (nums, target) from `data`."""
+
+    name: str = "countdown"
+    num_numbers: list[int] = setting([3], needs=WITHOUT_ROWS)
+    """How many numbers a made-up problem has, 2 to 6: the difficulties, in equal parts."""
+    max_number: int = setting(20, needs=WITHOUT_ROWS)
+    """Numbers are drawn from 1 to this."""
+    max_target: int = setting(100, needs=WITHOUT_ROWS)
+    """Targets are from 1 to this."""
+    operators: list[str] = setting(["+", "-", "*", "/"], needs=WITHOUT_ROWS)
+    """What problems are made of, `+` among them; answers may use all four."""
+    num_train: int = setting(4096, needs=WITHOUT_ROWS)
+    """Training problems (fewer where the ranges have not so many)."""
+    num_test: int = setting(512, needs=WITHOUT_ROWS)
+    """Held-out problems, none of which is in the training set."""
+    problem_seed: int = setting(0, needs=WITHOUT_ROWS)
+    """Which problems are drawn."""
+    uses: str = "exactly"
+    """How often each number is used: exactly (once) or at_most (once)."""
+    answer_form: str = "tags"
+    """Where the expression stands: tags (the last answer tag) or plain (it is the whole completion)."""
+    format_reward: float = 0.1
+    """Reward for an answer in the requested form that is wrong."""
+    instruction: str | None = None
+    """What the system message says; null takes the form's own, "" sends none."""
+
+    def check(self, run: BuildSettings) -> None:
+        """Check the rules, and the ranges of problems that are made up."""
+        from covey_tasks.math.countdown.environment import check_problems, check_rules
+
+        with naming_settings():
+            check_rules(self)
+            if run.data.path is None:
+                check_problems(self)

@@ -1,0 +1,40 @@
+"""What the environments have in common whose answers math-verify may have to compare."""
+
+import asyncio
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+
+from covey.environments.base import Environment, Split
+from covey.types import Failure, Prompt, Reward
+from covey_tasks.math.verifier import MathLimits, MathVerifier
+
+
+class VerifiedAnswers(Environment):
+    """Prompts with a gold answer, of which each completion is judged by itself."""
+
+    def __init__(self, prompts: Mapping[Split, Sequence[Prompt]], limits: MathLimits | None) -> None:
+        self._prompts = prompts
+        self._verifier = MathVerifier(limits)
+
+    @abstractmethod
+    async def judged(self, prompt: Prompt, completion: str) -> Reward | Failure:
+        """Judge one completion."""
+
+    def prompts(self, split: Split) -> list[Prompt]:
+        return list(self._prompts[split])
+
+    async def score(self, prompt: Prompt, completions: Sequence[str]) -> list[Reward | Failure]:
+        return await asyncio.gather(*(self.judged(prompt, completion) for completion in completions))
+
+    def difficulty(self, prompt: Prompt) -> int | None:
+        """Return the row's level, where it has one: 5 for "Level 5"."""
+        level = prompt.columns.get("level")
+        return level if isinstance(level, int) else None
+
+    def metrics(self) -> dict[str, float]:
+        """Return calls of math-verify, and how many were ended for time or crashed."""
+        return self._verifier.metrics()
+
+    def close(self) -> None:
+        """End the worker processes that ran math-verify, if any. Also done when the environment is collected."""
+        self._verifier.close()
