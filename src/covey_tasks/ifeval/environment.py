@@ -7,8 +7,8 @@ from covey.environments.base import Environment, Split
 from covey.types import Failure, Prompt, Reward
 from covey_graders.ifeval.instructions import CHECKS, Instruction, instructions_of
 from covey_graders.ifeval.topics import echoes, has_content, is_about, num_different_words, words_of
-from covey_tasks.ifeval import material
 from covey_tasks.ifeval.gold import gold_answer
+from covey_tasks.ifeval.kinds import MATERIAL
 from covey_tasks.ifeval.rewards import NAMED, NO_ECHO, OWN, Scheme
 
 
@@ -80,7 +80,7 @@ def _instructions(prompt: Prompt) -> tuple[Instruction, ...]:
     return instructions_of(prompt.columns["instruction_id_list"], prompt.columns["kwargs"])
 
 
-TOPICS = {"full": material.TOPICS, "short": material.SHORT_TOPICS}
+TOPICS = {"full": MATERIAL["topics"], "short": MATERIAL["short topics"]}
 OWN_WORDS = 4
 """Different words that mean something, which an answer has and the prompt has not."""
 WORDED = "detectable_format:constrained_response"

@@ -11,8 +11,7 @@ from random import Random
 from typing import Any
 
 from covey.environments.base import Split
-from covey_tasks.ifeval import material
-from covey_tasks.ifeval.kinds import STYLES, Arguments, compatible
+from covey_tasks.ifeval.kinds import MATERIAL, STYLES, Arguments, compatible
 from covey_tasks.ifeval.settings import IfevalConfig
 
 _ONE_OF_MANY = re.compile(r"\b1 (\w+)s\b")
@@ -39,7 +38,7 @@ class Recipe:
     """What prompts are made of. ValueError for what cannot be."""
 
     style: str = "full"
-    """full (whole sentences, all 25 kinds) or short (a few words, the eight kinds of `kinds.SHORT_KINDS`)."""
+    """full (whole sentences, all 25 kinds) or short (a few words, the eight kinds of `kinds.yaml`)."""
     kinds: Sequence[str] = ()
     """The kinds of instruction; empty takes all of the style."""
     max_instructions: int = 3
@@ -112,12 +111,12 @@ def _names(pool: Sequence[str], count: int, random: Random) -> tuple[str, ...]:
 def _ask(style: str, names: Sequence[str], random: Random) -> tuple[str, str]:
     """Return a topic and the request for a text about it."""
     if style == "short":
-        topic = random.choice(material.SHORT_TOPICS)
+        topic = random.choice(MATERIAL["short topics"])
         return topic, f"{topic}."
-    topic = random.choice(material.TOPICS)
+    topic = random.choice(MATERIAL["topics"])
     if "detectable_format:constrained_response" in names:
-        return topic, random.choice(material.QUESTIONS).format(topic=topic)
-    form, reader = random.choice(material.FORMS), random.choice(material.READERS)
+        return topic, random.choice(MATERIAL["questions"]).format(topic=topic)
+    form, reader = random.choice(MATERIAL["forms"]), random.choice(MATERIAL["readers"])
     article = "an" if form[0] in "aeiou" else "a"
     return topic, f"Write {article} {form} about {topic}{reader}."
 
@@ -130,5 +129,5 @@ def _worded(template: str, arguments: Arguments) -> str:
 
 def _shown(name: str, value: Any) -> str:
     if name == "language":
-        return material.LANGUAGES[value][0]
+        return MATERIAL["languages"][value][0]
     return " and ".join(value) if isinstance(value, list) else str(value)

@@ -10,7 +10,7 @@ from typing import Any
 
 from covey_graders.ifeval.checks.text_checks import AT_LEAST
 from covey_graders.ifeval.instructions import NEED_LANGDETECT, Instruction
-from covey_tasks.ifeval import material
+from covey_tasks.ifeval.kinds import MATERIAL
 
 Arguments = Mapping[str, Mapping[str, Any]]
 """Kind of each instruction to its arguments."""
@@ -37,10 +37,10 @@ def gold_answer(topic: str, style: str, instructions: Sequence[Instruction]) -> 
 def _stock(topic: str, style: str, wanted: Arguments) -> Callable[[int], str]:
     """Return what gives sentence number n of the many there are to fill an answer with."""
     if "language:response_language" in wanted:
-        _, text = material.LANGUAGES[wanted["language:response_language"]["language"]]
+        _, text = MATERIAL["languages"][wanted["language:response_language"]["language"]]
         foreign = [f"{sentence.strip()}." for sentence in text.split(".") if sentence.strip()]
         return lambda index: foreign[index % len(foreign)]
-    templates = material.SHORT_SENTENCES if style == "short" else material.SENTENCES
+    templates = MATERIAL["short sentences"] if style == "short" else MATERIAL["sentences"]
     start = sum(topic.encode())  # another order for another topic
     kept = [template.replace(",", "") if "punctuation:no_comma" in wanted else template for template in templates]
     return lambda index: kept[(start + index) % len(kept)].format(topic=topic)
@@ -79,7 +79,8 @@ def _repeated_keyword(arguments: Mapping[str, Any]) -> str:
 
 def _placeholders(arguments: Mapping[str, Any]) -> str:
     names = [
-        material.PLACEHOLDERS[index % len(material.PLACEHOLDERS)] for index in range(arguments["num_placeholders"])
+        MATERIAL["placeholders"][index % len(MATERIAL["placeholders"])]
+        for index in range(arguments["num_placeholders"])
     ]
     return f"Ask for {' and '.join(f'[{name}]' for name in names)}."
 

@@ -17,8 +17,8 @@ from covey.environments.base import conversation
 from covey.environments.build import ENVIRONMENTS
 from covey.environments.data.settings import DataConfig
 from covey.types import Prompt, Reward
-from covey_tasks.ifeval import material
 from covey_tasks.ifeval.environment import IFEval, _rules
+from covey_tasks.ifeval.kinds import MATERIAL
 from covey_tasks.ifeval.prompts import prompt_of
 from covey_tasks.ifeval.settings import IfevalConfig
 
@@ -78,8 +78,8 @@ FIXED = (
     "<<a>> *a* *a* *a* *a* *a* [a] [a] [a] [a] [a] [a] ... P.S. P.P.S",
     "My answer is yes. My answer is no.",
     "<<A>> *a* [b] this is a text about nothing at all and it says nothing of note. P.S. no. P.P.S no",
-    f"<<A>> *a* *b* [c] {' '.join(material.TOPICS)} P.S. P.P.S",
-    f"<<A>> *a* *b* [c] {' '.join(topic.split()[0] for topic in material.TOPICS)} P.S. P.P.S",
+    f"<<A>> *a* *b* [c] {' '.join(MATERIAL['topics'])} P.S. P.P.S",
+    f"<<A>> *a* *b* [c] {' '.join(topic.split()[0] for topic in MATERIAL['topics'])} P.S. P.P.S",
 )
 """Texts that follow a third of all instructions and say nothing."""
 

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from covey_graders.ifeval.instructions import CHECKS, instructions_of, judge
-from covey_tasks.ifeval import material
 from covey_tasks.ifeval.generator import Recipe, Request, generate
 from covey_tasks.ifeval.gold import gold_answer
-from covey_tasks.ifeval.kinds import KINDS, SHORT_KINDS, compatible
+from covey_tasks.ifeval.kinds import MATERIAL, STYLES, compatible
 
 
 def many(style: str) -> list[Request]:
@@ -42,7 +41,7 @@ def test_every_prompt_can_be_answered_and_its_gold_answer_follows_it(style: str)
 
 def test_every_kind_is_generated_and_asked_for_in_words() -> None:
     counts = Counter(kind for request in many("full") for kind in request.instruction_id_list)
-    assert set(counts) == set(KINDS) == set(CHECKS)
+    assert set(counts) == set(STYLES["full"]) == set(CHECKS)
     assert min(counts.values()) >= 40
     assert Counter(len(request.instruction_id_list) for request in many("full")).keys() == {1, 2, 3}
 
@@ -52,7 +51,7 @@ def test_a_prompt_says_what_its_arguments_say() -> None:
         for arguments in request.kwargs:
             for name, value in arguments.items():
                 shown = (
-                    [material.LANGUAGES[value][0]]
+                    [MATERIAL["languages"][value][0]]
                     if name == "language"
                     else value
                     if isinstance(value, list)
@@ -97,12 +96,12 @@ def test_no_prompt_is_one_of_the_benchmark(shared: Path) -> None:
 
 
 def test_stock_sentences_break_no_instruction_by_themselves() -> None:
-    texts = [sentence.format(topic=topic) for sentence in material.SENTENCES for topic in material.TOPICS]
-    for text in [*texts, *material.PHRASES]:
+    texts = [sentence.format(topic=topic) for sentence in MATERIAL["sentences"] for topic in MATERIAL["topics"]]
+    for text in [*texts, *MATERIAL["phrases"]]:
         words = set(text.lower().replace(".", "").split())
-        assert not words & {*material.FORBIDDEN}, text
-        assert not any(keyword in text.lower() for keyword in material.KEYWORDS), text
-        assert not set(text.lower()) & set(material.RARE_LETTERS + ",*[]<>"), text
+        assert not words & {*MATERIAL["forbidden"]}, text
+        assert not any(keyword in text.lower() for keyword in MATERIAL["keywords"]), text
+        assert not set(text.lower()) & set([*MATERIAL["rare letters"], *",*[]<>"]), text
 
 
 @pytest.mark.parametrize(
@@ -125,7 +124,7 @@ def test_impossible_recipes_are_refused(settings: dict, message: str) -> None:
 
 def test_more_prompts_than_there_are_is_refused_with_their_number() -> None:
     recipe = Recipe(style="short", kinds=("punctuation:no_comma",))
-    num_topics = len(material.SHORT_TOPICS)
+    num_topics = len(MATERIAL["short topics"])
     assert len(generate(recipe, num_topics - 1, 1)["train"]) == num_topics - 1
     with pytest.raises(
         ValueError, match=f"needs more kinds or instructions: {num_topics} different prompts were found"
@@ -136,5 +135,5 @@ def test_more_prompts_than_there_are_is_refused_with_their_number() -> None:
 
 
 def test_the_short_style_has_a_wording_for_each_of_its_kinds() -> None:
-    assert len(SHORT_KINDS) == 8
-    assert all(kind.wordings for kind in [*KINDS.values(), *SHORT_KINDS.values()])
+    assert len(STYLES["short"]) == 8
+    assert all(kind.wordings for kind in [*STYLES["full"].values(), *STYLES["short"].values()])

@@ -5,7 +5,7 @@ import pytest
 from covey_graders.ifeval.instructions import instruction
 from covey_graders.ifeval.topics import is_about, num_different_words
 from covey_graders.tags import after_thoughts
-from covey_tasks.ifeval import material
+from covey_tasks.ifeval.kinds import MATERIAL
 from covey_tasks.ifeval.rewards import SCHEMES, Scheme
 
 ASKED = (
@@ -123,12 +123,12 @@ def test_words_of_scripts_without_blanks_are_counted_by_their_letters() -> None:
 
 
 def test_a_text_is_about_its_topic_where_it_names_it_and_few_others() -> None:
-    assert is_about("WE WENT TO SWIM ALL WINTER", "winter swimming", material.TOPICS)
-    assert is_about("handmade shoes", "hand-made shoes", material.TOPICS)
-    assert not is_about("A cold winter.", "winter swimming", material.TOPICS)
-    assert not is_about("It has been a long walk.", "bee keeping", material.TOPICS)
-    assert is_about(", ".join(material.TOPICS[:6]), material.TOPICS[0], material.TOPICS)
-    assert not is_about(", ".join(material.TOPICS[:30]), material.TOPICS[0], material.TOPICS)
+    assert is_about("WE WENT TO SWIM ALL WINTER", "winter swimming", MATERIAL["topics"])
+    assert is_about("handmade shoes", "hand-made shoes", MATERIAL["topics"])
+    assert not is_about("A cold winter.", "winter swimming", MATERIAL["topics"])
+    assert not is_about("It has been a long walk.", "bee keeping", MATERIAL["topics"])
+    assert is_about(", ".join(MATERIAL["topics"][:6]), MATERIAL["topics"][0], MATERIAL["topics"])
+    assert not is_about(", ".join(MATERIAL["topics"][:30]), MATERIAL["topics"][0], MATERIAL["topics"])
 
 
 @pytest.mark.parametrize(
@@ -144,8 +144,8 @@ def test_a_text_is_about_its_topic_where_it_names_it_and_few_others() -> None:
     ],
 )
 def test_a_topic_is_named_by_the_word_that_says_what_it_is(topic: str, text: str) -> None:
-    assert is_about(text, topic, material.TOPICS)
-    assert not is_about("It is a fine day and the sun is out.", topic, material.TOPICS)
+    assert is_about(text, topic, MATERIAL["topics"])
+    assert not is_about("It is a fine day and the sun is out.", topic, MATERIAL["topics"])
 
 
 def test_parts_say_what_was_followed_and_what_was_off_the_topic() -> None:
