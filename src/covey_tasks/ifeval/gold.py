@@ -78,10 +78,8 @@ def _repeated_keyword(arguments: Mapping[str, Any]) -> str:
 
 
 def _placeholders(arguments: Mapping[str, Any]) -> str:
-    names = [
-        MATERIAL["placeholders"][index % len(MATERIAL["placeholders"])]
-        for index in range(arguments["num_placeholders"])
-    ]
+    pool, count = MATERIAL["placeholders"], arguments["num_placeholders"]
+    names = [pool[index % len(pool)] for index in range(count)]
     return f"Ask for {' and '.join(f'[{name}]' for name in names)}."
 
 

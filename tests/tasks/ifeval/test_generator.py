@@ -101,7 +101,7 @@ def test_stock_sentences_break_no_instruction_by_themselves() -> None:
         words = set(text.lower().replace(".", "").split())
         assert not words & {*MATERIAL["forbidden"]}, text
         assert not any(keyword in text.lower() for keyword in MATERIAL["keywords"]), text
-        assert not set(text.lower()) & set([*MATERIAL["rare letters"], *",*[]<>"]), text
+        assert not set(text.lower()) & {*MATERIAL["rare letters"], *",*[]<>"}, text
 
 
 @pytest.mark.parametrize(
