@@ -37,7 +37,8 @@ class Kind:
 def _drawn(random: Random, name: str, how: Any, before: Arguments) -> Arguments:
     """Draw one argument, with the relation that it has, given those before it."""
     if isinstance(how, list):
-        return {name: random.randint(how[0], before.get(how[1], how[1]))}
+        low, high = how
+        return {name: random.randint(low, high if isinstance(high, int) else before[high])}
     if not isinstance(how, dict):
         return {name: how}
     if "relation" in how:

@@ -64,7 +64,10 @@ def for_trl(judge: "EnvironmentLike | str", *, gold: str = "answer", **settings:
 
 
 def judge_of(name: str, settings: Mapping[str, Any]) -> "Callable[[Any], tuple[Environment, Prompt]]":
-    """Find the judge of a data source. ValueError for an unknown name or setting."""
+    """Find the judge of a data source.
+
+    ValueError for an unknown name or setting.
+    """
     found: Callable[[Any], tuple[Environment, Prompt]] = import_module(DATA_SOURCES).judge_of(name, settings)
     return found
 
