@@ -28,13 +28,13 @@ from covey.run.checkpoints.resume import (
     log_setting_changes,
 )
 from covey.run.checkpoints.saved_settings import check_changes
-from covey.run.checkpoints.state import checkpoint_state, snapshot
 from covey.run.folder import begin_log, discard_refused, names_in, write_num_steps
 from covey.run.given import NOTHING, Given
 from covey.run.preflight.preflight import before_training
 from covey.run.records.record import RunRecorder
 from covey.run.records.step_metrics import Stepped
 from covey.run.stages import evaluate_and_log, report_interruption, save
+from covey.run.state import checkpoint_state, snapshot
 from covey.system import accelerate_launch, collectives, ranks
 from covey.system.machine import Heap
 from covey.system.text.cleaning import clean_handlers

@@ -20,7 +20,7 @@ from torch import Tensor
 from covey.config.schema import Config
 from covey.loop import train
 from covey.run.checkpoints.checkpoint import STATE
-from covey.run.checkpoints.state import generators, restore_generators
+from covey.run.state import generators, restore_generators
 
 from ..support.builders import keep_float16
 from ..support.small import equal, rows, saved_policy, scripted, small_config, timeless, use

@@ -31,10 +31,11 @@ from covey.report.read import read_run
 from covey.report.text import as_lines
 from covey.run.checkpoints.fingerprint import of_prompts
 from covey.run.evaluate import Evaluation, numbers_of
+from covey.run.folder import read_summary
 from covey.run.outcome import outcome_of
 from covey.run.records.callbacks import StopTraining
 from covey.run.records.rollout_log import verdict_row
-from covey.run.records.summary import RunFacts, read_summary, summary, write_summary
+from covey.run.records.summary import RunFacts, summary, write_summary
 from covey.types import Prompt
 from covey_doctor.diagnose import diagnose
 from covey_doctor.finding import Level

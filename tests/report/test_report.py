@@ -32,8 +32,7 @@ from covey.report.make import SCRIPTS, STYLES, UPLOT_SHA256, as_data, asset, mak
 from covey.report.png import draw_curves
 from covey.report.read import RunFiles, read_run
 from covey.report.text import as_lines
-from covey.run.folder import LOCK
-from covey.run.records.summary import read_summary
+from covey.run.folder import LOCK, read_summary
 
 from ..support.small import rows, scripted, small_config, use, words
 

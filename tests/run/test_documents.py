@@ -11,7 +11,7 @@ from hydra import compose, initialize_config_dir
 
 from covey.config import compose as settings
 from covey.config.schema import Config
-from covey.run.records.summary import read_summary
+from covey.run.folder import read_summary
 from covey.system.jsonl import read_rows
 
 NUMBERS: dict[str, dict[str, Any]] = {

@@ -17,10 +17,9 @@ from covey.policy.policy import Policy
 from covey.run.build import build_environment, training_sampling
 from covey.run.checkpoints.checkpoint import save_policy
 from covey.run.evaluate import Estimate, Evaluation
-from covey.run.folder import METRICS
+from covey.run.folder import METRICS, read_summary
 from covey.run.given import NOTHING, Given
 from covey.run.records.notebook import curve
-from covey.run.records.summary import read_summary
 from covey.system import ranks
 from covey.system.text.format import number_of
 

@@ -277,8 +277,7 @@ def _work(
     from covey.cli.errors import is_user_error
     from covey.cli.show import NUM_ANSWERS, print_answers
     from covey.cli.tables import print_folder, print_summary
-    from covey.run.folder import discard_refused
-    from covey.run.records.summary import read_summary
+    from covey.run.folder import discard_refused, read_summary
     from covey.system.disk import ignore_stdout_errors
     from covey.system.text.console import CleanConsole
 

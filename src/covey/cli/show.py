@@ -14,9 +14,8 @@ from covey.environments.data.files import json_fault
 from covey.report.foreign import read_any
 from covey.report.read import last_settings
 from covey.report.text import compared_lines
-from covey.run.folder import CONFIG, EVALUATIONS, METRICS, ROLLOUTS, SUMMARY, is_running
+from covey.run.folder import CONFIG, EVALUATIONS, METRICS, ROLLOUTS, SUMMARY, is_running, read_summary
 from covey.run.records.answer_text import as_text
-from covey.run.records.summary import read_summary
 from covey.system.disk import NotWritten, as_written
 from covey.system.text.console import CleanConsole
 from covey.system.text.format import three_digits

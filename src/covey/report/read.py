@@ -18,8 +18,8 @@ from covey.run.folder import (
     VERDICTS,
     VERSIONS,
     changes_of,
+    read_summary,
 )
-from covey.run.records.summary import read_summary
 from covey.system.disk import as_written, read_regular
 from covey.system.jsonl import MAX_BYTES, read_rows
 from covey.system.section import flat

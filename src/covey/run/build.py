@@ -27,7 +27,7 @@ from covey.environments.base import Environment, EnvironmentLike, adapt, close_e
 from covey.environments.settings import EnvironmentConfig, EpisodesConfig, MixtureConfig
 from covey.policy import sharding
 from covey.policy.models.loading import choose_device, load_policy
-from covey.policy.models.naming import IN_MEMORY
+from covey.policy.models.naming import IN_MEMORY, beginning
 from covey.policy.models.reference_model import (
     Vocabulary,
     load_reference_model,
@@ -50,7 +50,6 @@ from covey.run.build_stream import (
     reads_sampler,
     usable_prompts,
 )
-from covey.run.checkpoints.checkpoint import beginning
 from covey.run.planner.memory import with_checkpointing
 from covey.run.preflight.room import available_bytes
 from covey.system import collectives

@@ -23,6 +23,8 @@ from covey.engine.build import sampling_engine
 from covey.environments.base import Demonstration, Environment, text_of
 from covey.policy import sharding
 from covey.policy.models.loading import choose_device, load_policy
+from covey.policy.models.naming import COLD_START
+from covey.policy.models.naming import COLD_START_REPORT as REPORT
 from covey.policy.policy import Policy, is_adapted
 from covey.rollouts.attempt import Segment, joined, sampled
 from covey.rollouts.encoding import Tools, encode_prompt
@@ -30,8 +32,7 @@ from covey.rollouts.rollout import finished_rollout
 from covey.rollouts.source import LocalSource, PromptStream
 from covey.rollouts.turns import observed_tokens
 from covey.run.build import distributed, is_shared_out, make_sampler
-from covey.run.checkpoints.checkpoint import COLD_START, name_base, save_policy
-from covey.run.checkpoints.checkpoint import COLD_START_REPORT as REPORT
+from covey.run.checkpoints.checkpoint import name_base, save_policy
 from covey.system import collectives
 from covey.system.disk import LEFTOVER_SECONDS, atomic_folder, catch_write_errors
 from covey.trainer.batch import count, make_batch, make_rows, pad_micro_batches

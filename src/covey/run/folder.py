@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from covey.run import trust
-from covey.run.records.summary import read_summary, versions
+from covey.run.versions import versions
 from covey.system import ranks
-from covey.system.disk import atomic_file, cannot_write, catch_write_errors, no_follow, read_regular, sync
+from covey.system.disk import as_written, atomic_file, cannot_write, catch_write_errors, no_follow, read_regular, sync
 from covey.system.jsonl import write_json
 from covey.system.text.cleaning import CleanRecords
 from covey.system.text.masking import without
@@ -296,3 +296,17 @@ def discard_refused(
     if before is None:
         discard_if_empty(folder, num_parents)
     return True
+
+
+MAX_BYTES = 64 << 20
+"""Of summary.json; nothing that a run wrote is longer."""
+
+
+def read_summary(folder: Path) -> dict[str, Any] | None:
+    """Read summary.json, None without one. ValueError for a broken one."""
+    path = folder / "summary.json"
+    if not os.path.lexists(path):
+        return None
+    with as_written(path):
+        found = json.loads(read_regular(path, MAX_BYTES))
+        return dict(found)

@@ -20,19 +20,20 @@ from covey.policy.attention.choice import varlen_obstacle
 from covey.policy.kernels.gpu.liger import LIGER
 from covey.policy.kernels.layers import compiled_class
 from covey.policy.models.adapters import BASE
+from covey.policy.models.naming import COLD_START, COLD_START_REPORT
 from covey.policy.policy import Policy
 from covey.policy.reference import Reference, refresh_reference
 from covey.policy.settings import chooses_liger
 from covey.rollouts.source import PromptStream
 from covey.run import cold_start
 from covey.run.build import Run, build_run
-from covey.run.checkpoints.checkpoint import COLD_START, COLD_START_REPORT, load_state, load_weights, read_manifest
+from covey.run.checkpoints.checkpoint import load_state, load_weights, read_manifest
 from covey.run.checkpoints.resume import changed_facts, check_same_reference, cut_rows, resume_hint, resume_point
-from covey.run.checkpoints.state import checkpoint_state, restore
 from covey.run.evaluate import answer, noise
 from covey.run.given import NOTHING, Given
 from covey.run.records.record import RunRecorder
 from covey.run.records.waits import make_watchdog
+from covey.run.state import checkpoint_state, restore
 from covey.system import collectives, ranks
 from covey.system.disk import WriteError
 from covey.system.machine import release_memory

@@ -26,7 +26,7 @@ from covey.rollouts.sampler import Sampler
 from covey.run import build
 from covey.run.build import build_run
 from covey.run.checkpoints.checkpoint import STATE
-from covey.run.records.summary import read_summary
+from covey.run.folder import read_summary
 from covey.system.waits.timer import PhaseTimer
 from covey.trainer.prepare import make_training_batches
 from covey.types import Completion, Group, Prompt, RunStopped, Sampling

@@ -15,7 +15,7 @@ import pytest
 import covey
 from covey.environments.base import Split
 from covey.loop import train
-from covey.run.records.summary import versions
+from covey.run.versions import versions
 from covey.system.workers.pool import WorkerPool, WorkerSettings
 from covey.types import Failure, Prompt, Reward, RunStopped
 from tests.support.scripted import Scripted

@@ -12,10 +12,11 @@ from transformers import AutoModelForCausalLM
 from covey.policy import sharding
 from covey.policy.attention.base import DENSE
 from covey.policy.models.loading import load_policy
+from covey.policy.models.naming import COLD_START_REPORT
 from covey.policy.models.nano import ARCHITECTURES
 from covey.policy.policy import Policy
 from covey.policy.settings import ModelConfig
-from covey.run.checkpoints.checkpoint import COLD_START_REPORT, save_checkpoint, save_policy
+from covey.run.checkpoints.checkpoint import save_checkpoint, save_policy
 from covey.system import disk
 
 from ...support.builders import OptimizerConfig, byte_batch, make_trainer, nano, same, weights

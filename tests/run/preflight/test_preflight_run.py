@@ -20,9 +20,9 @@ from covey.engine.base import EngineStats
 from covey.environments.arithmetic import Arithmetic
 from covey.loop import train
 from covey.run.build import build_run
-from covey.run.checkpoints.state import generators
 from covey.run.preflight.preflight import leaving_no_trace, run_checks, write
 from covey.run.preflight.subject import Check, PreflightContext
+from covey.run.state import generators
 from covey.system.waits.timer import PhaseTimer
 
 from ...support.small import logging_as_it_was, rows, small_config, timeless, use, varied, words

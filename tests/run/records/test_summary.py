@@ -12,17 +12,17 @@ from rich.console import Console
 from covey.algorithm import intervals
 from covey.cli.tables import print_summary
 from covey.run import evaluate as measured
+from covey.run.folder import read_summary
 from covey.run.records.summary import (
     RunFacts,
     comparable,
     paired_gain,
     peak_memory_bytes,
     phase_shares,
-    read_summary,
     summary,
-    versions,
     write_summary,
 )
+from covey.run.versions import versions
 from covey.system.text.format import duration, memory
 
 

@@ -118,3 +118,20 @@ def _is_torch_without_gpus() -> bool:
         return False
     text = file.read_text(encoding="utf-8")
     return all(re.search(rf"^{kind}\b[^=\n]*= None$", text, re.MULTILINE) for kind in ("cuda", "hip", "xpu"))
+
+
+COLD_START = "cold-start-"
+"""How the names of cold starts' folders begin, before their key."""
+COLD_START_REPORT = "cold_start.json"
+"""Marks a cold-start policy, which lies in a cache that may be emptied."""
+
+
+def beginning(model: str, seed: int) -> str:
+    """Return a fingerprint of the initial policy, "" where its name suffices.
+
+    >>> beginning("nano", seed=3)
+    'nano of seed=3'
+    """
+    if model in NANO:
+        return f"{model} of seed={seed}"
+    return Path(model).name if Path(model).name.startswith(COLD_START) else ""

@@ -23,8 +23,8 @@ from torch import Tensor
 
 from covey.policy import sharding
 from covey.policy.models.adapters import BASE
+from covey.policy.models.naming import COLD_START_REPORT
 from covey.policy.policy import Policy, is_adapted
-from covey.policy.settings import NANO
 from covey.run.checkpoints.manifest import (
     MANIFEST,
     difference,
@@ -186,23 +186,6 @@ def load_weights(policy: Policy, checkpoint: Path) -> None:
     # Refuse weights of another policy
     if unknown or missing:
         raise ValueError(f"{checkpoint} does not fit the policy: {sorted([*unknown, *missing])[:3]}")
-
-
-COLD_START = "cold-start-"
-"""How the names of cold starts' folders begin, before their key."""
-COLD_START_REPORT = "cold_start.json"
-"""Marks a cold-start policy, which lies in a cache that may be emptied."""
-
-
-def beginning(model: str, seed: int) -> str:
-    """Return a fingerprint of the initial policy, "" where its name suffices.
-
-    >>> beginning("nano", seed=3)
-    'nano of seed=3'
-    """
-    if model in NANO:
-        return f"{model} of seed={seed}"
-    return Path(model).name if Path(model).name.startswith(COLD_START) else ""
 
 
 WRAPPED = "base_model.model."

@@ -20,7 +20,7 @@ from covey.run.checkpoints.checkpoint import SETTINGS, complete_checkpoints, new
 from covey.run.checkpoints.manifest import step_of
 from covey.run.checkpoints.saved_settings import as_saved, differences, is_named, saved_in, saved_settings
 from covey.run.folder import CHANGES, CONFIG, LOCK, ROWS, changes_of, create_run_folder, write_versions
-from covey.run.records.summary import versions
+from covey.run.versions import versions
 from covey.system import collectives, ranks
 from covey.system.disk import atomic_file, catch_write_errors, no_follow, put_back
 from covey.system.text.masking import secrets_in

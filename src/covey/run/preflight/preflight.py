@@ -16,12 +16,11 @@ from rich import box
 from rich.table import Table
 
 from covey.environments.base import metrics_of
-from covey.run.audit.check import check_grader
 from covey.run.build import Run
-from covey.run.checkpoints.state import generators, restore_generators
 from covey.run.preflight.custom import check_custom, has_custom
 from covey.run.preflight.episodes import check_episodes, has_episodes
 from covey.run.preflight.fill import check_frozen, check_kl, check_rewards
+from covey.run.preflight.grader import check_grader
 from covey.run.preflight.memory import check_memory
 from covey.run.preflight.plain import check_plain
 from covey.run.preflight.policy import check_gradient, check_logprobs
@@ -36,6 +35,7 @@ from covey.run.preflight.text import (
     trial_of,
 )
 from covey.run.records.record import RunRecorder
+from covey.run.state import generators, restore_generators
 from covey.system import collectives
 from covey.system.jsonl import write_json
 from covey.system.machine import release_memory

@@ -57,13 +57,13 @@ from covey.run.records.summary import (
     comparable,
     peak_memory_bytes,
     summary,
-    versions,
     write_summary,
 )
 from covey.run.records.terminal import Progress
 from covey.run.records.trace_log import TraceLog
 from covey.run.records.trackers import CompositeTracker, Tracker, make_trackers
 from covey.run.records.waits import make_watchdog, pulse_of
+from covey.run.versions import versions
 from covey.system import collectives
 from covey.system.disk import WriteError, catch_write_errors, sync
 from covey.system.jsonl import JsonlWriter, write_json

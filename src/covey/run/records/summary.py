@@ -1,33 +1,21 @@
 """The result of a run: summary.json, and its tables."""
 
-import json
 import logging
 import math
-import os
-import platform
 import resource
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from covey.algorithm.intervals import Estimate, bounds_of, mean_interval
-from covey.policy.kernels.compiler import compiler_version
-from covey.system.disk import as_written, read_regular
 from covey.system.jsonl import write_json
 
 if TYPE_CHECKING:  # covey.run.evaluate imports torch; reading a summary must not
     from covey.run.evaluate import Evaluation
 
 LOGGER = logging.getLogger(__name__)
-PACKAGES = ("covey", "torch", "transformers", "tokenizers", "peft", "accelerate", "datasets", "bitsandbytes", "numpy")
-"""Whose versions are recorded; those not installed are left out."""
-MAX_BYTES = 64 << 20
-"""Of summary.json; nothing that a run wrote is longer."""
-
 HELD_OUT, TRAINED, SIDES = "held-out prompt", "training prompt", ("before", "after")
 PromptKey = tuple[str, str]
 """A prompt that an evaluation looked at: its environment and what tells it from others (fingerprint.py)."""
@@ -233,46 +221,6 @@ def peak_memory_bytes(device: str = "cpu") -> int:
     return peak if sys.platform == "darwin" else peak * 1024  # kilobytes on Linux, bytes on macOS
 
 
-def versions() -> dict[str, str]:
-    """Return the versions of Python, platform, packages and compiler.
-
-    In a checkout also the commit ("+" where files differ).
-    """
-    return dict(_versions())
-
-
-@cache
-def _versions() -> dict[str, str]:
-    from importlib.metadata import PackageNotFoundError, version
-
-    found = {"python": platform.python_version(), "platform": platform.platform()}
-    for name in PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    if compiler := compiler_version():
-        found["compiler"] = compiler
-    commit = _git_commit(Path(__file__).resolve().parents[2])
-    return found | ({"git_commit": commit} if commit else {})
-
-
-def _git_commit(folder: Path) -> str:
-    """Return the commit of covey's checkout, else ""."""
-    if not (folder.parents[1] / ".git").exists():
-        return ""
-    commit = _git(folder, "rev-parse", "HEAD")
-    return commit + "+" if commit and _git(folder, "status", "--porcelain", "--untracked-files=no") else commit
-
-
-def _git(folder: Path, *arguments: str) -> str:
-    try:
-        done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, timeout=5, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return done.stdout.strip()
-
-
 def write_summary(folder: Path, content: Mapping[str, Any]) -> Path:
     """Write summary.json atomically, missing values as null."""
     path = folder / "summary.json"
@@ -287,13 +235,3 @@ def _measured(content: Any) -> Any:
     if isinstance(content, list | tuple):
         return [_measured(value) for value in content]
     return None if isinstance(content, float) and math.isnan(content) else content
-
-
-def read_summary(folder: Path) -> dict[str, Any] | None:
-    """Read summary.json, None without one. ValueError for a broken one."""
-    path = folder / "summary.json"
-    if not os.path.lexists(path):
-        return None
-    with as_written(path):
-        found = json.loads(read_regular(path, MAX_BYTES))
-        return dict(found)

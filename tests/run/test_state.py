@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from covey.run.checkpoints.state import generators, restore, restore_generators
+from covey.run.state import generators, restore, restore_generators
 from covey.system import collectives
 
 
