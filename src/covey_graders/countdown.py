@@ -5,11 +5,13 @@ there, values are compared as fractions; `**`, `//` and decimal points are refus
 bounded, so that no expression can take long.
 """
 
+import ast
 import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import accumulate
 
 from covey_graders.grade import Grade
 from covey_graders.tags import visible
@@ -24,6 +26,9 @@ _SIGNS = str.maketrans(
 )
 _TOKEN = re.compile(rf"[0-9]{{1,{MAX_DIGITS}}}(?![0-9])|[-+*/()]")
 _TOKENS = re.compile(rf"(?:\s*(?:{_TOKEN.pattern}))+")
+_TWO_SIGNS = re.compile(r"(?:^|[-+*/(])[-+]{2}")
+"""In front of one number or bracket."""
+_OPERATORS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,65 +49,35 @@ def read_expression(text: str) -> Expression | None:
     Numbers are whole and not negative; + - * / and parentheses, the usual precedence, a sign before a number or
     parenthesis. No powers, no `//`, no decimal points, no product without a sign.
     """
-    text = text.strip()
-    if len(text) > MAX_LENGTH or not _TOKENS.fullmatch(text := text.translate(_SIGNS)):
+    text = text.strip().translate(_SIGNS)
+    if len(text) > MAX_LENGTH or not _TOKENS.fullmatch(text):
         return None
-    reader = _Reader(_TOKEN.findall(text))
-    value = reader.sum()
-    return Expression(value, tuple(reader.numbers)) if value is not None and reader.is_at_end() else None
+    tokens = _TOKEN.findall(text)
+    depth = max(accumulate((token == "(") - (token == ")") for token in tokens))
+    if depth > MAX_DEPTH or _TWO_SIGNS.search("".join(tokens)):
+        return None
+    numbers = tuple(int(token) for token in tokens if token.isdigit())
+    # With blanks between, `**` and `//` are two operators in a row
+    written = re.sub(r"\d+", lambda number: str(int(number[0])), " ".join(tokens))
+    try:
+        value = _value(ast.parse(written, mode="eval").body)
+    except SyntaxError:
+        return None
+    return None if value is None else Expression(value, numbers)
 
 
-class _Reader:
-    """Recursive descent over tokens. Each method returns the value it has read, or None."""
-
-    def __init__(self, tokens: Sequence[str]) -> None:
-        self.numbers: list[int] = []
-        self._tokens = tokens
-        self._position = 0
-        self._depth = 0
-
-    def is_at_end(self) -> bool:
-        return self._position == len(self._tokens)
-
-    def _take(self, wanted: str) -> str:
-        """Return the next token if it is one of `wanted`, else ""."""
-        if self.is_at_end() or self._tokens[self._position] not in wanted:
-            return ""
-        self._position += 1
-        return self._tokens[self._position - 1]
-
-    def sum(self) -> Fraction | None:
-        total = self._product()
-        while total is not None and (sign := self._take("+-")):
-            term = self._product()
-            total = None if term is None else applied(total, sign, term)
-        return total
-
-    def _product(self) -> Fraction | None:
-        total = self._signed()
-        while total is not None and (sign := self._take("*/")):
-            factor = self._signed()
-            total = None if factor is None else applied(total, sign, factor)
-        return total
-
-    def _signed(self) -> Fraction | None:
-        sign = self._take("+-")
-        value = self._atom()
-        return -value if value is not None and sign == "-" else value
-
-    def _atom(self) -> Fraction | None:
-        # A sum in brackets
-        if self._take("("):
-            self._depth += 1
-            value = self.sum() if self._depth <= MAX_DEPTH else None
-            self._depth -= 1
-            return value if value is not None and self._take(")") else None
-        # A number
-        if self.is_at_end() or not self._tokens[self._position].isdigit():
-            return None
-        self.numbers.append(int(self._tokens[self._position]))
-        self._position += 1
-        return Fraction(self.numbers[-1])
+def _value(node: ast.expr) -> Fraction | None:
+    """Compute the value of a tree of numbers and operators. None for any other, and for a division by zero."""
+    match node:
+        case ast.Constant(int(number)):
+            return Fraction(number)
+        case ast.UnaryOp(sign, operand):
+            value = _value(operand)
+            return -value if value is not None and isinstance(sign, ast.USub) else value
+        case ast.BinOp(left, operator, right):
+            one, other = _value(left), _value(right)
+            return None if one is None or other is None else applied(one, _OPERATORS[type(operator)], other)
+    return None
 
 
 def applied(left: Fraction, operator: str, right: Fraction) -> Fraction | None:

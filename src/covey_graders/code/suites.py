@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
+from covey_graders.tables import table_beside
 from covey_sandbox.types import USUAL_MODULES, AssertTest
 
 PROGRAM_MODULES = ("solution", "solutions", "main", "program", "submission", "answer", "your_module")
@@ -335,26 +336,5 @@ def _named_by(node: ast.AST) -> list[str]:
     return ["async"] if isinstance(node, ast.AsyncFunctionDef | ast.Await) else []
 
 
-NEEDS = {
-    **dict.fromkeys(("async", "asyncio"), "coroutines cannot pass to the sandbox"),
-    **dict.fromkeys(
-        ("unittest.mock", "mock", "monkeypatch", "mocker", "importlib.reload"),
-        "the program is in another process, where nothing can be replaced",
-    ),
-    **dict.fromkeys(
-        ("capsys", "capfd", "contextlib.redirect_stdout", "redirect_stdout", "sys.stdout", "sys.stdin", "caplog"),
-        "what the program prints and reads is in another process",
-    ),
-    **dict.fromkeys(
-        ("open", "tempfile", "tmp_path", "tmpdir", "os.path.exists", "os.remove", "shutil", "sqlite3"),
-        "the program has files of its own",
-    ),
-    **dict.fromkeys(
-        ("inspect", "__code__", "__doc__", "__annotations__", "__closure__", "__defaults__", "__dict__", "gc", "dis"),
-        "the program's text and objects are in another process",
-    ),
-    **dict.fromkeys(
-        ("subprocess", "socket", "multiprocessing", "requests"), "there is no network and no other process"
-    ),
-}
+NEEDS = {name: why for why, names in table_beside(__file__)["needs"].items() for name in names.split()}
 """What tests cannot have, and why."""

@@ -116,32 +116,20 @@ NEED_LANGDETECT = frozenset(
     {"language:response_language", "change_case:english_capital", "change_case:english_lowercase"}
 )
 
+GROUPS = {
+    "keywords": "existence frequency forbidden_words letter_frequency",
+    "language": "response_language",
+    "length_constraints": "number_sentences number_paragraphs number_words nth_paragraph_first_word",
+    "detectable_content": "number_placeholders postscript",
+    "detectable_format": "number_bullet_lists constrained_response number_highlighted_sections multiple_sections"
+    " json_format title",
+    "combination": "two_responses repeat_prompt",
+    "startend": "end_checker quotation",
+    "change_case": "capital_word_frequency english_capital english_lowercase",
+    "punctuation": "no_comma",
+}
 CHECKS: dict[str, Check] = {
-    "keywords:existence": text_checks.existence,
-    "keywords:frequency": text_checks.frequency,
-    "keywords:forbidden_words": text_checks.forbidden_words,
-    "keywords:letter_frequency": text_checks.letter_frequency,
-    "language:response_language": text_checks.response_language,
-    "length_constraints:number_sentences": text_checks.number_sentences,
-    "length_constraints:number_paragraphs": text_checks.number_paragraphs,
-    "length_constraints:number_words": text_checks.number_words,
-    "length_constraints:nth_paragraph_first_word": text_checks.nth_paragraph_first_word,
-    "detectable_content:number_placeholders": text_checks.number_placeholders,
-    "detectable_content:postscript": text_checks.postscript,
-    "detectable_format:number_bullet_lists": text_checks.number_bullet_lists,
-    "detectable_format:constrained_response": text_checks.constrained_response,
-    "detectable_format:number_highlighted_sections": text_checks.number_highlighted_sections,
-    "detectable_format:multiple_sections": text_checks.multiple_sections,
-    "detectable_format:json_format": text_checks.json_format,
-    "detectable_format:title": text_checks.title,
-    "combination:two_responses": text_checks.two_responses,
-    "combination:repeat_prompt": text_checks.repeat_prompt,
-    "startend:end_checker": text_checks.end_checker,
-    "startend:quotation": text_checks.quotation,
-    "change_case:capital_word_frequency": text_checks.capital_word_frequency,
-    "change_case:english_capital": text_checks.english_capital,
-    "change_case:english_lowercase": text_checks.english_lowercase,
-    "punctuation:no_comma": text_checks.no_comma,
+    f"{group}:{name}": getattr(text_checks, name) for group, names in GROUPS.items() for name in names.split()
 }
 """Kind to its check: (text, *, arguments) -> whether the text follows it."""
 

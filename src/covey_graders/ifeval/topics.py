@@ -4,7 +4,8 @@ import re
 from bisect import bisect_left
 from collections.abc import Collection
 from functools import lru_cache
-from pathlib import Path
+
+from covey_graders.tables import table_beside
 
 SHARE_OF_TOPICS = 6
 """A text that names more than one in so many of all topics is a list of topics, and about none of them."""
@@ -13,21 +14,14 @@ SHARE_OF_CONTENT = 0.2
 """Of the different words of an answer; stories and letters of models and people have 0.4 and more."""
 ECHO, FEWEST_TOLD = 0.75, 5
 """Share of the words of a question that a text repeats to be its echo, and how many such words there must be."""
-FUNCTION_WORDS = frozenset(Path(__file__).with_name("function_words.txt").read_text(encoding="utf-8").split())
-"""English words that any text is made of, and that say nothing by themselves."""
+_WORDS = {name: frozenset(words.split()) for name, words in table_beside(__file__).items()}
+FUNCTION_WORDS, DESCRIBING = _WORDS["function_words"], _WORDS["describing"]
 MAX_LETTERS = 12
 """Longer runs of letters outside ASCII are in a script without blanks, and count as a word for every four letters."""
 
 _WORD = re.compile(r"[^\W\d_]{2,}")
 FEWEST_LETTERS = 4
 """A shorter stem names what it begins only where nothing but an ending follows: bees, and not been."""
-DESCRIBING = frozenset({
-    "ancient", "autumn", "board", "city", "classes", "clubs", "distance", "fairs", "family", "farm", "houses",
-    "hunting", "keeping", "life", "lost", "made", "model", "morning", "mountain", "night", "nights", "old", "open",
-    "paper", "polar", "rain", "repair", "river", "sand", "second", "secret", "shows", "sightings", "small",
-    "spotting", "stone", "street", "tiny", "watching", "wind", "winter", "wooden",
-})  # fmt: skip
-"""Words of topics that say which one, and not what: whoever writes of kites writes of paper kites."""
 _ENDING = re.compile(r"(?<=..)(?:(?<=(.))\1ings?|ings?|ies|s)$")
 
 

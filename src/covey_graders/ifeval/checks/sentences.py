@@ -14,19 +14,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
-ABBREVIATIONS = frozenset({
-    "mr", "mrs", "ms", "dr", "prof", "st", "jr", "sr", "co", "inc", "ltd", "vs", "u.s", "a.m", "p.m", "gen", "sen",
-    "rep", "col", "lt", "jan", "feb", "aug", "sep", "sept", "oct", "nov", "dec", "ph.d", "corp", "u.k", "d.c",
-})  # fmt: skip
-"""Without their last full stop. The trained model does not know e.g., i.e. and etc. either."""
+from covey_graders.tables import table_beside
 
-FIRST_WORDS = frozenset({
-    "the", "this", "that", "these", "those", "he", "she", "it", "they", "we", "you", "his", "her", "its", "their",
-    "there", "here", "in", "on", "at", "for", "from", "with", "when", "while", "after", "before", "if", "as", "but",
-    "and", "however", "though", "although", "what", "how", "who", "why", "some", "many", "most", "such", "each",
-    "all", "no", "not",
-})  # fmt: skip
-"""Words that after an abbreviation, written large, begin a sentence."""
+_WORDS = {name: frozenset(words.split()) for name, words in table_beside(__file__).items()}
+ABBREVIATIONS, FIRST_WORDS = _WORDS["abbreviations"], _WORDS["first_words"]
 
 _MARK = r"[)\";}\]*:@'({\[?!]"
 _RUN = r"-{2,}|\.{2,}|(?:\.\s){2,}\."
