@@ -13,7 +13,6 @@ MACHINE = ROOT / "examples" / "catapult.json"
 
 FIGURES: dict[str, Callable[[], object]] = {
     "front/banner": front.banner,
-    "front/badges": front.badges,
     "front/rooms": front.rooms,
     "front/real": real.real,
     "front/demo": measured.demo,

@@ -3,7 +3,6 @@
 import tomllib
 from pathlib import Path
 
-import covey
 from benchmarks.figures.shapes import Box, box
 from benchmarks.figures.svg import Drawing
 
@@ -63,27 +62,6 @@ def banner() -> Drawing:
     drawing.text(left - 78, high - 20, "reward", size=14, colour="muted", anchor="end")
     note = "one prompt, eight answers: advantage = reward above or below the mean"
     drawing.text(left - 66, 284, note, size=15, colour="muted", anchor="start")
-    return drawing
-
-
-def badges() -> Drawing:
-    """Return what pyproject.toml says of Python and licence, the version, and the state of the project."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    facts = (
-        ("python", project["requires-python"]),
-        ("licence", project["license"]),
-        ("version", f"{covey.__version__}, alpha"),
-        ("measured on", "CPUs, one H100"),
-    )
-    drawing = Drawing(1, 34, ", ".join(" ".join(fact) for fact in facts))
-    x = 4.0
-    for name, value in facts:
-        wide, rest = 8.0 * len(name) + 18, 8.0 * len(value) + 18
-        drawing.rect(x, 4, wide + rest, 26, "panel")
-        drawing.text(x + wide / 2, 21.5, name, size=13, colour="muted")
-        drawing.text(x + wide + rest / 2 - 4, 21.5, value, size=13, weight=600)
-        x += wide + rest + 10
-    drawing.width = x - 6
     return drawing
 
 

@@ -238,9 +238,10 @@ def test_every_python_example_runs(workbench: Path, capsys: pytest.CaptureFixtur
 
 @pytest.mark.long
 def test_the_reward_of_the_readme_trains(workbench: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    reward = "rewards=[my_rewards:only_allowed]"
+    reward = "rewards=[json_reward:fills_keys]"
     (words,) = [words for words in command_lines("README.md") if reward in words and words[0] == "train"]
     small = [
+        "model=nano",
         "num_steps=4",
         "groups_per_step=4",
         "evaluation.num_samples=2",
@@ -327,12 +328,14 @@ def test_the_python_page_trains_and_samples(workbench: Path, capsys: pytest.Capt
 def test_the_lines_of_python_of_the_readme_train(workbench: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = (workbench / "from_readme.py").read_text()
     assert len([line for line in source.splitlines() if line]) <= 8
-    assert "num_steps=20" in source, "the example no longer names it so"
-    (workbench / "from_readme.py").write_text(source.replace("num_steps=20", "num_steps=1, groups_per_step=2"))
+    assert "num_steps=16" in source, "the example no longer names it so"
+    smaller = 'num_steps=1, groups_per_step=2, model="nano", max_tokens=4'
+    (workbench / "from_readme.py").write_text(source.replace("num_steps=16", smaller))
     before = set((workbench / "outputs").rglob("summary.json"))
     runpy.run_path("from_readme.py", run_name="__main__")
     assert len(set((workbench / "outputs").rglob("summary.json")) - before) == 1
-    assert len(ast.literal_eval("[" + capsys.readouterr().out.rpartition("[")[2])) == 3
+    printed = capsys.readouterr().out
+    assert len(ast.literal_eval(printed[re.search(r" \[['\"]", printed).start() + 1 :])) == 3
 
 
 def test_the_gain_on_the_front_page_is_that_of_the_results() -> None:
