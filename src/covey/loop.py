@@ -10,9 +10,9 @@ from pathlib import Path
 from covey.cluster.ending import ended_with_cluster
 from covey.cluster.start import ClusterLost
 from covey.cluster.trainers import trainer_ranks
-from covey.config.budget import counted
+from covey.config.budget import resolve_budget
 from covey.config.early import check_early
-from covey.config.giving_way import corrected
+from covey.config.giving_way import add_correction
 from covey.config.schema import Config
 from covey.config.validate import validate
 from covey.policy import sharding
@@ -61,7 +61,7 @@ def train(
     it, it gets the one of the command line, unless it is `as_typed`; whoever typed it has then refused such a change.
     """
     if not as_typed:
-        config, changed = corrected(config)
+        config, changed = add_correction(config)
         for line in changed:
             LOGGER.warning(line)
     # Refuse what cannot run, before anything is written.
@@ -115,7 +115,7 @@ def run_train(config: Config, output_dir: Path, stopper: Stopper | None = None, 
     Raises ValueError for what a user can fix, RunStopped where continuing would be pointless, and StopRequested after
     Ctrl-C or SIGTERM, once the last finished step is saved.
     """
-    config = counted(config)
+    config = resolve_budget(config)
     checkpoint = stages.find_checkpoint(config, output_dir)
     stopper = stopper or stages.make_stopper(config)
     with (
@@ -220,7 +220,7 @@ def take(run: Run, step: int) -> tuple[list[Group], list[Dropped]]:
 
     # Sample with the weights whole on every rank
     with timer.phase("sampling"):
-        with sharding.unsharded(run.policy):
+        with sharding.gather_weights(run.policy):
             share = collectives.local_share(config.groups_per_step)
             groups = run.source.take(share, meanwhile if config.streaming else None)
         timer.charge("reward", run.source.take_scoring_seconds())

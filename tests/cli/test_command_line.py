@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from covey.cli.command_line import arrange, audited, with_whole_numbers
+from covey.cli.command_line import arrange, read_audit, with_whole_numbers
 from covey.cli.main import main
 
 from ..support.small import logging_as_it_was
@@ -297,12 +297,12 @@ RE_EXPORT = "def dedent(text): return text\ndef fill(text, *a, **k): return text
 
 
 def test_an_audit_takes_a_function_and_rows_and_leaves_flags_their_values() -> None:
-    assert audited(["my:f", "rows.jsonl", "seed=1"]) == [
+    assert read_audit(["my:f", "rows.jsonl", "seed=1"]) == [
         "environment=reward_functions",
         "rewards=[my:f]",
         "data.path=rows.jsonl",
         "seed=1",
     ]
-    assert audited(["--config", "run/config.yaml", "seed=1"]) == ["--config", "run/config.yaml", "seed=1"]
+    assert read_audit(["--config", "run/config.yaml", "seed=1"]) == ["--config", "run/config.yaml", "seed=1"]
     with pytest.raises(ValueError, match="takes a reward function and a file of rows, got a b c"):
-        audited(["a", "b", "c"])
+        read_audit(["a", "b", "c"])

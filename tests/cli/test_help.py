@@ -55,7 +55,7 @@ def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_settings_without_flags_are_composed_once_and_make_one_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     composed: list[str] = []
-    compose_all, make = ConfigLoaderImpl._load_configuration_impl, compose._opened
+    compose_all, make = ConfigLoaderImpl._load_configuration_impl, compose._open_options
 
     def counted(loader: ConfigLoaderImpl, *args: Any, **kwargs: Any) -> DictConfig:
         composed.append("settings")
@@ -66,7 +66,7 @@ def test_settings_without_flags_are_composed_once_and_make_one_environment(monke
         return make(schema)
 
     monkeypatch.setattr(ConfigLoaderImpl, "_load_configuration_impl", counted)
-    monkeypatch.setattr(compose, "_opened", opened)
+    monkeypatch.setattr(compose, "_open_options", opened)
     compose._register.cache_clear()
     assert main(["train", "environment=arithmetic", "algorithm.kl_coef=-1"]) == 2
     assert composed == ["settings", "ArithmeticConfig"]

@@ -22,7 +22,7 @@ from covey.cluster.slot import Call, Slot
 from covey.cluster.start import prepare_actor, worker_environment
 from covey.cluster.wire import Batch, Jobs, PackedWeights, Part, Sampled, pack, ranks_of, shares
 from covey.engine.base import EngineLost, EngineStats, WeightSet
-from covey.engine.weights import arrived, make_weight_set, prove, trained_tensors, unproved_set
+from covey.engine.weights import await_probe, make_weight_set, prove, trained_tensors, unproved_set
 from covey.policy.policy import Policy
 from covey.rollouts import rollout
 from covey.rollouts.buffer import Bound, Ticket
@@ -123,7 +123,7 @@ def test_a_proof_is_taken_whether_it_comes_before_its_weights_or_after(is_first:
     proved: list[object] = []
 
     async def on_update(engine: Engine, given: WeightSet) -> None:
-        proved.append((await arrived(given.probe)).logprobs)
+        proved.append((await await_probe(given.probe)).logprobs)
 
     async def run() -> None:
         actor = SamplerActor(lambda: make_sampler(Plan(on_update=on_update)), "keep")
@@ -141,7 +141,7 @@ def test_a_proof_waits_for_weights_that_are_still_fetched_while_proofs_of_later_
     weights = unproved_set(policy, 1)
 
     async def on_update(engine: Engine, given: WeightSet) -> None:
-        await arrived(given.probe)
+        await await_probe(given.probe)
 
     async def run() -> None:
         actor = SamplerActor(lambda: make_sampler(Plan(on_update=on_update)), "keep")

@@ -10,7 +10,7 @@ import pytest
 from covey.cluster import pool, start
 from covey.cluster.settings import DevicesConfig
 from covey.engine.base import MOST_LOSSES, EngineLost, PushRefused, WeightSet
-from covey.engine.weights import arrived
+from covey.engine.weights import await_probe
 from covey.policy.policy import Policy
 from covey.rollouts.buffer import Bound
 from covey.rollouts.source import PromptStream
@@ -56,7 +56,7 @@ def test_groups_of_a_sampler_that_is_lost_are_sampled_by_others(policy: Policy, 
 
 
 async def proved(engine: Engine, weights: WeightSet) -> None:
-    await arrived(weights.probe)
+    await await_probe(weights.probe)
 
 
 def test_the_only_sampler_that_dies_is_replaced_and_takes_up_what_it_had(policy: Policy) -> None:

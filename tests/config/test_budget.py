@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from covey.cli.main import main
-from covey.config.budget import counted, steps_for_epochs, steps_for_rollouts
-from covey.config.giving_way import give_way
+from covey.config.budget import resolve_budget, steps_for_epochs, steps_for_rollouts
+from covey.config.giving_way import adjust_unset_options
 from covey.config.schema import Config
 from covey.config.validate import validate
 from covey.loop import train
@@ -45,7 +45,7 @@ def test_a_length_that_is_typed_takes_the_place_of_a_recipes(name: str) -> None:
     for of_recipe in ({"num_steps": 40}, {"total_rollouts": 999}, {"num_epochs": 4.0}):
         config = replace(Config(), **of_recipe)  # type: ignore[arg-type]
         setattr(config, name, 32)
-        give_way(config, {name})
+        adjust_unset_options(config, {name})
         assert [config.total_rollouts, config.num_epochs] == [32 if name == other else None for other in BUDGETS]
         assert name != "num_steps" or config.num_steps == 32
 
@@ -56,13 +56,13 @@ BUDGETS = ("total_rollouts", "num_epochs")
 def test_two_lengths_that_are_typed_are_refused_in_one_line() -> None:
     config = replace(Config(), num_steps=5, num_epochs=2.0)
     with pytest.raises(ValueError, match=r"^num_steps=5 and num_epochs=2\.0 say twice how long the run is"):
-        give_way(config, {"num_steps", "num_epochs"})
+        adjust_unset_options(config, {"num_steps", "num_epochs"})
 
 
 @pytest.mark.parametrize("total", [0, -5, 10**13])
 def test_a_budget_out_of_range_is_refused_by_the_name_that_was_typed(total: int) -> None:
     config = replace(Config(), total_rollouts=total)
-    give_way(config, {"total_rollouts"})
+    adjust_unset_options(config, {"total_rollouts"})
     with pytest.raises(ValueError, match=r"^total_rollouts must be"):
         validate(config)
 
@@ -71,7 +71,7 @@ def test_completions_in_all_shorten_what_a_recipe_plans_for_more_steps() -> None
     config = replace(Config(), total_rollouts=64, groups_per_step=2, group_size=8)
     config.group_size_schedule = [GroupSizeStep(step=3, group_size=4), GroupSizeStep(step=50, group_size=2)]
     config.optimizer.warmup_steps = 20
-    give_way(config, {"total_rollouts"})
+    adjust_unset_options(config, {"total_rollouts"})
     validate(config)
     assert config.num_steps == 5
     assert config.group_size_schedule == [GroupSizeStep(step=3, group_size=4)]
@@ -87,8 +87,8 @@ def test_passes_need_prompts_that_come_in_passes() -> None:
 
 def test_as_long_as_the_prompts_are_not_known_passes_are_not_counted() -> None:
     config = replace(Config(), num_epochs=2.0, num_steps=7, groups_per_step=4)
-    assert counted(config).num_steps == 7
-    assert counted(config, num_prompts=22).num_steps == 11
+    assert resolve_budget(config).num_steps == 7
+    assert resolve_budget(config, num_prompts=22).num_steps == 11
 
 
 def test_a_warm_up_longer_than_the_passes_is_refused_with_what_they_came_to() -> None:

@@ -14,7 +14,7 @@ from covey.cli.main import main
 from covey.config import compose as settings
 from covey.config import engine_choice
 from covey.config.engine_choice import Machine, this_machine
-from covey.config.giving_way import give_way
+from covey.config.giving_way import adjust_unset_options
 from covey.config.schema import Config
 from covey.config.validate import validate
 
@@ -37,7 +37,9 @@ def chosen(*words: str, machine: Machine = GPU) -> tuple[str, list[str]]:
     settings.register()
     with initialize_config_dir(str(settings.CONF), version_base="1.3"):
         config = settings.to_unchecked(compose("config", overrides=[MODEL, *words]))
-    lines = give_way(config, {word.partition("=")[0] for word in (MODEL, *words)} - {"recipe"}, lambda: machine)
+    lines = adjust_unset_options(
+        config, {word.partition("=")[0] for word in (MODEL, *words)} - {"recipe"}, lambda: machine
+    )
     validate(config)
     return config.engine.name, lines
 

@@ -10,7 +10,7 @@ from covey.cli.main import main
 from covey.cluster.settings import DevicesConfig
 from covey.config import compose as settings
 from covey.config.checks import read
-from covey.config.giving_way import give_way, overruled
+from covey.config.giving_way import adjust_unset_options, find_shadowed_presets
 from covey.config.schema import Config
 from covey.config.validate import validate
 from covey.engine.settings import EngineConfig
@@ -22,7 +22,7 @@ def composed(*words: str) -> tuple[Config, list[str]]:
     settings.register()
     with initialize_config_dir(str(settings.CONF), version_base="1.3"):
         config = settings.to_unchecked(compose("config", overrides=list(words)))
-    notices = give_way(config, {word.partition("=")[0] for word in words} - {"recipe"})
+    notices = adjust_unset_options(config, {word.partition("=")[0] for word in words} - {"recipe"})
     validate(config)
     return config, notices
 
@@ -117,7 +117,7 @@ def test_tokens_of_older_weights_are_corrected_for_unless_something_else_is_type
 def test_pass_at_k_is_measured_for_as_many_samples_as_there_are(given: list[int], left: list[int]) -> None:
     config = Config()
     config.evaluation.k, config.evaluation.num_samples = given, 4
-    give_way(config, {"evaluation.num_samples"})
+    adjust_unset_options(config, {"evaluation.num_samples"})
     assert config.evaluation.k == left
 
 
@@ -132,7 +132,7 @@ def test_clip_ranges_that_are_typed_or_wide_stay_for_ratios_of_tokens(words: lis
 def test_settings_that_contradict_each_other_with_nothing_typed_stay() -> None:
     config = Config()
     config.algorithm.kl_estimator = "k1"
-    assert give_way(config, {"num_steps"}) == []
+    assert adjust_unset_options(config, {"num_steps"}) == []
     assert config.algorithm.kl_estimator == "k1"
 
 
@@ -178,7 +178,7 @@ def test_what_gave_way_is_said_in_one_line_each(
 def test_a_preset_of_which_nothing_is_left_is_said_to_have_no_effect(words: list[str], lines: list[str]) -> None:
     there = [word for word in words if word != "algorithm=mine"]
     config, _ = composed(*there)
-    assert overruled(config, words) == lines
+    assert find_shadowed_presets(config, words) == lines
 
 
 def test_the_command_says_that_a_preset_has_no_effect(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,7 @@ from covey.algorithm.kl import GRADIENTS, SAMPLER_ESTIMATORS
 from covey.algorithm.loss_inputs import LEVELS
 from covey.algorithm.objective import DENOMINATORS
 from covey.config.checks import walk
-from covey.config.giving_way import corrected
+from covey.config.giving_way import add_correction
 from covey.config.schema import Config
 from covey.config.validate import validate
 
@@ -80,7 +80,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("changes", "line"), REFUSED, ids=[line.split(" must")[0] for _, line in REFUSED])
 def test_a_value_that_a_function_cannot_take_is_refused_before_the_run(changes: dict[str, Any], line: str) -> None:
-    config, _ = corrected(small_config(**{f"algorithm__{name}": value for name, value in changes.items()}))
+    config, _ = add_correction(small_config(**{f"algorithm__{name}": value for name, value in changes.items()}))
     with pytest.raises(ValueError, match=f"^{line}") as found:
         validate(config)
     assert "\n" not in str(found.value)

@@ -10,7 +10,6 @@ from covey.api.settings import make_config
 from covey.cli import main as main_module
 from covey.cli.main import main
 from covey.config import compose as settings
-from covey.config.giving_way import overruled
 from covey.config.schema import Config, group_choices
 from covey.config.shelves import CONF, SHELVES, preset_file, presets
 from covey.report.advice import facts_of

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from covey.config.giving_way import corrected
+from covey.config.giving_way import add_correction
 from covey.environments.base import Environment, JudgeSummary
 from covey.environments.build import ENVIRONMENTS
 from covey.environments.episode import Answer, Episode, Observation
@@ -392,7 +392,7 @@ def test_a_stale_run_holds_its_bound_and_replays_to_the_same_weights(
     make, changes = FEATURES[feature]
     use(monkeypatch, make())
     monkeypatch.setattr("covey.engine.native.engine.TURN_SECONDS", 0.0)  # weights change within completions
-    config, _ = corrected(small_config(**of_ray(max_staleness=2, **changes)))
+    config, _ = add_correction(small_config(**of_ray(max_staleness=2, **changes)))
     with fake_ray():
         train(config, tmp_path / "run")
     found = rows(tmp_path / "run" / "metrics.jsonl", "train")
@@ -422,7 +422,7 @@ def test_a_reward_that_follows_the_run_is_not_replayed_in_silence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use(monkeypatch, annealed())
-    config, _ = corrected(small_config(**of_ray(max_staleness=1)))
+    config, _ = add_correction(small_config(**of_ray(max_staleness=1)))
     with fake_ray():
         train(config, tmp_path / "run")
     use(monkeypatch, annealed())

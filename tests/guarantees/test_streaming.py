@@ -16,7 +16,7 @@ from covey.algorithm.aggregation import Denominators
 from covey.algorithm.credit.advantages import ADVANTAGES
 from covey.algorithm.credit.scores import Scores, scores
 from covey.algorithm.settings import OVER_THE_BATCH
-from covey.config.giving_way import corrected
+from covey.config.giving_way import add_correction
 from covey.config.validate import validate
 from covey.environments.base import Environment
 from covey.environments.episode import Answer, Episode, Observation
@@ -185,7 +185,7 @@ def test_two_ranks_stream_what_one_process_waits_for(
 
 def test_a_streamed_stale_run_replays_to_the_same_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, unhurried("plain", seconds=0.3))
-    config, _ = corrected(small_config(**settings(source="ray", max_staleness=1, num_steps=5, streaming=True)))
+    config, _ = add_correction(small_config(**settings(source="ray", max_staleness=1, num_steps=5, streaming=True)))
     with fake_ray():
         train(config, tmp_path / "run")
     schedule = rows(tmp_path / "run" / "schedule.jsonl")
@@ -199,7 +199,7 @@ def test_a_streamed_stale_run_replays_to_the_same_weights(tmp_path: Path, monkey
 def test_two_ranks_replay_what_each_of_them_trained_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, unhurried("filter", seconds=0.3))
     chosen = settings(source="ray", max_staleness=1, num_steps=4, streaming=True, groups_per_step=5)
-    config, _ = corrected(small_config(**chosen | FEATURES["filter"]))
+    config, _ = add_correction(small_config(**chosen | FEATURES["filter"]))
 
     def work() -> str:
         with fake_ray():

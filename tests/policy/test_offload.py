@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from covey.policy.policy import _is_weight, offloaded
+from covey.policy.policy import _is_weight, offload_saved
 
 HERE = torch.device("cpu")
 
@@ -14,7 +14,7 @@ def gradient_and_moved(min_bytes: int) -> tuple[Tensor, list[tuple[int, ...]]]:
     torch.manual_seed(0)
     layers = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
     x_NI = torch.randn(32, 8)
-    with offloaded(HERE, min_bytes):
+    with offload_saved(HERE, min_bytes):
         out_NO = layers(x_NI)
     assert out_NO.grad_fn is not None
     tanh = out_NO.grad_fn.next_functions[1][0]

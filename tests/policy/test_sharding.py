@@ -55,7 +55,7 @@ def test_moments_are_saved_one_tensor_at_a_time_and_rank_0_alone_keeps_them(tmp_
 def test_weights_that_were_gathered_to_be_pushed_are_put_away_again(tmp_path: Path) -> None:
     def work() -> bool:
         policy, _ = distributed(nano(), None, "fsdp")
-        with sharding.unsharded(policy):
+        with sharding.gather_weights(policy):
             packed = pack(make_weight_set(policy, 1, copy=False))
         pushed = unpack(packed).tensors
         return all(torch.equal(sharding.whole(own), pushed[name]) for name, own in policy.model.named_parameters())
@@ -107,7 +107,7 @@ def test_half_precision_is_gathered_in_two_bytes_a_weight_and_trained_in_four(tm
     def work() -> dict[str, Any]:
         policy, _ = distributed(nano(nano_num_layers=LAYERS, precision="bfloat16"), None, "fsdp")
         groups = random_groups(vocabulary=250)
-        with sharding.unsharded(policy):
+        with sharding.gather_weights(policy):
             gathered = {str(parameter.dtype) for parameter in policy.model.parameters()}
             scored = logprobs(policy, make(groups).micro_batches, Scoring(Sampling(), 0))
         trainer = make_trainer(policy, optimizer=ADAMW)
@@ -131,7 +131,7 @@ def test_sampling_gathers_layer_by_layer_into_one_copy_in_half_precision(tmp_pat
         policy, _ = distributed(nano(nano_num_layers=LAYERS, precision="bfloat16"), None, "fsdp")
         number = sum(parameter.numel() for parameter in policy.model.parameters())
         layer = sum(parameter.numel() for parameter in policy.causal_lm.model.layers[0].parameters())
-        with StorageBytes() as live, sharding.unsharded(policy):
+        with StorageBytes() as live, sharding.gather_weights(policy):
             pass
         half, full = live.peak_by_type[torch.bfloat16], live.peak_by_type[torch.float32]
         return {"number": number, "unit": max(layer, number - LAYERS * layer), "half": half, "full": full}

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from covey.cli.main import main
-from covey.system.jsonl import encoded
+from covey.system.jsonl import encode_row
 
 from .test_health import trl_folder, trl_row
 
@@ -19,7 +19,7 @@ def _run(tmp_path: Path) -> Path:
     kept = [{"step": step, "prompt_id": f"p{step}", **own} for step in (1, 2)]
     steps = [{"step": step, "kind": "train", "sampled_reward_mean": 0.5} for step in (1, 2)]
     for name, content in (("rollouts", kept), ("metrics", steps)):
-        (tmp_path / f"{name}.jsonl").write_bytes(b"".join(map(encoded, content)))
+        (tmp_path / f"{name}.jsonl").write_bytes(b"".join(map(encode_row, content)))
     return tmp_path
 
 
@@ -40,8 +40,8 @@ def test_a_watched_run_is_as_wide_in_a_pipe_as_a_report(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "100")
     changes = [{"step": step, "kind": "train", "completion_length_mean": 10.0 * step} for step in (1, 2)]
-    (run / "metrics.jsonl").write_bytes(b"".join(map(encoded, changes)))
-    (run / "summary.json").write_bytes(encoded({"status": "failed", "steps": 2}))
+    (run / "metrics.jsonl").write_bytes(b"".join(map(encode_row, changes)))
+    (run / "summary.json").write_bytes(encode_row({"status": "failed", "steps": 2}))
     (run / "covey.log").write_text(f"INFO: the run ended here: {'reason ' * 9}")
     assert main(["report", str(run), "--text"]) == 0
     report = capsys.readouterr().out

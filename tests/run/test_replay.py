@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from covey.cluster.source import RaySource
-from covey.config.giving_way import corrected
+from covey.config.giving_way import add_correction
 from covey.config.schema import Config
 from covey.engine.native.rows import Row
 from covey.engine.native.scheduler import Scheduler
@@ -29,7 +29,9 @@ STEPS = 6
 
 def config(**changes: object) -> Config:
     usual = {"num_steps": STEPS, "source": "ray", "max_staleness": 2, "devices__sampler": 2, "groups_per_step": 3}
-    chosen, _ = corrected(small_config(**usual | {"sampling__max_tokens": 24, "preflight__enabled": False} | changes))
+    chosen, _ = add_correction(
+        small_config(**usual | {"sampling__max_tokens": 24, "preflight__enabled": False} | changes)
+    )
     return chosen
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from covey.cli.main import main
-from covey.config.giving_way import corrected
+from covey.config.giving_way import add_correction
 from covey.config.schema import Config
 from covey.engine.base import digest_of
 from covey.loop import train
@@ -28,7 +28,9 @@ STRATEGIES = ["ddp", "fsdp"]
 
 def config(**changes: object) -> Config:
     usual = {"num_steps": STEPS, "source": "ray", "max_staleness": 2, "devices__sampler": 2, "groups_per_step": 3}
-    chosen, _ = corrected(small_config(**usual | {"sampling__max_tokens": 24, "preflight__enabled": False} | changes))
+    chosen, _ = add_correction(
+        small_config(**usual | {"sampling__max_tokens": 24, "preflight__enabled": False} | changes)
+    )
     return chosen
 
 

@@ -271,7 +271,7 @@ def test_switches_that_do_not_arrive_are_read_off_the_launchers_own_line(
     for tail in (["my/script.py", "--lr", "3"], ["-m", "covey", "train", "--multirun"]):
         own = accelerate_launch.launcher_words([*start, *typed, *tail], "script.py")
         assert own == typed
-        monkeypatch.setattr(accelerate_launch, "_typed", lambda own=own: own)
+        monkeypatch.setattr(accelerate_launch, "_read_words", lambda own=own: own)
         if line is None:
             accelerate_launch.check("float32", "auto", {"ACCELERATE_MIXED_PRECISION": "no"})
             continue
@@ -318,7 +318,7 @@ def test_a_configuration_file_of_shards_is_refused_on_cpus_too_where_its_launche
 ) -> None:
     file = tmp_path / "accelerate.yaml"
     file.write_text(f"distributed_type: {kind}\nuse_cpu: true\nmixed_precision: 'no'\n")
-    monkeypatch.setattr(accelerate_launch, "_typed", lambda: ["--config_file", str(file)])
+    monkeypatch.setattr(accelerate_launch, "_read_words", lambda: ["--config_file", str(file)])
     said = {"ACCELERATE_MIXED_PRECISION": "no", "ACCELERATE_USE_CPU": "True"}
     with pytest.raises(ValueError, match=rf"--config_file {file}: distributed_type={kind} is not read: leave it out"):
         accelerate_launch.check("float32", "auto", said)

@@ -86,7 +86,7 @@ class Parts:
 
     def evaluate(self) -> Evaluation:
         """Measure the policy on the held-out prompts, with confidence intervals."""
-        with sharding.unsharded(self.policy):
+        with sharding.gather_weights(self.policy):
             return evaluate(self.source, self.run.test_prompts, self.source.sampling, self.config.evaluation)
 
     def sample(self, prompts: Sequence[Question], n: int = 1) -> list[list[str]]:

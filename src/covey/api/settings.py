@@ -18,7 +18,7 @@ from covey.api.objects import named_functions
 from covey.config import compose, foreign
 from covey.config.checks import refuse_idle_cold_start, walk
 from covey.config.engine_choice import this_machine
-from covey.config.giving_way import give_way
+from covey.config.giving_way import adjust_unset_options
 from covey.config.names import RUN_FOLDER
 from covey.config.schema import Config, group_choices, setting_names, unknown_setting
 from covey.config.shelves import CONF
@@ -55,7 +55,7 @@ def make_config(base: Config | None, settings: Mapping[str, Any]) -> Composed:
     names = _put_all(config, [(name, value) for name, value in flat if name not in chosen])
     refuse_idle_cold_start(config, names)
     machine = this_machine if base is None else None
-    return Composed(config, names, tuple(give_way(config, {*names, *chosen} - {"recipe"}, machine)))
+    return Composed(config, names, tuple(adjust_unset_options(config, {*names, *chosen} - {"recipe"}, machine)))
 
 
 def _refuse_foreign(flat: Sequence[tuple[str, Any]]) -> None:

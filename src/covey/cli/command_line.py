@@ -64,7 +64,7 @@ def arrange(verb: str, words: Sequence[str]) -> list[str]:
     return [*flags, *settings]
 
 
-def audited(words: Sequence[str]) -> list[str]:
+def read_audit(words: Sequence[str]) -> list[str]:
     """Return the words of `covey audit` as settings: reward functions, then rows.
 
     >>> audited(["my_checks:exact", "rows.jsonl"])
@@ -160,7 +160,7 @@ def _values(verb: str, word: str, rest: list[str]) -> list[str]:
     """Take the values that a flag needs off the rest."""
     flag, equals, _ = word.partition("=")
     if flag not in FLAGS:
-        raise ValueError(f'no flag "{flag}"{_meant(verb, word, rest)}; see `covey {verb} --help`')
+        raise ValueError(f'no flag "{flag}"{_guess_meaning(verb, word, rest)}; see `covey {verb} --help`')
     named = word.partition("=")[2] if equals else (rest or [""])[0]
     if flag in ("--config-name", "-cn") and not {"--config-dir", "-cd"} & {*rest}:
         found = foreign.answer("config_name", named, {})
@@ -172,7 +172,7 @@ def _values(verb: str, word: str, rest: list[str]) -> list[str]:
     return [rest.pop(0) for _ in range(count)]
 
 
-def _meant(verb: str, word: str, rest: Sequence[str]) -> str:
+def _guess_meaning(verb: str, word: str, rest: Sequence[str]) -> str:
     """Return the likely meaning of an unknown flag."""
     flag, equals, value = word.partition("=")
     name = flag.lstrip("-").replace("-", "_")

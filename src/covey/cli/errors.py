@@ -7,7 +7,7 @@ from pathlib import Path
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf.errors import OmegaConfBaseException
 
-from covey.config.checks import explained, misfit
+from covey.config.checks import explain_error, misfit
 from covey.config.schema import group_choices, unknown_setting
 from covey.config.shelves import preset_file
 from covey.system import ranks
@@ -73,7 +73,7 @@ def explain(error: Exception) -> str:
     if isinstance(error, OverrideParseException):
         return f'cannot read the override "{error.override}": {_unreadable(error.override)}'
     if isinstance(error, OmegaConfBaseException):
-        return explained(error)
+        return explain_error(error)
     if isinstance(error, HydraException):
         return _composition(error)
     if match := re.fullmatch(r"unknown setting (\S+)", str(error)):
@@ -135,7 +135,7 @@ def _composition(error: HydraException) -> str:
     """Explain an error of Hydra or OmegaConf."""
     cause = error.__cause__
     if isinstance(cause, OmegaConfBaseException):
-        return explained(cause)
+        return explain_error(cause)
     text = str(error)
     if several := re.match(r"Ambiguous value for argument '([^=]+)=(.*)'", text):
         name, values = several[1].lstrip("+"), several[2]

@@ -13,11 +13,11 @@ from covey.algorithm.settings import AlgorithmConfig
 from covey.cli import help as usage
 from covey.cli.flags import RUNS, EvaluationAsked
 from covey.config import compose as settings
-from covey.config.budget import BUDGETS, counted
+from covey.config.budget import BUDGETS, resolve_budget
 from covey.config.checks import refuse_idle_cold_start
 from covey.config.early import check_early
 from covey.config.engine_choice import this_machine
-from covey.config.giving_way import give_way, overruled
+from covey.config.giving_way import adjust_unset_options, find_shadowed_presets
 from covey.config.schema import Config
 from covey.config.validate import validate
 from covey.environments import build as environments
@@ -99,7 +99,9 @@ def compose(verb: str, composed: DictConfig, typed: Sequence[str], file: Path | 
     names = {word.lstrip("+").partition("=")[0] for word in typed} - {"recipe"}
     # What a resumed run was begun with may not change behind its back.
     machine = this_machine if verb == "train" and source is None else None
-    changed = [*give_way(config, names, machine), *overruled(config, typed)] if resume is None else []
+    changed = (
+        [*adjust_unset_options(config, names, machine), *find_shadowed_presets(config, typed)] if resume is None else []
+    )
     validate(config, look)
     if verb != "config":  # which may be asked about WORLD_SIZE processes
         ranks.check_ranks()
@@ -331,4 +333,4 @@ def with_counted_prompts(config: Config) -> tuple[Config, tuple[str, ...]]:
             close_environment(environment)
     except ValueError as error:
         return config, (f"{told}: {error}",)
-    return counted(config, num_prompts), ()
+    return resolve_budget(config, num_prompts), ()

@@ -96,7 +96,7 @@ def _dispatch(words: list[str]) -> int:
         rest, flags = split_flags(rest, {AGAINST: "a policy to compare with"}, ())
         asked = flags.get(AGAINST, "")
     if verb == "audit":
-        rest = command_line.audited(rest)
+        rest = command_line.read_audit(rest)
     if verb == "plan":
         from covey.cli.plan import read_flags
 

@@ -42,8 +42,8 @@ def render(content: Mapping[str, Any], folder: Path) -> Group:
     """Build the tables: before and after, phases, totals, and files in `folder`."""
     parts: list[RenderableType] = []
     if content["before"] or content["after"]:
-        parts += _titled(_evaluation_title(content), before_after(content))
-    parts += _titled(f"{duration(content['seconds'])} in all", phase_table(content))
+        parts += _add_title(_evaluation_title(content), before_after(content))
+    parts += _add_title(f"{duration(content['seconds'])} in all", phase_table(content))
     return Group(*parts, Text(""), totals(content), *doctor_lines(content, folder), files(folder))
 
 
@@ -60,7 +60,7 @@ def doctor_lines(content: Mapping[str, Any], folder: Path) -> list[Text]:
     return [Text("\n".join(lines))]
 
 
-def _titled(title: str, table: Table) -> list[RenderableType]:
+def _add_title(title: str, table: Table) -> list[RenderableType]:
     """Put a title on its own line, unwrapped."""
     return [Text(""), Text(title, "italic"), table]
 
@@ -83,7 +83,7 @@ def before_after(content: Mapping[str, Any]) -> Table:
         of_looks = [{**look, k: look["pass_at_k"][k]} for look in looks]
         table.add_row(f"pass@{k}, %", *_row(of_looks, gain.get("pass_at_k", {}), k, _percent))
     table.add_row(MEASURES["reward_mean"], *_row(looks, gain, "reward_mean", _number))
-    for name, shown in _watched(content["environment"] or {}).items():
+    for name, shown in _list_monitors(content["environment"] or {}).items():
         of_looks = [{**look, name: look["reward_parts"][name]} for look in looks]
         table.add_row(shown, *_row(of_looks, gain.get("reward_parts", {}), name, _number))
     for name in looks[-1].get("parts", {}):
@@ -96,7 +96,7 @@ def before_after(content: Mapping[str, Any]) -> Table:
     return table
 
 
-def _watched(environment: Mapping[str, Any]) -> dict[str, str]:
+def _list_monitors(environment: Mapping[str, Any]) -> dict[str, str]:
     """Return the displayed names of a learned judge's monitors."""
     monitors = {name: f"{name} (not trained on)" for name in environment.get("monitors", [])}
     reference = environment.get("gap_reference")
@@ -189,11 +189,11 @@ def side_by_side(runs: Mapping[str, Mapping[str, Any] | None]) -> Text:
         looks = [look for look in (content["before"], content["after"]) if look]
         for key in [key for key in MEASURES if looks and all(key in look for look in looks)]:
             form = _number if key == "reward_mean" else _percent
-            lines.append(f"  {MEASURES[key]}  {_compared(looks, content['gain'] or {}, key, form)}")
+            lines.append(f"  {MEASURES[key]}  {_format_comparison(looks, content['gain'] or {}, key, form)}")
     return Text("\n".join(lines))
 
 
-def _compared(looks: Sequence[Mapping[str, Any]], gain: Mapping[str, Any], key: str, form: Form) -> str:
+def _format_comparison(looks: Sequence[Mapping[str, Any]], gain: Mapping[str, Any], key: str, form: Form) -> str:
     """Format before, after and the gain with its interval."""
     if len(looks) == 1:
         return _cell(looks[0][key], form, looks[0])

@@ -34,7 +34,7 @@ from covey.cluster.start import (
     worker_environment,
 )
 from covey.cluster.waiting import hand_over
-from covey.cluster.wire import Proof, Result, copied, pack
+from covey.cluster.wire import Proof, Result, copy_arrays, pack
 from covey.engine.base import MOST_LOSSES, UpdateMode, WeightSet
 from covey.rollouts.sampler import Sampler
 from covey.types import RunStopped
@@ -110,7 +110,10 @@ class SamplerPool:
         """Start pushing new weights to every sampler."""
         packed, what = pack(weights), f"weights of version {weights.version}"
         try:
-            latest = (weights.version, copied(packed) if packed.num_bytes < self._inline_bytes else put(packed, what))
+            latest = (
+                weights.version,
+                copy_arrays(packed) if packed.num_bytes < self._inline_bytes else put(packed, what),
+            )
         except ClusterLost as error:
             self._fail(error)
             raise

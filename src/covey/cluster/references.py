@@ -30,7 +30,7 @@ class ReferenceActor:
     def logprobs(self, batch: MicroBatch, scoring: Scoring, kept: AllowedTokens | None) -> Tensor:
         """Return the log-prob of each loss token, (L,), on the host."""
         device = self._reference.policy.device
-        return reference_logprobs(self._reference, moved(batch, device), scoring, moved(kept, device)).to(HOST)
+        return reference_logprobs(self._reference, move_to(batch, device), scoring, move_to(kept, device)).to(HOST)
 
 
 class RemoteReference:
@@ -46,17 +46,17 @@ class RemoteReference:
         """Request log-probs, (L,); return a function that waits for them."""
         actor = self._actors[self._asked % len(self._actors)]
         self._asked += 1
-        ref = actor.logprobs.remote(moved(batch, HOST), scoring, moved(kept, HOST))
+        ref = actor.logprobs.remote(move_to(batch, HOST), scoring, move_to(kept, HOST))
         device = batch.target_L.device
         return lambda: answers_of(self._ray, [ref], self._role, self._check)[0].to(device)
 
 
-def moved(value: Any, device: torch.device) -> Any:
+def move_to(value: Any, device: torch.device) -> Any:
     """Move tensors, and frozen dataclasses and tuples of them, to a device."""
     if isinstance(value, Tensor):
         return value.to(device)
     if isinstance(value, tuple):
-        return tuple(moved(item, device) for item in value)
+        return tuple(move_to(item, device) for item in value)
     if is_dataclass(value) and not isinstance(value, type):
-        return replace(value, **{own.name: moved(getattr(value, own.name), device) for own in fields(value)})
+        return replace(value, **{own.name: move_to(getattr(value, own.name), device) for own in fields(value)})
     return value

@@ -234,7 +234,7 @@ class RaySource:
     # ------------------------------------------------------------------------------------------------ rank 0 alone
 
     def _push(self, version: int) -> None:
-        with sharding.unsharded(self._policy):
+        with sharding.gather_weights(self._policy):
             if self._pool is not None:
                 prompt = self.stream.prompts[version % len(self.stream.prompts)]
                 text = encode_prompt(self.local.sampler.tokenizer, prompt)

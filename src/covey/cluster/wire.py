@@ -165,7 +165,7 @@ def pack(weights: WeightSet) -> PackedWeights:
     return PackedWeights(weights.version, arrays, weights.digest, probe, is_proved)
 
 
-def copied(packed: PackedWeights) -> PackedWeights:
+def copy_arrays(packed: PackedWeights) -> PackedWeights:
     """Return a copy of the arrays."""
     arrays = {name: (dtype, shape, data.copy()) for name, (dtype, shape, data) in packed.arrays.items()}
     return replace(packed, arrays=arrays)

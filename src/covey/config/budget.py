@@ -11,7 +11,7 @@ BUDGETS = ("num_steps", "total_rollouts", "num_epochs")
 """Settings that say how long a run is. One of them counts: the others follow from it or are null."""
 
 
-def counted(config: Config, num_prompts: int | None = None) -> Config:
+def resolve_budget(config: Config, num_prompts: int | None = None) -> Config:
     """Return the settings with the `num_steps` of their budget.
 
     `num_prompts` are the trainable ones; without them, epochs are not counted.

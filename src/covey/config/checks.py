@@ -210,7 +210,7 @@ RANGES: tuple[tuple[str, str, Callable[[Any, Any], bool]], ...] = (
 """Sign, name of the bound, and the check."""
 
 
-def explained(error: OmegaConfBaseException) -> str:
+def explain_error(error: OmegaConfBaseException) -> str:
     text = str(error)
     if isinstance(error, InterpolationResolutionError):
         return f"a ${{...}} cannot be filled in: {one_line(text.partition(' full_key:')[0])}"

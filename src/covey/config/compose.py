@@ -28,7 +28,7 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from covey.algorithm.settings import AlgorithmConfig
-from covey.config.checks import explained, misfit, refuse_aliases, yaml_fault
+from covey.config.checks import explain_error, misfit, refuse_aliases, yaml_fault
 from covey.config.schema import ENVIRONMENT_SETTINGS, GROUPS, Config
 from covey.config.shelves import CONF as CONF  # for whoever composes
 from covey.config.shelves import SHELVES, presets
@@ -91,7 +91,7 @@ class _Environment(ConfigNode):
 
     @cached_property
     def node(self) -> DictConfig:  # type: ignore[override]
-        return _opened(self._schema)
+        return _open_options(self._schema)
 
 
 def _settings() -> DictConfig:
@@ -102,7 +102,7 @@ def _settings() -> DictConfig:
     return node
 
 
-def _opened(schema: Any) -> DictConfig:
+def _open_options(schema: Any) -> DictConfig:
     """Make an environment's settings, open where the user chooses keys."""
     return _open(OmegaConf.structured(schema))
 
@@ -139,14 +139,14 @@ class _ShelfSource(FileConfigSource):
 
     def is_config(self, config_path: str) -> bool:
         group, _, name = config_path.removesuffix(".yaml").rpartition("/")
-        return name in _shelved(group)
+        return name in _find_shelved(group)
 
     def load_config(self, config_path: str) -> ConfigResult:
         group, _, name = config_path.removesuffix(".yaml").rpartition("/")
-        return super().load_config(_shelved(group)[name])
+        return super().load_config(_find_shelved(group)[name])
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
-        return [] if results_filter is ObjectType.GROUP else list(_shelved(config_path))
+        return [] if results_filter is ObjectType.GROUP else list(_find_shelved(config_path))
 
 
 class _ShelfPath(SearchPathPlugin):
@@ -159,7 +159,7 @@ class _ShelfPath(SearchPathPlugin):
                 return
 
 
-def _shelved(group: str) -> dict[str, str]:
+def _find_shelved(group: str) -> dict[str, str]:
     """Return the presets on a group's shelves, with their places."""
     found = presets(group) if group in SHELVES else {}
     paths = {name: file.relative_to(CONF) for name, file in found.items()}
@@ -174,10 +174,10 @@ def load(path: Path) -> DictConfig:
     try:
         if name not in ENVIRONMENT_SETTINGS:
             raise ValueError(f"there is no environment={name}")
-        node.environment = _opened(ENVIRONMENT_SETTINGS[name])
+        node.environment = _open_options(ENVIRONMENT_SETTINGS[name])
         node.merge_with(saved)
     except OmegaConfBaseException as error:
-        raise ValueError(f"{path} is not from this version of covey: {explained(error)}") from error
+        raise ValueError(f"{path} is not from this version of covey: {explain_error(error)}") from error
     except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not from this version of covey: {str(error)[:200]}") from error
     return node
@@ -254,12 +254,12 @@ def _type_parts(mixture: DictConfig) -> None:
         if name not in ENVIRONMENT_SETTINGS or name == "mixture":
             known = ", ".join(other for other in ENVIRONMENT_SETTINGS if other != "mixture")
             raise ValueError(f"environment.parts.{part} needs name = one of {known}, got {name}")
-        mixture.parts[part] = _typed(ENVIRONMENT_SETTINGS[name], given, f"environment.parts.{part}")
+        mixture.parts[part] = _convert_settings(ENVIRONMENT_SETTINGS[name], given, f"environment.parts.{part}")
     for part, given in ((str(key), value) for key, value in mixture.data.items()):
-        mixture.data[part] = _typed(DataConfig, given, f"environment.data.{part}")
+        mixture.data[part] = _convert_settings(DataConfig, given, f"environment.data.{part}")
 
 
-def _typed(schema: Any, given: Any, place: str) -> DictConfig:
+def _convert_settings(schema: Any, given: Any, place: str) -> DictConfig:
     """Convert free settings to those of a schema.
 
     ValueError for an unknown key or a value of another type.

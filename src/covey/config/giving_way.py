@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from covey.cluster.settings import APART, DevicesConfig
-from covey.config.budget import BUDGETS, counted
+from covey.config.budget import BUDGETS, resolve_budget
 from covey.config.checks import MOST, format_value, read, unmet, walk
 from covey.config.engine_choice import Machine, obstacle_to_vllm
 from covey.config.rules.options import unread_options
@@ -50,7 +50,9 @@ class _Change:
         self.notices[name] = f"{name}={format_value(value)} in place of {format_value(before)}: {reason}"
 
 
-def give_way(config: Config, typed: Collection[str], look: Callable[[], Machine] | None = None) -> list[str]:
+def adjust_unset_options(
+    config: Config, typed: Collection[str], look: Callable[[], Machine] | None = None
+) -> list[str]:
     """Adjust settings that nothing typed and that contradict typed ones.
 
     `typed` holds dotted names and groups, such as {"algorithm.kl_coef", "environment"}. `look`, of a new run, tells
@@ -81,7 +83,7 @@ def give_way(config: Config, typed: Collection[str], look: Callable[[], Machine]
     return list(change.notices.values())
 
 
-def corrected(config: Config) -> tuple[Config, list[str]]:
+def add_correction(config: Config) -> tuple[Config, list[str]]:
     """Return a copy of settings that a program has made, with weights for tokens that another program or older weights
     sampled, where it chose none, and a line for each."""
     change = _Change(copy.deepcopy(config), ())
@@ -89,7 +91,7 @@ def corrected(config: Config) -> tuple[Config, list[str]]:
     return change.config, list(change.notices.values())
 
 
-def overruled(config: Config, typed: Sequence[str]) -> list[str]:
+def find_shadowed_presets(config: Config, typed: Sequence[str]) -> list[str]:
     """Return a line for each typed preset of the algorithm of which nothing is left, such as
     "algorithm=gdpo has no effect: algorithm.advantage=pairwise in place of gdpo".
 
@@ -127,7 +129,7 @@ def _settle_budget(change: _Change) -> None:
     for name in BUDGETS[1:]:
         if typed and name not in typed and read(config, name) is not None:
             change.put(name, None, f"the run has {given[0]}")
-    steps = counted(config).num_steps
+    steps = resolve_budget(config).num_steps
     if steps != config.num_steps and 0 < steps <= MOST:  # else the budget itself is refused
         change.put("num_steps", steps, f"the run has total_rollouts={config.total_rollouts}")
 

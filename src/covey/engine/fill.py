@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from covey.engine.base import EngineStats, UpdateMode, WeightSet, check_call
-from covey.engine.weights import arrived, check_pushed, replace_weights, shapes_of, trained_tensors
+from covey.engine.weights import await_probe, check_pushed, replace_weights, shapes_of, trained_tensors
 from covey.policy.attention.bidirectional import inputs_layout
 from covey.policy.policy import Policy, inference, to_device
 from covey.policy.sampling import chosen_logprobs, filtered_logprobs, partition, random_uniform, row_key, sample
@@ -186,7 +186,7 @@ class OwnWeightsFillEngine(FillEngine):
     async def update(self, weights: WeightSet, how: UpdateMode) -> None:
         """Take new weights (`UpdatableEngine.update`); waiting calls are filled with them."""
         check_pushed(weights, shapes_of(trained_tensors(self._policy)), self.version)
-        proved = replace(weights, probe=await arrived(weights.probe))  # nothing is filled in on what is not proved
+        proved = replace(weights, probe=await await_probe(weights.probe))  # nothing is filled in on what is not proved
         await replace_weights(self._policy, proved, self._policy, lambda: None)
         self.version = weights.version
         for request in self._waiting:

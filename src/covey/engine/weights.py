@@ -49,7 +49,7 @@ def make_weight_set(policy: Policy, version: int, text: Sequence[int] = (), *, c
 def unproved_set(policy: Policy, version: int, text: Sequence[int] = (), *, copy: bool = True) -> WeightSet:
     """Copy the trained weights; the probe's log-probs follow by `prove`.
 
-    Shards must be gathered around it (`sharding.unsharded`). Without `copy`, weights in host memory are the policy's
+    Shards must be gathered around it (`sharding.gather_weights`). Without `copy`, weights in host memory are the policy's
     own, to be used before it is trained on; gathered ones are copied anyway.
     """
     copy = copy or policy.sharded
@@ -65,7 +65,7 @@ def prove(policy: Policy, probe: Probe) -> tuple[float, ...]:
     return logprobs
 
 
-async def arrived(probe: Probe) -> Probe:
+async def await_probe(probe: Probe) -> Probe:
     """Return the probe once its log-probs are there."""
     if not isinstance(probe.logprobs, Future):
         return probe
@@ -176,7 +176,7 @@ async def replace_weights(trained: Policy, weights: WeightSet, read: Policy, ref
     try:
         _copy(weights.tensors, own, refresh)
         found = probe_logprobs(read, weights.probe.token_ids)
-        if wrong := disproof(found, await arrived(weights.probe)):
+        if wrong := disproof(found, await await_probe(weights.probe)):
             raise PushRefused(f"version {weights.version}: on it the engine {wrong}")
     except BaseException:
         _copy(old, own, refresh)

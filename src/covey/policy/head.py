@@ -89,7 +89,7 @@ def score_rows(
         return logprob_L, entropy_L
     chunks = _split(head.chunk, rows_LC, target_L)
     scored = [_score_(head, _logits(head, rows, layer.weight, layer.bias), target).scores for rows, target in chunks]
-    return _joined(scored)
+    return _concatenate(scored)
 
 
 @dataclass(slots=True)
@@ -145,7 +145,7 @@ class _HeadScores(torch.autograd.Function):
                 ctx.kept = scored
             del scored  # before the next are made
         ctx.save_for_backward(rows_LC, weight_VC, bias_V, target_L, predicted_L)
-        logprob_L, entropy_L = _joined(scores)
+        logprob_L, entropy_L = _concatenate(scores)
         if not head.entropy_gradient:
             ctx.mark_non_differentiable(entropy_L)
         return logprob_L, entropy_L
@@ -214,7 +214,9 @@ class Scored:
 def _score_(head: Head, logits_LV: Tensor, target_L: Tensor) -> Scored:
     """Score logits in place: they become probabilities, unless the softmax is fused."""
     if not head.fused:
-        return Scored(logits_LV, _joined([_score_slice_(head, *slices) for slices in _slices(logits_LV, target_L)]))
+        return Scored(
+            logits_LV, _concatenate([_score_slice_(head, *slices) for slices in _slices(logits_LV, target_L)])
+        )
     logprob_L, entropy_L, logsum_L = fused_scores(logits_LV, target_L, head.temperature)
     return Scored(logits_LV, (logprob_L, entropy_L), logsum_L)
 
@@ -270,7 +272,7 @@ def _slices(first_LV: Tensor, *others: Tensor | None) -> Iterator[tuple[Any, ...
     return _split(max(num_entries // first_LV.shape[1], MIN_ROWS), first_LV, *others)
 
 
-def _joined(scores: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+def _concatenate(scores: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     logprobs, entropies = zip(*scores, strict=True)
     return torch.cat(logprobs), torch.cat(entropies)
 

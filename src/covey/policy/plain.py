@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from covey.policy import sharding
-from covey.policy.models.quantized import dequantized
+from covey.policy.models.quantized import dequantize
 from covey.policy.policy import Policy
 from covey.policy.sampling import chosen_logprobs
 from covey.types import Rollout, Sampling
@@ -138,13 +138,13 @@ def _take_weights(model: PreTrainedModel, policy: Policy, shift: Shift) -> None:
         for key, held in list(module._parameters.items()):
             if held is None:
                 continue
-            module._parameters[key], make = _taken(source, key, held, shift)
+            module._parameters[key], make = _share_weight(source, key, held, shift)
             lazy |= {} if make is None else {key: make}
         if lazy:
             _make_at_each_call(module, lazy, model.dtype)
 
 
-def _taken(source: nn.Module, key: str, empty: nn.Parameter, shift: Shift) -> tuple[nn.Parameter, Maker | None]:
+def _share_weight(source: nn.Module, key: str, empty: nn.Parameter, shift: Shift) -> tuple[nn.Parameter, Maker | None]:
     """Return the policy's plain weight, else an empty one and its maker."""
     base = getattr(source, "base_layer", source)
     weight = base._parameters[key]
@@ -155,7 +155,7 @@ def _taken(source: nn.Module, key: str, empty: nn.Parameter, shift: Shift) -> tu
         return weight, None
 
     def shifted(part: Tensor) -> Tensor:
-        plain = dequantized(sharding.whole(part)).to(empty.dtype)
+        plain = dequantize(sharding.whole(part)).to(empty.dtype)
         return plain + shift[part].to(plain.dtype) if part in shift else plain
 
     def make() -> Tensor:

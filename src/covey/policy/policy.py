@@ -123,7 +123,7 @@ class Policy:
 
     def hidden(self, input_ids_BT: Tensor, position_ids_BT: Tensor, layout: Layout) -> Tensor:
         """Return last hidden states (B, T, C), after the final norm."""
-        with self.autocast(), offloaded(self.device) if self.offload else nullcontext():
+        with self.autocast(), offload_saved(self.device) if self.offload else nullcontext():
             out = self.causal_lm.base_model(**self._place(input_ids_BT, position_ids_BT, layout))
         return out.last_hidden_state
 
@@ -204,7 +204,7 @@ MIN_BYTES = 2**20
 """Smaller tensors stay: fetching them would cost more than their room."""
 
 
-def offloaded(device: torch.device, min_bytes: int = MIN_BYTES) -> torch.autograd.graph.saved_tensors_hooks:
+def offload_saved(device: torch.device, min_bytes: int = MIN_BYTES) -> torch.autograd.graph.saved_tensors_hooks:
     """Keep tensors that autograd saves in host memory until the backward pass.
 
     Weights stay where they are. The numbers are the same bits.

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from covey.algorithm.softmax import log_softmax
-from covey.policy.kernels.gpu.inductor import compiled, number
+from covey.policy.kernels.gpu.inductor import compile_once, number
 from covey.policy.policy import to_device
 from covey.types import Sampling
 
@@ -37,7 +37,7 @@ def row_key(seed: int, sample_index: int) -> int:
 
     Neighbouring seeds or indices are unrelated.
     """
-    return _signed(_scramble(_scramble(seed) + (sample_index + 1) * GOLDEN))
+    return _to_signed(_scramble(_scramble(seed) + (sample_index + 1) * GOLDEN))
 
 
 def random_uniform(key_R: Tensor, position_R: Tensor) -> Tensor:
@@ -45,9 +45,9 @@ def random_uniform(key_R: Tensor, position_R: Tensor) -> Tensor:
 
     Splitmix64 with the position as its counter: a row's numbers depend neither on neighbours nor on history.
     """
-    mixed_R = key_R + (position_R + 1) * _signed(GOLDEN)
+    mixed_R = key_R + (position_R + 1) * _to_signed(GOLDEN)
     for shift, multiplier in ROUNDS:
-        mixed_R = (mixed_R ^ _shift_right(mixed_R, shift)) * _signed(multiplier)
+        mixed_R = (mixed_R ^ _shift_right(mixed_R, shift)) * _to_signed(multiplier)
     mixed_R = mixed_R ^ _shift_right(mixed_R, LAST_SHIFT)
     return _shift_right(mixed_R, 11).to(torch.float64) * 2.0**-53
 
@@ -60,7 +60,7 @@ def kept_mask(
     Order: temperature, top-k, top-p (smallest set whose mass reaches top_p), min-p. The most likely token is always
     kept. Of equal logits at a boundary the lower token ids are kept, so that the set has exactly the size asked for.
     """
-    return _kept(_scaled(logits_RV, temperature), top_k, top_p, min_p)
+    return _keep_mask(_scale(logits_RV, temperature), top_k, top_p, min_p)
 
 
 def allowed_with(logits_RV: Tensor, token_R: Tensor, sampling: Sampling) -> Tensor:
@@ -75,8 +75,8 @@ def filter_logits(
     logits_RV: Tensor, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0
 ) -> Tensor:
     """Return tempered logits in float32 at least, -inf outside the kept set."""
-    scaled_RV = _scaled(logits_RV, temperature)
-    kept_RV = _kept(scaled_RV, top_k, top_p, min_p)
+    scaled_RV = _scale(logits_RV, temperature)
+    kept_RV = _keep_mask(scaled_RV, top_k, top_p, min_p)
     return scaled_RV if kept_RV is None else scaled_RV.masked_fill(~kept_RV, -torch.inf)
 
 
@@ -99,7 +99,7 @@ def chosen_logprobs(logits_LV: Tensor, target_L: Tensor, sampling: Sampling, kep
         kept_LV = allowed_with(logits_LV.detach(), target_L, sampling)
     if kept_LV is not None:
         logits_LV = logits_LV.masked_fill(~kept_LV, -torch.inf)
-    return _at(log_softmax(_scaled(logits_LV, sampling.temperature)), target_L)
+    return _at(log_softmax(_scale(logits_LV, sampling.temperature)), target_L)
 
 
 def draw(logprobs_RV: Tensor, uniform_R: Tensor) -> tuple[Tensor, Tensor]:
@@ -128,7 +128,7 @@ def draw_tempered(logits_RV: Tensor, temperature: Tensor, uniform_R: Tensor) -> 
     `temperature` is a scalar tensor. Rounding is all that differs.
     """
     num_tokens = logits_RV.shape[-1]
-    top_R1, mass_RN = compiled(masses)(logits_RV, temperature)
+    top_R1, mass_RN = compile_once(masses)(logits_RV, temperature)
     block_R, rest_R = _invert(mass_RN.to(torch.float64), uniform_R)
     place_RB = block_R[:, None] * BLOCK + torch.arange(BLOCK, device=block_R.device)
     inside_RB = (logits_RV.gather(-1, place_RB.clamp(max=num_tokens - 1)) / temperature - top_R1).exp()
@@ -189,13 +189,13 @@ def partition(samplings: Iterable[Sampling], device: torch.device) -> list[tuple
     return [(key, to_device(rows, device)) for key, rows in rows_of.items()]
 
 
-def _scaled(logits_RV: Tensor, temperature: float) -> Tensor:
+def _scale(logits_RV: Tensor, temperature: float) -> Tensor:
     wide_RV = logits_RV.to(torch.promote_types(logits_RV.dtype, torch.float32))
     return wide_RV if temperature in (0.0, 1.0) else wide_RV / temperature
 
 
 @torch.no_grad()
-def _kept(scaled_RV: Tensor, top_k: int, top_p: float, min_p: float) -> Tensor | None:
+def _keep_mask(scaled_RV: Tensor, top_k: int, top_p: float, min_p: float) -> Tensor | None:
     kept_RV = None
     num_tokens = scaled_RV.shape[-1]
     if 0 < top_k < num_tokens or top_p < 1:
@@ -256,7 +256,7 @@ def _scramble(value: int) -> int:
     return value ^ (value >> LAST_SHIFT)
 
 
-def _signed(value: int) -> int:
+def _to_signed(value: int) -> int:
     """Return the int64 with the same bits."""
     value &= MASK_64
     return value - (1 << 64) if value >> 63 else value

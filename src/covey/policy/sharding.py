@@ -29,7 +29,7 @@ def shard(policy: Policy, device: torch.device | None = None) -> Policy:
     """Shard the weights over all ranks, in place, layer by layer.
 
     `device` never holds more than one whole layer beside the shards; weights without storage get that of the shards
-    alone. From then on passes are collective: every rank makes equally many, or runs inside `unsharded`.
+    alone. From then on passes are collective: every rank makes equally many, or runs inside `gather_weights`.
     """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
@@ -73,7 +73,7 @@ def shard_like(empty: Policy, example: Policy) -> Policy:
 
 
 @contextmanager
-def unsharded(policy: Policy) -> Iterator[None]:
+def gather_weights(policy: Policy) -> Iterator[None]:
     """Gather all weights inside, for passes of single ranks, such as sampling."""
     modules = list(_sharded_modules(policy.causal_lm)) if policy.sharded else []
     for module in modules:
@@ -155,13 +155,13 @@ def load_full_optimizer_state(optimizer: torch.optim.Optimizer, state: Mapping[s
     """Load the state of `full_optimizer_state` at any number of ranks."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     placed = {
-        index: {name: _placed(value, parameters[index]) for name, value in moments.items()}
+        index: {name: _shard_moment(value, parameters[index]) for name, value in moments.items()}
         for index, moments in state["state"].items()
     }
     optimizer.load_state_dict({**state, "state": placed})
 
 
-def _placed(value: Any, parameter: Tensor) -> Any:
+def _shard_moment(value: Any, parameter: Tensor) -> Any:
     """Shard moments like their parameter; counters are on every rank."""
     is_moment = isinstance(value, Tensor) and value.shape == parameter.shape
     return placed_like(value, parameter) if is_moment else value

@@ -10,7 +10,7 @@ from covey.report.content import verdict
 from covey.report.curves import curves_of
 from covey.report.health import health_of
 from covey.report.read import RunFiles
-from covey.run.records.terminal import binned, sparkline
+from covey.run.records.terminal import sparkline
 from covey.system.disk import as_written
 from covey.system.text.escaping import escape
 from covey_doctor.finding import Level
@@ -58,7 +58,7 @@ def _cut(title: str, most: int) -> str:
 def _line(curve: Mapping[str, Any], width: int) -> str:
     """Draw a curve: each step where there is room for all, else its moving mean."""
     values = curve["raw"] if len(curve["raw"]) <= width else curve["y"]
-    return sparkline(binned([math.nan if value is None else value for value in values], width))
+    return sparkline(average_bins([math.nan if value is None else value for value in values], width))
 
 
 def _of_doctor(run: RunFiles) -> list[str]:

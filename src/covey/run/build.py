@@ -16,7 +16,7 @@ from covey.cluster.references import ReferenceActor, RemoteReference
 from covey.cluster.serving import Answerers, Serving
 from covey.cluster.slot import Limits
 from covey.cluster.source import RaySource
-from covey.config.budget import counted
+from covey.config.budget import resolve_budget
 from covey.config.schema import Config
 from covey.config.validate import validate
 from covey.engine.base import Closable, Engine, UpdateMode
@@ -189,7 +189,7 @@ def with_steps(config: Config, num_prompts: int) -> Config:
     >>> with_steps(Config(num_epochs=2, groups_per_step=4), num_prompts=22).num_steps
     11
     """
-    found = counted(config, num_prompts)
+    found = resolve_budget(config, num_prompts)
     if found is not config:
         try:
             validate(found)

@@ -145,7 +145,7 @@ def warm_up(
             if (step + 1) % settings.check_every and step + 1 < settings.num_steps:
                 continue
             engine.load_weights(step + 1)
-            with sharding.unsharded(policy):
+            with sharding.gather_weights(policy):
                 accuracy = _accuracy(source, prompts, sampling, config.evaluation.correct_above)
             line = f"cold start {step + 1}/{settings.num_steps}  loss {metrics['loss']:.3f}"
             say(f"{line}  greedy accuracy {accuracy:.1%}")

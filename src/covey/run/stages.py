@@ -199,7 +199,7 @@ def await_samplers(run: Run, record: RunRecorder) -> None:
 
 def evaluate_and_log(run: Run, record: RunRecorder, step: int) -> None:
     """Evaluate on the held-out prompts and log what was found."""
-    with record.timer.phase("evaluation"), sharding.unsharded(run.policy):
+    with record.timer.phase("evaluation"), sharding.gather_weights(run.policy):
         answers = answer(run.source, run.test_prompts, run.source.sampling, run.config.evaluation)
         release_memory()
     with record.watchdog.deadline("the logs to be written", "timeouts.saving"):

@@ -49,7 +49,7 @@ def check(precision: str, device: str, environment: MutableMapping[str, str] = o
 
     `precision` and `device` are the model's. ValueError names the switch and the setting to use.
     """
-    typed = _typed()
+    typed = _read_words()
     if "ACCELERATE_MIXED_PRECISION" not in environment and not typed:
         return
     wanted = environment.get("ACCELERATE_MIXED_PRECISION", "no").lower()
@@ -100,7 +100,7 @@ def _check_file(path: str | None) -> None:
         )
 
 
-def _typed() -> list[str]:
+def _read_words() -> list[str]:
     """Return the launcher's arguments, none where accelerate did not start this process."""
     with suppress(OSError):
         words = Path(f"/proc/{os.getppid()}/cmdline").read_bytes().decode(errors="replace").split("\0")

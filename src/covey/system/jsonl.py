@@ -33,10 +33,10 @@ class JsonlWriter:
         self._failed = False
 
     def write(self, row: Mapping[str, Any]) -> None:
-        self.write_line(encoded(row))
+        self.write_line(encode_row(row))
 
     def write_line(self, line: bytes) -> None:
-        """Write a row made by `encoded`."""
+        """Write a row made by `encode_row`."""
         self._left += line
         try:
             self._flush()
@@ -75,7 +75,7 @@ class JsonlWriter:
         self._failed = False
 
 
-def encoded(row: Mapping[str, Any]) -> bytes:
+def encode_row(row: Mapping[str, Any]) -> bytes:
     """Return a row as a line, with `finite` and `plain_data` applied."""
     return (_one_line(json.dumps(finite(row), ensure_ascii=False, allow_nan=False, default=plain_data)) + "\n").encode()
 

@@ -60,7 +60,7 @@ def resolve(name_or_path: str, table: Mapping[str, Callable[..., Any]]) -> Calla
 def import_changed() -> list[str]:
     """Reload changed user modules, a line for each. ValueError."""
     lines = []
-    for module, text in modules.changed():
+    for module, text in modules.find_changed():
         name = module.__name__
         try:
             importlib.reload(module)

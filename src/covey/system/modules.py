@@ -17,7 +17,7 @@ def meet(module: ModuleType) -> None:
         MET[module.__name__] = text
 
 
-def changed() -> Iterator[tuple[ModuleType, str]]:
+def find_changed() -> Iterator[tuple[ModuleType, str]]:
     """Yield modules whose files say something else now, with that text."""
     for name, text in list(MET.items()):
         module = sys.modules.get(name)

@@ -46,21 +46,21 @@ def check_section(section: Section) -> None:
 def _converted_field(section: type, name: str, value: Any) -> Any:
     _check_name(section, name)
     try:
-        return converted(value, _types(section)[name], name)
+        return convert(value, _types(section)[name], name)
     except ValueError as error:
         raise ValueError(f"{_prefix(section)}{error}") from None
 
 
-def converted(value: Any, kind: Any, name: str) -> Any:
+def convert(value: Any, kind: Any, name: str) -> Any:
     """Convert a value to the type `kind`. ValueError if impossible."""
     origin, parts = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
         (inner,) = (part for part in parts if part is not types.NoneType)
-        return None if value is None else converted(value, inner, name)
+        return None if value is None else convert(value, inner, name)
     if origin is list and isinstance(value, list | tuple):
-        return [converted(item, parts[0], f"{name}[{index}]") for index, item in enumerate(value)]
+        return [convert(item, parts[0], f"{name}[{index}]") for index, item in enumerate(value)]
     if origin is dict and isinstance(value, Mapping):
-        return {converted(k, parts[0], name): converted(v, parts[1], f"{name}.{k}") for k, v in value.items()}
+        return {convert(k, parts[0], name): convert(v, parts[1], f"{name}.{k}") for k, v in value.items()}
     if origin is None and (kind is Any or type(value) is kind):
         return value
     return _one(value, origin or kind, name)
@@ -83,11 +83,11 @@ def _one(value: Any, kind: Any, name: str) -> Any:
         for key in settings:
             _check_name(kind, str(key))
         inside = ", ".join(f"{k}={v!r}" for k, v in settings.items())
-        raise ValueError(f"{name} must be settings, such as {kind.__name__}({inside}), got {_shown(value)}")
-    raise ValueError(f"{name} must be {NAMES.get(kind, 'of another type')}, got {_shown(value)}")
+        raise ValueError(f"{name} must be settings, such as {kind.__name__}({inside}), got {_show(value)}")
+    raise ValueError(f"{name} must be {NAMES.get(kind, 'of another type')}, got {_show(value)}")
 
 
-def _shown(value: Any) -> str:
+def _show(value: Any) -> str:
     text = f"{type(value).__name__}(...)" if isinstance(value, Section) else repr(value)
     return f"{text[:60]}..." if len(text) > 60 else text
 

@@ -11,7 +11,7 @@ from transformers import TrainingArguments
 
 from covey.system import ranks
 from covey.system.lookup import near
-from covey.system.section import converted
+from covey.system.section import convert
 from covey.trl.fields import GONE
 
 DICTIONARIES = ("model_init_kwargs", "generation_kwargs", "chat_template_kwargs", "lr_scheduler_kwargs")
@@ -168,7 +168,7 @@ class GRPOConfig(TrainingArguments):
     def _check_kinds(self) -> None:
         """Refuse (ValueError) a value of another kind in a field that is computed with."""
         for name, kind in NUMBERS.items():
-            converted(getattr(self, name), kind, name)
+            convert(getattr(self, name), kind, name)
         for name in COUNTS:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")

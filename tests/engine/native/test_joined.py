@@ -33,9 +33,9 @@ def _traced(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -
     compile_ = torch.compile
     torch._dynamo.reset()
     monkeypatch.setattr(torch, "compile", lambda function, **how: compile_(function, backend="eager", **how))
-    inductor.compiled.cache_clear()
+    inductor.compile_once.cache_clear()
     yield
-    inductor.compiled.cache_clear()
+    inductor.compile_once.cache_clear()
     assert not [record for record in caplog.records if "uncompiled" in record.getMessage()]
 
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from covey.cluster.wire import copied, pack, unpack
+from covey.cluster.wire import copy_arrays, pack, unpack
 from covey.engine.base import PushRefused, UpdateMode, WeightSet, digest_of
 from covey.engine.native.cache import Block
 from covey.engine.native.layouts import PrefillLayout
@@ -364,7 +364,7 @@ def test_weights_without_a_copy_are_those_of_the_policy_and_others_stay() -> Non
     policy = tiny_policy("llama")
     kept, shared = make_weight_set(policy, 1), make_weight_set(policy, 1, copy=False)
     assert kept.digest == shared.digest
-    packed = copied(pack(shared))
+    packed = copy_arrays(pack(shared))
     with torch.no_grad():
         next(iter(trained_tensors(policy).values())).add_(1)
     assert digest_of(kept.tensors) == kept.digest == digest_of(unpack(packed).tensors)

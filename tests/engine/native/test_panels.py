@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from covey.engine.native.panels import Adapter, CompiledLinear, PackedWeights, Weights, has_half, multiplied
+from covey.engine.native.panels import Adapter, CompiledLinear, PackedWeights, Weights, has_half, multiply
 
 from ...support.builders import normal
 
@@ -101,7 +101,7 @@ def test_adapters_beside_the_weights_of_layers_that_are_one_product(
         expected.append(out + (normal(outer, seed=seed).double() if seed == 1 else 0.0))
     joined = PackedWeights(weights, half)
     joined.take(weights)
-    found = multiplied(joined, x, half)
+    found = multiply(joined, x, half)
     # A sum on the edge of two roundings may fall to either side
     tolerance = 2e-2 if half else 2e-5
     assert (found - torch.cat(expected, dim=1)).abs().max() < tolerance

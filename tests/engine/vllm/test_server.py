@@ -16,7 +16,7 @@ import torch
 
 from covey.engine.base import EngineLost
 from covey.engine.vllm.engine import Served, VLLMEngine
-from covey.engine.vllm.server import ServedModel, Server, called, find_model, open_server
+from covey.engine.vllm.server import ServedModel, Server, find_model, name_of_server, open_server
 from covey.engine.vllm.wire import Sample
 from covey.types import Sampling, Span
 
@@ -167,7 +167,7 @@ def test_the_model_of_an_address_is_found_or_the_line_says_how_to_start_one(fake
 @pytest.fixture
 def engine(fake: Fake) -> Iterator[VLLMEngine]:
     """The engine over the fake, which is on version 7."""
-    served = Served(64, frozenset(), torch.float32, max_rows=4, name=called(fake.url), deadline=0.5)
+    served = Served(64, frozenset(), torch.float32, max_rows=4, name=name_of_server(fake.url), deadline=0.5)
     built = VLLMEngine(partial(open_server, fake.url, "policy"), served, version=7)
     yield built
     fake.goes_on.set()

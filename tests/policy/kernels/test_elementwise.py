@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from covey.policy.kernels.elementwise import gated, rms_norm, rotated
+from covey.policy.kernels.elementwise import apply_gate, rms_norm, rotate
 
 EPS = 1e-6
 SHAPES = [(1, 5), (3, 7), (65, 48), (130, 100), (5, 3, 64), (700, 256), (2, 129, 513)]
@@ -93,13 +93,13 @@ def test_a_norm_in_bfloat16_is_rounded_once(shape: tuple[int, ...], dtype: torch
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_gate_in_bfloat16_is_rounded_once(shape: tuple[int, ...]) -> None:
     gate, up = (4 * normal(*shape)).bfloat16(), normal(*shape, seed=1).bfloat16()
-    assert_rounded_once(with_gradients(gated, gate, up), exactly(lambda a, b: F.silu(a) * b, gate, up))
+    assert_rounded_once(with_gradients(apply_gate, gate, up), exactly(lambda a, b: F.silu(a) * b, gate, up))
 
 
 @pytest.mark.parametrize(("sequences", "tokens", "heads", "width"), [(2, 37, 3, 10), (1, 300, 8, 64)])
 def test_rotary_positions_in_bfloat16_are_rounded_once(sequences: int, tokens: int, heads: int, width: int) -> None:
     x, angles = normal(sequences, tokens, heads, width).bfloat16(), normal(sequences, tokens, width, seed=1)
-    got = with_gradients(lambda x: rotated(x, angles.cos(), angles.sin()), x)
+    got = with_gradients(lambda x: rotate(x, angles.cos(), angles.sin()), x)
     assert_rounded_once(got, exactly(lambda x: turned_in_torch(x, angles.cos().double(), angles.sin().double()), x))
 
 
@@ -114,12 +114,12 @@ def test_a_norm_of_very_small_or_large_numbers_is_that_of_torch(size: float) -> 
 def test_a_gate_and_its_gradients_are_those_of_torch_in_float64(shape: tuple[int, ...]) -> None:
     gate, up = 4 * normal(*shape), normal(*shape, seed=1)
     exact = with_gradients(lambda a, b: F.silu(a) * b, gate.double(), up.double())
-    assert_close(with_gradients(gated, gate, up), exact)
+    assert_close(with_gradients(apply_gate, gate, up), exact)
 
 
 def test_every_number_of_a_gate_is_that_of_torch_at_any_size() -> None:
     gate = torch.cat([torch.linspace(-80, 80, 32001), torch.tensor([0.0, -0.0, 1e-30, -200.0, 3e4, -3e4])])
-    got = with_gradients(gated, gate, torch.ones_like(gate))
+    got = with_gradients(apply_gate, gate, torch.ones_like(gate))
     exact = with_gradients(lambda a, b: F.silu(a) * b, gate.double(), torch.ones_like(gate).double())
     for mine, theirs in zip(got, exact, strict=True):
         assert torch.allclose(mine.double(), theirs, rtol=1e-6, atol=3e-7 * (mine is got[1]) + 1e-33)
@@ -133,13 +133,13 @@ def test_rotary_positions_and_their_gradients_are_those_of_torch(
     x = normal(sequences, tokens, heads, width)
     angles = normal(1 if is_shared else sequences, tokens, width, seed=1).double()  # halves differ, as they may
     exact = with_gradients(lambda x: turned_in_torch(x, angles.cos(), angles.sin()), x.double())
-    got = with_gradients(lambda x: rotated(x, angles.cos().float(), angles.sin().float()), x)
+    got = with_gradients(lambda x: rotate(x, angles.cos().float(), angles.sin().float()), x)
     assert_close(got, exact)
 
 
 def test_inputs_and_gradients_that_are_not_contiguous_are_read_as_they_are() -> None:
     x, other, weight = normal(48, 33).t(), normal(33, 96, seed=1)[:, ::2], normal(48, seed=2)
-    for mine, theirs in ((through_c, in_torch), (gated, lambda a, b: F.silu(a) * b)):
+    for mine, theirs in ((through_c, in_torch), (apply_gate, lambda a, b: F.silu(a) * b)):
         second = weight if mine is through_c else other
         got = with_gradients(lambda a, b: mine(a, b).t(), x, second)  # noqa: B023
         assert_close(got, with_gradients(lambda a, b: theirs(a, b).t(), x.double(), second.double()))  # noqa: B023
@@ -150,7 +150,7 @@ def test_heads_in_any_order_are_turned_as_they_are(axes: tuple[int, ...]) -> Non
     x = normal(4, 4, 4, 4).permute(axes)
     angles = normal(4, 4, 4, seed=1)
     cosines, sines = angles.cos(), angles.sin()
-    got = with_gradients(lambda x: rotated(x, cosines, sines).permute(axes), x)
+    got = with_gradients(lambda x: rotate(x, cosines, sines).permute(axes), x)
     exact = with_gradients(lambda x: turned_in_torch(x, cosines.double(), sines.double()).permute(axes), x.double())
     assert_close(got, exact)
 
@@ -161,8 +161,8 @@ def test_the_number_of_threads_changes_no_bit(width: int) -> None:
     angles = normal(1, 1300, width, seed=3)
 
     def everything() -> list[Tensor]:
-        turned = with_gradients(lambda x: rotated(x[None, :, None], angles.cos(), angles.sin()), x)
-        return [*with_gradients(through_c, x, weight), *with_gradients(gated, x, up), *turned]
+        turned = with_gradients(lambda x: rotate(x[None, :, None], angles.cos(), angles.sin()), x)
+        return [*with_gradients(through_c, x, weight), *with_gradients(apply_gate, x, up), *turned]
 
     first, *others = with_threads(everything)
     for other in others:
@@ -176,7 +176,7 @@ def test_a_row_gets_the_same_bits_alone(width: int) -> None:
 
     def rows(chosen: slice) -> list[Tensor]:
         made = []
-        for function, inputs in ((through_c, (x[chosen], weight)), (gated, (x[chosen], up[chosen]))):
+        for function, inputs in ((through_c, (x[chosen], weight)), (apply_gate, (x[chosen], up[chosen]))):
             inputs = tuple(tensor.detach().requires_grad_() for tensor in inputs)
             out = function(*inputs)
             gradients = torch.autograd.grad(out, inputs, slopes[chosen])
@@ -192,7 +192,7 @@ def test_a_row_gets_the_same_bits_alone(width: int) -> None:
 def test_what_is_no_number_stays_in_its_row() -> None:
     x = normal(20, 48)
     x[3, 5] = torch.nan
-    for out in (through_c(x, torch.ones(48)), gated(x, torch.ones_like(x))):
+    for out in (through_c(x, torch.ones(48)), apply_gate(x, torch.ones_like(x))):
         assert out[3].isnan().any()
         assert not out[torch.arange(20) != 3].isnan().any()
 
@@ -207,7 +207,7 @@ def test_a_frozen_weight_gets_no_gradient_and_the_one_of_the_input_stays() -> No
 
 def test_a_gradient_of_a_gradient_is_refused() -> None:
     x = normal(3, 16).requires_grad_()
-    (first,) = torch.autograd.grad(gated(x, x.detach()).pow(2).sum(), x, create_graph=True)
+    (first,) = torch.autograd.grad(apply_gate(x, x.detach()).pow(2).sum(), x, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         first.sum().backward()
 
@@ -216,5 +216,5 @@ def test_the_backward_pass_of_a_gate_keeps_gate_and_up_alone() -> None:
     kept: list[int] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: (kept.append(t.data_ptr()), t)[1], lambda t: t):
         gate, up = normal(9, 32).requires_grad_(), normal(9, 32, seed=1).requires_grad_()
-        gated(gate, up)
+        apply_gate(gate, up)
     assert kept == [gate.data_ptr(), up.data_ptr()]

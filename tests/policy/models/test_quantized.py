@@ -13,7 +13,7 @@ from covey.config.validate import validate
 from covey.loop import train
 from covey.policy.models.loading import load_policy, policy_in_memory
 from covey.policy.models.nano import nano_tokenizer
-from covey.policy.models.quantized import dequantized
+from covey.policy.models.quantized import dequantize
 from covey.policy.plain import plain_model
 from covey.policy.policy import Policy, inference
 from covey.policy.settings import ModelConfig
@@ -54,7 +54,7 @@ def in_full(policy: Policy, folder: Path) -> Policy:
     held = dict(policy.model.named_parameters())
     with torch.no_grad():
         for key, weight in plain.model.named_parameters():
-            weight.copy_(dequantized(held[key]))
+            weight.copy_(dequantize(held[key]))
     return plain
 
 
@@ -64,7 +64,7 @@ def test_all_linear_layers_but_the_head_are_held_in_a_byte_and_not_far_from_what
     assert len(bytes_each) == 2 * 7
     full = dict(load_policy(ModelConfig(name=str(tmp_path), lora_rank=4), seed=0).model.named_parameters())
     for name, weight in bytes_each.items():
-        assert 1e-4 < relative_error(dequantized(weight), full[name]) < 0.01
+        assert 1e-4 < relative_error(dequantize(weight), full[name]) < 0.01
 
 
 @pytest.mark.long

@@ -10,7 +10,7 @@ import torch
 
 from covey.cli.main import main
 from covey.cli.plan import lines_of, read_flags
-from covey.config.budget import counted
+from covey.config.budget import resolve_budget
 from covey.config.schema import Config
 from covey.config.validate import validate
 from covey.engine.native.cache import budget
@@ -325,7 +325,7 @@ def test_a_probe_makes_a_few_steps_whatever_says_how_long_the_run_is(changes: di
 
     def train(short: Config, folder: Path, given: Given) -> None:
         validate(short)
-        made.append(counted(short, num_prompts=1000).num_steps)
+        made.append(resolve_budget(short, num_prompts=1000).num_steps)
         (watch,) = given.callbacks
         assert isinstance(watch, Watch)
         watch.phases, watch.times, watch.lengths = [{}, {}], [0.0, 1.0], [9.0, 9.0]

@@ -188,7 +188,7 @@ def test_gradients_of_a_single_micro_batch_are_made_while_its_activations_go(aga
     largest = passes.largest_shape(subject, config.groups_per_step)
     try:
         one, two = (
-            passes.measured(probe_trainer(subject), replace(largest, several=flag), largest.num_tokens)
+            passes.measure_pass(probe_trainer(subject), replace(largest, several=flag), largest.num_tokens)
             for flag in (False, True)
         )
     finally:

@@ -12,7 +12,7 @@ import pytest
 from covey.environments.arithmetic import Arithmetic
 from covey.policy.attention.packed import Segment
 from covey.run.preflight.policy import entries
-from covey.run.preflight.preflight import _agreed, _as_computed, raise_on_failure, run_checks
+from covey.run.preflight.preflight import _agree, _as_computed, raise_on_failure, run_checks
 from covey.run.preflight.subject import Check
 from covey.trainer.layouts import LAYOUTS, Part, Stream, make_layout, whole_layout
 from covey.trainer.trainer import Trainer
@@ -181,8 +181,8 @@ def test_what_builds_on_a_failed_check_is_not_measured(build: Build) -> None:
 
 def test_the_first_failure_of_any_rank_is_that_of_all() -> None:
     good, bad = (Check(passed, "", "", name="memory") for passed in (True, False))
-    assert _agreed([good, bad]) is bad
-    assert _agreed([good, good]) is good
+    assert _agree([good, bad]) is bad
+    assert _agree([good, good]) is good
 
 
 def test_a_gradient_is_compared_on_all_trained_weights(build: Build) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from covey.environments.arithmetic import Arithmetic
-from covey.run.preflight.budget import affordable_tokens, shortened, tokens_of
+from covey.run.preflight.budget import affordable_tokens, shorten_groups, tokens_of
 from covey.run.preflight.policy import first_groups
 from covey.run.preflight.preflight import run_checks
 from covey.run.preflight.slope import _relative_error
@@ -46,24 +46,24 @@ def test_a_minute_a_pass_affords_a_token_or_none(build: Build) -> None:
 def test_what_is_affordable_stays_as_it_is() -> None:
     groups = [group("a", rollout(3, 10), rollout(3, 20)), group("b", rollout(5, 4))]
     assert tokens_of(groups) == 12 + 22 + 8
-    assert shortened(groups, 42) == groups
+    assert shorten_groups(groups, 42) == groups
 
 
 def test_beyond_it_the_two_shortest_groups_are_cut_but_for_prompts_and_first_tokens() -> None:
     long, short, middle = (group(name, rollout(p, 40), rollout(p, 30)) for name, p in (("l", 90), ("s", 3), ("m", 20)))
-    cut = shortened([long, short, middle], 48)
+    cut = shorten_groups([long, short, middle], 48)
     assert [g.prompt.id for g in cut] == ["s", "m"]
     # 12 tokens each: ten of the short prompt's completions, eight after the prompt that takes more than that
     assert [[r.num_loss_tokens for r in g.rollouts] for g in cut] == [[10, 10], [8, 8]]
     assert [[len(r.input_ids) for r in g.rollouts] for g in cut] == [[12, 12], [27, 27]]
-    assert [len(g.rollouts) for g in shortened([long, short, middle], 48, num_rollouts=1)] == [1, 1]
+    assert [len(g.rollouts) for g in shorten_groups([long, short, middle], 48, num_rollouts=1)] == [1, 1]
 
 
 def test_groups_and_rollouts_come_first_whose_gradient_is_not_0() -> None:
     sure, unsure = rollout(3, 10), replace(rollout(3, 20), sampler_logprobs=(*[0.0] * 21, -0.5))
     groups = [group("a", sure, sure), group("b", sure, sure), group("c", sure, unsure)]
     assert [g.prompt.id for g in first_groups(groups)] == ["c", "a", "b"]
-    kept = shortened(groups, 48, num_rollouts=1)
+    kept = shorten_groups(groups, 48, num_rollouts=1)
     assert (kept[0].prompt.id, kept[0].rollouts[0].reward) == ("c", unsure.reward)
     assert any(kept[0].rollouts[0].sampler_logprobs)
 

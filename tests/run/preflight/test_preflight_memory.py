@@ -22,7 +22,7 @@ from covey.run.preflight.passes import (
     fitting_tokens,
     largest_shape,
     measure,
-    measured,
+    measure_pass,
     synthetic,
 )
 from covey.run.preflight.policy import probe_trainer
@@ -109,7 +109,7 @@ def test_a_prompt_longer_than_small_micro_batches_does_not_make_them_one(
     trainer = probe_trainer(subject)
     small, larger = passes.measure(trainer, shape, 0)
     assert small.num_tokens < larger.num_tokens <= 64
-    whole = passes.measured(trainer, replace(shape, several=True), 3000)
+    whole = passes.measure_pass(trainer, replace(shape, several=True), 3000)
     assert passes.bytes_of([small, larger], whole.num_tokens) == pytest.approx(
         whole.num_bytes, rel=0.3
     )  # not 10 times it
@@ -125,7 +125,7 @@ def test_a_single_micro_batch_is_not_read_off_passes_that_take_less_than_their_g
     shape = largest_shape(subject, 2)
     assert (shape.num_tokens > 2000, shape.several) == (True, False)
     trainer = probe_trainer(subject)
-    whole = measured(trainer, shape, shape.num_tokens).num_bytes
+    whole = measure_pass(trainer, shape, shape.num_tokens).num_bytes
     read_off = bytes_of(measure(trainer, shape, free=0), shape.num_tokens)
     assert 0.95 * whole <= read_off <= whole + 1.1 * gradient_bytes(subject.run.policy.model)
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from covey.run.evaluate import Answers
-from covey.run.records.answer_text import NAMES, as_text, shortened
+from covey.run.records.answer_text import NAMES, as_text, shorten
 from covey.run.records.rollout_log import Sampled, evaluation_rows
 from covey.types import Group, Prompt
 
@@ -76,8 +76,8 @@ def test_nothing_in_it_acts_on_a_terminal() -> None:
 
 
 def test_the_middle_of_a_long_text_is_left_out() -> None:
-    assert shortened("a" * 500 + "b" * 500, 10) == "aaaaa … (990 characters) … bbbbb"
-    assert shortened("short", 10) == "short"
+    assert shorten("a" * 500 + "b" * 500, 10) == "aaaaa … (990 characters) … bbbbb"
+    assert shorten("short", 10) == "short"
 
 
 def test_what_a_reward_function_noted_follows() -> None:

@@ -18,9 +18,9 @@ from covey.run.records.rollout_log import (
     answer_row,
     answers_per_evaluation,
     best_to_worst,
-    bounded,
+    bound_columns,
     evaluation_rows,
-    sampled,
+    list_sampled,
     spread,
     spread_over,
 )
@@ -41,7 +41,7 @@ def rows_of(
     step: int, groups: Sequence[Group], advantages: Sequence[float], dropped: Sequence[Dropped], most: int
 ) -> list[AnswerRow]:
     """What rollouts.jsonl gets."""
-    return [one.row(step) for one in spread_over(sampled(groups, advantages, dropped), most)]
+    return [one.row(step) for one in spread_over(list_sampled(groups, advantages, dropped), most)]
 
 
 ASKED = {
@@ -67,9 +67,9 @@ def test_turns_of_an_episode_say_what_each_was_trained_with() -> None:
     (plain,) = [group_of("train-1", 1.0)]
     turns = (Turn(0, 1, 0.25), Turn(1, 2, 0.5))
     episode = replace(plain, rollouts=(replace(plain.rollouts[0], turns=turns, stop_reason="completed"),))
-    (row,) = [one.row(7) for one in sampled([episode], [0.1], [], [(0.3, -0.1)])]
+    (row,) = [one.row(7) for one in list_sampled([episode], [0.1], [], [(0.3, -0.1)])]
     assert [(turn["reward"], turn["advantage"]) for turn in row["turns"]] == [(0.25, 0.3), (0.5, -0.1)]
-    (alike,) = [one.row(7) for one in sampled([episode], [0.1], [])]
+    (alike,) = [one.row(7) for one in list_sampled([episode], [0.1], [])]
     assert [turn.keys() for turn in alike["turns"]] == [row["turns"][0].keys() - {"advantage"}] * 2
 
 
@@ -112,7 +112,7 @@ def test_dropped_groups_get_a_quarter_of_the_rows_or_what_is_left(
 
 def test_rollouts_are_shown_from_the_best_to_the_worst() -> None:
     dropped = [Dropped(group_of("d", 0.5, 0.75), "stale_groups")]
-    found = sampled([group_of("t", 0.0, 1.0, 0.25)], [-1.0, 1.0, 0.0], dropped)
+    found = list_sampled([group_of("t", 0.0, 1.0, 0.25)], [-1.0, 1.0, 0.0], dropped)
 
     def rewards(most: int) -> list[float]:
         return [one.rollout.reward.value for one in best_to_worst(found, most)]
@@ -198,10 +198,10 @@ HOLDS_ITSELF.append(HOLDS_ITSELF)
     ],
 )
 def test_columns_become_json_data_and_long_ones_are_cut(columns: dict[str, Any], kept: dict[str, Any]) -> None:
-    assert bounded(columns) == kept
+    assert bound_columns(columns) == kept
 
 
 def test_columns_of_one_row_are_bounded_together() -> None:
-    kept: AnswerRow = bounded({f"c{n}": "x" * 900 for n in range(50)})
+    kept: AnswerRow = bound_columns({f"c{n}": "x" * 900 for n in range(50)})
     assert len(json.dumps(kept)) < 6000
     assert list(kept)[:4] == ["c0", "c1", "c2", "c3"]

@@ -14,7 +14,7 @@ from covey.run.records.terminal import (
     EtaEstimator,
     LiveProgress,
     PlainProgress,
-    binned,
+    average_bins,
     details_of,
     evaluation_line,
     make_progress,
@@ -236,10 +236,10 @@ def test_a_sparkline_spans_its_own_range_and_leaves_gaps_for_what_is_not_finite(
 
 
 def test_the_trend_is_that_of_the_whole_run() -> None:
-    assert binned([0.0, 1.0, 2.0, 3.0, 4.0, 5.0], 3) == [0.5, 2.5, 4.5]
-    assert binned([1.0, 2.0], 16) == [1.0, 2.0]
-    assert sparkline(binned([math.nan, math.nan, 1.0, math.nan, 3.0, 3.0], 3)) == " ▁█"
-    assert binned([], 16) == []
+    assert average_bins([0.0, 1.0, 2.0, 3.0, 4.0, 5.0], 3) == [0.5, 2.5, 4.5]
+    assert average_bins([1.0, 2.0], 16) == [1.0, 2.0]
+    assert sparkline(average_bins([math.nan, math.nan, 1.0, math.nan, 3.0, 3.0], 3)) == " ▁█"
+    assert average_bins([], 16) == []
     console = terminal()
     with make_progress(100, True, console) as progress:
         for step in range(1, 101):

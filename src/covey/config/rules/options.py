@@ -6,7 +6,7 @@ from typing import Any, get_origin, get_type_hints
 
 from covey.config.checks import RANGES
 from covey.config.schema import Config
-from covey.system.section import converted
+from covey.system.section import convert
 from covey.system.setting import Bounds
 
 OPTION_NEEDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
@@ -73,11 +73,11 @@ def check_option_values(setting: str, function: Callable[..., Any], options: Map
 
 def _check_type(name: str, value: Any, kind: Any) -> None:
     if kind == float | str:  # which words there are, the function says
-        converted(value, str if isinstance(value, str) else float, name)
+        convert(value, str if isinstance(value, str) else float, name)
     elif get_origin(kind) is not Sequence:
-        converted(value, kind, name)
+        convert(value, kind, name)
     else:
-        pair = converted(value, list[float], name)
+        pair = convert(value, list[float], name)
         if len(pair) != 2 or pair[0] > pair[1]:
             raise ValueError(f"{name} must be two numbers, the smaller one first, got {value}")
 

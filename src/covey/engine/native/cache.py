@@ -180,9 +180,9 @@ class Cache:
 
     def fit(self, need: Need) -> None:
         """Make room for `need`, giving up idle holders if necessary."""
-        prompts = _fitted(self.prompts, need.num_groups, need.longest_prompt, need.longest_prompt)
+        prompts = _fit_rectangle(self.prompts, need.num_groups, need.longest_prompt, need.longest_prompt)
         longer = need.longest_row + max(MIN_GROWTH, int(self._growth * need.longest_row)) - 1
-        rows = _fitted(self.rows, need.num_rows, need.longest_row, min(need.reserved, longer))
+        rows = _fit_rectangle(self.rows, need.num_rows, need.longest_row, min(need.reserved, longer))
         room = self.max_slots - self.kept_slots
         if prompts[0] * prompts[1] + rows[0] * rows[1] > room:
             # At most what was reserved, which fits.
@@ -209,7 +209,7 @@ class Cache:
                 self.peak_bytes = max(self.peak_bytes, others + block.resize(*size))
 
 
-def _fitted(block: Block, num_holders: int, length: int, new_length: int) -> tuple[int, int]:
+def _fit_rectangle(block: Block, num_holders: int, length: int, new_length: int) -> tuple[int, int]:
     """Return the new rectangle: the old one if it fits."""
     if length <= block.length and 2 * new_length >= block.length:
         return max(block.num_holders, num_holders), block.length

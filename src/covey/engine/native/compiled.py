@@ -96,7 +96,7 @@ class CompiledDecodeLayout:
         # Held until the call is done: a copy made here would be freed before.
         given = with_dense_heads(*(tensor.float() for tensor in (query_BHTD, key_BKTD, value_BKTD)))
         out_RHD = given[0].new_empty(num_rows, num_heads, width)
-        call, cached = self.attending(given, out_RHD), self.cached(layer, rule)
+        call, cached = self.attending(given, out_RHD), self.make_cache_struct(layer, rule)
         call.prompt_keys, call.prompt_values = cached.prompt_keys, cached.prompt_values
         call.row_keys, call.row_values = cached.row_keys, cached.row_values
         call.window, call.scaling = cached.window, cached.scaling
@@ -114,7 +114,7 @@ class CompiledDecodeLayout:
         call.queries_per_key = query.shape[1] // call.num_key_heads
         return call
 
-    def cached(self, layer: int, rule: Rule) -> Cached:
+    def make_cache_struct(self, layer: int, rule: Rule) -> Cached:
         """Return the struct of one layer's cache."""
         blocks = self._cache.prompts, self._cache.rows
         pointers = (tensors[layer].data_ptr() for block in blocks for tensors in (block.keys, block.values))

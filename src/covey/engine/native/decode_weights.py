@@ -22,7 +22,7 @@ from covey.engine.native.panels import Adapter, CompiledLinear, Weights
 from covey.policy.attention.base import Rule
 from covey.policy.head import linear_layer, wide_product
 from covey.policy.kernels.linear import MergedLinear, OneDnnLinear, PackedLinear
-from covey.policy.models.quantized import dequantized, is_quantized
+from covey.policy.models.quantized import dequantize, is_quantized
 from covey.policy.policy import Policy, head_modules, is_half
 
 LINEAR = (nn.Linear, OneDnnLinear)
@@ -110,10 +110,10 @@ def build_decode_policy(policy: Policy, rules: Mapping[int, Rule] = NOTHING) -> 
     shared = [*policy.model.parameters(), *policy.model.buffers()]
     # deepcopy takes what it finds here for copied: modules are new, tensors are the policy's own.
     model = copy.deepcopy(policy.model, {id(tensor): tensor for tensor in shared})
-    fused = {name: _fused(model.get_submodule(name), rules, policy) for name in _fusable(policy, rules)}
+    fused = {name: _fuse(model.get_submodule(name), rules, policy) for name in _fusable(policy, rules)}
     through_c = bool(fused) and not joined.is_wanted(policy)
     others = _linear_beside(policy, fused) if through_c else _held_layers(policy)
-    held = {name: _held(layer, policy.precision, through_c) for name, layer in others}
+    held = {name: _hold(layer, policy.precision, through_c) for name, layer in others}
     adapters = {name: FusedAdapter(model.get_submodule(name), policy.precision) for name in _fused_adapters(policy)}
     heads = {name: WideHead(model.get_submodule(name), policy.precision) for name in _wide_heads(policy)}
     for name, module in (held | fused | adapters | heads).items():
@@ -133,7 +133,7 @@ def refresh(decode_policy: Policy, policy: Policy) -> None:
         elif isinstance(mine, CompiledLinear):
             mine.take(weights_of(theirs, policy.precision))
         elif isinstance(mine, PackedLinear | MergedLinear):
-            mine.take(*_merged(theirs, policy.precision))
+            mine.take(*_merge_adapter(theirs, policy.precision))
         else:
             _take_parameters(mine, theirs, policy.precision)
 
@@ -162,7 +162,7 @@ def _fusable(policy: Policy, rules: Mapping[int, Rule]) -> list[str]:
     return [name for name, module in policy.model.named_modules() if module is base]
 
 
-def _fused(model: nn.Module, rules: Mapping[int, Rule], policy: Policy) -> FusedModel | joined.JoinedModel:
+def _fuse(model: nn.Module, rules: Mapping[int, Rule], policy: Policy) -> FusedModel | joined.JoinedModel:
     if joined.is_wanted(policy):
         return joined.JoinedModel(model, rules, policy.precision)
     return FusedModel(model, rules, partial(weights_of, precision=policy.precision), is_half(policy.precision))
@@ -211,12 +211,12 @@ def _linear_beside(policy: Policy, fused: Mapping[str, nn.Module]) -> Iterator[t
 
 
 @torch.no_grad()
-def _held(layer: nn.Module, precision: torch.dtype, compiled: bool) -> Held:
+def _hold(layer: nn.Module, precision: torch.dtype, compiled: bool) -> Held:
     if compiled:
         return CompiledLinear(weights_of(layer, precision), half=is_half(precision))
     linear = _linear_of(layer)
     kind = PackedLinear if _is_packed(linear, precision) else MergedLinear
-    return kind(*_merged(layer, precision))
+    return kind(*_merge_adapter(layer, precision))
 
 
 def _linear_of(layer: nn.Module) -> nn.Linear:
@@ -237,13 +237,13 @@ def weights_of(layer: nn.Module, precision: torch.dtype) -> Weights:
 
 
 def _plain_numbers(weight: Tensor, adapter: Adapter | None) -> Tensor:
-    weight_OI = dequantized(weight)
+    weight_OI = dequantize(weight)
     if adapter is None:
         return weight_OI
     return weight_OI + ((adapter.up_OR @ adapter.down_RI) * adapter.scale).to(weight_OI.dtype)
 
 
-def _merged(layer: nn.Module, precision: torch.dtype) -> tuple[Tensor, Tensor | None]:
+def _merge_adapter(layer: nn.Module, precision: torch.dtype) -> tuple[Tensor, Tensor | None]:
     """Return the layer's weight with its adapter merged, and its bias."""
     weights = weights_of(layer, precision)
     return weights.make(), weights.bias_O

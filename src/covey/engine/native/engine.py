@@ -196,7 +196,7 @@ class NativeEngine:
         try:
             self._begin()
             while self._scheduler.has_work:
-                await self._settled()
+                await self._await_weights()
                 self._turn()
                 await asyncio.sleep(0)
             self._tidy()
@@ -210,7 +210,7 @@ class NativeEngine:
             if not isinstance(error, Exception):
                 raise
 
-    async def _settled(self) -> None:
+    async def _await_weights(self) -> None:
         """Wait until the weights may be sampled on: always, here."""
 
     def _begin(self) -> None:

@@ -24,10 +24,10 @@ from covey.engine.native.models import joined
 from covey.engine.native.rows import Row
 from covey.engine.native.runner import Runner, Sampled, on_host
 from covey.engine.native.scheduler import Scheduler
-from covey.policy.attention.base import Heads, Rule, capped, within, without_sink
+from covey.policy.attention.base import Heads, Rule, apply_softcap, within, without_sink
 from covey.policy.attention.choice import varlen_obstacle
 from covey.policy.attention.varlen import Rows, cached_rows, flash_rows
-from covey.policy.kernels.gpu.inductor import compiled
+from covey.policy.kernels.gpu.inductor import compile_once
 from covey.policy.policy import Policy, to_device
 from covey.policy.sampling import (
     Distribution,
@@ -89,11 +89,11 @@ class GraphRunner(Runner):
         """Return the slots per row until the next look."""
         if not self._reads_idle and not any(request.sessions for request in scheduler.groups):
             return scheduler.row_slots
-        longest = max((self._cached(row) for row in scheduler.rows), default=0) + 1 + LOOK_EVERY
+        longest = max((self._count_cached(row) for row in scheduler.rows), default=0) + 1 + LOOK_EVERY
         return min(scheduler.row_slots, -(-longest // SLOT_UNIT) * SLOT_UNIT)
 
     def _shrink(self, scheduler: Scheduler) -> None:
-        longest = max((self._cached(row) for row in scheduler.rows), default=0)
+        longest = max((self._count_cached(row) for row in scheduler.rows), default=0)
         before = self.cache.rows.keys[0]
         self.cache.shrink(Need(len(scheduler.groups), scheduler.longest_prompt, len(scheduler.rows), longest, longest))
         self._forget_graphs_of_another(before)
@@ -109,7 +109,7 @@ class GraphRunner(Runner):
         """Draw up to `most` tokens of every row, waiting once."""
         rows = scheduler.rows
         self.fit(scheduler)
-        state = self._placed(scheduler)
+        state = self._place_state(scheduler)
         steps = min(most, LOOK_EVERY, max(row.sampling.max_tokens - len(row.token_ids) for row in rows))
         state.count_1.zero_()
         for _ in range(steps):
@@ -124,7 +124,7 @@ class GraphRunner(Runner):
         self._written = None
         super().drop()
 
-    def _placed(self, scheduler: Scheduler) -> "RowState":
+    def _place_state(self, scheduler: Scheduler) -> "RowState":
         """Return the state on the device, rewritten where rows changed."""
         rows, num_rows = scheduler.rows, min(bucket(len(scheduler.rows)), self.cache.rows.num_holders)
         state = self._states.setdefault(num_rows, RowState(num_rows, self._policy))
@@ -205,7 +205,9 @@ def one_step(
     position_B = state.prompt_B + state.length_B - 1
     layout = RowLayout(block, position_B)
     logits_BV = policy.logits(state.newest_B[None], position_B[None], layout)
-    uniform_B = (compiled(random_uniform) if alike is sample_compiled else random_uniform)(state.key_B, state.length_B)
+    uniform_B = (compile_once(random_uniform) if alike is sample_compiled else random_uniform)(
+        state.key_B, state.length_B
+    )
     token_B, logprob_B = sample(logits_BV, parts, uniform_B, alike)
     state.token_SB.index_copy_(0, state.count_1, token_B[None])
     state.logprob_SB.index_copy_(0, state.count_1, logprob_B[None].to(torch.float64))
@@ -256,7 +258,7 @@ class RowLayout:
         if rule.is_plain:
             score = torch.baddbmm(bias, query, key.mT, alpha=rule.scaling)
         else:
-            score = capped(torch.bmm(query, key.mT) * rule.scaling, rule.softcap) + bias
+            score = apply_softcap(torch.bmm(query, key.mT) * rule.scaling, rule.softcap) + bias
         weight = score.softmax(dim=-1, dtype=torch.promote_types(score.dtype, torch.float32))
         if rule.sink_H is not None:
             logsum = score.logsumexp(dim=-1, keepdim=True)

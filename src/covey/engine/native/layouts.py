@@ -16,7 +16,15 @@ import torch
 from torch import Tensor
 
 from covey.engine.native.cache import Block, Cache, CacheShape, LayerShape
-from covey.policy.attention.base import DENSE, Rule, capped, causal_attention, masked_attention, within, without_sink
+from covey.policy.attention.base import (
+    DENSE,
+    Rule,
+    apply_softcap,
+    causal_attention,
+    masked_attention,
+    within,
+    without_sink,
+)
 from covey.policy.policy import to_device
 
 
@@ -123,14 +131,14 @@ class ExtendLayout:
         rows, place = self._cache.rows, (self._row_T, slice(None), self._slot_T)
         for cached, new in ((rows.keys[layer], key_BKTD), (rows.values[layer], value_BKTD)):
             cached[self._here][place] = new[0].transpose(0, 1).to(cached.dtype)
-        key, value = self._seen(layer)
+        key, value = self._gather_visible(layer)
         num_heads, width = query_BHTD.shape[1], query_BHTD.shape[3]
         query = key.new_zeros(len(self._group_N), num_heads, self._most_new, width)
         query[self._row_T, :, self._new_T] = query_BHTD[0].transpose(0, 1).to(key.dtype)
         out = masked_attention(query, key, value, rule, self._mask(rule.window))
         return out[self._row_T, :, self._new_T].transpose(0, 1)[None].to(query_BHTD.dtype)
 
-    def _seen(self, layer: int) -> tuple[Tensor, Tensor]:
+    def _gather_visible(self, layer: int) -> tuple[Tensor, Tensor]:
         """Return keys and values of prompts and rows, (N, K, S, D)."""
         prompts, rows = self._cache.prompts, self._cache.rows
         own = [tensors[layer][self._here, :, : self._own] for tensors in (rows.keys, rows.values)]
@@ -308,7 +316,7 @@ def _softmax_part(
 ) -> tuple[Tensor, Tensor]:
     """Attend to some keys: output (batch, queries, D) and log-sum-exp."""
     if softcap is not None:
-        scores = capped(torch.bmm(query, key.mT), softcap)
+        scores = apply_softcap(torch.bmm(query, key.mT), softcap)
         scores = scores if bias is None else scores + bias
     else:
         scores = torch.bmm(query, key.mT) if bias is None else torch.baddbmm(bias, query, key.mT)

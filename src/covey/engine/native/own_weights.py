@@ -68,7 +68,7 @@ class OwnWeightsEngine(NativeEngine):
         """Refresh the decode weights after a change."""
         super()._take_weights()
 
-    async def _settled(self) -> None:
+    async def _await_weights(self) -> None:
         await self._is_settled.wait()
 
     def _take_weights(self) -> None:
@@ -117,8 +117,8 @@ def encodes_alike(policy: Policy, shape: CacheShape) -> bool:
     lengths = [min(length, longest) for length in TRIED_LENGTHS]
     prompts = [[(7919 * place + 11 * length) % size for place in range(length)] for length in lengths]
     with inference(policy.model):
-        together = _encoded(policy, shape, prompts)
-        alone = [_encoded(policy, shape, [prompt])[0] for prompt in prompts]
+        together = _encode_prompts(policy, shape, prompts)
+        alone = [_encode_prompts(policy, shape, [prompt])[0] for prompt in prompts]
     return all(
         torch.equal(mine, own)
         for of_many, of_one in zip(together, alone, strict=True)
@@ -126,7 +126,7 @@ def encodes_alike(policy: Policy, shape: CacheShape) -> bool:
     )
 
 
-def _encoded(policy: Policy, shape: CacheShape, prompts: Sequence[Sequence[int]]) -> list[list[Tensor]]:
+def _encode_prompts(policy: Policy, shape: CacheShape, prompts: Sequence[Sequence[int]]) -> list[list[Tensor]]:
     """Return the logits, keys and values of each prompt of a pass."""
     block = Block(shape)
     block.resize(len(prompts), max(map(len, prompts)))

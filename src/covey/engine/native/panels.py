@@ -178,10 +178,10 @@ class CompiledLinear(nn.Module):
 
     def forward(self, input: Tensor) -> Tensor:
         x_NI = input.float().reshape(-1, input.shape[-1]).contiguous()
-        return multiplied(self._panels, x_NI, self._half).view(*input.shape[:-1], -1)
+        return multiply(self._panels, x_NI, self._half).view(*input.shape[:-1], -1)
 
 
-def multiplied(weights: PackedWeights, x_NI: Tensor, half: bool) -> Tensor:
+def multiply(weights: PackedWeights, x_NI: Tensor, half: bool) -> Tensor:
     """Multiply rows in float32: (N, O)."""
     product = weights.product
     out_NO = x_NI.new_empty(len(x_NI), product.outer)

@@ -97,13 +97,13 @@ class ReplayingEngine(OwnWeightsEngine):
         if not place.has_begun:
             place.has_begun = True
             self._sample(place, row, self.past.spans(row.sampling.seed, index))
-        return self._told(row, index)
+        return self._record_turn(row, index)
 
     def sample_next(self, place: Place, row: Row, token_ids: Sequence[int], sampling: Sampling) -> Completion:
         """Return the next turn of an attempt. ValueError where it cannot fit."""
         self._go_on(place.scheduler, row, token_ids, sampling)
         self._sample(place, row, self.past.spans(sampling.seed, 0))
-        return self._told(row, 0)
+        return self._record_turn(row, 0)
 
     def leave(self, place: Place, row: Row) -> None:
         with self._at(place), inference(self._policy.model):
@@ -112,7 +112,7 @@ class ReplayingEngine(OwnWeightsEngine):
             if not self._scheduler.groups:
                 self._runner.drop()
 
-    def _told(self, row: Row, sample_index: int) -> Completion:
+    def _record_turn(self, row: Row, sample_index: int) -> Completion:
         """Return the finished turn, recording its length."""
         assert row.completion is not None, "its turn is over"
         self.past.add(row.sampling.seed, sample_index, len(row.completion.token_ids))

@@ -17,7 +17,7 @@ from covey.engine.native.layouts import DecodeLayout, ExtendLayout, Grid, Prefil
 from covey.engine.native.rows import Request, Row
 from covey.engine.native.scheduler import Admission, Departure, Scheduler
 from covey.policy import sampling
-from covey.policy.kernels.gpu.inductor import uncompiled
+from covey.policy.kernels.gpu.inductor import without_compiling
 from covey.policy.policy import Policy, inference, to_device
 from covey.policy.sampling import Distribution, partition, random_uniform, sample
 
@@ -135,7 +135,7 @@ class Runner:
 
     def apply(self, departure: Departure, scheduler: Scheduler) -> None:
         """Move cached tokens with their rows and groups, and drop evicted ones."""
-        cached = [self._cached(scheduler.rows[target]) for _, target in departure.row_moves]
+        cached = [self._count_cached(scheduler.rows[target]) for _, target in departure.row_moves]
         self.cache.rows.move(departure.row_moves, max(cached, default=0))
         prompts = [len(scheduler.groups[target].prompt_ids) for _, target in departure.group_moves]
         self.cache.prompts.move(departure.group_moves, max(prompts, default=0))
@@ -149,7 +149,7 @@ class Runner:
         if len(self.cache.kept) > len(scheduler.kept):
             self.cache.keep_only(scheduler.kept)
 
-    def _cached(self, row: Row) -> int:
+    def _count_cached(self, row: Row) -> int:
         """Count the cached slots of a row, without its newest token."""
         return row.num_own - 1 + len(row.request.prompt_ids) * self.holds_prompts
 
@@ -261,7 +261,7 @@ def detect_capabilities(policy: Policy) -> ProbeLayout:
     """
     layout = ProbeLayout()
     zero_11 = torch.zeros((1, 1), dtype=torch.int64, device=policy.device)
-    with inference(policy.model), uncompiled():
+    with inference(policy.model), without_compiling():
         policy.logits(zero_11, zero_11, layout, zero_11[0])
     num_layers = policy.causal_lm.config.get_text_config(decoder=True).num_hidden_layers
     if len(layout.layers) != num_layers:

@@ -17,11 +17,11 @@ from covey.engine.vllm.engine import Served, VLLMEngine
 from covey.engine.vllm.files import read_shapes, save_adapter, save_policy
 from covey.engine.vllm.in_process import Launch, open_in_process
 from covey.engine.vllm.restarting import RestartingEngine
-from covey.engine.vllm.server import called, find_model, open_server
+from covey.engine.vllm.server import find_model, name_of_server, open_server
 from covey.engine.vllm.wire import Wire
 from covey.engine.weights import make_probe, make_weight_set, trained_tensors
 from covey.policy.policy import DTYPES, Policy, is_adapted
-from covey.policy.sharding import unsharded
+from covey.policy.sharding import gather_weights
 
 BLOCK = 128
 """Tokens that vLLM caches together, at most."""
@@ -72,7 +72,7 @@ def start(policy: Policy, settings: EngineConfig, folder: Path, version: int, sl
             f"engine=vllm samples on the first GPU that a process sees, the policy is on {policy.device}; give each "
             "process a CUDA_VISIBLE_DEVICES of its own"
         )
-    with unsharded(policy):
+    with gather_weights(policy):
         save_policy(policy, folder / "model")
     share, cache_bytes = settings.gpu_memory_utilization, cache_budget(settings.cache_bytes, None)
     fitting = policy.max_length if share is not None else longest_sequence(policy, cache_bytes)
@@ -90,7 +90,7 @@ def start(policy: Policy, settings: EngineConfig, folder: Path, version: int, sl
     )
     engine = _engine(partial(open_in_process, launch), served, policy, settings, folder, version)
     try:
-        with unsharded(policy):
+        with gather_weights(policy):
             probe = make_probe(policy)
         engine.prove(probe)
     except BaseException:
@@ -112,7 +112,7 @@ def join(policy: Policy, settings: EngineConfig, url: str, folder: Path, version
     """Join a server of the model, and push the policy's weights."""
     model = find_model(url)
     served = describe(policy, settings, folder, min(policy.max_length, model.max_length))
-    served = replace(served, name=called(url), sleep_level=settings.sleep or 0)
+    served = replace(served, name=name_of_server(url), sleep_level=settings.sleep or 0)
     engine = _engine(partial(open_server, url, model.name), served, policy, settings, folder, version)
     try:
         engine.load_weights(version)
@@ -126,7 +126,7 @@ def describe(policy: Policy, settings: EngineConfig, folder: Path, max_length: i
     """Return the engine's description of the policy."""
     adapter = folder / "adapter" if is_adapted(policy.model) else None
     if adapter is not None:
-        with unsharded(policy):
+        with gather_weights(policy):
             save_adapter(policy, adapter)
     return Served(
         max_length=max_length,
@@ -170,7 +170,7 @@ def collect(policy: Policy, version: int, text: Sequence[int] = ()) -> WeightSet
 
     Collective where they are sharded; gathered weights are copied.
     """
-    with unsharded(policy):
+    with gather_weights(policy):
         if policy.sharded:
             return make_weight_set(policy, version, text)
         tensors = {name: tensor.detach() for name, tensor in trained_tensors(policy).items()}

@@ -30,7 +30,7 @@ from covey.engine.base import (
 from covey.engine.vllm.files import push_folder, pushed_shapes, write_push
 from covey.engine.vllm.loop_thread import LoopThread
 from covey.engine.vllm.wire import Sample, Wire, one_line, sampling_params
-from covey.engine.weights import Shapes, arrived, defect, difference, disproof, refuse
+from covey.engine.weights import Shapes, await_probe, defect, difference, disproof, refuse
 from covey.types import Completion, Sampling, Span
 
 T = TypeVar("T")
@@ -126,7 +126,7 @@ class VLLMEngine:
     async def _generate(self, prompt_ids: Sequence[int], n: int, sampling: Sampling) -> list[Completion]:
         draws = [asyncio.create_task(self._draw(prompt_ids, index, sampling)) for index in range(n)]
         try:
-            with self._counted(n):
+            with self._count_running(n):
                 completions = list(await asyncio.gather(*draws))
         finally:
             for draw in draws:
@@ -241,7 +241,7 @@ class VLLMEngine:
 
     async def _prove(self, probe: Probe, when: str) -> None:
         found = await self._within(self._wire.score(probe.token_ids), "score the probe")
-        if wrong := disproof(found, await arrived(probe)):
+        if wrong := disproof(found, await await_probe(probe)):
             raise self._lose(f"{when}{self._served.name} {wrong}")
 
     # ------------------------------------------------------------------------------------------------ the rest
@@ -292,7 +292,7 @@ class VLLMEngine:
         return wire
 
     @contextmanager
-    def _counted(self, num_rows: int) -> Iterator[None]:
+    def _count_running(self, num_rows: int) -> Iterator[None]:
         """Count running rows, and the seconds in which there are any."""
         if self._rows == 0:
             self._busy_since = time.monotonic()

@@ -83,7 +83,7 @@ class RestartingEngine:
                 if self._losses >= MOST_LOSSES:
                     raise RunStopped(f"vLLM was lost {self._losses} times in a row: {one_line(why)}")
                 LOGGER.warning("vLLM is lost and started again on version %d: %s", version, one_line(why))
-                gone = self._gone(lost)
+                gone = self._end_lost(lost)
                 try:
                     self._engine = self._make(version)
                 except EngineLost as again:
@@ -93,7 +93,7 @@ class RestartingEngine:
                 self._engine.close()
                 raise why
 
-    def _gone(self, lost: VLLMEngine) -> EngineStats:
+    def _end_lost(self, lost: VLLMEngine) -> EngineStats:
         """End a lost engine; return its counters and its predecessors'."""
         done = self.take_stats()
         lost.close()

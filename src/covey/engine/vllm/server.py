@@ -51,7 +51,7 @@ class Server:
     def __init__(self, url: str, model: str) -> None:
         self._url = url.rstrip("/")
         self._model = model
-        self._labels = Labels(called(url))
+        self._labels = Labels(name_of_server(url))
         # A completion takes as long as it takes: who calls has a deadline, and asks whether the server lives.
         timeout = httpx.Timeout(None, connect=CONNECT_SECONDS)
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
@@ -123,7 +123,7 @@ class Server:
             yield
         except (LookupError, TypeError, ValueError) as error:
             said = f"{type(error).__name__}: {one_line(error)}"
-            raise EngineLost(f"{called(self._url)} answers otherwise than vLLM 0.32 does ({said})") from None
+            raise EngineLost(f"{name_of_server(self._url)} answers otherwise than vLLM 0.32 does ({said})") from None
 
     async def _post(self, path: str, body: Mapping[str, Any] | None = None) -> httpx.Response:
         return await self._ask("POST", path, body)
@@ -135,14 +135,14 @@ class Server:
         try:
             answer = await self._client.request(method, path, json=body)
         except httpx.HTTPError as error:
-            raise EngineLost(f"{called(self._url)} is gone: {one_line(error)}") from None
+            raise EngineLost(f"{name_of_server(self._url)} is gone: {one_line(error)}") from None
         if answer.is_error:
             said = " ".join(answer.text.split())[:200]
-            raise EngineLost(f"{called(self._url)} answered {answer.status_code} to {path}: {said}")
+            raise EngineLost(f"{name_of_server(self._url)} answered {answer.status_code} to {path}: {said}")
         return answer
 
 
-def called(url: str) -> str:
+def name_of_server(url: str) -> str:
     """Return a server's name in errors."""
     return f"the vLLM server at {url.rstrip('/')}"
 

@@ -100,7 +100,7 @@ def causal_attention(query_BHTD: Tensor, key_BKSD: Tensor, value_BKSD: Tensor, r
     """Attend causally within the window: T queries end S positions."""
     num_queries, num_keys = query_BHTD.shape[-2], key_BKSD.shape[-2]
     if rule.window is None and num_queries == num_keys and rule.is_plain:
-        return _fused(query_BHTD, key_BKSD, value_BKSD, rule, is_causal=True)
+        return _attend_fused(query_BHTD, key_BKSD, value_BKSD, rule, is_causal=True)
     position_T = torch.arange(num_keys - num_queries, num_keys, device=query_BHTD.device)[:, None]
     position_S = torch.arange(num_keys, device=query_BHTD.device)[None, :]
     mask_TS = (position_S <= position_T) & within(position_T - position_S, rule.window)
@@ -113,11 +113,11 @@ def masked_attention(
     """Attend where `mask` (broadcast to B, H, T, S) is True; None: everywhere."""
     num_heads, num_keys = query_BHTD.shape[1], key_BKSD.shape[1]
     if rule.is_plain:
-        return _fused(query_BHTD, key_BKSD, value_BKSD, rule, mask)
+        return _attend_fused(query_BHTD, key_BKSD, value_BKSD, rule, mask)
     # Queries of one key head are multiplied together: no key is repeated.
     query_BKQD = query_BHTD.unflatten(1, (num_keys, -1)).flatten(2, 3)
     score_BHTS = _per_head(query_BKQD @ key_BKSD.mT, num_heads) * rule.scaling
-    score_BHTS = capped(score_BHTS.to(torch.promote_types(score_BHTS.dtype, torch.float32)), rule.softcap)
+    score_BHTS = apply_softcap(score_BHTS.to(torch.promote_types(score_BHTS.dtype, torch.float32)), rule.softcap)
     if mask is not None:
         score_BHTS = score_BHTS.masked_fill(~mask, -torch.inf)
     weight_BHTS = _softmax(score_BHTS, rule.sink_H).to(value_BKSD.dtype)
@@ -125,7 +125,7 @@ def masked_attention(
     return _per_head(weight_BKQS @ value_BKSD, num_heads)
 
 
-def _fused(
+def _attend_fused(
     query_BHTD: Tensor,
     key_BKSD: Tensor,
     value_BKSD: Tensor,
@@ -145,7 +145,7 @@ def _fused(
     )
 
 
-def capped(score: Tensor, softcap: float | None) -> Tensor:
+def apply_softcap(score: Tensor, softcap: float | None) -> Tensor:
     """Cap scores within +-softcap."""
     return score if softcap is None else softcap * (score / softcap).tanh()
 

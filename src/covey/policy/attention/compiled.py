@@ -84,7 +84,7 @@ class _Attention(torch.autograd.Function):
         out = _heads_like(query)
         log_sum_HT = query.new_empty(query.shape[1], query.shape[2])
         call = _call(layout.forward, layout.branch_T, rule, query, key)
-        call.query, call.key, call.value, call.out = map(_strided, (query, key, value, out))
+        call.query, call.key, call.value, call.out = map(_make_strided, (query, key, value, out))
         call.log_sum = log_sum_HT.data_ptr()
         library(SOURCE).covey_attention(ctypes.byref(call))
         ctx.save_for_backward(query, key, value, out, log_sum_HT)
@@ -101,9 +101,9 @@ class _Attention(torch.autograd.Function):
         product_HT = torch.empty_like(log_sum_HT)
         partial = query.new_empty(key.shape[1], 2, chunks.partial_tokens, key.shape[3])
         call = _call(chunks, ctx.layout.branch_T, ctx.rule, query, key)
-        call.query, call.key, call.value, call.out = map(_strided, (query, key, value, out))
-        call.out_gradient = _strided(out_gradient)
-        call.query_gradient, call.key_gradient, call.value_gradient = map(_strided, gradients)
+        call.query, call.key, call.value, call.out = map(_make_strided, (query, key, value, out))
+        call.out_gradient = _make_strided(out_gradient)
+        call.query_gradient, call.key_gradient, call.value_gradient = map(_make_strided, gradients)
         call.log_sum, call.product, call.partial = log_sum_HT.data_ptr(), product_HT.data_ptr(), partial.data_ptr()
         library(SOURCE).covey_attention_backward(ctypes.byref(call))
         return *gradients, None, None
@@ -200,7 +200,7 @@ def _call(chunks: Chunks, branch_T: Tensor, rule: Rule, query: Tensor, key: Tens
     )
 
 
-def _strided(tensor: Tensor) -> Strided:
+def _make_strided(tensor: Tensor) -> Strided:
     return Strided(tensor.data_ptr(), tensor.stride(1), tensor.stride(2))
 
 

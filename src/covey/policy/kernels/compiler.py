@@ -46,7 +46,7 @@ def library(source: Path) -> ctypes.CDLL:
     if compiler is None:
         raise NoCompilerError(f"none of {', '.join(COMPILERS)} is on the PATH")
     try:
-        return ctypes.CDLL(str(_made(source, compiler)))
+        return ctypes.CDLL(str(_build(source, compiler)))
     except subprocess.CalledProcessError as error:
         lines = error.stderr.strip().splitlines() or ["no message"]
         first = next((line for line in lines if "error" in line), lines[0])
@@ -59,7 +59,7 @@ def _compiler() -> str | None:
     return next((path for name in COMPILERS if (path := shutil.which(name))), None)
 
 
-def _made(source: Path, compiler: str) -> Path:
+def _build(source: Path, compiler: str) -> Path:
     name = f"{source.stem}-{_key(source, compiler)}.so"
     folders = (source.parent / "__pycache__", Path(cache_folder()) / "compiled")
     for folder in folders:

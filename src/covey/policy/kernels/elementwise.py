@@ -104,12 +104,12 @@ class _Rotated(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_BTHD: Tensor, cosines_BTD: Tensor, sines_BTD: Tensor) -> Tensor:
         ctx.save_for_backward(cosines_BTD, sines_BTD)
-        return _turned(x_BTHD, cosines_BTD, sines_BTD, is_backward=False)
+        return _call_rotate(x_BTHD, cosines_BTD, sines_BTD, is_backward=False)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient_BTHD: Tensor) -> tuple[Tensor, None, None]:
-        return _turned(gradient_BTHD, *ctx.saved_tensors, is_backward=True), None, None
+        return _call_rotate(gradient_BTHD, *ctx.saved_tensors, is_backward=True), None, None
 
 
 def rms_norm(x: Tensor, weight_C: Tensor, eps: float, dtype: torch.dtype | None = None) -> Tensor:
@@ -118,13 +118,13 @@ def rms_norm(x: Tensor, weight_C: Tensor, eps: float, dtype: torch.dtype | None 
     return out
 
 
-def gated(gate: Tensor, up: Tensor) -> Tensor:
+def apply_gate(gate: Tensor, up: Tensor) -> Tensor:
     """Compute silu(gate) * up (SwiGLU, arXiv 2002.05202)."""
     out: Tensor = _Gated.apply(gate, up)
     return out
 
 
-def rotated(x_BTHD: Tensor, cosines_BTD: Tensor, sines_BTD: Tensor) -> Tensor:
+def rotate(x_BTHD: Tensor, cosines_BTD: Tensor, sines_BTD: Tensor) -> Tensor:
     """Rotate heads by their positions (RoPE, arXiv 2104.09864)."""
     assert cosines_BTD.shape[-1] == x_BTHD.shape[-1], "the family turns whole heads"
     angles = (angle.expand(len(x_BTHD), -1, -1).float().contiguous() for angle in (cosines_BTD, sines_BTD))
@@ -132,7 +132,7 @@ def rotated(x_BTHD: Tensor, cosines_BTD: Tensor, sines_BTD: Tensor) -> Tensor:
     return out
 
 
-def _turned(x_BTHD: Tensor, cosines_BTD: Tensor, sines_BTD: Tensor, *, is_backward: bool) -> Tensor:
+def _call_rotate(x_BTHD: Tensor, cosines_BTD: Tensor, sines_BTD: Tensor, *, is_backward: bool) -> Tensor:
     if x_BTHD.stride(3) != 1:
         x_BTHD = x_BTHD.contiguous()
     out = x_BTHD.new_empty(x_BTHD.shape)

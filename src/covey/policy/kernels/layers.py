@@ -23,7 +23,7 @@ from transformers.models.qwen2.modeling_qwen2 import Qwen2Attention, Qwen2Decode
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, Qwen3DecoderLayer, Qwen3MLP, Qwen3RMSNorm
 
 from covey.policy.attention.base import ATTENTION, attention
-from covey.policy.kernels.elementwise import gated, rms_norm, rotated
+from covey.policy.kernels.elementwise import apply_gate, rms_norm, rotate
 from covey.policy.kernels.linear import OneDnnLinear
 from covey.policy.kernels.support import product_type, unsupported_reason
 
@@ -42,14 +42,14 @@ class CompiledNorm(nn.Module):
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         if self._computes(hidden_states):
-            return self._normed(hidden_states)
+            return self._norm_input(hidden_states)
         out: Tensor = super().forward(hidden_states)  # of the class beside it
         return out
 
     def _computes(self, hidden_states: Tensor) -> bool:
         return _is_known(hidden_states, self.weight)
 
-    def _normed(self, hidden_states: Tensor) -> Tensor:
+    def _norm_input(self, hidden_states: Tensor) -> Tensor:
         dtype = product_type("cpu", torch.promote_types(hidden_states.dtype, self.weight.dtype))
         return rms_norm(hidden_states, self.weight, self.variance_epsilon, dtype)
 
@@ -65,14 +65,14 @@ class CompiledMLP(CastsOnce, nn.Module):
             return out
         x = self._cast_once(x)
         gate, up = self.gate_proj(x), self.up_proj(x)
-        down: Tensor = self.down_proj(self._gated(gate, up))
+        down: Tensor = self.down_proj(self._gate(gate, up))
         return down
 
     def _computes(self, x: Tensor) -> bool:
         return _is_known(x)
 
-    def _gated(self, gate: Tensor, up: Tensor) -> Tensor:
-        return gated(gate, up)
+    def _gate(self, gate: Tensor, up: Tensor) -> Tensor:
+        return apply_gate(gate, up)
 
 
 class CompiledAttention(CastsOnce, nn.Module):
@@ -94,7 +94,7 @@ class CompiledAttention(CastsOnce, nn.Module):
             return super().forward(hidden_states, *given, position_embeddings=position_embeddings, **keywords)
         hidden_states = self._cast_once(hidden_states)
         heads = [self._heads(part, hidden_states) for part in (self.q_proj, self.k_proj, self.v_proj)]
-        query, key = self._turned(*self._normed(*heads[:2]), *position_embeddings)
+        query, key = self._rotate(*self._norm_input(*heads[:2]), *position_embeddings)
         turned = (part.transpose(1, 2) for part in (query, key, heads[2]))
         rule = {"scaling": self.scaling, "sliding_window": self._window(), "attention_mask": None}
         out_BTHD, _ = attention(self, *turned, **(keywords | rule))
@@ -103,14 +103,14 @@ class CompiledAttention(CastsOnce, nn.Module):
     def _computes(self, hidden_states: Tensor) -> bool:
         return _is_known(hidden_states)
 
-    def _turned(self, query_BTHD: Tensor, key_BTHD: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        return rotated(query_BTHD, cos, sin), rotated(key_BTHD, cos, sin)
+    def _rotate(self, query_BTHD: Tensor, key_BTHD: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        return rotate(query_BTHD, cos, sin), rotate(key_BTHD, cos, sin)
 
     def _heads(self, projection: nn.Module, hidden_BTC: Tensor) -> Tensor:
         heads_BTHD: Tensor = projection(hidden_BTC).unflatten(-1, (-1, self.head_dim))
         return heads_BTHD
 
-    def _normed(self, query_BTHD: Tensor, key_BTHD: Tensor) -> tuple[Tensor, Tensor]:
+    def _norm_input(self, query_BTHD: Tensor, key_BTHD: Tensor) -> tuple[Tensor, Tensor]:
         return (self.q_norm(query_BTHD), self.k_norm(key_BTHD)) if hasattr(self, "q_norm") else (query_BTHD, key_BTHD)
 
     def _window(self) -> int | None:

@@ -91,9 +91,9 @@ def _load_policy(settings: ModelConfig, seed: int, trainable: bool, on_host: boo
     if unread is None:
         model, tokenizer = _load_model(based, torch.device("cpu") if on_host else device, seed)
     else:
-        model, tokenizer = _typed(unread.model, _storage_type(settings)), _padding(_load_tokenizer(based))
+        model, tokenizer = _convert_parameters(unread.model, _storage_type(settings)), _padding(_load_tokenizer(based))
     set_template_defaults(tokenizer, settings.chat_template_kwargs, base)
-    bare = _equipped(model, tokenizer, settings, device)
+    bare = _choose_layers(model, tokenizer, settings, device)
     bare = detect_capabilities(bare) if unread is None else bare
     with warnings.catch_warnings():  # peft and older transformers know checkpointing by this name only
         warnings.filterwarnings("ignore", ".*gradient_checkpointing", FutureWarning)
@@ -108,8 +108,8 @@ def _load_policy(settings: ModelConfig, seed: int, trainable: bool, on_host: boo
     if not trainable:
         wrapped.requires_grad_(False)
     if unread is not None:
-        return replace(bare, model=wrapped, complete=partial(_completed, unread, settings, device, trainable))
-    return _finished(bare, wrapped, settings, device, trainable)
+        return replace(bare, model=wrapped, complete=partial(_complete, unread, settings, device, trainable))
+    return _finish(bare, wrapped, settings, device, trainable)
 
 
 def computable(settings: ModelConfig, device: torch.device) -> ModelConfig:
@@ -139,13 +139,13 @@ def _unread(settings: ModelConfig) -> Unread | None:
     return found
 
 
-def _completed(unread: Unread, settings: ModelConfig, device: torch.device, trainable: bool, policy: Policy) -> Policy:
+def _complete(unread: Unread, settings: ModelConfig, device: torch.device, trainable: bool, policy: Policy) -> Policy:
     """Read the weights of a sharded policy and detect its capabilities. Collective."""
     unread.read()
     without = policy.model.disable_adapter() if is_adapted(policy.model) else nullcontext()  # type: ignore[operator]
     with MAKING, without:
         bare = detect_capabilities(policy)
-    return _finished(bare, policy.model, settings, device, trainable)
+    return _finish(bare, policy.model, settings, device, trainable)
 
 
 def policy_in_memory(
@@ -169,11 +169,11 @@ def policy_in_memory(
         model.set_attn_implementation(ATTENTION)
         _move(model, device, _storage_type(settings))
         with given.disable_adapter() if given is not model else nullcontext():  # type: ignore[operator]
-            bare = detect_capabilities(_equipped(model, tokenizer, settings, device))
+            bare = detect_capabilities(_choose_layers(model, tokenizer, settings, device))
         if settings.gradient_checkpointing:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         wrapped = add_adapters(model, settings, seed) if settings.lora_rank > 0 else given
-        return _finished(bare, wrapped, settings, device, trainable=True)
+        return _finish(bare, wrapped, settings, device, trainable=True)
 
 
 def _refuse_split(given: nn.Module) -> None:
@@ -205,7 +205,7 @@ def _adapted_model(given: nn.Module, settings: ModelConfig) -> PreTrainedModel:
     return model
 
 
-def _equipped(
+def _choose_layers(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, settings: ModelConfig, device: torch.device
 ) -> Policy:
     """Choose the layers' kernels. ValueError where a token has no embedding."""
@@ -222,7 +222,7 @@ def _equipped(
     return Policy(model, tokenizer, precision, head_is_linear=False, mask_id=_mask_id(settings, tokenizer))
 
 
-def _finished(bare: Policy, wrapped: nn.Module, settings: ModelConfig, device: torch.device, trainable: bool) -> Policy:
+def _finish(bare: Policy, wrapped: nn.Module, settings: ModelConfig, device: torch.device, trainable: bool) -> Policy:
     """Put the adapted model into the policy, and choose its packed attention."""
     attention = bare.attention
     if not bare.computes_whole:
@@ -352,10 +352,10 @@ def _padding(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
 
 def _move(model: PreTrainedModel, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
     nn.Module.to(model, device=device)
-    return _typed(model, dtype)
+    return _convert_parameters(model, dtype)
 
 
-def _typed(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
+def _convert_parameters(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
     """Convert parameters alone.
 
     Buffers keep their type: rotary frequencies in half precision would be off by a radian after 500 tokens.

@@ -15,7 +15,7 @@ from covey.policy import sharding
 from covey.policy.attention.base import DENSE, Heads, Layout, Rule
 from covey.policy.attention.bidirectional import WHOLE
 from covey.policy.attention.packed import packed_layout, star
-from covey.policy.kernels.gpu.inductor import uncompiled
+from covey.policy.kernels.gpu.inductor import without_compiling
 from covey.policy.models.mask_probe import seeing_masks
 from covey.policy.models.text import ordinary_ids
 from covey.policy.plain import plain_model
@@ -92,13 +92,13 @@ def detect_capabilities(policy: Policy) -> Policy:
     model = policy.causal_lm
     kind, layout = type(model).__name__, DENSE if policy.mask_id is None else WHOLE
     recorder = Recorder(layout)
-    with inference(model), uncompiled():
+    with inference(model), without_compiling():
         try:
             found = replace(policy, first_position=_first_position(policy, layout))
             found = replace(found, rounding=_check_against_plain(found, recorder))
             assert found.max_length > 0, "there are positions"  # ValueError where a configuration does not say
             logits_TV = _logits(found, layout)
-            is_plain = _is_plain(found, *_amplified(found, layout, logits_TV))
+            is_plain = _is_plain(found, *_amplify(found, layout, logits_TV))
         except ValueError:
             raise
         except Exception as error:  # foreign code, which may trip over the layout in any way
@@ -210,7 +210,7 @@ def _leaves_room(model: nn.Module) -> bool:
     )
 
 
-def _amplified(policy: Policy, layout: Layout, logits_TV: Tensor) -> tuple[Tensor, Tensor]:
+def _amplify(policy: Policy, layout: Layout, logits_TV: Tensor) -> tuple[Tensor, Tensor]:
     """Return hidden states (T, C) scaled until logits are large, and logits.
 
     In half precision, small logits pass a soft cap unchanged.

@@ -90,7 +90,7 @@ def is_quantized(layer: nn.Module) -> bool:
     )
 
 
-def dequantized(weight: Tensor) -> Tensor:
+def dequantize(weight: Tensor) -> Tensor:
     """Return the plain numbers of a weight, dequantised if need be."""
     if getattr(weight, "quant_state", None) is not None:
         from bitsandbytes.functional import dequantize_4bit

@@ -44,7 +44,7 @@ class Unread:
     def read(self) -> None:
         """Read this rank's rows of sharded weights, and buffers whole."""
         by_file: dict[str, list[tuple[Tensor, SavedTensor]]] = {}
-        for name, tensor in _held(self.model):
+        for name, tensor in _named_tensors(self.model):
             saved = self.tensors.get(name.replace(".base_layer.", "."))
             if saved is not None:
                 by_file.setdefault(saved.file, []).append((tensor, saved))
@@ -81,7 +81,7 @@ def find_unread(kind: Any, name: str, revision: str | None, how: Mapping[str, An
         if model.can_generate():
             with suppress(OSError):  # it need not have one
                 model.generation_config = GenerationConfig.from_pretrained(name, revision=revision or "main")
-        tensors = _matched(model, saved)
+        tensors = _match(model, saved)
     except Exception as error:  # of foreign code and files: loaded whole, they tell what is wrong in their own words
         LOGGER.debug("%s is loaded whole: %r", name, error)
         return None
@@ -122,10 +122,10 @@ def _tensors_in(file: str) -> Iterator[SavedTensor]:
             yield SavedTensor(file, name, tuple(opened.get_slice(name).get_shape()))
 
 
-def _matched(model: PreTrainedModel, saved: list[SavedTensor]) -> dict[str, SavedTensor] | None:
+def _match(model: PreTrainedModel, saved: list[SavedTensor]) -> dict[str, SavedTensor] | None:
     """Match weights with saved tensors by shape, None if incomplete."""
     names = model.state_dict().keys()
-    own = {name: tensor for name, tensor in _held(model) if name in names}
+    own = {name: tensor for name, tensor in _named_tensors(model) if name in names}
     found = {_own_name(model, tensor.name, own): tensor for tensor in saved}
     if _is_converted(model, saved) or len(found) != len(saved) or not found.keys() <= own.keys():
         return None
@@ -153,7 +153,7 @@ def _is_converted(model: PreTrainedModel, saved: list[SavedTensor]) -> bool:
     return any(step.rename_source_key(tensor.name)[1] is not None for step in steps for tensor in saved)
 
 
-def _held(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+def _named_tensors(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
     """Yield all parameters and buffers by name, tied ones under each name."""
     yield from model.named_parameters(remove_duplicate=False)
     yield from model.named_buffers(remove_duplicate=False)

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from covey.config import compose as settings
-from covey.config.budget import counted
+from covey.config.budget import resolve_budget
 from covey.config.schema import Config
 from covey.run import trust
 from covey.run.checkpoints.checkpoint import SETTINGS, complete_checkpoints, newest_valid, read_manifest
@@ -211,7 +211,7 @@ def check_before_ranks(config: Config, old: Path | None) -> None:
     saved = complete_checkpoints(old / "checkpoints")
     try:
         for checkpoint in saved[-1:]:
-            check_unfinished(counted(config), old, checkpoint)
+            check_unfinished(resolve_budget(config), old, checkpoint)
     except ValueError:
         if newest_valid(old / "checkpoints") == saved[-1]:  # else it goes on from an earlier one
             raise
@@ -225,16 +225,16 @@ def _progress(checkpoint: Path) -> tuple[int, bool]:
 
 def resume_hint(folder: Path) -> str:
     """Return the state of an interrupted run, and its resume command."""
-    command = f"covey train resume={_shown(folder)}"
+    command = f"covey train resume={_relative(folder)}"
     if not folder.is_dir():
         return f"{command} continues when it is back"
     saved = complete_checkpoints(folder / "checkpoints")
     if not saved:
-        return f"no checkpoint was saved; remove {_shown(folder)} and start again"
+        return f"no checkpoint was saved; remove {_relative(folder)} and start again"
     return f"{command} continues after step {step_of(saved[-1])}"
 
 
-def _shown(folder: Path) -> Path:
+def _relative(folder: Path) -> Path:
     here = Path.cwd()
     return folder.relative_to(here) if folder.is_relative_to(here) else folder
 

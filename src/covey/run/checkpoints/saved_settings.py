@@ -52,7 +52,7 @@ def settings_of(folder: Path, typed: Sequence[str]) -> DictConfig:
     ValueError where a typed setting differs and resume_changes does not list it, and where the run is untrusted
     (`trust.check`).
     """
-    overrides = parsed(typed)
+    overrides = parse_words(typed)
     control = {override.key_or_group: override.value() for override in overrides if override.key_or_group in CONTROL}
     trusted = control.get("trust_run") is True
     saved = with_own_caches(saved_settings(folder), folder, trusted=trusted)
@@ -130,7 +130,7 @@ def apply_overrides(source: Path, base: DictConfig, composed: DictConfig, typed:
     A typed group replaces its section by Hydra's `composed` one. ValueError for an untrusted run (`trust.check`).
     """
     wanted = with_own_caches(base.copy(), source, trusted=composed.trust_run)
-    for override in parsed(typed):
+    for override in parse_words(typed):
         key = override.key_or_group
         if key == "recipe" or override.is_delete():
             raise ValueError(f'"{override.input_line}" cannot override settings of {source}, which has every setting')
@@ -189,7 +189,7 @@ def with_own_caches(saved: DictConfig, source: Path, *, trusted: bool) -> DictCo
     return saved
 
 
-def parsed(words: Sequence[str]) -> list[Override]:
+def parse_words(words: Sequence[str]) -> list[Override]:
     """Parse words of the command line as Hydra does."""
     found: list[Override] = OverridesParser.create().parse_overrides(list(words))
     return found
@@ -198,7 +198,7 @@ def parsed(words: Sequence[str]) -> list[Override]:
 def _check_trust(source: Path, wanted: DictConfig, typed: Sequence[str], *, trusted: bool) -> None:
     content = OmegaConf.to_container(wanted, resolve=False)
     assert isinstance(content, dict)
-    own = [text for override in parsed(typed) for text in _texts(override.value())]
+    own = [text for override in parse_words(typed) for text in _texts(override.value())]
     trust.check(source, {str(key): value for key, value in content.items()}, own, trusted=trusted)
 
 

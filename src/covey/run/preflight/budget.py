@@ -28,7 +28,7 @@ def affordable_tokens(subject: PreflightContext, num_forwards: float) -> int:
     return int(SECONDS / (num_forwards * subject.token_seconds))
 
 
-def shortened(
+def shorten_groups(
     groups: Sequence[Group], num_tokens: int, num_rollouts: int = NUM_SAMPLES, *, cuts_prompts: bool = False
 ) -> list[Group]:
     """Return groups of about `num_tokens` tokens, completions cut if necessary.

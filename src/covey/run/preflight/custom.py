@@ -56,7 +56,7 @@ def check_custom(subject: PreflightContext) -> Check:
 def try_custom(config: Config, prompts: Sequence[Prompt]) -> list[str]:
     """Try all custom functions; return their names. ValueError for the first error."""
     tried = []
-    for trial, name, options in _named(config.algorithm):
+    for trial, name, options in _find_custom(config.algorithm):
         function = custom.lookup(trial.role, name, trial.table, options)
         assert isinstance(function, custom.Custom), "the name has a colon"
         trial.make(function, config, prompts)
@@ -65,10 +65,10 @@ def try_custom(config: Config, prompts: Sequence[Prompt]) -> list[str]:
 
 
 def has_custom(config: Config) -> bool:
-    return ":" in config.curriculum.name or any(_named(config.algorithm))
+    return ":" in config.curriculum.name or any(_find_custom(config.algorithm))
 
 
-def _named(algorithm: AlgorithmConfig) -> Iterator[tuple["Trial", str, Options]]:
+def _find_custom(algorithm: AlgorithmConfig) -> Iterator[tuple["Trial", str, Options]]:
     """Yield every custom function with its trial and options."""
     for trial in TRIALS:
         for name, options in trial.named(algorithm):
@@ -252,7 +252,7 @@ def try_curriculum(config: Config, stream: PromptSampler) -> list[str]:
 
 
 def _try_stream(make: custom.Custom, stream: PromptSampler) -> None:
-    before, start = _saved(make, stream), stream.position
+    before, start = _round_trip(make, stream), stream.position
     drawn = stream.draw(NUM_DRAWS)
     _check_draws(make, stream, drawn)
     if stream.position != start + NUM_DRAWS:
@@ -262,7 +262,7 @@ def _try_stream(make: custom.Custom, stream: PromptSampler) -> None:
     if isinstance(stream, AdaptiveSampler):
         stream.learn([Outcome(p.environment, p.id, index % 5 / 4) for index, (p, _) in enumerate(drawn)])
         stream.take_metrics()
-    after = _saved(make, stream)
+    after = _round_trip(make, stream)
     following = stream.draw(8)
     for state, expected in ((after, following), (before, drawn)):
         stream.load_state_dict(state)
@@ -271,7 +271,7 @@ def _try_stream(make: custom.Custom, stream: PromptSampler) -> None:
     stream.load_state_dict(before)
 
 
-def _saved(make: custom.Custom, stream: PromptSampler) -> dict[str, Any]:
+def _round_trip(make: custom.Custom, stream: PromptSampler) -> dict[str, Any]:
     """Return the state after a round trip through a checkpoint."""
     state, file = stream.state_dict(), BytesIO()
     torch.save(state, file)

@@ -169,10 +169,10 @@ def _gold(subject: PreflightContext, prompt: Prompt) -> Rollout | str | None:
     if group.failures:
         return group.failures[0].reason
     (rollout,) = group.rollouts
-    return _altered(subject, rollout, player) or rollout
+    return _find_altered(subject, rollout, player) or rollout
 
 
-def _altered(subject: PreflightContext, rollout: Rollout, player: GoldPlayer) -> str | None:
+def _find_altered(subject: PreflightContext, rollout: Rollout, player: GoldPlayer) -> str | None:
     """Describe where trained and sampled tokens differ, None if nowhere."""
     tokenizer = subject.run.policy.tokenizer
     learnt = [t for t, mine in zip(rollout.target_ids, rollout.loss_mask, strict=True) if mine]

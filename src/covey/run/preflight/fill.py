@@ -62,7 +62,7 @@ def check_rewards(subject: PreflightContext) -> Check:
     """Check that fills of one input differ in reward."""
     run, config = subject.run, subject.config
     sampling = replace(run.source.sampling, seed=config.seed)
-    with sharding.unsharded(run.policy):
+    with sharding.gather_weights(run.policy):
         groups = run.local.run(subject.prompts, max(2, config.group_size), sampling)
     scored = [group.rewards for group in groups if group.rewards]
     # Groups whose rewards are all equal have advantage 0

@@ -7,7 +7,7 @@ from covey.run.audit.cases import Case
 from covey.run.audit.golds import Gold
 from covey.run.audit.measure import Paid, Verdict, gold_forms
 from covey.run.preflight.subject import Check, PreflightContext
-from covey.run.preflight.text import judged, trial_of
+from covey.run.preflight.text import judge_completions, trial_of
 from covey.system import collectives
 from covey.types import Prompt
 
@@ -60,5 +60,5 @@ def _rewards(subject: PreflightContext, prompt: Prompt, texts: Sequence[str]) ->
     end = sorted(policy.stop_ids)[:1]
     written = [[*policy.tokenizer(text, add_special_tokens=False)["input_ids"], *end] for text in texts]
     judge, own = trial_of(subject, prompt) or (subject.run.environment, prompt)
-    found = judged(subject, judge, own, written)
+    found = judge_completions(subject, judge, own, written)
     return [] if isinstance(found, str) or len(found.rewards) != len(texts) else list(found.rewards)

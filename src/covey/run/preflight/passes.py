@@ -91,13 +91,13 @@ def measure(trainer: Trainer, shape: Shape, free: int) -> list[MemorySample]:
     """
     small = _small(trainer)
     if shape.num_tokens <= small:
-        return [measured(trainer, shape, shape.num_tokens)]
+        return [measure_pass(trainer, shape, shape.num_tokens)]
     short = replace(_cut(shape, small // 2), several=True)
-    points = [measured(trainer, short, size) for size in (small // 2, small)]
+    points = [measure_pass(trainer, short, size) for size in (small // 2, small)]
     seconds = points[-1].seconds * shape.num_tokens / points[-1].num_tokens / (1 if shape.several else 2)
     worthwhile = seconds <= MAX_SECONDS and bytes_of(points, shape.num_tokens) <= free / 2
     if all(collectives.all_gather(worthwhile)):  # decided by all ranks together: a pass is collective
-        points.append(measured(trainer, shape, shape.num_tokens))
+        points.append(measure_pass(trainer, shape, shape.num_tokens))
     return points
 
 
@@ -112,7 +112,7 @@ def _cut(shape: Shape, num_tokens: int) -> Shape:
     return replace(shape, prompt_ids=shape.prompt_ids[: max(1, num_prompt)], max_tokens=max(1, num_tokens - num_prompt))
 
 
-def measured(trainer: Trainer, shape: Shape, num_tokens: int) -> MemorySample:
+def measure_pass(trainer: Trainer, shape: Shape, num_tokens: int) -> MemorySample:
     """Measure a real pass over a micro-batch of about `num_tokens`, letting go of the gradient."""
     batch = synthetic(shape, num_tokens, trainer.policy.device)
     started = time.perf_counter()

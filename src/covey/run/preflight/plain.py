@@ -17,7 +17,7 @@ from covey.engine.base import Engine, EngineStats
 from covey.policy import sharding
 from covey.policy.plain import plain_model, rollout_logprobs
 from covey.rollouts.rollout import causal_rollout
-from covey.run.preflight.budget import affordable_tokens, shortened
+from covey.run.preflight.budget import affordable_tokens, shorten_groups
 from covey.run.preflight.policy import (
     allowed_nats,
     first_groups,
@@ -81,7 +81,7 @@ class Look:
 
 def check_plain(subject: PreflightContext) -> Check:
     """Check engine and trainer against transformers, at short and full length."""
-    short = shortened(
+    short = shorten_groups(
         first_groups(subject.groups)[:NUM_GROUPS], affordable_tokens(subject, NUM_FORWARDS), num_rollouts=1
     )
     looks = [Look("short", short, _longest(short)), *_at_full_length(subject)]
@@ -98,7 +98,7 @@ def check_plain(subject: PreflightContext) -> Check:
     who, name = worst.split("/")
     figure = (
         f"the {who} differs from transformers alone by {largest[worst]:.2g} nats at most, {means[worst]:.2g} on "
-        f"average of {len(gaps[worst])} tokens, in sequences of up to {lengths[name]:,}{_reached(subject, looks)}"
+        f"average of {len(gaps[worst])} tokens, in sequences of up to {lengths[name]:,}{_reach(subject, looks)}"
     )
     remedy = (
         "covey computes something else than this architecture does: model.kernels=torch or model.attention=sdpa may "
@@ -117,7 +117,7 @@ def _gaps(subject: PreflightContext, groups: Sequence[Group]) -> dict[str, Tenso
     """
     config, run, policy = subject.config, subject.run, subject.run.policy
     rollouts = [rollout for group in groups for rollout in group.rollouts if rollout.num_loss_tokens > 0]
-    with torch.no_grad(), sharding.unsharded(policy):
+    with torch.no_grad(), sharding.gather_weights(policy):
         plain = plain_model(policy)
         expected_L = torch.cat([rollout_logprobs(plain, rollout, run.source.sampling) for rollout in rollouts])
     batch = laid_out(subject, synthetic_rows(groups, 1.0), config.packing, config.micro_batch_tokens)
@@ -145,33 +145,33 @@ def _at_full_length(subject: PreflightContext) -> list[Look]:
     policy, config = subject.run.policy, subject.config
     prompt, prompt_ids = subject.longest
     if policy.mask_id is not None:  # a fill is as long as its input
-        groups = _sampled(subject, [prompt], config.sampling.max_tokens, lambda engine: engine)
+        groups = _sample(subject, [prompt], config.sampling.max_tokens, lambda engine: engine)
         return [Look("long", groups, len(prompt_ids))]
     # Look only where the run reaches beyond what was sampled already
     num_tokens, num_sampled = min(_needed_tokens(subject), reachable_tokens(subject)), NUM_SAMPLED
     if num_tokens <= _longest(subject.groups) + num_sampled:
         return []
     # Continue the longest prompt with text until a few tokens before the end, and sample these
-    longer = _continued(subject, num_tokens - num_sampled)
+    longer = _extend_prompt(subject, num_tokens - num_sampled)
     start = min(len(prompt_ids), len(longer) - 1)
     # Games begin with one text for all seeds, of which each would be lengthened
     beside = [p for p in subject.prompts if p.text != prompt.text][:1]
-    groups = _sampled(subject, [prompt, *beside], num_sampled, lambda engine: Lengthened(engine, prompt_ids, longer))
-    rollouts = tuple(_spread(_prefixed(longer, start, rollout), num_sampled) for rollout in groups[0].rollouts)
+    groups = _sample(subject, [prompt, *beside], num_sampled, lambda engine: Lengthened(engine, prompt_ids, longer))
+    rollouts = tuple(_spread(_cut_prefix(longer, start, rollout), num_sampled) for rollout in groups[0].rollouts)
     return [Look("long", [replace(groups[0], rollouts=rollouts), *groups[1:]], len(longer) + num_sampled)]
 
 
-def _sampled(
+def _sample(
     subject: PreflightContext, prompts: Sequence[Prompt], max_tokens: int, through: Callable[[Engine], Engine]
 ) -> list[Group]:
     """Sample one completion per prompt at the same time, unjudged."""
     source = subject.run.local
     sampler = replace(source.sampler, environment=Unscored(), engine=through(source.sampler.engine))
-    with sharding.unsharded(subject.run.policy):  # ranks sample on their own
+    with sharding.gather_weights(subject.run.policy):  # ranks sample on their own
         return replace(source, sampler=sampler).run(prompts, 1, replace(source.sampling, max_tokens=max_tokens))
 
 
-def _continued(subject: PreflightContext, length: int) -> list[int]:
+def _extend_prompt(subject: PreflightContext, length: int) -> list[int]:
     """Extend the longest prompt, as far as it fits, with other tokens."""
     prompt_ids = subject.longest[1]
     known = sorted({*prompt_ids, *(i for group in subject.groups for r in group.rollouts for i in r.target_ids)})
@@ -179,7 +179,7 @@ def _continued(subject: PreflightContext, length: int) -> list[int]:
     return [*prompt_ids, *(chance.choice(known) for _ in range(length - len(prompt_ids)))][:length]
 
 
-def _prefixed(longer: Sequence[int], start: int, rollout: Rollout) -> Rollout:
+def _cut_prefix(longer: Sequence[int], start: int, rollout: Rollout) -> Rollout:
     """Return the engine's tokens after `longer`, as a completion from `start`."""
     places = [place for place, chosen in enumerate(rollout.loss_mask) if chosen]
     token_ids = (*longer[start:], *(rollout.target_ids[place] for place in places))
@@ -225,6 +225,6 @@ def _longest(groups: Sequence[Group]) -> int:
     return max((length + is_shifted for length, is_shifted in sequences), default=0)
 
 
-def _reached(subject: PreflightContext, looks: Sequence[Look]) -> str:
+def _reach(subject: PreflightContext, looks: Sequence[Look]) -> str:
     needed, seen = _needed_tokens(subject), max(look.num_tokens for look in looks)
     return f" (the run may come to {needed:,}, which would take too long)" if needed > seen else ""

@@ -19,7 +19,7 @@ from covey.policy.logprobs import Scoring, score_tokens
 from covey.policy.policy import Policy, inference
 from covey.policy.settings import ModelConfig
 from covey.run.build import trainer_settings
-from covey.run.preflight.budget import affordable_tokens, shortened, tokens_of, uncertain
+from covey.run.preflight.budget import affordable_tokens, shorten_groups, tokens_of, uncertain
 from covey.run.preflight.rounding import explained_error, explained_logprobs, kind_of
 from covey.run.preflight.subject import Check, PreflightContext
 from covey.system import collectives
@@ -213,7 +213,7 @@ def cut_groups(
     subject: PreflightContext, groups: Sequence[Group], num_tokens: int, num_rollouts: int = 2
 ) -> list[Group]:
     """Return `shortened` groups with the trainer's log-probs."""
-    found = shortened(groups, num_tokens, num_rollouts, cuts_prompts=True)
+    found = shorten_groups(groups, num_tokens, num_rollouts, cuts_prompts=True)
     return [replace(group, rollouts=tuple(_said_again(subject, group, r) for r in group.rollouts)) for group in found]
 
 

@@ -65,7 +65,7 @@ def before_training(run: Run, record: RunRecorder) -> None:
     write(checks, record.folder)
     raise_on_failure(checks)
     num_passed, seconds = sum(check.applies for check in checks), sum(check.seconds for check in checks)
-    record.say(f"preflight: {num_passed} checks passed in {duration(seconds)}{_compared(checks)}")
+    record.say(f"preflight: {num_passed} checks passed in {duration(seconds)}{_describe_compared(checks)}")
 
 
 def run_checks(subject: PreflightContext, say: Callable[[str], None] = lambda line: None) -> list[Check]:
@@ -80,8 +80,8 @@ def run_checks(subject: PreflightContext, say: Callable[[str], None] = lambda li
             if not missing:
                 say(f"preflight {number} of {len(stages)}: {stage.name}")
             with watchdog.deadline(f"the preflight check of {stage.name}", "timeouts.update"):
-                check = _unmade(stage, missing[0]) if missing else _made(stage, subject)
-                checks[stage.name] = _agreed(collectives.all_gather(check))
+                check = _unmade(stage, missing[0]) if missing else _run_check(stage, subject)
+                checks[stage.name] = _agree(collectives.all_gather(check))
     return list(checks.values())
 
 
@@ -135,7 +135,7 @@ def leaving_no_trace(run: Run) -> Iterator[None]:
         release_memory()
 
 
-def _compared(checks: Sequence[Check]) -> str:
+def _describe_compared(checks: Sequence[Check]) -> str:
     """Describe how many tokens were compared with transformers."""
     values = {check.name: check.values for check in checks}
     lengths = [number for name, number in values["transformers"].items() if name.startswith("tokens/")]
@@ -148,7 +148,7 @@ def _finite(values: Mapping[str, float]) -> dict[str, float | None]:
     return {name: value if math.isfinite(value) else None for name, value in values.items()}
 
 
-def _made(stage: PreflightCheck, subject: PreflightContext) -> Check:
+def _run_check(stage: PreflightCheck, subject: PreflightContext) -> Check:
     started = time.perf_counter()
     found = stage.look(subject)
     seconds = time.perf_counter() - started
@@ -159,7 +159,7 @@ def _unmade(stage: PreflightCheck, missing: str) -> Check:
     return Check(False, f"not measured before {missing} passes", "", name=stage.name)
 
 
-def _agreed(of_ranks: Sequence[Check]) -> Check:
+def _agree(of_ranks: Sequence[Check]) -> Check:
     """Return the check of the first rank that failed."""
     return next((check for check in of_ranks if not check.passed), of_ranks[0])
 

@@ -54,7 +54,7 @@ def explained_logprobs(
     if config.preflight.logprob_tolerance or not any(collectives.all_gather(bool(wrong))):
         return wrong, usual
     chosen = rollouts[: max(1, affordable_tokens(subject, EXACT_FORWARDS) // max(len(r.input_ids) for r in rollouts))]
-    with torch.no_grad(), sharding.unsharded(policy):
+    with torch.no_grad(), sharding.gather_weights(policy):
         sampling = subject.run.source.sampling
         rounded_L, exact_L = (
             torch.cat([rollout_logprobs(plain, rollout, sampling).double() for rollout in chosen])
@@ -91,7 +91,7 @@ def explained_error(
 
 def gradient_rounding(policy: Policy, rows: Sequence[Row], sampling: Sampling) -> float:
     """Return the relative rounding error of transformers' gradient of -A log pi."""
-    with sharding.unsharded(policy):
+    with sharding.gather_weights(policy):
         plain = rounded_and_exact(policy)
         kept = allowed_tokens(plain[1], rows, sampling)
         rounded, exact = (plain_gradient(policy, one, rows, sampling, kept) for one in plain)

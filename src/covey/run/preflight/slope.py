@@ -113,11 +113,11 @@ def gradient_errors(policy: Policy, rows: Sequence[Row], sampling: Sampling, sca
     """
     trained = {name: weight for name, weight in policy.model.named_parameters() if weight.requires_grad}
     # Weights without a gradient are learnt with 0.
-    left = {n: torch.zeros_like(w) if w.grad is None else _unscaled(w.grad, scale) for n, w in trained.items()}
+    left = {n: torch.zeros_like(w) if w.grad is None else _unscale(w.grad, scale) for n, w in trained.items()}
     found = {name: sharding.whole(left[name]).detach().double() for name in _few(left)}
     direction = _direction(found, _padding_rows(policy))
     expected = sum(float((found[name] * moved).sum()) for name, moved in direction.items())
-    with sharding.unsharded(policy):
+    with sharding.gather_weights(policy):
         weights = dict(policy.model.named_parameters())
         plain = plain_model(policy)
         kept = allowed_tokens(plain, rows, sampling)
@@ -133,7 +133,7 @@ def gradient_errors(policy: Policy, rows: Sequence[Row], sampling: Sampling, sca
     return Errors(_relative_error(errors), apart)
 
 
-def _unscaled(gradient: Tensor, scale: float) -> Tensor:
+def _unscale(gradient: Tensor, scale: float) -> Tensor:
     """Return the gradient without loss scale, copied only if necessary."""
     return gradient if scale == 1 else gradient / scale
 

@@ -98,7 +98,7 @@ class PreflightContext:
         """Return transformers' seconds per token on the slowest rank, warmed up."""
         prompt_ids = self.longest[1]
         token_ids = (prompt_ids * TIMED_TOKENS)[:TIMED_TOKENS]
-        with torch.no_grad(), sharding.unsharded(self.run.policy):
+        with torch.no_grad(), sharding.gather_weights(self.run.policy):
             plain = plain_model(self.run.policy)
             for _ in range(2):
                 started = self.clock()
@@ -116,7 +116,7 @@ class PreflightContext:
             max_tokens = min(max_tokens, self.config.preflight.max_tokens)
         num_samples = min(NUM_SAMPLES, self.config.group_size)
         prompts = self._affordable(num_samples * max_tokens)
-        with sharding.unsharded(self.run.policy):  # ranks sample on their own
+        with sharding.gather_weights(self.run.policy):  # ranks sample on their own
             return looking.run(prompts, num_samples, replace(source.sampling, max_tokens=max_tokens))
 
     def _affordable(self, num_sampled: int) -> list[Prompt]:

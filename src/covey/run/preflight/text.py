@@ -135,13 +135,13 @@ def _template_faults(policy: Policy, name: str, messages: Sequence[Message], ids
     if not ends_with_assistant(messages) and list(ids[: len(closed)]) != closed:
         yield f"prompt {name}: its tokens change before the end with add_generation_prompt"
     # Messages that a template drops are lost on the policy
-    rendered = _rendered(policy, messages)
+    rendered = _render(policy, messages)
     for message in messages:
         if message["role"] != "assistant" and not _is_in(text_of(message).strip(), rendered):
             yield f"prompt {name}: the chat template drops what the {message['role']} says"
 
 
-def _rendered(policy: Policy, messages: Sequence[Message]) -> str:
+def _render(policy: Policy, messages: Sequence[Message]) -> str:
     goes_on, conversation = ends_with_assistant(messages), [with_content(message) for message in messages]
     render = policy.tokenizer.apply_chat_template
     return str(render(conversation, add_generation_prompt=not goes_on, continue_final_message=goes_on, tokenize=False))
@@ -165,7 +165,7 @@ def _remarks(policy: Policy, prompt: Prompt) -> Iterator[str]:
     if isinstance(given, str):
         ids = list(encode(given, add_special_tokens=False)["input_ids"])
     else:
-        given = _rendered(policy, given)
+        given = _render(policy, given)
     back = _decode(policy, ids)
     given, back = (unicodedata.normalize("NFC", text.lstrip()) for text in (given, back))
     comes_back = policy.mask_id is not None and list(encode(back, add_special_tokens=False)["input_ids"]) == ids
@@ -312,11 +312,11 @@ def _score(subject: PreflightContext, prompt: Prompt, gold: str) -> float | str:
     policy = subject.run.policy
     ids = list(policy.tokenizer(gold, add_special_tokens=False)["input_ids"])
     ids += sorted(policy.stop_ids)[: int(policy.mask_id is None)]
-    found = judged(subject, subject.run.environment, prompt, [ids])
+    found = judge_completions(subject, subject.run.environment, prompt, [ids])
     return found if isinstance(found, str) else found.rewards[0]
 
 
-def judged(
+def judge_completions(
     subject: PreflightContext, environment: Environment, prompt: Prompt, written: Sequence[Sequence[int]]
 ) -> Group | str:
     """Return these completions with rewards, or why none could be scored."""
@@ -340,7 +340,10 @@ def check_functions(subject: PreflightContext) -> Check:
     trials = [(trial, rollouts) for trial, rollouts in found if trial is not None]
     if not trials:
         return Check(True, "no reward functions", "", applies=False)
-    said = [judged(subject, *trial, [_written_ids(rollout) for rollout in rollouts]) for trial, rollouts in trials]
+    said = [
+        judge_completions(subject, *trial, [_written_ids(rollout) for rollout in rollouts])
+        for trial, rollouts in trials
+    ]
     for fault, ((judge, _), _) in zip(said, trials, strict=True):
         if isinstance(fault, str):
             is_own = judge is subject.run.environment

@@ -31,13 +31,13 @@ def as_text(row: Mapping[str, Any]) -> str:
       row     answer: 48
     """
     lines = [
-        f"step {row['step']}, {escape(str(row['prompt_id']))}: {earned(row)}",
-        _block("prompt", shortened(written(row["prompt"]), PROMPT_CHARACTERS)),
-        _block("answer", shortened(written(row["completion"]), ANSWER_CHARACTERS)),
+        f"step {row['step']}, {escape(str(row['prompt_id']))}: {describe_reward(row)}",
+        _block("prompt", shorten(join_messages(row["prompt"]), PROMPT_CHARACTERS)),
+        _block("answer", shorten(join_messages(row["completion"]), ANSWER_CHARACTERS)),
     ]
     noted = {name: value for name, value in row.items() if name not in NAMES}
     for label, columns in (("row", row["columns"]), ("noted", noted)):
-        cells = [f"{name}: {shortened(_value(value), COLUMN_CHARACTERS)}" for name, value in columns.items()]
+        cells = [f"{name}: {shorten(_value(value), COLUMN_CHARACTERS)}" for name, value in columns.items()]
         lines += [_block(label, ", ".join(cells), keep="")] if cells else []
     return "\n".join(lines)
 
@@ -53,14 +53,14 @@ def episode_text(row: Mapping[str, Any]) -> str:
       policy  17;   (+0.1)
     """
     lines = [
-        f"step {row['step']}, {escape(str(row['prompt_id']))}: {earned(row)}",
-        _block("prompt", shortened(written(row["prompt"]), PROMPT_CHARACTERS)),
+        f"step {row['step']}, {escape(str(row['prompt_id']))}: {describe_reward(row)}",
+        _block("prompt", shorten(join_messages(row["prompt"]), PROMPT_CHARACTERS)),
     ]
     said = row["completion"]
     messages = [{"role": "assistant", "content": said}] if isinstance(said, str) else said
     turns = iter(row["turns"])
     for message in messages:
-        text = shortened(_content(message), ANSWER_CHARACTERS)
+        text = shorten(_content(message), ANSWER_CHARACTERS)
         if message["role"] != "assistant":
             named = f" {message['name']}" if "name" in message else ""
             lines.append(_block(f"{escape(str(message['role']))}{escape(str(named))}", text))
@@ -80,7 +80,7 @@ def _content(message: Mapping[str, Any]) -> str:
     return text + (f" {json.dumps(message['tool_calls'], ensure_ascii=False)}" if message.get("tool_calls") else "")
 
 
-def earned(row: Mapping[str, Any]) -> str:
+def describe_reward(row: Mapping[str, Any]) -> str:
     """Describe the answer's reward and end in one line."""
     parts = ", ".join(f"{escape(name)} {_number(value)}" for name, value in row["parts"].items())
     facts = [f"reward {row['reward']:.3f}" + (f" ({parts})" if parts else "")]
@@ -99,14 +99,14 @@ def earned(row: Mapping[str, Any]) -> str:
     return ", ".join([*facts, f"{row['num_tokens']} tokens{ending}"])
 
 
-def written(text: str | Sequence[Mapping[str, str]]) -> str:
+def join_messages(text: str | Sequence[Mapping[str, str]]) -> str:
     """Join a conversation's messages, each after its role; text stays."""
     if isinstance(text, str):
         return text
     return "\n".join(f"{message['role']}: {_content(message)}" for message in text)
 
 
-def shortened(text: str, most: int) -> str:
+def shorten(text: str, most: int) -> str:
     """Cut the middle of a long text.
 
     >>> shortened("x" * 1000, 4)

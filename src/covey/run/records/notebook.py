@@ -6,7 +6,7 @@ from collections import deque
 from html import escape
 from typing import Any, Self
 
-from covey.run.records.terminal import Panel, Progress, binned, make_progress, number_cells, time_left
+from covey.run.records.terminal import Panel, Progress, average_bins, make_progress, number_cells, time_left
 
 MAX_MESSAGES = 50
 """Lines kept in view below the numbers."""
@@ -74,7 +74,7 @@ def curve(values: list[float], width: int = WIDTH, height: int = HEIGHT) -> str:
     """
     low, high = min(values), max(values)
     scale = (height - 4) / (high - low) if high > low else 0.0
-    drawn = binned(values, width)
+    drawn = average_bins(values, width)
     step = (width - 4) / max(1, len(drawn) - 1)
     points = " ".join(f"{2 + i * step:.1f},{height - 2 - (v - low) * scale:.1f}" for i, v in enumerate(drawn))
     label = f"reward from {values[0]:.3f} to {values[-1]:.3f}, between {low:.3f} and {high:.3f}"

@@ -33,7 +33,6 @@ from covey.run.records.rollout_log import (
     answers_per_evaluation,
     best_to_worst,
     evaluation_rows,
-    sampled,
     spread_over,
     verdict_row,
 )
@@ -225,7 +224,7 @@ class RunRecorder:
         output, credit = self._config.output, stepped.credit
         advantages = [advantage for group in credit.advantages for advantage in group]
         of_turns = [] if credit.of_turns is None else [own for group in credit.of_turns for own in group]
-        found = sampled(stepped.groups, advantages, stepped.dropped, of_turns)
+        found = list_sampled(stepped.groups, advantages, stepped.dropped, of_turns)
         self._tracker.answers(step, [one.row(step) for one in spread_over(found, output.rollouts_per_step)])
         for one in best_to_worst(found, output.show_rollouts):
             self._progress.message(as_text(one.row(step)))

@@ -65,7 +65,7 @@ class Sampled:
         return row
 
 
-def sampled(
+def list_sampled(
     groups: Sequence[Group],
     advantages: Sequence[float],
     dropped: Sequence[Dropped],
@@ -140,7 +140,7 @@ def answer_row(step: int, prompt: Prompt, rollout: Rollout) -> AnswerRow:
         "environment": prompt.environment,
         "prompt_id": prompt.id,
         "prompt": prompt.text if isinstance(prompt.text, str) else [dict(message) for message in prompt.text],
-        "columns": bounded(prompt.columns),
+        "columns": bound_columns(prompt.columns),
         "completion": [dict(message) for message in rollout.messages] or rollout.text,
         "num_tokens": rollout.num_loss_tokens,
         "reward": rollout.reward.value,
@@ -163,10 +163,10 @@ def episode_facts(rollout: Rollout) -> dict[str, Any]:
 def _turn_row(turn: Turn) -> dict[str, Any]:
     """Describe a turn of an episode; its text is in `completion`."""
     own = {"num_tokens": turn.end - turn.start, "reward": turn.reward, "state": turn.state, "is_void": turn.is_void}
-    return own | ({"info": bounded(turn.info)} if turn.info else {})
+    return own | ({"info": bound_columns(turn.info)} if turn.info else {})
 
 
-def bounded(columns: Mapping[str, Any]) -> dict[str, Any]:
+def bound_columns(columns: Mapping[str, Any]) -> dict[str, Any]:
     """Return columns as JSON data of about 4000 characters.
 
     >>> bounded({"answer": 48, "tests": ["a" * 5000]})

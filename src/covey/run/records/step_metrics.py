@@ -90,7 +90,7 @@ def _agreement(groups: Sequence[Group], credit: Credit) -> float | None:
 
 def _repetition(groups: Sequence[Group]) -> Row:
     """Return the shares of distinct answers, and of contradictory twins."""
-    found = _of_all_ranks([_repeated(group) for group in groups if group.rollouts])
+    found = _of_all_ranks([_count_repeated(group) for group in groups if group.rollouts])
     size = sum(of_group[0] for of_group in found)
     return {
         "unique_fraction": _mean([different / number for number, different, _ in found]),
@@ -98,7 +98,7 @@ def _repetition(groups: Sequence[Group]) -> Row:
     }
 
 
-def _repeated(group: Group) -> tuple[int, int, int]:
+def _count_repeated(group: Group) -> tuple[int, int, int]:
     """Count a group's answers, distinct ones, and contradictory twins."""
     rewards: dict[str, list[float]] = {}
     for rollout in group.rollouts:

@@ -224,14 +224,14 @@ def peak_memory_bytes(device: str = "cpu") -> int:
 def write_summary(folder: Path, content: Mapping[str, Any]) -> Path:
     """Write summary.json atomically, missing values as null."""
     path = folder / "summary.json"
-    write_json(path, _measured(content))
+    write_json(path, _without_nan(content))
     return path
 
 
-def _measured(content: Any) -> Any:
+def _without_nan(content: Any) -> Any:
     """Replace NaN by None."""
     if isinstance(content, Mapping):
-        return {name: _measured(value) for name, value in content.items()}
+        return {name: _without_nan(value) for name, value in content.items()}
     if isinstance(content, list | tuple):
-        return [_measured(value) for value in content]
+        return [_without_nan(value) for value in content]
     return None if isinstance(content, float) and math.isnan(content) else content

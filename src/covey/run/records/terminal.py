@@ -253,7 +253,7 @@ class LiveProgress(Panel):
                 continue
             shown.append(f"{label} ", "dim").append(cell(form, self._metrics[key]), "cyan")
             if key == REWARD:
-                shown.append(" " + sparkline(binned(self._rewards, TREND_BLOCKS)), "cyan")
+                shown.append(" " + sparkline(average_bins(self._rewards, TREND_BLOCKS)), "cyan")
             shown.append("  ")
         return shown
 
@@ -262,7 +262,7 @@ class LiveProgress(Panel):
             self._live.update(self.render(), refresh=True)
 
 
-def binned(values: Sequence[float], count: int) -> list[float]:
+def average_bins(values: Sequence[float], count: int) -> list[float]:
     """Average the values in `count` spans, NaN for an empty one.
 
     >>> binned([1.0, 3.0, 5.0, 7.0], 2)

@@ -93,7 +93,7 @@ class TokenScores:
 
     def see(self, part: FrozenScores, inputs: ObjectiveInputs) -> None:
         """Record a scored micro-batch, at its first and last update."""
-        seen = Seen(part.batch, _detached(inputs))
+        seen = Seen(part.batch, _detach(inputs))
         self._first.setdefault(id(part.batch), seen)
         self._last[id(part.batch)] = seen
 
@@ -122,7 +122,7 @@ def _row_scores(first: ObjectiveInputs, last: ObjectiveInputs, row: int) -> RowS
     )
 
 
-def _detached(inputs: ObjectiveInputs) -> ObjectiveInputs:
+def _detach(inputs: ObjectiveInputs) -> ObjectiveInputs:
     given = {field.name: getattr(inputs, field.name) for field in fields(inputs)}
     return replace(inputs, **{name: values.detach() for name, values in given.items() if values is not None})
 

@@ -13,7 +13,7 @@ from covey.run.records.token_scores import StepScores, TokenScores, TrainedRow
 from covey.run.records.traces import Candidate, Pieces, candidates, choose, trace_rows
 from covey.run.records.updates import fitting, update_row
 from covey.system import collectives
-from covey.system.jsonl import JsonlWriter, encoded
+from covey.system.jsonl import JsonlWriter, encode_row
 from covey.trainer.credit import Credit
 from covey.types import Group
 
@@ -88,7 +88,7 @@ class BoundedLog:
 
     def write(self, row: dict[str, Any], most: int) -> int:
         """Write a row of at most `most` bytes; return its size."""
-        line = encoded(row)
+        line = encode_row(row)
         num_bytes = len(line)
         if num_bytes > most:
             if not self._is_full:

@@ -11,7 +11,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from covey.rollouts.source import Dropped
-from covey.run.records.rollout_log import bounded, episode_facts, spread
+from covey.run.records.rollout_log import bound_columns, episode_facts, spread
 from covey.run.records.token_scores import RowScores, StepScores, TrainedRow
 from covey.run.records.updates import FORMAT
 from covey.system.text.format import four_digits, timestamp
@@ -107,7 +107,7 @@ def _group_row(step: int, one: Candidate, reason: str) -> dict[str, Any]:
         "environment": prompt.environment,
         "prompt_id": prompt.id,
         "prompt": text,
-        "columns": bounded(prompt.columns),
+        "columns": bound_columns(prompt.columns),
         "dropped": one.dropped,
         "failures": [failure.reason for failure in one.group.failures],
     }
@@ -124,7 +124,7 @@ def _rollouts(one: Candidate, rows: list[TrainedRow], pieces: "Pieces", limit: i
             "completion": [dict(turn) for turn in rollout.messages] or rollout.text[:MAX_CHARACTERS],
             "reward": rollout.reward.value,
             "parts": dict(rollout.reward.parts),
-            "extra": bounded({str(name): value for name, value in rollout.reward.extra.items()}),
+            "extra": bound_columns({str(name): value for name, value in rollout.reward.extra.items()}),
             "advantage": None if advantage is None else four_digits(advantage),
             "finish_reason": rollout.finish_reason,
             "policy_version": rollout.policy_version,

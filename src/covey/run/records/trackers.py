@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from covey.config.schema import OutputConfig
 from covey.run.folder import EVALUATIONS, METRICS, ROLLOUTS
-from covey.run.records.answer_text import as_text, written
+from covey.run.records.answer_text import as_text, join_messages
 from covey.run.records.rollout_log import AnswerLog, AnswerRow
 from covey.system.jsonl import JsonlWriter
 from covey.system.text.escaping import escape
@@ -94,7 +94,7 @@ class TensorBoard:
 
     def log(self, step: int, metrics: Mapping[str, Number], kind: str = "train") -> None:
         writer = self._writer_from(step, kind)
-        for name, value in measured(metrics).items():
+        for name, value in drop_missing(metrics).items():
             writer.add_scalar(escape(f"{kind}/{name}"), value, step)
 
     def answers(self, step: int, rows: Sequence[AnswerRow], kind: str = "train") -> None:
@@ -145,7 +145,7 @@ class WandB:
 
     def log(self, step: int, metrics: Mapping[str, Number], kind: str = "train") -> None:
         # The step is a column, not W&B's own counter: that one refuses rows that come twice for a step.
-        row = {escape(f"{kind}/{name}"): value for name, value in measured(metrics).items()}
+        row = {escape(f"{kind}/{name}"): value for name, value in drop_missing(metrics).items()}
         self._run.log({"step": step, **row})
 
     def answers(self, step: int, rows: Sequence[AnswerRow], kind: str = "train") -> None:
@@ -305,7 +305,7 @@ def plain(value: Number) -> Number:
     return value if value is None or isinstance(value, int) else float(value)
 
 
-def measured(metrics: Mapping[str, Number]) -> dict[str, float]:
+def drop_missing(metrics: Mapping[str, Number]) -> dict[str, float]:
     """Drop missing values: a curve has no point there."""
     return {name: float(value) for name, value in metrics.items() if value is not None}
 
@@ -335,7 +335,7 @@ def table_cell(value: Any) -> float | str | bool | None:
     if value is None or isinstance(value, bool | int | float):
         return value
     is_talk = isinstance(value, list) and all(isinstance(one, Mapping) and "role" in one for one in value)
-    text = written(value) if isinstance(value, str) or is_talk else json.dumps(value, ensure_ascii=False)
+    text = join_messages(value) if isinstance(value, str) or is_talk else json.dumps(value, ensure_ascii=False)
     return escape(text, keep="\n\t")
 
 

@@ -52,7 +52,7 @@ def update_row(
     histograms = {
         "reward": _spread_out(rewards),
         "advantage": _spread_out(advantages),
-        "length": _binned([n for share in shares for n in share.lengths], _equal_edges(0, max(max_tokens, 1))),
+        "length": _bin([n for share in shares for n in share.lengths], _equal_edges(0, max(max_tokens, 1))),
     }
     for name, edges in TOKEN_EDGES.items():
         counts = [sum(column) for column in zip(*(share.counts[name] for share in shares), strict=True)]
@@ -104,7 +104,7 @@ def count_in_bins(values_L: Tensor, edges: Sequence[float]) -> list[int]:
     return counts
 
 
-def _binned(values: Sequence[float], edges: Sequence[float]) -> dict[str, Any]:
+def _bin(values: Sequence[float], edges: Sequence[float]) -> dict[str, Any]:
     counts = count_in_bins(torch.tensor(values, dtype=torch.float64), edges)
     return {"edges": [four_digits(edge) for edge in edges], "counts": counts}
 
@@ -113,7 +113,7 @@ def _spread_out(values: Sequence[float]) -> dict[str, Any]:
     """Count values over a round range that includes 0."""
     finite = [value for value in values if math.isfinite(value)]
     low, high = 0.0 - _round_up(-min([0.0, *finite])), _round_up(max([0.0, *finite]))
-    return _binned(finite, _equal_edges(low, high if high > low else low + 1.0))
+    return _bin(finite, _equal_edges(low, high if high > low else low + 1.0))
 
 
 def _equal_edges(low: float, high: float) -> list[float]:

@@ -228,7 +228,7 @@ def _train(run: Run, groups: Mapping[int, Group], step: PastStep, record: RunRec
 
 def _remember(run: Run, engine: ReplayingEngine, version: int) -> str:
     """Keep the weights for sampling; return their digest. Collective where sharded."""
-    with sharding.unsharded(run.policy):
+    with sharding.gather_weights(run.policy):
         return digest_of(engine.remember(run.policy, version))  # of the copy: gathered memory must stay resizable
 
 

@@ -25,12 +25,12 @@ class CleanRecords(logging.Filter):
         self._secrets = secrets
 
     def filter(self, record: logging.LogRecord) -> bool:
-        record.name, record.msg, record.args = escape(record.name), self._indented(_message(record)), None
+        record.name, record.msg, record.args = escape(record.name), self._indent(_message(record)), None
         if record.exc_info and record.exc_info[0] is not None:
-            record.exc_text = self._indented("".join(traceback.format_exception(*record.exc_info)).rstrip("\n"))
+            record.exc_text = self._indent("".join(traceback.format_exception(*record.exc_info)).rstrip("\n"))
         return True
 
-    def _indented(self, text: str) -> str:
+    def _indent(self, text: str) -> str:
         return clean(text, self._secrets).replace(INDENT, "\n").replace("\n", INDENT)
 
 

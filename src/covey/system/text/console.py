@@ -27,10 +27,10 @@ class CleanConsole(Console):
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):
-            text = segment.text if segment.control else self._shown(segment.text)
+            text = segment.text if segment.control else self._show(segment.text)
             yield segment if text is segment.text else Segment(text, segment.style)
 
-    def _shown(self, text: str) -> str:
+    def _show(self, text: str) -> str:
         if not all(c == "\n" or is_visible(c) for c in text):
             text = escape(text, keep="\n")
         try:

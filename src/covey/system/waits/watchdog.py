@@ -338,7 +338,7 @@ class Stages:
         if self._environments:
             environment, method = self._environments[0]
             number = sum(other == method for _, other in self._environments)
-            what = f"the environment {environment} to {ASKED[method]} {_counted(number, *OF[method])}"
+            what = f"the environment {environment} to {ASKED[method]} {_count_things(number, *OF[method])}"
             setting = "timeouts.scoring"
             seconds = None if self.scoring_seconds is None else self.scoring_seconds + LOOP_SECONDS
         # The same wait again is progress, a new one has a limit of its own
@@ -364,8 +364,8 @@ class Stages:
 
 
 def _to_answer(num_prompts: int) -> str:
-    return f"the engine to answer {_counted(num_prompts, *OF['score'])}"
+    return f"the engine to answer {_count_things(num_prompts, *OF['score'])}"
 
 
-def _counted(number: int, one: str, many: str) -> str:
+def _count_things(number: int, one: str, many: str) -> str:
     return f"1 {one}" if number == 1 else f"{number} {many}"

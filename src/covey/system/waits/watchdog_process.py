@@ -97,7 +97,9 @@ class Guard:
         """Report the overdue wait, then end the run."""
         line = f"{self.who} has waited {round(now - wait.since, 1):g} s for {wait.what} ({wait.limit}) and ends here"
         tellers = [
-            threading.Thread(target=tell_terminal, args=(f"covey: {line}; all stacks are in {shown(self.log)}\n",)),
+            threading.Thread(
+                target=tell_terminal, args=(f"covey: {line}; all stacks are in {relative_path(self.log)}\n",)
+            ),
             threading.Thread(target=tell_log, args=(self.log, line)),
         ]
         for teller in tellers:
@@ -113,7 +115,7 @@ class Guard:
                 time.sleep(0.01)
 
 
-def shown(path: str) -> str:
+def relative_path(path: str) -> str:
     """Return a path relative to the current folder, where it lies below."""
     relative = os.path.relpath(path)
     return path if relative.startswith("..") else relative

@@ -28,7 +28,7 @@ def kill_with_all(pid: int, mark: str) -> None:
 def kill_started(pid: int, mark: str) -> None:
     """Kill every process that the stopped worker `pid` has started."""
     for _ in range(ROUNDS):
-        found = (descendants(pid) | marked(mark)) - {pid, os.getpid()}
+        found = (descendants(pid) | find_marked(mark)) - {pid, os.getpid()}
         if not found:
             return
         for process in found:
@@ -46,7 +46,7 @@ def descendants(pid: int) -> set[int]:
     return below - {pid}
 
 
-def marked(mark: str) -> set[int]:
+def find_marked(mark: str) -> set[int]:
     """Return the running processes with this mark."""
     wanted = f"{MARK}={mark}".encode()
     return {process for process in _processes() if wanted in _environment(process) and _parent(process) is not None}

@@ -26,9 +26,9 @@ V = 37
 
 @pytest.fixture(autouse=True)
 def compiled_anew() -> Iterator[None]:
-    inductor.compiled.cache_clear()
+    inductor.compile_once.cache_clear()
     yield
-    inductor.compiled.cache_clear()
+    inductor.compile_once.cache_clear()
 
 
 @pytest.fixture
@@ -134,7 +134,7 @@ def test_compiled_nothing_as_large_as_the_logits_is_made_beside_them(function: C
     }
     wanted, written = function(logits, *rest[function]), out.clone()
     out.zero_()
-    got, (code,) = run_and_get_code(inductor.compiled(function), logits, *rest[function])
+    got, (code,) = run_and_get_code(inductor.compile_once(function), logits, *rest[function])
     torch.testing.assert_close(out, written, rtol=0.01, atol=1e-6)
     for one, other in zip(got or (), wanted or (), strict=True):
         assert torch.allclose(one, other, atol=1e-5)

@@ -133,7 +133,9 @@ class FusedModel(nn.Module):
         query_1HRD = heads[0]
         attended_RHD = query_1HRD.new_empty(query_1HRD.shape[2], query_1HRD.shape[1], query_1HRD.shape[3])
         tensors.attended = attended_RHD.data_ptr()
-        cached = (Cached * len(self._layers))(*(layout.cached(layer.index, layer.rule) for layer in self._layers))
+        cached = (Cached * len(self._layers))(
+            *(layout.make_cache_struct(layer.index, layer.rule) for layer in self._layers)
+        )
         how = ctypes.byref(tensors), ctypes.byref(layout.attending(heads, attended_RHD))
         self._c.covey_decode_layers(self._calls, cached, ctypes.c_int64(len(cached)), *how)
 

@@ -17,7 +17,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from covey.engine.native.models.fused import linear_layers_of, norms_of
 from covey.policy.attention.base import Layout, Rule
-from covey.policy.kernels.gpu.inductor import compiled
+from covey.policy.kernels.gpu.inductor import compile_once
 from covey.policy.kernels.gpu.residual import norm, sum_and_norm
 from covey.policy.policy import Policy
 
@@ -85,10 +85,10 @@ class JoinedLayer:
         how = cos_TD, sin_TD, self.num_heads, self.eps[-1]
         if isinstance(layout, StoringLayout):
             stores = layout.stores(self.index, self.num_heads[1])
-            query_THD = compiled(turned_and_stored)(self.qkv(normed_TC), *how, *stores, *of_heads)
+            query_THD = compile_once(rotate_and_store)(self.qkv(normed_TC), *how, *stores, *of_heads)
             attended = layout.attend_stored(self.index, query_THD.transpose(0, 1)[None], self.rule)
         else:
-            parts = compiled(turned)(self.qkv(normed_TC), *how, *of_heads)
+            parts = compile_once(rotate)(self.qkv(normed_TC), *how, *of_heads)
             query, key, value = (heads_THD.transpose(0, 1)[None] for heads_THD in parts)
             attended = layout.attend(self.index, query, key, value, self.rule)
         return attended[0].transpose(0, 1).flatten(1)
@@ -114,24 +114,24 @@ class JoinedModel(nn.Module):
         cos_TD, sin_TD = (angle[0] for angle in self.rotary_emb(embedded_1TC, position_ids))
         hidden_TC, delta_TC = embedded_1TC[0], None
         for layer in self._layers:
-            hidden_TC, normed_TC = self._summed(hidden_TC, delta_TC, layer.norms[0])
+            hidden_TC, normed_TC = self._add_residual(hidden_TC, delta_TC, layer.norms[0])
             attended_TC = layer.attend(layout, normed_TC, cos_TD, sin_TD)
             delta_TC = layer.output(attended_TC)
-            hidden_TC, normed_TC = self._summed(hidden_TC, delta_TC, layer.norms[1])
-            delta_TC = layer.down(compiled(gated)(layer.gates(normed_TC)))
-        _, normed_TC = self._summed(hidden_TC, delta_TC, self.norm)
+            hidden_TC, normed_TC = self._add_residual(hidden_TC, delta_TC, layer.norms[1])
+            delta_TC = layer.down(compile_once(apply_gate)(layer.gates(normed_TC)))
+        _, normed_TC = self._add_residual(hidden_TC, delta_TC, self.norm)
         return BaseModelOutputWithPast(last_hidden_state=normed_TC[None])
 
-    def _summed(self, hidden_TC: Tensor, delta_TC: Tensor | None, of_sum: Any) -> tuple[Tensor, Tensor]:
+    def _add_residual(self, hidden_TC: Tensor, delta_TC: Tensor | None, of_sum: Any) -> tuple[Tensor, Tensor]:
         """Return the residual sum, and its norm in the type of products."""
         rest = of_sum.weight, of_sum.variance_epsilon, self._precision
         if delta_TC is None:
-            return hidden_TC, compiled(norm)(hidden_TC, *rest)[0]
-        sum_TC, normed_TC, _ = compiled(sum_and_norm)(hidden_TC, delta_TC, *rest)
+            return hidden_TC, compile_once(norm)(hidden_TC, *rest)[0]
+        sum_TC, normed_TC, _ = compile_once(sum_and_norm)(hidden_TC, delta_TC, *rest)
         return sum_TC, normed_TC
 
 
-def turned(
+def rotate(
     qkv_TO: Tensor, cos_TD: Tensor, sin_TD: Tensor, num_heads: tuple[int, int], eps: float, *norms_D: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return rotated, normed queries and keys, (T, heads, D), and values.
@@ -145,10 +145,10 @@ def turned(
         query_THD, _ = norm(query_THD, norms_D[0], eps, qkv_TO.dtype)
         key_TKD, _ = norm(key_TKD, norms_D[1], eps, qkv_TO.dtype)
     angles = cos_TD[:, None].float(), sin_TD[:, None].float()
-    return _rotated(query_THD, *angles), _rotated(key_TKD, *angles), value_TKD.contiguous()
+    return _rotate_heads(query_THD, *angles), _rotate_heads(key_TKD, *angles), value_TKD.contiguous()
 
 
-def turned_and_stored(
+def rotate_and_store(
     qkv_TO: Tensor,
     cos_TD: Tensor,
     sin_TD: Tensor,
@@ -159,20 +159,20 @@ def turned_and_stored(
     place: Tensor,
     *norms_D: Tensor,
 ) -> Tensor:
-    """Store the keys and values of `turned`, and return the queries."""
-    query_THD, key_TKD, value_TKD = turned(qkv_TO, cos_TD, sin_TD, num_heads, eps, *norms_D)
+    """Store the keys and values of `rotate`, and return the queries."""
+    query_THD, key_TKD, value_TKD = rotate(qkv_TO, cos_TD, sin_TD, num_heads, eps, *norms_D)
     keys.index_copy_(0, place, key_TKD.flatten(0, 1))
     values.index_copy_(0, place, value_TKD.flatten(0, 1))
     return query_THD
 
 
-def _rotated(heads_THD: Tensor, cos_T1D: Tensor, sin_T1D: Tensor) -> Tensor:
+def _rotate_heads(heads_THD: Tensor, cos_T1D: Tensor, sin_T1D: Tensor) -> Tensor:
     low, high = heads_THD.float().chunk(2, dim=-1)
     whole, opposite = torch.cat((low, high), dim=-1), torch.cat((-high, low), dim=-1)
     return (whole * cos_T1D + opposite * sin_T1D).to(heads_THD.dtype)
 
 
-def gated(gates_TI: Tensor) -> Tensor:
+def apply_gate(gates_TI: Tensor) -> Tensor:
     """Compute silu(gate) * up (SwiGLU, arXiv 2002.05202) of adjacent halves."""
     gate, up = gates_TI.chunk(2, dim=1)
     return F.silu(gate.float()).to(gates_TI.dtype) * up

@@ -28,7 +28,7 @@ def is_wanted(kernels: str, device: torch.device) -> bool:
 
 
 @contextmanager
-def uncompiled() -> Iterator[None]:
+def without_compiling() -> Iterator[None]:
     """Run functions without compiling them inside, to compare passes."""
     _LOOKED_AT.append(True)
     try:
@@ -38,7 +38,7 @@ def uncompiled() -> Iterator[None]:
 
 
 @cache
-def compiled(function: Callable[..., T]) -> Callable[..., T]:
+def compile_once(function: Callable[..., T]) -> Callable[..., T]:
     """Compile a function of tensors once for any number of rows."""
     from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException  # takes seconds
 

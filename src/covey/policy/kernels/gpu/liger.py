@@ -34,7 +34,7 @@ class _Norm(_OnGpu):
     weight: nn.Parameter
     variance_epsilon: float
 
-    def _normed(self, hidden_states: Tensor) -> Tensor:
+    def _norm(self, hidden_states: Tensor) -> Tensor:
         from liger_kernel.ops import LigerRMSNormFunction
 
         # Not in place: the gradient that comes in may be read by others.
@@ -44,7 +44,7 @@ class _Norm(_OnGpu):
 
 
 class _Mlp(_OnGpu):
-    def _gated(self, gate: Tensor, up: Tensor) -> Tensor:
+    def _gate(self, gate: Tensor, up: Tensor) -> Tensor:
         from liger_kernel.ops import LigerSiLUMulFunction
 
         out: Tensor = LigerSiLUMulFunction.apply(gate, up, 1.0, 1.0)
@@ -52,7 +52,7 @@ class _Mlp(_OnGpu):
 
 
 class _Attention(_OnGpu):
-    def _turned(self, query_BTHD: Tensor, key_BTHD: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    def _rotate(self, query_BTHD: Tensor, key_BTHD: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         from liger_kernel.transformers.rope import liger_rotary_pos_emb
 
         heads = query_BTHD.transpose(1, 2), key_BTHD.transpose(1, 2)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from covey.policy.kernels.gpu.inductor import compiled
+from covey.policy.kernels.gpu.inductor import compile_once
 
 
 def add_norm(
@@ -32,10 +32,10 @@ class _AddNorm(torch.autograd.Function):
         ctx: Any, hidden_NC: Tensor, delta_NC: Tensor | None, weight_C: Tensor, eps: float, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor]:
         if delta_NC is None:
-            normed_NC, scale_N = compiled(norm)(hidden_NC, weight_C, eps, dtype)
+            normed_NC, scale_N = compile_once(norm)(hidden_NC, weight_C, eps, dtype)
             sum_NC = hidden_NC.view_as(hidden_NC)
         else:
-            sum_NC, normed_NC, scale_N = compiled(sum_and_norm)(hidden_NC, delta_NC, weight_C, eps, dtype)
+            sum_NC, normed_NC, scale_N = compile_once(sum_and_norm)(hidden_NC, delta_NC, weight_C, eps, dtype)
         ctx.save_for_backward(sum_NC, scale_N, weight_C)
         ctx.of_delta = None if delta_NC is None else delta_NC.dtype
         return sum_NC, normed_NC
@@ -47,8 +47,8 @@ class _AddNorm(torch.autograd.Function):
         sum_NC, scale_N, weight_C = ctx.saved_tensors
         of_normed_NC = of_normed_NC.contiguous()
         given = of_sum_NC, of_normed_NC, sum_NC, scale_N, weight_C, ctx.of_delta
-        of_hidden_NC, of_delta_NC = compiled(norm_gradient)(*given)
-        of_weight_C = compiled(weight_gradient)(*given[1:4], weight_C.dtype) if ctx.needs_input_grad[2] else None
+        of_hidden_NC, of_delta_NC = compile_once(norm_gradient)(*given)
+        of_weight_C = compile_once(weight_gradient)(*given[1:4], weight_C.dtype) if ctx.needs_input_grad[2] else None
         return of_hidden_NC, of_delta_NC, of_weight_C, None, None
 
 

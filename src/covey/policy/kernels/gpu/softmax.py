@@ -9,13 +9,13 @@ Shapes: L loss tokens, V vocabulary.
 import torch
 from torch import Tensor
 
-from covey.policy.kernels.gpu.inductor import compiled, number
+from covey.policy.kernels.gpu.inductor import compile_once, number
 
 
 def fused_scores(logits_LV: Tensor, target_L: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
     """Return log-probs of the targets, entropies, and the log-softmax's offset."""
     divisor = number(temperature)
-    logsum_L, entropy_L = compiled(sums)(logits_LV, divisor)
+    logsum_L, entropy_L = compile_once(sums)(logits_LV, divisor)
     return logits_LV.gather(1, target_L[:, None])[:, 0] / divisor - logsum_L, entropy_L, logsum_L
 
 
@@ -34,7 +34,7 @@ def fused_gradient(
     """
     # What has no gradient is left out of what is compiled
     entropy = () if of_entropy_L is None else (of_entropy_L, scores[1])
-    compiled(gradient)(logits_LV, target_L, coefficient_L, scores[0], number(temperature), out_LV, *entropy)
+    compile_once(gradient)(logits_LV, target_L, coefficient_L, scores[0], number(temperature), out_LV, *entropy)
 
 
 def sums(logits_LV: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
