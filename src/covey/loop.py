@@ -10,9 +10,9 @@ from pathlib import Path
 from covey.cluster.ending import ended_with_cluster
 from covey.cluster.start import ClusterLost
 from covey.cluster.trainers import trainer_ranks
+from covey.config.auto_adjust import add_correction
 from covey.config.budget import resolve_budget
 from covey.config.early import check_early
-from covey.config.giving_way import add_correction
 from covey.config.schema import Config
 from covey.config.validate import validate
 from covey.policy import sharding

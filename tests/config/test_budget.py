@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from covey.cli.main import main
+from covey.config.auto_adjust import adjust_unset_options
 from covey.config.budget import resolve_budget, steps_for_epochs, steps_for_rollouts
-from covey.config.giving_way import adjust_unset_options
 from covey.config.schema import Config
 from covey.config.validate import validate
 from covey.loop import train

@@ -13,8 +13,8 @@ from covey.cli import job
 from covey.cli.main import main
 from covey.config import compose as settings
 from covey.config import engine_choice
+from covey.config.auto_adjust import adjust_unset_options
 from covey.config.engine_choice import Machine, this_machine
-from covey.config.giving_way import adjust_unset_options
 from covey.config.schema import Config
 from covey.config.validate import validate
 

@@ -11,8 +11,8 @@ from covey.algorithm.corrections import WEIGHT_LEVELS
 from covey.algorithm.kl import GRADIENTS, SAMPLER_ESTIMATORS
 from covey.algorithm.loss_inputs import LEVELS
 from covey.algorithm.objective import DENOMINATORS
+from covey.config.auto_adjust import add_correction
 from covey.config.checks import walk
-from covey.config.giving_way import add_correction
 from covey.config.schema import Config
 from covey.config.validate import validate
 

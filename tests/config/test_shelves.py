@@ -10,6 +10,7 @@ from covey.api.settings import make_config
 from covey.cli import main as main_module
 from covey.cli.main import main
 from covey.config import compose as settings
+from covey.config.auto_adjust import find_shadowed_presets
 from covey.config.schema import Config, group_choices
 from covey.config.shelves import CONF, SHELVES, preset_file, presets
 from covey.report.advice import facts_of
@@ -100,7 +101,7 @@ def test_files_of_the_users_own_name_shelved_presets_and_are_found_beside_them(t
 def test_python_the_doctor_and_the_report_know_shelved_names() -> None:
     config = make_config(None, {"algorithm": "opo"}).config
     assert (config.algorithm.advantage, config.algorithm.loss) == ("opo", "reinforce")
-    assert overruled(Config(), ["algorithm=opo"]) != []
+    assert find_shadowed_presets(Config(), ["algorithm=opo"]) != []
     for given, said in (
         ({"algorithm.advantage": "opo", "algorithm.loss": "reinforce"}, ()),
         ({"algorithm.advantage": "opo"}, ("algorithm=opo",)),

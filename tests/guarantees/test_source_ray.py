@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from covey.config.giving_way import add_correction
+from covey.config.auto_adjust import add_correction
 from covey.environments.base import Environment, JudgeSummary
 from covey.environments.build import ENVIRONMENTS
 from covey.environments.episode import Answer, Episode, Observation

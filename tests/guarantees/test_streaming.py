@@ -16,7 +16,7 @@ from covey.algorithm.aggregation import Denominators
 from covey.algorithm.credit.advantages import ADVANTAGES
 from covey.algorithm.credit.scores import Scores, scores
 from covey.algorithm.settings import OVER_THE_BATCH
-from covey.config.giving_way import add_correction
+from covey.config.auto_adjust import add_correction
 from covey.config.validate import validate
 from covey.environments.base import Environment
 from covey.environments.episode import Answer, Episode, Observation

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from covey.cluster.source import RaySource
-from covey.config.giving_way import add_correction
+from covey.config.auto_adjust import add_correction
 from covey.config.schema import Config
 from covey.engine.native.rows import Row
 from covey.engine.native.scheduler import Scheduler

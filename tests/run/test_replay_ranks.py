@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from covey.cli.main import main
-from covey.config.giving_way import add_correction
+from covey.config.auto_adjust import add_correction
 from covey.config.schema import Config
 from covey.engine.base import digest_of
 from covey.loop import train

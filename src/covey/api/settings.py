@@ -16,9 +16,9 @@ from typing import Any
 
 from covey.api.objects import named_functions
 from covey.config import compose, foreign
+from covey.config.auto_adjust import adjust_unset_options
 from covey.config.checks import refuse_idle_cold_start, walk
 from covey.config.engine_choice import this_machine
-from covey.config.giving_way import adjust_unset_options
 from covey.config.names import RUN_FOLDER
 from covey.config.schema import Config, group_choices, setting_names, unknown_setting
 from covey.config.shelves import CONF

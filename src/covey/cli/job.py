@@ -13,11 +13,11 @@ from covey.algorithm.settings import AlgorithmConfig
 from covey.cli import help as usage
 from covey.cli.flags import RUNS, EvaluationAsked
 from covey.config import compose as settings
+from covey.config.auto_adjust import adjust_unset_options, find_shadowed_presets
 from covey.config.budget import BUDGETS, resolve_budget
 from covey.config.checks import refuse_idle_cold_start
 from covey.config.early import check_early
 from covey.config.engine_choice import this_machine
-from covey.config.giving_way import adjust_unset_options, find_shadowed_presets
 from covey.config.schema import Config
 from covey.config.validate import validate
 from covey.environments import build as environments

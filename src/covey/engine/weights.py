@@ -49,8 +49,8 @@ def make_weight_set(policy: Policy, version: int, text: Sequence[int] = (), *, c
 def unproved_set(policy: Policy, version: int, text: Sequence[int] = (), *, copy: bool = True) -> WeightSet:
     """Copy the trained weights; the probe's log-probs follow by `prove`.
 
-    Shards must be gathered around it (`sharding.gather_weights`). Without `copy`, weights in host memory are the policy's
-    own, to be used before it is trained on; gathered ones are copied anyway.
+    Shards must be gathered around it (`sharding.gather_weights`). Without `copy`, weights in host memory are the
+    policy's own, to be used before it is trained on; gathered ones are copied anyway.
     """
     copy = copy or policy.sharded
     tensors = {name: tensor.detach().to("cpu", copy=copy) for name, tensor in trained_tensors(policy).items()}

@@ -10,7 +10,7 @@ from covey.report.content import verdict
 from covey.report.curves import curves_of
 from covey.report.health import health_of
 from covey.report.read import RunFiles
-from covey.run.records.terminal import sparkline
+from covey.run.records.terminal import average_bins, sparkline
 from covey.system.disk import as_written
 from covey.system.text.escaping import escape
 from covey_doctor.finding import Level

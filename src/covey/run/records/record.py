@@ -33,6 +33,7 @@ from covey.run.records.rollout_log import (
     answers_per_evaluation,
     best_to_worst,
     evaluation_rows,
+    list_sampled,
     spread_over,
     verdict_row,
 )

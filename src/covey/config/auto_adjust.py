@@ -42,7 +42,7 @@ class _Change:
         groups = {name.partition(".")[0] for name in names if "." in name}
         return any(self.is_typed(name) or name in self.notices for name in names) or not groups.isdisjoint(self.typed)
 
-    def put(self, name: str, value: Any, reason: str) -> None:
+    def override(self, name: str, value: Any, reason: str) -> None:
         """Set what gives way, and keep the line that says so."""
         section, _, last = name.rpartition(".")
         before = read(self.config, name)
@@ -72,7 +72,7 @@ def adjust_unset_options(
             if not change.is_typed(found.name) and change.is_moved(need.partners)
         ]
         for found, need in idle:
-            change.put(found.name, found.default, f"{format_value(found.value)} needs {need.condition}")
+            change.override(found.name, found.default, f"{format_value(found.value)} needs {need.condition}")
         if not idle:
             break
     _drop_options(change)
@@ -116,7 +116,7 @@ def _choose_engine(change: _Change, look: Callable[[], Machine]) -> None:
     """Choose vLLM on a machine with a GPU, unless an engine was typed."""
     is_open = change.config.engine.name == EngineConfig().name and not {"engine", "engine.name"} & set(change.typed)
     if is_open and obstacle_to_vllm(change.config, look()) is None:
-        change.put("engine.name", "vllm", "vLLM is installed and there is a GPU; engine=native takes covey's own")
+        change.override("engine.name", "vllm", "vLLM is installed and there is a GPU; engine=native takes covey's own")
 
 
 def _settle_budget(change: _Change) -> None:
@@ -128,10 +128,10 @@ def _settle_budget(change: _Change) -> None:
         raise ValueError(f"{' and '.join(given)} say twice how long the run is: give one of {', '.join(BUDGETS)}")
     for name in BUDGETS[1:]:
         if typed and name not in typed and read(config, name) is not None:
-            change.put(name, None, f"the run has {given[0]}")
+            change.override(name, None, f"the run has {given[0]}")
     steps = resolve_budget(config).num_steps
     if steps != config.num_steps and 0 < steps <= MOST:  # else the budget itself is refused
-        change.put("num_steps", steps, f"the run has total_rollouts={config.total_rollouts}")
+        change.override("num_steps", steps, f"the run has total_rollouts={config.total_rollouts}")
 
 
 def _fit_numbers(change: _Change) -> None:
@@ -140,20 +140,20 @@ def _fit_numbers(change: _Change) -> None:
     steps, most = config.num_steps, config.sampling.max_tokens
     if change.is_moved(["num_steps"]):
         if 0 < steps <= config.optimizer.warmup_steps and not change.is_typed("optimizer.warmup_steps"):
-            change.put("optimizer.warmup_steps", steps // 10, f"the run has num_steps={steps}")
+            change.override("optimizer.warmup_steps", steps // 10, f"the run has num_steps={steps}")
         reached = [entry for entry in config.group_size_schedule if entry.step < steps]
         if reached != config.group_size_schedule and not change.is_typed("group_size_schedule"):
-            change.put("group_size_schedule", reached, f"the run has num_steps={steps}")
+            change.override("group_size_schedule", reached, f"the run has num_steps={steps}")
     is_longer = config.micro_batch_tokens < most and change.is_typed("sampling.max_tokens")
     if is_longer and not change.is_typed("micro_batch_tokens"):
-        change.put("micro_batch_tokens", most, f"a completion has up to sampling.max_tokens={most}")
+        change.override("micro_batch_tokens", most, f"a completion has up to sampling.max_tokens={most}")
     samples, wanted = config.evaluation.num_samples, config.evaluation.k
     if wanted and max(wanted) > samples:
         if change.is_typed("evaluation.num_samples") and not change.is_typed("evaluation.k"):
             fitting = [k for k in wanted if k <= samples] or [samples]
-            change.put("evaluation.k", fitting, f"there are evaluation.num_samples={samples}")
+            change.override("evaluation.k", fitting, f"there are evaluation.num_samples={samples}")
         elif change.is_typed("evaluation.k") and not change.is_typed("evaluation.num_samples"):
-            change.put("evaluation.num_samples", max(wanted), f"evaluation.k={format_value(wanted)} needs as many")
+            change.override("evaluation.num_samples", max(wanted), f"evaluation.k={format_value(wanted)} needs as many")
 
 
 def _drop_options(change: _Change) -> None:
@@ -166,7 +166,7 @@ def _drop_options(change: _Change) -> None:
         known = _options_of(name, function, options)
         kept = {key: value for key, value in options.items() if key in known or change.is_typed(f"{where}.{key}")}
         if kept != options and where not in change.typed:
-            change.put(where, kept, f"{function} takes no {', '.join(sorted(set(options) - set(kept)))}")
+            change.override(where, kept, f"{function} takes no {', '.join(sorted(set(options) - set(kept)))}")
 
 
 def _drop_narrow_clip(change: _Change) -> None:
@@ -177,7 +177,9 @@ def _drop_narrow_clip(change: _Change) -> None:
     narrow = _narrow_clip(algorithm.loss_options)
     if narrow:
         kept = {key: value for key, value in algorithm.loss_options.items() if key not in narrow}
-        change.put(where, kept, f"a clip range below {NARROW_CLIP} is for sequence ratios, got algorithm.ratio=token")
+        change.override(
+            where, kept, f"a clip range below {NARROW_CLIP} is for sequence ratios, got algorithm.ratio=token"
+        )
 
 
 def _sample_in_place(change: _Change) -> None:
@@ -188,7 +190,7 @@ def _sample_in_place(change: _Change) -> None:
     apart = (found.name for found in walk(config) if APART in found.bounds.needs)
     if not any(map(change.is_typed, ("devices.sampler", "engine.update", *apart))):
         reason = "with max_staleness=0 both take turns, so the trainer's processes sample"
-        change.put("devices.sampler", 0, f"{reason}; type devices.sampler={default} for a sampler of its own")
+        change.override("devices.sampler", 0, f"{reason}; type devices.sampler={default} for a sampler of its own")
 
 
 def _correct_for_the_sampler(change: _Change) -> None:
@@ -200,15 +202,15 @@ def _correct_for_the_sampler(change: _Change) -> None:
     # A token ratio to the sampler is clipped as to any older policy; other losses and narrow ranges are weighted.
     loss, is_wide = config.algorithm.loss, not _narrow_clip(config.algorithm.loss_options)
     if config.engine.name == "vllm":
-        change.put("algorithm.correction", "truncate", "engine=vllm is another program than the trainer")
+        change.override("algorithm.correction", "truncate", "engine=vllm is another program than the trainer")
     elif config.max_staleness > 0:
         reason = f"max_staleness={config.max_staleness} trains on tokens of older weights"
         if change.is_typed("algorithm.ratio_denominator"):
             return
         if loss == "clip" and config.algorithm.ratio == "token" and is_wide:
-            change.put("algorithm.ratio_denominator", "behaviour", reason)
+            change.override("algorithm.ratio_denominator", "behaviour", reason)
         else:
-            change.put("algorithm.correction", "truncate", reason)
+            change.override("algorithm.correction", "truncate", reason)
 
 
 def _narrow_clip(options: Mapping[str, Any]) -> set[str]:

@@ -9,8 +9,8 @@ from hydra import compose, initialize_config_dir
 from covey.cli.main import main
 from covey.cluster.settings import DevicesConfig
 from covey.config import compose as settings
+from covey.config.auto_adjust import adjust_unset_options, find_shadowed_presets
 from covey.config.checks import read
-from covey.config.giving_way import adjust_unset_options, find_shadowed_presets
 from covey.config.schema import Config
 from covey.config.validate import validate
 from covey.engine.settings import EngineConfig
