@@ -1,4 +1,4 @@
-"""Runs model-written code shut in, and judges its answers where it cannot reach: `from covey_sandbox import run_tests`.
+"""Run model-written code isolated, and judge its answers: `from covey_sandbox import run_tests`.
 
 Needs nothing but Python's standard library and Linux.
 

@@ -1,7 +1,6 @@
-"""Starts the sandbox's processes with their modules sent over a pipe: no file need be readable there.
+"""Start the sandbox's processes with modules sent over a pipe.
 
-The interpreter may lie where only this user may look, and the installed package as well; what a process imports of
-this package is exactly `inside/`.
+Interpreter and package may lie where only this user can read; processes import exactly `inside/` of this package.
 """
 
 import json
@@ -32,7 +31,7 @@ FLAGS = ("-s", "-S", "-P", "-B")
 
 
 def read_sources() -> dict[str, str]:
-    """Return the modules of `inside/`. A package is an empty text."""
+    """Return the modules of `inside/`, packages as empty texts."""
     folder = Path(__file__).parent / "inside"
     modules = {"covey_sandbox": ""}
     for path in sorted(folder.rglob("*.py")):
@@ -47,16 +46,16 @@ SOURCES = read_sources()
 
 
 def bundle() -> bytes:
-    """Return what BOOT reads."""
+    """Return the input of BOOT."""
     return json.dumps(SOURCES).encode()
 
 
 def interpreters() -> list[str]:
-    """Return where to look for one, the best first: not that of a virtual environment, which has more than needed."""
+    """Return interpreters to try, best first; virtual environments come last."""
     own = os.path.realpath(sys._base_executable or sys.executable)  # type: ignore[attr-defined]
     return list(dict.fromkeys([own, "/usr/local/bin/python3", "/usr/bin/python3"]))
 
 
 def command(interpreter: str, module: str) -> list[str]:
-    """Return the command without the descriptors of pipe and socket, which follow."""
+    """Return the command, without the descriptors that follow."""
     return [interpreter, *FLAGS, "-c", BOOT, f"{PACKAGE}.{module}"]

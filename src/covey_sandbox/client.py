@@ -1,4 +1,4 @@
-"""The caller's side of the sandbox: slots of trusted judges, one program at a time each."""
+"""The caller's side of the sandbox: slots of trusted judges."""
 
 import asyncio
 import atexit
@@ -22,21 +22,20 @@ AUTOMATIC: tuple[Tier, ...] = ("namespace", "landlock")
 
 
 class Sandbox:
-    """Runs programs shut in, `num_slots` at a time. Starts at once. A context manager.
+    """Runs isolated programs, `num_slots` at a time; a context manager.
 
     >>> with Sandbox(num_slots=4) as sandbox:
     ...     report = await sandbox.run(code, tests, entry_point="solve")
     """
 
     def __init__(self, num_slots: int | None = None, tier: Tier = "auto", unsafe_without: Collection[str] = ()) -> None:
-        """Start no slot yet. num_slots: None for one per processor and one more. `unsafe_without`: layers to leave out,
-        for tests.
+        """Set the slots, by default one more than processors; none starts yet.
 
-        Raises SandboxFailed, in one line with the remedy, where the tier's layers do not all hold.
+        `unsafe_without`: layers to omit, for tests. Raises SandboxFailed, with the remedy, where a layer of the tier
+        does not hold.
         """
         check_choice(num_slots, tier)
         self._omit = tuple(unsafe_without)
-        # The first slot proves its isolation before anything else starts
         first = start_first(tier, self._omit)
         self.tier: Tier = first.tier
         self._num_slots = num_slots or len(os.sched_getaffinity(0)) + 1
@@ -52,21 +51,21 @@ class Sandbox:
     async def run(
         self, code: str, tests: Sequence[Test], entry_point: str | None = None, limits: Limits | None = None
     ) -> Report:
-        """Judge a program. Raises SandboxFailed where there is no verdict, ValueError for tests it cannot take."""
+        """Judge a program. Raises SandboxFailed without a verdict, ValueError for bad tests."""
         return await asyncio.wrap_future(self._submit(code, tests, entry_point, limits))
 
     def run_blocking(
         self, code: str, tests: Sequence[Test], entry_point: str | None = None, limits: Limits | None = None
     ) -> Report:
-        """Do what `run` does for callers without an event loop."""
+        """Judge a program as `run` does, for callers without an event loop."""
         return self._submit(code, tests, entry_point, limits).result()
 
     def describe(self) -> dict[str, Any]:
-        """Return plain values for the run's manifest: tier, layers, the probes that found them holding, versions."""
+        """Return the manifest's values: tier, layers, probes, versions."""
         return {**self._described, "num_slots": self._num_slots, "without": list(self._omit)}
 
     def close(self) -> None:
-        """End all processes. Idempotent. Does nothing in a process that was forked off, whose judges they are not."""
+        """End all processes; idempotent, and a no-op in a forked child."""
         if os.getpid() != self._owner:
             return
         with self._lock:
@@ -97,7 +96,7 @@ class Sandbox:
             raise SandboxFailed(f"the sandbox cannot start a thread: {error}") from error
 
     def _run(self, order: dict[str, Any], limits: Limits) -> Report:
-        """Run in a thread of its own, of which there are as many as slots."""
+        """Run in a thread, of which each slot has one."""
         try:
             answer = self._ask(order, limits)
         except SlotLost:  # it is replaced, once for each program
@@ -141,7 +140,7 @@ class Sandbox:
 
 
 def check_choice(num_slots: int | None, tier: str) -> None:
-    """Refuse what does not exist (ValueError) and machines where nothing works (SandboxFailed)."""
+    """Refuse unknown choices (ValueError) and unsuitable machines (SandboxFailed)."""
     if num_slots is not None and num_slots < 1:
         raise ValueError(f"num_slots must be >= 1, got {num_slots}")
     if tier not in TIERS:
@@ -152,7 +151,7 @@ def check_choice(num_slots: int | None, tier: str) -> None:
 
 
 def start_first(tier: Tier, omit: tuple[str, ...]) -> Slot:
-    """Start a slot of the strongest tier that holds, among those that may be chosen."""
+    """Start a slot of the strongest tier that holds."""
     if tier == "unsafe_no_isolation" or omit:
         without = ", ".join(omit) or "isolation"
         sys.stderr.write(f"covey_sandbox: UNSAFE: tier={tier} runs model code without {without}\n")
@@ -167,7 +166,7 @@ def start_first(tier: Tier, omit: tuple[str, ...]) -> Slot:
 
 @lru_cache(maxsize=len(TIERS))
 def shared_sandbox(tier: Tier, pid: int) -> Sandbox:
-    """Return one sandbox for all callers in the process of that number. It ends with the process."""
+    """Return this process's shared sandbox, which ends with it."""
     sandbox = Sandbox(tier=tier)
     atexit.register(sandbox.close)
     return sandbox
@@ -180,12 +179,12 @@ def run_tests(
     limits: Limits | None = None,
     tier: Tier = "auto",
 ) -> Report:
-    """Judge a program in a sandbox that all callers of this process share."""
+    """Judge a program in this process's shared sandbox."""
     return shared_sandbox(tier, os.getpid()).run_blocking(code, tests, entry_point, limits)
 
 
 def with_remedy(tier: str, message: str) -> str:
-    """Write one line: the tier, what is missing, and what brings it where that is known."""
+    """Describe a tier's missing part and its remedy in a line."""
     remedy = next((f"; {remedy}" for word, remedy in REMEDIES if word in message), "")
     return f"tier {tier}: {message}{remedy}"
 

@@ -13,7 +13,7 @@ MAX_TEST = 256 << 20
 
 
 def encode_request(code: str, tests: Sequence[Test], entry_point: str | None, limits: Limits) -> dict[str, Any]:
-    """Return what the judge is sent. Raises ValueError for tests that cannot be run."""
+    """Return the judge's request. Raises ValueError for tests that cannot run."""
     if not tests:
         raise ValueError("tests must not be empty: a program that passes none of none has shown nothing")
     if entry_point is None and not all(isinstance(test, OutputTest) for test in tests):
@@ -30,7 +30,7 @@ def encode_request(code: str, tests: Sequence[Test], entry_point: str | None, li
 
 
 def _folder_of(package: str) -> str:
-    """Return the folder that an installed package lies in."""
+    """Return the folder of an installed package."""
     found = importlib.util.find_spec(package)
     if found is None or found.origin is None:
         raise ValueError(f"a test imports {package}, which is not installed")
@@ -38,7 +38,7 @@ def _folder_of(package: str) -> str:
 
 
 def decode_report(answer: dict[str, Any]) -> Report:
-    """Return a report in which equal results are one object. Raises SandboxFailed where there is no verdict."""
+    """Return a report, equal results shared. Raises SandboxFailed without a verdict."""
     if "unjudged" in answer:
         raise SandboxFailed(answer["unjudged"])
     results = [TestResult(**result) for result in answer["results"]]

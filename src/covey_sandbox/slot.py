@@ -1,4 +1,4 @@
-"""One judge with its zygote: it takes one program at a time, and is replaced where it fails."""
+"""One judge with its zygote: one program at a time, replaced on failure."""
 
 import contextlib
 import os
@@ -21,18 +21,17 @@ CLOSE_SECONDS = 1.0
 
 
 class SlotLost(Exception):
-    """The slot has failed, or could not start. The message says why in one line."""
+    """The slot failed or could not start; the message is the reason."""
 
 
 class Slot:
-    """A judge process. One thread at a time may use it. `close` may come from any."""
+    """A judge process, used by one thread at a time; `close` from any."""
 
     def __init__(self, tier: Tier, omit: tuple[str, ...], *, proves: bool) -> None:
-        """Start a judge. Raises SlotLost where a layer of the tier is missing or does not hold.
+        """Start a judge. Raises SlotLost where a layer does not hold.
 
-        `proves`: also has programs of known outcome judged first, which takes some tenths of a second.
+        `proves` judges programs of known outcome first, in some tenths of a second.
         """
-        # State that caller and close share
         self.tier = tier
         self._lock = threading.Lock()
         self._is_closed = False
@@ -57,7 +56,7 @@ class Slot:
         return self._ask(order, seconds + GRACE_SECONDS)
 
     def close(self) -> None:
-        """End the judge, and with it all that it has started. Idempotent."""
+        """End the judge with all that it has started; idempotent."""
         with self._lock:
             if self._is_closed:
                 return
@@ -89,7 +88,7 @@ class Slot:
 
 
 def launch() -> tuple["subprocess.Popen[bytes]", socket.socket, str]:
-    """Start a judge, and return it, the socket to it, and the first interpreter that could be started."""
+    """Start a judge; return it, its socket, and the interpreter."""
     environment = {"LANG": "C.UTF-8", **{name: os.environ[name] for name in ("TMPDIR",) if name in os.environ}}
     errors = []
     for interpreter in boot.interpreters():

@@ -1,4 +1,4 @@
-"""What goes into the sandbox and what comes out of it: tests and limits as data, verdicts as data."""
+"""The sandbox's data: tests and limits in, verdicts out."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,7 +33,7 @@ SUSPICIOUS = case.SUSPICIOUS
 
 @dataclass(frozen=True)
 class Limits:
-    """What one program may use. The defaults suit the tests of HumanEval and MBPP."""
+    """The limits of one program; defaults suit HumanEval and MBPP."""
 
     wall_seconds: float = 5.0
     """For each test, and for loading the program."""

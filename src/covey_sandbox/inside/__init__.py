@@ -1,1 +1,1 @@
-"""Runs in processes of its own: judge, zygote, program. Imports the standard library and nothing outside of here."""
+"""Judge, zygote and program processes; they import the standard library alone."""

@@ -1,4 +1,4 @@
-"""One program under judgement: its processes, one after another, and the time it has left."""
+"""A program under judgement: its processes and its remaining time."""
 
 import time
 from dataclasses import dataclass, field
@@ -19,11 +19,11 @@ MIN_SECONDS = 0.05
 
 
 class LoadFailed(Exception):
-    """The program does not even define what is to be called. The message says why."""
+    """The program does not define the entry point; the message is the reason."""
 
 
 class Spawner(Protocol):
-    """Makes processes for programs and ends them."""
+    """Makes and ends programs' processes."""
 
     def fresh(self, limits: dict[str, Any], is_script: bool) -> Program:
         """Return a new process that waits for its order."""
@@ -36,7 +36,7 @@ class Spawner(Protocol):
 
 @dataclass
 class Case:
-    """A program, its limits, and what is known about it so far."""
+    """A program, its limits, and its verdicts so far."""
 
     spawner: Spawner
     link: Link
@@ -51,9 +51,9 @@ class Case:
     program: Program | None = None
 
     def expect(self, num_left: int) -> float:
-        """Return when the next answer must be there. The judge sees to it that it is also looked at soon after.
+        """Return the deadline of the next answer.
 
-        Once a test has timed out, the others share what is left.
+        After a timeout, the remaining tests share the remaining time. The judge bounds the time to look at an answer.
         """
         seconds = min(self.limits["wall_seconds"], self.left())
         if self.has_timed_out:
@@ -63,15 +63,15 @@ class Case:
         return deadline
 
     def begin_uncharged(self) -> None:
-        """Begin what the program is not to blame for if it takes too long."""
+        """Begin work whose delay is not the program's fault."""
         self.link.begin(time.monotonic() + START_SECONDS, is_charged=False, excused=self.excused)
 
     def left(self) -> float:
-        """Return the seconds for all that is still to come."""
+        """Return the remaining seconds."""
         return max(0.0, self.started + self.excused + self.limits["total_seconds"] - time.monotonic())
 
     def excuse(self, seconds: float) -> None:
-        """Do not charge the program with this time, as far as there is any to give away."""
+        """Do not charge the program with this time, as far as possible."""
         self.excused = min(self.excused + seconds, START_SECONDS)
 
     def add(self, verdict: Verdict) -> None:
@@ -80,9 +80,8 @@ class Case:
         self.link.add(verdict)
 
     def start(self, is_script: bool = False) -> Program:
-        """Return a fresh process that has read the program. Nothing of the program has run in it yet."""
+        """Return a fresh process that has read, but not run, the program."""
         self.end()
-        # Start a process; its start is not charged to the program
         began = time.monotonic()
         deadline = began + START_SECONDS
         self.link.begin(deadline + CHECK_SECONDS, is_charged=True, excused=self.excused)
@@ -97,7 +96,6 @@ class Case:
         }
         deadline = self.expect(1)
         program.send(wire.pack(codec.dumps(order)))
-        # Wait until its text is read
         try:
             first = program.receive(deadline)
         except TimedOut:
@@ -110,7 +108,7 @@ class Case:
         return program
 
     def _wait_ready(self, program: Program, deadline: float) -> None:
-        """Raise Broken unless the process is shut in: it has not seen the program yet, so it tells the truth."""
+        """Raise Broken unless the process, still trusted, reports its isolation."""
         try:
             first = program.receive(deadline)
         except (Ended, TimedOut) as error:
@@ -134,14 +132,13 @@ class Case:
         raise Violation("what came first was not an answer")
 
     def end(self) -> None:
-        """End the process that runs, if one does."""
         program, self.program = self.program, None
         if program is not None:
             self.spawner.end(program)
 
 
 def answer_of(frame: dict[str, Any], index: int, refer: codec.Refer | None = None) -> tuple[bool, Any]:
-    """Return (True, the value) or (False, the error's text). Raises Violation for no answer to that call.
+    """Return (True, value) or (False, error text). Raises Violation for no answer.
 
     `refer` finds the objects that an answer names.
     """
@@ -156,7 +153,7 @@ def answer_of(frame: dict[str, Any], index: int, refer: codec.Refer | None = Non
 
 
 def decoded(node: Any, refer: codec.Refer | None) -> Any:
-    """Return what a program has encoded. Raises Violation where that is no value."""
+    """Decode a program's value. Raises Violation."""
     try:
         return codec.decode(node, refer=refer)
     except MemoryError:
@@ -166,7 +163,7 @@ def decoded(node: Any, refer: codec.Refer | None) -> Any:
 
 
 def error_text(frame: dict[str, Any]) -> str:
-    """Return type and message of an exception, on one line."""
+    """Return an exception's type and message on one line."""
     name, text = frame["err"], frame["text"]
     if type(name) is not str or type(text) is not str:
         raise Violation("an error without a name")

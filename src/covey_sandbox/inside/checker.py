@@ -1,7 +1,7 @@
-"""The process in which answers are looked at: decoded, compared, shown, and used by trusted test code.
+"""The process that looks at answers: decodes, compares, shows and uses them.
 
-Whatever an answer does there, in C code as well, only that test pays: memory is limited by the kernel, time by the
-judge, which kills this process and has the next one continue with the next test.
+Whatever an answer does there, only its test pays: memory is limited by the kernel, time by the judge, which kills this
+process and has the next one continue.
 """
 
 import importlib
@@ -52,7 +52,7 @@ def serve(channel: socket.socket) -> None:
 
 
 def check(order: dict[str, Any], link: Link, spawner: Spawner) -> None:
-    """Send the verdicts on the tests from the first that has none."""
+    """Send the verdicts from the first missing one on."""
     case = Case(spawner, link, order["code"], order["entry_point"], order["limits"], **order["state"])
     try:
         verdicts.judge(case, order["tests"][order["first"] :])
@@ -63,7 +63,7 @@ def check(order: dict[str, Any], link: Link, spawner: Spawner) -> None:
 
 
 def load_packages(places: dict[str, str]) -> str:
-    """Import what test code needs besides the standard library. Return why it cannot be, or nothing."""
+    """Import the packages of test code; return the reason of a failure, or ""."""
     for name, folder in places.items():
         if name not in sys.modules:
             os.environ.update(dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1"))
@@ -78,7 +78,7 @@ def load_packages(places: dict[str, str]) -> str:
 
 
 class JudgeSpawner:
-    """A Spawner whose processes are the judge's, which watches over them meanwhile."""
+    """A Spawner whose processes are the judge's, under its watch."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
@@ -96,7 +96,7 @@ class JudgeSpawner:
 
 
 def address_space() -> int:
-    """Return the bytes of this process as RLIMIT_AS counts them, 0 where the system does not say."""
+    """Return this process's bytes as RLIMIT_AS counts them, 0 if unknown."""
     try:
         with open("/proc/self/statm") as file:
             return int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
@@ -105,7 +105,7 @@ def address_space() -> int:
 
 
 def limit_memory(num_bytes: float) -> None:
-    """Let the process have that much address space, or as much as ever."""
+    """Limit the process's address space."""
     most = resource.getrlimit(resource.RLIMIT_AS)[1]
     possible = math.inf if most == resource.RLIM_INFINITY else most
     resource.setrlimit(resource.RLIMIT_AS, (int(num_bytes) if num_bytes < possible else most, most))

@@ -1,4 +1,4 @@
-"""Plain values as JSON and back: the only language between a program and its judge.
+"""Plain values as JSON and back, the only language of program and judge.
 
 None, bools, strings, lists and integers up to 2^53 are themselves; everything else is an object with one key, its tag:
 
@@ -35,11 +35,11 @@ FOREIGN = (ArithmeticError, AttributeError, TypeError, ValueError, RecursionErro
 
 
 class Unencodable(Exception):
-    """The value is too deep, too large, or not plain where it must be."""
+    """The value is too deep, too large, or not plain."""
 
 
 class Opaque:
-    """Stands for a value that is not plain: it is true or false, equals nothing and has no attributes."""
+    """Stands for a value that is not plain: true or false, without attributes."""
 
     __slots__ = ("_truth",)
 
@@ -62,9 +62,9 @@ class Encoder:
     """Encodes one value, of at most `size` nodes and characters."""
 
     def __init__(self, size: int, is_strict: bool = False, keep: Callable[[Any], Any] | None = None) -> None:
-        """Begin a text of at most `size`. `is_strict`: a value that is not plain is an error, not opaque.
+        """Begin a text of at most `size`; `is_strict` refuses values that are not plain.
 
-        `keep` encodes what is not plain, as an object that the other side may name; None where it cannot.
+        `keep` encodes other values as objects that the other side may name, None where it cannot.
         """
         self._left = size
         self._is_strict = is_strict
@@ -90,13 +90,12 @@ class Encoder:
         return self._iterator_or_opaque(value, depth)
 
     def spend(self, size: int) -> None:
-        """Take from what is left."""
+        """Take from the remaining size."""
         self._left -= size
         if self._left < 0:
             raise Unencodable("the value is too large")
 
     def all(self, values: Iterable[Any], depth: int) -> list[Any]:
-        """Encode each of the values, one deeper."""
         encoded = []
         for value in values:
             self.spend(1)
@@ -104,7 +103,6 @@ class Encoder:
         return encoded
 
     def pairs(self, values: Iterable[tuple[Any, Any]], depth: int) -> list[list[Any]]:
-        """Encode each of the pairs, one deeper."""
         encoded = []
         for first, second in values:
             self.spend(1)
@@ -240,12 +238,11 @@ _FROM_JSON = json.JSONDecoder(parse_float=_refuse, parse_constant=_refuse)
 
 
 def dumps(value: Any) -> bytes:
-    """Write what `encode` made as text in ASCII."""
     return _TO_JSON.encode(value).encode()
 
 
 def loads(text: bytes) -> Any:
-    """Read JSON without floats, which are always tagged. Raises one of FOREIGN."""
+    """Read JSON without floats, which are always tagged. Raises FOREIGN."""
     return _FROM_JSON.decode(text.decode())
 
 
@@ -259,9 +256,9 @@ Refer = Callable[[str, Any], Any]
 
 
 def decode(node: Any, depth: int = 0, refer: Refer | None = None) -> Any:
-    """Decode JSON into exact plain types. Raises one of FOREIGN for what `encode` does not make.
+    """Decode JSON into exact plain types. Raises FOREIGN for foreign JSON.
 
-    `refer` finds the objects that are named; without it there are none.
+    `refer` finds named objects; without it there are none.
     """
     kind = type(node)
     if node is None or kind is bool or kind is str or kind is int:
@@ -316,9 +313,9 @@ def _decoded_all(content: Any, depth: int, refer: Refer | None) -> list[Any]:
 
 
 def _hashable(values: list[Any]) -> list[Any]:
-    """Return the values if few have one hash: inserting numbers that were chosen so takes for ever.
+    """Return the values unless many share a hash, which would stall inserting.
 
-    Honest ones are in many small groups: -1 and -2 have one hash, and so have the points of a grid that hold them.
+    Honest ones form small groups: -1 and -2 share a hash, and so do points of a grid with them.
     """
     alike = Counter(map(hash, values)).values()
     if sum(number * (number - 1) for number in alike) > MAX_COLLISIONS:

@@ -1,4 +1,4 @@
-"""The judge's side of the zygote and of the processes it forks. Only trusted code runs here."""
+"""The judge's side of the zygote and its forks; trusted code alone."""
 
 import contextlib
 import json
@@ -23,29 +23,29 @@ class Broken(Exception):
 
 
 class Unjudged(Exception):
-    """This program got no verdict, through the fault of a test. The sandbox is well."""
+    """A test's fault left this program without a verdict."""
 
 
 class Violation(Exception):
-    """The program broke the rules of the result channel: all its tests fail."""
+    """The program broke the result channel's rules: all its tests fail."""
 
 
 class TimedOut(Exception):
-    """No answer in time."""
+    pass
 
 
 class Ended(Exception):
-    """The program's process is gone."""
+    pass
 
 
 class TooMuch(Exception):
-    """It printed more than it may."""
+    """The program printed too much."""
 
 
 def launch(
     command: list[str], bundle: bytes, environment: dict[str, str], kind: int
 ) -> tuple["subprocess.Popen[bytes]", socket.socket]:
-    """Start an interpreter, send it its code, and return it and the socket to it. Raises OSError."""
+    """Start an interpreter and send its code; return it with its socket. OSError."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, kind)
     read, write = os.pipe()
     try:
@@ -72,16 +72,15 @@ def launch(
 
 
 class Zygote:
-    """The process that forks programs. Its requests are answered in order."""
+    """The process that forks programs, answering requests in order."""
 
     def __init__(self, command: list[str], bundle: bytes, config: dict[str, Any], environment: dict[str, str]) -> None:
-        """Start it. Raises Broken where it cannot start, with what is missing."""
+        """Start it. Raises Broken with the reason where it cannot start."""
         try:
             self._process, self._channel = launch(command, bundle, environment, socket.SOCK_SEQPACKET)
         except OSError as error:
             raise Broken(f"the interpreter cannot be started: {error}") from error
         self._channel.settimeout(ZYGOTE_SECONDS)
-        # Wait until it has set up its layers
         self._unanswered = 0
         ready = self.ask(config)
         self.version: str = ready["ready"]
@@ -90,22 +89,21 @@ class Zygote:
 
     @property
     def pid(self) -> int:
-        """Return the number of its process."""
         return self._process.pid
 
     def ask(self, request: dict[str, Any], descriptors: tuple[int, ...] = ()) -> dict[str, Any]:
-        """Ask and return the answer. Raises Broken where it refuses or is gone."""
+        """Return the answer to a request. Raises Broken on refusal or loss."""
         self.reap()
         self._send(request, descriptors)
         return self._answer()
 
     def end_soon(self, pid: int) -> None:
-        """Have a program killed, without waiting for it to be gone."""
+        """Kill a program without waiting for its end."""
         self._send({"end": pid}, ())
         self._unanswered += 1
 
     def reap(self) -> None:
-        """Wait for all programs to be gone that were to end."""
+        """Wait for the killed programs' ends."""
         while self._unanswered:
             self._unanswered -= 1
             self._answer()
@@ -137,7 +135,7 @@ class Zygote:
 
 @dataclass(frozen=True)
 class Process:
-    """A process for one program, as the zygote made it, and the pipes to it."""
+    """A program's process, as the zygote made it, and its pipes."""
 
     pid: int
     folder: str | None
@@ -148,18 +146,16 @@ class Process:
 
     @property
     def descriptors(self) -> list[int]:
-        """Return all pipes, in order."""
         return [pipe for pipe in (self.job, self.result, self.stdin, self.stdout) if pipe is not None]
 
     def close(self) -> None:
-        """Let go of the pipes."""
         for descriptor in self.descriptors:
             os.close(descriptor)
 
 
 @dataclass
 class Program:
-    """A process that runs one program: what goes in, what has come out."""
+    """A process that runs one program: its input and output."""
 
     process: Process
     limits: dict[str, Any]
@@ -199,7 +195,7 @@ class Program:
             self.pump(deadline)
 
     def pump(self, deadline: float) -> None:
-        """Move bytes until something has come in. Raises TimedOut, Ended, TooMuch or Violation."""
+        """Move bytes until one arrives. Raises TimedOut, Ended, TooMuch or Violation."""
         while True:
             left = deadline - time.monotonic()
             if left <= 0:
@@ -215,14 +211,13 @@ class Program:
                 return
 
     def finish_output(self, deadline: float) -> bytes:
-        """Return all it prints, up to its end."""
+        """Return all its output."""
         while self.process.stdout in self._open:
             with contextlib.suppress(Ended):
                 self.pump(deadline)
         return bytes(self.printed)
 
     def close(self) -> None:
-        """Let go of the pipes."""
         while self._open:
             os.close(self._open.pop())
 
@@ -262,7 +257,6 @@ class Program:
                 raise Ended
 
     def _write(self, descriptor: int) -> None:
-        # Write what the pipe takes
         content = self.outgoing.pop(descriptor, memoryview(b""))
         try:
             content = content[os.write(descriptor, content) :] if content else content
@@ -287,7 +281,7 @@ class Program:
 
 
 def decoded_object(text: bytes) -> dict[str, Any]:
-    """Return the JSON object that a program said in a frame. Raises Violation where it is none."""
+    """Return a frame's JSON object. Raises Violation where it is none."""
     try:
         found = codec.loads(text)
     except MemoryError:

@@ -1,7 +1,7 @@
-"""The trusted process of a slot: has programs run by its zygote and judged by its checker, and watches over both.
+"""The trusted process of a slot: runs programs, supervises their checker.
 
 It speaks with its caller over a socket: `start` once, then one program after another. It looks at no answer itself, so
-that no program can make it fail or wait; where it fails all the same, there is no verdict.
+no program can make it fail or wait; a failure means no verdict.
 """
 
 import contextlib
@@ -49,17 +49,15 @@ PROOFS = (
 
 
 class Host:
-    """A zygote, the process it keeps ready for the next program, and the folders of programs."""
+    """A zygote, its ready process, and the folders of programs."""
 
     def __init__(self, start: dict[str, Any], callers: Sequence[int]) -> None:
-        # What the caller wants and this machine can do
         self.start = start
         self.callers = callers
         self.is_namespaced = start["tier"] == "namespace"
         self.landlock_abi = landlock.abi()
         self.needs_landlock = not self.is_namespaced or self.landlock_abi > 0
         self.can_change_user = can_change_user()
-        # Layers, and the users they need
         self.layers = self._wanted()
         self._reservation = users.reserve() if "identity" in self.layers else None
         self.uid = self._reservation[0] if self._reservation is not None else None
@@ -88,7 +86,7 @@ class Host:
         return tuple(name for name in there_are if name not in self.start["omit"] and not impossible.get(name))
 
     def open(self) -> None:
-        """Start the zygote and look for every layer. Raises Broken where one is missing."""
+        """Start the zygote and check every layer. Raises Broken."""
         if not self.is_namespaced:
             self.base = folders.make_base(self.uid)
         self._open_zygote()
@@ -103,12 +101,12 @@ class Host:
 
     @property
     def living(self) -> Zygote:
-        """Return the zygote, which there is from `open` on."""
+        """Return the zygote, present after `open`."""
         assert self.zygote is not None
         return self.zygote
 
     def judge(self, order: dict[str, Any], supervisor: Supervisor) -> dict[str, Any]:
-        """Return the verdicts on one program, of which nothing is left then."""
+        """Return the verdicts on a program, and leave nothing of it."""
         self._use(order["limits"])
         self._has_overrun = False
         answer = supervisor.judge(order)
@@ -116,7 +114,7 @@ class Host:
         return answer
 
     def serve(self, message: dict[str, Any], channel: socket.socket) -> None:
-        """Give the checker a process, or end the one it has."""
+        """Give the checker a process, or end its process."""
         if "end" in message:
             self.clear()
         if "spawn" in message:
@@ -129,7 +127,7 @@ class Host:
             self._running.close()
 
     def look(self) -> None:
-        """End the program that takes more files or threads than it may, where the kernel does not bound them."""
+        """End a program with too many files or threads, where the kernel cannot."""
         now = time.monotonic()
         if self.is_namespaced or self._running is None or now - self._looked < LOOK_SECONDS:
             return
@@ -139,13 +137,13 @@ class Host:
             os.kill(self._running.pid, signal.SIGKILL)
 
     def _count(self, process: Process) -> bool:
-        """Note whether a process has more files than it may, and tell whether any of the program had."""
+        """Return True if a process, or an earlier one, has too many files."""
         if process.folder is not None:
             self._has_overrun |= folders.is_over(process.folder, self._limits["file_bytes"])
         return self._has_overrun
 
     def clear(self) -> None:
-        """End the program that runs. It is gone by the next `tidy`."""
+        """End the running program, which is gone by the next `tidy`."""
         running, self._running = self._running, None
         if running is not None:
             self._count(running)  # it may have ended between two looks
@@ -160,7 +158,7 @@ class Host:
         self._limits = limits
 
     def _fresh(self, is_script: bool) -> Process:
-        """Return the process kept ready, where it suits."""
+        """Return the ready process if it fits."""
         if is_script or self._spare is None:
             return self.spawn(self._limits, is_script)
         spare, self._spare = self._spare, None
@@ -169,8 +167,7 @@ class Host:
     def spawn(
         self, limits: dict[str, Any], is_script: bool = False, omit: tuple[str, ...] = (), is_probe: bool = False
     ) -> Process:
-        """Return a new process, shut in, that waits for its order."""
-        # Make the descriptors: job and result, and for scripts stdin and stdout
+        """Return a new, isolated process that waits for its order."""
         has_folder = self.base is not None and "private_folder" in self.layers
         folder = self.make_folder(limits["file_bytes"]) if has_folder else None
         job_read, job_write = os.pipe()
@@ -181,7 +178,6 @@ class Host:
             stdin_read, stdin = os.pipe()
             stdout, stdout_write = os.pipe()
             theirs += [stdin_read, stdout_write]
-        # Have the zygote fork, then close what is the program's
         request = {"limits": limits, "folder": folder, "omit": omit, "probe": is_probe}
         try:
             pid = self.living.ask(request, tuple(theirs))["pid"]
@@ -192,7 +188,7 @@ class Host:
         return Process(pid, folder, job_write, result_read, stdin, stdout)
 
     def make_folder(self, max_bytes: int) -> str:
-        """Make an empty folder of the program's user alone. Raises Broken where a full disk would make it fail."""
+        """Make an empty folder of the program's user. Raises Broken on a full disk."""
         assert self.base is not None
         disk = os.statvfs(self.base)
         if disk.f_blocks and disk.f_bavail * disk.f_frsize < max_bytes:  # of no blocks where it has no size
@@ -209,7 +205,7 @@ class Host:
             self._leftovers.append(process.folder)
 
     def tidy(self) -> None:
-        """Wait until all programs that were to end are gone. What they left may take longer than they had."""
+        """Wait for the ended programs, and remove their files."""
         self.living.reap()
         full = [folder for folder in self._leftovers if not folders.is_removed(folder)]
         self._leftovers.clear()
@@ -217,7 +213,7 @@ class Host:
             self._removers.append(folders.remove_aside(full))
 
     def prepare(self) -> None:
-        """Have a process ready for the next program, while the caller is busy."""
+        """Make a process ready while the caller is busy."""
         while self._removers:
             how = 0 if len(self._removers) > MAX_REMOVERS else os.WNOHANG
             if os.waitpid(self._removers[0], how)[0] == 0:
@@ -241,8 +237,7 @@ class Host:
             folders.remove_when_still(self.base)
 
     def probe(self, omit: tuple[str, ...], facts: dict[str, Any]) -> dict[str, Any]:
-        """Return what the probes find with some layers taken off."""
-        # Run the probes in a process as programs get one
+        """Return the probes' findings without some layers."""
         process = self.spawn(PROBE_LIMITS, omit=omit, is_probe=True)
         program = Program(process, PROBE_LIMITS)
         try:
@@ -253,7 +248,6 @@ class Host:
             program.close()
             self._end(process)
             self.tidy()
-        # A layer that could not be entered is a failure of the sandbox
         if "failed" in found:
             raise Broken(f"{found['failed'].partition(':')[0]} is missing: {found['failed']}")
         return found
@@ -261,7 +255,6 @@ class Host:
     def check(self) -> None:
         """Raise Broken with the first layer that does not hold."""
         kept = 1 << kernel.CAP_DAC_READ_SEARCH if self.living.keeps_search else 0
-        # What must hold in this tier on this machine
         expected = checks.Expected(
             PROBE_LIMITS, self.base, self.is_namespaced, self.can_change_user, kept, self.landlock_abi
         )
@@ -276,7 +269,7 @@ class Host:
 
 
 def prove(host: Host, supervisor: Supervisor) -> None:
-    """Judge programs of known outcome. Raises Broken where one is judged otherwise."""
+    """Judge programs of known outcome. Raises Broken on another verdict."""
     for name, code, seconds, kinds in PROOFS:
         limits = {**PROBE_LIMITS, "wall_seconds": seconds}
         tests = [
@@ -289,7 +282,7 @@ def prove(host: Host, supervisor: Supervisor) -> None:
 
 
 def describe(host: Host) -> dict[str, Any]:
-    """Return what the manifest says."""
+    """Return the manifest's values."""
     return {
         "tier": host.start["tier"],
         "layers": list(host.layers),
@@ -303,7 +296,6 @@ def describe(host: Host) -> dict[str, Any]:
 
 def main(control: int) -> None:
     """Judge programs until the caller is gone, or the sandbox fails."""
-    # Protect the judge itself
     kernel.name_process("covey-judge")
     kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
     resource.setrlimit(resource.RLIMIT_AS, (JUDGE_BYTES, JUDGE_BYTES))
@@ -333,7 +325,7 @@ def main(control: int) -> None:
 
 
 def serve_checker(channel: socket.socket) -> None:
-    """Run in the checker, which ends with this process."""
+    """Run the checker, which ends with this process."""
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
     kernel.name_process("covey-checker")
     kernel.offer_to_oom_killer()
@@ -341,7 +333,7 @@ def serve_checker(channel: socket.socket) -> None:
 
 
 def watched(control: int) -> list[int]:
-    """Return the descriptors that tell of the caller's end: its socket, which others may hold too, and its process."""
+    """Return descriptors that report the caller's end: socket and process."""
     try:
         return [control, os.pidfd_open(os.getppid())]
     except OSError:  # a container may refuse it
@@ -349,7 +341,7 @@ def watched(control: int) -> list[int]:
 
 
 def receive(callers: Sequence[int]) -> Any:
-    """Return the next message of the caller. Raises CallerGone where there will be none."""
+    """Return the caller's next message. Raises CallerGone."""
     poll = select.poll()
     for descriptor in callers:
         poll.register(descriptor, select.POLLIN)

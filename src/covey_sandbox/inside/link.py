@@ -1,7 +1,7 @@
-"""The checker's way to the judge that supervises it, and what they say to each other.
+"""Messages between the checker and its supervising judge.
 
-From the checker: verdicts as they are reached, and by when it will have said the next thing. From the judge: programs
-to check, and the descriptors of processes it was asked for.
+From the checker: verdicts, and the deadline of its next message. From the judge: programs, and descriptors of requested
+processes.
 """
 
 import socket
@@ -22,13 +22,13 @@ PASSED: Verdict = {"passed": True, "kind": "passed", "message": ""}
 
 
 def failed(kind: str, message: str) -> Verdict:
-    """Return a test that did not pass. Its message is a short line without control characters, which terminals obey."""
+    """Return a failed test with a short message without control characters."""
     line = " ".join(message[: 2 * MAX_MESSAGE].split())[:MAX_MESSAGE]
     return {"passed": False, "kind": kind, "message": "".join(c if c.isprintable() else "?" for c in line)}
 
 
 class Link:
-    """Messages go out together as long as nothing happens between them that could end the checker."""
+    """Sends messages together while nothing between them could end the checker."""
 
     def __init__(self, channel: socket.socket) -> None:
         self._channel = channel
@@ -40,7 +40,7 @@ class Link:
         self._verdicts.append(verdict)
 
     def begin(self, until: float, *, is_charged: bool, **more: Any) -> None:
-        """Announce the next message by that second of the monotonic clock, or else the checker is to be killed.
+        """Announce the deadline of the next message (monotonic seconds).
 
         `is_charged`: if the checker ends before it, the test fails; otherwise there is no verdict.
         """
@@ -52,7 +52,7 @@ class Link:
         wire.send(self._channel.fileno(), {"verdicts": verdicts, **message})
 
     def receive_descriptors(self) -> list[int]:
-        """Return the descriptors that the judge was asked for, or none where it refuses."""
+        """Return the requested descriptors, none on refusal."""
         found, descriptors, _, _ = socket.recv_fds(self._channel, 1, 4)
         if not found:
             raise EOFError

@@ -1,4 +1,4 @@
-"""What test code may ask of an object of the program: the judge sends its name, the program's process does it."""
+"""Operations that test code may ask of a program's object."""
 
 import builtins
 import copy
@@ -17,7 +17,7 @@ def _call(function: Any, /, *arguments: Any, **keywords: Any) -> Any:
 
 
 def _take(iterator: Any, count: int) -> list[Any]:
-    """Return the next values. What one raises behind the first is raised the next time."""
+    """Return the next values; a later exception is raised next time."""
     items: list[Any] = []
     try:
         if id(iterator) in _RAISED:

@@ -1,7 +1,7 @@
-"""Runs one program and answers calls, in the process that is shut in.
+"""Run one program and answer calls, in the isolated process.
 
-Nothing here is trusted: the program can change any of it, and say anything. It holds code, arguments and answers;
-the expected values are elsewhere. Before any of the program runs, this reports which suspicious modules it imports.
+Nothing here is trusted: the program can change any of it, and send anything. It holds code, arguments and answers;
+expected values are elsewhere. Before the program runs, suspicious imports are reported.
 """
 
 import ast
@@ -30,7 +30,7 @@ MAX_BASES = 20
 
 
 class Answers:
-    """The result channel, as long as the program leaves it alone."""
+    """The result channel, unless the program changes it."""
 
     def __init__(self, descriptor: int, max_bytes: int) -> None:
         self._descriptor = descriptor
@@ -51,18 +51,16 @@ class Answers:
         wire.write_all(self._descriptor, wire.pack(encoded))
 
     def send_error(self, error: BaseException, **place: Any) -> None:
-        """Send an exception: the name of its type and a short text, whatever it is."""
+        """Send an exception: its type's name and a short text."""
         self.send({**place, "err": name_of(error), "text": text_of(error)})
 
 
 def serve(limits: dict[str, Any]) -> NoReturn:
-    """Run one program from its order to its end. The parent sees the channel close."""
-    # Say that the process is ready, then read the program
+    """Run one program from its order to its end."""
     answers = Answers(RESULT, limits["output_bytes"])
     answers.send({"ready": True})
     order = codec.loads(read_frame(JOB))
     answers.send({"imports": imports(order["code"], order["suspicious"])})
-    # Run it: a script once, a function for each call
     try:
         if order["is_script"]:
             run_script(order["code"])
@@ -84,7 +82,7 @@ def read_frame(descriptor: int) -> bytes:
 
 
 def imports(code: str, suspicious: list[str]) -> list[str]:
-    """Return which of these modules an import of the code names. Looks at its text only, none of it runs."""
+    """Return the suspicious modules that the code's text imports."""
     if not any(name in code for name in suspicious):
         return []
     try:
@@ -109,7 +107,7 @@ def imported(node: ast.AST) -> list[str]:
 
 
 def open_streams() -> None:
-    """Open Python's own streams on what the descriptors are now: printing is never an error."""
+    """Open Python's streams on the current descriptors; printing never fails."""
     for name, descriptor, mode, errors in (
         ("stdin", STDIN, "r", "surrogateescape"),
         ("stdout", STDOUT, "w", "backslashreplace"),
@@ -121,7 +119,7 @@ def open_streams() -> None:
 
 
 def module_of(name: str) -> types.ModuleType:
-    """Make a module that the standard library finds by the name that classes and functions carry."""
+    """Make a module that the standard library finds by its name."""
     module = types.ModuleType(name)
     module.__file__ = sys.argv[0]
     sys.modules[name] = module
@@ -132,7 +130,6 @@ def load(code: str, entry_point: str) -> Callable[..., Any]:
     """Load the function to call. `Class.method` is the method of `Class()`."""
     module = module_of("program")
     exec(compile(code, FILE_NAME, "exec", dont_inherit=True), module.__dict__)
-    # Find the entry point, instances made on the way
     name, *attributes = entry_point.split(".")
     found = defined(name)
     for attribute in attributes:
@@ -143,7 +140,7 @@ def load(code: str, entry_point: str) -> Callable[..., Any]:
 
 
 def run_script(code: str) -> None:
-    """Run it as `python program.py` would, up to the end of its threads and what it left to do at exit."""
+    """Run it as `python program.py` would, threads and exit handlers included."""
     # Its streams are pipes, of which what was opened on the zygote's descriptors knows nothing
     open_streams()
     module = module_of("__main__")
@@ -161,12 +158,12 @@ def run_script(code: str) -> None:
 
 
 def is_code(value: Any) -> bool:
-    """Return whether it is a module, a class, a function or the like."""
+    """Return True for a module, class, function or the like."""
     return callable(value) or isinstance(value, types.ModuleType)
 
 
 def flush_output() -> None:
-    """Send what was printed, also where the program has put something else in place of the stream, or closed it."""
+    """Flush printed output, even of a replaced or closed stream."""
     for stream in (sys.stdout, sys.__stdout__):
         # At its exit Python itself goes on whatever this raises, and a stream of the program's own may raise anything
         with contextlib.suppress(Exception):
@@ -174,7 +171,7 @@ def flush_output() -> None:
 
 
 def next_call() -> dict[str, Any] | None:
-    """Return what is to be called with, encoded. None after the last."""
+    """Return the next call's encoded arguments, None after the last."""
     try:
         frame = read_frame(JOB)
     except EOFError:
@@ -183,7 +180,7 @@ def next_call() -> dict[str, Any] | None:
 
 
 class Objects:
-    """What test code may name: the function, what the program defines, and objects that it was given before."""
+    """The objects that test code may name."""
 
     def __init__(self, answers: Answers, function: Callable[..., Any]) -> None:
         self._answers = answers
@@ -192,7 +189,7 @@ class Objects:
         self._places: dict[int, int] = {}
 
     def answer(self, call: dict[str, Any]) -> None:
-        """Do what is asked for, and send the answer. A call without `do` is one of the function, of plain values."""
+        """Do what is asked, and answer; without `do`, call the function."""
         index = call["i"]
         try:
             arguments = codec.decode(call.pop("args"), refer=self._referred)
@@ -211,7 +208,7 @@ class Objects:
             self._answers.send_error(error, i=index, **more)
 
     def _keep(self, value: Any) -> Any:
-        """Encode an object by its place. None for iterators that are finite, as far as one knows."""
+        """Encode an object by its place, None for finite iterators."""
         kind = type(value)
         if (
             issubclass(kind, Iterator)
@@ -225,7 +222,7 @@ class Objects:
         return {"o": self._places[id(value)]}
 
     def _told_of(self, error: BaseException) -> dict[str, Any]:
-        """Return of which kinds an exception is, with what it was made, and the text of it alone."""
+        """Describe an exception: kinds, arguments and text."""
         bases = [str.__str__(kind.__name__)[:MAX_TEXT] for kind in type(error).__mro__[:MAX_BASES]]
         try:
             arguments = codec.Encoder(1 << 16, is_strict=True).encode(list(error.args))
@@ -246,7 +243,7 @@ class Objects:
         return self._function if content == "" else defined(content)
 
     def _made(self, described: list[Any]) -> Any:
-        """Return an object of the program's own class as the test describes it."""
+        """Make an object of the program's class from its description."""
         made = [defined(name).__new__(defined(name)) for name, _ in described]
 
         def refer(tag: str, content: Any) -> Any:
@@ -264,7 +261,7 @@ class Objects:
         return function
 
     def _ask(self, number: int, /, *arguments: Any, **keywords: Any) -> Any:
-        """Call a function of the test's, which may call the program in turn."""
+        """Call a test's function, which may call back."""
         encoder = codec.Encoder(1 << 20, keep=self._keep)
         self._answers.send({"ask": number, "args": encoder.encode(arguments), "kwargs": encoder.encode(keywords)})
         while (frame := next_call()) is not None:
@@ -277,7 +274,7 @@ class Objects:
 
 
 def defined(name: str) -> Any:
-    """Return what the program defines under a name."""
+    """Return the program's definition of a name."""
     module = sys.modules["program"]
     if name not in module.__dict__:
         raise NameError(f"the program does not define {name}")
@@ -285,7 +282,7 @@ def defined(name: str) -> Any:
 
 
 def name_of(error: BaseException) -> str:
-    """Return the name of its type, were it what types say of themselves or not."""
+    """Return the name of an exception's type, unforged."""
     try:
         return str.__str__(type(error).__name__)[:MAX_TEXT]
     except BaseException:
@@ -293,7 +290,7 @@ def name_of(error: BaseException) -> str:
 
 
 def text_of(error: BaseException, is_placed: bool = True) -> str:
-    """Return its message on one line, and the line of the program where it was raised."""
+    """Return an exception's message on one line, with the program's line."""
     try:
         text = " ".join(str.__str__(str(error)).split())[:MAX_TEXT]
         line, trace = 0, error.__traceback__

@@ -1,7 +1,6 @@
-"""The judge's side of a checker: verdicts come in one by one, whatever becomes of the process that reaches them.
+"""The judge's side of a checker, whose verdicts survive its process.
 
-A checker that dies or takes too long over an answer has failed that test. The verdicts before it stand, and a new one
-continues behind it.
+A checker that dies or is late has failed that test; a new one continues behind it.
 """
 
 import os
@@ -24,11 +23,11 @@ MESSAGE_SECONDS = 10.0
 
 
 class CallerGone(EOFError):
-    """Nobody waits for the verdicts any more."""
+    """The caller no longer waits."""
 
 
 class Helper(Protocol):
-    """What a checker may ask for, and who is to be watched meanwhile."""
+    """The checker's requests, and the processes to watch meanwhile."""
 
     callers: Sequence[int]
     """Descriptors on which something happens when the caller is gone."""
@@ -36,15 +35,15 @@ class Helper(Protocol):
     """Between two looks."""
 
     def serve(self, message: dict[str, Any], channel: socket.socket) -> None:
-        """Do what a message asks for, if it asks for anything."""
+        """Do what a message asks for, if anything."""
         ...
 
     def look(self) -> None:
-        """End what exceeds its limits."""
+        """End processes beyond their limits."""
         ...
 
     def clear(self) -> None:
-        """End what a checker that is gone had asked for."""
+        """End the processes of a lost checker."""
         ...
 
 
@@ -62,7 +61,7 @@ class Checker:
         theirs.close()
 
     def busy_seconds(self) -> float:
-        """Return how long it has computed or waited for a processor, as far as the system says."""
+        """Return its seconds of computing or waiting for a processor, if known."""
         busy = 0.0
         with suppress(OSError):
             busy += time.clock_gettime((~self.pid << 3) | 2)
@@ -81,7 +80,7 @@ class Checker:
 
 @dataclass
 class Progress:
-    """What is known of the tests of one program."""
+    """The verdicts on one program so far."""
 
     num_tests: int
     started: float = field(default_factory=time.monotonic)
@@ -100,12 +99,12 @@ class Progress:
     unjudged: str | None = None
 
     def begin(self) -> None:
-        """Note that a checker has the order."""
+        """Record that a checker has the order."""
         self.until = time.monotonic() + START_SECONDS
         self.has_begun = self.is_charged = False
 
     def take(self, message: dict[str, Any], checker: Checker) -> None:
-        """Note what the checker says."""
+        """Record a checker's message."""
         self.has_begun = True
         self.verdicts += message["verdicts"]
         self.void = message.get("void", self.void)
@@ -113,14 +112,13 @@ class Progress:
         self.unjudged = message.get("unjudged", self.unjudged)
         if "broken" in message:
             raise Broken(message["broken"])
-        # Begin the wait it announces, charged to the program or not
         if "until" in message:
             self.until, self.excused = message["until"], message.get("excused", self.excused)
             self.is_charged = message["is_charged"]
             self.busy_seconds = 0.0 if self.is_charged else checker.busy_seconds()
 
     def fail(self, checker: Checker, *, is_late: bool) -> None:
-        """Note that the checker ended, or had to be, before it reached a verdict on the next test."""
+        """Record that the checker ended before the next verdict."""
         if not self.has_begun:
             raise Broken("the process that checks programs has ended")
         if is_late and (self.is_charged or checker.busy_seconds() - self.busy_seconds < START_SECONDS / 2):
@@ -133,7 +131,7 @@ class Progress:
 
     @property
     def state(self) -> dict[str, Any]:
-        """Return what the next checker must know."""
+        """Return the state for the next checker."""
         has_timed_out = any(verdict["kind"] == "timeout" for verdict in self.verdicts)
         times = {"started": self.started, "excused": self.excused}
         return {**times, "has_timed_out": has_timed_out, "imports": self.imports}
@@ -143,7 +141,7 @@ class Progress:
         return self.void is not None or self.unjudged is not None or len(self.verdicts) >= self.num_tests
 
     def answer(self) -> dict[str, Any]:
-        """Return what the caller gets."""
+        """Return the caller's answer."""
         if self.unjudged is not None:
             return {"unjudged": " ".join(self.unjudged.split())}
         results = self.verdicts if self.void is None else [self.void] * self.num_tests
@@ -151,7 +149,7 @@ class Progress:
 
 
 class Supervisor:
-    """Has one program after another checked, by one checker as long as that holds out."""
+    """Has programs checked in turn, by one checker while it lasts."""
 
     def __init__(self, serve: Callable[[socket.socket], None], helper: Helper) -> None:
         self._serve = serve
@@ -169,13 +167,12 @@ class Supervisor:
         return progress.answer()
 
     def close(self) -> None:
-        """End the checker."""
         checker, self._checker = self._checker, None
         if checker is not None:
             checker.close()
 
     def _is_worn_by(self, checker: Checker, progress: Progress, order: dict[str, Any]) -> bool:
-        """Have the tests checked that have no verdict, and return whether the checker is to be replaced then."""
+        """Check the remaining tests; return True if the checker must be replaced."""
         try:
             order = {**order, "first": len(progress.verdicts), "state": progress.state}
             wire.send(checker.channel.fileno(), order)
@@ -191,7 +188,7 @@ class Supervisor:
         return True
 
     def _follow(self, checker: Checker, progress: Progress) -> bool:
-        """Take what the checker says until it is done, and return whether it wants to be replaced."""
+        """Take the checker's messages; return True if it wants to be replaced."""
         while True:
             self._wait(checker, progress.until)
             message = wire.receive(checker.channel.fileno(), MESSAGE_SECONDS)
@@ -202,7 +199,7 @@ class Supervisor:
                 return bool(message["is_worn"])
 
     def _wait(self, checker: Checker, until: float) -> None:
-        """Return when the checker has said something. Raises TimeoutError and CallerGone."""
+        """Wait for the checker's message. Raises TimeoutError and CallerGone."""
         poll = select.poll()
         for descriptor in (checker.channel.fileno(), *self._helper.callers):
             poll.register(descriptor, select.POLLIN)

@@ -1,4 +1,4 @@
-"""Frames over pipes and sockets: four bytes of length, most significant first, then JSON."""
+"""Frames over pipes and sockets: four bytes of length, big-endian, then JSON."""
 
 import json
 import os
@@ -21,14 +21,14 @@ def pack(payload: bytes) -> bytes:
 
 
 def write_all(descriptor: int, content: bytes) -> None:
-    """Write, and block until all is written."""
+    """Write everything, blocking."""
     view = memoryview(content)
     while view:
         view = view[os.write(descriptor, view) :]
 
 
 def send(descriptor: int, message: Any) -> None:
-    """Write one message to a process that is trusted. Raises ValueError for one that is too large."""
+    """Write one message to a trusted process. ValueError if too large."""
     payload = json.dumps(message).encode()
     if len(payload) > MAX_TRUSTED:
         raise ValueError(f"a program and its tests must be at most {MAX_TRUSTED} bytes, got {len(payload)}")
@@ -36,7 +36,7 @@ def send(descriptor: int, message: Any) -> None:
 
 
 def receive(descriptor: int, seconds: float | None = None) -> Any:
-    """Read a message of a trusted process. Raises EOFError where it has ended, TimeoutError after `seconds`."""
+    """Read a trusted process's message. EOFError at its end, TimeoutError."""
     deadline = None if seconds is None else time.monotonic() + seconds
     length = int.from_bytes(read_exactly(descriptor, LENGTH, deadline), "big")
     assert length <= MAX_TRUSTED
@@ -44,7 +44,7 @@ def receive(descriptor: int, seconds: float | None = None) -> Any:
 
 
 def read_exactly(descriptor: int, size: int, deadline: float | None = None) -> bytes:
-    """Read so many bytes, by that second of the monotonic clock."""
+    """Read `size` bytes, by that second of the monotonic clock."""
     found = bytearray()
     while len(found) < size:
         if deadline is not None:
@@ -57,7 +57,7 @@ def read_exactly(descriptor: int, size: int, deadline: float | None = None) -> b
 
 
 def wait_readable(descriptor: int, deadline: float) -> None:
-    """Wait for bytes. Raises TimeoutError where there is nothing to read by then."""
+    """Wait for bytes. Raises TimeoutError at the deadline."""
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
     while not poll.poll(min(max(0.0, deadline - time.monotonic()), MAX_WAIT) * 1000):

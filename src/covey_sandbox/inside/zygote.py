@@ -1,7 +1,7 @@
-"""A process that has imported the standard library and forks a fresh, shut-in process for each program.
+"""A process with the standard library loaded that forks each isolated program.
 
-It sees neither code nor arguments nor answers: those pass through pipes it hands over unread, so that no program
-finds in its memory what another left there. It does two things, told by the judge over a socket: `spawn` and `end`.
+It sees neither code nor arguments nor answers, which pass through pipes unread, so that programs inherit nothing from
+each other. The judge sends it `spawn` and `end` over a socket.
 """
 
 import gc
@@ -29,7 +29,6 @@ def main(control: int) -> None:
     kernel.name_process("covey-zygote")
     kernel.offer_to_oom_killer()
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
-    # Set up the layers that all programs share
     config = json.loads(channel.recv(MAX_MESSAGE))
     try:
         spec = prepare(config)
@@ -42,7 +41,7 @@ def main(control: int) -> None:
 
 
 def prepare(config: dict[str, Any]) -> Spec:
-    """Import, then move into its namespaces. Returns the spec of what it will spawn."""
+    """Import, then move into namespaces; return the programs' spec."""
     # Load what programs import, before files are closed to them
     kernel.one_malloc_arena()
     library.preload()
@@ -74,7 +73,7 @@ def prepare(config: dict[str, Any]) -> Spec:
 
 
 def address_space() -> int:
-    """Return bytes of this process, as RLIMIT_AS counts them."""
+    """Return this process's bytes, as RLIMIT_AS counts them."""
     with open("/proc/self/statm") as file:
         return int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
 
@@ -121,9 +120,8 @@ def spawn(request: dict[str, Any], descriptors: list[int], base: Spec) -> int:
 
 
 def become_program(spec: Spec, descriptors: list[int], is_probe: bool) -> None:
-    """Set up the new process: its descriptors, its layers, then the program."""
+    """Set up the new process: descriptors, layers, then the program."""
     step = layers.Step("start")
-    # Enter the layers; an error names the one that failed
     try:
         kernel.name_process("covey-program")
         arrange(descriptors)
@@ -139,7 +137,7 @@ def become_program(spec: Spec, descriptors: list[int], is_probe: bool) -> None:
 
 
 def arrange(descriptors: list[int]) -> None:
-    """Arrange job and result, and the standard streams: pipes for a script, nothing for a function."""
+    """Arrange job, result and standard streams: pipes for scripts alone."""
     job, result, *streams = descriptors
     null = os.open("/dev/null", os.O_RDWR)
     stdin, stdout = streams or (null, null)
@@ -147,7 +145,7 @@ def arrange(descriptors: list[int]) -> None:
 
 
 def end(pid: int, base: Spec) -> dict[str, Any]:
-    """Kill the process and all it started, and return how it ended where it had ended by itself."""
+    """Kill a process and its children; return how it ended by itself, if so."""
     with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
     if "pid_namespace" not in base.layers and "seccomp" not in base.layers:

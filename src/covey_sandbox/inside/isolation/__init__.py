@@ -1,1 +1,1 @@
-"""What a program is shut in by: namespaces, landlock, system call filters, users, and the checks of them."""
+"""Isolation: namespaces, Landlock, system call filters, users, and their checks."""

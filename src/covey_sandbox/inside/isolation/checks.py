@@ -1,7 +1,7 @@
-"""Start-up checks: every layer is shown to hold by a probe that nothing else would stop.
+"""Start-up checks: a probe that nothing else would stop shows each layer.
 
-Layers overlap on purpose, so a probe under all of them says little about each. Trusted probe code therefore also runs
-with the layers that lie over another taken off. Any surprise names the layer that is missing.
+Layers overlap on purpose, so probes also run with the layers that cover another removed. A surprise names the missing
+layer.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ Found = dict[str, Any]
 
 @dataclass(frozen=True)
 class Expected:
-    """What probes are held against."""
+    """The expected findings of probes."""
 
     limits: dict[str, Any]
     base: str | None
@@ -44,7 +44,7 @@ class Expected:
 
 @dataclass(frozen=True)
 class Check:
-    """A layer holds where this is true of what its probe found."""
+    """A condition on a probe's finding, which proves a layer."""
 
     layer: str
     without: str
@@ -63,7 +63,7 @@ RUNS: dict[str, tuple[str, ...]] = {
 
 
 def is_shut(found: Any, expected: Expected) -> bool:
-    """Return whether the attempt failed."""
+    """Return True if the attempt failed."""
     return "open" not in found
 
 
@@ -88,7 +88,7 @@ def folder_holds(found: dict[str, Any], expected: Expected) -> bool:
 
 
 def since(version: int) -> Callable[[Any, Expected], bool]:
-    """Expect the attempt to fail where Landlock is at least that new. Before, seccomp alone stops it."""
+    """Expect failure since a Landlock version; before, seccomp alone stops it."""
     return lambda found, expected: expected.landlock_abi < version or is_shut(found, expected)
 
 
@@ -138,7 +138,7 @@ OUTSIDE = ("outer_uid", "capabilities")
 def results(
     checks: list[Check], expected: Expected, run: Callable[[tuple[str, ...], Found], Found]
 ) -> list[tuple[Check, Any, bool]]:
-    """Return what each probe met, and whether the layer holds. `run` takes layers to omit and facts."""
+    """Return each probe's finding, and whether its layer holds."""
     met = []
     with canary_resources() as facts:
         for name, omitted in RUNS.items():
@@ -150,13 +150,13 @@ def results(
 
 
 def does_hold(check: Check, found: Any, expected: Expected) -> bool:
-    """Return whether a layer holds. It does not where the probe itself could not be made."""
+    """Return True where a layer holds; an impossible probe counts against it."""
     return not (type(found) is str and found.startswith(FAILED)) and check.holds(found, expected)
 
 
 @contextmanager
 def canary_resources() -> Iterator[Found]:
-    """Make a file, listeners and shared memory that probes try to reach."""
+    """Make a file, listeners and shared memory as targets of probes."""
     token = secrets.token_hex(8)
     with contextlib.ExitStack() as stack:
         # A file open to everybody, which only isolation can hide
@@ -164,7 +164,6 @@ def canary_resources() -> Iterator[Found]:
         folder.chmod(0o755)
         (folder / "file").write_text(token)
         (folder / "file").chmod(0o644)
-        # Listeners on sockets of each kind
         tcp = stack.enter_context(listener(socket.AF_INET, socket.SOCK_STREAM, ("127.0.0.1", 0)))
         udp = stack.enter_context(listener(socket.AF_INET, socket.SOCK_DGRAM, ("127.0.0.1", 0)))
         stack.enter_context(listener(socket.AF_UNIX, socket.SOCK_STREAM, "\0covey-" + token))
@@ -190,7 +189,7 @@ def listener(family: int, kind: int, address: Any) -> socket.socket:
 
 @contextmanager
 def segment() -> Iterator[int]:
-    """Make shared memory of System V that everybody may look at."""
+    """Make System V shared memory that everybody may read."""
     number = kernel.LIBC.shmget(_IPC_PRIVATE, 4096, _IPC_CREAT | 0o666)
     try:
         yield number
@@ -199,14 +198,14 @@ def segment() -> Iterator[int]:
 
 
 def seen_from_outside(program: Program) -> Found:
-    """Return what the host's /proc says of a process."""
+    """Return the host's view of a process in /proc."""
     lines = Path(f"/proc/{program.process.pid}/status").read_text().splitlines()
     status = {name: value.split() for name, _, value in (line.partition(":") for line in lines)}
     return {"outer_uid": int(status["Uid"][0]), "capabilities": int(status["CapPrm"][0], 16)}
 
 
 def answers(program: Program, facts: Found, deadline: float) -> Found:
-    """Return what the probes of one run found."""
+    """Return the findings of one run's probes."""
     program.send(wire.pack(codec.dumps(facts)))
     found = program.receive(deadline)
     if "failed" in found or "err" in found:

@@ -1,7 +1,7 @@
-"""Private folders of programs on the host's own file system: bounded by looking, removed without following links.
+"""Private folders of programs on the host: bounded, and removed without links.
 
 Only the Landlock tier needs them; in the namespace tier a program's folder is a file system that ends with it.
-Whatever a program left is hostile: links, folders nested by the thousand, folders nobody may enter.
+Everything in them is hostile: links, folders nested by the thousand, locked folders.
 """
 
 import errno
@@ -26,7 +26,7 @@ _REPLACED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 
 
 def make_base(uid: int | None) -> str:
-    """Make a folder for the folders of programs, which their user can pass through but not list."""
+    """Make the base folder, which the programs' user can pass but not list."""
     candidates = [tempfile.gettempdir(), "/tmp", "/var/tmp", "/dev/shm"]
     suitable = [path for path in candidates if os.access(path, os.W_OK) and (uid is None or is_public(path))]
     if not suitable:
@@ -37,17 +37,14 @@ def make_base(uid: int | None) -> str:
 
 
 def is_public(path: str) -> bool:
-    """Return whether every user may enter the folder."""
+    """Return True if every user may enter the folder."""
     parts = os.path.realpath(path).split("/")
     above = ["/".join(parts[:number]) or "/" for number in range(1, len(parts) + 1)]
     return all(os.stat(folder).st_mode & 0o001 for folder in above)
 
 
 def is_over(folder: str, max_bytes: int) -> bool:
-    """Return whether what is below takes more than that many bytes, is too many or too deep. It may change meanwhile.
-
-    What cannot be looked at counts as too much: nobody could bound it.
-    """
+    """Return True if a folder is too large, full or deep; unreadable counts so."""
     total = 0
     try:
         for entries, (status, depth) in enumerate(_below(folder), start=1):
@@ -60,7 +57,7 @@ def is_over(folder: str, max_bytes: int) -> bool:
 
 
 def _below(folder: str, at: int | None = None, depth: int = 0) -> Iterator[tuple[os.stat_result, int]]:
-    """Yield the state and depth of all that is in a folder. Nothing where it is gone or no folder any more."""
+    """Yield the state and depth of all entries of a folder, if it exists."""
     # Open without following links: programs swap folders for them
     try:
         inner = os.open(folder, _FOLDER, dir_fd=at)
@@ -83,7 +80,7 @@ def _below(folder: str, at: int | None = None, depth: int = 0) -> Iterator[tuple
 
 
 def num_threads(pid: int) -> int:
-    """Count the threads of a process, 0 where it is gone."""
+    """Count a process's threads, 0 where it is gone."""
     try:
         return len(os.listdir(f"/proc/{pid}/task"))
     except OSError:
@@ -91,9 +88,9 @@ def num_threads(pid: int) -> int:
 
 
 def remove(folder: str) -> None:
-    """Remove the folder and all below, at any depth, with two open descriptors and no links followed.
+    """Remove a folder tree of any depth with two descriptors, following no link.
 
-    A program that is still being ended may move what is being removed, so that ".." leads elsewhere: OSError then.
+    A dying program may move folders meanwhile, so that ".." leads elsewhere: OSError then.
     """
     at = os.open(folder, _FOLDER)
     path: list[tuple[str, os.stat_result]] = []
@@ -120,7 +117,7 @@ def remove(folder: str) -> None:
 
 
 def is_removed(folder: str) -> bool:
-    """Remove a folder that holds little, and return whether it is gone."""
+    """Remove a small folder; return True if it is gone."""
     try:
         if next(islice(_below(folder), FEW, None), None) is not None:
             return False
@@ -131,7 +128,7 @@ def is_removed(folder: str) -> bool:
 
 
 def remove_aside(folders: Sequence[str]) -> int:
-    """Start a process that removes folders, however long that takes, and return its number. It ends with this one."""
+    """Start a process that removes folders; return its number."""
     pid = os.fork()
     if pid == 0:
         try:
@@ -146,7 +143,7 @@ def remove_aside(folders: Sequence[str]) -> int:
 
 
 def remove_when_still(folder: str) -> None:
-    """Remove a folder while the last program is being killed and may still be writing. Gives up after a second."""
+    """Remove a folder that a dying program may still write to; retry for a second."""
     for _ in range(20):
         try:
             remove(folder)
@@ -157,7 +154,7 @@ def remove_when_still(folder: str) -> None:
 
 
 def _clear(at: int) -> list[str]:
-    """Unlink what is no folder, and return the names of those that are, which can then be entered."""
+    """Unlink all files; return the folders' names, made accessible."""
     inner = []
     for name in os.listdir(at):
         mode = os.lstat(name, dir_fd=at).st_mode
@@ -171,7 +168,7 @@ def _clear(at: int) -> list[str]:
 
 
 def _let_in(name: str, at: int) -> None:
-    """Allow its owner all with a folder, which a link may have taken the place of meanwhile: chmod would follow it."""
+    """Give the owner all rights on a folder, never through a link."""
     found = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
     try:
         os.chmod(f"/proc/self/fd/{found}", stat.S_IRWXU)
@@ -180,7 +177,7 @@ def _let_in(name: str, at: int) -> None:
 
 
 def _exchange(at: int, name: str) -> int:
-    """Open a folder in another, and let go of that. Not where it cannot be opened."""
+    """Open a subfolder and close its parent, unless that fails."""
     inner = os.open(name, _FOLDER, dir_fd=at)
     os.close(at)
     return inner

@@ -1,4 +1,4 @@
-"""The Linux calls the sandbox is made of, through ctypes. Each raises OSError where the kernel refuses."""
+"""Linux calls through ctypes; each raises OSError where the kernel refuses."""
 
 import contextlib
 import ctypes
@@ -49,12 +49,12 @@ _M_ARENA_MAX = -8
 
 
 def address_of(content: bytes) -> int:
-    """Return where these bytes are, for a call that reads them and returns. They must be kept alive meanwhile."""
+    """Return the address of bytes, which must be kept alive."""
     return ctypes.cast(ctypes.c_char_p(content), ctypes.c_void_p).value or 0
 
 
 def checked(result: int, what: str) -> int:
-    """Return the result of a call. Raises OSError with its errno where it is negative."""
+    """Return a call's result. Raises OSError with its errno where negative."""
     if result < 0:
         number = ctypes.get_errno()
         raise OSError(number, f"{what}: {os.strerror(number)}")
@@ -68,18 +68,17 @@ def call(name: str, *arguments: int) -> int:
 
 
 def prctl(option: int, value: int = 0) -> int:
-    """Call prctl with one argument."""
     return checked(LIBC.prctl(option, value, 0, 0, 0), f"prctl {option}")
 
 
 def name_process(name: str) -> None:
-    """Set the name that `ps` and `top` show, of at most 15 characters."""
+    """Set the name that `ps` and `top` show, up to 15 characters."""
     text = ctypes.create_string_buffer(name.encode())
     prctl(PR_SET_NAME, ctypes.addressof(text))
 
 
 def offer_to_oom_killer() -> None:
-    """Have the kernel end this process and its children before the caller where the machine runs out of memory."""
+    """Let the kernel's OOM killer prefer this process and its children."""
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write("500")
 
@@ -90,23 +89,23 @@ def mount(kind: str, target: str, flags: int, options: str) -> None:
 
 
 def make_mounts_private() -> None:
-    """Hide what is mounted from now on from everything outside this mount namespace."""
+    """Hide later mounts from outside this mount namespace."""
     checked(LIBC.mount(None, b"/", None, MS_REC | MS_PRIVATE, None), "mount --make-rprivate /")
 
 
 def path_call(name: str, folder: int, path: str, *arguments: int) -> int:
-    """Make a system call whose first arguments are a folder's descriptor and a path."""
+    """Make a system call whose first arguments are folder descriptor and path."""
     text = ctypes.create_string_buffer(os.fsencode(path))
     return call(name, folder, ctypes.addressof(text), *arguments)
 
 
 def clone_tree(path: str) -> int:
-    """Copy the mounts at a path: returns a descriptor of the detached copy, which `attach_tree` puts elsewhere."""
+    """Copy the mounts at a path; return a detached tree's descriptor."""
     return path_call("open_tree", AT_FDCWD, path, OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | AT_RECURSIVE)
 
 
 def set_attributes(tree: int, attributes: int) -> None:
-    """Add mount attributes (read-only and the like) to a detached tree and all mounts in it."""
+    """Add mount attributes to a detached tree with its submounts."""
     pack = (ctypes.c_uint64 * 4)(attributes, 0, 0, 0)
     path_call("mount_setattr", tree, "", AT_EMPTY_PATH | AT_RECURSIVE, ctypes.addressof(pack), 32)
 
@@ -118,7 +117,6 @@ def restrict_mount(path: str, attributes: int) -> None:
 
 
 def attach_tree(tree: int, target: str) -> None:
-    """Mount a detached tree at a path."""
     empty = ctypes.create_string_buffer(b"")
     path = ctypes.create_string_buffer(os.fsencode(target))
     addresses = ctypes.addressof(empty), ctypes.addressof(path)
@@ -126,7 +124,7 @@ def attach_tree(tree: int, target: str) -> None:
 
 
 def make_root(path: str) -> None:
-    """Make the mount at `path` the root folder. The old root is gone."""
+    """Make the mount at `path` the root, and drop the old one."""
     os.chdir(path)
     dot = ctypes.create_string_buffer(b".")
     call("pivot_root", ctypes.addressof(dot), ctypes.addressof(dot))
@@ -135,7 +133,7 @@ def make_root(path: str) -> None:
 
 
 def set_capabilities(mask: int) -> None:
-    """Set permitted and effective capabilities of this thread. None are inheritable."""
+    """Set permitted and effective capabilities of this thread, none inheritable."""
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
     low, high = mask & 0xFFFFFFFF, mask >> 32
     data = (ctypes.c_uint32 * 6)(low, low, 0, high, high, 0)
@@ -143,7 +141,10 @@ def set_capabilities(mask: int) -> None:
 
 
 def fork_into(namespaces: int) -> int:
-    """Fork a child into new namespaces (0: the same). `unshare` could do that only once per process."""
+    """Fork a child into new namespaces (0: the same).
+
+    `unshare` works only once per process.
+    """
     ctypes.pythonapi.PyOS_BeforeFork()
     pid: int = WITH_GIL.syscall(NUMBERS["clone"], namespaces | signal.SIGCHLD, 0, 0, 0, 0, 0)
     if pid == 0:
@@ -154,5 +155,5 @@ def fork_into(namespaces: int) -> int:
 
 
 def one_malloc_arena() -> None:
-    """Keep threads from reserving 64 MiB of address space each, which the memory limit would count."""
+    """Stop threads from reserving 64 MiB each, which the memory limit would count."""
     LIBC.mallopt(_M_ARENA_MAX, 1)

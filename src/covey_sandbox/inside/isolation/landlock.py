@@ -1,6 +1,6 @@
-"""Landlock: what files a process may reach. TCP, signals and abstract sockets are closed as far as the kernel can.
+"""Landlock: accessible files, and TCP, signals and sockets if the kernel can.
 
-Numbers from the kernel's `linux/landlock.h`. What an older kernel does not know, seccomp carries.
+Numbers are from the kernel's `linux/landlock.h`. Seccomp covers what older kernels lack.
 """
 
 import ctypes
@@ -35,7 +35,7 @@ _PATH_BENEATH = 1
 
 @cache
 def abi() -> int:
-    """Return the kernel's version of Landlock, 0 where it has none."""
+    """Return the kernel's Landlock version, 0 without."""
     try:
         return kernel.call("landlock_create_ruleset", 0, 0, _VERSION)
     except OSError:
@@ -43,18 +43,18 @@ def abi() -> int:
 
 
 def rules(paths: Sequence[tuple[str, int]]) -> tuple[bytes, ...]:
-    """Make a rule for each (path, rights), with the path opened: quick to add. One that does not exist is left out."""
+    """Make a rule for each existing (path, rights), with the path opened."""
     return tuple(rule for path, rights in paths if (rule := _rule(path, rights)) is not None)
 
 
 def let_go(allowed: Sequence[bytes]) -> None:
-    """Close the paths of rules that are not needed again. A ruleset made of them stays."""
+    """Close the paths of rules; rulesets made of them stay."""
     for rule in allowed:
         os.close(int.from_bytes(rule[_RIGHTS_BYTES:], "little"))
 
 
 def ruleset(allowed: Sequence[bytes]) -> int:
-    """Make a descriptor for `restrict`: what is not allowed in it is refused."""
+    """Make a ruleset's descriptor: it refuses all but `allowed`."""
     version = abi()
     handled = _handled(version)
     attributes = (ctypes.c_uint64 * 3)(handled, _TCP if version >= 4 else 0, _SCOPES if version >= 6 else 0)
@@ -66,12 +66,12 @@ def ruleset(allowed: Sequence[bytes]) -> int:
 
 
 def restrict(descriptor: int) -> None:
-    """Restrict this process to the ruleset, beside earlier ones, from now on. Needs no-new-privileges."""
+    """Restrict this process to the ruleset, permanently. Needs no-new-privileges."""
     kernel.call("landlock_restrict_self", descriptor, 0)
 
 
 def _handled(version: int) -> int:
-    """Return all rights that this version knows. What is handled and not allowed by a rule is refused."""
+    """Return all rights of this version; unlisted ones are refused."""
     return (1 << _NUM_FILE_RIGHTS[max(1, min(version, 5))]) - 1
 
 
@@ -87,7 +87,7 @@ def _rule(path: str, rights: int) -> bytes | None:
 
 
 def _moved(descriptor: int) -> int:
-    """Move it out of the way of the numbers that a program's own descriptors will have."""
+    """Move a descriptor above the programs' numbers."""
     moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _FIRST_DESCRIPTOR)
     os.close(descriptor)
     return moved

@@ -1,7 +1,7 @@
-"""What is put around a program, layer by layer, in the process that is about to run it.
+"""Put layers around a program, in the process that will run it.
 
-Order matters: mounts need capabilities, Landlock and seccomp need no-new-privileges, seccomp comes last since it
-refuses what the others are made with.
+Order matters: mounts need capabilities, Landlock and seccomp need no-new-privileges, and seccomp comes last, as it
+refuses the calls that make the others.
 """
 
 import os
@@ -43,7 +43,7 @@ _CAPACITY = 1 << 20
 
 @dataclass(frozen=True)
 class Spec:
-    """How to shut one program in."""
+    """The isolation of one program."""
 
     layers: tuple[str, ...]
     limits: dict[str, Any]
@@ -63,19 +63,18 @@ class Spec:
     """Address space of the interpreter before the program."""
 
     def has(self, layer: str) -> bool:
-        """Return whether the layer is to be put on."""
         return layer in self.layers
 
 
 @dataclass
 class Step:
-    """Names the layer that is being put on, for the message where it fails."""
+    """Names the current layer, for error messages."""
 
     layer: str
 
 
 def enter(spec: Spec, step: Step) -> None:
-    """Put all layers of the spec on this process, which cannot take them off again."""
+    """Put all layers of the spec on this process, permanently."""
     step.layer = "private_folder"
     if spec.has("mount_namespace") and spec.has("private_folder"):
         size = spec.limits["file_bytes"]
@@ -107,7 +106,7 @@ def enter(spec: Spec, step: Step) -> None:
 
 
 def enter_identity(spec: Spec, step: Step) -> None:
-    """Become a user without capabilities, who can gain none and whose processes cannot read each other's memory."""
+    """Become an unprivileged user whose processes cannot read each other's memory."""
     step.layer = "identity"
     # Keep one capability where only root may read the library
     kept = 1 << kernel.CAP_DAC_READ_SEARCH if spec.keep_search else 0
@@ -128,14 +127,14 @@ def enter_identity(spec: Spec, step: Step) -> None:
 
 
 def change_user(uid: int) -> None:
-    """Change to a user and a group of that number, for good."""
+    """Change to that user and group for good."""
     os.setgroups([])
     os.setresgid(uid, uid, uid)
     os.setresuid(uid, uid, uid)
 
 
 def set_environment(folder: str) -> None:
-    """Set what libraries ask for, and nothing of the caller's."""
+    """Set the variables that libraries need, without the caller's."""
     wanted = {"HOME": folder, "TMPDIR": folder, **ENVIRONMENT}
     for name in list(os.environ):  # one by one: what clear and update call besides touches many pages of the zygote
         del os.environ[name]
@@ -145,7 +144,7 @@ def set_environment(folder: str) -> None:
 
 
 def set_limits(spec: Spec) -> None:
-    """Set limits of the process. How long it may take is watched from outside."""
+    """Set resource limits; the time is watched from outside."""
     limits = spec.limits
     cpu = limits["cpu_seconds"]
     bounds = {
@@ -170,14 +169,14 @@ def set_limits(spec: Spec) -> None:
 
 
 def arrange(descriptors: dict[int, int]) -> None:
-    """Move descriptors to the numbers given as keys. `enter` closes what comes behind them."""
+    """Move descriptors to the numbers given as keys."""
     high = {number: os.dup2(source, _HIGH + number) for number, source in descriptors.items()}
     for number, source in high.items():
         os.dup2(source, number)
 
 
 def can_change_user() -> bool:
-    """Return whether this process may. Root may, unless a container took the capabilities away."""
+    """Return True if this process may change users."""
     with open("/proc/self/status") as file:
         effective = next(int(line.split()[1], 16) for line in file if line.startswith("CapEff"))
     wanted = 1 << kernel.CAP_SETUID | 1 << kernel.CAP_SETGID

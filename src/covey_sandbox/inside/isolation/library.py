@@ -1,6 +1,6 @@
-"""What a program may read of the host: Python's standard library, and nothing that somebody installed beside it.
+"""The host's files for programs: the standard library, no installed packages.
 
-Shared libraries need not be readable: those that the standard library wants are loaded before the first fork.
+Shared libraries need not be readable: they are loaded before the first fork.
 """
 
 import ctypes
@@ -36,7 +36,7 @@ THREAD_END = "libgcc_s.so.1"
 
 
 def preload() -> None:
-    """Import what programs are likely to need, and what they could not load later."""
+    """Import likely modules, and those that cannot be loaded later."""
     site.setquit()  # `exit` and `quit`, which an interpreter without site packages lacks
     site.sethelper()
     for name in PRELOADED.split():
@@ -51,7 +51,7 @@ def preload() -> None:
 
 
 def preload_extensions() -> None:
-    """Import all modules in C, which a program that may not map files could not load."""
+    """Import all modules in C, which a program could not map."""
     importlib.import_module("asyncio")  # before its part in C, which is there twice where that is imported first
     folder = os.path.join(sysconfig.get_path("platstdlib"), "lib-dynload")
     for file in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():
@@ -62,13 +62,13 @@ def preload_extensions() -> None:
 
 
 def folders() -> tuple[str, ...]:
-    """Return the standard library, Python and C, and the time zones."""
+    """Return the folders of the standard library and the time zones."""
     candidates = [sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), TIME_ZONES]
     return tuple(dict.fromkeys(os.path.realpath(path) for path in candidates if path and os.path.isdir(path)))
 
 
 def hidden() -> list[str]:
-    """Return folders in them that no program needs, or that hold what the caller has installed."""
+    """Return subfolders to hide: needless ones and installed packages."""
     return [path for folder in folders() for name in HIDDEN if os.path.isdir(path := os.path.join(folder, name))]
 
 
@@ -79,9 +79,9 @@ def rules() -> tuple[bytes, ...]:
 
 
 def exact_ruleset(base: str) -> int:
-    """Return the rules where nothing hides installed packages, not even their names: entry by entry.
+    """Return rules entry by entry, which hide even packages' names.
 
-    The folder that all programs' are in is allowed besides.
+    The programs' folder `base` is allowed besides.
     """
     paths = [(path, landlock.READ) for path in exact_paths()]
     paths += [(path, landlock.DEVICE) for path in DEVICES]
@@ -93,7 +93,7 @@ def exact_ruleset(base: str) -> int:
 
 
 def exact_paths() -> list[str]:
-    """Return files and folders that hold what programs may read and nothing else."""
+    """Return the files and folders that hold nothing else."""
     found = []
     for folder in folders():
         names = os.listdir(folder)
@@ -103,10 +103,10 @@ def exact_paths() -> list[str]:
 
 
 def freshen() -> None:
-    """Read a byte of all that programs may read, unless it was done lately.
+    """Read a byte of all readable files, unless done lately.
 
-    The kernel notes the time of a read where that of the last one is older than a day, or than the file: by such a note
-    a program could tell the next one something. After this no read is noted for half a day.
+    The kernel notes a read where the last one is older than a day, or than the file: programs could signal to each
+    other so. After this no read is noted for half a day.
     """
     for path in exact_paths():
         if os.statvfs(path).f_flag & (os.ST_NOATIME | os.ST_RDONLY):

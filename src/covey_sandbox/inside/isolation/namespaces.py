@@ -1,8 +1,7 @@
-"""The zygote's own namespaces, and a root folder in which nothing of the host is but the interpreter.
+"""The zygote's namespaces, with a root folder of the interpreter alone.
 
-Works the same as root and as an ordinary user. Root first takes hold of the interpreter's folders (they may lie in a
-home that nobody else may enter), then becomes another user, then makes the user namespace: in one that root makes, the
-program would still own root's files.
+The same as root and as an ordinary user. Root first opens the interpreter's folders (they may lie in a private home),
+then becomes another user, then makes the user namespace: in one made by root, programs would own root's files.
 """
 
 import os
@@ -24,25 +23,22 @@ _READ_ONLY = kernel.MOUNT_ATTR_RDONLY | kernel.MOUNT_ATTR_NOSUID | kernel.MOUNT_
 
 
 def enter(spec: Spec, readable: Sequence[str], hidden: Sequence[str]) -> None:
-    """Move the calling process in, which must have one thread. `readable`: folders of the host that stay. `hidden`:
-    folders in them that show up empty.
+    """Move the calling, single-threaded process into namespaces.
 
-    Raises OSError where the kernel or the container does not allow it.
+    `readable`: folders of the host that stay. `hidden`: folders in them that become empty. Raises OSError where the
+    kernel or the container forbids it.
     """
-    # Take hold of readable trees as root, then become another user
     trees: dict[str, int] = {}
     if spec.uid is not None:
         trees = take_hold(readable)
         change_user(spec.uid)
         kernel.prctl(kernel.PR_SET_DUMPABLE, 1)  # otherwise /proc/self/uid_map belongs to root
-    # Make the namespaces, and map the user into them
     uid, gid = os.getuid(), os.getgid()
     flags = sum(flag for layer, flag in FLAG_OF.items() if spec.has(layer))
     flags |= kernel.CLONE_NEWUSER | kernel.CLONE_NEWNS | kernel.CLONE_NEWUTS | kernel.CLONE_NEWCGROUP
     kernel.call("unshare", flags)
     write_maps(uid, gid)
     kernel.make_mounts_private()
-    # Build a root of the readable trees alone, read-only
     if spec.has("mount_namespace"):
         trees = trees or take_hold(readable)
         build_root(trees, hidden)
@@ -62,12 +58,12 @@ def write_maps(uid: int, gid: int) -> None:
 
 
 def take_hold(readable: Sequence[str]) -> dict[str, int]:
-    """Make detached copies of the mounts at those paths, and of the devices. Paths that do not exist are left out."""
+    """Detach copies of the mounts at existing paths, and of the devices."""
     return {path: kernel.clone_tree(path) for path in (*readable, *DEVICES) if os.path.exists(path)}
 
 
 def build_root(trees: dict[str, int], hidden: Sequence[str]) -> None:
-    """Build a small file system over the host's /tmp (seen nowhere else) with the trees in their places."""
+    """Build a small root over the host's /tmp, with the trees in place."""
     kernel.mount("tmpfs", WORK, kernel.MS_NOSUID | kernel.MS_NODEV, "size=1m,mode=0755")
     for path, tree in trees.items():
         target = WORK + path
@@ -80,7 +76,6 @@ def build_root(trees: dict[str, int], hidden: Sequence[str]) -> None:
         kernel.set_attributes(tree, _READ_ONLY_DEVICE if path in DEVICES else _READ_ONLY)
         kernel.attach_tree(tree, target)
         os.close(tree)
-    # Cover what lies below them and must not be read
     for path in hidden:
         if os.path.isdir(WORK + path):
             flags = kernel.MS_RDONLY | kernel.MS_NOSUID | kernel.MS_NODEV  # or its owner, the program, may write to it

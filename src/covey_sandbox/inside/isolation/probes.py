@@ -1,6 +1,6 @@
-"""Attempts to get out, made at start inside the sandbox by trusted code. `checks` says what each must come to.
+"""Attempts to escape, made inside the sandbox at start by trusted code.
 
-Each answer is "open" where the attempt succeeded, else what it met: the name of an error, or a number.
+Each answer is "open" where the attempt succeeded, else an error's name or a number. `checks` has the expected ones.
 """
 
 import ctypes
@@ -32,7 +32,7 @@ def serve() -> NoReturn:
 
 
 def made(attempt: Callable[[dict[str, Any]], Any], facts: dict[str, Any]) -> Any:
-    """Make an attempt and return its result, or that it could not be made."""
+    """Return an attempt's result, or that it could not be made."""
     try:
         return attempt(facts)
     except Exception as error:
@@ -49,13 +49,13 @@ def outcome(attempt: Callable[[], object]) -> str:
 
 
 def calls(facts: dict[str, Any]) -> dict[str, str]:
-    """Try each forbidden call with arguments of -1, which no call does anything with."""
+    """Try each forbidden call with arguments of -1, which have no effect."""
     names = [name for name in FORBIDDEN.split() if name in kernel.NUMBERS]
     return {name: outcome(lambda name=name: call_through(name)) for name in names}  # type: ignore[misc]
 
 
 def call_through(name: str) -> None:
-    """Make a call: PermissionError where the filter refuses. Any other error means that the call got through."""
+    """Make a call; any error but PermissionError means that it got through."""
     if name == "fork":  # has no arguments that could be wrong
         if kernel.fork_into(0) == 0:
             os._exit(0)
@@ -89,7 +89,7 @@ def signal_parent(facts: dict[str, Any]) -> str:
 
 
 def connect(family: int, kind: int, address: Any) -> str:
-    """Return whether something can be sent there."""
+    """Return whether a connection can be made and used."""
 
     def attempt() -> None:
         with socket.socket(family, kind) as client:
@@ -109,7 +109,7 @@ def connect_abstract(facts: dict[str, Any]) -> str:
 
 
 def send_udp(facts: dict[str, Any]) -> str:
-    """Send a datagram. No process may be listening: an unconnected address in an empty network is refused at once."""
+    """Send a datagram; an empty network refuses it at once."""
     return connect(socket.AF_INET, socket.SOCK_DGRAM, ("127.0.0.1", facts["udp"]))
 
 
@@ -125,7 +125,6 @@ def process_number(facts: dict[str, Any]) -> int:
 
 
 def descriptors(facts: dict[str, Any]) -> list[int]:
-    """Return all descriptors that are open."""
     return [number for number in range(1024) if outcome(lambda number=number: os.fstat(number)) == "open"]  # type: ignore[misc]
 
 
@@ -135,7 +134,7 @@ def limits(facts: dict[str, Any]) -> dict[str, int]:
 
 
 def folder(facts: dict[str, Any]) -> dict[str, Any]:
-    """Return what the folder is like: its own, empty, writable, and how large the file system is."""
+    """Return the folder's properties: owner, content, writability, size."""
     state = os.statvfs(".")
     found = {"path": os.getcwd(), "names": os.listdir("."), "bytes": state.f_blocks * state.f_frsize}
     return {**found, "write": outcome(lambda: open("probe", "w").close())}

@@ -1,7 +1,7 @@
-"""The seccomp filter: the system calls a program may make, as a classic BPF program assembled here.
+"""The seccomp filter: the allowed system calls, as a classic BPF program.
 
-A list of what is allowed, not of what is forbidden: a call that nobody thought of is refused. Refused calls fail with
-EPERM, so that honest code that asks for too much sees an ordinary PermissionError.
+It lists what is allowed, so unknown calls are refused. They fail with EPERM, an ordinary PermissionError to honest
+code.
 """
 
 import errno
@@ -40,8 +40,7 @@ NUM_CLOCKS = 12
 OF_A_PROCESS = "getpgid getsid sched_getaffinity sched_getparam sched_getscheduler sched_rr_get_interval"
 """Their first argument names a process, which may only be the caller's own."""
 LOCKS = "flock fadvise64 readahead"
-"""They succeed and do nothing: locks on files of the standard library, and what of it is in memory, would be seen by
-other programs. A program's own files are seen by nobody else."""
+"""Calls that succeed without effect: locks on shared files and memory would be visible to other programs."""
 
 FIRST_UNKNOWN = 449
 """Calls from this number on are younger than the tables; libc falls back to older ones where they do not exist."""
@@ -92,39 +91,40 @@ def low(argument: int) -> Instruction:
 
 
 def one_of(argument: int, values: Sequence[int], ignored: Sequence[int] = ()) -> Block:
-    """Allow the call where the argument is one of the values. Where it is one of `ignored`, do nothing and succeed."""
+    """Allow a call with one of the values; ignore it with `ignored` ones."""
     outcomes = [*((value, ALLOW) for value in values), *((value, SUCCEED) for value in ignored)]
     tests = [instruction for value, outcome in outcomes for instruction in ((_EQUAL, 0, 1, value), outcome)]
     return [low(argument), *tests, refuse()]
 
 
 def below(argument: int, limit: int) -> Block:
-    """Allow the call where the argument is less than that."""
     return [low(argument), (_AT_LEAST, 0, 1, limit), refuse(errno.EINVAL), ALLOW]
 
 
 def anonymous() -> Block:
-    """Allow mmap of memory, not of files. A mapped file stays on the disk when it has neither name nor descriptor."""
+    """Allow mmap of memory, not files, which would outlive their names."""
     return [low(3), (_ANY_BIT, 0, 1, _MAP_ANONYMOUS), ALLOW, refuse()]
 
 
 def thread_only() -> Block:
-    """Allow clone of threads, not of processes, and no namespaces.
+    """Allow clone of threads sharing all, not processes or namespaces.
 
-    A thread shares all with the others: with descriptors of its own it would have a limit of its own for them too.
+    With descriptors of its own a thread would have its own limit of them.
     """
     wanted = _SHARED_BY_THREADS | _NEW_NAMESPACES
     return [low(0), (_AND, 0, 0, wanted), (_EQUAL, 0, 1, _SHARED_BY_THREADS), ALLOW, refuse()]
 
 
 def in_this_process() -> Block:
-    """Allow futex among the threads of a process. In memory that all programs share, such as the C library's code, it
-    does nothing and succeeds: one program could wake another, and a wait may end too early at any time."""
+    """Allow futex within a process; on shared memory it does nothing.
+
+    There one program could wake another. Waits may end early at any time.
+    """
     return [low(1), (_ANY_BIT, 0, 1, _FUTEX_PRIVATE), ALLOW, SUCCEED]
 
 
 def stream_pair() -> Block:
-    """Allow socketpair of unix stream sockets, which asyncio makes. Datagram ones could be sent to addresses."""
+    """Allow socketpair of unix streams (asyncio's), not addressable datagrams."""
     return [low(0), (_EQUAL, 0, 4, 1), low(1), (_AND, 0, 0, 0xF), (_EQUAL, 0, 1, 1), ALLOW, refuse()]
 
 
@@ -135,7 +135,7 @@ def without_address() -> Block:
 
 
 def rules(pid: int, are_files_private: bool) -> dict[str, Block]:
-    """Return what happens to each call that is not simply allowed. All others are refused."""
+    """Return the treatment of conditional calls; all others are refused."""
     # Calls that are allowed with some arguments only
     table = {
         "clone": thread_only(),
@@ -156,7 +156,6 @@ def rules(pid: int, are_files_private: bool) -> dict[str, Block]:
         "mmap": [ALLOW] if are_files_private else anonymous(),
         "fallocate": [ALLOW] if are_files_private else one_of(1, (0,)),  # other modes are not held to RLIMIT_FSIZE
     }
-    # Groups of calls with one rule
     table |= {name: below(0, NUM_CLOCKS) for name in CLOCKS.split()}
     table |= {name: one_of(0, (0, pid)) for name in OF_A_PROCESS.split()}
     table |= {name: [SUCCEED] for name in LOCKS.split()}
@@ -207,7 +206,7 @@ _PID = 0x7ABCDEF1
 
 @cache
 def template(machine: str, are_files_private: bool) -> bytes:
-    """Return the program for a process whose number is not known yet, as the kernel reads it."""
+    """Return the kernel's form of the program, without the process number."""
     return b"".join(struct.pack("=HBBI", *one) for one in assemble(machine, _PID, are_files_private))
 
 
@@ -217,6 +216,6 @@ def program_for(machine: str, pid: int, are_files_private: bool) -> bytes:
 
 
 def install(program: bytes) -> None:
-    """Install it from now on, for this thread and all it starts, for ever. Needs no-new-privileges."""
+    """Install it for this thread and its children. Needs no-new-privileges."""
     header = struct.pack("@HP", len(program) // _INSTRUCTION_BYTES, kernel.address_of(program))
     kernel.call("seccomp", _SET_MODE_FILTER, 0, kernel.address_of(header))

@@ -1,6 +1,6 @@
-"""What honest programs ask of Python and the filter refuses, done with calls that it allows.
+"""Stand-ins for Python functions whose system calls are refused.
 
-Nothing is protected here: a program that goes round these functions meets the filter.
+They protect nothing: bypassing them leads to the filter.
 """
 
 import functools
@@ -15,7 +15,7 @@ _RECURSIVE = 0
 
 
 def install(*, are_files_private: bool) -> None:
-    """Put them in place, before a program or the standard library has taken hold of what they stand for."""
+    """Install them before anything has taken hold of the originals."""
     with suppress(ImportError):  # an interpreter may have been built without
         vars(importlib.import_module("_multiprocessing"))["SemLock"] = SemLock
     if not are_files_private:
@@ -23,7 +23,7 @@ def install(*, are_files_private: bool) -> None:
 
 
 class SemLock:
-    """A semaphore of `multiprocessing` for threads alone: no program has processes, or memory that is shared."""
+    """A semaphore of `multiprocessing` for threads alone."""
 
     SEM_VALUE_MAX = (1 << 31) - 1
     handle, name = 0, None
@@ -34,14 +34,14 @@ class SemLock:
         self._held, self._last = 0, 0
 
     def acquire(self, block: bool = True, timeout: float | None = None) -> bool:
-        """Take it, and return whether it could be had."""
+        """Take it; return True if that succeeded."""
         is_taken = self._is_again() or self._inner.acquire(block, timeout if block else None)
         if is_taken:
             self._held, self._last = self._held + 1, threading.get_ident()
         return is_taken
 
     def release(self) -> None:
-        """Give it back. Raises what the semaphore in C raises."""
+        """Release it, with the errors of the semaphore in C."""
         if self.kind == _RECURSIVE and not self._is_mine():
             raise AssertionError("attempt to release recursive lock not owned by thread")
         if self.kind != _RECURSIVE and self._get_value() >= self.maxvalue:
@@ -73,7 +73,7 @@ class SemLock:
 
 
 def forgiving(change: Callable[..., None]) -> Callable[..., None]:
-    """Return a function that changes modes or times, but of no own file: no filter tells it from the host's."""
+    """Return a function that changes modes or times of own files alone."""
 
     @functools.wraps(change)
     def changed(path: Any, *arguments: Any, **keywords: Any) -> None:
@@ -87,7 +87,7 @@ def forgiving(change: Callable[..., None]) -> Callable[..., None]:
 
 
 def is_own(path: Any) -> bool:
-    """Return whether a path leads into the program's folder. Raises FileNotFoundError where it leads nowhere."""
+    """Return True for a path in the program's folder. FileNotFoundError."""
     os.stat(path)
     folder = os.path.realpath(os.environ.get("TMPDIR", "/dev/null"))
     return not isinstance(path, int) and f"{os.path.realpath(os.fsdecode(path))}/".startswith(f"{folder}/")

@@ -1,6 +1,6 @@
-"""Numbers of system calls on x86_64 and aarch64, from the kernel's own headers.
+"""System call numbers on x86_64 and aarch64, from the kernel's headers.
 
-Which of them a program may make is said in `seccomp`; here are those and the ones the sandbox itself makes or names.
+`seccomp` says which of them a program may make.
 """
 
 import platform
@@ -54,7 +54,7 @@ AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 
 
 def numbers(machine: str) -> dict[str, int]:
-    """Return the number of each call by name. ValueError for an architecture without a table.
+    """Return the numbers by name. ValueError for an unknown architecture.
 
     >>> numbers("x86_64")["read"], numbers("aarch64")["read"]
     (0, 63)

@@ -1,6 +1,6 @@
-"""Numbers of users that exist only for the programs of one slot.
+"""User numbers of slots' programs.
 
-Limits on threads count by user, so two slots of one user could disturb each other.
+Thread limits count by user, so slots must not share one.
 """
 
 import os
@@ -13,9 +13,9 @@ FIRST_UID, NUM_UIDS = 61184, 4336
 
 
 def reserve() -> tuple[int, socket.socket]:
-    """Return a number that no process has and no other judge gets, as long as the socket is open.
+    """Reserve an unused user number while the socket is open. OSError.
 
-    The kernel takes the reservation back however the judge ends. Raises OSError where there is none left.
+    The kernel releases the reservation however the judge ends.
     """
     taken = owners()
     for uid in secrets.SystemRandom().sample(range(FIRST_UID, FIRST_UID + NUM_UIDS), NUM_UIDS):

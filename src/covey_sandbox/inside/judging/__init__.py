@@ -1,1 +1,1 @@
-"""How answers, prints and asserts of a program are judged: values are compared, and shown in a line."""
+"""Judge answers, prints and asserts: compare and show values."""

@@ -1,7 +1,7 @@
-"""Assert-style tests as datasets have them: trusted code, run here, whose calls of the candidate go to the sandbox.
+"""Assert-style tests: trusted code here, calls of the candidate in the sandbox.
 
-What comes back is plain data, so `assert f(x) == y` compares two plain values in a process that ran nothing of the
-program. From its first call on a test is on the program's account: small answers can make large work.
+Answers are plain data, compared in a process without the program. From its first call on, a test is charged to the
+program: small answers can cause large work.
 """
 
 import ast
@@ -24,7 +24,7 @@ MODULES = {name: importlib.import_module(name) for name in USUAL.split()}
 
 
 def judge_assert(case: Case, tests: list[dict[str, Any]], index: int) -> int:
-    """Give the verdict on one test, and return how many were given: none where a fresh process is to try it again."""
+    """Give the verdict on a test; return 0 where a fresh process must retry."""
     # A test may run in the process of the one before, unless that has ended
     is_fresh = case.program is None
     if is_fresh:
@@ -42,7 +42,7 @@ def judge_assert(case: Case, tests: list[dict[str, Any]], index: int) -> int:
 
 
 def verdict_on_assert(case: Case, candidate: Candidate, test: dict[str, Any]) -> Verdict:
-    """Run the test, which is passed where nothing raises."""
+    """Run the test, which passes where nothing raises."""
     verdict = PASSED
     try:
         run_test(case.entry_point, candidate, test)
@@ -66,7 +66,7 @@ def verdict_on_assert(case: Case, candidate: Candidate, test: dict[str, Any]) ->
 
 
 def message(error: BaseException, candidate: Candidate, test: dict[str, Any]) -> str:
-    """Return the line of the test that failed, and the last call it made."""
+    """Return the failed line of the test, and its last call."""
     line, trace = "", error.__traceback__
     lines = test["source"].split("\n")
     while trace is not None:
@@ -79,7 +79,7 @@ def message(error: BaseException, candidate: Candidate, test: dict[str, Any]) ->
 
 
 def text_of(error: BaseException) -> str:
-    """Return its message, which may be made of answers: it may be long, or raise itself."""
+    """Return an error's message, which may be long or raise itself."""
     try:
         text = str(error)[: MAX_MESSAGE // 3]
     except Exception:
@@ -88,8 +88,7 @@ def text_of(error: BaseException) -> str:
 
 
 def run_test(entry_point: str, candidate: Candidate, test: dict[str, Any]) -> None:
-    """Run the test's code with the candidate under its own name and as `candidate`."""
-    # The scope of a test: its modules, its setup, what it uses of the program
+    """Run the test's code with the candidate by name and as `candidate`."""
     scope: dict[str, Any] = {**MODULES, "__name__": TEST_MODULE}
     scope |= {IN_PLACE: candidate.in_place, SAME: same}
     exec(compiled(test["setup"], SETUP_NAME)[0], scope)
@@ -108,7 +107,7 @@ def run_test(entry_point: str, candidate: Candidate, test: dict[str, Any]) -> No
 
 @lru_cache(maxsize=512)
 def compiled(source: str, name: str) -> tuple[CodeType, bool]:
-    """Return the code, and whether it defines a `check` that it does not call itself."""
+    """Compile a test; return also whether it defines an uncalled `check`."""
     try:
         tree = marked(ast.parse(source, name))
     except SyntaxError as error:

@@ -1,4 +1,4 @@
-"""The program as one test sees it: calls go to its process, and come back as plain values, objects or exceptions."""
+"""The program as a test sees it: calls return values, objects or exceptions."""
 
 import builtins
 import sys
@@ -26,7 +26,10 @@ _CHANGING = (list, dict, set, str, deque)
 
 
 class GivenUp(BaseException):
-    """This test has its verdict already: a call hung or ended its process. No test's `except` is to catch it."""
+    """The test has its verdict: a call hung or ended its process.
+
+    No `except` of a test may catch it.
+    """
 
 
 class Candidate:
@@ -55,7 +58,7 @@ class Candidate:
         """The last call and what became of it."""
 
     def named(self, test: dict[str, Any]) -> dict[str, Any]:
-        """Return what a test uses of the program, by name."""
+        """Return the program's names that a test uses."""
         self._classes = {name: named_class(self, name) for name in test["classes"]}
         entry_point = self._case.entry_point
         function = self._classes.get(entry_point, Remote(self, "", entry_point))
@@ -65,7 +68,7 @@ class Candidate:
         return {**self._classes, **found, entry_point: function, CANDIDATE: function}
 
     def _defined(self, name: str) -> Any:
-        """Return what the program defines under a name; without it the test fails."""
+        """Return the program's definition of a name, or fail the test."""
         try:
             return self.ask("value", Remote(self, name, name))
         except Exception:
@@ -73,17 +76,17 @@ class Candidate:
             raise GivenUp from None
 
     def in_place(self, function: Any, /, *arguments: Any, **keywords: Any) -> Any:
-        """Call a function that, where it is the program's, may change its arguments."""
+        """Call a function that may change its arguments if it is the program's."""
         self._is_in_place = isinstance(function, Remote | Named)
         return function(*arguments, **keywords)
 
     def refuse(self, why: str) -> BaseException:
-        """Fail the test, whose use of an answer no answer allows."""
+        """Fail the test for an unsupported use of an answer."""
         self.verdict = self.verdict or failed("wrong", f"{self.last}: {why}")
         return GivenUp()
 
     def ask(self, operation: str, /, *operands: Any, **keywords: Any) -> Any:
-        """Return the program's answer, in plain types or as an object. Raises what it raised, by name."""
+        """Return the program's answer, or raise its exception by name."""
         with self._turn:
             text = text_of_call(operation, operands, keywords)
             if self.verdict is not None or self.fault is not None:
@@ -126,7 +129,7 @@ class Candidate:
         return value
 
     def _object(self, is_made: bool, text: str, tag: str, content: Any) -> Remote:
-        """Return the object of the program that has this number, the same one each time."""
+        """Return the program's object of this number, always the same one."""
         if tag != "o" or type(content) is not int or content < 0:
             raise ValueError("no object")
         kind = Instance if is_made else Remote
@@ -151,7 +154,7 @@ class Candidate:
         return frame, index
 
     def _told(self, frame: dict[str, Any]) -> dict[str, Any]:
-        """Return what a function of the test says, which the program has called."""
+        """Return the answer of a test's function that the program has called."""
         refer = partial(self._object, False, "what the test's function was given")
         if set(frame) != {"ask", "args", "kwargs"} or frame["ask"] not in range(len(self._given)):
             raise Violation("a call of a function that it was not given")
@@ -169,7 +172,7 @@ class Candidate:
         return codec.Encoder(self._case.limits["output_bytes"], is_strict=True, keep=self._reference).encode(value)
 
     def _reference(self, value: Any) -> Any:
-        """Return how the program knows an object of its own, or a function. None for what it cannot be given."""
+        """Return the program's reference to an object or function, else None."""
         if isinstance(value, Remote | Named):
             return {"o": value._reference}
         code = value.__code__ if isinstance(value, types.FunctionType | types.MethodType) else None
@@ -190,7 +193,7 @@ class Candidate:
         return {"g": [module, value.__qualname__]} if module in sys.stdlib_module_names else None
 
     def _described(self, made: Any) -> list[Any]:
-        """Return an object of a class that the test's setup and the program both have, and those it leads to."""
+        """Describe an object of a shared class, and those it leads to."""
         places, found, described = {id(made): 0}, [made], []
 
         def reference(value: Any) -> Any:
@@ -207,14 +210,14 @@ class Candidate:
         return described
 
     def _refuse_arguments(self, why: str) -> None:
-        """Blame the program for arguments that may be made of its answers, else the test."""
+        """Blame the program if answers may be in the arguments, else the test."""
         if self._has_answered:
             self.verdict = failed("error", why)
         else:
             self.fault = Unjudged(why)
 
     def _error(self, frame: dict[str, Any], told: str) -> Exception:
-        """Return an exception of the kinds that the program's has, as far as the test can name them."""
+        """Return an exception of the program's kinds, as far as known here."""
         more = frame.get("more", {"bases": [], "args": None, "text": told})
         if type(more) is not dict:
             raise Violation("an exception of unknown shape")
@@ -228,8 +231,6 @@ class Candidate:
 
 
 class Raised(Exception):
-    """Carries what the program raised."""
-
     def __init__(self, found: Exception) -> None:
         super().__init__()
         self.found = found
@@ -238,7 +239,10 @@ class Raised(Exception):
 def exception_of(
     name: str, named: list[Named], bases: list[str], arguments: list[Any], told: tuple[str, Any]
 ) -> Exception:
-    """Return a built-in exception as it is, else one of a class of that name. None that ends processes or loops."""
+    """Return a built-in exception, else one of a class of that name.
+
+    Never one that ends processes or loops.
+    """
     plain = next((found for base in bases if (found := builtin_error(base)) is not None), None)
     text, about = told
     try:
@@ -259,14 +263,14 @@ def exception_of(
 
 
 def builtin_error(name: str) -> type[Exception] | None:
-    """Return the built-in exception of that name, if it is one that test code may meet."""
+    """Return the built-in exception of that name that tests may meet."""
     found = builtins.__dict__.get(name)
     is_plain = isinstance(found, type) and issubclass(found, Exception) and not issubclass(found, StopIteration)
     return found if is_plain else None
 
 
 def text_of_call(operation: str, operands: tuple[Any, ...], keywords: dict[str, Any]) -> str:
-    """Return what is asked for as a test would write it, cut short."""
+    """Return a call as a test would write it, cut short."""
     first, *others = operands
     path = first._path if isinstance(first, Remote) else first.__name__ if isinstance(first, Named) else shown(first)
     if operation in ("call", "make"):

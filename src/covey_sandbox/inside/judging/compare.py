@@ -1,4 +1,4 @@
-"""Whether an answer is the expected value: on plain values, in a process that ran no foreign code.
+"""Compare an answer with the expected plain value.
 
 Types are strict: bool is not int, list is not tuple. One exception: where a float is expected an int of equal value
 passes. nan meets only nan, an infinity only itself. Sets and dicts ignore order.
@@ -25,12 +25,11 @@ EXACT = Tolerance()
 
 
 def matches(expected: Any, got: Any, tolerance: Tolerance = EXACT) -> bool:
-    """Return whether `got` counts as `expected`. Both are plain.
+    """Return True if `got` counts as `expected`.
 
     >>> matches(2.0, 2), matches(2, 2.0), matches(1, True), matches([1], (1,))
     (True, False, False, False)
     """
-    # Numbers compare with a tolerance, all else by type
     kind = type(expected)
     if kind is float:
         return type(got) in (float, int) and _close(expected, got, tolerance)
@@ -82,8 +81,7 @@ def _dicts(expected: dict[Any, Any], got: dict[Any, Any], tolerance: Tolerance) 
 
 
 def _pair_up(pairs: dict[Hashable, Any], others: dict[Hashable, Any], tolerance: Tolerance) -> bool:
-    """Match each of `pairs` with its own of `others`: of the same key, or else of one that is as good as it."""
-    # Pair keys that are equal, then those that only match within the tolerance
+    """Match each pair with one of `others`, by key or by equality."""
     if len(pairs) != len(others):
         return False
     left = []
@@ -100,7 +98,7 @@ def _pair_up(pairs: dict[Hashable, Any], others: dict[Hashable, Any], tolerance:
 
 
 def key_of(value: Any) -> Hashable:
-    """Return a key, equal for values that are equal and of the same types: `1 == True == 1.0` in Python's own sets."""
+    """Return a key that is equal for equal values of equal types."""
     kind = type(value)
     if kind is float:
         return (kind, (value + 0.0).hex())  # -0.0 is 0.0, nan is nan

@@ -1,8 +1,8 @@
-"""Which calls of a test are to change their arguments, found in its text: everywhere else arguments are copies.
+"""Find the calls of a test that may change their arguments.
 
-A program must not gain by changing what the test goes on to compare its answer with: `assert f(x) == sorted(x)`. So
-only a call that stands for itself (`reverse(x)`) gives its changes back, and one whose argument the test compares as
-it stands with a value that is written out (`k = f(x)`, then `assert x[:2] == [1, 2]`), or with a name of one.
+A program must not gain by changing the test's data: `assert f(x) == sorted(x)`. So changes are kept only for a bare
+call (`reverse(x)`), and for a call whose argument the test compares with a literal (`k = f(x)`, then `assert x[:2] ==
+[1, 2]`), or with a name of one.
 """
 
 import ast
@@ -14,7 +14,7 @@ _EQUALITIES = ("assertEqual", "assertListEqual", "assertDictEqual", "assertSetEq
 
 
 def marked(tree: ast.Module) -> ast.Module:
-    """Return test code in which such calls are marked."""
+    """Mark such calls in a test's code."""
     written = {name for node in ast.walk(tree) for name in _named_literals(node)}
     looked_at = {name for node in ast.walk(tree) for name in _compared(node, written)}
     alone = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
@@ -26,10 +26,10 @@ def marked(tree: ast.Module) -> ast.Module:
 
 
 class _Identity(ast.NodeTransformer):
-    """An object of the program is the same in all its roles, whatever stands for it here."""
+    """The identity of a program's object, whatever stands for it here."""
 
     def visit_Compare(self, node: ast.Compare) -> ast.expr:
-        """Have `is` between what are no constants asked."""
+        """Ask for `is` between operands that are not constants."""
         self.generic_visit(node)
         sides, operator = [node.left, *node.comparators], node.ops[0]
         if not isinstance(operator, ast.Is | ast.IsNot) or any(isinstance(side, ast.Constant) for side in sides):
@@ -39,7 +39,7 @@ class _Identity(ast.NodeTransformer):
 
 
 def _named_literals(node: ast.AST) -> set[str]:
-    """Return the names that a statement gives values that are written out."""
+    """Return the names that a statement assigns literals to."""
     targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.For) else []
     value = node.value if isinstance(node, ast.Assign) else node.iter if isinstance(node, ast.For) else None
     if value is None or not _is_literal(value, set()):
@@ -53,7 +53,7 @@ def _is_literal(side: ast.expr, written: set[str]) -> bool:
 
 
 def _compared(node: ast.AST, written: set[str]) -> set[str]:
-    """Return the names that a node compares with a value that is written out."""
+    """Return the names that a node compares with a literal."""
     sides: list[ast.expr] = []
     if isinstance(node, ast.Compare):
         sides = [node.left, node.comparators[0]]
@@ -68,13 +68,13 @@ def _compared(node: ast.AST, written: set[str]) -> set[str]:
 
 
 def _bare(sides: list[ast.expr]) -> set[str]:
-    """Return which of them are a name, or a part of what it names."""
+    """Return the sides that are a name, or part of its value."""
     found = [side.value if isinstance(side, ast.Subscript) else side for side in sides]
     return {side.id for side in found if isinstance(side, ast.Name)}
 
 
 def write_back(old: Any, new: Any) -> Any:
-    """Return `old` with the content of `new`, where it is of a kind that can change, else `new`."""
+    """Return `old` with the content of `new` if mutable, else `new`."""
     if type(old) is not type(new):
         return new
     if isinstance(old, list | tuple):

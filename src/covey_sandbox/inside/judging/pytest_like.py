@@ -1,6 +1,6 @@
-"""What test files use of pytest, which is not there: `raises`, `approx`, `mark.parametrize`, fixtures and plain marks.
+"""A small pytest for test files: `raises`, `approx`, `parametrize`, fixtures, marks.
 
-`run` has one test run: a function, or a method of a class of pytest or unittest.
+`run` runs one test: a function, or a method of a class of pytest or unittest.
 """
 
 import inspect
@@ -38,7 +38,7 @@ class Raises:
 
 
 class Approx:
-    """Equals numbers that are close, alone or in lists, tuples and dicts."""
+    """Equals close numbers, alone or in lists, tuples and dicts."""
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -51,7 +51,7 @@ class Approx:
 
 
 def as_floats(value: Any) -> Any:
-    """Return a value with floats in place of integers, which are alike where numbers are close."""
+    """Return a value with floats in place of integers."""
     if isinstance(value, dict):
         return {key: as_floats(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -61,13 +61,13 @@ def as_floats(value: Any) -> Any:
 
 
 class Mark:
-    """`pytest.mark`: of all marks only `parametrize` means something here."""
+    """`pytest.mark`, of which `parametrize` alone has an effect."""
 
     def __getattr__(self, name: str) -> Any:
         return lambda *given, **_: given[0] if len(given) == 1 and callable(given[0]) else lambda marked: marked
 
     def parametrize(self, names: Any, values: Iterable[Any], **_: Any) -> Callable[[Any], Any]:
-        """Have a function run with each of the values."""
+        """Run a function with each of the values."""
         split = names.replace(" ", "").split(",") if isinstance(names, str) else list(names)
         rows = [dict(zip(split, row if len(split) > 1 else (row,), strict=True)) for row in values]
 
@@ -79,22 +79,20 @@ class Mark:
 
 
 def param(*values: Any, **_: Any) -> Any:
-    """Return one set of values."""
     return values if len(values) != 1 else values[0]
 
 
 def fixture(function: Any = None, **_: Any) -> Any:
-    """Mark what makes the argument of its name."""
+    """Mark the maker of an argument."""
     return (lambda found: found) if function is None else function
 
 
 def fail(reason: str = "", **_: Any) -> NoReturn:
-    """Fail the test."""
     raise AssertionError(reason)
 
 
 def run(scope: dict[str, Any], call: str) -> None:
-    """Run one test of a file that was executed in this scope."""
+    """Run one test of a file executed in this scope."""
     name, _, method = call.partition(".")
     found = scope[name]
     if not method:
@@ -110,7 +108,7 @@ def run(scope: dict[str, Any], call: str) -> None:
 
 
 def run_function(scope: dict[str, Any], function: Any) -> None:
-    """Call a function with each of its sets of parameters, its other arguments made by fixtures."""
+    """Call a function with each parameter set and its fixtures."""
     for rows in itertools.product(*function.__dict__.get("cases", [])):
         told = {name: value for row in rows for name, value in row.items()}
         wanted = inspect.signature(function).parameters
@@ -118,13 +116,13 @@ def run_function(scope: dict[str, Any], function: Any) -> None:
 
 
 def made_by_fixture(scope: dict[str, Any], name: str) -> Any:
-    """Return what the fixture of that name makes, which may need others."""
+    """Return a fixture's value, made with its own fixtures."""
     made = scope[name](**{inner: made_by_fixture(scope, inner) for inner in inspect.signature(scope[name]).parameters})
     return next(made) if isinstance(made, types.GeneratorType) else made
 
 
 def install() -> None:
-    """Have test code find it under the name of pytest."""
+    """Install it as pytest for test code."""
     module = types.ModuleType("pytest")
     module.__dict__.update(raises=Raises, approx=Approx, mark=Mark(), param=param, fixture=fixture, fail=fail)
     sys.modules["pytest"] = module

@@ -1,10 +1,9 @@
-"""Objects of the program as test code sees them: each thing asked of one is asked of the program's process.
+"""Objects of the program in test code; every use asks the program's process.
 
-A program must not gain by returning an object where a value is due. So what its functions return can be called, shown,
-gone through, and asked for attributes that no plain value has; its comparison with a value fails the test, and it takes
-part in no arithmetic. Only objects that the test itself makes, of classes that it names, can do all that objects can:
-their class is what is tested. Whether two objects are equal is for the program to say; an object and a value are equal
-where the object is a kind of that value (an IntEnum, a namedtuple).
+A program must not gain by returning an object in place of a value. So returned objects can be called, shown, iterated,
+and asked for attributes that no plain value has; comparing one with a value fails the test, and it takes part in no
+arithmetic. Objects that the test makes, of classes that it names, can do everything. The program decides equality of
+two objects; an object equals a value where it is a kind of it (an IntEnum, a namedtuple).
 """
 
 from collections.abc import Callable, Iterator
@@ -23,20 +22,20 @@ class Asker(Protocol):
     """Asks the program's process."""
 
     def ask(self, operation: str, /, *operands: Any, **keywords: Any) -> Any:
-        """Return the answer, a plain value or an object. Raises what it raised."""
+        """Return the answer, a plain value or an object, or raise its exception."""
         ...
 
     def refuse(self, why: str) -> BaseException:
-        """Return what to raise where the program's answer cannot be used as the test uses it: the test fails."""
+        """Return the exception for an unusable answer, which fails the test."""
         ...
 
 
 class ProgramError(Exception):
-    """The program raised something that is no built-in exception."""
+    """The program raised an exception that is not built in."""
 
 
 class Remote:
-    """What the program returned that is no plain value."""
+    """A returned object of the program that is no plain value."""
 
     __slots__ = ("_ahead", "_asker", "_num_next", "_path", "_reference")
 
@@ -129,7 +128,7 @@ class Remote:
 
 
 class Instance(Remote):
-    """An object that the test has made of a class of the program."""
+    """An object that the test made of a program's class."""
 
     __slots__ = ()
 
@@ -150,14 +149,14 @@ class Instance(Remote):
 
 
 def same(one: Any, *others: Any) -> bool:
-    """Return whether these are one object, be it here or in the program."""
+    """Return True if these are one object, here or in the program."""
     if isinstance(one, Remote):
         return all(isinstance(other, Remote) and other._reference == one._reference for other in others)
     return all(one is other for other in others)
 
 
 class Named(type):
-    """A class of the program under its name, which tests call, catch, and give to `isinstance`."""
+    """A program's class by name, which tests call, catch and check."""
 
     _asker: Asker
     _reference: str
@@ -184,7 +183,7 @@ class Named(type):
 
 
 def named_class(asker: Asker, name: str) -> Named:
-    """Return a class of the program under its name."""
+    """Return a class of the program by name."""
     return Named(name, (ProgramError,), {"_asker": asker, "_reference": name, "__module__": "program"})
 
 

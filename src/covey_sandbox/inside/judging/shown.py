@@ -1,4 +1,4 @@
-"""Values and calls as short text for messages, whatever the values are."""
+"""Values and calls as short text for messages."""
 
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -18,7 +18,7 @@ MAX_BITS = 256
 
 
 def shown(value: Any) -> str:
-    """Return `repr` cut short. Never raises, and does no more work than its text is long.
+    """Return a short `repr`; never raises, and works no longer than its text.
 
     >>> shown((1, "a", [2.5] * 9))
     "(1, 'a', [2.5, 2.5, 2.5, 2.5, 2.5, 2.5, 2.5, 2.5, ...])"
@@ -27,7 +27,7 @@ def shown(value: Any) -> str:
 
 
 def shown_call(name: str, arguments: Iterable[Any], keywords: dict[str, Any]) -> str:
-    """Return a call as it is written, cut short."""
+    """Return a call as text, cut short."""
     parts = [_pieces(argument, 0) for argument in arguments]
     parts += [_with(f"{key}=", _pieces(value, 0)) for key, value in keywords.items()]
     return f"{name}({_cut(_separated(parts))})"
@@ -76,7 +76,7 @@ def _container(kind: type, value: Any, depth: int) -> Iterator[str]:
 
 
 def _items(items: Iterator[Iterator[str]], depth: int) -> Iterator[str]:
-    """Yield the first few of them, each shown only when it is its turn."""
+    """Yield the first items, shown lazily."""
     first = list(islice(items, MAX_ITEMS + 1))
     shortened = [*first[:MAX_ITEMS], iter(["..."])] if len(first) > MAX_ITEMS else first
     return _separated(shortened) if depth < MAX_DEPTH or not first else iter(["..."])

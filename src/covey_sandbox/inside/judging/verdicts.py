@@ -1,4 +1,4 @@
-"""Verdicts on tests that call a function and on tests that run a script."""
+"""Verdicts on tests that call a function or run a script."""
 
 from collections.abc import Callable
 from itertools import groupby
@@ -18,7 +18,7 @@ NOT_ANSWERS = (Broken, LoadFailed, Unjudged, Violation)
 
 
 def judge(case: Case, tests: list[Test]) -> None:
-    """Give one verdict for each test, in order. A program that breaks the channel's rules passes none."""
+    """Give one verdict per test, in order; a violation fails all."""
     try:
         for kind, run in groupby(tests, key=lambda test: test["test"]):
             JUDGES[kind](case, list(run))
@@ -30,7 +30,7 @@ def judge(case: Case, tests: list[Test]) -> None:
 
 
 def each_in_turn(judge_from: Callable[[Case, list[Test], int], int]) -> Callable[[Case, list[Test]], None]:
-    """Go on behind the verdicts there are, until all tests have one or the program's time is over."""
+    """Judge from the first missing verdict on, until all or time is over."""
 
     def judge_all(case: Case, tests: list[Test]) -> None:
         done = 0
@@ -47,9 +47,9 @@ def each_in_turn(judge_from: Callable[[Case, list[Test], int], int]) -> Callable
 
 
 def judge_calls(case: Case, tests: list[Test], first: int) -> int:
-    """Give verdicts from test `first` on, as far as one process gets, and return how many.
+    """Judge from test `first` on in one process; return the number judged.
 
-    A test that ends its process fails alone: those behind it run in a fresh one.
+    A test that ends its process fails alone: the next run in a fresh one.
     """
     # Send all calls at once, arguments alone; the pipe holds them while the program works
     program = case.load()
@@ -79,7 +79,7 @@ def judge_calls(case: Case, tests: list[Test], first: int) -> int:
 
 
 def verdict_on_call(case: Case, test: Test, frame: dict[str, Any], index: int) -> Verdict:
-    """Compare the answer with the expected value, which is decoded only here."""
+    """Compare the answer with the expected value, decoded only here."""
     has_value, value = answer_of(frame, index)
     if not has_value:
         return failed("error", f"{call_text(case, test)} raised {value}")
@@ -95,7 +95,7 @@ def call_text(case: Case, test: Test) -> str:
 
 
 def judge_output(case: Case, tests: list[Test], index: int) -> int:
-    """Give the verdict on a run of the script by itself."""
+    """Give the verdict on one run of the script."""
     try:
         verdict = verdict_on_output(case, tests[index], len(tests) - index)
     except NOT_ANSWERS:
@@ -111,7 +111,7 @@ def judge_output(case: Case, tests: list[Test], index: int) -> int:
 
 
 def verdict_on_output(case: Case, test: Test, num_left: int) -> Verdict:
-    """Compare what it prints, whether or not it says goodbye. An exception nobody caught fails."""
+    """Compare the output, however the script ends; an uncaught exception fails."""
     program = case.start(is_script=True)
     deadline = case.expect(num_left)
     program.send(test["stdin"].encode("utf-8", "surrogateescape"), program.stdin)
@@ -121,7 +121,6 @@ def verdict_on_output(case: Case, test: Test, num_left: int) -> Verdict:
         frame = {"i": 0, "out": None}
     if "err" in frame:
         return failed("error", f"it raised {error_text(frame)}")
-    # Compare what it printed, line by line
     printed = program.finish_output(deadline)
     expected, got = lines_of(test["expected"]), lines_of(printed.decode("utf-8", "replace"))
     if expected == got:
@@ -131,7 +130,7 @@ def verdict_on_output(case: Case, test: Test, num_left: int) -> Verdict:
 
 
 def lines_of(text: str) -> list[str]:
-    """Return lines without white space at their ends, without empty ones at the end."""
+    """Return lines without trailing white space, without empty ones at the end."""
     lines = [line.rstrip() for line in text.split("\n")]
     while lines and not lines[-1]:
         lines.pop()
