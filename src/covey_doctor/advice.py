@@ -61,7 +61,6 @@ def still_open(advice: Sequence[str], settings: Settings, facts: Facts = NO_FACT
 
 def _phrase(advice: str, settings: Settings, facts: Facts) -> str | None:
     """Phrase a piece of advice, None where the run cannot follow it."""
-    # What is no setting of a run is a sentence
     for kind in (VALUE, KEY, DIRECTION):
         if found := kind.fullmatch(advice):
             break

@@ -50,7 +50,6 @@ def in_a_line(findings: Sequence[Finding], log: RunLog) -> str:
     level, needed, number = worst(findings), 2 * log.width, len(log.steps)
     own = [finding for finding in findings if finding.cause is None]
     counts = {one: sum(finding.level is one for finding in own) for one in (Level.SICK, Level.WATCH, Level.NOTE)}
-    # Begin with the worst, or with what so few steps allow to say
     first = "healthy" if number >= needed else f"too early to say, after {number_of(number, 'step')}"
     if level is Level.SICK:
         first = f"sick: {findings[0].rule.id} {findings[0].rule.name}"
@@ -58,7 +57,6 @@ def in_a_line(findings: Sequence[Finding], log: RunLog) -> str:
         first = f"after {number_of(number, 'step')}"
     elif MIN_WINDOW <= number < needed:
         first = f"nothing wrong is seen in {number} steps{_rewards(log)}; what must last is told from {needed} on"
-    # Add how many there are besides, and how many follow from one of them
     more = f"{counts[Level.SICK] - 1} more sick" if counts[Level.SICK] > 1 else ""
     watch = f"{counts[Level.WATCH]} to watch ({_named(own, Level.WATCH)})" if counts[Level.WATCH] else ""
     know = f"{number_of(counts[Level.NOTE], 'note')} ({_named(own, Level.NOTE)})" if counts[Level.NOTE] else ""

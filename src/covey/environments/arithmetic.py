@@ -49,13 +49,11 @@ class Level:
 
     def problem(self, index: int) -> tuple[str, int]:
         """Return the text and answer of problem number `index`, 0 .. size - 1."""
-        # The index is a number in the mixed radix of the operands' choices
         values = []
         for operand in reversed(self.operands):
             index, choice = divmod(index, len(operand))
             values.append(operand[choice])
         values.reverse()
-        # Write it down, and compute it with the usual precedence
         text = str(values[0])
         total, product = 0, values[0]
         for operator, value in zip(self.operators, values[1:], strict=True):
@@ -88,13 +86,11 @@ class Arithmetic(Environment):
 
         A level that has fewer problems than its share of both splits gives each split a proportional part.
         """
-        # Refuse levels and counts that leave nothing to draw
         unknown = [level for level in levels if level not in LEVELS]
         if unknown or not levels or len(set(levels)) < len(levels):
             raise ValueError(f"levels must be different numbers of 1..{max(LEVELS)}, got {list(levels)}")
         if num_train < 1 or num_test < 1:
             raise ValueError(f"num_train and num_test must be >= 1, got {num_train} and {num_test}")
-        # Draw problems of each level, held out before training ones
         problems: dict[Split, list[tuple[str, int, int]]] = {"train": [], "test": []}
         generator = random.Random(f"arithmetic {problem_seed}")
         for place, level in enumerate(levels):

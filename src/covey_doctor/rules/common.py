@@ -125,7 +125,6 @@ def _change_of_looks(log: RunLog, name: str) -> Change | None:
     for value, error in (*found, _change_of_summary(log, name)):
         if abs(value - (last - first)) < 1e-4 and isfinite(error):
             return Change(before, after, error)
-    # Else estimate the binomial error of both accuracies
     if name != "accuracy":
         return None
     prompts = num_prompts(log)

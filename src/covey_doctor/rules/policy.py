@@ -107,14 +107,12 @@ def entropy_explosion(log: RunLog) -> Evidence | None:
 
 def length_explosion(log: RunLog) -> Evidence | None:
     """Find answers that grow while what they are worth does not, or until the limit cuts them."""
-    # Find lengths that stay above those of the first steps
     usual = log.at_first("completion_length_mean", min)
     if usual is None or usual.value <= 0:
         return None
     span = log.lasting("completion_length_mean", lambda window: window.mean > 1.5 * usual.value)
     if span is None or span.is_over:
         return None
-    # Excuse growth that pays, unless the limit cuts more
     cut = change_of(log, "truncated_fraction")
     more_cut = cut is not None and cut.gain > 0.1
     if (is_rising(log) and not more_cut) or gets_more_accurate(log):
@@ -148,14 +146,12 @@ def length_collapse(log: RunLog) -> Evidence | None:
 def kl_runs_away(log: RunLog) -> Evidence | None:
     """Find a KL to the reference that grows without a gain, or far beyond its target."""
     points = log.known("kl")
-    # Bound the KL by its target, else by its early level, which may be far already
     early = [(step, value) for step, value in points if 5 <= step <= 20]
     if not early:
         return None
     usual = Part(median(value for _, value in early), early[0][0], early[-1][0])
     target = log.setting("algorithm.target_kl")
     bound = 3 * target if isinstance(target, int | float) and target > 0 else min(max(10 * usual.value, 0.1), FAR)
-    # Find KL beyond the bound without a reward that rises
     span = log.lasting("kl", lambda window: window.mean > bound)
     if span is None or (is_rising(log) and span.windows[-1].mean < 10 * bound):
         return None
@@ -169,13 +165,11 @@ def gradient_spikes(log: RunLog) -> Evidence | None:
     points = [(step, value) for step, value in log.known("grad_norm") if value > 0]
     if len(points) < 2 * log.width:
         return None
-    # Find gradients far above the usual
     values = [value for _, value in points]
     middle = median(values)
     bound = middle + SPIKE * max(spread(values), 0.1 * middle)
     # In the first window a gradient may be large and settle
     leaps = [(step, value) for step, value in points[log.width :] if value > bound]
-    # Find several of them within a few steps
     crowded = [
         (first, last)
         for first, last in zip(leaps, leaps[SPIKES - 1 :], strict=False)
@@ -183,7 +177,6 @@ def gradient_spikes(log: RunLog) -> Evidence | None:
     ]
     if not crowded:
         return None
-    # Judge by what the reward does meanwhile
     since, (farthest, largest) = crowded[0][0][0], max(leaps, key=lambda leap: leap[1])
     level = Level.SICK if is_falling(log) else Level.WATCH
     went = from_to(Part(middle, points[0][0], points[-1][0]), Part(largest, farthest, farthest))
@@ -202,12 +195,10 @@ def rate_too_high(log: RunLog) -> Evidence | None:
         error = (window.error**2 + base.error**2) ** 0.5
         return window.first > base.last and base.mean - window.mean > max(3 * error, 0.02 * abs(base.mean))
 
-    # Find a fall of the reward or of held-out accuracy
     span = None if has_curriculum(log) else log.lasting(name, fell)
     change = held_out_change(log)
     if span is None and not is_worse(change, log):
         return None
-    # Find a policy that moves too far, without a gain elsewhere
     moved = _moved(log)
     if moved is None or gets_more_accurate(log):
         return None
@@ -284,14 +275,12 @@ def rate_too_low(log: RunLog) -> Evidence | None:
     if isinstance(rate, float) and rank and rate < FULL_LR_OF_LORA and len(log.steps) >= 2 * log.width:
         text = f"optimizer.lr={rate:g} with adapters of rank {rank}"
         return None if is_rising(log) else Evidence(Level.WATCH, text, None, values={"lr": rate})
-    # Excuse runs too short, or without a signal to learn from
     reward, signal = reward_change(log), log.windows("zero_std_fraction")
     if len(log.steps) < max(50, 4 * log.width) or reward is None or not signal or signal[-1].mean > 0.6:
         return None
     # TRL with scale_rewards="batch" logs whether all rewards of a batch are equal, which says nothing of its groups
     if log.is_foreign and {*log.values("zero_std_fraction")} <= {0.0, 1.0}:
         return None
-    # Find measures that stand still, without a trend in rewards
     entropy, length = change_of(log, "entropy"), change_of(log, "completion_length_mean")
     values = thinned(log.values(reward_name(log)))
     if not (_stands_still(entropy) and _stands_still(length)) or is_rising(log) or mann_kendall(values) < 0.05:
@@ -313,20 +302,17 @@ def _relative(change: Change | None) -> float:
 
 def clip_works(log: RunLog) -> Evidence | None:
     """Find a clip that takes the gradient from many tokens, or from one side alone."""
-    # Find a clip fraction that is large overall
     span = log.lasting("clip_fraction", lambda window: window.mean > CLIPPED)
     if span is not None:
         # A run that gets better learns from the rest, as where ratios against a reference leave their range
         level = Level.SICK if span.mean > 0.5 and not is_rising(log) else Level.WATCH
         return evidence_of(level, span, f"{percent(span.mean)} of the tokens lose their gradient to the clip")
-    # Find a clip that works on one side
     low, high = log.windows("clip_low"), log.windows("clip_high")
     if len(low) < 2 or len(high) < 2:
         return None
     of_low, of_high = (fmean(window.mean for window in side[-2:]) for side in (low, high))
     if not _is_one_sided(of_low, of_high):
         return None
-    # Find since when it does
     since = low[-2].first
     for one, other in zip(reversed(low), reversed(high), strict=False):
         if not _is_one_sided(one.mean, other.mean) or (one.mean > other.mean) is not (of_low > of_high):

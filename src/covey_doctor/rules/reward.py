@@ -73,7 +73,6 @@ def format_only(log: RunLog) -> Evidence | None:
     total = sum(weights[name] * max(0.0, change.gain) for name, change in parts.items())
     if own is None or len(parts) < 2 or total < 0.02:
         return None
-    # Gain outside the part that says what is right
     rest = total - weights[own] * max(0.0, parts[own].gain)
     largest = max((name for name in parts if name != own), key=lambda name: weights[name] * parts[name].gain)
     if rest < 0.8 * total or parts[largest].z < 3:
@@ -99,7 +98,6 @@ def _weights(log: RunLog, names: Sequence[str]) -> dict[str, float]:
 
 def forged(log: RunLog) -> Evidence | None:
     """Find rewards that a second look takes back, or that one text wins everywhere."""
-    # Full scores that other tests take back
     for name in ("environment/recheck_disagreements", *_ends_with(log, "/recheck_disagreements")):
         caught = [(step, value) for step, value in log.known(name) if value > 0]
         if caught:
@@ -114,13 +112,11 @@ def _ends_with(log: RunLog, end: str) -> list[str]:
 
 def train_eval_gap(log: RunLog) -> Evidence | None:
     """Find a training reward that leaves the same reward of held-out prompts behind, in the steps before each look."""
-    # Excuse runs whose prompts differ from the held-out ones
     gaps, name = _gaps(log), reward_name(log)
     if len(gaps) < 2 or has_curriculum(log) or log.setting("algorithm.group_filter"):
         return None
     rewards, (first, _), (last, error) = log.values(name), gaps[0], gaps[-1]
     scale = max(max(rewards) - min(rewards), abs(gaps[-1][0].value), 1e-9) if max(map(abs, rewards)) > 1 else 1.0
-    # Compare the gaps at both ends, on the scale of the reward
     error = (error**2 + 0.25 * scale**2 / num_prompts(log)) ** 0.5
     if last.value < 0.15 * scale or last.value - 2 * error < 0.05 * scale or last.value <= first.value + 0.05 * scale:
         return None
@@ -216,7 +212,6 @@ def not_shown(log: RunLog) -> Evidence | None:
 
 def got_worse(log: RunLog) -> Evidence | None:
     """Find a run that ends, or has been for two evaluations, below where it began."""
-    # Held-out answers, where they were measured twice
     change, looks = held_out_change(log), log.looks_at(held_out_measure(log))
     if change is not None and is_worse(change, log):
         best = max(looks, key=lambda one: one[1])

@@ -127,10 +127,8 @@ def few_prompts(log: RunLog) -> Evidence | None:
 
 def much_dropped(log: RunLog) -> Evidence | None:
     """Find runs that throw most of what they sample away."""
-    # Share of the sampled groups that each step dropped
     sampled, trained = log.known("num_groups_sampled"), dict(log.known("num_groups"))
     shares = ((step, 1 - trained[step] / number) for step, number in sampled if number > 0 and step in trained)
-    # Find shares that stay above one half
     span = log.derived("dropped", shares).lasting("dropped", lambda window: window.mean > 0.5)
     if span is None:
         return None

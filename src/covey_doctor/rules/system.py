@@ -87,18 +87,15 @@ def turns_go_wrong(log: RunLog) -> Evidence | None:
 
 def slower(log: RunLog) -> Evidence | None:
     """Find steps that take longer and longer for as many tokens."""
-    # Time of a token at each step
     speed = [(step, value) for step, value in log.known("tokens_per_second") if value > 0]
     if len(speed) < 4 * log.width:
         return None
     costs = log.derived("cost", ((step, 1 / value) for step, value in speed))
-    # Find a rising trend by Theil-Sen and Mann-Kendall
     windows, usual = costs.windows("cost"), costs.usual("cost")
     values = thinned([window.mean for window in windows])
     slope, p = theil_sen(values), mann_kendall(values)
     if usual is None or slope <= 0 or p > 0.001 or windows[-1].mean < 1.5 * usual.value:
         return None
-    # Find since when, if it still lasts
     span = costs.lasting("cost", lambda window: window.mean > 1.2 * usual.value)
     if span is None or span.is_over:
         return None
@@ -117,7 +114,6 @@ def numbers_break(log: RunLog) -> Evidence | None:
         if bad:
             number = f"{len(bad)} step{'s' * (len(bad) > 1)}"
             return Evidence(Level.SICK, f"{name} was no number in {number}, first in step {bad[0]}", bad[0])
-    # Skipped updates, past float16's search for a scale
     patience = FLOAT16_SEARCH if log.setting("model.precision") == "float16" else 0
     skipped = [(step, value) for step, value in log.known("skipped") if value > 0 and step > patience]
     if not skipped:

@@ -102,7 +102,6 @@ def plain_value(value: Any) -> Any:
     >>> plain_value({"$tuple": [1, {"$set": [2]}]})
     (1, {2})
     """
-    # Lists and plain values
     if isinstance(value, list):
         return [plain_value(item) for item in value]
     if not isinstance(value, dict):

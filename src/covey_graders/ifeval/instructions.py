@@ -44,13 +44,11 @@ def instruction(instruction_id: str, arguments: Mapping[str, Any] | None) -> Ins
     given = {name: value for name, value in (arguments or {}).items() if value is not None}
     _check_names(instruction_id, given)
     checked = {name: _checked(instruction_id, name, value) for name, value in given.items()}
-    # Arguments that depend on each other
     if checked.get("nth_paragraph", 1) > checked.get("num_paragraphs", 1):
         raise ValueError(
             f"nth_paragraph of {instruction_id} must be <= num_paragraphs={checked['num_paragraphs']}, "
             f"got {checked['nth_paragraph']}"
         )
-    # Packages that the check needs
     if instruction_id in NEED_LANGDETECT:
         languages.check_installed()
     if "language" in checked:
@@ -80,16 +78,13 @@ def _check_language(where: str, code: str) -> None:
 
 def _checked(instruction_id: str, name: str, value: Any) -> Any:
     """Return an argument in the type its check takes. Raises ValueError where it cannot be had."""
-    # Numbers
     where = f"{name} of {instruction_id}"
     if name in COUNTS:
         return _count(where, value, at_least=name == "nth_paragraph")
-    # Lists of words
     if name in WORD_LISTS:
         if not isinstance(value, list | tuple) or not value or not all(isinstance(v, str) and v for v in value):
             raise ValueError(f"{where} must be a list of words, got {value!r}")
         return list(value)
-    # Relations and other text
     if name.endswith("relation") and value not in text_checks.RELATIONS:
         raise ValueError(f"{where} must be one of {', '.join(text_checks.RELATIONS)}, got {value!r}")
     if not isinstance(value, str) or not value.strip():

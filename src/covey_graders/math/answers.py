@@ -198,7 +198,6 @@ def _answer_of(text: str, marks: list[_Mark], numeric: bool) -> Answer:
 
     Of `x=\\boxed{5}` and `y=\\boxed{6}` the last counts where one number is asked for.
     """
-    # Find where the run of values before the last one begins
     last = len(marks) - 1
     first, joined = last, False
     while first > 0:
@@ -209,7 +208,6 @@ def _answer_of(text: str, marks: list[_Mark], numeric: bool) -> Answer:
         is_open = _without_or(marks[first - 1].text) != marks[first - 1].text
         joined = joined or is_open or num_doubts > 0 or joint[1] is not None or not _SEPARATORS.isdisjoint(joint[0])
         first -= 1
-    # Several values joined by "and" or commas are one answer
     run = [_without_or(mark.text).strip() for mark in marks[first:]]
     if len(set(run)) > 1 and (joined or len(set(run)) > 2):
         return Answer(", ".join(run), marks[last].form)
@@ -299,7 +297,6 @@ def find_answer(completion: str, numeric: bool = True, is_cut: bool = False) -> 
         numeric: the question asks for a number; otherwise any expression or text is taken from a mark.
         is_cut: the completion ran out of tokens before its end; without a mark it then gives no answer.
     """
-    # Collect the marks of answers
     text = single_blanks(visible(completion[-MAX_COMPLETION:]))
     marks = _marks(text, numeric)
     negated = [mark for mark in marks if mark.form == "label" and _NEGATED.match(mark.text)]
@@ -309,7 +306,6 @@ def find_answer(completion: str, numeric: bool = True, is_cut: bool = False) -> 
         return _answer_of(text, filled, numeric)
     if len(negated) < len(marks) or is_cut:
         return None
-    # All say what the answer is not: read the text without them
     for mark in reversed(negated):
         text = text[: mark.begin] + text[mark.end :]
     return _unmarked(text, numeric) if text.strip() else None

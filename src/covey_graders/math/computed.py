@@ -121,7 +121,6 @@ def _flat(terms: Iterable[Node]) -> Iterator[Node]:
 
 
 def _undone_sum(terms: list[Node]) -> Iterator[str]:
-    # Numbers and like terms
     parts = [monomial(term) for term in terms]
     names = Counter(
         "·".join(f"{base}^{exponent}" for base, exponent in sorted(p.items()) if exponent) for _, p in parts
@@ -132,7 +131,6 @@ def _undone_sum(terms: list[Node]) -> Iterator[str]:
         yield "sum of numbers"
     if any(number > 1 for name, number in names.items() if name):
         yield "like terms"
-    # Points and brackets
     if any(isinstance(term, Group) for term in terms):
         yield "sum of points"
     for term in terms:
@@ -149,7 +147,6 @@ def _is_double_sign_of_number(term: Node) -> bool:
 
 
 def _undone_product(factors: tuple[Node, ...]) -> Iterator[str]:
-    # Numbers, points, equal factors
     numbers = [factor for factor in factors if is_rational(factor)]
     if len(numbers) > 1 or Number(Fraction(1)) in factors:
         yield "product of numbers"
@@ -158,7 +155,6 @@ def _undone_product(factors: tuple[Node, ...]) -> Iterator[str]:
     bases = Counter(base for factor in factors for base, exponent in monomial(factor)[1].items() if exponent)
     if any(number > 1 for base, number in bases.items() if not base.startswith("text:")):
         yield "repeated factor"
-    # Powers, fractions, roots
     powers = sum(isinstance(factor, Power) and is_numeric(factor) for factor in factors)
     if powers > 1 or (powers and numbers and not is_scientific(factors)):
         yield "product of powers"
@@ -172,19 +168,16 @@ def _undone_product(factors: tuple[Node, ...]) -> Iterator[str]:
 
 
 def _undone_quotient(top: Node, bottom: Node) -> Iterator[str]:
-    # Fractions of fractions
     if any(isinstance(part, Quotient) for side in (top, bottom) for part in walk(side)):
         yield "fraction in a fraction"
     if bottom == Number(Fraction(1)):
         yield "fraction over 1"
-    # Numbers and factors that cancel
     contents = _content(top), _content(bottom)
     if not coprime(*contents) and 0 not in contents:
         yield "fraction not in lowest terms"
     common = monomial(top)[1].keys() & monomial(bottom)[1].keys()
     if common or share_a_factor(top, bottom):
         yield "common factor"
-    # Roots below the line
     if isinstance(bottom, Root) and is_numeric(bottom):
         radicand = monomial(bottom.radicand)[0].numerator
         if isinstance(top, Root) or math.gcd(contents[0].numerator, radicand) > 1:
@@ -218,13 +211,11 @@ def _undone_power(base: Node, exponent: Node) -> Iterator[str]:
 
 
 def _undone_root(radicand: Node, index: int) -> Iterator[str]:
-    # Roots in roots
     coefficient, powers = monomial(radicand)
     if any(isinstance(part, Root) for part in walk(radicand)):
         yield "root in a root"
     if radicand == Number(Fraction(1)):
         yield "root of a power"
-    # Powers that come out of the root
     inside = [coefficient.numerator, coefficient.denominator] if not isinstance(radicand, Sum) else []
     if coefficient < 0 or any(_has_power(abs(number), index) for number in inside):
         yield "root of a power"
@@ -254,12 +245,10 @@ def has_form(tree: Node, expected: Node, question: str) -> bool:
 
     That is so where it says factor, expand or simplify, or states what equals the reference.
     """
-    # Formulas of the question in the form that is asked for
     stated = [formula for formula in formulas(question) if not isinstance(formula, Number | Symbol)]
     same = [formula for formula in stated if equal_values(formula, last_side(expected))]
     if not same and not _ASKS_FOR_FORM.search(question):
         return True
-    # Compare the form of the answer: no echo of the question, brackets and fractions as expected
     given, wanted = last_side(tree), last_side(expected)
     spelled = canonical(given)
     is_echo = spelled != canonical(wanted) and any(spelled == canonical(formula) for formula in same)

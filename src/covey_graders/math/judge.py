@@ -59,7 +59,6 @@ def compare(completion: str, gold: str, question: str = "", computed: bool = Tru
         return compare(completion, wording, question, computed, is_cut)
     if _is_stated(gold, answer.text):
         return True
-    # What both say beside the value
     said = _ending(answer.text) if answer.form == "none" else answer.text
     shortest = 1 if expected is not None or "\\text" in gold else 2
     units = unit_of(_REASON.split(said)[0], shortest), unit_of(gold, shortest)
@@ -94,13 +93,11 @@ def _same_number(answer: Answer, gold: str, question: str, computed: bool, facto
     """Compare numbers, and check that nothing is left to compute."""
     expected = gold_value(gold)
     assert expected is not None
-    # Values alone.
     if not computed:
         values = answer_values(answer)
         if values or expected.slack:
             return all(v.agrees(expected, factor) for v in values) if values else _is_near(answer.text, expected)
         return _needs_algebra(answer) and same_formula(answer.text, gold)
-    # Values, and nothing left to compute.
     is_final = gold_value(gold, computed=True) is not None
     values = answer_values(answer, computed=is_final)
     if values:

@@ -27,7 +27,6 @@ def trl_verdict(
     from math_verify import LatexExtractionConfig, parse, verify
 
     _silence()
-    # Parse and verify as TRL's accuracy_reward does
     expected = parse(solution, parsing_timeout=parse_seconds)
     if not expected:
         return None

@@ -16,7 +16,6 @@ from covey_tasks.code.settings import CodeConfig
 
 
 def build_code(settings: CodeConfig, config: BuildSettings) -> Environment:
-    # Read the problems, or generate them.
     if config.data.path is not None:
         make = partial(problem_of, packages=settings.test_packages)
         how = row_settings(config.data, (), prompt=PROMPTS, make=make)

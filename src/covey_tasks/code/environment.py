@@ -118,19 +118,16 @@ class Code(Environment):
 
     async def _score(self, prompt: Prompt, completion: str) -> Reward | Failure:
         problem: Problem = prompt.columns["problem"]
-        # Find the program. Without one there is nothing to run.
         program = extract_program(completion, problem.entry_point, problem.opening)
         if not program:
             self._counts["without_program"] += 1
             return Reward(0.0, {"solved": 0.0, "tests_passed": 0.0})
-        # Run it on the tests. A broken sandbox is a failure of the system, not of the policy.
         try:
             report = await self._report(problem, program)
         except SandboxFailed as error:
             return Failure(f"sandbox: {error}")
         reward = reward_of(report, self.settings.partial_weight, self._num_told(problem))
         self._note(report, reward)
-        # Run some of those with the maximum reward again: programs that pass by chance are noticed.
         if reward.value == 1.0 and is_chosen(f"{prompt.id}/{program}", self.settings.recheck_rate):
             await self._recheck(prompt, problem, program)
         return reward
@@ -159,7 +156,6 @@ class Code(Environment):
         except SandboxFailed as error:
             LOGGER.warning("prompt %s: a program could not be run again: %s", prompt.id, error)
             return
-        # Count and log a program that passed once only
         failed = _first_failure(report)
         if failed is not None:
             self._counts["recheck_disagreements"] += 1

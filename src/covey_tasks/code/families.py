@@ -90,7 +90,6 @@ def _words_for_multiples(divisors: Sequence[int], words: Sequence[str]) -> Draft
     listed = ", ".join(f'"{word}" for multiples of {divisor}' for divisor, word in pairs)
     parts = " + ".join(f'"{word}" * (n % {divisor} == 0)' for divisor, word in pairs)
 
-    # Draw multiples of none, one or both
     def inputs(rng: random.Random) -> Arguments:
         chosen = rng.choice((1, *divisors, divisors[0] * divisors[1]))
         return (chosen * rng.randint(1, 12),)
@@ -110,7 +109,6 @@ def _numbers(rng: random.Random) -> Arguments:
 
 def letters(rng: random.Random) -> Draft:
     shift, kept = rng.randint(1, 25), "".join(sorted(rng.sample(string.ascii_lowercase, 3)))
-    # Mostly letters, among what must stay
     alphabet = string.ascii_lowercase + " .,XY" + kept * 4
     return _draft(
         "letters",
@@ -220,11 +218,9 @@ def edits(rng: random.Random) -> Draft:
 def chosen_families(problem: str, difficulty: int | None) -> list[tuple[str, int]]:
     """Return the families and difficulties that a setting means, by difficulty. ValueError where there are none."""
     names = MIXES.get(problem, (problem,))
-    # Refuse unknown names
     unknown = [name for name in names if name not in FAMILIES]
     if unknown:
         raise ValueError(f"problem must be one of {', '.join([*MIXES, *FAMILIES])}, got {problem}")
-    # Keep levels of the asked difficulty
     levels = [(name, level) for name in names for level in FAMILIES[name]]
     fitting = [(name, level) for name, level in levels if difficulty in (None, level)]
     if not fitting:

@@ -82,7 +82,6 @@ def draft_tests(draft: Draft, seed: str, count: int = NUM_TESTS) -> tuple[CallTe
 
     At most half of them, rounded up, are passed by a program that returns a constant, or what it was given.
     """
-    # Draw arguments until the tests tell the solution from constant answers
     rng = random.Random(f"{draft.statement}/{seed}")
     solve = reference(draft)
     tests: dict[str, CallTest] = {}
@@ -138,7 +137,6 @@ def generate_problems(
 
     Raises ValueError for unknown families and difficulties and for counts below 1.
     """
-    # Divide the counts among the families
     if min(counts.values()) < 1:
         raise ValueError(f"num_train and num_test must be >= 1, got {counts['train']} and {counts['test']}")
     chosen = chosen_families(problem, difficulty)
@@ -147,7 +145,6 @@ def generate_problems(
         wanted = {split: number // len(chosen) + (place < number % len(chosen)) for split, number in counts.items()}
         if (family, level) in CLASSICS:
             wanted["train"] = min(1, wanted["train"])
-        # Hold out the first problems of each
         drafts = _different(family, level, sum(wanted.values()), seed)
         put = _in_short if style == "short" else _in_full
         made = [
@@ -159,7 +156,6 @@ def generate_problems(
         num_test = -(-len(made) * wanted["test"] // max(1, sum(wanted.values())))
         splits["test"] += made[:num_test]
         splits["train"] += made[num_test:]
-    # Mix the families
     for split, found in splits.items():
         random.Random(f"code order {split} {seed}").shuffle(found)
     return splits
@@ -171,7 +167,6 @@ def _different(family: str, level: int, count: int, seed: int) -> dict[str, Draf
     drafts = {source: drawn(family, level, source) for source in classics}
     said = {draft.statement for draft in drafts.values()}
     misses = number = 0
-    # Draw until there are enough, or nothing new comes any more
     while len(drafts) < count and misses < MAX_MISSES:
         source = f"code {family} {level} {seed} {number}"
         draft = drawn(family, level, source)

@@ -83,7 +83,6 @@ def signature_of(solution: str | None, name: str, calls: Sequence[CallTest] = ()
     function = next((node for node in reversed(found) if node.name == name), None)
     if function is None:
         return None
-    # What the calls tell of the types
     taken, returned = function.args, function.returns
     for place, parameter in enumerate(taken.args):
         values = [call.args[place] for call in calls if place < len(call.args)]

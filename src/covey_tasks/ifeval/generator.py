@@ -69,7 +69,6 @@ def generate(recipe: Recipe, num_train: int, num_test: int) -> dict[Split, list[
         raise ValueError(f"num_train and num_test must be >= 1, got {num_train} and {num_test}")
     found: dict[str, Request] = {}
     random = Random(f"ifeval {recipe.seed}")
-    # Draw until there are enough different texts.
     for _ in range(ATTEMPTS * (num_train + num_test)):
         request = _draw(recipe, random)
         found.setdefault(request.text, request)
@@ -80,7 +79,6 @@ def generate(recipe: Recipe, num_train: int, num_test: int) -> dict[Split, list[
             f"num_train + num_test = {num_train + num_test} needs more kinds or instructions: "
             f"{len(found)} different prompts were found"
         )
-    # The first are held out.
     requests = list(found.values())
     return {"train": requests[num_test:], "test": requests[:num_test]}
 

@@ -78,7 +78,6 @@ def prompt_of(row: Row, instruction: str = "") -> Prompt:
     `instruction` is what the system message says, "" for none. ValueError where the row makes no sense.
     """
     asked = instructions_of(list_in(row, "instruction_id_list"), list_in(row, "kwargs"))
-    # Keep as columns what judging needs
     columns = {
         "key": row.get("key"),
         "instruction_id_list": [wanted.id for wanted in asked],

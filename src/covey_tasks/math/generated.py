@@ -48,14 +48,12 @@ def _rows(makers: Mapping[Maker, int], as_row: Callable[[str, str, str], dict[st
     generator = random.Random("made-up rows")
     found: dict[str, Row] = {}
     kinds = list(makers)
-    # Draw until there are enough different questions
     while len(found) < NUM_TRAIN + NUM_TEST:
         maker = generator.choice(kinds)
         question, solution, answer = maker(generator)
         if answer in _NUMBER.findall(question):  # a policy that copies a number would be right
             continue
         found.setdefault(question, as_row(question, solution, answer) | {"level": makers[maker]})
-    # Hold out the first of them, in another order
     rows = list(found.values())
     generator.shuffle(rows)
     return {"train": rows[NUM_TEST:], "test": rows[:NUM_TEST]}

@@ -111,7 +111,6 @@ class Mathematics(VerifiedAnswers):
         return max(rewards, key=lambda reward: reward.value) if rewards else verdicts[0]
 
     async def _judged_by(self, gold: str, prompt: Prompt, completion: str) -> Reward | Failure:
-        # Schemes of other libraries
         scheme = self._settings.scheme
         if scheme == "trl":
             return await self._verifier.trl(completion, gold)
@@ -121,7 +120,6 @@ class Mathematics(VerifiedAnswers):
             answer = first_block(completion, "answer")
             equal = await self._verifier.torchrl_equal(answer, gold) if answer else False
             return equal if isinstance(equal, Failure) else torchrl_reward(completion, equal)
-        # The scheme of covey
         question = str(prompt.columns.get(self._settings.columns.problem, ""))
         is_right = compare(completion, gold, question, scheme == "covey", isinstance(completion, CutText))
         return covey_reward(completion, is_right, self._settings.format_reward)
@@ -140,7 +138,6 @@ def gold_answers(row: Row, columns: MathColumns) -> list[str]:
 
     Raises ValueError where there is none, or a word in place of one, such as `proof` and `nan`.
     """
-    # The answer's column, else what the solution boxes
     answer = value_in(row, columns.answer)
     if answer is None:
         if value_in(row, columns.solution) is None:

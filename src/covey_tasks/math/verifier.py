@@ -75,7 +75,6 @@ class MathVerifier:
 
     async def _call(self, function: Callable[..., Any], texts: Mapping[str, str]) -> Any:
         """Return what the function returns, 0.0 where it did not survive, a Failure where no worker could run it."""
-        # Start the pool with the first call
         if self._pool is None:
             limits = self.limits
             workers = WorkerSettings(
@@ -83,10 +82,8 @@ class MathVerifier:
             )
             self._pool = WorkerPool(FUNCTIONS, workers)
         result = await self._pool.call(FUNCTIONS.index(function), texts)
-        # Without a worker there is no verdict
         if isinstance(result, Failure) and result.reason.startswith(NO_WORKER):
             return result
-        # An answer that is too hard to read is wrong, and counted
         self._counts["math_calls"] += 1
         if not isinstance(result, Failure):
             return result

@@ -80,14 +80,12 @@ def _range(digits: int) -> tuple[int, int]:
 def _problems(settings: CalculatorConfig, counts: Mapping[Split, int]) -> dict[Split, list[Prompt]]:
     """Draw different problems, held-out ones first."""
     drawn = random.Random(f"calculator {settings.problem_seed}")
-    # Refuse ranges too small to draw different problems from
     low, high = _range(settings.digits)
     if 2 * sum(counts.values()) > (high - low) ** 3:
         raise ValueError(
             f"environment.digits={settings.digits} has {(high - low) ** 3} problems, too few to draw num_train="
             f"{settings.num_train} and num_test={settings.num_test}: set fewer, at most half of them together"
         )
-    # Draw until each split has its number, none of them shared
     seen: set[tuple[int, int, int]] = set()
     found: dict[Split, list[Prompt]] = {}
     for split, count in counts.items():

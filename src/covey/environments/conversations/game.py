@@ -90,7 +90,6 @@ class Game(Environment):
         replies: list[str] = []
         said: list[Message] = []
         while len(moves) < self._max_turns:
-            # Move, wrongly at the rate of demonstration_errors
             wrong = drawn.random() < self._common.demonstration_errors
             moves.append(self.wrong_move(drawn) if wrong else self.move(prompt.columns, moves, replies))
             outcome = self.outcome(prompt.columns, moves, 0)

@@ -37,7 +37,6 @@ class Guess(Game):
         low, high = self.interval(hidden, moves[:-1])
         if guess is None:
             return Outcome(NOT_UNDERSTOOD, state=f"{low}-{high}", is_void=True)
-        # Reward guesses that at least halve the interval
         left = self.interval(hidden, moves)
         halves = 2 * (left[1] - left[0] + 1) <= high - low + 1
         reward = self._settings.halving_reward * halves

@@ -133,7 +133,6 @@ def json_fault(error: ValueError | RecursionError) -> str:
 
 def _read_json(path: Path) -> Iterator[Entry]:
     """Read one list of objects, or one object. Some .json files are JSON lines, which are read as such."""
-    # One row per line, whatever the name ends in
     if _is_json_lines(path):
         yield from _read_json_lines(path)
         return
@@ -148,7 +147,6 @@ def _read_json(path: Path) -> Iterator[Entry]:
     except (ValueError, RecursionError) as error:
         line = f"line {error.lineno} " if isinstance(error, json.JSONDecodeError) else ""
         raise ValueError(f"{path} {line}is not JSON ({json_fault(error)})") from error
-    # A list of rows, or one row
     rows = content if isinstance(content, list) else [content]
     for number, row in enumerate(rows, start=1):
         yield checked(row, f"{path} entry {number}")

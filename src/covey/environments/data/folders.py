@@ -107,7 +107,6 @@ def _hub_layout(folder: Path, subset: str | None) -> dict[str, list[Path]]:
     from datasets.exceptions import DataFilesNotFoundError
 
     logging.getLogger("huggingface_hub.repocard").setLevel(logging.ERROR)  # warns three times of a README without YAML
-    # Read the folder as the hub's library would
     try:
         names = datasets.get_dataset_config_names(str(folder))
         chosen = subset or datasets.get_dataset_default_config_name(str(folder))
@@ -116,7 +115,6 @@ def _hub_layout(folder: Path, subset: str | None) -> dict[str, list[Path]]:
         raise ValueError(f"{folder} holds no files that end in {', '.join(READERS)}") from error
     except Exception as error:  # such as a data card that is no YAML
         raise ValueError(f"{folder} is no data set: {first_line(error)}") from error
-    # Refuse a subset that is not there
     if builder is None:
         raise ValueError(f"{folder} needs data.subset=NAME with one of {', '.join(names)}, got {subset or 'none'}")
     return {str(split): [Path(file) for file in files] for split, files in builder.config.data_files.items()}

@@ -145,17 +145,14 @@ def load_rows(path: str | Mapping[str, Iterable[Row]] | None, settings: RowSetti
 def _sources(path: str, settings: RowSettings) -> dict[Split, Source]:
     """Return a source of training rows, and one of test rows where the data has any."""
     local, wanted = Path(path).expanduser(), (settings.train_split, settings.test_split)
-    # Rows of a function
     if is_function_path(path):
         return _named_splits(_in_memory(_returned(path), path), settings, path)
-    # A file, a folder, a pattern
     if local.is_file():
         return {"train": lambda: read_files([local])}
     if local.is_dir():
         return _named_splits(folder_splits(local, wanted, settings.subset), settings, path)
     if any(mark in path for mark in "*?["):
         return _named_splits(pattern_splits(str(local), wanted), settings, path)
-    # A data set of the hub
     check_place(path)
     return _named_splits(_in_memory(_of_hub(path, settings), f"data set {path}"), settings, f"data set {path}")
 
@@ -194,7 +191,6 @@ def _returned(path: str) -> Mapping[str, Iterable[Row]]:
 def _of_hub(name: str, settings: RowSettings) -> Mapping[str, Iterable[Row]]:
     from covey.system.hub import silence
 
-    # Ask once whether the hub answers, before its client tries again for a minute
     problem = silence()
     import datasets
 
@@ -256,7 +252,6 @@ def _separate(
             if not is_shared:
                 yield row, made
 
-    # Read the training rows without them.
     train = _limited(unseen(), settings)
     _tell_repeats(keys, settings)
     if shared["rows"] and not train:
@@ -276,18 +271,15 @@ def _divided(
     """Return both splits of data without a test split. Where few rows are taken, all are read twice, and few kept."""
     read = _usable(sources["train"], settings, "train", skipped)
     kept = list(read) if settings.max_rows is None else None
-    # Read all rows once, and keep a digest and the prompt of each.
     prints = [(_digest(row), _prompt_key(row, settings)) for row, _ in (read if kept is None else kept)]
     if not prints:
         return {"train": []}
     _tell_repeats([prompt for _, prompt in prints], settings)
-    # Choose the rows of both splits.
     held_out = set[int]() if settings.is_measured_whole else _held_out(prints, settings.test_fraction)
     taken: dict[int, Split] = {}
     for split in SPLITS:
         indices = [index for index in range(len(prints)) if (index in held_out) == (split == "test")]
         taken |= dict.fromkeys(_chosen(indices, prints, settings), split)
-    # Collect them, from a second reading where the first kept none.
     splits: dict[Split, list[Usable]] = {"train": [], "test": []}
     again = _usable(sources["train"], settings, "train", Counter()) if kept is None else kept
     for index, usable in enumerate(again):
@@ -379,13 +371,11 @@ def _held_out(prints: Sequence[tuple[bytes, bytes]], test_fraction: float) -> se
     if count < 2:
         raise ValueError(f"cannot hold out test rows of {count} row; {TWO_FILES}")
     num_test = min(count - 1, max(1, round(test_fraction * count)))
-    # Group rows by prompt, in the order of their digests.
     of_prompts: dict[bytes, list[int]] = {}
     for index in sorted(range(count), key=lambda index: (prints[index][0], index)):
         of_prompts.setdefault(prints[index][1], []).append(index)
     if len(of_prompts) < 2:
         raise ValueError(f"cannot hold out test rows of {count} rows with the same prompt; {TWO_FILES}")
-    # Take prompts as long as all of their rows fit.
     test: set[int] = set()
     for indices in of_prompts.values():
         if len(test) + len(indices) <= num_test:

@@ -141,14 +141,12 @@ def _shortened(value: Any) -> str:
 
 def judged(returned: Any, count: int) -> Outcome:
     """Return the values a function returned for `count` completions, each through the gate."""
-    # Arrays become lists; anything but one value per completion is refused
     values = as_lists(returned)
     if isinstance(values, (str, bytes, Mapping, set, frozenset)) or not isinstance(values, Iterable):
         return failed(f"returned {type(returned).__name__} {_shortened(returned)}, not a list of numbers", count)
     values = [as_lists(value) for value in values]
     if len(values) != count:
         return failed(f"returned {len(values)} values for {count} completions", count)
-    # Each value is a number or None
     problems = {i: problem_with(value) for i, value in enumerate(values) if value is not None}
     wrong = {str(i): f"returned {problem} for completion {i}" for i, problem in problems.items() if problem}
     accepted = [None if value is None or str(i) in wrong else float(value) for i, value in enumerate(values)]
@@ -292,13 +290,11 @@ def _only(keywords: Mapping[str, Any], index: int, count: int) -> dict[str, Any]
 
 def merged(outcomes: Sequence[Outcome]) -> Outcome:
     """Return outcomes of single completions as one."""
-    # Name each completion's problem by its place in the group
     problems: dict[str, str] = {}
     for index, outcome in enumerate(outcomes):
         if "0" in outcome["problems"]:
             reason = outcome["problems"]["0"].removesuffix(" for completion 0")
             problems[str(index)] = f"{reason} for completion {index}"
-    # Columns that only some calls gave are None for the others
     columns = dict.fromkeys(column for outcome in outcomes for column in outcome["extras"])
     return Outcome(
         values=[outcome["values"][0] for outcome in outcomes],

@@ -87,7 +87,6 @@ def reward_functions(
         raise ValueError("environment=reward_functions needs rewards=[module:function], got none")
     if weights and len(weights) != len(functions):
         raise ValueError(f"reward_weights must have one entry for each of {len(functions)} rewards, got {len(weights)}")
-    # Load what was named
     loaded = [adapted(load_reward(entry) if isinstance(entry, str | Mapping) else entry) for entry in functions]
     # Names are unique: the second of equal ones gets a number
     seen: defaultdict[str, int] = defaultdict(int)
@@ -135,13 +134,11 @@ class RewardFunctions(Environment):
         """
         self.settings = settings or RewardSettings()
         self._functions = tuple(functions)
-        # Read the rows.
         columns = list(dict.fromkeys(name for of_split in rows.values() for row in of_split for name in row))
         check_columns({reward.name: reward.function for reward in self._functions}, columns, prompt_column)
         how = PromptFormat(prompt_column, prefill=prefill)
         self._prompts = {split: prompts_of(split, rows[split], columns, how) for split in rows}
         warn_of_silent_users(self._prompts)
-        # Start what calls the functions: worker processes, or this one.
         self._calls = [RewardCall(reward.function) for reward in self._functions]
         self._pool: WorkerPool | None = None
         self._thread = CallThread()
@@ -151,7 +148,6 @@ class RewardFunctions(Environment):
         else:
             for call in self._calls:
                 call.prepare()
-        # Count nothing yet.
         self._state = AT_START
         self._recent: deque[bool] = deque(maxlen=FAILURE_WINDOW)
         self._has_applied = False
@@ -245,7 +241,6 @@ class RewardFunctions(Environment):
         counts: bool = True,
     ) -> list[Reward | Failure]:
         """Return the sums of what the functions say. Without `counts` nothing is counted or logged."""
-        # Call all functions, each with arguments of its own
         count = len(completions)
         keywords = [{**self._keywords(prompt, completions), **copy.deepcopy(tokens), **more()} for _ in self._functions]
         calls = (self._outcome(index, count, given) for index, given in enumerate(keywords))
@@ -253,7 +248,6 @@ class RewardFunctions(Environment):
         scores = [self._reward(index, outcomes) for index in range(count)]
         if not counts:
             return [Reward(0.0, {}) if score is _DOES_NOT_APPLY else score for score in scores]
-        # Count and log
         applied = [score for score in scores if score is not _DOES_NOT_APPLY]
         self._stop_where_nothing_applies(len(scores), len(applied))
         self._note(applied)
@@ -279,7 +273,6 @@ class RewardFunctions(Environment):
 
     def _keywords(self, prompt: Prompt, completions: Sequence[str]) -> dict[str, list[Any]]:
         """Return what a function is called with besides the hooks, anew for each, as it may change its arguments."""
-        # Columns as lists, one entry per completion
         count = len(completions)
         shown = {name: value for name, value in prompt.columns.items() if name not in HIDDEN_COLUMNS}
         columns = {name: [own_containers(value) for _ in range(count)] for name, value in shown.items()}
@@ -299,7 +292,6 @@ class RewardFunctions(Environment):
             result = await self._pool.call(index, {"count": count, "keywords": keywords, "state": self._state})
             return failed(result.reason, count) if isinstance(result, Failure) else result
         call, state, seconds = self._calls[index], self._state, self.settings.workers.timeout
-        # Async in this process: the event loop keeps it.
         if is_async(call.function):
             deadline = asyncio.timeout(seconds)
             try:
@@ -321,7 +313,6 @@ class RewardFunctions(Environment):
         parts: dict[str, float] = {}
         extra: dict[str, Any] = {}
         total = 0.0
-        # Add up what each function says, or stop at the first that failed.
         for reward, outcome in zip(self._functions, outcomes, strict=True):
             if str(index) in outcome["problems"]:
                 return Failure(f'reward function "{reward.name}" {outcome["problems"][str(index)]}')

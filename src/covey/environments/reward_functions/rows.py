@@ -34,12 +34,10 @@ class PromptFormat:
         """
         if self.column not in row:
             raise ValueError(f"has no column {self.column!r} (has: {', '.join(row)})")
-        # Text
         prompt = row[self.column]
         if isinstance(prompt, str):
             _check_text(prompt)
             return row
-        # A conversation, which may end with an answer
         messages = _conversation(prompt)
         if ends_with_assistant(messages) and not self.prefill:
             return self._without_answer(row, messages)
@@ -57,7 +55,6 @@ class PromptFormat:
 
     def _without_answer(self, row: Row, messages: list[dict[str, Any]]) -> Row:
         """Return the row with its last message, the assistant's, moved into the answer column."""
-        # An answer at the end needs a place to go
         if self.answer_column is None:
             raise ValueError(f"has a prompt that ends with the assistant's message ({self.said})")
         if row.get(self.answer_column) is not None:
@@ -65,7 +62,6 @@ class PromptFormat:
                 f"has an answer at the end of its prompt and one in column {self.answer_column!r}; "
                 "name another data.answer_column"
             )
-        # Move it there
         *rest, answer = messages
         if not rest or rest[-1]["role"] == "assistant":
             raise ValueError("has a prompt in which nobody speaks before the assistant's last message")
@@ -97,7 +93,6 @@ def _conversation(prompt: Any) -> list[dict[str, Any]]:
         raise ValueError(
             f"has a prompt that must be text or a list of messages with role and content, got {prompt!r:.80}"
         )
-    # Something must be said in it
     if not prompt:
         raise ValueError("has an empty prompt")
     messages = [_message(message) for message in prompt]

@@ -48,7 +48,6 @@ class RewardSpec:
 def reward_spec(entry: object) -> RewardSpec:
     """Read an entry. Raises ValueError for neither a name nor a mapping of `function` and `args`, and for an unknown
     name."""
-    # A name
     if isinstance(entry, str):
         return _named(RewardSpec(entry))
     if callable(entry):
@@ -56,7 +55,6 @@ def reward_spec(entry: object) -> RewardSpec:
         raise ValueError(f'rewards must name functions: "{meant}" in place of {entry!r:.80}')
     if not isinstance(entry, Mapping):
         raise ValueError(f"rewards must hold names or mappings of {' and '.join(KEYS)}, got {entry!r:.80}")
-    # A mapping of function and args
     for key in entry:
         if key not in KEYS:
             raise ValueError(f"rewards have no key {key!r}{near(str(key), KEYS)}; there is {' and '.join(KEYS)}")
@@ -96,7 +94,6 @@ def load_reward(entry: object) -> RewardCallable:
 
     ValueError that says which part is wrong.
     """
-    # Find modules of the current directory
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.append(os.getcwd())
     spec = reward_spec(entry)
@@ -143,7 +140,6 @@ def _named_by(name: str) -> Any:
     parts = module_and_name(name)
     assert parts is not None, "_named refuses others"
     module_name, attribute = parts
-    # Import the module, whose own errors are the user's
     try:
         module = importlib.import_module(module_name)
     except Exception as error:
@@ -152,7 +148,6 @@ def _named_by(name: str) -> Any:
         if isinstance(error, ModuleNotFoundError) and error.name == module_name:
             reason += near(module_name, [file.stem for file in Path().glob("*.py")])
         raise ValueError(f"reward function {name}: cannot import {module_name}: {reason}") from error
-    # Find the function, also a method
     try:
         function = operator.attrgetter(attribute)(module)
     except AttributeError as error:

@@ -57,7 +57,6 @@ def same_relation(answer: Node, gold: Node) -> bool:
 
     What is not in lowest terms, such as 10:30, is a time and no ratio: its numbers are compared.
     """
-    # Values in an order
     named, by_name = _values_by_name(gold), _values_by_name(answer)
     if len(named) > 1:
         given = by_name or _in_order(answer)
@@ -73,7 +72,6 @@ def same_relation(answer: Node, gold: Node) -> bool:
     if is_ratio(gold):
         given_parts, wanted_parts = (_parts(node, is_relative=not is_reducible(gold)) for node in (answer, gold))
         return given_parts == wanted_parts is not None
-    # Unions of intervals, or inequalities
     given_ones, wanted_ones = _intervals(last_side(answer)), _intervals(last_side(gold), may_be_empty=False)
     if given_ones is None or wanted_ones is None:
         return same_value(answer, gold)
@@ -237,19 +235,16 @@ def _joint(ones: list[Interval]) -> list[Interval]:
 
 def interval_of(node: Node) -> Interval | None:
     """Return what `[a,b)`, `a \\\\le x < b` and `x > a` stand for. None for anything else."""
-    # Written as an interval
     if not isinstance(node, Group):
         return None
     if node.kind in {"()", "[]", "(]", "[)"} and len(node.members) == 2:
         return Interval(*node.members, ends=(node.kind[0] == "[", node.kind[1] == "]"))
-    # Written as an inequality: all signs in one direction
     signs = node.kind.split()[1:] if node.kind.startswith(RELATION) else []
     members = node.members
     if signs and all(sign in MORE for sign in signs):
         signs, members = [_FLIPPED[sign] for sign in reversed(signs)], members[::-1]
     if not signs or any(sign not in LESS for sign in signs):
         return None
-    # A variable between bounds
     match members:
         case (Symbol(name), high) if name.isalpha():
             return Interval(MINUS_INFINITY, high, (False, LESS[signs[0]]), name)

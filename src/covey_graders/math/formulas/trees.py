@@ -198,12 +198,10 @@ class _Reader:
         return self._atom()
 
     def _atom(self) -> Node:
-        # Bound the depth of nesting
         self._depth += 1
         if self._depth > MAX_DEPTH:
             raise _Unreadable
         token = self._next()
-        # Numbers, letters, notation
         if token[0].isdecimal() or (token[0] == "." and len(token) > 1):
             node: Node = Number(_value(token))
         else:
@@ -283,7 +281,6 @@ class _Reader:
 
     def _letters(self, token: str) -> Node:
         """Read a letter, or a function whose name is written without a backslash."""
-        # Join letters that stand apart into the name of a function
         end = self._position
         while end < len(self._tokens) and self._tokens[end].isalpha() and len(self._tokens[end]) == 1:
             end += 1
@@ -305,11 +302,9 @@ class _Reader:
 
     def _worded(self, token: str) -> Node:
         """Read a word or a unit, a letter in another type, or mathematics in a text command."""
-        # An argument in braces
         if self._peek() != "{":
             return self._argument()
         before = self._position
-        # A function, a letter or a word
         name = self._name()
         word = "".join(name).lower()
         if word in FUNCTIONS:
@@ -318,7 +313,6 @@ class _Reader:
             return Symbol(name[0])
         if WORD.fullmatch(word):
             return Symbol(f"text:{word}")
-        # Anything else is an expression
         self._position = before
         return self._argument()
 

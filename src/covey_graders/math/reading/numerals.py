@@ -145,7 +145,6 @@ _BLANKS = re.compile(r"[\s$*_]+")
 
 def _value_at(text: str, begin: int, number: re.Pattern[str]) -> _Value | None:
     """Return the value written at `begin`. Of a chain of equalities, the last member."""
-    # Compute what is written
     arithmetic = Arithmetic(text, begin, number)
     value = arithmetic.sum()
     if value is None:
@@ -214,16 +213,13 @@ def read_values(content: str, strict: bool = False, computed: bool = False) -> l
             and a comma is never a decimal comma. For boxes and reference answers.
         computed: a value that is no numeral, such as `12+7` and `84/2`, has no reading.
     """
-    # Read the first value
     text = in_digits(plain(content[:MAX_CONTENT]).strip(" \n*_`\"'"))
     number = NUMBER_STRICT if strict else NUMBER_PROSE
     first = None if is_date(text) else _first_value(text, number)
     if first is None or NO_VALUE_BEFORE.search(text, 0, first.begin):
         return []
-    # Others may follow: "3 or 4"
     values = [first, *_alternatives(text, first.end, number)]
     end = values[-1].end
-    # What stands before or after may say that it is no answer
     if NO_VALUE_AFTER.match(text, end):
         return []
     if (strict or "\\" in content) and not _STRICT_BEFORE.fullmatch(text, 0, first.begin):
@@ -248,12 +244,10 @@ def read_last(text: str, computed: bool = False) -> list[Reading]:
     numbers = list(NUMBER_PROSE.finditer(text))
     if not numbers or numerals[-1].start() >= numbers[-1].end():
         return []
-    # Find where the last value begins, with its sign and parentheses.
     first = _first_operand(text, numbers)
     begin = numbers[first].start()
     sign = -1 if _SIGN_BEFORE.search(text[max(0, begin - 8) : begin]) else 1
     opening = begin - len(text[:begin]) + len(text[:begin].rstrip("("))
-    # Read it, without the parentheses where they do not belong to it.
     arithmetic = Arithmetic(text, opening, NUMBER_PROSE)
     value = arithmetic.sum()
     if value is None:
@@ -287,7 +281,6 @@ def _first_operand(text: str, numbers: list[re.Match[str]]) -> int:
 
 def _listed_before(text: str, numbers: list[re.Match[str]]) -> list[Reading]:
     """Return the values listed right before the last number: two joined by `or`, more joined by anything."""
-    # Go backwards from the last number while only commas and "or" stand between
     listed: list[Reading] = []
     says_or = False
     for earlier, later in zip(numbers[-2::-1], numbers[:0:-1], strict=True):

@@ -120,7 +120,6 @@ def generate(settings: CountdownConfig) -> dict[Split, list[Problem]]:
     A difficulty that has fewer problems than its share of both splits gives each split a proportional part.
     """
     check_problems(settings)
-    # Draw problems of each size
     generator = random.Random(f"countdown {settings.problem_seed}")
     splits: dict[Split, list[Problem]] = {"train": [], "test": []}
     for place, size in enumerate(settings.num_numbers):
@@ -128,11 +127,9 @@ def generate(settings: CountdownConfig) -> dict[Split, list[Problem]]:
             _share(total, len(settings.num_numbers), place) for total in (settings.num_train, settings.num_test)
         )
         drawn = _draw(size, train + test, settings, generator)
-        # Hold out the same share where there are fewer problems than asked for
         num_held_out = test if len(drawn) == train + test else math.ceil(len(drawn) * test / (train + test))
         splits["test"] += drawn[:num_held_out]
         splits["train"] += drawn[num_held_out:]
-    # Mix the sizes
     for problems in splits.values():
         generator.shuffle(problems)
     return splits
@@ -146,7 +143,6 @@ def _draw(size: int, count: int, settings: CountdownConfig, generator: random.Ra
     """Draw up to `count` different problems of so many numbers, in random order."""
     found: dict[tuple[tuple[int, ...], int], Problem] = {}
     num_misses = 0
-    # Draw until there are enough, or nothing new comes any more
     while len(found) < count and num_misses < MAX_MISSES:
         numbers = tuple(generator.randint(1, settings.max_number) for _ in range(size))
         made = random_expression(numbers, tuple(settings.operators), generator)

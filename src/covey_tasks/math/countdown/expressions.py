@@ -75,16 +75,13 @@ class _Search:
         self._num_left = MAX_COMBINATIONS
 
     def found(self, terms: list[Term]) -> str | None:
-        # One of the terms is the target
         if len(terms) == 1 or not self._uses_all:
             for term in terms:
                 if term.value == self._target:
                     return term.text
-        # The same numbers in another order are as hopeless
         key = tuple(sorted(term.value for term in terms))
         if len(terms) == 1 or key in self._hopeless:
             return None
-        # Join two terms in every way
         for remaining in self._joinings(terms):
             answer = self.found(remaining)
             if answer is not None or self._num_left <= 0:

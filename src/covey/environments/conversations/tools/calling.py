@@ -119,7 +119,6 @@ class Caller:
 
         Tools of one attempt's own state are called one after the other; the others beside them, all at once.
         """
-        # Divide the calls: stateful ones keep their order
         kept = [call for call in calls if self._is_stateful(call)]
         free = [asyncio.ensure_future(self.answer(call)) for call in calls if not self._is_stateful(call)]
         try:
@@ -132,7 +131,6 @@ class Caller:
             for task in free:
                 task.cancel()
             raise
-        # Merge the answers in the order of the calls
         stateful, others = iter(in_order), iter(beside)
         return [next(stateful if self._is_stateful(call) else others) for call in calls]
 
@@ -148,7 +146,6 @@ class Caller:
         return answer
 
     async def _answer(self, call: Call | BadCall) -> ToolAnswer:
-        # What cannot be called
         if isinstance(call, BadCall):
             return _error(call.name, call.problem)
         tool = self.tools.get(call.name)
@@ -158,7 +155,6 @@ class Caller:
         problem = problem_with_arguments(tool.parameters, call.arguments)
         if problem is not None:
             return _error(call.name, problem)
-        # What the tool says, with arguments for it to change
         given, what = copy.deepcopy(dict(call.arguments)), f"the tool {tool.name}"
         try:
             said = await answered(await self.ledger.called_in_time(tool.function, what, self.seconds, **given))

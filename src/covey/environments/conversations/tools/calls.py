@@ -116,12 +116,10 @@ class InStyle:
     style: Style
 
     def __call__(self, answer: Answer, schemas: Schemas = ()) -> Said:
-        # Leave reasoning out: calls in it are not meant
         whole = answer.marked or answer.text
         begin_spoken = self._end_of_thoughts(whole, schemas)
         thought, spoken = whole[:begin_spoken].removesuffix("</think>"), whole[begin_spoken:]
         reasoning = thought.replace("<think>", "").strip()
-        # Separate the calls from the words between them
         calls: list[Call | BadCall] = []
         words: list[str] = []
         place = 0

@@ -43,13 +43,11 @@ async def check_tools(environment: ToolEnvironment, prompt: Prompt, tokenizer: A
 
     ValueError where a tool has no sound schema or its call is not read, EnvironmentFault where no attempt can begin.
     """
-    # Open an attempt
     state = environment.state(prompt, 0)
     tools = environment.tools(prompt, state)
     with naming(environment, "opening"):
         await answered(environment.opening(prompt, state))
     caller = Caller({tool.name: tool for tool in tools}, environment.tool_timeout)
-    # Call each tool with example arguments
     answers: dict[str, str] = {}
     silent: list[str] = []
     for tool in tools:
@@ -83,7 +81,6 @@ def example(schema: Mapping[str, Any]) -> dict[str, Any]:
 def _value(schema: Any) -> Any:
     if not isinstance(schema, Mapping):
         return "a"
-    # Values that the schema names itself
     if "default" in schema:
         return schema["default"]
     if schema.get("enum"):
@@ -91,7 +88,6 @@ def _value(schema: Any) -> Any:
     others = schema.get("anyOf") or schema.get("oneOf")
     if others:
         return _value(others[0])
-    # An example of the declared type
     kind = schema.get("type", "string")
     kind = kind if isinstance(kind, str) else kind[0]
     if kind == "object":

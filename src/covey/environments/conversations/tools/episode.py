@@ -76,14 +76,12 @@ class ToolEpisode(Episode):
         said = self.rules.read(answer, [tool.schema for tool in self.caller.tools.values()])
         self.talk.messages.append(said.message)
         self._num_calls += len(said.calls)
-        # An answer, or nothing
         if not said.calls:
             return Observation(done=True, is_void=not said.text.strip(), info=_counts(said, ()))
         if self.rules.max_calls is not None and self._num_calls > self.rules.max_calls:
             return Observation(done=True, stop_reason="max_tool_calls", info=_counts(said, ()))
         if answer.is_last and not self.rules.calls_last:
             return Observation(done=True, stop_reason="max_turns", info=_counts(said, ()))
-        # Calls
         answers = await self._whole(lambda: self.caller.answers(said.calls))
         self._unread = messages = self._messages(answers, answer.turn)
         ends = any(found.ends for found in answers)

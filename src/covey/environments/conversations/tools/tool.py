@@ -43,7 +43,6 @@ def tool_of(function: Callable[..., Any], is_stateful: bool = False) -> Tool:
     )
 
     name = getattr(function, "__name__", type(function).__name__)
-    # Read the schema from type hints and docstring
     try:
         schema = get_json_schema(function)
     except (DocstringParsingException, TypeHintParsingException, ValueError, TypeError, AttributeError) as error:
@@ -107,17 +106,14 @@ def problem_with_arguments(schema: Mapping[str, Any], arguments: Mapping[str, An
     >>> problem_with_arguments(tool_of(multiply).parameters, {"a": 6})
     'the argument b is missing'
     """
-    # Missing arguments
     properties = schema.get("properties", {})
     missing = [name for name in schema.get("required", ()) if name not in arguments]
     if missing:
         return f"the argument {missing[0]} is missing"
-    # Unknown arguments
     unknown = [name for name in arguments if name not in properties]
     if unknown and schema.get("additionalProperties", "properties" not in schema) is False:  # {} allows all
         takes = f"there is {', '.join(properties)}" if properties else "it takes none"
         return f"there is no argument {unknown[0]}; {takes}"
-    # Values against the schemas of their own
     found = (_problem(properties[name], value, name) for name, value in arguments.items() if name in properties)
     return next((problem for problem in found if problem), None)
 
@@ -126,11 +122,9 @@ def _problem(schema: Any, value: Any, name: str) -> str | None:
     """Return what is wrong with a value inside of the arguments."""
     if not isinstance(schema, Mapping) or (value is None and schema.get("nullable")):
         return None
-    # One of several schemas
     others = schema.get("anyOf") or schema.get("oneOf")
     if others and all(_problem(other, value, name) for other in others):
         return _problem(others[0], value, name)
-    # The type and the values there are
     types = schema.get("type", ())
     types = [types] if isinstance(types, str) else list(types)
     if types and not any(kind not in TYPES or TYPES[kind](value) for kind in types):

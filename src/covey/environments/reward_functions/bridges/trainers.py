@@ -50,13 +50,11 @@ def for_trl(judge: "EnvironmentLike | str", *, gold: str = "answer", **settings:
     """
     from covey.environments.base import adapt
 
-    # A data source by name
     if isinstance(judge, str):
         judge_of(judge, settings)  # say now what is wrong; the name, unlike its judge, can be sent to a process
         return TrlReward(judge.rpartition("/")[2], functools.partial(_by_gold, judge, settings, gold))
     if settings:
         raise ValueError(f"for_trl takes settings beside the name of a data source, got {', '.join(settings)}")
-    # An environment, whose prompts carry the gold
     environment = adapt(judge)
     prompts = {prompt.id: prompt for prompt in (*judge.prompts("train"), *judge.prompts("test"))}
     name = next((prompt.environment for prompt in prompts.values()), "environment")
@@ -89,13 +87,10 @@ class TrlReward:
         **columns: Any,
     ) -> list[float | None]:
         """Return a float for each completion, None where it could not be judged. The columns lead to prompts."""
-        # Columns that TRL hands over, a list per column
         lists = {name: values for name, values in columns.items() if isinstance(values, list)}
         rows = [{name: values[i] for name, values in lists.items()} for i in range(len(prompts))]
         texts = [final_text(completion) for completion in completions]
-        # Judge them
         values = _run(_values([self._find(row) for row in rows], texts, completion_ids))
-        # Report what could not be judged; TRL takes None for it
         problems = [value for value in values if isinstance(value, str)]
         for problem in problems:
             _log.warning("%s could not judge a completion: %s", self.__name__, problem)
