@@ -114,7 +114,7 @@ def homes(file: str) -> dict[str, str]:
 PUBLIC = {
     "covey": "src/covey/__init__.pyi",
     "covey.rewards": "src/covey/rewards.py",
-    "covey.trl": "src/covey/trl/__init__.py",
+    "covey.trl": "src/covey_trl/__init__.py",
 }
 """Public modules, and the files whose imports say where their names come from."""
 

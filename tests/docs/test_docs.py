@@ -34,12 +34,12 @@ from covey.cli import main as main_module
 from covey.cli.help import VERBS, group_choices
 from covey.cli.main import main
 from covey.config import compose as settings
-from covey.config import foreign
 from covey.config.schema import Config, setting_names
 from covey.environments import build as environments
 from covey.rollouts.settings import CurriculumConfig
 from covey.run.preflight.custom import try_curriculum, try_custom
 from covey.types import Prompt
+from covey_trl import translation as foreign
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src"
@@ -411,16 +411,15 @@ def symbol(name: str) -> tuple[Any, Any]:
 @pytest.mark.long
 def test_every_file_that_is_named_exists() -> None:
     missing = []
+    examples = {name for page in TEXTS for name in example_files(page)} | {"backwards.py"}
     for page in TEXTS:
-        examples = {name for other in TEXTS for name in example_files(other)}
+        places = [ROOT, *PACKAGES, settings.CONF]
+        if page.startswith("src/"):  # the first page of a package names files anywhere in it
+            places += [path for path in (ROOT / page).parent.rglob("*") if path.is_dir()]
         for span in SPAN.findall(prose(page)):
             is_path = re.fullmatch(r"[\w./-]+(\.(py|yaml|md)|/)", span) and not re.search(r"NAME|NNN", span)
-            if is_path and span not in examples | {"backwards.py"}:
-                missing += (
-                    []
-                    if any((place / span).exists() for place in (ROOT, *PACKAGES, settings.CONF))
-                    else [f"{page}: {span}"]
-                )
+            if is_path and span not in examples and not any((place / span).exists() for place in places):
+                missing.append(f"{page}: {span}")
     assert missing == []
 
 

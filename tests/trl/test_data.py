@@ -9,7 +9,7 @@ import datasets
 import pytest
 
 from covey.trl import GRPOConfig, GRPOTrainer
-from covey.trl.data import splits_of
+from covey_trl.data import splits_of
 
 from ..support.builders import saved_model
 

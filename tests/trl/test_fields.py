@@ -14,10 +14,10 @@ import pytest
 from transformers import EarlyStoppingCallback
 
 from covey.trl import GRPOConfig, GRPOTrainer
-from covey.trl.callbacks import Bridge, log_row
-from covey.trl.config import default_of
-from covey.trl.fields import GONE, MAPPED, OWN, REFUSED, named_in_errors, table
-from covey.trl.mapping import settings_of
+from covey_trl.callbacks import Bridge, log_row
+from covey_trl.config import default_of
+from covey_trl.fields import GONE, MAPPED, OWN, REFUSED, named_in_errors, table
+from covey_trl.mapping import settings_of
 
 from ..support.models.tiny_models import tiny_model
 from ..support.processes import in_a_fork

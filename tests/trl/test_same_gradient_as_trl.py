@@ -17,8 +17,8 @@ from covey.run.build import build_reference, build_trainer
 from covey.system.waits.timer import PhaseTimer
 from covey.trainer.prepare import Packing, make_training_batches
 from covey.trl import GRPOConfig
-from covey.trl.mapping import settings_of
 from covey.types import Completion, Group, Prompt, Reward
+from covey_trl.mapping import settings_of
 from tests.support.builders import credit_assigner
 
 from ..support.models.tiny_models import tiny_model

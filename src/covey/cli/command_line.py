@@ -13,14 +13,11 @@ from functools import cache
 from typing import Any, get_origin, get_type_hints
 
 from covey.cli import help as usage
-from covey.config import foreign
-from covey.config.names import RUN_FOLDER, did_you_mean, named_elsewhere, nearest, other_names
+from covey.config.names import RUN_FOLDER, did_you_mean, named_elsewhere, nearest, other_names, translations
 from covey.config.schema import ENVIRONMENT_SETTINGS, Config, unknown_setting
 from covey.policy.models.naming import check_name
 from covey.run.folder import CONFIG, run_of
 from covey.system.section import Section
-from covey.trl.fields import MAPPED as TRL_MAPPED
-from covey.trl.fields import REFUSED as TRL_REFUSED
 
 CONFIG_FLAG = "--config"
 FLAGS = {
@@ -145,15 +142,10 @@ def _refuse_no_choice(word: str) -> None:
 
 def _in_covey(name: str, value: str, given: Mapping[str, str]) -> str:
     """Describe covey's name of a foreign setting, "" for others."""
-    found = foreign.answer(name, value, given)
-    if found is not None:
-        return foreign.in_a_line(found)
+    if line := translations().explain(name, value, given):
+        return line
     is_near = name in other_names() or name in RUN_FOLDER or any(own.endswith(f".{name}") for own in _setting_types())
-    if "." in name or is_near:
-        return ""
-    if name in TRL_MAPPED:
-        return f"{name} of TRL is here: {TRL_MAPPED[name]}"
-    return f"{name} of TRL is no setting here: {TRL_REFUSED[name]}" if name in TRL_REFUSED else ""
+    return "" if "." in name or is_near else translations().explain_field(name)
 
 
 def _values(verb: str, word: str, rest: list[str]) -> list[str]:
@@ -162,10 +154,9 @@ def _values(verb: str, word: str, rest: list[str]) -> list[str]:
     if flag not in FLAGS:
         raise ValueError(f'no flag "{flag}"{_guess_meaning(verb, word, rest)}; see `covey {verb} --help`')
     named = word.partition("=")[2] if equals else (rest or [""])[0]
-    if flag in ("--config-name", "-cn") and not {"--config-dir", "-cd"} & {*rest}:
-        found = foreign.answer("config_name", named, {})
-        if found is not None and found.answer.words:
-            raise ValueError(f"--config-name {named} is {' '.join(found.answer.words)} here")
+    is_theirs = flag in ("--config-name", "-cn") and not {"--config-dir", "-cd"} & {*rest}
+    if is_theirs and (words := translations().words_for("config_name", named)):
+        raise ValueError(f"--config-name {named} is {' '.join(words)} here")
     count = 0 if equals else FLAGS[flag]
     if len(rest) < count:
         raise ValueError(f"{flag} needs a value")

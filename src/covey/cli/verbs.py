@@ -12,7 +12,7 @@ OWN = {
     "rollouts": "covey.cli.rollouts:run_rollouts",
     "report": "covey.cli.report:run_report",
     "watch": "covey.cli.report:run_watch",
-    "translate": "covey.cli.translate:run_translate",
+    "translate": "covey_trl.translation.command:run_translate",
     "doctor": "covey.cli.doctor:run_doctor",
     "status": "covey.cli.past:run_status",
     "replay": "covey.cli.past:run_replay",

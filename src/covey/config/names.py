@@ -1,13 +1,15 @@
 """Suggest settings for an unknown name."""
 
 import difflib
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache
+from importlib import import_module
 from pathlib import Path
+from typing import Protocol, cast
 
 from covey.system.lookup import read_table
 
-TABLE = Path(__file__).with_name("foreign") / "names.yaml"
+TABLE = Path(__file__).with_name("names.yaml")
 
 
 def named_elsewhere(name: str, known: Collection[str]) -> list[str]:
@@ -81,3 +83,27 @@ def other_names() -> dict[str, tuple[str, ...]]:
 @cache
 def _by_letters() -> dict[str, tuple[str, ...]]:
     return {_letters(name): here for name, here in other_names().items()}
+
+
+TRANSLATIONS = "covey_trl.translation"
+
+
+class Translations(Protocol):
+    """The tables of other systems, of which the core imports nothing: their package is named alone."""
+
+    def explain(self, name: str, value: str, given: Mapping[str, str]) -> str:
+        """Describe a foreign setting in covey's words, "" for unknown names."""
+        ...
+
+    def explain_field(self, name: str) -> str:
+        """Describe a field of TRL in covey's words, "" for other names."""
+        ...
+
+    def words_for(self, name: str, value: str) -> Sequence[str]:
+        """List covey's settings that replace a foreign one."""
+        ...
+
+
+def translations() -> Translations:
+    """Import the tables, once a name is unknown."""
+    return cast(Translations, import_module(TRANSLATIONS))

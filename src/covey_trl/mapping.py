@@ -4,8 +4,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from covey.trl.config import GRPOConfig, changed_fields
-from covey.trl.fields import REFUSED
+from covey_trl.config import GRPOConfig, changed_fields
+from covey_trl.fields import REFUSED
 
 EPS = 1e-4
 """What TRL adds to a standard deviation."""

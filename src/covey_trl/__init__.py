@@ -1,4 +1,4 @@
-"""TRL's GRPOTrainer by covey: a script changes one import, `from covey.trl import GRPOConfig, GRPOTrainer`.
+"""Runs scripts of TRL with one import changed, `from covey.trl import GRPOConfig, GRPOTrainer`.
 
 trl itself is not imported and need not be installed. docs/use/trl.md lists what each field becomes. The classes are
 imported when they are first asked for, so that the table of fields is there without torch.
@@ -8,11 +8,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from covey.trl.config import GRPOConfig
-    from covey.trl.trainer import GRPOTrainer
+    from covey_trl.config import GRPOConfig
+    from covey_trl.trainer import GRPOTrainer
 
 __all__ = ["GRPOConfig", "GRPOTrainer"]
-MODULES = {"GRPOConfig": "covey.trl.config", "GRPOTrainer": "covey.trl.trainer"}
+MODULES = {"GRPOConfig": "covey_trl.config", "GRPOTrainer": "covey_trl.trainer"}
 
 
 def __getattr__(name: str) -> Any:

@@ -19,9 +19,9 @@ from covey.algorithm.credit.assign import shaped
 from covey.algorithm.credit.scores import scores
 from covey.algorithm.objective import ObjectiveInputs
 from covey.algorithm.settings import AlgorithmConfig
-from covey.cli.translate import translate
 from covey.config.schema import Config
 from covey.config.validate import validate
+from covey_trl.translation.command import translate
 
 TOLERANCE = 1e-6
 LONGEST = 8

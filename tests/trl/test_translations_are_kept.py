@@ -1,14 +1,14 @@
 """What settings of other systems are here is what is written down: a change of any is meant, and shown in the commit.
 
-To renew it: python -m tests.config.test_translations_are_kept
+To renew it: python -m tests.trl.test_translations_are_kept
 """
 
 import random
 from collections.abc import Iterator
 from pathlib import Path
 
-from covey.config import foreign
-from covey.config.foreign.counterparts import Answer, Decision, Row, System, system
+from covey_trl import translation as foreign
+from covey_trl.translation.counterparts import Answer, Decision, Row, System, system
 
 KEPT = Path(__file__).parents[1] / "data" / "translations.txt"
 USUAL = ("true", "false", "null", "0", "0.5", "1", "2", "16", "-1", "a/b")

@@ -6,8 +6,8 @@ from itertools import islice
 from typing import Any
 
 from covey.environments.base import Split
-from covey.trl.config import GRPOConfig
-from covey.trl.mapping import batches
+from covey_trl.config import GRPOConfig
+from covey_trl.mapping import batches
 
 
 def splits_of(train: Any, evaluated: Any, args: GRPOConfig) -> tuple[dict[Split, Sequence[Any]], list[str]]:

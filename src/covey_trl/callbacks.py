@@ -12,7 +12,7 @@ from covey.report.other_metrics import TRL_LOG
 from covey.run.build import Run
 from covey.run.evaluate import Evaluation
 from covey.run.records.callbacks import Callback, StopTraining
-from covey.trl.config import GRPOConfig
+from covey_trl.config import GRPOConfig
 
 SAME = ("loss", "grad_norm", "learning_rate", "reward_std", "entropy", "kl")
 NAMES = {name: name for name in SAME} | TRL_LOG

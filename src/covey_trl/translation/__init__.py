@@ -1,6 +1,7 @@
 """What settings of verl, TorchRL, OpenRLHF, prime-rl and the documents are called here, with their values.
 
-Their names are data, in the files of this folder. Those of TRL are in `covey.trl.fields`.
+Their names are data, in the files of this folder. Those of TRL are in `covey_trl.fields`. The core asks for lines here
+(`covey.config.names.translations`) where it does not know a name.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,7 +9,8 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import chain
 
-from covey.config.foreign.counterparts import Answer, Decision, System, system
+from covey_trl.fields import MAPPED, REFUSED
+from covey_trl.translation.counterparts import Answer, Decision, System, system
 
 SYSTEMS = ("words", "torchrl", "verl", "openrlhf", "prime_rl")
 """A file each. Of names that several have, the first counts."""
@@ -71,6 +73,25 @@ def in_a_line(found: Answered) -> str:
     if found.answer.words:
         return f"{typed} is {' '.join(found.answer.words)} here{note}"
     return f"{typed} is no setting here{note or ' and need not be said'}"
+
+
+def explain(name: str, value: str, given: Mapping[str, str]) -> str:
+    """Describe a foreign setting in covey's words, "" for unknown names."""
+    found = answer(name, value, given)
+    return "" if found is None else in_a_line(found)
+
+
+def explain_field(name: str) -> str:
+    """Describe a field of TRL in covey's words, "" for other names."""
+    if name in MAPPED:
+        return f"{name} of TRL is here: {MAPPED[name]}"
+    return f"{name} of TRL is no setting here: {REFUSED[name]}" if name in REFUSED else ""
+
+
+def words_for(name: str, value: str) -> tuple[str, ...]:
+    """List covey's settings that replace a foreign one."""
+    found = answer(name, value, {})
+    return () if found is None else found.answer.words
 
 
 def system_of(tokens: Sequence[str], given: Mapping[str, str]) -> System | None:

@@ -4,7 +4,7 @@ from typing import Any
 
 from transformers import Trainer
 
-from covey.trl.config import GRPOConfig
+from covey_trl.config import GRPOConfig
 
 
 def check_arguments(args: GRPOConfig, rollout_func: Any, optimizers: tuple[Any, Any], ref_model: Any) -> None:

@@ -11,10 +11,16 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import yaml
 
 from covey.cli.command_line import with_whole_numbers
-from covey.config import foreign
 from covey.config.checks import walk
-from covey.config.foreign.counterparts import System, system
-from covey.config.foreign.scripts import (
+from covey.config.names import did_you_mean, named_elsewhere
+from covey.config.schema import Config, setting_names
+from covey.config.shelves import preset_file
+from covey.system.lookup import near
+from covey.system.machine import silence_bitsandbytes
+from covey_trl import translation as foreign
+from covey_trl.fields import MAPPED, REFUSED
+from covey_trl.translation.counterparts import System, system
+from covey_trl.translation.scripts import (
     ENDS,
     LISTS,
     OF_PYTHON,
@@ -26,15 +32,9 @@ from covey.config.foreign.scripts import (
     unfolded,
     written,
 )
-from covey.config.names import did_you_mean, named_elsewhere
-from covey.config.schema import Config, setting_names
-from covey.config.shelves import preset_file
-from covey.system.lookup import near
-from covey.system.machine import silence_bitsandbytes
-from covey.trl.fields import MAPPED, REFUSED
 
 if TYPE_CHECKING:
-    from covey.trl.config import GRPOConfig
+    from covey_trl.config import GRPOConfig
 
 SEVERAL = 3
 """Fields of TRL in a file of settings that tell it from another."""
@@ -305,8 +305,8 @@ def _name_elsewhere(name: str, value: str, known: set[str], found: Translation) 
 def _translate_trl(given: Mapping[str, str], processes: int, found: Translation) -> None:
     """Add what a GRPOConfig with these fields means, where it differs from covey's defaults."""
     silence_bitsandbytes()
-    from covey.trl.config import changed_fields, default_of
-    from covey.trl.mapping import settings_of
+    from covey_trl.config import changed_fields, default_of
+    from covey_trl.mapping import settings_of
 
     # Read the fields as TRL's command line does
     words = []
@@ -340,7 +340,7 @@ def _read_fields(words: Sequence[str]) -> "GRPOConfig":
     """Return the fields of TRL's flags. ValueError for a value that a field cannot have."""
     from transformers import HfArgumentParser
 
-    from covey.trl.config import GRPOConfig
+    from covey_trl.config import GRPOConfig
 
     class Parser(HfArgumentParser):
         """Raises in place of printing every field there is, and leaving."""

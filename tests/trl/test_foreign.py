@@ -7,10 +7,10 @@ import pytest
 
 from covey.cli.command_line import arrange
 from covey.cli.help import group_choices
-from covey.config import foreign
-from covey.config.foreign.counterparts import CONVERT, system
 from covey.config.schema import setting_names
-from covey.trl.fields import MAPPED, REFUSED
+from covey_trl import translation as foreign
+from covey_trl.fields import MAPPED, REFUSED
+from covey_trl.translation.counterparts import CONVERT, system
 
 KNOWN = {*setting_names(), "model.name", "environment"}
 OPTIONS = ("algorithm.loss_options.", "algorithm.turn_credit_options.", "algorithm.advantage_options.", "environment.")

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from covey.cli.main import main
-from covey.cli.translate import as_lines, translate, unnamed
-from covey.config.foreign.scripts import read_file
+from covey_trl.translation.command import as_lines, translate, unnamed
+from covey_trl.translation.scripts import read_file
 
 TASK = "environment=NAME, or environment=reward_functions rewards=[MODULE:FUNCTION]"
 

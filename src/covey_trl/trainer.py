@@ -33,14 +33,14 @@ from covey.run.given import Given
 from covey.system import ranks
 from covey.system.jsonl import write_json
 from covey.system.workers.pool import WorkerSettings
-from covey.trl.callbacks import Bridge, evaluated
-from covey.trl.checks import check_arguments, check_kinds, check_overrides, quantised_settings
-from covey.trl.config import GRPOConfig, explaining
-from covey.trl.data import rows_of_reset, splits_of
-from covey.trl.fields import REFUSED, named_in_errors
-from covey.trl.mapping import settings_of
-from covey.trl.processes import Processes
-from covey.trl.rewards import reward_list, without_columns
+from covey_trl.callbacks import Bridge, evaluated
+from covey_trl.checks import check_arguments, check_kinds, check_overrides, quantised_settings
+from covey_trl.config import GRPOConfig, explaining
+from covey_trl.data import rows_of_reset, splits_of
+from covey_trl.fields import REFUSED, named_in_errors
+from covey_trl.mapping import settings_of
+from covey_trl.processes import Processes
+from covey_trl.rewards import reward_list, without_columns
 
 REWARD_SECONDS = 600.0
 """A reward function runs in this process, as in TRL; one that takes longer for one prompt ends the run."""

@@ -1,4 +1,4 @@
-"""GRPOConfig: the fields of TRL 1.16 with its defaults. What each becomes stands in `covey.trl.fields`."""
+"""GRPOConfig: the fields of TRL 1.16 with its defaults. What each becomes stands in `covey_trl.fields`."""
 
 import json
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from transformers import TrainingArguments
 from covey.system import ranks
 from covey.system.lookup import near
 from covey.system.section import convert
-from covey.trl.fields import GONE
+from covey_trl.fields import GONE
 
 DICTIONARIES = ("model_init_kwargs", "generation_kwargs", "chat_template_kwargs", "lr_scheduler_kwargs")
 """Fields that a command line gives as JSON."""

@@ -14,8 +14,8 @@ from typing import Any
 import yaml
 
 from covey.config.checks import format_value, refuse_aliases, yaml_fault
-from covey.config.foreign import is_program
 from covey.system.disk import read_regular
+from covey_trl.translation import is_program
 
 MAX_BYTES = 1 << 20
 READERS: Mapping[str, Callable[[str], Any]] = {
