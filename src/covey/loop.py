@@ -64,7 +64,6 @@ def train(
         config, changed = add_correction(config)
         for line in changed:
             LOGGER.warning(line)
-    # Refuse what cannot run, before anything is written.
     validate(config)
     if config.resume is not None and not as_typed:
         check_changes(config, Path(output_dir))
@@ -73,7 +72,6 @@ def train(
     ranks.check_ranks()
     accelerate_launch.check(config.model.precision, config.model.device)
 
-    # Train, beside the event loop where there is one.
     stopper = stages.make_stopper(config)
     if is_in_event_loop():
         stopper.run_apart(lambda: _train(config, Path(output_dir), stopper, given, exact))
@@ -124,7 +122,6 @@ def run_train(config: Config, output_dir: Path, stopper: Stopper | None = None, 
         RunRecorder(config, output_dir, given.callbacks) as record,
         report_interruption(record),
     ):
-        # Build the run; a new one is checked, an old one takes up its state.
         environment = stages.load_environment(config, record, given)
         prompts = fingerprint.prompt_hash(environment)
         if checkpoint is not None:
@@ -218,13 +215,11 @@ def take(run: Run, step: int) -> tuple[list[Group], list[Dropped]]:
             fresh = drop_stale(groups, step, config.max_staleness, config.publish_every)
             train_ahead(fresh, run.trainer, run.credit, run.packing, step)
 
-    # Sample with the weights whole on every rank
     with timer.phase("sampling"):
         with sharding.gather_weights(run.policy):
             share = collectives.local_share(config.groups_per_step)
             groups = run.source.take(share, meanwhile if config.streaming else None)
         timer.charge("reward", run.source.take_scoring_seconds())
-    # Set aside what is too stale to train on
     fresh = drop_stale(groups, step, config.max_staleness, config.publish_every)
     kept = set(map(id, fresh))
     stale = [Dropped(group, STALE) for group in groups if id(group) not in kept]

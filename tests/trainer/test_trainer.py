@@ -273,7 +273,7 @@ def test_no_two_updates_of_a_run_draw_from_one_seed() -> None:
 
     trainer = make_trainer(make_policy("gpt2"), AlgorithmConfig(loss="clip_cov"), updates_per_batch=2)
     objective = trainer.objective
-    noting = replace(objective, policy=replace(objective.policy, selector=noted))
+    noting = replace(objective, loss=replace(objective.loss, selector=noted))
     trainer.settings = replace(trainer.settings, objective=noting)
     for step in range(3):
         trainer.step(make(random_groups(), advantages=ADVANTAGES), step)

@@ -3,6 +3,7 @@
 import inspect
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -16,7 +17,7 @@ from covey.algorithm.credit.turns import anchored_fraction, chosen_turn_credit
 from covey.algorithm.kl import ESTIMATORS, GRADIENTS, SAMPLER_ESTIMATORS, KLOptions
 from covey.algorithm.loss_inputs import LEVELS, RatioOptions
 from covey.algorithm.losses import LOSS_FUNCTIONS, LOSSES, Loss
-from covey.algorithm.objective import DENOMINATORS, KLTerms, Objective, OffPolicy, PolicyTerm
+from covey.algorithm.objective import DENOMINATORS, KLTerms, Objective
 from covey.algorithm.settings import AlgorithmConfig
 from covey.system import custom
 from covey.system.lookup import check_options, one_of, resolve
@@ -57,38 +58,39 @@ def build_objective(algorithm: AlgorithmConfig, norm_length: int) -> Objective:
     _positive("norm_length", algorithm.norm_length)
     length = norm_length if algorithm.norm_length is None else algorithm.norm_length
     has_bonus = algorithm.entropy_coef != 0 or algorithm.target_entropy is not None
+    one_of("ratio", algorithm.ratio, LEVELS)
+    one_of("ratio_denominator", algorithm.ratio_denominator, DENOMINATORS)
+    if not 0 < algorithm.high_entropy_fraction <= 1:
+        raise ValueError(f"high_entropy_fraction must be in (0, 1], got {algorithm.high_entropy_fraction}")
     return Objective(
-        policy=_policy_term(algorithm, length),
-        off_policy=_off_policy(algorithm),
+        loss=_bound_loss(algorithm),
+        ratio=RatioOptions(algorithm.ratio, _positive("log_ratio_clamp", algorithm.log_ratio_clamp)),
+        denominator=algorithm.ratio_denominator,
+        reduction=_reduction(custom.AGGREGATION, algorithm.aggregation, length, algorithm),
+        high_entropy_fraction=algorithm.high_entropy_fraction,
+        weights=_correction_weights(algorithm),
+        criteria=parse_rejection(algorithm.rejection, algorithm.rejection_thresholds),
+        sequence_delta=algorithm.off_policy_mask_delta,
+        m2po_threshold=_positive("m2po_threshold", algorithm.m2po_threshold),
         kl=_kl_terms(algorithm, length),
         entropy_bonus=Reduction(algorithm.entropy_aggregation, length, algorithm.count_empty) if has_bonus else None,
     )
 
 
-def _policy_term(algorithm: AlgorithmConfig, norm_length: int) -> PolicyTerm:
+def _bound_loss(algorithm: AlgorithmConfig) -> Loss:
     name = algorithm.loss
-    one_of("ratio", algorithm.ratio, LEVELS)
-    one_of("ratio_denominator", algorithm.ratio_denominator, DENOMINATORS)
     one_of_or_custom("loss", name, LOSS_FUNCTIONS)
     # A custom loss may read a ratio of any level; what else is known of it is what its signature says.
     chosen = LOSSES.get(name) or Loss(resolve(name, {}), any_ratio_level=True, proportional=False)
     if algorithm.ratio != "token" and not chosen.any_ratio_level:
         known = " or ".join(name for name, loss in LOSSES.items() if loss.any_ratio_level)
         raise ValueError(f"ratio={algorithm.ratio} needs loss={known}, got loss={name}")
-    if not 0 < algorithm.high_entropy_fraction <= 1:
-        raise ValueError(f"high_entropy_fraction must be in (0, 1], got {algorithm.high_entropy_fraction}")
-    # Bind the options to the functions they are for
     loss_options, selector_options = _split_options(dict(algorithm.loss_options), chosen)
-    return PolicyTerm(
-        loss=custom.lookup(custom.LOSS, name, LOSS_FUNCTIONS, loss_options),
+    return replace(
+        chosen,
+        function=custom.lookup(custom.LOSS, name, LOSS_FUNCTIONS, loss_options),
         events=None if chosen.events is None else partial(chosen.events, **loss_options),
         selector=None if chosen.selector is None else partial(chosen.selector, **selector_options),
-        ratio=RatioOptions(algorithm.ratio, _positive("log_ratio_clamp", algorithm.log_ratio_clamp)),
-        denominator=algorithm.ratio_denominator,
-        proportional=chosen.proportional,
-        reads_old=chosen.reads_old,
-        reduction=_reduction(custom.AGGREGATION, algorithm.aggregation, norm_length, algorithm),
-        high_entropy_fraction=algorithm.high_entropy_fraction,
     )
 
 
@@ -105,32 +107,24 @@ def _keywords(function: Callable[..., Any]) -> list[inspect.Parameter]:
     return [p for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY]
 
 
-def _off_policy(algorithm: AlgorithmConfig) -> OffPolicy:
-    # Importance weights between the sampler and the old policy
-    weights = None
-    if algorithm.correction != "none":
-        if algorithm.ratio_denominator == "behaviour":
-            raise ValueError(f"correction={algorithm.correction} needs ratio_denominator=old, got behaviour")
-        weights = WeightOptions(
-            level=algorithm.correction_level,
-            mode=algorithm.correction,
-            min=algorithm.correction_min,
-            max=algorithm.correction_max,
-            self_normalize=algorithm.correction_self_normalize,
-            log_ratio_clamp=algorithm.log_ratio_clamp,
-        )
-    # Masks of what is too far off policy
-    return OffPolicy(
-        weights=weights,
-        criteria=parse_rejection(algorithm.rejection, algorithm.rejection_thresholds),
-        sequence_delta=algorithm.off_policy_mask_delta,
-        m2po_threshold=_positive("m2po_threshold", algorithm.m2po_threshold),
+def _correction_weights(algorithm: AlgorithmConfig) -> WeightOptions | None:
+    """Build the importance weights between the sampler and the old policy."""
+    if algorithm.correction == "none":
+        return None
+    if algorithm.ratio_denominator == "behaviour":
+        raise ValueError(f"correction={algorithm.correction} needs ratio_denominator=old, got behaviour")
+    return WeightOptions(
+        level=algorithm.correction_level,
+        mode=algorithm.correction,
+        min=algorithm.correction_min,
+        max=algorithm.correction_max,
+        self_normalize=algorithm.correction_self_normalize,
+        log_ratio_clamp=algorithm.log_ratio_clamp,
     )
 
 
 def _kl_terms(algorithm: AlgorithmConfig, norm_length: int) -> KLTerms:
     full = algorithm.kl_estimator == "full"
-    # Check names, and that the options go together
     one_of("kl_in", algorithm.kl_in, ("loss", "reward"))
     one_of("kl_gradient", algorithm.kl_gradient, (*GRADIENTS, "is_weighted"))
     one_of("sampler_kl_estimator", algorithm.sampler_kl_estimator, SAMPLER_ESTIMATORS)
@@ -140,7 +134,6 @@ def _kl_terms(algorithm: AlgorithmConfig, norm_length: int) -> KLTerms:
         raise ValueError("kl_gradient=is_weighted needs a sampled kl_estimator such as k3, got kl_estimator=full")
     if algorithm.kl_in == "reward" and algorithm.kl_aggregation is not None and algorithm.sampler_kl_coef == 0:
         raise ValueError(f"kl_aggregation={algorithm.kl_aggregation} needs kl_in=loss, got kl_in=reward")
-    # Reduce the KL by its own aggregation, else by that of the loss
     role = custom.AGGREGATION if algorithm.kl_aggregation is None else custom.KL_AGGREGATION
     mode = algorithm.kl_aggregation or algorithm.aggregation
     return KLTerms(

@@ -108,7 +108,6 @@ def _parse_criterion(name: str, bound: str) -> Criterion:
     if scope not in SCOPES or estimator not in DIVERGENCES:
         known = f"{{{','.join(SCOPES)}}}_{{{','.join(DIVERGENCES)}}}"
         raise ValueError(f"rejection must be made of {known}, got {name}")
-    # k1 is kept within two bounds, compared as logarithms
     try:
         numbers = [float(part) for part in bound.split("_")]
     except ValueError:
@@ -116,7 +115,6 @@ def _parse_criterion(name: str, bound: str) -> Criterion:
     if estimator == "k1" and len(numbers) == 2 and 0 < numbers[0] <= numbers[1]:
         low, high = torch.tensor(numbers, dtype=torch.float64).log().tolist()
         return Criterion(scope, estimator, low, high)
-    # The others are at least 0 and have one bound
     if estimator != "k1" and len(numbers) == 1 and numbers[0] >= 0:
         return Criterion(scope, estimator, float("-inf"), numbers[0])
     form = "lo_hi with 0 < lo <= hi" if estimator == "k1" else "one number >= 0"

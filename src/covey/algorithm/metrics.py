@@ -72,7 +72,6 @@ def off_policy(log_probs_NT: Tensor, behaviour_NT: Tensor, mask_NT: Tensor) -> d
     ratio minus 1; weight_mean is the mean ratio; ppl and behaviour_ppl are means over sequences, log_ppl_abs_diff the
     mean absolute gap of their logarithms. Sequences without loss tokens are left out.
     """
-    # Log-ratio of policy and sampler per token and per sequence
     delta_NT = select(log_probs_NT.detach() - behaviour_NT, mask_NT)
     clamped_NT = delta_NT.clamp(-LOG_RATIO_CLAMP, LOG_RATIO_CLAMP)
     sequence_N = delta_NT.sum(1).clamp(-LOG_RATIO_CLAMP, LOG_RATIO_CLAMP)
@@ -80,7 +79,6 @@ def off_policy(log_probs_NT: Tensor, behaviour_NT: Tensor, mask_NT: Tensor) -> d
     present_N = count_N > 0
     policy_N = select(log_probs_NT.detach(), mask_NT).sum(1) / count_N.clamp(min=1)
     sampler_N = select(behaviour_NT, mask_NT).sum(1) / count_N.clamp(min=1)
-    # Estimators of KL and chi-squared, clamped so that one token cannot overflow the mean
     return {
         "kl_k1": mean_over(-delta_NT, mask_NT),
         "kl_k3": mean_over(clamped_NT.expm1() - clamped_NT, mask_NT),

@@ -27,7 +27,7 @@ from covey.algorithm.corrections import (
 )
 from covey.algorithm.kl import KLOptions, kl_penalty
 from covey.algorithm.loss_inputs import LossInputs, RatioOptions, at_least_float32, loss_inputs, select
-from covey.algorithm.losses import Events
+from covey.algorithm.losses import Loss
 from covey.algorithm.metrics import largest_gap, largest_weight, mean_over
 from covey.algorithm.token_selection import high_entropy_mask, high_entropy_threshold
 from covey.system import custom
@@ -84,35 +84,6 @@ class BatchStatistics:
 
 
 @dataclass(frozen=True, slots=True)
-class PolicyTerm:
-    """The loss with its options bound, what it logs, and what it is taken against."""
-
-    loss: Callable[[LossInputs], Tensor]
-    events: Callable[[LossInputs], Events] | None
-    selector: Callable[[LossInputs, int], Tensor] | None
-    ratio: RatioOptions
-    denominator: str
-    """A key of DENOMINATORS."""
-    proportional: bool
-    """True for a loss that is a multiple of the advantage."""
-    reads_old: bool
-    """False for a loss that never forms a ratio."""
-    reduction: Reduction
-    high_entropy_fraction: float
-    """Share of the tokens in the policy term, those of highest entropy."""
-
-
-@dataclass(frozen=True, slots=True)
-class OffPolicy:
-    """How the policy term is corrected for the sampler. None or () is off."""
-
-    weights: WeightOptions | None
-    criteria: tuple[Criterion, ...]
-    sequence_delta: float | None
-    m2po_threshold: float | None
-
-
-@dataclass(frozen=True, slots=True)
 class KLTerms:
     """The penalties for leaving the reference and the sampler."""
 
@@ -130,8 +101,19 @@ class KLTerms:
 class Objective:
     """A loss of everything an algorithm preset names, the same for every split of the batch. See `build_objective`."""
 
-    policy: PolicyTerm
-    off_policy: OffPolicy
+    loss: Loss
+    """With its options bound."""
+    ratio: RatioOptions
+    denominator: str
+    """What the ratio is taken against: a key of DENOMINATORS."""
+    reduction: Reduction
+    high_entropy_fraction: float
+    """Share of the tokens in the policy term, those of highest entropy."""
+    weights: WeightOptions | None
+    """Of the correction for the sampler; None does not correct."""
+    criteria: tuple[Criterion, ...]
+    sequence_delta: float | None
+    m2po_threshold: float | None
     kl: KLTerms
     entropy_bonus: Reduction | None
     """How the entropies of tokens become one number; None without a bonus."""
@@ -139,22 +121,22 @@ class Objective:
     @property
     def needs_reference(self) -> bool:
         """Tell whether `ref_log_probs_NT` (with `needs_full_kl`: reference logits) must be given."""
-        return self.kl.active or self.policy.denominator == "reference"
+        return self.kl.active or self.denominator == "reference"
 
     @property
     def needs_old(self) -> bool:
         """Tell whether log-probs from before the first of several updates are needed."""
-        reads_ratio = self.policy.reads_old and self.policy.denominator == "old"
-        reads_weights = self.off_policy.weights is not None or bool(self.off_policy.criteria)
+        reads_ratio = self.loss.reads_old and self.denominator == "old"
+        reads_weights = self.weights is not None or bool(self.criteria)
         is_weighted = self.kl.active and self.kl.in_loss and self.kl.options.gradient == "is_weighted"
-        return reads_ratio or reads_weights or is_weighted or self.off_policy.m2po_threshold is not None
+        return reads_ratio or reads_weights or is_weighted or self.m2po_threshold is not None
 
     @property
     def zero_advantage_is_free(self) -> bool:
         """Tell whether rollouts of advantage 0 can be skipped: no gradient, no effect on others."""
         # A KL in the reward has no gradient here, but what is measured of it steers its coefficient.
         others = self.kl.active or self.kl.sampler_coef != 0 or self.needs_entropy_gradient
-        return self.policy.proportional and not others and not self.needs_batch_selection
+        return self.loss.proportional and not others and not self.needs_batch_selection
 
     @property
     def needs_entropy_gradient(self) -> bool:
@@ -169,16 +151,16 @@ class Objective:
     @property
     def needs_batch_selection(self) -> bool:
         """Return whether a rule looks at the whole batch: call `batch_statistics` before each update."""
-        normalizes = self.off_policy.weights is not None and self.off_policy.weights.self_normalize
-        drops = self.off_policy.m2po_threshold is not None or self.policy.high_entropy_fraction < 1
-        return normalizes or drops or self.policy.selector is not None
+        normalizes = self.weights is not None and self.weights.self_normalize
+        drops = self.m2po_threshold is not None or self.high_entropy_fraction < 1
+        return normalizes or drops or self.loss.selector is not None
 
     @property
     def divisors(self) -> frozenset[str]:
         """Return what divides the terms of the loss (`aggregation.divisor`): with one for all, counts may come last."""
         penalised = (self.kl.active and self.kl.in_loss) or self.kl.sampler_coef != 0
         of_others = ([self.kl.reduction] if penalised else []) + ([self.entropy_bonus] if self.entropy_bonus else [])
-        return frozenset(map(divisor, (self.policy.reduction, *of_others)))
+        return frozenset(map(divisor, (self.reduction, *of_others)))
 
     def grad_is_known_before_forward(self, *, is_current: bool, old_is_given: bool) -> bool:
         """Tell whether each token's d loss / d log-prob is known before the policy's pass.
@@ -191,10 +173,10 @@ class Objective:
         if is_current and old_is_given:
             return True
         penalised = (self.kl.active and self.kl.in_loss) or self.kl.sampler_coef != 0
-        corrected = self.off_policy.weights is not None or self.off_policy.sequence_delta is not None
-        if penalised or corrected or self.off_policy.criteria:
+        corrected = self.weights is not None or self.sequence_delta is not None
+        if penalised or corrected or self.criteria:
             return False
-        return not self.policy.reads_old or (is_current and self.policy.denominator == "old")
+        return not self.loss.reads_old or (is_current and self.denominator == "old")
 
     @torch.no_grad()
     def batch_statistics(self, inputs: ObjectiveInputs, seed: int) -> BatchStatistics:
@@ -205,21 +187,21 @@ class Objective:
         inputs = apply_mask(inputs)
         keep_NT, weight_mean = inputs.mask_NT, inputs.log_probs_NT.new_ones(())
         # Drop the tokens farthest from the sampler (M2PO, arXiv 2510.01161)
-        if self.off_policy.m2po_threshold is not None:
+        if self.m2po_threshold is not None:
             old_NT, sampler_NT = inputs.old_log_probs_NT, inputs.sampler_log_probs_NT
-            keep_NT = m2po_keep(old_NT, sampler_NT, inputs.mask_NT, self.off_policy.m2po_threshold)
+            keep_NT = m2po_keep(old_NT, sampler_NT, inputs.mask_NT, self.m2po_threshold)
         # Drop tokens of low entropy (arXiv 2506.01939)
-        if self.policy.high_entropy_fraction < 1:
+        if self.high_entropy_fraction < 1:
             assert inputs.entropy_NT is not None, "high_entropy_fraction needs entropy_NT"
             valid_L = inputs.entropy_NT[inputs.mask_NT]
-            threshold = high_entropy_threshold(valid_L, self.policy.high_entropy_fraction)
+            threshold = high_entropy_threshold(valid_L, self.high_entropy_fraction)
             keep_NT = keep_NT & high_entropy_mask(inputs.entropy_NT, inputs.mask_NT, threshold)
-        if self.off_policy.weights is not None and self.off_policy.weights.self_normalize:
-            weights_NT = self._raw_weights(inputs, self.off_policy.weights)
-            weight_mean = mean_weight(weights_NT, inputs.mask_NT, self.off_policy.weights.level)
+        if self.weights is not None and self.weights.self_normalize:
+            weights_NT = self._raw_weights(inputs, self.weights)
+            weight_mean = mean_weight(weights_NT, inputs.mask_NT, self.weights.level)
         selected_NT = torch.zeros_like(inputs.mask_NT)
-        if self.policy.selector is not None:
-            selected_NT = self.policy.selector(self._loss_inputs(inputs, None), seed)
+        if self.loss.selector is not None:
+            selected_NT = self.loss.selector(self._loss_inputs(inputs, None), seed)
         return BatchStatistics(keep_NT, selected_NT, weight_mean)
 
     def kl_values(self, inputs: ObjectiveInputs) -> Tensor:
@@ -251,14 +233,12 @@ class Objective:
         inputs = apply_mask(inputs)
         loss_in = self._loss_inputs(inputs, statistics)
         keep_NT, weights_NT = self._keep_and_weights(inputs, statistics)
-        loss_NT, own = evaluate_loss(self.policy.loss, loss_in)
-        # Divide by the counts of the whole batch, and add KL and entropy
+        loss_NT, own = evaluate_loss(self.loss.function, loss_in)
         term_NT = torch.where(keep_NT, loss_NT * weights_NT, 0.0)
-        pieces = {"policy_loss": aggregate(term_NT, inputs.mask_NT, totals, self.policy.reduction)}
+        pieces = {"policy_loss": aggregate(term_NT, inputs.mask_NT, totals, self.reduction)}
         pieces |= self._penalties(inputs, totals, kl_coef, entropy_coef)
         loss = torch.stack(list(pieces.values())).sum()
         with torch.no_grad():
-            # Sum what is logged; the mean is taken over all micro-batches and ranks together
             sums = metrics.loss_terms(pieces | {"loss": loss}, inputs.mask_NT)
             sums |= self._log(inputs, loss_in, keep_NT, weights_NT)
             sums |= {f"loss/{name}": mean_over(values_NT, inputs.mask_NT) for name, values_NT in own.items()}
@@ -295,19 +275,17 @@ class Objective:
     def _keep_and_weights(self, inputs: ObjectiveInputs, statistics: BatchStatistics | None) -> tuple[Tensor, Tensor]:
         old_NT, sampler_NT, mask_NT = inputs.old_log_probs_NT, inputs.sampler_log_probs_NT, inputs.mask_NT
         keep_NT = mask_NT if statistics is None else mask_NT & statistics.keep_NT
-        # Rejection: criteria per token or sequence
-        if self.off_policy.criteria:
-            keep_NT = keep_NT & rejection_keep(old_NT, sampler_NT, mask_NT, self.off_policy.criteria)
+        if self.criteria:
+            keep_NT = keep_NT & rejection_keep(old_NT, sampler_NT, mask_NT, self.criteria)
         # Drop sequences of negative advantage far from the sampler (DeepSeek-V3.2, arXiv 2512.02556)
-        if self.off_policy.sequence_delta is not None:
+        if self.sequence_delta is not None:
             advantages_NT = self._loss_inputs(inputs, None).advantages_NT
-            delta = self.off_policy.sequence_delta
+            delta = self.sequence_delta
             keep_N = off_policy_keep(advantages_NT, inputs.log_probs_NT, sampler_NT, mask_NT, delta)
             keep_NT = keep_NT & keep_N[:, None]
-        # Importance weights; those of 0 drop the token
-        if self.off_policy.weights is None:
+        if self.weights is None:
             return keep_NT, torch.ones_like(old_NT)
-        weights_NT = self._raw_weights(inputs, self.off_policy.weights)
+        weights_NT = self._raw_weights(inputs, self.weights)
         weights_NT = weights_NT if statistics is None else weights_NT / statistics.weight_mean
         return keep_NT & (weights_NT > 0), weights_NT
 
@@ -315,23 +293,20 @@ class Objective:
         return importance_weights(inputs.old_log_probs_NT, inputs.sampler_log_probs_NT, inputs.mask_NT, options)
 
     def _loss_inputs(self, inputs: ObjectiveInputs, statistics: BatchStatistics | None) -> LossInputs:
-        base_NT = DENOMINATORS[self.policy.denominator](inputs)
+        base_NT = DENOMINATORS[self.denominator](inputs)
         assert base_NT is not None, "ratio_denominator=reference needs ref_log_probs_NT"
         selected_NT = None if statistics is None else statistics.selected_NT
-        return loss_inputs(
-            inputs.log_probs_NT, base_NT, inputs.advantages, inputs.mask_NT, selected_NT, self.policy.ratio
-        )
+        return loss_inputs(inputs.log_probs_NT, base_NT, inputs.advantages, inputs.mask_NT, selected_NT, self.ratio)
 
     def _log(self, inputs: ObjectiveInputs, loss_in: LossInputs, keep_NT: Tensor, weights_NT: Tensor) -> metrics.Sums:
         mask_NT = inputs.mask_NT
-        # Ratio, and mismatch between trainer and sampler
         sums = metrics.ratio_sums(loss_in)
         sums |= metrics.mismatch_sums(inputs.old_log_probs_NT, inputs.sampler_log_probs_NT, mask_NT)
         sums |= metrics.weight_sums(inputs.log_probs_NT, inputs.sampler_log_probs_NT, mask_NT)
         sums["policy_token_fraction"] = mean_over(keep_NT, mask_NT)
-        if self.policy.events is not None:
-            sums |= metrics.event_sums(self.policy.events(loss_in), loss_in)
-        if self.off_policy.weights is not None:
+        if self.loss.events is not None:
+            sums |= metrics.event_sums(self.loss.events(loss_in), loss_in)
+        if self.weights is not None:
             sums["correction_weight"] = mean_over(weights_NT, mask_NT)
         if inputs.entropy_NT is not None:
             sums["entropy"] = mean_over(inputs.entropy_NT, mask_NT)
@@ -351,12 +326,10 @@ def evaluate_loss(loss: Callable[[LossInputs], Any], inputs: LossInputs) -> tupl
     found = loss(inputs)
     if not isinstance(loss, custom.Custom):
         return found, {}
-    # A custom loss may return metrics beside its tensor
     loss_NT, own = custom.split_metrics(found)
     shape = tuple(inputs.mask_NT.shape)
     own = {name: loss.check_tensor(values_NT, shape, "token") for name, values_NT in own.items()}
     loss_NT = loss.check_tensor(loss_NT, shape, "token")
-    # It must depend on the policy where training asks for a gradient
     trains = torch.is_grad_enabled() and inputs.log_probs_NT.requires_grad
     if trains and not loss_NT.requires_grad:
         raise no_gradient(loss)

@@ -44,7 +44,6 @@ def sample(
     policy: Policy, config: Config, questions: Sequence[Question], n: int, sampling: Sampling
 ) -> list[list[str]]:
     """Return n completions of each question, decoded without special tokens."""
-    # Encode the questions as prompts
     prompts = [
         Prompt(f"sample-{index}", "sample", question if isinstance(question, str) else tuple(question), {})
         for index, question in enumerate(questions)
@@ -58,7 +57,6 @@ def sample(
         answered = await asyncio.gather(*(engine.generate(one, n, sampling) for one in ids))
         return [[decoded(completion) for completion in completions] for completions in answered]
 
-    # Sample with an engine that lives for this call
     with covey_attention(policy), inference(policy.model):
         engine = sampling_engine(policy, config.engine, config.model.kernels)
         try:

@@ -116,12 +116,10 @@ def build(
     Under torchrun and the like every process does the same, and they train together inside. Raises ValueError for what
     its caller can fix.
     """
-    # Compose the settings and the objects given
     machine.prepare()
     chosen = settings if recipe is None else settings | {"recipe": recipe}
     request = make_request(Arguments(model, rewards, data, tokenizer, chosen, reference=reference), config)
     config, given = request.config, request.given
-    # Refuse what cannot work before anything is loaded
     if config.cold_start.enabled:
         raise ValueError(
             "cold_start.enabled=true needs covey.train; begin with the policy that `covey cold-start` made"
@@ -129,7 +127,6 @@ def build(
     validate(config)
     check_early(config, loads_model=given.model is None, loads_reference=given.reference is None)
     accelerate_launch.check(config.model.precision, config.model.device)
-    # Build the run, and restore the model's own attention at its end
     attention = attention_of(given)
     with collectives.process_group(config.timeouts.ranks, config.model.device), ExitStack() as closing:
         run = build_run(config, given.build_environment(config), PhaseTimer(), given.policy(config), given.reference)

@@ -157,7 +157,6 @@ def _check_tools(asked: Arguments) -> None:
 
 
 def _chosen_environment(asked: Arguments, base: Config | None) -> tuple[Config | None, dict[str, Any]]:
-    """Return base and settings with the environment that the arguments ask for."""
     settings, base = dict(asked.settings), copy.deepcopy(base)
     if asked.environment is None and asked.rewards is None and not asked.tool_list:
         return base, settings
@@ -205,12 +204,9 @@ def reference_setting(given: Any) -> dict[str, Any]:
 
 
 def _task_settings(asked: Arguments) -> dict[str, Any]:
-    """Return the settings that say what is rewarded on which data."""
-    # An environment brings its own rewards and data
     if asked.environment is not None:
         options = {"kind": type(asked.environment).__name__}
         return {"environment.factory": f"{objects.HOME}:environment", "environment.options": options}
-    # Rewards, tools and rows, each by a name
     found: dict[str, Any] = {}
     if asked.rewards is not None:
         found["rewards"] = [objects.reward_entry(reward) for reward in asked.reward_list]
@@ -224,7 +220,6 @@ def _task_settings(asked: Arguments) -> dict[str, Any]:
 
 
 def _given(asked: Arguments) -> Given:
-    """Return the objects of the run."""
 
     def make_environment(config: Config) -> Environment:
         if asked.environment is not None:
@@ -234,11 +229,9 @@ def _given(asked: Arguments) -> Given:
             return build_tools(config.environment, config, asked.reward_list, rows, asked.tool_list)
         return build_reward_functions(config.environment, config, asked.reward_list, rows)
 
-    # The model in memory and its tokenizer
     model, tokenizer = asked.model_in_memory, asked.tokenizer
     if model is not None and tokenizer is None:
         tokenizer = _tokenizer_of(model)
-    # An environment of what is given, built once the settings are known
     unnamed = asked.unnamed_rewards + asked.unnamed_tools
     has_objects = asked.environment is not None or asked.rows is not None or bool(unnamed)
     environment = make_environment if has_objects else None
@@ -264,7 +257,6 @@ def _check_places(config: Config, given: Given) -> None:
         raise ValueError(
             f"source=ray works in other processes, which cannot have {what} in memory: give names or paths"
         )
-    # Settings for which the weights are loaded by name
     needs_a_name = {
         "cold_start.enabled=true": config.cold_start.enabled,
         "model.load_in_4bit=true": config.model.load_in_4bit,
@@ -279,14 +271,12 @@ def _check_places(config: Config, given: Given) -> None:
 def _notes(asked: Arguments, config: Config) -> list[str]:
     """Say what runs in this process alone, and how such a run is resumed."""
     notes = []
-    # Rewards that a worker process could not import
     unnamed = asked.unnamed_rewards
     if unnamed and config.environment.in_process:
         notes.append(
             f"rewards in this process: {', '.join(unnamed)} (worker processes, which outlive a call that hangs, can "
             "import functions of a file alone)"
         )
-    # Objects that must be given again on resuming
     kept = [
         *(["the model, with the weights it begins with,"] if asked.model_in_memory is not None else []),
         *(["the reference"] if asked.reference_in_memory is not None else []),

@@ -97,8 +97,6 @@ def _flattened(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[
 
 
 def _composed(chosen: Mapping[str, str]) -> Config:
-    """Return the settings of presets, as the command composes them."""
-    # Refuse presets that do not exist
     for group, name in chosen.items():
         if name not in group_choices()[group]:
             known = ", ".join(group_choices()[group])
@@ -108,7 +106,6 @@ def _composed(chosen: Mapping[str, str]) -> Config:
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
 
-    # Compose as the command line does
     compose.register()
     with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
         overrides = [f"{group}={name}" for group, name in chosen.items()]
@@ -136,12 +133,10 @@ def full_name(config: Config, name: str) -> str:
     >>> full_name(Config(), "lr"), full_name(Config(), "num_steps")
     ('optimizer.lr', 'num_steps')
     """
-    # Full names, and keys below mappings of any names
     known = [found.name for found in walk(config)]
     mappings = {found.name for found in walk(config) if isinstance(found.value, dict)}
     if name in known or name in vars(config) or name.rpartition(".")[0] in mappings:
         return name
-    # Last parts of names, those of primary settings first
     ending = [other for other in known if other.rpartition(".")[2] == name]
     primary = [other for other in ending if not other.startswith(SECONDARY)] or ending
     if len(primary) == 1:

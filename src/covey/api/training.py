@@ -121,7 +121,6 @@ def run_request(
     wanted = Path(folder).expanduser() if folder is not None else Path(time.strftime("outputs/%Y-%m-%d/%H-%M-%S"))
     watcher = _Watcher(request.notes if config.output.progress else (), wanted)
     given = replace(request.given, callbacks=_heard(callbacks), built=watcher.built)
-    # Train: a notebook keeps the steps before an interruption
     attention = attention_of(given)
     status = "completed"
     try:
@@ -135,7 +134,6 @@ def run_request(
     finally:
         if watcher.run is not None:
             watcher.run.policy.causal_lm.set_attn_implementation(attention)
-    # Gather the trained policy
     assert watcher.run is not None, "a run that ends well was built"
     assert watcher.record is not None, "and recorded"
     policy = _whole(watcher.run.policy, config, watcher.record.folder)
@@ -186,7 +184,6 @@ def resumed(asked: Arguments, folder: Path, base: Config | None) -> Request:
     """
     if base is not None:
         raise ValueError("resume takes the settings of the run: leave config out, and name changes by keyword")
-    # Read the settings that the run was started with
     settings = dict(asked.settings)
     changes = settings.pop("resume_changes", [])
     changes = [changes] if isinstance(changes, str) else changes
@@ -194,7 +191,6 @@ def resumed(asked: Arguments, folder: Path, base: Config | None) -> Request:
         raise ValueError(f"resume_changes must be names of settings, got {changes!r:.80}")
     run = find_run(str(folder), Path("outputs"))
     saved = settings_of(run, [f"resume_changes=[{','.join(changes)}]"] if changes else [])
-    # Lay the changes over them, and refuse those not named
     request = make_request(replace(asked, settings=settings), compose.to_unchecked(saved))
     refuse_changes(run, saved, as_saved(request.config), changes)
     return request

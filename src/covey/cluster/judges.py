@@ -16,7 +16,6 @@ class JudgeActor:
     """Holds the environment; Ray makes one in each process of devices.judge."""
 
     def __init__(self, make_environment: Callable[[], Environment], tokenizer: Any) -> None:
-        """Make the environment with the policy's tokenizer."""
         prepare_actor()
         self._environment = make_environment()
         self._environment.read_with(tokenizer)
@@ -52,7 +51,6 @@ class JudgedElsewhere(Environment):
     """Lets the processes of devices.judge score in turns, in each sampler."""
 
     def __init__(self, answerers: Answerers, turns: Mapping[str, int], serving: Serving | None = None) -> None:
-        """Set the turns of `turns_of`, and on rank 0 `serving`."""
         self._ray = import_ray()
         self.answerers = answerers
         self._actors = answerers.actors()

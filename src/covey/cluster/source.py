@@ -316,7 +316,6 @@ class RaySource:
                 self.stream.learn(outcomes_of(groups, self.local.correct_above))
             tried += groups
             kept |= self._kept_of(taken)
-        # Count what became of them, and let the next step's prompts in.
         with self._wait.changed:
             buffer.count(trained=len(kept), dropped=len(tried) - len(kept))
             buffer.close_step()

@@ -204,7 +204,6 @@ def _numbers(rank: int, world_size: int, local_rank: int = 0) -> dict[str, str]:
 
 @contextmanager
 def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables inside."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:

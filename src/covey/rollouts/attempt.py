@@ -66,7 +66,6 @@ def completions_of(branches: Iterable[Iterable[Segment]]) -> list[Completion]:
 
 def rollout_of(attempt: Attempt, reward: Reward, text: str) -> Rollout:
     """Build the rollout of an episode. `text` is all that was said since the prompt."""
-    # Place the turns among the tokens that the policy chose
     completions = attempt.completions
     ends = list(accumulate((len(completion.token_ids) for completion in completions), initial=0))
     turns = tuple(
@@ -95,11 +94,9 @@ def joined(branches: Sequence[Sequence[Segment]], reward: Reward, text: str) -> 
     logprobs: list[float] = []
     starts: list[int] = []
     for branch in branches:
-        # Lay the segments end to end, with a mask of the tokens the policy chose
         own = [token for segment in branch for token in segment.ids]
         chosen = [segment.completion is not None for segment in branch for _ in segment.ids]
         of_sampler = [p for s in branch for p in (s.completion.logprobs if s.completion else (0.0,) * len(s.ids))]
-        # Shift: the mask and the log-probs stand at the targets
         starts.append(len(ids))
         ids += own[:-1]
         targets += own[1:]

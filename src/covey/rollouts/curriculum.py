@@ -76,12 +76,10 @@ class SuccessRateCurriculum:
 
     def draw(self, n: int) -> list[tuple[Prompt, int]]:
         """Return the next n prompts, each with the number of the pass over its bucket."""
-        # Order the measured buckets by the position at which their rest is over.
         rates = {name: bucket.success for name, bucket in self._buckets.items() if bucket.success is not None}
         rests = {name: COOLDOWN * len(rates) * self._window.distance(success) for name, success in rates.items()}
         rested = [(self._buckets[name].drawn_at + rest, rest, name) for name, rest in rests.items()]
         heapq.heapify(rested)
-        # Take prompts one by one, each from the bucket that is due.
         taken: Counter[str] = Counter()
         drawn = []
         for _ in range(n):

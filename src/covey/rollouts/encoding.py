@@ -21,10 +21,8 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, tools: Too
     A conversation that ends with the assistant is gone on from; else the template opens the assistant's answer.
     """
     if isinstance(prompt.text, str):
-        # Plain text, which needs no chat template
         ids = tokenizer(prompt.text)["input_ids"]
     else:
-        # Messages, by the model's chat template
         if tokenizer.chat_template is None:
             raise ValueError(f"prompt {prompt.id} holds messages, but the model's tokenizer has no chat template")
         goes_on = ends_with_assistant(prompt.text)
@@ -65,14 +63,11 @@ def extended(prompt: Prompt, said: str | Sequence[Message]) -> Prompt:
     """
     if not said:
         return prompt
-    # A prompt of plain text
     if isinstance(prompt.text, str):
         added = said if isinstance(said, str) else "".join(map(text_of, said))
         return replace(prompt, text=prompt.text + added)
-    # A conversation that messages are added to
     if not isinstance(said, str):
         return replace(prompt, text=(*prompt.text, *said))
-    # A conversation whose last user message goes on
     *before, last = prompt.text
     if last["role"] != "user":
         return replace(prompt, text=(*prompt.text, {"role": "user", "content": said}))

@@ -74,7 +74,6 @@ def _encode(
     ids: list[int] = []
     found: set[int] = set()
     all_marks = marks(tokenizer, len(tokenizer))[1]
-    # Tokenise the pieces between the edges
     for begin, end in itertools.pairwise(edges):
         piece = tokenizer(rendered.text[begin:end], add_special_tokens=False, return_offsets_mapping=True)
         for token, (first, last) in zip(piece["input_ids"], piece["offset_mapping"], strict=True):
@@ -158,7 +157,6 @@ def locate(render: Render, messages: Sequence[Message], where: str = "the enviro
 
 
 def _located(render: Render, messages: Sequence[Message], places: Sequence[str], real: str, where: str) -> Rendered:
-    # Render with a place in the stead of each string
     words = _words(messages)
     bare = render(_replaced(messages, places))
     _check_heard(messages, places, bare)
@@ -201,13 +199,11 @@ def _as_written(
 
 
 def _filled(bare: str, places: Sequence[str], texts: Sequence[str], messages: Sequence[Message]) -> Rendered:
-    """Put texts where their places are."""
     sampled = _are_sampled(messages)
     by_place = {place: number for number, place in enumerate(places)}
     if not places:
         return Rendered(bare)
     written, parts, length = [], [], 0
-    # Fill in the texts, and note where foreign ones lie
     for piece in re.split("(" + "|".join(map(re.escape, places)) + ")", bare):
         number = by_place.get(piece)
         text = piece if number is None else texts[number]

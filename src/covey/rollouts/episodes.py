@@ -239,7 +239,6 @@ class _Player:
         if cut_by is not None and not self._episode.hears_cuts:
             attempt.stop_reason = cut_by
             return Observation()
-        # Ask the environment
         answer = Answer(
             text,
             completion.token_ids,

@@ -99,7 +99,6 @@ def roll_out_together(
     Whose group it is has the whole of it scored, so that answers may be compared; a group whose episodes are judged
     together stays whole. `run` runs a list of coroutines. Collective.
     """
-    # Draw this rank's share: so many samples of a job, from one of them on
     whole = [sampler.environment.judges_groups(prompt) for prompt, _ in jobs]
     shared = [index for index, (prompt, _) in enumerate(jobs) if not whole[index]]
     pieces = pieces_of(len(shared), group_size, collectives.rank(), collectives.world_size())
@@ -118,7 +117,6 @@ def roll_out_together(
             ) from error
 
     of_ranks = collectives.all_gather(collectives.run_or_fail_together(drawn, "the end of sampling"))
-    # Put the parts of this rank's groups together, in the order of the samples
     parts = [part for of_rank in of_ranks for part in pickle.loads(of_rank)]
     together = {index: sum((part for place, part in parts if place == index), Drawn()) for index in own}
     judging = [
@@ -147,13 +145,9 @@ def pieces_of(num_groups: int, group_size: int, rank: int, num_ranks: int) -> li
 async def _judge_answers(
     sampler: Sampler, prompt: Prompt, prompt_ids: Sequence[int], completions: Sequence[Completion]
 ) -> Group:
-    """Have the answers of a prompt scored, one for each sample."""
-    # Decode the answers
     texts = [to_judge(sampler.tokenizer, completion) for completion in completions]
     ids = [completion.token_ids for completion in completions]
-    # Judge all answers together
     verdicts = await judged(sampler.environment, sampler.stages, prompt, texts, ids)
-    # Build the rollouts of those that got a reward
     made = [
         verdict
         if isinstance(verdict, Failure)
@@ -167,7 +161,6 @@ async def _judge_answers(
 
 async def _judge_episodes(sampler: Sampler, prompt: Prompt, attempts: Sequence[Attempt | Failure]) -> Group:
     """Have scored what the episodes of a prompt have not judged themselves. A Failure says why there is none."""
-    # Ask for the verdicts that episodes left to the environment, all at once
     left = [a for a in attempts if isinstance(a, Attempt) and a.verdict is None]
     if left:
         last = [a.completions[-1].token_ids if a.turns else () for a in left]
@@ -222,7 +215,6 @@ def filled_rollout(
 
     After several passes, what each of them read stands one after the other; a token is learnt where it was filled in.
     """
-    # Find what is filled in, and in which pass.
     masked = [position for position, token_id in enumerate(prompt_ids) if token_id == mask_id]
     assert len(masked) == len(completion.token_ids), f"{len(masked)} masked, {len(completion.token_ids)} filled in"
     passes = completion.passes or (0,) * len(masked)
@@ -230,7 +222,6 @@ def filled_rollout(
     targets: list[int] = []
     logprobs: list[float] = []
     mask: list[bool] = []
-    # Append what each pass read, what it was to predict, and which tokens it chose.
     for number in range(max(passes, default=0) + 1):
         given, filled = list(prompt_ids), list(prompt_ids)
         chosen, found = [False] * len(given), [0.0] * len(given)

@@ -84,7 +84,6 @@ def with_logprobs(group: Group, past: PastGroup) -> Group:
     """Return a group that was sampled again with the log-probs that its sampler had, where the row has as many."""
     if past.logprobs is None or len(past.logprobs) != len(_sampler_logprobs(group)):
         return group
-    # Hand the recorded log-probs out to sampled tokens, in order
     left = iter(past.logprobs)
     rollouts = [
         replace(

@@ -244,7 +244,6 @@ class LocalSource:
         self.forget_dropped()
         started = time.monotonic()
         self._restarts += self.sampler.engine.take_stats().restarts
-        # Draw and score, again for groups that the filter refuses.
         for _ in range(1 + (self.filter_rounds if self.keep else 0)):
             missing_of_ranks: list[int] = collectives.all_gather(n - len(groups))
             if not any(missing_of_ranks):  # decided by all ranks together: a round is collective

@@ -45,11 +45,9 @@ def observed_tokens(
     wrote, is encoded by `encode_prompt` with whatever tokens it names. ValueError where a template drops the turn or
     refuses the messages.
     """
-    # Continue plain text
     if isinstance(conversation, str):
         words = messages if isinstance(messages, str) else "".join(text_of(message) for message in messages)
         return unforged_tokens(tokenizer, Rendered(words, (Foreign(0, len(words)),)))
-    # Ask the template what follows the turn
     said = as_messages(messages)
     rendered = _first_that_renders(tokenizer, conversation, said, tools)
     return _following(tokenizer, unforged_tokens(tokenizer, rendered), sampled)
@@ -66,7 +64,6 @@ def _first_that_renders(
     Some templates count turns and refuse several calls in a row: a short past does for them. Others write what a tool
     says only after a turn that is known to have called it.
     """
-    # Shorten the past to its first user message
     asked = next((i for i, message in enumerate(conversation) if message["role"] == "user"), len(conversation))
     short = conversation[: min(asked + 1, len(conversation) - 1)]
     names = [re.sub(r"\W", "_", str(message.get("name", "tool")))[:64] for message in said if message["role"] == "tool"]

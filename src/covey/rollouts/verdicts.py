@@ -121,14 +121,12 @@ def _each(prompt: Prompt, found: Sequence[Reward | Failure] | Failure, count: in
 
 def checked(verdict: object, environment: str) -> Reward | Failure:
     """Return the verdict with plain floats, or a Failure where it is none or holds what is not a finite number."""
-    # The environment's own failure, or a reward of the right form
     if isinstance(verdict, Failure):
         return verdict
     if not isinstance(verdict, Reward):
         return Failure(f"{environment}.score returned a {type(verdict).__name__} where a Reward or Failure is due")
     if not isinstance(verdict.parts, Mapping):
         return Failure(f"{environment} gave a reward whose parts are no mapping but {verdict.parts!r:.80}")
-    # Its numbers must be finite
     if problem_with(verdict.value):
         return Failure(f"{environment} gave the reward {verdict.value}")
     wrong = [name for name, part in verdict.parts.items() if problem_with(part)]

@@ -36,12 +36,10 @@ def build_stream(config: Config, environment: Environment, prompts: Sequence[Pro
 
     ValueError where an environment has no prompts, or a curriculum by difficulty finds only one.
     """
-    # Split the prompts by the environment they come from
     of_each = {config.environment.name: list(prompts)}
     if environment.sampling_weights:
         names = environment.sampling_weights
         of_each = {name: [prompt for prompt in prompts if prompt.environment == name] for name in names}
-    # Refuse what leaves nothing to draw or to order
     empty = [name for name, found in of_each.items() if not found]
     if empty:
         raise ValueError(f"environment={empty[0]} has no training prompts")
@@ -75,7 +73,6 @@ def _by_difficulty(curriculum: CurriculumConfig) -> bool:
 def _ordered(config: Config, prompts: Sequence[Prompt], difficulties: Sequence[float]) -> PromptSampler:
     """Order the prompts of one environment, plainly where difficulties are asked for and missing."""
     c, seed, shuffle = config.curriculum, config.seed, config.shuffle
-    # Orders that need no buckets
     if ":" in c.name:
         return _custom(config, prompts)
     if c.name == "none" or (_by_difficulty(c) and not difficulties):
@@ -83,7 +80,6 @@ def _ordered(config: Config, prompts: Sequence[Prompt], difficulties: Sequence[f
     if c.name == "difficulty":
         rule = Promotion(c.promote_at, c.promotion_groups, c.demote_below, c.earlier_share)
         return EasyToHard(prompts, difficulties, rule, seed, shuffle=shuffle)
-    # Group prompts into the buckets whose success rate is tracked
     lanes: dict[str, list[Prompt]] = {}
     for index, prompt in enumerate(prompts):
         lanes.setdefault(str(difficulties[index]) if c.per == "difficulty" else prompt.id, []).append(prompt)
@@ -184,7 +180,6 @@ def check_rendering(config: Config, policy: Policy, prompts: Sequence[Prompt]) -
 
     ValueError where a setting is about it.
     """
-    # Only a template that text leaves unused is reported
     template = policy.tokenizer.chat_template
     if template is None or any(not isinstance(prompt.text, str) for prompt in prompts):
         return
@@ -193,7 +188,6 @@ def check_rendering(config: Config, policy: Policy, prompts: Sequence[Prompt]) -
             f"model.chat_template_kwargs={config.model.chat_template_kwargs} needs prompts that are conversations, "
             "got text only"
         )
-    # The template of covey's own models is no loss
     if template != CHAT_TEMPLATE:
         LOGGER.warning(
             "all prompts are text and go to %s without its chat template; a prompt that is a list of messages "
@@ -239,8 +233,7 @@ def build_group_filter(algorithm: AlgorithmConfig) -> GroupFilter | None:
 
 def reads_sampler(objective: Objective) -> bool:
     """Tell whether the update depends on the log-probs of the sampler, and not on its tokens alone."""
-    corrects = objective.off_policy
-    by_weight = corrects.weights is not None or bool(corrects.criteria)
-    by_distance = corrects.sequence_delta is not None or corrects.m2po_threshold is not None
-    of_loss = objective.policy.denominator == "behaviour" or objective.kl.sampler_coef != 0
+    by_weight = objective.weights is not None or bool(objective.criteria)
+    by_distance = objective.sequence_delta is not None or objective.m2po_threshold is not None
+    of_loss = objective.denominator == "behaviour" or objective.kl.sampler_coef != 0
     return by_weight or by_distance or of_loss

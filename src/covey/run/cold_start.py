@@ -88,11 +88,9 @@ def _train_into(
         folder.parent.mkdir(parents=True, exist_ok=True)
     num_steps = config.cold_start.num_steps
     say(f"cold start: up to {num_steps} steps on demonstrations first, kept for later runs in {folder.parent}")
-    # Load the policy, shared out where the run shares it out
     model, strategy = config.warmed_model, config.parallel.strategy
     policy = load_policy(model, seed=config.seed, on_host=is_shared_out(strategy))
     policy, _ = distributed(policy, None, strategy, choose_device(model.device))
-    # Warm up, and keep the whole weights on rank 0
     num_steps, accuracy = warm_up(policy, config, environment, demonstrations, say)
     weights = sharding.full_state_dict(policy.model) if policy.sharded else None
     report = json.dumps({"num_steps": num_steps, "accuracy": accuracy})
@@ -212,14 +210,12 @@ def _demonstrated(
     num_turns = 0
     for message in shown:
         if message["role"] == "assistant":
-            # The assistant's turn, ended as the policy is to end it
             num_turns += 1
             text = text_of(message)
             ids = policy.tokenizer(text, add_special_tokens=False)["input_ids"]
             last = (*ids, *(() if text.endswith(tuple(stop)) else (_end_token(policy),)))
             branch.append(sampled(Completion(last, (0.0,) * len(last), "stop", policy_version=0), num_turns))
         else:
-            # The environment's turn, encoded as in a rollout
             before = prompt.text if isinstance(prompt.text, str) else (*prompt.text, *said)
             told = observed_tokens(policy.tokenizer, before, (message,), last, tools)
             branch.append(Segment(told, str(message["role"]), num_turns))
@@ -270,7 +266,6 @@ def _trainer_settings(config: Config) -> TrainerSettings:
 
 def _key(config: Config, environment: Environment, demonstrations: Sequence[Demonstration]) -> str:
     """Return a hash of everything the SFT-initialised policy depends on."""
-    # Leave out what does not change the trained weights
     how, model = config.sampling, asdict(config.warmed_model)
     for name in ("device", "gradient_checkpointing", "activation_offload", "attention"):
         del model[name]

@@ -138,7 +138,6 @@ def evaluation_of(answers: Answers, settings: EvaluationConfig) -> Evaluation:
 
 def measured(greedy: Sequence[Group], sampled: Sequence[Group], settings: EvaluationConfig) -> Evaluation:
     """Compute the evaluation from one greedy and several sampled completions of each prompt."""
-    # Greedy completions give the accuracy, sampled ones the mean reward and pass@k
     tells = tells_right(greedy, sampled, settings)
     correct = tuple(_is_correct(group, settings.correct_above) if tells else math.nan for group in greedy)
     judged = [value for value in correct if not math.isnan(value)]
@@ -187,7 +186,6 @@ def _known(values: Sequence[float]) -> list[float]:
 
 
 def _mean_parts(groups: Sequence[Group]) -> dict[str, tuple[float, ...]]:
-    """Return the means of each prompt by the name of the part."""
     names = dict.fromkeys(name for group in groups for r in group.rollouts for name in r.reward.parts)
 
     def mean(group: Group, name: str) -> float:

@@ -102,7 +102,6 @@ def run_cold_start(
         return began
     if not config.cold_start.enabled:
         return None
-    # Train or load the policy of the cold start
     waiting = record.watchdog.deadline("the cold start", "timeouts.cold_start")
     with record.timer.phase("cold_start"), waiting:
         try:

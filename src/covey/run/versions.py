@@ -36,7 +36,6 @@ def _versions() -> dict[str, str]:
 
 
 def _git_commit(folder: Path) -> str:
-    """Return the commit of covey's checkout, else ""."""
     if not (folder.parents[1] / ".git").exists():
         return ""
     commit = _git(folder, "rev-parse", "HEAD")

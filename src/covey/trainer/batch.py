@@ -49,10 +49,8 @@ def make_rows(
 
 
 def _of_tokens(rollout: Rollout, advantage: Advantage) -> tuple[float, ...]:
-    """Return the advantage of each loss token."""
     if not isinstance(advantage, Sequence):
         return (float(advantage),) * rollout.num_loss_tokens
-    # The tokens of each turn, which are all there are
     turns = rollout.policy_turns
     values: list[float | None] = [None] * rollout.num_loss_tokens
     for turn, value in zip(turns, advantage, strict=True):
@@ -165,7 +163,6 @@ class Load:
         self.longest = max(self.longest, *lengths)
         if opens:
             self._tree, self._inputs = PrefixTree(), set()
-        # Tokens that go through the model, shared prefixes once
         if self.packing != "shared":
             self.num_tokens += sum(lengths)
         elif row.rollout.input_length is None:
@@ -186,12 +183,10 @@ def _split(rows: Sequence[Sequence[Row]], packing: str, budget: int) -> Iterator
     for group in rows:
         opens = True
         for row in group:
-            # Close the micro-batch that has no room for this row.
             if load.add(row, opens=opens) > budget and part:
                 yield part
                 part, opens, load = [], True, Load(packing)
                 load.add(row, opens=True)
-            # Add the row, in a new list where its group begins or continues here.
             if opens:
                 part.append([])
             part[-1].append(row)
@@ -201,7 +196,6 @@ def _split(rows: Sequence[Sequence[Row]], packing: str, budget: int) -> Iterator
 
 
 def _tensors(part: Part, stream: Stream, device: torch.device, attention: str) -> MicroBatch:
-    """Make the tensors of one micro-batch."""
     rows = [row for group in part for row in group]
     # Where loss tokens are predicted, what they are, and whose: a row has thousands, too many for loops of Python
     chosen = [np.flatnonzero(row.rollout.loss_mask) for row in rows]

@@ -79,7 +79,6 @@ class CreditAssigner:
         ranks: list[Scores] = [own] if alone else collectives.all_gather(own)
         found = assign(ranks, self._functions, self.baselines)
         self.baselines = found.baselines
-        # Back to this rank's groups, without the rows of failures
         first = 0 if alone else sum(len(of_rank.rewards_N) for of_rank in ranks[: collectives.rank()])
         advantages = _regroup(found.selected.advantages_N.tolist(), first, groups)
         keep_N = found.selected.keep_N

@@ -74,7 +74,6 @@ def score_frozen(forward: ScoringContext, batch: MicroBatch, *, several: bool, k
     """
     needs_reference = forward.objective.needs_reference
     kept, old, reference = None, None, None
-    # Old log-probs, once before the first update
     with inference(forward.policy.model):
         if forward.scoring.sampling.filters and (several or needs_reference):
             kept = allowed_tokens(forward.policy, batch, forward.scoring)

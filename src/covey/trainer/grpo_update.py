@@ -98,7 +98,6 @@ def pack(groups: Sequence[Group], trainer: Trainer) -> DocumentBatch:
     """
     if not isinstance(trainer.reference, Reference):
         raise ValueError("pack needs a reference beside the policy: algorithm=machines_document has one")
-    # Score every response in one pass
     scoring = trainer.forward.scoring
     rows = make_rows(groups)
     batch = make_batch(
@@ -162,7 +161,6 @@ class GRPO:
         ValueError for a batch that `check` refuses.
         """
         advantages_N = self.advantages(batch)
-        # A response counts as one token: its log-prob is the sum
         log_probs_N = _values(batch["logprobs"])
         column_NT = log_probs_N[:, None]
         inputs = ObjectiveInputs(
@@ -173,7 +171,6 @@ class GRPO:
             mask_NT=torch.ones_like(column_NT, dtype=torch.bool),
             ref_log_probs_NT=_values(batch["ref_logprobs"]).detach().to(log_probs_N)[:, None],
         )
-        # One loss, as the trainer's
         objective = build_objective(self.algorithm, norm_length=1)
         loss, _ = objective(inputs, count_totals(inputs.mask_NT), self.algorithm.kl_coef)
         return loss

@@ -107,7 +107,6 @@ class PrefixTree:
 
     def add(self, ids: Ids, prompt_length: int) -> Node:
         """Add a sequence, and return the node that its last token is in (or above, once others are added)."""
-        # Follow the nodes that begin with the same tokens
         node, at = self._root, 0
         while at < len(ids) and (found := node.continued_by(ids[at:])) is not None:
             node, agreed = found
@@ -117,7 +116,6 @@ class PrefixTree:
                 break
             if agreed < len(node.ids):
                 return node
-        # Grow a branch for the rest, the prompt as a node of its own
         if at == 0 and 0 < prompt_length < len(ids):
             node, at = self._grow(node, ids[:prompt_length], is_prompt=True), prompt_length
         return self._grow(node, ids[at:], is_prompt=at == 0) if at < len(ids) else node
@@ -181,7 +179,6 @@ def shared_layout(part: Part) -> Stream:
             ids.extend(node.ids.tolist())
         positions.extend(positions_of(order))
         segments.extend(own.values())
-        # Where in it the tokens of each row are
         for row, of_row in zip(group, ends, strict=True):
             lengths = [end - start for start, end in row.sequences]
             places = [places_in(own, last, length) for last, length in zip(of_row, lengths, strict=True)]
@@ -228,7 +225,6 @@ def padded_layout(part: Part) -> Stream:
     # With a token of its own: a padding token may be embedded as zeros, of which some norms have no gradient.
     ids = [[*own, *own[:1] * (longest - len(own))] for own in sequences]
     positions = [list(range(longest)) for _ in sequences]
-    # Where in the rectangle the tokens of each row are
     offsets: list[Offset] = []
     num_before = 0
     for row in rows:

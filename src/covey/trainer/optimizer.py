@@ -113,13 +113,11 @@ def clipped_step(
     A limit of 0 clips nothing. Nothing changes where the gradients, or the loss they come from (`is_finite`), are not
     finite. Collective where weights are sharded.
     """
-    # Clip to the norm, once the loss scale is taken out
     scaler.unscale_(optimizer)
     norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
     # Whole before it is used: torch 2.9 adds to a sharded norm on each rank, and clips by another factor.
     norm = sharding.whole(norm) if hasattr(norm, "full_tensor") else norm
     torch.nn.utils.clip_grads_with_norm_(parameters, limit if limit > 0 else torch.inf, norm)
-    # Step, or drop gradients that are not finite
     is_finite = bool(torch.isfinite(norm)) and is_finite
     if is_finite:
         scaler.step(optimizer)

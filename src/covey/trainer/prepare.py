@@ -54,16 +54,13 @@ def share_rows(rows: Sequence[list[Row]], num_groups: int) -> Sequence[list[Row]
     Advantages and counts are there already, so it does not matter who trains a row. Long ones are dealt first, and rows
     of a group stay side by side, for their prompt is read once. Collective.
     """
-    # Enough groups for all ranks leave nothing to share out
     num_ranks = collectives.world_size()
     if num_groups >= num_ranks:
         return rows
-    # Deal the rows of all ranks, the longest first
     of_ranks = collectives.all_gather([[_bare(row) for row in of_group] for of_group in rows])
     groups = [of_group for of_rank in of_ranks for of_group in of_rank]
     places = [(group, place) for group, of_group in enumerate(groups) for place in range(len(of_group))]
     places.sort(key=lambda at: -groups[at[0]][at[1]].num_tokens)
-    # Keep this rank's rows, side by side in their groups
     own = set(places[collectives.rank() :: num_ranks])
     kept = [[row for place, row in enumerate(rows) if (group, place) in own] for group, rows in enumerate(groups)]
     return [of_group for of_group in kept if of_group]

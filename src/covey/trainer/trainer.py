@@ -245,7 +245,6 @@ class Trainer:
         """
         is_first, ahead = ahead is not None, ahead or Ahead()
         statistics = self._batch_statistics(prepared, seed)
-        # Gradients: those that were accumulated ahead, and the rest.
         if ahead.totals is None:
             self._optimizer.zero_grad(set_to_none=True)
         else:

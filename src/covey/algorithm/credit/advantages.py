@@ -131,7 +131,6 @@ def gpg(
     """
     one_of("alpha", alpha, ("informative_groups", "nonzero_rewards"))
     advantages_N = group_center(scores, singleton=singleton)
-    # Scale by the share of groups, or rewards, that teach something
     if alpha == "informative_groups":
         informative_N = group_std(scores.rewards_N, scores.groups_N) > 0
         counted = int((informative_N & scores.scored).sum())
@@ -194,11 +193,9 @@ def gdpo(
     parts_NK, groups_N = scores.parts_NK, scores.groups_N
     if len(parts_NK) and not parts_NK.shape[1]:
         raise ValueError("advantage=gdpo needs rewards with parts, got none; return named parts or take group_zscore")
-    # Normalise each part within its group, then sum by weight
     sum_N = torch.zeros_like(scores.rewards_N)
     for part_N, weight in zip(parts_NK.unbind(1), scores.weights_K, strict=True):
         sum_N = sum_N + weight * divide(center(part_N, groups_N), group_std(part_N, groups_N, ddof), eps, eps_mode)
-    # Normalise the sum over the batch, per rollout or per token
     scored_N = (~parts_NK.isnan()).any(dim=1)
     if post == "batch_zscore":
         return batch_zscore(sum_N, scored_N, ddof, eps)
@@ -231,7 +228,6 @@ def role_ema_step(scores: Scores, *, decay: float = 0.95) -> tuple[Tensor, dict[
     """
     if not 0 <= decay <= 1:
         raise ValueError(f"decay must be in [0, 1], got {decay}")
-    # Update the baseline of a role after each of its rollouts, in order
     baselines = dict(scores.baselines)
     advantages_N = torch.zeros_like(scores.rewards_N)
     for index, (role, reward) in enumerate(zip(scores.roles, scores.rewards_N.tolist(), strict=True)):

@@ -61,7 +61,6 @@ class Assigned:
 def assign(ranks: Sequence[Scores], functions: CreditFunctions, baselines: Mapping[str, float]) -> Assigned:
     """Compute the advantages of the rollouts of all ranks."""
     given = join(ranks)
-    # Shape rewards, then subtract the KL penalty
     rewards_N = given.rewards_N
     for shape in functions.shaping:
         rewards_N = shaped(shape, rewards_N, given)
@@ -82,7 +81,6 @@ def assign(ranks: Sequence[Scores], functions: CreditFunctions, baselines: Mappi
         if functions.select is None
         else selected_by(functions.select, given, estimate)
     )
-    # Weigh by length within what is trained, then clip
     advantages_N = selected.advantages_N
     if functions.length_alpha is not None:
         lengths_N = given.lengths_N * selected.keep_N

@@ -60,7 +60,6 @@ def pass_rate_linear(
 
 
 def _share_of_longest(counts_N: Tensor, groups_N: Tensor) -> Tensor:
-    """Return each count over the largest of its group, 0 where that is 0."""
     counts_N = counts_N.to(torch.float64)
     return counts_N / over_group(counts_N, groups_N, "amax").clamp(min=1)
 

@@ -65,10 +65,8 @@ def turn_mixed(
     estimator's on reward - sum of r_k. scale: std, or none, which leaves r_k - mean. ValueError for weight < 0.
     """
     _require_weight(weight)
-    # The outcome's own advantage, the same for all turns
     outcome_N = _settled(outcomes(scores, turns), scores.groups_N, _sizes(scores, turns))
     outcome_M = estimate(replace(scores, rewards_N=outcome_N))[turns.rollouts_M]
-    # Each turn against the same turn of the group's other attempts
     rewards_M = torch.where(outcome_N.isnan()[turns.rollouts_M], torch.nan, turns.rewards_M)
     groups = scores.groups_N[turns.rollouts_M].tolist()
     alike_M = _numbered(list(zip(groups, turns.places, strict=True)))
@@ -94,10 +92,8 @@ def anchor_state(
     scale: std, or none, which leaves R_k - mean. ValueError for weight < 0, or unless 0 <= gamma <= 1.
     """
     _require_weight(weight)
-    # Number the turns of a group that began in the same state
     groups = scores.groups_N[turns.rollouts_M].tolist()
     alike_M = _numbered(_anchors(groups, turns))
-    # Compare their discounted returns with each other
     return_M = _settled(returns(scores, turns, gamma), alike_M, _sizes(scores, turns)[turns.rollouts_M])
     step_M = _standardised(return_M, alike_M, scale, ddof, eps)
     return episode(scores, turns, estimate) + weight * step_M
@@ -119,7 +115,6 @@ def returns(scores: Scores, turns: Turns, gamma: float) -> Tensor:
     outcome_N = outcomes(scores, turns).tolist()
     found: list[float] = []
     later: dict[int, float] = {}
-    # From the last turn of each episode to its first
     for rollout, reward in zip(reversed(turns.rollouts_M.tolist()), reversed(turns.rewards_M.tolist()), strict=True):
         is_last = rollout not in later
         later[rollout] = reward + (outcome_N[rollout] if is_last else gamma * later[rollout])

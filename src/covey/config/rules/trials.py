@@ -52,7 +52,7 @@ def _of_loss(algorithm: AlgorithmConfig, objective: Objective) -> Iterator[Trial
     log_probs_NT = torch.tensor([[-0.5, -1.0], [-2.0, -0.25]])
     mask_NT = torch.ones_like(log_probs_NT, dtype=torch.bool)
     inputs = loss_inputs(log_probs_NT, log_probs_NT.flip(0), torch.tensor([1.0, -1.0]), mask_NT)
-    loss, selector = objective.policy.loss, objective.policy.selector
+    loss, selector = objective.loss.function, objective.loss.selector
     yield f"loss_options of {algorithm.loss}", loss, partial(loss, inputs)
     if selector is not None:
         yield f"loss_options of {algorithm.loss}", selector, partial(selector, inputs, 0)

@@ -109,7 +109,6 @@ def prune_checkpoints(checkpoints: Path, retention: Retention) -> None:
 
 
 def _score(checkpoint: Path) -> float:
-    """Return a checkpoint's score, the lowest where it has none."""
     try:
         return float(read_manifest(checkpoint).get("score", "-inf"))
     except ValueError:

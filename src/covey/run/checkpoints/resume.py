@@ -84,7 +84,6 @@ def check_same_reference(config: Config, checkpoint: Path, reference: str) -> No
 
 
 def _last_prompts(folder: Path, checkpoint: Path) -> str | None:
-    """Return the run's last prompts, else the checkpoint's, else None."""
     changed = [line["prompts"] for line in changes_of(folder) if "prompts" in line]
     return changed[-1] if changed else read_manifest(checkpoint).get("prompts")
 

@@ -116,7 +116,6 @@ def evaluation_rows(step: int, answers: Answers, correct_above: float | None, mo
     """
     greedy = [(group.prompt, rollout) for group in answers.greedy for rollout in group.rollouts]
     sampled = [(group.prompt, rollout) for group in answers.sampled for rollout in group.rollouts]
-    # Greedy answers first, then as many sampled ones as fit, spread over the prompts
     chosen = [greedy[index] for index in spread(len(greedy), most)]
     num_greedy = len(chosen)
     chosen += [sampled[index] for index in spread(len(sampled), most - num_greedy)]

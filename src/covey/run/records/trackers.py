@@ -122,7 +122,6 @@ class WandB:
     """
 
     def __init__(self, project: str, folder: Path, run_config: Mapping[str, Any], say: Say) -> None:
-        # wandb is an extra
         try:
             import wandb
         except ImportError as error:

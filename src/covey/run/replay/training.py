@@ -142,7 +142,6 @@ def replay(config: Config, past: Path, record: RunRecorder, say: Callable[[str],
     refreshed = best_evaluations(past) if config.algorithm.reference_refresh_on_best else set()
     if (wanted := num_ranks(steps)) != collectives.world_size():
         raise ValueError(f"a run of {wanted} trainer ranks is replayed by as many, got {collectives.world_size()}")
-    # Build the run as it was, with groups sampled here.
     alone = replace(config, source="local", resume=None)
     environment = stages.load_environment(alone, record)
     began = stages.run_cold_start(alone, environment, record)
@@ -154,7 +153,6 @@ def replay(config: Config, past: Path, record: RunRecorder, say: Callable[[str],
     sampler = replace(run.local.sampler, engine=engine, environment=environment, stages=Stages())
     _remember(run, engine, 0)
     prompts = {prompt.id: prompt for prompt in run.local.stream.prompts}
-    # Train step by step, keeping the versions that later steps sampled on.
     digest, epoch = "", 0.0
     for step, oldest in zip(steps, oldest_needed(steps), strict=True):
         follow(sampler.environment, step.step - 1, config.num_steps, epoch)
