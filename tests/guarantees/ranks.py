@@ -21,7 +21,6 @@ from covey.policy import sharding
 from covey.run.build import distributed
 from covey.system import collectives
 from covey.system import ranks as launch
-from covey.trainer.batch import pad_micro_batches
 from covey.types import Batch, Group
 
 from ..support.builders import copied, make_trainer
@@ -110,7 +109,7 @@ def update_on_ranks(case: UpdateCase, how: How, strategy: str, tamper: Tamper = 
         sampling=case.sampling,
         logprob_chunk=how.chunk,
     )
-    metrics = trainer.step(pad_micro_batches(tamper(batch_of(case, how)), policy), 0)
+    metrics = trainer.step(tamper(batch_of(case, how)), 0)
     sharding.reshard(policy)
     return Update(whole_gradient([p for p in policy.model.parameters() if p.requires_grad]), metrics)
 

@@ -35,7 +35,7 @@ from covey.run.build import distributed, is_shared_out, make_sampler
 from covey.run.checkpoints.checkpoint import name_base, save_policy
 from covey.system import collectives
 from covey.system.disk import LEFTOVER_SECONDS, atomic_folder, catch_write_errors
-from covey.trainer.batch import count, make_batch, make_rows, pad_micro_batches
+from covey.trainer.batch import count, make_batch, make_rows
 from covey.trainer.optimizer import TrainerSettings
 from covey.trainer.settings import OptimizerConfig
 from covey.trainer.trainer import Trainer
@@ -139,7 +139,7 @@ def warm_up(
     with closing(source):
         for step in range(settings.num_steps):
             chosen = order.sample(groups, min(settings.batch_size, len(groups)))
-            metrics = trainer.step(pad_micro_batches(_batch(chosen, config, policy), policy), step)
+            metrics = trainer.step(_batch(chosen, config, policy), step)
             if (step + 1) % settings.check_every and step + 1 < settings.num_steps:
                 continue
             engine.load_weights(step + 1)

@@ -101,7 +101,7 @@ class Packing:
 def pack_rows(
     rows: Sequence[Sequence[Row]], policy: Policy, packing: Packing, totals: Sequence[int], limit: int | None = None
 ) -> Batch:
-    """Pack rows into micro-batches on the policy's device, at most the first `limit` of this rank. Collective."""
+    """Pack rows into micro-batches on the policy's device, at most the first `limit`."""
     num_loss_tokens, num_sequences, num_rollouts = totals
     batch = make_batch(
         rows,
@@ -111,7 +111,7 @@ def pack_rows(
         device=policy.device,
         attention=policy.attention,
     )
-    return pad_micro_batches(replace(batch, micro_batches=batch.micro_batches[:limit]), policy)
+    return replace(batch, micro_batches=batch.micro_batches[:limit])
 
 
 def pad_micro_batches(batch: Batch, policy: Policy) -> Batch:

@@ -37,7 +37,8 @@ def make_training_batches(
     settings = trainer.settings
     for members in mini_batches(groups, settings.num_mini_batches, f"{settings.seed}/mini-batches/{step}"):
         # The denominators of the loss, counted once over all ranks.
-        num_loss_tokens, num_sequences = count([rows[index] for index in members])
+        num_loss_tokens = sum(row.rollout.num_loss_tokens for index in members for row in rows[index])
+        num_sequences = sum(len(rows[index]) for index in members)
         num_rollouts = sum(sum(credit.keep[index]) for index in members)
         *totals, num_groups = collectives.all_sum_ints(num_loss_tokens, num_sequences, num_rollouts, len(members))
 

@@ -13,8 +13,7 @@ import torch
 from covey.policy.logprobs import score_tokens
 from covey.policy.policy import inference
 from covey.system import collectives
-from covey.trainer.batch import make_rows
-from covey.trainer.prepare import Packing, pack_rows
+from covey.trainer.batch import Packing, make_rows, pack_rows, pad_micro_batches
 from covey.trainer.trainer import Trainer
 from covey.types import Group, MicroBatch, Rollout
 
@@ -37,7 +36,7 @@ def second_look(groups: Sequence[Group], trainer: Trainer, packing: Packing) -> 
     """
     pairs = [pair for group in groups if (pair := _best_and_worst(group)) is not None][:MOST_GROUPS]
     rows = make_rows(pairs, [[0.0, 0.0]] * len(pairs))
-    batch = pack_rows(rows, trainer.policy, packing, totals=(1, 1, 1))
+    batch = pad_micro_batches(pack_rows(rows, trainer.policy, packing, totals=(1, 1, 1)), trainer.policy)
     with trainer.timer.phase("logprobs"), inference(trainer.policy.model):
         rises = [rise for part in batch.micro_batches for rise in _rises(part, trainer)]
     gains = [best - worst for best, worst in zip(rises[::2], rises[1::2], strict=True)]

@@ -25,7 +25,7 @@ from covey.policy.policy import Policy, inference, repeating
 from covey.policy.reference import Reference, load_refreshed, refresh_reference, refreshed_weights
 from covey.system import collectives
 from covey.system.waits.timer import PhaseTimer
-from covey.trainer.batch import count_work, totals_of
+from covey.trainer.batch import count_work, pad_micro_batches, totals_of
 from covey.trainer.forward import (
     Ahead,
     FrozenScores,
@@ -114,7 +114,8 @@ class Trainer:
         rate = learning_rate(step, self.settings.num_steps, self.settings.optimizer)
         for group in self._optimizer.param_groups:
             group["lr"] = rate
-        batches = [batch] if isinstance(batch, Batch) else list(batch)
+        given = [batch] if isinstance(batch, Batch) else batch
+        batches = [pad_micro_batches(own, self.policy) for own in given]
         with self.timer.phase("logprobs"):
             prepared = [self._prepare(own) for own in batches]
         updates: list[Update] = []
@@ -149,7 +150,8 @@ class Trainer:
     def measure(self, batch: Batch, seed: int) -> dict[str, float]:
         """Return what `step` logs of the log-probs of a batch, loss terms apart, without making an update."""
         with self.timer.phase("logprobs"):
-            prepared = [score_frozen(self.forward, m, several=False, keep_old=False) for m in batch.micro_batches]
+            micro_batches = pad_micro_batches(batch, self.policy).micro_batches
+            prepared = [score_frozen(self.forward, m, several=False, keep_old=False) for m in micro_batches]
             statistics = self._batch_statistics(prepared, seed)
         sums: list[Sums] = []
         maxima: list[Mapping[str, float]] = []
@@ -181,7 +183,7 @@ class Trainer:
         """Return the KL to the reference of each row, summed over its tokens: a penalty on the reward."""
         values: list[float] = []
         with self.timer.phase("logprobs"):
-            for micro_batch in batch.micro_batches:
+            for micro_batch in pad_micro_batches(batch, self.policy).micro_batches:
                 prepared = score_frozen(self.forward, micro_batch, several=False, keep_old=True)
                 assert prepared.old is not None
                 if micro_batch.num_rows > 0:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from covey.algorithm.credit.scores import ROUNDING, Scores, join
-from covey.algorithm.credit.selection import Selected, clip_advantages, length_normalizer
+from covey.algorithm.credit.selection import Selected, weigh_and_clip
 from covey.system import custom
 from covey.types import Rollout
 
@@ -81,11 +81,9 @@ def assign(ranks: Sequence[Scores], functions: CreditFunctions, baselines: Mappi
         if functions.select is None
         else selected_by(functions.select, given, estimate)
     )
-    advantages_N = selected.advantages_N
-    if functions.length_alpha is not None:
-        lengths_N = given.lengths_N * selected.keep_N
-        advantages_N = length_normalizer(advantages_N, lengths_N, alpha=functions.length_alpha)
-    selected = Selected(selected.keep_N, clip_advantages(advantages_N, functions.clip))
+    lengths_N = given.lengths_N * selected.keep_N  # weights are relative within what is trained
+    advantages_N = weigh_and_clip(selected.advantages_N, lengths_N, functions.length_alpha, functions.clip)
+    selected = Selected(selected.keep_N, advantages_N)
     # Baselines by role follow the selection
     if functions.next_baselines is not None:
         baselines = functions.next_baselines(given)
@@ -100,10 +98,8 @@ def _assign_to_turns(
     turns, of_M = given.turns, given.turns.rollouts_M
     # Length weights are of whole episodes, the clip is of each turn
     advantages_M = functions.turn_credit(given, turns, estimate)
-    if functions.length_alpha is not None:
-        ones_N = torch.ones_like(given.rewards_N)
-        advantages_M = advantages_M * length_normalizer(ones_N, given.lengths_N, alpha=functions.length_alpha)[of_M]
-    advantages_M = clip_advantages(advantages_M, functions.clip)
+    weights_N = weigh_and_clip(torch.ones_like(given.rewards_N), given.lengths_N, functions.length_alpha, None)
+    advantages_M = weigh_and_clip(advantages_M * weights_N[of_M], turns.lengths_M, None, functions.clip)
     if functions.turn_metrics is not None:
         logged |= functions.turn_metrics(given)
     zeros_N = torch.zeros_like(given.rewards_N)

@@ -158,6 +158,13 @@ def length_normalizer(advantages_N: Tensor, lengths_N: Tensor, *, alpha: float =
     return torch.where(present_N, advantages_N * weights_N / mean, 0.0)
 
 
+def weigh_and_clip(advantages_N: Tensor, lengths_N: Tensor, alpha: float | None, bound: float | None) -> Tensor:
+    """Apply `length_normalizer` unless alpha is None, then `clip_advantages`."""
+    if alpha is not None:
+        advantages_N = length_normalizer(advantages_N, lengths_N, alpha=alpha)
+    return clip_advantages(advantages_N, bound)
+
+
 def clip_advantages(advantages_N: Tensor, bound: float | None) -> Tensor:
     """Clamp to [-bound, bound], unless the bound is None.
 
