@@ -52,7 +52,7 @@ NO_FACTS = Facts()
 
 
 def still_open(advice: Sequence[str], settings: Settings, facts: Facts = NO_FACTS) -> tuple[str, ...]:
-    """Choose the advice that a run can follow, with its values now. Without settings it is all."""
+    """Choose the advice that a run can follow, with current values."""
     if not settings:
         return tuple(advice)
     found = (next(filter(None, (_phrase(way, settings, facts) for way in one.split(OR))), None) for one in advice)
@@ -85,7 +85,7 @@ def _phrase(advice: str, settings: Settings, facts: Facts) -> str | None:
 
 
 def _with_value(advice: str, name: str, lower: bool, settings: Settings, of_run: Field) -> str | None:
-    """Add the present value to a direction, None at the end of its range."""
+    """Add the current value to a direction, None at its bound."""
     value = settings.get(name)
     if name in settings and value is None:
         return f"{name} set"

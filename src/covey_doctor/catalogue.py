@@ -1,4 +1,4 @@
-"""The table of findings, which catalogue.yaml has, and the rules that look for them."""
+"""The table of findings in catalogue.yaml, and their rules."""
 
 from pathlib import Path
 from typing import Any

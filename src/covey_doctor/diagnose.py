@@ -42,7 +42,7 @@ def worst(findings: Sequence[Finding]) -> Level | None:
 
 
 def in_a_line(findings: Sequence[Finding], log: RunLog) -> str:
-    """Say how a run is, and where it is too short to tell.
+    """Describe a run in one line.
 
     >>> in_a_line([], RunLog())
     'too early to say, after 0 steps'
@@ -70,13 +70,13 @@ def number_of(number: int, noun: str) -> str:
 
 
 def _named(findings: Sequence[Finding], level: Level) -> str:
-    """Name the findings of a level, and those of them that are over."""
+    """Name the findings of a level, those that are over included."""
     of_level = [finding for finding in findings if finding.level is level]
     return ", ".join(f"{one.rule.id}{' over now' * (one.evidence.until is not None)}" for one in of_level)
 
 
 def _rewards(log: RunLog) -> str:
-    """Say from what to what the reward went: means of the first and the last steps, half a window each."""
+    """Describe the reward's change between its first and last steps."""
     values = log.values("sampled_reward_mean") or log.values("reward_mean")
     half = MIN_WINDOW // 2
     return f" (reward {fmean(values[:half]):.3g} to {fmean(values[-half:]):.3g})" if len(values) >= MIN_WINDOW else ""

@@ -1,4 +1,4 @@
-"""What the doctor says: evidence of one rule, and the finding that it makes."""
+"""The doctor's findings, and the evidence behind them."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -9,7 +9,7 @@ from covey_doctor.log import RunLog
 
 
 class Level(IntEnum):
-    """How much it matters: something to know, to watch, to act on now."""
+    """The severity of a finding."""
 
     NOTE = 1
     WATCH = 2
@@ -41,7 +41,7 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One sickness: how it is found, why it matters, what helps."""
+    """One kind of finding: test, meaning and remedy."""
 
     id: str
     name: str
@@ -82,7 +82,7 @@ class Finding:
 
     @property
     def _when(self) -> str:
-        """Say in which steps it holds, "" where it is about the run as a whole."""
+        """Return the steps in which it holds, "" for the whole run."""
         since, until = self.evidence.since, self.evidence.until
         if since is None:
             return ""

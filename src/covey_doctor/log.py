@@ -1,4 +1,4 @@
-"""The columns of a run as rules read them: numbers by step, windows of steps, the first of which is the baseline."""
+"""The columns of a run for rules: numbers by step, in windows."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -83,7 +83,7 @@ class Span:
 
 @dataclass(slots=True)
 class RunLog:
-    """What a run has logged so far. What another tool did not log is missing, and rules about it say nothing."""
+    """The logs of a run so far; columns may be missing."""
 
     steps: list[int] = field(default_factory=list)
     columns: dict[str, list[float | None]] = field(default_factory=dict)
@@ -101,8 +101,9 @@ class RunLog:
     """Of evaluations, and of training: rows with step, prompt_id, completion, reward."""
     rollouts: Sequence[Row] = ()
     summary: Row = field(default_factory=dict)
-    """What the run came to: `status`, `after` and its `num_prompts`, `gain` by measure, `confidence`, `looked_at`, and
-    NOT_SHOWN."""
+    """The run's result: `status`, `after` and its `num_prompts`, `gain` by measure, `confidence`, `looked_at`, and
+    NOT_SHOWN.
+    """
     error: str | None = None
     """Why the run ended early."""
     control: "RunLog | None" = None
@@ -123,7 +124,7 @@ class RunLog:
             column.extend([None] * (len(steps) - len(column)))
 
     def derived(self, name: str, points: Iterable[tuple[int, float]]) -> "RunLog":
-        """Return a log of the same run with one column, of numbers by step that were computed from others."""
+        """Return a log of the run with one derived column."""
         return log_of([{"step": step, name: value} for step, value in points], settings=self.settings)
 
     @property
@@ -141,7 +142,7 @@ class RunLog:
         return [value for _, value in self.known(name)]
 
     def windows(self, name: str) -> list[Window]:
-        """Return the windows of a column, counted back from its last number. What is left at the start is in none."""
+        """Return a column's windows, counted back from its last number."""
         points, width = self.known(name), self.width
         found = []
         for end in range(len(points), width - 1, -width):
@@ -150,7 +151,7 @@ class RunLog:
         return found[::-1]
 
     def baseline(self, name: str) -> Window | None:
-        """Return the window that others are compared with: the first after the first rows, None while it is short."""
+        """Return the baseline: the first window after the first rows, if complete."""
         part = self.known(name)[SKIPPED_ROWS : SKIPPED_ROWS + self.width]
         if len(part) < self.width:
             return None
@@ -162,7 +163,7 @@ class RunLog:
         return None if base is None else Part(float(median(base.values)), base.first, base.last)
 
     def at_first(self, name: str, pick: Callable[..., Part]) -> Part | None:
-        """Pick, by max or min, between the medians of the baseline and of the first rows.
+        """Pick from the medians of baseline and first rows.
 
         What goes wrong within the first steps is in the baseline already.
         """
@@ -173,7 +174,7 @@ class RunLog:
         return pick(usual, early, key=lambda part: part.value)
 
     def lasting(self, name: str, holds: Callable[[Window], bool]) -> Span | None:
-        """Return the latest two or more windows in a row of which something holds."""
+        """Return the latest windows in a row of which something holds."""
         windows, runs = self.windows(name), [[]]  # type: tuple[list[Window], list[list[Window]]]
         for window in windows:
             if holds(window):
@@ -214,7 +215,7 @@ def log_of(steps: Sequence[Row], looks: Sequence[Row] = (), **rest: Any) -> RunL
 
 
 def as_number(value: Any) -> float | None:
-    """Return a number, also of the words that stand for it where JSON has none.
+    """Return a number, also from JSON's words for it.
 
     >>> as_number("-inf")
     -inf

@@ -11,7 +11,7 @@ TO_SIGMA = 1.4826
 
 
 def theil_sen(values: Sequence[float]) -> float:
-    """Return the median slope over all pairs of places, 0 for fewer than two (Sen, JASA 63:1379, 1968).
+    """Return the median slope over all pairs (Sen, JASA 63:1379, 1968).
 
     >>> theil_sen([0, 1, 2, 90, 4])
     1.0
@@ -21,7 +21,7 @@ def theil_sen(values: Sequence[float]) -> float:
 
 
 def mann_kendall(values: Sequence[float]) -> float:
-    """Return the two-sided p of the test against no trend, 1 for fewer than three (Mann, Econometrica 13:245, 1945).
+    """Return the two-sided p against no trend (Mann, Econometrica 13:245, 1945).
 
     >>> round(mann_kendall(range(10)), 5)
     8e-05
@@ -42,7 +42,7 @@ def thinned(values: Sequence[float]) -> list[float]:
 
 
 def standard_error(values: Sequence[float]) -> float:
-    """Return that of the mean of independent values, 0 for fewer than two."""
+    """Return the standard error of the mean of independent values."""
     return stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
 
 

@@ -1,4 +1,4 @@
-"""Graders: the text of a completion in, a verdict out. Nothing of covey and no torch is imported.
+"""Graders: a completion's text in, a verdict out; imports no torch.
 
 >>> grade_math("3 + 4 = 7, so \\\\boxed{7}.", "7").is_right
 True
@@ -35,7 +35,7 @@ def grade_math(completion: str, gold: str, question: str = "", *, computed: bool
 
 
 def grade_countdown(completion: str, numbers: Sequence[int], target: int, **rules: Any) -> Grade:
-    """Grade an expression of the numbers that is to reach the target, in the last answer tag.
+    """Grade an expression of the numbers for the target, in answer tags.
 
     `rules` are `uses`, `form` and `is_cut` of `covey_graders.countdown.grade`.
     """
@@ -47,10 +47,10 @@ def grade_countdown(completion: str, numbers: Sequence[int], target: int, **rule
 def grade_ifeval(
     completion: str, instruction_id_list: Sequence[str], kwargs: Sequence[Mapping[str, Any] | None]
 ) -> "Verdicts":
-    """Grade a completion, less its thoughts, by the instructions of a row of IFEval.
+    """Grade a completion, without thoughts, by a row of IFEval.
 
-    Returns the strict and the loose verdict on each instruction, with their means.
-    ValueError for an unknown instruction, or arguments that it does not take, lacks or cannot mean.
+    Returns strict and loose verdicts on each instruction, with their means. ValueError for an unknown instruction, or
+    arguments that it does not take, lacks or cannot mean.
     """
     from covey_graders.ifeval.instructions import verdicts
     from covey_graders.tags import after_thoughts
@@ -59,7 +59,7 @@ def grade_ifeval(
 
 
 def extract_program(completion: str, entry_point: str = "", opening: str = "") -> str:
-    """Extract the program that a completion hands in. "" where there is none.
+    """Extract the submitted program of a completion, "" without one.
 
     Args:
         entry_point: the function or class that is asked for; "" for a script.

@@ -1,4 +1,4 @@
-"""Countdown: whether an arithmetic expression of given numbers comes to a target, read without `eval`.
+"""Countdown: evaluate an arithmetic expression of given numbers without `eval`.
 
 The rule is that of TinyZero (github.com/Jiayi-Pan/TinyZero): each number exactly once, + - * / and parentheses. Unlike
 there, values are compared as fractions; `**`, `//` and decimal points are refused. Length, depth and digits are
@@ -33,7 +33,7 @@ _OPERATORS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
 
 @dataclass(frozen=True, slots=True)
 class Expression:
-    """What an expression comes to, and the numbers it is made of, in their order.
+    """The value of an expression, and its numbers in order.
 
     >>> read_expression("(3 + 5) / 2")
     Expression(value=Fraction(4, 1), numbers=(3, 5, 2))
@@ -44,7 +44,7 @@ class Expression:
 
 
 def read_expression(text: str) -> Expression | None:
-    """Return the expression that the whole text is. None where it is none, divides by zero, or is too long or deep.
+    """Read the whole text as an expression, None if invalid or too long.
 
     Numbers are whole and not negative; + - * / and parentheses, the usual precedence, a sign before a number or
     parenthesis. No powers, no `//`, no decimal points, no product without a sign.
@@ -67,7 +67,7 @@ def read_expression(text: str) -> Expression | None:
 
 
 def _value(node: ast.expr) -> Fraction | None:
-    """Compute the value of a tree of numbers and operators. None for any other, and for a division by zero."""
+    """Compute a tree of numbers and operators, None where impossible."""
     match node:
         case ast.Constant(int(number)):
             return Fraction(number)
@@ -114,7 +114,7 @@ def grade(
 
 
 def find_expression(completion: str) -> str:
-    """Return the trimmed content of the last closed answer tag outside think tags. "" where there is none."""
+    """Return the last answer tag's content outside of thoughts, "" without one."""
     said = visible(completion)
     end = said.rfind("</answer>")
     begin = said.rfind("<answer>", 0, end) if end >= 0 else -1

@@ -1,4 +1,4 @@
-"""Tables beside the modules that use them, and spellings that are replaced one after the other."""
+"""Tables beside the modules that use them, and ordered replacements."""
 
 import re
 import tomllib
@@ -11,7 +11,7 @@ Steps = tuple[tuple[re.Pattern[str], str], ...]
 
 
 def table_beside(module: str) -> dict[str, Any]:
-    """Read the TOML file that has a module's name. `module` is its `__file__`."""
+    """Read the TOML file named like the module of this `__file__`."""
     return tomllib.loads(Path(module).with_suffix(".toml").read_text(encoding="utf-8"))
 
 

@@ -1,4 +1,4 @@
-"""What stands in the tags of a completion: thoughts, which no reader sees, and answers. Pure, in linear time."""
+"""The tags of a completion: hidden thoughts, and answers."""
 
 import re
 
@@ -8,7 +8,7 @@ THINK_END = "</think>"
 
 
 def without_thoughts(completion: str) -> str:
-    """Return the completion less its think blocks; a closing tag alone ends one that the prompt opened."""
+    """Return the completion without think blocks, opened in it or before."""
     kept: list[str] = []
     depth = position = 0
     # Text outside of thoughts counts; a closing tag without an opening one ends a thought too
@@ -24,23 +24,26 @@ def without_thoughts(completion: str) -> str:
 
 
 def visible(completion: str) -> str:
-    """Return what a reader sees of prose: no think block, comment or struck-out text. In programs they are code."""
+    """Return the visible prose: no thoughts, comments or struck-out text."""
     return _HIDDEN.sub("", without_thoughts(completion))
 
 
 def after_thoughts(completion: str) -> str:
-    """Return what follows the last `</think>`, trimmed; nothing where a thought never ends, all where there is none."""
+    """Return the text after the last `</think>`, trimmed.
+
+    Nothing where a thought never ends.
+    """
     if THINK_END in completion:
         return completion.rpartition(THINK_END)[2].strip()
     return "" if completion.lstrip().startswith("<think>") else completion
 
 
 def blocks(text: str, tag: str) -> list[str]:
-    """Return the contents of all closed blocks of a tag. A pattern would look for each opening's end anew."""
+    """Return the contents of a tag's closed blocks, in linear time."""
     *closed, _ = text.split(f"</{tag}>")
     return [after for _, opening, after in (piece.partition(f"<{tag}>") for piece in closed) if opening]
 
 
 def first_block(text: str, tag: str) -> str:
-    """Return the trimmed content of the first closed block of a tag. "" where there is none."""
+    """Return the first closed block's content, trimmed, "" without one."""
     return next(iter(blocks(text, tag)), "").strip()

@@ -1,1 +1,1 @@
-"""The tests behind the findings, pure functions of a run's columns, by what they are about."""
+"""The tests behind findings, by subject: pure functions of columns."""

@@ -1,4 +1,4 @@
-"""Does one text win whatever is asked: told from an answer that is right often, as `yes` is where most are yes."""
+"""Detect a text that wins whatever is asked, unlike a frequent answer."""
 
 import json
 import re
@@ -32,7 +32,7 @@ class Verdicts:
         return set().union(*self.won.values())
 
     def share(self, text: str) -> float:
-        """Return how many of the prompts that were won this text won."""
+        """Return this text's share of the won prompts."""
         return len(self.won.get(text, ())) / max(1, len(self.prompts))
 
 
@@ -59,7 +59,7 @@ def wins_everywhere(log: RunLog) -> Evidence | None:
 
 
 def _said_since(rows: Iterable[Row], text: str) -> list[int]:
-    """Return for each row of a text the first step since the rows before: what is kept is not every step."""
+    """Return each row's first step since the rows before."""
     rows = list(rows)
     steps = sorted({0, *(row["step"] for row in rows)})
     before = dict(zip(steps[1:], steps, strict=False))
@@ -67,7 +67,7 @@ def _said_since(rows: Iterable[Row], text: str) -> list[int]:
 
 
 def fails_somewhere(text: str, seen: Verdicts) -> bool:
-    """Tell whether a text loses more than chance on prompts that it was given to, or was given to few.
+    """Return True if a text loses more than chance, or was rare.
 
     An answer that is right as often as its class is loses wherever the policy takes one class for another.
     """
@@ -76,7 +76,7 @@ def fails_somewhere(text: str, seen: Verdicts) -> bool:
 
 
 def is_class(text: str, early: Verdicts, late: Verdicts) -> bool:
-    """Tell whether a text is one of the right answers there are, as far as the other right answers show."""
+    """Return True if a text is one of several right answers."""
     if wins_against_others(text, late) or wins_against_others(text, joined(early, late)):
         return False
     others = {one: names - late.won[text] for one, names in late.won.items() if one != text}
@@ -93,7 +93,7 @@ def is_class(text: str, early: Verdicts, late: Verdicts) -> bool:
 
 
 def wins_against_others(text: str, seen: Verdicts) -> bool:
-    """Tell whether a text wins prompts for which another is right, and prompts for which that one is wrong.
+    """Return True if a text wins where another is right, and where it is wrong.
 
     A class has several spellings, but what is right for some of its prompts is right for all.
     """
@@ -123,7 +123,7 @@ def _joined(one: Mapping[str, set[str]], other: Mapping[str, set[str]]) -> dict[
 
 
 def asked(row: Row) -> str:
-    """Return what tells a prompt from others: its text and columns, else its name.
+    """Return a prompt's identity: text and columns, else its name.
 
     Prompts that ask for the same are one, such as the best machine of a stage: a text that wins one wins all.
     """
@@ -133,5 +133,5 @@ def asked(row: Row) -> str:
 
 
 def said(row: Row) -> str:
-    """Return the text of an answer, spaces at its ends and runs of them left out."""
+    """Return an answer's text with normalised blanks."""
     return re.sub(r"\s+", " ", str(row.get("completion"))).strip()

@@ -1,4 +1,4 @@
-"""What several rules ask of a run: how its reward went, how its held-out accuracy went, how a column changed."""
+"""Changes of reward, held-out accuracy and columns, for several rules."""
 
 from collections.abc import Callable, Sequence
 from math import isfinite, nan, sqrt
@@ -41,7 +41,7 @@ def nats(value: float) -> str:
 
 
 def from_to(first: Part, last: Part, show: Callable[[float], str] = number) -> str:
-    """Say what is compared with what: the one way in which all findings say it.
+    """Describe a comparison, in the one form of all findings.
 
     >>> from_to(Part(0.25, 3, 12), Part(0.5, 51, 60), percent)
     'from 25 % (steps 3 to 12) to 50 % (steps 51 to 60)'
@@ -50,7 +50,7 @@ def from_to(first: Part, last: Part, show: Callable[[float], str] = number) -> s
 
 
 class Change(NamedTuple):
-    """From a number of the first part of a run to one of the last."""
+    """A change between the first and last part of a run."""
 
     before: Part
     after: Part
@@ -99,12 +99,12 @@ def reward_change(log: RunLog) -> Change | None:
 
 
 def accuracy_change(log: RunLog) -> Change | None:
-    """Return how the held-out accuracy went from the first evaluation to the last."""
+    """Return the change of held-out accuracy over all evaluations."""
     return _change_of_looks(log, "accuracy")
 
 
 def held_out_change(log: RunLog) -> Change | None:
-    """Return how held-out answers went: by accuracy, or where rewards do not say what is right by their mean."""
+    """Return the change of held-out answers, by accuracy or reward."""
     return _change_of_looks(log, held_out_measure(log))
 
 
@@ -113,7 +113,7 @@ def held_out_measure(log: RunLog) -> str:
 
 
 def _change_of_looks(log: RunLog, name: str) -> Change | None:
-    """Return the change of a measure, whose error is paired over prompts where their verdicts are known."""
+    """Return a measure's change, paired over prompts where possible."""
     looks = log.looks_at(name)
     if len(looks) < 2:
         return None
@@ -145,21 +145,21 @@ LEAST_CHANCE = 0.05
 
 
 def chance_at_look(log: RunLog) -> float:
-    """Return how unlikely what the newest evaluation shows must be: a run of a hundred is tested a hundred times.
+    """Return the significance level of the newest evaluation.
 
-    The chances of all looks to come add up to LEAST_CHANCE (Bonferroni over 1 / (k (k - 1)), k evaluations so far).
+    The levels of all evaluations add up to LEAST_CHANCE (Bonferroni over 1 / (k (k - 1)), k evaluations so far).
     """
     looks = max(2, len(log.look_steps))
     return min(0.01, LEAST_CHANCE / (looks * (looks - 1)))
 
 
 def errors_at_look(log: RunLog) -> float:
-    """Return how many standard errors what the newest evaluation shows must be from chance, 3 at least."""
+    """Return the standard errors required at the newest evaluation, at least 3."""
     return max(3.0, NormalDist().inv_cdf(1 - chance_at_look(log)))
 
 
 def is_worse(change: Change | None, log: RunLog) -> bool:
-    """Tell whether held-out answers got worse, beyond what so many looks at them would show by chance."""
+    """Return True if held-out answers got worse beyond chance."""
     return change is not None and change.z < -errors_at_look(log)
 
 
@@ -176,7 +176,7 @@ def looked(look: tuple[int, float]) -> Part:
 
 
 def onset(parts: Sequence[tuple[int, float]]) -> int | None:
-    """Return the step from which on all numbers lie nearer to the last than to the first, None for fewer than two.
+    """Return the step after which numbers are nearer to the last.
 
     >>> onset([(1, 0.2), (11, 0.3), (21, 0.6), (31, 0.7)])
     21
@@ -193,12 +193,12 @@ def onset(parts: Sequence[tuple[int, float]]) -> int | None:
 
 
 def since_moved(log: RunLog, name: str) -> int | None:
-    """Return since when a column is nearer to where it is now than to where it was."""
+    """Return the step since which a column is nearer to its last value."""
     return onset([(window.first, window.mean) for window in log.windows(name)])
 
 
 def since_look(looks: Sequence[tuple[int, float]]) -> int | None:
-    """Return the same of evaluations: the first step after the last one that is nearer to the first."""
+    """Return the same for evaluations."""
     if len(looks) < 2:
         return None
     before = [0, *(step for step, _ in looks)]
@@ -206,19 +206,19 @@ def since_look(looks: Sequence[tuple[int, float]]) -> int | None:
 
 
 def num_prompts(log: RunLog) -> int:
-    """Return how many held-out prompts an evaluation looks at."""
+    """Return the number of held-out prompts per evaluation."""
     after = log.summary.get("after") or {}
     found = after.get("num_prompts") or log.setting("evaluation.num_prompts")
     return found if isinstance(found, int) and found > 0 else USUAL_PROMPTS
 
 
 def has_curriculum(log: RunLog) -> bool:
-    """Tell whether prompts get harder on purpose, so that falling rewards mean nothing."""
+    """Return True if prompts get harder on purpose."""
     return log.setting("curriculum.name", "none") not in (None, "none")
 
 
 def is_falling(log: RunLog, errors: float = 2.0) -> bool:
-    """Tell whether the run gets worse by what can be trusted most: evaluations, else the reward of training."""
+    """Return True if evaluations, else training rewards, get worse."""
     change = held_out_change(log)
     if change is not None:
         return change.z < -errors
@@ -227,7 +227,7 @@ def is_falling(log: RunLog, errors: float = 2.0) -> bool:
 
 
 def is_rising(log: RunLog, errors: float = 2.0) -> bool:
-    """Tell whether the run gets better by what can be trusted most.
+    """Return True if evaluations, else training rewards, get better.
 
     An accuracy that was at its ceiling from the beginning says nothing, so the reward is asked.
     """
@@ -238,13 +238,13 @@ def is_rising(log: RunLog, errors: float = 2.0) -> bool:
 
 
 def gets_more_accurate(log: RunLog) -> bool:
-    """Tell whether held-out answers were measured and got better."""
+    """Return True if held-out answers got measurably better."""
     change = held_out_change(log)
     return change is not None and change.z > 2
 
 
 def samples_deny(log: RunLog) -> bool:
-    """Tell whether sampled answers are right as often as before, where greedy ones are of too few prompts to say more.
+    """Return True if sampled answers contradict a loss of few greedy ones.
 
     Greedy answers of few prompts that are much alike change all at once.
     """
@@ -262,7 +262,10 @@ def above(
     *,
     strict: bool = False,
 ) -> Evidence | None:
-    """Return evidence of windows above a bound, sick above the higher one. `text` has {} for their mean."""
+    """Return evidence of windows above a bound, critical above the higher.
+
+    `text` has {} for their mean.
+    """
 
     def over(bound: float) -> Callable[[Window], bool]:
         return lambda window: window.mean > bound if strict else window.mean >= bound

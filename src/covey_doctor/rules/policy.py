@@ -1,4 +1,4 @@
-"""Does the policy move too far, too fast, or not at all: entropy, length, KL, gradients, the clip."""
+"""Policy rules: entropy, length, KL, gradients, the clip."""
 
 from collections.abc import Callable
 from statistics import fmean, median
@@ -65,12 +65,12 @@ def entropy_collapse(log: RunLog) -> Evidence | None:
 
 
 def _to_the_end(usual: Part, span: Span, show: Callable[[float], str]) -> str:
-    """Say how a column went from its usual number to the last window of a span."""
+    """Describe a column's change from usual to a span's end."""
     return from_to(usual, span.windows[-1].part, show)
 
 
 def _variety_lost(log: RunLog) -> str | None:
-    """Say what shows that answers have become alike, nothing where they have not, None where nothing tells."""
+    """Describe lost variety of answers, "" if none, None if unknown."""
     names = sorted((name for name in log.looks if name.startswith("pass_at_")), key=lambda name: int(name[8:]))
     if len(names) >= 2:
         few, many = log.looks_at(names[0]), log.looks_at(names[-1])
@@ -106,7 +106,7 @@ def entropy_explosion(log: RunLog) -> Evidence | None:
 
 
 def length_explosion(log: RunLog) -> Evidence | None:
-    """Find answers that grow while what they are worth does not, or until the limit cuts them."""
+    """Find answers that grow without gain, or until they are cut."""
     usual = log.at_first("completion_length_mean", min)
     if usual is None or usual.value <= 0:
         return None
@@ -127,7 +127,7 @@ def _tokens(value: float) -> str:
 
 
 def length_collapse(log: RunLog) -> Evidence | None:
-    """Find answers that have shrunk to next to nothing, all alike; to know where they are half as long at all."""
+    """Find answers that have shrunk, all alike, or by half."""
     usual, spread_usual = log.at_first("completion_length_mean", max), log.at_first("mean_group_std", max)
     if usual is None or usual.value <= 0 or spread_usual is None:
         return None
@@ -144,7 +144,7 @@ def length_collapse(log: RunLog) -> Evidence | None:
 
 
 def kl_runs_away(log: RunLog) -> Evidence | None:
-    """Find a KL to the reference that grows without a gain, or far beyond its target."""
+    """Find a KL that grows without gain, or beyond its target."""
     points = log.known("kl")
     early = [(step, value) for step, value in points if 5 <= step <= 20]
     if not early:
@@ -211,7 +211,7 @@ def rate_too_high(log: RunLog) -> Evidence | None:
 
 
 def _moved(log: RunLog) -> str | None:
-    """Say by what the policy is seen to be thrown about, since the baseline or since the very first step."""
+    """Describe large movements of the policy, since baseline or first step."""
     first = next((Part(value, step, step) for step, value in log.known("entropy")), None)
     for usual in (log.usual("entropy"), first):
         span = None if usual is None or not usual.value else log.lasting("entropy", _is_far_from(usual.value))
@@ -230,7 +230,7 @@ def _is_far_from(usual: float) -> Callable[[Window], bool]:
 
 
 def astray(log: RunLog) -> Evidence | None:
-    """Find updates that do not raise what was rewarded above what was not, as every step along the gradient does."""
+    """Find updates that do not raise rewarded answers above others."""
     agreement = log.known("advantage_agreement")
     mean = fmean(value for _, value in agreement) if agreement and len(log.steps) >= 3 else 1.0
     # A wrong sign leaves nothing to compare after a step or two: all answers are wrong then
@@ -254,7 +254,7 @@ def astray(log: RunLog) -> Evidence | None:
 
 
 def _undone(log: RunLog, looks: list[tuple[int, float]]) -> Evidence | None:
-    """Find rewards that vanish at once, by updates that lowered the best answers: nothing is left to look at then."""
+    """Find rewards that vanish by updates that lowered the best answers."""
     rewards = log.known(reward_name(log))
     after = [value for step, value in rewards if looks and step > looks[-1][0]]
     if len(looks) < 2 or len(after) < VANISHED_STEPS or max(gain for _, gain in looks) >= 0:
@@ -269,7 +269,7 @@ def _undone(log: RunLog, looks: list[tuple[int, float]]) -> Evidence | None:
 
 
 def rate_too_low(log: RunLog) -> Evidence | None:
-    """Find a policy that does not move though there is something to learn."""
+    """Find a policy that does not move despite a signal."""
     # Adapters need larger rates than all weights do
     rate, rank = log.setting("optimizer.lr"), log.setting("model.lora_rank")
     if isinstance(rate, float) and rank and rate < FULL_LR_OF_LORA and len(log.steps) >= 2 * log.width:
@@ -301,7 +301,7 @@ def _relative(change: Change | None) -> float:
 
 
 def clip_works(log: RunLog) -> Evidence | None:
-    """Find a clip that takes the gradient from many tokens, or from one side alone."""
+    """Find a clip that drops many tokens' gradients, or one side's."""
     span = log.lasting("clip_fraction", lambda window: window.mean > CLIPPED)
     if span is not None:
         # A run that gets better learns from the rest, as where ratios against a reference leave their range

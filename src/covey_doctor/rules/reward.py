@@ -1,4 +1,4 @@
-"""Is the reward what one wants: against held-out accuracy, its parts, repeated answers, a control."""
+"""Reward rules: held-out accuracy, parts, repeated answers, a control."""
 
 from collections.abc import Sequence
 from statistics import fmean
@@ -64,7 +64,7 @@ def hacking(log: RunLog) -> Evidence | None:
 
 
 def format_only(log: RunLog) -> Evidence | None:
-    """Find a gain that comes from the form of answers, not from their being right."""
+    """Find a gain in form without one in correctness."""
     parts = {
         name[7:]: change for name in log.columns if name.startswith("reward/") and (change := change_of(log, name))
     }
@@ -97,7 +97,7 @@ def _weights(log: RunLog, names: Sequence[str]) -> dict[str, float]:
 
 
 def forged(log: RunLog) -> Evidence | None:
-    """Find rewards that a second look takes back, or that one text wins everywhere."""
+    """Find rewards that a re-check revokes, or one text's everywhere."""
     for name in ("environment/recheck_disagreements", *_ends_with(log, "/recheck_disagreements")):
         caught = [(step, value) for step, value in log.known(name) if value > 0]
         if caught:
@@ -111,7 +111,7 @@ def _ends_with(log: RunLog, end: str) -> list[str]:
 
 
 def train_eval_gap(log: RunLog) -> Evidence | None:
-    """Find a training reward that leaves the same reward of held-out prompts behind, in the steps before each look."""
+    """Find a training reward above the held-out one, before each evaluation."""
     gaps, name = _gaps(log), reward_name(log)
     if len(gaps) < 2 or has_curriculum(log) or log.setting("algorithm.group_filter"):
         return None
@@ -126,7 +126,7 @@ def train_eval_gap(log: RunLog) -> Evidence | None:
 
 
 def _gaps(log: RunLog) -> list[tuple[Part, float]]:
-    """Return how far the reward of a window of steps lay above that of the look at their end, and its error.
+    """Return each window's gap to its evaluation, with the error.
 
     A look before the first step has the first window: what is learnt there makes its gap larger, which excuses.
     """
@@ -141,7 +141,7 @@ def _gaps(log: RunLog) -> list[tuple[Part, float]]:
 
 
 def forgetting(log: RunLog) -> Evidence | None:
-    """Find held-out prompts that were solved at an evaluation and are not any more, more than chance explains."""
+    """Find prompts solved before and not now, beyond chance."""
     if len(log.verdicts) < 2 or held_out_measure(log) != "accuracy":
         return None
     *before, last = log.verdicts
@@ -170,7 +170,7 @@ def forgetting(log: RunLog) -> Evidence | None:
 
 
 def _of_greedy(log: RunLog) -> Level:
-    """Return how bad it is that greedy answers got worse: only to watch where sampled ones deny it."""
+    """Return the severity of worse greedy answers: to watch if samples deny it."""
     return Level.WATCH if samples_deny(log) else Level.SICK
 
 
@@ -211,7 +211,7 @@ def not_shown(log: RunLog) -> Evidence | None:
 
 
 def got_worse(log: RunLog) -> Evidence | None:
-    """Find a run that ends, or has been for two evaluations, below where it began."""
+    """Find a run that is below its beginning for two evaluations."""
     change, looks = held_out_change(log), log.looks_at(held_out_measure(log))
     if change is not None and is_worse(change, log):
         best = max(looks, key=lambda one: one[1])

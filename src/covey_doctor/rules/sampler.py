@@ -1,4 +1,4 @@
-"""Is what is sampled what is trained: the gap between engine and trainer, and the age of what is trained."""
+"""Sampler rules: the gap to the trainer, and staleness."""
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -34,7 +34,7 @@ def bounds_of(log: RunLog) -> Bounds:
 
 
 def _is_fresh(log: RunLog) -> bool:
-    """Tell whether what is trained was sampled with the weights of the step, so that a gap is a defect."""
+    """Return True if data are on-policy, so that a gap is a defect."""
     ages = [value for name in ("staleness_max", "staleness/max") for value in log.values(name)]
     return max(ages, default=0.0) == 0 and not log.setting("max_staleness", 0)
 
@@ -64,7 +64,7 @@ def not_the_trainer(log: RunLog) -> Evidence | None:
 
 
 def _gap(log: RunLog) -> tuple[str, Callable[[float], str]]:
-    """Return the column of what sampler and trainer differ by, and how it is said: log-probs, verl's in probability."""
+    """Return the sampler gap's column and its format."""
     if log.known("mismatch") or not log.known("mismatch_probability"):
         return "mismatch", nats
     return "mismatch_probability", lambda value: f"{value:.3g} in probability"
@@ -88,7 +88,7 @@ def gap_grows(log: RunLog) -> Evidence | None:
 
 
 def old_weights(log: RunLog) -> Evidence | None:
-    """Find an engine that keeps its first weights, further off in each step, or gets new ones in some steps alone."""
+    """Find an engine with stale weights, always or in some steps."""
     name, show = _gap(log)
     points = log.known(name)
     if len(points) < log.width or not _is_fresh(log):

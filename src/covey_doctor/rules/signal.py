@@ -1,4 +1,4 @@
-"""Is there anything to learn from: differences within groups, prompts, few answers that count for all."""
+"""Signal rules: differences within groups, prompts, few answers."""
 
 from collections import Counter
 from dataclasses import replace
@@ -20,7 +20,7 @@ LONG_ANSWER = 8
 
 
 def no_signal(log: RunLog) -> Evidence | None:
-    """Find groups whose rewards are all equal, unless that is because they are solved."""
+    """Find groups with equal rewards, unless they are solved."""
     right, wrong = _shares(log)
     if right > wrong and not _has_reward_without_accuracy(log):
         return None
@@ -48,7 +48,7 @@ def too_hard(log: RunLog) -> Evidence | None:
 
 
 def too_easy(log: RunLog) -> Evidence | None:
-    """Find groups without signal that are right throughout, or a task that is solved."""
+    """Find groups that are right throughout, or a solved task."""
     right, wrong = _shares(log)
     span = log.lasting("zero_std_fraction", lambda window: window.mean >= NO_SIGNAL_WATCH)
     if span is None or right <= wrong:
@@ -65,13 +65,13 @@ def too_easy(log: RunLog) -> Evidence | None:
 
 
 def _has_reward_without_accuracy(log: RunLog) -> bool:
-    """Tell whether the reward is won and the task is not, by held-out accuracy."""
+    """Return True if the reward is won without held-out accuracy."""
     change = accuracy_change(log)
     return change is not None and change.last < 0.5
 
 
 def _shares(log: RunLog) -> tuple[float, float]:
-    """Return the shares of groups that are right throughout and wrong throughout, of the last two windows."""
+    """Return the shares of solved and failed groups, recently."""
     found = []
     for name in ("all_correct_fraction", "all_wrong_fraction"):
         windows = log.windows(name)[-2:]
@@ -80,7 +80,7 @@ def _shares(log: RunLog) -> tuple[float, float]:
 
 
 def duplicates(log: RunLog) -> Evidence | None:
-    """Find groups whose answers, of more than a few tokens, are nearly all the same.
+    """Find groups of nearly equal, longer answers.
 
     Answers grow alike too where a policy learns the one that is right: that is none while the task is solved, and to
     watch while it gets better.

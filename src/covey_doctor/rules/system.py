@@ -1,4 +1,4 @@
-"""Does the machinery work: cut answers, lost verdicts, turns, time, numbers that are none."""
+"""System rules: cut answers, lost verdicts, turns, time, infinite numbers."""
 
 import math
 from dataclasses import replace
@@ -36,7 +36,7 @@ def _cut(log: RunLog) -> Evidence | None:
 
 
 def _cut_answers_earn(log: RunLog) -> bool:
-    """Tell whether cut answers earn half of a full reward or more, where 1 is one: all others cannot have earned it."""
+    """Return True if cut answers earn half of a full reward."""
     cut, rewards = dict(log.known("truncated_fraction")[-3:]), log.known(reward_name(log))
     if not cut or any(value > 1 for _, value in rewards):
         return False
@@ -45,7 +45,7 @@ def _cut_answers_earn(log: RunLog) -> bool:
 
 
 def never_stops(log: RunLog) -> Evidence | None:
-    """Find a policy that has not ended one answer from the first step on."""
+    """Find a policy that has never ended an answer."""
     values = log.known("truncated_fraction")[:3]
     if log.setting("model.kind") == "masked" or len(values) < 1 or any(value < 0.999 for _, value in values):
         return None
@@ -72,7 +72,7 @@ def verifier_fails(log: RunLog) -> Evidence | None:
 
 
 def turns_go_wrong(log: RunLog) -> Evidence | None:
-    """Find conversations whose tools fail, or that never reach a second turn, or always the last."""
+    """Find conversations with failing tools, one turn, or all turns."""
     for name in [name for name in log.columns if name.endswith(TOOL_ERRORS)]:
         found = above(log, name, 0.2, 0.5, "{} of the tool calls fail", strict=True)
         if found is not None:
@@ -105,7 +105,7 @@ def slower(log: RunLog) -> Evidence | None:
 
 
 def numbers_break(log: RunLog) -> Evidence | None:
-    """Find losses or rewards that are no numbers, and updates skipped for it."""
+    """Find infinite losses or rewards, and skipped updates."""
     for name in ("loss", "grad_norm", "sampled_reward_mean", "reward_mean", "reward_std", "kl"):
         column = log.columns.get(name, ())
         bad = [

@@ -1,1 +1,1 @@
-"""Which program a completion hands in, and the tests of a data set's row."""
+"""Extract programs from completions, and tests from data sets' rows."""

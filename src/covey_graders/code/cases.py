@@ -1,4 +1,4 @@
-"""Tests that rows write as data: calls with their answers, and scripts with what they read and print."""
+"""Tests that rows write as data: calls with answers, scripts with output."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -11,9 +11,8 @@ SCRIPT = ("stdin", "stdin_stdout")
 
 
 def plural(table: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the cases of `{"inputs": [...], "outputs": [...]}`, each with the name of the function if there is one.
-
-    Raises ValueError where they are not as many.
+    """Return the cases of `{"inputs": [...], "outputs": [...]}`, with the function's name. ValueError for unequal
+    numbers.
     """
     inputs, outputs = (table.get(f"{name}s", table.get(name)) for name in ("input", "output"))
     if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
@@ -23,7 +22,7 @@ def plural(table: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def name_in(case: Any) -> str | None:
-    """Return the function that a case says it calls. None for a script, and where it does not say."""
+    """Return the function that a case names, None for a script."""
     if not isinstance(case, Mapping) or (case.get("testtype") or case.get("type")) in SCRIPT:
         return None
     within = case.get("metadata")
@@ -32,7 +31,7 @@ def name_in(case: Any) -> str | None:
 
 
 def case_tests(cases: Sequence[Any], function: str | None) -> list[Test]:
-    """Return tests of the function, or of a script where there is none. Raises ValueError for what is no case."""
+    """Return tests of the function, or of a script. Raises ValueError."""
     for case in cases:
         if not isinstance(case, Mapping) or not {"input", "output"} <= set(case):
             raise ValueError(f'a case must be {{"input": ..., "output": ...}}, got {case!r:.80}')
@@ -59,14 +58,14 @@ def _call(arguments: Any, answer: Any, also: tuple[Any, ...]) -> CallTest:
 
 
 def _arguments(given: Any) -> Any:
-    """Return the arguments of a call: a list, a mapping of names, or text with one as JSON in each line."""
+    """Return a call's arguments: a list, a mapping, or JSON lines."""
     if isinstance(given, str):
         return [_value(line) for line in given.split("\n") if line.strip()]
     return given if isinstance(given, list | Mapping) else [given]
 
 
 def _value(written: Any) -> Any:
-    """Return the value that text stands for where it is JSON, else the text."""
+    """Return the value of JSON text, else the text."""
     if not isinstance(written, str):
         return written
     try:
@@ -76,12 +75,12 @@ def _value(written: Any) -> Any:
 
 
 def _lines(written: Any) -> str:
-    """Return text that may be written as a list of lines, or as a number."""
+    """Return text that may be a list of lines, or a number."""
     return "\n".join(map(_lines, written)) if isinstance(written, list) else str(written)
 
 
 def call_test(test: Any) -> CallTest:
-    """Return a call as rows of covey write it. Raises ValueError where it is none."""
+    """Return a call in covey's own form. Raises ValueError."""
     if not isinstance(test, Mapping) or "expected" not in test or not isinstance(test.get("args", []), list):
         raise ValueError(f'a test must be {{"args": [...], "expected": ...}}, got {test!r:.80}')
     tolerance = test.get("tol") or {}

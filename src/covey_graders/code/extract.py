@@ -76,9 +76,9 @@ def extract_program(completion: str, entry_point: str, opening: str = "") -> str
 
 
 def defines(program: str, entry_point: str) -> bool:
-    """Return whether the name is given a meaning at the top level of the text; of `Class.method`, the class.
+    """Return True if the text defines the name at its top level.
 
-    A script without a name of its own prints.
+    For `Class.method`, the class. A script without an entry point prints.
     """
     return (_definition(program, entry_point) if entry_point else _PRINTS.search(program)) is not None
 
@@ -90,13 +90,13 @@ def _definition(program: str, entry_point: str) -> re.Match[str] | None:
 
 
 def _given_before(opening: str, entry_point: str) -> str:
-    """Return the lines of a problem's beginning that stand before the function and its decorators."""
+    """Return the beginning's lines before the function and its decorators."""
     definition = _definition(opening, entry_point)
     return _DECORATORS.sub("", opening[: definition.start()]).lstrip("\n") if definition is not None else ""
 
 
 def fenced_blocks(text: str) -> list[str]:
-    """Return the contents of the fenced blocks, each less the indentation or quotation marks of its opening fence."""
+    """Return the contents of fenced blocks, without the fence's indentation."""
     blocks: list[str] = []
     begin: re.Match[str] | None = None
     # Marks at the end of a line of code, which close the block where none on a line of their own do
@@ -129,7 +129,7 @@ def fenced_blocks(text: str) -> list[str]:
 
 
 class _Quotes:
-    """Tells whether a place of the text is between triple quotes which end somewhere. Asked for places in order."""
+    """Finds whether places, asked in order, are between triple quotes."""
 
     def __init__(self, text: str) -> None:
         self._found = list(_QUOTES.finditer(text))
@@ -149,12 +149,12 @@ class _Quotes:
 
 
 def _opens(fence: re.Match[str]) -> bool:
-    """Tell whether a block begins here: on its own line, in an answer tag, or behind words and with a language."""
+    """Return True where a block begins: alone, in a tag, or with a language."""
     return fence[1].lstrip(_QUOTED).rstrip().lower() in ("", "<answer>") or fence[3].strip().isidentifier()
 
 
 def _ends(fence: re.Match[str], begin: re.Match[str]) -> bool:
-    """Tell whether a line ends in at least as many marks as the block began with."""
+    """Return True if a line ends in as many marks as the block began with."""
     return fence[2].startswith(begin[2]) and fence[3].strip()[:1] in ("", "<")
 
 
@@ -189,7 +189,7 @@ def _submission(text: str, entry_point: str) -> str:
 
 
 def _without_prose(text: str) -> str:
-    """Take words away that stand before all code, and a sentence and all behind it that stand after."""
+    """Remove words before the code, and sentences behind it."""
     lines = text.split("\n")
     begin = next((place for place, line in enumerate(lines) if line.startswith("@") or _GIVEN.match(line)), 0)
     before = [line.strip() for line in lines[:begin] if line.strip()]
@@ -204,7 +204,7 @@ def _without_prose(text: str) -> str:
 
 
 def _with_needed(block: str, before: list[str]) -> str:
-    """Put the blocks before it that give it names it lacks, and do nothing else."""
+    """Prepend earlier blocks that define missing names, and do nothing else."""
     own, _ = _given(block)
     lacking = set(_WORD.findall(block)) - own
     for other in reversed(before):
@@ -217,7 +217,7 @@ def _with_needed(block: str, before: list[str]) -> str:
 
 
 def _given(block: str) -> tuple[set[str], bool]:
-    """Return the names that a block gives, and whether it does nothing else."""
+    """Return a block's definitions, and whether it does nothing else."""
     names: set[str] = set()
     is_pure = True
     for line in block.split("\n"):
@@ -230,7 +230,7 @@ def _given(block: str) -> tuple[set[str], bool]:
 
 
 def _joined(opening: str, rest: str) -> str:
-    """Return the rest of a body that follows its opening. Models often leave the first indentation to the prompt."""
+    """Join an opening and the rest of its body, fixing the first indentation."""
     first = next(line for line in rest.split("\n") if line.strip())
     indented = first.startswith((" ", "\t"))
     return opening + (rest if indented else "    " + rest.lstrip())

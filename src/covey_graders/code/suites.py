@@ -1,4 +1,4 @@
-"""Test code of data sets as tests that stand alone, and what it asks of a program, read from its text before any run.
+"""Split test code of data sets into tests, and read its demands.
 
 A file of asserts, a `check` of asserts, test functions of pytest and methods of unittest classes give one test each;
 anything else stays whole.
@@ -37,7 +37,7 @@ class Suite:
 
 
 def suite_tests(suite: Suite) -> list[AssertTest]:
-    """Return its tests. Raises ValueError, with what it needs, where no program could be judged by it."""
+    """Return its tests. Raises ValueError if it could judge no program."""
     tree = _without_imports(suite)
     source = suite.source if ast.dump(tree) == ast.dump(parsed(suite.source)) else ast.unparse(tree)
     # Every name is the test's own, or the program's
@@ -63,7 +63,7 @@ def parsed(source: str) -> ast.Module:
 
 
 def split_tests(source: str, entry_point: str) -> list[tuple[str, str]]:
-    """Return test code as pairs of text and what of it is called then, so that a program can pass a part of it.
+    """Split test code into pairs of text and call, to pass in parts.
 
     An assert that cannot fail (`assert True`) is no test.
     """
@@ -103,7 +103,7 @@ def _split_check(source: str, tree: ast.Module, entry_point: str) -> list[str]:
 
 
 def _can_fail(node: ast.stmt) -> bool:
-    """Tell tests from asserts of a constant or of `callable(...)`, which ask the program nothing."""
+    """Return False for asserts of a constant or of `callable(...)`."""
     if not isinstance(node, ast.Assert):
         return True
     if isinstance(node.test, ast.Call):
@@ -122,7 +122,7 @@ def _tests_in(node: ast.stmt) -> Iterator[str]:
 
 
 def _runs(node: ast.stmt, functions: Sequence[str]) -> bool:
-    """Return whether a statement has tests run: `unittest.main()`, a call of one, what is under `__name__`."""
+    """Return True if a statement runs tests, such as `unittest.main()`."""
     if isinstance(node, ast.If):
         return "__name__" in ast.unparse(node.test)
     call = node.value if isinstance(node, ast.Expr) else None
@@ -133,7 +133,7 @@ def _runs(node: ast.stmt, functions: Sequence[str]) -> bool:
 
 
 class _OfProgram(ast.NodeTransformer):
-    """Takes the module of the program out of test code, whose names are there without it."""
+    """Removes the program's module from test code."""
 
     def __init__(self, suite: Suite) -> None:
         self._own = {suite.entry_point, *re.findall(r"^(?:def|class) (\w+)", suite.given, re.MULTILINE)}
@@ -166,10 +166,7 @@ def _without_imports(suite: Suite) -> ast.Module:
 
 
 def called_name(source: str) -> str:
-    """Return the function of the program that test code calls: of its first assert, or the first at all.
-
-    Raises ValueError where it uses nothing of the program.
-    """
+    """Return the program's function that test code calls first. ValueError."""
     tree = _without_imports(Suite(source))
     bound = _bound(tree) | set(dir(builtins)) | USUAL_MODULES
     asserts = [node for node in ast.walk(tree) if isinstance(node, ast.Assert)]
@@ -212,7 +209,7 @@ def _names(tree: ast.Module, setup: ast.Module, suite: Suite) -> tuple[str, ...]
 
 
 def _is_class(name: str, tree: ast.Module, given: str) -> bool:
-    """Return whether a name is that of a class: by its definition, or by how tests use it."""
+    """Return True if a name is a class, by definition or use."""
     if re.search(rf"^\s*class\s+{name}\s*[(:]", given, re.MULTILINE):
         return True
     if not name.isidentifier() or re.search(rf"^\s*def\s+{name}\b", given, re.MULTILINE):
@@ -246,7 +243,7 @@ def _made_of(name: str, nodes: Sequence[ast.AST]) -> set[str]:
 
 
 def _is_of(node: ast.expr, name: str, objects: set[str]) -> bool:
-    """Return whether an expression is what a class returns, by itself or by a name."""
+    """Return True for an instance of a class, or its name."""
     return _calls(node, name) or (isinstance(node, ast.Name | ast.Attribute) and ast.unparse(node) in objects)
 
 
@@ -273,7 +270,7 @@ def imported(tree: ast.Module) -> list[str]:
 
 
 def _packages(tree: ast.Module, allowed: Collection[str]) -> set[str]:
-    """Return what test code imports besides the standard library. Raises ValueError for what it may not have."""
+    """Return test code's packages. Raises ValueError for forbidden ones."""
     found = [name for name in imported(tree) if name != "pytest"]
     for name in found:
         if name not in allowed:
@@ -288,7 +285,7 @@ def _also(allowed: Collection[str]) -> str:
 
 
 def _check_needs(tree: ast.Module) -> None:
-    """Raise ValueError for what only a test in the program's own process could do."""
+    """Raise ValueError for tests that need the program's own process."""
     for node in ast.walk(tree):
         for what in _named_by(node):
             if what in NEEDS:
@@ -296,7 +293,7 @@ def _check_needs(tree: ast.Module) -> None:
 
 
 def _check_classes(tree: ast.Module, suite: Suite, classes: Sequence[str]) -> None:
-    """Raise ValueError where objects of the test would go to the program, or the program's be compared with values."""
+    """Raise ValueError for tests that pass or compare objects."""
     nodes = list(ast.walk(tree))
     for node in nodes:
         if isinstance(node, ast.ClassDef) and not [*_tests_in(node)]:
@@ -316,7 +313,7 @@ def _check_classes(tree: ast.Module, suite: Suite, classes: Sequence[str]) -> No
 
 
 def _is_value(node: ast.expr) -> bool:
-    """Return whether an expression is a value that is written out, but None."""
+    """Return True for a literal other than None."""
     is_open = any(isinstance(inner, ast.Name | ast.Call) for inner in ast.walk(node))
     return not is_open and not (isinstance(node, ast.Constant) and node.value is None)
 

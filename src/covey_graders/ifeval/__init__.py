@@ -1,1 +1,1 @@
-"""Whether a text follows instructions that a program can check (IFEval, arXiv 2311.07911)."""
+"""Check instructions of IFEval (arXiv 2311.07911) in a text."""

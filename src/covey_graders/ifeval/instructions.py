@@ -1,4 +1,4 @@
-"""The 25 kinds of instruction, and one instruction with its arguments, refused where it makes no sense.
+"""The 25 kinds of instruction, with checked arguments.
 
 The rules are those of the IFEval paper's checkers (arXiv 2311.07911, google-research/instruction_following_eval).
 Departures, which no prompt of the benchmark can tell: keywords and postscript markers are taken literally, not as
@@ -19,7 +19,7 @@ Check = Callable[..., bool]
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """One instruction of a prompt. Made by `instruction`, which checks it.
+    """One instruction of a prompt, made and checked by `instruction`.
 
     >>> Instruction("keywords:existence", {"keywords": ["lantern", "harbor"]}).holds("Lanterns in the harbor.")
     True
@@ -34,7 +34,7 @@ class Instruction:
 
 
 def instruction(instruction_id: str, arguments: Mapping[str, Any] | None) -> Instruction:
-    """Return the instruction that a row of IFEval's form names. Null arguments are absent ones.
+    """Return the instruction of an IFEval row; null arguments are absent.
 
     ValueError for an unknown kind, and for arguments it does not take, lacks or cannot mean.
     """
@@ -57,7 +57,7 @@ def instruction(instruction_id: str, arguments: Mapping[str, Any] | None) -> Ins
 
 
 def _check_names(instruction_id: str, given: Collection[str]) -> None:
-    """Refuse (ValueError) arguments that the check does not take, and the absence of one it needs."""
+    """Refuse unknown and missing arguments of a check. ValueError."""
     where, check = f"kwargs of {instruction_id}", CHECKS[instruction_id]
     needed = list(inspect.signature(check).parameters)[1:]
     unknown, missing = sorted(set(given) - set(needed)), [name for name in needed if name not in given]
@@ -77,7 +77,7 @@ def _check_language(where: str, code: str) -> None:
 
 
 def _checked(instruction_id: str, name: str, value: Any) -> Any:
-    """Return an argument in the type its check takes. Raises ValueError where it cannot be had."""
+    """Convert an argument to its check's type. Raises ValueError."""
     where = f"{name} of {instruction_id}"
     if name in COUNTS:
         return _count(where, value, at_least=name == "nth_paragraph")
@@ -95,7 +95,7 @@ def _checked(instruction_id: str, name: str, value: Any) -> Any:
 
 
 def _count(where: str, value: Any, at_least: int) -> int:
-    """Return a whole number, which Parquet and JSON may hold as a fraction."""
+    """Return a whole number, which Parquet may hold as a fraction."""
     if isinstance(value, bool) or not isinstance(value, int | float) or value % 1 != 0 or value < at_least:
         raise ValueError(f"{where} must be a whole number >= {int(at_least)}, got {value!r}")
     return int(value)
@@ -170,7 +170,7 @@ def judge(response: str, instructions: Sequence[Instruction]) -> Verdicts:
 
 
 def verdicts(response: str, instruction_id_list: Sequence[str], kwargs: Sequence[Mapping[str, Any] | None]) -> Verdicts:
-    """Give verdicts on the instructions of a row of IFEval. Raises ValueError for those that make no sense."""
+    """Judge the instructions of an IFEval row. Raises ValueError."""
     return judge(response, instructions_of(instruction_id_list, kwargs))
 
 
@@ -187,7 +187,7 @@ def instructions_of(
 
 
 def _loosened(response: str) -> Iterator[str]:
-    """Yield the texts of the loose verdict that the strict one has not looked at."""
+    """Yield the further texts of the loose verdict."""
     lines = response.split("\n")
     shortened = ["\n".join(part).strip() for part in (lines[1:], lines[:-1], lines[1:-1])]
     yield from shortened

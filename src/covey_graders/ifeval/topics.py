@@ -1,4 +1,4 @@
-"""Whether an answer is about what was asked: rules judge form alone, and one text without content follows many."""
+"""Check that an answer is on topic: one empty text follows many rules."""
 
 import re
 from bisect import bisect_left
@@ -26,7 +26,7 @@ _ENDING = re.compile(r"(?<=..)(?:(?<=(.))\1ings?|ings?|ies|s)$")
 
 
 def num_different_words(text: str, besides: Collection[str] = ()) -> int:
-    """Count different words of two letters and more, whatever their case, `besides` some that do not count.
+    """Count different words of two letters and more, without `besides`.
 
     >>> num_different_words("<<a>> *a* [b] ... P.S. Oh, oh, well")
     2
@@ -40,9 +40,9 @@ def words_of(text: str) -> frozenset[str]:
 
 
 def has_content(text: str, asked: str, fewest: int) -> bool:
-    """Check that a text has as many words of its own, and a share of them, that mean something by themselves.
+    """Check that a text has enough content words of its own.
 
-    What the question says already is not its own, and neither are words that any text is made of.
+    Words of the question, and function words, do not count.
     """
     told = words_of(asked)
     own = num_different_words(text, told | FUNCTION_WORDS)
@@ -50,7 +50,7 @@ def has_content(text: str, asked: str, fewest: int) -> bool:
 
 
 def echoes(text: str, asked: str, wanted: str) -> bool:
-    """Check whether a text has most words of a question of some length, in any order, or all of them in theirs.
+    """Return True if a text repeats most of a question's words.
 
     Args:
         wanted: what a right answer has to say, which is not counted.
@@ -95,7 +95,7 @@ def _begins_one_of(words: list[str], stem: str) -> bool:
 
 @lru_cache(maxsize=256)
 def _names(topic: str) -> tuple[str, ...]:
-    """Return what names a topic, without endings: `winter swimming` is named by swim and winterswim."""
+    """Return a topic's names without endings: swim and winterswim."""
     words = _WORD.findall(topic.casefold().replace("-", ""))
     naming = [word for word in words if word not in DESCRIBING] or words
     return tuple(map(_stem, (*naming, "".join(words))))

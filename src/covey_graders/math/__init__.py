@@ -1,1 +1,1 @@
-"""Which answer a completion gives to a mathematical question, and whether it is right."""
+"""Extract the answer to a mathematical question and grade it."""

@@ -1,4 +1,4 @@
-"""Which answer a completion gives to a question with one right answer. Whether it is right, `judge` says.
+"""Extract the answer to a question with one right answer.
 
 The rule, in this order:
 
@@ -33,7 +33,7 @@ MAX_MARKS = 50
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The answer as it stands in the completion, and the form of the mark that said so ("none": the last number).
+    """The extracted answer and the form of its mark ("none": last number).
 
     >>> find_answer("7 boxes hold 42 pens.\\n#### 42")
     Answer(text=' 42', form='hash')
@@ -138,7 +138,7 @@ _NUMBER_WORD = re.compile(
 
 
 def _labels(text: str, numeric: bool) -> Iterator[_Mark]:
-    """Yield sentences and labels that state a value: with `numeric` a number, as others are prose."""
+    """Yield sentences and labels that state a value, `numeric` or any."""
     for label in list(_LABEL.finditer(text))[-MAX_MARKS:]:
         gap = _LABEL_GAP.match(text, label.end())
         begin = gap.end() if gap is not None else label.end()
@@ -158,7 +158,7 @@ def _labels(text: str, numeric: bool) -> Iterator[_Mark]:
 
 
 def _marks(text: str, numeric: bool) -> list[_Mark]:
-    """Return all marks in order of their place. Of nested marks (a box in a sentence) the innermost."""
+    """Return all marks in order, the innermost of nested ones."""
     found = [*_hashes(text), *_boxes(text), *_tags(text), *_labels(text, numeric)]
     innermost: list[_Mark] = []
     for mark in sorted(found, key=lambda mark: (mark.begin, -mark.end)):
@@ -194,7 +194,7 @@ MAX_HEDGE, MAX_OPEN_END = 160, 20
 
 
 def _answer_of(text: str, marks: list[_Mark], numeric: bool) -> Answer:
-    """Return what the last mark says, or the whole list of alternatives that it ends.
+    """Return the last mark's answer, or its whole list of alternatives.
 
     Of `x=\\boxed{5}` and `y=\\boxed{6}` the last counts where one number is asked for.
     """
@@ -220,7 +220,7 @@ def _without_or(text: str) -> str:
 
 
 def _with_hedge(text: str, mark: _Mark) -> str:
-    """Return the mark's text and what is offered beside it: `\\boxed{42} or 43`. In another unit it may be the same."""
+    """Return a mark's text with hedges beside it: `\\boxed{42} or 43`."""
     following = TEXT_COMMAND.sub(r"\1", text[mark.end : mark.end + MAX_HEDGE])
     after, before = _TAKEN_BACK.match(following), None
     if mark.form in {"box", "tag"}:
@@ -236,7 +236,7 @@ def _with_hedge(text: str, mark: _Mark) -> str:
 
 
 def same_measure(text: str, other: str) -> bool | None:
-    """Check whether two measures are the same, such as 120 (minutes) and 2 hours. None where units are unknown."""
+    """Return True for equal measures (120 minutes), None for unknown units."""
     factors = conversions(text, other)
     pairs = list(product(read_values(other), read_values(text), factors))
     return any(one.agrees(another, factor) for one, another, factor in pairs) if factors else None
@@ -257,7 +257,7 @@ _FORMULA_SIGN = re.compile(
 
 
 def _unmarked(text: str, numeric: bool) -> Answer:
-    """Return the formula that a text without marks ends in, with those it offers beside it, or else the text.
+    """Return the formula that ends an unmarked text, else the text.
 
     Where a number is asked for and one stands behind the last formula, that one decides.
     """
@@ -272,7 +272,7 @@ def _unmarked(text: str, numeric: bool) -> Answer:
 
 
 def _last_run(text: str) -> str:
-    """Return the last word with a digit and what operators join to it: `x > 3` of "so that x > 3 holds"."""
+    """Return the last word with a digit, joined by operators."""
     *_, line = [line for line in text.split("\n") if re.search(r"\d", line)] or [""]
     words = _STOPS.sub("", line[-MAX_FORMULA:]).replace("\\$", "").replace("\\%", "%").split()
     last = max((i for i, word in enumerate(words) if re.search(r"\d", word)), default=0)
@@ -285,13 +285,13 @@ def _last_run(text: str) -> str:
 
 
 def _is_joined(before: str, word: str) -> bool:
-    """Check for an operator between two words, or a function, a command or a list that they are parts of."""
+    """Return True if an operator, function or list joins two words."""
     is_listed = before.endswith(",") and word[-1:] in ")]}" and word[0] not in "([{"
     return word[0] in _OPERATORS | {"\\"} or before[-1] in _OPERATORS or is_listed or bool(_FUNCTION.fullmatch(before))
 
 
 def find_answer(completion: str, numeric: bool = True, is_cut: bool = False) -> Answer | None:
-    """Return the answer that a completion gives, or None where it gives none.
+    """Return a completion's answer, None without one.
 
     Args:
         numeric: the question asks for a number; otherwise any expression or text is taken from a mark.
@@ -317,7 +317,7 @@ def boxes_of(completion: str) -> list[str]:
 
 
 def _affirmed(mark: _Mark) -> _Mark:
-    """Return a label less what it denies: "is not 41 but 42" states 42, "is not 42" states nothing."""
+    """Return a label without its denial: "is not 41 but 42" states 42."""
     denied = _NEGATED.match(mark.text) if mark.form == "label" else None
     if denied is None:
         return mark

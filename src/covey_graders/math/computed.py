@@ -1,4 +1,4 @@
-"""Whether an answer is computed, or leaves the computation to whoever judges it.
+"""Check that an answer is computed, not left to the grader.
 
 Values are compared exactly, so `12+7` equals 19, and the question itself equals its answer. Where the task is to
 compute, such an answer is wrong. An answer is computed where
@@ -52,7 +52,7 @@ from covey_graders.math.reading.normalize import plain
 
 
 def is_computed(answer: str, gold: str, question: str = "") -> bool:
-    """Check that an answer leaves no more undone than the reference answer does.
+    """Check that an answer leaves no more undone than the reference.
 
     Args:
         question: what was asked; without it no form is asked for.
@@ -68,17 +68,17 @@ def is_computed(answer: str, gold: str, question: str = "") -> bool:
 
 
 def is_simplified(node: Node) -> bool:
-    """Check that nothing is left undone in a formula but what no numeral says, such as `\\pi` and `\\sqrt{2}`."""
+    """Check that a formula leaves nothing undone but `\\pi`, `\\sqrt{2}` and the like."""
     return all(name.startswith("constant") for name in _undone(node))
 
 
 def is_numeral(node: Node) -> bool:
-    """Check for a number with nothing left to compute, with or without a unit, alone in a set or not."""
+    """Check for a number with nothing left to compute."""
     return numeral_value(node) is not None
 
 
 def leaves_sum(text: str) -> bool:
-    """Check a text that is no formula for an operator between two digits."""
+    """Return True for unreadable text with an operator between digits."""
     return _OPERATION.search(_NO_OPERATOR.sub("", text)) is not None
 
 
@@ -90,7 +90,7 @@ _OPERATION = re.compile(r"\d(?:[-+*/^!\u00d7\u00f7\u22c5\u00b7\u2212]|\\(?:cdot|
 
 
 def _undone(node: Node) -> Iterator[str]:
-    """Yield a name for each computation that is left undone anywhere in a formula."""
+    """Yield a name for each computation left undone."""
     for part in walk(node):
         match part:
             case Sum(terms):
@@ -110,7 +110,7 @@ def _undone(node: Node) -> Iterator[str]:
 
 
 def _functions(node: Node) -> Counter[str]:
-    """Count functions, sums over indices, absolute values and the like; one binomial is three factorials."""
+    """Count functions, indexed sums, absolute values and the like."""
     found = [part.name for part in walk(node) if isinstance(part, Call)]
     return Counter(FAMILIES.get(name, name) for name in found for _ in range(3 if name in BINOMIALS else 1))
 
@@ -139,7 +139,7 @@ def _undone_sum(terms: list[Node]) -> Iterator[str]:
 
 
 def _is_double_sign_of_number(term: Node) -> bool:
-    """Check for `\\pm3`, which in a sum with a number stands for two numbers."""
+    """Return True for `\\pm3`, which in a sum stands for two numbers."""
     match term:
         case Product((Symbol(name), factor)):
             return name == "\\pm" and is_rational(factor)
@@ -185,7 +185,7 @@ def _undone_quotient(top: Node, bottom: Node) -> Iterator[str]:
 
 
 def _content(node: Node) -> Fraction:
-    """Return what all terms have in common as a number, of a product what all its factors have."""
+    """Return the numeric factor that all terms, or factors, share."""
     if isinstance(node, Product):
         return math.prod(map(_content, node.factors), start=Fraction(1))
     terms = list(_flat(node.terms)) if isinstance(node, Sum) else [node]
@@ -224,9 +224,9 @@ def _undone_root(radicand: Node, index: int) -> Iterator[str]:
 
 
 def _has_power(number: int, index: int) -> bool:
-    """Check for a factor that is a power of the index, or a number that is a power of a part of it (`\\sqrt[4]{4}`).
+    """Return True for a factor that is a power of the index.
 
-    Of a large number only small factors are tried.
+    For a large number only small factors are tried.
     """
     if number < 2:
         return number == 0
@@ -241,7 +241,7 @@ def _has_power(number: int, index: int) -> bool:
 
 
 def has_form(tree: Node, expected: Node, question: str) -> bool:
-    """Check that an answer has the reference's form where the question is about form alone.
+    """Check the reference's form where the question asks for it.
 
     That is so where it says factor, expand or simplify, or states what equals the reference.
     """
@@ -258,7 +258,7 @@ def has_form(tree: Node, expected: Node, question: str) -> bool:
 
 
 def _num_brackets(node: Node) -> int:
-    """Count sums that are multiplied or raised to a power, each as often as it is."""
+    """Count multiplied or raised sums, with multiplicity."""
     count = 0
     for part in walk(node):
         if isinstance(part, Product):
@@ -274,7 +274,7 @@ def _num_fractions(node: Node) -> int:
 
 
 def formulas(question: str) -> list[Node]:
-    """Return what a question states between dollar signs, or else between its words, relations by their sides."""
+    """Return a question's formulas, from dollar signs or between words."""
     marked = [next(filter(None, match.groups())) for match in _FORMULA.finditer(question[:MAX_QUESTION])]
     texts = marked or _WORDS.split(question[:MAX_QUESTION])
     trees = [tree for text in texts[:MAX_FORMULAS] if (tree := read_tree(text.strip(" ,.?:;"))) is not None]
@@ -282,7 +282,7 @@ def formulas(question: str) -> list[Node]:
 
 
 def is_respelled(answer: str, gold: str, question: str) -> bool:
-    """Check that a number is not spelled as in a question that asks for another spelling of it.
+    """Check that a number is respelled where the question asks for it.
 
     A power of ten that the question states is what it asks to compute, in whatever words.
     """
@@ -298,7 +298,7 @@ def _respelled(text: str) -> str:
 
 
 def _marks_of(number: str) -> set[str]:
-    """Return what tells fractions, mixed numbers, decimals, percentages and powers of ten apart."""
+    """Return the notation of a number: fraction, decimal, percentage, power."""
     return {mark for mark in "./+%^e" if mark in number}
 
 

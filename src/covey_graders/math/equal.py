@@ -1,4 +1,4 @@
-"""Whether two formulas say the same: as text, as trees, as relations, by their values. Pure, in bounded time."""
+"""Compare formulas as text, trees, relations and values, in bounded time."""
 
 import re
 
@@ -14,8 +14,10 @@ MAX_FORMULA = 300
 
 
 def same_spelling(answer: str, gold: str) -> bool:
-    """Return whether both are equal as text: blanks, dollar signs, stops, text commands, articles, the plural and the
-    case of words aside. Single letters are symbols, which a capital makes others."""
+    """Return True for equal text, ignoring blanks, signs, articles and case.
+
+    Single letters are symbols, for which case matters.
+    """
     spellings = [
         _SPELLING.sub(
             lambda m: _STOP.sub("", m[1] or m[2] or "").replace(" ", ""),
@@ -27,7 +29,7 @@ def same_spelling(answer: str, gold: str) -> bool:
 
 
 def same_formula(answer: str, gold: str) -> bool:
-    """Return whether both are exactly equal as mathematics. What is too long, or cannot be read, is equal as text."""
+    """Return True for exactly equal mathematics; unreadable text is compared."""
     if same_spelling(answer, gold) or same_spelling(answer, _BASE.sub("", gold)):
         return True
     if max(len(answer), len(gold)) > MAX_FORMULA or is_date(gold):
@@ -44,7 +46,7 @@ def same_formula(answer: str, gold: str) -> bool:
 
 
 def _same_tree(answer: Node, gold: Node) -> bool:
-    """Compare but for the order of terms, what is said of a name without the name too; then by relation and value."""
+    """Compare up to the order of terms, then by relation and value."""
     stated = gold if is_equation(gold) else last_side(gold)
     if canonical(answer) in (canonical(gold), canonical(stated)):
         return True

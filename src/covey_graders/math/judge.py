@@ -1,4 +1,4 @@
-"""Whether a completion gives the right answer: its value, and what it says beside it, against the reference.
+"""Grade a completion's answer by value and claims.
 
 1. Values are compared exactly. Separators, currency signs, units, trailing stops and zeros do not matter; 0.33 is not
    1/3. A percentage equals its number and its hundredth part, and 5 million may be 5, but not 5 billion.
@@ -77,7 +77,7 @@ def compare(completion: str, gold: str, question: str = "", computed: bool = Tru
 
 
 def _in_parts(completion: str, gold: str) -> list[str]:
-    """Return all boxes as one list, where the gold lists as many values: one for each part of the question."""
+    """Return all boxes as one list, where the gold has as many values."""
     boxes = boxes_of(completion)
     tree = read_tree(gold)
     is_list = isinstance(tree, Group) and tree.kind == "list" and len(tree.members) == len(boxes)
@@ -118,7 +118,7 @@ def _is_near(text: str, gold: Reading) -> bool:
 
 
 def answer_values(answer: Answer, computed: bool = False) -> list[Reading]:
-    """Return the number an answer states, or several where it lists alternatives. Empty where it states none.
+    """Return the numbers an answer states, several for alternatives.
 
     Args:
         computed: a number that is left to compute, such as `12+7`, has no reading.
@@ -135,7 +135,7 @@ def answer_values(answer: Answer, computed: bool = False) -> list[Reading]:
 
 @lru_cache(maxsize=1024)  # every answer of a group is compared with the same one
 def gold_value(gold: str, computed: bool = False) -> Reading | None:
-    """Return the number a reference answer states. None where it is not one number (an expression, a list, a text).
+    """Return the number of a reference answer, None unless single.
 
     `x=3` states one, `x+2y=3` does not. A float, of 15 digits and more, is what it is to its precision.
     """
@@ -149,7 +149,7 @@ def gold_value(gold: str, computed: bool = False) -> Reading | None:
 
 
 def precision_of(gold: str) -> Fraction:
-    """Return what a float may be off by, relative to its size. 0 for a text that is no float."""
+    """Return a float's relative precision, 0 for other text."""
     digits = _FLOAT.fullmatch(gold.strip())
     if digits is None or len((digits[1] + digits[2]).lstrip("0")) < DIGITS_OF_A_FLOAT:
         return Fraction(0)
@@ -159,7 +159,7 @@ def precision_of(gold: str) -> Fraction:
 
 
 def _written_otherwise(text: str) -> list[Reading]:
-    """Return the number that a formula is, such as `0.\\overline{3}` and `\\{5\\}`, if it is one."""
+    """Return the number of a formula such as `0.\\overline{3}`, if any."""
     tree = None if _NO_UNIT.search(text) else read_tree(text)
     value = None if tree is None else numeral_value(last_side(tree))
     return [] if value is None else [Reading(value)]
@@ -172,7 +172,7 @@ def is_no_answer(text: str) -> bool:
 
 
 def choice_of(text: str) -> tuple[str, str]:
-    """Return the letter of a multiple choice, or the yes or no, that a text is, and the text behind it.
+    """Return the choice or yes or no of a text, and the rest.
 
     >>> choice_of("\\\\textbf{(E)}\\\\ 12")
     ('E', '12')
@@ -185,7 +185,7 @@ def choice_of(text: str) -> tuple[str, str]:
 
 
 def _without_remarks(answer: Answer, gold: str) -> Answer:
-    """Return the answer less what is said of it: a rounded value, a base, another unit in brackets, `i.e.`."""
+    """Return the answer without remarks: rounding, base, bracketed unit, `i.e.`."""
     text = answer.text if "." in gold else _ROUNDED.sub("", answer.text)
     text = text if "_" in gold else _BASE.sub(r"\1", text)
     if answer.form == "none":
@@ -206,7 +206,7 @@ def _ending(text: str) -> str:
 
 
 def _is_stated(gold: str, text: str) -> bool:
-    """Check for the same text, the same range, or the same numbers with their units."""
+    """Return True for the same text, range, or numbers with units."""
     ends, measures = range_of(gold), measures_of(gold)
     is_same_range = ends is not None and ends == range_of(text)
     is_same_total = total_of(measures_of(text)) == total_of(measures) is not None

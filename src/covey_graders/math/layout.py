@@ -1,4 +1,4 @@
-"""Whether an answer is laid out as asked: in one box, or in a last line `#### N`. Pure, in linear time."""
+"""Check an answer's layout: one box, or a last line `#### N`."""
 
 import re
 
@@ -19,7 +19,7 @@ def has_one_box(text: str) -> bool:
 
 
 def boxed_answer(solution: str) -> str | None:
-    """Return the content of the last box of a worked solution, with or without braces. None without one."""
+    """Return the last box's content, None without one."""
     boxes = list(_BOX.finditer(solution))
     if not boxes:
         return None
@@ -31,7 +31,7 @@ def boxed_answer(solution: str) -> str | None:
 
 
 def states_number(text: str) -> bool:
-    """Check that the last line, and no other, is `#### N`, or that the one box holds a number.
+    """Check that only the last line is `#### N`, or one box holds a number.
 
     The latter is what many models were taught to write, whatever they are asked.
     """
@@ -39,6 +39,6 @@ def states_number(text: str) -> bool:
 
 
 def has_last_line(text: str) -> bool:
-    """Check that the last line that is not blank, and no other, is `#### N`."""
+    """Check that only the last nonblank line is `#### N`."""
     line = text.rstrip()[-MAX_LAST_LINE - 1 :].rpartition("\n")[2]
     return text.count("####") == 1 and len(line) <= MAX_LAST_LINE and _LINE.fullmatch(line) is not None

@@ -1,4 +1,4 @@
-"""Schemes of libraries that ask math-verify. covey's own judge does not (module `judge`).
+"""Grading schemes that use math-verify, unlike covey's own.
 
 Neither its time nor its memory is bounded, and its own time limits are alarms that work in a main thread only, so they
 are off here: `verifier` calls these functions in worker processes that can be killed. For that this module imports
@@ -9,15 +9,14 @@ import logging
 
 
 def trl_accuracy(completion: str, gold: str) -> float | None:
-    """Compute TRL's accuracy_reward of a completion where the gold answer is bare LaTeX."""
+    """Compute TRL's accuracy_reward, where the gold is bare LaTeX."""
     return trl_verdict(completion, f"${gold}$")
 
 
 def trl_verdict(
     completion: str, solution: str, *, parse_seconds: int | None = None, verify_seconds: int | None = None
 ) -> float | None:
-    """Compute TRL's accuracy_reward for one completion (huggingface/trl f2cd5771): None where the solution does not
-    parse.
+    """Compute TRL's accuracy_reward (f2cd5771), None where the solution does not parse.
 
     The solution is read by math-verify's defaults. Of the completion only LaTeX counts, a box first, and only one with
     an anchor (a box, or an environment after the word answer); the first match decides. The limits are alarms, for
@@ -49,7 +48,7 @@ def math_verify_accuracy(completion: str, gold: str) -> float:
 
 
 def torchrl_equal(answer: str, gold: str) -> bool:
-    """Compare an answer tag with the content of a box as TorchRL does (pytorch/rl ae9719f1).
+    """Compare an answer tag with a box as TorchRL does (ae9719f1).
 
     The answer is math-verify's reference there and the gold its candidate, and neither is marked as mathematics; so
     LaTeX is read only where it brings its own dollar signs, and else the last number of each side decides.
@@ -61,6 +60,6 @@ def torchrl_equal(answer: str, gold: str) -> bool:
 
 
 def _silence() -> None:
-    """Silence math-verify, which warns that its time limits are off: here they are off on purpose."""
+    """Silence math-verify's warning that its time limits are off."""
     for name in ("math_verify.parser", "math_verify.grader"):
         logging.getLogger(name).setLevel(logging.ERROR)

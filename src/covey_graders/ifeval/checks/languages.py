@@ -1,4 +1,4 @@
-"""Which language a text is in, by langdetect with a fixed seed. Imports it when first asked."""
+"""Detect a text's language by langdetect, imported lazily, with a fixed seed."""
 
 from functools import lru_cache
 from importlib.util import find_spec
@@ -26,7 +26,7 @@ def codes() -> list[str]:
 
 @lru_cache(maxsize=4096)
 def detect(text: str) -> str | None:
-    """Return the code of the likeliest language ("en", "zh-cn", or "unknown"), None where there are no usable letters.
+    """Return the likeliest language's code, None without usable letters.
 
     ValueError where langdetect is not installed.
     """
@@ -43,7 +43,7 @@ def detect(text: str) -> str | None:
 
 @lru_cache(maxsize=1)
 def _factory() -> Any:
-    """Build a factory of covey's own, so that no other seed changes, with profiles in order of their names."""
+    """Build an own factory with profiles in order; other seeds stay unchanged."""
     from langdetect.detector_factory import PROFILES_DIRECTORY, DetectorFactory
 
     factory = DetectorFactory()

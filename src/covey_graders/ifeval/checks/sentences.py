@@ -1,4 +1,4 @@
-"""Counting English sentences by the Punkt rules (Kiss and Strunk, Computational Linguistics 32:4, 2006), untrained.
+"""Split English sentences by untrained Punkt rules (Kiss, Strunk, CL 32:4, 2006).
 
 The trained Punkt model knows abbreviations, words that usually begin a sentence, and tens of thousands of spellings.
 Here two short lists stand for it, so that no model file is needed. docs/tasks/ifeval.md says how often they agree.
@@ -35,7 +35,7 @@ _ELLIPSIS = re.compile(r"\.{2,}")
 
 
 def sentences(text: str) -> list[str]:
-    """Return the sentences of a text. What follows the last end mark is one more.
+    """Return the sentences of a text, an unfinished last one included.
 
     >>> sentences('The U.S. Army arrived. "It left." Good')
     ['The U.S. Army arrived.', '"It left."', 'Good']
@@ -60,7 +60,7 @@ def _breaks(text: str) -> Iterator[int]:
 
 
 def _candidates(text: str) -> Iterator[tuple[int, re.Match[str]]]:
-    """Start of a word, and the mark in it that may end a sentence: the last one, and one it begins with (`!!!`)."""
+    """Yield a word's start and its possible end marks: last, and leading (`!!!`)."""
     starts = [word.start() for word in _WORD.finditer(text)]
     if starts[:1] == [1]:
         starts[0] = 0  # nltk takes a single blank before the first word for a part of it
@@ -81,7 +81,7 @@ class _Token:
 
 
 def _ends_sentence(context: str) -> bool:
-    """Return whether any token of a word and what follows it, but the last one, ends a sentence."""
+    """Return True if any token but the last ends a sentence."""
     tokens = [_classified(token) for token in _TOKEN.findall(context)]
     return any(_ends_before(token, after) for token, after in pairwise(tokens))
 

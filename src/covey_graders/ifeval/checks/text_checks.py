@@ -1,4 +1,4 @@
-"""Checks of words, lengths, layout, language and case. Each is true where the text follows the instruction."""
+"""Checks of words, lengths, layout, language and case; True if followed."""
 
 import json
 import re
@@ -38,7 +38,7 @@ def compares(count: int, relation: str, threshold: int) -> bool:
 
 
 def existence(text: str, *, keywords: list[str]) -> bool:
-    """Check that each keyword occurs, as a part of a word too, whatever its case."""
+    """Check that each keyword occurs, in words too, in any case."""
     return all(_occurrences(keyword, text) for keyword in keywords)
 
 
@@ -52,12 +52,15 @@ def _occurrences(keyword: str, text: str) -> int:
 
 
 def forbidden_words(text: str, *, forbidden_words: list[str]) -> bool:
-    """Check that none occurs as a whole word: the `cat` of cat's and cat-like does, that of cats and cat_name not."""
+    """Check that none occurs as a whole word.
+
+    The `cat` of cat's and cat-like does, that of cats and cat_name not.
+    """
     return not any(re.search(rf"\b{re.escape(word)}\b", text, re.IGNORECASE) for word in forbidden_words)
 
 
 def letter_frequency(text: str, *, letter: str, let_frequency: int, let_relation: str) -> bool:
-    """Check for so many of one character, small and capital ones together. Accented letters are other ones."""
+    """Check the number of a character, in both cases, without accented ones."""
     return compares(text.lower().count(letter.strip().lower()), let_relation, let_frequency)
 
 
@@ -70,13 +73,13 @@ def number_sentences(text: str, *, num_sentences: int, relation: str) -> bool:
 
 
 def number_paragraphs(text: str, *, num_paragraphs: int) -> bool:
-    """Check for so many pieces between `***`. A blank one may be the first or the last, and is not counted."""
+    """Check the number of pieces between `***`, without blank end pieces."""
     pieces = [piece.strip() for piece in _DIVIDER.split(text)]
     return all(pieces[1:-1]) and sum(map(bool, pieces)) == num_paragraphs
 
 
 def nth_paragraph_first_word(text: str, *, num_paragraphs: int, nth_paragraph: int, first_word: str) -> bool:
-    """Check for so many pieces between pairs of line breaks, of which one, blanks counted, begins with the word."""
+    """Check the number of paragraphs, and the first word of one."""
     pieces = text.split("\n\n")
     num_filled = sum(bool(piece.strip()) for piece in pieces)
     words = pieces[nth_paragraph - 1].split() if nth_paragraph <= num_filled else []
@@ -87,7 +90,10 @@ def nth_paragraph_first_word(text: str, *, num_paragraphs: int, nth_paragraph: i
 
 
 def two_responses(text: str) -> bool:
-    """Check for two different answers with `******` between them. A further blank piece may stand at either end."""
+    """Check for two different answers with `******` between them.
+
+    A further blank piece may stand at either end.
+    """
     pieces = [piece.strip() for piece in text.split("******")]
     answers = [piece for piece in pieces if piece]
     return all(pieces[1:-1]) and len(answers) == 2 and answers[0] != answers[1]
@@ -99,7 +105,7 @@ def repeat_prompt(text: str, *, prompt_to_repeat: str) -> bool:
 
 
 def end_checker(text: str, *, end_phrase: str) -> bool:
-    """Check that the phrase comes last, but for straight quotes, whatever its case."""
+    """Check that the phrase comes last, in any case, before quotes."""
     return text.strip().strip('"').lower().endswith(end_phrase.strip().lower())
 
 
@@ -115,7 +121,7 @@ def no_comma(text: str) -> bool:
 
 
 def response_language(text: str, *, language: str) -> bool:
-    """Check the language of the whole. A text without usable letters (digits, marks, emoji) is in any."""
+    """Check the text's language; without usable letters any passes."""
     return detect(text) in (language, None)
 
 
@@ -124,7 +130,7 @@ def capital_word_frequency(text: str, *, capital_frequency: int, capital_relatio
 
 
 def english_capital(text: str) -> bool:
-    """Check for no small letter, at least one capital, and English (langdetect is poor on capitals)."""
+    """Check for capitals alone, and English (langdetect is poor on capitals)."""
     return text.isupper() and detect(text) in ("en", None)
 
 
@@ -143,7 +149,7 @@ _POSTSCRIPTS = {"P.P.S": r"p\.\s?p\.\s?s", "P.S.": r"p\.\s?s\."}
 
 
 def number_placeholders(text: str, *, num_placeholders: int) -> bool:
-    """Check for at least so many `[...]` on one line each. Empty ones count, and `[[a]]` is one."""
+    """Check the number of `[...]`, each on one line, empty ones included."""
     return sum(map(_placeholders, text.split("\n"))) >= num_placeholders
 
 
@@ -155,13 +161,16 @@ def _placeholders(line: str) -> int:
 
 
 def postscript(text: str, *, postscript_marker: str) -> bool:
-    """Check that the marker occurs anywhere, in any case. P.S. and P.P.S may have white space inside."""
+    """Check for the marker anywhere, in any case.
+
+    P.S. and P.P.S may have white space inside.
+    """
     marker = postscript_marker.strip()
     return re.search(_POSTSCRIPTS.get(marker, re.escape(marker.lower())), text.lower()) is not None
 
 
 def number_bullet_lists(text: str, *, num_bullets: int) -> bool:
-    """Check for exactly so many lines that begin with `-`, or with `*` and anything else, even on the next line."""
+    """Check the exact number of lines that begin with `-` or `*`."""
     stars, dashes = _STAR_BULLET.findall(text), _DASH_BULLET.findall(text)
     return len(stars) + len(dashes) == num_bullets
 
@@ -172,18 +181,18 @@ def constrained_response(text: str) -> bool:
 
 
 def number_highlighted_sections(text: str, *, num_highlights: int) -> bool:
-    """Check for at least so many `*...*` and `**...**` that are not blank, each form counted on its own."""
+    """Check the number of nonblank `*...*` and `**...**`, counted separately."""
     found = [*_HIGHLIGHT.findall(text), *_BOLD.findall(text)]
     return sum(bool(inside.strip()) for inside in found) >= num_highlights
 
 
 def multiple_sections(text: str, *, section_spliter: str, num_sections: int) -> bool:
-    """Check for at least so many times the word, in this case, and a number, with at most one blank between."""
+    """Check the number of the word, in this case, before a number."""
     return len(re.findall(rf"{re.escape(section_spliter.strip())}\s?\d+", text)) >= num_sections
 
 
 def json_format(text: str) -> bool:
-    """Check for any JSON value, NaN included, fenced or not, with nothing around it."""
+    """Check for any JSON value, NaN included, fenced or not."""
     value = text.strip()
     for fence in _FENCES:
         value = value.removeprefix(fence)
@@ -195,7 +204,7 @@ def json_format(text: str) -> bool:
 
 
 def title(text: str) -> bool:
-    """Check for something that is not blank between `<<` and the last `>>` of a line."""
+    """Check for a nonblank text between `<<` and a line's last `>>`."""
     return any(map(_has_title, text.split("\n")))
 
 
@@ -205,17 +214,17 @@ def _has_title(line: str) -> bool:
 
 
 def count_words(text: str) -> int:
-    """Count runs of letters, digits and underscores: don't is two, snake_case one, a run of Chinese one."""
+    """Count runs of letters, digits and underscores: don't is two."""
     return sum(1 for _ in _WORD.finditer(text))
 
 
 def count_capital_words(text: str) -> int:
-    """Count words with an upper-case letter and no lower-case one: I, U.S. and 3D count, DON'T counts twice."""
+    """Count words in upper case: I, U.S. and 3D count, DON'T twice."""
     return sum(word.isupper() for sentence in sentences(text) for word in _words(sentence))
 
 
 def _words(sentence: str) -> list[str]:
-    """Return the words of a sentence less its punctuation. The order of the steps is nltk's, and matters."""
+    """Return a sentence's words without punctuation, in nltk's order of steps."""
     text = _SINGLE_LETTER.sub("' ", _OPENING.sub(" ` ", sentence))
     text = _LAST_APOSTROPHE.sub(" ' ", _OUTER_MARK.sub("  ", text))
     text = f" {' '.join(_INNER_MARK.sub('  ', text).split())} "

@@ -1,4 +1,4 @@
-"""What can be said of a formula's tree without algebra: its spelling in one order, its value at a point, its size."""
+"""A formula's tree without algebra: canonical spelling, value, size."""
 
 from collections.abc import Iterable
 from fractions import Fraction
@@ -26,13 +26,13 @@ Monomial = tuple[Fraction, dict[str, Fraction]]
 
 
 def canonical(node: Node) -> str:
-    """Spell a formula so that the order of terms and factors, brackets and signs in front do not matter."""
+    """Spell a formula independent of order, brackets and signs."""
     coefficient, powers = monomial(node)
     return f"{coefficient}" + "".join(f"·{base}^{exponent}" for base, exponent in sorted(powers.items()) if exponent)
 
 
 def monomial(node: Node) -> Monomial:
-    """Take a product, quotient or power apart. A sum or a function is one base."""
+    """Split a product, quotient or power; sums and functions are bases."""
     match node:
         case Number(value):
             return value, {}
@@ -58,7 +58,7 @@ def _joined(parts: Iterable[tuple[Monomial, int]]) -> Monomial:
 
 
 def _raised(inside: Monomial, exponent: Fraction) -> Monomial:
-    """Raise a monomial to a power. A coefficient under it stays there as a base of its own."""
+    """Raise a monomial to a power, keeping its coefficient as a base."""
     coefficient, powers = inside
     raised = {base: own * exponent for base, own in powers.items()}
     return Fraction(1), raised if coefficient == 1 else {f"({coefficient})": exponent, **raised}
@@ -90,7 +90,7 @@ def letters_of(node: Node) -> set[str]:
 
 
 def equal_equations(answer: Node, gold: Node) -> bool:
-    """Compare equations: in whatever way one is written, the difference of its sides is the same but for a factor."""
+    """Compare equations up to a factor of their sides' difference."""
     given, wanted = _gap(answer), _gap(gold)
     if given is None or wanted is None:
         return False
@@ -99,7 +99,7 @@ def equal_equations(answer: Node, gold: Node) -> bool:
 
 
 def _gap(node: Node) -> Node | None:
-    """Return the left side of an equation less the right one, None for anything else."""
+    """Return left minus right side of an equation, else None."""
     match node:
         case Group("relation =", (left, right)):
             return Sum((left, negative(right)))
@@ -112,13 +112,13 @@ def has_words(node: Node) -> bool:
 
 
 def is_compound(node: Node) -> bool:
-    """Check for numbers with units between: 3 hours 20 minutes are neither 3 nor 2 hours 30 minutes."""
+    """Return True for numbers with units between: 3 hours 20 minutes."""
     factors = node.factors if isinstance(node, Product) else ()
     return any(has_words(before) and isinstance(after, Number) for before, after in pairwise(factors))
 
 
 def without_words(node: Node) -> Node:
-    """Return a product less its units: the `12\\pi` of an area in square metres."""
+    """Return a product without units."""
     kept = [factor for factor in node.factors if not has_words(factor)] if isinstance(node, Product) else []
     return Product(tuple(kept)) if len(kept) > 1 else (kept or [node])[0]
 

@@ -21,7 +21,7 @@ class Number:
 
 @dataclass(frozen=True, slots=True)
 class Symbol:
-    """A letter, a constant such as `\\pi`, or a word or unit, whose name begins with "text:"."""
+    """A letter, a constant such as `\\pi`, or a "text:" word."""
 
     name: str
 
@@ -58,7 +58,7 @@ class Root:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A function or an operation with a name: `\\sin`, `\\sum`, an absolute value, a factorial, a double sign."""
+    """A named function or operation: `\\sin`, `\\sum`, factorial, double sign."""
 
     name: str
     arguments: tuple["Node", ...] = ()
@@ -66,7 +66,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A set, a point, an interval, a matrix, a list, or what stands on the sides of a relation."""
+    """A set, point, interval, matrix, list, or a relation's sides."""
 
     kind: str
     members: tuple["Node", ...]
@@ -96,7 +96,7 @@ def walk(node: Node) -> Iterator[Node]:
 
 
 def last_side(node: Node) -> Node:
-    """Return what stands behind the last sign of an equation, or of a membership. Else the node itself.
+    """Return the last side of an equation or membership, else the node.
 
     Of `5 = x` it is the 5.
     """
@@ -112,7 +112,7 @@ def last_side(node: Node) -> Node:
 
 
 def is_equation(node: Node) -> bool:
-    """Check for an equation between expressions, such as `x+2y=3`, which says of no name what it is."""
+    """Return True for an equation of expressions, such as `x+2y=3`."""
     if not isinstance(node, Group) or set(node.kind.split()) != {RELATION, "="}:
         return False
     *others, last = node.members
@@ -125,7 +125,7 @@ def is_inequality(node: Node) -> bool:
 
 
 def is_name(node: Node) -> bool:
-    """Check for what names one quantity: a letter, a function of something, a side `AB`, a ratio or list of such."""
+    """Return True for one quantity's name: a letter, `f(x)`, `AB`, `a:b`."""
     match node:
         case Symbol():
             return True
@@ -145,7 +145,7 @@ def is_name(node: Node) -> bool:
 
 
 def _is_applied_name(function: Node, argument: Node) -> bool:
-    """Check whether what stands before a bracket is a function: `f(x)`, `n(A)`, `N(3)`, `g'(2)`, not `p(p+1)`."""
+    """Return True for a function before a bracket: `f(x)`, not `p(p+1)`."""
     letter = function.base if isinstance(function, Power) else function
     if not isinstance(letter, Symbol):
         return is_name(letter)
@@ -155,7 +155,7 @@ def _is_applied_name(function: Node, argument: Node) -> bool:
 
 
 def _is_joint_name(first: Node, others: Sequence[Node]) -> bool:
-    """Check whether a product is no product but a name: `\\angle ABC`, `Sum`, `dy`, or one of functions."""
+    """Return True for a product that is a name: `\\angle ABC`, `dy`."""
     letter = first.base if isinstance(first, Power) else first
     if not isinstance(letter, Symbol):
         is_function = isinstance(letter, Call) and letter.name in CALLS  # what follows is its argument, as in \cos 2x
@@ -170,7 +170,7 @@ def _is_joint_name(first: Node, others: Sequence[Node]) -> bool:
 
 
 def _is_proper(node: Node) -> bool:
-    """Check for a capital letter, a word, an arrow or bar over letters, or the sign of an angle: no variable."""
+    """Return True for a capital, word, arrow, bar or angle: no variable."""
     name = node.name if isinstance(node, Symbol) else ""
     return name.isupper() or name.startswith("text:") or name in FIGURES or (name[:1] == "\\" and " " in name)
 
@@ -188,7 +188,7 @@ def is_numeric(node: Node) -> bool:
 
 
 def coprime(top: Fraction, bottom: Fraction) -> bool:
-    """Check for two whole numbers without a common factor, the second not 0."""
+    """Return True for coprime integers, the second not 0."""
     return bottom != 0 and top.denominator == bottom.denominator == math.gcd(top.numerator, bottom.numerator) == 1
 
 
@@ -211,7 +211,7 @@ def times(left: Node, right: Node) -> Product:
 
 
 def numeral_value(node: Node) -> Fraction | None:
-    """Return the number a formula is, None where something is left to compute or it is none."""
+    """Return a finished number's value, else None."""
     match node:
         case Number(value):
             return value

@@ -1,4 +1,4 @@
-"""Values by name, inequalities as intervals, ratios: the same in another notation, compared without algebra."""
+"""Compare assignments, inequalities, intervals and ratios in different notations."""
 
 import math
 from dataclasses import dataclass
@@ -40,7 +40,7 @@ VECTORS = frozenset({"pmatrix", "bmatrix"})
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """Two ends, whether each belongs to it, and the letter of which it is said, if any.
+    """Two ends, their inclusion, and the letter, if any.
 
     >>> interval_of(read_tree("x \\\\ge 3"))
     Interval(low=Number(value=Fraction(3, 1)), high=Symbol(name='\\\\infty'), ends=(True, False), letter='x')
@@ -53,7 +53,7 @@ class Interval:
 
 
 def same_relation(answer: Node, gold: Node) -> bool:
-    """Compare what names or brackets give an order, ratios, and inequalities and intervals with each other.
+    """Compare ordered names, ratios, inequalities and intervals.
 
     What is not in lowest terms, such as 10:30, is a time and no ratio: its numbers are compared.
     """
@@ -81,14 +81,14 @@ def same_relation(answer: Node, gold: Node) -> bool:
 
 
 def _in_order(node: Node) -> dict[object, Node]:
-    """Return the members of the point or list that a node is or stands for, by their places."""
+    """Return the members of a point or list by place."""
     side = last_side(node)
     is_ordered = isinstance(side, Group) and (side.kind in {"()", "list"} or _is_column(side))
     return dict(enumerate(side.members)) if is_ordered and isinstance(side, Group) else {}
 
 
 def _is_column(node: Node) -> bool:
-    """Check for a vector that is written as a matrix of one column."""
+    """Return True for a vector written as a one-column matrix."""
     side = last_side(node)
     name, _, num_rows = side.kind.partition(" ") if isinstance(side, Group) else ("", "", "")
     return name in VECTORS and isinstance(side, Group) and num_rows == str(len(side.members)) != "1"
@@ -101,7 +101,7 @@ def _same_pair(given: list[Node], wanted: list[Node]) -> bool:
 
 
 def _pair(node: Node) -> list[Node]:
-    """Return the two values that a list of two states, or one `\\pm`. Empty for anything else."""
+    """Return the two values of a list or one `\\pm`, else none."""
     side = last_side(node)
     if is_equation(node) or len(_values_by_name(node)) > 1:
         return []
@@ -112,7 +112,7 @@ def _pair(node: Node) -> list[Node]:
 
 
 def _signed(node: Node, is_negative: bool) -> Node:
-    """Return a formula with one sign in place of each `\\pm` that a sum, product or fraction holds."""
+    """Return a formula with one sign for each `\\pm`."""
     match node:
         case Product((Symbol("\\pm"), value)):
             return negative(value) if is_negative else value
@@ -126,9 +126,9 @@ def _signed(node: Node, is_negative: bool) -> Node:
 
 
 def _values_by_name(node: Node) -> dict[object, Node]:
-    """Return what `x=1, y=2` and `(x,y)=(1,2)` say of each letter, nothing where one is named twice.
+    """Return the values of `x=1, y=2` or `(x,y)=(1,2)` by letter.
 
-    Neither do `x_1=2, x_2=3`, which are the roots in any order.
+    Nothing where a letter is named twice, or for `x_1=2, x_2=3`, roots in any order.
     """
     match node:
         case Group("relation =", (Group("()", names), Group("()", values))) if len(names) == len(values):
@@ -167,7 +167,7 @@ def is_reducible(node: Node) -> bool:
 
 
 def _parts(node: Node, is_relative: bool) -> tuple[Fraction, ...] | None:
-    """Return the numbers of a ratio, or their share of the last. A fraction is a ratio of two."""
+    """Return a ratio's numbers, or their share of the last."""
     members = node.members if isinstance(node, Group) and is_ratio(node) else (node, Number(Fraction(1)))
     values = [value for member in members if (value := numeral_value(member))]
     if len(values) < len(members):
@@ -176,7 +176,7 @@ def _parts(node: Node, is_relative: bool) -> tuple[Fraction, ...] | None:
 
 
 def _intervals(node: Node, may_be_empty: bool = True) -> list[Interval] | None:
-    """Return the intervals of a union, or of inequalities joined by `or`, in their order.
+    """Return the intervals of a union or of joined inequalities, in order.
 
     Args:
         may_be_empty: `x<1 and x>3` holds nowhere; else it is a careless `or`.
@@ -195,7 +195,7 @@ def _intervals(node: Node, may_be_empty: bool = True) -> list[Interval] | None:
 
 
 def _excluded(node: Node) -> tuple[str, list[Node]] | None:
-    """Return the points that `x \\ne 1, 3` and `\\mathbb{R} \\setminus \\{1,3\\}` leave out, and the letter."""
+    """Return the points and letter that `x \\ne 1, 3` or `\\setminus` exclude."""
     match node:
         case Group("relation \\ne", (Symbol(letter), *values)):
             return letter, values
@@ -222,7 +222,7 @@ def _place(one: Interval) -> tuple[str, str]:
 
 
 def _joint(ones: list[Interval]) -> list[Interval]:
-    """Return where a lower and an upper bound of a letter hold together, other inequalities as they are."""
+    """Intersect the lower and upper bounds of a letter."""
     match sorted(ones, key=lambda one: one.low == MINUS_INFINITY):
         case [Interval(low, high, (at_low, _), letter), Interval(no_low, end, (_, at_end), other)] if (
             high == INFINITY and no_low == MINUS_INFINITY and letter == other
@@ -234,7 +234,7 @@ def _joint(ones: list[Interval]) -> list[Interval]:
 
 
 def interval_of(node: Node) -> Interval | None:
-    """Return what `[a,b)`, `a \\\\le x < b` and `x > a` stand for. None for anything else."""
+    """Return the interval of `[a,b)`, `a \\\\le x < b` or `x > a`."""
     if not isinstance(node, Group):
         return None
     if node.kind in {"()", "[]", "(]", "[)"} and len(node.members) == 2:
@@ -267,7 +267,7 @@ def _same_end(one: Node, other: Node) -> bool:
 
 
 def same_value(answer: Node, gold: Node) -> bool:
-    """Compare expressions by value, equations as such, sets and lists in any order, points and matrices by places."""
+    """Compare values: sets and lists in any order, points by places."""
     if is_equation(gold):
         return equal_equations(answer, gold)
     given, wanted = last_side(answer), last_side(gold)
@@ -282,7 +282,7 @@ def same_value(answer: Node, gold: Node) -> bool:
 
 
 def same_with_dots(answer: Node, gold: Node) -> bool:
-    """Compare lists, sums and the like with dots by what stands before and behind them, as far as both go."""
+    """Compare lists and sums with dots by their common ends."""
     given, wanted = last_side(answer), last_side(gold)
     first, second = (next((i for i, part in enumerate(_members(n)) if has_dots(part)), None) for n in (given, wanted))
     if first is None or second is None or _frame(given) != _frame(wanted):

@@ -1,4 +1,4 @@
-"""Reading LaTeX and plain formulas as trees, with nothing computed: `12x+7x` is a sum of two products.
+"""Read LaTeX and plain formulas as trees, computing nothing.
 
 Text is read, never evaluated; length and depth are bounded. What the grammar does not know (a command, a bracket that
 never closes) makes the whole text unreadable, which is None.
@@ -239,7 +239,7 @@ class _Reader:
         return Root(self._argument(), int(index.value))
 
     def _inside(self, *closing: str) -> Node:
-        """Read up to a bracket that closes. Bars outside do not end it."""
+        """Read up to a closing bracket; outer bars do not end it."""
         bar, self._bar = self._bar, ""
         node = self.formula()
         self._expect(*closing)
@@ -280,7 +280,7 @@ class _Reader:
     # ---------------------------------------------------------------- words and functions
 
     def _letters(self, token: str) -> Node:
-        """Read a letter, or a function whose name is written without a backslash."""
+        """Read a letter, or a function's name without a backslash."""
         end = self._position
         while end < len(self._tokens) and self._tokens[end].isalpha() and len(self._tokens[end]) == 1:
             end += 1
@@ -301,7 +301,7 @@ class _Reader:
         return self._tokens[begin : self._position - 1]
 
     def _worded(self, token: str) -> Node:
-        """Read a word or a unit, a letter in another type, or mathematics in a text command."""
+        """Read a word, a unit, or mathematics in a text command."""
         if self._peek() != "{":
             return self._argument()
         before = self._position
@@ -337,7 +337,7 @@ class _Reader:
         return Power(node, powers[0]) if powers else node
 
     def _operand(self) -> Node:
-        """Read what a function is applied to without brackets: the `2x` of `\\sin 2x`, the `x` of `\\sin x e^x`."""
+        """Read a function's argument without brackets: the `2x` of `\\sin 2x`."""
         node = self._factor()
         while self._peek() != "e" and (self._peek() in OPERANDS or self._peek()[:1].isalnum()):
             node = times(node, self._factor())

@@ -1,4 +1,4 @@
-"""The value of a formula: exact where it is rational, else to any number of digits, never rounded into equality.
+"""The value of a formula, exact if rational, else to any precision.
 
 Two values are equal unless they are seen to differ: computed to 60 and to 120 digits, a difference that is there stays
 the same, and one that comes of rounding shrinks. So nothing counts that is smaller than 10^-60 of the largest term.
@@ -50,7 +50,7 @@ MAX_WHOLE = 10**30
 
 
 def equal_values(first: Node, second: Node) -> bool:
-    """Compare two formulas at points drawn from the names of their letters, whole ones where others have no value."""
+    """Compare two formulas at points drawn from their letters."""
     is_number = is_numeric(first) and is_numeric(second)
     for points in (range(1),) if is_number else (range(NUM_POINTS), WHOLE):
         verdicts = [equal_at((first, point), (second, point)) for point in points]
@@ -60,7 +60,7 @@ def equal_values(first: Node, second: Node) -> bool:
 
 
 def equal_at(first: tuple[Node, int], second: tuple[Node, int]) -> bool | None:
-    """Compare the values of two formulas, each at a point of its own. None where one has none."""
+    """Compare two formulas' values at their points, None without values."""
     gaps: list[list[Decimal]] = []
     for digits in (DIGITS, 2 * DIGITS):
         ones, others = _parts_at(*first, digits), _parts_at(*second, digits)
@@ -75,7 +75,7 @@ def equal_at(first: tuple[Node, int], second: tuple[Node, int]) -> bool | None:
 
 
 def value_at(node: Node, point: int = 0, digits: int = DIGITS) -> Value | None:
-    """Return the value with numbers in place of the letters, None where it is no real number or too large."""
+    """Return the value at a point, None if not real or too large."""
     parts = _parts_at(node, point, digits)
     return parts[0] if parts is not None and parts[1] == 0 else None
 
@@ -90,7 +90,7 @@ def _parts_at(node: Node, point: int, digits: int) -> Parts | None:
 
 
 def share_a_factor(first: Node, second: Node) -> bool:
-    """Check whether two polynomials have a common factor with a letter in it. False where either is none.
+    """Return True if two polynomials share a factor with a letter.
 
     At large whole numbers such a factor is a large common divisor, and others are small.
     """
@@ -131,7 +131,7 @@ def _value(node: Node, point: int) -> Value:
 
 
 def _combined(operation: Callable[[Any, Any], Any], one: Value, other: Value) -> Value:
-    """Add or multiply and the like, exactly where both are exact and the outcome is not too long."""
+    """Combine two values, exactly where both are exact and small."""
     if isinstance(one, Fraction) and isinstance(other, Fraction):
         exact: Fraction = operation(one, other)
         bits = max(exact.numerator.bit_length(), exact.denominator.bit_length())

@@ -1,4 +1,4 @@
-"""The words of mathematical notation: what a formula is cut into, and what each command stands for (`words.toml`)."""
+"""The words of mathematical notation, from `words.toml`."""
 
 import re
 
@@ -28,7 +28,7 @@ _RATIO = re.compile(rf"(?<=\d)(?:{_GAP}\\(?:text|mathrm|mbox) ?\{{{_GAP}to{_GAP}
 
 
 def tokens_of(text: str) -> list[str]:
-    """Cut a formula into numbers, commands and single characters, without blanks, sizes and dollar signs."""
+    """Split a formula into numbers, commands and characters."""
     text = in_latex(unified(text[: 4 * MAX_TOKENS]))
     for written, short in _TABLE["spellings"]:
         text = text.replace(written, short)

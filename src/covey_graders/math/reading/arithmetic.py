@@ -1,4 +1,4 @@
-"""Sums, products and powers of written numbers, computed exactly. Text is never evaluated as code."""
+"""Sums, products and powers of written numbers, computed exactly."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -32,7 +32,7 @@ _EXPONENT = re.compile(r"\d{1,4}(?!\d)")
 
 
 def to_fraction(written: str) -> Fraction | None:
-    """Return the value of a match of the number patterns. None where it is too long."""
+    """Return a matched number's value, None if too long."""
     if len(written) > MAX_DIGITS:
         return None
     mantissa, _, exponent = written.lower().partition("e")
@@ -60,7 +60,7 @@ _OPERATIONS: Mapping[str, Callable[[Fraction, Fraction], Fraction]] = {
 
 @dataclass
 class Arithmetic:
-    """Recursive descent over + - * / ^ and parentheses. Reads the longest valid beginning of the text."""
+    """Recursive descent over + - * / ^ and parentheses, longest prefix."""
 
     text: str
     position: int
@@ -68,7 +68,7 @@ class Arithmetic:
     depth: int = 0
 
     def take(self, characters: str) -> str:
-        """Take the next character, blanks and currency signs skipped, if it is one of `characters`."""
+        """Take the next of `characters`, skipping blanks and currency signs."""
         while self.position < len(self.text) and self.text[self.position] in " " + CURRENCY:
             self.position += 1
         found = self.text[self.position : self.position + 1]
@@ -78,7 +78,7 @@ class Arithmetic:
         return found
 
     def sum(self, least: int = 1) -> Fraction | None:
-        """Read operands joined by operators that bind at least so strongly. No sign is the x of `3x + 5`."""
+        """Read operands joined by operators of at least this precedence."""
         total = self.signed()
         while total is not None:
             before = self.position

@@ -1,4 +1,4 @@
-"""What an answer says beside its value, and where two answers contradict each other in it.
+"""An answer's claims beside its value, and contradictions between them.
 
 Opposite words (profit and loss, north and south) and names (`x = 5`, `y = 5`). What only one side says is no
 contradiction: the question may have said it.
@@ -16,7 +16,7 @@ from covey_graders.tables import table_beside
 
 
 def contradict(answer: str, gold: str) -> bool:
-    """Check whether both say something of the value that cannot hold of one value."""
+    """Return True for claims that cannot hold of one value."""
     given, wanted = _sides(answer), _sides(gold)
     if any(given[group] != wanted[group] for group in given.keys() & wanted.keys()):
         return True
@@ -39,7 +39,7 @@ def _sides(text: str) -> dict[int, frozenset[int]]:
 
 
 def _names(text: str) -> Iterator[tuple[str, str]]:
-    """Yield the kind and the spelling of each name that a text gives its value, but none that it gives two values."""
+    """Yield kind and spelling of names with one value."""
     tree = read_tree(text[:MAX_LENGTH]) if "=" in text else None
     if isinstance(tree, Group) and tree.kind == "relation =":
         names = [member for member in tree.members if is_name(member) and not is_numeric(member)]
@@ -51,7 +51,7 @@ def _names(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _kind(name: Node) -> str:
-    """Return what kind of thing is named: only names of one kind contradict each other, and words never do."""
+    """Return a name's kind; only names of one kind contradict."""
     match name:
         case Symbol(letter):
             return "index" if "_" in letter else "letter" if letter in GREEK or len(letter) == 1 else letter[:5]
@@ -64,7 +64,7 @@ def _kind(name: Node) -> str:
 
 
 def _spelled(name: Node) -> str:
-    """Spell a name without the marks of an angle; the letters of a line or an angle go in either direction."""
+    """Spell a name without angle marks, in either direction."""
     factors = name.factors if isinstance(name, Product) else (name,)
     letters = [factor.name for factor in factors if isinstance(factor, Symbol) and factor not in _MARKS]
     if len(letters) < 2 or not all(isinstance(factor, Symbol) for factor in factors):

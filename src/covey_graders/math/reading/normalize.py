@@ -1,4 +1,4 @@
-"""One spelling for what means the same: Unicode signs, currency codes and LaTeX arithmetic become plain ASCII.
+"""Normalise Unicode signs, currency codes and LaTeX arithmetic to ASCII.
 
 Pure functions, linear in the length of the text but for nesting, which is bounded.
 """
@@ -51,12 +51,12 @@ _SPELLINGS, _BEFORE_FRACTIONS, _AFTER_FRACTIONS = (
 
 
 def single_blanks(text: str) -> str:
-    """Write every run of blanks as one blank, every run of line breaks as one, without blanks after it."""
+    """Collapse runs of blanks and of line breaks."""
     return _BLANK_LINES.sub("\n", _BLANKS.sub(" ", text))
 
 
 def unified(text: str) -> str:
-    """Return the text with one spelling of signs, blanks, digits, periods and powers. Other LaTeX commands stay."""
+    """Return the text with one spelling of signs, digits and powers."""
     text = single_blanks(text.translate(_CHARACTERS))
     if "\\begin" not in text:
         text = _DOUBLED.sub(r"\\", text)
@@ -86,7 +86,7 @@ def _prefixed(text: str) -> str:
 
 
 def in_latex(text: str) -> str:
-    """Return the text with LaTeX in place of Greek letters, the signs of infinity and of the empty set, and roots.
+    """Return the text with LaTeX for Greek letters, infinity and roots.
 
     `\\tan^{-1}` is `\\arctan`, not one over the tangent. Fractions and matrices have one size, and one kind of bracket.
     """
@@ -96,7 +96,7 @@ def in_latex(text: str) -> str:
 
 
 def plain(text: str) -> str:
-    """Write LaTeX arithmetic as ordinary arithmetic: `\\frac{3}{4}` is ((3)/(4)), `2\\times 10^{3}` is 2* 10^(3).
+    """Write LaTeX arithmetic plainly: `\\frac{3}{4}` is ((3)/(4)).
 
     Commands without a plain spelling stay, backslash included, so that callers see there is more than arithmetic.
     """
@@ -120,7 +120,7 @@ def _plain_fractions(text: str) -> str:
 
 
 def _argument(text: str, position: int) -> tuple[str, int]:
-    """Return the LaTeX argument at `position`, a brace group or one character, and the position after it."""
+    """Return the LaTeX argument at `position` and its end."""
     while position < len(text) and text[position].isspace():
         position += 1
     if text[position : position + 1] != "{":
@@ -130,7 +130,7 @@ def _argument(text: str, position: int) -> tuple[str, int]:
 
 
 def closing_brace(text: str, opening: int, limit: int = 2000) -> int | None:
-    """Return the position of the brace that closes the one at `opening`, or None. Escaped braces do not count."""
+    """Return the position of the matching brace, None without one."""
     depth = 0
     position = opening
     while position < min(len(text), opening + limit):

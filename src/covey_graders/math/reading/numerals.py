@@ -1,4 +1,4 @@
-"""Reading numbers out of text, exactly: 1,230 is 1230, $18.00 is 18, 1/2 is 0.5, 3\\times 10^8 is 300000000.
+"""Read numbers exactly: 1,230 is 1230, 3\\times 10^8 is 300000000.
 
 Pure functions on short strings: exact rational arithmetic, text is never evaluated as code, exponents, digits and
 nesting are bounded, and every pattern has one way to match, so that time is linear in the length of the text.
@@ -34,7 +34,7 @@ from covey_graders.math.reading.units import (
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A number as it is written, and what a word behind it multiplies it by: `25%`, `2.5 million`.
+    """A number with the multiplier word behind it: `25%`, `2.5 million`.
 
     The word may be left out on one side, as if it were a unit; where both have one, what they come to decides.
     """
@@ -51,7 +51,7 @@ class Reading:
         return {self.bare * self.scale} if is_scaled else {self.bare, self.bare * self.scale}
 
     def agrees(self, gold: "Reading", factor: Fraction = Fraction(1)) -> bool:
-        """Check for the gold's value, whose unit is this one's divided by `factor`."""
+        """Return True for the gold's value, with its unit converted by `factor`."""
         are_scaled = 1 not in (self.scale, gold.scale)
         pairs = product(self.meanings(are_scaled), gold.meanings(are_scaled))
         return any(abs(one * factor - other) <= gold.slack * abs(other) for one, other in pairs)
@@ -77,7 +77,7 @@ class _Value:
 
 
 def _is_variable(text: str, end: int, is_numeral: bool) -> bool:
-    """Check for letters behind a number that are no unit: `19xyz`, `7t`. In `7-2k` none is."""
+    """Return True for letters behind a number that are no unit: `19xyz`."""
     glued = _GLUED.match(text, end)
     return glued is not None and not (
         is_numeral and (glued[glued.lastindex or 0] in _NO_VARIABLE or named(glued[glued.lastindex or 0]))
@@ -95,7 +95,7 @@ _SIGNED = re.compile(r"-[^\d-]*-")
 
 
 def _is_numeral(written: str) -> bool:
-    """Check for digits, a fraction in lowest terms, a mixed number or a power of ten, with one sign at most."""
+    """Return True for digits, a reduced fraction, or a power of ten."""
     found = _WRITTEN.fullmatch(written)
     if found is None or _SIGNED.search(written):
         return False
@@ -144,7 +144,7 @@ _BLANKS = re.compile(r"[\s$*_]+")
 
 
 def _value_at(text: str, begin: int, number: re.Pattern[str]) -> _Value | None:
-    """Return the value written at `begin`. Of a chain of equalities, the last member."""
+    """Return the value written at `begin`, the last of equalities."""
     arithmetic = Arithmetic(text, begin, number)
     value = arithmetic.sum()
     if value is None:
@@ -170,7 +170,7 @@ def _with_suffix(text: str, value: Fraction, begin: int, end: int) -> _Value:
 
 
 def _first_value(text: str, number: re.Pattern[str]) -> _Value | None:
-    """Return the value that the first numeral of the text belongs to, with its signs and parentheses."""
+    """Return the first numeral's value with its signs and parentheses."""
     for start in _START.finditer(text):
         opened = start.end() - len(start[0].lstrip("( "))
         value = _value_at(text, start.start(), number) or _value_at(text, opened, number)
@@ -180,7 +180,7 @@ def _first_value(text: str, number: re.Pattern[str]) -> _Value | None:
 
 
 def _alternatives(text: str, end: int, number: re.Pattern[str]) -> list[_Value]:
-    """Return values listed after the first: `40 or 41 or 42`, `42, 43`. In `42, 3 more than Bob` there is one value."""
+    """Return values listed after the first: `40 or 41`, `42, 43`."""
     found: list[tuple[_Value, bool]] = []
     while len(found) < 50:
         either = _ALTERNATIVE.match(text, end)
@@ -199,14 +199,14 @@ def _alternatives(text: str, end: int, number: re.Pattern[str]) -> list[_Value]:
 
 
 def range_of(text: str) -> tuple[Fraction, Fraction] | None:
-    """Return the ends of `3 to 4`, written with a dash or not. None for anything else: `7-2` is a difference."""
+    """Return the ends of a range such as `3 to 4`, else None."""
     found = _RANGE.fullmatch(plain(text[:MAX_CONTENT]))
     low, high = map(to_fraction, found.groups()) if found is not None else (None, None)
     return (low, high) if low is not None and high is not None and low < high else None
 
 
 def read_values(content: str, strict: bool = False, computed: bool = False) -> list[Reading]:
-    """Return the value that `content` states, or the several it lists. Empty where it states none.
+    """Return the value or list that `content` states.
 
     Args:
         strict: the text must be one value (or list) and nothing else but a name before it (`x =`) and a unit after it,
@@ -234,7 +234,7 @@ _JOINERS = frozenset({"", ",", ";", "/", "or", "and", "&", ", or", ", and"})
 
 
 def read_last(text: str, computed: bool = False) -> list[Reading]:
-    """Return the last number of a text, or the list it ends in. Empty where none can be read (a time cannot).
+    """Return a text's last number, or its final list.
 
     Args:
         computed: as for `read_values`.
@@ -267,7 +267,7 @@ def read_last(text: str, computed: bool = False) -> list[Reading]:
 
 
 def _first_operand(text: str, numbers: list[re.Match[str]]) -> int:
-    """Return the index of the number that the last one belongs to: 1 of `1/2`, 3 of `3 1/2` and of `3 x 10^8`."""
+    """Return the index of the number that the last one belongs to."""
     gaps = [text[a.end() : b.start()] for a, b in pairwise(numbers)]
     last = len(numbers) - 1
     if not gaps:
@@ -280,7 +280,7 @@ def _first_operand(text: str, numbers: list[re.Match[str]]) -> int:
 
 
 def _listed_before(text: str, numbers: list[re.Match[str]]) -> list[Reading]:
-    """Return the values listed right before the last number: two joined by `or`, more joined by anything."""
+    """Return the values listed right before the last number."""
     listed: list[Reading] = []
     says_or = False
     for earlier, later in zip(numbers[-2::-1], numbers[:0:-1], strict=True):

@@ -4,7 +4,7 @@ import re
 
 
 def in_digits(text: str) -> str:
-    """Write the number that a text without digits begins with in digits: `forty-two`, `two thirds`, `a dozen`."""
+    """Write a text's leading number word in digits: `forty-two`, `a dozen`."""
     found = _IN_WORDS.match(text)
     if found is None or any(character.isdigit() for character in text):
         return with_parts(text)

@@ -1,4 +1,4 @@
-"""What stands around a number and says that it is not the value: `5 ft 3 in` is not 5, nor is `more than 5`.
+"""Units of measurement, and words that disqualify a number.
 
 And what joins it to another value, as in `5 or 6`; and units of measurement: 5 m is 500 cm, and neither 5 cm nor 5 s.
 """
@@ -53,7 +53,7 @@ CONCESSION = "|".join(
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """What is measured, as exponents of base quantities, and the size in base units.
+    """A quantity as exponents of base quantities, with its size.
 
     >>> unit_of("5 km/h")
     Unit(quantity=(('length', 1), ('time', -1)), size=Fraction(5, 18))
@@ -69,7 +69,7 @@ def is_date(text: str) -> bool:
 
 
 def unit_of(text: str, shortest: int = 1) -> Unit | None:
-    """Return the unit behind the number that a text states, or the currency before it. None without one, or with two.
+    """Return the single unit or currency of a number, else None.
 
     Args:
         shortest: symbols of fewer letters are letters of a formula.
@@ -95,7 +95,7 @@ def without_unit(text: str) -> str:
 
 
 def differ_in_unit(answer: Unit | None, gold: Unit | None) -> bool:
-    """Check whether two units measure different things. An amount of money may be one for each hour."""
+    """Return True for different quantities; money may be per hour."""
     if answer is None or gold is None or answer.quantity == gold.quantity:
         return False
     ones, others = dict(answer.quantity), dict(gold.quantity)
@@ -106,20 +106,20 @@ def differ_in_unit(answer: Unit | None, gold: Unit | None) -> bool:
 
 
 def conversion(answer: Unit | None, gold: Unit | None) -> Fraction:
-    """Return what the answer's number is multiplied by to be in the unit of the gold."""
+    """Return the factor from the answer's unit to the gold's."""
     known = answer is not None and gold is not None
     return answer.size / gold.size if answer is not None and gold is not None and known else Fraction(1)
 
 
 def measures_of(text: str) -> set[tuple[Fraction, Unit | str]]:
-    """Return the numbers of `3 hours and 20 minutes` with their units. Empty where there is anything else."""
+    """Return the numbers of `3 hours and 20 minutes` with units."""
     stated = plain(text[:MAX_LENGTH]).lower()
     found = _MEASURE.findall(stated) if _MEASURES.fullmatch(stated) else []
     return {(Fraction(number.replace(",", "")), named(word) or word.rstrip("s")) for number, word in found}
 
 
 def total_of(measures: set[tuple[Fraction, Unit | str]]) -> tuple[object, Fraction] | None:
-    """Return what several measures of one quantity come to: 3 hours and 20 minutes are 200 minutes."""
+    """Return the total of measures: 3 hours and 20 minutes are 200 minutes."""
     units = [unit for _, unit in measures if isinstance(unit, Unit)]
     if len(units) < len(measures) or len({unit.quantity for unit in units}) != 1:
         return None
@@ -127,7 +127,7 @@ def total_of(measures: set[tuple[Fraction, Unit | str]]) -> tuple[object, Fracti
 
 
 def conversions(text: str, other: str) -> set[Fraction]:
-    """Return what the number of `other` may be multiplied by for that of `text`, which need not name its unit.
+    """Return possible factors from `other`'s unit to that of `text`.
 
     Empty where `other` has no unit that is known.
     """
@@ -139,7 +139,7 @@ def conversions(text: str, other: str) -> set[Fraction]:
 
 
 def _unit_at(text: str, position: int, shortest: int) -> Unit | None:
-    """Return the product of the units that stand at a place, up to the first word that is none."""
+    """Return the product of the units at a place."""
     exponents, size = dict[str, int](), Fraction(1)
     for term in _terms(text, position):
         unit = named(term["name"])
@@ -169,7 +169,7 @@ def named(word: str) -> Unit | None:
 
 @cache
 def _table() -> dict[str, Unit]:
-    """Return all units by their names and symbols, with the prefixes of those that take some."""
+    """Return all units by names and symbols, with prefixes."""
     found: dict[str, Unit] = {}
     table = table_beside(__file__)
     for line in table["units"].strip().split("\n"):
@@ -184,7 +184,7 @@ def _table() -> dict[str, Unit]:
 
 
 def _prefixes(name: str, prefixes: str) -> Iterator[tuple[str, Fraction]]:
-    """Yield what may stand before a name: nothing, or `k` and `kilo` where it takes prefixes."""
+    """Yield a name's prefixes: nothing, or `k` and `kilo`."""
     yield "", Fraction(1)
     for prefix, factor in map(str.split, filter(None, prefixes.split(", "))):
         short, long = prefix.split("|")
