@@ -23,9 +23,8 @@ from covey_tasks.ifeval.prompts import prompt_of as ifeval_prompt
 from covey_tasks.ifeval.rewards import Scheme
 from covey_tasks.math.countdown.environment import Countdown, problem_of
 from covey_tasks.math.gsm8k import GSM8K, prompt_of
-from covey_tasks.math.mathematics import MathColumns, Mathematics, MathSettings, gold_answers
-from covey_tasks.math.settings import CountdownConfig
-from covey_tasks.math.verifier import MathLimits
+from covey_tasks.math.mathematics import Mathematics, gold_answers
+from covey_tasks.math.settings import CountdownConfig, MathConfig
 
 Judge = Callable[[Any], tuple[Environment, Prompt]]
 
@@ -77,10 +76,10 @@ def gsm8k(*, scheme: str = "covey", format_reward: float = 0.1) -> Judge:
 
 def mathematics(*, scheme: str = "covey", format_reward: float = 0.1, timeout: float = 10.0) -> Judge:
     """Judge problems with an answer in LaTeX. The ground truth is the answer, or several of which any is right."""
-    environment = Mathematics({}, MathSettings(scheme, format_reward, limits=MathLimits(timeout)))
+    environment = Mathematics({}, MathConfig(scheme=scheme, format_reward=format_reward, timeout=timeout))
 
     def judge(truth: Any) -> tuple[Environment, Prompt]:
-        gold, *others = gold_answers({"answer": truth}, MathColumns())
+        gold, *others = gold_answers({"answer": truth}, MathConfig())
         return environment, Prompt("math", "math", "", {"gold": gold, "other_golds": others})
 
     return judge

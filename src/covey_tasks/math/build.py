@@ -10,9 +10,8 @@ from covey.environments.settings import BuildSettings
 from covey_tasks.math import gsm8k, mathematics
 from covey_tasks.math.countdown.environment import Countdown, generate, problem_of
 from covey_tasks.math.gsm8k import GSM8K
-from covey_tasks.math.mathematics import MathColumns, Mathematics, MathSettings
+from covey_tasks.math.mathematics import Mathematics
 from covey_tasks.math.settings import CountdownConfig, Gsm8kConfig, MathConfig
-from covey_tasks.math.verifier import MathLimits
 
 
 def build_gsm8k(settings: Gsm8kConfig, config: BuildSettings) -> Environment:
@@ -24,22 +23,10 @@ def build_gsm8k(settings: Gsm8kConfig, config: BuildSettings) -> Environment:
 
 
 def build_math(settings: MathConfig, config: BuildSettings) -> Environment:
-    columns = MathColumns(settings.problem_column, settings.answer_column, settings.solution_column)
-    how = MathSettings(
-        scheme=settings.scheme,
-        format_reward=settings.format_reward,
-        instruction=settings.instruction,
-        columns=columns,
-        limits=MathLimits(settings.timeout, settings.num_workers),
-    )
-    how_to_read = row_settings(
-        config.data,
-        (settings.problem_column,),
-        "environment.problem_column",
-        make=partial(mathematics.prompt_of, settings=how),
-    )
+    make = partial(mathematics.prompt_of, settings=settings)
+    how = row_settings(config.data, (settings.problem_column,), "environment.problem_column", make=make)
     known = partial(of_verl, problem=settings.problem_column, answer=settings.answer_column)
-    return Mathematics(load_rows(config.data.path, replace(how_to_read, known=known)).splits, how)
+    return Mathematics(load_rows(config.data.path, replace(how, known=known)).splits, settings)
 
 
 def build_countdown(settings: CountdownConfig, config: BuildSettings) -> Environment:

@@ -6,15 +6,14 @@ are the same everywhere; no question is in both splits.
 
 import random
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from covey.environments.base import Split
+from covey.system.lookup import read_table
 
 Row = Mapping[str, Any]
-Problem = tuple[str, str, str]
-"""(question, worked solution, answer)."""
-
 NUM_TRAIN = 4096
 NUM_TEST = 512
 _NUMBER = re.compile(r"\d+")
@@ -41,77 +40,33 @@ def mathematics() -> dict[Split, list[Row]]:
     return _rows(MATHEMATICS, lambda q, s, a: {"problem": q, "solution": s, "answer": a})
 
 
-Maker = Callable[[random.Random], Problem]
-
-
-def _rows(makers: Mapping[Maker, int], as_row: Callable[[str, str, str], dict[str, Any]]) -> dict[Split, list[Row]]:
+def _rows(templates: Sequence[Row], as_row: Callable[[str, str, str], dict[str, Any]]) -> dict[Split, list[Row]]:
     generator = random.Random("made-up rows")
     found: dict[str, Row] = {}
-    kinds = list(makers)
+    # Draw until there are enough different questions
     while len(found) < NUM_TRAIN + NUM_TEST:
-        maker = generator.choice(kinds)
-        question, solution, answer = maker(generator)
+        template = generator.choice(templates)
+        question, solution, answer = _problem(template, generator)
         if answer in _NUMBER.findall(question):  # a policy that copies a number would be right
             continue
-        found.setdefault(question, as_row(question, solution, answer) | {"level": makers[maker]})
+        found.setdefault(question, as_row(question, solution, answer) | {"level": template["level"]})
+    # Hold out the first of them, in another order
     rows = list(found.values())
     generator.shuffle(rows)
     return {"train": rows[NUM_TEST:], "test": rows[:NUM_TEST]}
 
 
-# ------------------------------------------------------------------------------------------------ word problems
+def _problem(template: Row, generator: random.Random) -> tuple[str, str, str]:
+    """Draw question, worked solution and answer."""
+    numbers = [generator.randint(low, high) for low, high in template.get("bounds", ((10, 89), (2, 19)))]
+    result = sum(sign * number for sign, number in zip(template.get("signs", (1, 1)), numbers, strict=True))
+    values: dict[str, Any] = dict(zip("abc", numbers, strict=False)) | {"s": sum(numbers[:2]), "d": result}
+    if "{who}" in template["question"]:
+        values |= {"who": generator.choice(_NAMES), "what": generator.choice(_THINGS)}
+    texts = template["question"], template["solution"], template.get("answer", "{d}")
+    question, solution, answer = (text.format(**values) for text in texts)
+    return question, solution, answer
 
 
-def _gets(generator: random.Random) -> Problem:
-    a, b = generator.randint(10, 89), generator.randint(2, 9)
-    who, what = generator.choice(_NAMES), generator.choice(_THINGS)
-    return f"{who} has {a} {what} and gets {b}. How many now?", f"{a}+{b}={a + b}", str(a + b)
-
-
-def _loses(generator: random.Random) -> Problem:
-    a, b = generator.randint(12, 98), generator.randint(2, 9)
-    who, what = generator.choice(_NAMES), generator.choice(_THINGS)
-    return f"{who} has {a} {what} and loses {b}. How many now?", f"{a}-{b}={a - b}", str(a - b)
-
-
-def _gets_and_loses(generator: random.Random) -> Problem:
-    a, b, c = generator.randint(12, 89), generator.randint(2, 9), generator.randint(2, 9)
-    who, what = generator.choice(_NAMES), generator.choice(_THINGS)
-    question = f"{who} has {a} {what}, gets {b} and loses {c}. How many now?"
-    return question, f"{a}+{b}={a + b}\n{a + b}-{c}={a + b - c}", str(a + b - c)
-
-
-WORD_PROBLEMS: dict[Maker, int] = {_gets: 1, _loses: 1, _gets_and_loses: 2}
-"""What makes a problem, and its level."""
-
-
-# ------------------------------------------------------------------------------------------------ mathematics
-
-
-def _two(generator: random.Random) -> tuple[int, int]:
-    return generator.randint(10, 89), generator.randint(2, 19)
-
-
-def _evaluate(generator: random.Random) -> Problem:
-    a, b = _two(generator)
-    return f"Evaluate $x+{b}$ at $x={a}$.", f"{a}+{b}={a + b}\n\\boxed{{{a + b}}}", str(a + b)
-
-
-def _solve(generator: random.Random) -> Problem:
-    a, b = _two(generator)
-    return f"Solve $x+{b}={a + b}$.", f"{a + b}-{b}={a}\n\\boxed{{{a}}}", str(a)
-
-
-def _collect(generator: random.Random) -> Problem:
-    a, b = _two(generator)
-    return f"Simplify ${a}x+{b}x$.", f"{a}+{b}={a + b}\n\\boxed{{{a + b}x}}", f"{a + b}x"
-
-
-def _add_fractions(generator: random.Random) -> Problem:
-    a, b = _two(generator)
-    answer = f"\\frac{{{a + b}}}{{n}}"
-    return f"Add $\\frac{{{a}}}{{n}}+\\frac{{{b}}}{{n}}$.", f"{a}+{b}={a + b}\n\\boxed{{{answer}}}", answer
-
-
-MATHEMATICS: dict[Maker, int] = {_evaluate: 1, _solve: 2, _collect: 2, _add_fractions: 3}
-"""What makes a problem, and its level."""
+TABLE = read_table(Path(__file__).with_suffix(".yaml"))
+WORD_PROBLEMS, MATHEMATICS = TABLE["word_problems"], TABLE["mathematics"]

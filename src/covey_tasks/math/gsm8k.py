@@ -86,21 +86,8 @@ class GSM8K(VerifiedAnswers):
         self.format_reward = format_reward
         super().__init__(numbered(rows, partial(prompt_of, scheme=scheme, instruction=instruction)), limits)
 
-    def demonstrations(self, split: Split) -> list[tuple[Prompt, str]]:
-        """Return the worked solutions, ending in the form the scheme asks for."""
-        return [(prompt, self.gold(prompt)) for prompt in self._prompts[split]]
-
-    def gold(self, prompt: Prompt) -> str:
-        """Return the row's worked solution, ending in the form the scheme asks for."""
+    def worked(self, prompt: Prompt) -> str:
         return DEMONSTRATIONS[self.scheme](prompt.columns["solution"], prompt.columns["gold"])
-
-    async def validate(self) -> None:
-        """Score every worked solution. Raises ValueError that names the first one without the maximum reward."""
-        for split in self._prompts:
-            for prompt, demonstration in self.demonstrations(split):
-                (reward,) = await self.score(prompt, [demonstration])
-                if isinstance(reward, Failure) or reward.value != 1.0:
-                    raise ValueError(f"{prompt.id}: the gold answer {prompt.columns['gold']!r} scores {reward}")
 
     async def judged(self, prompt: Prompt, completion: str) -> Reward | Failure:
         gold = prompt.columns["gold"]
@@ -164,19 +151,10 @@ _ASK_HASH = "Reason step by step. End with a last line that is #### and the answ
 _ASK_TAGS = "Reason inside <think></think> tags, then write the answer, only a number, inside <answer></answer> tags."
 _ASK_BOX = "Reason step by step, then write the answer, only a number, as \\boxed{answer}."
 
-INSTRUCTIONS = {
-    "covey": _ASK_HASH,
-    "values": _ASK_HASH,
-    "verl_strict": _ASK_HASH,
-    "verl_flexible": _ASK_HASH,
-    "torchrl": _ASK_TAGS,
-    "trl": _ASK_BOX,
-}
+_HASHED = ("covey", "values", "verl_strict", "verl_flexible")
+INSTRUCTIONS = {**dict.fromkeys(_HASHED, _ASK_HASH), "torchrl": _ASK_TAGS, "trl": _ASK_BOX}
 DEMONSTRATIONS: dict[str, Callable[[str, str], str]] = {
-    "covey": _hash_form,
-    "values": _hash_form,
-    "verl_strict": _hash_form,
-    "verl_flexible": _hash_form,
+    **dict.fromkeys(_HASHED, _hash_form),
     "torchrl": _tag_form,
     "trl": _box_form,
 }

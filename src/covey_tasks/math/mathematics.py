@@ -18,7 +18,6 @@ theirs; as judges of mathematics they are worse than the first two.
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from numbers import Number
 from typing import Any
@@ -36,6 +35,7 @@ from covey_tasks.math.schemes import (
     graded,
     torchrl_reward,
 )
+from covey_tasks.math.settings import MathConfig
 from covey_tasks.math.verified import VerifiedAnswers
 from covey_tasks.math.verifier import MathLimits, check_installed
 
@@ -51,30 +51,16 @@ _TORCHRL_READS = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 """Golds that TorchRL's comparison is sure to find equal to themselves: it cannot read LaTeX without dollar signs."""
 
 
-@dataclass(frozen=True, slots=True)
-class MathColumns:
-    """Names of a row's columns. The gold is the answer where the row has one, else the last box of the solution."""
+def check_scheme(settings: MathConfig) -> None:
+    """Refuse (ValueError) an unknown scheme and ranges."""
+    if settings.scheme not in INSTRUCTIONS:
+        raise ValueError(f"scheme must be one of {', '.join(INSTRUCTIONS)}, got {settings.scheme!r}")
+    check_format_reward(settings.format_reward)
+    limits_of(settings)
 
-    problem: str = "problem"
-    answer: str = "answer"
-    solution: str = "solution"
 
-
-@dataclass(frozen=True, slots=True)
-class MathSettings:
-    """How problems are put and answers rewarded."""
-
-    scheme: str = "covey"
-    format_reward: float = 0.1
-    instruction: str | None = None
-    """What the system message says; None takes the scheme's own, "" sends none."""
-    columns: MathColumns = MathColumns()
-    limits: MathLimits = field(default_factory=MathLimits)
-
-    def __post_init__(self) -> None:
-        if self.scheme not in INSTRUCTIONS:
-            raise ValueError(f"scheme must be one of {', '.join(INSTRUCTIONS)}, got {self.scheme!r}")
-        check_format_reward(self.format_reward)
+def limits_of(settings: MathConfig) -> MathLimits:
+    return MathLimits(settings.timeout, settings.num_workers)
 
 
 class Mathematics(VerifiedAnswers):
@@ -83,24 +69,21 @@ class Mathematics(VerifiedAnswers):
     >>> Mathematics({"train": [{"problem": "What is $6 \\\\cdot 7$?", "answer": "42"}], "test": [...]})
     """
 
-    def __init__(self, rows: Mapping[Split, Sequence[Row | Prompt]], settings: MathSettings | None = None) -> None:
+    def __init__(self, rows: Mapping[Split, Sequence[Row | Prompt]], settings: MathConfig | None = None) -> None:
         """Read the rows. Raises ValueError for those without a gold answer."""
-        self._settings = settings or MathSettings()
+        self._settings = settings or MathConfig()
+        check_scheme(self._settings)
         if self._settings.scheme in ASK_MATH_VERIFY:
             check_installed(self._settings.scheme)
-        super().__init__(numbered(rows, partial(prompt_of, settings=self._settings)), self._settings.limits)
-
-    def demonstrations(self, split: Split) -> list[tuple[Prompt, str]]:
-        """Return the worked solutions where rows have some, ending in the form the scheme asks for."""
-        return [(prompt, self._worked(prompt)) for prompt in self._prompts[split]]
+        super().__init__(numbered(rows, partial(prompt_of, settings=self._settings)), limits_of(self._settings))
 
     def gold(self, prompt: Prompt) -> str | None:
-        """Return the same for one prompt. None where the scheme of TorchRL can give no answer the maximum reward."""
+        """Return the worked solution, None where TorchRL's scheme can give none the maximum reward."""
         hopeless = self._settings.scheme == "torchrl" and not _TORCHRL_READS.fullmatch(prompt.columns["gold"])
-        return None if hopeless else self._worked(prompt)
+        return None if hopeless else self.worked(prompt)
 
-    def _worked(self, prompt: Prompt) -> str:
-        solution = prompt.columns.get(self._settings.columns.solution)
+    def worked(self, prompt: Prompt) -> str:
+        solution = prompt.columns.get(self._settings.solution_column)
         form = FORMS[self._settings.scheme]
         return form(solution if isinstance(solution, str) else "", prompt.columns["gold"])
 
@@ -120,7 +103,8 @@ class Mathematics(VerifiedAnswers):
             answer = first_block(completion, "answer")
             equal = await self._verifier.torchrl_equal(answer, gold) if answer else False
             return equal if isinstance(equal, Failure) else torchrl_reward(completion, equal)
-        question = str(prompt.columns.get(self._settings.columns.problem, ""))
+        # The scheme of covey
+        question = str(prompt.columns.get(self._settings.problem_column, ""))
         is_right = compare(completion, gold, question, scheme == "covey", isinstance(completion, CutText))
         return covey_reward(completion, is_right, self._settings.format_reward)
 
@@ -133,22 +117,23 @@ def covey_reward(completion: str, is_right: bool, format_reward: float) -> Rewar
 # ------------------------------------------------------------------------------------------------ rows
 
 
-def gold_answers(row: Row, columns: MathColumns) -> list[str]:
+def gold_answers(row: Row, settings: MathConfig) -> list[str]:
     """Return the gold answers of a row, any of which is right, without dollar signs around them.
 
     Raises ValueError where there is none, or a word in place of one, such as `proof` and `nan`.
     """
-    answer = value_in(row, columns.answer)
+    # The answer's column, else what the solution boxes
+    answer = value_in(row, settings.answer_column)
     if answer is None:
-        if value_in(row, columns.solution) is None:
-            raise ValueError(nothing_in(row, columns.answer, columns.solution))
-        answer = boxed_answer(text_in(row, columns.solution))
+        if value_in(row, settings.solution_column) is None:
+            raise ValueError(nothing_in(row, settings.answer_column, settings.solution_column))
+        answer = boxed_answer(text_in(row, settings.solution_column))
         if answer is None:
-            raise ValueError(f"has no \\boxed{{}} in column {columns.solution!r}")
+            raise ValueError(f"has no \\boxed{{}} in column {settings.solution_column!r}")
     listed = _listed(answer)
-    found = [gold for one in listed if (gold := _gold_of(one, columns.answer)) is not None]
+    found = [gold for one in listed if (gold := _gold_of(one, settings.answer_column)) is not None]
     if not found:
-        raise ValueError(f"has no answer in column {columns.answer!r}, got {answer!r:.80}")
+        raise ValueError(f"has no answer in column {settings.answer_column!r}, got {answer!r:.80}")
     return found
 
 
@@ -178,11 +163,11 @@ def _gold_of(answer: object, column: str) -> str | None:
     return None if is_no_answer(text) else text
 
 
-def prompt_of(row: Row, settings: MathSettings) -> Prompt:
+def prompt_of(row: Row, settings: MathConfig) -> Prompt:
     """Make a prompt of a row, as `Mathematics` takes them too. Raises ValueError where it lacks problem or answer."""
-    problem = text_in(row, settings.columns.problem)
-    gold, *others = gold_answers(row, settings.columns)
-    columns = {**row, settings.columns.problem: problem, "gold": gold} | ({"other_golds": others} if others else {})
+    problem = text_in(row, settings.problem_column)
+    gold, *others = gold_answers(row, settings)
+    columns = {**row, settings.problem_column: problem, "gold": gold} | ({"other_golds": others} if others else {})
     level = _LEVEL.fullmatch(str(row.get("level", "")).strip())
     if level is not None:
         columns["level"] = int(level[1])
@@ -217,17 +202,10 @@ def _tag_form(solution: str, gold: str) -> str:
 _ASK_BOX = "Reason step by step, then write the final answer as \\boxed{answer}."
 _ASK_TAGS = "Reason inside <think></think> tags, then write the final answer alone inside <answer></answer> tags."
 
-INSTRUCTIONS = {
-    "covey": _ASK_BOX,
-    "values": _ASK_BOX,
-    "math_verify": _ASK_BOX,
-    "trl": _ASK_BOX,
-    "torchrl": _ASK_TAGS,
-}
+_BOXED = ("covey", "values", "math_verify", "trl")
+INSTRUCTIONS = {**dict.fromkeys(_BOXED, _ASK_BOX), "torchrl": _ASK_TAGS}
 FORMS: dict[str, Callable[[str, str], str]] = {
-    "covey": _box_form,
-    "values": _box_form,
-    "math_verify": _box_form,
+    **dict.fromkeys(_BOXED, _box_form),
     "trl": _full_box_form,
     "torchrl": _tag_form,
 }

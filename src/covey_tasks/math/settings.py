@@ -59,11 +59,10 @@ class MathConfig(EnvironmentConfig):
 
     def check(self, run: BuildSettings) -> None:
         """Check the scheme, ranges and the time of math-verify."""
-        from covey_tasks.math.mathematics import MathSettings
-        from covey_tasks.math.verifier import MathLimits
+        from covey_tasks.math.mathematics import check_scheme
 
         with naming_settings():
-            MathSettings(self.scheme, self.format_reward, limits=MathLimits(self.timeout, self.num_workers))
+            check_scheme(self)
         check_time(run, self.timeout, f"environment.timeout={self.timeout:g}")
 
 

@@ -20,6 +20,17 @@ class VerifiedAnswers(Environment):
     async def judged(self, prompt: Prompt, completion: str) -> Reward | Failure:
         """Judge one completion."""
 
+    @abstractmethod
+    def worked(self, prompt: Prompt) -> str:
+        """Write the row's solution in the form that the scheme asks for."""
+
+    def gold(self, prompt: Prompt) -> str | None:
+        return self.worked(prompt)
+
+    def demonstrations(self, split: Split) -> list[tuple[Prompt, str]]:
+        """Return the worked solutions in the form that the scheme asks for."""
+        return [(prompt, self.worked(prompt)) for prompt in self._prompts[split]]
+
     def prompts(self, split: Split) -> list[Prompt]:
         return list(self._prompts[split])
 

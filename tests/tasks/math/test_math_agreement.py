@@ -9,7 +9,8 @@ import pytest
 from covey.types import Failure, Reward
 from covey_graders.math.symbolic import math_verify_accuracy
 from covey_tasks.math.gsm8k import DEMONSTRATIONS, GSM8K, INSTRUCTIONS
-from covey_tasks.math.mathematics import Mathematics, MathSettings
+from covey_tasks.math.mathematics import Mathematics
+from covey_tasks.math.settings import MathConfig
 
 MARKS = {"verl_strict": "#### ", "torchrl": "<answer>", "trl": "\\boxed"}
 """What a scheme reads and nothing else."""
@@ -67,7 +68,7 @@ def test_every_scheme_agrees_with_all_400_labels_once_answers_are_in_its_form(sh
 def test_the_math_environment_gives_the_recorded_verdicts(shared: Path, scheme: str, column: str) -> None:
     rows = answers(shared)
     problems = [{"problem": "?", "answer": row["gold"]} for row in rows]
-    verdicts = judged(Mathematics({"train": problems}, MathSettings(scheme)), [row["completion"] for row in rows])
+    verdicts = judged(Mathematics({"train": problems}, MathConfig(scheme=scheme)), [row["completion"] for row in rows])
     recorded = [row["correct"] if column == "correct" else row["external"][column] for row in rows]
     pairs = zip(rows, verdicts, recorded, strict=True)
     different = {row["id"] for row, verdict, expected in pairs if verdict != expected}

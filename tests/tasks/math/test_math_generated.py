@@ -33,10 +33,10 @@ def test_rows_are_different_and_the_same_every_time(make: object, question: str)
     [(GSM8K(word_problems()), WORD_PROBLEMS), (Mathematics(mathematics()), MATHEMATICS)],
     ids=["gsm8k", "math"],
 )
-def test_every_worked_solution_scores_full_marks_and_every_level_is_there(environment: object, kinds: dict) -> None:
+def test_every_worked_solution_scores_full_marks_and_every_level_is_there(environment: object, kinds: list) -> None:
     shown = environment.demonstrations("test")
     assert asyncio.run(values(environment, shown)) == {1.0}
-    assert {environment.difficulty(prompt) for prompt, _ in shown} == set(kinds.values())
+    assert {environment.difficulty(prompt) for prompt, _ in shown} == {kind["level"] for kind in kinds}
 
 
 async def values(environment: object, shown: Sequence[tuple[Prompt, str]]) -> set[float]:

@@ -13,7 +13,8 @@ from covey.system.workers.pool import WorkerPool, WorkerSettings
 from covey.types import CutText, Failure, Reward
 from covey_graders.math.equal import same_formula
 from covey_graders.math.symbolic import torchrl_equal
-from covey_tasks.math.mathematics import INSTRUCTIONS, MathColumns, Mathematics, MathSettings
+from covey_tasks.math.mathematics import INSTRUCTIONS, Mathematics
+from covey_tasks.math.settings import MathConfig
 from covey_tasks.math.verifier import MathLimits, MathVerifier
 
 ROW = {"problem": "What is $\\frac12+\\frac14$?", "answer": "\\frac{3}{4}", "level": "Level 2"}
@@ -28,7 +29,7 @@ GOLDS = (
 
 
 def environment(*rows: dict, **settings: object) -> Mathematics:
-    return Mathematics({"train": rows or (ROW,), "test": ()}, MathSettings(**settings))
+    return Mathematics({"train": rows or (ROW,), "test": ()}, MathConfig(**settings))
 
 
 def scores(made: Mathematics, completions: Sequence[str]) -> list[Reward | Failure]:
@@ -73,7 +74,9 @@ def test_a_prompt_asks_for_the_schemes_form_or_says_what_it_is_told() -> None:
 
 def test_columns_may_have_other_names_and_the_whole_row_is_kept() -> None:
     row = {"question": "6*7?", "final": "42", "source": "book"}
-    (prompt,) = environment(row, columns=MathColumns("question", "final", "worked")).prompts("train")
+    (prompt,) = environment(row, problem_column="question", answer_column="final", solution_column="worked").prompts(
+        "train"
+    )
     assert (prompt.columns["gold"], prompt.columns["source"]) == ("42", "book")
 
 
@@ -223,7 +226,7 @@ def test_gold_answers_of_every_kind_score_full_marks_in_every_scheme(scheme: str
     ],
 )
 def test_what_hangs_algebra_is_wrong_and_counted(scheme: str, completion: str, value: float) -> None:
-    made = environment({"problem": "?", "answer": "\\sqrt{2}"}, scheme=scheme, limits=MathLimits(timeout=2.0))
+    made = environment({"problem": "?", "answer": "\\sqrt{2}"}, scheme=scheme, timeout=2.0)
     began = time.monotonic()
     assert values(made, completion) == [value]
     assert time.monotonic() - began < 60
@@ -297,7 +300,7 @@ def test_an_answer_that_breaks_a_worker_is_wrong_but_want_of_a_worker_is_a_failu
 
 @pytest.mark.long
 def test_a_worker_that_was_killed_is_replaced() -> None:
-    made = environment(scheme="trl", limits=MathLimits(timeout=3.0, num_workers=1))
+    made = environment(scheme="trl", timeout=3.0, num_workers=1)
     assert values(made, f"\\boxed{{{TOWER}}}", "\\boxed{\\frac{3}{4}}") == [0.0, 1.0]
 
 
