@@ -83,7 +83,6 @@ class Code(Environment):
         return self._max_turns
 
     def gold(self, prompt: Prompt) -> str | None:
-        """Return a program that passes. None where the row has none."""
         problem: Problem = prompt.columns["problem"]
         return problem.solution
 
@@ -96,7 +95,6 @@ class Code(Environment):
         return problem.difficulty if isinstance(problem.difficulty, int) else None
 
     def metrics(self) -> dict[str, float]:
-        """Return numbers of programs and shares of rewards since this was last asked."""
         asked, run = self._cache.take_counts()
         found = {name: float(self._counts[name]) for name in COUNTS}
         won = self._rewards["suspicious"] / self._rewards["all"] if self._rewards["all"] > 0 else 0.0
@@ -106,7 +104,6 @@ class Code(Environment):
         return found | ({UNSAFE: 1.0} if self._is_unsafe else {})
 
     def facts(self) -> dict[str, Any]:
-        """Return what isolates programs."""
         return self._runner.describe()
 
     def close(self) -> None:
@@ -163,7 +160,6 @@ class Code(Environment):
 
 
 def _whole(problem: Problem, program: str) -> str:
-    """Return the program behind what stands before every one."""
     return problem.preamble + "\n" + program if problem.preamble and "__future__" not in program else program
 
 
@@ -209,7 +205,6 @@ def is_chosen(text: str, rate: float) -> bool:
 
 
 def _first_failure(report: Report) -> str | None:
-    """Return what the first failing test says. None where all pass."""
     for result in report.results:
         if not result.passed:
             return result.message or result.kind

@@ -51,7 +51,6 @@ Family = Callable[[random.Random], Draft]
 
 
 def _draft(family: str, inputs: Inputs, **drawn: Any) -> Draft:
-    """Fill the templates of a family in."""
     told, solution = (Template(TEMPLATES[family][key]).substitute(drawn) for key in ("told", "solution"))
     return Draft(f"Python: {told}", told.partition("(")[0], solution, inputs)
 

@@ -77,7 +77,6 @@ def problem_of(row: Row, packages: Collection[str] = TEST_PACKAGES) -> Problem:
 
 
 def _given(row: Row, *names: str) -> str:
-    """Return the first of the columns that has something in it."""
     for name in names:
         if row.get(name):
             return name
@@ -89,7 +88,7 @@ def _text(row: Row, *names: str) -> str:
 
 
 def _test_columns(row: Row) -> tuple[list[Any], str]:
-    """Return what the columns of tests hold, and why one of them is left out."""
+    """Collect the columns of tests, and why one of them is left out."""
     if row.get("inputs") and row.get("outputs"):
         row = {"tests": {"inputs": row["inputs"], "outputs": row["outputs"]}, **row}
     columns = [row[name] for name in (_given(row, *TESTS), *TESTS) if row.get(name)]
@@ -105,7 +104,7 @@ def _test_columns(row: Row) -> tuple[list[Any], str]:
 
 
 def _function(row: Row, tests: Any) -> str | None:
-    """Return the function that cases call. None where they are of a script."""
+    """Find the function that cases call, None for a script."""
     cases = tests if isinstance(tests, list) else [tests]
     return next(
         (name for name in map(name_in, [*cases, {"metadata": row.get("metadata")}]) if name), row.get("fn_name")
@@ -113,7 +112,7 @@ def _function(row: Row, tests: Any) -> str | None:
 
 
 def _entry_point(row: Row, columns: Sequence[Any]) -> str:
-    """Return the name of the function: from a column, from the cases, or from the calls in test code."""
+    """Find the name of the function in a column, the cases or test code."""
     named = next((row[name] for name in NAMES if row.get(name)), None)
     sources = [source for column in columns for source in _sources(column)]
     named = named or next((name for column in columns if (name := _function(row, column))), None)
@@ -144,7 +143,7 @@ def _solution(row: Row, prompt: str) -> str | None:
 
 
 def _preamble(row: Row, prompt: str, entry_point: str) -> str:
-    """Return what stands before every answer of LeetCode: what the row says, or what the site imports."""
+    """Find the imports before every answer of LeetCode."""
     if not entry_point.startswith("Solution."):
         return ""
     own = row.get("prompt")
@@ -152,7 +151,7 @@ def _preamble(row: Row, prompt: str, entry_point: str) -> str:
 
 
 def _check_program(program: str) -> None:
-    """Raise ValueError for a program that needs what none has in the sandbox."""
+    """Refuse (ValueError) a program with imports that the sandbox lacks."""
     tree = _tree_of(program) or _tree_of(program + "\n    pass\n")
     for name in imported(tree) if tree is not None else ():
         raise ValueError(f"its program imports {name}; programs have Python's standard library alone")
@@ -166,7 +165,7 @@ def _tree_of(program: str) -> ast.Module | None:
 
 
 def _setup(row: Row, opening: str, preamble: str) -> str:
-    """Return what test code may need: imports, and the helpers that the beginning of the program defines."""
+    """Collect imports and helpers that test code needs."""
     imports = row.get("test_imports") or []
     if not _is_list_of_text(imports):
         raise ValueError(f"test_imports must be a list of import lines, got {imports!r:.80}")
@@ -182,13 +181,13 @@ def _is_list_of_text(value: Any) -> bool:
 
 
 def _begins_program(prompt: str, entry_point: str) -> bool:
-    """Return whether the prompt is the beginning of the program itself, up to somewhere in the function."""
+    """Check whether the prompt is the beginning of the program."""
     tree, functions = _tree_of(prompt + "\n    pass\n"), (ast.FunctionDef, ast.AsyncFunctionDef)
     return tree is not None and any(isinstance(node, functions) and node.name == entry_point for node in tree.body)
 
 
 def _statement(problem: Problem, prompt: str, row: Row, shown: Any) -> str:
-    """Return what a chat model reads: of a list of asserts the first is shown, of calls the first of several."""
+    """Put the problem in words, with the first example where there are several."""
     starter = row.get("starter_code") or ""
     if not problem.entry_point:
         return to_script(prompt, starter)
@@ -206,7 +205,6 @@ def _statement(problem: Problem, prompt: str, row: Row, shown: Any) -> str:
 
 
 def _sources(tests: Any) -> list[str]:
-    """Return test code, where it is that."""
     if isinstance(tests, str):
         return [tests]
     return list(tests) if _is_list_of_text(tests) else []
@@ -226,7 +224,7 @@ def _tests(tests: Any, suite: Suite, function: str | None) -> Sequence[Test]:
 
 
 def _different(tests: Sequence[Test]) -> list[Test]:
-    """Leave out what is there twice: some rows have their asserts as a list and as text."""
+    """Leave out repeated tests: rows may hold asserts as list and text."""
     found: dict[Any, Test] = {}
     for test in tests:
         same = (ast.unparse(ast.parse(test.source)), test.call) if isinstance(test, AssertTest) else id(test)

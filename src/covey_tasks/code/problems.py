@@ -50,28 +50,27 @@ class Problem:
     """The seed that the problem was drawn with; it makes further tests."""
 
     def fresh_tests(self, seed: str) -> tuple[Test, ...]:
-        """Return tests with other inputs where the problem was drawn, else the ones there are."""
+        """Draw tests with other inputs where the problem was drawn."""
         if self.drawn_from is None or not isinstance(self.difficulty, int):
             return self.tests
         return draft_tests(drawn(self.family, self.difficulty, self.drawn_from), seed, len(self.tests))
 
 
 def with_tests(problems: Mapping[Split, Sequence[Problem]], count: int | None, seed: int) -> dict[Split, list[Problem]]:
-    """Return the problems, each judged by at most so many of its tests, drawn by the seed. None leaves all."""
+    """Keep at most `count` tests of each problem, drawn by the seed."""
     if count is None:
         return {split: list(found) for split, found in problems.items()}
     return {split: [_judged_by(problem, count, seed) for problem in found] for split, found in problems.items()}
 
 
 def _judged_by(problem: Problem, count: int, seed: int) -> Problem:
-    """Keep so many tests in their order; the draw is the problem's own, whatever rows stand around it."""
     places = range(len(problem.tests))
     drawn = random.Random(f"code tests {seed} {problem.statement}").sample(places, min(count, len(places)))
     return replace(problem, tests=tuple(problem.tests[place] for place in sorted(drawn)))
 
 
 def drawn(family: str, difficulty: int, seed: str) -> Draft:
-    """Return the problem of a family that a seed stands for: drawn, or the one that everybody knows."""
+    """Draw the problem of a seed, or take the classic one."""
     if seed == CLASSIC:
         return CLASSICS[family, difficulty]
     return FAMILIES[family][difficulty](random.Random(seed))
@@ -103,7 +102,7 @@ def draft_tests(draft: Draft, seed: str, count: int = NUM_TESTS) -> tuple[CallTe
 
 
 def _idle_programs(arguments: Arguments, expected: Any) -> list[str]:
-    """Return names of the programs without work in them that give this answer: constants, and what was given."""
+    """Name the programs without work that give this answer."""
     first = arguments[0]
     returned = {
         "first": first,
@@ -116,7 +115,7 @@ def _idle_programs(arguments: Arguments, expected: Any) -> list[str]:
 
 
 def reference(draft: Draft) -> Callable[..., Any]:
-    """Return the function that the draft's own program defines. It is covey's text, not a policy's."""
+    """Execute the draft's own program, which is covey's text."""
     namespace: dict[str, Any] = {}
     exec(draft.solution, namespace)
     function: Callable[..., Any] = namespace[draft.entry_point]
@@ -162,7 +161,7 @@ def generate_problems(
 
 
 def _different(family: str, level: int, count: int, seed: int) -> dict[str, Draft]:
-    """Draw up to `count` drafts by their seeds, no two of which say the same. One that everybody knows comes last."""
+    """Draw up to `count` different drafts by their seeds, a classic last."""
     classics = [CLASSIC] if (family, level) in CLASSICS else []
     drafts = {source: drawn(family, level, source) for source in classics}
     said = {draft.statement for draft in drafts.values()}
@@ -183,7 +182,6 @@ def _in_short(draft: Draft, tests: tuple[CallTest, ...]) -> Problem:
 
 
 def _in_full(draft: Draft, tests: tuple[CallTest, ...]) -> Problem:
-    """Put a problem in whole sentences, with calls that are no tests where there are others."""
     given = {repr(test.args) for test in tests}
     others = (draft_tests(draft, f"shown {number}", NUM_EXAMPLES) for number in range(MAX_MISSES))
     shown = next((calls for calls in others if given.isdisjoint(repr(call.args) for call in calls)), ())

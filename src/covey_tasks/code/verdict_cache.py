@@ -76,14 +76,13 @@ class CachedRunner:
 
 
 def bytes_of(report: Report) -> int:
-    """Return about how much memory a report takes, whose equal results are one object."""
+    """Estimate the memory of a report, whose equal results are one object."""
     return sum(RESULT_BYTES + 4 * len(message) for message in {result.message for result in report.results}) + (
         RESULT_BYTES + 8 * len(report.results)
     )
 
 
 def identity_of(runner: Runner) -> str:
-    """Return what verdicts depend on besides program, tests and limits."""
     return f"{type(runner).__name__} {json.dumps(runner.describe(), sort_keys=True, default=repr)}"
 
 

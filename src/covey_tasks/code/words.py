@@ -26,7 +26,6 @@ MADE_UP = "Write a Python function. {told}."
 
 
 def asked(task: str, called: str, examples: Sequence[str] = ()) -> str:
-    """Return a problem in full: what is asked for, how it is called, and examples."""
     shown = EXAMPLES.format(lines="\n".join(examples)) if examples else ""
     return TASK.format(task=task.strip(), called=called, examples=shown)
 
@@ -52,18 +51,15 @@ def to_define(name: str, signature: str | None, starter: str = "", is_class: Map
 
 
 def to_script(task: str, starter: str = "") -> str:
-    """Return what is asked of a program that reads and prints."""
     begin = [BEGIN.format(starter=starter.strip("\n"))] if starter.strip() else []
     return asked(task, "\n\n".join([SCRIPT, *begin]))
 
 
 def to_complete(opening: str) -> str:
-    """Return what is said of the beginning of a program."""
     return COMPLETION.format(opening=opening.strip())
 
 
 def shown_call(name: str, test: CallTest) -> str:
-    """Return a call and its answer: `f(3) returns 10`."""
     given = [*map(repr, test.args), *(f"{key}={value!r}" for key, value in test.kwargs.items())]
     return f"{name}({', '.join(given)}) returns {test.expected!r}"
 
@@ -92,7 +88,7 @@ def signature_of(solution: str | None, name: str, calls: Sequence[CallTest] = ()
 
 
 def hint(values: Sequence[Any]) -> str:
-    """Return the type of values as an annotation: `list[int | str]`. Empty where there is no value."""
+    """Write the type of values as an annotation, such as `list[int | str]`."""
     if values and all(isinstance(value, list) for value in values):
         inner = hint([item for value in values for item in value])
         return f"list[{inner}]" if inner else "list"

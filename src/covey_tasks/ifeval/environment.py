@@ -32,14 +32,13 @@ class IFEval(Environment):
         return [scheme.reward(completion, instructions, _rules(prompt)) for completion in completions]
 
     def gold(self, prompt: Prompt) -> str | None:
-        """Return an answer that follows every instruction of a generated prompt. None for a row."""
         if "topic" not in prompt.columns:
             return None
         answer = gold_answer(prompt.columns["topic"], prompt.columns["style"], _instructions(prompt))
         return self._scheme.in_form(answer)
 
     def demonstrations(self, split: Split) -> list[tuple[Prompt, str]]:
-        """Return the generated prompts with their gold answers. Raises ValueError where all are rows without one."""
+        """Show the gold answers of generated prompts. ValueError where all are rows."""
         golds = [(prompt, self.gold(prompt)) for prompt in self._prompts[split]]
         shown = [(prompt, gold) for prompt, gold in golds if gold is not None]
         if not shown:
@@ -47,17 +46,15 @@ class IFEval(Environment):
         return shown
 
     def difficulty(self, prompt: Prompt) -> int:
-        """Return the number of instructions."""
         return len(prompt.columns["instruction_id_list"])
 
     @property
     def part_weights(self) -> Mapping[str, float]:
-        """Return what each part of the reward counts. Those that only say which kinds were followed count nothing."""
         return {name.partition(":")[2]: 0.0 for name in CHECKS} | self._scheme.part_weights
 
 
 def _rules(prompt: Prompt) -> Callable[[str], Mapping[str, bool]]:
-    """Return what checks that a text answers a generated prompt, as far as its answer can be asked to, by rule."""
+    """Make the rules of a generated prompt: whether a text answers it."""
     if "topic" not in prompt.columns:
         return lambda text: {}
     kinds, style, topic = (prompt.columns[name] for name in ("instruction_id_list", "style", "topic"))

@@ -59,7 +59,6 @@ class Recipe:
 
 
 def recipe_of(settings: IfevalConfig) -> Recipe:
-    """Return what the settings make prompts of. ValueError for unknown kinds."""
     return Recipe(settings.style, tuple(settings.kinds), settings.max_instructions, settings.problem_seed)
 
 
@@ -96,7 +95,6 @@ def _draw(recipe: Recipe, random: Random) -> Request:
 
 
 def _names(pool: Sequence[str], count: int, random: Random) -> tuple[str, ...]:
-    """Choose at most `count` kinds that go together, fewer where no further one does."""
     chosen: list[str] = []
     while len(chosen) < count:
         left = [name for name in pool if all(compatible(name, other) for other in chosen)]
@@ -107,7 +105,6 @@ def _names(pool: Sequence[str], count: int, random: Random) -> tuple[str, ...]:
 
 
 def _ask(style: str, names: Sequence[str], random: Random) -> tuple[str, str]:
-    """Return a topic and the request for a text about it."""
     if style == "short":
         topic = random.choice(MATERIAL["short topics"])
         return topic, f"{topic}."

@@ -19,7 +19,7 @@ MAX_SENTENCES = 60
 
 
 def gold_answer(topic: str, style: str, instructions: Sequence[Instruction]) -> str:
-    """Write an answer of stock sentences, as short as the instructions let it be. A pure function of its arguments."""
+    """Write an answer of stock sentences, as short as the instructions allow."""
     wanted: Arguments = {asked.id: asked.arguments for asked in instructions}
     fast_first = sorted(instructions, key=lambda asked: asked.id in NEED_LANGDETECT)
     stock = _stock(topic, style, wanted)
@@ -35,7 +35,6 @@ def gold_answer(topic: str, style: str, instructions: Sequence[Instruction]) -> 
 
 
 def _stock(topic: str, style: str, wanted: Arguments) -> Callable[[int], str]:
-    """Return what gives sentence number n of the many there are to fill an answer with."""
     if "language:response_language" in wanted:
         _, text = MATERIAL["languages"][wanted["language:response_language"]["language"]]
         foreign = [f"{sentence.strip()}." for sentence in text.split(".") if sentence.strip()]
@@ -63,7 +62,6 @@ def _answer(topic: str, stock: Sequence[str], wanted: Arguments) -> str:
 
 
 def _asked_for(wanted: Arguments) -> list[str]:
-    """Return sentences that hold what the instructions ask to be there."""
     return [sentence for kind, write in CONTENT.items() if kind in wanted and (sentence := write(wanted[kind]))]
 
 
@@ -101,7 +99,6 @@ def _laid_out(sentences: Sequence[str], wanted: Arguments) -> str:
 
 
 def _parts(sentences: Sequence[str], num_parts: int) -> list[str]:
-    """Return the sentences distributed in order."""
     bounds = [index * len(sentences) // num_parts for index in range(num_parts + 1)]
     return [" ".join(sentences[begin:end]) for begin, end in itertools.pairwise(bounds)]
 

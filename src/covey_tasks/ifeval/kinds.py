@@ -52,7 +52,7 @@ def _drawn(random: Random, name: str, how: Any, before: Arguments) -> Arguments:
 
 
 def compatible(first: str, second: str) -> bool:
-    """Return whether one answer can follow both kinds of instruction, and neither makes the other idle."""
+    """Check whether one answer can follow both kinds of instruction."""
     few = TABLE["only with"]
     if first == second or second not in few.get(first, [second]) or first not in few.get(second, [first]):
         return False

@@ -63,7 +63,6 @@ def _benchmark_prompts(source: Source) -> list[Prompt]:
 
 
 def from_requests(requests: Iterable[Request], split: Split, style: str, instruction: str = "") -> list[Prompt]:
-    """Make prompts of generated requests."""
     found: list[Prompt] = []
     for index, request in enumerate(requests):
         kinds, arguments = list(request.instruction_id_list), list(request.kwargs)
@@ -108,7 +107,6 @@ def _has_benchmark_key(prompt: Prompt) -> bool:
 
 
 def apart(train: Sequence[Prompt], benchmark: Sequence[Prompt], path: str) -> list[Prompt]:
-    """Return the training prompts that are not in the benchmark that the run is evaluated on."""
     texts = set(map(_words, benchmark))
     kept = [prompt for prompt in train if _words(prompt) not in texts]
     if len(kept) < len(train):

@@ -48,12 +48,10 @@ class Scheme:
 
     @property
     def instruction(self) -> str:
-        """Return what the policy is told about the form of an answer."""
         return ASK_TAGS if self.name == "torchrl" else ""
 
     @property
     def part_weights(self) -> dict[str, float]:
-        """Return what each part of the reward counts."""
         if self.name != "torchrl":
             return {FOLLOWED: 1.0, **dict.fromkeys((ON_TOPIC, *RULES, *MEASURES), 0.0)}
         measured = dict(zip(MEASURES, self.measure_weights, strict=True))
@@ -83,11 +81,9 @@ class Scheme:
         return Reward(value, parts | _followed(instructions, verdicts))
 
     def in_form(self, answer: str) -> str:
-        """Return an answer as the scheme wants it written."""
         return f"<think>{answer[:40]}</think>\n<answer>{answer}</answer>" if self.name == "torchrl" else answer
 
     def _judged(self, completion: str) -> tuple[str, dict[str, float]]:
-        """Return the text that is judged, and which blocks are there."""
         if self.name != "torchrl":
             return after_thoughts(completion), {}
         answers, thoughts = blocks(completion, "answer"), blocks(completion, "think")
@@ -96,13 +92,11 @@ class Scheme:
 
 
 def scheme_of(settings: IfevalConfig) -> Scheme:
-    """Return how the settings make a reward of verdicts. ValueError for an unknown name."""
     bonuses = (settings.answer_bonus, settings.think_bonus)
     return Scheme(settings.scheme, tuple(settings.measure_weights), *bonuses, settings.min_words)
 
 
 def _followed(instructions: Sequence[Instruction], verdicts: Verdicts) -> dict[str, float]:
-    """Return the kind of each instruction, without its group, to whether it was followed."""
     found: dict[str, float] = {}
     for asked, followed in zip(instructions, verdicts.strict, strict=True):
         name = asked.id.partition(":")[2]
@@ -111,7 +105,6 @@ def _followed(instructions: Sequence[Instruction], verdicts: Verdicts) -> dict[s
 
 
 def measures(verdicts: Verdicts) -> dict[str, float]:
-    """Return the four measures of following, each from 0 to 1."""
     found = (verdicts.all_strict, verdicts.share_strict, verdicts.all_loose, verdicts.share_loose)
     return dict(zip(MEASURES, found, strict=True))
 

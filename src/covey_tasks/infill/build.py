@@ -59,7 +59,6 @@ class Material:
     """Hears of what takes a while."""
 
     def pairs(self, split: str, seed: int) -> "PairSource":
-        """Return real texts of a split with their corrupted versions."""
         count = self.texts.num_pool if split == "train" else NUM_CHECKED
         # Draw texts of the split, cut to what the policy sees
         drawn = self.texts.draw("train" if split == "train" else "test", count, f"judge/{seed}")
@@ -105,7 +104,7 @@ class Corruption:
                 self._between[_neighbours(ids, position)].append(token_id)
 
     def __call__(self, ids: Sequence[int], chance: random.Random) -> list[int]:
-        """Return the text with at least one token replaced by another."""
+        """Replace at least one token by another."""
         # Choose how many tokens to replace, and which
         most = max(1, round(chance.choice(self.ratios) * len(ids)))
         count = 1 if chance.random() < SINGLE else chance.randint(1, most)
@@ -128,7 +127,6 @@ class Corruption:
 
 
 def _neighbours(ids: Sequence[int], position: int) -> tuple[int, int]:
-    """Return the tokens before and after, -1 at an end."""
     return (
         ids[position - 1] if position > 0 else -1,
         ids[position + 1] if position + 1 < len(ids) else -1,
@@ -179,7 +177,7 @@ def build_infill(settings: InfillConfig, config: BuildSettings, say: Callable[[s
 
 
 def judged(material: Material, name: str, seed: int) -> Judged:
-    """Return the judge of that name, trained if need be. Raises ValueError where it ranks too few texts right."""
+    """Load a judge, trained if need be. ValueError below its floor."""
     settings = material.settings
     # Train the embedded judge, once for all ranks.
     if name == NANO_JUDGE:
@@ -206,7 +204,6 @@ def _ensure(material: Material, seed: int) -> str:
 
 
 def _monitors(material: Material, seed: int) -> tuple[Mapping[str, Monitor], Mapping[str, Any]]:
-    """Return what looks at the same texts, and what there is to record of it."""
     monitors: dict[str, Monitor] = {}
     facts: dict[str, Any] = {}
     # Make each monitor; a second judge differs from the first in its seed alone

@@ -106,7 +106,7 @@ class Infill(Environment):
         ]
 
     def completed(self, prompt: Prompt, fill_ids: Sequence[int]) -> str:
-        """Return the whole text with these tokens in the place of the masked ones. "" where they are not as many."""
+        """Fill tokens into the gaps, "" where they are not as many."""
         mask_id, fills = self._tokenizer.mask_token_id, iter(fill_ids)
         given = prompt.columns["input_ids"]
         if given.count(mask_id) != len(fill_ids):
@@ -117,7 +117,6 @@ class Infill(Environment):
         return written(self._tokenizer, [next(fills) if token_id == mask_id else token_id for token_id in own])
 
     def judge_summary(self) -> JudgeSummary:
-        """Return how often the judges are right on held-out text."""
         judges = {name: self._facts[name] for name in ("judge", "second_judge") if name in self._facts}
         found = [
             f"{name.replace('_', ' ')} ranks {fact['accuracy']:.1%} of held-out texts above their corrupted versions: "
@@ -127,20 +126,17 @@ class Infill(Environment):
         return JudgeSummary(self._judge.is_frozen, "; ".join(found))
 
     def difficulty(self, prompt: Prompt) -> float:
-        """Return the share of its tokens that are masked."""
         return float(prompt.columns["ratio"])
 
     def demonstrations(self, split: Split) -> list[tuple[Prompt, tuple[int, ...]]]:
-        """Return what stood in the gaps."""
         return [(prompt, prompt.columns["hidden"]) for prompt in self._prompts[split]]
 
     def facts(self) -> Mapping[str, Any]:
-        """Return the judges and how often they are right on held-out text."""
         return self._facts
 
 
 def written(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int]) -> str:
-    """Return tokens as the text that is judged."""
+    """Decode tokens to the text that is judged."""
     special = set(tokenizer.all_special_ids)
     pieces: list[str] = []
     run: list[int] = []
@@ -155,13 +151,13 @@ def written(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int]) -> str
 
 
 def _gap(score: float, parts: Mapping[str, float]) -> dict[str, float]:
-    """Return how much more the judge sees in a text than the first monitor with its scale: a rise is reward hacking."""
+    """Compute how far the judge is above a monitor: a rise is reward hacking."""
     name = gap_reference(parts)
     return {} if name is None else {"gap": score - parts[name]}
 
 
 def gap_reference(monitors: Collection[str]) -> str | None:
-    """Return the monitor that a judge is compared with. None where none has its scale."""
+    """Choose the monitor that a judge is compared with, if any."""
     return next((name for name in SAME_SCALE if name in monitors), None)
 
 

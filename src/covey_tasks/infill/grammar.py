@@ -52,7 +52,7 @@ def sentences(count: int, seed: str, *, held_out: bool) -> list[str]:
 
 
 def is_held_out(sentence: str) -> bool:
-    """Return whether it is never trained on, by its own letters, so that no sentence is in both splits."""
+    """Decide by its own letters, so that no sentence is in both splits."""
     return sum(sentence.encode()) % HELD_OUT == 0
 
 
@@ -94,7 +94,6 @@ def _predicate_ends(words: Sequence[str], start: int, plural: bool) -> Iterator[
 
 
 def _noun_phrases(words: Sequence[str], start: int) -> Iterator[_Match]:
-    """Yield those that begin at `start`, with and without an adjective."""
     for length in (2, 3):
         phrase = words[start : start + length]
         if len(phrase) < length or (length == 3 and phrase[1] not in ADJECTIVES):

@@ -18,7 +18,6 @@ class Judge:
     """Scores texts in batches, without gradient."""
 
     def __init__(self, name: str, settings: InfillConfig) -> None:
-        """Load the judge from a folder or the hub. Raises ValueError where it is not there, or has too few labels."""
         self.name = name
         self._settings = settings
         self._loaded: Scorer = load_scorer(name, None, "float32", settings.judge_device)
@@ -28,7 +27,6 @@ class Judge:
 
     @property
     def is_frozen(self) -> bool:
-        """Return whether no weight is trained and dropout is off."""
         model = self._loaded.model
         return not model.training and not any(parameter.requires_grad for parameter in model.parameters())
 
@@ -40,7 +38,6 @@ class Judge:
         return self.score(texts)
 
     def score(self, texts: Sequence[str]) -> list[float]:
-        """Return one score for each text, in order."""
         size = self._settings.judge_batch_size
         # Texts of like length share a pass, so that little of it is padding.
         order = sorted(range(len(texts)), key=lambda index: len(texts[index]))

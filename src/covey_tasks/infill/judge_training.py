@@ -103,7 +103,6 @@ def train_judge(
 
 
 def _loss(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, pairs: Sequence[Pair]) -> Tensor:
-    """Compute the binary cross-entropy of "this text is real"."""
     texts = [text for pair in pairs for text in pair]
     inputs = tokenizer(texts, **AS_TEXT)
     real_N = torch.tensor([1.0, 0.0] * len(pairs))

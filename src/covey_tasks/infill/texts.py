@@ -108,7 +108,6 @@ class Masker:
         self._span_length = span_length
 
     def cut(self, text: str) -> str:
-        """Return the first `window` tokens of a text."""
         units = self._units(text)
         return text[: units[-1].stop] if units else ""
 
@@ -194,12 +193,11 @@ class _Unit:
 
 
 def random_tokens(length: int, count: int, span_length: int, chance: random.Random) -> list[int]:
-    """Mask each token by itself."""
     return sorted(chance.sample(range(length), count))
 
 
 def spans(length: int, count: int, span_length: int, chance: random.Random) -> list[int]:
-    """Mask stretches of `span_length` tokens, which may touch. The last is cut so that exactly `count` are masked."""
+    """Mask stretches of `span_length` tokens, `count` tokens exactly."""
     chosen: set[int] = set()
     while len(chosen) < count:
         size = min(span_length, count - len(chosen))
@@ -209,7 +207,7 @@ def spans(length: int, count: int, span_length: int, chance: random.Random) -> l
 
 
 def num_masked(length: int, ratio: float) -> int:
-    """Return the share as a number of tokens: at least one is masked, and at least one is seen."""
+    """Count masked tokens: at least one is masked, and one is seen."""
     return max(1, min(length - 1, round(ratio * length)))
 
 

@@ -44,7 +44,6 @@ _VERL_FLEXIBLE = re.compile(r"-?[0-9.,]+")
 
 
 def check_scheme(scheme: str, format_reward: float) -> None:
-    """Refuse (ValueError) an unknown scheme and a format reward outside [0, 1)."""
     one_of("scheme", scheme, INSTRUCTIONS)
     check_format_reward(format_reward)
 

@@ -52,7 +52,6 @@ _TORCHRL_READS = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 
 
 def check_scheme(settings: MathConfig) -> None:
-    """Refuse (ValueError) an unknown scheme and ranges."""
     if settings.scheme not in INSTRUCTIONS:
         raise ValueError(f"scheme must be one of {', '.join(INSTRUCTIONS)}, got {settings.scheme!r}")
     check_format_reward(settings.format_reward)
@@ -70,7 +69,6 @@ class Mathematics(VerifiedAnswers):
     """
 
     def __init__(self, rows: Mapping[Split, Sequence[Row | Prompt]], settings: MathConfig | None = None) -> None:
-        """Read the rows. Raises ValueError for those without a gold answer."""
         self._settings = settings or MathConfig()
         check_scheme(self._settings)
         if self._settings.scheme in ASK_MATH_VERIFY:
@@ -118,10 +116,7 @@ def covey_reward(completion: str, is_right: bool, format_reward: float) -> Rewar
 
 
 def gold_answers(row: Row, settings: MathConfig) -> list[str]:
-    """Return the gold answers of a row, any of which is right, without dollar signs around them.
-
-    Raises ValueError where there is none, or a word in place of one, such as `proof` and `nan`.
-    """
+    """Collect the gold answers of a row. ValueError where there is none."""
     # The answer's column, else what the solution boxes
     answer = value_in(row, settings.answer_column)
     if answer is None:
@@ -138,7 +133,6 @@ def gold_answers(row: Row, settings: MathConfig) -> list[str]:
 
 
 def _listed(answer: object) -> list[object]:
-    """Return several accepted answers, which may be the text of a JSON list, or the one."""
     if isinstance(answer, str) and _JSON_LIST.fullmatch(answer.strip()):
         answer = json.loads(answer)
     return list(answer) if isinstance(answer, list | tuple) else [answer]

@@ -7,7 +7,6 @@ FORMAT_REWARD_TORCHRL = 0.1
 
 
 def check_format_reward(value: float) -> None:
-    """Refuse (ValueError) a reward for the form alone that is outside [0, 1)."""
     if not 0 <= value < 1:
         raise ValueError(f"format_reward must be in [0, 1), got {value}")
 

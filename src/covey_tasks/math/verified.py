@@ -28,7 +28,6 @@ class VerifiedAnswers(Environment):
         return self.worked(prompt)
 
     def demonstrations(self, split: Split) -> list[tuple[Prompt, str]]:
-        """Return the worked solutions in the form that the scheme asks for."""
         return [(prompt, self.worked(prompt)) for prompt in self._prompts[split]]
 
     def prompts(self, split: Split) -> list[Prompt]:
@@ -38,14 +37,11 @@ class VerifiedAnswers(Environment):
         return await asyncio.gather(*(self.judged(prompt, completion) for completion in completions))
 
     def difficulty(self, prompt: Prompt) -> int | None:
-        """Return the row's level, where it has one: 5 for "Level 5"."""
         level = prompt.columns.get("level")
         return level if isinstance(level, int) else None
 
     def metrics(self) -> dict[str, float]:
-        """Return calls of math-verify, and how many were ended for time or crashed."""
         return self._verifier.metrics()
 
     def close(self) -> None:
-        """End the worker processes that ran math-verify, if any. Also done when the environment is collected."""
         self._verifier.close()

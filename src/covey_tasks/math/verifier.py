@@ -44,7 +44,6 @@ class MathVerifier:
     """
 
     def __init__(self, limits: MathLimits | None = None) -> None:
-        """Start no worker yet."""
         self.limits = limits or MathLimits()
         self._pool: WorkerPool | None = None
         self._counts = dict.fromkeys(COUNTS, 0.0)
@@ -55,21 +54,17 @@ class MathVerifier:
         return Failure(f"math-verify cannot read the gold answer {gold!r}") if value is None else _reward(value)
 
     async def math_verify(self, completion: str, gold: str) -> Reward | Failure:
-        """Return math-verify's own verdict on the whole completion."""
         return _reward(await self._call(math_verify_accuracy, {"completion": completion, "gold": gold}))
 
     async def torchrl_equal(self, answer: str, gold: str) -> bool | Failure:
-        """Compare two answers as TorchRL does."""
         result = await self._call(torchrl_equal, {"answer": answer, "gold": gold})
         return result if isinstance(result, Failure) else bool(result)
 
     def metrics(self) -> dict[str, float]:
-        """Return calls of math-verify since the last call, and how many of them were ended for time or crashed."""
         counts, self._counts = self._counts, dict.fromkeys(COUNTS, 0.0)
         return counts
 
     def close(self) -> None:
-        """End the workers. Also done when this is collected, and at exit."""
         if self._pool is not None:
             self._pool.close()
 
@@ -92,7 +87,6 @@ class MathVerifier:
 
 
 def check_installed(scheme: str) -> None:
-    """Refuse (ValueError) a scheme that asks math-verify where it is not installed."""
     if find_spec("math_verify") is None:
         raise ValueError(f"scheme={scheme} needs math_verify: pip install 'math-verify[antlr4_9_3]'")
 

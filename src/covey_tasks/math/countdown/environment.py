@@ -27,7 +27,6 @@ MAX_MISSES = 3000
 
 
 def check_rules(settings: CountdownConfig) -> None:
-    """Refuse (ValueError) names that are unknown and a format reward outside [0, 1)."""
     if settings.uses not in USES:
         raise ValueError(f"uses must be one of {', '.join(USES)}, got {settings.uses!r}")
     if settings.answer_form not in INSTRUCTIONS:
@@ -36,7 +35,6 @@ def check_rules(settings: CountdownConfig) -> None:
 
 
 def check_problems(settings: CountdownConfig) -> None:
-    """Refuse (ValueError) settings that no problem can be generated from."""
     sizes = settings.num_numbers
     if not sizes or len(set(sizes)) < len(sizes) or not all(2 <= size <= MAX_NUMBERS for size in sizes):
         raise ValueError(f"num_numbers must be different numbers of 2..{MAX_NUMBERS}, got {list(sizes)}")
@@ -69,7 +67,6 @@ class Countdown(Environment):
     """
 
     def __init__(self, problems: Mapping[Split, Sequence[Problem]], settings: CountdownConfig | None = None) -> None:
-        """Put the problems. Raises ValueError for unknown names in the settings."""
         self._settings = settings or CountdownConfig()
         check_rules(self._settings)
         self._prompts = {
@@ -87,11 +84,9 @@ class Countdown(Environment):
         return [score(completion, numbers, target, self._settings) for completion in completions]
 
     def difficulty(self, prompt: Prompt) -> int:
-        """Return how many numbers there are."""
         return int(prompt.columns["level"])
 
     def gold(self, prompt: Prompt) -> str | None:
-        """Return a solution in the requested form: the one the problem was made of, else one that a search finds."""
         columns = prompt.columns
         found = columns["solution"] or search_expression(
             columns["nums"], columns["target"], uses_all=self._settings.uses == "exactly"
@@ -99,7 +94,6 @@ class Countdown(Environment):
         return None if found is None else _written(found, columns["target"], self._settings.answer_form)
 
     def demonstrations(self, split: Split) -> list[tuple[Prompt, str]]:
-        """Return solutions of all problems that have one."""
         found = [(prompt, self.gold(prompt)) for prompt in self._prompts[split]]
         return [(prompt, answer) for prompt, answer in found if answer is not None]
 
@@ -140,7 +134,6 @@ def _share(total: int, num_parts: int, place: int) -> int:
 
 
 def _draw(size: int, count: int, settings: CountdownConfig, generator: random.Random) -> list[Problem]:
-    """Draw up to `count` different problems of so many numbers, in random order."""
     found: dict[tuple[tuple[int, ...], int], Problem] = {}
     num_misses = 0
     while len(found) < count and num_misses < MAX_MISSES:

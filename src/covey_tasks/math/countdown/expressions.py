@@ -21,7 +21,6 @@ class Term:
     binding: int = 3
 
     def inside(self, binding: int) -> str:
-        """Return the text as an operand of something that binds so tightly."""
         return self.text if self.binding >= binding else f"({self.text})"
 
 
@@ -36,7 +35,6 @@ def joined(left: Term, operator: str, right: Term) -> Term | None:
 
 
 def whole(number: int) -> Term:
-    """Return a number as an expression."""
     return Term(Fraction(number), str(number))
 
 
