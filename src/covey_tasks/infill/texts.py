@@ -156,7 +156,6 @@ class Masker:
         return Masked("".join([*pieces, text[end : units[-1].stop]]), tuple(hidden))
 
     def _with_gaps(self, units: Sequence["_Unit"], chosen: Sequence[int]) -> list[int]:
-        """Return the tokens of the text, but for the gaps."""
         mask_id, gaps = self._tokenizer.mask_token_id, set(chosen)
         return [mask_id if i in gaps else token_id for i, unit in enumerate(units) for token_id in unit.token_ids]
 
@@ -164,7 +163,7 @@ class Masker:
         return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def _units(self, text: str, whole_words: bool = False) -> list["_Unit"]:
-        """Group tokens that can be told apart in the text: several that make up a character, or word, stay together."""
+        """Group tokens that share a character, or a word."""
         # Tokens that share characters or a word are one unit
         encoded = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         units: list[_Unit] = []

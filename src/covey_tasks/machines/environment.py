@@ -76,12 +76,11 @@ class Machines(Environment):
         ]
 
     def difficulty(self, prompt: Prompt) -> int:
-        """Return the difficulty of its stage."""
         problem: Problem = prompt.columns["problem"]
         return STAGES[problem.stage].difficulty
 
     def demonstrations(self, split: Split) -> list[tuple[Prompt, str]]:
-        """Return the examples it was given, or write designs out, none of which is a good answer on purpose."""
+        """Show the examples given, or designs, none of them good on purpose."""
         if self._examples:
             return [
                 (self._prompt(split, index, example.problem, "demonstration-"), example.text)
@@ -103,18 +102,15 @@ class Machines(Environment):
 
     @property
     def part_weights(self) -> Mapping[str, float]:
-        """Return what each part of the reward counts. `score` is the raw one."""
         shaping = {"file_valid": self._settings.file_reward, "machine_valid": self._settings.placed_reward}
         return shaping | {"performance": 1.0, "score": 0.0, "nonzero": 0.0}
 
     def metrics(self) -> dict[str, float]:
-        """Return, of all machines since the last call, validity in space, scores, best of N, and how many differ."""
         asked, simulated = self._simulators.take_counts()
         found = self._tally.take()
         return found | {"simulated_fraction": simulated / asked} if asked else found
 
     def facts(self) -> dict[str, Any]:
-        """Return what scores depend on."""
         scores = {stage: score.name for stage, score in self._scores.items()}
         return {"physics_version": self._simulators.version, "scores": scores}
 
@@ -150,7 +146,6 @@ class Machines(Environment):
         return float(STAGES[problem.stage].pays_validity and _is_answer(machine, problem))
 
     async def _raw_scores(self, designs: Sequence[Design]) -> list[float]:
-        """Return the scores of designs. One whose simulation failed counts as one without a score."""
         found = [place(design.tree, design.problem.rules) for design in designs]
         problems = [design.problem for design in designs]
         pairs = zip(found, problems, strict=True)
@@ -171,7 +166,6 @@ class Machines(Environment):
 
 
 def _is_answer(machine: Machine | Invalid, problem: Problem) -> bool:
-    """Return whether it is a machine, and not too small for what was asked."""
     return isinstance(machine, Machine) and len(machine.tree) >= STAGES[problem.stage].min_blocks
 
 
@@ -191,14 +185,12 @@ class StepStats:
     def add(
         self, machines: Sequence[Machine | Invalid], scores: Sequence[float | Failure], endings: Sequence[Ending]
     ) -> None:
-        """Count all answers to one prompt."""
         self.scores.append([score for score in scores if not isinstance(score, Failure)])
         self.num_unique.append(len({canonical(found.tree) for found in machines if isinstance(found, Machine)}))
         self.codes += [found.code if isinstance(found, Invalid) else "" for found in machines]
         self.endings += endings
 
     def take(self) -> dict[str, float]:
-        """Return what there is to log, and begin anew."""
         # Take the counts and begin anew
         groups, unique, codes = [group for group in self.scores if group], self.num_unique, self.codes
         reasons = [code for code in codes if code] + [ending for ending in self.endings if ending != "complete"]

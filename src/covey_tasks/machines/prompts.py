@@ -30,7 +30,6 @@ class Form:
 
 
 def make_prompt(split: Split, index: int, problem: Problem, form: str, score: str, instruction: str | None) -> Prompt:
-    """Put a problem to the policy. `score` is the full name of the rule that judges."""
     columns = {"problem": problem, "stage": problem.stage, "budget": problem.budget}
     return Prompt(f"{split}-{index}", ENVIRONMENT, _text(problem, form, score, instruction), columns)
 
@@ -52,14 +51,14 @@ def _text(problem: Problem, form: str, score: str, instruction: str | None) -> s
 
 
 def read_answer(completion: str, problem: Problem, form: str) -> Tree | Invalid:
-    """Return the tree a completion stands for, less its thoughts. The compact form goes on from the prompt."""
+    """Read the tree of a completion. The compact form continues the prompt."""
     if form == "compact":
         return read_compact(write_compact(problem.given) + completion.strip(), problem.rules)
     return FORMS[form].read(without_thoughts(completion), problem.rules)
 
 
 def write_answer(tree: Tree, problem: Problem, form: str) -> str:
-    """Write a completion that stands for this tree, with a word about each block where the form has room for it."""
+    """Write a completion, with a word about each block if there is room."""
     if form == "compact":
         return write_compact(tree)[len(write_compact(problem.given)) :]
     return f"{explanation(tree, STAGES[problem.stage].task)}\n```json\n{FORMS[form].write(tree)}\n```"
@@ -69,7 +68,6 @@ def write_answer(tree: Tree, problem: Problem, form: str) -> str:
 
 
 def instruction_of(rules: Rules, form: str) -> str:
-    """Describe how machines are built, from which blocks, and how they are written."""
     # Blocks that are allowed
     solid = [BLOCKS[type_] for type_ in BLOCKS if type_ in rules.types and not BLOCKS[type_].is_linear]
     linear = [BLOCKS[type_] for type_ in BLOCKS if type_ in rules.types and BLOCKS[type_].is_linear]
@@ -95,7 +93,6 @@ def _block_line(block: BlockType) -> str:
 
 
 def _faces(block: BlockType) -> str:
-    """Return its faces by side: "0 Front z 2. 1, 2 Left z 0.5, 1.5"."""
     if not block.faces:
         return "no faces"
     sides: dict[Side, list[int]] = {}
@@ -112,7 +109,6 @@ def _named(pairs: Iterable[tuple[str, str]]) -> str:
 
 
 def explanation(tree: Tree, task: str) -> str:
-    """Write a sentence about the machine and half a line about each block."""
     lines = [f"A {task} of {len(tree)} blocks, built in this order."]
     placed = place_blocks(tree)
     for index, block in enumerate(placed[1:], start=1):

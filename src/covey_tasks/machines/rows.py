@@ -59,7 +59,7 @@ def read_examples(path: str, settings: MachinesConfig) -> list[Example]:
 
 
 def problem_of(row: Row, settings: MachinesConfig) -> Problem:
-    """Return what a row asks for. Raises ValueError where a column is wrong."""
+    """Read the problem of a row. ValueError where a column is wrong."""
     words = row.get("prompt")
     if words is not None and (not isinstance(words, str) or not words.strip()):
         raise ValueError(f"column 'prompt' must be text, got {words!r:.80}")
@@ -68,7 +68,7 @@ def problem_of(row: Row, settings: MachinesConfig) -> Problem:
 
 
 def example_of(row: Row, settings: MachinesConfig) -> Example:
-    """Return the design of a row, which is simulated by nobody, but must be a machine. Raises ValueError."""
+    """Read the design of a row, which must be a machine."""
     if ("machine" in row) == ("completion" in row):
         got = "both" if "machine" in row else f"none of them (has: {', '.join(row) or 'none'})"
         raise ValueError(f"must have a column 'machine' or 'completion', got {got}")
@@ -110,7 +110,6 @@ def _budget(row: Row, stage: str, settings: MachinesConfig) -> int:
 
 
 def _given(row: Row, stage: str) -> Tree:
-    """Return the blocks that a machine begins with; the stages that begin with some need them."""
     given, is_begun = row.get("given"), STAGES[stage].is_begun
     if (given is not None) != is_begun:
         raise ValueError(f"column 'given' (a list of blocks) {'must be there' if is_begun else 'is not'} for {stage}")
@@ -124,7 +123,6 @@ def _given(row: Row, stage: str) -> Tree:
 
 
 def _read(column: str, value: Any, rules: Rules) -> Tree:
-    """Read blocks, as a list or as text. Raises ValueError with what is wrong with them."""
     if not isinstance(value, str | list):
         raise ValueError(f"column {column!r} must be a list of blocks or its JSON, got {value!r:.80}")
     tree = read_machine(value if isinstance(value, str) else json.dumps(value), rules)
@@ -134,7 +132,7 @@ def _read(column: str, value: Any, rules: Rules) -> Tree:
 
 
 def _sound(tree: Tree | Invalid, problem: Problem, column: str) -> Tree:
-    """Return the tree, where it is a machine that answers the problem. Raises ValueError."""
+    """Check that the tree is a machine that answers the problem."""
     found = tree if isinstance(tree, Invalid) else check_problem(tree, problem) or place(tree, problem.rules)
     if isinstance(found, Invalid):
         raise ValueError(f"column {column!r}: {found.message}")

@@ -76,7 +76,7 @@ def is_thrown(throw: Throw) -> bool:
 
 
 def is_carried(flight: Flight) -> bool:
-    """Return whether the machine is near where the boulder came down, or it never came down."""
+    """Check whether the boulder lies near the machine, or never landed."""
     return not flight.has_landed or flight.gap < CARRIED * flight.range
 
 
@@ -89,7 +89,6 @@ class Score:
     world: World
 
     def of(self, outcome: Outcome) -> float:
-        """Return the score. 0 for machines that could not be simulated to the end."""
         return self.function(outcome) if outcome.ending == "complete" else 0.0
 
 

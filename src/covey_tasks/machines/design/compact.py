@@ -20,7 +20,7 @@ _TYPE_OF = {block.character: type_ for type_, block in BLOCKS.items() if type_ !
 
 
 def read_compact(text: str, rules: Rules) -> Tree | Invalid:
-    """Return the tree of a compact text, blanks around it aside. Any text may come in."""
+    """Read the tree of a compact text. Any text may come in."""
     rest = text.strip()
     tree = [ROOT]
     while rest:
@@ -35,7 +35,7 @@ def read_compact(text: str, rules: Rules) -> Tree | Invalid:
 
 
 def _block(text: str) -> tuple[Block | None, int]:
-    """Return the block at the start of a text and its length in characters."""
+    """Read the block at the start of a text, and its length in characters."""
     type_ = _TYPE_OF.get(text[0])
     length = 5 if type_ is not None and BLOCKS[type_].is_linear else 3
     places = [PARENTS.find(character) for character in text[1:length:2]]

@@ -26,7 +26,6 @@ FACINGS: dict[Facing, dict[Side, Facing]] = {
 
 
 def side(facing: Facing, of: Side) -> Facing:
-    """Return the world direction of a block's side."""
     return FACINGS[facing][of]
 
 

@@ -39,7 +39,7 @@ def line_car(generator: random.Random, builder: Builder) -> None:
 
 
 def tee_car(generator: random.Random, builder: Builder) -> None:
-    """Add a beam forward and one to each side, with wheels at the ends of these or along the first."""
+    """Add a beam forward and one to each side, with wheels."""
     middle = _row(builder, 0, ROOT_FRONT, [generator.choice((BEAM, LOG))])
     across = [_row(builder, 0, side, [generator.choice((SMALL, BEAM))]) for side in (ROOT_LEFT, ROOT_RIGHT)]
     for arm in across:
@@ -62,7 +62,7 @@ def rotor_arm(generator: random.Random, builder: Builder, base: Base) -> None:
 
 
 def band_arm(generator: random.Random, builder: Builder, base: Base) -> None:
-    """Add a hinge on top of the tower, a lever backwards with a bowl, a mast that rubber bands pull forward."""
+    """Add a hinge with lever and bowl, pulled forward by rubber bands."""
     # A lever on a hinge, with a bowl at its end
     hinge = builder.add(HINGE, base.tower, 0)
     if hinge is None:
@@ -78,7 +78,7 @@ def band_arm(generator: random.Random, builder: Builder, base: Base) -> None:
 
 
 def catapult_base(generator: random.Random, builder: Builder) -> Base:
-    """Add two to four feet, some with ballast at their ends, and a tower of one to three blocks."""
+    """Add two to four feet and a tower of one to three blocks."""
     feet = [ROOT_FRONT, *generator.sample((ROOT_BACK, ROOT_LEFT, ROOT_RIGHT), generator.randint(1, 3))]
     tips = [tip for foot in feet for tip in _row(builder, 0, foot, [generator.choice((BEAM, LOG))])]
     heavy = generator.random() < 0.5
@@ -89,7 +89,6 @@ def catapult_base(generator: random.Random, builder: Builder) -> Base:
 
 
 def base_of(tree: Tree) -> Base:
-    """Return the base that a tree begins with."""
     under = {(block.parent, block.face): index for index, block in enumerate(tree)}
     tower = under[0, ROOT_UP]
     while (tower, 0) in under:
@@ -101,7 +100,6 @@ def base_of(tree: Tree) -> Base:
 
 
 def _row(builder: Builder, parent: int, face: int, types: Sequence[int]) -> list[int]:
-    """Add blocks one after another, as far as they fit."""
     row: list[int] = []
     for type_ in types:
         added = builder.add(type_, parent, face)
@@ -117,7 +115,6 @@ def _lengths(generator: random.Random) -> list[int]:
 
 
 def _axles(generator: random.Random, builder: Builder, beams: Sequence[int]) -> None:
-    """Add wheels on both sides of one to three places."""
     depths = [(beam, i) for beam in beams for i in range(len(faces(builder.type_of(beam), "Left")))]
     for beam, depth in generator.sample(depths, min(len(depths), generator.randint(1, 3))):
         for side in ("Left", "Right"):

@@ -80,7 +80,6 @@ def _tree(rows: Sequence[Mapping[str, Any]], rules: Rules) -> Tree:
 
 
 def _connected(index: int, entry: PlacedBlock, earlier: Sequence[PlacedBlock]) -> Block:
-    """Return the entry with its parent, or both of a linear block."""
     if entry.end is None:
         return Block(entry.block.type, *_face_at(index, entry.origin, entry.facing, earlier))
     both = (*_face_at(index, entry.origin, None, earlier), *_face_at(index, entry.end, None, earlier))
@@ -88,7 +87,7 @@ def _connected(index: int, entry: PlacedBlock, earlier: Sequence[PlacedBlock]) -
 
 
 def _face_at(index: int, at: Vector, facing: Facing | None, earlier: Sequence[PlacedBlock]) -> tuple[int, int]:
-    """Return the nearest face within the tolerance that looks in this direction (or in any)."""
+    """Find the nearest face within the tolerance that looks this way."""
     # Collect faces of earlier blocks at this place
     found: list[tuple[float, int, int]] = []
     for parent, placed in enumerate(earlier):

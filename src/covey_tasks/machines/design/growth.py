@@ -20,7 +20,6 @@ class Builder:
     """
 
     def __init__(self, rules: Rules, tree: Tree = (ROOT,)) -> None:
-        """Continue from a sound tree."""
         self.rules = rules
         root = PlacedBlock(tree[0], (0.0, 0.0, 0.0), "z+")
         self._blocks = [tree[0]]
@@ -41,7 +40,7 @@ class Builder:
         return self._blocks[index].type
 
     def add(self, type_: int, parent: int, face: int) -> int | None:
-        """Attach a block. Its index, or None where it does not fit, and nothing was done."""
+        """Attach a block. None where it does not fit."""
         block = Block(type_, parent, face)
         is_there = 0 <= face < len(BLOCKS[self.type_of(parent)].faces)
         if not is_there or (parent, face) in self._taken or len(self) >= self.rules.max_blocks:
@@ -52,7 +51,7 @@ class Builder:
         return len(self) - 1
 
     def join(self, type_: int, first: tuple[int, int], second: tuple[int, int]) -> int | None:
-        """Attach a linear block from one (parent, face) to another. Its index, or None where there are too many."""
+        """Attach a linear block. None where there are too many."""
         num_linear = sum(block.parent_b is not None for block in self._blocks)
         is_full = num_linear >= self.rules.max_linear or len(self) >= self.rules.max_blocks
         if is_full or type_ not in self.rules.types or first == second:
@@ -61,12 +60,10 @@ class Builder:
         return len(self) - 1
 
     def free_faces(self) -> list[tuple[int, int]]:
-        """Return all (parent, face) that nothing sits on."""
         every = ((p, f) for p, block in enumerate(self._blocks) for f in range(len(BLOCKS[block.type].faces)))
         return [end for end in every if end not in self._taken]
 
     def looks_up(self, parent: int, face: int) -> bool:
-        """Return whether what sits on this face faces up."""
         return face_in_world(self._placed[parent], face)[1] == "y+"
 
     def _fits(self, block: Block) -> bool:
@@ -118,7 +115,7 @@ def _added(generator: random.Random, builder: Builder, type_: int) -> int | None
 
 
 def add_boulder(generator: random.Random, builder: Builder) -> bool:
-    """Add a boulder in a container that faces up, on a random face that has room for it. False where none has."""
+    """Add a boulder in a container, where there is room for it."""
     free = builder.free_faces()
     generator.shuffle(free)
     for parent, face in free:

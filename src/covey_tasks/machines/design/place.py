@@ -26,7 +26,7 @@ def place(tree: Tree, rules: Rules) -> Machine | Invalid:
 
 
 def box(placed: PlacedBlock) -> Box:
-    """Return the box of a block with volume, corners rounded to 0.01, as the original does before it compares them."""
+    """Compute the box of a block, rounded to 0.01 as the original does."""
     of = BLOCKS[placed.block.type]
     centre = _plus(placed.origin, to_world(of.centre, placed.facing))
     x, y, z = (abs(length) / 2 for length in to_world(of.size, placed.facing))
@@ -35,13 +35,12 @@ def box(placed: PlacedBlock) -> Box:
 
 
 def face_in_world(placed: PlacedBlock, face: int) -> tuple[Vector, Facing]:
-    """Return where a block's face is, and the direction it looks to."""
     of = BLOCKS[placed.block.type].faces[face]
     return _plus(placed.origin, to_world(of.point, placed.facing)), side(placed.facing, of.side)
 
 
 def place_blocks(tree: Tree) -> tuple[PlacedBlock, ...]:
-    """Place the blocks of a sound tree relative to the root's centre, overlapping or not."""
+    """Place blocks relative to the root's centre, overlapping or not."""
     placed = [PlacedBlock(tree[0], (0.0, 0.0, 0.0), "z+")]
     for block in tree[1:]:
         placed.append(attached(block, placed))
@@ -49,7 +48,6 @@ def place_blocks(tree: Tree) -> tuple[PlacedBlock, ...]:
 
 
 def attached(block: Block, placed: Sequence[PlacedBlock]) -> PlacedBlock:
-    """Place a block, given the earlier ones."""
     origin, facing = face_in_world(placed[block.parent], block.face)
     if block.parent_b is None or block.face_b is None:
         return PlacedBlock(block, origin, facing)
@@ -69,14 +67,13 @@ def _overlap(tree: Tree, boxes: dict[int, Box]) -> Invalid | None:
 
 
 def intersect(one: Box, other: Box) -> bool:
-    """Return whether two boxes share room. Touching is none."""
     (a, b, c), (d, e, f) = one
     (g, h, i), (j, k, m) = other
     return a < j and g < d and b < k and h < e and c < m and i < f
 
 
 def inside_container(tree: Sequence[Block], first: int, second: int) -> bool:
-    """Return whether one is built into the other, a container: what is, the boulder above all, lies in its box."""
+    """Check whether one is built into the other, a container."""
     return tree[second].parent == first and tree[first].type == CONTAINER
 
 

@@ -52,7 +52,7 @@ class Problem:
 
 
 def stage_problems(stages: Sequence[str], count: int, max_blocks: int, generator: random.Random) -> list[Problem]:
-    """Draw so many problems, the stages and their budgets round-robin. Raises ValueError for unknown stages."""
+    """Draw problems, the stages and their budgets round-robin."""
     check_stages(stages)
     found: list[Problem] = []
     for index in range(count):
@@ -64,7 +64,6 @@ def stage_problems(stages: Sequence[str], count: int, max_blocks: int, generator
 
 
 def check_stages(stages: Sequence[str]) -> None:
-    """Refuse (ValueError) stages that are unknown, or there twice."""
     unknown = [stage for stage in stages if stage not in STAGES]
     if unknown or not stages or len(set(stages)) < len(stages):
         raise ValueError(f"stages must be different ones of {', '.join(STAGES)}, got {list(stages)}")
@@ -80,7 +79,6 @@ def check_blocks(stage: str, max_blocks: int) -> None:
 
 
 def _given(stage: str, generator: random.Random) -> Tree:
-    """Return the first blocks of a machine: the root, or a base that a whole catapult was built on."""
     if not STAGES[stage].is_begun:
         return (ROOT,)
     rules = Problem(stage, max(STAGES[stage].budgets)).rules
@@ -94,7 +92,6 @@ def _given(stage: str, generator: random.Random) -> Tree:
 
 
 def check_problem(tree: Tree, problem: Problem) -> Invalid | None:
-    """Return what is wrong with a sound tree as an answer to this problem."""
     if tree[: len(problem.given)] != problem.given:
         return Invalid("root", f"the first {len(problem.given)} blocks must be those that are given")
     return None

@@ -45,13 +45,12 @@ def read_machine(text: str, rules: Rules) -> Tree | Invalid:
 
 
 def find_json(text: str) -> str:
-    """Return the last fenced block, cut off or not, else the whole text. The original takes the first."""
+    """Find the last fenced block, cut off or not, else the whole text."""
     fenced = text.split("```")[1::2]
     return LANGUAGE.sub("", fenced[-1]) if fenced else text
 
 
 def read_rows(text: str, max_blocks: int) -> list[dict[str, Any]]:
-    """Read a list of at most so many objects. Raises NoMachine."""
     try:
         rows = json.loads(find_json(text), object_pairs_hook=_without_doubles)
     except (ValueError, RecursionError) as error:  # deep nesting, and whole numbers of more than 4300 digits
@@ -96,7 +95,7 @@ def _block(index: int, row: Mapping[str, Any], in_repository: bool) -> Block:
 
 
 def whole(index: int, name: str, value: Any) -> int:
-    """Read a whole number, also as a short decimal string. Raises NoMachine."""
+    """Read a whole number, also as a short decimal string."""
     if isinstance(value, str) and SHORT_NUMBER.fullmatch(value):
         return int(value)
     if type(value) is not int:
@@ -113,7 +112,7 @@ def shown(number: int) -> str:
 
 
 def check_tree(tree: Tree, rules: Rules) -> Invalid | None:
-    """Return the first thing that is wrong with the tree, wherever its blocks may lie. None where it is sound."""
+    """Find the first thing that is wrong with the tree, if any."""
     # Count blocks
     if not tree:
         return Invalid("shape", "expected a non-empty list of objects")
@@ -162,7 +161,6 @@ def _check_ends(index: int, block: Block, tree: Tree, taken: set[tuple[int, int]
 
 
 def ends(block: Block) -> tuple[tuple[int, int], ...]:
-    """Return (parent, face) of a block's one end, or of a linear block's two."""
     if block.parent_b is None or block.face_b is None:
         return ((block.parent, block.face),)
     return ((block.parent, block.face), (block.parent_b, block.face_b))

@@ -87,7 +87,7 @@ class Invalid:
 
     @property
     def stage(self) -> Literal["file", "space", "task"]:
-        """Return what is wrong: the text itself, how its blocks lie in space, or only what the task asks for."""
+        """Classify: the text itself, how blocks lie in space, or the task."""
         if self.code in FILE_CODES:
             return "file"
         return "space" if self.code in SPACE_CODES else "task"

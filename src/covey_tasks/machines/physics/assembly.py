@@ -61,12 +61,11 @@ class Assembly:
 
     @property
     def acting_lines(self) -> tuple[Line, ...]:
-        """Return the lines that act: within one rigid body a line does nothing."""
+        """Leave out lines within one rigid body, which do nothing."""
         return tuple(line for line in self.lines if line.bodies[0] != line.bodies[1])
 
 
 def assemble(machine: Machine, physics: Physics) -> Assembly:
-    """Group the blocks of a machine."""
     bodies: list[Body] = []
     body_of: list[int] = []
     lines: list[Line] = []
@@ -115,12 +114,11 @@ def _line(machine: Machine, placed: PlacedBlock, end: Vector, body_of: list[int]
 
 
 def axis_of(body: Body) -> Facing:
-    """Return what a body turns about, or slides along: hinges swing about their Right, all others about their Front."""
+    """Find the axis: of hinges their Right, of all others their Front."""
     return side(body.facing, "Right") if body.kind == "hinge" else body.facing
 
 
 def offset(assembly: Assembly, body: int) -> Vector:
-    """Return where a body's origin lies, seen from its parent's."""
     own = assembly.bodies[body]
     return own.pivot if own.parent < 0 else minus(own.pivot, assembly.bodies[own.parent].pivot)
 

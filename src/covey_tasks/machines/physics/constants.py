@@ -90,7 +90,7 @@ def physics_version(physics: Physics = PHYSICS) -> str:
 
 
 def engine_version() -> str:
-    """Return the version of the installed MuJoCo, without importing it. Raises ValueError where there is none."""
+    """Read the version of MuJoCo without importing it."""
     for package in ("mujoco-core", "mujoco"):
         try:
             return version(package)

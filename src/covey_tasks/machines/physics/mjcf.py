@@ -16,7 +16,6 @@ from covey_tasks.machines.physics.worlds import Wall
 
 
 def model_text(machine: Machine, assembly: Assembly, walls: Sequence[Wall], physics: Physics) -> str:
-    """Return the model as XML (MJCF)."""
     bodies = [_body_parts(machine, assembly, number, physics) for number in range(len(assembly.bodies))]
     return "".join(
         (
@@ -36,7 +35,6 @@ def model_text(machine: Machine, assembly: Assembly, walls: Sequence[Wall], phys
 
 
 def mujoco_vector(vector: Vector) -> str:
-    """Convert from the game's axes to MuJoCo's."""
     x, y, z = vector
     return f"{z!r} {x!r} {y!r}"
 
@@ -58,7 +56,6 @@ def _wall(wall: Wall, physics: Physics) -> str:
 
 
 def _nested(assembly: Assembly, bodies: Sequence[str], parent: int) -> Iterator[str]:
-    """Write the bodies that move against a body, each with those that move against it."""
     for number, body in enumerate(assembly.bodies):
         if body.parent == parent:
             yield f'<body name="b{number}" pos="{mujoco_vector(offset(assembly, number))}">'
@@ -68,7 +65,6 @@ def _nested(assembly: Assembly, bodies: Sequence[str], parent: int) -> Iterator[
 
 
 def _body_parts(machine: Machine, assembly: Assembly, number: int, physics: Physics) -> str:
-    """Write joint, solids and the ends of lines of a body."""
     body = assembly.bodies[number]
     # The joint, the solids of the body's blocks, and where lines are attached
     parts = [_joint(number, body, physics)]

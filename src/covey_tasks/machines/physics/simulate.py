@@ -94,13 +94,11 @@ class Simulation:
         self.num_looks += 1
 
     def place(self, body: int) -> tuple[float, float, float]:
-        """Return the place of a body that moves freely, in the game's axes."""
         first = self.model.jnt_qposadr[self.model.body_jntadr[body + 1]]  # body 0 is the world
         z, x, y = self.data.qpos[first : first + 3].tolist()
         return x, y, z
 
     def is_broken(self) -> bool:
-        """Return whether it has diverged."""
         speeds = self.data.qvel
         return (
             not bool(np.isfinite(self.data.qpos).all() and (np.abs(speeds) <= MAX_SPEED).all())  # NaN compares false
@@ -109,14 +107,14 @@ class Simulation:
         )
 
     def centre(self) -> tuple[float, float, float]:
-        """Return the centre of mass of the machine without its boulder, in the game's axes."""
+        """Compute the machine's centre of mass, without its boulder."""
         mujoco.mj_kinematics(self.model, self.data)  # what a step leaves behind is from before it moved
         mujoco.mj_comPos(self.model, self.data)
         z, x, y = self.data.subtree_com[1].tolist()  # body 1 is the root's
         return x, y, z
 
     def touches(self) -> tuple[bool, bool]:
-        """Return whether the machine touches the boulder, and whether it touches the ground."""
+        """Check contact with the boulder, and with the ground."""
         assert self.assembly.boulder is not None
         pairs = self.data.contact.geom
         boulder = self.model.geom_bodyid[pairs] == self.assembly.boulder + 1
@@ -126,14 +124,12 @@ class Simulation:
         return bool(holds.any()), bool(stands.any())
 
     def is_held(self) -> bool:
-        """Return whether anything touches the boulder."""
         assert self.assembly.boulder is not None
         owners = self.model.geom_bodyid[self.data.contact.geom]
         return bool((owners == self.assembly.boulder + 1).any())
 
 
 def begin(machine: Machine, world: World, physics: Physics = PHYSICS) -> Simulation:
-    """Put a machine at rest into its world."""
     assembly = assemble(machine, physics)
     model = mujoco.MjModel.from_xml_string(model_text(machine, assembly, WORLDS[world], physics))
     model.tendon_stiffness[:] = 0.0
@@ -181,7 +177,7 @@ def simulate(
 
 
 def _goes_on(simulation: Simulation, has_landed: bool) -> bool:
-    """Return whether the time of the task is not over. It is longer for a boulder in the air."""
+    """Check whether time is left; a boulder in the air has more."""
     physics, looks = simulation.physics, simulation.num_looks
     each = WATCH_STEPS * physics.timestep
     if looks < round(physics.duration / each):
@@ -207,7 +203,6 @@ def record(machine: Machine, world: World, physics: Physics = PHYSICS) -> Record
 
 
 def outcome(machine: Machine, world: World, physics: Physics = PHYSICS) -> Outcome:
-    """Return the numbers that scores are made of."""
     last = round(physics.duration / (WATCH_STEPS * physics.timestep))
     return summarize(simulate(machine, world, physics), last, SHOW_EVERY, physics.gravity)
 
@@ -218,7 +213,6 @@ def outcome_of(tree: Tree, world: World) -> Outcome:
 
 
 def standing(tree: Tree) -> Machine:
-    """Place a valid tree in its canonical order. No rule limits it here."""
     machine = place(canonical(tree), ANYTHING)
     assert not isinstance(machine, Invalid), machine
     return machine

@@ -59,14 +59,12 @@ class Simulators:
         self.version = physics_version()
 
     async def run(self, tree: Tree, world: World) -> Outcome | Failure:
-        """Simulate a valid machine. A Failure where its worker crashed or hung."""
         if self._pool is None:
             self._pool = self._start()
         data = await self._pool.call(0, {"rows": [astuple(block) for block in tree], "world": world})
         return data if isinstance(data, Failure) else outcome_of_data(data)
 
     def close(self) -> None:
-        """End the workers. Also done when this is collected, and at exit."""
         if self._pool is not None:
             self._pool.close()
 
@@ -99,7 +97,6 @@ class CachedSimulators:
         return self._simulators.version
 
     async def run(self, tree: Tree, world: World) -> Outcome | Failure:
-        """Return the outcome of a machine in its one order, from the cache where it is there."""
         ordered = canonical(tree)
         return await self._outcomes.get((ordered, world, self.version), lambda: self._simulators.run(ordered, world))
 

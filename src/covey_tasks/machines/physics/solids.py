@@ -31,7 +31,6 @@ class Solid:
 
 
 def solids_of(placed: PlacedBlock, physics: Physics) -> tuple[Solid, ...]:
-    """Return the solids of a block. None for linear blocks."""
     block = BLOCKS[placed.block.type]
     # Linear blocks are constraints, containers have walls
     if block.is_linear:
@@ -75,7 +74,6 @@ def _container(placed: PlacedBlock, block: BlockType, physics: Physics) -> tuple
 
 
 def _solid(placed: PlacedBlock, shape: Shape, centre: Vector, half: Vector, surface: Surface) -> Solid:
-    """Turn a solid from the block's own frame to the world."""
     offset, turned = to_world(centre, placed.facing), to_world(half, placed.facing)
     extent = (abs(turned[0]), abs(turned[1]), abs(turned[2]))
     return Solid(shape, plus(placed.origin, offset), extent, placed.facing, surface)

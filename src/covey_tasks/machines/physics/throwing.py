@@ -99,5 +99,4 @@ def find_throw(boulder_T3: Array, thrower: Thrower, landing: int, interval: floa
 
 
 def _flight_time(up: float, fallen: float, gravity: float) -> float:
-    """Return seconds from a release at this speed to a landing so much lower."""
     return (up + math.sqrt(max(0.0, up**2 + 2 * gravity * fallen))) / gravity

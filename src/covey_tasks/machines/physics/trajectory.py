@@ -38,7 +38,6 @@ class Trajectory:
 
 
 def without_motion(ending: Ending) -> Trajectory:
-    """Return the trajectory of a machine that nothing can be said about."""
     return Trajectory(ending, np.zeros(0), np.zeros((0, 3)), None, None)
 
 
@@ -92,12 +91,10 @@ class Outcome:
     """Every 0.2 s: time, x, y, z of the starting block, and x, y, z of the boulder where there is one."""
 
     def to_data(self) -> dict[str, Any]:
-        """Return it for JSON, which keeps floats exactly."""
         return asdict(self)
 
 
 def outcome_of_data(data: Mapping[str, Any]) -> Outcome:
-    """Read an outcome from `to_data`, after JSON."""
     flight = None if data["flight"] is None else _flight_of_data(data["flight"])
     samples = tuple(tuple(sample) for sample in data["samples"])
     return Outcome(**{**data, "flight": flight, "samples": samples})

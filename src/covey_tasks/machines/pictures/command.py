@@ -31,7 +31,6 @@ class Arguments:
     flags: dict[str, str]
 
     def output(self, flag: str, suffix: str, default: Path) -> Path:
-        """Return the file a flag names. Raises ValueError for another kind of file."""
         path = Path(self.flags.get(flag, default))
         if path.suffix != suffix:
             raise ValueError(f"{flag} must be a {suffix} file, got {path}")
@@ -39,7 +38,6 @@ class Arguments:
 
 
 def run_command(words: Sequence[str]) -> None:
-    """Do what the words say. ValueError, or an error of reading or writing a file, for user errors."""
     asked = _read(words)
     ACTIONS[asked.action](asked)
 
@@ -89,7 +87,6 @@ def _placed(tree: Tree) -> Machine:
 
 
 def _show(asked: Arguments) -> None:
-    """Draw the machine and say what it is made of."""
     from covey_tasks.machines.pictures.drawing import draw_machine
 
     machine = _placed(read_file(asked.path))
@@ -100,7 +97,7 @@ def _show(asked: Arguments) -> None:
 
 
 def _simulate(asked: Arguments) -> None:
-    """Simulate the machine, say what it is worth under every rule of the task, and draw where it went."""
+    """Simulate, print scores under every rule, and draw the way."""
     from covey_tasks.machines.physics.simulate import outcome
 
     # Read the machine and guess its task
@@ -125,7 +122,6 @@ def _simulate(asked: Arguments) -> None:
 
 
 def _gallery(asked: Arguments) -> None:
-    """Draw the best machines of a run, and film the very best."""
     from covey_tasks.machines.pictures.drawing import GalleryItem, draw_gallery
 
     # Check count and files
@@ -147,7 +143,6 @@ def _gallery(asked: Arguments) -> None:
 
 
 def _draw_run(machine: Machine, world: World, title: str, files: tuple[Path | None, Path | None]) -> None:
-    """Draw a picture of where it went, and a film, where they are requested."""
     from covey_tasks.machines.physics.simulate import record
     from covey_tasks.machines.pictures.drawing import draw_film, draw_recording
 
@@ -175,7 +170,6 @@ def describe(machine: Machine) -> str:
 
 
 def story(outcome: Outcome) -> str:
-    """Return what happened, with a row for every 0.2 s."""
     # A simulation that broke off
     if outcome.ending != "complete":
         return ENDINGS[outcome.ending]
@@ -255,6 +249,5 @@ def tree_of_row(row: Mapping[str, Any]) -> Tree | Invalid:
 
 
 def read_tree(text: str) -> Tree | Invalid:
-    """Read a construction tree, or else blocks with positions."""
     tree = read_machine(text, ANY_BLOCK)
     return read_global(text, ANY_BLOCK) if isinstance(tree, Invalid) and '"Position"' in text else tree

@@ -97,7 +97,6 @@ def draw_recording(recording: Recording, path: Path, title: str) -> None:
 
 
 def draw_gallery(items: Sequence[GalleryItem], path: Path, title: str) -> None:
-    """Draw machines side by side, each with its caption."""
     columns = min(4, len(items))
     rows = -(-len(items) // columns)
     figure = Figure(figsize=(3.4 * columns, 3.2 * rows + 0.6), layout="constrained")
@@ -115,7 +114,6 @@ def draw_gallery(items: Sequence[GalleryItem], path: Path, title: str) -> None:
 
 
 def paint(axes: Axes, mesh: Mesh, view: View) -> None:
-    """Draw a machine as it is seen, with room around it."""
     corners = np.concatenate([view.flat(polygon.corners_K3) for polygon in mesh.polygons])
     add_mesh(axes, mesh, view)
     add_ground(axes, view)
@@ -123,7 +121,6 @@ def paint(axes: Axes, mesh: Mesh, view: View) -> None:
 
 
 def paint_way(axes: Axes, recording: Recording, view: View) -> None:
-    """Draw the machine at the start and at the end, the ways between, and the walls."""
     # Where it stood
     mesh = mesh_of(recording.machine)
     add_walls(axes, recording, view)
@@ -141,7 +138,7 @@ def paint_way(axes: Axes, recording: Recording, view: View) -> None:
 
 
 def add_ways(axes: Axes, recording: Recording, view: View, num_looks: int) -> list[Array]:
-    """Draw where starting block and boulder have been, the boulder's landing among it, and return the lines (T, 2)."""
+    """Draw the ways of starting block and boulder, and return them (T, 2)."""
     # The starting block
     trajectory = recording.trajectory
     root = view.flat(trajectory.root_T3[:num_looks])
@@ -157,7 +154,7 @@ def add_ways(axes: Axes, recording: Recording, view: View, num_looks: int) -> li
 
 
 def add_mesh(axes: Axes, mesh: Mesh, view: View, opacity: float = 1.0) -> None:
-    """Draw what looks towards the viewer, what hides others last, with rubber bands and braces on top."""
+    """Draw faces towards the viewer, then rubber bands and braces."""
     shown = in_view(mesh.polygons, view)
     faces = [tuple(shade * part for part in to_rgb(colour_of(type_))) for _, shade, type_ in shown]
     rounded = [BLOCKS[type_].kind in ("boulder", "rod") for _, _, type_ in shown]  # of many polygons: no edges
@@ -177,13 +174,11 @@ def colour_of(type_: int) -> str:
 
 
 def add_ground(axes: Axes, view: View) -> None:
-    """Draw a line, where the ground is seen from its edge."""
     if view.into[1] == 0.0:
         axes.axhline(0.0, color=GROUND, lw=1.2, zorder=0)
 
 
 def add_walls(axes: Axes, recording: Recording, view: View) -> None:
-    """Draw those that hide nothing."""
     walls = [wall for wall in WORLDS[recording.world] if not _hides(wall, view)]
     polygons = [
         Polygon(corners, outward, 0, -1, number) for number, wall in enumerate(walls) for corners, outward in box(wall)
@@ -193,13 +188,12 @@ def add_walls(axes: Axes, recording: Recording, view: View) -> None:
 
 
 def _hides(wall: Wall, view: View) -> bool:
-    """Return whether a wall covers the machine: from the side a high one, where the ground is a line a long one."""
+    """Check whether a wall covers the machine in a view."""
     from_above, from_side = view.into[1] == -1.0, view.into[1] == 0.0
     return not from_above and (wall.half[1] > HIGH_WALL / 2 or (from_side and wall.half[2] > LONG_WALL / 2))
 
 
 def window(axes: Axes, points_K2: Array, margin: float) -> None:
-    """Set equal scales, and room for these points."""
     low, high = points_K2.min(axis=0) - margin, points_K2.max(axis=0) + margin
     axes.set_xlim(low[0], high[0])
     axes.set_ylim(low[1], high[1])
@@ -207,7 +201,6 @@ def window(axes: Axes, points_K2: Array, margin: float) -> None:
 
 
 def name_axes(axes: Axes, view: View) -> None:
-    """Label which way is which, in metres. An oblique view has no scale."""
     # Name the axes that lie in the picture; an oblique view has none
     axes.set_title(view.name, fontsize=10)
     axes.tick_params(labelsize=8)
@@ -249,7 +242,6 @@ def draw_film(recording: Recording, path: Path, title: str) -> None:
 
 
 def _frame(recording: Recording, mesh: Mesh, look: int, room: tuple[Array, Array], title: str) -> Image.Image:
-    """Draw one picture."""
     # Size the picture so that metres are as long in all frames
     size = room[1] - room[0]
     height = max(2.4, min(7.0, WIDTH * float(size[1] / size[0]))) + HEAD
@@ -271,7 +263,6 @@ def _frame(recording: Recording, mesh: Mesh, look: int, room: tuple[Array, Array
 
 
 def _room(recording: Recording, mesh: Mesh) -> tuple[Array, Array]:
-    """Return what the film has to show: corners (2,) of all that is ever seen."""
     # Everything that is ever in the picture, at a few moments
     trajectory = recording.trajectory
     seldom = range(0, len(recording.positions_TB3), SELDOM)
@@ -287,7 +278,6 @@ def _room(recording: Recording, mesh: Mesh) -> tuple[Array, Array]:
 
 
 def _add_grid(axes: Axes, recording: Recording, view: View) -> None:
-    """Draw lines across the ground, so that motion is seen."""
     forward_T = recording.trajectory.root_T3[:, 2]
     for z in np.arange(np.floor(forward_T.min() / GRID) - 4, np.ceil(forward_T.max() / GRID) + 12) * GRID:
         ends = view.flat(np.array([[-12.0, 0.0, z], [12.0, 0.0, z]]))

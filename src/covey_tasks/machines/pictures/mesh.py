@@ -70,7 +70,6 @@ class Mesh:
 
 
 def mesh_of(machine: Machine) -> Mesh:
-    """Build a machine from polygons."""
     assembly = assemble(machine, WHOLE)
     solids = [(block, solid) for block, solids in enumerate(assembly.solids) for solid in solids]
     polygons = [
@@ -82,7 +81,6 @@ def mesh_of(machine: Machine) -> Mesh:
 
 
 def moved(mesh: Mesh, positions_B3: Array, rotations_B33: Array) -> Mesh:
-    """Move the machine to another time."""
     # Turn and move polygons with their body
     polygons = []
     for polygon in mesh.polygons:
@@ -103,7 +101,7 @@ def moved(mesh: Mesh, positions_B3: Array, rotations_B33: Array) -> Mesh:
 
 
 def surface(solid: Solid) -> list[tuple[Array, Array]]:
-    """Return (corners, outward direction) of each polygon of a solid."""
+    """Cut the surface into polygons: (corners, outward direction) of each."""
     if solid.shape == "box":
         return _box(np.array(solid.centre), np.array(solid.half))
     if solid.shape == "sphere":
@@ -112,7 +110,6 @@ def surface(solid: Solid) -> list[tuple[Array, Array]]:
 
 
 def box(wall: Wall) -> list[tuple[Array, Array]]:
-    """Return the polygons of a wall of the world."""
     return _box(np.array(wall.centre), np.array(wall.half))
 
 
@@ -130,7 +127,6 @@ def _box(centre_3: Array, half_3: Array) -> list[tuple[Array, Array]]:
 
 
 def _cuts(half: float) -> list[tuple[float, float]]:
-    """Cut [-1, 1] into as many equal parts as there are metres, 10 at most."""
     return list(pairwise(np.linspace(-1.0, 1.0, max(1, min(10, round(2 * half))) + 1).tolist()))
 
 
@@ -154,7 +150,6 @@ def _rod(solid: Solid) -> list[tuple[Array, Array]]:
 
 
 def _ball(centre_3: Array, radius: float) -> list[tuple[Array, Array]]:
-    """Build a sphere of quadrangles."""
     heights = np.linspace(-math.pi / 2, math.pi / 2, NUM_SIDES // 2 + 1)
     angles = np.linspace(0.0, 2 * math.pi, NUM_SIDES + 1)
     found = []
