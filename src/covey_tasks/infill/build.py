@@ -60,11 +60,9 @@ class Material:
 
     def pairs(self, split: str, seed: int) -> "PairSource":
         count = self.texts.num_pool if split == "train" else NUM_CHECKED
-        # Draw texts of the split, cut to what the policy sees
         drawn = self.texts.draw("train" if split == "train" else "test", count, f"judge/{seed}")
         cut = [self.masker.cut(text) for text in drawn]
         pool = [self.tokenizer(text, add_special_tokens=False)["input_ids"] for text in cut if text]
-        # Corrupt them as the policy's inputs are masked
         choose, span = MASKINGS[self.settings.masking], self.settings.span_length
         corrupt = Corruption(
             pool=pool,
@@ -105,17 +103,14 @@ class Corruption:
 
     def __call__(self, ids: Sequence[int], chance: random.Random) -> list[int]:
         """Replace at least one token by another."""
-        # Choose how many tokens to replace, and which
         most = max(1, round(chance.choice(self.ratios) * len(ids)))
         count = 1 if chance.random() < SINGLE else chance.randint(1, most)
         places = self.places(len(ids), min(count, len(ids)), chance)
-        # Replace them by what stands between the same neighbours elsewhere, or at random
         plausible = chance.random() < PLAUSIBLE
         found = list(ids)
         for position in chance.sample(places, len(places)):
             known = self._between[_neighbours(found, position)] if plausible else ()
             found[position] = chance.choice(known) if known else self._token(chance)
-        # A corrupted text differs from the real one
         while found == list(ids):
             found[chance.choice(places)] = self._token(chance)
         return found
@@ -155,7 +150,6 @@ def build_infill(settings: InfillConfig, config: BuildSettings, say: Callable[[s
     model, path, seed = config.model, config.data.path, config.seed
     make = partial(text_in, column=settings.text_column)
     rows = row_settings(config.data, (settings.text_column,), "environment.text_column", make=make)
-    # The policy's tokenizer masks the texts
     tokenizer = load_tokenizer(model)
     if tokenizer.mask_token_id is None:
         raise ValueError(f"environment=infill needs a policy with a mask token, model.name={model.name} has none")
@@ -164,7 +158,6 @@ def build_infill(settings: InfillConfig, config: BuildSettings, say: Callable[[s
         say("texts: generated sentences of a small grammar, as data.path names none")
     masker = Masker(tokenizer, settings.window, settings.masking, settings.span_length)
     material = Material(texts, masker, tokenizer, settings, say)
-    # Train or load the judge and its monitors, from seeds of their own
     first = judged(material, settings.judge, 2 * seed)
     monitors, others = _monitors(material, 2 * seed + 1)
     facts = {
@@ -206,7 +199,6 @@ def _ensure(material: Material, seed: int) -> str:
 def _monitors(material: Material, seed: int) -> tuple[Mapping[str, Monitor], Mapping[str, Any]]:
     monitors: dict[str, Monitor] = {}
     facts: dict[str, Any] = {}
-    # Make each monitor; a second judge differs from the first in its seed alone
     for name in material.settings.monitors:
         if name == "grammar":
             monitors[name] = GRAMMAR

@@ -51,11 +51,9 @@ def make_prompts(
     for split, count in counts.items():
         made[split] = []
         for index, text in enumerate(texts.draw(split, count, f"infill/{seed}")):
-            # Mask the text at the ratio whose turn it is
             ratio = ratios[index % len(ratios)]
             masked = masker.mask(text, ratio, f"infill/{seed}/{split}/{index}")
             if masked is not None:
-                # Keep what is hidden, for the verdict
                 columns = {
                     "input_ids": tuple(tokenizer(masked.text)["input_ids"]),
                     "hidden": masked.hidden,
@@ -140,7 +138,6 @@ def written(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int]) -> str
     special = set(tokenizer.all_special_ids)
     pieces: list[str] = []
     run: list[int] = []
-    # Decode runs of ordinary tokens; others are marked as no text
     for token_id in token_ids:
         if token_id in special or token_id >= len(tokenizer):
             pieces += [str(tokenizer.decode(run)), NOT_TEXT]

@@ -70,11 +70,9 @@ def load_texts(path: str | None, window: int, rows: RowSettings) -> Texts:
     """
     if path is None:
         return Pieces({split: sentences(NUM_SENTENCES[split], "infill", held_out=split == "test") for split in SPLITS})
-    # Rows with a text each
     file = Path(path).expanduser()
     if is_function_path(path) or not file.is_file() or is_row_file(file):
         return Pieces(load_rows(path, rows).splits)
-    # One running text, split by position
     if rows.max_rows is not None:
         raise ValueError(f"data.max_rows={rows.max_rows} needs data.path with rows, got {path}")
     try:
@@ -115,10 +113,8 @@ class Masker:
         """Return the text with about this share of its tokens masked. None where it has too few, where their gaps are
         not as many as they, or where the text has gaps of its own."""
         made: list[Masked] = []
-        # A text that names the mask token has gaps of its own
         if self._tokenizer.mask_token in text:
             return None
-        # Try whole words first: gaps must come back as the same tokens
         for units in self._ways(text):
             if len(units) < 2:
                 break
@@ -127,7 +123,6 @@ class Masker:
             made.append(self._without(text, units, chosen))
             if self._ids(made[-1].text) == self._with_gaps(units, chosen):
                 return made[-1]
-        # Else take one that keeps its number of masks
         mask_id = self._tokenizer.mask_token_id
         return next((masked for masked in made if self._ids(masked.text).count(mask_id) == len(masked.hidden)), None)
 
@@ -164,7 +159,6 @@ class Masker:
 
     def _units(self, text: str, whole_words: bool = False) -> list["_Unit"]:
         """Group tokens that share a character, or a word."""
-        # Tokens that share characters or a word are one unit
         encoded = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         units: list[_Unit] = []
         words: list[int | None] = [None, *encoded.word_ids()]
@@ -175,7 +169,6 @@ class Masker:
                 units.append(_Unit(last.start, max(stop, last.stop), (*last.token_ids, token_id)))
             else:
                 units.append(_Unit(start, stop, (token_id,)))
-        # Keep the units that fit the window
         num_tokens = 0
         for index, unit in enumerate(units):
             num_tokens += len(unit.token_ids)

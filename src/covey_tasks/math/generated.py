@@ -43,14 +43,12 @@ def mathematics() -> dict[Split, list[Row]]:
 def _rows(templates: Sequence[Row], as_row: Callable[[str, str, str], dict[str, Any]]) -> dict[Split, list[Row]]:
     generator = random.Random("made-up rows")
     found: dict[str, Row] = {}
-    # Draw until there are enough different questions
     while len(found) < NUM_TRAIN + NUM_TEST:
         template = generator.choice(templates)
         question, solution, answer = _problem(template, generator)
         if answer in _NUMBER.findall(question):  # a policy that copies a number would be right
             continue
         found.setdefault(question, as_row(question, solution, answer) | {"level": template["level"]})
-    # Hold out the first of them, in another order
     rows = list(found.values())
     generator.shuffle(rows)
     return {"train": rows[NUM_TEST:], "test": rows[:NUM_TEST]}

@@ -101,7 +101,6 @@ class Mathematics(VerifiedAnswers):
             answer = first_block(completion, "answer")
             equal = await self._verifier.torchrl_equal(answer, gold) if answer else False
             return equal if isinstance(equal, Failure) else torchrl_reward(completion, equal)
-        # The scheme of covey
         question = str(prompt.columns.get(self._settings.problem_column, ""))
         is_right = compare(completion, gold, question, scheme == "covey", isinstance(completion, CutText))
         return covey_reward(completion, is_right, self._settings.format_reward)
@@ -117,7 +116,6 @@ def covey_reward(completion: str, is_right: bool, format_reward: float) -> Rewar
 
 def gold_answers(row: Row, settings: MathConfig) -> list[str]:
     """Collect the gold answers of a row. ValueError where there is none."""
-    # The answer's column, else what the solution boxes
     answer = value_in(row, settings.answer_column)
     if answer is None:
         if value_in(row, settings.solution_column) is None:

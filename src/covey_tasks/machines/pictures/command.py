@@ -46,7 +46,6 @@ def _read(words: Sequence[str]) -> Arguments:
     plain: list[str] = []
     flags: dict[str, str] = {}
     rest = list(words)
-    # Split words and flags, whose value may follow "="
     while rest:
         word = rest.pop(0)
         if not word.startswith("-"):
@@ -58,11 +57,9 @@ def _read(words: Sequence[str]) -> Arguments:
         if not equals and not rest:
             raise ValueError(f"{flag} needs a value")
         flags[flag] = value if equals else rest.pop(0)
-    # Check what is to be done
     if len(plain) != 2:
         raise ValueError(f"covey machines needs what to do ({', '.join(ACTIONS)}) and a file, got {len(plain)} words")
     asked = Arguments(one_of("covey machines", plain[0], ACTIONS), Path(plain[1]), flags)
-    # Refuse flags that the action does not read
     idle = sorted(set(flags) - FLAGS_OF[asked.action])
     if idle:
         raise ValueError(f"covey machines {asked.action} does not read {', '.join(idle)}")
@@ -100,20 +97,16 @@ def _simulate(asked: Arguments) -> None:
     """Simulate, print scores under every rule, and draw the way."""
     from covey_tasks.machines.physics.simulate import outcome
 
-    # Read the machine and guess its task
     machine = _placed(read_file(asked.path))
     guess = "catapult" if num_boulders(machine.tree) else "car"
     task = one_of("--task", asked.flags.get("--task", guess), SHORT_NAMES)
-    # Name the files
     picture = asked.output("--out", ".png", asked.path.with_suffix(".run.png"))
     film = asked.output("--film", ".gif", asked.path.with_suffix(".gif")) if "--film" in asked.flags else None
-    # Simulate, in each world that a score reads
     print(describe(machine))
     scores = {name: SCORES[full] for name, full in SHORT_NAMES[task].items()}
     outcomes: dict[World, Outcome] = {
         world: outcome(machine, world) for world in sorted({score.world for score in scores.values()})
     }
-    # Print, draw
     world = scores["strict"].world
     print(story(outcomes[world]))
     print("  ".join(f"{name} {score.of(outcomes[score.world]):.2f}" for name, score in scores.items()))
@@ -124,18 +117,15 @@ def _simulate(asked: Arguments) -> None:
 def _gallery(asked: Arguments) -> None:
     from covey_tasks.machines.pictures.drawing import GalleryItem, draw_gallery
 
-    # Check count and files
     count = asked.flags.get("--best", "12")
     if not count.isdecimal() or not 1 <= int(count) <= MOST_SHOWN:
         raise ValueError(f"--best must be a number from 1 to {MOST_SHOWN}, got {count}")
     picture = asked.output("--out", ".png", asked.path / "machines.png")
     film = asked.output("--film", ".gif", asked.path / "machines.gif") if "--film" in asked.flags else None
-    # Find the best machines and draw them
     found = best_of_run(asked.path, int(count))
     items = [GalleryItem(_placed(one.tree), f"{one.score:.1f} (step {one.step})") for one in found]
     draw_gallery(items, picture, f"best machines of {asked.path}")
     print(f"picture: {picture}")
-    # Film the best of all
     if film is not None:
         machine = items[0].machine
         world: World = "catapult" if num_boulders(machine.tree) else "car"
@@ -170,15 +160,12 @@ def describe(machine: Machine) -> str:
 
 
 def story(outcome: Outcome) -> str:
-    # A simulation that broke off
     if outcome.ending != "complete":
         return ENDINGS[outcome.ending]
-    # The path as a table
     header = ["time", "root x", "y", "z"] + (["boulder x", "y", "z"] if outcome.flight else [])
     lines = ["".join(f"{word:>10}" for word in header)]
     lines += ["".join(f"{number:10.2f}" for number in sample) for sample in outcome.samples]
     lines.append(f"the starting block moved {outcome.forward:.2f} m forward, {outcome.sideways:.2f} m to the right")
-    # The throw
     flight = outcome.flight
     if flight is not None:
         ending = "landed" if flight.has_landed else "did not land, and was"

@@ -81,12 +81,10 @@ def draw_recording(recording: Recording, path: Path, title: str) -> None:
     figure.suptitle(title)
     mesh = mesh_of(recording.machine)
     grid = figure.add_gridspec(3, 4, height_ratios=(3.0, 3.4, 2.6))
-    # Views of the machine as it was built
     for column, view in enumerate(VIEWS.values()):
         axes = figure.add_subplot(grid[0, column])
         paint(axes, mesh, view)
         name_axes(axes, view)
-    # Its path, from the side and from above
     for row, view in enumerate(ALONG, start=1):
         axes = figure.add_subplot(grid[row, :])
         paint_way(axes, recording, view)
@@ -121,13 +119,11 @@ def paint(axes: Axes, mesh: Mesh, view: View) -> None:
 
 
 def paint_way(axes: Axes, recording: Recording, view: View) -> None:
-    # Where it stood
     mesh = mesh_of(recording.machine)
     add_walls(axes, recording, view)
     add_ground(axes, view)
     points = [view.flat(polygon.corners_K3) for polygon in mesh.polygons]
     add_mesh(axes, mesh, view, opacity=0.45)
-    # Where it ended, and the way there
     trajectory = recording.trajectory
     if trajectory.ending == "complete":
         last = moved(mesh, recording.positions_TB3[-1], recording.rotations_TB33[-1])
@@ -139,11 +135,9 @@ def paint_way(axes: Axes, recording: Recording, view: View) -> None:
 
 def add_ways(axes: Axes, recording: Recording, view: View, num_looks: int) -> list[Array]:
     """Draw the ways of starting block and boulder, and return them (T, 2)."""
-    # The starting block
     trajectory = recording.trajectory
     root = view.flat(trajectory.root_T3[:num_looks])
     axes.plot(*root.T, color=PATH, lw=1.6, label="starting block")
-    # The boulder, until it lands
     if trajectory.boulder_T3 is None:
         return [root]
     boulder = view.flat(trajectory.boulder_T3[:num_looks])
@@ -201,7 +195,6 @@ def window(axes: Axes, points_K2: Array, margin: float) -> None:
 
 
 def name_axes(axes: Axes, view: View) -> None:
-    # Name the axes that lie in the picture; an oblique view has none
     axes.set_title(view.name, fontsize=10)
     axes.tick_params(labelsize=8)
     names = {
@@ -249,7 +242,6 @@ def _frame(recording: Recording, mesh: Mesh, look: int, room: tuple[Array, Array
     axes = figure.add_axes((0.0, 0.0, 1.0, 1.0 - HEAD / height))
     axes.set_axis_off()
     axes.set_title(f"{title}   {recording.trajectory.times_T[look]:.1f} s", fontsize=10, family="monospace")
-    # Draw the scene at this moment
     _add_grid(axes, recording, FILM)
     add_walls(axes, recording, FILM)
     add_ways(axes, recording, FILM, look + 1)
@@ -263,7 +255,6 @@ def _frame(recording: Recording, mesh: Mesh, look: int, room: tuple[Array, Array
 
 
 def _room(recording: Recording, mesh: Mesh) -> tuple[Array, Array]:
-    # Everything that is ever in the picture, at a few moments
     trajectory = recording.trajectory
     seldom = range(0, len(recording.positions_TB3), SELDOM)
     poses = [moved(mesh, recording.positions_TB3[look], recording.rotations_TB33[look]) for look in (*seldom, -1)]
@@ -272,7 +263,6 @@ def _room(recording: Recording, mesh: Mesh) -> tuple[Array, Array]:
     if trajectory.boulder_T3 is not None:
         ways = FILM.flat(trajectory.boulder_T3)
         points += [ways - BLOCKS[BOULDER].size[0] / 2, ways + BLOCKS[BOULDER].size[0] / 2]
-    # A margin around it
     every = np.concatenate(points)
     return every.min(axis=0) - MARGIN, every.max(axis=0) + MARGIN
 

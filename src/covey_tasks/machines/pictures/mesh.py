@@ -81,14 +81,12 @@ def mesh_of(machine: Machine) -> Mesh:
 
 
 def moved(mesh: Mesh, positions_B3: Array, rotations_B33: Array) -> Mesh:
-    # Turn and move polygons with their body
     polygons = []
     for polygon in mesh.polygons:
         body = polygon.body
         turn_33 = rotations_B33[body].T
         corners = (polygon.corners_K3 - mesh.pivots_B3[body]) @ turn_33 + positions_B3[body]
         polygons.append(replace(polygon, corners_K3=corners, outward_3=polygon.outward_3 @ turn_33))
-    # Move the ends of lines, each with its own body
     lines = []
     for line in mesh.lines:
         pairs = zip(line.bodies, line.points, strict=True)
@@ -132,7 +130,6 @@ def _cuts(half: float) -> list[tuple[float, float]]:
 
 def _rod(solid: Solid) -> list[tuple[Array, Array]]:
     """Build a cylinder about its axis, its ends in quarters: so one sees it turn."""
-    # A ring around the axis
     centre, half, axis = np.array(solid.centre), np.array(solid.half), np.array(DIRECTIONS[solid.axis])
     around = 1.0 - np.abs(axis)
     first, second = np.eye(3)[np.flatnonzero(around)]
@@ -142,7 +139,6 @@ def _rod(solid: Solid) -> list[tuple[Array, Array]]:
     each = NUM_SIDES // 4
     quarters = [np.vstack((np.zeros(3), ring[start : start + each + 1])) for start in range(0, NUM_SIDES, each)]
     found = [(centre + (quarter + end * axis) * half, end * axis) for end in (-1.0, 1.0) for quarter in quarters]
-    # The mantle
     for here, there in pairwise(ring):
         corners = np.array([here - axis, there - axis, there + axis, here + axis])
         found.append((centre + corners * half, (here + there) / np.linalg.norm(here + there)))
@@ -184,12 +180,10 @@ def from_behind(polygons: Sequence[Polygon], view: View) -> list[int]:
     One that lies wholly before a plane on the side of another that is seen cannot be hidden by it. Where that says
     nothing, or goes round in a circle, the one whose middle is farther comes first.
     """
-    # Collect the polygons of each solid
     of_solid: dict[int, list[Polygon]] = {}
     for polygon in polygons:
         of_solid.setdefault(polygon.solid, []).append(polygon)
     points = {solid: np.concatenate([one.corners_K3 for one in own]) for solid, own in of_solid.items()}
-    # Order solids by depth, and find which ones lie behind which
     left = sorted(of_solid, key=lambda solid: -float(view.depth(points[solid]).mean()))
     before = {solid: _before([one for one in of_solid[solid] if looks_here(one, view)], points) for solid in left}
     # Draw what has nothing undrawn behind it; a cycle begins with the farthest
