@@ -30,11 +30,11 @@ class Kind:
     def draw(self, random: Random) -> Arguments:
         drawn: Arguments = {}
         for name, how in self.arguments.items():
-            drawn |= _drawn(random, name, how, drawn)
+            drawn |= _draw_argument(random, name, how, drawn)
         return drawn
 
 
-def _drawn(random: Random, name: str, how: Any, before: Arguments) -> Arguments:
+def _draw_argument(random: Random, name: str, how: Any, before: Arguments) -> Arguments:
     """Draw one argument, with the relation that it has, given those before it."""
     if isinstance(how, list):
         low, high = how

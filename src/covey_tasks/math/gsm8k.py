@@ -85,7 +85,7 @@ class GSM8K(VerifiedAnswers):
         self.format_reward = format_reward
         super().__init__(numbered(rows, partial(prompt_of, scheme=scheme, instruction=instruction)), limits)
 
-    def worked(self, prompt: Prompt) -> str:
+    def write_solution(self, prompt: Prompt) -> str:
         return DEMONSTRATIONS[self.scheme](prompt.columns["solution"], prompt.columns["gold"])
 
     async def judged(self, prompt: Prompt, completion: str) -> Reward | Failure:

@@ -78,9 +78,9 @@ class Mathematics(VerifiedAnswers):
     def gold(self, prompt: Prompt) -> str | None:
         """Return the worked solution, None where TorchRL's scheme can give none the maximum reward."""
         hopeless = self._settings.scheme == "torchrl" and not _TORCHRL_READS.fullmatch(prompt.columns["gold"])
-        return None if hopeless else self.worked(prompt)
+        return None if hopeless else self.write_solution(prompt)
 
-    def worked(self, prompt: Prompt) -> str:
+    def write_solution(self, prompt: Prompt) -> str:
         solution = prompt.columns.get(self._settings.solution_column)
         form = FORMS[self._settings.scheme]
         return form(solution if isinstance(solution, str) else "", prompt.columns["gold"])

@@ -21,14 +21,14 @@ class VerifiedAnswers(Environment):
         """Judge one completion."""
 
     @abstractmethod
-    def worked(self, prompt: Prompt) -> str:
+    def write_solution(self, prompt: Prompt) -> str:
         """Write the row's solution in the form that the scheme asks for."""
 
     def gold(self, prompt: Prompt) -> str | None:
-        return self.worked(prompt)
+        return self.write_solution(prompt)
 
     def demonstrations(self, split: Split) -> list[tuple[Prompt, str]]:
-        return [(prompt, self.worked(prompt)) for prompt in self._prompts[split]]
+        return [(prompt, self.write_solution(prompt)) for prompt in self._prompts[split]]
 
     def prompts(self, split: Split) -> list[Prompt]:
         return list(self._prompts[split])
