@@ -1,4 +1,4 @@
-"""Generated sums with an exact verifier: the task every machine can train on.
+"""Generated sums with an exact verifier.
 
 Levels (the sizes are the number of different problems):
 
@@ -34,7 +34,7 @@ _THREE = range(100, 1000)
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """Problems of one difficulty: operands joined by operators, read with the usual precedence.
+    """Problems of one difficulty: operands joined by operators.
 
     >>> Level((range(10, 100), range(10, 100)), "+").problem(0)
     ('10+10=', 20)
@@ -48,7 +48,7 @@ class Level:
         return math.prod(len(operand) for operand in self.operands)
 
     def problem(self, index: int) -> tuple[str, int]:
-        """Return the text and answer of problem number `index`, 0 .. size - 1."""
+        """Return text and answer of problem `index` in 0 .. size - 1."""
         values = []
         for operand in reversed(self.operands):
             index, choice = divmod(index, len(operand))
@@ -66,7 +66,7 @@ class Level:
 
 
 class Arithmetic(Environment):
-    """Environment of generated sums. The reward is 1 for exactly the right integer and 0 for anything else.
+    """Environment of generated sums, with reward 1 for the right integer.
 
     A question in full may be answered in words that state it.
 
@@ -82,7 +82,7 @@ class Arithmetic(Environment):
         problem_seed: int = 0,
         style: str = "short",
     ) -> None:
-        """Draw the problems. Raises ValueError for unknown levels and styles, and counts below 1.
+        """Draw the problems. ValueError for unknown levels, styles or counts.
 
         A level that has fewer problems than its share of both splits gives each split a proportional part.
         """
@@ -113,7 +113,6 @@ class Arithmetic(Environment):
         return str(prompt.columns["answer"])
 
     def difficulty(self, prompt: Prompt) -> int:
-        """Return its level."""
         return int(prompt.columns["level"])
 
     def demonstrations(self, split: Split) -> list[tuple[Prompt, str]]:
@@ -121,13 +120,13 @@ class Arithmetic(Environment):
 
 
 def score(completion: str, answer: int) -> Reward:
-    """Give 1 where the completion, blanks around it aside, is the decimal integer alone: `078` is not `78`."""
+    """Return 1 for the decimal integer alone: `078` is not `78`."""
     correct = float(completion.strip() == str(answer))
     return Reward(correct, {"correct": correct})
 
 
 def score_stated(completion: str, answer: int) -> Reward:
-    """Give 1 where what a model says in its own words states the integer, by the rule of word problems."""
+    """Return 1 where a text states the integer."""
     correct = float(compare(completion, str(answer), is_cut=isinstance(completion, CutText)))
     return Reward(correct, {"correct": correct})
 
@@ -137,7 +136,7 @@ def _share(total: int, num_parts: int, place: int) -> int:
 
 
 def _draw(level: Level, num_train: int, num_test: int, generator: random.Random) -> tuple[list[int], int]:
-    """Draw different problems of a level in random order, and say how many of them (the first) are held out."""
+    """Draw a level's problems in random order, held-out ones first."""
     wanted = num_train + num_test
     count = min(wanted, level.size)
     num_held_out = num_test if count == wanted else math.ceil(count * num_test / wanted)

@@ -1,4 +1,4 @@
-"""Define what an environment is: which prompts there are and what a completion is worth."""
+"""Define environments: prompts, and the worth of completions."""
 
 import json
 import logging
@@ -30,7 +30,7 @@ DEFAULT_MAX_TURNS = 2
 
 @runtime_checkable
 class EnvironmentLike(Protocol):
-    """Have the two methods that make an object an environment. `adapt` gives it the others."""
+    """The two methods of an environment; `adapt` adds the others."""
 
     def prompts(self, split: Split) -> list[Prompt]: ...
 
@@ -39,7 +39,7 @@ class EnvironmentLike(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class JudgeSummary:
-    """Describe the learned judge whose score is the reward.
+    """The learned judge whose score is the reward.
 
     >>> JudgeSummary(is_frozen=True, summary_line="judge ranks 93.0% of held-out texts above their corrupted versions")
     """
@@ -51,7 +51,7 @@ class JudgeSummary:
 
 
 class Environment(ABC):
-    """Supply prompts and judge completions. Everything but `prompts` and `score` has a default that does nothing.
+    """Supplies prompts and judges completions; all other methods are optional.
 
     A *policy's* failure (unparsable answer, endless program) is a low Reward; a *system's* failure (crashed
     simulator, unreachable judge) is a Failure.
@@ -59,66 +59,65 @@ class Environment(ABC):
 
     @abstractmethod
     def prompts(self, split: Split) -> list[Prompt]:
-        """Return all prompts of a split, in a fixed order. The splits share no prompt."""
+        """Return all prompts of a split in fixed order; splits are disjoint."""
 
     @abstractmethod
     async def score(self, prompt: Prompt, completions: Sequence[str]) -> list[Reward | Failure]:
-        """Return one judgement for each completion (text without special tokens), in order."""
+        """Return one judgement per completion (text without special tokens), in order."""
 
     # ---- judging
 
     async def score_tokens(
         self, prompt: Prompt, completions: Sequence[str], completion_ids: Sequence[Sequence[int]]
     ) -> list[Reward | Failure]:
-        """Judge the sampled tokens besides their text: what a run calls.
+        """Judge sampled tokens with their text: what a run calls.
 
         completion_ids are the tokens of each completion, the stop token included.
         """
         return await answered(self.score(prompt, completions))
 
     async def reply(self, prompt: Prompt, messages: Sequence[Message]) -> Message | None:
-        """Return the next message of a conversation that ends with the policy's answer. None ends it.
+        """Return the next message of a conversation, None at its end.
 
         After a message the policy has another turn, and the last turn is scored.
         """
         return None
 
     def episode(self, prompt: Prompt, seed: int) -> Episode | None:
-        """Return a new attempt at the prompt. None where one answer is all there is to it.
+        """Return a new attempt at the prompt, None for a single answer.
 
-        `seed` is the attempt's own: whatever an episode draws must follow from it. An environment that has `reply`
-        needs no episode of its own.
+        `seed` is the attempt's own, and decides everything it draws. An environment that has `reply` needs no episode.
         """
         return Replies(self, prompt) if self.can_reply else None
 
     def judges_groups(self, prompt: Prompt) -> bool:
-        """Return whether `score_group` judges the finished episodes of the prompt, in the stead of `Episode.score`."""
+        """Return True if `score_group` replaces `Episode.score` for the prompt."""
         return False
 
     async def score_group(
         self, prompt: Prompt, episodes: Sequence[Episode], conversations: Sequence[Sequence[Message]]
     ) -> list[Reward | Failure]:
-        """Return one judgement for each finished episode of a group, in order: they may be compared.
+        """Return one judgement per finished episode of a group, in order.
 
         No episode is closed yet. `conversations` are what was said in each, from its first message.
         """
         raise NotImplementedError(f"{type(self).__name__}.judges_groups needs score_group")
 
     def max_turns(self, prompt: Prompt) -> int:
-        """Return how many turns the policy has at most, where `environment.max_turns` is not set."""
+        """Return the most turns, unless `environment.max_turns` is set."""
         return DEFAULT_MAX_TURNS
 
     def tool_schemas(self, prompt: Prompt) -> Sequence[Mapping[str, Any]]:
-        """Return the JSON schemas of the tools that the chat template shows the policy."""
+        """Return the JSON schemas of tools for the chat template."""
         return ()
 
     @property
     def can_reply(self) -> bool:
-        """Return whether `reply` may say something, so that a conversation may have several turns."""
+        """Return True if `reply` may continue a conversation."""
         return type(self).reply is not Environment.reply
 
     def dry_run(self, prompt: Prompt) -> "tuple[Environment, Prompt] | None":
-        """Return what tries the user's own reward code once before a run, and the prompt as that knows it.
+        """Return an environment and prompt to try the user's reward code.
 
         It judges as in training but counts and logs nothing, and where no judgement applies it gives 0. None where no
         code of the user's judges the prompt.
@@ -127,59 +126,59 @@ class Environment(ABC):
 
     @property
     def part_weights(self) -> Mapping[str, float]:
-        """Return the weight of each named part, where the reward is a weighted sum."""
+        """Return the weight of each named part of a weighted sum."""
         return {}
 
     def judge_summary(self) -> JudgeSummary | None:
-        """Describe the learned judge. None where the reward comes from no model."""
+        """Describe the learned judge, None without one."""
         return None
 
     # ---- prompts
 
     def gold(self, prompt: Prompt) -> str | None:
-        """Return a completion that must get the maximum reward, checked before a run. None where none is known."""
+        """Return a completion with the maximum reward, None if unknown."""
         return None
 
     def gold_turn(self, prompt: Prompt, conversation: Sequence[Message]) -> str | None:
-        """Return what a perfect policy says next in an episode, played before a run. None where it is not known.
+        """Return a perfect policy's next turn, None if unknown.
 
         The conversation begins with the prompt's messages.
         """
         return None
 
     def demonstrations(self, split: Split) -> Sequence[Demonstration]:
-        """Return the material of a cold start: prompts with good completions."""
+        """Return prompts with good completions for a cold start."""
         return ()
 
     def difficulty(self, prompt: Prompt) -> float | None:
-        """Return how hard a prompt is, for a curriculum: larger is harder, equal numbers are one level."""
+        """Return a prompt's difficulty for a curriculum; equal numbers are one level."""
         return None
 
     @property
     def sampling_weights(self) -> Mapping[str, float]:
-        """Return how often each part of a mixture is drawn, relative to the others, by `Prompt.environment`."""
+        """Return the relative weights of a mixture's parts, by name."""
         return {}
 
     # ---- the run around it
 
     def follow(self, step: int, max_steps: int, epoch: float) -> None:
-        """Receive how many steps are finished, of how many, and how many epochs of the training prompts."""
+        """Receive the finished steps, their total, and the epochs."""
         return
 
     def metrics(self) -> Mapping[str, float]:
-        """Return what there is to log since the last call."""
+        """Return metrics since the last call."""
         return {}
 
     def facts(self) -> Mapping[str, Any]:
-        """Return plain values for the record of a run, such as how untrusted programs are isolated."""
+        """Return plain facts for a run's record, such as isolation."""
         return {}
 
     def read_with(self, tokenizer: Any) -> None:
-        """Receive the policy's tokenizer, which knows how its model writes calls of tools."""
+        """Receive the policy's tokenizer, for its form of tool calls."""
         return
 
     def watched_by(self, watchdog: Watchdog) -> None:
-        """Name waits to the run's watchdog from now on."""
+        """Name waits to the run's watchdog."""
         return
 
     def close(self) -> None:
@@ -188,14 +187,14 @@ class Environment(ABC):
 
 
 class Replies(Episode):
-    """Converse through `Environment.reply`, and leave the verdict on the last answer to `Environment.score`."""
+    """Converse by `Environment.reply`, and score the last answer."""
 
     def __init__(self, environment: Environment, prompt: Prompt) -> None:
         self._environment = environment
         self._prompt = prompt
 
     async def reply(self, answer: Answer) -> Observation:
-        """Return the next message. Done where there is none, or where no turn would follow it."""
+        """Return the next message; done without one, or without a turn left."""
         if answer.is_last:
             return Observation(done=True, stop_reason="max_turns")
         try:
@@ -210,11 +209,10 @@ class Replies(Episode):
 
 
 def adapt(environment: EnvironmentLike) -> Environment:
-    """Return the environment with the defaults of `Environment` for every method that it lacks.
+    """Return an object as an `Environment`, with defaults for missing methods.
 
-    An `Environment` is returned as it is; another object is wrapped once, where it enters a run. Either may have a
-    plain `def` where this class has `async def`: these are called through `answered`. ValueError where something else
-    has the name of a method. No property is evaluated.
+    An `Environment` is returned as it is. Methods may be a plain `def` where this class has `async def` (see
+    `answered`). ValueError where something else has a method's name. No property is evaluated.
     """
     if isinstance(environment, _Adapted):
         return environment
@@ -236,25 +234,25 @@ def adapt(environment: EnvironmentLike) -> Environment:
 
 
 def _attribute(environment: EnvironmentLike, name: str) -> Any:
-    """Return an attribute, None where there is none. A property stays one: it may be dear, or not be ready yet."""
+    """Return an attribute or None, without evaluating properties."""
     found = getattr_static(environment, name, None)
     return found if isinstance(found, property | cached_property) else getattr(environment, name, None)
 
 
 class EnvironmentFault(ValueError):
-    """Says what a method of an environment raised or returned, and names both."""
+    """A method of an environment raised or returned something wrong."""
 
 
 def naming(environment: Environment, method: str) -> AbstractContextManager[None]:
-    """Raise EnvironmentFault with environment, method and place for what is raised, as in `faults_of`."""
+    """Raise EnvironmentFault with environment, method and place, as `faults_of`."""
     return faults_of(f"{type(environment).__name__}.{method}")
 
 
 @contextmanager
 def faults_of(name: str) -> Iterator[None]:
-    """Raise EnvironmentFault with a name and the place for what foreign code raises, but what ends a run on purpose.
+    """Raise EnvironmentFault with name and place for foreign errors.
 
-    An environment that asks others for it leaves the fault to the one whose it is. What covey itself asserts keeps its
+    Stops on purpose pass. A delegating environment leaves the fault to the inner one. covey's own assertions keep their
     traceback.
     """
     try:
@@ -268,16 +266,12 @@ def faults_of(name: str) -> Iterator[None]:
 
 
 def follow(environment: Environment, step: int, max_steps: int, epoch: float) -> None:
-    """Tell the environment how far training is."""
     with naming(environment, "follow"):
         environment.follow(step, max_steps, epoch)
 
 
 def metrics_of(environment: Environment) -> dict[str, float]:
-    """Return what the environment has to log. None is nothing, an array of no dimension is its number.
-
-    EnvironmentFault where another is no number.
-    """
+    """Return an environment's metrics as floats. EnvironmentFault for others."""
     with naming(environment, "metrics"):
         found: object = environment.metrics()
     name = type(environment).__name__
@@ -292,10 +286,7 @@ def metrics_of(environment: Environment) -> dict[str, float]:
 
 
 def facts_of(environment: Environment) -> dict[str, Any]:
-    """Return what the environment records of itself, as JSON gives it back.
-
-    EnvironmentFault for what JSON cannot hold.
-    """
+    """Return an environment's facts as JSON data. EnvironmentFault."""
     with naming(environment, "facts"):
         found: object = environment.facts()
     due = f"{type(environment).__name__}.facts must return plain values by name"
@@ -311,7 +302,7 @@ def facts_of(environment: Environment) -> dict[str, Any]:
 
 
 def close_environment(environment: Environment) -> None:
-    """Close the environment. What that raises is a warning: all that it judged is known by then."""
+    """Close the environment; an error is a warning."""
     try:
         environment.close()
     except (Exception, SystemExit) as error:  # foreign code
@@ -319,7 +310,7 @@ def close_environment(environment: Environment) -> None:
 
 
 class _Adapted(Environment):
-    """Forward to an object what it has of the methods of an environment."""
+    """Forwards an object's methods of an environment."""
 
     def __init__(self, adapted: EnvironmentLike) -> None:
         self.adapted = adapted
@@ -333,7 +324,7 @@ def _forward(name: str) -> property:
 
 
 def conversation(question: str, instruction: str) -> tuple[Message, ...]:
-    """Return a question as the user's message, after a system message where there is an instruction.
+    """Return a question as messages, after an instruction if any.
 
     >>> conversation("6 * 7?", "")
     ({'role': 'user', 'content': '6 * 7?'},)
@@ -343,35 +334,35 @@ def conversation(question: str, instruction: str) -> tuple[Message, ...]:
 
 
 def ends_with_assistant(messages: Sequence[Message]) -> bool:
-    """Return whether a conversation ends with the begin of the answer, which the policy continues."""
+    """Return True for a conversation with a begun answer."""
     return bool(messages) and messages[-1]["role"] == "assistant"
 
 
 def split_prefill(messages: Sequence[Message]) -> tuple[Sequence[Message], str]:
-    """Split the begin of the assistant's answer off a conversation. "" where there is none."""
+    """Split a begun answer off a conversation, "" without one."""
     return (messages[:-1], text_of(messages[-1])) if ends_with_assistant(messages) else (messages, "")
 
 
 def text_of(message: Message) -> str:
-    """Return the text of a message, whose content is text, a list of parts of text, or none beside tool calls."""
+    """Return a message's text, from text, parts, or nothing."""
     content: Any = message.get("content")
     return content if isinstance(content, str) else "".join(part["text"] for part in content or ())
 
 
 def with_content(message: Message) -> dict[str, Any]:
-    """Return a message as chat templates take it: many fail at a call of tools that has no content."""
+    """Return a message with content, which many templates require."""
     return {**message, "content": ""} if message.get("content") is None else dict(message)
 
 
 def are_words(said: object) -> bool:
-    """Return whether it is text, or messages."""
+    """Return True for text or messages."""
     if isinstance(said, str):
         return True
     return isinstance(said, Sequence) and all(map(is_message, said))
 
 
 def is_message(message: object) -> bool:
-    """Return whether it has a role and text. A call of tools needs no text."""
+    """Return True for a role with text, or with tool calls."""
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         return False
     content = message.get("content")
@@ -382,7 +373,7 @@ def is_message(message: object) -> bool:
 
 
 def own_containers(value: Any) -> Any:
-    """Return copies of lists, dictionaries and sets, for foreign code to change, around the same objects."""
+    """Return copies of containers, around the same objects."""
     if type(value) is dict:
         return {key: own_containers(held) for key, held in value.items()}
     if type(value) in (list, tuple):

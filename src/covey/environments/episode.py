@@ -1,4 +1,4 @@
-"""Define an episode: one attempt at a prompt, in which policy and environment speak by turns."""
+"""Define episodes: attempts at a prompt of several turns."""
 
 import inspect
 from abc import ABC, abstractmethod
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the policy said in one turn.
+    """The policy's turn.
 
     >>> Answer("17", (5, 11, 2), "stop", turn=1, conversation=({"role": "user", "content": "?"}, ...))
     """
@@ -39,7 +39,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What the environment says after a turn, and what it thinks of that turn.
+    """The environment's reply to a turn, with its reward.
 
     >>> Observation("<", reward=0.1)
     >>> Observation(({"role": "tool", "name": "add", "content": "48"},))
@@ -47,7 +47,8 @@ class Observation:
 
     messages: str | tuple[Message, ...] = ()
     """Text for the policy to continue, or messages for the chat template. Text in a conversation of messages is the
-    user's next message. Empty where the episode is done, or where the policy just goes on."""
+    user's next message. Empty where the episode is done, or the policy continues.
+    """
     reward: float | None = None
     """For the turn just taken; None is 0. The verdict on the whole episode (`Episode.score`) comes on top."""
     done: bool = False
@@ -61,11 +62,13 @@ class Observation:
     is_void: bool = False
     """Whether the turn just taken held neither a tool call nor an answer."""
     conversation: tuple[Message, ...] | None = None
-    """Replaces all that was said, in the stead of `messages`: from `reset` it is the prompt, from `reply` a rewritten
-    history, with which a branch begins. None of its words makes a mark of the chat template."""
+    """Replaces the whole conversation instead of `messages`: from `reset` it is the prompt, from `reply` a rewritten
+    history, with which a branch begins. Its text cannot form marks of the chat template.
+    """
     token_ids: tuple[int, ...] | None = None
-    """All that the policy reads next, in the stead of words, of a program that writes its own prompts. Tokens that do
-    not begin with those so far begin a branch."""
+    """The policy's next input instead of text, for programs that write prompts. Tokens that do not begin with those so
+    far begin a branch.
+    """
     tools: tuple[Mapping[str, Any], ...] | None = None
     """From `reset`: JSON schemas that are shown in place of the environment's own."""
     max_tokens: int | None = None
@@ -74,7 +77,7 @@ class Observation:
     """Stop strings of the next turn, besides the run's."""
 
     def __post_init__(self) -> None:
-        """Refuse bounds that no turn can be sampled with, where they are written: the attempt fails, not the run."""
+        """Refuse impossible bounds here, where only the attempt fails."""
         if self.max_tokens is not None and not (isinstance(self.max_tokens, int) and self.max_tokens >= 1):
             raise ValueError(f"Observation.max_tokens must be an integer >= 1, got {self.max_tokens!r:.60}")
         are_texts = isinstance(self.stop, list | tuple) and all(isinstance(text, str) for text in self.stop)
@@ -83,7 +86,7 @@ class Observation:
 
 
 class Episode(ABC):
-    """One attempt at a prompt. A group has as many as it has samples, each with an object of its own.
+    """One attempt at a prompt; a group has one per sample.
 
     A *tool's* error message is an observation, which the policy must learn from. A *system's* failure (a dead server, a
     deadline that passed) is an exception: the attempt becomes a Failure, never a reward. Its methods may be a plain
@@ -96,22 +99,22 @@ class Episode(ABC):
     """Whether `reply` hears of turns that were cut too. The episode ends there, or a program goes on."""
 
     async def reset(self) -> Observation:
-        """Begin. Messages extend the prompt. Text is appended to it, or to the user's last message."""
+        """Begin; messages extend the prompt, text its end."""
         return Observation()
 
     @abstractmethod
     async def reply(self, answer: Answer) -> Observation:
-        """Return what the environment says to an answer."""
+        """Return the environment's reply to an answer."""
 
     async def score(self, conversation: Sequence[Message]) -> Reward | Failure | None:
-        """Judge the finished episode. None leaves it to `Environment.score`, which sees the last answer."""
+        """Judge the finished episode; None leaves it to `Environment.score`."""
         return None
 
     async def close(self) -> None:
-        """Release what the episode holds. Called once, however it ended."""
+        """Release the episode's resources; called once."""
         return
 
 
 async def answered(said: Awaitable[T]) -> T:
-    """Return what a method says that is due as `async def` and may be a plain one of foreign code."""
+    """Return a method's result, awaited if it is async."""
     return (await said) if inspect.isawaitable(said) else said

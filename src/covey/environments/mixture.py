@@ -1,4 +1,4 @@
-"""Mix several environments into one: their prompts come round-robin, and each judges its own."""
+"""Mix environments: prompts round-robin, each judged by its own."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -26,14 +26,14 @@ LOGGER = logging.getLogger(__name__)
 
 
 class Mixture(Environment):
-    """Environment made of others, its parts, each with a name that its prompts take on.
+    """Environment of named parts.
 
     `Prompt.environment` is that name, and the id begins with it. What a completion earns is logged under the name
     too, and below it in the environment's own terms: reward/sums, reward/sums/correct.
     """
 
     def __init__(self, parts: Mapping[str, EnvironmentLike], weights: Mapping[str, float]) -> None:
-        """Adopt the parts' prompts. `weights` say how often each is drawn in training; others weigh 1."""
+        """Adopt the parts' prompts; `weights` are relative, by default 1."""
         self._parts = {name: adapt(part) for name, part in parts.items()}
         self._weights = {name: weights.get(name, 1.0) for name in parts}
         self._prompts: dict[Split, list[Prompt]] = {split: [] for split in SPLITS}
@@ -49,14 +49,14 @@ class Mixture(Environment):
 
     @property
     def part_weights(self) -> Mapping[str, float]:
-        """Return weights of the environments' own terms. A part's whole reward, which is their sum, weighs 0."""
+        """Return the weights of parts' own terms; their totals weigh 0."""
         weights = dict.fromkeys(self._parts, 0.0)
         for name, part in self._parts.items():
             weights |= {f"{name}/{own}": weight for own, weight in part.part_weights.items()}
         return weights
 
     def prompts(self, split: Split) -> list[Prompt]:
-        """Return the prompts of one part after those of another. Training draws them round-robin."""
+        """Return the parts' prompts in order; training draws round-robin."""
         return list(self._prompts[split])
 
     async def score(self, prompt: Prompt, completions: Sequence[str]) -> list[Reward | Failure]:
@@ -105,11 +105,11 @@ class Mixture(Environment):
         return any(part.can_reply for part in self._parts.values())
 
     def facts(self) -> dict[str, Any]:
-        """Return the facts of each part that has some, by its name."""
+        """Return the parts' facts by name."""
         return {name: facts for name, part in self._parts.items() if (facts := facts_of(part))}
 
     def demonstrations(self, split: Split) -> list[Demonstration]:
-        """Return those of the parts that have some. Raises ValueError where none has."""
+        """Return the parts' demonstrations. ValueError without any."""
         shown = {name: part.demonstrations(split) for name, part in self._parts.items()}
         silent = [name for name, found in shown.items() if not found]
         if len(silent) == len(shown):
@@ -161,12 +161,12 @@ class Mixture(Environment):
         return prompt
 
     def _of(self, prompt: Prompt) -> tuple[Environment, Prompt]:
-        """Return the part that judges it, and the prompt as that part made it."""
+        """Return the judging part, and its own prompt."""
         return self._parts[prompt.environment], self._own[prompt.id]
 
 
 def _named(name: str, verdict: Reward | Failure) -> Reward | Failure:
-    """Add the whole reward as a term of its own. What is no verdict at all stays what it is."""
+    """Add the whole reward as a term of its own."""
     if not isinstance(verdict, Reward):
         return verdict
     own = verdict.parts or {"value": verdict.value}

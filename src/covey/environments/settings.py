@@ -144,7 +144,7 @@ Whole = TypeVar("Whole", bound=BuildSettings)
 
 
 def part_configs(config: Whole) -> dict[str, Whole]:
-    """Return the configuration of each part of environment=mixture, as if it were alone, by its name."""
+    """Return the configuration of each mixture part by name."""
     mixture = config.environment
     assert isinstance(mixture, MixtureConfig), "only a mixture has parts"
     shared = {name: config.data if part.name in NEED_ROWS else DataConfig() for name, part in mixture.parts.items()}

@@ -1,1 +1,1 @@
-"""Small tasks of several turns, which a model of a million parameters learns from nothing."""
+"""Small multi-turn tasks for a model of a million parameters."""

@@ -1,4 +1,4 @@
-"""Work out a product and a sum with a calculator that takes one operation at a time.
+"""Compute a product and a sum with a one-operation calculator.
 
 With three digits to a number a policy of a million parameters cannot do it in the head: the last digits alone are
 within its reach.
@@ -19,7 +19,7 @@ _ANSWER = re.compile(r"A(-?\d{1,40})" + END)
 
 
 class Calculator(Game):
-    """Environment of `a*b+c=`. `C12*34;` asks the calculator, `A408;` answers.
+    """Environment of `a*b+c=`: `C12*34;` asks the calculator, `A408;` answers.
 
     >>> Calculator(CalculatorConfig(num_train=1, num_test=1)).outcome({"answer": 408}, ["C12*34;"], seed=0).reply
     '408'

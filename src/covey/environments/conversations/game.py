@@ -1,4 +1,4 @@
-"""A conversation in plain text with rules: a pure function from what was said to what is said next."""
+"""A conversation in plain text with rules, as a pure function."""
 
 import random
 from abc import abstractmethod
@@ -19,7 +19,7 @@ NOT_UNDERSTOOD = "!"
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What follows from a turn.
+    """The result of a turn.
 
     >>> Outcome(">", state="16-31")
     Outcome(reply='>', is_done=False, is_won=False, state='16-31', reward=0.0, is_void=False)
@@ -36,25 +36,25 @@ class Outcome:
 
 
 class Game(Environment):
-    """Environment of a game. The reward is 1 where it is won, and what turns earned comes on top."""
+    """Environment of a game, with reward 1 for a win, and turn rewards."""
 
     def __init__(self, prompts: Mapping[Split, Sequence[Prompt]], max_turns: int, settings: GameConfig) -> None:
-        """`max_turns` holds where the settings name no other number."""
+        """Set the prompts, and the default of `max_turns`."""
         self._common = settings
         self._prompts = {split: tuple(found) for split, found in prompts.items()}
         self._max_turns = settings.max_turns or max_turns
 
     @abstractmethod
     def outcome(self, columns: Mapping[str, Any], moves: Sequence[str], seed: int) -> Outcome:
-        """Return what follows from the last of the policy's moves. `seed` is that of the attempt."""
+        """Return the result of the policy's last move, by the attempt's seed."""
 
     @abstractmethod
     def move(self, columns: Mapping[str, Any], moves: Sequence[str], replies: Sequence[str]) -> str:
-        """Return the best next move, by the rules and what was said so far alone."""
+        """Return the best next move by the rules and the conversation."""
 
     @abstractmethod
     def wrong_move(self, drawn: random.Random) -> str:
-        """Return what a player says in a demonstrated turn that errs."""
+        """Return an erroneous move for demonstrations."""
 
     def prompts(self, split: Split) -> list[Prompt]:
         return list(self._prompts[split])
@@ -66,22 +66,22 @@ class Game(Environment):
         return GameEpisode(self, prompt.columns, seed)
 
     async def score(self, prompt: Prompt, completions: Sequence[str]) -> list[Reward | Failure]:
-        """Judge answers that are given at once, without a question."""
+        """Judge answers given at once."""
         return [_verdict(self.outcome(prompt.columns, [text], 0).is_won) for text in completions]
 
     def gold_turn(self, prompt: Prompt, conversation: Sequence[Message]) -> str | None:
-        """Return the best move. None where answers are shuffled."""
+        """Return the best move, None where answers are shuffled."""
         return None if self._common.shuffled else self.move_after(prompt, conversation)
 
     def move_after(self, prompt: Prompt, conversation: Sequence[Message]) -> str:
-        """Return the best move after a conversation, taking its answers for true."""
+        """Return the best move after a conversation with true answers."""
         said = conversation[1:]
         moves = [str(message["content"]) for message in said if message["role"] == "assistant"]
         replies = [str(message["content"]) for message in said if message["role"] != "assistant"]
         return self.move(prompt.columns, moves, replies)
 
     def demonstrated(self, prompt: Prompt, name: str) -> Demonstration:
-        """Play an episode in which a share of the moves errs, and return what was said.
+        """Play an episode in which a share of the moves errs.
 
         `name` tells it from others of the same game.
         """
@@ -110,7 +110,6 @@ class GameEpisode(Episode):
         self._is_won = False
 
     async def reply(self, answer: Answer) -> Observation:
-        """Return what the rules say to a move."""
         self._moves.append(answer.text)
         found = self._game.outcome(self._columns, self._moves, self._seed)
         self._is_won = found.is_won
@@ -118,7 +117,6 @@ class GameEpisode(Episode):
         return Observation(found.reply, found.reward or None, found.is_done, {}, reason, found.state, found.is_void)
 
     async def score(self, conversation: Sequence[Message]) -> Reward:
-        """Give 1 where the game was won."""
         return _verdict(self._is_won)
 
 

@@ -1,4 +1,4 @@
-"""Find a hidden number by guesses that are answered with lower or higher.
+"""Find a hidden number by guesses answered with lower or higher.
 
 Binary search finds one of 32 numbers within six guesses. Blind play, six different guesses, finds 6 of 32 (0.19): who
 does better reads the answers.
@@ -20,7 +20,7 @@ _GUESS = re.compile(r"(\d{1,2})" + END)
 
 
 class Guess(Game):
-    """Environment of hidden numbers. They are no part of the prompt, so evaluation is over all of them.
+    """Environment of hidden numbers, evaluated over all of them.
 
     >>> Guess(GuessConfig()).outcome({"hidden": 17}, ["15;"], seed=0).reply
     '>'
@@ -49,7 +49,7 @@ class Guess(Game):
         return Outcome(reply, state=f"{left[0]}-{left[1]}", reward=reward)
 
     def interval(self, hidden: int, moves: Sequence[str]) -> tuple[int, int]:
-        """Return the lowest and highest number that true answers to these moves leave."""
+        """Return the lowest and highest number left by true answers."""
         low, high = 0, self._settings.highest
         for guess in map(guess_of, moves):
             if guess is not None and guess >= hidden:
@@ -59,7 +59,7 @@ class Guess(Game):
         return low, high
 
     def move(self, columns: Mapping[str, Any], moves: Sequence[str], replies: Sequence[str]) -> str:
-        """Halve what the answers leave."""
+        """Halve the remaining interval."""
         low, high = 0, self._settings.highest
         for guess, reply in zip(map(guess_of, moves), replies, strict=True):
             if guess is not None and reply == LOWER:
@@ -72,7 +72,7 @@ class Guess(Game):
         return written(drawn.randrange(self._settings.highest + 1))
 
     def demonstrations(self, split: Split) -> list[Demonstration]:
-        """Return episodes of a player who ignores the answers now and then."""
+        """Return episodes of a player who sometimes ignores the answers."""
         settings, prompts = self._settings, self.prompts(split)
         return [
             self.demonstrated(prompts[index % len(prompts)], f"guess {settings.problem_seed}/{split}/{index}")
@@ -81,11 +81,10 @@ class Guess(Game):
 
 
 def guess_of(move: str) -> int | None:
-    """Return the number of a move, None where it is none."""
+    """Return the number of a move, else None."""
     found = _GUESS.fullmatch(move)
     return None if found is None else int(found[1])
 
 
 def written(number: int) -> str:
-    """Return a guess as the policy writes it."""
     return f"{number:02d}{END}"

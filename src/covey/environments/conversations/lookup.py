@@ -1,4 +1,4 @@
-"""Look up what stands under the value of a key, in a store that only queries can read.
+"""Look up the value of a key's value, by queries alone.
 
 The second query depends on the answer to the first, so that no guess and no parallel call replaces it: a constant
 answer is right once in as many problems as there are letters.
@@ -19,7 +19,7 @@ _MOVE = re.compile(r"([QA])([a-z])" + END)
 
 
 class Lookup(Game):
-    """Environment of stores. `Qe;` asks for the value of e, `Ah;` answers h, and the prompt `e?` asks for KV[KV[e]].
+    """Environment of stores: `Qe;` queries e, `Ah;` answers; `e?` asks for KV[KV[e]].
 
     >>> game = Lookup(LookupConfig(num_train=1, num_test=1))
     >>> game.outcome({"key": "e", "store": {"e": "h", "h": "b"}}, ["Qe;"], seed=0).reply
@@ -47,7 +47,7 @@ class Lookup(Game):
         return Outcome(NOT_UNDERSTOOD, state=f"asked {known}", is_void=True)
 
     def move(self, columns: Mapping[str, Any], moves: Sequence[str], replies: Sequence[str]) -> str:
-        """Ask for the key, then for its value, then answer."""
+        """Query the key, then its value, then answer."""
         known = {parsed(move)[1]: reply for move, reply in zip(moves, replies, strict=True) if move[:1] == "Q"}
         first = known.get(columns["key"])
         if first is None:
@@ -58,7 +58,7 @@ class Lookup(Game):
         return f"{drawn.choice('QA')}{drawn.choice(self._letters)}{END}"
 
     def demonstrations(self, split: Split) -> list[Demonstration]:
-        """Return an episode for each problem, of a player who makes random moves now and then."""
+        """Return an episode per problem, with some random moves."""
         seed = self._settings.problem_seed
         return [self.demonstrated(prompt, f"lookup {seed}/{prompt.id}") for prompt in self.prompts(split)]
 
@@ -70,6 +70,6 @@ class Lookup(Game):
 
 
 def parsed(move: str) -> tuple[str, str]:
-    """Return the kind of a move, Q or A, and its letter. Both are empty where it is none."""
+    """Split a move into its kind, Q or A, and letter; empty otherwise."""
     found = _MOVE.fullmatch(move)
     return ("", "") if found is None else (found[1], found[2])

@@ -1,4 +1,4 @@
-"""What stands in a column of somebody's row: within another one, as JSON text, as messages, as verl has it."""
+"""Read columns of rows: nested, as JSON text, as messages, of verl."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ ASKING = ("system", "developer", "user")
 
 
 def value_in(row: Row, column: str) -> Any:
-    """Return what stands in a column, or at the end of a path of dots. None where there is nothing.
+    """Return a column's value, by a path of dots, else None.
 
     >>> value_in({"reward_model": {"ground_truth": "9"}}, "reward_model.ground_truth")
     '9'
@@ -30,7 +30,7 @@ def value_in(row: Row, column: str) -> Any:
 
 
 def from_json(value: Any) -> Any:
-    """Return the list or object that a text spells as JSON, as copies of nested columns do. Anything else as it is.
+    """Return the list or object of a JSON text, other values unchanged.
 
     >>> from_json("[{}]"), from_json("a list")
     ([{}], 'a list')
@@ -44,7 +44,7 @@ def from_json(value: Any) -> Any:
 
 
 def text_in(row: Row, column: str) -> str:
-    """Return the text in a column, or the one question that its messages ask. ValueError for anything else."""
+    """Return a column's text, or its messages' single question. ValueError."""
     found = value_in(row, column)
     if isinstance(found, str):
         return found
@@ -58,7 +58,7 @@ def _asks(message: Any) -> bool:
 
 
 def list_in(row: Row, column: str) -> list[Any]:
-    """Return the list in a column, whose entries may be JSON text too. ValueError for anything else."""
+    """Return a column's list, possibly of JSON text. ValueError."""
     found = from_json(value_in(row, column))
     if isinstance(found, str) or not isinstance(found, Sequence):
         raise ValueError(f"column {column!r} must be a list, got {found!r:.80}")
@@ -66,7 +66,7 @@ def list_in(row: Row, column: str) -> list[Any]:
 
 
 def of_verl(row: Row, problem: str, answer: str, form: str = "{}") -> Row:
-    """Return a row of verl's with the columns that are read here, if it has them not. Another row as it is.
+    """Return verl's row with the columns read here, others unchanged.
 
     Args:
         form: how the answer is put, where it is not in that form already.
@@ -79,7 +79,7 @@ def of_verl(row: Row, problem: str, answer: str, form: str = "{}") -> Row:
 
 
 def nothing_in(row: Row, *columns: str) -> str:
-    """Say that a row has nothing in any of the columns: null is not the same as a name that is not there.
+    """Describe a row's missing columns, null or absent.
 
     >>> nothing_in({"answer": None, "problem": "?"}, "answer", "solution")
     "column 'answer' is null"

@@ -1,4 +1,4 @@
-"""What stands at a place of a source of rows: a row, or what is wrong with it."""
+"""The entries of a source of rows: rows, or errors."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ MAX_HELD_BYTES = 256 << 20
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What stands at one place of a source: a row, or why there is none."""
+    """One entry of a source: a row, or an error."""
 
     place: str
     row: Row | None
@@ -22,7 +22,7 @@ class Entry:
 
 
 def checked(row: Any, place: str) -> Entry:
-    """Return the entry of a row. One that is no mapping of columns is a problem, and so is a whole table of them."""
+    """Return a row's entry, with an error for anything but a mapping."""
     if not isinstance(row, Mapping):
         return Entry(place, None, f"is not an object with columns but {type(row).__name__}")
     if is_table(row):
@@ -35,7 +35,7 @@ WRAPPERS = {"data", "rows", "examples", "instances", "train", "test"}
 
 
 def is_table(row: Mapping[Any, Any]) -> bool:
-    """Tell whether an object holds many rows: a list of cells in each column, or pandas' numbered ones."""
+    """Return True for a table of columns, such as pandas'."""
     columns = list(row.values())
     if columns and all(isinstance(cells, Mapping) for cells in columns):
         return any(keys and list(map(str, keys)) == list(map(str, range(len(keys)))) for keys in (row, *columns))
@@ -47,7 +47,7 @@ def is_table(row: Mapping[Any, Any]) -> bool:
 
 
 def first_line(error: Exception) -> str:
-    """Return the type of an error and the first line of what it says."""
+    """Return an error's type and first line."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__
 

@@ -1,6 +1,6 @@
-"""Rows of files: JSON lines, JSON, CSV, TSV, Parquet and Arrow, compressed or not, each row with its place.
+"""Rows of files, in JSON, CSV, TSV, Parquet or Arrow, with places.
 
-Files are read as a stream, a row or a batch of rows at a time, so that a large one takes no memory of its own.
+Files are streamed row by row, or in batches, and may be compressed.
 """
 
 import bz2
@@ -31,18 +31,18 @@ UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 
 
 def is_row_file(path: Path) -> bool:
-    """Return whether the file's name says that it holds rows which can be read here."""
+    """Return True for a name of a readable file of rows."""
     return _kind(path) in READERS
 
 
 def read_files(paths: Iterable[Path]) -> Iterator[Entry]:
-    """Yield the rows of several files, one file after the other. Raises what `read_file` raises."""
+    """Yield the rows of several files in order. Raises as `read_file`."""
     for path in paths:
         yield from read_file(path)
 
 
 def read_file(path: Path) -> Iterator[Entry]:
-    """Yield the rows of a file, each with its line or number. ValueError for a file that cannot be read."""
+    """Yield a file's rows with line or number. ValueError if unreadable."""
     kind = _kind(path)
     if kind not in READERS or (_compression(path) and kind not in TEXT_READERS):
         raise ValueError(f"{path} must end in {', '.join(READERS)} (text also with {', '.join(OPENERS)})")
@@ -61,7 +61,7 @@ def read_file(path: Path) -> Iterator[Entry]:
 
 
 def _kind(path: Path) -> str:
-    """Return the suffix that says how a file is read, without that of its compression."""
+    """Return the format's suffix, without compression."""
     return (path.with_suffix("") if _compression(path) else path).suffix.lower()
 
 
@@ -119,7 +119,7 @@ def _parsed(line: bytes, place: str) -> Entry:
 
 
 def json_fault(error: ValueError | RecursionError) -> str:
-    """Say what is wrong in a line of JSON, and at which character.
+    """Describe an error in a line of JSON, with the character.
 
     >>> json_fault(json.JSONDecodeError("Expecting ',' delimiter", "[1 2]", 3))
     "expecting ',' delimiter at character 4"
@@ -132,7 +132,7 @@ def json_fault(error: ValueError | RecursionError) -> str:
 
 
 def _read_json(path: Path) -> Iterator[Entry]:
-    """Read one list of objects, or one object. Some .json files are JSON lines, which are read as such."""
+    """Read a list of objects, one object, or JSON lines in .json."""
     if _is_json_lines(path):
         yield from _read_json_lines(path)
         return
@@ -153,7 +153,7 @@ def _read_json(path: Path) -> Iterator[Entry]:
 
 
 def _is_json_lines(path: Path) -> bool:
-    """Return whether the first line that is not blank is a whole object."""
+    """Return True if the first line is a whole object."""
     with _opened(path) as file:
         first = b"\n"
         while first and not first.strip():
@@ -165,7 +165,7 @@ def _is_json_lines(path: Path) -> bool:
 
 
 def _read_csv(path: Path) -> Iterator[Entry]:
-    """Read a table with a header. Cells are text, numbers too. An empty one is a missing value."""
+    """Read a table with a header; empty cells are missing values."""
     csv.field_size_limit(MAX_ROW_BYTES)
     with _opened(path) as file:
         text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="")
@@ -187,7 +187,7 @@ def _read_csv(path: Path) -> Iterator[Entry]:
 
 
 def _pieces(text: io.TextIOWrapper, path: Path) -> Iterator[str]:
-    """Yield lines, too long ones in pieces, of which csv says what is wrong. ValueError for quotes without an end."""
+    """Yield lines, long ones in pieces. ValueError for unclosed quotes."""
     quotes = size = 0
     while line := text.readline(MAX_ROW_BYTES):
         quotes += line.count('"')
@@ -198,14 +198,14 @@ def _pieces(text: io.TextIOWrapper, path: Path) -> Iterator[str]:
 
 
 def _delimiter(path: Path, header: str) -> str:
-    """Return a tab for .tsv, else a comma, or where the header has none a semicolon or a tab, as spreadsheets write."""
+    """Return the delimiter: tab for .tsv, else comma, semicolon or tab."""
     if _kind(path) == ".tsv":
         return "\t"
     return next((mark for mark in ",;\t" if mark in header), ",")
 
 
 def _table_rows(lines: Any, names: Sequence[str], path: Path) -> Iterator[Entry]:
-    """Yield the rows of a csv.reader that are not blank, each by the first line that it stands on."""
+    """Yield nonblank rows of a csv.reader, with their first lines."""
     while True:
         place = f"{path} line {lines.line_num + 1}"
         try:
@@ -229,7 +229,7 @@ def _row_of_cells(cells: Sequence[str], names: Sequence[str], place: str) -> Ent
 
 
 def _is_text(cells: Iterable[str]) -> bool:
-    """Return whether all bytes were UTF-8: others have become halves of surrogate pairs."""
+    """Return True if all bytes were UTF-8, without surrogates."""
     try:
         "".join(cells).encode()
     except UnicodeEncodeError:

@@ -1,4 +1,4 @@
-"""Which files of a folder, or of a pattern, are which split: named files, shards, clones of a hub, `save_to_disk`."""
+"""Find the splits of a folder or pattern: names, shards, hub clones."""
 
 import logging
 import re
@@ -18,8 +18,7 @@ Source = Callable[[], Iterator[Entry]]
 
 
 def check_place(path: str) -> None:
-    """Refuse (ValueError) a path to no file or folder where it can be nothing else, and a pattern that no file
-    matches."""
+    """Refuse a path that leads nowhere, or an empty pattern. ValueError."""
     local = Path(path).expanduser()
     if local.is_file() or local.is_dir():
         return
@@ -32,7 +31,7 @@ def check_place(path: str) -> None:
 
 
 def _on_the_hub(path: str) -> str:
-    """Return the end of a message about a path that is an address of the hub, or a name there with a subset."""
+    """Return a hint for a path that is an address or name of the hub."""
     found = re.fullmatch(r"(?:https://huggingface\.co/datasets/|hf://datasets/)?([\w-]+/[\w.-]+)(?:/([\w-]+))?/?", path)
     is_address = "://" in path
     if found is None or not (is_address or found[2]) or Path(path.partition("/")[0]).exists():
@@ -42,7 +41,7 @@ def _on_the_hub(path: str) -> str:
 
 
 def rows_in_memory(data: Iterable[Row], name: str) -> Source:
-    """Return the source of rows that are objects already. An iterator is read now, for it can be read once only."""
+    """Return a source of rows in memory; an iterator is read now."""
     kept = list(data) if isinstance(data, Iterator) else data
     return partial(_entries, kept, name)
 
@@ -52,10 +51,10 @@ def _entries(data: Iterable[Row], name: str) -> Iterator[Entry]:
 
 
 def folder_splits(folder: Path, wanted: tuple[str, str], subset: str | None) -> dict[str, Source]:
-    """Return a source for each split of a folder, by name.
+    """Return a source per split of a folder, by name.
 
-    A folder holds what `save_to_disk` wrote, files with the names of the `wanted` splits, or a data set in the layout
-    of a hub (shards, folders named like splits, a data card), which `datasets` resolves. ValueError where it does not.
+    A folder holds what `save_to_disk` wrote, files named like the `wanted` splits, or a hub's layout (shards, folders,
+    a data card), which `datasets` resolves. ValueError otherwise.
     """
     if any((folder / name).is_file() for name in ("dataset_dict.json", "state.json")):
         return _saved_to_disk(folder)
@@ -69,10 +68,7 @@ def folder_splits(folder: Path, wanted: tuple[str, str], subset: str | None) -> 
 
 
 def pattern_splits(pattern: str, wanted: tuple[str, str]) -> dict[str, Source]:
-    """Return the files of a pattern as the first of the `wanted` splits, those named like the other one as that.
-
-    ValueError where no file matches.
-    """
+    """Return a pattern's files by split, the first by default. ValueError."""
     files = sorted(path for found in glob(pattern, recursive=True) if (path := Path(found)).is_file())
     if not files:
         raise ValueError(f"no file matches {pattern}")
@@ -89,7 +85,7 @@ def _files_named(folder: Path, split: str) -> list[Path]:
 
 
 def _saved_to_disk(folder: Path) -> dict[str, Source]:
-    """Return the splits of a `DatasetDict`, or a single `Dataset` as training rows."""
+    """Return a `DatasetDict`'s splits, or a `Dataset` as training rows."""
     import datasets
 
     try:
@@ -101,7 +97,7 @@ def _saved_to_disk(folder: Path) -> dict[str, Source]:
 
 
 def _hub_layout(folder: Path, subset: str | None) -> dict[str, list[Path]]:
-    """Return the files of each split as `datasets` would take them. Nothing is read or downloaded."""
+    """Return each split's files as `datasets` resolves them, unread."""
     import datasets
     from datasets.data_files import EmptyDatasetError
     from datasets.exceptions import DataFilesNotFoundError

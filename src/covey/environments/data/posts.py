@@ -1,8 +1,7 @@
-"""Generated forum posts with summaries: what TL;DR data look like, small enough for a randomly initialised policy.
+"""Generated forum posts with summaries, like TL;DR, for small policies.
 
-Rows have the columns of trl-lib/tldr, `prompt` and `completion`. Summaries are what people hand in: some say the one
-thing that happened, some retell everything, and most forget the full stop. So a policy that imitates them has
-something left to learn from rewards for brevity and for ending a sentence.
+Rows have the columns of trl-lib/tldr, `prompt` and `completion`. Summaries vary: some say the one thing that happened,
+some retell everything, and most forget the full stop, which leaves something to learn from rewards.
 """
 
 import random
@@ -35,7 +34,7 @@ _DETAILS = (
 
 
 def posts() -> Mapping[str, list[dict[str, str]]]:
-    """Return rows of both splits, always the same. No post is in both.
+    """Return rows of both splits, disjoint and always the same.
 
     >>> posts()["train"][0]
     {'prompt': 'POST: ...\\nTL;DR:', 'completion': ' yesterday a stranger ...'}

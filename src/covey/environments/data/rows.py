@@ -1,6 +1,6 @@
-"""Rows of a data set: local files and folders, hub data sets, functions, and objects already in memory.
+"""Rows of a data set: files, folders, hub, functions, memory.
 
-Whatever is wrong with the data is one line that names the file and the line in it.
+Errors in the data are one line with file and line number.
 """
 
 import hashlib
@@ -35,12 +35,11 @@ _log = logging.getLogger(__name__)
 
 
 def as_it_is(row: Row) -> Row:
-    """Return the row."""
     return row
 
 
 def numbered(rows: Mapping[Split, Sequence[Row | Prompt]], make: Callable[[Row], Prompt]) -> dict[Split, list[Prompt]]:
-    """Return what `make` makes of rows, unless it has done so, with the ids. Raises ValueError that names the row."""
+    """Make prompts of rows, with ids. ValueError names the row."""
 
     def prompt(split: Split, index: int, row: Row | Prompt) -> Prompt:
         try:
@@ -53,7 +52,7 @@ def numbered(rows: Mapping[Split, Sequence[Row | Prompt]], make: Callable[[Row],
 
 @dataclass(frozen=True, slots=True)
 class RowSettings:
-    """How rows are read. What `DataConfig` explains."""
+    """How rows are read, from `DataConfig`."""
 
     columns: tuple[str, ...] = ()
     """Columns that every row must have."""
@@ -85,7 +84,7 @@ class RowSettings:
 
     @property
     def is_measured_whole(self) -> bool:
-        """Return whether nothing is trained on: all rows are looked at, of data with splits those of the test split."""
+        """Return True if nothing is trained on, and all rows are measured."""
         return self.test_fraction == 1
 
 
@@ -96,8 +95,10 @@ def row_settings(
     prompt: tuple[str, ...] = (),
     make: Callable[[Row], Any] = as_it_is,
 ) -> RowSettings:
-    """Return how rows are read. `columns` must be there, and `prompt` are those of them that make the prompt, where not
-    all do."""
+    """Return how rows are read.
+
+    `columns` must exist; `prompt` are those that make the prompt, by default all.
+    """
     return RowSettings(
         columns=columns,
         column_setting=column_setting,
@@ -115,7 +116,7 @@ def row_settings(
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The rows of both splits, as the environment takes them, and how many broken ones were left out.
+    """Both splits' rows for the environment, and the skipped ones' number.
 
     >>> Rows(splits={"train": [{"prompt": "2+2="}], "test": []}, num_skipped=0)
     """
@@ -125,10 +126,10 @@ class Rows:
 
 
 def load_rows(path: str | Mapping[str, Iterable[Row]] | None, settings: RowSettings | None = None) -> Rows:
-    """Return the rows of a file, a folder, a pattern of files, a hub data set, of a function, or splits in memory.
+    """Return the rows of a path, a function, or splits in memory.
 
-    Where there is no test split, `test_fraction` of the rows is held out: those whose content hashes lowest, so the
-    choice is the same every time, rows with equal prompts all or none. Raises ValueError for any user error.
+    Without a test split, `test_fraction` of the rows is held out: those whose content hashes lowest, equal prompts
+    together. Raises ValueError for any user error.
     """
     settings = settings or RowSettings()
     if path is None:
@@ -143,7 +144,7 @@ def load_rows(path: str | Mapping[str, Iterable[Row]] | None, settings: RowSetti
 
 
 def _sources(path: str, settings: RowSettings) -> dict[Split, Source]:
-    """Return a source of training rows, and one of test rows where the data has any."""
+    """Return sources of training rows, and of test rows if any."""
     local, wanted = Path(path).expanduser(), (settings.train_split, settings.test_split)
     if is_function_path(path):
         return _named_splits(_in_memory(_returned(path), path), settings, path)
@@ -158,7 +159,7 @@ def _sources(path: str, settings: RowSettings) -> dict[Split, Source]:
 
 
 def _named_splits(found: Mapping[str, Source], settings: RowSettings, name: str) -> dict[Split, Source]:
-    """Return those of the splits that the settings name."""
+    """Return the splits that the settings name."""
     if settings.is_measured_whole:
         chosen = next((split for split in (settings.test_split, settings.train_split) if split in found), None)
         if chosen is not None or len(found) == 1:
@@ -179,7 +180,7 @@ def _in_memory(data: Mapping[str, Iterable[Row]], name: str) -> dict[str, Source
 
 
 def _returned(path: str) -> Mapping[str, Iterable[Row]]:
-    """Return what the function returns: rows, or rows of each split by its name."""
+    """Return the function's rows, by split if it names them."""
     found = resolve(path, {})()
     if isinstance(found, Mapping):
         return found
@@ -208,7 +209,7 @@ def _of_hub(name: str, settings: RowSettings) -> Mapping[str, Iterable[Row]]:
 
 
 def _collected(sources: Mapping[Split, Source], settings: RowSettings, name: str) -> Rows:
-    """Return both splits, the test rows held out of the training rows where they have no source of their own."""
+    """Return both splits, holding out test rows where there are none."""
     _check_test_split("test" in sources, settings, name)
     skipped: Counter[Split] = Counter()
     splits = (_separate if "test" in sources else _divided)(sources, settings, skipped)
@@ -223,7 +224,7 @@ def _collected(sources: Mapping[Split, Source], settings: RowSettings, name: str
 
 
 def _check_test_split(is_there: bool, settings: RowSettings, name: str) -> None:
-    """Refuse (ValueError) a setting about the test split that these data would leave unread."""
+    """Refuse unread settings of the test split. ValueError."""
     usual = RowSettings()
     if is_there and settings.test_fraction != usual.test_fraction:
         raise ValueError(f"data.test_fraction={settings.test_fraction} needs data without a test split; {name} has one")
@@ -234,7 +235,7 @@ def _check_test_split(is_there: bool, settings: RowSettings, name: str) -> None:
 def _separate(
     sources: Mapping[Split, Source], settings: RowSettings, skipped: Counter[Split]
 ) -> dict[Split, list[Usable]]:
-    """Return both splits of data with a test split. Training rows with a prompt of a test row are left out."""
+    """Return both splits, training rows without test prompts."""
     given: Iterable[Usable] = _usable(sources["train"], settings, "train", skipped)
     if settings.max_rows is None:
         given = list(given)
@@ -268,7 +269,7 @@ def _separate(
 def _divided(
     sources: Mapping[Split, Source], settings: RowSettings, skipped: Counter[Split]
 ) -> dict[Split, list[Usable]]:
-    """Return both splits of data without a test split. Where few rows are taken, all are read twice, and few kept."""
+    """Split rows without a test split; few of many are read twice."""
     read = _usable(sources["train"], settings, "train", skipped)
     kept = list(read) if settings.max_rows is None else None
     prints = [(_digest(row), _prompt_key(row, settings)) for row, _ in (read if kept is None else kept)]
@@ -289,14 +290,14 @@ def _divided(
 
 
 def _tell_repeats(keys: Sequence[bytes], settings: RowSettings) -> None:
-    """Say how many rows have the prompt of another: some data sets hold each a hundred times."""
+    """Report the number of rows with repeated prompts."""
     if different := len(keys) - len(set(keys)):
         text = "split %s: %d of %d rows repeat the prompt of another one, %d prompts differ"
         _log.warning(text, settings.train_split, different, len(keys), len(keys) - different)
 
 
 def _usable(source: Source, settings: RowSettings, split: Split, skipped: Counter[Split]) -> Iterator[Usable]:
-    """Yield the good rows and count the broken ones. With bad_rows=error the first of those raises."""
+    """Yield good rows and count broken ones; bad_rows=error raises."""
     seen: set[str] = set()
     entries = source()
     for entry in entries:
@@ -312,7 +313,7 @@ def _usable(source: Source, settings: RowSettings, split: Split, skipped: Counte
 
 
 def _read(entry: Entry, settings: RowSettings) -> tuple[Usable | None, str]:
-    """Return the row and what the environment takes for it, or what is wrong with it."""
+    """Return a row with its environment form, or its error."""
     if entry.row is None:
         return None, entry.problem
     given = settings.known(entry.row)
@@ -335,7 +336,7 @@ def _read(entry: Entry, settings: RowSettings) -> tuple[Usable | None, str]:
 
 
 def _remedy(entry: Entry, names: Iterable[str], settings: RowSettings) -> str:
-    """Return the end of the message about a broken row: another column where no row at all has the one asked for."""
+    """Return the remedy for a broken row: another column, if all lack it."""
     absent = [column for column in settings.columns if entry.row is not None and column not in entry.row]
     if not absent or absent[0] in names:
         return "; data.bad_rows=skip leaves such rows out"
@@ -346,7 +347,7 @@ def _remedy(entry: Entry, names: Iterable[str], settings: RowSettings) -> str:
 
 
 def _limited(rows: Iterator[Usable], settings: RowSettings) -> list[Usable]:
-    """Return at most `max_rows` rows in their order, a random choice or the first ones, holding no more at a time."""
+    """Return at most `max_rows` rows in order, random or first."""
     if settings.max_rows is None:
         return list(rows)
     if not settings.shuffle_rows:
@@ -363,10 +364,7 @@ def _chosen(indices: Sequence[int], prints: Sequence[tuple[bytes, bytes]], setti
 
 
 def _held_out(prints: Sequence[tuple[bytes, bytes]], test_fraction: float) -> set[int]:
-    """Return which rows are the test split, from the digest and the prompt of each: those with the lowest digest.
-
-    Rows with the same prompt stay together: those that would not all fit into the test split are trained on.
-    """
+    """Return the test rows by lowest digest, equal prompts together."""
     count = len(prints)
     if count < 2:
         raise ValueError(f"cannot hold out test rows of {count} row; {TWO_FILES}")
@@ -385,7 +383,7 @@ def _held_out(prints: Sequence[tuple[bytes, bytes]], test_fraction: float) -> se
 
 
 def _prompt_key(row: Row, settings: RowSettings) -> bytes:
-    """Return what rows with the same prompt have in common."""
+    """Return the key of rows with the same prompt."""
     asked = {column: value_in(row, column) for column in settings.prompt_columns}
     return _digest({column: value for column, value in asked.items() if value is not None} or row)
 
@@ -395,5 +393,5 @@ def _digest(row: Row) -> bytes:
 
 
 def _lot(digest: bytes) -> bytes:
-    """Return a second digest: the choice of rows must not follow the one that decides what is held out."""
+    """Return a second digest, independent of the held-out choice."""
     return hashlib.sha256(b"max_rows" + digest).digest()

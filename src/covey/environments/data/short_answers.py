@@ -1,8 +1,7 @@
-"""Two small tasks that a real instruct model of any size can begin and learn on a laptop: short sentences, JSON.
+"""Two small tasks for real instruct models: short sentences, and JSON.
 
-`brief` asks for one sentence about a thing, `forms` for a JSON object about it. Verdicts are programs. A sentence must
-name the thing and say something of it, by words that are listed for each thing (things.txt): "The map is a map." and
-"I am a chatbot." are worth nothing. No thing is in both splits.
+`brief` asks for one sentence about a thing, `forms` for a JSON object about it. Verdicts are programs: a sentence must
+name the thing and use words listed for it (things.txt), so "The map is a map." earns nothing. Splits share no thing.
 """
 
 import json
@@ -46,7 +45,7 @@ ENDINGS = frozenset(["", *["e", "y", "s", "es", "d", "ed", "ing", "er", "ers", "
 
 
 def brief() -> Splits:
-    """Return rows of both splits with the columns prompt, thing and words, always the same.
+    """Return rows of both splits with prompt, thing and words.
 
     >>> brief()["test"][0]["prompt"]
     [{'role': 'user', 'content': 'Describe a mushroom to a child. Answer in one sentence of at most 12 words.'}]
@@ -56,7 +55,7 @@ def brief() -> Splits:
 
 
 def forms() -> Splits:
-    """Return rows of both splits with the columns prompt, thing, words and keys, always the same."""
+    """Return rows of both splits with prompt, thing, words and keys."""
 
     def ask(draw: random.Random) -> dict[str, Any]:
         question, keys = draw.choice(list(FORMS.items()))
@@ -85,7 +84,7 @@ def _rows(draw_row: Callable[[random.Random], dict[str, Any]]) -> Splits:
 def tells(
     completions: Sequence[Completion], thing: Sequence[str], words: Sequence[Sequence[str]], **columns: Any
 ) -> list[float]:
-    """Return the sense of each answer times its brevity.
+    """Return each answer's sense times its brevity.
 
     Sense is 0 where the thing is not named, and a half for each of two listed words.
     """
@@ -94,9 +93,9 @@ def tells(
 
 
 def brevity(text: str) -> float:
-    """Return 1 for one short sentence, else a half at most, and 0 from twice as many words as were asked for.
+    """Return 1 for one short sentence, falling to 0 at twice the words.
 
-    A long answer has more room for sense, so that one of a fixed worth would be learned in place of a short one.
+    Else long answers, with more room for sense, would be learned.
     """
     if is_short_sentence(text):
         return 1.0
@@ -126,7 +125,7 @@ def fills_in(
     keys: Sequence[Sequence[str]],
     **columns: Any,
 ) -> list[float]:
-    """Return for each answer what its JSON object is worth, a quarter of it where there is more than the object.
+    """Return each JSON object's worth, a quarter with text around it.
 
     A tenth is for an object, another for the right keys, the rest is shared by the values that fit their keys.
     """
@@ -147,7 +146,7 @@ def worth(text: str, thing: str, words: Sequence[str], keys: Sequence[str]) -> f
 
 
 def parsed(text: str) -> dict[str, Any] | None:
-    """Return the JSON object that a text is. None where it is none, or holds a key twice or a number that is none."""
+    """Return the text's JSON object, None for duplicates or invalid numbers."""
     try:
         found = json.loads(text, object_pairs_hook=_once, parse_constant=_refuse)
     except (ValueError, RecursionError):
@@ -170,7 +169,7 @@ def tokens(text: str) -> list[str]:
 
 
 def is_form(token: str, word: str) -> bool:
-    """Return whether a token is a word with an ending of English, such as carries or carrying of carry."""
+    """Return True for a word's English form, such as carries of carry."""
     for stem in _stems(word):
         if token.startswith(stem) and token[len(stem) :] in ENDINGS:
             return True
@@ -183,7 +182,7 @@ def _stems(word: str) -> tuple[str, ...]:
 
 
 def _text(value: Any, most_words: int) -> list[str]:
-    """Return the words of a short text, none of anything else."""
+    """Return a short text's words, else none."""
     said = tokens(value) if isinstance(value, str) and value.isprintable() else []
     return said if len(said) <= most_words else []
 

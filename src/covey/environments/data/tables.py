@@ -1,4 +1,4 @@
-"""Rows of tables of columns, Parquet and Arrow, in batches that fit: a few bytes may stand for texts of any size."""
+"""Rows of Parquet and Arrow tables, in batches of bounded memory."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -23,7 +23,7 @@ def read_parquet(path: Path) -> Iterator[Entry]:
 
 
 def _parquet_batches(path: Path) -> Iterator[Any]:
-    """Yield batches that fit. Where texts may repeat beyond that they stay in a dictionary, which is slower."""
+    """Yield batches of bounded size; repeated texts stay in dictionaries."""
     from pyarrow.parquet import ParquetFile, read_metadata
 
     found = read_metadata(path)
@@ -48,7 +48,7 @@ def _parquet_batches(path: Path) -> Iterator[Any]:
 
 
 def coded_parts(column: Any) -> Iterator[Any]:
-    """Yield the parts of an Arrow column whose texts are in a dictionary, in the order of the schema."""
+    """Yield the dictionary-coded parts of an Arrow column."""
     from pyarrow import types
 
     if types.is_dictionary(column.type):
@@ -60,7 +60,7 @@ def coded_parts(column: Any) -> Iterator[Any]:
 
 
 def longest_text(part: Any) -> float:
-    """Return the bytes of the longest text that a part may hold, endless where its dictionary does not show it."""
+    """Return the longest possible text's bytes, infinite if unknown."""
     return float(row_bytes(part.dictionary).max()) if len(part.dictionary) else math.inf
 
 
@@ -98,7 +98,7 @@ def _of_batches(batches: Iterable[Any], path: Path) -> Iterator[Entry]:
 
 
 def row_bytes(column: Any) -> Any:
-    """Return how many bytes of text each row of an Arrow column holds as objects, and 8 for any other value."""
+    """Return each row's bytes as objects, 8 for anything but text."""
     import numpy as np
     from pyarrow import compute, types
 

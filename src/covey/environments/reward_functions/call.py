@@ -1,8 +1,8 @@
-"""One call of a user's reward function: TRL's keyword arguments in, judged values and what was logged out.
+"""One call of a user's reward function, from arguments to checked values.
 
-Imports nothing heavy: this runs in the worker processes. Every value passes one gate: a finite real number, a bool, or
-None for "does not apply". Whatever else comes back is a problem of that completion, with function, index and value
-named; it is never broadcast and never becomes a 0.
+Imports nothing heavy: this runs in the worker processes. A value is a finite real number, a bool, or None for "does not
+apply". Anything else is an error of that completion, with function, index and value named; it is never broadcast and
+never becomes a 0.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ LARGEST_REWARD = 3.4e38
 
 
 class Outcome(TypedDict):
-    """The result of one call. Plain data, so that it can cross processes."""
+    """The result of one call, as plain data for other processes."""
 
     values: list[float | None]
     """One for each completion; None where the function does not apply, or where there is a problem."""
@@ -53,7 +53,7 @@ class Outcome(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class TrainerState:
-    """How far training is, under the names that transformers has for it.
+    """The progress of training, in transformers' names.
 
     >>> TrainerState(global_step=3, max_steps=100, epoch=0.75)
     """
@@ -71,7 +71,7 @@ AT_START = TrainerState()
 
 @dataclass(frozen=True)
 class _Hooks:
-    """What a function is given to log with, and what it logged."""
+    """The logging hooks of a call, and what they logged."""
 
     count: int
     state: TrainerState
@@ -82,7 +82,7 @@ class _Hooks:
         self.metrics.append((str(name), float(value)))
 
     def log_extra(self, column: str, values: Iterable[Any]) -> None:
-        """Note a value for each completion. The last call for a column counts."""
+        """Record a value per completion; a column's last call counts."""
         listed = [plain_data(value) for value in values]
         if len(listed) != self.count:
             raise ValueError(f"log_extra({column!r}) needs {self.count} values, one a completion, got {len(listed)}")
@@ -92,14 +92,14 @@ class _Hooks:
         return {"trainer_state": self.state, "log_extra": self.log_extra, "log_metric": self.log_metric}
 
     def add_to(self, outcome: Outcome) -> Outcome:
-        """Return the outcome with what was logged beside it. That of later calls wins over that of an earlier one."""
+        """Add the logged values to an outcome, later calls winning."""
         metrics, extras = [*outcome["metrics"], *self.metrics], self.extras | outcome["extras"]
         return {**outcome, "metrics": metrics, "extras": extras}
 
 
 @runtime_checkable
 class NeedsWholeGroups(Protocol):
-    """A reward function that compares the completions of a prompt, so that it says nothing about one alone."""
+    """A reward function that compares a prompt's completions."""
 
     needs_whole_groups: bool
 
@@ -112,19 +112,19 @@ def unwrapped(function: RewardCallable) -> RewardCallable:
 
 
 def name_of(function: RewardCallable) -> str:
-    """Return the name its metrics are logged under: its `__name__`, or its class where it is an object without one."""
+    """Return a function's or object's name for metrics."""
     inner = unwrapped(function)
     return str(getattr(inner, "__name__", type(inner).__name__))
 
 
 def is_async(function: RewardCallable) -> bool:
-    """Return whether it is an `async def`, a partial of one, or an object whose `__call__` is."""
+    """Return True for `async def`, its partials, and async `__call__`."""
     inner = unwrapped(function)
     return inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(type(inner).__call__)
 
 
 def problem_with(value: Any) -> str | None:
-    """Return why `value` is not a reward, None where it is one. True and False are 1 and 0, as in TRL."""
+    """Return why `value` is no reward, None where it is one."""
     if not isinstance(value, numbers.Real):
         return f"{type(value).__name__} {_shortened(value)}"
     try:
@@ -140,7 +140,7 @@ def _shortened(value: Any) -> str:
 
 
 def judged(returned: Any, count: int) -> Outcome:
-    """Return the values a function returned for `count` completions, each through the gate."""
+    """Return the checked values for `count` completions."""
     values = as_lists(returned)
     if isinstance(values, (str, bytes, Mapping, set, frozenset)) or not isinstance(values, Iterable):
         return failed(f"returned {type(returned).__name__} {_shortened(returned)}, not a list of numbers", count)
@@ -166,18 +166,16 @@ def does_not_apply(count: int, error: str) -> Outcome:
 
 @dataclass(frozen=True)
 class RewardCall:
-    """A reward function made safe to call: it always ends in an Outcome.
+    """A reward function made safe: it always ends in an Outcome.
 
-    Where it raises on several completions it is called once more for each alone (its contract allows that: it may not
-    assume whole groups), so that one bad completion does not take the others with it. One that needs whole groups is
-    not: its error is that of them all. One that raises over a row without a value in a column that it takes by name
-    does not apply to that row.
+    Where it raises on several completions it is called again for each alone, so that one bad completion does not spoil
+    the others, unless it needs whole groups. One that raises over a row without a value in a column of its own does not
+    apply to that row.
     """
 
     function: RewardCallable
 
     def prepare(self) -> None:
-        """Have the function load what it needs."""
         inner = unwrapped(self.function)
         if isinstance(inner, Prepares):
             inner.prepare()
@@ -212,7 +210,7 @@ class RewardCall:
         return hooks.add_to(outcome)
 
     def _after(self, error: BaseException, count: int, keywords: Mapping[str, Any]) -> Outcome | None:
-        """Return the result of an error. None where each completion is to be tried alone."""
+        """Return the outcome of an error, None to retry one by one."""
         within = error.__traceback__ is not None and error.__traceback__.tb_next is not None
         wrong = None if within or not isinstance(error, TypeError) else misfit(self.function, keywords)
         if wrong is None and _row_lacks_argument(self.function, keywords):
@@ -224,14 +222,14 @@ class RewardCall:
 
 @functools.cache
 def _loop_of(process: int) -> asyncio.AbstractEventLoop:
-    """Return the event loop of a process, which lives as long: objects of modules belong to the one that they meet."""
+    """Return a process's event loop, to which module objects belong."""
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="covey-rewards", daemon=True).start()
     return loop
 
 
 def check_columns(functions: Mapping[str, RewardCallable], columns: Sequence[str], prompt_column: str) -> None:
-    """Refuse (ValueError) columns that would take the place of an argument, and functions that need others."""
+    """Refuse columns named like arguments, and missing ones. ValueError."""
     taken = RESERVED_COLUMNS.intersection(columns) - {prompt_column}
     if taken:
         raise ValueError(
@@ -247,7 +245,7 @@ def check_columns(functions: Mapping[str, RewardCallable], columns: Sequence[str
 
 
 def misfit(function: RewardCallable, keywords: Collection[str]) -> str | None:
-    """Return which argument it lacks of those it is given, or does not take. None where that is not the trouble."""
+    """Return the missing or surplus argument, None if neither."""
     named, takes_any = named_parameters(function)
     given = (*keywords, *HOOKS)
     for name in (name for name, p in named.items() if p.default is p.empty and name not in (*given, *AT_TIMES)):
@@ -258,14 +256,14 @@ def misfit(function: RewardCallable, keywords: Collection[str]) -> str | None:
 
 
 def _row_lacks_argument(function: RewardCallable, keywords: Mapping[str, Any]) -> bool:
-    """Return whether the row has no value in a column that the function takes by name."""
+    """Return True if the row lacks a value for a named column."""
     columns = {name: values for name, values in keywords.items() if name not in CALLED_WITH}
     named, _ = named_parameters(function)
     return any(name in columns and all(value is None for value in columns[name]) for name in named)
 
 
 def named_parameters(function: RewardCallable) -> tuple[dict[str, inspect.Parameter], bool]:
-    """Return the parameters with a name, and whether any other is taken too, as by some that are written in C."""
+    """Return the named parameters, and whether any other is taken."""
     try:
         parameters = inspect.signature(function).parameters
     except Exception:  # none to be had, or looking for it runs code of its own
@@ -275,7 +273,7 @@ def named_parameters(function: RewardCallable) -> tuple[dict[str, inspect.Parame
 
 
 def _raised(error: BaseException) -> str:
-    """Return the type, the message and the place in the function's code."""
+    """Return type, message and place in the function's code."""
     message = " ".join(str(error).split())[:300]
     what = f"raised {type(error).__name__}: {message}" if message else f"raised {type(error).__name__}"
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
@@ -283,13 +281,13 @@ def _raised(error: BaseException) -> str:
 
 
 def _only(keywords: Mapping[str, Any], index: int, count: int) -> dict[str, Any]:
-    """Return the arguments of one completion: all are lists of `count` entries."""
+    """Return the arguments of one completion."""
     assert all(len(values) == count for values in keywords.values())
     return {name: values[index : index + 1] for name, values in keywords.items()}
 
 
 def merged(outcomes: Sequence[Outcome]) -> Outcome:
-    """Return outcomes of single completions as one."""
+    """Join the outcomes of single completions."""
     problems: dict[str, str] = {}
     for index, outcome in enumerate(outcomes):
         if "0" in outcome["problems"]:

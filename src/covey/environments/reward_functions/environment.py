@@ -53,12 +53,12 @@ MIN_FAILURE_SAMPLE = 20
 
 
 class RewardFailureRate(RunStopped):
-    """Too many rewards failed: the run must stop, for its reward no longer measures what it should."""
+    """Too many rewards failed, so the run stops."""
 
 
 @dataclass(frozen=True, slots=True)
 class RewardFunction:
-    """A reward function, its name (unique, for metrics) and its weight in the sum."""
+    """A reward function with its unique name and weight."""
 
     name: str
     function: RewardCallable
@@ -67,7 +67,7 @@ class RewardFunction:
 
 @dataclass(frozen=True, slots=True)
 class RewardSettings:
-    """How reward functions are run. What `RewardFunctionsConfig` explains."""
+    """How reward functions are run, from `RewardFunctionsConfig`."""
 
     workers: WorkerSettings = field(default_factory=WorkerSettings)
     """`timeout` holds in process too."""
@@ -82,7 +82,7 @@ class RewardSettings:
 def reward_functions(
     functions: Sequence[str | Mapping[str, Any] | RewardCallable], weights: Sequence[float] = ()
 ) -> tuple[RewardFunction, ...]:
-    """Give functions, or their entries, weights (1 where none are given) and unique names: the second `f` is `f_2`."""
+    """Give functions weights (default 1) and unique names (`f_2`)."""
     if not functions:
         raise ValueError("environment=reward_functions needs rewards=[module:function], got none")
     if weights and len(weights) != len(functions):
@@ -114,7 +114,7 @@ class Conversation:
 
 
 class RewardFunctions(Environment):
-    """Environment made of rows and reward functions. The reward is the weighted sum of the values that apply.
+    """Environment of rows and reward functions, with a weighted sum.
 
     >>> RewardFunctions({"train": [{"prompt": "2+2=", "answer": 4}], "test": []}, reward_functions([exact]))
     """
@@ -128,7 +128,7 @@ class RewardFunctions(Environment):
         prompt_column: str = "prompt",
         prefill: bool = False,
     ) -> None:
-        """Read the rows. `prefill` lets conversations end with the begin of the assistant's answer.
+        """Read the rows; `prefill` allows begun answers.
 
         Raises ValueError for rows without a prompt, reserved column names and functions that cannot be sent.
         """
@@ -158,27 +158,24 @@ class RewardFunctions(Environment):
         """Functions whose first excused error was said."""
 
     def watched_by(self, watchdog: Watchdog) -> None:
-        """Have functions that run here end the run where they take too long."""
+        """Let late functions in this process end the run."""
         self._watchdog = watchdog
 
     def call(self, split: Split, names: Sequence[str]) -> None:
-        """Give each prompt of a split the name of the data set that it comes from, under which it is measured."""
+        """Name each prompt's data set, under which it is measured."""
         if names:
             pairs = zip(self._prompts[split], names, strict=True)
             self._prompts[split] = tuple(replace(prompt, environment=name) for prompt, name in pairs)
 
     def follow(self, step: int, max_steps: int, epoch: float) -> None:
-        """Let functions know by their `trainer_state` how far training is."""
+        """Set the progress of training in functions' `trainer_state`."""
         self._state = TrainerState(step, max_steps, epoch)
 
     def prompts(self, split: Split) -> list[Prompt]:
         return list(self._prompts[split])
 
     def demonstrations(self, split: Split) -> list[tuple[Prompt, str]]:
-        """Return prompts with the column `completion` of their rows, as in TRL's data for supervised training.
-
-        Raises ValueError where no row has one.
-        """
+        """Return prompts with their rows' `completion`. ValueError without any."""
         shown = [(p, p.columns["completion"]) for p in self._prompts[split] if p.columns.get("completion") is not None]
         if not shown:
             raise ValueError("cold_start.enabled=true needs rows with a column 'completion', got none")
@@ -186,26 +183,26 @@ class RewardFunctions(Environment):
 
     @property
     def part_weights(self) -> dict[str, float]:
-        """Return the weight of each reward function, by the name of its part."""
+        """Return the weight of each reward function by name."""
         return {reward.name: reward.weight for reward in self._functions}
 
     async def score(self, prompt: Prompt, completions: Sequence[str]) -> list[Reward | Failure]:
-        """Judge where the tokens are not known. Functions then get no `completion_ids`."""
+        """Judge without tokens: functions get no `completion_ids`."""
         return await self.judged(prompt, completions, {})
 
     async def score_tokens(
         self, prompt: Prompt, completions: Sequence[str], completion_ids: Sequence[Sequence[int]]
     ) -> list[Reward | Failure]:
-        """Judge, or raise RewardFailureRate where over max_failure_rate of the last 20 to 1000 rewards failed."""
+        """Judge, or raise RewardFailureRate over max_failure_rate of recent rewards."""
         return await self.judged(prompt, completions, _tokens(completion_ids))
 
     async def score_conversations(
         self, prompt: Prompt, conversations: Sequence[Conversation], *, counts: bool = True
     ) -> list[Reward | Failure]:
-        """Judge attempts of several turns at a prompt, each by all its messages, in one call of each function.
+        """Judge attempts by all their messages, in one call per function.
 
-        Their objects come as `environments`; not to functions in workers, which these cannot be sent to. Without
-        `counts` nothing is counted or logged, as in a dry run.
+        Their objects come as `environments`, not to workers. Without `counts` nothing is counted or logged, as in a dry
+        run.
         """
         said = [final_text(conversation.messages) for conversation in conversations]
         tokens = _tokens([conversation.token_ids for conversation in conversations])
@@ -213,7 +210,7 @@ class RewardFunctions(Environment):
         return await self.judged(prompt, said, tokens, more, counts=counts)
 
     def _of_conversations(self, conversations: Sequence[Conversation]) -> dict[str, list[Any]]:
-        """Return what functions get of conversations in the place of, and besides, the last answers."""
+        """Return the functions' arguments of conversations."""
         found: dict[str, list[Any]] = {"prompts": [], "completions": []}
         for conversation in conversations:
             if isinstance(conversation.asked, str):
@@ -240,7 +237,7 @@ class RewardFunctions(Environment):
         *,
         counts: bool = True,
     ) -> list[Reward | Failure]:
-        """Return the sums of what the functions say. Without `counts` nothing is counted or logged."""
+        """Return the weighted sums; without `counts` nothing is logged."""
         count = len(completions)
         keywords = [{**self._keywords(prompt, completions), **copy.deepcopy(tokens), **more()} for _ in self._functions]
         calls = (self._outcome(index, count, given) for index, given in enumerate(keywords))
@@ -260,19 +257,19 @@ class RewardFunctions(Environment):
         return scores
 
     def metrics(self) -> dict[str, float]:
-        """Return means of what functions logged through `log_metric` since the last call."""
+        """Return means of `log_metric` values since the last call."""
         means = {name: sum(values) / len(values) for name, values in self._metrics.items()}
         self._metrics.clear()
         return means
 
     def close(self) -> None:
-        """End the workers. Also done when the environment is collected, and at exit."""
+        """End the workers, as collection and exit do too."""
         if self._pool is not None:
             self._pool.close()
         self._thread.close()
 
     def _keywords(self, prompt: Prompt, completions: Sequence[str]) -> dict[str, list[Any]]:
-        """Return what a function is called with besides the hooks, anew for each, as it may change its arguments."""
+        """Return a function's arguments, copied as it may change them."""
         count = len(completions)
         shown = {name: value for name, value in prompt.columns.items() if name not in HIDDEN_COLUMNS}
         columns = {name: [own_containers(value) for _ in range(count)] for name, value in shown.items()}
@@ -309,7 +306,7 @@ class RewardFunctions(Environment):
         return await self._thread.call(watched)
 
     def _reward(self, index: int, outcomes: Sequence[Outcome]) -> Reward | Failure:
-        """Return the judgement of one completion from what all functions say of it."""
+        """Return one completion's judgement from all functions' outcomes."""
         parts: dict[str, float] = {}
         extra: dict[str, Any] = {}
         total = 0.0
@@ -326,7 +323,7 @@ class RewardFunctions(Environment):
         return Reward(total, parts, extra) if parts else _DOES_NOT_APPLY
 
     def _stop_where_nothing_applies(self, num_scores: int, num_applied: int) -> None:
-        """Raise RewardFailureRate once no function applied to any of the first 1000 completions."""
+        """Raise RewardFailureRate where nothing applied to 1000 completions."""
         self._num_without += 0 if num_applied or self._has_applied else num_scores
         self._has_applied |= num_applied > 0
         if not self._has_applied and self._num_without >= FAILURE_WINDOW:

@@ -1,4 +1,4 @@
-"""Prompts of a user's rows: text or a conversation, what is wrong with one, and what its last message means."""
+"""Prompts of a user's rows: text or conversation, checked."""
 
 import json
 import logging
@@ -19,7 +19,7 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 
 @dataclass(frozen=True, slots=True)
 class PromptFormat:
-    """Where the prompt of a row stands, and what an answer at its end means. What `DataConfig` explains."""
+    """The place of a row's prompt, and of its begun answer."""
 
     column: str = "prompt"
     answer_column: str | None = None
@@ -28,9 +28,9 @@ class PromptFormat:
     """What may be done about an answer at the end."""
 
     def read(self, row: Row) -> Row:
-        """Return the row with a sound prompt, the answer at its end in a column of its own where that is asked for.
+        """Return the row with a checked prompt, its answer moved if asked.
 
-        ValueError says what is wrong with the prompt, without the place of the row.
+        ValueError describes the prompt's error, without the place of the row.
         """
         if self.column not in row:
             raise ValueError(f"has no column {self.column!r} (has: {', '.join(row)})")
@@ -44,7 +44,7 @@ class PromptFormat:
         return {**row, self.column: messages}
 
     def check_use(self, rows: Iterable[Row]) -> None:
-        """Refuse a setting that none of the rows, once read, had a use for."""
+        """Refuse a setting that no row needs."""
         if self.prefill and not any(_goes_on(row[self.column]) for row in rows):
             raise ValueError("data.prefill=true needs a conversation that ends with the assistant's message, got none")
         if self.answer_column is not None and not any(row.get(self.answer_column) is not None for row in rows):
@@ -54,7 +54,7 @@ class PromptFormat:
             )
 
     def _without_answer(self, row: Row, messages: list[dict[str, Any]]) -> Row:
-        """Return the row with its last message, the assistant's, moved into the answer column."""
+        """Return the row with its assistant's last message as answer column."""
         if self.answer_column is None:
             raise ValueError(f"has a prompt that ends with the assistant's message ({self.said})")
         if row.get(self.answer_column) is not None:
@@ -88,7 +88,7 @@ def _is_conversation_in_json(text: str) -> bool:
 
 
 def _conversation(prompt: Any) -> list[dict[str, Any]]:
-    """Return the messages of a prompt as plain dictionaries. ValueError says what is no conversation."""
+    """Return a prompt's messages as dictionaries. ValueError."""
     if not isinstance(prompt, Sequence) or not all(isinstance(m, Mapping) and "role" in m for m in prompt):
         raise ValueError(
             f"has a prompt that must be text or a list of messages with role and content, got {prompt!r:.80}"
@@ -102,7 +102,7 @@ def _conversation(prompt: Any) -> list[dict[str, Any]]:
 
 
 def _message(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a message without the keys that tables of columns fill up with nulls."""
+    """Return a message without the null keys of tables."""
     # Data sets give absent keys as null
     message = {key: value for key, value in given.items() if value is not None}
     role = message["role"]
@@ -116,7 +116,7 @@ def _message(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def prompts_of(split: Split, rows: Sequence[Row], columns: Sequence[str], how: PromptFormat) -> tuple[Prompt, ...]:
-    """Return a prompt for each row. Rows of both splits have the same columns, with None where a row lacks one."""
+    """Return a prompt per row, missing columns as None."""
     others = [name for name in columns if name != how.column]
     return tuple(
         Prompt(
@@ -138,7 +138,7 @@ def _text(row: Row, how: PromptFormat, place: str) -> str | tuple[Message, ...]:
 
 
 def warn_of_silent_users(prompts: Mapping[Split, Sequence[Prompt]]) -> None:
-    """Name conversations that end with an instruction: chat models are made to answer a user or a tool."""
+    """Warn of conversations that end with an instruction."""
     spoken = [p for of_split in prompts.values() for p in of_split if not isinstance(p.text, str)]
     instructed = [p for p in spoken if p.text[-1]["role"] in ("system", "developer")]  # type: ignore[index]
     if instructed:

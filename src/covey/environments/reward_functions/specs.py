@@ -1,4 +1,4 @@
-"""Reward functions as settings name them: a ready-made one or your own, by itself or with arguments.
+"""Reward functions as named in settings, with arguments.
 
     rewards:
       - my_checks:exact
@@ -46,8 +46,7 @@ class RewardSpec:
 
 
 def reward_spec(entry: object) -> RewardSpec:
-    """Read an entry. Raises ValueError for neither a name nor a mapping of `function` and `args`, and for an unknown
-    name."""
+    """Read an entry. ValueError for a wrong form or unknown name."""
     if isinstance(entry, str):
         return _named(RewardSpec(entry))
     if callable(entry):
@@ -83,17 +82,14 @@ def _named(spec: RewardSpec) -> RewardSpec:
 
 
 def check_reward(entry: object) -> None:
-    """Refuse (ValueError) an entry that cannot be right. Your own functions are not imported for it."""
+    """Refuse a wrong entry, importing nothing. ValueError."""
     spec = reward_spec(entry)
     if spec.ready_made is not None or spec.function.startswith(f"{READY_MADE}:"):
         load_reward(entry)
 
 
 def load_reward(entry: object) -> RewardCallable:
-    """Load what an entry of `rewards` names, with its arguments. Modules of the current directory are found too.
-
-    ValueError that says which part is wrong.
-    """
+    """Load an entry of `rewards`, from the current directory too. ValueError."""
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.append(os.getcwd())
     spec = reward_spec(entry)
@@ -112,14 +108,14 @@ def load_reward(entry: object) -> RewardCallable:
 
 
 def find_reward(spec: RewardSpec) -> Any:
-    """Return the function or class that an entry names. ValueError for an argument that it does not take."""
+    """Return an entry's function or class. ValueError for unknown arguments."""
     function = _named_by(spec.function) if spec.ready_made is None else REWARDS[spec.ready_made]
     _refuse_unknown(spec, function)
     return function
 
 
 def _refuse_unknown(spec: RewardSpec, function: RewardCallable) -> None:
-    """Refuse unknown arguments. Only parameters with a name count: among `**columns` a misspelt one would go unseen."""
+    """Refuse arguments that are no named parameters."""
     options = [name for name in named_parameters(function)[0] if name not in (*CALLED_WITH, *HOOKS)]
     for name in spec.args:
         if name not in options:
@@ -128,7 +124,7 @@ def _refuse_unknown(spec: RewardSpec, function: RewardCallable) -> None:
 
 
 def _refuse_missing(spec: RewardSpec, function: RewardCallable) -> None:
-    """Refuse missing arguments of a class. What a function lacks may be a column of the rows."""
+    """Refuse missing arguments of a class; functions' may be columns."""
     named, _ = named_parameters(function)
     missing = [name for name, p in named.items() if p.default is p.empty and name not in spec.args]
     if missing:
@@ -136,7 +132,7 @@ def _refuse_missing(spec: RewardSpec, function: RewardCallable) -> None:
 
 
 def _named_by(name: str) -> Any:
-    """Return the function or class that `module:function` names. Raises ValueError that says which part is wrong."""
+    """Return the object of `module:function`. ValueError."""
     parts = module_and_name(name)
     assert parts is not None, "_named refuses others"
     module_name, attribute = parts

@@ -1,4 +1,4 @@
-"""What the policy wrote, whichever way a trainer hands it over."""
+"""The policy's text in any trainer's form."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,7 +8,7 @@ Completion = str | Sequence[Mapping[str, Any]]
 
 
 def final_text(completion: Completion) -> str:
-    """Return the text, or the content of the last message the assistant wrote.
+    """Return the text, or the assistant's last message.
 
     >>> final_text("4"), final_text([{"role": "assistant", "content": "4"}])
     ('4', '4')

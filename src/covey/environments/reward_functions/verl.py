@@ -18,7 +18,7 @@ SAMPLES = "samples"
 
 
 def adapted(function: RewardCallable) -> RewardCallable:
-    """Return a function in another signature as one that rewards completions. One of covey's as it is."""
+    """Wrap a function of another signature; covey's own stays."""
     if [*named_parameters(function)[0]] == [SAMPLES]:
         return (_AsyncSamples if is_async(function) else _Samples)(function, name_of(function))
     if not named_parameters(function)[0].keys() >= WANTED:
@@ -28,7 +28,7 @@ def adapted(function: RewardCallable) -> RewardCallable:
 
 @dataclass(frozen=True)
 class _Score:
-    """Calls the function once for each completion, with what verl's rows hold."""
+    """Calls the function per completion with verl's row data."""
 
     function: Callable[..., Any]
     __name__: str
@@ -62,7 +62,7 @@ class _AsyncScore(_Score):
 
 @dataclass(frozen=True)
 class _Samples:
-    """Calls the function with a mapping for each completion: `prompt`, `completion` and the columns of its row."""
+    """Calls the function with a mapping per completion and its columns."""
 
     function: Callable[..., Any]
     __name__: str
@@ -87,7 +87,7 @@ class _AsyncSamples(_Samples):
 
 
 def _values(found: Sequence[Any], log_extra: Any) -> list[Any]:
-    """Return the scores. What a mapping says besides its `score` is logged."""
+    """Return the scores, logging a mapping's other values."""
     said = [value if isinstance(value, Mapping) else {"score": value} for value in found]
     for name in {name: None for each in said for name in each if name != "score"} if log_extra else ():
         log_extra(name, [each.get(name) for each in said])

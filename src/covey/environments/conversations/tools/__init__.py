@@ -1,1 +1,1 @@
-"""Tools that a policy calls: functions with type hints and a docstring, and the episodes in which it does."""
+"""Tools that a policy calls, and the episodes with them."""

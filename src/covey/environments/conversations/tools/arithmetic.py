@@ -1,4 +1,4 @@
-"""Arithmetic too long to do in the head, with a calculator as a tool: rows, tool and reward of recipe=tools."""
+"""Long arithmetic with a calculator tool, of recipe=tools."""
 
 import random
 import re
@@ -16,7 +16,7 @@ _NUMBER = re.compile(r"-?\d[\d,]{0,40}")
 
 
 def problems() -> dict[Split, list[Mapping[str, Any]]]:
-    """Generate sums of two products, each with four-digit numbers. No problem is in both splits.
+    """Generate sums of two products of four-digit numbers; splits are disjoint.
 
     >>> problems()["train"][0]
     {'prompt': ({'role': 'user', 'content': 'What is 3714 * 7957 + 6148 * 4990? ...'},), 'answer': 60230818}
@@ -45,12 +45,12 @@ def calculate(left: int, operator: str, right: int) -> str:
 
 
 def right_answer(completions: Sequence[Any], answer: Sequence[int], **columns: Any) -> list[float]:
-    """Give 1 where the last line of the last answer is the number and nothing else, commas aside."""
+    """Return 1 where the last line is the number alone, commas aside."""
     return [float(_last_number(completion) == right) for completion, right in zip(completions, answer, strict=True)]
 
 
 def _last_number(completion: Any) -> int | None:
-    """Return the number of the last line, None where it is not a number alone or may go on."""
+    """Return the number of the last line, None if there is more."""
     text = completion if isinstance(completion, str) else completion[-1]["content"]
     if isinstance(text, CutText):
         return None

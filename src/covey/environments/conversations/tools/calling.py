@@ -1,7 +1,7 @@
-"""Call tools: with a deadline, beside the event loop, and with whatever goes wrong sorted.
+"""Call tools with a deadline, beside the event loop, and sort errors.
 
-A tool's own error, and arguments that it does not take, are words for the policy to learn from. A tool that does not
-answer in time, or whose system is gone, is nobody's fault in the group: it is raised, and the attempt is a Failure.
+A tool's own error, and arguments that it does not take, are messages to the policy. A tool that is late or whose system
+is gone raises, and the attempt is a Failure.
 """
 
 import asyncio
@@ -34,20 +34,20 @@ Begun = concurrent.futures.Future[Any] | asyncio.Future[Any]
 
 
 class ToolServerLost(RuntimeError):
-    """The system behind a tool is gone, or did not answer in time: a Failure of the attempt, never a reward."""
+    """A tool's system is gone or late: the attempt is a Failure."""
 
 
 class TookTooLong(ToolServerLost):
     """A call did not return before its deadline."""
 
     def __init__(self, message: str, call: "Begun") -> None:
-        """`call` is what is left behind."""
+        """Keep the abandoned `call`."""
         super().__init__(message)
         self.call = call
 
 
 class EpisodeOver(Exception):  # no error: a tool says so
-    """Raised by a tool to end the episode, after its last words.
+    """A tool ends the episode, after its message.
 
     >>> raise EpisodeOver("the order is placed")
     """
@@ -55,7 +55,7 @@ class EpisodeOver(Exception):  # no error: a tool says so
 
 @dataclass(frozen=True, slots=True)
 class ToolAnswer:
-    """What came of a call."""
+    """The result of a call."""
 
     name: str
     content: str
@@ -66,7 +66,7 @@ class ToolAnswer:
 
 @dataclass
 class ToolLedger:
-    """Counts calls, errors and seconds of each tool since they were last asked for."""
+    """Counts each tool's calls, errors and seconds since the last query."""
 
     calls: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
     errors: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
@@ -81,7 +81,7 @@ class ToolLedger:
         self.seconds[name] += seconds
 
     async def called_in_time(self, function: Callable[..., Any], what: str, seconds: float, /, **arguments: Any) -> Any:
-        """Return what a function of an attempt returns, as below. Too many calls that stay behind end the run."""
+        """Call as the function below; too many abandoned calls end the run."""
         try:
             return await called_in_time(function, what, seconds, **arguments)
         except TookTooLong as error:
@@ -92,7 +92,7 @@ class ToolLedger:
             raise
 
     def metrics(self) -> dict[str, float]:
-        """Return tool/NAME/calls, tool/NAME/errors and tool/NAME/seconds (mean of a call), and begin anew."""
+        """Return tool/NAME/calls, /errors and /seconds (mean), and reset them."""
         found: dict[str, float] = {}
         for name, calls in sorted(self.calls.items()):
             found[f"tool/{name}/calls"] = float(calls)
@@ -115,10 +115,7 @@ class Caller:
     """Makes text of what a tool returns."""
 
     async def answers(self, calls: tuple[Call | BadCall, ...]) -> list[ToolAnswer]:
-        """Return an answer for each call, in their order.
-
-        Tools of one attempt's own state are called one after the other; the others beside them, all at once.
-        """
+        """Return an answer per call, in order; stateful tools run sequentially."""
         kept = [call for call in calls if self._is_stateful(call)]
         free = [asyncio.ensure_future(self.answer(call)) for call in calls if not self._is_stateful(call)]
         try:
@@ -138,7 +135,7 @@ class Caller:
         return isinstance(call, Call) and call.name in self.tools and self.tools[call.name].is_stateful
 
     async def answer(self, call: Call | BadCall) -> ToolAnswer:
-        """Return what came of one call. Raises ToolServerLost where it did not answer in time."""
+        """Return the result of one call. Raises ToolServerLost after its deadline."""
         begin = time.monotonic()
         answer = await self._answer(call)
         name = answer.name if answer.name in self.tools else UNKNOWN
@@ -168,9 +165,9 @@ class Caller:
 
 
 async def called_in_time(function: Callable[..., Any], what: str, seconds: float, /, **arguments: Any) -> Any:
-    """Return what somebody's function returns: async ones are awaited here, others have a thread of their own.
+    """Call a user's function, async here or in a thread, with a deadline.
 
-    Raises TookTooLong where it takes longer; a thread cannot be ended, so it is left behind.
+    Raises TookTooLong; a thread cannot be ended, so it is left behind.
     """
     call: Begun
     if is_async(function):
@@ -193,7 +190,7 @@ async def called_in_time(function: Callable[..., Any], what: str, seconds: float
 
 
 async def without_exit(call: Awaitable[Any]) -> Any:
-    """Await a call. A task that raises SystemExit ends the event loop, whoever awaits it."""
+    """Await a call; SystemExit in a task would end the event loop."""
     try:
         return await call
     except SystemExit as error:
@@ -201,12 +198,12 @@ async def without_exit(call: Awaitable[Any]) -> Any:
 
 
 def in_thread(function: Callable[[], Any]) -> "asyncio.Future[Any]":
-    """Start a function in a thread of its own, and return what waits for it."""
+    """Start a function in a thread, and return an awaitable."""
     return asyncio.wrap_future(begun(function))
 
 
 def begun(function: Callable[[], Any]) -> "concurrent.futures.Future[Any]":
-    """Start a function in a thread of its own, which keeps no process from ending."""
+    """Start a function in a daemon thread."""
     answer: concurrent.futures.Future[Any] = concurrent.futures.Future()
     answer.set_running_or_notify_cancel()  # who waits no more does not end it
 
@@ -234,19 +231,19 @@ def as_text(result: Any) -> str:
 
 
 def shortened(text: str) -> str:
-    """Return text that every tokenizer reads, cut where it is very long."""
+    """Cut very long text, and make it readable for every tokenizer."""
     left_out = len(text) - MAX_CHARACTERS
     kept = text if left_out <= 0 else f"{text[:MAX_CHARACTERS]}... ({left_out} characters left out)"
     return kept.encode("utf-8", "replace").decode("utf-8")
 
 
 def tool_message(name: str, content: str, turn: int, place: int) -> Message:
-    """Return what a tool answered to a call of a turn, as a message."""
+    """Return a tool's answer to a call as a message."""
     return {"role": "tool", "name": shortened(name[:80]), "content": content, "tool_call_id": call_id(turn, place)}
 
 
 def call_id(turn: int, place: int) -> str:
-    """Name a call by nine letters and digits, which is what Mistral's template insists on."""
+    """Name a call by nine letters and digits, as Mistral's template requires."""
     return f"call{turn % 1000:03}{place % 100:02}"
 
 

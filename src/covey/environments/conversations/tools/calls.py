@@ -1,4 +1,4 @@
-"""Read tool calls out of what the policy said.
+"""Read tool calls out of the policy's text.
 
 A tokenizer with a response template knows how its model writes them, and transformers reads them by it. Without one
 they are read as its chat template writes them, or where that writes none as Hermes and Qwen do:
@@ -48,7 +48,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class BadCall:
-    """A call that cannot be read, with what is wrong with it in words for the policy."""
+    """An unreadable call, with its error for the policy."""
 
     problem: str
     name: str = "unknown"
@@ -56,7 +56,7 @@ class BadCall:
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What the policy said in one turn, its calls apart."""
+    """The policy's text of one turn, without its calls."""
 
     text: str
     calls: tuple[Call | BadCall, ...] = ()
@@ -64,7 +64,7 @@ class Said:
 
     @property
     def message(self) -> dict[str, Any]:
-        """Return it as a message with `tool_calls`, as reward functions expect it."""
+        """Return it as a message with `tool_calls`, for reward functions."""
         calls = [
             {"type": "function", "function": {"name": call.name, "arguments": dict(call.arguments)}}
             for call in self.calls
@@ -81,12 +81,12 @@ Reader = Callable[[Answer, Sequence[Mapping[str, Any]]], Said]
 
 
 def reader_for(tokenizer: Any) -> Reader:
-    """Return what reads the calls of a tokenizer's model. ValueError where its chat template's own are not read."""
+    """Return the reader of a model's calls. ValueError for an unknown style."""
     return _reading(tokenizer)[0]
 
 
 def reader_name(tokenizer: Any) -> str:
-    """Return which reader that is, for the preflight."""
+    """Return the reader's name, for the preflight."""
     return _reading(tokenizer)[1]
 
 
@@ -111,7 +111,7 @@ def _reading(tokenizer: Any) -> tuple[Reader, str]:
 
 @dataclass(frozen=True)
 class InStyle:
-    """Reads calls in the style of a model. What is only thought (<think>) is neither call nor answer."""
+    """Reads calls in a model's style, outside of thoughts (<think>)."""
 
     style: Style
 
@@ -139,7 +139,7 @@ class InStyle:
 
     @cached_property
     def _opening(self) -> re.Pattern[str]:
-        """Return what stands before calls. One without words begins the answer, and a call follows it."""
+        """Return the pattern before calls; without words it begins the answer."""
         found = pattern(self.style.opening)
         return re.compile(
             found if re.search(r"\w", self.style.opening) else rf"\A\s*{found}(?={self.style.body.begins})"
@@ -147,7 +147,7 @@ class InStyle:
 
     @cached_property
     def _more(self) -> re.Pattern[str]:
-        """Return what stands between calls behind one opening, and never matches where each has its own."""
+        """Return the pattern between calls of one opening."""
         is_listed = self.style.between is not None
         parting = rf"\s*{pattern(self.style.between or '')}[\s;,]*(?={self.style.body.begins})"
         return re.compile(parting if is_listed else r"(?!)")
@@ -157,7 +157,7 @@ class InStyle:
         return re.compile(rf"\s*{pattern(self.style.closing)}")
 
     def _end_of_thoughts(self, text: str, schemas: Schemas) -> int:
-        """Return where the last `</think>` ends, but for those that stand in the arguments of calls."""
+        """Return the end of the last `</think>` outside of arguments."""
         end = place = 0
         last, last_closing = text.rfind("</think>"), text.rfind(self.style.closing)
         marks = re.compile(f"</think>|{self._opening.pattern}")
@@ -170,7 +170,7 @@ class InStyle:
         return end
 
     def _end_of_call(self, text: str, place: int, last_closing: int, schemas: Schemas) -> int | None:
-        """Return where the call at a place ends, with its closing tag. None where there is no such call."""
+        """Return the end of the call at a place, None without one."""
         try:
             _, end = self.style.body(text, place, schemas)
         except (ValueError, RecursionError):
@@ -181,7 +181,7 @@ class InStyle:
         return end if last_closing < end else None
 
     def _call_at(self, text: str, place: int, schemas: Schemas) -> tuple[Call | BadCall, int]:
-        """Return the call that begins at a place, and where it ends."""
+        """Return the call at a place, and its end."""
         closing = self.style.closing
         begin_closing = text.find(closing, place) if closing else -1
         behind = len(text) if begin_closing < 0 else begin_closing + len(closing)
@@ -203,12 +203,12 @@ hermes = InStyle(Style())
 
 
 def _without_marks(answer: Answer, spoken: str) -> str:
-    """Return the words of an answer without calls: those without special tokens, the reasoning left out."""
+    """Return an answer without calls, special tokens and reasoning."""
     return answer.text.rpartition("</think>")[2].strip() if answer.text else spoken.strip()
 
 
 def call_of(found: Any) -> Call | BadCall:
-    """Make a call of {"name": ..., "arguments": {...}}, whose arguments may be JSON in a string."""
+    """Make a call of {"name": ..., "arguments": {...}}, or JSON arguments."""
     if not isinstance(found, Mapping) or not isinstance(found.get("name"), str):
         return BadCall('the call of a tool must be {"name": "...", "arguments": {...}}')
     name, arguments = found["name"], found.get("arguments", found.get("parameters", {}))
@@ -226,13 +226,13 @@ def call_of(found: Any) -> Call | BadCall:
 
 
 def _first(calls: Sequence[Call | BadCall]) -> tuple[Call | BadCall, ...]:
-    """Return the calls of a turn, and in place of those that are too many what the policy is told."""
+    """Return a turn's first calls, and errors for surplus ones."""
     problem = f"a turn makes at most {MAX_CALLS} calls, and the others were not made"
     return (*calls[:MAX_CALLS], *([BadCall(problem)] if len(calls) > MAX_CALLS else []))
 
 
 def plain_json(value: Any, depth: int = 0) -> Any:
-    """Return what the policy wrote as JSON that every receiver reads: halves of characters become question marks.
+    """Return the policy's JSON with replaced surrogates, for every receiver.
 
     ValueError for what only Python reads: numbers that are none, such as NaN and 1e999, and deep nesting.
 

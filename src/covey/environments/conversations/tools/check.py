@@ -1,4 +1,4 @@
-"""What the preflight says of tools: how calls are read, that schemas are sound, that every tool answers."""
+"""Check tools before a run: reading of calls, schemas, answers."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ EXAMPLES: Mapping[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class ToolFacts:
-    """What was found of the tools of a prompt.
+    """The facts about a prompt's tools.
 
     >>> ToolFacts("Hermes style (<tool_call>)", {"multiply": "1", "search": "ToolServerLost: ..."}, ("search",))
     """
@@ -39,7 +39,7 @@ class ToolFacts:
 
 
 async def check_tools(environment: ToolEnvironment, prompt: Prompt, tokenizer: Any) -> ToolFacts:
-    """Call every tool once, in an attempt of its own, and read a call as the chat template writes it.
+    """Call every tool once, and read a call in the template's form.
 
     ValueError where a tool has no sound schema or its call is not read, EnvironmentFault where no attempt can begin.
     """
@@ -69,7 +69,7 @@ async def check_tools(environment: ToolEnvironment, prompt: Prompt, tokenizer: A
 
 
 def example(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Make arguments that obey a schema: the first choice, the default, or a small value of the type.
+    """Make arguments that obey a schema, as small as possible.
 
     >>> example({"properties": {"a": {"type": "integer"}}, "required": ["a"]})
     {'a': 1}

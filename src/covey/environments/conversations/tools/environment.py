@@ -1,4 +1,4 @@
-"""Environments with tools: functions, an object for each attempt where there is state, and a score.
+"""Environments with tools: functions, an object per attempt, and a score.
 
 class Sums(ToolEnvironment):
     functions = (multiply,)
@@ -24,10 +24,10 @@ MAX_TURNS = 8
 
 
 class ToolServer(Protocol):
-    """Has tools that are no functions of this process."""
+    """Provides tools that are no functions of this process."""
 
     def tools(self) -> tuple[Sequence[Tool], Callable[[], None]]:
-        """Return tools for one attempt, and what ends their session."""
+        """Return tools for one attempt, and the end of their session."""
 
 
 class ToolEnvironment(Environment):
@@ -53,15 +53,15 @@ class ToolEnvironment(Environment):
     # ---- what a subclass may say
 
     def state(self, prompt: Prompt, seed: int) -> Any:
-        """Return the object of a new attempt, whose public methods are tools. None where there is no state."""
+        """Return a new attempt's object, whose public methods are tools, or None."""
         return None
 
     def shown_state(self, prompt: Prompt) -> Any:
-        """Return an object whose methods stand for those of every attempt, to make schemas of."""
+        """Return an object with every attempt's methods, for schemas."""
         return self.state(prompt, 0)
 
     def kind(self, prompt: Prompt) -> str:
-        """Name the tools that a prompt has: prompts of one kind have the same."""
+        """Name a prompt's tools: prompts of one kind share them."""
         return ""
 
     async def opening(self, prompt: Prompt, state: Any) -> Observation:
@@ -69,11 +69,11 @@ class ToolEnvironment(Environment):
         return Observation()
 
     async def judge(self, prompt: Prompt, talk: Talk) -> Reward | Failure | None:
-        """Judge a finished attempt by all that was said, or by its state. None leaves it to `score`."""
+        """Judge a finished attempt; None leaves it to `score`."""
         return None
 
     async def release(self, prompt: Prompt, talk: Talk) -> None:
-        """Give back the object of an attempt that is over, unless the attempt is broken."""
+        """Release the object of a finished attempt, unless it is broken."""
         return
 
     # ---- what a run asks
@@ -83,7 +83,7 @@ class ToolEnvironment(Environment):
 
     @property
     def ledger(self) -> ToolLedger:
-        """Return the counts of calls, made when they are first asked for: subclasses need not call `__init__`."""
+        """Return the counts of calls, made lazily: subclasses may skip `__init__`."""
         if self._ledger is None:
             self._ledger = ToolLedger()
         return self._ledger
@@ -98,7 +98,7 @@ class ToolEnvironment(Environment):
         return tools_of(self.functions, state)
 
     def shown_tools(self, prompt: Prompt) -> tuple[Tool, ...]:
-        """Return the tools that a prompt shows, made once for each kind of prompt."""
+        """Return a prompt's tools, made once per kind."""
         if self._shown is None:
             self._shown = {}
         kind = self.kind(prompt)
@@ -129,7 +129,7 @@ class ToolEnvironment(Environment):
         )
 
     def _with_servers(self, prompt: Prompt, state: Any) -> tuple[list[Tool], list[Callable[[], None]]]:
-        """Return the tools of an attempt and those of servers, and what ends its sessions with these."""
+        """Return an attempt's tools, servers' included, and the sessions' ends."""
         served = [server.tools() for server in self.servers]
         tools = [*self.tools(prompt, state), *(tool for theirs, _ in served for tool in theirs)]
         return tools, [end for _, end in served]
@@ -142,7 +142,7 @@ class ToolEnvironment(Environment):
 
 
 class Judged(Environment):
-    """Stand before another environment, which keeps its prompts and its score."""
+    """An environment that delegates prompts and score to another."""
 
     def __init__(self, judged: Environment) -> None:
         self.judged = judged
@@ -194,7 +194,7 @@ class Judged(Environment):
 
 
 class WithTools(Judged, ToolEnvironment):
-    """Give tools to another environment."""
+    """An environment with tools added."""
 
     def __init__(self, judged: Environment, functions: Sequence[Callable[..., Any]] = ()) -> None:
         super().__init__(judged)

@@ -1,4 +1,4 @@
-"""An episode in which the policy calls tools until it says something without a call."""
+"""An episode of tool calls that ends with a turn without any."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 @dataclass
 class Talk:
-    """What was said in an attempt since the prompt, and the object that belongs to the attempt."""
+    """The messages of an attempt, and its object."""
 
     state: Any = None
     messages: list[Message] = field(default_factory=list)
@@ -29,7 +29,7 @@ class Talk:
 
 @dataclass(frozen=True)
 class ToolRules:
-    """How tools are called in an episode, and how their answers are said."""
+    """How tools are called in an episode, and answers presented."""
 
     read: Reader = hermes
     max_calls: int | None = None
@@ -42,10 +42,10 @@ class ToolRules:
 
 @dataclass(eq=False)
 class ToolEpisode(Episode):
-    """Answers calls of tools, and is done where a turn has none.
+    """Answers calls of tools, until a turn has none.
 
-    What a tool says is a message with its name. A call that cannot be read, an unknown tool and wrong arguments are
-    answered with what is wrong.
+    A tool's answer is a message with its name. Unreadable calls, unknown tools and wrong arguments are answered with
+    the error.
     """
 
     hears_cuts = True
@@ -102,7 +102,7 @@ class ToolEpisode(Episode):
         await self.closes()
 
     async def _whole(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Return what a call says, and note where it did not come to its end."""
+        """Await a call, and record an incomplete one."""
         try:
             return await answered(call())
         except BaseException:
@@ -110,7 +110,7 @@ class ToolEpisode(Episode):
             raise
 
     def _messages(self, answers: Sequence[ToolAnswer], turn: int) -> tuple[Message, ...]:
-        """Return what tools answered: as the user's it is one message, for templates want turns that alternate."""
+        """Return tools' answers; as the user's they are one message."""
         if self.rules.role != "tool":
             return ({"role": self.rules.role, "content": "\n".join(answer.content for answer in answers)},)
         return tuple(tool_message(found.name, found.content, turn, place) for place, found in enumerate(answers))

@@ -1,4 +1,4 @@
-"""How a chat template writes calls of tools, found out from one that it renders.
+"""The style of a chat template's tool calls, found by rendering one.
 
 What stands around the name and the arguments of a known call stands around those of any other.
 """
@@ -40,18 +40,17 @@ Schemas = Sequence[Mapping[str, Any]]
 
 
 class Body(Protocol):
-    """What a call is written as, whatever stands around it."""
+    """The form of a call, without its surroundings."""
 
     @property
     def begins(self) -> str:
         """Return a pattern that tells a call from an answer."""
 
     @property
-    def form(self) -> str:
-        """Return its name."""
+    def form(self) -> str: ...
 
     def __call__(self, text: str, place: int, schemas: Schemas) -> tuple[Any, int]:
-        """Return {"name": ..., "arguments": ...} at a place of a text, and where it ends. ValueError for none."""
+        """Return the call at a place and its end. ValueError without one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +75,7 @@ class InObject:
 
 @dataclass(frozen=True, slots=True)
 class BeforeObject:
-    """A name, and the arguments in a JSON object behind it."""
+    """A name followed by a JSON object of arguments."""
 
     form: ClassVar[str] = "a name and JSON"
     begins: ClassVar[str] = r"[\w.-]+[^{]{0,200}\{"
@@ -92,7 +91,7 @@ class BeforeObject:
 
 @dataclass(frozen=True, slots=True)
 class InPython:
-    """A call as Python has it, `name(key='text')`."""
+    """A call in Python's form, `name(key='text')`."""
 
     form: ClassVar[str] = "Python"
     begins: ClassVar[str] = r"[\w.-]+\("
@@ -118,7 +117,7 @@ class InPython:
 
 @dataclass(frozen=True, slots=True)
 class InTags:
-    """A name, and each argument between marks of its own: patterns, and the quote around texts."""
+    """A name with marked arguments: patterns, and the quote of texts."""
 
     opens: str
     equals: str
@@ -154,7 +153,7 @@ class InTags:
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """How calls are written. The usual one is that of Hermes and Qwen."""
+    """The style of calls, by default that of Hermes and Qwen."""
 
     opening: str = "<tool_call>"
     """What stands before a call. One without words in it begins the answer."""
@@ -165,7 +164,7 @@ class Style:
 
 
 def styles(one: str, two: str, none: str) -> Iterator[Style]:
-    """Yield the ways in which turns with one call, with two and with one without arguments may be written."""
+    """Yield possible styles from turns with one, two and empty calls."""
     for body in _bodies(one, two, none):
         for begin, _ in _places(one, body):
             before = one[:begin].rpartition("</think>")[2]
@@ -180,15 +179,12 @@ def styles(one: str, two: str, none: str) -> Iterator[Style]:
 
 
 def turns(tokenizer: Any) -> list[str]:
-    """Return the turn of one call, of two and of one without arguments as the chat template writes them.
-
-    A text is empty where it fails, or writes no call.
-    """
+    """Return the template's turns of one, two and empty calls, "" on failure."""
     return [turn_of(tokenizer, SCHEMA, calls) for calls in ONE_TWO_NONE]
 
 
 def turn_of(tokenizer: Any, schema: Mapping[str, Any], calls: Sequence[Mapping[str, Any]]) -> str:
-    """Return the assistant's turn of calls of a tool, given their arguments. Empty as above."""
+    """Return the assistant's turn with calls of a tool, "" on failure."""
     user, name = {"role": "user", "content": "?"}, schema["function"]["name"]
     for written in (dict, json.dumps):
         functions = [{"name": name, "arguments": written(arguments)} for arguments in calls]
@@ -204,7 +200,7 @@ def turn_of(tokenizer: Any, schema: Mapping[str, Any], calls: Sequence[Mapping[s
 
 
 def _bodies(one: str, two: str, none: str) -> Iterator[Body]:
-    """Yield what may read the call of a turn."""
+    """Yield candidate bodies of a turn's call."""
     for brace in re.finditer(r"\{", one):
         with suppress(ValueError):
             found, _ = json.JSONDecoder().raw_decode(one, brace.start())
@@ -231,7 +227,7 @@ def _bodies(one: str, two: str, none: str) -> Iterator[Body]:
 
 
 def _places(text: str, body: Body) -> Iterator[tuple[int, int]]:
-    """Yield where the known call stands, as often as it does."""
+    """Yield the places of the known call."""
     end = 0
     for begin in (found.start() for found in re.finditer(rf"\{{|{TOOL}", text)):
         with suppress(ValueError, RecursionError):
@@ -242,7 +238,7 @@ def _places(text: str, body: Body) -> Iterator[tuple[int, int]]:
 
 
 def pattern(literal: str) -> str:
-    """Return what finds a text whatever its blanks; those at its ends may be missing."""
+    """Return a pattern for a text with any blanks."""
     inner = r"\s*".join(map(re.escape, literal.split()))
     if not inner:
         return re.escape(literal)
@@ -251,7 +247,7 @@ def pattern(literal: str) -> str:
 
 
 def _shared(text: str, other: str) -> str:
-    """Return what both texts begin with."""
+    """Return the common prefix of two texts."""
     return text[
         : next((i for i, (a, b) in enumerate(zip(text, other, strict=False)) if a != b), min(len(text), len(other)))
     ]
@@ -265,7 +261,7 @@ def _name_at(text: str, place: int) -> tuple[str, int]:
 
 
 def _kinds(schemas: Schemas, name: str) -> dict[str, Any]:
-    """Return the types of the arguments of a tool."""
+    """Return a tool's argument types."""
     functions = [schema.get("function", schema) for schema in schemas]
     properties: Mapping[str, Any] = next(
         (f.get("parameters", {}).get("properties", {}) for f in functions if f.get("name") == name), {}
@@ -274,7 +270,7 @@ def _kinds(schemas: Schemas, name: str) -> dict[str, Any]:
 
 
 def _typed(said: str, kind: Any) -> Any:
-    """Return text as it is where the schema wants text, else what it spells as JSON."""
+    """Return text for a text schema, else the parsed JSON."""
     if kind == "string" or (isinstance(kind, list) and "string" in kind):
         return said
     with suppress(ValueError, RecursionError):
@@ -285,12 +281,10 @@ def _typed(said: str, kind: Any) -> Any:
 
 
 class _OfJson(ast.NodeTransformer):
-    """Gives names of JSON their values."""
-
     def visit_Name(self, node: ast.Name) -> ast.AST:
         return ast.Constant(VALUES[node.id]) if node.id in VALUES else node
 
 
 def _literal(node: ast.expr) -> Any:
-    """Return the value of a literal of Python, or of JSON within one. ValueError or TypeError for others."""
+    """Return the value of a Python literal with JSON's names. ValueError, TypeError."""
     return json.loads(json.dumps(ast.literal_eval(_OfJson().visit(node))))

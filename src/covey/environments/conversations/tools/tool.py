@@ -1,4 +1,4 @@
-"""A tool: a function, the schema that the chat template shows of it, and whether arguments obey that."""
+"""A tool: a function with its schema, and checks of arguments."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -32,10 +32,7 @@ class Tool:
 
 
 def tool_of(function: Callable[..., Any], is_stateful: bool = False) -> Tool:
-    """Make a tool of a function, plain or async, with type hints and a Google docstring.
-
-    Raises ValueError, in one line, where either is missing.
-    """
+    """Make a tool of a function with type hints and a Google docstring. ValueError."""
     from transformers.utils.chat_template_utils import (
         DocstringParsingException,
         TypeHintParsingException,
@@ -52,22 +49,19 @@ def tool_of(function: Callable[..., Any], is_stateful: bool = False) -> Tool:
 
 
 def schema_of(name: str, description: object, parameters: object) -> dict[str, Any]:
-    """Return the schema of a tool that a server lists, as chat templates want it."""
+    """Return the schema of a server's tool for chat templates."""
     takes = parameters or {"type": "object", "properties": {}}
     return {"type": "function", "function": {"name": name, "description": str(description or ""), "parameters": takes}}
 
 
 def tools_of(functions: Sequence[Callable[..., Any]], state: object | None = None) -> tuple[Tool, ...]:
-    """Make tools of functions and of the public methods of an attempt's own object.
-
-    Raises ValueError where two have one name.
-    """
+    """Make tools of functions and of an object's methods. ValueError for duplicates."""
     tools = [*map(tool_of, functions), *(tool_of(method, is_stateful=True) for method in methods_of(state))]
     return named_once(tools)
 
 
 def named_once(tools: Sequence[Tool]) -> tuple[Tool, ...]:
-    """Return the tools. Raises ValueError where two have one name."""
+    """Return the tools. ValueError for duplicate names."""
     names = [tool.name for tool in tools]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
@@ -76,7 +70,7 @@ def named_once(tools: Sequence[Tool]) -> tuple[Tool, ...]:
 
 
 def methods_of(state: object | None) -> list[Callable[..., Any]]:
-    """Return the public methods of an object, without `reset` and `get_reward`, in the order of their names."""
+    """Return an object's public methods by name, without `reset` and `get_reward`."""
     if state is None:
         return []
     # On the class: on the object, properties would be evaluated.
@@ -98,7 +92,7 @@ TYPES: Mapping[str, Callable[[Any], bool]] = {
 
 
 def problem_with_arguments(schema: Mapping[str, Any], arguments: Mapping[str, Any]) -> str | None:
-    """Return what is wrong with the arguments of a call, in words for the policy. None where they obey the schema.
+    """Return the error in a call's arguments, None without one.
 
     Of JSON schema: type, nullable, enum, const, anyOf, oneOf, required, properties, additionalProperties, items,
     minimum and maximum. What else it says is the tool's own to check.
@@ -119,7 +113,7 @@ def problem_with_arguments(schema: Mapping[str, Any], arguments: Mapping[str, An
 
 
 def _problem(schema: Any, value: Any, name: str) -> str | None:
-    """Return what is wrong with a value inside of the arguments."""
+    """Return the error in a value inside of the arguments."""
     if not isinstance(schema, Mapping) or (value is None and schema.get("nullable")):
         return None
     others = schema.get("anyOf") or schema.get("oneOf")

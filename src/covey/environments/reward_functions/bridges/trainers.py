@@ -30,8 +30,7 @@ DATA_SOURCES = "covey_tasks.data_sources"
 
 
 def trl_rows(environment: "EnvironmentLike", split: "Split" = "train") -> list[dict[str, Any]]:
-    """Return the prompts of an environment as rows of a data set for `GRPOTrainer`. `prompt_id` leads `for_trl` back to
-    them.
+    """Return an environment's prompts as rows for `GRPOTrainer`, by `prompt_id`.
 
     >>> trl_rows(Arithmetic(levels=(3,)))[0]
     {'prompt': '60+48=', 'prompt_id': 'train-0'}
@@ -62,19 +61,16 @@ def for_trl(judge: "EnvironmentLike | str", *, gold: str = "answer", **settings:
 
 
 def judge_of(name: str, settings: Mapping[str, Any]) -> "Callable[[Any], tuple[Environment, Prompt]]":
-    """Find the judge of a data source.
-
-    ValueError for an unknown name or setting.
-    """
+    """Return a data source's judge. ValueError for unknown names and settings."""
     found: Callable[[Any], tuple[Environment, Prompt]] = import_module(DATA_SOURCES).judge_of(name, settings)
     return found
 
 
 class TrlReward:
-    """TRL's signature around an environment. Completions of one prompt are judged together, as covey judges them."""
+    """TRL's signature around an environment, judging groups together."""
 
     def __init__(self, name: str, find: "Callable[[Row], tuple[Environment, Prompt]]") -> None:
-        """Take `find`, which gives the judge of a row and the prompt it knows."""
+        """Set `find`, which returns a row's judge and prompt."""
         self.__name__ = name
         self._find = find
 
@@ -86,7 +82,7 @@ class TrlReward:
         log_metric: Callable[[str, float], None] | None = None,
         **columns: Any,
     ) -> list[float | None]:
-        """Return a float for each completion, None where it could not be judged. The columns lead to prompts."""
+        """Return a float per completion, None where it could not be judged."""
         lists = {name: values for name, values in columns.items() if isinstance(values, list)}
         rows = [{name: values[i] for name, values in lists.items()} for i in range(len(prompts))]
         texts = [final_text(completion) for completion in completions]
@@ -102,10 +98,10 @@ class TrlReward:
 def compute_score(
     data_source: str, solution_str: str, ground_truth: Any, extra_info: Row | None = None, **settings: Any
 ) -> float:
-    """Return the reward of one completion, in verl's signature. `settings` come from
-    custom_reward_function.reward_kwargs.
+    """Return a completion's reward, in verl's signature.
 
-    Raises ValueError for an unknown data source, and RuntimeError where the system could not judge the completion.
+    `settings` come from custom_reward_function.reward_kwargs. Raises ValueError for an unknown data source, and
+    RuntimeError where the system could not judge the completion.
     """
     environment, prompt = judge_of(data_source, settings)(ground_truth)
     (value,) = _run(_values([(environment, prompt)], [solution_str], None))
@@ -129,7 +125,7 @@ def _by_gold(source: str, settings: Row, gold: str, row: Row) -> "tuple[Environm
 async def _values(
     found: "Sequence[tuple[Environment, Prompt]]", texts: Sequence[str], token_ids: Sequence[Sequence[int]] | None
 ) -> list[float | str]:
-    """Return rewards, and reasons why there is none. Neighbours with the same prompt are judged in one call."""
+    """Return rewards or reasons, judging neighbours of one prompt together."""
     from covey.environments.episode import answered
 
     values: list[float | str] = []
@@ -151,6 +147,6 @@ def _value(verdict: "Reward | Failure") -> float | str:
 
 
 def _run(coroutine: "Coroutine[Any, Any, list[float | str]]") -> list[float | str]:
-    """Run it in a thread of its own, since the caller may be inside an event loop, as in a notebook."""
+    """Run in a thread, as the caller may be in an event loop."""
     with ThreadPoolExecutor(1) as threads:
         return threads.submit(asyncio.run, coroutine).result()

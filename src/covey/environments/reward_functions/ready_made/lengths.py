@@ -1,4 +1,4 @@
-"""Rewards on the sampled tokens: too many of them, or always the same."""
+"""Rewards on sampled tokens: length, and repetition."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ TokenIds = Sequence[Sequence[int]]
 
 @dataclass(frozen=True)
 class SoftOverlong:
-    """0 up to `max_length` - `cache` tokens, then falling linearly to -1 at `max_length` (DAPO, arXiv 2503.14476)."""
+    """0 up to `max_length` - `cache` tokens, then down to -1 (DAPO, arXiv 2503.14476)."""
 
     __name__ = "soft_overlong"
 
@@ -28,7 +28,7 @@ class SoftOverlong:
 
 @dataclass(frozen=True)
 class Repetition:
-    """`max_penalty` times the share of token n-grams that repeat an earlier one (arXiv 2502.03373)."""
+    """`max_penalty` times the share of repeated token n-grams (arXiv 2502.03373)."""
 
     __name__ = "repetition"
 

@@ -1,8 +1,8 @@
-"""Rewards for a right answer in LaTeX, judged by math-verify as TRL's rewards of these names judge it.
+"""Rewards for right answers in LaTeX, graded by math-verify as in TRL.
 
-The column `solution` holds the right answer; a row whose solution math-verify cannot read gets None. Time limits are
-TRL's, alarms that work in the main thread of a process only, as in covey's worker processes: an answer that takes
-longer is wrong. A loop in C hears no alarm; environment=math survives those too, one completion at a time.
+The column `solution` holds the right answer; an unreadable one gives None. Time limits are TRL's, alarms that work in a
+process's main thread, as in covey's workers: a late answer is wrong. Loops in C ignore alarms; environment=math
+survives those too.
 """
 
 import threading
@@ -19,14 +19,14 @@ VERIFY_SECONDS = 5
 
 
 def accuracy(completions: Sequence[Completion], solution: Sequence[str | None], **columns: Any) -> list[float | None]:
-    """Give 1 where the first box (or LaTeX after the word answer) is the solution, else 0, as for a plain `42`."""
+    """Return 1 where the first box or LaTeX answer is the solution."""
     answers = [final_text(completion) for completion in completions]
     return [_verdict(answer, gold) for answer, gold in zip(answers, solution, strict=True)]
 
 
 @dataclass(frozen=True)
 class ReasoningAccuracy:
-    """`accuracy` of what follows the reasoning: 0 where it was never closed.
+    """`accuracy` of the text after the reasoning, 0 if unclosed.
 
     The first of `delimiters` that occurs in the text decides; what follows its last occurrence is the answer.
     """
@@ -48,7 +48,7 @@ class ReasoningAccuracy:
 
 @dataclass(frozen=True)
 class CosineScaled:
-    """`accuracy` with a price on length, along half a cosine up to `max_length` tokens (arXiv 2502.03373).
+    """`accuracy` priced by length, along half a cosine (arXiv 2502.03373).
 
     Right answers fall from `right_short` to `right_long`; wrong ones rise from `wrong_short` to `wrong_long`, for
     there thinking longer is worth a try.

@@ -1,4 +1,4 @@
-"""Pairwise relative rewards: a judge says which of two completions is better, for every pair of a group.
+"""Pairwise rewards: a judge compares every pair of a group.
 
 The reward of a completion is the mean of what it earned against its siblings, w_i of the pairwise advantage (Pref-GRPO,
 arXiv 2508.20751). With algorithm.advantage=group_center the advantage is w_i - 1/2, with group_zscore its z-score.
@@ -23,7 +23,7 @@ NO_COLUMNS = (*HOOKS, *AT_TIMES)
 
 
 class Pairwise:
-    """Mean outcome of a completion against the others of its group: 1 for a win, 1/2 for a tie, 0 for a defeat.
+    """A completion's mean outcome in its group: win 1, tie 1/2, defeat 0.
 
     A judge often prefers what it reads first, so each pair is shown in both orders and the outcomes are averaged;
     `first_wins` is logged, 0.5 for a judge without that habit. One order costs half as much. A group is a run of equal
@@ -34,7 +34,7 @@ class Pairwise:
     needs_whole_groups = True
 
     def __init__(self, judge: str | Judge, *, both_orders: bool = True) -> None:
-        """Take a function, or one named as module:function. Raises ValueError where there is none of that name."""
+        """Set a judge, or its name module:function. ValueError if unknown."""
         self.judge = resolve(judge, {}) if isinstance(judge, str) else judge
         self.both_orders = both_orders
 
@@ -45,7 +45,7 @@ class Pairwise:
         log_metric: Callable[[str, float], None] | None = None,
         **columns: Any,
     ) -> list[float]:
-        """Return win rates. Raises ValueError for an outcome that is not in [0, 1]."""
+        """Return win rates. ValueError for an outcome outside of [0, 1]."""
         texts = [final_text(completion) for completion in completions]
         rows = {name: values for name, values in columns.items() if name not in NO_COLUMNS}
         places = [pair for group in groups(prompts) for pair in self._pairs(group)]
@@ -55,7 +55,7 @@ class Pairwise:
         return [value for group in groups(prompts) for value in win_rates(group, outcomes)]
 
     def _pairs(self, group: range) -> Iterator[tuple[int, int]]:
-        """Yield pairs of who is shown first, and who second."""
+        """Yield the pairs in the order shown."""
         return ((i, j) for i in group for j in group if i < j or (self.both_orders and i != j))
 
     def _judged(
@@ -73,8 +73,7 @@ class Pairwise:
 
 
 def groups(prompts: Sequence[Any]) -> list[range]:
-    """Return places of the completions of each prompt. Trainers keep those together, and nothing else tells groups
-    apart here.
+    """Return the places of each prompt's completions, which must be adjacent.
 
     >>> groups(["a", "a", "b"])
     [range(0, 2), range(2, 3)]
@@ -84,7 +83,7 @@ def groups(prompts: Sequence[Any]) -> list[range]:
 
 
 def win_rates(group: range, outcomes: Mapping[tuple[int, int], float]) -> list[float]:
-    """Return the mean outcome of each member against the others. Both orders of a pair count alike."""
+    """Return each member's mean outcome, both orders counting alike."""
 
     def against(i: int, j: int) -> float:
         seen = [outcomes[i, j]] if (i, j) in outcomes else []
@@ -97,7 +96,7 @@ def win_rates(group: range, outcomes: Mapping[tuple[int, int], float]) -> list[f
 
 
 def _awaited(calls: Sequence[float | Awaitable[float]]) -> list[float]:
-    """Return what a judge said. The answers of one that is async come all at once."""
+    """Return a judge's outcomes, awaiting async ones together."""
 
     async def gathered() -> list[float]:
         return await asyncio.gather(*(_value(call) for call in calls))

@@ -1,4 +1,4 @@
-"""A learned reward model as a reward function, called as TRL calls one."""
+"""A learned reward model as a reward function of TRL's."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ PRECISIONS = ("float32", "bfloat16", "float16")
 
 
 class RewardModel:
-    """The score an `AutoModelForSequenceClassification` gives to prompt and completion.
+    """The score of an `AutoModelForSequenceClassification` for prompt and completion.
 
     Text prompts are joined with their completions; conversations go through the reward model's own chat template. A
     special token that a completion spells out is read as ordinary text, so that it opens no turn there. The reward is
@@ -37,7 +37,7 @@ class RewardModel:
         batch_size: int = 16,
         label: int = 0,
     ) -> None:
-        """Name a model, a folder or a hub name. Nothing is loaded before `prepare` or the first call."""
+        """Name a model, a folder or a hub name; loading is lazy."""
         if batch_size < 1:
             raise ValueError(f"batch_size must be >= 1, got {batch_size}")
         one_of("precision", precision, PRECISIONS)
@@ -53,7 +53,7 @@ class RewardModel:
         return vars(self) | {"_loaded": None}
 
     def prepare(self) -> None:
-        """Load the model. ValueError where there is no such model, or one without a trained head."""
+        """Load the model. ValueError for no model, or an untrained head."""
         if self._loaded is None:
             self._loaded = self._load()
 
@@ -95,7 +95,7 @@ class RewardModel:
 
 
 def unforged(said: Any, tokenizer: "PreTrainedTokenizerBase") -> Any:
-    """Return text or messages with a space within each special token, or in place of a single character."""
+    """Break special tokens in text by a space, so that none is forged."""
     pattern = special_tokens(tokenizer, len(tokenizer))
 
     def divided(mark: re.Match[str]) -> str:
@@ -113,14 +113,14 @@ def unforged(said: Any, tokenizer: "PreTrainedTokenizerBase") -> Any:
 
 @lru_cache(maxsize=8)
 def special_tokens(tokenizer: "PreTrainedTokenizerBase", size: int) -> re.Pattern[str]:
-    """Return what finds special tokens in text. `size` is the tokenizer's length, so that tokens added later count."""
+    """Return a pattern of special tokens; `size` is the cache's key."""
     special = {str(entry) for entry in tokenizer.added_tokens_decoder.values() if entry.special}
     longest_first = sorted(special | set(tokenizer.all_special_tokens), key=len, reverse=True)
     return re.compile("|".join(map(re.escape, filter(None, longest_first))) or r"(?!)")
 
 
 def padded(scorer: "Scorer") -> "Scorer":
-    """Return the scorer with a padding token that model and tokenizer agree on, else the end of sequence."""
+    """Return the scorer with a padding token, by default the end token."""
     if scorer.tokenizer.pad_token_id is None:
         scorer.tokenizer.pad_token = scorer.tokenizer.eos_token
     scorer.model.config.get_text_config().pad_token_id = scorer.tokenizer.pad_token_id

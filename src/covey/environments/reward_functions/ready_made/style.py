@@ -1,4 +1,4 @@
-"""Rewards for the form of a text: its tags, its end, its length in words."""
+"""Rewards for a text's form: tags, end, length in words."""
 
 import re
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ _WORD = re.compile(r"\w{1,30}(?:['’-]\w{1,30}){0,3}|[^\w\s]")
 
 
 def think_format(completions: Sequence[Completion], **columns: Any) -> list[float]:
-    """Give 1 for a text that begins with `<think>`, closes it and opens no second one, else 0 (TRL's rule).
+    """Return 1 for one closed `<think>` at the beginning (TRL's rule).
 
     An empty block and text after it pass; text before it does not.
     """
@@ -26,7 +26,7 @@ def _has_think_format(text: str) -> float:
 
 @dataclass(frozen=True)
 class SentenceEnd:
-    """1 for a text whose last character, white space aside, is one of `marks`, else 0."""
+    """1 for a text that ends in one of `marks`, else 0."""
 
     __name__ = "sentence_end"
 
@@ -42,7 +42,7 @@ class SentenceEnd:
 
 @dataclass(frozen=True)
 class LengthPenalty:
-    """0 up to `max_words` words, and `per_word` less for each further one. A punctuation mark counts as a word."""
+    """0 up to `max_words`, then `per_word` less each; punctuation counts."""
 
     __name__ = "length_penalty"
 
