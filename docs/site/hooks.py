@@ -48,6 +48,8 @@ def _added(page: str, place: str, config: Any) -> File:
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
     """Turn links between files into links between pages, and describe the names of a reference page."""
     place = page.file.src_uri
+    if place == f"{links.SHOWN}README.md":
+        page.meta["title"] = "README"  # it begins with a picture
     if place.startswith(links.SHOWN) and not links.source_of(place).endswith(".md"):
         return markdown
     if place.startswith(REFERENCE):

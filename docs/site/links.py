@@ -67,9 +67,10 @@ def place_of(path: str) -> str:
     """
     if path.startswith(DOCS) and (ROOT / path).is_file():
         return path.removeprefix(DOCS)
+    shown = path.removeprefix(".")  # sites leave out hidden folders
     if (ROOT / path).is_dir():
-        return f"{SHOWN}{path}/{'README.md' if (ROOT / path / 'README.md').is_file() else 'index.md'}"
-    return f"{SHOWN}{path}" if path.endswith((".md", *IMAGES)) else f"{SHOWN}{path}.md"
+        return f"{SHOWN}{shown}/{'README.md' if (ROOT / path / 'README.md').is_file() else 'index.md'}"
+    return f"{SHOWN}{shown}" if path.endswith((".md", *IMAGES)) else f"{SHOWN}{shown}.md"
 
 
 def source_of(place: str) -> str:
@@ -77,7 +78,8 @@ def source_of(place: str) -> str:
     if not place.startswith(SHOWN):
         return DOCS + place
     path = place.removeprefix(SHOWN)
-    return path if (ROOT / path).exists() else path.removesuffix("/index.md").removesuffix(".md")
+    names = (path, path.removesuffix("/index.md").removesuffix(".md"))
+    return next(name for start in ("", ".") for name in (start + each for each in names) if (ROOT / name).exists())
 
 
 def on_the_site(target: str, page: str) -> str:

@@ -75,7 +75,9 @@ def test_a_link_between_files_becomes_one_between_pages(target: str, page: str, 
     assert links.on_the_site(target, page) == link
 
 
-@pytest.mark.parametrize("path", ["src/covey/types.py", "tests/guarantees", "benchmarks/README.md", "docs/use/trl.md"])
+@pytest.mark.parametrize(
+    "path", ["src/covey/types.py", "tests/guarantees", "benchmarks/README.md", "docs/use/trl.md", ".github/SECURITY.md"]
+)
 def test_a_page_leads_back_to_its_file(path: str) -> None:
     assert links.source_of(links.place_of(path)) == path
 
