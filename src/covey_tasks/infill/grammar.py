@@ -7,8 +7,8 @@ right in one place depends on what stands in another, near or far.
 """
 
 import random
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Iterable
 
 NOUNS = ("cat", "dog", "owl", "ant", "fox", "king")
 ADJECTIVES = ("old", "red", "tall", "angry")
@@ -57,51 +57,12 @@ def is_held_out(sentence: str) -> bool:
 
 
 def is_sentence(text: str) -> bool:
-    """Return whether the whole text is exactly one sentence of the language.
+    """Check whether the whole text is exactly one sentence of the language.
 
     >>> is_sentence("an old cat sleeps."), is_sentence("a old cat sleeps."), is_sentence("an old cats sleeps.")
     (True, False, False)
     """
-    if not text.endswith("."):
-        return False
-    words = text[:-1].split(" ")
-    return any(rest == len(words) for plural in (False, True) for rest in _sentence_ends(words, plural))
-
-
-@dataclass(frozen=True, slots=True)
-class _Match:
-    """A noun phrase that was found, and where it ends."""
-
-    plural: bool
-    end: int
-
-
-def _sentence_ends(words: Sequence[str], plural: bool) -> Iterator[int]:
-    for subject in _noun_phrases(words, 0):
-        if subject.plural == plural:
-            yield from _predicate_ends(words, subject.end, plural)
-
-
-def _predicate_ends(words: Sequence[str], start: int, plural: bool) -> Iterator[int]:
-    if start >= len(words):
-        return
-    if words[start] in {_verb(verb, plural) for verb in VERBS}:
-        yield from (found.end for found in _noun_phrases(words, start + 1))
-    if words[start] in {_verb(verb, plural) for verb in ALONE}:
-        yield start + 1
-        if start + 1 < len(words) and words[start + 1] in MANNERS:
-            yield start + 2
-
-
-def _noun_phrases(words: Sequence[str], start: int) -> Iterator[_Match]:
-    for length in (2, 3):
-        phrase = words[start : start + length]
-        if len(phrase) < length or (length == 3 and phrase[1] not in ADJECTIVES):
-            continue
-        for plural in (False, True):
-            is_noun = phrase[-1] in {_noun(noun, plural) for noun in NOUNS}
-            if is_noun and phrase[0] in _determiners(plural, phrase[1]):
-                yield _Match(plural, start + length)
+    return _SENTENCE.fullmatch(text) is not None
 
 
 def _determiners(plural: bool, next_word: str) -> tuple[str, ...]:
@@ -122,3 +83,22 @@ def _noun(noun: str, plural: bool) -> str:
 
 def _verb(verb: str, plural: bool) -> str:
     return verb if plural else f"{verb}s"
+
+
+def _one_of(words: Iterable[str]) -> str:
+    return f"(?:{'|'.join(words)})"
+
+
+def _phrase_pattern(plural: bool) -> str:
+    """Return a pattern of noun phrases, with the article that the next letter asks for."""
+    articles = SEVERAL if plural else (*ONE, f"an(?= [{SOUNDS}])", f"a(?= [^{SOUNDS}])")
+    return f"{_one_of(articles)} (?:{_one_of(ADJECTIVES)} )?{_one_of(_noun(noun, plural) for noun in NOUNS)}"
+
+
+def _sentence_pattern(plural: bool) -> str:
+    verbs, alone = (_one_of(_verb(verb, plural) for verb in verbs) for verbs in (VERBS, ALONE))
+    objects = _one_of(map(_phrase_pattern, (False, True)))
+    return rf"{_phrase_pattern(plural)} (?:{verbs} {objects}|{alone}(?: {_one_of(MANNERS)})?)\."
+
+
+_SENTENCE = re.compile(_one_of(map(_sentence_pattern, (False, True))))
