@@ -6,13 +6,16 @@ That is why simulation is fast: a car of seven blocks is five bodies.
 from dataclasses import dataclass
 from typing import Literal
 
-from covey_tasks.machines.design.blocks import BLOCKS, Kind
+from covey_tasks.machines.design.blocks import BLOCKS, TABLE, Kind
 from covey_tasks.machines.design.facing import side, to_world
 from covey_tasks.machines.design.types import Facing, Machine, PlacedBlock, Vector
 from covey_tasks.machines.physics.constants import Physics
 from covey_tasks.machines.physics.solids import Solid, minus, plus, solids_of
 
-JOINTS: tuple[Kind, ...] = ("wheel", "rotor", "hinge", "ball", "swivel", "suspension")
+Motion = Literal["free", "hinge", "ball", "slide"]
+MOTIONS: dict[Kind, Motion] = {kind: row["motion"] for kind, row in TABLE["kinds"].items() if "motion" in row}
+"""How a body moves, by the kind of its first block; the root is rigid."""
+JOINTS = tuple(kind for kind, motion in MOTIONS.items() if motion != "free")
 """Kinds that move against what they sit on."""
 
 
@@ -121,17 +124,3 @@ def axis_of(body: Body) -> Facing:
 def offset(assembly: Assembly, body: int) -> Vector:
     own = assembly.bodies[body]
     return own.pivot if own.parent < 0 else minus(own.pivot, assembly.bodies[own.parent].pivot)
-
-
-Motion = Literal["free", "hinge", "ball", "slide"]
-MOTIONS: dict[Kind, Motion] = {
-    "rigid": "free",
-    "boulder": "free",
-    "wheel": "hinge",
-    "rotor": "hinge",
-    "hinge": "hinge",
-    "swivel": "hinge",
-    "ball": "ball",
-    "suspension": "slide",
-}
-"""How a body moves, by the kind of its first block; the root is rigid."""

@@ -1,9 +1,9 @@
 """The shapes that blocks are made of, in space: what collides, and what is drawn."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast
 
-from covey_tasks.machines.design.blocks import BLOCKS, BlockType
+from covey_tasks.machines.design.blocks import BLOCKS, TABLE, BlockType
 from covey_tasks.machines.design.facing import to_world
 from covey_tasks.machines.design.types import Facing, PlacedBlock, Vector
 from covey_tasks.machines.physics.constants import Physics
@@ -53,7 +53,7 @@ def solids_of(placed: PlacedBlock, physics: Physics) -> tuple[Solid, ...]:
 def _surface(block: BlockType) -> Surface:
     if block.kind == "pad":
         return "grip" if block.type == GRIP_PAD else "elastic"
-    return SURFACES.get(block.kind, "plain")
+    return cast("Surface", TABLE["kinds"][block.kind].get("surface", "plain"))
 
 
 def _container(placed: PlacedBlock, block: BlockType, physics: Physics) -> tuple[Solid, ...]:
@@ -88,15 +88,3 @@ def minus(a: Vector, b: Vector) -> Vector:
 
 
 GRIP_PAD = 49
-
-SURFACES: dict[str, Surface] = {
-    "wheel": "tyre",
-    "caster": "slick",
-    "boulder": "boulder",
-    "rotor": "housing",
-    "hinge": "housing",
-    "ball": "housing",
-    "swivel": "housing",
-    "suspension": "housing",
-}
-"""By kind of block, where it is not plain."""

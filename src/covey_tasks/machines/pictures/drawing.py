@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from covey_tasks.machines.design.blocks import BLOCKS, BOULDER, Kind
+from covey_tasks.machines.design.blocks import BLOCKS, BOULDER, TABLE, Kind
 from covey_tasks.machines.design.types import Machine
 from covey_tasks.machines.physics.trajectory import Array, Recording
 from covey_tasks.machines.physics.worlds import WORLDS, Wall
@@ -38,22 +38,7 @@ MARGIN = 0.6
 LONG_WALL, HIGH_WALL = 10.0, 2.0
 """Metres."""
 ROOT_COLOUR, WALL_COLOUR, GROUND, PATH, THROW = "#2a9d8f", "#d9d9d9", "#6b705c", "#2a9d8f", "#9d4edd"
-COLOURS: dict[Kind, str] = {
-    "rigid": "#e0b482",
-    "rod": "#b98b5e",
-    "wheel": "#5c6670",
-    "rotor": "#e76f51",
-    "hinge": "#f4a261",
-    "ball": "#f4a261",
-    "swivel": "#f4a261",
-    "suspension": "#a3b18a",
-    "container": "#a9c5e8",
-    "boulder": "#8d99ae",
-    "caster": "#5c6670",
-    "pad": "#84a59d",
-    "band": "#d62828",
-    "brace": "#6c584c",
-}
+COLOURS: dict[Kind, str] = {kind: row["colour"] for kind, row in TABLE["kinds"].items()}
 HEAVY, HEAVY_COLOUR = 35, "#4a4e69"
 
 
