@@ -191,7 +191,7 @@ def test_searching_in_blocks_gives_the_frequencies_of_the_distribution() -> None
 def test_the_compiled_draw_is_the_draw_that_is_not(
     num_tokens: int, temperature: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sampling, "compiled", lambda function: function)
+    monkeypatch.setattr(sampling, "compile_once", lambda function: function)
     generator = torch.Generator().manual_seed(0)
     logits = 3 * torch.randn(200, num_tokens, generator=generator)
     logits[:, ::2] = -torch.inf
@@ -209,7 +209,7 @@ def test_the_compiled_draw_is_the_draw_that_is_not(
 def test_what_is_greedy_or_cut_is_not_drawn_by_what_is_compiled(
     distribution: Distribution, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sampling, "compiled", lambda function: pytest.fail("it knows whole distributions alone"))
+    monkeypatch.setattr(sampling, "compile_once", lambda function: pytest.fail("it knows whole distributions alone"))
     found = sample_compiled(LOGITS, distribution, torch.tensor([0.7], dtype=torch.float64))
     wanted = sample_same_params(LOGITS, distribution, torch.tensor([0.7], dtype=torch.float64))
     assert [one.tolist() for one in found] == [one.tolist() for one in wanted]

@@ -90,7 +90,7 @@ def test_layers_join_their_norms_with_the_sums_before_where_torch_compiles(
 ) -> None:
     joined = []
     monkeypatch.setattr(liger, "add_norm", lambda *given: joined.append(given) or residual.add_norm(*given))
-    monkeypatch.setattr(residual, "compiled", lambda function: function)
+    monkeypatch.setattr(residual, "compile_once", lambda function: function)
     with PretendGpu() as gpu:
         plain = nano(nano_architecture=architecture, kernels="torch")
         monkeypatch.setattr(inductor, "is_wanted", lambda kernels, device: True)

@@ -46,7 +46,7 @@ def as_traced(monkeypatch: pytest.MonkeyPatch) -> CompileCounter:
 def test_fused_scores_and_gradients_are_the_plain_ones(
     temperature: float, chunk: int, of_entropy: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(softmax, "compiled", lambda function: function)
+    monkeypatch.setattr(softmax, "compile_once", lambda function: function)
     head = head_of(chunk, temperature=temperature, entropy_gradient=of_entropy > 0)
     found = results(score_rows, replace(head, fused=True), of_entropy=of_entropy)
     assert are_close(found, results(plain, head, of_entropy=of_entropy), 1e-12)
@@ -64,7 +64,7 @@ def test_other_numbers_of_tokens_compile_nothing_anew(as_traced: CompileCounter)
 
 
 def test_gradients_are_written_in_the_type_of_the_products_they_enter(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(softmax, "compiled", lambda function: function)
+    monkeypatch.setattr(softmax, "compile_once", lambda function: function)
     head = replace(head_of(), fused=True, precision=torch.bfloat16)
     logits, target_L = torch.randn(3, V), torch.arange(3)
     scored = _score_(head, logits.clone(), target_L)
