@@ -37,7 +37,7 @@ REAL_TESTS ?= real
 TEST_PROCESSES ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-real demo-all demo-machines demo-tools demo-infill demo-infill-seeds architectures figures docs hooks test test-long test-slow test-cluster test-cluster-slow test-vllm test-doors test-real mutants bench bench-gpu bench-vllm-setup lint types check format clean
+.PHONY: help setup demo demo-real demo-all demo-machines demo-tools demo-infill demo-infill-seeds architectures figures docs hooks test test-long test-both test-slow test-cluster test-cluster-slow test-vllm test-doors test-real mutants bench bench-gpu bench-vllm-setup lint types check format clean
 
 help:  ## what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -99,6 +99,9 @@ test: $(STAMP)  ## all tests but the long ones, in seven minutes
 
 test-long: $(STAMP)  ## tests that take seconds each, most of them whole runs, which a change must pass too (eight minutes)
 	$(PYTEST) -m "long and not slow"
+
+test-both: $(STAMP)  ## both halves in one session, which collects the tests once: what CI runs
+	$(PYTEST) -m "not slow"
 
 test-slow: $(STAMP)  ## the tests that take long
 	$(BIN)/python -m pytest -m slow
