@@ -38,9 +38,9 @@ from covey.loop import train
 from covey.policy.attention.choice import varlen_obstacle
 from covey.policy.policy import Policy
 from covey.policy.settings import ModelConfig, chooses_liger
-from covey.run.planner.model_shapes import shape_of
-from covey.run.preflight.memory_model import Workload as Load
-from covey.run.preflight.memory_model import kept_bytes, training_bytes
+from covey.run.memory.memory_model import Workload as Load
+from covey.run.memory.memory_model import kept_bytes, training_bytes
+from covey.run.memory.model_shapes import shape_of
 from covey.types import Sampling
 
 Figures = dict[str, Any]

@@ -13,7 +13,7 @@ from pathlib import Path
 from PIL import Image
 
 from benchmarks.figures.front import ROOT
-from covey.report.make import make_report
+from covey_report.page.make import make_report
 
 FOLDER = ROOT / "docs" / "figures" / "report"
 TRAIN, PLANTED = ("covey", "train"), ("benchmarks.checks.doctor.planted",)

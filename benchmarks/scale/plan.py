@@ -23,15 +23,15 @@ from covey.config.schema import Config, DoctorConfig, EvaluationConfig, OutputCo
 from covey.environments.arithmetic import Arithmetic
 from covey.loop import train
 from covey.run.given import Given
-from covey.run.planner.hardware import Hardware, here
-from covey.run.planner.memory import with_fused_layers, workload
-from covey.run.planner.model_shapes import shape_for
-from covey.run.planner.plan import work_of
-from covey.run.planner.probe import Watch, compared
-from covey.run.planner.seconds import step_seconds
+from covey.run.memory.estimate import with_fused_layers, workload
+from covey.run.memory.memory_model import memory_of
+from covey.run.memory.model_shapes import shape_for
 from covey.run.preflight import passes
-from covey.run.preflight.memory_model import memory_of
 from covey.types import Failure, Prompt, Reward
+from covey_report.plan.hardware import Hardware, here
+from covey_report.plan.plan import work_of
+from covey_report.plan.probe import Watch, compared
+from covey_report.plan.seconds import step_seconds
 
 HERE = Path(__file__).resolve().parent
 RESULTS, PAGE = HERE.parent / "results" / "plan.json", HERE / "plan.md"

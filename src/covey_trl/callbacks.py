@@ -8,10 +8,10 @@ from typing import Any
 
 from transformers import EarlyStoppingCallback, TrainerCallback, TrainerControl, TrainerState
 
-from covey.report.other_metrics import TRL_LOG
 from covey.run.build import Run
 from covey.run.evaluate import Evaluation
 from covey.run.records.callbacks import Callback, StopTraining
+from covey_report.logs.other_metrics import TRL_LOG
 from covey_trl.config import GRPOConfig
 
 SAME = ("loss", "grad_norm", "learning_rate", "reward_std", "entropy", "kl")

@@ -12,7 +12,7 @@ from benchmarks.real.sanity.faults import FAULTS
 from benchmarks.real.sanity.problems import ATTEMPTS, mixed, num_solved, read
 from benchmarks.real.sanity.table import SET, SHORT, is_named, is_right, row_of
 from benchmarks.real.sanity.tasks import KINDS, SHOWN, candidates, solved
-from covey.report.health import health_of, read_for_doctor
+from covey_report.doctor.health import health_of, read_for_doctor
 
 RIGHT = {
     "number": (("7",), ["7", " 7.\n"]),

@@ -14,7 +14,7 @@ from covey.config.validate import validate
 from covey.loop import train
 from covey.rollouts.settings import CurriculumConfig, GroupSizeStep
 from covey.run.build import with_steps
-from covey.run.planner.memory import derived
+from covey.run.memory.estimate import derived
 
 from ..support.small import rows, small_config, words
 

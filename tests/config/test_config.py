@@ -18,7 +18,7 @@ from covey.config.validate import validate
 from covey.environments.reward_functions.settings import RewardFunctionsConfig
 from covey.environments.settings import ArithmeticConfig
 from covey.policy.settings import ModelConfig
-from covey.run.planner.memory import derived, report
+from covey.run.memory.estimate import derived, report
 from covey.trainer.settings import OptimizerConfig
 from covey_tasks.infill.settings import InfillConfig
 from covey_tasks.math.settings import Gsm8kConfig

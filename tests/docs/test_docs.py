@@ -29,8 +29,8 @@ from covey.algorithm.credit.selection import GROUP_FILTERS, SELECTION
 from covey.algorithm.credit.shaping import SHAPING
 from covey.algorithm.kl import ESTIMATORS, SAMPLER_ESTIMATORS
 from covey.algorithm.losses import LOSSES
-from covey.cli import doctor, past, report, rollouts
 from covey.cli import main as main_module
+from covey.cli import past, rollouts
 from covey.cli.help import VERBS, group_choices
 from covey.cli.main import main
 from covey.config import compose as settings
@@ -39,6 +39,8 @@ from covey.environments import build as environments
 from covey.rollouts.settings import CurriculumConfig
 from covey.run.preflight.custom import try_curriculum, try_custom
 from covey.types import Prompt
+from covey_report import command as report
+from covey_report.doctor import command as doctor
 from covey_trl import translation as foreign
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from covey.algorithm.losses import LOSSES
+from covey.cli.outcome import not_shown
 from covey.config.doctor import IDS, STOPPERS
 from covey.config.schema import Config, setting_names
-from covey.report.advice import facts_of
-from covey.run.outcome import not_shown
 from covey.run.records.summary import TRAINED, paired_gain
 from covey.system.section import flat
 from covey_doctor import diagnose as doctor
@@ -23,6 +22,7 @@ from covey_doctor.catalogue import RULES
 from covey_doctor.diagnose import diagnose
 from covey_doctor.log import NOT_SHOWN, log_of
 from covey_doctor.verdicts import paired_change
+from covey_report.doctor.advice import facts_of
 
 SETTINGS = flat(asdict(Config()))
 

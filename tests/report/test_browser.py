@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from covey.cli.main import main
-from covey.report.make import make_report
+from covey_report.page.make import make_report
 
 from .test_environments import HOSTILE_PAGES, changed
 from .test_report import hostile_run

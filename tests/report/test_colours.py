@@ -5,7 +5,7 @@ from itertools import product
 
 import pytest
 
-from covey.report.make import asset
+from covey_report.page.make import asset
 
 TEXTS, GROUNDS, MARKS = ("ink", "soft", "accent", "good", "bad"), ("ground", "panel"), ("cool", "warm", "one")
 STRONGEST = 0.63

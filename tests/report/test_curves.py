@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from covey.report import curves
-from covey.report.bands import Band, inside, moving_bands, moving_shares, share_band
-from covey.report.curves import curves_of, span_of
-from covey.report.read import RunFiles
+from covey_report.logs.read import RunFiles
+from covey_report.page import curves
+from covey_report.page.bands import Band, inside, moving_bands, moving_shares, share_band
+from covey_report.page.curves import curves_of, span_of
 
 STEPS = range(1, 31)
 

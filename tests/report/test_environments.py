@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from covey.report.content import content
-from covey.report.environments import conversations_of, environment_of
-from covey.report.machines import MOTION_BYTES, machines_of
-from covey.report.make import make_report
-from covey.report.read import RunFiles, cut, read_run
+from covey_report.logs.read import RunFiles, cut, read_run
+from covey_report.page.content import content
+from covey_report.page.environments import conversations_of, environment_of
+from covey_report.page.machines import MOTION_BYTES, machines_of
+from covey_report.page.make import make_report
 from covey_sandbox.types import Report, TestResult
 from covey_tasks.code.environment import reward_of
 from covey_tasks.machines.design.stages import Problem

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from covey.cli.doctor import read_words
 from covey.cli.main import main
-from covey.report.content import content
-from covey.report.health import doctor_page, health_of, read_for_doctor
-from covey.report.other_metrics import of_trl, of_verl
-from covey.report.read import RunFiles, read_run
-from covey.report.text import as_lines
+from covey_report.doctor.command import read_words
+from covey_report.doctor.health import doctor_page, health_of, read_for_doctor
+from covey_report.logs.other_metrics import of_trl, of_verl
+from covey_report.logs.read import RunFiles, read_run
+from covey_report.page.content import content
+from covey_report.text import as_lines
 
 
 def trl_row(step: int, **numbers: float) -> dict[str, float]:

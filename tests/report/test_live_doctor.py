@@ -16,12 +16,12 @@ import pytest
 from covey.config.doctor import DoctorConfig
 from covey.config.schema import Config, OutputConfig
 from covey.loop import train
-from covey.report.live import Doctor
 from covey.run.checkpoints.fingerprint import of_prompts
 from covey.run.evaluate import Estimate, Evaluation
 from covey.run.records.callbacks import Callbacks, StopTraining, make_callbacks
 from covey.run.records.rollout_log import verdict_row
 from covey.types import Prompt
+from covey_report.doctor.live import Doctor
 
 from ..support.small import rows, scripted, small_config, use, varied
 

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from covey.report.curves import curves_of
-from covey.report.read import RunFiles
-from covey.report.text import as_lines
 from covey_doctor.verdicts import of_answers
+from covey_report.logs.read import RunFiles
+from covey_report.page.curves import curves_of
+from covey_report.text import as_lines
 
 KEPT = Path(__file__).parents[1] / "data" / "reports.txt"
 NUM_STEPS = 45

@@ -18,21 +18,15 @@ import yaml
 from rich.console import Console
 
 from covey.algorithm.intervals import SHARE, mean_interval, wilson
-from covey.cli.doctor import run_doctor
+from covey.cli.outcome import outcome_of
 from covey.cli.show import run_show
 from covey.cli.tables import print_summary
 from covey.config.doctor import DoctorConfig
 from covey.config.schema import Config
 from covey.loop import train
-from covey.report.content import content, verdict
-from covey.report.health import health_of, run_log
-from covey.report.live import Doctor
-from covey.report.read import read_run
-from covey.report.text import as_lines
 from covey.run.checkpoints.fingerprint import of_prompts
 from covey.run.evaluate import Evaluation, numbers_of
 from covey.run.folder import read_summary
-from covey.run.outcome import outcome_of
 from covey.run.records.callbacks import StopTraining
 from covey.run.records.rollout_log import verdict_row
 from covey.run.records.summary import RunFacts, summary, write_summary
@@ -40,6 +34,12 @@ from covey.types import Prompt
 from covey_doctor.diagnose import diagnose
 from covey_doctor.finding import Level
 from covey_doctor.verdicts import with_prompts
+from covey_report.doctor.command import run_doctor
+from covey_report.doctor.health import health_of, run_log
+from covey_report.doctor.live import Doctor
+from covey_report.logs.read import read_run
+from covey_report.page.content import content, verdict
+from covey_report.text import as_lines
 
 from ..support.small import rows, scripted, small_config, use
 

@@ -9,8 +9,9 @@ import pytest
 
 from covey.api.settings import make_config
 from covey.config.schema import Config, group_choices
-from covey.report.origins import command_of, settings_page
-from covey.report.read import RunFiles, flat
+from covey.system.section import flat
+from covey_report.logs.read import RunFiles
+from covey_report.page.origins import command_of, settings_page
 
 DEFAULTS = flat(asdict(Config()))
 ARITHMETIC = {

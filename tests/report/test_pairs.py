@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from covey.report.compare import comparison, difference
-from covey.report.content import pairs_of
-from covey.report.curves import prompts_of
-from covey.report.read import RunFiles
 from covey_doctor.verdicts import of_answers
+from covey_report.compare import comparison, difference
+from covey_report.logs.read import RunFiles
+from covey_report.page.content import pairs_of
+from covey_report.page.curves import prompts_of
 
 
 def test_prompts_are_paired_by_their_id_and_those_that_were_lost_come_first() -> None:

@@ -20,19 +20,19 @@ from pyarrow import parquet
 from rich.console import Console
 
 from covey.cli.main import main
-from covey.cli.report import report_at_the_end
 from covey.cli.tables import render
 from covey.config.schema import OutputConfig
 from covey.loop import train
-from covey.report.bands import mean_band, moving_bands, share_band
-from covey.report.content import _histograms, _rollout, content, thinned, verdict
-from covey.report.curves import curves_of, reading
-from covey.report.foreign import read_any
-from covey.report.make import SCRIPTS, STYLES, UPLOT_SHA256, as_data, asset, make_report, names_of
-from covey.report.png import draw_curves
-from covey.report.read import RunFiles, read_run
-from covey.report.text import as_lines
 from covey.run.folder import LOCK, read_summary
+from covey_report.command import report_at_the_end
+from covey_report.logs.foreign import read_any
+from covey_report.logs.read import RunFiles, read_run
+from covey_report.page.bands import mean_band, moving_bands, share_band
+from covey_report.page.content import _histograms, _rollout, content, thinned, verdict
+from covey_report.page.curves import curves_of, reading
+from covey_report.page.make import SCRIPTS, STYLES, UPLOT_SHA256, as_data, asset, make_report, names_of
+from covey_report.page.png import draw_curves
+from covey_report.text import as_lines
 
 from ..support.small import rows, scripted, small_config, use, words
 
@@ -388,7 +388,7 @@ def test_words_that_say_nothing_are_refused_in_one_line(
 @pytest.mark.long
 def test_a_report_needs_no_torch(finished: Path) -> None:
     program = (
-        "import sys; from covey.report.make import make_report; from pathlib import Path;"
+        "import sys; from covey_report.page.make import make_report; from pathlib import Path;"
         "make_report([Path(sys.argv[1])]); print('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", program, str(finished)], capture_output=True, text=True, check=True)

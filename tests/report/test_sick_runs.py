@@ -6,8 +6,8 @@ import pytest
 
 from benchmarks.checks.doctor.__main__ import RECIPES, SEEDS, names_first, train, words_of
 from benchmarks.checks.doctor.planted import PLANTED
-from covey.report.health import health_of, read_for_doctor
 from covey_doctor.finding import Level
+from covey_report.doctor.health import health_of, read_for_doctor
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 

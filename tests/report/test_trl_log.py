@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from covey.cli.main import main
-from covey.report.foreign import read_any
-from covey.report.make import make_report
+from covey_report.logs.foreign import read_any
+from covey_report.page.make import make_report
 
 pytestmark = pytest.mark.slow
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from covey.run.outcome import not_shown
+from covey.cli.outcome import not_shown
 from covey_doctor.log import NOT_SHOWN, RunLog
 
 KEPT = Path(__file__).resolve().parents[3] / "tests" / "data" / "doctor_runs.json.gz"
@@ -50,7 +50,7 @@ SETTINGS = (
 
 def kept_of(folder: Path) -> dict[str, Any]:
     """Return what is kept of a run: columns of four digits, settings, whether each held-out prompt was solved."""
-    from covey.report.health import read_for_doctor, run_log
+    from covey_report.doctor.health import read_for_doctor, run_log
 
     run = read_for_doctor(folder)
     log = run_log(run)

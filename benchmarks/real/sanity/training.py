@@ -12,8 +12,8 @@ from benchmarks.real.sanity.faults import FAULTS
 from benchmarks.real.sanity.problems import ATTEMPTS, SAMPLING, read
 from benchmarks.real.sanity.tasks import Row, solved
 from covey.environments.base import Environment, Split
-from covey.report.health import health_of, read_for_doctor
 from covey.types import Failure, Prompt, Reward
+from covey_report.doctor.health import health_of, read_for_doctor
 
 ENOUGH = 0.98
 """Mean training reward of the latest attempts at which a run ends: it was measured before their updates."""

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
@@ -12,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from covey.algorithm.settings import AlgorithmConfig
 from covey.cli import help as usage
 from covey.cli.flags import RUNS, EvaluationAsked
+from covey.cli.verbs import part
 from covey.config import compose as settings
 from covey.config.auto_adjust import adjust_unset_options, find_shadowed_presets
 from covey.config.budget import BUDGETS, resolve_budget
@@ -30,9 +31,6 @@ from covey.run.folder import run_of
 from covey.system import accelerate_launch, ranks
 from covey.system.text.escaping import escape
 from covey.trainer.settings import OptimizerConfig
-
-if TYPE_CHECKING:
-    from covey.cli.plan import Asked
 
 WITHOUT_POLICY = ("judge", "audit")
 """Verbs that load no policy."""
@@ -298,17 +296,15 @@ def _task(node: DictConfig) -> Iterator[tuple[str, Any]]:
             yield section, value
 
 
-def print_only(job: Job, asked: "Asked | None") -> None:
+def print_only(job: Job, asked: Any) -> None:
     """Print a plan, or all settings; notes go to stderr."""
     # Both read model shapes, for which a refused setting need not wait
-    from covey.run.planner.memory import report
+    from covey.run.memory.estimate import report
 
     config, uncounted = with_counted_prompts(job.config)
     if asked is not None:
-        from covey.cli.plan import print_plans
-
         print("".join(f"{line}\n" for line in uncounted), end="", file=sys.stderr, flush=True)
-        print_plans(config, asked)
+        part("plan")(config, asked)
         return
     print("".join(f"{line}\n" for line in (*job.changed, *job.notes, *uncounted)), end="", file=sys.stderr, flush=True)
     print(report(config), end="", flush=True)

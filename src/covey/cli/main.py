@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from covey import __version__
 from covey.cli import help as usage
-from covey.cli.verbs import OWN, all_verbs, command_of
+from covey.cli.verbs import OWN, all_verbs, command_of, part
 from covey.system import machine, ranks
 from covey.system.waits.signals import StopRequested
 
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from covey.cli.job import Job
-    from covey.cli.plan import Asked
     from covey.config.schema import Config
 
 LOGGER = logging.getLogger(__name__)
@@ -98,9 +97,7 @@ def _dispatch(words: list[str]) -> int:
     if verb == "audit":
         rest = command_line.read_audit(rest)
     if verb == "plan":
-        from covey.cli.plan import read_flags
-
-        rest, asked = read_flags(rest)
+        rest, asked = part("plan flags")(rest)
     return _run(verb, command_line.arrange(verb, rest), asked)
 
 
@@ -122,7 +119,7 @@ def _without_settings(verb: str, words: list[str]) -> int:
     return code if isinstance(code, int) else 0
 
 
-def _run(verb: str, words: Sequence[str], asked: "Asked | str | None" = None) -> int:
+def _run(verb: str, words: Sequence[str], asked: Any = None) -> int:
     """Compose the settings of each job and run the verb."""
     codes: list[int] = []
     folders: list[Path] = []
@@ -311,9 +308,7 @@ def _work(
 def _report(verb: str, config: "Config", folder: "Path") -> None:
     """Write a report of the run."""
     if verb == "train":
-        from covey.cli.report import report_at_the_end
-
-        report_at_the_end(config.output, folder)
+        part("report")(config.output, folder)
 
 
 def _call(place: str, *arguments: Any) -> Any:

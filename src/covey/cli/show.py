@@ -10,11 +10,9 @@ from rich.text import Text
 
 from covey.cli.flags import refuse_flags, run_folders, split_flags
 from covey.cli.tables import print_folder, relative, render, side_by_side
+from covey.cli.verbs import part
 from covey.environments.data.files import json_fault
-from covey.report.foreign import read_any
-from covey.report.read import last_settings
-from covey.report.text import compared_lines
-from covey.run.folder import CONFIG, EVALUATIONS, METRICS, ROLLOUTS, SUMMARY, is_running, read_summary
+from covey.run.folder import CONFIG, EVALUATIONS, METRICS, ROLLOUTS, SUMMARY, is_running, last_settings, read_summary
 from covey.run.records.answer_text import as_text
 from covey.system.disk import NotWritten, as_written
 from covey.system.text.console import CleanConsole
@@ -52,7 +50,7 @@ def print_side_by_side(folders: Sequence[Path]) -> None:
     }
     with as_written(f"{SUMMARY} of {', '.join(names)}"):
         CleanConsole().print(side_by_side(runs), soft_wrap=True)
-    for line in compared_lines([read_any(folder) for folder in folders], names):
+    for line in part("comparison")(folders, names):
         CleanConsole().print(line, soft_wrap=True, markup=False, highlight=False)
 
 

@@ -10,10 +10,9 @@ from rich.table import Table
 from rich.text import Text
 
 from covey.algorithm.intervals import FEW_PROMPTS
-from covey.report.health import health_of
-from covey.report.read import read_run
+from covey.cli.outcome import MEASURES, WORDS, is_number, measure_of, outcome_of, prompts_in_words
+from covey.cli.verbs import part
 from covey.run.folder import CONFIG, UNTIMED
-from covey.run.outcome import MEASURES, WORDS, is_number, measure_of, outcome_of, prompts_in_words
 from covey.run.records.samplers import samplers_note
 from covey.system.text.escaping import escape
 from covey.system.text.format import duration, memory, number_of, percent
@@ -51,13 +50,7 @@ def doctor_lines(content: Mapping[str, Any], folder: Path) -> list[Text]:
     """Return the doctor's findings, causes only."""
     if not content["steps"] or not (folder / CONFIG).is_file():
         return []
-    try:
-        health = health_of(read_run(folder))
-    except ValueError as error:  # the result is shown all the same
-        return [Text(f"doctor: {error}")]
-    own = [one for one in health.findings if one.cause is None and one.rule.id != TABLE_SAYS]
-    lines = [f"doctor: {health.line}", *(f"  {one.level.word}, {one.title}" for one in own[:MOST_FINDINGS])]
-    return [Text("\n".join(lines))]
+    return [Text("\n".join(part("health")(folder)))]
 
 
 def _add_title(title: str, table: Table) -> list[RenderableType]:
@@ -209,10 +202,6 @@ def files(folder: Path) -> Text:
     return Text("\n".join(f"{name:<{width}}{what}" for name, what in present), style="dim")
 
 
-MOST_FINDINGS = 3
-"""Of the doctor's, below the tables."""
-TABLE_SAYS = "D32"
-"""The finding that the title of the table has already."""
 FILES = {
     "report.html": "the report, for a browser",
     "checkpoints": "policies (from_pretrained loads them)",

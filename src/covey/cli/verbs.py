@@ -10,14 +10,27 @@ OWN = {
     "machines": "covey_tasks.machines.pictures.command:run_command",
     "show": "covey.cli.show:run_show",
     "rollouts": "covey.cli.rollouts:run_rollouts",
-    "report": "covey.cli.report:run_report",
-    "watch": "covey.cli.report:run_watch",
+    "report": "covey_report.command:run_report",
+    "watch": "covey_report.command:run_watch",
     "translate": "covey_trl.translation.command:run_translate",
-    "doctor": "covey.cli.doctor:run_doctor",
+    "doctor": "covey_report.doctor.command:run_doctor",
     "status": "covey.cli.past:run_status",
     "replay": "covey.cli.past:run_replay",
 }
 """Verb -> function of the words that follow it, which may return an exit code. Imported when it is called."""
+PARTS = {
+    "plan flags": "covey_report.plan.command:read_flags",
+    "plan": "covey_report.plan.command:print_plans",
+    "report": "covey_report.command:report_at_the_end",
+    "health": "covey_report.doctor.health:lines_below_tables",
+    "comparison": "covey_report.text:compare_folders",
+}
+"""What other verbs take from packages beside covey, by name: the core imports none of them."""
+
+
+def part(name: str) -> Callable[..., Any]:
+    """Import a function of a package beside covey."""
+    return resolve(PARTS[name], {})
 
 
 def command_of(verb: str, words: Sequence[str]) -> Callable[[list[str]], Any]:

@@ -50,8 +50,8 @@ from covey.run.build_stream import (
     reads_sampler,
     usable_prompts,
 )
-from covey.run.planner.memory import with_checkpointing
-from covey.run.preflight.room import available_bytes
+from covey.run.memory.estimate import with_checkpointing
+from covey.run.memory.room import available_bytes
 from covey.system import collectives
 from covey.system.waits.timer import PhaseTimer
 from covey.system.waits.watchdog import Stages, Watchable, Watchdog

@@ -14,12 +14,17 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from covey.run import trust
 from covey.run.versions import versions
 from covey.system import ranks
 from covey.system.disk import as_written, atomic_file, cannot_write, catch_write_errors, no_follow, read_regular, sync
 from covey.system.jsonl import write_json
+from covey.system.lookup import YAML_LOADER
+from covey.system.section import flat
 from covey.system.text.cleaning import CleanRecords
+from covey.system.text.format import one_line
 from covey.system.text.masking import without
 
 CONFIG, CHANGES = "config.yaml", "changes.jsonl"
@@ -189,6 +194,21 @@ def _facts(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError):
         return {}
     return facts if isinstance(facts, dict) else {}
+
+
+def last_settings(folder: Path) -> dict[str, Any]:
+    """Read the settings that a run had last, by dotted name."""
+    with as_written(folder / CONFIG):
+        try:
+            content = yaml.load(read_regular(folder / CONFIG, MAX_BYTES), YAML_LOADER)
+        except yaml.YAMLError as error:
+            raise ValueError(one_line(str(error))) from error
+        found = flat(content if isinstance(content, dict) else {})
+    for line in changes_of(folder):
+        for name, change in line["changes"].items():
+            kept = {key: value for key, value in found.items() if key != name and not key.startswith(f"{name}.")}
+            found = kept | flat({name: change["to"]})
+    return found
 
 
 def begin_log(folder: Path, secrets: tuple[str, ...] = ()) -> None:

@@ -22,7 +22,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from covey.cli.report import report_at_the_end
 from covey.config.checks import format_value
 from covey.config.schema import Config
 from covey.engine.base import EngineStats
@@ -42,6 +41,7 @@ from covey.run.records.callbacks import Callbacks, make_callbacks
 from covey.system.waits.timer import PhaseTimer
 from covey.trainer.prepare import make_training_batches
 from covey.types import Failure, Group, Prompt, Reward, Rollout, RunStopped, Turn
+from covey_report.command import report_at_the_end
 
 from ...support.builders import as_fills, probe_logits, rollout_of, sampled_by
 from ...support.processes import children

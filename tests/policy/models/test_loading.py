@@ -22,7 +22,7 @@ from covey.policy.models.scorer import load_scorer
 from covey.policy.policy import Policy, inference, is_adapted
 from covey.policy.settings import ModelConfig
 from covey.run.checkpoints.checkpoint import save_policy
-from covey.run.planner.model_shapes import shape_of
+from covey.run.memory.model_shapes import shape_of
 from covey.trainer.settings import OptimizerConfig
 from covey.types import RunStopped
 

@@ -17,14 +17,14 @@ from covey.cli.main import main
 from covey.config.compose import to_yaml
 from covey.config.schema import Config
 from covey.loop import train
-from covey.report.content import verdict
-from covey.report.read import read_run
 from covey.run.checkpoints.manifest import MANIFEST, render
 from covey.run.checkpoints.resume import check_same_prompts, check_unfinished, truncate_jsonl
 from covey.run.checkpoints.saved_settings import find_run, settings_of
 from covey.run.folder import newer_trainings
 from covey.run.records.record import RunRecorder
 from covey.run.records.step_metrics import Stepped
+from covey_report.logs.read import read_run
+from covey_report.page.content import verdict
 
 from ...support.small import logging_as_it_was, rewrite, rows, scripted, small_config, use, words
 

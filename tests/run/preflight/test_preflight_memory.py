@@ -12,6 +12,7 @@ import torch
 
 from covey.environments.arithmetic import Arithmetic
 from covey.run.build import Run, build_run
+from covey.run.memory.room import available_bytes, host_bytes
 from covey.run.preflight import passes
 from covey.run.preflight.memory import check_memory, gradient_bytes, state_bytes
 from covey.run.preflight.passes import (
@@ -26,7 +27,6 @@ from covey.run.preflight.passes import (
     synthetic,
 )
 from covey.run.preflight.policy import probe_trainer
-from covey.run.preflight.room import available_bytes, host_bytes
 from covey.run.preflight.subject import Check, PreflightContext
 from covey.system.waits.timer import PhaseTimer
 
@@ -284,7 +284,7 @@ def test_a_limit_of_the_address_space_counts(tmp_path: Path, monkeypatch: pytest
 
 
 def test_processes_of_one_machine_share_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("covey.run.preflight.room.host_bytes", lambda root: 1000)
+    monkeypatch.setattr("covey.run.memory.room.host_bytes", lambda root: 1000)
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
     assert available_bytes(CPU) == 1000
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")

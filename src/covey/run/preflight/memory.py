@@ -12,8 +12,8 @@ from covey.engine.native.runner import cache_shape
 from covey.engine.settings import cache_budget
 from covey.policy import sharding
 from covey.policy.models.saved import num_rows
-from covey.run.planner.memory import workload
-from covey.run.preflight.memory_model import cache_and_logits, optimizer_bytes
+from covey.run.memory.estimate import workload
+from covey.run.memory.memory_model import cache_and_logits, optimizer_bytes
 from covey.run.preflight.passes import MemorySample, Shape, bytes_of, fitting_tokens, largest_shape, measure
 from covey.run.preflight.policy import local, probe_trainer
 from covey.run.preflight.subject import Check, PreflightContext

@@ -15,7 +15,7 @@ from covey.policy import sharding
 from covey.policy.plain import plain_model
 from covey.rollouts.encoding import encode_prompt
 from covey.run.build import Run
-from covey.run.preflight.room import available_bytes
+from covey.run.memory.room import available_bytes
 from covey.system import collectives
 from covey.types import Failure, Group, Prompt, Reward
 

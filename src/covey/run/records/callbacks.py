@@ -75,7 +75,7 @@ class Callbacks:
         return self._callbacks if collectives.is_main_process() else ()
 
 
-DOCTOR = "covey.report.live:Doctor"
+DOCTOR = "covey_report.doctor.live:Doctor"
 """Covey's own callback, on while `doctor.enabled`."""
 
 

@@ -1,0 +1,321 @@
+"""The memory of one GPU by what it is for, counted from a model's shape and the settings: numbers in, numbers out.
+
+`covey config` prints it, the check of memory compares what it measures with it, and whether activations are computed
+again is decided by it. Nothing of torch is imported. What a layer keeps for its backward pass is what autograd saves of
+transformers' modules under covey's attention, which tests count for shapes of public models.
+
+Weights that train are float32 and computed under autocast, frozen ones below adapters have the type they compute in.
+"""
+
+from dataclasses import dataclass, replace
+
+from covey.policy.settings import chunk_within_bound
+from covey.run.memory.model_shapes import ALL_LINEAR, Layer, Shape
+
+VALUE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
+FOUR_BIT_BYTES = 0.55
+"""NF4 with doubly quantised scales, for a weight of a linear layer."""
+EIGHT_BIT_BYTES = 1.01
+"""A byte for a weight of a linear layer, and a scale for each of its rows."""
+MOMENTS = {"adamw": 2, "adamw8bit": 2, "sgd": 0}
+"""Numbers that an optimiser keeps of each trained weight: as long as the weight is, of adamw8bit a byte."""
+LOGIT_COPIES = 3
+"""Logits, log-probabilities and probabilities live at the same time while tokens are drawn."""
+SOFTMAX_ENTRIES = 2**28
+"""Logits that become probabilities at once on a GPU (`policy.head.SLICE`)."""
+GATHERED_LAYERS = 2
+"""Of sharded weights: the layer that computes, and the next, which is fetched meanwhile."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What a run asks of one GPU.
+
+    >>> memory_of(shape_of(ModelConfig(name="Qwen/Qwen2.5-1.5B")), Workload(precision="bfloat16"))["optimizer"]
+    12349714432
+    """
+
+    precision: str = "float32"
+    lora_rank: int = 0
+    lora_targets: tuple[str, ...] = ALL_LINEAR
+    load_in_4bit: bool = False
+    load_in_8bit: bool = False
+    gradient_checkpointing: bool = False
+    activation_offload: bool = False
+    optimizer: str = "adamw"
+    micro_batch_tokens: int = 16384
+    """Tokens of a micro-batch, padding included."""
+    single_pass: bool = False
+    """One micro-batch is the whole step: gradients are made while its activations go."""
+    logprob_chunk: int = 4096
+    """Loss tokens whose logits live at the same time; 0: all."""
+    num_shards: int = 1
+    """GPUs that weights, gradients and optimiser state are shared out over (FSDP); 1: each holds all."""
+    has_reference: bool = False
+    reference: Shape | None = None
+    """Of a reference of one's own; None: it has the policy's weights."""
+    keeps_gradients: bool = False
+    """While sampling: those of the coming step are made then."""
+    engine: str = "native"
+    num_rows: int = 0
+    """Completions sampled at the same time on this GPU."""
+    num_cached: int = 0
+    """Tokens of them and of their prompts that are cached."""
+    fuses_layers: bool = False
+    """Norms and gates compute through covey's C on a CPU or Liger's kernels on a GPU, which keep their inputs alone."""
+    lays_out: bool = False
+    """Sampling reads all linear layers as covey's C lays them out on a CPU, those in 4 and 8 bits as plain numbers."""
+    cache_bytes: int | None = None
+    """Most that keys and values may take; None: no bound."""
+
+    @property
+    def value_bytes(self) -> int:
+        """Bytes of a number that products compute with."""
+        return VALUE_BYTES[self.precision]
+
+    @property
+    def whole_bytes(self) -> int:
+        """Bytes of a trained weight, of its gradient, and of a number inside a norm."""
+        return 8 if self.precision == "float64" else 4
+
+    @property
+    def stream_bytes(self) -> int:
+        """Bytes of a number that goes from layer to layer."""
+        return self.value_bytes if self.lora_rank else self.whole_bytes
+
+    @property
+    def is_half(self) -> bool:
+        return self.value_bytes == 2
+
+
+def memory_of(shape: Shape, load: Workload) -> dict[str, int]:
+    """Return bytes by what they are for, and `in_all`: the most that is there at the same time.
+
+    "weights", "reference", "gradients", "optimizer" and "decode_copy" stay. "training", "sampling" and "saving" take
+    turns: each is what comes on top. Parts that the settings do not ask for are left out.
+    """
+    kept = kept_bytes(shape, load)
+    turns = {"training": training_bytes(shape, load), "sampling": sampling_bytes(shape, load)}
+    if load.num_shards > 1:
+        turns["saving"] = load.whole_bytes * max(map(_size, shape.layers))  # moments come whole one after the other
+    # Gradients are let go before sampling, unless those of the coming step are made while it is sampled.
+    idle = 0 if load.keeps_gradients else kept["gradients"]
+    most = max(turns["training"], turns["sampling"] - idle, turns.get("saving", 0) - idle)
+    optional = ("reference", "decode_copy")
+    named = {name: count for name, count in kept.items() if count or name not in optional}
+    return named | turns | {"in_all": sum(kept.values()) + most}
+
+
+def trained_weights(shape: Shape, load: Workload) -> int:
+    """Return how many weights are trained."""
+    return shape.adapter_weights(load.lora_rank, load.lora_targets) if load.lora_rank else shape.weights
+
+
+def kept_bytes(shape: Shape, load: Workload) -> dict[str, int]:
+    """Return the bytes of what a GPU holds from one step to the next."""
+    trained, each = trained_weights(shape, load), load.whole_bytes
+    kept = {
+        "weights": _frozen_bytes(shape, load) + each * trained,
+        "reference": _reference_bytes(shape, load) if load.has_reference else 0,
+        "gradients": each * trained,
+        "optimizer": optimizer_bytes(load.optimizer, trained, each * trained),
+    }
+    if load.num_shards > 1:
+        return {name: -(-count // load.num_shards) for name, count in kept.items()}
+    return kept | {"decode_copy": _decode_copy_bytes(shape, load)}
+
+
+def _reference_bytes(shape: Shape, load: Workload) -> int:
+    """Return those of a frozen copy, or of another model held as the policy's base is: none under adapters alone."""
+    if load.reference is None:
+        return 0 if load.lora_rank else load.whole_bytes * shape.weights
+    return _frozen_bytes(load.reference, load) or load.whole_bytes * load.reference.weights
+
+
+def optimizer_bytes(name: str, num_weights: int, num_bytes: int) -> int:
+    """Return the bytes of an optimiser's state, of so many trained weights of so many bytes."""
+    return MOMENTS[name] * (num_weights if name == "adamw8bit" else num_bytes)
+
+
+def training_bytes(shape: Shape, load: Workload) -> int:
+    """Return the bytes of one micro-batch on top of weights and gradients.
+
+    The fullest moment is when the head computes, or in the backward pass of the last layer, when what is around the
+    head is gone; where activations are computed again, it may also be the end of the forward pass, when all weights
+    are cast. The gradients of a single pass grow by layers while activations shrink, so that either the last layer or
+    the first is the fullest.
+    """
+    tokens = load.micro_batch_tokens
+    kept = tokens * kept_by_layer(shape, load)
+    passing = tokens * passing_in_layer(shape, load)
+    # Around the head: norms, rows of hidden states and their gradients
+    around = tokens * shape.hidden * (load.stream_bytes + 3 * load.whole_bytes)
+    head = head_bytes(shape, load) + around
+    gathered = _gathered_bytes(shape, load) if load.num_shards > 1 else 0
+    casts = 0 if load.num_shards > 1 else cast_bytes(shape, load)
+    # While the head computes, then from the backward pass of the last layer to that of the first
+    if load.gradient_checkpointing:
+        between = 0 if load.activation_offload else shape.depth * tokens * shape.hidden * load.stream_bytes
+        of_one = 0 if load.num_shards > 1 else cast_bytes(replace(shape, layers=block_layers(shape)), load)
+        at_head, first_layer = between + max(casts + around, head), kept + passing + of_one
+        last_layer = between + first_layer
+    else:
+        held = GATHERED_LAYERS if load.activation_offload else shape.depth
+        at_head, first_layer = held * kept + casts + head, kept + casts + passing
+        last_layer = held * kept + casts + passing
+    if load.single_pass:
+        # The gradient of the head's weight is the first that a backward pass makes
+        of_head = 0 if load.lora_rank else load.whole_bytes * shape.vocabulary * shape.hidden // load.num_shards
+        gradients = kept_bytes(shape, load)["gradients"]
+        at_head += (0 if _is_chunked(shape, load) else of_head) - gradients
+        last_layer = max(last_layer + of_head - gradients, first_layer)
+    return gathered + max(at_head, last_layer)
+
+
+def _is_chunked(shape: Shape, load: Workload) -> bool:
+    """Tell whether the head sums its weight's gradient over chunks of tokens."""
+    return 0 < chunk_within_bound(load.logprob_chunk, shape.vocabulary) < load.micro_batch_tokens
+
+
+def kept_by_layer(shape: Shape, load: Workload) -> int:
+    """Return the bytes that autograd keeps of a token in one layer, weights left out."""
+    widths, value = _widths(shape), load.value_bytes
+    is_cast = load.is_half and not load.lora_rank and not load.fuses_layers
+    adapted = {layer.name for layer in shape.adapted(load.lora_targets)} if load.lora_rank else None
+    layers = block_layers(shape)
+    trained = [layer for layer in layers if adapted is None or layer.name in adapted]
+    # Norms compute in float32: their inputs, and where their weights train what these multiply
+    keeps_one = bool(load.lora_rank) or load.fuses_layers
+    norm = 2 * shape.hidden * (load.stream_bytes if load.fuses_layers else load.whole_bytes) * (1 if keeps_one else 2)
+    if shape.has_head_norms:
+        heads = widths.queries + widths.keys_and_values // 2
+        norm += heads * ((value if load.fuses_layers else load.whole_bytes) + (0 if keeps_one else value))
+    # Attention keeps what goes in, what comes out, and a sum of each head
+    attention = value * (2 * widths.queries + widths.keys_and_values) + 4 * shape.num_heads
+    gates = value * (3 if widths.is_gated and not load.fuses_layers else 2) * widths.between
+    return norm + attention + gates + _input_bytes(trained, value, is_cast) + value * load.lora_rank * len(trained)
+
+
+def passing_in_layer(shape: Shape, load: Workload) -> int:
+    """Return the bytes of a token that come and go in the backward pass of one layer."""
+    # Liger writes the gradients of a gate where its factors were
+    streams = 1 if load.fuses_layers and load.is_half and not load.lora_rank else 2
+    return streams * shape.hidden * load.stream_bytes + 2 * load.value_bytes * _widths(shape).between
+
+
+def head_bytes(shape: Shape, load: Workload) -> int:
+    """Return the bytes of a chunk of logits, their gradient and that of the head's weight."""
+    chunk = chunk_within_bound(load.logprob_chunk, shape.vocabulary)
+    tokens = min(chunk or load.micro_batch_tokens, load.micro_batch_tokens)
+    entries = tokens * shape.vocabulary
+    other = max(load.value_bytes * entries if load.is_half else 0, load.whole_bytes * min(entries, SOFTMAX_ENTRIES))
+    # The weight's gradient: the sum over chunks so far, and in half precision that of one, or the weight cast
+    each = load.whole_bytes * _is_chunked(shape, load) + load.value_bytes * load.is_half
+    of_weight = 0 if load.lora_rank else each * shape.vocabulary * shape.hidden
+    return load.whole_bytes * entries + other + of_weight
+
+
+def sampling_bytes(shape: Shape, load: Workload) -> int:
+    """Return the bytes of the fullest cache and of one token's logits per row, and of weights that an engine holds."""
+    if load.engine not in ("native", "vllm"):
+        return 0
+    cached = cache_and_logits(load, shape.key_value_width * load.value_bytes, shape.vocabulary)
+    is_whole = load.num_shards > 1 or load.engine == "vllm"
+    return cached + (load.value_bytes * shape.weights if is_whole else 0)
+
+
+def cache_and_logits(load: Workload, slot_bytes: int, vocabulary: int) -> int:
+    """Return the bytes of cached tokens of `slot_bytes` each within their bound, and of the logits of all rows."""
+    cached = load.num_cached * slot_bytes
+    if load.cache_bytes is not None:
+        cached = min(load.cache_bytes, cached)
+    return cached + LOGIT_COPIES * 4 * load.num_rows * vocabulary
+
+
+@dataclass(frozen=True, slots=True)
+class Widths:
+    """How many numbers of a token there are within one layer."""
+
+    queries: int
+    keys_and_values: int
+    between: int
+    """Between the two products of the feed-forward part."""
+    is_gated: bool
+
+
+def _widths(shape: Shape) -> Widths:
+    """Read the widths off the linear layers, whatever they are called."""
+    layers = block_layers(shape)
+    attention = [layer for layer in layers if _is_attention(layer)]
+    others = [layer for layer in layers if not _is_attention(layer)]
+    keys_and_values = shape.key_value_width // shape.depth
+    queries = sum(layer.outputs for layer in attention) - shape.hidden - keys_and_values
+    if shape.expert_width:
+        return Widths(max(0, queries), keys_and_values, shape.expert_width, True)
+    before = sum(layer.outputs for layer in others) - shape.hidden
+    after = others[-1].inputs if others else 0
+    return Widths(max(0, queries), keys_and_values, after, before >= 2 * after)
+
+
+def block_layers(shape: Shape) -> tuple[Layer, ...]:
+    """Return the linear layers of one of the model's layers, the last one, experts and routers left out."""
+    plain = [layer for layer in shape.body if ".experts." not in layer.name]
+    return tuple(plain[len(plain) - len(plain) // shape.depth :])
+
+
+def _is_attention(layer: Layer) -> bool:
+    return "attn" in layer.name or "attention" in layer.name
+
+
+def _input_bytes(trained: list[Layer], value: int, is_cast: bool) -> int:
+    """Return the bytes of what goes into products whose weights train.
+
+    autocast makes a copy for each of them. Without it, or where they are cast once, layers side by side share their
+    input. What attention gives is kept anyway.
+    """
+    inputs = [(_is_attention(layer), layer.inputs, layer.outputs) for layer in trained if not _closes_attention(layer)]
+    if not is_cast:
+        inputs = list({(is_attention, width): (is_attention, width, 0) for is_attention, width, _ in inputs}.values())
+    return value * sum(width for _, width, _ in inputs)
+
+
+def _closes_attention(layer: Layer) -> bool:
+    return _is_attention(layer) and layer.name.rpartition(".")[2] in ("o_proj", "out_proj", "dense", "c_proj", "Wo")
+
+
+def cast_bytes(shape: Shape, load: Workload) -> int:
+    """Return the bytes of the weights that autocast casts once a pass, and keeps for its backward pass."""
+    if not load.is_half:
+        return 0
+    return load.value_bytes * (trained_weights(shape, load) if load.lora_rank else shape.cast_weights)
+
+
+def _gathered_bytes(shape: Shape, load: Workload) -> int:
+    """Return the bytes of sharded weights that are whole during a pass, and of a whole gradient on its way."""
+    layer = sum(map(_size, block_layers(shape)))
+    root = max(0, shape.weights - shape.linear_weights)
+    of_gradients = 0 if load.lora_rank else (load.value_bytes + load.whole_bytes) * max(root, layer)
+    return load.value_bytes * (root + GATHERED_LAYERS * layer) + of_gradients
+
+
+def _frozen_bytes(shape: Shape, load: Workload) -> int:
+    """Return the bytes of base weights under adapters, 0 where the model trains whole."""
+    if not load.lora_rank:
+        return 0
+    linear = FOUR_BIT_BYTES if load.load_in_4bit else EIGHT_BIT_BYTES if load.load_in_8bit else load.value_bytes
+    return int(linear * shape.linear_weights) + load.value_bytes * (shape.weights - shape.linear_weights)
+
+
+def _decode_copy_bytes(shape: Shape, load: Workload) -> int:
+    """Return those of weights that sampling reads in another form: cast, laid out, or merged (decode_weights)."""
+    if load.lays_out:
+        beside = shape.adapter_weights(load.lora_rank, load.lora_targets) if load.is_half else 0
+        return load.value_bytes * (shape.cast_weights + beside)
+    if load.is_half:
+        return load.value_bytes * (shape.adapter_weights(load.lora_rank, load.lora_targets) or shape.cast_weights)
+    adapted = shape.adapted(load.lora_targets) if load.lora_rank else ()
+    return load.value_bytes * sum(map(_size, adapted))
+
+
+def _size(layer: Layer) -> int:
+    return layer.inputs * layer.outputs

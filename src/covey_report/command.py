@@ -1,0 +1,102 @@
+"""`covey report RUN ...` and `covey watch RUN`."""
+
+import logging
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from covey.cli.flags import refuse_flags, run_folders, split_flags
+from covey.config.schema import OutputConfig
+from covey.run.folder import is_running
+from covey.system.text.console import CleanConsole
+from covey_report.logs.foreign import read_any
+from covey_report.page.make import FOLLOW_SECONDS, follow, make_report, names_of, pause
+from covey_report.page.png import draw_curves
+from covey_report.text import COLUMNS, as_lines
+
+LOGGER = logging.getLogger(__name__)
+WITH_VALUE = dict.fromkeys(("--out", "--png"), "a value")
+ALONE = ("--follow", "--text")
+WATCH_SECONDS = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the words ask for."""
+
+    folders: list[Path]
+    flags: dict[str, str] = field(default_factory=dict)
+
+
+def run_report(words: Sequence[str]) -> None:
+    """Make the report. ValueError for wrong words."""
+    asked = read_words("report", words)
+    names, console = names_of(asked.folders), CleanConsole()
+    if "--text" in asked.flags:
+        for line in as_lines([read_any(folder) for folder in asked.folders], names, columns()):
+            _say(console, line)
+    elif "--png" in asked.flags:
+        runs = [read_any(folder) for folder in asked.folders]
+        for path in draw_curves(runs, names, Path(asked.flags["--png"])):
+            _say(console, f"picture: {path}")
+    else:
+        # A page of HTML, made anew while the run goes on
+        out = Path(asked.flags["--out"]) if "--out" in asked.flags else None
+        if "--follow" in asked.flags:
+            first = make_report(asked.folders, out, refresh=FOLLOW_SECONDS)
+            _say(console, f"report: {first} (made anew every {FOLLOW_SECONDS} s until the run ends)")
+            follow(asked.folders, out)
+        else:
+            _say(console, f"report: {make_report(asked.folders, out)}")
+
+
+def run_watch(words: Sequence[str]) -> None:
+    """Show a run in the terminal until it ends. ValueError."""
+    if flags := [word for word in words if word.startswith("-")]:
+        raise ValueError(f"covey watch takes run folders alone, got {flags[0]}; covey report RUN --text prints it once")
+    folders = run_folders("watch", words)
+    names, console = names_of(folders), CleanConsole()
+    if not console.is_terminal:
+        console.width = columns()
+    with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
+        while True:
+            began = time.monotonic()
+            runs = [read_any(folder) for folder in folders]
+            lines = as_lines(runs, names, columns())
+            live.update(Text("\n".join(lines), no_wrap=True, overflow="ellipsis"), refresh=True)
+            if not any(map(is_running, folders)):
+                return
+            time.sleep(pause(WATCH_SECONDS, time.monotonic() - began))
+
+
+def columns() -> int:
+    """Return the terminal's width, or a page's."""
+    return shutil.get_terminal_size((COLUMNS, 0)).columns
+
+
+def report_at_the_end(output: OutputConfig, folder: Path) -> Path | None:
+    """Write a run's report if configured; failures are warnings."""
+    if not output.report:
+        return None
+    try:
+        return make_report([folder])
+    except Exception as error:
+        LOGGER.warning("no report was written (%s); covey report %s tries again", error, folder)
+        return None
+
+
+def _say(console: Console, line: str) -> None:
+    console.print(line, soft_wrap=True)
+
+
+def read_words(verb: str, words: Sequence[str]) -> Asked:
+    """Split folders from flags. ValueError for unknown flags or none."""
+    others, flags = split_flags(words, WITH_VALUE, ALONE)
+    refuse_flags(others, (*WITH_VALUE, *ALONE))
+    return Asked(run_folders(verb, others), flags)

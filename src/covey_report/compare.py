@@ -1,0 +1,142 @@
+"""How runs compare: those that differ only in their seed are one group, and groups are compared prompt by prompt."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, astuple
+from statistics import fmean, variance
+from typing import Any
+
+from covey.algorithm.intervals import Estimate, bounds_of, mean_interval, pass_of_each, student
+from covey.cli.outcome import WORDS, is_number, spell, state_of
+from covey.run.folder import last_settings, run_of
+from covey.system.text.format import number_of
+from covey_doctor.verdicts import of_each
+from covey_report.logs.read import Row, RunFiles
+from covey_report.page.origins import plain
+
+CONFIDENCE = 0.95
+PASSES = (1, 2, 4, 8, 16, 32, 64)
+"""The k of pass@k that are compared."""
+OF_ONE_RUN = ("seed", "resume", "trust_run", "output.", "timeouts.", "cold_start.cache_dir", "hydra.")
+"""Settings in which runs of one group may differ."""
+
+
+def comparison(runs: Sequence[RunFiles], names: Sequence[str]) -> dict[str, Any]:
+    """Compare every group of runs with the first: the settings that differ, and the last evaluations."""
+    settings = list(dict.fromkeys(name for run in runs for name in run.settings))
+    values = [(name, [_shown(run.settings.get(name)) for run in runs]) for name in settings]
+    groups = groups_of(runs)
+    labels = [names[first] + (f" and {number_of(len(more), 'more seed')}" if more else "") for first, *more in groups]
+    base, *others = ([runs[place].verdicts[-1] for place in group if runs[place].verdicts] for group in groups)
+    gains = [{"name": label, **_against(base, other)} for label, other in zip(labels[1:], others, strict=True)]
+    return {
+        "settings": [(name, of) for name, of in values if len(set(of)) > 1],
+        "base": labels[0],
+        "gains": [gain | {"lines": lines_of(gain, labels[0])} for gain in gains],
+    }
+
+
+def groups_of(runs: Sequence[RunFiles]) -> list[list[int]]:
+    """Return the places of runs, those together that differ only in the seed, in the order in which they are given."""
+    found: dict[str, list[int]] = {}
+    for place, run in enumerate(runs):
+        found.setdefault(_key(run.settings), []).append(place)
+    return list(found.values())
+
+
+def _key(settings: Mapping[str, Any]) -> str:
+    kept = {name: value for name, value in settings.items() if not name.startswith(OF_ONE_RUN)}
+    # A policy that a run saved is what that run's settings made
+    name = str(settings.get("model.name"))
+    if (saved := run_of(name)) is not None:
+        kept["model.name"] = [_key(last_settings(saved)), name.split("/")[-2]]
+    return json.dumps(kept, sort_keys=True, default=str)
+
+
+def _shown(value: Any) -> str:
+    """Write a value for people; what is empty is nothing."""
+    return "null" if value in (None, {}, []) else plain(value)
+
+
+def _against(base: Sequence[Row], other: Sequence[Row]) -> dict[str, Any]:
+    """Return other less base on the prompts that all were asked, with intervals."""
+    rows = [*base, *other]
+    everywhere = set.intersection(*(set(row["prompts"]) for row in rows)) if base and other else set()
+    shared = [name for name in base[0]["prompts"] if name in everywhere] if everywhere else []
+    found = {
+        name: difference(*([_values(row, name, shared) for row in side] for side in (base, other)))
+        for name in (measures_of(*rows) if shared else ())
+    }
+    first = next(iter(found.values()), None)
+    state = state_of(None if first is None else asdict(first), len(shared))
+    return {
+        "num_prompts": len(shared),
+        "seeds": [len(base), len(other)],
+        "measures": {name: [_finite(value) for value in astuple(one)] for name, one in found.items()},
+        "state": state,
+        "words": READINGS[state] if shared else "nothing in common",
+    }
+
+
+READINGS = WORDS | {"shown": "better, shown", "lost": "worse, shown", "unclear": "no difference shown"}
+
+
+def _values(row: Row, measure: str, shared: Sequence[str]) -> list[float]:
+    _, is_pass, k = measure.partition("pass@")
+    values = pass_of_each(row["num_scored"], row["num_right"], int(k)) if is_pass else of_each(row, measure)
+    own = dict(zip(row["prompts"], values, strict=True))
+    return [own[name] for name in shared]
+
+
+def measures_of(*rows: Row) -> list[str]:
+    """List the measures that all rows have, the main one first."""
+    most = min(min(row.get("num_scored") or [0]) for row in rows)
+    tells = all(set(row["right"]) - {"-"} for row in rows)
+    return [*(["accuracy", *(f"pass@{k}" for k in PASSES if k <= most)] if tells else []), "reward_mean"]
+
+
+def _finite(value: float) -> float | None:
+    return float(f"{value:.4g}") if math.isfinite(value) else None
+
+
+def difference(base: Sequence[Sequence[float]], other: Sequence[Sequence[float]]) -> Estimate:
+    """Return the mean of other less that of base, each of several runs that answered the same prompts.
+
+    The interval has what prompts leave open, paired, and where both sides have several runs what seeds do besides
+    (Welch, Biometrika 34:28, 1947).
+    """
+    columns = [column for side in (base, other) for column in side]
+    known = [place for place in range(len(columns[0])) if not any(math.isnan(column[place]) for column in columns)]
+    means = [[fmean(column[place] for column in side) for place in known] for side in (base, other)]
+    is_bounded = bounds_of([column[place] for column in columns for place in known]) is not None
+    found = mean_interval([b - a for a, b in zip(*means, strict=True)], CONFIDENCE, (-1.0, 1.0) if is_bounded else None)
+    if min(len(base), len(other)) < 2 or not known:
+        return found
+    # Add what runs of other seeds would differ by
+    sides = [[fmean(column[place] for place in known) for column in side] for side in (base, other)]
+    parts = [variance(of_runs) / len(of_runs) for of_runs in sides]
+    spread = sum(part**2 / (len(of_runs) - 1) for part, of_runs in zip(parts, sides, strict=True))
+    of_seeds = student(CONFIDENCE, sum(parts) ** 2 / spread) * math.sqrt(sum(parts)) if spread else 0.0
+    low = found.value - math.hypot(found.value - found.low, of_seeds)
+    high = found.value + math.hypot(found.high - found.value, of_seeds)
+    return Estimate(found.value, max(low, -1.0) if is_bounded else low, min(high, 1.0) if is_bounded else high)
+
+
+def lines_of(found: Mapping[str, Any], base: str) -> list[str]:
+    """Say how a group of runs compares with the first: a line, then one for each measure."""
+    if not found["measures"]:
+        return [f"{found['name']} against {base}"]
+    numbers = "{} and {} runs".format(*found["seeds"])
+    runs = numbers if max(found["seeds"]) > 1 else "a run each: other seeds may differ by more"
+    first = f"{found['name']} against {base}, {found['num_prompts']} prompts, {runs}"
+    return [first, *(_told(name, values) for name, values in found["measures"].items())]
+
+
+def _told(name: str, values: Sequence[float | None]) -> str:
+    """Write a difference with its interval: shares in points."""
+    value, low, high = values
+    is_share = name != "reward_mean"
+    factor, form = (100, ".1f") if is_share else (1, ".3f")
+    said = f"{name if is_share else 'mean reward'} {factor * (value or 0):+{form}}"
+    return f"{said} {spell({'low': low, 'high': high}, factor, form)}" if is_number(low) and is_number(high) else said

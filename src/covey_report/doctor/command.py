@@ -1,0 +1,76 @@
+"""`covey doctor RUN ...`: findings from logs, with an exit code."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from covey.cli.flags import refuse_flags, run_folders, split_flags
+from covey.system.text.console import CleanConsole
+from covey_doctor.diagnose import EXIT_CODES, worst
+from covey_report.doctor.health import Health, health_of, read_for_doctor
+from covey_report.page.make import names_of
+
+INDENT = "      "
+WITH_VALUE = {"--control": "the folder of a run with shuffled rewards"}
+ALONE = ("--json",)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the words ask for."""
+
+    folders: list[Path]
+    control: Path | None
+    as_json: bool
+
+
+def run_doctor(words: Sequence[str]) -> int:
+    """Print the findings of each run; return the worst exit code."""
+    asked = read_words(words)
+    # Judge each run, against a control where one is given
+    control = None if asked.control is None else read_for_doctor(asked.control)
+    found = [health_of(read_for_doctor(folder), control) for folder in asked.folders]
+    names = names_of(asked.folders)
+    # Print as JSON or in words
+    if asked.as_json:
+        rows = [
+            {"run": name, "verdict": of_run.line, "findings": [one.as_row() for one in of_run.findings]}
+            for name, of_run in zip(names, found, strict=True)
+        ]
+        print(json.dumps(rows, indent=1))
+    else:
+        console = CleanConsole()
+        for name, of_run in zip(names, found, strict=True):
+            _print(console, name, of_run)
+    return max(EXIT_CODES[worst(of_run.findings)] for of_run in found)
+
+
+def _print(console: Console, name: str, health: Health) -> None:
+    lines = [f"{name}: {health.line}"]
+    for one in health.findings:
+        rule = one.rule
+        if one.cause is not None:
+            lines += ["", f"{one.level.word:<5} {one.title}"]
+            continue
+        lines += [
+            "",
+            f"{one.level.word:<5} {one.title}",
+            f"{INDENT}why:   {rule.why} ({rule.source})",
+            f"{INDENT}try:   {'; '.join(one.advice)}",
+            f"{INDENT}wrong: if {rule.refuted}",
+        ]
+        if one.evidence.prompts:
+            lines.append(f"{INDENT}see:   {', '.join(one.evidence.prompts)}")
+    for line in lines:
+        console.print(line, soft_wrap=True)
+
+
+def read_words(words: Sequence[str]) -> Asked:
+    """Split runs from flags. ValueError for unknown flags or no run."""
+    others, given = split_flags(words, WITH_VALUE, ALONE)
+    refuse_flags(others, (*ALONE, *WITH_VALUE))
+    control = Path(given["--control"]) if "--control" in given else None
+    return Asked(run_folders("doctor", others), control, "--json" in given)

@@ -1,0 +1,98 @@
+"""What the doctor says of a run: its rules over what the run, or another tool, has left on the disk."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from covey.cli.outcome import not_shown
+from covey.system.disk import as_written
+from covey_doctor.catalogue import RULES
+from covey_doctor.diagnose import diagnose, in_a_line
+from covey_doctor.finding import Finding
+from covey_doctor.log import NOT_SHOWN, RunLog, log_of
+from covey_report.doctor.advice import facts_of
+from covey_report.logs.foreign import read_any
+from covey_report.logs.other_metrics import read_other_metrics
+from covey_report.logs.read import RunFiles, read_run
+from covey_report.page.curves import prompts_of
+
+
+def read_for_doctor(path: Path) -> RunFiles:
+    """Read a run of covey, or the metrics or answers of another tool. ValueError where there is neither."""
+    if not (path / "config.yaml").is_file():
+        found = read_other_metrics(path)
+        if found is not None:
+            return found
+    return read_any(path)
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """How a run is."""
+
+    line: str
+    findings: list[Finding]
+    """The most severe first."""
+
+
+def health_of(run: RunFiles, control: RunFiles | None = None) -> Health:
+    """Diagnose a run; `control` is the same run with shuffled rewards.
+
+    ValueError where a file does not hold what a run writes there.
+    """
+    with as_written(run.folder):
+        log = run_log(run, None if control is None else run_log(control))
+        found = diagnose(log, facts_of(log.settings))
+    return Health(in_a_line(found, log), found)
+
+
+def lines_below_tables(folder: Path) -> list[str]:
+    """Say how a run is: the doctor's line, then its worst causes."""
+    try:
+        health = health_of(read_run(folder))
+    except ValueError as error:  # the result is shown all the same
+        return [f"doctor: {error}"]
+    own = [one for one in health.findings if one.cause is None and one.rule.id != TABLE_SAYS]
+    return [f"doctor: {health.line}", *(f"  {one.level.word}, {one.title}" for one in own[:MOST_FINDINGS])]
+
+
+MOST_FINDINGS = 3
+TABLE_SAYS = "D32"
+"""The finding that the title of the tables has already."""
+
+
+def run_log(run: RunFiles, control: RunLog | None = None) -> RunLog:
+    """Return the columns of a run."""
+    return log_of(
+        run.steps,
+        run.looks,
+        settings=run.settings,
+        updates=run.updates,
+        verdicts=run.verdicts,
+        answers=run.answers,
+        rollouts=run.rollouts,
+        summary={**run.summary, NOT_SHOWN: not_shown(run.summary)}
+        if run.summary
+        else {"after": {"num_prompts": prompts_of(run)}},
+        error=run.error,
+        control=control,
+        is_foreign=not run.settings,
+    )
+
+
+def doctor_page(run: RunFiles) -> dict[str, Any]:
+    """Return what the page of the doctor shows: a line, and each finding with the steps whose groups show it."""
+    health = health_of(run)
+    rows = [finding.as_row() | {"look": _look(run, finding)} for finding in health.findings]
+    return {"line": health.line, "findings": rows, "num_rules": len(RULES)}
+
+
+def _look(run: RunFiles, finding: Finding) -> list[int]:
+    """Return traced steps of a finding: the one next to its beginning, and the last."""
+    steps = sorted({row["step"] for row in run.traces})
+    if not steps:
+        return []
+    since, until = finding.evidence.since, finding.evidence.until
+    first = steps[0] if since is None else min(steps, key=lambda step: abs(step - since))
+    last = steps[-1] if until is None else min(steps, key=lambda step: abs(step - until))
+    return sorted({first, last})

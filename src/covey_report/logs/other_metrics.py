@@ -1,0 +1,174 @@
+"""Metrics that other trainers log, under the names that covey has for them.
+
+TRL keeps them in `log_history` of trainer_state.json, verl prints `step:N - name:value - ...` or writes JSON lines of
+{"step", "data"} with trainer.logger=file.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from covey.system.disk import read_regular
+from covey_report.logs.read import MAX_BYTES, Row, RunFiles
+
+TRL_LOG = {
+    "reward": "sampled_reward_mean",
+    "frac_reward_zero_std": "zero_std_fraction",
+    "completions/mean_length": "completion_length_mean",
+    "completions/max_length": "completion_length_max",
+    "completions/clipped_ratio": "truncated_fraction",
+    "clip_ratio/region_mean": "clip_fraction",
+    "clip_ratio/low_mean": "clip_low",
+    "clip_ratio/high_mean": "clip_high",
+    "step_time": "seconds",
+}
+"""What TRL and covey both log of every run; `covey.trl` writes it under TRL's names."""
+TRL = TRL_LOG | {
+    "completion_length": "completion_length_mean",
+    "clip_ratio": "clip_fraction",
+    "sampling/sampling_logp_difference/mean": "mismatch",
+    "sampling/sampling_logp_difference/max": "mismatch_max",
+}
+VERL = {
+    "critic/score/mean": "sampled_reward_mean",
+    "critic/rewards/mean": "reward_mean",
+    "response_length/mean": "completion_length_mean",
+    "response_length/max": "completion_length_max",
+    "response_length/clip_ratio": "truncated_fraction",
+    "actor/entropy": "entropy",
+    "actor/entropy_loss": "entropy",
+    "actor/grad_norm": "grad_norm",
+    "actor/loss": "loss",
+    "actor/pg_loss": "policy_loss",
+    "actor/kl_loss": "kl",
+    "actor/ppo_kl": "approx_kl",
+    "actor/pg_clipfrac": "clip_fraction",
+    "actor/lr": "learning_rate",
+    "training/rollout_probs_diff_mean": "mismatch_probability",
+    "rollout_corr/k3_kl": "mismatch_kl",
+    "rollout_corr/rollout_is_eff_sample_size": "ess_fraction",
+    "perf/throughput": "tokens_per_second",
+    "timing_s/step": "seconds",
+}
+PART = re.compile(r"rewards/([^/]+)/(mean|std)")
+RIGHT = re.compile(r"accura|correct|acc\b|answer|solved", re.IGNORECASE)
+VERL_HELD_OUT = re.compile(r"val(?:-core|-aux)?/.*/(acc|reward|score)/mean@\d+|val/test_score/.*")
+LINE = re.compile(r"step:\s*(\d+) - (.*)")
+NUMBER = re.compile(r"np\.(?:float|int)\d+\((.*)\)")
+LOGS = ("*.jsonl", "*.log", "*.txt", "*.out")
+STATE = "trainer_state.json"
+
+
+def read_other_metrics(path: Path) -> RunFiles | None:
+    """Read what TRL or verl logged into a folder or a file, None where there is nothing of theirs."""
+    for file in [path] if path.is_file() else _candidates(path):
+        rows = of_trl(file) if file.suffix == ".json" else of_verl(file)
+        steps, looks = list(rows[0]), list(rows[1])
+        if steps:
+            return RunFiles(path, steps=_merged(steps), looks=_merged(looks))
+    return None
+
+
+def _candidates(folder: Path) -> Iterator[Path]:
+    """Yield files that may hold metrics: TRL's newest state first, then logs."""
+    saved = [path for path in folder.glob(f"checkpoint-*/{STATE}") if path.parent.name[11:].isdecimal()]
+    newest = sorted(saved, key=lambda path: -int(path.parent.name[11:]))
+    yield from (path for path in (folder / STATE, *newest) if path.is_file())
+    for pattern in LOGS:
+        yield from sorted(path for path in folder.glob(pattern) if path.is_file())
+
+
+def of_trl(file: Path) -> tuple[list[Row], list[Row]]:
+    """Return the rows of training and of evaluations in a trainer_state.json, none where it holds none."""
+    try:
+        history = json.loads(read_regular(file, MAX_BYTES)).get("log_history", [])
+    except (ValueError, AttributeError, RecursionError):
+        return [], []
+    rows = [row for row in history if isinstance(row, dict) and type(row.get("step")) is int]
+    training = [_renamed(row, TRL) for row in rows if "reward" in row or "loss" in row]
+    looks = [{"step": row["step"], **_held_out_of_trl(row)} for row in rows if "eval_reward" in row]
+    return training, looks
+
+
+def _renamed(row: Mapping[str, Any], names: Mapping[str, str]) -> Row:
+    found: Row = {"step": row["step"]}
+    for name, value in row.items():
+        if (part := PART.fullmatch(name)) is not None:
+            found[f"reward{'_std' if part[2] == 'std' else ''}/{part[1]}"] = value
+        elif name in names:
+            found[names[name]] = value
+        elif name != "step":
+            found[name] = value
+    return found
+
+
+def _held_out_of_trl(row: Mapping[str, Any]) -> Row:
+    found: Row = {"reward_mean": row["eval_reward"]}
+    for name, value in row.items():
+        part = PART.fullmatch(name.removeprefix("eval_"))
+        if name.startswith("eval_") and part is not None and part[2] == "mean" and RIGHT.search(part[1]):
+            found["accuracy"] = value
+    return found
+
+
+def of_verl(file: Path) -> tuple[list[Row], list[Row]]:
+    """Return the rows of training and of evaluations among the lines of a log, none where it is no log of verl."""
+    training, looks = [], []
+    for line in read_regular(file, MAX_BYTES).decode("utf-8", "replace").splitlines():
+        row = _numbers(line)
+        if row is None:
+            continue
+        if any(name.startswith(("critic/", "actor/", "response_length/")) for name in row):
+            training.append(_renamed(row, VERL))
+        held_out = {name: value for name, value in row.items() if VERL_HELD_OUT.fullmatch(name)}
+        if held_out:
+            looks.append({"step": row["step"], **_held_out_of_verl(held_out)})
+    return training, looks
+
+
+def _numbers(line: str) -> Row | None:
+    """Return the numbers of a line, a JSON object or what verl prints. None for another."""
+    # A JSON object with data and a step
+    if line.startswith("{"):
+        try:
+            found = json.loads(line)
+        except (ValueError, RecursionError):
+            return None
+        data = found.get("data") if isinstance(found, dict) else None
+        if not isinstance(data, dict) or type(found.get("step")) is not int:
+            return None
+        return {**data, "step": found["step"]}
+    # A line of verl's console logger, "step:1 - name:value - ..."
+    match = LINE.search(line)
+    if match is None:
+        return None
+    row: Row = {"step": int(match[1])}
+    for word in match[2].split(" - "):
+        name, _, text = word.strip().rpartition(":")
+        text = NUMBER.sub(r"\1", text.strip())
+        try:
+            row[name] = float(text)
+        except ValueError:
+            continue
+    return row
+
+
+def _held_out_of_verl(row: Mapping[str, float]) -> Row:
+    right = [value for name, value in row.items() if "/acc/" in name]
+    rewards = [value for name, value in row.items() if "/acc/" not in name]
+    found: Row = {}
+    if right or rewards:
+        found["reward_mean"] = (rewards or right)[0]
+    if right:
+        found["accuracy"] = sum(right) / len(right)
+    return found
+
+
+def _merged(rows: Sequence[Row]) -> list[Row]:
+    """Return one row a step: what is logged of a step twice is taken together."""
+    found: dict[int, Row] = {}
+    for row in rows:
+        found.setdefault(row["step"], {}).update(row)
+    return [found[step] for step in sorted(found)]

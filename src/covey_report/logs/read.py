@@ -1,0 +1,122 @@
+"""Reads what a run has left in its folder, finished or under way, and trusts none of it."""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from covey.run.folder import (
+    AUDIT,
+    CONFIG,
+    EVALUATIONS,
+    METRICS,
+    ROLLOUTS,
+    TRACES,
+    UPDATES,
+    VERDICTS,
+    VERSIONS,
+    last_settings,
+    read_summary,
+)
+from covey.system.disk import read_regular
+from covey.system.jsonl import MAX_BYTES, read_rows
+from covey_doctor.verdicts import of_answers, with_prompts
+
+Row = dict[str, Any]
+
+MAX_TEXT = 4000
+"""Characters of a prompt or an answer on the page."""
+LOG = "covey.log"
+ENDED = "the run ended here: "
+"""How the log begins the line that says why a run ended early."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunFiles:
+    """The rows of a run. What is not there, or cannot be read, is empty."""
+
+    folder: Path
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Dotted name -> value."""
+    versions: Row = field(default_factory=dict)
+    summary: Row | None = None
+    steps: list[Row] = field(default_factory=list)
+    """Training rows of metrics.jsonl."""
+    looks: list[Row] = field(default_factory=list)
+    """Evaluation rows of metrics.jsonl."""
+    verdicts: list[Row] = field(default_factory=list)
+    """Of all prompts of each evaluation."""
+    answers: list[Row] = field(default_factory=list)
+    """Of evaluations."""
+    rollouts: list[Row] = field(default_factory=list)
+    traces: list[Row] = field(default_factory=list)
+    updates: list[Row] = field(default_factory=list)
+    audit: Row = field(default_factory=dict)
+    """What `covey audit` found."""
+    error: str | None = None
+    """Why the run ended early."""
+
+
+def read_run(folder: Path) -> RunFiles:
+    """Read a run. ValueError where the folder holds none."""
+    if not (folder / CONFIG).is_file():
+        raise ValueError(f"{folder} is no run folder: it has no {CONFIG}")
+    metrics = list(read_rows(folder / METRICS))
+    summary = read_summary(folder)
+    answers = list(read_rows(folder / EVALUATIONS))
+    return RunFiles(
+        folder=folder,
+        settings=last_settings(folder),
+        versions=plain_mapping(_json(folder / VERSIONS)),
+        summary=summary,
+        steps=[row for row in metrics if row.get("kind") == "train"],
+        looks=[row for row in metrics if row.get("kind") == "evaluate"],
+        verdicts=with_prompts(read_rows(folder / VERDICTS)) or of_answers(answers),
+        answers=answers,
+        rollouts=list(read_rows(folder / ROLLOUTS)),
+        traces=list(read_rows(folder / TRACES)),
+        updates=list(read_rows(folder / UPDATES)),
+        audit=plain_mapping(_json(folder / AUDIT)),
+        error=_error(folder) if summary is not None and summary.get("status") != "completed" else None,
+    )
+
+
+def cut(text: Any, most: int = MAX_TEXT) -> Any:
+    """Cut text, or each turn of a conversation, to so many characters."""
+    if isinstance(text, list):
+        return [_turn(turn, most) for turn in text if isinstance(turn, dict)]
+    shown = "" if text is None else str(text)
+    return shown if len(shown) <= most else shown[:most] + "…"
+
+
+def _turn(turn: Row, most: int) -> Row:
+    """Return role and text of a message, and the calls of tools in it with what they were called by."""
+    content = turn.get("content")
+    shown = {"role": str(turn.get("role")), "content": cut("" if content is None else str(content), most)}
+    if turn.get("name"):
+        shown["name"] = cut(turn["name"], 80)
+    if turn.get("tool_calls"):
+        shown["calls"] = cut(json.dumps(turn["tool_calls"], default=str, ensure_ascii=False), most)
+    return shown
+
+
+def _json(path: Path) -> Any:
+    try:
+        return json.loads(read_regular(path, MAX_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return {}
+
+
+def plain_mapping(value: Any) -> Row:
+    """Return a mapping, an empty one in place of what is none."""
+    return value if isinstance(value, dict) else {}
+
+
+def _error(folder: Path) -> str | None:
+    """Return what the log says of the end of a run, None where it says nothing."""
+    try:
+        lines = read_regular(folder / LOG, MAX_BYTES).decode("utf-8", "replace").splitlines()
+    except (OSError, ValueError):
+        return None
+    found = [line.partition(ENDED)[2] for line in lines if ENDED in line]
+    return found[-1] if found else None

@@ -1,0 +1,89 @@
+"""The page of machines: the best of a run as solids, and where each body of theirs is while they are simulated.
+
+The page turns and projects them itself: a film is numbers, not pictures. Shapes: T moments, B bodies, K corners.
+"""
+
+import json
+from typing import Any
+
+from covey_report.logs.read import Row, RunFiles
+
+NUM_MACHINES = 6
+MOTION_BYTES = 60_000
+"""Of the motion of one machine."""
+EVERY = (2, 4, 8, 16)
+"""Looks of the simulation, 0.02 s apart, from one moment to the next: the first that has room is taken."""
+
+
+def machines_of(run: RunFiles) -> dict[str, Any]:
+    """Return the best machines of the run, none of them where no machine had a score."""
+    from covey_tasks.machines.design.place import place
+    from covey_tasks.machines.design.types import Invalid
+    from covey_tasks.machines.pictures.command import ANY_BLOCK, best_of_run, describe
+    from covey_tasks.machines.pictures.mesh import FILM, mesh_of
+
+    # Machines of the highest scores
+    try:
+        best = best_of_run(run.folder, NUM_MACHINES)
+    except (ValueError, OSError, LookupError, TypeError):  # what stands in the file may be anything
+        best = []
+    found = []
+    for one in best:
+        machine = place(one.tree, ANY_BLOCK)
+        if isinstance(machine, Invalid):
+            continue
+        own = {"score": one.score, "step": one.step, "about": describe(machine)}
+        found.append(own | _solids(mesh_of(machine)) | {"motion": motion_of(machine, run)})
+    view = {"right": FILM.right, "up": FILM.up, "into": FILM.into}
+    return {"kind": "machines", "items": found, "view": view}
+
+
+def motion_of(machine: Any, run: RunFiles) -> Row | None:
+    """Simulate a machine as the run did, None where it cannot be here or breaks off."""
+    from covey_tasks.machines.design.tree import num_boulders
+    from covey_tasks.machines.scores import find_score
+
+    task = "catapult" if num_boulders(machine.tree) else "car"
+    try:
+        from covey_tasks.machines.physics.simulate import record  # needs MuJoCo
+
+        recording = record(machine, find_score(task, str(run.settings.get("environment.score", "strict"))).world)
+    except (ImportError, ValueError):
+        return None
+    trajectory = recording.trajectory
+    if trajectory.ending != "complete":
+        return None
+    # As many moments as there is room for, metres in hundredths and directions in thousandths
+    found: Row = {}
+    for every in EVERY:
+        places = (100 * recording.positions_TB3[::every]).round().astype(int)
+        turns = (1000 * recording.rotations_TB33[::every, :, :, :2]).round().astype(int)
+        moments = [[*place.ravel().tolist(), *turn.ravel().tolist()] for place, turn in zip(places, turns, strict=True)]
+        seconds = every * float(trajectory.times_T[1] - trajectory.times_T[0])
+        found = {"seconds": round(seconds, 4), "bodies": places.shape[1], "moments": moments}
+        if len(json.dumps(found)) <= MOTION_BYTES:
+            break
+    return found
+
+
+def _solids(mesh: Any) -> Row:
+    """Return the polygons of each convex solid and the lines between bodies, from the origins of their bodies."""
+    from covey_tasks.machines.design.blocks import BLOCKS
+
+    solids: dict[int, Row] = {}
+    for polygon in mesh.polygons:
+        kind = "root" if polygon.type == 0 else BLOCKS[polygon.type].kind
+        own = solids.setdefault(polygon.solid, {"kind": kind, "body": polygon.body, "faces": []})
+        corners = (polygon.corners_K3 - mesh.pivots_B3[polygon.body]).round(3)
+        own["faces"].append([polygon.outward_3.round(3).tolist(), corners.ravel().tolist()])
+    lines = [
+        [line.kind, list(line.bodies), [(end - mesh.pivots_B3[body]).round(3).tolist() for body, end in _ends(line)]]
+        for line in mesh.lines
+    ]
+    return {"solids": list(solids.values()), "lines": lines, "pivots": mesh.pivots_B3.round(3).tolist()}
+
+
+def _ends(line: Any) -> list[tuple[int, Any]]:
+    import numpy as np
+
+    return [(body, np.array(point)) for body, point in zip(line.bodies, line.points, strict=True)]

@@ -1,0 +1,171 @@
+"""Where settings of a run come from: typed by its user, from recipe and presets, fitted by covey, or defaults."""
+
+import json
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from typing import Any
+
+import yaml
+
+from covey.config.schema import ENVIRONMENT_SETTINGS, Config, group_choices
+from covey.config.shelves import preset_file
+from covey.system.section import flat
+from covey_report.logs.read import Row, RunFiles
+
+OWN, RECIPE, FITTED, DEFAULT = "own", "recipe", "fitted", "default"
+NAMED_BY = {"environment": "environment.name", "engine": "engine.name", "optimizer": "optimizer.name"}
+"""Groups whose choice is a name in the schema, rather than a file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """What a run was begun with, as far as its folder says."""
+
+    recipe: str = ""
+    chosen: Mapping[str, str] = field(default_factory=dict)
+    """Group -> the preset that was typed for it."""
+    typed: frozenset[str] = frozenset()
+    """Dotted names."""
+    file: str = ""
+    """Of settings, after --config."""
+
+
+def settings_page(run: RunFiles) -> dict[str, Any]:
+    """Return what the page of settings shows: rows of (name, value, default, value of the recipe, origin).
+
+    The recipe's values are those of its file and of the presets that it names, before anything gave way.
+    """
+    command = command_of(run.versions)
+    default = _defaults(str(run.settings.get("environment.name")))
+    recipe = default | _presets(command)
+    rows = []
+    for name, value in run.settings.items():
+        base = recipe.get(name, default.get(name))
+        is_typed = any(name == word or name.startswith(f"{word}.") for word in command.typed)
+        if is_same(value, base):
+            origin = DEFAULT if is_same(base, default.get(name)) else RECIPE
+        else:
+            origin = OWN if is_typed else FITTED
+        rows.append((name, plain(value), plain(default.get(name)), plain(base), origin))
+    presets = [f"{group}={choice}" for group, choice in command.chosen.items()]
+    return {
+        "recipe": command.recipe,
+        "presets": presets,
+        "file": command.file,
+        "is_known": bool(run.versions),
+        "rows": rows,
+    }
+
+
+def command_of(versions: Row) -> Command:
+    """Return what the commands say that began a run and resumed it, nothing where a program began it."""
+    given = versions.get("earlier_commands")
+    lines = [*(given if isinstance(given, list) else []), versions.get("command", "")]
+    recipe, file, chosen, typed, known = "", "", {}, set(), group_choices()
+    for words in map(_words, lines):
+        for place, word in enumerate(words):
+            name, equals, value = word.lstrip("+").partition("=")
+            if name == "--config":
+                file = value or next(iter(words[place + 1 :]), "")
+            elif equals and name == "recipe":
+                recipe = value
+            elif equals and name in known:
+                chosen[name] = value
+            elif equals and not name.startswith(("-", "hydra.")):
+                typed.add(name)
+    return Command(recipe, chosen, frozenset(typed), file)
+
+
+def algorithm_of(run: RunFiles) -> str:
+    """Return the algorithm as it was chosen, by its preset or its recipe's, and what that comes to."""
+    command, chosen = command_of(run.versions), dict[str, str]()
+    list(_of_recipe(command.recipe, chosen) if command.recipe else ())
+    name = command.chosen.get("algorithm", chosen.get("algorithm"))
+    parts = f"{run.settings.get('algorithm.advantage')}, {run.settings.get('algorithm.loss')}"
+    return f"{name} ({parts})" if name else parts
+
+
+def _words(line: Any) -> list[str]:
+    """Return what follows `covey train` in a command, nothing of other commands."""
+    try:
+        words = shlex.split(str(line))
+    except ValueError:
+        return []
+    return words[2:] if words[1:2] == ["train"] else []
+
+
+def _presets(command: Command) -> dict[str, Any]:
+    """Return what a recipe and typed presets say, by dotted name, nothing of files that are not covey's own."""
+    chosen: dict[str, str] = {}
+    own = dict(_of_recipe(command.recipe, chosen)) if command.recipe else {}
+    found: dict[str, Any] = {}
+    for group, choice in (chosen | dict(command.chosen)).items():
+        found |= _of_choice(group, choice)
+    return found | {name: value for name, value in own.items() if name.partition(".")[0] not in command.chosen}
+
+
+def _of_recipe(recipe: str, chosen: dict[str, str]) -> Iterator[tuple[str, Any]]:
+    """Yield what a recipe says, after those that it is made of, and put the presets that it names into `chosen`."""
+    file = preset_file("recipe", recipe)
+    if file is None:
+        return
+    content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    for entry in content.pop("defaults", []):
+        if isinstance(entry, str) and entry != "_self_":
+            yield from _of_recipe(entry.removeprefix("/recipe/"), chosen)
+        elif isinstance(entry, dict):
+            chosen |= {name.removeprefix("override /"): str(value) for name, value in entry.items()}
+    yield from flat(content).items()
+
+
+def _of_choice(group: str, choice: str) -> dict[str, Any]:
+    """Return what a choice of a group sets."""
+    if group in NAMED_BY:
+        return {NAMED_BY[group]: choice} | (_of_fill() if (group, choice) == ("engine", "fill") else {})
+    return preset_settings(group, choice) or {}
+
+
+@cache
+def preset_settings(group: str, choice: str) -> dict[str, Any] | None:
+    """Read a preset by dotted names, None where there is no file."""
+    file = preset_file(group, choice)
+    if file is None:
+        return None
+    content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    return flat({name: value for name, value in content.items() if name != "defaults"}, f"{group}.")
+
+
+def _of_fill() -> dict[str, Any]:
+    from covey.config.compose import FILL_SAMPLING  # which imports Hydra
+
+    return {f"sampling.{name}": value for name, value in FILL_SAMPLING.items()}
+
+
+def is_same(one: Any, other: Any) -> bool:
+    """Tell whether two values of settings are equal, one of which may be text where YAML takes 1e-6 for that.
+
+    >>> is_same(1e-6, "1e-6"), is_same(1, True)
+    (True, False)
+    """
+    if isinstance(one, bool) or isinstance(other, bool):
+        return one is other
+    if isinstance(one, str) is not isinstance(other, str):
+        try:
+            return float(one) == float(other)
+        except (TypeError, ValueError):
+            return False
+    return bool(one == other)
+
+
+def plain(value: Any) -> str:
+    """Write a value for people."""
+    return value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
+
+
+def _defaults(environment: str) -> dict[str, Any]:
+    config = Config()
+    if environment in ENVIRONMENT_SETTINGS:
+        config.environment = ENVIRONMENT_SETTINGS[environment]()
+    return flat(asdict(config))

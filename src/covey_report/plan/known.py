@@ -1,0 +1,62 @@
+"""What is known of a run before anything is measured: an earlier probe of it here, and the length of its prompts."""
+
+from dataclasses import asdict
+from pathlib import Path
+from statistics import fmean
+
+from covey.config.schema import Config
+from covey.environments import build as environments
+from covey.environments.base import close_environment
+from covey.system.disk import cache_folder
+from covey_report.plan.hardware import Hardware
+from covey_report.plan.kept import keep, kept
+from covey_report.plan.plan import Measured
+
+NUM_PROMPTS = 64
+"""Whose tokens are counted."""
+
+
+def prompt_tokens_of(config: Config) -> float | None:
+    """Return the mean length of the prompts of a task that is here, None where a tokenizer would be fetched for it."""
+    if config.model.name != "nano":
+        return None
+    # Both import transformers, for which the plan of another model need not wait
+    from covey.policy.models.loading import load_tokenizer
+    from covey.rollouts.encoding import encode_prompt
+
+    try:
+        tokenizer, environment = load_tokenizer(config.model), environments.build(config)
+    except (ValueError, ImportError, OSError):  # a plan needs no rows: training says what is missing
+        return None
+    try:
+        prompts = environment.prompts("train")[:NUM_PROMPTS]
+        return fmean(len(encode_prompt(tokenizer, prompt)) for prompt in prompts)
+    finally:
+        close_environment(environment)
+
+
+def kept_probe(config: Config, on: Hardware) -> Measured | None:
+    """Return what an earlier probe of this model and task on this machine has kept."""
+    found = kept(_path(config, on))
+    try:
+        return None if found is None else Measured(**found)
+    except TypeError:  # of another version
+        return None
+
+
+def keep_probe(config: Config, on: Hardware, found: Measured) -> None:
+    keep(_path(config, on), asdict(found))
+
+
+def _path(config: Config, on: Hardware) -> Path:
+    model = config.model
+    words = (
+        model.name,
+        model.nano_hidden_size,
+        model.nano_num_layers,
+        model.lora_rank,
+        config.environment.name,
+        on.name,
+    )
+    name = "".join(c if c.isalnum() else "-" for c in "_".join(map(str, words)))
+    return Path(cache_folder()) / "plans" / f"{name}.json"

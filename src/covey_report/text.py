@@ -1,0 +1,106 @@
+"""A report for terminals: the verdict, curves of block characters with their sentences, and what compares."""
+
+import math
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from covey.run.records.terminal import average_bins, sparkline
+from covey.system.disk import as_written
+from covey.system.text.escaping import escape
+from covey_doctor.finding import Level
+from covey_report.compare import comparison
+from covey_report.doctor.health import health_of
+from covey_report.logs.foreign import read_any
+from covey_report.logs.read import RunFiles
+from covey_report.page.content import verdict
+from covey_report.page.curves import curves_of
+
+WIDTH, LEAST_WIDTH, TITLE = 40, 12, 26
+"""Characters of a curve, at most and at least, and those of its title that a narrow terminal keeps."""
+COLUMNS = 128
+"""Where no terminal says how many it has."""
+STATES = ("running", "failed", "interrupted", "none")
+"""Of runs whose sentence says all that there is to say."""
+
+
+def as_lines(runs: Sequence[RunFiles], names: Sequence[str], columns: int = COLUMNS) -> list[str]:
+    """Return the report of the runs as lines of plain text, for a terminal of so many columns."""
+    lines: list[str] = []
+    for run, name in zip(runs, names, strict=True):
+        with as_written(run.folder):
+            found = verdict(run)
+            told = found["text"] if found["state"] in STATES else f"{found['text']} {found['badge'].capitalize()}."
+            said = [told, *(f"doctor: {line}" for line in _of_doctor(run))]
+            lines += [name, *(line for text in said for line in _wrapped(text, columns))]
+            lines += [f"  {line}" for line in (*_drawn(curves_of(run), columns - 2), *_last_groups(run))] + [""]
+    return lines + (compared_lines(runs, names) if len(runs) > 1 else [])
+
+
+def _wrapped(text: str, columns: int) -> list[str]:
+    """Break a sentence into lines, those after the first further in."""
+    return textwrap.wrap(text, max(columns, 30), initial_indent="  ", subsequent_indent="    ")
+
+
+def _drawn(curves: Sequence[Mapping[str, Any]], columns: int) -> list[str]:
+    """Return a line for each curve: its title, the curve as wide as there is room for, and its sentence."""
+    longest = max((len(curve["title"]) for curve in curves), default=0)
+    sentence = max((len(curve["reading"]) for curve in curves), default=0)
+    # Titles give way to the curve, and the curve to the sentence
+    title = min(longest, max(TITLE, columns - sentence - WIDTH - 4))
+    width = min(WIDTH, max(LEAST_WIDTH, columns - title - sentence - 4))
+    return [f"{_cut(c['title'], title):<{title}}  {_line(c, width):<{width}}  {c['reading']}" for c in curves]
+
+
+def _cut(title: str, most: int) -> str:
+    return title if len(title) <= most else title[: most - 1] + "…"
+
+
+def _line(curve: Mapping[str, Any], width: int) -> str:
+    """Draw a curve: each step where there is room for all, else its moving mean."""
+    values = curve["raw"] if len(curve["raw"]) <= width else curve["y"]
+    return sparkline(average_bins([math.nan if value is None else value for value in values], width))
+
+
+def _of_doctor(run: RunFiles) -> list[str]:
+    """Return how the run is, and what is sick or to be watched."""
+    health = health_of(run)
+    return [health.line, *(f"{one.level.word}, {one.title}" for one in health.findings if one.level > Level.NOTE)]
+
+
+def _last_groups(run: RunFiles, most: int = 6) -> list[str]:
+    """Return some groups of the last step, a square for each answer."""
+    if not run.updates or not run.updates[-1].get("groups"):
+        return []
+    row = run.updates[-1]
+    groups = row["groups"][:most]
+    return [f"groups of step {row['step']}:"] + [
+        f"  {glyphs(one['rewards'])}  {escape(str(one['prompt_id']))}" for one in groups
+    ]
+
+
+def compared_lines(runs: Sequence[RunFiles], names: Sequence[str]) -> list[str]:
+    """Say how groups of runs compare with the first, by their last evaluations, and in which settings."""
+    found = comparison(runs, names)
+    differ = [f"  {name}: {' | '.join(values)}" for name, values in found["settings"]]
+    lines = [] if found["gains"] else ["one group of runs: they differ in the seed alone"]
+    for gain in found["gains"]:
+        first, *measures = gain["lines"]
+        lines += [f"{first}: {gain['words']}", *(f"  {one}" for one in measures)]
+    return [*lines, "settings that differ:", *(differ or ["  none"])]
+
+
+def compare_folders(folders: Sequence[Path], names: Sequence[str]) -> list[str]:
+    """Read runs and say how they compare."""
+    return compared_lines([read_any(folder) for folder in folders], names)
+
+
+def glyphs(rewards: Sequence[Any]) -> str:
+    """Draw each reward of a group: full from 1 on, empty at 0 and below, half between.
+
+    >>> glyphs([1.0, 0.0, 0.5])
+    '■□▣'
+    """
+    known = [reward for reward in rewards if isinstance(reward, int | float)]
+    return "".join("■" if reward >= 1 else "□" if reward <= 0 else "▣" for reward in known)
