@@ -89,7 +89,7 @@ def _use_liger(model: nn.Module, patch: pytest.MonkeyPatch, precision: str) -> N
     """Let the model's layers keep what they keep through Liger on a GPU."""
     patch.setattr(liger._OnGpu, "_computes", lambda self, x: True)
     patch.setattr(liger._OnGpu, "_cast_once", lambda self, x: x.to(DTYPES[precision]))
-    patch.setattr(liger._Norm, "_norm", lambda self, x: _Norm.apply(x, self.weight))
+    patch.setattr(liger._Norm, "_norm_input", lambda self, x: _Norm.apply(x, self.weight))
     patch.setattr(liger._Mlp, "_gate", lambda self, gate, up: _Gate.apply(gate, up))
     patch.setattr(liger._Attention, "_rotate", lambda self, query, key, cos, sin: _Turns.apply(query, key))
     liger.use_liger(model, torch.device("cuda"))

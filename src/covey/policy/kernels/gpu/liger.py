@@ -34,7 +34,7 @@ class _Norm(_OnGpu):
     weight: nn.Parameter
     variance_epsilon: float
 
-    def _norm(self, hidden_states: Tensor) -> Tensor:
+    def _norm_input(self, hidden_states: Tensor) -> Tensor:
         from liger_kernel.ops import LigerRMSNormFunction
 
         # Not in place: the gradient that comes in may be read by others.
