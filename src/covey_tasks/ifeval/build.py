@@ -7,7 +7,7 @@ from covey.environments.data.rows import row_settings
 from covey.environments.settings import BuildSettings
 from covey.types import Prompt
 from covey_tasks.ifeval.environment import IFEval
-from covey_tasks.ifeval.generator import generate, recipe_of
+from covey_tasks.ifeval.generator import generate
 from covey_tasks.ifeval.prompts import COLUMNS, Source, from_requests, load, prompt_of
 from covey_tasks.ifeval.rewards import scheme_of
 from covey_tasks.ifeval.settings import IfevalConfig
@@ -18,7 +18,7 @@ def build_ifeval(settings: IfevalConfig, config: BuildSettings) -> Environment:
     ask = scheme.instruction if settings.instruction is None else settings.instruction
 
     def generated() -> dict[Split, list[Prompt]]:
-        requests = generate(recipe_of(settings), settings.num_train, settings.num_test)
+        requests = generate(settings)
         return {split: from_requests(found, split, settings.style, ask) for split, found in requests.items()}
 
     make = partial(prompt_of, instruction=ask)

@@ -33,43 +33,29 @@ class Request:
     kwargs: tuple[Arguments, ...]
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """What prompts are made of. ValueError for what cannot be."""
-
-    style: str = "full"
-    """full (whole sentences, all 25 kinds) or short (a few words, the eight kinds of `kinds.yaml`)."""
-    kinds: Sequence[str] = ()
-    """The kinds of instruction; empty takes all of the style."""
-    max_instructions: int = 3
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.style not in STYLES:
-            raise ValueError(f"style must be one of {', '.join(STYLES)}, got {self.style!r}")
-        unknown = [kind for kind in self.kinds if kind not in STYLES[self.style]]
-        if unknown:
-            raise ValueError(
-                f"kinds of style {self.style} must be among {', '.join(STYLES[self.style])}, got {unknown[0]}"
-            )
-        if len(set(self.kinds)) < len(self.kinds):
-            raise ValueError(f"kinds must be different, got {', '.join(self.kinds)}")
-        if self.max_instructions < 1:
-            raise ValueError(f"max_instructions must be >= 1, got {self.max_instructions}")
+def check_kinds(settings: IfevalConfig) -> None:
+    """Refuse (ValueError) settings that no prompt can be made of."""
+    style, kinds = settings.style, settings.kinds
+    if style not in STYLES:
+        raise ValueError(f"style must be one of {', '.join(STYLES)}, got {style!r}")
+    unknown = [kind for kind in kinds if kind not in STYLES[style]]
+    if unknown:
+        raise ValueError(f"kinds of style {style} must be among {', '.join(STYLES[style])}, got {unknown[0]}")
+    if len(set(kinds)) < len(kinds):
+        raise ValueError(f"kinds must be different, got {', '.join(kinds)}")
+    for name in ("max_instructions", "num_train", "num_test"):
+        if getattr(settings, name) < 1:
+            raise ValueError(f"{name} must be >= 1, got {getattr(settings, name)}")
 
 
-def recipe_of(settings: IfevalConfig) -> Recipe:
-    return Recipe(settings.style, tuple(settings.kinds), settings.max_instructions, settings.problem_seed)
-
-
-def generate(recipe: Recipe, num_train: int, num_test: int) -> dict[Split, list[Request]]:
-    """Generate different prompts for both splits, which share none. Raises ValueError where there are not so many."""
-    if num_train < 1 or num_test < 1:
-        raise ValueError(f"num_train and num_test must be >= 1, got {num_train} and {num_test}")
+def generate(settings: IfevalConfig) -> dict[Split, list[Request]]:
+    """Generate different prompts for both splits, which share none."""
+    check_kinds(settings)
+    num_train, num_test = settings.num_train, settings.num_test
     found: dict[str, Request] = {}
-    random = Random(f"ifeval {recipe.seed}")
+    random = Random(f"ifeval {settings.problem_seed}")
     for _ in range(ATTEMPTS * (num_train + num_test)):
-        request = _draw(recipe, random)
+        request = _draw(settings, random)
         found.setdefault(request.text, request)
         if len(found) == num_train + num_test:
             break
@@ -82,11 +68,11 @@ def generate(recipe: Recipe, num_train: int, num_test: int) -> dict[Split, list[
     return {"train": requests[num_test:], "test": requests[:num_test]}
 
 
-def _draw(recipe: Recipe, random: Random) -> Request:
-    kinds = STYLES[recipe.style]
-    names = _names(recipe.kinds or tuple(kinds), random.randint(1, recipe.max_instructions), random)
+def _draw(settings: IfevalConfig, random: Random) -> Request:
+    kinds = STYLES[settings.style]
+    names = _names(settings.kinds or tuple(kinds), random.randint(1, settings.max_instructions), random)
     arguments = [kinds[name].draw(random) for name in names]
-    topic, ask = _ask(recipe.style, names, random)
+    topic, ask = _ask(settings.style, names, random)
     for name, drawn in zip(names, arguments, strict=True):
         if name == "combination:repeat_prompt":
             drawn["prompt_to_repeat"] = ask

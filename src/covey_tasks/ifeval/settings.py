@@ -48,10 +48,10 @@ class IfevalConfig(EnvironmentConfig):
 
     def check(self, run: BuildSettings) -> None:
         """Check that scheme and kinds exist, and ranges."""
-        from covey_tasks.ifeval.generator import recipe_of
+        from covey_tasks.ifeval.generator import check_kinds
         from covey_tasks.ifeval.rewards import scheme_of
 
         with naming_settings():
             scheme_of(self)
             if run.data.path is None:
-                recipe_of(self)
+                check_kinds(self)

@@ -8,13 +8,19 @@ from pathlib import Path
 import pytest
 
 from covey_graders.ifeval.instructions import CHECKS, instructions_of, judge
-from covey_tasks.ifeval.generator import Recipe, Request, generate
+from covey_tasks.ifeval.generator import Request, check_kinds
+from covey_tasks.ifeval.generator import generate as generate_of
 from covey_tasks.ifeval.gold import gold_answer
 from covey_tasks.ifeval.kinds import MATERIAL, STYLES, compatible
+from covey_tasks.ifeval.settings import IfevalConfig
+
+
+def generate(num_train: int, num_test: int, **settings: object) -> dict[str, list[Request]]:
+    return generate_of(IfevalConfig(num_train=num_train, num_test=num_test, **settings))
 
 
 def many(style: str) -> list[Request]:
-    found = generate(Recipe(style), 1500, 100)
+    found = generate(1500, 100, style=style)
     return [*found["train"], *found["test"]]
 
 
@@ -71,7 +77,7 @@ def test_no_prompt_joins_kinds_that_do_not_go_together() -> None:
 
 
 def test_the_splits_share_no_prompt_and_a_seed_gives_the_same_prompts() -> None:
-    first, again, other = generate(Recipe(), 300, 100), generate(Recipe(), 300, 100), generate(Recipe(seed=1), 300, 100)
+    first, again, other = generate(300, 100), generate(300, 100), generate(300, 100, problem_seed=1)
     assert first == again
     assert first != other
     texts = [{request.text for request in first[split]} for split in ("train", "test")]
@@ -80,8 +86,7 @@ def test_the_splits_share_no_prompt_and_a_seed_gives_the_same_prompts() -> None:
 
 
 def test_kinds_and_their_number_can_be_chosen() -> None:
-    recipe = Recipe(kinds=("punctuation:no_comma", "startend:quotation"), max_instructions=1)
-    found = generate(recipe, 50, 10)["train"]
+    found = generate(50, 10, kinds=["punctuation:no_comma", "startend:quotation"], max_instructions=1)["train"]
     assert {request.instruction_id_list for request in found} == {("punctuation:no_comma",), ("startend:quotation",)}
 
 
@@ -119,19 +124,19 @@ def test_stock_sentences_break_no_instruction_by_themselves() -> None:
 )
 def test_impossible_recipes_are_refused(settings: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        Recipe(**settings)
+        check_kinds(IfevalConfig(**settings))
 
 
 def test_more_prompts_than_there_are_is_refused_with_their_number() -> None:
-    recipe = Recipe(style="short", kinds=("punctuation:no_comma",))
+    few: dict = {"style": "short", "kinds": ["punctuation:no_comma"]}
     num_topics = len(MATERIAL["short topics"])
-    assert len(generate(recipe, num_topics - 1, 1)["train"]) == num_topics - 1
+    assert len(generate(num_topics - 1, 1, **few)["train"]) == num_topics - 1
     with pytest.raises(
         ValueError, match=f"needs more kinds or instructions: {num_topics} different prompts were found"
     ):
-        generate(recipe, 50, 10)
-    with pytest.raises(ValueError, match="num_train and num_test must be >= 1, got 0 and 1"):
-        generate(recipe, 0, 1)
+        generate(50, 10, **few)
+    with pytest.raises(ValueError, match="num_train must be >= 1, got 0"):
+        generate(0, 1, **few)
 
 
 def test_the_short_style_has_a_wording_for_each_of_its_kinds() -> None:
