@@ -20,13 +20,13 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from covey.engine.native.engine import NativeEngine
-from covey.environments.data.short_answers import brief
 from covey.policy.models.loading import load_policy
 from covey.policy.settings import ModelConfig
 from covey.types import Completion, Sampling
 from covey_tasks.ifeval.generator import generate, recipe_of
 from covey_tasks.ifeval.settings import IfevalConfig
 from covey_tasks.math.generated import word_problems
+from covey_tasks.rows.short_answers import brief
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
 

@@ -13,7 +13,7 @@ import pytest
 
 import covey
 from covey.cli.main import main
-from covey.environments.data.short_answers import brief, tells
+from covey_tasks.rows.short_answers import brief, tells
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
 

@@ -6,6 +6,9 @@ some retell everything, and most forget the full stop, which leaves something to
 
 import random
 from collections.abc import Mapping
+from pathlib import Path
+
+from covey.system.lookup import read_table
 
 NUM_TRAIN = 2048
 NUM_TEST = 256
@@ -14,23 +17,7 @@ BRIEF = 0.4
 STOPPED = 0.4
 """Share that end in a full stop."""
 
-_OPENINGS = ("so", "today", "last week", "this morning", "on monday", "yesterday")
-_ACTORS = (
-    *("my boss", "my dog", "my cat", "my sister", "my brother", "my roommate", "my uncle", "my aunt"),
-    *("our teacher", "our neighbour", "our landlord", "our coach", "a friend", "a stranger", "a student", "a waiter"),
-)
-_VERBS = (
-    *("broke", "lost", "sold", "hid", "painted", "found"),
-    *("dropped", "kept", "borrowed", "burned", "cleaned", "moved"),
-)
-_OBJECTS = (
-    *("the lamp", "the keys", "my bike", "my phone", "the car", "my guitar", "the cake", "our tent", "the sofa"),
-    *("my laptop", "the fence", "my shoes", "the ladder", "our map", "the piano", "my coat", "the radio", "my watch"),
-)
-_DETAILS = (
-    *("after lunch", "in the rain", "at the party", "by accident", "without asking", "before the exam"),
-    *("and laughed", "and said sorry", "for a joke", "once again", "at midnight", "and ran off"),
-)
+PARTS = read_table(Path(__file__).with_suffix(".yaml"))
 
 
 def posts() -> Mapping[str, list[dict[str, str]]]:
@@ -50,8 +37,8 @@ def posts() -> Mapping[str, list[dict[str, str]]]:
 
 
 def _row(generator: random.Random) -> dict[str, str]:
-    opening, detail = generator.choice(_OPENINGS), generator.choice(_DETAILS)
-    event = " ".join(generator.choice(words) for words in (_ACTORS, _VERBS, _OBJECTS))
+    opening, detail = generator.choice(PARTS["openings"]), generator.choice(PARTS["details"])
+    event = " ".join(generator.choice(PARTS[name]) for name in ("actors", "verbs", "objects"))
     story = f"{opening} {event} {detail}"
     summary = event if generator.random() < BRIEF else story
     end = "." if generator.random() < STOPPED else ""

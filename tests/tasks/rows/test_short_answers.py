@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from covey.environments.data.short_answers import FORMS, NUM_TEST, QUESTIONS, THINGS, brief, fills_in, forms, tells
+from covey_tasks.rows.short_answers import FORMS, NUM_TEST, QUESTIONS, THINGS, brief, fills_in, forms, tells
 
 Row = dict[str, Any]
 BRIEF = {row["thing"]: row for rows in brief().values() for row in rows}

@@ -1,7 +1,7 @@
 """The generated stand-in for summaries of forum posts."""
 
-from covey.environments.data.posts import NUM_TEST, NUM_TRAIN, posts
 from covey.rewards import LengthPenalty, SentenceEnd
+from covey_tasks.rows.posts import NUM_TEST, NUM_TRAIN, posts
 
 
 def test_posts_are_the_same_every_time_and_no_post_is_in_both_splits() -> None:

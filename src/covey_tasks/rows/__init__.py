@@ -1,0 +1,1 @@
+"""Made-up rows for reward functions, and the rewards of some."""
