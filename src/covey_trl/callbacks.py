@@ -1,4 +1,4 @@
-"""Callbacks of transformers in a run of covey, and the rows of `state.log_history`."""
+"""Run callbacks of transformers, and write `state.log_history`."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ HEARD = (
 
 
 class Bridge(Callback):
-    """Tells callbacks of transformers what happens, keeps the state they read, and stops where they ask for it."""
+    """Call callbacks of transformers, keep the state they read, stop on request."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class Bridge(Callback):
         num_steps: int,
         is_evaluated: bool,
     ) -> None:
-        """Make callbacks that are given as classes. ValueError for one that waits for an event that never comes.
+        """Instantiate callbacks. ValueError for an event that never comes.
 
         `num_steps` is that of the optimiser in the whole run. `is_evaluated` says whether there is an eval_dataset,
         whose evaluations scripts hear of.
@@ -52,7 +52,7 @@ class Bridge(Callback):
         self._epoch = 0
 
     def add(self, callback: TrainerCallback | type[TrainerCallback]) -> None:
-        """Add a callback, as `Trainer.add_callback` does. ValueError for what is none."""
+        """Add a callback. ValueError for another object."""
         made = callback() if isinstance(callback, type) else callback
         if not isinstance(made, TrainerCallback):
             raise ValueError(f"callbacks must be TrainerCallbacks of transformers, got {made!r:.80}")
@@ -103,14 +103,14 @@ class Bridge(Callback):
             self._stop_where_asked()
 
     def end(self) -> None:
-        """Tell that the run is over."""
+        """Log the last steps and call `on_train_end`."""
         if self._since and self.args.logging_strategy != "no":
             self.log(log_row(self._since))
         self._since = []
         self._tell("on_train_end")
 
     def log(self, row: Mapping[str, float | None]) -> None:
-        """Add a row to `state.log_history`, which callbacks hear of."""
+        """Append a row to `state.log_history` and call `on_log`."""
         logs: dict[str, Any] = {**row, "epoch": self.state.epoch or 0.0}
         self.state.log_history.append({**logs, "step": self.state.global_step})
         self._tell("on_log", logs=logs)
@@ -134,7 +134,7 @@ class Bridge(Callback):
 
 
 def log_row(steps: Sequence[Mapping[str, float | None]]) -> dict[str, float | None]:
-    """Return the means of some steps under TRL's names.
+    """Average the metrics of several steps under TRL's names.
 
     >>> log_row([{"loss": 1.0, "reward/exact": 0.0}, {"loss": 3.0, "reward/exact": 1.0}])
     {'loss': 2.0, 'rewards/exact/mean': 0.5}
@@ -153,7 +153,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def evaluated(found: Evaluation, prefix: str, *, with_parts: bool = False) -> dict[str, float]:
-    """Return an evaluation under TRL's names, and those of several data sets under theirs, such as eval_NAME_reward."""
+    """Name the metrics of an evaluation as TRL does, such as eval_NAME_reward."""
     values = {f"{prefix}_reward": found.reward_mean.value}
     values |= {} if found.accuracy is None else {f"{prefix}_accuracy": found.accuracy.value}
     for name, part in found.reward_parts.items() if with_parts else ():

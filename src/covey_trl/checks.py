@@ -1,4 +1,4 @@
-"""Arguments and subclasses of a trainer that have no counterpart, refused by name."""
+"""Refuse arguments and overrides of a trainer that have no counterpart."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from covey_trl.config import GRPOConfig
 
 
 def check_arguments(args: GRPOConfig, rollout_func: Any, optimizers: tuple[Any, Any], ref_model: Any) -> None:
-    """Raise ValueError for an argument that has no counterpart, or that nothing would read."""
+    """Raise ValueError for arguments without a counterpart or without effect."""
     refused = {
         "rollout_func": (rollout_func, "covey samples; an environment of your own scores and replies"),
         "optimizers": (
@@ -24,7 +24,7 @@ def check_arguments(args: GRPOConfig, rollout_func: Any, optimizers: tuple[Any, 
 
 
 def quantised_settings(model: Any, given: Any, keywords: dict[str, Any], peft_config: Any) -> dict[str, Any]:
-    """Return the settings of weights in 4 or 8 bits under adapters, none where nobody asks for them.
+    """Derive the settings of 4- or 8-bit weights under adapters.
 
     `keywords` for loading lose what asks for them. ValueError for another quantisation, or without plain adapters.
     """
@@ -60,7 +60,7 @@ ADAPTERS = ("r", "lora_alpha", "lora_dropout", "target_modules")
 
 
 def check_kinds(model: Any, args: Any, processing_class: Any, **lists: Any) -> None:
-    """Raise ValueError for an argument of another kind. `lists` are those that hold several."""
+    """Raise ValueError for an argument of another type."""
     if not isinstance(model, str) and not hasattr(model, "config"):
         raise ValueError(f"model must be a name, a folder or a model, got {model!r:.80}")
     if not isinstance(args, GRPOConfig | None):
@@ -73,7 +73,7 @@ def check_kinds(model: Any, args: Any, processing_class: Any, **lists: Any) -> N
 
 
 def check_overrides(made: type, base: type) -> None:
-    """Raise ValueError for a class that overrides a method of TRL's trainer which covey's, its base, never calls."""
+    """Raise ValueError for an overridden method that covey never calls."""
     own = {name for cls in made.__mro__ if cls is not base for name in vars(cls)} - {*vars(base)}
     unread = sorted(name for name in own if name in OF_TRL or (hasattr(Trainer, name) and not hasattr(object, name)))
     if unread:

@@ -1,4 +1,4 @@
-"""GRPOConfig: the fields of TRL 1.16 with its defaults. What each becomes stands in `covey_trl.fields`."""
+"""GRPOConfig: the fields of TRL 1.16 with its defaults."""
 
 import json
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ Made = TypeVar("Made")
 
 
 def explaining(made: type[Made]) -> type[Made]:
-    """Have TypeErrors about a field, or an argument, that is not there say what to do about it."""
+    """Add remedies to TypeErrors about unknown fields or arguments."""
     init = made.__init__
     known = [*signature(init).parameters][1:]
     kind = "field" if is_dataclass(made) else "argument"
@@ -41,7 +41,7 @@ def explaining(made: type[Made]) -> type[Made]:
 @explaining
 @dataclass
 class GRPOConfig(TrainingArguments):
-    """Hold the arguments of a TRL script. Every field is obeyed, or refused by name with the reason.
+    """Arguments of a TRL script, each obeyed or refused by name.
 
     Those of transformers' TrainingArguments are inherited; HfArgumentParser reads all of them.
     """
@@ -134,7 +134,7 @@ class GRPOConfig(TrainingArguments):
     preflight_gradient_tolerance: float | None = None
 
     def __post_init__(self) -> None:
-        """Derive what TRL derives. The devices are covey's to choose, so nothing of transformers is set up."""
+        """Derive TRL's dependent fields, without the device setup of transformers."""
         for name in DICTIONARIES:
             value = getattr(self, name)
             if isinstance(value, str):
@@ -146,17 +146,17 @@ class GRPOConfig(TrainingArguments):
 
     @property
     def world_size(self) -> int:
-        """Return how many processes train together."""
+        """Number of training processes."""
         return ranks.world_size()
 
     @property
     def steps_per_batch(self) -> int:
-        """Return the optimiser steps on what is sampled at once. ValueError as `num_mini_batches` raises it."""
+        """Optimiser steps on one batch of completions."""
         return self.num_iterations * self.num_mini_batches
 
     @property
     def num_mini_batches(self) -> int:
-        """Return the optimiser steps of a pass over what is sampled at once. ValueError where that is part of one."""
+        """Optimiser steps of one pass over a batch. ValueError for a fraction."""
         steps, accumulated = self.steps_per_generation or 1, self.gradient_accumulation_steps
         if steps % accumulated:
             raise ValueError(
@@ -166,7 +166,7 @@ class GRPOConfig(TrainingArguments):
         return steps // accumulated
 
     def _check_kinds(self) -> None:
-        """Refuse (ValueError) a value of another kind in a field that is computed with."""
+        """Raise ValueError for values of another type."""
         for name, kind in NUMBERS.items():
             convert(getattr(self, name), kind, name)
         for name in COUNTS:
@@ -181,7 +181,7 @@ class GRPOConfig(TrainingArguments):
             raise ValueError(f"report_to must be a name or a list of names, got {self.report_to!r:.80}")
 
     def _derive_batches(self) -> None:
-        """Derive generation_batch_size or steps_per_generation from the other. ValueError where they do not fit."""
+        """Derive generation_batch_size or steps_per_generation. ValueError for a misfit."""
         per_step = self.per_device_train_batch_size * self.world_size
         if self.generation_batch_size is not None and self.steps_per_generation is not None:
             raise ValueError("generation_batch_size and steps_per_generation say the same: give one of both")
@@ -216,12 +216,12 @@ def _from_json(name: str, text: str) -> Any:
 
 
 def default_of(name: str) -> Any:
-    """Return the default of a field of GRPOConfig, as it is before anything is derived."""
+    """Look up the default of a field, before anything is derived."""
     found = next(one for one in fields(GRPOConfig) if one.name == name)
     return found.default if found.default_factory is MISSING else found.default_factory()
 
 
 def changed_fields(args: GRPOConfig) -> Mapping[str, Any]:
-    """Return the fields that a script set to another value than their default."""
+    """Collect the fields that differ from their default."""
     values = {one.name: getattr(args, one.name) for one in fields(args)}
     return {name: value for name, value in values.items() if value != default_of(name)}

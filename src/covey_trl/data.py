@@ -1,4 +1,4 @@
-"""Rows as TRL takes them: data sets, streamed ones, and several to evaluate on by name."""
+"""Read rows as TRL does: data sets, streams, several eval sets by name."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,7 +11,7 @@ from covey_trl.mapping import batches
 
 
 def splits_of(train: Any, evaluated: Any, args: GRPOConfig) -> tuple[dict[Split, Sequence[Any]], list[str]]:
-    """Return the rows of both splits, and the name of the data set of each test row where there are several.
+    """Split rows, and name the data set of each test row.
 
     Of a stream as many rows are read as max_steps trains on. ValueError for what cannot be read.
     """
@@ -30,7 +30,7 @@ def splits_of(train: Any, evaluated: Any, args: GRPOConfig) -> tuple[dict[Split,
 
 
 def _counted(rows: Any, name: str, args: GRPOConfig) -> Sequence[Any]:
-    """Return rows that have a number: those of a stream are read, for training as many as the run takes."""
+    """Read a stream into rows, for training as many as the run takes."""
     if hasattr(rows, "__len__") and not isinstance(rows, str | Mapping):
         return rows
     if not isinstance(rows, Iterable) or isinstance(rows, str | Mapping):
@@ -43,7 +43,7 @@ def _counted(rows: Any, name: str, args: GRPOConfig) -> Sequence[Any]:
 
 
 def rows_of_reset(args: GRPOConfig) -> list[dict[str, Any]]:
-    """Return empty rows for a run whose prompts `reset` supplies, as many as it takes."""
+    """Make empty rows for a run whose prompts `reset` supplies."""
     if args.max_steps <= 0:
         raise ValueError(f"without a train_dataset max_steps must say how long to train, got {args.max_steps}")
     return [{} for _ in range(math.prod(batches(args, 0)))]

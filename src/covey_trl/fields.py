@@ -1,4 +1,4 @@
-"""What becomes of every field of GRPOConfig: the one table that the mapping obeys and the docs show."""
+"""Table of every field of GRPOConfig, for the mapping and the docs."""
 
 import re
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ OWN = tuple(name for name, meaning in MAPPED.items() if meaning.startswith("not 
 
 @contextmanager
 def named_in_errors() -> Iterator[None]:
-    """Have a ValueError that names settings of covey's name the fields of GRPOConfig that set them, too."""
+    """Add fields of GRPOConfig to ValueErrors that name covey's settings."""
     try:
         yield
     except ValueError as error:
@@ -36,6 +36,6 @@ def named_in_errors() -> Iterator[None]:
 
 
 def table() -> str:
-    """Return the rows of the page's table, in the order of the alphabet."""
+    """Lay out the table of the docs, in alphabetical order."""
     rows = {**{name: MAPPED[name] for name in MAPPED}, **{name: f"refused: {REFUSED[name]}" for name in REFUSED}}
     return "\n".join(["| field | |", "|---|---|", *(f"| `{name}` | {rows[name]} |" for name in sorted(rows))])

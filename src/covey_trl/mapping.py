@@ -1,4 +1,4 @@
-"""From GRPOConfig to settings of covey: batch sizes, steps and losses are computed, what cannot be is refused."""
+"""Map GRPOConfig to settings of covey, or refuse it."""
 
 import math
 from collections.abc import Mapping
@@ -42,7 +42,7 @@ WORDS = {
 
 
 def refuse_unknown(args: GRPOConfig) -> None:
-    """Refuse every field that has no counterpart and is set to another value than its default."""
+    """Refuse changed fields that have no counterpart."""
     for name, value in changed_fields(args).items():
         if name in REFUSED and not _is_harmless(name, value):
             raise ValueError(f"GRPOConfig({name}={value!r}) has no counterpart in covey: {REFUSED[name]}")
@@ -51,7 +51,6 @@ def refuse_unknown(args: GRPOConfig) -> None:
 
 
 def _is_harmless(name: str, value: Any) -> bool:
-    """Tell whether a value says what is so in any case."""
     return (name, str(value)) in {
         ("gradient_checkpointing_kwargs", "{'use_reentrant': False}"),
         ("pad_to_multiple_of", "None"),
@@ -60,7 +59,7 @@ def _is_harmless(name: str, value: Any) -> bool:
 
 
 def settings_of(args: GRPOConfig, num_rows: int) -> dict[str, Any]:
-    """Return the settings that a GRPOConfig means, by dotted name. ValueError for what has no counterpart."""
+    """Map a GRPOConfig to settings by dotted name. ValueError without a counterpart."""
     refuse_unknown(args)
     # Batches, and the groups of each optimiser step
     num_batches, groups = batches(args, num_rows)
@@ -96,7 +95,7 @@ def settings_of(args: GRPOConfig, num_rows: int) -> dict[str, Any]:
 
 
 def batches(args: GRPOConfig, num_rows: int) -> tuple[int, int]:
-    """Return the batches of the run and the prompts of each. ValueError where the run ends within a batch."""
+    """Count batches, and prompts of each. ValueError for a fraction of a batch."""
     groups = (args.generation_batch_size or 1) // (args.num_generations or 1)
     # A number of optimiser steps, else passes over the rows
     if args.max_steps > 0:
@@ -154,7 +153,7 @@ def _sampling(args: GRPOConfig) -> dict[str, Any]:
 
 
 def _vllm(args: GRPOConfig) -> dict[str, Any]:
-    """Return the settings of sampling by vLLM, with TRL's correction of what vLLM computes otherwise."""
+    """Map sampling by vLLM, with TRL's correction of its log-probs."""
     found: dict[str, Any] = {"engine.name": "vllm"}
     # A server, or a share of the trainer's GPU, whose fields TRL reads nowhere else
     if args.vllm_mode == "server":
@@ -184,7 +183,7 @@ def _vllm(args: GRPOConfig) -> dict[str, Any]:
 
 
 def _without_vllm(args: GRPOConfig) -> dict[str, Any]:
-    """Refuse fields of vLLM where vLLM does not sample: nothing would read them."""
+    """Refuse fields of vLLM without use_vllm."""
     idle = [name for name in changed_fields(args) if name.startswith("vllm_")]
     if idle:
         raise ValueError(f"{idle[0]}={getattr(args, idle[0])!r} needs use_vllm=True")
@@ -192,7 +191,7 @@ def _without_vllm(args: GRPOConfig) -> dict[str, Any]:
 
 
 def _objective(args: GRPOConfig) -> dict[str, Any]:
-    """Return advantages, loss, its reduction and the KL penalty. Nothing is clamped that TRL does not clamp."""
+    """Map advantages, loss, reduction and KL penalty, clamped as in TRL."""
     # Refuse losses without a counterpart
     if args.loss_type not in AGGREGATIONS:
         raise ValueError(f"loss_type must be one of {', '.join(AGGREGATIONS)}, got {args.loss_type}")
@@ -250,7 +249,6 @@ def _loss(args: GRPOConfig) -> dict[str, Any]:
 
 
 def _penalties(args: GRPOConfig) -> dict[str, Any]:
-    """Return the KL penalty and the entropy bonus."""
     # Entropy bonus
     if args.top_entropy_quantile < 1 and (args.entropy_coef != 0 or args.use_adaptive_entropy):
         raise ValueError(
@@ -308,7 +306,6 @@ def _optimizer(args: GRPOConfig, num_batches: int) -> dict[str, Any]:
 
 
 def _least_rate(args: GRPOConfig, schedule: str, falls: str) -> dict[str, Any]:
-    """Return the share of the rate at the end of a schedule."""
     keywords = _dictionary(args.lr_scheduler_kwargs)
     if schedule != "cosine_with_min_lr" and keywords:
         raise ValueError(f"lr_scheduler_kwargs={keywords} has no counterpart in covey for {schedule}")
@@ -354,12 +351,12 @@ def _preflight(args: GRPOConfig) -> dict[str, Any]:
 
 
 def _in_batches(args: GRPOConfig, given: float, num_batches: int = 1) -> int:
-    """Return the batches that hold a number, or below 1 a share, of the optimiser's steps."""
+    """Convert optimiser steps, or a share of them below 1, to batches."""
     return math.ceil(steps_of(given, num_batches * args.steps_per_batch) / args.steps_per_batch)
 
 
 def steps_of(given: float, num_steps: int) -> int:
-    """Return a number of steps, which below 1 is a share of all.
+    """Convert a share of all steps, which is below 1, to steps.
 
     >>> steps_of(10, 200), steps_of(0.1, 200)
     (10, 20)
@@ -374,11 +371,9 @@ def _chosen(field: str, value: str, known: Mapping[str, int]) -> int:
 
 
 def _word(value: Any) -> str:
-    """Return the word of an enumeration of transformers, or the text itself."""
     return str(getattr(value, "value", value))
 
 
 def _dictionary(given: Mapping[str, Any] | str | None) -> dict[str, Any]:
-    """Return a copy of keyword arguments. GRPOConfig has read those that came as JSON."""
     assert not isinstance(given, str), "read when the configuration was made"
     return dict(given or {})

@@ -1,4 +1,4 @@
-"""Rewards as TRL takes them: functions, names of ready-made ones, and reward models by name or in memory."""
+"""Read rewards as TRL does: functions, names, reward models."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def reward_list(given: Any, tokenizers: Any) -> list[str | Callable[..., Any]]:
-    """Return the rewards of a trainer as functions and names.
+    """List the rewards of a trainer as functions and names.
 
     `tokenizers` belong to reward models, one for each reward or None. ValueError where there are not as many.
     """
@@ -38,13 +38,13 @@ def _reward(reward: Any, tokenizer: "PreTrainedTokenizerBase | None") -> str | C
 
 
 def _named_after(model: RewardModel, name: str) -> RewardModel:
-    """Have the metrics of a reward model under the last part of its name, as in TRL."""
+    """Name a reward model by the last part of its path, as TRL does."""
     model.__name__ = name.rstrip("/").rpartition("/")[2]
     return model
 
 
 class _ModelInMemory(RewardModel):
-    """A reward model that a script has loaded itself."""
+    """Reward model that a script has loaded."""
 
     def __init__(self, model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase | None") -> None:
         super().__init__(model.name_or_path or type(model).__name__)
@@ -61,7 +61,7 @@ class _ModelInMemory(RewardModel):
 
 
 def without_columns(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a reward that is called with prompts and completions alone, as with remove_unused_columns=True."""
+    """Hide the columns of rows from a reward, as remove_unused_columns=True does."""
     return partial(_called_without_columns, function)
 
 

@@ -1,4 +1,4 @@
-"""GRPOTrainer: the arguments of TRL's, over `covey.train`."""
+"""GRPOTrainer: TRL's arguments, over `covey.train`."""
 
 import json
 import re
@@ -68,7 +68,7 @@ PREFILLED = (
 
 @explaining
 class GRPOTrainer:
-    """Train as a TRL script says. What has no counterpart is refused by name, when the trainer is made.
+    """Train as a TRL script says, or refuse by name what it cannot.
 
     >>> trainer = GRPOTrainer("Qwen/Qwen2.5-0.5B-Instruct", reward_funcs=exact, args=args, train_dataset=rows)
     >>> trainer.train(), trainer.save_model()
@@ -95,7 +95,7 @@ class GRPOTrainer:
         environment_factory: Any = None,
         ref_model: Any = None,
     ) -> None:
-        """Take what TRL's trainer takes. Without a train_dataset, `reset` of the environment supplies the prompts.
+        """Read TRL's arguments. Without a train_dataset `reset` supplies the prompts.
 
         `ref_model`, a name or a model, is what beta compares with, where it is not the model as it began. ValueError,
         in one line, for an argument or a field of `args` that has no counterpart.
@@ -126,12 +126,12 @@ class GRPOTrainer:
 
     @property
     def state(self) -> TrainerState:
-        """Return how far training is, and the log: `state.log_history`."""
+        """Progress of training, and its `log_history`."""
         return self._bridge.state
 
     @property
     def model(self) -> Any:
-        """Return the model: the object that was given, and the trained one after `train`."""
+        """Model as given, after `train` the trained one."""
         if self._result is not None:
             return self._result.model
         return self._given[0] or self._untrained
@@ -142,17 +142,17 @@ class GRPOTrainer:
 
     @property
     def processing_class(self) -> Any:
-        """Return the tokenizer."""
+        """Tokenizer of the policy."""
         if self._result is not None:
             return self._result.tokenizer
         return self._given[1] or AutoTokenizer.from_pretrained(self.config.model.name)
 
     def add_callback(self, callback: TrainerCallback | type[TrainerCallback]) -> None:
-        """Have a callback hear of the run from now on."""
+        """Add a callback for the rest of the run."""
         self._bridge.add(callback)
 
     def train(self, resume_from_checkpoint: str | bool | None = None) -> TrainOutput:
-        """Train to the end, or on from a checkpoint: True takes the newest run in output_dir or beside it (NAME-2)."""
+        """Train, or resume: True takes the newest run of output_dir (NAME-2)."""
         folder, config = self._folder, self.config
         if resume_from_checkpoint:
             wanted = None if resume_from_checkpoint is True else Path(str(resume_from_checkpoint))
@@ -176,7 +176,7 @@ class GRPOTrainer:
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval", **settings: Any
     ) -> dict[str, float]:
-        """Measure the trained policy on the eval_dataset, that of the trainer where no other is given."""
+        """Evaluate the trained policy on an eval_dataset, the trainer's by default."""
         result, environment = self._trained(), None
         if eval_dataset is not None:
             splits, names = splits_of(self._splits["train"], eval_dataset, self.args)
@@ -186,22 +186,22 @@ class GRPOTrainer:
         return evaluated(found, metric_key_prefix)
 
     def end(self) -> None:
-        """Do nothing: `train` has closed what it opened."""
+        """Do nothing, as `train` closes what it opens."""
 
     def save_model(self, output_dir: str | None = None) -> None:
-        """Save model (or adapter) and tokenizer, in output_dir where no other is named."""
+        """Save model (or adapter) and tokenizer, in output_dir by default."""
         if ranks.rank() == 0:
             self._trained().save(output_dir or self._folder)
 
     def log_metrics(self, split: str, metrics: Mapping[str, float]) -> None:
-        """Print metrics, one a line, as transformers' trainers do."""
+        """Print metrics, one a line."""
         if self.is_world_process_zero():
             width = max(map(len, metrics), default=0)
             lines = [f"  {name:<{width}} = {value}" for name, value in sorted(metrics.items())]
             print("\n".join([f"***** {split} metrics *****", *lines]))
 
     def save_metrics(self, split: str, metrics: Mapping[str, float], combined: bool = True) -> None:
-        """Write metrics into SPLIT_results.json of output_dir, and beside others into all_results.json."""
+        """Write metrics to SPLIT_results.json, and into all_results.json, of output_dir."""
         if not self.is_world_process_zero():
             return
         folder = self._folder
@@ -213,27 +213,27 @@ class GRPOTrainer:
             write_json(known, before | dict(metrics))
 
     def save_state(self) -> None:
-        """Write trainer_state.json into output_dir; what a run goes on from is in its checkpoints."""
+        """Write trainer_state.json into output_dir; a run resumes from its checkpoints."""
         if self.is_world_process_zero():
             self._folder.mkdir(parents=True, exist_ok=True)
             self.state.save_to_json(str(self._folder / "trainer_state.json"))
 
     def is_world_process_zero(self) -> bool:
-        """Return whether this process writes for all."""
+        """Check for rank 0, which writes files."""
         return ranks.rank() == 0
 
     @property
     def accelerator(self) -> Processes:
-        """Return what scripts ask of the processes that train together."""
+        """Stand-in for the accelerator."""
         return Processes()
 
     @property
     def hub_model_id(self) -> str:
-        """Return the repository of push_to_hub."""
+        """Repository of push_to_hub."""
         return self.args.hub_model_id or self._folder.name
 
     def push_to_hub(self, commit_message: str = "End of training", blocking: bool = True, **keywords: Any) -> Any:
-        """Push model (or adapter) and tokenizer to hub_model_id, or a repository named like output_dir.
+        """Push model (or adapter) and tokenizer to hub_model_id.
 
         It always waits for the end, and leaves out what belongs to a model card, which is not written.
         """
@@ -259,7 +259,6 @@ class GRPOTrainer:
         return self._result
 
     def _make_config(self, model: Any) -> Config:
-        """Return the settings of the run."""
         name = model if isinstance(model, str) and self._given[0] is None else model_name(self._given[0])
         found = {
             "environment": "reward_functions",
@@ -282,7 +281,6 @@ class GRPOTrainer:
         return config
 
     def _tool_settings(self) -> dict[str, Any]:
-        """Return the settings of tools and environments, none where there are none."""
         if not self._tools and self._factories is None:
             return {}
         several = isinstance(self._factories, Mapping)
@@ -299,7 +297,7 @@ class GRPOTrainer:
     def _make_environment(
         self, config: Config, splits: Mapping[Split, Any] | None = None, names: Sequence[str] = ()
     ) -> Environment:
-        """Return the rewards on all rows, with tools where there are some. `names` are the data sets of test rows."""
+        """Build the environment of all rows; `names` are data sets of test rows."""
         judged = self._make_rewards(config, self._splits if splits is None else splits)
         judged.call("test", self._eval_names if splits is None else names)
         if not isinstance(config.environment, ToolsConfig):
@@ -311,7 +309,7 @@ class GRPOTrainer:
         return made
 
     def _make_rewards(self, config: Config, splits: Mapping[Split, Any]) -> RewardFunctions:
-        """Return the rewards: without an eval_dataset, its first prompt is all that evaluations look at."""
+        """Build the rewards; without an eval_dataset evaluations take the first prompt."""
         read = PromptFormat(said=PREFILLED).read
         rows: dict[Split, list[Any]] = {
             split: [read(row if self._factories is None else with_prompt(row)) for row in of]
@@ -331,7 +329,6 @@ def _short_name(model: Any) -> str:
 
 
 def _refuse_beside_quantised(model: str, processing_class: Any, keywords: Mapping[str, Any]) -> None:
-    """Refuse what cannot be said of weights that covey loads by name."""
     if processing_class is not None and processing_class.name_or_path != model:
         raise ValueError("under 4 or 8 bits the tokenizer is that of the model: leave processing_class out")
     if other := next((name for name in keywords if name not in ("device_map", "dtype", "torch_dtype")), None):
@@ -339,7 +336,7 @@ def _refuse_beside_quantised(model: str, processing_class: Any, keywords: Mappin
 
 
 def _load(model: Any, processing_class: Any, peft_config: Any, keywords: dict[str, Any]) -> tuple[Any, Any]:
-    """Return model and tokenizer in memory, (None, None) where covey loads them by name."""
+    """Load model and tokenizer, (None, None) if covey loads them by name."""
     if keywords.get("trust_remote_code"):
         why = REFUSED["trust_remote_code"]
         raise ValueError(f"model_init_kwargs['trust_remote_code'] has no counterpart in covey: {why}")
@@ -366,7 +363,7 @@ def _load(model: Any, processing_class: Any, peft_config: Any, keywords: dict[st
 
 
 def _device_setting(args: GRPOConfig) -> dict[str, str]:
-    """Return the setting of the one device that model_init_kwargs name. ValueError where they split the model."""
+    """Read the device of model_init_kwargs. ValueError for a split model."""
     given = dict(args.model_init_kwargs or {}).get("device_map")  # type: ignore[arg-type] # JSON is read by now
     if given is None or args.use_cpu:
         return {}
@@ -385,7 +382,7 @@ def _function(reward: Any) -> Callable[..., Any]:
 
 
 def _run_folder(path: Path) -> Path:
-    """Return the run that a checkpoint belongs to. ValueError where there is none."""
+    """Find the run of a checkpoint. ValueError without one."""
     found = next((folder for folder in (path, *path.parents[:3]) if (folder / "config.yaml").is_file()), None)
     if found is None:
         raise ValueError(f"resume_from_checkpoint={path} is no run of covey's, and no checkpoint of one")
@@ -393,7 +390,7 @@ def _run_folder(path: Path) -> Path:
 
 
 def _newest_run(folder: Path) -> Path:
-    """Return the newest run that a trainer of this output_dir left. ValueError where none has a checkpoint."""
+    """Find the newest run of this output_dir. ValueError without a checkpoint."""
     named = re.compile(re.escape(folder.name) + r"(-[0-9]+)?")
     beside = folder.parent.iterdir() if folder.parent.is_dir() else ()
     saved = [path for path in beside if named.fullmatch(path.name) and any(path.glob("checkpoints/step-*"))]

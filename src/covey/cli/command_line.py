@@ -6,14 +6,14 @@ Imports the schema of the settings and nothing heavier.
 import difflib
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from decimal import Decimal
 from functools import cache
 from typing import Any, get_origin, get_type_hints
 
 from covey.cli import help as usage
-from covey.config.names import RUN_FOLDER, did_you_mean, named_elsewhere, nearest, other_names, translations
+from covey.config.names import did_you_mean, explain_foreign, named_elsewhere, nearest
 from covey.config.schema import ENVIRONMENT_SETTINGS, Config, unknown_setting
 from covey.policy.models.naming import check_name
 from covey.run.folder import CONFIG, run_of
@@ -104,7 +104,7 @@ def _refuse_foreign(settings: Sequence[str]) -> None:
     pairs = [(name.lstrip("+~"), value) for name, _, value in (word.partition("=") for word in settings)]
     known = {*_setting_types(), *usage.group_choices()}
     given = {name: value for name, value in pairs if name not in known}
-    lines = [(name, _in_covey(name, value, given)) for name, value in given.items()]
+    lines = [(name, explain_foreign(name, value, given)) for name, value in given.items()]
     if any(line for _, line in lines):  # and with them what is spelled as ours, which Hydra would name next
         spelt = [
             (name, line or f"unknown setting {name}{did_you_mean(name, _setting_types())}".replace("; ", ", "))
@@ -140,14 +140,6 @@ def _refuse_no_choice(word: str) -> None:
         raise ValueError(f'{group} has no choice "{value}"{own}; choices: {", ".join(groups[group])}')
 
 
-def _in_covey(name: str, value: str, given: Mapping[str, str]) -> str:
-    """Describe covey's name of a foreign setting, "" for others."""
-    if line := translations().explain(name, value, given):
-        return line
-    is_near = name in other_names() or name in RUN_FOLDER or any(own.endswith(f".{name}") for own in _setting_types())
-    return "" if "." in name or is_near else translations().explain_field(name)
-
-
 def _values(verb: str, word: str, rest: list[str]) -> list[str]:
     """Take the values that a flag needs off the rest."""
     flag, equals, _ = word.partition("=")
@@ -155,8 +147,9 @@ def _values(verb: str, word: str, rest: list[str]) -> list[str]:
         raise ValueError(f'no flag "{flag}"{_guess_meaning(verb, word, rest)}; see `covey {verb} --help`')
     named = word.partition("=")[2] if equals else (rest or [""])[0]
     is_theirs = flag in ("--config-name", "-cn") and not {"--config-dir", "-cd"} & {*rest}
-    if is_theirs and (words := translations().words_for("config_name", named)):
-        raise ValueError(f"--config-name {named} is {' '.join(words)} here")
+    line = explain_foreign("config_name", named, {}) if is_theirs else ""
+    if line.endswith(" here"):
+        raise ValueError(line.replace("config_name=", "--config-name ", 1))
     count = 0 if equals else FLAGS[flag]
     if len(rest) < count:
         raise ValueError(f"{flag} needs a value")
@@ -172,7 +165,7 @@ def _guess_meaning(verb: str, word: str, rest: Sequence[str]) -> str:
     groups = usage.group_choices()
     if name in groups or name in _setting_types():
         return f"; settings are written {name}={value}"
-    if line := _in_covey(name, value, {}):
+    if line := explain_foreign(name, value, {}):
         return f"; {line}"
     of_plan = re.findall(r"--[a-z-]+", " ".join(usage.PLAN)) if verb == "plan" else []
     close = difflib.get_close_matches(flag, [*FLAGS, *of_plan], n=1)

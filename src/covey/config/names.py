@@ -1,11 +1,10 @@
 """Suggest settings for an unknown name."""
 
 import difflib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import Protocol, cast
 
 from covey.system.lookup import read_table
 
@@ -85,25 +84,9 @@ def _by_letters() -> dict[str, tuple[str, ...]]:
     return {_letters(name): here for name, here in other_names().items()}
 
 
-TRANSLATIONS = "covey_trl.translation"
+def explain_foreign(name: str, value: str, given: Mapping[str, str]) -> str:
+    """Describe a foreign setting in covey's words, "" for unknown names.
 
-
-class Translations(Protocol):
-    """The tables of other systems, of which the core imports nothing: their package is named alone."""
-
-    def explain(self, name: str, value: str, given: Mapping[str, str]) -> str:
-        """Describe a foreign setting in covey's words, "" for unknown names."""
-        ...
-
-    def explain_field(self, name: str) -> str:
-        """Describe a field of TRL in covey's words, "" for other names."""
-        ...
-
-    def words_for(self, name: str, value: str) -> Sequence[str]:
-        """List covey's settings that replace a foreign one."""
-        ...
-
-
-def translations() -> Translations:
-    """Import the tables, once a name is unknown."""
-    return cast(Translations, import_module(TRANSLATIONS))
+    The package of translations is named alone, for the core imports nothing of it.
+    """
+    return str(import_module("covey_trl.translation").explain(name, value, given))

@@ -1,7 +1,7 @@
-"""What settings of verl, TorchRL, OpenRLHF, prime-rl and the documents are called here, with their values.
+"""Translate settings of verl, TorchRL, OpenRLHF, prime-rl and the documents.
 
 Their names are data, in the files of this folder. Those of TRL are in `covey_trl.fields`. The core asks for lines here
-(`covey.config.names.translations`) where it does not know a name.
+(`covey.config.names.explain_foreign`) where it does not know a name.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import chain
 
+from covey.config.names import RUN_FOLDER, other_names
+from covey.config.schema import setting_names
 from covey_trl.fields import MAPPED, REFUSED
 from covey_trl.translation.counterparts import Answer, Decision, System, system
 
@@ -22,7 +24,7 @@ FLAT = 3
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """An answer, and what it answers."""
+    """Answer to settings that were given."""
 
     typed: Mapping[str, str]
     """Settings that were given; none where defaults alone are answered."""
@@ -33,14 +35,14 @@ class Answered:
 
 @cache
 def last_parts(*systems: str) -> Mapping[str, str]:
-    """Return full names by their last part and by their aliases, of all systems or of some."""
+    """Map last parts and aliases to full names, for all systems or some."""
     names = [name for one in map(system, systems or SYSTEMS) for name in one.settings]
     found = {name.rpartition(".")[2]: name for name in reversed(names) if name.rpartition(".")[2] not in AMBIGUOUS}
     return found | {name: other for one in map(system, systems or SYSTEMS) for name, other in one.aliases.items()}
 
 
 def answer(name: str, value: str, given: Mapping[str, str]) -> Answered | None:
-    """Return what a setting of another system is here, None for a name that none of them has.
+    """Translate a foreign setting, None for unknown names.
 
     Settings that were typed together and decide one thing have one answer.
 
@@ -63,7 +65,7 @@ def answer(name: str, value: str, given: Mapping[str, str]) -> Answered | None:
 
 
 def in_a_line(found: Answered) -> str:
-    """Say in words what foreign settings are here.
+    """Describe a translation in a line.
 
     >>> in_a_line(Answered({"train.sync_iter": "False"}, Answer(("source=ray", "max_staleness=1"))))
     'train.sync_iter=False is source=ray max_staleness=1 here'
@@ -76,26 +78,20 @@ def in_a_line(found: Answered) -> str:
 
 
 def explain(name: str, value: str, given: Mapping[str, str]) -> str:
-    """Describe a foreign setting in covey's words, "" for unknown names."""
+    """Describe a foreign setting in covey's words, "" for unknown names and slips of covey's own."""
     found = answer(name, value, given)
-    return "" if found is None else in_a_line(found)
-
-
-def explain_field(name: str) -> str:
-    """Describe a field of TRL in covey's words, "" for other names."""
+    if found is not None:
+        return in_a_line(found)
+    is_near = name in {*other_names(), *RUN_FOLDER} or any(own.endswith(f".{name}") for own in setting_names())
+    if "." in name or is_near:
+        return ""
     if name in MAPPED:
         return f"{name} of TRL is here: {MAPPED[name]}"
     return f"{name} of TRL is no setting here: {REFUSED[name]}" if name in REFUSED else ""
 
 
-def words_for(name: str, value: str) -> tuple[str, ...]:
-    """List covey's settings that replace a foreign one."""
-    found = answer(name, value, {})
-    return () if found is None else found.answer.words
-
-
 def system_of(tokens: Sequence[str], given: Mapping[str, str]) -> System | None:
-    """Return whose command it is: by its program, else by the names of its settings. None for nobody's.
+    """Identify the system of a command by its program or its settings.
 
     ValueError for a program that trains by something else.
     """
@@ -112,7 +108,7 @@ def system_of(tokens: Sequence[str], given: Mapping[str, str]) -> System | None:
 
 
 def _share(one: System, given: Mapping[str, str]) -> int:
-    """Count the settings that tell a program: names of its sections, or several without one."""
+    """Count the settings that identify a system."""
     dotted = [name for name in given if "." in name]
     named = sum(2 * (name in {*one.settings, *one.aliases}) for name in dotted)
     flat = sum(name in one.settings for name in given) if one.name == "openrlhf" else 0
@@ -120,7 +116,7 @@ def _share(one: System, given: Mapping[str, str]) -> int:
 
 
 def is_program(token: str) -> bool:
-    """Tell whether a word of a command starts one of the systems."""
+    """Check that a word of a command starts one of the systems."""
     return "=" not in token and any(system(name).programs.fullmatch(token) for name in SYSTEMS)
 
 
@@ -129,7 +125,7 @@ def program_of(one: System, tokens: Sequence[str]) -> str:
 
 
 def answers(one: System, given: Mapping[str, str]) -> Iterator[Answered]:
-    """Answer all that was typed, then what the system does by default. `given` holds full names.
+    """Translate settings by full names, then the defaults of the system.
 
     In the order of the table: of two names for one thing the later counts, however they were typed.
     """

@@ -1,4 +1,4 @@
-"""`covey translate FILE|-- COMMAND`: the covey command for what TRL, verl, TorchRL, OpenRLHF or prime-rl start with."""
+"""`covey translate FILE|-- COMMAND`: translate commands of other systems."""
 
 import re
 import shlex
@@ -52,19 +52,19 @@ SBATCH = {
 
 @dataclass
 class Translation:
-    """Covey's words, by what they set, and what is to be said of the rest."""
+    """Settings of covey by name, and notes on the rest."""
 
     words: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     flags: tuple[str, ...] = ()
 
     def add(self, word: str) -> None:
-        """Add a word. Of two that set the same the later counts."""
+        """Add a setting in place of an earlier one of that name."""
         self.words[word.partition("=")[0]] = word
 
 
 def run_translate(words: Sequence[str]) -> None:
-    """Print the command. ValueError for words that name nothing to translate."""
+    """Print covey's command. ValueError for words without settings."""
     if not words or (words[0] != "--" and len(words) > 1):
         typed = shlex.join(word for word in words if word != "--") or "env.dataset=gsm8k"
         raise ValueError(f"covey translate takes one file, or a command behind --: covey translate -- {typed}")
@@ -76,18 +76,18 @@ def run_translate(words: Sequence[str]) -> None:
 
 
 def _read_named(path: Path) -> list[str]:
-    """Read a file. The name of one of prime-rl's tells whose it is."""
+    """Read a file; the names of prime-rl's identify it."""
     return [path.name, *read_file(path)] if path.suffix in READERS else read_file(path)
 
 
 def as_lines(found: Translation) -> list[str]:
-    """Return the command, a word on each line, and the notes as comments."""
+    """Lay out the command, a setting a line, with notes as comments."""
     command = [" ".join(("covey train", *found.flags)), *(f"  {shlex.quote(word)}" for word in found.words.values())]
     return [" \\\n".join(command), *(f"# {note}" for note in (*found.notes, *unnamed(found.words)))]
 
 
 def unnamed(words: Mapping[str, str]) -> list[str]:
-    """Say what a run needs that none of the words names, for which covey would take what it has."""
+    """Note settings that a run needs and the command lacks."""
     if {"recipe", "resume"} & words.keys():
         return []
     rewarded = words.get("environment", "environment=reward_functions") == "environment=reward_functions"
@@ -101,7 +101,7 @@ def unnamed(words: Mapping[str, str]) -> list[str]:
 
 
 def translate(tokens: Sequence[str]) -> Translation:
-    """Return covey's words for those of another system. ValueError for fields of TRL that contradict."""
+    """Translate a command. ValueError for contradictory fields of TRL."""
     found = Translation()
     tokens = list(_opened(tokens, found))
     _refuse_other_trainers(tokens)
@@ -139,7 +139,7 @@ def _of_document(script: str) -> str | None:
 
 
 def _opened(tokens: Sequence[str], found: Translation) -> Iterator[str]:
-    """Yield the words of a command, with those of the scripts and files that it names in their place."""
+    """Yield the words of a command, scripts and files expanded."""
     rest = list(unfolded(tokens))
     while rest:
         word = rest.pop(0)
@@ -165,7 +165,7 @@ def _opened(tokens: Sequence[str], found: Translation) -> Iterator[str]:
 def _translate_system(
     one: System, tokens: Sequence[str], given: Mapping[str, str], known: set[str], found: Translation
 ) -> None:
-    """Add the words of a command of verl, TorchRL, OpenRLHF or prime-rl, its defaults with them."""
+    """Translate a command of a system, its defaults included."""
     program = foreign.program_of(one, tokens)
     if program in tokens:  # what stands before it is its launcher's
         after = list(tokens[tokens.index(program) + 1 :])
@@ -193,7 +193,7 @@ def _translate_system(
 
 
 def _add(answered: foreign.Answered, found: Translation) -> None:
-    """Add the words of an answer; of what a system does by default those that covey does not do by default."""
+    """Add the settings of an answer; of defaults only those that differ."""
     words, note = answered.answer.words, answered.answer.note
     if not answered.typed and "recipe" not in found.words:
         words = tuple(word for word in words if not _is_default(word))
@@ -206,7 +206,7 @@ def _add(answered: foreign.Answered, found: Translation) -> None:
 
 
 def _is_default(word: str) -> bool:
-    """Check that a word sets what is so without it."""
+    """Check that a word sets covey's default."""
     name, _, text = word.partition("=")
     defaults = {one.name: one.value for one in walk(Config())}
     value = yaml.safe_load(text)
@@ -216,7 +216,7 @@ def _is_default(word: str) -> bool:
 
 
 def _interpolated(given: Mapping[str, str], defaults: Mapping[str, str], found: Translation) -> dict[str, str]:
-    """Put in what ${...} of a file of settings names, and name what a shell was to fill in."""
+    """Fill in ${...} of settings, and note variables of the shell."""
     filled: dict[str, str] = {}
     for name, value in given.items():
         text = re.sub(r"\$\{([\w.]+\.[\w.]+)\}", lambda one: given.get(one[1], defaults.get(one[1], one[0])), value)
@@ -228,7 +228,7 @@ def _interpolated(given: Mapping[str, str], defaults: Mapping[str, str], found: 
 
 
 def _with_files_of_trl(given: dict[str, str]) -> dict[str, str]:
-    """Return the fields of TRL with those of the file that they name; flags go before what it holds."""
+    """Merge the fields of the named file into TRL's flags, which win."""
     if (file := Path(given.get("config", ""))).suffix in READERS:
         del given["config"]
         given = dict(pairs_of(read_file(file))) | given
@@ -239,7 +239,7 @@ def _with_files_of_trl(given: dict[str, str]) -> dict[str, str]:
 
 
 def _refuse_other_trainers(tokens: Sequence[str]) -> None:
-    """Refuse a command of TRL that trains by something else than GRPO: its flags mean other things."""
+    """Refuse commands of TRL's other trainers."""
     for before, word in pairwise(["", *(token for token in tokens if "=" not in token)]):
         script = system("trl").others.fullmatch(word)
         is_verb = Path(before).name == "trl" and word != "grpo" and re.fullmatch("[a-z][a-z-]*", word)
@@ -251,7 +251,7 @@ def _refuse_other_trainers(tokens: Sequence[str]) -> None:
 
 
 def _mapping(text: str) -> Mapping[str, Any]:
-    """Return keyword arguments that a flag or a file holds, none of an empty text. ValueError for anything else."""
+    """Parse keyword arguments of a flag or file. ValueError for another type."""
     try:
         found = yaml.safe_load(text) or {}
     except yaml.YAMLError:
@@ -262,7 +262,7 @@ def _mapping(text: str) -> Mapping[str, Any]:
 
 
 def _rewards(names: str) -> str:
-    """Return what TRL's scripts call rewards by covey's names, those of somebody's own as module:function.
+    """Translate names of rewards, custom ones to module:function.
 
     >>> _rewards("accuracy_reward,my_lib.rewards.short")
     'accuracy,my_lib.rewards:short'
@@ -272,7 +272,7 @@ def _rewards(names: str) -> str:
 
 
 def _translate_words(given: Mapping[str, str], known: set[str], found: Translation) -> None:
-    """Add the words for settings of scripts that are nobody's in particular, or notes of why there are none."""
+    """Translate settings of no particular system, or note why not."""
     done: set[str] = set()
     for name, value in _interpolated(given, {}, found).items():
         answered = _answer(name, value, given)
@@ -286,7 +286,7 @@ def _translate_words(given: Mapping[str, str], known: set[str], found: Translati
 
 
 def _answer(name: str, value: str, given: Mapping[str, str]) -> foreign.Answered | None:
-    """Return what a setting of a script is here: of TRL's first, then of any system."""
+    """Translate a setting of TRL, else of any system."""
     if (row := system("trl").row(name, value)) is not None:
         return foreign.Answered({name: value} if row.note else {}, row)
     return foreign.answer(name, value, given)
@@ -303,7 +303,7 @@ def _name_elsewhere(name: str, value: str, known: set[str], found: Translation) 
 
 
 def _translate_trl(given: Mapping[str, str], processes: int, found: Translation) -> None:
-    """Add what a GRPOConfig with these fields means, where it differs from covey's defaults."""
+    """Translate fields of GRPOConfig that differ from covey's defaults."""
     silence_bitsandbytes()
     from covey_trl.config import changed_fields, default_of
     from covey_trl.mapping import settings_of
@@ -337,13 +337,13 @@ def _translate_trl(given: Mapping[str, str], processes: int, found: Translation)
 
 
 def _read_fields(words: Sequence[str]) -> "GRPOConfig":
-    """Return the fields of TRL's flags. ValueError for a value that a field cannot have."""
+    """Parse flags of TRL. ValueError for an impossible value."""
     from transformers import HfArgumentParser
 
     from covey_trl.config import GRPOConfig
 
     class Parser(HfArgumentParser):
-        """Raises in place of printing every field there is, and leaving."""
+        """Parser that raises instead of exiting."""
 
         def error(self, message: str) -> NoReturn:
             raise ValueError(message)

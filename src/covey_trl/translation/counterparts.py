@@ -1,4 +1,4 @@
-"""How settings of other programs are answered: the tables of this folder are read, and words of covey filled in."""
+"""Read the tables of other systems, and fill in covey's settings."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,7 +22,7 @@ EMPTY = ("", "none", "null", "~")
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What stands for foreign settings here."""
+    """Translation of foreign settings."""
 
     words: tuple[str, ...] = ()
     """Covey's words; none where nothing need be said, or nothing can."""
@@ -32,7 +32,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """How one setting is answered when it stands alone."""
+    """Translation of one setting alone."""
 
     words: str = ""
     """Covey's words, {} or <v|MAP> standing for the value."""
@@ -44,7 +44,7 @@ class Row:
     """Given with every answer; of values, where a value has no words."""
 
     def answer(self, value: str, maps: Mapping[str, Given]) -> Answer:
-        """Return the words for a value."""
+        """Translate a value."""
         if self.values is not None:
             words = self.values.get(plain(value))
             if words is not None:
@@ -62,7 +62,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Settings that decide one thing together: one answer from all of them, whatever their order."""
+    """Settings that are translated together, in any order."""
 
     reads: Mapping[str, tuple[str, ...]]
     """Short name -> the settings that say it. The first that was typed counts, else the default of the first."""
@@ -76,7 +76,7 @@ class Decision:
         return {name for names in self.reads.values() for name in names}
 
     def answer(self, typed: Given, defaults: Given, maps: Mapping[str, Given]) -> Answer:
-        """Return the words for all that it reads."""
+        """Translate all settings that it reads."""
         values = dict(self._values(typed, defaults))
         said = {short for short, names in self._all if any(name in typed for name in names)}
         for case in self.cases:
@@ -102,7 +102,7 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """A program whose settings have counterparts. One file of this folder."""
+    """Program whose settings are translated, by one file of this folder."""
 
     name: str
     settings: Mapping[str, Row]
@@ -123,12 +123,12 @@ class System:
     """What it does by default and no setting of covey's does."""
 
     def has(self, name: str) -> bool:
-        """Tell whether it answers a setting of this name."""
+        """Check that it translates a setting."""
         decided = any(name in decision.names for decision in self.decisions)
         return decided or name in self.settings or any(name.startswith(prefix) for prefix in self.prefixes)
 
     def row(self, name: str, value: str) -> Answer | None:
-        """Return what a setting is alone, None for one that it has not."""
+        """Translate a setting alone, None for unknown names."""
         if name in self.settings:
             return self.settings[name].answer(value, self.maps)
         note = next((note for prefix, note in self.prefixes.items() if name.startswith(prefix)), None)
@@ -144,7 +144,7 @@ def plain(value: str) -> str:
 
 
 def _holds(short: str, wanted: Any, values: Given, said: set[str]) -> bool:
-    """Check a condition: a value, one of a list, typed, absent, set, ~part or a comparison such as >0 or >=batch."""
+    """Check a condition: value, list, typed, absent, set, ~part, >0, >=batch."""
     if isinstance(wanted, list):
         return any(_holds(short, one, values, said) for one in wanted)
     value = values.get(short, "")
@@ -170,7 +170,7 @@ def _holds(short: str, wanted: Any, values: Given, said: set[str]) -> bool:
 
 
 def filled_in(text: str, values: Given, maps: Mapping[str, Given]) -> str:
-    """Fill in <NAME>, <NAME|MAP>, <NAME|CONVERTER> and sums such as <1+NAME>. ValueError where one has no value."""
+    """Fill in <NAME>, <NAME|MAP>, <NAME|CONVERTER> and <1+NAME>. ValueError without a value."""
 
     def shown(found: re.Match[str]) -> str:
         expression, _, by = found[1].partition("|")
@@ -187,7 +187,7 @@ def filled_in(text: str, values: Given, maps: Mapping[str, Given]) -> str:
 
 
 def _computed(expression: str, values: Given) -> str:
-    """Return a number, the value of a name, or a sum of two of them; a quotient of whole numbers is rounded down."""
+    """Compute a number, name or sum; whole quotients round down."""
     if found := SUM.fullmatch(expression):
         left, right = (Decimal(_computed(side, values)) for side in (found[1], found[3]))
         if found[2] == "/":
@@ -200,7 +200,7 @@ def _computed(expression: str, values: Given) -> str:
 
 
 def listed(value: str) -> str:
-    """Return one name, or names in brackets and quotes, as a list without brackets."""
+    """List names without brackets and quotes."""
     return ",".join(re.findall(r"[\w.*+-]+", value))
 
 

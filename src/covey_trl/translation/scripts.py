@@ -1,4 +1,4 @@
-"""Reads the commands of shell scripts, and files of settings, of other systems as words of a command line."""
+"""Read shell scripts and files of settings as words of a command."""
 
 import ast
 import json
@@ -45,7 +45,7 @@ SUMS: Mapping[type, Callable[[Any, Any], Any]] = {
 
 
 def read_file(path: Path, arguments: Sequence[str] = ()) -> list[str]:
-    """Return the words of a script, or of a file of settings as `name=value`. ValueError where there are none."""
+    """Read a script or file of settings into words. ValueError without any."""
     # Refuse files that hold no settings
     if not path.is_file():
         raise ValueError(f"{path} is no file; a command stands behind --: covey translate -- {path}")
@@ -71,7 +71,7 @@ def read_file(path: Path, arguments: Sequence[str] = ()) -> list[str]:
 
 
 def flat(content: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield settings by dotted names. Keyword arguments of TRL stay whole."""
+    """Flatten settings to dotted names; keyword arguments of TRL stay whole."""
     for name, value in content.items():
         if isinstance(value, Mapping) and value and not str(name).endswith("_kwargs"):
             yield from flat(value, f"{prefix}{name}.")
@@ -84,7 +84,7 @@ def as_text(value: Any) -> str:
 
 
 def written(value: Any) -> str:
-    """Write a value as a word of the command line takes it."""
+    """Format a value for the command line."""
     if isinstance(value, Mapping):
         return "{" + ",".join(f"{name}:{written(one)}" for name, one in value.items()) + "}"
     if isinstance(value, float) and value in (float("inf"), float("-inf")):
@@ -93,7 +93,7 @@ def written(value: Any) -> str:
 
 
 def words_of_script(text: str, arguments: Sequence[str] = ()) -> list[str]:
-    """Return the words of the command that trains, its variables filled in. ValueError without.
+    """Extract the training command of a script. ValueError without one.
 
     It is the one that starts a known program, else the one that sets most.
     """
@@ -125,7 +125,7 @@ def words_of_script(text: str, arguments: Sequence[str] = ()) -> list[str]:
 
 
 def unfolded(words: Sequence[str]) -> Iterator[str]:
-    """Yield words, a command that is quoted as one of them word by word."""
+    """Yield words, quoted commands word by word."""
     for word in words:
         inner = word.split() if any(map(is_program, word.split()[:8])) else []
         yield from shlex.split(word) if len(inner) > 1 else [word]
@@ -136,7 +136,7 @@ def _array(text: str) -> str:
 
 
 def fill_in(line: str, variables: dict[str, str]) -> str:
-    """Put in the values of variables, defaults and sums of a shell. What has none stays as it is.
+    """Fill in variables, defaults and sums of a shell.
 
     >>> fill_in("n=$((A * 2)) ${B:-c} $D", {"A": "4"})
     'n=8 c $D'
@@ -160,7 +160,6 @@ def fill_in(line: str, variables: dict[str, str]) -> str:
 
 
 def _sum(found: re.Match[str], variables: Mapping[str, str]) -> str:
-    """Return the value of $((...)), or it as it is where a name in it has none."""
     named = re.sub(NAME, lambda one: variables.get(one[0], one[0]), found[1])
     try:
         return str(_value(ast.parse(named.strip(), mode="eval").body))
@@ -182,7 +181,7 @@ def _value(node: ast.expr) -> int:
 
 
 def pairs_of(tokens: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield (name, value) of the settings and flags of a command. A flag alone is true."""
+    """Yield (name, value) of settings and flags; a flag alone is true."""
     rest = list(tokens)
     while rest:
         word = rest.pop(0)
@@ -202,5 +201,5 @@ def pairs_of(tokens: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def _is_value(word: str) -> bool:
-    """Tell whether a word behind a flag is its value, which a negative number is."""
+    """Check that a word behind a flag is its value."""
     return "=" not in word and (not word.startswith("-") or re.fullmatch(r"-[\d.]+(e-?\d+)?", word) is not None)
