@@ -307,6 +307,14 @@ def test_episodes_with_a_void_turn_leave_the_loss_and_keep_their_reward_in_the_g
     assert assigner(advantage="group_center_token_whiten").assign(groups).in_loss == credit.keep
 
 
+def test_a_step_trains_all_groups_that_were_trained_early() -> None:
+    early = of(in_turns(1.0, 0.0))
+    ahead = Ahead(trained={id(early): Trained(early, [0.5], None)})
+    ahead.check([early], [[0.5]])
+    with pytest.raises(ValueError, match="must train all groups that streaming=true has begun with, got 1 less"):
+        ahead.check([], [])
+
+
 def test_turns_that_are_not_all_of_a_rollouts_tokens_are_a_mistake_of_whoever_made_them() -> None:
     short = replace(in_turns(1.0, 0.0), turns=(Turn(0, 2),))
     with pytest.raises(AssertionError, match="2 tokens in turns, 3 loss tokens"):

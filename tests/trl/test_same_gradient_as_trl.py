@@ -13,9 +13,10 @@ from torch import Tensor
 from covey.api.settings import make_config
 from covey.policy.models.loading import policy_in_memory
 from covey.rollouts.rollout import causal_rollout
-from covey.run.build import build_reference, build_trainer
+from covey.run.build import build_reference, trainer_settings
 from covey.system.waits.timer import PhaseTimer
 from covey.trainer.prepare import Packing, make_training_batches
+from covey.trainer.trainer import Trainer
 from covey.trl import GRPOConfig
 from covey.types import Completion, Group, Prompt, Reward
 from covey_trl.mapping import settings_of
@@ -88,7 +89,7 @@ def update_of_covey(model: torch.nn.Module, given: Mapping[str, Any], rewards: l
     config = make_config(None, settings | {"model.precision": precision, "engine.max_rows": 8}).config
     before = weights_of(model)
     policy = policy_in_memory(model, copy.deepcopy(TOKENIZER), config.model, seed=0)
-    trainer = build_trainer(config, policy, build_reference(config, policy, []), PhaseTimer())
+    trainer = Trainer(policy, trainer_settings(config), build_reference(config, policy, []), PhaseTimer())
     weights = dict(zip([f.__name__ for f in rewards], given.get("reward_weights") or [1.0] * len(rewards), strict=True))
     groups = [group_of(prompt, rewards, weights) for prompt in PROMPTS]
     packing = Packing(config.packing, config.micro_batch_tokens)

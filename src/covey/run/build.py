@@ -170,7 +170,7 @@ def _wire(
     prompts = usable_prompts(config, sampler, policy.max_length, "train")
     check_rendering(config, policy, prompts)
     config = with_steps(config, len(prompts))
-    trainer = build_trainer(config, policy, reference, timer)
+    trainer = Trainer(policy, trainer_settings(config), reference, timer)
     local = build_source(config, sampler, prompts)
     if judged is not None:
         local.sampler = replace(sampler, environment=judged)
@@ -277,13 +277,6 @@ def start_serving(
         return servings[-1].answerers
 
     return collectives.run_on_rank0(start)
-
-
-def build_trainer(
-    config: Config, policy: Policy, reference: Reference | RemoteReference | None, timer: PhaseTimer
-) -> Trainer:
-    """Build the trainer of this very policy."""
-    return Trainer(policy, trainer_settings(config), reference, timer)
 
 
 def trainer_settings(config: Config) -> TrainerSettings:

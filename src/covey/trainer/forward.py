@@ -214,9 +214,13 @@ class Ahead:
     maxima: list[Mapping[str, float]] = field(default_factory=list)
 
     def check(self, groups: Sequence[Group], advantages: Sequence[Sequence[float]]) -> None:
-        """Compare with the advantages within the whole batch. RunStopped where other groups have a part in them."""
+        """Compare with the advantages within the whole batch. RunStopped where other groups have a part in them.
+
+        ValueError where a group that was trained is not among `groups`.
+        """
         found = {id(group): of_group for group, of_group in zip(groups, advantages, strict=True)}
-        assert found.keys() >= self.trained.keys(), "a group was trained that is none of its step's"
+        if missing := len(self.trained.keys() - found.keys()):
+            raise ValueError(f"a step must train all groups that streaming=true has begun with, got {missing} less")
         for name, one in self.trained.items():
             gaps = [abs(a - b) for a, b in zip(one.advantages, found[name], strict=True)]
             if max(gaps, default=0.0) > 1e-9 * max(1.0, *map(abs, found[name])):
