@@ -20,7 +20,7 @@ from covey.engine.native.models import joined
 from covey.engine.native.rows import Request, Row
 from covey.engine.native.runner import Runner, detect_capabilities
 from covey.engine.native.scheduler import Admission, Limits, Scheduler
-from covey.engine.native.sessions import NativeSession, Turns
+from covey.engine.native.sessions import NativeSession, PendingTurns
 from covey.engine.native.stops import QuietTokens
 from covey.policy.policy import Policy, inference
 from covey.system.text.format import memory
@@ -64,7 +64,7 @@ class NativeEngine:
         self._quiet: dict[tuple[str, ...], QuietTokens] = {}
         """By stop strings."""
         self._futures: dict[Request, asyncio.Future[list[Completion]]] = {}
-        self._turns = Turns()
+        self._turns = PendingTurns()
         self._driver: asyncio.Task[None] | None = None
         self._stats = EngineStats()
         self._watchdog = Watchdog()

@@ -2,19 +2,26 @@
 
 import asyncio
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from covey.engine.native.rows import Request, Row
 from covey.types import Completion, Sampling
 
-if TYPE_CHECKING:
-    from covey.engine.native.engine import NativeEngine
+
+class SessionHost(Protocol):
+    """What a session asks of its engine."""
+
+    def extend(self, row: Row, token_ids: Sequence[int], sampling: Sampling) -> "asyncio.Future[Completion]": ...
+
+    def close_session(self, row: Row) -> None: ...
+
+    def abandon(self, row: Row) -> None: ...
 
 
 class NativeSession:
     """One attempt of several turns (`Session`); dropped waits end turns."""
 
-    def __init__(self, engine: "NativeEngine", row: Row, first: "asyncio.Future[Completion]") -> None:
+    def __init__(self, engine: SessionHost, row: Row, first: "asyncio.Future[Completion]") -> None:
         """Set the future of the first turn."""
         self._engine = engine
         self._row = row
@@ -49,7 +56,7 @@ class NativeSession:
             raise
 
 
-class Turns:
+class PendingTurns:
     """Open sessions and awaited turns."""
 
     def __init__(self) -> None:
