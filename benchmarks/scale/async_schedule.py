@@ -18,7 +18,7 @@ from statistics import median
 
 from benchmarks.scale.cluster_simulation import predict
 from covey.cluster.settings import DevicesConfig
-from covey.cluster.slot import Limits
+from covey.cluster.slot import PoolLimits
 from covey.cluster.source import RaySource
 from covey.config.schema import Config
 from covey.engine.fake import FakeEngine
@@ -87,7 +87,7 @@ def measure(max_staleness: int, steps: int, seed: int) -> Measured:
     source = RaySource(local, policy, bound, Watchdog())
     try:
         devices = DevicesConfig(sampler=SAMPLERS, groups_per_sampler=PLACES)
-        source.start(make_sampler, devices, "keep", Limits(120, 60))
+        source.start(make_sampler, devices, "keep", PoolLimits(120, 60))
         source.run(stream.prompts[:1], 1, Sampling())  # start-up is over once there is an answer
         waited, ages, started = 0.0, [], 0.0
         for step in range(first + steps):

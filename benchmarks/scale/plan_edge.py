@@ -46,7 +46,7 @@ def try_size(name: str, num_tokens: int, budget: int) -> None:
 
     from covey.policy.models.loading import load_policy
     from covey.run.build import trainer_settings
-    from covey.run.preflight.passes import Shape, synthetic
+    from covey.run.preflight.passes import BatchShape, synthetic
     from covey.run.preflight.policy import compute_gradient_only
     from covey.trainer.trainer import Trainer
 
@@ -54,7 +54,7 @@ def try_size(name: str, num_tokens: int, budget: int) -> None:
     torch.set_num_threads(1)
     policy = load_policy(config.model, seed=0)
     trainer = Trainer(policy, trainer_settings(config), None)
-    shape = Shape(PROMPT, ANSWER, 8, config.packing, policy.attention, num_tokens, several=True)
+    shape = BatchShape(PROMPT, ANSWER, 8, config.packing, policy.attention, num_tokens, several=True)
     # What is made once, such as buffers of kernels, is no matter of the size
     compute_gradient_only(trainer, synthetic(shape, 128, policy.device))
     trainer.drop_gradients()

@@ -40,7 +40,7 @@ class Evidence:
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class FindingRule:
     """One kind of finding: test, meaning and remedy."""
 
     id: str
@@ -60,7 +60,7 @@ class Rule:
 class Finding:
     """A rule that holds."""
 
-    rule: Rule
+    rule: FindingRule
     evidence: Evidence
     cause: str | None = None
     """The id of the finding that it follows from, whose advice comes first."""

@@ -19,7 +19,7 @@ SKIPPED_ROWS = 2
 """At the start, before the baseline: the optimiser's state is not yet one."""
 
 
-class Part(NamedTuple):
+class RunPart(NamedTuple):
     """A number, and the part of the run that it is of."""
 
     value: float
@@ -42,7 +42,7 @@ class Part(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class LogWindow:
     """Neighbouring steps of one column."""
 
     first: int
@@ -58,15 +58,15 @@ class Window:
         return standard_error(self.values)
 
     @property
-    def part(self) -> Part:
-        return Part(self.mean, self.first, self.last)
+    def part(self) -> RunPart:
+        return RunPart(self.mean, self.first, self.last)
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class LogSpan:
     """Two or more windows in a row of which something holds."""
 
-    windows: tuple[Window, ...]
+    windows: tuple[LogWindow, ...]
     is_over: bool
     """Whether a later window is free of it."""
     since: int
@@ -141,28 +141,28 @@ class RunLog:
     def values(self, name: str) -> list[float]:
         return [value for _, value in self.known(name)]
 
-    def windows(self, name: str) -> list[Window]:
+    def windows(self, name: str) -> list[LogWindow]:
         """Return a column's windows, counted back from its last number."""
         points, width = self.known(name), self.width
         found = []
         for end in range(len(points), width - 1, -width):
             part = points[end - width : end]
-            found.append(Window(part[0][0], part[-1][0], tuple(value for _, value in part)))
+            found.append(LogWindow(part[0][0], part[-1][0], tuple(value for _, value in part)))
         return found[::-1]
 
-    def baseline(self, name: str) -> Window | None:
+    def baseline(self, name: str) -> LogWindow | None:
         """Return the baseline: the first window after the first rows, if complete."""
         part = self.known(name)[SKIPPED_ROWS : SKIPPED_ROWS + self.width]
         if len(part) < self.width:
             return None
-        return Window(part[0][0], part[-1][0], tuple(value for _, value in part))
+        return LogWindow(part[0][0], part[-1][0], tuple(value for _, value in part))
 
-    def usual(self, name: str) -> Part | None:
+    def usual(self, name: str) -> RunPart | None:
         """Return the median of the baseline."""
         base = self.baseline(name)
-        return None if base is None else Part(float(median(base.values)), base.first, base.last)
+        return None if base is None else RunPart(float(median(base.values)), base.first, base.last)
 
-    def at_first(self, name: str, pick: Callable[..., Part]) -> Part | None:
+    def at_first(self, name: str, pick: Callable[..., RunPart]) -> RunPart | None:
         """Pick from the medians of baseline and first rows.
 
         What goes wrong within the first steps is in the baseline already.
@@ -170,12 +170,12 @@ class RunLog:
         usual, rows = self.usual(name), self.known(name)[: SKIPPED_ROWS + 1]
         if usual is None:
             return None
-        early = Part(float(median(value for _, value in rows)), rows[0][0], rows[-1][0])
+        early = RunPart(float(median(value for _, value in rows)), rows[0][0], rows[-1][0])
         return pick(usual, early, key=lambda part: part.value)
 
-    def lasting(self, name: str, holds: Callable[[Window], bool]) -> Span | None:
+    def lasting(self, name: str, holds: Callable[[LogWindow], bool]) -> LogSpan | None:
         """Return the latest windows in a row of which something holds."""
-        windows, runs = self.windows(name), [[]]  # type: tuple[list[Window], list[list[Window]]]
+        windows, runs = self.windows(name), [[]]  # type: tuple[list[LogWindow], list[list[LogWindow]]]
         for window in windows:
             if holds(window):
                 runs[-1].append(window)
@@ -187,9 +187,11 @@ class RunLog:
         # What holds in all windows may hold in the steps before the first as well, which are in none
         latest, points = found[-1], self.known(name)
         rest = [value for step, value in points if step < windows[0].first]
-        is_whole = latest[0] is windows[0] and (not rest or holds(Window(points[0][0], latest[0].first, tuple(rest))))
+        is_whole = latest[0] is windows[0] and (
+            not rest or holds(LogWindow(points[0][0], latest[0].first, tuple(rest)))
+        )
         since = points[0][0] if is_whole else latest[0].first
-        return Span(tuple(latest), latest[-1] is not windows[-1], since)
+        return LogSpan(tuple(latest), latest[-1] is not windows[-1], since)
 
     def looks_at(self, name: str) -> list[tuple[int, float]]:
         """Return (step, number) of the evaluations that have it."""

@@ -10,7 +10,7 @@ from functools import partial
 
 from covey.cluster.pool import SamplerPool
 from covey.cluster.settings import DevicesConfig
-from covey.cluster.slot import Limits
+from covey.cluster.slot import PoolLimits
 from covey.cluster.source import RaySource
 from covey.engine.base import EngineStats, UpdateMode, WeightSet
 from covey.engine.fake import FakeEngine
@@ -168,7 +168,7 @@ def training(
     with fake_ray() as plan.ray:
         source = RaySource(local, policy, bound, Watchdog())
         try:
-            source.start(partial(make_sampler, plan), devices, "keep", Limits(loading, silence))
+            source.start(partial(make_sampler, plan), devices, "keep", PoolLimits(loading, silence))
             yield Training(source, plan)
         finally:
             source.close()

@@ -18,9 +18,9 @@ import pytest
 
 from covey.cluster import status, waiting
 from covey.cluster.sampler import SamplerActor, patience
-from covey.cluster.slot import Call, Slot
+from covey.cluster.slot import SamplerSlot, TicketCall
 from covey.cluster.start import prepare_actor, worker_environment
-from covey.cluster.wire import Batch, Jobs, PackedWeights, Part, Sampled, pack, ranks_of, shares
+from covey.cluster.wire import GroupPart, Jobs, SampledBatch, SampledGroup, WeightArrays, pack, ranks_of, shares
 from covey.engine.base import EngineLost, EngineStats, WeightSet
 from covey.engine.weights import await_probe, make_weight_set, prove, trained_tensors, unproved_set
 from covey.policy.policy import Policy
@@ -147,7 +147,7 @@ def test_a_proof_waits_for_weights_that_are_still_fetched_while_proofs_of_later_
         actor = SamplerActor(lambda: make_sampler(Plan(on_update=on_update)), "keep")
         is_fetched = asyncio.Event()
 
-        async def fetched() -> PackedWeights:
+        async def fetched() -> WeightArrays:
             await is_fetched.wait()
             return pack(weights)
 
@@ -225,10 +225,10 @@ def tickets(num: int) -> tuple[Ticket, ...]:
     return tuple(Ticket(number, Prompt(f"p{number}", "scripted", "a:", {}), Sampling(), 2, -1) for number in range(num))
 
 
-def collected(plan: Plan, num: int) -> tuple[Batch, float]:
+def collected(plan: Plan, num: int) -> tuple[SampledBatch, float]:
     """What a sampler answers first of so many tickets, and after how many seconds."""
 
-    async def run() -> tuple[Batch, float]:
+    async def run() -> tuple[SampledBatch, float]:
         actor = SamplerActor(lambda: make_sampler(plan), "keep")
         started = time.monotonic()
         await actor.begin(Jobs(tickets(num), incarnation=3))
@@ -275,7 +275,7 @@ def test_what_was_raised_comes_beside_what_was_not() -> None:
 
     batch, _ = collected(Plan(on_generate=hook, seconds=0.0), 2)
     failed, fine = sorted(batch.sampled, key=lambda sampled: sampled.number)
-    assert failed == Sampled(0, 0, error=("ValueError", "prompt p0: too long"))
+    assert failed == SampledGroup(0, 0, error=("ValueError", "prompt p0: too long"))
     assert (fine.number, fine.error, len(fine.rollouts)) == (1, None, 2)
 
 
@@ -288,14 +288,14 @@ def test_a_lost_engine_is_told_instead_of_a_batch() -> None:
 
 
 def test_a_successor_is_told_nothing_that_its_predecessor_had_not_been_told() -> None:
-    slot = Slot(0)
-    slot.begin(Call(tickets(1)[0], lambda results: None, Ticket.next_attempt))
+    slot = SamplerSlot(0)
+    slot.begin(TicketCall(tickets(1)[0], lambda results: None, Ticket.next_attempt))
     assert [call.ticket.number for call in slot.give_up()] == [0]
     assert slot.take_unsent().tickets == ()
 
 
 def test_seconds_without_a_group_are_counted_once() -> None:
-    slot = Slot(0, is_alive=True)
+    slot = SamplerSlot(0, is_alive=True)
     slot.idle_since -= 1000
     assert slot.take_idle_seconds() >= 1000
     assert slot.take_idle_seconds() < 500
@@ -303,10 +303,10 @@ def test_seconds_without_a_group_are_counted_once() -> None:
 
 def test_a_slot_learns_how_long_a_group_takes_and_when_a_further_one_would_end() -> None:
     """A group that took 4 s beside another took 2 s of its own; what was learnt before weighs four fifths."""
-    slot = Slot(3, incarnation=1, is_alive=True)
+    slot = SamplerSlot(3, incarnation=1, is_alive=True)
     assert slot.expected_end() == (0.001, 0, 3)
     for ticket in tickets(2):
-        slot.begin(Call(ticket, lambda results: None, Ticket.next_attempt))
+        slot.begin(TicketCall(ticket, lambda results: None, Ticket.next_attempt))
     slot._learn_speed(4.0)
     assert slot.expected_end() == (6.0, 2, 3)
     slot._learn_speed(8.0)
@@ -314,22 +314,24 @@ def test_a_slot_learns_how_long_a_group_takes_and_when_a_further_one_would_end()
 
 
 def test_a_slot_is_idle_from_its_last_group_on_and_says_what_it_does() -> None:
-    slot = Slot(0)
+    slot = SamplerSlot(0)
     assert slot.status()["state"] == "starting"
     slot.incarnation, slot.is_alive = 2, True
     assert (slot.status()["state"], slot.status()["restarts"]) == ("waiting", 1)
-    slot.begin(Call(tickets(1)[0], lambda results: None, Ticket.next_attempt))
+    slot.begin(TicketCall(tickets(1)[0], lambda results: None, Ticket.next_attempt))
     assert (slot.status()["state"], slot.status()["groups_under_way"]) == ("sampling", 1)
     slot.idle_since -= 1000
-    slot.finish(Batch(2, (Sampled(0, 0),), EngineStats(sampled_tokens=5)))
+    slot.finish(SampledBatch(2, (SampledGroup(0, 0),), EngineStats(sampled_tokens=5)))
     assert slot.take_idle_seconds() < 500
     assert (slot.status()["state"], slot.status()["tokens"]) == ("waiting", 5)
 
 
 def test_every_group_of_a_batch_that_comes_too_late_is_counted() -> None:
     async def run() -> int:
-        slot = Slot(0)
-        answer = asyncio.ensure_future(asyncio.sleep(0, Batch(1, (Sampled(0, 0), Sampled(1, 0)), EngineStats())))
+        slot = SamplerSlot(0)
+        answer = asyncio.ensure_future(
+            asyncio.sleep(0, SampledBatch(1, (SampledGroup(0, 0), SampledGroup(1, 0)), EngineStats()))
+        )
         await answer
         slot._refuse(answer)
         return slot.take_late_results()
@@ -341,7 +343,7 @@ def test_ranks_share_groups_evenly_in_order_and_keep_what_they_have_trained(monk
     monkeypatch.setattr("covey.system.collectives.world_size", lambda: 3)
     assert [shares(n) for n in (1, 4, 7)] == [[2], [0, 1, 2, 2], [0, 0, 1, 1, 2, 2, 2]]
     group = Group(Prompt("p", "e", "", {}), (), ())
-    early = [Part({11: (2, group)}, is_last=False)]
+    early = [GroupPart({11: (2, group)}, is_last=False)]
     assert ranks_of([10, 11, 13], early) == {10: 0, 11: 2, 13: 2}
 
 
@@ -376,7 +378,9 @@ def test_groups_are_sampled_in_the_order_of_their_numbers_and_idleness_before_th
         run.pool._slots[0].idle_since -= 1000
         run.pool.submit(
             [
-                Call(ticket, lambda results: done.extend(one.ticket.number for one in results), Ticket.next_attempt)
+                TicketCall(
+                    ticket, lambda results: done.extend(one.ticket.number for one in results), Ticket.next_attempt
+                )
                 for ticket in reversed(asked)
             ]
         )
@@ -430,11 +434,11 @@ def test_the_schedule_names_weights_only_where_a_version_was_published_and_the_s
 
 @pytest.mark.parametrize(("attempt", "incarnation"), [(0, 2), (1, 1)])
 def test_what_another_incarnation_or_attempt_made_is_refused_and_counted(attempt: int, incarnation: int) -> None:
-    slot = Slot(0, incarnation=2)
-    slot.begin(Call(tickets(1)[0].next_attempt(), lambda results: None, Ticket.next_attempt))
-    assert slot.finish(Batch(incarnation, (Sampled(0, attempt),), EngineStats())) == []
+    slot = SamplerSlot(0, incarnation=2)
+    slot.begin(TicketCall(tickets(1)[0].next_attempt(), lambda results: None, Ticket.next_attempt))
+    assert slot.finish(SampledBatch(incarnation, (SampledGroup(0, attempt),), EngineStats())) == []
     assert slot.late_results == 1
-    [(call, result)] = slot.finish(Batch(2, (Sampled(0, 1),), EngineStats(sampled_tokens=5)))
+    [(call, result)] = slot.finish(SampledBatch(2, (SampledGroup(0, 1),), EngineStats(sampled_tokens=5)))
     assert (call.ticket.attempt, result.ticket.attempt, slot.under_way) == (1, 1, {})
 
 
@@ -457,7 +461,7 @@ def test_a_group_is_the_same_after_its_way_through_plain_values() -> None:
     )
     (ticket,) = tickets(1)
     group = Group(ticket.prompt, (long, replace(long, input_length=3, branches=())), (Failure("judge timed out"),))
-    sent = pickle.loads(pickle.dumps(Sampled.of(ticket, group)))
+    sent = pickle.loads(pickle.dumps(SampledGroup.of(ticket, group)))
     assert sent.group(ticket.prompt) == group
     assert [rollout.re_encoded_tokens for rollout in sent.group(ticket.prompt).rollouts] == [7, 7]
 

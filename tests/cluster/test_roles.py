@@ -8,7 +8,7 @@ import pytest
 from covey.cluster.pool import SamplerPool
 from covey.cluster.roles import Allotment, role_of
 from covey.cluster.settings import DevicesConfig
-from covey.cluster.slot import Limits
+from covey.cluster.slot import PoolLimits
 from covey.cluster.start import connect
 from covey.cluster.trainers import trainer_ranks
 from covey.config.validate import validate
@@ -57,7 +57,7 @@ def test_devices_that_others_hold_are_one_line_and_given_back() -> None:
     devices = DevicesConfig(sampler=2, gpus_per_sampler=1.0)
     with fake_ray(is_taken=True) as ray:
         with pytest.raises(ValueError) as refusal:
-            SamplerPool(lambda: None, devices, "keep", Limits(1, 1))  # type: ignore[arg-type, return-value]
+            SamplerPool(lambda: None, devices, "keep", PoolLimits(1, 1))  # type: ignore[arg-type, return-value]
         assert ray.groups == []
     assert str(refusal.value) == (
         "devices.trainer=1 (0) and devices.sampler=2 (2) need 2 GPUs, the cluster has 8 and 0 of them free after 30 s: "

@@ -14,13 +14,13 @@ from covey.cli.main import main
 from covey.config import compose as settings
 from covey.config import engine_choice
 from covey.config.auto_adjust import adjust_unset_options
-from covey.config.engine_choice import Machine, this_machine
+from covey.config.engine_choice import HostDevices, this_machine
 from covey.config.schema import Config
 from covey.config.validate import validate
 
 from ..support.small import logging_as_it_was
 
-GPU = Machine(has_vllm=True, num_gpus=1)
+GPU = HostDevices(has_vllm=True, num_gpus=1)
 MODEL = "model.name=Qwen/Qwen2.5-0.5B"
 
 
@@ -32,7 +32,7 @@ def vllm_is_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "vllm", module)
 
 
-def chosen(*words: str, machine: Machine = GPU) -> tuple[str, list[str]]:
+def chosen(*words: str, machine: HostDevices = GPU) -> tuple[str, list[str]]:
     """The engine of `covey train WORDS` on a machine, and what is said."""
     settings.register()
     with initialize_config_dir(str(settings.CONF), version_base="1.3"):
@@ -74,13 +74,13 @@ def test_it_samples_these_too(words: tuple[str, ...]) -> None:
     ],
 )
 def test_what_was_typed_wins(words: tuple[str, ...]) -> None:
-    engine, lines = chosen(*words, machine=Machine(has_vllm=True, num_gpus=2))
+    engine, lines = chosen(*words, machine=HostDevices(has_vllm=True, num_gpus=2))
     assert engine == ("fake" if words == ("engine=fake",) else "native")
     assert not any(line.startswith("engine.name") for line in lines)
 
 
-@pytest.mark.parametrize("machine", [Machine(True, 0), Machine(False, 0), Machine(False, 4)])
-def test_it_is_never_chosen_without_a_gpu_or_without_vllm(machine: Machine) -> None:
+@pytest.mark.parametrize("machine", [HostDevices(True, 0), HostDevices(False, 0), HostDevices(False, 4)])
+def test_it_is_never_chosen_without_a_gpu_or_without_vllm(machine: HostDevices) -> None:
     assert chosen(machine=machine) == ("native", [])
     assert chosen("model.device=cuda", machine=machine)[0] == "native"
 
@@ -88,13 +88,13 @@ def test_it_is_never_chosen_without_a_gpu_or_without_vllm(machine: Machine) -> N
 @pytest.mark.parametrize(
     ("machine", "words", "reason"),
     [
-        (Machine(False, 1), {}, "vLLM is not installed"),
-        (Machine(True, 0), {}, "vLLM is chosen on a GPU only"),
+        (HostDevices(False, 1), {}, "vLLM is not installed"),
+        (HostDevices(True, 0), {}, "vLLM is chosen on a GPU only"),
         (GPU, {"precision": "float64"}, "vLLM needs model.precision = float32, bfloat16 or float16"),
         (GPU, {}, None),
     ],
 )
-def test_the_reason_against_it_is_said(machine: Machine, words: dict[str, str], reason: str | None) -> None:
+def test_the_reason_against_it_is_said(machine: HostDevices, words: dict[str, str], reason: str | None) -> None:
     config = Config()
     config.model.name = "Qwen/Qwen2.5-0.5B"
     vars(config.model).update(words)
@@ -104,10 +104,10 @@ def test_the_reason_against_it_is_said(machine: Machine, words: dict[str, str], 
 def test_the_machine_is_asked_for_vllm_first_and_for_gpus_only_then(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
-    assert this_machine() == Machine(has_vllm=True, num_gpus=3)
+    assert this_machine() == HostDevices(has_vllm=True, num_gpus=3)
     monkeypatch.delitem(sys.modules, "vllm")
     monkeypatch.setattr(engine_choice, "find_spec", lambda name: None)
-    assert this_machine() == Machine(has_vllm=False, num_gpus=0)
+    assert this_machine() == HostDevices(has_vllm=False, num_gpus=0)
 
 
 def test_a_new_run_of_the_command_line_and_of_python_look_at_the_machine(

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from covey.engine.fill import FillEngine, Read, Request, _most_confident
+from covey.engine.fill import FillEngine, FillRequest, Read, _most_confident
 from covey.policy.attention.bidirectional import WHOLE
 from covey.policy.logprobs import Scoring, score_tokens
 from covey.policy.policy import Policy
@@ -133,7 +133,7 @@ def test_what_is_certain_is_what_the_sampling_is_certain_of() -> None:
     peaked, split = [3.0, 0.0, 0.0, 0.0, 0.0], [3.0, 2.5, -9.0, -9.0, -9.0]
     for temperature, surest in ((1.0, 1), (4.0, 2)):
         sampling = Sampling(temperature=temperature, num_passes=2)
-        request = Request((0, M, M), [1, 2], 1, sampling, 0, asyncio.Future(loop=asyncio.new_event_loop()))
+        request = FillRequest((0, M, M), [1, 2], 1, sampling, 0, asyncio.Future(loop=asyncio.new_event_loop()))
         (fill,) = request.fills()
         read = Read(torch.tensor([peaked, split]), {((0, M, M), 1): 0, ((0, M, M), 2): 1})
         assert _most_confident(read, fill, 0) == [surest]

@@ -12,7 +12,7 @@ import pytest
 from covey.cluster.source import RaySource
 from covey.config.auto_adjust import add_correction
 from covey.config.schema import Config
-from covey.engine.native.rows import Row
+from covey.engine.native.rows import DecodeRow
 from covey.engine.native.scheduler import Scheduler
 from covey.loop import train
 from covey.run.folder import CHANGES
@@ -90,7 +90,7 @@ def test_turns_replay_to_the_same_weights_though_sessions_waited_over_updates_an
     gave_way: list[int] = []
     rest = Scheduler.rest
 
-    def give_way(scheduler: Scheduler, row: Row) -> None:
+    def give_way(scheduler: Scheduler, row: DecodeRow) -> None:
         rest(scheduler, row)
         if row.sample_index % 2:
             gave_way.append(row.read)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from covey_sandbox.inside import case as case_module
-from covey_sandbox.inside.case import Case, answer_of
+from covey_sandbox.inside.case import ProgramCase, answer_of
 from covey_sandbox.inside.host import Violation
 from covey_sandbox.inside.judging.candidate import exception_of
 from covey_sandbox.inside.judging.remote import ProgramError
@@ -16,16 +16,16 @@ from covey_sandbox.inside.link import PASSED, Link, failed
 
 
 @pytest.fixture
-def case(monkeypatch: pytest.MonkeyPatch) -> Iterator[Case]:
+def case(monkeypatch: pytest.MonkeyPatch) -> Iterator[ProgramCase]:
     """Second 100 of a program that began at second 88."""
     monkeypatch.setattr(case_module, "time", SimpleNamespace(monotonic=lambda: 100.0))
     ours, theirs = socket.socketpair()
     with ours, theirs:
         limits = {"wall_seconds": 5.0, "total_seconds": 20.0}
-        yield Case(SimpleNamespace(), Link(ours), "", "f", limits, started=88.0)  # type: ignore[arg-type]
+        yield ProgramCase(SimpleNamespace(), Link(ours), "", "f", limits, started=88.0)  # type: ignore[arg-type]
 
 
-def test_each_test_has_its_time_until_one_takes_too_long_and_the_others_share_what_is_left(case: Case) -> None:
+def test_each_test_has_its_time_until_one_takes_too_long_and_the_others_share_what_is_left(case: ProgramCase) -> None:
     assert (case.left(), case.expect(4)) == (8.0, 105.0)
     for verdict in (PASSED, failed("wrong", "f(0) should be 1, got 2")):
         case.add(verdict)
@@ -36,7 +36,7 @@ def test_each_test_has_its_time_until_one_takes_too_long_and_the_others_share_wh
     assert (case.left(), case.expect(1)) == (0.0, 100.0)
 
 
-def test_a_program_is_excused_twenty_seconds_in_all(case: Case) -> None:
+def test_a_program_is_excused_twenty_seconds_in_all(case: ProgramCase) -> None:
     case.excuse(15.0)
     assert case.left() == 23.0
     case.excuse(15.0)

@@ -152,12 +152,12 @@ def _kl_terms(algorithm: AlgorithmConfig, norm_length: int) -> KLTerms:
     )
 
 
-def _reduction(role: custom.Role, mode: str, norm_length: int, algorithm: AlgorithmConfig) -> Reduction:
+def _reduction(role: custom.FunctionRole, mode: str, norm_length: int, algorithm: AlgorithmConfig) -> Reduction:
     one_of_or_custom(role.setting.removeprefix("algorithm."), mode, AGGREGATIONS)
     return Reduction(mode, norm_length, algorithm.count_empty, _own(role, mode))
 
 
-def _own(role: custom.Role, name: str) -> Callable[..., Any] | None:
+def _own(role: custom.FunctionRole, name: str) -> Callable[..., Any] | None:
     """Return the function of one's own that a setting names, None for a name of a table."""
     return custom.lookup(role, name, {}) if ":" in name else None
 

@@ -22,7 +22,7 @@ from typing import Any
 from covey.cluster.roles import Allotment, role_of
 from covey.cluster.sampler import SamplerActor
 from covey.cluster.settings import DevicesConfig
-from covey.cluster.slot import Call, Limits, SamplerLost, Slot
+from covey.cluster.slot import PoolLimits, SamplerLost, SamplerSlot, TicketCall
 from covey.cluster.start import (
     SWITCH_SECONDS,
     ClusterLost,
@@ -34,7 +34,7 @@ from covey.cluster.start import (
     worker_environment,
 )
 from covey.cluster.waiting import hand_over
-from covey.cluster.wire import Proof, Result, copy_arrays, pack
+from covey.cluster.wire import Proof, TicketResult, copy_arrays, pack
 from covey.engine.base import MOST_LOSSES, UpdateMode, WeightSet
 from covey.rollouts.sampler import Sampler
 from covey.types import RunStopped
@@ -59,7 +59,7 @@ class SamplerPool:
         make_sampler: Callable[[], Sampler],
         devices: DevicesConfig,
         how: UpdateMode,
-        limits: Limits,
+        limits: PoolLimits,
         on_life: Callable[[bool], None] = lambda has_worked: None,
         on_loss: Callable[[ClusterLost], None] = lambda lost: None,
     ) -> None:
@@ -71,8 +71,8 @@ class SamplerPool:
         self._make, self._devices, self._how, self._limits = make_sampler, devices, how, limits
         self._on_life, self._on_loss = on_life, on_loss
         self._places = Allotment(self._ray, devices, role_of(devices, "sampler"))
-        self._slots = [Slot(index) for index in range(devices.sampler)]
-        self._queue: list[tuple[int, int, Call]] = []
+        self._slots = [SamplerSlot(index) for index in range(devices.sampler)]
+        self._queue: list[tuple[int, int, TicketCall]] = []
         self._numbers = count()
         self._weights: tuple[int, Any] | None = None
         self._inline_bytes = inline_bytes()
@@ -102,7 +102,7 @@ class SamplerPool:
     def is_ready(self) -> bool:
         return any(slot.is_alive for slot in self._slots)
 
-    def submit(self, calls: Sequence[Call]) -> None:
+    def submit(self, calls: Sequence[TicketCall]) -> None:
         """Sample the groups of tickets, lower numbers first."""
         hand_over(self._loop, lambda: self._enqueue(calls))
 
@@ -217,7 +217,7 @@ class SamplerPool:
 
         self._loop.call_soon_threadsafe(create)
 
-    def _soon_for_each(self, work: Callable[[Slot], Awaitable[None]]) -> None:
+    def _soon_for_each(self, work: Callable[[SamplerSlot], Awaitable[None]]) -> None:
         """Start a coroutine for every live sampler."""
         for slot in self._slots:
             if slot.is_alive:
@@ -230,7 +230,7 @@ class SamplerPool:
             self._on_loss(error)
         self._on_life(True)
 
-    def _enqueue(self, calls: Sequence[Call]) -> None:
+    def _enqueue(self, calls: Sequence[TicketCall]) -> None:
         for call in calls:
             heapq.heappush(self._queue, (call.ticket.number, next(self._numbers), call))
         self._assign()
@@ -239,7 +239,7 @@ class SamplerPool:
         """Assign waiting calls, in order, where the end comes first."""
         most = self._devices.groups_per_sampler
         while self._queue and (free := [s for s in self._slots if s.is_alive and len(s.under_way) < most]):
-            slot = min(free, key=Slot.expected_end)
+            slot = min(free, key=SamplerSlot.expected_end)
             if not slot.under_way:
                 self._idle_seconds += time.monotonic() - slot.idle_since
             slot.begin(heapq.heappop(self._queue)[-1])
@@ -247,7 +247,7 @@ class SamplerPool:
             if slot.unsent:
                 self._soon(self._send, slot)
 
-    async def _send(self, slot: Slot) -> None:
+    async def _send(self, slot: SamplerSlot) -> None:
         """Send a sampler all its unsent calls at once."""
         if not slot.unsent:
             return
@@ -256,7 +256,7 @@ class SamplerPool:
             self._soon(self._collect, slot)
         await self._ask(slot, "begin", slot.take_unsent())
 
-    async def _ask(self, slot: Slot, method: str, *given: Any) -> Any:
+    async def _ask(self, slot: SamplerSlot, method: str, *given: Any) -> Any:
         """Call a sampler; return None once it is lost and given up."""
         incarnation = slot.incarnation
         try:
@@ -264,14 +264,14 @@ class SamplerPool:
         except SamplerLost as lost:
             self._lose(slot, incarnation, str(lost))
 
-    async def _collect(self, slot: Slot) -> None:
+    async def _collect(self, slot: SamplerSlot) -> None:
         """Collect the results of one incarnation while it has work."""
         incarnation = slot.incarnation
         while slot.incarnation == incarnation and slot.under_way:
             if (batch := await self._ask(slot, "collect")) is None:
                 return
             self._counts["tokens"] += batch.stats.sampled_tokens
-            settled: dict[Callable[[Sequence[Result]], None], list[Result]] = {}
+            settled: dict[Callable[[Sequence[TicketResult]], None], list[TicketResult]] = {}
             for call, result in slot.finish(batch):
                 settled.setdefault(call.settle, []).append(result)
             self._assign()
@@ -280,12 +280,12 @@ class SamplerPool:
         if slot.incarnation == incarnation:
             slot.is_collecting = False
 
-    async def _tell(self, slot: Slot) -> None:
+    async def _tell(self, slot: SamplerSlot) -> None:
         """Send the progress of training to a sampler."""
         if self._follow is not None:
             await self._ask(slot, "follow", *self._follow)
 
-    async def _start(self, slot: Slot) -> None:
+    async def _start(self, slot: SamplerSlot) -> None:
         """Start a sampler in a slot and bring it up to date."""
         slot.incarnation += 1
         incarnation = slot.incarnation
@@ -315,7 +315,7 @@ class SamplerPool:
         self._soon(self._watch, slot)
         self._assign()
 
-    async def _watch(self, slot: Slot) -> None:
+    async def _watch(self, slot: SamplerSlot) -> None:
         """Watch one incarnation's signs of life."""
         incarnation, tokens = slot.incarnation, -1
         while slot.incarnation == incarnation and slot.is_alive:
@@ -341,11 +341,11 @@ class SamplerPool:
         self._proof = proof
         self._soon_for_each(partial(self._prove, proof))
 
-    async def _prove(self, proof: Proof, slot: Slot) -> None:
+    async def _prove(self, proof: Proof, slot: SamplerSlot) -> None:
         """Send a sampler the log-probs of a probe."""
         await self._ask(slot, "prove", *proof)
 
-    async def _update(self, slot: Slot) -> None:
+    async def _update(self, slot: SamplerSlot) -> None:
         """Push the newest weights until the slot has them."""
         incarnation = slot.incarnation
         async with slot.pushing:
@@ -363,7 +363,7 @@ class SamplerPool:
                 self._push_seconds += time.monotonic() - started
                 self._counts["pushes"] += 1
 
-    def _lose(self, slot: Slot, incarnation: int, why: str) -> None:
+    def _lose(self, slot: SamplerSlot, incarnation: int, why: str) -> None:
         """Give an incarnation up and start the next."""
         if slot.incarnation != incarnation or (slot.lost is not None and slot.lost.done()):
             return
@@ -379,7 +379,7 @@ class SamplerPool:
             return
         self._soon(partial(self._replace, why), slot)
 
-    async def _replace(self, why: str, slot: Slot) -> None:
+    async def _replace(self, why: str, slot: SamplerSlot) -> None:
         """Start a lost sampler's successor, unless the cluster is lost."""
         if (lost := await asyncio.to_thread(loss_of_cluster, self._limits.silence)) is not None:
             self._fail(lost)
@@ -387,7 +387,7 @@ class SamplerPool:
         LOGGER.warning("sampler %d is lost and replaced: %s", slot.index, why)
         await self._start(slot)
 
-    def _send_again(self, calls: Sequence[Call], why: str) -> None:
+    def _send_again(self, calls: Sequence[TicketCall], why: str) -> None:
         """Reassign a lost sampler's calls."""
         again = [call.once_more() for call in calls]
         self._counts["groups_sent_again"] += len(again)

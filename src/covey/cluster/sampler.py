@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 
 from covey.cluster.start import prepare_actor
-from covey.cluster.wire import Batch, Jobs, Logprobs, PackedWeights, Sampled, unpack
+from covey.cluster.wire import Jobs, Logprobs, SampledBatch, SampledGroup, WeightArrays, unpack
 from covey.engine.base import Closable, EngineLost, PushRefused, UpdatableEngine, UpdateMode
 from covey.environments.base import close_environment, follow, metrics_of
 from covey.rollouts.buffer import Ticket
@@ -39,7 +39,7 @@ class SamplerActor:
         self._tokens = 0
         self._incarnation = 0
         self._under_way: set[asyncio.Task[None]] = set()
-        self._done: list[Sampled] = []
+        self._done: list[SampledGroup] = []
         """What nobody has collected yet."""
         self._longest = 0.0
         """Seconds that one of these took, at most."""
@@ -50,7 +50,7 @@ class SamplerActor:
         """Return process number, version and tokens: a sign of life."""
         return os.getpid(), self._version, self._tokens
 
-    async def update(self, weights: list[PackedWeights | Awaitable[PackedWeights]]) -> str:
+    async def update(self, weights: list[WeightArrays | Awaitable[WeightArrays]]) -> str:
         """Take new weights, small ones inline and others fetched here.
 
         Ray fetches nothing inside of a list. Returns "" or the reason for refusing them; a failure that leaves nothing
@@ -58,7 +58,7 @@ class SamplerActor:
         """
         async with self._updating:
             given = weights[0]
-            packed = given if isinstance(given, PackedWeights) else await given
+            packed = given if isinstance(given, WeightArrays) else await given
             try:
                 await self._engine.update(unpack(packed, self._logprobs_of(packed.version)), self._how)
             except PushRefused as refused:
@@ -91,7 +91,7 @@ class SamplerActor:
             self._under_way.add(task)
             task.add_done_callback(self._end)
 
-    async def collect(self) -> Batch:
+    async def collect(self) -> SampledBatch:
         """Return finished groups. EngineLost where one lost the engine."""
         await self._some_done.wait()
         # Others may be finished at about the same time, and each answer has its price
@@ -104,7 +104,7 @@ class SamplerActor:
         self._some_done.clear()
         stats = self._engine.take_stats()
         self._tokens += stats.sampled_tokens
-        return Batch(self._incarnation, tuple(done), stats)
+        return SampledBatch(self._incarnation, tuple(done), stats)
 
     async def _roll_out(self, ticket: Ticket) -> None:
         """Sample and score a ticket's group, once the required weights are here."""
@@ -124,9 +124,9 @@ class SamplerActor:
         # Ray never answers a call that raised SystemExit, and nobody one that foreign code cancelled
         except (Exception, SystemExit, asyncio.CancelledError) as raised:
             error = (type(raised).__name__, str(raised))
-            self._done.append(Sampled(ticket.number, ticket.attempt, error=error))
+            self._done.append(SampledGroup(ticket.number, ticket.attempt, error=error))
         else:
-            self._done.append(Sampled.of(ticket, group))
+            self._done.append(SampledGroup.of(ticket, group))
         self._longest = max(self._longest, time.monotonic() - started)
         self._some_done.set()
 

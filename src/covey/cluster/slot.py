@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from covey.cluster.wire import Batch, Jobs, Result
+from covey.cluster.wire import Jobs, SampledBatch, TicketResult
 from covey.rollouts.buffer import Ticket
 from covey.types import RunStopped
 
@@ -16,7 +16,7 @@ class SamplerLost(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class PoolLimits:
     """Seconds that the pool waits."""
 
     loading: float
@@ -26,15 +26,15 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class TicketCall:
     """A ticket with callbacks for its result, called in the pool's thread."""
 
     ticket: Ticket
-    settle: Callable[[Sequence[Result]], None]
+    settle: Callable[[Sequence[TicketResult]], None]
     give_up: Callable[[Ticket], Ticket]
     """Returns the ticket of the next attempt."""
 
-    def once_more(self) -> "Call":
+    def once_more(self) -> "TicketCall":
         """Return the call of the next attempt."""
         return replace(self, ticket=self.give_up(self.ticket))
 
@@ -43,12 +43,12 @@ class Call:
 class UnderWay:
     """A running call of a sampler, and its start."""
 
-    call: Call
+    call: TicketCall
     since: float
 
 
 @dataclass(eq=False)
-class Slot:
+class SamplerSlot:
     """The place of one sampler and its successors."""
 
     index: int
@@ -59,7 +59,7 @@ class Slot:
     """Of the weights it was proved to sample on."""
     under_way: dict[int, UnderWay] = field(default_factory=dict)
     """By number of the ticket."""
-    unsent: list[Call] = field(default_factory=list)
+    unsent: list[TicketCall] = field(default_factory=list)
     """Of these, what the sampler has not been told yet."""
     is_collecting: bool = False
     seconds_per_group: float = 0.0
@@ -120,7 +120,7 @@ class Slot:
             "restarts": self.incarnation - 1,
         }
 
-    def begin(self, call: Call) -> None:
+    def begin(self, call: TicketCall) -> None:
         """Add a call."""
         self.under_way[call.ticket.number] = UnderWay(call, time.monotonic())
         self.unsent.append(call)
@@ -130,7 +130,7 @@ class Slot:
         calls, self.unsent = self.unsent, []
         return Jobs(tuple(call.ticket for call in calls), self.incarnation)
 
-    def finish(self, batch: Batch) -> list[tuple[Call, Result]]:
+    def finish(self, batch: SampledBatch) -> list[tuple[TicketCall, TicketResult]]:
         """Return the results of calls, given-up ones left out."""
         self.tokens += batch.stats.sampled_tokens
         found = []
@@ -141,12 +141,12 @@ class Slot:
                 continue
             self._learn_speed(time.monotonic() - known.since)
             del self.under_way[sampled.number]
-            found.append((known.call, Result.of(known.call.ticket, sampled)))
+            found.append((known.call, TicketResult.of(known.call.ticket, sampled)))
         if not self.under_way:
             self.idle_since = time.monotonic()
         return found
 
-    def give_up(self) -> list[Call]:
+    def give_up(self) -> list[TicketCall]:
         """Drop all calls of a lost process, and return them."""
         calls = [known.call for known in self.under_way.values()]
         self.under_way, self.unsent = {}, []
@@ -179,7 +179,7 @@ class Slot:
             return {}
 
     def _refuse(self, answer: "asyncio.Task[Any]") -> None:
-        if not answer.cancelled() and answer.exception() is None and isinstance(answer.result(), Batch):
+        if not answer.cancelled() and answer.exception() is None and isinstance(answer.result(), SampledBatch):
             self.late_results += len(answer.result().sampled)
 
 

@@ -16,11 +16,11 @@ import torch
 
 from covey.cluster.pool import SamplerPool
 from covey.cluster.settings import DevicesConfig
-from covey.cluster.slot import Call, Limits
+from covey.cluster.slot import PoolLimits, TicketCall
 from covey.cluster.start import ClusterLost, connect, disconnect
 from covey.cluster.status import StatusFile, status_of
 from covey.cluster.waiting import SamplerWait
-from covey.cluster.wire import Part, Result, ranks_of, shares
+from covey.cluster.wire import GroupPart, TicketResult, ranks_of, shares
 from covey.engine.base import UpdateMode
 from covey.engine.weights import prove, unproved_set
 from covey.environments.base import Environment
@@ -86,7 +86,7 @@ class RaySource:
         make: Callable[[], Sampler],
         devices: DevicesConfig,
         how: UpdateMode,
-        limits: Limits,
+        limits: PoolLimits,
         weight_bytes: int = 0,
     ) -> None:
         """Connect to the cluster and start the samplers, on rank 0 alone."""
@@ -124,7 +124,7 @@ class RaySource:
         own: dict[int, Group] = {}
         parts = self._take_all(is_streaming=meanwhile is not None)
         while True:
-            part: Part = collectives.run_on_rank0(lambda: next(parts))
+            part: GroupPart = collectives.run_on_rank0(lambda: next(parts))
             new = {number: group for number, (rank, group) in part.groups.items() if rank == collectives.rank()}
             own |= new
             if part.is_last:
@@ -269,12 +269,12 @@ class RaySource:
     def _submit(self, tickets: Sequence[Ticket]) -> None:
         assert self._pool is not None
         settle = self._taking(self._buffer.finish)
-        self._pool.submit([Call(ticket, settle, self._give_up) for ticket in tickets])
+        self._pool.submit([TicketCall(ticket, settle, self._give_up) for ticket in tickets])
 
-    def _taking(self, take: Callable[[Ticket, Group], object]) -> Callable[[Sequence[Result]], None]:
+    def _taking(self, take: Callable[[Ticket, Group], object]) -> Callable[[Sequence[TicketResult]], None]:
         """Return a callback that gives groups to `take`."""
 
-        def settle(results: Sequence[Result]) -> None:
+        def settle(results: Sequence[TicketResult]) -> None:
             with self._wait.changed:
                 for result in results:
                     self._wait.note(result)
@@ -288,7 +288,7 @@ class RaySource:
         with self._wait.changed:
             return self._buffer.give_up(ticket)
 
-    def _take_all(self, *, is_streaming: bool) -> Iterator[Part]:
+    def _take_all(self, *, is_streaming: bool) -> Iterator[GroupPart]:
         """Fill the step in rounds, replacing refused groups.
 
         Yields early groups if streaming, and last the rest.
@@ -297,7 +297,7 @@ class RaySource:
         buffer, groups_per_step = self._buffer, self._buffer.bound.groups_per_step
         kept: dict[int, Group] = {}
         tried: list[Group] = []
-        early: list[Part] = []
+        early: list[GroupPart] = []
         self.local.forget_dropped()
         for number in range(1 + (self.local.filter_rounds if self.local.keep else 0)):
             missing = groups_per_step - len(kept)
@@ -325,7 +325,7 @@ class RaySource:
         ranks = ranks_of(kept, early)
         self._shared_out = shared_out(ranks, [part.groups for part in early], self._threads)
         late = {n: (ranks[n], group) for n, group in kept.items() if not any(n in part.groups for part in early)}
-        yield Part(late, is_last=True)
+        yield GroupPart(late, is_last=True)
 
     def _kept_of(self, taken: list[tuple[Ticket, Group]]) -> dict[int, Group]:
         """Return groups that pass the filter, keyed by ticket number."""
@@ -337,7 +337,7 @@ class RaySource:
                 self._trained.append(row_of(ticket, group, has_logprobs=self._records_logprobs))
         return kept
 
-    def _complete_early(self, n: int) -> Iterator[Part]:
+    def _complete_early(self, n: int) -> Iterator[GroupPart]:
         """Yield groups of the current round as they are complete."""
         seen: set[int] = set()
         buffer = self._buffer
@@ -352,7 +352,7 @@ class RaySource:
             seen.update(ticket.number for ticket, _ in new)
             trained = {t.number: (ranks[t.number - first], g) for t, g in new if self.local.keeps(g, t.group_size)}
             if trained:
-                yield Part(trained, is_last=False)
+                yield GroupPart(trained, is_last=False)
 
     def _wait_for(self, n: int) -> list[tuple[Ticket, Group]]:
         """Wait for the first n groups, in the order of admission."""
@@ -392,6 +392,6 @@ class RaySource:
             Ticket(first + place, prompt, own, group_size, self._pushed)
             for place, (prompt, own) in enumerate(zip(prompts, drawn, strict=True))
         ]
-        self._pool.submit([Call(ticket, settle, Ticket.next_attempt) for ticket in tickets])
+        self._pool.submit([TicketCall(ticket, settle, Ticket.next_attempt) for ticket in tickets])
         self._wait_until(lambda: len(groups) == len(prompts), f"samplers to answer {len(prompts)} held-out prompts")
         return [groups[first + place] for place in range(len(prompts))]

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from covey.cluster.wire import Result, error_of
+from covey.cluster.wire import TicketResult, error_of
 from covey.system.waits.watchdog import Watchdog
 
 POLL_SECONDS = 0.2
@@ -35,7 +35,7 @@ class SamplerWait:
         """Record a sampler's sign of work."""
         self._signs += 1
 
-    def note(self, result: Result) -> None:
+    def note(self, result: TicketResult) -> None:
         """Record a result's error, if any."""
         if result.error is not None and self._error is None:
             self._error = error_of(*result.error)

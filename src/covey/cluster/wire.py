@@ -52,7 +52,7 @@ def rollout_of(values: Plain) -> Rollout:
 
 
 @dataclass(frozen=True, slots=True)
-class Sampled:
+class SampledGroup:
     """A sampler's result for a job, without the prompt."""
 
     number: int
@@ -65,8 +65,8 @@ class Sampled:
     """Where it raised: name of the exception's class and its message."""
 
     @staticmethod
-    def of(ticket: Ticket, group: Group) -> "Sampled":
-        return Sampled(ticket.number, ticket.attempt, tuple(map(plain, group.rollouts)), group.failures)
+    def of(ticket: Ticket, group: Group) -> "SampledGroup":
+        return SampledGroup(ticket.number, ticket.attempt, tuple(map(plain, group.rollouts)), group.failures)
 
     def group(self, prompt: Prompt) -> Group:
         """Restore the group."""
@@ -74,34 +74,34 @@ class Sampled:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class SampledBatch:
     """The groups that a sampler has finished since its last answer."""
 
     incarnation: int
-    sampled: tuple[Sampled, ...]
+    sampled: tuple[SampledGroup, ...]
     stats: EngineStats
     """What its engine did meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class TicketResult:
     """The result of a ticket."""
 
     ticket: Ticket
     group: Group | None
     """None where it raised."""
     error: tuple[str, str] | None = None
-    """As in `Sampled`."""
+    """As in `SampledGroup`."""
 
     @staticmethod
-    def of(ticket: Ticket, sampled: Sampled) -> "Result":
+    def of(ticket: Ticket, sampled: SampledGroup) -> "TicketResult":
         if sampled.error is not None:
-            return Result(ticket, None, sampled.error)
-        return Result(ticket, sampled.group(ticket.prompt))
+            return TicketResult(ticket, None, sampled.error)
+        return TicketResult(ticket, sampled.group(ticket.prompt))
 
 
 @dataclass(frozen=True, slots=True)
-class PackedWeights:
+class WeightArrays:
     """A `WeightSet` as arrays."""
 
     version: int
@@ -119,7 +119,7 @@ class PackedWeights:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class GroupPart:
     """Groups on their way from rank 0 to other ranks."""
 
     groups: Mapping[int, tuple[int, Group]]
@@ -134,7 +134,7 @@ def shares(n: int) -> list[int]:
     return [sum(place >= end for end in ends) for place in range(n)]
 
 
-def ranks_of(groups: Iterable[int], early: Sequence[Part]) -> dict[int, int]:
+def ranks_of(groups: Iterable[int], early: Sequence[GroupPart]) -> dict[int, int]:
     """Return the rank of each group, early ones unchanged."""
     numbers = list(groups)
     ranks = dict(zip(numbers, shares(len(numbers)), strict=True))
@@ -150,7 +150,7 @@ def error_of(kind: str, message: str) -> Exception:
     return RAISED.get(kind, lambda text: RunStopped(f"a sampler raised {kind}: {text}"))(message)
 
 
-def pack(weights: WeightSet) -> PackedWeights:
+def pack(weights: WeightSet) -> WeightArrays:
     """Return the weights as arrays, without a copy."""
     arrays: dict[str, Array] = {}
     for name, tensor in weights.tensors.items():
@@ -162,16 +162,16 @@ def pack(weights: WeightSet) -> PackedWeights:
         )
     is_proved = not isinstance(weights.probe.logprobs, Future)
     probe = weights.probe if is_proved else replace(weights.probe, logprobs=())
-    return PackedWeights(weights.version, arrays, weights.digest, probe, is_proved)
+    return WeightArrays(weights.version, arrays, weights.digest, probe, is_proved)
 
 
-def copy_arrays(packed: PackedWeights) -> PackedWeights:
+def copy_arrays(packed: WeightArrays) -> WeightArrays:
     """Return a copy of the arrays."""
     arrays = {name: (dtype, shape, data.copy()) for name, (dtype, shape, data) in packed.arrays.items()}
     return replace(packed, arrays=arrays)
 
 
-def unpack(packed: PackedWeights, logprobs: Logprobs | None = None) -> WeightSet:
+def unpack(packed: WeightArrays, logprobs: Logprobs | None = None) -> WeightSet:
     """Restore the weights, with separate log-probs of their probe.
 
     Their memory may be another process's and read-only.

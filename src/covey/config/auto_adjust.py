@@ -10,7 +10,7 @@ import yaml
 from covey.cluster.settings import APART, DevicesConfig
 from covey.config.budget import BUDGETS, resolve_budget
 from covey.config.checks import MOST, format_value, read, unmet, walk
-from covey.config.engine_choice import Machine, obstacle_to_vllm
+from covey.config.engine_choice import HostDevices, obstacle_to_vllm
 from covey.config.rules.options import unread_options
 from covey.config.schema import Config
 from covey.config.shelves import preset_file
@@ -51,7 +51,7 @@ class _Change:
 
 
 def adjust_unset_options(
-    config: Config, typed: Collection[str], look: Callable[[], Machine] | None = None
+    config: Config, typed: Collection[str], look: Callable[[], HostDevices] | None = None
 ) -> list[str]:
     """Adjust settings that nothing typed and that contradict typed ones.
 
@@ -112,7 +112,7 @@ def find_shadowed_presets(config: Config, typed: Sequence[str]) -> list[str]:
     return lines
 
 
-def _choose_engine(change: _Change, look: Callable[[], Machine]) -> None:
+def _choose_engine(change: _Change, look: Callable[[], HostDevices]) -> None:
     """Choose vLLM on a machine with a GPU, unless an engine was typed."""
     is_open = change.config.engine.name == EngineConfig().name and not {"engine", "engine.name"} & set(change.typed)
     if is_open and obstacle_to_vllm(change.config, look()) is None:

@@ -11,7 +11,7 @@ from covey.system import ranks
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class HostDevices:
     """The available devices and engines."""
 
     has_vllm: bool
@@ -19,16 +19,16 @@ class Machine:
     """That this process sees."""
 
 
-def this_machine() -> Machine:
+def this_machine() -> HostDevices:
     """Look at this machine, importing torch only beside vLLM."""
     if find_spec("vllm") is None:
-        return Machine(has_vllm=False, num_gpus=0)
+        return HostDevices(has_vllm=False, num_gpus=0)
     import torch
 
-    return Machine(has_vllm=True, num_gpus=torch.cuda.device_count() if torch.cuda.is_available() else 0)
+    return HostDevices(has_vllm=True, num_gpus=torch.cuda.device_count() if torch.cuda.is_available() else 0)
 
 
-def obstacle_to_vllm(config: Config, machine: Machine) -> str | None:
+def obstacle_to_vllm(config: Config, machine: HostDevices) -> str | None:
     """Return the reason against vLLM for a run, None without one.
 
     >>> obstacle_to_vllm(Config(), Machine(has_vllm=False, num_gpus=1))

@@ -27,7 +27,7 @@ from covey.types import Completion, Sampling
 class Fill:
     """A running sample."""
 
-    request: "Request"
+    request: "FillRequest"
     key: int
     input_ids: list[int]
     """As the next pass reads it."""
@@ -38,7 +38,7 @@ class Fill:
 
 
 @dataclass(eq=False)
-class Request:
+class FillRequest:
     """One call of generate()."""
 
     prompt_ids: tuple[int, ...]
@@ -93,7 +93,7 @@ class FillEngine:
         self._policy = policy
         self._mask_id = policy.mask_id
         self._max_rows = max_rows
-        self._waiting: list[Request] = []
+        self._waiting: list[FillRequest] = []
         self._driver: asyncio.Task[None] | None = None
         self._stats = EngineStats()
         self._watchdog = Watchdog()
@@ -124,7 +124,7 @@ class FillEngine:
 
     def _request(
         self, prompt_ids: Sequence[int], n: int, sampling: Sampling, future: asyncio.Future[list[Completion]]
-    ) -> Request:
+    ) -> FillRequest:
         check_call(prompt_ids, n)
         if len(prompt_ids) > self._policy.max_length:
             raise ValueError(
@@ -135,11 +135,11 @@ class FillEngine:
             raise ValueError(
                 f"{len(masked)} masked tokens need max_tokens >= that, got max_tokens={sampling.max_tokens}"
             )
-        return Request(tuple(prompt_ids), masked, n, sampling, self.version, future)
+        return FillRequest(tuple(prompt_ids), masked, n, sampling, self.version, future)
 
     async def _drive(self) -> None:
         """Fill while calls wait; a failure ends every waiting call."""
-        taken: list[Request] = []
+        taken: list[FillRequest] = []
         try:
             await asyncio.sleep(0)  # calls made at the same time are answered together
             while self._waiting:
@@ -155,7 +155,7 @@ class FillEngine:
             if not isinstance(error, Exception):
                 raise
 
-    def _next(self) -> list[Request]:
+    def _next(self) -> list[FillRequest]:
         taken = [self._waiting.pop(0)]
         num_rows = taken[0].n
         while self._waiting and num_rows + self._waiting[0].n <= self._max_rows:
@@ -163,7 +163,7 @@ class FillEngine:
             num_rows += taken[-1].n
         return taken
 
-    def _answer(self, requests: Sequence[Request]) -> None:
+    def _answer(self, requests: Sequence[FillRequest]) -> None:
         started = time.perf_counter()
         fills = [(request, request.fills()) for request in requests]
         with inference(self._policy.model):

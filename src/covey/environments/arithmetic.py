@@ -33,7 +33,7 @@ _THREE = range(100, 1000)
 
 
 @dataclass(frozen=True, slots=True)
-class Level:
+class SumLevel:
     """Problems of one difficulty: operands joined by operators.
 
     >>> Level((range(10, 100), range(10, 100)), "+").problem(0)
@@ -135,7 +135,7 @@ def _share(total: int, num_parts: int, place: int) -> int:
     return total // num_parts + (place < total % num_parts)
 
 
-def _draw(level: Level, num_train: int, num_test: int, generator: random.Random) -> tuple[list[int], int]:
+def _draw(level: SumLevel, num_train: int, num_test: int, generator: random.Random) -> tuple[list[int], int]:
     """Draw a level's problems in random order, held-out ones first."""
     wanted = num_train + num_test
     count = min(wanted, level.size)
@@ -167,14 +167,14 @@ WORDS = {
 
 
 LEVELS = {
-    1: Level((_DIGIT, _DIGIT), "+"),
-    2: Level((_TWO, _DIGIT), "+"),
-    3: Level((_TWO, _TWO), "+"),
-    4: Level((_TWO, _TWO), "-"),
-    5: Level((_THREE, _THREE), "+"),
-    6: Level((_THREE, _THREE), "-"),
-    7: Level((_ONE, _ONE), "*"),
-    8: Level((_ONE, _TWO), "*"),
-    9: Level((_TWO, _TWO, _TWO), "+-"),
-    10: Level((_ONE, _TWO, _TWO), "*+"),
+    1: SumLevel((_DIGIT, _DIGIT), "+"),
+    2: SumLevel((_TWO, _DIGIT), "+"),
+    3: SumLevel((_TWO, _TWO), "+"),
+    4: SumLevel((_TWO, _TWO), "-"),
+    5: SumLevel((_THREE, _THREE), "+"),
+    6: SumLevel((_THREE, _THREE), "-"),
+    7: SumLevel((_ONE, _ONE), "*"),
+    8: SumLevel((_ONE, _TWO), "*"),
+    9: SumLevel((_TWO, _TWO, _TWO), "+-"),
+    10: SumLevel((_ONE, _TWO, _TWO), "*+"),
 }

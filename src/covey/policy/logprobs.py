@@ -66,7 +66,7 @@ class AllowedTokens:
 
 
 @dataclass(frozen=True, slots=True)
-class Scores:
+class PassScores:
     """The loss tokens' results of a forward pass, in float32 at least."""
 
     logprob_L: Tensor
@@ -103,7 +103,7 @@ def score_tokens(
     kept: AllowedTokens | None = None,
     reference: Reference | None = None,
     predicted_L: Tensor | None = None,
-) -> Scores:
+) -> PassScores:
     """Score the loss tokens under the distribution they were drawn from.
 
     Without `kept`, filters are applied to this policy's own logits, which is right on the weights that sampled.
@@ -113,9 +113,9 @@ def score_tokens(
     head = _linear_head(policy, batch, scoring) if reference is None else None
     if head is not None:
         passed = policy.run_forward(lambda: score_rows(head, _head_input(policy, batch), batch.target_L, predicted_L))
-        return Scores(*passed, full_kl_L=None)
+        return PassScores(*passed, full_kl_L=None)
     logprob_L, entropy_L, kl_L = policy.run_forward(lambda: _score(policy, batch, scoring, kept, reference))
-    return Scores(logprob_L, entropy_L, kl_L if reference is not None else None)
+    return PassScores(logprob_L, entropy_L, kl_L if reference is not None else None)
 
 
 def reference_logprobs(reference: Reference, batch: MicroBatch, scoring: Scoring, kept: AllowedTokens | None) -> Tensor:

@@ -14,7 +14,7 @@ from covey.algorithm.objective import Objective
 from covey.cluster.judges import JudgeActor, JudgedElsewhere, turns_of
 from covey.cluster.references import ReferenceActor, RemoteReference
 from covey.cluster.serving import Answerers, Serving
-from covey.cluster.slot import Limits
+from covey.cluster.slot import PoolLimits
 from covey.cluster.source import RaySource
 from covey.config.budget import resolve_budget
 from covey.config.schema import Config
@@ -324,7 +324,7 @@ def build_ray_source(
     source = RaySource(local, policy, bound, watchdog, judged, records_logprobs=is_read)
     if collectives.is_main_process():
         how: UpdateMode = config.engine.update  # type: ignore[assignment] # checked with the settings
-        limits = Limits(loading=config.timeouts.loading, silence=config.timeouts.samplers)
+        limits = PoolLimits(loading=config.timeouts.loading, silence=config.timeouts.samplers)
         weight_bytes = sum(tensor.nbytes for tensor in trained_tensors(policy).values())
         asks = None if judged is None else partial(JudgedElsewhere, judged.answerers, judged.turns)
         source.start(partial(build_sampler, config, asks), config.devices, how, limits, weight_bytes)

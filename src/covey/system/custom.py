@@ -20,7 +20,7 @@ Metrics = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Role:
+class FunctionRole:
     """A setting that takes a function, and the function's arguments.
 
     >>> Role("algorithm.advantage", "(scores)", options="algorithm.advantage_options")
@@ -33,22 +33,22 @@ class Role:
     """The setting that holds its options; "" where it has none."""
 
 
-ADVANTAGE = Role("algorithm.advantage", "(scores) or (scores, answers)", "algorithm.advantage_options")
-LOSS = Role("algorithm.loss", "(inputs)", "algorithm.loss_options")
-SHAPING = Role("algorithm.shaping", "(rewards_N, scores)", "algorithm.shaping")
-SELECTION = Role("algorithm.selection", "(scores, estimator)", "algorithm.selection_options")
-GROUP_FILTER = Role("algorithm.group_filter", "(rewards_M)", "algorithm.group_filter_options")
-AGGREGATION = Role("algorithm.aggregation", "(counts_N, denominators)")
-KL_AGGREGATION = Role("algorithm.kl_aggregation", "(counts_N, denominators)")
-KL_ESTIMATOR = Role("algorithm.kl_estimator", "(q_NT, clamp)")
-CURRICULUM = Role("curriculum.name", "(prompts, seed, shuffle)", "curriculum.options")
+ADVANTAGE = FunctionRole("algorithm.advantage", "(scores) or (scores, answers)", "algorithm.advantage_options")
+LOSS = FunctionRole("algorithm.loss", "(inputs)", "algorithm.loss_options")
+SHAPING = FunctionRole("algorithm.shaping", "(rewards_N, scores)", "algorithm.shaping")
+SELECTION = FunctionRole("algorithm.selection", "(scores, estimator)", "algorithm.selection_options")
+GROUP_FILTER = FunctionRole("algorithm.group_filter", "(rewards_M)", "algorithm.group_filter_options")
+AGGREGATION = FunctionRole("algorithm.aggregation", "(counts_N, denominators)")
+KL_AGGREGATION = FunctionRole("algorithm.kl_aggregation", "(counts_N, denominators)")
+KL_ESTIMATOR = FunctionRole("algorithm.kl_estimator", "(q_NT, clamp)")
+CURRICULUM = FunctionRole("curriculum.name", "(prompts, seed, shuffle)", "curriculum.options")
 
 
 @dataclass(frozen=True, slots=True)
 class Custom:
     """A function named as module:function, with its options bound."""
 
-    role: Role
+    role: FunctionRole
     name: str
     function: Callable[..., Any]
 
@@ -110,7 +110,7 @@ class Custom:
 
 
 def lookup(
-    role: Role, name: str, table: Mapping[str, Callable[..., Any]], options: Mapping[str, Any] | None = None
+    role: FunctionRole, name: str, table: Mapping[str, Callable[..., Any]], options: Mapping[str, Any] | None = None
 ) -> Callable[..., Any]:
     """Return a setting's function, from `table` or custom, with its options bound.
 

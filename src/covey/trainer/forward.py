@@ -24,8 +24,8 @@ from covey.algorithm.metrics import LOSS_TERMS, Average, Sums
 from covey.algorithm.objective import BatchStatistics, Objective, ObjectiveInputs
 from covey.policy.logprobs import (
     AllowedTokens,
+    PassScores,
     ReferenceElsewhere,
-    Scores,
     Scoring,
     allowed_tokens,
     reference_logprobs,
@@ -55,7 +55,7 @@ class FrozenScores:
     """A micro-batch and what was frozen before the first update on it. None where nothing reads it."""
 
     batch: MicroBatch
-    old: Scores | None
+    old: PassScores | None
     reference: Callable[[], Tensor] | None
     """Returns the reference's log-probs, (L,), which another process may still be computing."""
     kept: AllowedTokens | None
@@ -108,11 +108,11 @@ def precompute_logprob_grad(
         return None
     dtype = torch.promote_types(policy.precision, torch.float32)
     logprob_L = (batch.sampler_logprob_L if old is None else old.logprob_L).to(dtype).clone().requires_grad_()
-    scores = Scores(logprob_L, torch.zeros_like(logprob_L), None)
+    scores = PassScores(logprob_L, torch.zeros_like(logprob_L), None)
     return torch.autograd.grad(loss_of(objective_inputs(prepared, scores)), logprob_L)[0]
 
 
-def score(forward: ScoringContext, prepared: FrozenScores, predicted_L: Tensor | None = None) -> Scores:
+def score(forward: ScoringContext, prepared: FrozenScores, predicted_L: Tensor | None = None) -> PassScores:
     """Score the tokens under the current policy, with gradient where gradients are on."""
     exact = None
     if forward.objective.needs_full_kl:
@@ -121,7 +121,7 @@ def score(forward: ScoringContext, prepared: FrozenScores, predicted_L: Tensor |
     return score_tokens(forward.policy, prepared.batch, forward.scoring, prepared.kept, exact, predicted_L)
 
 
-def objective_inputs(prepared: FrozenScores, scores: Scores) -> ObjectiveInputs:
+def objective_inputs(prepared: FrozenScores, scores: PassScores) -> ObjectiveInputs:
     """Return everything the objective reads, as rows."""
     # Before the first update the old policy is the current one
     batch = prepared.batch

@@ -20,7 +20,7 @@ import torch
 from covey.policy.attention.base import DENSE, Layout
 from covey.policy.attention.bidirectional import WholeLayout, inputs_layout
 from covey.policy.attention.compiled import compiled_layout
-from covey.policy.attention.packed import Segment, packed_layout, places_of
+from covey.policy.attention.packed import StreamSegment, packed_layout, places_of
 from covey.policy.attention.varlen import varlen_layout
 from covey.policy.policy import to_device
 from covey.types import Rollout
@@ -126,22 +126,22 @@ class PrefixTree:
         self.num_tokens += len(ids)
         return node
 
-    def laid_out(self, start: int) -> tuple[list[Node], dict[Node, Segment]]:
+    def laid_out(self, start: int) -> tuple[list[Node], dict[Node, StreamSegment]]:
         """Return the nodes in the order of the stream from `start` on, and the segment of each."""
         order: list[Node] = []
-        segments: dict[Node, Segment] = {}
+        segments: dict[Node, StreamSegment] = {}
         waiting = self._root.children[::-1]
         while waiting:
             node = waiting.pop()
             above = None if node.parent is None else segments.get(node.parent)
-            segments[node] = Segment(start, len(node.ids), above)
+            segments[node] = StreamSegment(start, len(node.ids), above)
             order.append(node)
             start += len(node.ids)
             waiting += node.children[::-1]
         return order, segments
 
 
-def places_in(segments: dict[Node, Segment], last: Node, length: int) -> Ids:
+def places_in(segments: dict[Node, StreamSegment], last: Node, length: int) -> Ids:
     """Return where in the stream the first `length` tokens of the sequence down to `last` lie, (length,)."""
     return places_of(segments[last].stretches)[:length]
 
@@ -169,7 +169,7 @@ def shared_layout(part: Part) -> Stream:
     """Lay out once what the sequences of a group have in common, such as its prompt, and what differs behind it."""
     ids: list[int] = []
     positions: list[int] = []
-    segments: list[Segment] = []
+    segments: list[StreamSegment] = []
     offsets: list[Offset] = []
     for group in part:
         tree = PrefixTree()
@@ -205,14 +205,14 @@ def whole_layout(part: Part) -> Stream:
     ids = list(chain.from_iterable(row.rollout.input_ids for row in rows))
     lengths = _lengths(part)
     starts = accumulate(lengths, initial=0)
-    segments = tuple(Segment(start, length) for start, length in zip(starts, lengths, strict=False))
+    segments = tuple(StreamSegment(start, length) for start, length in zip(starts, lengths, strict=False))
     positions = list(chain.from_iterable(map(range, lengths)))
     begins = accumulate((row.num_tokens for row in rows), initial=0)
     offsets = [_shifted(begin) for begin, _ in zip(begins, rows, strict=False)]
     return Stream([ids], [positions], partial(make_layout, segments), offsets)
 
 
-def make_layout(segments: Sequence[Segment], device: torch.device, attention: str) -> Layout:
+def make_layout(segments: Sequence[StreamSegment], device: torch.device, attention: str) -> Layout:
     """Make the layout of a packed stream, computed in one of several ways."""
     return ATTENTIONS[attention](segments, device)
 
@@ -291,7 +291,7 @@ FILL_LAYOUTS: Mapping[str, Callable[[Part], Stream]] = {
     "padded": padded_inputs,
 }
 """The same for rollouts of a masked policy."""
-ATTENTIONS: Mapping[str, Callable[[Sequence[Segment], torch.device], Layout]] = {
+ATTENTIONS: Mapping[str, Callable[[Sequence[StreamSegment], torch.device], Layout]] = {
     "sdpa": packed_layout,
     "compiled": compiled_layout,
     "varlen": varlen_layout,

@@ -20,7 +20,7 @@ GROWN = 1.5
 
 
 @dataclass(frozen=True, slots=True)
-class Verdicts:
+class TextVerdicts:
     """The questions that each text won, and those that it lost."""
 
     won: dict[str, set[str]] = field(default_factory=dict)
@@ -66,7 +66,7 @@ def _said_since(rows: Iterable[Row], text: str) -> list[int]:
     return [before.get(row["step"], 0) + 1 for row in rows if said(row) == text]
 
 
-def fails_somewhere(text: str, seen: Verdicts) -> bool:
+def fails_somewhere(text: str, seen: TextVerdicts) -> bool:
     """Return True if a text loses more than chance, or was rare.
 
     An answer that is right as often as its class is loses wherever the policy takes one class for another.
@@ -75,7 +75,7 @@ def fails_somewhere(text: str, seen: Verdicts) -> bool:
     return len(won | lost) < MIN_PROMPTS or len(won - lost) < ALWAYS * len(won | lost)
 
 
-def is_class(text: str, early: Verdicts, late: Verdicts) -> bool:
+def is_class(text: str, early: TextVerdicts, late: TextVerdicts) -> bool:
     """Return True if a text is one of several right answers."""
     if wins_against_others(text, late) or wins_against_others(text, joined(early, late)):
         return False
@@ -92,7 +92,7 @@ def is_class(text: str, early: Verdicts, late: Verdicts) -> bool:
     return share < MOST
 
 
-def wins_against_others(text: str, seen: Verdicts) -> bool:
+def wins_against_others(text: str, seen: TextVerdicts) -> bool:
     """Return True if a text wins where another is right, and where it is wrong.
 
     A class has several spellings, but what is right for some of its prompts is right for all.
@@ -103,9 +103,9 @@ def wins_against_others(text: str, seen: Verdicts) -> bool:
     return any(min(len(right), len(wrong - right)) >= enough for right, wrong in pairs)
 
 
-def verdicts_of(rows: Iterable[Row], bound: float) -> Verdicts:
+def verdicts_of(rows: Iterable[Row], bound: float) -> TextVerdicts:
     """Return what each text won and lost; answers without a number are left out."""
-    found = Verdicts()
+    found = TextVerdicts()
     for row in rows:
         reward = row.get("reward")
         if isinstance(reward, int | float):
@@ -114,8 +114,8 @@ def verdicts_of(rows: Iterable[Row], bound: float) -> Verdicts:
     return found
 
 
-def joined(one: Verdicts, other: Verdicts) -> Verdicts:
-    return Verdicts(_joined(one.won, other.won), _joined(one.lost, other.lost))
+def joined(one: TextVerdicts, other: TextVerdicts) -> TextVerdicts:
+    return TextVerdicts(_joined(one.won, other.won), _joined(one.lost, other.lost))
 
 
 def _joined(one: Mapping[str, set[str]], other: Mapping[str, set[str]]) -> dict[str, set[str]]:

@@ -6,7 +6,7 @@ from statistics import NormalDist
 from typing import NamedTuple
 
 from covey_doctor.finding import Evidence, Level
-from covey_doctor.log import Part, RunLog, Span, Window, as_number
+from covey_doctor.log import LogSpan, LogWindow, RunLog, RunPart, as_number
 from covey_doctor.verdicts import pair, paired_change
 
 REWARDS = ("sampled_reward_mean", "reward_mean")
@@ -40,7 +40,7 @@ def nats(value: float) -> str:
     return f"{value:.3g} nats"
 
 
-def from_to(first: Part, last: Part, show: Callable[[float], str] = number) -> str:
+def from_to(first: RunPart, last: RunPart, show: Callable[[float], str] = number) -> str:
     """Describe a comparison, in the one form of all findings.
 
     >>> from_to(Part(0.25, 3, 12), Part(0.5, 51, 60), percent)
@@ -52,8 +52,8 @@ def from_to(first: Part, last: Part, show: Callable[[float], str] = number) -> s
 class Change(NamedTuple):
     """A change between the first and last part of a run."""
 
-    before: Part
-    after: Part
+    before: RunPart
+    after: RunPart
     error: float
     """Standard error of the difference."""
 
@@ -170,9 +170,9 @@ def held_out_seen(change: Change, log: RunLog) -> str:
     return f"the reward of held-out prompts fell {change.seen()}"
 
 
-def looked(look: tuple[int, float]) -> Part:
+def looked(look: tuple[int, float]) -> RunPart:
     """Return the number of an evaluation."""
-    return Part(look[1], look[0], look[0], is_look=True)
+    return RunPart(look[1], look[0], look[0], is_look=True)
 
 
 def onset(parts: Sequence[tuple[int, float]]) -> int | None:
@@ -267,7 +267,7 @@ def above(
     `text` has {} for their mean.
     """
 
-    def over(bound: float) -> Callable[[Window], bool]:
+    def over(bound: float) -> Callable[[LogWindow], bool]:
         return lambda window: window.mean > bound if strict else window.mean >= bound
 
     for bound, level in ((sick, Level.SICK), (watch, Level.WATCH)):
@@ -277,7 +277,7 @@ def above(
     return None
 
 
-def evidence_of(level: Level, span: Span, seen: str, **values: float) -> Evidence:
+def evidence_of(level: Level, span: LogSpan, seen: str, **values: float) -> Evidence:
     """Return the evidence of a span. What is over is milder."""
     level = level.milder() if span.is_over else level
     return Evidence(level, seen, span.since, span.until, {"mean": span.mean, **values})

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from statistics import fmean, median
 
 from covey_doctor.finding import Evidence, Level
-from covey_doctor.log import Part, RunLog, Span, Window
+from covey_doctor.log import LogSpan, LogWindow, RunLog, RunPart
 from covey_doctor.measures import mann_kendall, spread, theil_sen, thinned
 from covey_doctor.rules.common import (
     Change,
@@ -64,7 +64,7 @@ def entropy_collapse(log: RunLog) -> Evidence | None:
     return evidence_of(Level.SICK, span, f"{text}, and {lost}") if lost else None
 
 
-def _to_the_end(usual: Part, span: Span, show: Callable[[float], str]) -> str:
+def _to_the_end(usual: RunPart, span: LogSpan, show: Callable[[float], str]) -> str:
     """Describe a column's change from usual to a span's end."""
     return from_to(usual, span.windows[-1].part, show)
 
@@ -149,7 +149,7 @@ def kl_runs_away(log: RunLog) -> Evidence | None:
     early = [(step, value) for step, value in points if 5 <= step <= 20]
     if not early:
         return None
-    usual = Part(median(value for _, value in early), early[0][0], early[-1][0])
+    usual = RunPart(median(value for _, value in early), early[0][0], early[-1][0])
     target = log.setting("algorithm.target_kl")
     bound = 3 * target if isinstance(target, int | float) and target > 0 else min(max(10 * usual.value, 0.1), FAR)
     span = log.lasting("kl", lambda window: window.mean > bound)
@@ -179,7 +179,7 @@ def gradient_spikes(log: RunLog) -> Evidence | None:
         return None
     since, (farthest, largest) = crowded[0][0][0], max(leaps, key=lambda leap: leap[1])
     level = Level.SICK if is_falling(log) else Level.WATCH
-    went = from_to(Part(middle, points[0][0], points[-1][0]), Part(largest, farthest, farthest))
+    went = from_to(RunPart(middle, points[0][0], points[-1][0]), RunPart(largest, farthest, farthest))
     text = f"the gradient leapt {len(leaps)} times, the farthest {went}"
     return Evidence(level, text, since, values={"largest": largest, "usual": middle})
 
@@ -191,7 +191,7 @@ def rate_too_high(log: RunLog) -> Evidence | None:
     if base is None:
         return None
 
-    def fell(window: Window) -> bool:
+    def fell(window: LogWindow) -> bool:
         error = (window.error**2 + base.error**2) ** 0.5
         return window.first > base.last and base.mean - window.mean > max(3 * error, 0.02 * abs(base.mean))
 
@@ -212,7 +212,7 @@ def rate_too_high(log: RunLog) -> Evidence | None:
 
 def _moved(log: RunLog) -> str | None:
     """Describe large movements of the policy, since baseline or first step."""
-    first = next((Part(value, step, step) for step, value in log.known("entropy")), None)
+    first = next((RunPart(value, step, step) for step, value in log.known("entropy")), None)
     for usual in (log.usual("entropy"), first):
         span = None if usual is None or not usual.value else log.lasting("entropy", _is_far_from(usual.value))
         if usual is not None and span is not None:
@@ -225,7 +225,7 @@ def _moved(log: RunLog) -> str | None:
     return None
 
 
-def _is_far_from(usual: float) -> Callable[[Window], bool]:
+def _is_far_from(usual: float) -> Callable[[LogWindow], bool]:
     return lambda window: abs(window.mean - usual) > 0.5 * usual
 
 

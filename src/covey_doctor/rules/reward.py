@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from covey_doctor.finding import Evidence, Level
-from covey_doctor.log import MIN_WINDOW, NOT_SHOWN, Part, RunLog, Window
+from covey_doctor.log import MIN_WINDOW, NOT_SHOWN, LogWindow, RunLog, RunPart
 from covey_doctor.measures import binomial_tail, mann_kendall
 from covey_doctor.rules.answers import wins_everywhere
 from covey_doctor.rules.common import (
@@ -125,7 +125,7 @@ def train_eval_gap(log: RunLog) -> Evidence | None:
     return Evidence(Level.WATCH, text, since, values={"gap": last.value, "first": first.value})
 
 
-def _gaps(log: RunLog) -> list[tuple[Part, float]]:
+def _gaps(log: RunLog) -> list[tuple[RunPart, float]]:
     """Return each window's gap to its evaluation, with the error.
 
     A look before the first step has the first window: what is learnt there makes its gap larger, which excuses.
@@ -135,8 +135,8 @@ def _gaps(log: RunLog) -> list[tuple[Part, float]]:
         end = max(look, points[0][0] + log.width - 1) if points else look
         near = [(step, reward) for step, reward in points if end - log.width < step <= end]
         if len(near) >= MIN_WINDOW:
-            window = Window(near[0][0], near[-1][0], tuple(reward for _, reward in near))
-            found.append((Part(window.mean - value, window.first, window.last), window.error))
+            window = LogWindow(near[0][0], near[-1][0], tuple(reward for _, reward in near))
+            found.append((RunPart(window.mean - value, window.first, window.last), window.error))
     return found
 
 

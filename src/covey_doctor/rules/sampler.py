@@ -6,7 +6,7 @@ from statistics import fmean
 from typing import NamedTuple
 
 from covey_doctor.finding import Evidence, Level
-from covey_doctor.log import Part, RunLog
+from covey_doctor.log import RunLog, RunPart
 from covey_doctor.measures import mann_kendall, theil_sen, thinned
 from covey_doctor.rules.common import above, change_of, evidence_of, from_to, nats, percent
 
@@ -16,7 +16,7 @@ RETURNS = 3
 """Of a gap to rounding, that show a pattern."""
 
 
-class Bounds(NamedTuple):
+class RoundingBounds(NamedTuple):
     """What rounding explains, by the precision of the policy."""
 
     watch: float
@@ -26,11 +26,11 @@ class Bounds(NamedTuple):
     """Of `mismatch`, nats: below it growth means nothing."""
 
 
-def bounds_of(log: RunLog) -> Bounds:
+def bounds_of(log: RunLog) -> RoundingBounds:
     precision = log.setting("model.precision")
     if precision in ("float32", "float64") and log.setting("engine.name", "native") != "vllm":
-        return Bounds(1e-6, 1e-6, 1e-4)
-    return Bounds(5e-3, 1e-2, 0.02)
+        return RoundingBounds(1e-6, 1e-6, 1e-4)
+    return RoundingBounds(5e-3, 1e-2, 0.02)
 
 
 def _is_fresh(log: RunLog) -> bool:
@@ -43,7 +43,7 @@ def not_the_trainer(log: RunLog) -> Evidence | None:
     """Find an engine that computes something else than the trainer."""
     bounds = bounds_of(log)
     if not _is_fresh(log):
-        bounds = Bounds(0.05, 0.5, 1.0)
+        bounds = RoundingBounds(0.05, 0.5, 1.0)
     name, watch, sick = "mismatch_kl", bounds.watch, bounds.sick
     show: Callable[[float], str] = nats
     if not log.known(name):  # TRL and verl log a mean difference
@@ -107,7 +107,7 @@ def old_weights(log: RunLog) -> Evidence | None:
     is_growing = all(map(_grows, (values, values[: len(values) // 2])))
     if first > floor or last < 5 * max(floor, first) or not is_growing:
         return None
-    went = from_to(Part(first, points[0][0], points[0][0]), window.part, show)
+    went = from_to(RunPart(first, points[0][0], points[0][0]), window.part, show)
     text = f"engine and trainer agreed in the first step, and what they differ by grew {went}"
     return Evidence(Level.SICK, text, points[1][0], values={"first": first, "last": last})
 

@@ -32,7 +32,7 @@ MAX_MARKS = 50
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ExtractedAnswer:
     """The extracted answer and the form of its mark ("none": last number).
 
     >>> find_answer("7 boxes hold 42 pens.\\n#### 42")
@@ -193,7 +193,7 @@ MAX_HEDGE, MAX_OPEN_END = 160, 20
 """Characters."""
 
 
-def _answer_of(text: str, marks: list[_Mark], numeric: bool) -> Answer:
+def _answer_of(text: str, marks: list[_Mark], numeric: bool) -> ExtractedAnswer:
     """Return the last mark's answer, or its whole list of alternatives.
 
     Of `x=\\boxed{5}` and `y=\\boxed{6}` the last counts where one number is asked for.
@@ -210,8 +210,8 @@ def _answer_of(text: str, marks: list[_Mark], numeric: bool) -> Answer:
         first -= 1
     run = [_without_or(mark.text).strip() for mark in marks[first:]]
     if len(set(run)) > 1 and (joined or len(set(run)) > 2):
-        return Answer(", ".join(run), marks[last].form)
-    return Answer(_with_hedge(text, marks[last]), marks[last].form)
+        return ExtractedAnswer(", ".join(run), marks[last].form)
+    return ExtractedAnswer(_with_hedge(text, marks[last]), marks[last].form)
 
 
 def _without_or(text: str) -> str:
@@ -256,7 +256,7 @@ _FORMULA_SIGN = re.compile(
 )
 
 
-def _unmarked(text: str, numeric: bool) -> Answer:
+def _unmarked(text: str, numeric: bool) -> ExtractedAnswer:
     """Return the formula that ends an unmarked text, else the text.
 
     Where a number is asked for and one stands behind the last formula, that one decides.
@@ -268,7 +268,7 @@ def _unmarked(text: str, numeric: bool) -> Answer:
     if formulas and not (numeric and re.search(r"\d", text[formulas[-1].end :])):
         return _answer_of(text, formulas, numeric=False)
     run = _last_run(text) if numeric else ""
-    return Answer(run, "formula") if _FORMULA_SIGN.search(run) else Answer(text.strip(), "none")
+    return ExtractedAnswer(run, "formula") if _FORMULA_SIGN.search(run) else ExtractedAnswer(text.strip(), "none")
 
 
 def _last_run(text: str) -> str:
@@ -290,7 +290,7 @@ def _is_joined(before: str, word: str) -> bool:
     return word[0] in _OPERATORS | {"\\"} or before[-1] in _OPERATORS or is_listed or bool(_FUNCTION.fullmatch(before))
 
 
-def find_answer(completion: str, numeric: bool = True, is_cut: bool = False) -> Answer | None:
+def find_answer(completion: str, numeric: bool = True, is_cut: bool = False) -> ExtractedAnswer | None:
     """Return a completion's answer, None without one.
 
     Args:

@@ -25,8 +25,8 @@ from fractions import Fraction
 
 from covey_graders.math.formulas.forms import canonical, monomial
 from covey_graders.math.formulas.nodes import (
-    Call,
-    Group,
+    FunctionCall,
+    Grouping,
     Node,
     Number,
     Power,
@@ -103,7 +103,7 @@ def _undone(node: Node) -> Iterator[str]:
                 yield from _undone_power(base, exponent)
             case Root(radicand, index):
                 yield from _undone_root(radicand, index)
-            case Group() if is_ratio(part) and is_reducible(part):
+            case Grouping() if is_ratio(part) and is_reducible(part):
                 yield "ratio not in lowest terms"
             case Symbol(name) if name in {"e", "i", "\\pi", "π"}:
                 yield f"constant {name}"
@@ -111,7 +111,7 @@ def _undone(node: Node) -> Iterator[str]:
 
 def _functions(node: Node) -> Counter[str]:
     """Count functions, indexed sums, absolute values and the like."""
-    found = [part.name for part in walk(node) if isinstance(part, Call)]
+    found = [part.name for part in walk(node) if isinstance(part, FunctionCall)]
     return Counter(FAMILIES.get(name, name) for name in found for _ in range(3 if name in BINOMIALS else 1))
 
 
@@ -131,7 +131,7 @@ def _undone_sum(terms: list[Node]) -> Iterator[str]:
         yield "sum of numbers"
     if any(number > 1 for name, number in names.items() if name):
         yield "like terms"
-    if any(isinstance(term, Group) for term in terms):
+    if any(isinstance(term, Grouping) for term in terms):
         yield "sum of points"
     for term in terms:
         if isinstance(term, Product) and all(is_rational(f) or isinstance(f, Sum) for f in term.factors):
@@ -150,7 +150,7 @@ def _undone_product(factors: tuple[Node, ...]) -> Iterator[str]:
     numbers = [factor for factor in factors if is_rational(factor)]
     if len(numbers) > 1 or Number(Fraction(1)) in factors:
         yield "product of numbers"
-    if any(isinstance(factor, Group) for factor in factors):
+    if any(isinstance(factor, Grouping) for factor in factors):
         yield "product of points"
     bases = Counter(base for factor in factors for base, exponent in monomial(factor)[1].items() if exponent)
     if any(number > 1 for base, number in bases.items() if not base.startswith("text:")):
@@ -278,7 +278,7 @@ def formulas(question: str) -> list[Node]:
     marked = [next(filter(None, match.groups())) for match in _FORMULA.finditer(question[:MAX_QUESTION])]
     texts = marked or _WORDS.split(question[:MAX_QUESTION])
     trees = [tree for text in texts[:MAX_FORMULAS] if (tree := read_tree(text.strip(" ,.?:;"))) is not None]
-    return [side for tree in trees for side in (tree.members if isinstance(tree, Group) else (tree,))]
+    return [side for tree in trees for side in (tree.members if isinstance(tree, Grouping) else (tree,))]
 
 
 def is_respelled(answer: str, gold: str, question: str) -> bool:

@@ -15,10 +15,10 @@ from dataclasses import replace
 from fractions import Fraction
 from functools import lru_cache
 
-from covey_graders.math.answers import Answer, boxes_of, find_answer, same_measure
+from covey_graders.math.answers import ExtractedAnswer, boxes_of, find_answer, same_measure
 from covey_graders.math.computed import is_computed, is_respelled, is_simplified
 from covey_graders.math.equal import MAX_FORMULA, same_formula, same_spelling
-from covey_graders.math.formulas.nodes import Group, is_equation, last_side, numeral_value
+from covey_graders.math.formulas.nodes import Grouping, is_equation, last_side, numeral_value
 from covey_graders.math.formulas.trees import read_tree
 from covey_graders.math.formulas.values import value_at
 from covey_graders.math.reading.claims import contradict
@@ -66,7 +66,7 @@ def compare(completion: str, gold: str, question: str = "", computed: bool = Tru
         return False
     # A reference that is no number: hand the answer on, unless a computation is left undone.
     if expected is None:
-        answer = answer if answer.form != "none" else Answer(answer.text[-MAX_FORMULA:], "none")
+        answer = answer if answer.form != "none" else ExtractedAnswer(answer.text[-MAX_FORMULA:], "none")
         texts = [
             text
             for text in (answer.text, *_in_parts(completion, gold))
@@ -80,7 +80,7 @@ def _in_parts(completion: str, gold: str) -> list[str]:
     """Return all boxes as one list, where the gold has as many values."""
     boxes = boxes_of(completion)
     tree = read_tree(gold)
-    is_list = isinstance(tree, Group) and tree.kind == "list" and len(tree.members) == len(boxes)
+    is_list = isinstance(tree, Grouping) and tree.kind == "list" and len(tree.members) == len(boxes)
     return [", ".join(boxes)] if is_list else []
 
 
@@ -89,7 +89,7 @@ def _converted(text: str, factor: Fraction) -> str:
     return text if factor == 1 else f"\\frac{{{factor.numerator}}}{{{factor.denominator}}}({without_unit(text)})"
 
 
-def _same_number(answer: Answer, gold: str, question: str, computed: bool, factor: Fraction) -> bool:
+def _same_number(answer: ExtractedAnswer, gold: str, question: str, computed: bool, factor: Fraction) -> bool:
     """Compare numbers, and check that nothing is left to compute."""
     expected = gold_value(gold)
     assert expected is not None
@@ -117,7 +117,7 @@ def _is_near(text: str, gold: Reading) -> bool:
     return value is not None and Reading(Fraction(value)).agrees(gold)
 
 
-def answer_values(answer: Answer, computed: bool = False) -> list[Reading]:
+def answer_values(answer: ExtractedAnswer, computed: bool = False) -> list[Reading]:
     """Return the numbers an answer states, several for alternatives.
 
     Args:
@@ -184,7 +184,7 @@ def choice_of(text: str) -> tuple[str, str]:
     return (found["letter"] or found["word"]).upper(), (found["text"] or "").strip(" .:")
 
 
-def _without_remarks(answer: Answer, gold: str) -> Answer:
+def _without_remarks(answer: ExtractedAnswer, gold: str) -> ExtractedAnswer:
     """Return the answer without remarks: rounding, base, bracketed unit, `i.e.`."""
     text = answer.text if "." in gold else _ROUNDED.sub("", answer.text)
     text = text if "_" in gold else _BASE.sub(r"\1", text)
@@ -213,7 +213,7 @@ def _is_stated(gold: str, text: str) -> bool:
     return text.strip(" $.") == gold.strip() or is_same_range or is_same_total or measures_of(text) == measures != set()
 
 
-def _needs_algebra(answer: Answer) -> bool:
+def _needs_algebra(answer: ExtractedAnswer) -> bool:
     """Check whether algebra may find a number where arithmetic finds none."""
     is_formula = answer.form in FORMULAS
     has_command = "\\" in plain(answer.text[:MAX_FORMULA]) or (is_formula and "!" in answer.text)

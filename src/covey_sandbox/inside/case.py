@@ -35,7 +35,7 @@ class Spawner(Protocol):
 
 
 @dataclass
-class Case:
+class ProgramCase:
     """A program, its limits, and its verdicts so far."""
 
     spawner: Spawner

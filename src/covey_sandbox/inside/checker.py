@@ -14,7 +14,7 @@ import sys
 from typing import Any
 
 from covey_sandbox.inside import wire
-from covey_sandbox.inside.case import Case, LoadFailed, Spawner
+from covey_sandbox.inside.case import LoadFailed, ProgramCase, Spawner
 from covey_sandbox.inside.host import Broken, Process, Program, Unjudged
 from covey_sandbox.inside.judging import pytest_like, verdicts
 from covey_sandbox.inside.link import Link
@@ -53,7 +53,7 @@ def serve(channel: socket.socket) -> None:
 
 def check(order: dict[str, Any], link: Link, spawner: Spawner) -> None:
     """Send the verdicts from the first missing one on."""
-    case = Case(spawner, link, order["code"], order["entry_point"], order["limits"], **order["state"])
+    case = ProgramCase(spawner, link, order["code"], order["entry_point"], order["limits"], **order["state"])
     try:
         verdicts.judge(case, order["tests"][order["first"] :])
     except Unjudged as error:

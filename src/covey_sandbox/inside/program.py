@@ -29,7 +29,7 @@ MAX_BASES = 20
 """Classes of an exception that are told."""
 
 
-class Answers:
+class ResultChannel:
     """The result channel, unless the program changes it."""
 
     def __init__(self, descriptor: int, max_bytes: int) -> None:
@@ -57,7 +57,7 @@ class Answers:
 
 def serve(limits: dict[str, Any]) -> NoReturn:
     """Run one program from its order to its end."""
-    answers = Answers(RESULT, limits["output_bytes"])
+    answers = ResultChannel(RESULT, limits["output_bytes"])
     answers.send({"ready": True})
     order = codec.loads(read_frame(JOB))
     answers.send({"imports": imports(order["code"], order["suspicious"])})
@@ -182,7 +182,7 @@ def next_call() -> dict[str, Any] | None:
 class Objects:
     """The objects that test code may name."""
 
-    def __init__(self, answers: Answers, function: Callable[..., Any]) -> None:
+    def __init__(self, answers: ResultChannel, function: Callable[..., Any]) -> None:
         self._answers = answers
         self._function = function
         self._kept: list[Any] = []

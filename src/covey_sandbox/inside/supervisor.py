@@ -79,7 +79,7 @@ class Checker:
 
 
 @dataclass
-class Progress:
+class TestProgress:
     """The verdicts on one program so far."""
 
     num_tests: int
@@ -158,7 +158,7 @@ class Supervisor:
 
     def judge(self, order: dict[str, Any]) -> dict[str, Any]:
         """Return the verdicts on one program. Raises Broken, and CallerGone."""
-        progress = Progress(len(order["tests"]))
+        progress = TestProgress(len(order["tests"]))
         while not progress.is_done:
             checker = self._checker = self._checker or Checker(self._serve)
             progress.begin()
@@ -171,7 +171,7 @@ class Supervisor:
         if checker is not None:
             checker.close()
 
-    def _is_worn_by(self, checker: Checker, progress: Progress, order: dict[str, Any]) -> bool:
+    def _is_worn_by(self, checker: Checker, progress: TestProgress, order: dict[str, Any]) -> bool:
         """Check the remaining tests; return True if the checker must be replaced."""
         try:
             order = {**order, "first": len(progress.verdicts), "state": progress.state}
@@ -187,7 +187,7 @@ class Supervisor:
             self._helper.clear()
         return True
 
-    def _follow(self, checker: Checker, progress: Progress) -> bool:
+    def _follow(self, checker: Checker, progress: TestProgress) -> bool:
         """Take the checker's messages; return True if it wants to be replaced."""
         while True:
             self._wait(checker, progress.until)

@@ -129,7 +129,7 @@ def become_program(spec: Spec, descriptors: list[int], is_probe: bool) -> None:
             os.setpgid(0, 0)  # the best that can be done about its children
         layers.enter(spec, step)
     except BaseException as error:
-        program.Answers(program.RESULT, 1 << 16).send({"failed": f"{step.layer}: {program.text_of(error)}"})
+        program.ResultChannel(program.RESULT, 1 << 16).send({"failed": f"{step.layer}: {program.text_of(error)}"})
         os._exit(1)
     if is_probe:
         probes.serve()

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from covey.engine.native.cache import Cache, CacheShape, LayerShape, Need
+from covey.engine.native.cache import Cache, CacheNeed, CacheShape, LayerShape
 from covey.engine.native.compiled import CompiledDecodeLayout, sample_same_params
 from covey.engine.native.engine import NativeEngine
 from covey.engine.native.layouts import DecodeLayout, Grid
@@ -60,7 +60,7 @@ def random_step(shape: tuple[int, int, int, int, int, int | None], dtype: torch.
     group_of_row = [*range(num_groups), *(chance.randrange(num_groups) for _ in range(num_rows - num_groups))]
     own_lengths = [chance.randint(0, 130) for _ in range(num_rows)]
     cache = Cache(CacheShape((LayerShape(key_heads, width, width),), dtype, CPU), 1 << 30)
-    cache.fit(Need(num_groups, max(prompt_lengths), num_rows, max(own_lengths) + 1, 200))
+    cache.fit(CacheNeed(num_groups, max(prompt_lengths), num_rows, max(own_lengths) + 1, 200))
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*size: int) -> Tensor:
@@ -77,7 +77,7 @@ def random_step(shape: tuple[int, int, int, int, int, int | None], dtype: torch.
 def only(step: Step, row: int) -> Step:
     """The same with one row of the batch alone."""
     cache, group = Cache(step.cache.shape, 1 << 30), int(step.grid.cell_R[row]) // step.grid.width
-    cache.fit(Need(1, step.cache.prompts.length, 1, step.cache.rows.length, step.cache.rows.length))
+    cache.fit(CacheNeed(1, step.cache.prompts.length, 1, step.cache.rows.length, step.cache.rows.length))
     for mine, theirs, index in ((cache.prompts, step.cache.prompts, group), (cache.rows, step.cache.rows, row)):
         mine.keys[0].copy_(theirs.keys[0][index : index + 1])
         mine.values[0].copy_(theirs.values[0][index : index + 1])

@@ -14,10 +14,10 @@ import torch
 
 from covey.cluster.wire import copy_arrays, pack, unpack
 from covey.engine.base import PushRefused, UpdateMode, WeightSet, digest_of
-from covey.engine.native.cache import Block
+from covey.engine.native.cache import CacheBlock
 from covey.engine.native.layouts import PrefillLayout
 from covey.engine.native.own_weights import ALONE, OwnWeightsEngine
-from covey.engine.native.rows import Request
+from covey.engine.native.rows import SamplingRequest
 from covey.engine.native.runner import Runner, encode
 from covey.engine.weights import make_weight_set, probe_logprobs, trained_tensors
 from covey.policy.policy import Policy
@@ -312,7 +312,7 @@ def test_prompts_share_a_pass_where_none_sees_the_others(
     passes: list[int] = []
     encode = Runner._encode
 
-    def counted(self: Runner, prompts: Sequence[Request]) -> torch.Tensor:
+    def counted(self: Runner, prompts: Sequence[SamplingRequest]) -> torch.Tensor:
         passes.append(len(prompts))
         return encode(self, prompts)
 
@@ -330,7 +330,7 @@ def test_a_processor_on_which_companions_change_a_bit_encodes_each_prompt_alone(
     place: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def rounded_otherwise(
-        policy: Policy, layout: type[PrefillLayout], block: Block, first: int, prompts: Sequence[Sequence[int]]
+        policy: Policy, layout: type[PrefillLayout], block: CacheBlock, first: int, prompts: Sequence[Sequence[int]]
     ) -> torch.Tensor:
         logits_NV = encode(policy, layout, block, first, prompts)
         touched = (logits_NV, block.keys[-1])[place]

@@ -5,16 +5,16 @@ from collections.abc import Sequence
 
 import pytest
 
-from covey.engine.native.rows import Request, Row
-from covey.engine.native.scheduler import Limits, Scheduler
+from covey.engine.native.rows import DecodeRow, SamplingRequest
+from covey.engine.native.scheduler import Capacity, Scheduler
 from covey.types import Completion, Sampling
 
 STOP = 2
 
 
-def request(prompt_length: int = 4, n: int = 2, max_tokens: int = 8, stop: tuple[str, ...] = ()) -> Request:
+def request(prompt_length: int = 4, n: int = 2, max_tokens: int = 8, stop: tuple[str, ...] = ()) -> SamplingRequest:
     sampling = Sampling(max_tokens=max_tokens, stop=stop)
-    return Request(tuple(range(10, 10 + prompt_length)), n, sampling, frozenset({STOP}), decode, version=5)
+    return SamplingRequest(tuple(range(10, 10 + prompt_length)), n, sampling, frozenset({STOP}), decode, version=5)
 
 
 def decode(token_ids: Sequence[int]) -> str:
@@ -22,10 +22,10 @@ def decode(token_ids: Sequence[int]) -> str:
 
 
 def scheduler(max_rows: int = 100, max_slots: int = 10_000, max_prefill: int = 10_000) -> Scheduler:
-    return Scheduler(Limits(max_rows, max_slots, max_prefill))
+    return Scheduler(Capacity(max_rows, max_slots, max_prefill))
 
 
-def finish(made: Scheduler, rows: list[Row]) -> None:
+def finish(made: Scheduler, rows: list[DecodeRow]) -> None:
     made.advance(rows, [STOP] * len(rows), [-1.0] * len(rows))
 
 
@@ -205,9 +205,9 @@ def test_every_row_is_finished_once_and_moves_follow_the_rows_whatever_happens()
     asked = [request(chance.randint(1, 20), chance.randint(1, 12), chance.randint(1, 30)) for _ in range(60)]
     for each in asked:
         made.submit(each)
-    row_store: dict[int, Row] = {}
-    group_store: dict[int, Request] = {}
-    done: list[Request] = []
+    row_store: dict[int, DecodeRow] = {}
+    group_store: dict[int, SamplingRequest] = {}
+    done: list[SamplingRequest] = []
     while made.has_work:
         admission = made.admit()
         assert reserved_slots(made) <= 300

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from covey_graders.math.answers import Answer, find_answer
+from covey_graders.math.answers import ExtractedAnswer, find_answer
 from covey_graders.math.equal import same_formula
 from covey_graders.math.judge import compare
 from covey_graders.math.reading.numerals import Reading, read_last, read_values
@@ -26,9 +26,9 @@ def test_a_completion_is_right_exactly_where_its_answer_is(case: dict) -> None:
 
 
 def test_the_last_mark_decides_and_says_its_form() -> None:
-    assert find_answer("\\boxed{7} no, \\boxed{8}") == Answer("8", "box")
-    assert find_answer("#### 17\nbut with the tip:\n#### 18") == Answer(" 18", "hash")
-    assert find_answer("so she has 42 apples") == Answer("so she has 42 apples", "none")
+    assert find_answer("\\boxed{7} no, \\boxed{8}") == ExtractedAnswer("8", "box")
+    assert find_answer("#### 17\nbut with the tip:\n#### 18") == ExtractedAnswer(" 18", "hash")
+    assert find_answer("so she has 42 apples") == ExtractedAnswer("so she has 42 apples", "none")
     assert find_answer("") is None
     for mark, form in (("so \\boxed{1} no\n", "box"), ("#### 1\n", "hash"), ("The answer is 1.\n", "label")):
         found = find_answer(60 * mark + mark.replace("1", "42"))
@@ -37,7 +37,7 @@ def test_the_last_mark_decides_and_says_its_form() -> None:
 
 def test_a_list_of_alternatives_is_reported_as_a_list() -> None:
     answer = find_answer("#### 40 #### 41 #### 42")
-    assert answer == Answer("40, 41, 42", "hash")
+    assert answer == ExtractedAnswer("40, 41, 42", "hash")
     assert compare("#### 40 #### 41 #### 42", "42") is False
 
 

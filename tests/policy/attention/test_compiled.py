@@ -11,7 +11,7 @@ from torch import Tensor
 from covey.policy.attention.base import Heads, Rule
 from covey.policy.attention.choice import choose_attention
 from covey.policy.attention.compiled import compiled_layout
-from covey.policy.attention.packed import PackedLayout, Segment, star
+from covey.policy.attention.packed import PackedLayout, StreamSegment, star
 from covey.policy.kernels.compiler import compiler_version, library
 from covey.policy.kernels.support import unsupported_reason
 from covey.policy.logprobs import Scoring
@@ -31,11 +31,11 @@ def starts_of(lengths: Sequence[tuple[int, tuple[int, ...]]]) -> list[int]:
     return list(accumulate((prefix + sum(branches) for prefix, branches in lengths), initial=0))
 
 
-def segments_of(lengths: Sequence[tuple[int, tuple[int, ...]]]) -> list[Segment]:
+def segments_of(lengths: Sequence[tuple[int, tuple[int, ...]]]) -> list[StreamSegment]:
     return [one for start, each in zip(starts_of(lengths), lengths, strict=False) for one in star(start, *each)]
 
 
-def visible(segments: Sequence[Segment], window: int | None) -> Tensor:
+def visible(segments: Sequence[StreamSegment], window: int | None) -> Tensor:
     """Who sees whom, token by token."""
     num_tokens = sum(segment.length for segment in segments)
     seen_TT = torch.zeros(num_tokens, num_tokens, dtype=torch.bool)
@@ -46,7 +46,7 @@ def visible(segments: Sequence[Segment], window: int | None) -> Tensor:
     return seen_TT
 
 
-def dense(segments: Sequence[Segment], query: Tensor, key: Tensor, value: Tensor, rule: Rule) -> Tensor:
+def dense(segments: Sequence[StreamSegment], query: Tensor, key: Tensor, value: Tensor, rule: Rule) -> Tensor:
     """All scores, most of them hidden."""
     shared = query.shape[1] // key.shape[1]
     key, value = (tensor.repeat_interleave(shared, dim=1) for tensor in (key, value))
@@ -54,7 +54,7 @@ def dense(segments: Sequence[Segment], query: Tensor, key: Tensor, value: Tensor
     return scores.softmax(-1) @ value
 
 
-def drawn(segments: Sequence[Segment], heads: tuple[int, int], width: int) -> tuple[list[Tensor], Tensor]:
+def drawn(segments: Sequence[StreamSegment], heads: tuple[int, int], width: int) -> tuple[list[Tensor], Tensor]:
     """Queries, keys and values, heads within tokens as layers give them; and a gradient of outputs."""
     num_tokens = sum(segment.length for segment in segments)
     draw = torch.Generator().manual_seed(0)
@@ -65,14 +65,14 @@ def drawn(segments: Sequence[Segment], heads: tuple[int, int], width: int) -> tu
     return [query, key, value], gradient
 
 
-def compiled(segments: Sequence[Segment], inputs: Sequence[Tensor], gradient: Tensor, rule: Rule) -> list[Tensor]:
+def compiled(segments: Sequence[StreamSegment], inputs: Sequence[Tensor], gradient: Tensor, rule: Rule) -> list[Tensor]:
     """The output and the gradients of queries, keys and values."""
     own = [tensor.detach().requires_grad_() for tensor in inputs]
     out = compiled_layout(segments, CPU).attend(0, own[0], own[1], own[2], rule)
     return [out.detach(), *torch.autograd.grad(out, own, gradient)]
 
 
-def exact(segments: Sequence[Segment], inputs: Sequence[Tensor], gradient: Tensor, rule: Rule) -> list[Tensor]:
+def exact(segments: Sequence[StreamSegment], inputs: Sequence[Tensor], gradient: Tensor, rule: Rule) -> list[Tensor]:
     """The same in float64 by the formula."""
     own = [tensor.double().requires_grad_() for tensor in inputs]
     out = dense(segments, own[0], own[1], own[2], rule)
@@ -117,9 +117,9 @@ def test_many_branches_add_up_what_they_give_to_their_prefix() -> None:
 
 
 def test_trees_that_are_not_flat_are_attended_the_torch_way() -> None:
-    root = Segment(0, 70)
-    upper = Segment(70, 5, root)
-    tree, rule = [root, upper, Segment(75, 3, upper), Segment(78, 4, root)], Rule(0.2, None)
+    root = StreamSegment(0, 70)
+    upper = StreamSegment(70, 5, root)
+    tree, rule = [root, upper, StreamSegment(75, 3, upper), StreamSegment(78, 4, root)], Rule(0.2, None)
     inputs, gradient = drawn(tree, (2, 1), 32)
     assert isinstance(compiled_layout(tree, CPU), PackedLayout)
     assert not isinstance(compiled_layout(tree[:2], CPU), PackedLayout)

@@ -13,7 +13,7 @@ from torch import Tensor
 from covey.policy.attention import varlen
 from covey.policy.attention.base import Heads, Layout, Rule, masked_attention
 from covey.policy.attention.choice import choose_attention
-from covey.policy.attention.packed import Segment, packed_layout, star
+from covey.policy.attention.packed import StreamSegment, packed_layout, star
 from covey.policy.attention.varlen import varlen_layout
 
 from ...support.builders import CPU
@@ -21,11 +21,11 @@ from ...support.flash import flash_forward
 
 SEGMENTS = (*star(0, 5, (3, 0, 7)), *star(15, 1, (2, 2)), *star(20, 6), *star(26, 30, (9, 40)))
 NUM_TOKENS = 105
-ROOT = Segment(0, 7)
-UPPER = Segment(7, 20, ROOT)
-LOWER = Segment(30, 6, UPPER)
-ENDS = (Segment(36, 9, LOWER), Segment(45, 12, ROOT), Segment(57, 48))
-TREE = (ROOT, UPPER, Segment(27, 3, UPPER), LOWER, *ENDS)
+ROOT = StreamSegment(0, 7)
+UPPER = StreamSegment(7, 20, ROOT)
+LOWER = StreamSegment(30, 6, UPPER)
+ENDS = (StreamSegment(36, 9, LOWER), StreamSegment(45, 12, ROOT), StreamSegment(57, 48))
+TREE = (ROOT, UPPER, StreamSegment(27, 3, UPPER), LOWER, *ENDS)
 """Four levels, a branch beside them, and another sequence."""
 
 
@@ -42,7 +42,7 @@ def attended(layout: Layout, window: int | None, num_key_heads: int) -> list[Ten
 @pytest.mark.parametrize("num_key_heads", [4, 2])
 @pytest.mark.parametrize("window", [None, 4])
 def test_outputs_and_gradients_are_those_of_the_blocks(
-    window: int | None, num_key_heads: int, segments: Sequence[Segment]
+    window: int | None, num_key_heads: int, segments: Sequence[StreamSegment]
 ) -> None:
     blocks = attended(packed_layout(segments, CPU), window, num_key_heads)
     varlen = attended(varlen_layout(segments, CPU), window, num_key_heads)
@@ -55,7 +55,7 @@ def test_outputs_and_gradients_are_those_of_the_blocks(
 class Hiding:
     """All scores of a tree, most of them hidden."""
 
-    segments: Sequence[Segment]
+    segments: Sequence[StreamSegment]
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, rule: Rule) -> Tensor:
         seen_TT = torch.zeros(NUM_TOKENS, NUM_TOKENS, dtype=torch.bool)

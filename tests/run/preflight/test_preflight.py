@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from covey.environments.arithmetic import Arithmetic
-from covey.policy.attention.packed import Segment
+from covey.policy.attention.packed import StreamSegment
 from covey.run.preflight.policy import entries
 from covey.run.preflight.preflight import _agree, _as_computed, raise_on_failure, run_checks
 from covey.run.preflight.subject import Check
@@ -141,7 +141,7 @@ def test_log_probs_that_are_not_finite_are_refused_by_the_prompt(build: Build, m
 def test_a_layout_that_lets_rollouts_see_each_other_is_refused(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
     def leaking(part: Part) -> Stream:
         stream = whole_layout(part)
-        walls = (Segment(0, len(stream.input_ids[0])),)
+        walls = (StreamSegment(0, len(stream.input_ids[0])),)
         return replace(stream, layout=partial(make_layout, walls))
 
     monkeypatch.setitem(LAYOUTS, "packed", leaking)

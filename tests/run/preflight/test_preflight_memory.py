@@ -16,9 +16,9 @@ from covey.run.memory.room import available_bytes, host_bytes
 from covey.run.preflight import passes
 from covey.run.preflight.memory import check_memory, gradient_bytes, state_bytes
 from covey.run.preflight.passes import (
+    BatchShape,
     LiveBytes,
     MemorySample,
-    Shape,
     bytes_of,
     fitting_tokens,
     largest_shape,
@@ -211,7 +211,7 @@ def test_the_largest_micro_batch_is_the_budget_a_whole_step_or_one_long_rollout(
 
 @pytest.mark.parametrize(("packing", "expected"), [("shared", 89), ("packed", 90), ("padded", 90)])
 def test_a_synthetic_micro_batch_is_filled_with_rollouts_of_full_length(packing: str, expected: int) -> None:
-    shape = Shape((5, 6, 7), 8, 3, packing, "sdpa", num_tokens=100, several=True)
+    shape = BatchShape((5, 6, 7), 8, 3, packing, "sdpa", num_tokens=100, several=True)
     batch = synthetic(shape, 95, CPU)
     assert len(batch.micro_batches) == 2
     assert batch.micro_batches[0].input_ids_BT.numel() == expected

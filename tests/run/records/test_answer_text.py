@@ -6,7 +6,7 @@ from typing import Any
 
 from covey.run.evaluate import Answers
 from covey.run.records.answer_text import NAMES, as_text, shorten
-from covey.run.records.rollout_log import Sampled, evaluation_rows
+from covey.run.records.rollout_log import StepRollout, evaluation_rows
 from covey.types import Group, Prompt
 
 from ...support.small import rollout
@@ -86,8 +86,8 @@ def test_what_a_reward_function_noted_follows() -> None:
 
 def test_nothing_of_coveys_own_counts_as_noted() -> None:
     prompt = Prompt("train-1", "sums", "41+7=", {"answer": 48})
-    trained = Sampled(prompt, rollout(1.0), 0.5, None).row(3)
+    trained = StepRollout(prompt, rollout(1.0), 0.5, None).row(3)
     group = Group(prompt, (rollout(1.0),), ())
     (evaluated,) = evaluation_rows(3, Answers([group], []), 1.0, 8)
-    episode = Sampled(prompt, replace(rollout(1.0), stop_reason="completed"), 0.5, None).row(3)
+    episode = StepRollout(prompt, replace(rollout(1.0), stop_reason="completed"), 0.5, None).row(3)
     assert trained.keys() | evaluated.keys() | episode.keys() == NAMES

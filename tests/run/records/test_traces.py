@@ -13,7 +13,7 @@ from covey.config.schema import Config
 from covey.loop import train
 from covey.run.records.token_scores import RowScores, TrainedRow
 from covey.run.records.trace_log import is_traced, rows_of_ranks
-from covey.run.records.traces import EVENLY, Candidate, Pieces, _sequence, choose
+from covey.run.records.traces import EVENLY, Speller, TraceGroup, _sequence, choose
 from covey.run.records.updates import LOG_RATIO_EDGES, count_in_bins, fitting
 from covey.system import collectives
 from covey.types import Failure, Group, Prompt
@@ -157,7 +157,7 @@ def test_groups_are_chosen_for_the_reason_they_are_largest_in_and_the_rest_evenl
     alike = [candidate(f"alike {index}", 0.5, 0.5) for index in range(6)]
     wide = candidate("wide", 0.0, 1.0)
     mismatched = candidate("mismatched", 0.0, 0.5, gap=0.3)
-    failed = Candidate(Group(Prompt("failed", "test", "?", {}), (), (Failure("lost"),)), [], None)
+    failed = TraceGroup(Group(Prompt("failed", "test", "?", {}), (), (Failure("lost"),)), [], None)
     chosen = choose([*alike, mismatched, wide, failed], 5)
     assert [(one.group.prompt.id, reason) for one, reason in chosen] == [
         ("failed", "a failure"),
@@ -169,8 +169,8 @@ def test_groups_are_chosen_for_the_reason_they_are_largest_in_and_the_rest_evenl
     assert choose([wide], 3) == [(wide, "largest spread of rewards")]
 
 
-def candidate(name: str, *rewards: float, gap: float = 0.0) -> Candidate:
-    return Candidate(group(*rewards, prompt_id=name), [0.0] * len(rewards), None, gap)
+def candidate(name: str, *rewards: float, gap: float = 0.0) -> TraceGroup:
+    return TraceGroup(group(*rewards, prompt_id=name), [0.0] * len(rewards), None, gap)
 
 
 def test_values_outside_the_edges_count_at_the_ends_and_nan_nowhere() -> None:
@@ -193,9 +193,9 @@ def test_the_first_and_the_last_step_are_traced_and_every_so_many_between() -> N
 def test_a_character_of_several_tokens_stands_at_the_last_of_them_and_half_a_one_shows() -> None:
     ids = TOKENIZER("a\u3871b", add_special_tokens=False).input_ids
     assert len(ids) == 5
-    assert Pieces(TOKENIZER)(ids) == ["a", "", "", "\u3871", "b"]
-    assert Pieces(TOKENIZER)(ids[:3]) == ["a", "\ufffd", ""]
-    assert Pieces(TOKENIZER)([]) == []
+    assert Speller(TOKENIZER)(ids) == ["a", "", "", "\u3871", "b"]
+    assert Speller(TOKENIZER)(ids[:3]) == ["a", "\ufffd", ""]
+    assert Speller(TOKENIZER)([]) == []
 
 
 def test_of_branches_what_is_read_again_before_the_first_chosen_token_is_left_out() -> None:

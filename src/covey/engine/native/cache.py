@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from covey.engine.native.rows import Row
+from covey.engine.native.rows import DecodeRow
 from covey.engine.native.scheduler import Move
 from covey.engine.settings import cache_budget
 from covey.policy.policy import to_device
@@ -62,7 +62,7 @@ class CacheShape:
 
 
 @dataclass(frozen=True, slots=True)
-class Need:
+class CacheNeed:
     """The slots of the next pass; `reserved` is a row's maximum."""
 
     num_groups: int
@@ -72,7 +72,7 @@ class Need:
     reserved: int
 
 
-class Block:
+class CacheBlock:
     """A rectangle of slots, holders x length, in every layer."""
 
     def __init__(self, shape: CacheShape) -> None:
@@ -113,9 +113,9 @@ class Block:
             used = tensor[:, :, :length]
             used[pairs[:, 1]] = used[pairs[:, 0]]
 
-    def only(self, holder: int) -> "Block":
+    def only(self, holder: int) -> "CacheBlock":
         """Return one holder as a block on the same memory."""
-        block = Block(self.shape)
+        block = CacheBlock(self.shape)
         block.num_holders, block.length = 1, self.length
         block.keys = [tensor[holder : holder + 1] for tensor in self.keys]
         block.values = [tensor[holder : holder + 1] for tensor in self.values]
@@ -134,9 +134,9 @@ class Cache:
         self.shape = shape
         self.max_slots = max_slots
         self._growth = growth
-        self.prompts = Block(shape)
-        self.rows = Block(shape)
-        self.kept: dict[Row, list[Tensor]] = {}
+        self.prompts = CacheBlock(shape)
+        self.rows = CacheBlock(shape)
+        self.kept: dict[DecodeRow, list[Tensor]] = {}
         """By layer the keys, then the values, (K, slots, D) each, of a session's own tokens."""
         self.kept_slots = 0
         """Of all of them."""
@@ -158,14 +158,14 @@ class Cache:
         alone.prompts, alone.rows = self.prompts.only(group), self.rows.only(row)
         return alone
 
-    def keep(self, row: Row, slot: int, first: int, length: int) -> None:
+    def keep(self, row: DecodeRow, slot: int, first: int, length: int) -> None:
         """Copy `length` of a row's slots, from `first` on."""
         tensors = (*self.rows.keys, *self.rows.values)
         self.kept[row] = [tensor[slot, :, first : first + length].clone() for tensor in tensors]
         self.kept_slots += length
         self.peak_bytes = max(self.peak_bytes, self.num_bytes)
 
-    def put_back(self, row: Row, slot: int, first: int) -> None:
+    def put_back(self, row: DecodeRow, slot: int, first: int) -> None:
         """Restore a row's kept slots from `first` on."""
         tensors = self.kept.pop(row)
         length = tensors[0].shape[1]
@@ -173,12 +173,12 @@ class Cache:
         for target, source in zip((*self.rows.keys, *self.rows.values), tensors, strict=True):
             target[slot, :, first : first + length] = source
 
-    def keep_only(self, rows: Container[Row]) -> None:
+    def keep_only(self, rows: Container[DecodeRow]) -> None:
         """Drop kept slots of other rows."""
         self.kept = {row: tensors for row, tensors in self.kept.items() if row in rows}
         self.kept_slots = sum(tensors[0].shape[1] for tensors in self.kept.values())
 
-    def fit(self, need: Need) -> None:
+    def fit(self, need: CacheNeed) -> None:
         """Make room for `need`, giving up idle holders if necessary."""
         prompts = _fit_rectangle(self.prompts, need.num_groups, need.longest_prompt, need.longest_prompt)
         longer = need.longest_row + max(MIN_GROWTH, int(self._growth * need.longest_row)) - 1
@@ -190,7 +190,7 @@ class Cache:
         assert prompts[0] * prompts[1] + rows[0] * rows[1] <= room, f"{need} exceeds {room} of {self.max_slots} slots"
         self._resize(prompts, rows)
 
-    def shrink(self, need: Need) -> None:
+    def shrink(self, need: CacheNeed) -> None:
         """Release unused memory."""
         self._resize((need.num_groups, need.longest_prompt), (need.num_rows, need.longest_row))
 
@@ -209,7 +209,7 @@ class Cache:
                 self.peak_bytes = max(self.peak_bytes, others + block.resize(*size))
 
 
-def _fit_rectangle(block: Block, num_holders: int, length: int, new_length: int) -> tuple[int, int]:
+def _fit_rectangle(block: CacheBlock, num_holders: int, length: int, new_length: int) -> tuple[int, int]:
     """Return the new rectangle: the old one if it fits."""
     if length <= block.length and 2 * new_length >= block.length:
         return max(block.num_holders, num_holders), block.length

@@ -13,13 +13,13 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from covey.engine.native.cache import Block, Cache, CacheShape
+from covey.engine.native.cache import Cache, CacheBlock, CacheShape
 from covey.engine.native.layouts import Grid, PrefillLayout
 from covey.engine.native.panels import SOURCE, has_half
 from covey.policy import sampling
 from covey.policy.attention.base import Rule
 from covey.policy.attention.compiled import compiled_layout
-from covey.policy.attention.packed import Segment
+from covey.policy.attention.packed import StreamSegment
 from covey.policy.kernels.compiler import KERNELS, library
 from covey.policy.kernels.support import unsupported_reason, with_dense_heads
 from covey.policy.sampling import Distribution
@@ -57,10 +57,10 @@ class Cached(ctypes.Structure):
 class CompiledPrefillLayout(PrefillLayout):
     """`layouts.PrefillLayout` in C, without padding."""
 
-    def __init__(self, block: Block, first: int, lengths: Sequence[int]) -> None:
+    def __init__(self, block: CacheBlock, first: int, lengths: Sequence[int]) -> None:
         super().__init__(block, first, lengths)
         starts = accumulate(lengths, initial=0)
-        segments = [Segment(start, length) for start, length in zip(starts, lengths, strict=False)]
+        segments = [StreamSegment(start, length) for start, length in zip(starts, lengths, strict=False)]
         self._stream = compiled_layout(segments, block.shape.device)
 
     def attend(self, layer: int, query_BHTD: Tensor, key_BKTD: Tensor, value_BKTD: Tensor, rule: Rule) -> Tensor:

@@ -17,9 +17,9 @@ from covey.engine.native.cache import COMPILED_GROWTH, TORCH_GROWTH, Cache, budg
 from covey.engine.native.compiled import is_compiled
 from covey.engine.native.decode_weights import build_decode_policy, is_wanted, refresh
 from covey.engine.native.models import joined
-from covey.engine.native.rows import Request, Row
+from covey.engine.native.rows import DecodeRow, SamplingRequest
 from covey.engine.native.runner import Runner, detect_capabilities
-from covey.engine.native.scheduler import Admission, Limits, Scheduler
+from covey.engine.native.scheduler import Admission, Capacity, Scheduler
 from covey.engine.native.sessions import NativeSession, PendingTurns
 from covey.engine.native.stops import QuietTokens
 from covey.policy.policy import Policy, inference
@@ -59,11 +59,11 @@ class NativeEngine:
         self._cache_bytes = cache_bytes
         self._is_graph = graph.is_wanted(policy)
         max_slots = self._shape.max_slots(budget(cache_bytes, policy.device))
-        self._limits = Limits(max_rows, max_slots, rows_hold_prompts=self._is_graph)
+        self._limits = Capacity(max_rows, max_slots, rows_hold_prompts=self._is_graph)
         self._has_told = False
         self._quiet: dict[tuple[str, ...], QuietTokens] = {}
         """By stop strings."""
-        self._futures: dict[Request, asyncio.Future[list[Completion]]] = {}
+        self._futures: dict[SamplingRequest, asyncio.Future[list[Completion]]] = {}
         self._turns = PendingTurns()
         self._driver: asyncio.Task[None] | None = None
         self._stats = EngineStats()
@@ -103,14 +103,14 @@ class NativeEngine:
         self._start_driving()
         return [NativeSession(self, row, self._turns.under_way[row]) for row in request.sessions]
 
-    def extend(self, row: Row, token_ids: Sequence[int], sampling: Sampling) -> "asyncio.Future[Completion]":
+    def extend(self, row: DecodeRow, token_ids: Sequence[int], sampling: Sampling) -> "asyncio.Future[Completion]":
         """Queue a session's next turn. ValueError where it cannot fit."""
         self._adopt(asyncio.get_running_loop())
         self._go_on(self._scheduler, row, token_ids, sampling)
         self._start_driving()
         return self._turns.begin(row)
 
-    def close_session(self, row: Row) -> None:
+    def close_session(self, row: DecodeRow) -> None:
         """Release a session's kept tokens or running row; idempotent."""
         if row.closed:
             return
@@ -119,7 +119,7 @@ class NativeEngine:
         if not self._is_driving:
             self._tidy()
 
-    def abandon(self, row: Row) -> None:
+    def abandon(self, row: DecodeRow) -> None:
         """Close an unreferenced session between two turns of the engine."""
         if self._driver is not None and self._is_driving and not self._driver.get_loop().is_closed():
             self._driver.get_loop().call_soon_threadsafe(self.close_session, row)
@@ -144,14 +144,14 @@ class NativeEngine:
         self._runner.cache.peak_bytes = self.cache_bytes_used
         return stats
 
-    def _request(self, prompt_ids: Sequence[int], n: int, sampling: Sampling) -> Request:
+    def _request(self, prompt_ids: Sequence[int], n: int, sampling: Sampling) -> SamplingRequest:
         check_call(prompt_ids, n)
         sampling = sampling.within(len(prompt_ids))
         check_length(len(prompt_ids), sampling.max_tokens, self._policy.max_length)
         quiet = self._quiet_tokens(sampling)
-        return Request(tuple(prompt_ids), n, sampling, self._policy.stop_ids, self._decode, self.version, quiet)
+        return SamplingRequest(tuple(prompt_ids), n, sampling, self._policy.stop_ids, self._decode, self.version, quiet)
 
-    def _go_on(self, scheduler: Scheduler, row: Row, token_ids: Sequence[int], sampling: Sampling) -> None:
+    def _go_on(self, scheduler: Scheduler, row: DecodeRow, token_ids: Sequence[int], sampling: Sampling) -> None:
         """Queue a session's next turn. ValueError where it cannot fit."""
         num_own = row.num_own + len(token_ids)
         num_tokens = len(row.request.prompt_ids) + num_own

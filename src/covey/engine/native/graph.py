@@ -18,15 +18,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from covey.engine.native.cache import Block, Cache, CacheShape, Need
+from covey.engine.native.cache import Cache, CacheBlock, CacheNeed, CacheShape
 from covey.engine.native.layouts import sinks_of, slots_in, write_tokens
 from covey.engine.native.models import joined
-from covey.engine.native.rows import Row
+from covey.engine.native.rows import DecodeRow
 from covey.engine.native.runner import Runner, Sampled, on_host
 from covey.engine.native.scheduler import Scheduler
 from covey.policy.attention.base import Heads, Rule, apply_softcap, within, without_sink
 from covey.policy.attention.choice import varlen_obstacle
-from covey.policy.attention.varlen import Rows, cached_rows, flash_rows
+from covey.policy.attention.varlen import CachedRows, cached_rows, flash_rows
 from covey.policy.kernels.gpu.inductor import compile_once
 from covey.policy.policy import Policy, to_device
 from covey.policy.sampling import (
@@ -82,7 +82,7 @@ class GraphRunner(Runner):
         if num_rows * scheduler.row_slots + num_groups * longest_prompt + self.cache.kept_slots > self.cache.max_slots:
             num_rows = len(scheduler.rows)
         before = self.cache.rows.keys[0]
-        self.cache.fit(Need(num_groups, longest_prompt, num_rows, length, length))
+        self.cache.fit(CacheNeed(num_groups, longest_prompt, num_rows, length, length))
         self._forget_graphs_of_another(before)
 
     def _length(self, scheduler: Scheduler) -> int:
@@ -95,7 +95,9 @@ class GraphRunner(Runner):
     def _shrink(self, scheduler: Scheduler) -> None:
         longest = max((self._count_cached(row) for row in scheduler.rows), default=0)
         before = self.cache.rows.keys[0]
-        self.cache.shrink(Need(len(scheduler.groups), scheduler.longest_prompt, len(scheduler.rows), longest, longest))
+        self.cache.shrink(
+            CacheNeed(len(scheduler.groups), scheduler.longest_prompt, len(scheduler.rows), longest, longest)
+        )
         self._forget_graphs_of_another(before)
 
     def _place_prompts(self, scheduler: Scheduler, first: int) -> None:
@@ -177,7 +179,7 @@ class RowState:
         self.count_1 = torch.zeros(1, dtype=torch.int64, device=device)
         """Steps since the host looked."""
 
-    def write(self, rows: Sequence[Row]) -> None:
+    def write(self, rows: Sequence[DecodeRow]) -> None:
         """Copy the rows' state to the device; padding rows count as finished."""
         numbers = [
             (
@@ -196,7 +198,7 @@ class RowState:
 
 def one_step(
     policy: Policy,
-    block: Block,
+    block: CacheBlock,
     state: RowState,
     parts: Sequence[tuple[Distribution, Tensor | None]],
     alike: SampleAlike = sample_same_params,
@@ -224,12 +226,12 @@ class RowLayout:
     A token's position is its slot.
     """
 
-    def __init__(self, block: Block, position_B: Tensor) -> None:
+    def __init__(self, block: CacheBlock, position_B: Tensor) -> None:
         self._block = block
         self._position_B = position_B
         self._places: dict[int, Tensor] = {}
         self._biases: dict[tuple[int | None, int], Tensor] = {}
-        self._flash_rows: dict[int, Rows] = {}
+        self._flash_rows: dict[int, CachedRows] = {}
 
     def attend(self, layer: int, query_BHTD: Tensor, key_BKTD: Tensor, value_BKTD: Tensor, rule: Rule) -> Tensor:
         keys, values, place = self.stores(layer, key_BKTD.shape[1])
@@ -266,7 +268,7 @@ class RowLayout:
         out = torch.bmm(weight.to(value.dtype), value)
         return out.view(num_rows, -1, out.shape[-1]).transpose(0, 1)[None].to(query_BHTD.dtype)
 
-    def _rows(self, num_heads: int) -> Rows:
+    def _rows(self, num_heads: int) -> CachedRows:
         """Return the rows of the block for FlashAttention."""
         if num_heads not in self._flash_rows:
             self._flash_rows[num_heads] = cached_rows(self._position_B + 1, num_heads, self._block.length)

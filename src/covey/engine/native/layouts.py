@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from covey.engine.native.cache import Block, Cache, CacheShape, LayerShape
+from covey.engine.native.cache import Cache, CacheBlock, CacheShape, LayerShape
 from covey.policy.attention.base import (
     DENSE,
     Rule,
@@ -52,7 +52,7 @@ class ProbeLayout:
 class PrefillLayout:
     """Causal prompts whose keys and values fill slots from `first`."""
 
-    def __init__(self, block: Block, first: int, lengths: Sequence[int]) -> None:
+    def __init__(self, block: CacheBlock, first: int, lengths: Sequence[int]) -> None:
         device = block.shape.device
         length_N = to_device(lengths, device)
         self._block = block
@@ -294,7 +294,7 @@ class DecodeLayout:
         return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill(~seen, torch.finfo(dtype).min / 2)
 
 
-def slots_in(block: Block, slot_R: Tensor, num_heads: int) -> Tensor:
+def slots_in(block: CacheBlock, slot_R: Tensor, num_heads: int) -> Tensor:
     """Return the rows' key lines in a flattened block."""
     line = torch.arange(len(slot_R) * num_heads, device=slot_R.device).view(-1, num_heads)
     return (line * block.length + slot_R[:, None]).flatten()

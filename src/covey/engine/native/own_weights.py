@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from covey.engine.base import UpdateMode, WeightSet
-from covey.engine.native.cache import Block, CacheShape
+from covey.engine.native.cache import CacheBlock, CacheShape
 from covey.engine.native.compiled import CompiledPrefillLayout
 from covey.engine.native.decode_weights import is_fused
 from covey.engine.native.engine import NativeEngine
@@ -128,7 +128,7 @@ def encodes_alike(policy: Policy, shape: CacheShape) -> bool:
 
 def _encode_prompts(policy: Policy, shape: CacheShape, prompts: Sequence[Sequence[int]]) -> list[list[Tensor]]:
     """Return the logits, keys and values of each prompt of a pass."""
-    block = Block(shape)
+    block = CacheBlock(shape)
     block.resize(len(prompts), max(map(len, prompts)))
     logits_NV = encode(policy, CompiledPrefillLayout, block, 0, prompts)
     cached = [*block.keys, *block.values]

@@ -48,7 +48,7 @@ class Weights:
         return Weights((len(weight_OI), weight_OI.shape[1]), lambda: weight_OI, None, bias_O, adapter)
 
 
-class Product(ctypes.Structure):
+class PanelProduct(ctypes.Structure):
     """The struct of the same name in layer.c."""
 
     _fields_ = (
@@ -60,7 +60,7 @@ class Product(ctypes.Structure):
 class Beside(ctypes.Structure):
     """The struct Adapter in layer.c."""
 
-    _fields_ = (("down", Product), ("up", Product), ("first", ctypes.c_void_p), ("scales", ctypes.c_void_p))
+    _fields_ = (("down", PanelProduct), ("up", PanelProduct), ("first", ctypes.c_void_p), ("scales", ctypes.c_void_p))
 
 
 class Panels:
@@ -69,7 +69,7 @@ class Panels:
     def __init__(self, outer: int, inner: int, half: bool) -> None:
         self.num_outputs = -(-outer // panel_width()) * panel_width()
         self._panels = torch.empty(self.num_outputs * inner, dtype=torch.bfloat16 if half else torch.float32)
-        self.product = Product(self._panels.data_ptr(), None, None, inner, outer)
+        self.product = PanelProduct(self._panels.data_ptr(), None, None, inner, outer)
 
     @torch.no_grad()
     def take(self, weight_OI: Tensor) -> None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from covey.engine.native.own_weights import OwnWeightsEngine
-from covey.engine.native.rows import Row
+from covey.engine.native.rows import DecodeRow
 from covey.engine.native.runner import Runner
 from covey.engine.native.scheduler import Scheduler
 from covey.engine.weights import trained_tensors
@@ -91,7 +91,7 @@ class ReplayingEngine(OwnWeightsEngine):
             sessions |= {index: ReplayedSession(self, request.sessions[index], place) for index in indices}
         return [sessions[index] for index in range(n)]
 
-    def sample_first(self, place: Place, row: Row) -> Completion:
+    def sample_first(self, place: Place, row: DecodeRow) -> Completion:
         """Return the first turn of an attempt, sampled with its place."""
         index = row.sampling.first_sample + row.sample_index
         if not place.has_begun:
@@ -99,26 +99,26 @@ class ReplayingEngine(OwnWeightsEngine):
             self._sample(place, row, self.past.spans(row.sampling.seed, index))
         return self._record_turn(row, index)
 
-    def sample_next(self, place: Place, row: Row, token_ids: Sequence[int], sampling: Sampling) -> Completion:
+    def sample_next(self, place: Place, row: DecodeRow, token_ids: Sequence[int], sampling: Sampling) -> Completion:
         """Return the next turn of an attempt. ValueError where it cannot fit."""
         self._go_on(place.scheduler, row, token_ids, sampling)
         self._sample(place, row, self.past.spans(sampling.seed, 0))
         return self._record_turn(row, 0)
 
-    def leave(self, place: Place, row: Row) -> None:
+    def leave(self, place: Place, row: DecodeRow) -> None:
         with self._at(place), inference(self._policy.model):
             self._scheduler.close(row)
             self._depart()
             if not self._scheduler.groups:
                 self._runner.drop()
 
-    def _record_turn(self, row: Row, sample_index: int) -> Completion:
+    def _record_turn(self, row: DecodeRow, sample_index: int) -> Completion:
         """Return the finished turn, recording its length."""
         assert row.completion is not None, "its turn is over"
         self.past.add(row.sampling.seed, sample_index, len(row.completion.token_ids))
         return row.completion
 
-    def _sample(self, place: Place, row: Row, spans: Sequence[Span]) -> None:
+    def _sample(self, place: Place, row: DecodeRow, spans: Sequence[Span]) -> None:
         """Sample a place's turns, changing weights as the spans say."""
         with self._at(place), inference(self._policy.model):
             self._load(spans[0].version)
@@ -159,7 +159,7 @@ class ReplayingEngine(OwnWeightsEngine):
 class ReplayedSession:
     """One replayed attempt of several turns. See `Session`."""
 
-    def __init__(self, engine: ReplayingEngine, row: Row, place: Place) -> None:
+    def __init__(self, engine: ReplayingEngine, row: DecodeRow, place: Place) -> None:
         self._engine = engine
         self._row = row
         self._place = place

@@ -14,7 +14,7 @@ from covey.types import Completion, FinishReason, Sampling, Span
 
 
 @dataclass(eq=False, slots=True)
-class Request:
+class SamplingRequest:
     """One call of generate() or opening of sessions."""
 
     prompt_ids: tuple[int, ...]
@@ -38,7 +38,7 @@ class Request:
     cancelled: bool = False
     completions: dict[int, Completion] = field(default_factory=dict)
     """By sample index; of a call."""
-    sessions: tuple["Row", ...] = ()
+    sessions: tuple["DecodeRow", ...] = ()
     """By sample index: the rows that live on between turns; empty in a call."""
 
     def __post_init__(self) -> None:
@@ -52,15 +52,15 @@ class Request:
     def keep_rows(self) -> None:
         self.sessions = tuple(self.new_row(index) for index in range(self.n))
 
-    def row(self, sample_index: int) -> "Row":
+    def row(self, sample_index: int) -> "DecodeRow":
         """Return a row that begins its first turn."""
         row = self.sessions[sample_index] if self.sessions else self.new_row(sample_index)
         row.changes = [(self.version, 0)]
         return row
 
-    def new_row(self, sample_index: int) -> "Row":
+    def new_row(self, sample_index: int) -> "DecodeRow":
         key = row_key(self.sampling.seed, self.sampling.first_sample + sample_index)
-        return Row(self, sample_index, self.sampling, key)
+        return DecodeRow(self, sample_index, self.sampling, key)
 
     def leave(self) -> None:
         """Forget the request's place in the cache."""
@@ -82,10 +82,10 @@ class Request:
 
 
 @dataclass(eq=False, slots=True)
-class Row:
+class DecodeRow:
     """One running completion, or one attempt of several turns."""
 
-    request: Request
+    request: SamplingRequest
     sample_index: int
     sampling: Sampling
     """Of this turn."""

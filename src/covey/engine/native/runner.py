@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from covey.engine.native import compiled
-from covey.engine.native.cache import Block, Cache, CacheShape, Need
+from covey.engine.native.cache import Cache, CacheBlock, CacheNeed, CacheShape
 from covey.engine.native.compiled import CompiledDecodeLayout, CompiledPrefillLayout
 from covey.engine.native.layouts import DecodeLayout, ExtendLayout, Grid, PrefillLayout, ProbeLayout
-from covey.engine.native.rows import Request, Row
+from covey.engine.native.rows import DecodeRow, SamplingRequest
 from covey.engine.native.scheduler import Admission, Departure, Scheduler
 from covey.policy import sampling
 from covey.policy.kernels.gpu.inductor import without_compiling
@@ -30,7 +30,7 @@ class Draws:
     parts: list[tuple[Distribution, Tensor | None]]
 
     @staticmethod
-    def of(rows: Sequence[Row], device: torch.device) -> "Draws":
+    def of(rows: Sequence[DecodeRow], device: torch.device) -> "Draws":
         key_R = to_device([row.key for row in rows], device)
         return Draws(key_R, partition((row.sampling for row in rows), device))
 
@@ -55,7 +55,7 @@ class Runner:
         """Whether what was given up is read again as it was read before, pass by pass: slow, and the same bits."""
         self.num_encoded = 0
         """Tokens that were read so far, other than by decoding; what `encode_again` reads is not counted."""
-        self._held: dict[Request, Tensor] = {}
+        self._held: dict[SamplingRequest, Tensor] = {}
         """Requests that wait to start more rows, and the logits these begin with."""
         self._grid: Grid | None = None
         self._draws: Draws | None = None
@@ -118,7 +118,7 @@ class Runner:
                 self._extend(slot, [row], [(0, row.num_own - 1)])
         self.num_encoded = num_encoded
 
-    def keep(self, over: Sequence[tuple[int, Row]], scheduler: Scheduler) -> None:
+    def keep(self, over: Sequence[tuple[int, DecodeRow]], scheduler: Scheduler) -> None:
         """Keep the tokens of waiting sessions, if there is room."""
         for slot, row in over:
             row.kept, row.read = 0, row.num_own - 1
@@ -149,7 +149,7 @@ class Runner:
         if len(self.cache.kept) > len(scheduler.kept):
             self.cache.keep_only(scheduler.kept)
 
-    def _count_cached(self, row: Row) -> int:
+    def _count_cached(self, row: DecodeRow) -> int:
         """Count the cached slots of a row, without its newest token."""
         return row.num_own - 1 + len(row.request.prompt_ids) * self.holds_prompts
 
@@ -176,7 +176,7 @@ class Runner:
             begin = end
         return torch.cat(pieces)
 
-    def _extend(self, first: int, rows: Sequence[Row], stretches: Sequence[tuple[int, int]]) -> Tensor:
+    def _extend(self, first: int, rows: Sequence[DecodeRow], stretches: Sequence[tuple[int, int]]) -> Tensor:
         """Read stretches of rows' own tokens in one pass; return logits."""
         groups = [row.request.slot for row in rows]
         prompt_lengths = [len(row.request.prompt_ids) for row in rows]
@@ -189,7 +189,7 @@ class Runner:
         input_ids_1T = to_device([stream], self._policy.device)
         return self._policy.logits(input_ids_1T, layout.position_T[None], layout, layout.end_N)
 
-    def _read_again(self, slot: int, row: Row) -> None:
+    def _read_again(self, slot: int, row: DecodeRow) -> None:
         """Read evicted tokens again, with the passes that read them before."""
         place, own_ids = 0, row.own_ids
         for start, end in (*row.together, (row.read, row.read)):
@@ -201,7 +201,7 @@ class Runner:
                 row.together = together
             place = end
 
-    def _feed(self, slot: int, row: Row, index: int, token_id: int) -> None:
+    def _feed(self, slot: int, row: DecodeRow, index: int, token_id: int) -> None:
         """Read one own token of one row, as decoding does."""
         device = self._policy.device
         self.num_encoded += 1
@@ -210,7 +210,7 @@ class Runner:
         layout = self._decode_layout(self.cache.one_row(row.request.slot, slot), grid, length_1, index + 1, index + 1)
         self._policy.logits(input_ids_11, layout.position_R[None], layout, torch.zeros_like(length_1))
 
-    def _encode(self, prompts: Sequence[Request]) -> Tensor:
+    def _encode(self, prompts: Sequence[SamplingRequest]) -> Tensor:
         """Store the prompts' keys and values; return logits (N, V) after each."""
         self.num_encoded += sum(len(request.prompt_ids) for request in prompts)
         token_ids = [request.prompt_ids for request in prompts]
@@ -233,7 +233,7 @@ class Runner:
 
 
 def encode(
-    policy: Policy, layout_kind: type[PrefillLayout], block: Block, first: int, prompts: Sequence[Sequence[int]]
+    policy: Policy, layout_kind: type[PrefillLayout], block: CacheBlock, first: int, prompts: Sequence[Sequence[int]]
 ) -> Tensor:
     """Store prompts' keys and values; return logits (N, V)."""
     layout = layout_kind(block, first, [len(prompt) for prompt in prompts])
@@ -272,8 +272,8 @@ def detect_capabilities(policy: Policy) -> ProbeLayout:
     return layout
 
 
-def _need(scheduler: Scheduler) -> Need:
-    return Need(
+def _need(scheduler: Scheduler) -> CacheNeed:
+    return CacheNeed(
         num_groups=len(scheduler.groups),
         longest_prompt=scheduler.longest_prompt,
         num_rows=len(scheduler.rows),

@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from itertools import chain, count
 from typing import Any
 
-from covey.engine.native.rows import Request, Row
+from covey.engine.native.rows import DecodeRow, SamplingRequest
 
 Move = tuple[int, int]
 """What lies in the first slot goes to the second, which is free."""
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class Capacity:
     """The capacity of the engine."""
 
     max_rows: int
@@ -39,8 +39,8 @@ class Limits:
 class Admission:
     """Prompts to encode and rows to start; they hold the last slots."""
 
-    prompts: tuple[Request, ...]
-    rows: tuple[Row, ...]
+    prompts: tuple[SamplingRequest, ...]
+    rows: tuple[DecodeRow, ...]
     num_resumed: int = 0
     """So many of the rows, the first ones, go on with another turn: they draw after what they have not read yet."""
 
@@ -62,7 +62,7 @@ class Admission:
 class Departure:
     """Complete requests, and the moves into freed slots."""
 
-    requests: tuple[Request, ...]
+    requests: tuple[SamplingRequest, ...]
     row_moves: tuple[Move, ...]
     group_moves: tuple[Move, ...]
 
@@ -70,23 +70,23 @@ class Departure:
 class Scheduler:
     """First come, first served; large groups enter in waves."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Capacity) -> None:
         self.limits = limits
-        self.rows: list[Row] = []
+        self.rows: list[DecodeRow] = []
         """Row slot -> row."""
-        self.groups: list[Request] = []
+        self.groups: list[SamplingRequest] = []
         """Group slot -> request."""
         self.longest_prompt = 0
         self.longest_row = 0
         """Of what is in, in tokens; a row counts with all that its turn may come to."""
         self.changes = 0
         """Grows whenever rows or groups enter, leave or move."""
-        self.kept: dict[Row, None] = {}
+        self.kept: dict[DecodeRow, None] = {}
         """Rows whose keys and values are kept while they are not under way, who rested longest first."""
         self.kept_slots = 0
-        self.resuming: deque[Row] = deque()
+        self.resuming: deque[DecodeRow] = deque()
         """Rows of sessions that wait to go on."""
-        self._waiting: deque[Request] = deque()
+        self._waiting: deque[SamplingRequest] = deque()
         self._numbers = count()
 
     @property
@@ -94,7 +94,7 @@ class Scheduler:
         return bool(self._waiting or self.resuming or self.rows) or any(request.done for request in self.groups)
 
     @property
-    def requests(self) -> list[Request]:
+    def requests(self) -> list[SamplingRequest]:
         """Return unfinished requests in the order of arrival."""
         inside = sorted(self.groups, key=lambda request: request.number)
         return [*inside, *(request for request in self._waiting if request.slot < 0)]
@@ -110,21 +110,21 @@ class Scheduler:
         calls = [self._alone(request, request.sampling.max_tokens) for request in self.requests]
         return max([*calls, *(self._alone(row.request, row.most_own) for row in self.resuming)], default=0)
 
-    def submit(self, request: Request) -> None:
+    def submit(self, request: SamplingRequest) -> None:
         """Queue a request. ValueError if no row could be held."""
         self._refuse(request, request.sampling.max_tokens, request.sampling.max_tokens)
         request.number = next(self._numbers)
         self._waiting.append(request)
 
-    def check_extension(self, row: Row, num_own: int, max_tokens: int) -> None:
+    def check_extension(self, row: DecodeRow, num_own: int, max_tokens: int) -> None:
         """Refuse a next turn that could never be held. ValueError."""
         self._refuse(row.request, num_own + max_tokens, max_tokens)
 
-    def resume(self, row: Row) -> None:
+    def resume(self, row: DecodeRow) -> None:
         """Queue a session for its next turn."""
         self.resuming.append(row)
 
-    def cancel(self, request: Request) -> None:
+    def cancel(self, request: SamplingRequest) -> None:
         """Cancel a request; its slots are freed at the next `depart`."""
         request.cancelled = True
         if request in self._waiting:
@@ -134,7 +134,7 @@ class Scheduler:
                 row.left = True
                 request.num_running -= 1
 
-    def close(self, row: Row) -> None:
+    def close(self, row: DecodeRow) -> None:
         """Close a session; its slots are freed at the next `depart`."""
         row.closed = True
         request = row.request
@@ -151,19 +151,19 @@ class Scheduler:
                 self._waiting.remove(request)
         self.give_up(row)
 
-    def turns_over(self) -> list[tuple[int, Row]]:
+    def turns_over(self) -> list[tuple[int, DecodeRow]]:
         """Return finished sessions with their slots, before `depart` removes them."""
         over = [(slot, row) for slot, row in enumerate(self.rows) if row.left and row.request.sessions]
         return [(slot, row) for slot, row in over if not row.closed]
 
-    def rest(self, row: Row) -> None:
+    def rest(self, row: DecodeRow) -> None:
         """Mark a session's tokens as kept after its turn."""
         row.kept = row.read
         self.kept[row] = None
         self.kept_slots += row.kept
         row.request.num_kept += 1
 
-    def give_up(self, row: Row) -> None:
+    def give_up(self, row: DecodeRow) -> None:
         """Evict an idle session's kept tokens."""
         if row in self.kept:
             self._unkeep(row)
@@ -201,7 +201,7 @@ class Scheduler:
         self.changes += len(self.rows) > first_row
         return Admission(tuple(self.groups[first_group:]), tuple(self.rows[first_row:]), num_resumed)
 
-    def advance(self, rows: Sequence[Row], token_ids: Sequence[int], logprobs: Sequence[float]) -> None:
+    def advance(self, rows: Sequence[DecodeRow], token_ids: Sequence[int], logprobs: Sequence[float]) -> None:
         """Give the sampled tokens to their rows, finished ones left out."""
         for row, token_id, logprob in zip(rows, token_ids, logprobs, strict=True):
             if not row.left:
@@ -247,7 +247,7 @@ class Scheduler:
                 break
             self._waiting.popleft()
 
-    def _enter(self, request: Request, first_group: int) -> bool:
+    def _enter(self, request: SamplingRequest, first_group: int) -> bool:
         """Assign a prompt's slot; False if padding would grow too large."""
         if request.slot >= 0:
             return True
@@ -258,13 +258,13 @@ class Scheduler:
         self.groups.append(request)
         return True
 
-    def _add(self, row: Row) -> None:
+    def _add(self, row: DecodeRow) -> None:
         self.rows.append(row)
         row.request.num_running += 1
         self.longest_prompt = max(self.longest_prompt, len(row.request.prompt_ids))
         self.longest_row = max(self.longest_row, row.most_own)
 
-    def _is_stranded(self, request: Request) -> bool:
+    def _is_stranded(self, request: SamplingRequest) -> bool:
         """Return True if a prompt holds a slot that others need."""
         return request.num_running == 0 and request.num_kept == 0 and request not in list(self._waiting)[:1]
 
@@ -276,7 +276,7 @@ class Scheduler:
             return self._room(self._waiting[0], self._waiting[0].sampling.max_tokens) < 1
         return False
 
-    def _room(self, request: Request, row_length: int) -> int:
+    def _room(self, request: SamplingRequest, row_length: int) -> int:
         """Count the rows of a request that can enter now."""
         longest_prompt = max(self.longest_prompt, len(request.prompt_ids))
         longest_row = max(self.longest_row, row_length) + longest_prompt * self.limits.rows_hold_prompts
@@ -284,11 +284,11 @@ class Scheduler:
         num_rows = (self.limits.max_slots - self.kept_slots - num_groups * longest_prompt) // longest_row
         return min(self.limits.max_rows, num_rows) - len(self.rows)
 
-    def _alone(self, request: Request, row_length: int) -> int:
+    def _alone(self, request: SamplingRequest, row_length: int) -> int:
         """Return the slots that one row needs alone."""
         return len(request.prompt_ids) * (1 + self.limits.rows_hold_prompts) + row_length
 
-    def _refuse(self, request: Request, row_length: int, max_tokens: int) -> None:
+    def _refuse(self, request: SamplingRequest, row_length: int, max_tokens: int) -> None:
         needed = self._alone(request, row_length)
         if needed > self.limits.max_slots:
             so_far = len(request.prompt_ids) + row_length - max_tokens
@@ -297,7 +297,7 @@ class Scheduler:
                 f"has room for {self.limits.max_slots}"
             )
 
-    def _unkeep(self, row: Row) -> None:
+    def _unkeep(self, row: DecodeRow) -> None:
         """Remove a row from the kept ones."""
         if row in self.kept:
             del self.kept[row]

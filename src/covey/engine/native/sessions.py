@@ -4,24 +4,24 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
-from covey.engine.native.rows import Request, Row
+from covey.engine.native.rows import DecodeRow, SamplingRequest
 from covey.types import Completion, Sampling
 
 
 class SessionHost(Protocol):
     """What a session asks of its engine."""
 
-    def extend(self, row: Row, token_ids: Sequence[int], sampling: Sampling) -> "asyncio.Future[Completion]": ...
+    def extend(self, row: DecodeRow, token_ids: Sequence[int], sampling: Sampling) -> "asyncio.Future[Completion]": ...
 
-    def close_session(self, row: Row) -> None: ...
+    def close_session(self, row: DecodeRow) -> None: ...
 
-    def abandon(self, row: Row) -> None: ...
+    def abandon(self, row: DecodeRow) -> None: ...
 
 
 class NativeSession:
     """One attempt of several turns (`Session`); dropped waits end turns."""
 
-    def __init__(self, engine: SessionHost, row: Row, first: "asyncio.Future[Completion]") -> None:
+    def __init__(self, engine: SessionHost, row: DecodeRow, first: "asyncio.Future[Completion]") -> None:
         """Set the future of the first turn."""
         self._engine = engine
         self._row = row
@@ -60,26 +60,26 @@ class PendingTurns:
     """Open sessions and awaited turns."""
 
     def __init__(self) -> None:
-        self.under_way: dict[Row, asyncio.Future[Completion]] = {}
-        self.requests: dict[Request, int] = {}
+        self.under_way: dict[DecodeRow, asyncio.Future[Completion]] = {}
+        self.requests: dict[SamplingRequest, int] = {}
         """Number of open sessions of each."""
         self.version = 0
         """Of the weights that what is kept was read with."""
 
-    def open(self, request: Request) -> None:
+    def open(self, request: SamplingRequest) -> None:
         """Begin the first turn of sessions."""
         self.requests[request] = request.n
         for row in request.sessions:
             self.begin(row)
 
-    def begin(self, row: Row) -> "asyncio.Future[Completion]":
+    def begin(self, row: DecodeRow) -> "asyncio.Future[Completion]":
         """Begin a turn, and return its future in the running loop."""
         future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         future.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody need wait for it
         self.under_way[row] = future
         return future
 
-    def answer(self, over: Sequence[tuple[int, Row]]) -> None:
+    def answer(self, over: Sequence[tuple[int, DecodeRow]]) -> None:
         """Answer the finished turns."""
         for _, row in over:
             future = self.under_way.pop(row, None)
@@ -87,7 +87,7 @@ class PendingTurns:
                 assert row.completion is not None, "its turn is over"
                 future.set_result(row.completion)
 
-    def close(self, row: Row) -> None:
+    def close(self, row: DecodeRow) -> None:
         """Remove a session, once."""
         future = self.under_way.pop(row, None)
         if future is not None:
@@ -96,7 +96,7 @@ class PendingTurns:
         if not self.requests[row.request]:
             del self.requests[row.request]
 
-    def at_rest(self) -> Iterator[Row]:
+    def at_rest(self) -> Iterator[DecodeRow]:
         """Yield the open sessions that are not being sampled."""
         for request in self.requests:
             yield from (row for row in request.sessions if row.is_at_rest)

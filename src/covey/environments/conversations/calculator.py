@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from covey.environments.base import Demonstration, Split
-from covey.environments.conversations.game import END, NOT_UNDERSTOOD, Game, Outcome
+from covey.environments.conversations.game import END, NOT_UNDERSTOOD, Game, MoveResult
 from covey.environments.conversations.settings import CalculatorConfig
 from covey.types import Prompt
 
@@ -30,17 +30,17 @@ class Calculator(Game):
         counts: dict[Split, int] = {"test": settings.num_test, "train": settings.num_train}
         super().__init__(_problems(settings, counts), 4, settings)
 
-    def outcome(self, columns: Mapping[str, Any], moves: Sequence[str], seed: int) -> Outcome:
+    def outcome(self, columns: Mapping[str, Any], moves: Sequence[str], seed: int) -> MoveResult:
         state = f"{sum(_OPERATION.fullmatch(move) is not None for move in moves)} used"
         if answer := _ANSWER.fullmatch(moves[-1]):
-            return Outcome("", is_done=True, is_won=int(answer[1]) == columns["answer"], state="answered")
+            return MoveResult("", is_done=True, is_won=int(answer[1]) == columns["answer"], state="answered")
         if asked := _OPERATION.fullmatch(moves[-1]):
             value = str(calculated(int(asked[1]), asked[2], int(asked[3])))
             if self._settings.shuffled:
                 drawn = random.Random(f"{seed}/{len(moves)}")
                 value = "".join(drawn.choice("0123456789") for _ in value)
-            return Outcome(value, state=state)
-        return Outcome(NOT_UNDERSTOOD, state=state, is_void=True)
+            return MoveResult(value, state=state)
+        return MoveResult(NOT_UNDERSTOOD, state=state, is_void=True)
 
     def move(self, columns: Mapping[str, Any], moves: Sequence[str], replies: Sequence[str]) -> str:
         """Multiply, add, answer."""

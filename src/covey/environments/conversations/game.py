@@ -18,7 +18,7 @@ NOT_UNDERSTOOD = "!"
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class MoveResult:
     """The result of a turn.
 
     >>> Outcome(">", state="16-31")
@@ -45,7 +45,7 @@ class Game(Environment):
         self._max_turns = settings.max_turns or max_turns
 
     @abstractmethod
-    def outcome(self, columns: Mapping[str, Any], moves: Sequence[str], seed: int) -> Outcome:
+    def outcome(self, columns: Mapping[str, Any], moves: Sequence[str], seed: int) -> MoveResult:
         """Return the result of the policy's last move, by the attempt's seed."""
 
     @abstractmethod

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from covey.environments.base import SPLITS, Demonstration, Split
-from covey.environments.conversations.game import END, NOT_UNDERSTOOD, Game, Outcome
+from covey.environments.conversations.game import END, NOT_UNDERSTOOD, Game, MoveResult
 from covey.environments.conversations.settings import GuessConfig
 from covey.types import Prompt
 
@@ -32,21 +32,21 @@ class Guess(Game):
         super().__init__(prompts, len(hidden), settings)
         self._settings = settings
 
-    def outcome(self, columns: Mapping[str, Any], moves: Sequence[str], seed: int) -> Outcome:
+    def outcome(self, columns: Mapping[str, Any], moves: Sequence[str], seed: int) -> MoveResult:
         hidden, guess = columns["hidden"], guess_of(moves[-1])
         low, high = self.interval(hidden, moves[:-1])
         if guess is None:
-            return Outcome(NOT_UNDERSTOOD, state=f"{low}-{high}", is_void=True)
+            return MoveResult(NOT_UNDERSTOOD, state=f"{low}-{high}", is_void=True)
         left = self.interval(hidden, moves)
         halves = 2 * (left[1] - left[0] + 1) <= high - low + 1
         reward = self._settings.halving_reward * halves
         if guess == hidden:
-            return Outcome(FOUND, is_done=True, is_won=True, state="found", reward=reward)
+            return MoveResult(FOUND, is_done=True, is_won=True, state="found", reward=reward)
         reply = LOWER if hidden < guess else HIGHER
         # The control: replies from which nothing can be learnt
         if self._settings.shuffled:
             reply = random.Random(f"{seed}/{len(moves)}").choice((LOWER, HIGHER))
-        return Outcome(reply, state=f"{left[0]}-{left[1]}", reward=reward)
+        return MoveResult(reply, state=f"{left[0]}-{left[1]}", reward=reward)
 
     def interval(self, hidden: int, moves: Sequence[str]) -> tuple[int, int]:
         """Return the lowest and highest number left by true answers."""

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from covey.environments.base import Demonstration, Split
-from covey.environments.conversations.game import END, NOT_UNDERSTOOD, Game, Outcome
+from covey.environments.conversations.game import END, NOT_UNDERSTOOD, Game, MoveResult
 from covey.environments.conversations.settings import LookupConfig
 from covey.types import Prompt
 
@@ -33,18 +33,18 @@ class Lookup(Game):
         prompts = {split: [self._problem(split, index) for index in range(n)] for split, n in counts.items()}
         super().__init__(prompts, 4, settings)
 
-    def outcome(self, columns: Mapping[str, Any], moves: Sequence[str], seed: int) -> Outcome:
+    def outcome(self, columns: Mapping[str, Any], moves: Sequence[str], seed: int) -> MoveResult:
         kind, letter = parsed(moves[-1])
         known = "".join(letter for kind, letter in map(parsed, moves) if kind == "Q")
         if kind == "Q" and letter in columns["store"]:
             value = columns["store"][letter]
             if self._settings.shuffled:
                 value = random.Random(f"{seed}/{len(moves)}").choice(self._letters)
-            return Outcome(value, state=f"asked {known}")
+            return MoveResult(value, state=f"asked {known}")
         if kind == "A":
             store = columns["store"]
-            return Outcome("", is_done=True, is_won=letter == store[store[columns["key"]]], state="answered")
-        return Outcome(NOT_UNDERSTOOD, state=f"asked {known}", is_void=True)
+            return MoveResult("", is_done=True, is_won=letter == store[store[columns["key"]]], state="answered")
+        return MoveResult(NOT_UNDERSTOOD, state=f"asked {known}", is_void=True)
 
     def move(self, columns: Mapping[str, Any], moves: Sequence[str], replies: Sequence[str]) -> str:
         """Query the key, then its value, then answer."""

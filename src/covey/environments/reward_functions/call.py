@@ -36,7 +36,7 @@ LARGEST_REWARD = 3.4e38
 """Largest number of float32, the type of rewards in TRL; squares of it still fit into the float64 of statistics."""
 
 
-class Outcome(TypedDict):
+class RewardOutcome(TypedDict):
     """The result of one call, as plain data for other processes."""
 
     values: list[float | None]
@@ -91,7 +91,7 @@ class _Hooks:
     def arguments(self) -> dict[str, Any]:
         return {"trainer_state": self.state, "log_extra": self.log_extra, "log_metric": self.log_metric}
 
-    def add_to(self, outcome: Outcome) -> Outcome:
+    def add_to(self, outcome: RewardOutcome) -> RewardOutcome:
         """Add the logged values to an outcome, later calls winning."""
         metrics, extras = [*outcome["metrics"], *self.metrics], self.extras | outcome["extras"]
         return {**outcome, "metrics": metrics, "extras": extras}
@@ -139,7 +139,7 @@ def _shortened(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def judged(returned: Any, count: int) -> Outcome:
+def judged(returned: Any, count: int) -> RewardOutcome:
     """Return the checked values for `count` completions."""
     values = as_lists(returned)
     if isinstance(values, (str, bytes, Mapping, set, frozenset)) or not isinstance(values, Iterable):
@@ -150,18 +150,18 @@ def judged(returned: Any, count: int) -> Outcome:
     problems = {i: problem_with(value) for i, value in enumerate(values) if value is not None}
     wrong = {str(i): f"returned {problem} for completion {i}" for i, problem in problems.items() if problem}
     accepted = [None if value is None or str(i) in wrong else float(value) for i, value in enumerate(values)]
-    return Outcome(values=accepted, problems=wrong, metrics=[], extras={})
+    return RewardOutcome(values=accepted, problems=wrong, metrics=[], extras={})
 
 
-def failed(reason: str, count: int) -> Outcome:
+def failed(reason: str, count: int) -> RewardOutcome:
     """Return no value for any of `count` completions."""
     problems = {str(index): reason for index in range(count)}
-    return Outcome(values=[None] * count, problems=problems, metrics=[], extras={})
+    return RewardOutcome(values=[None] * count, problems=problems, metrics=[], extras={})
 
 
-def does_not_apply(count: int, error: str) -> Outcome:
+def does_not_apply(count: int, error: str) -> RewardOutcome:
     """Return None for each of `count` completions, for an error."""
-    return Outcome(values=[None] * count, problems={}, metrics=[], extras={}, excused=error)
+    return RewardOutcome(values=[None] * count, problems={}, metrics=[], extras={}, excused=error)
 
 
 @dataclass(frozen=True)
@@ -180,14 +180,14 @@ class RewardCall:
         if isinstance(inner, Prepares):
             inner.prepare()
 
-    def __call__(self, count: int, keywords: Mapping[str, Any], state: TrainerState = AT_START) -> Outcome:
+    def __call__(self, count: int, keywords: Mapping[str, Any], state: TrainerState = AT_START) -> RewardOutcome:
         """Call it here, in a thread without a running event loop."""
         if is_async(self.function):
             call = self.awaited(count, keywords, state)
             return asyncio.run_coroutine_threadsafe(call, _loop_of(os.getpid())).result()
         return self._sync(count, keywords, state)
 
-    def _sync(self, count: int, keywords: Mapping[str, Any], state: TrainerState) -> Outcome:
+    def _sync(self, count: int, keywords: Mapping[str, Any], state: TrainerState) -> RewardOutcome:
         hooks = _Hooks(count, state)
         try:
             outcome = judged(self.function(**keywords, **hooks.arguments()), count)
@@ -197,7 +197,7 @@ class RewardCall:
             )
         return hooks.add_to(outcome)
 
-    async def awaited(self, count: int, keywords: Mapping[str, Any], state: TrainerState = AT_START) -> Outcome:
+    async def awaited(self, count: int, keywords: Mapping[str, Any], state: TrainerState = AT_START) -> RewardOutcome:
         """Call an async function on the running event loop."""
         hooks = _Hooks(count, state)
         try:
@@ -209,7 +209,7 @@ class RewardCall:
             outcome = known or merged(await asyncio.gather(*alone))
         return hooks.add_to(outcome)
 
-    def _after(self, error: BaseException, count: int, keywords: Mapping[str, Any]) -> Outcome | None:
+    def _after(self, error: BaseException, count: int, keywords: Mapping[str, Any]) -> RewardOutcome | None:
         """Return the outcome of an error, None to retry one by one."""
         within = error.__traceback__ is not None and error.__traceback__.tb_next is not None
         wrong = None if within or not isinstance(error, TypeError) else misfit(self.function, keywords)
@@ -286,7 +286,7 @@ def _only(keywords: Mapping[str, Any], index: int, count: int) -> dict[str, Any]
     return {name: values[index : index + 1] for name, values in keywords.items()}
 
 
-def merged(outcomes: Sequence[Outcome]) -> Outcome:
+def merged(outcomes: Sequence[RewardOutcome]) -> RewardOutcome:
     """Join the outcomes of single completions."""
     problems: dict[str, str] = {}
     for index, outcome in enumerate(outcomes):
@@ -294,7 +294,7 @@ def merged(outcomes: Sequence[Outcome]) -> Outcome:
             reason = outcome["problems"]["0"].removesuffix(" for completion 0")
             problems[str(index)] = f"{reason} for completion {index}"
     columns = dict.fromkeys(column for outcome in outcomes for column in outcome["extras"])
-    return Outcome(
+    return RewardOutcome(
         values=[outcome["values"][0] for outcome in outcomes],
         problems=problems,
         metrics=[metric for outcome in outcomes for metric in outcome["metrics"]],

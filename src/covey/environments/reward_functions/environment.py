@@ -25,9 +25,9 @@ from covey.environments.base import Environment, Split, own_containers, split_pr
 from covey.environments.reward_functions.call import (
     AT_START,
     HIDDEN_COLUMNS,
-    Outcome,
     RewardCall,
     RewardCallable,
+    RewardOutcome,
     TrainerState,
     check_columns,
     failed,
@@ -283,7 +283,7 @@ class RewardFunctions(Environment):
             **columns,
         }
 
-    async def _outcome(self, index: int, count: int, keywords: Mapping[str, Any]) -> Outcome:
+    async def _outcome(self, index: int, count: int, keywords: Mapping[str, Any]) -> RewardOutcome:
         # In a worker process: the pool keeps the deadline.
         if self._pool is not None:
             result = await self._pool.call(index, {"count": count, "keywords": keywords, "state": self._state})
@@ -298,14 +298,14 @@ class RewardFunctions(Environment):
                 return failed(f"took longer than {seconds:g} s", count)
 
         # In a thread of this process, which cannot be interrupted: the watchdog ends the run.
-        def watched() -> Outcome:
+        def watched() -> RewardOutcome:
             what = f"the reward function {self._functions[index].name}"
             with self._watchdog.deadline(what, "environment.timeout", seconds):
                 return call(count, keywords, state)
 
         return await self._thread.call(watched)
 
-    def _reward(self, index: int, outcomes: Sequence[Outcome]) -> Reward | Failure:
+    def _reward(self, index: int, outcomes: Sequence[RewardOutcome]) -> Reward | Failure:
         """Return one completion's judgement from all functions' outcomes."""
         parts: dict[str, float] = {}
         extra: dict[str, Any] = {}

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from covey.policy.attention.base import Rule, masked_attention, within
-from covey.policy.attention.packed import BlocksLayout, Segment, in_rectangles, take
+from covey.policy.attention.packed import BlocksLayout, StreamSegment, in_rectangles, take
 from covey.policy.policy import to_device
 
 
@@ -45,7 +45,7 @@ WHOLE = WholeLayout()
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class InputBlock:
     """Inputs of similar length, padded on the right to the longest."""
 
     token_RQ: Tensor
@@ -66,12 +66,12 @@ class InputsLayout(BlocksLayout):
 
 def inputs_layout(lengths: Sequence[int], device: torch.device) -> InputsLayout:
     """Lay out a stream of inputs; similar lengths share a block."""
-    buckets: dict[int, list[Segment]] = defaultdict(list)
+    buckets: dict[int, list[StreamSegment]] = defaultdict(list)
     for start, length in zip(accumulate(lengths, initial=0), lengths, strict=False):
-        buckets[length.bit_length()].append(Segment(start, length))
+        buckets[length.bit_length()].append(StreamSegment(start, length))
     padded, order_T = in_rectangles(buckets.values())
     blocks = [
-        Block(to_device(token_RQ, device), None if bool(real_RQ.all()) else to_device(real_RQ, device))
+        InputBlock(to_device(token_RQ, device), None if bool(real_RQ.all()) else to_device(real_RQ, device))
         for token_RQ, real_RQ in padded
     ]
     return InputsLayout(tuple(blocks), to_device(order_T, device))

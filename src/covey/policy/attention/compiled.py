@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from covey.policy.attention.base import Rule
-from covey.policy.attention.packed import PackedLayout, Segment, packed_layout
+from covey.policy.attention.packed import PackedLayout, StreamSegment, packed_layout
 from covey.policy.kernels.compiler import KERNELS, library
 from covey.policy.kernels.support import SUPPORT, with_dense_heads
 
@@ -109,7 +109,7 @@ class _Attention(torch.autograd.Function):
         return *gradients, None, None
 
 
-def compiled_layout(segments: Sequence[Segment], device: torch.device) -> CompiledLayout | PackedLayout:
+def compiled_layout(segments: Sequence[StreamSegment], device: torch.device) -> CompiledLayout | PackedLayout:
     """Return the layout of these segments: `packed` for nested continuations.
 
     In attention.c, the tokens before a segment are one stretch.
@@ -140,7 +140,7 @@ class _Star:
     branch_lengths: tuple[int, ...]
 
 
-def _stars(segments: Sequence[Segment]) -> Iterator[_Star]:
+def _stars(segments: Sequence[StreamSegment]) -> Iterator[_Star]:
     root = segments[0]
     branches: list[int] = []
     for segment in segments[1:]:

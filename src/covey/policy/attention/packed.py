@@ -21,13 +21,13 @@ from covey.policy.policy import to_device
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Segment:
+class StreamSegment:
     """Consecutive tokens, causal among themselves, that see all they continue."""
 
     start: int
     length: int
     """At least one."""
-    parent: "Segment | None" = None
+    parent: "StreamSegment | None" = None
     """What it continues; None where it begins a sequence."""
 
     @property
@@ -41,24 +41,24 @@ class Segment:
         return found[::-1]
 
 
-def star(start: int, length: int, branch_lengths: Sequence[int] = ()) -> Iterator[Segment]:
+def star(start: int, length: int, branch_lengths: Sequence[int] = ()) -> Iterator[StreamSegment]:
     """Yield a segment and its branches, without empty ones.
 
     >>> [(each.start, each.length, each.parent is None) for each in star(0, 3, (2, 1))]
     [(0, 3, True), (3, 2, False), (5, 1, False)]
     """
-    root = Segment(start, length) if length else None
+    root = StreamSegment(start, length) if length else None
     if root is not None:
         yield root
     start += length
     for own in branch_lengths:
         if own:
-            yield Segment(start, own, root)
+            yield StreamSegment(start, own, root)
         start += own
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class SegmentBlock:
     """Segments with equally many tokens before them, padded to the longest."""
 
     query_RQ: Tensor
@@ -96,9 +96,9 @@ class PackedLayout(BlocksLayout):
     """Segments that see only themselves and the tokens they continue."""
 
 
-def packed_layout(segments: Sequence[Segment], device: torch.device) -> PackedLayout:
+def packed_layout(segments: Sequence[StreamSegment], device: torch.device) -> PackedLayout:
     """Return the layout of a stream of these segments, in order."""
-    buckets: dict[tuple[int, int], list[tuple[Segment, np.ndarray]]] = defaultdict(list)
+    buckets: dict[tuple[int, int], list[tuple[StreamSegment, np.ndarray]]] = defaultdict(list)
     for segment in segments:
         places = places_of(segment.stretches[:-1])
         buckets[len(places), segment.length.bit_length()].append((segment, places))
@@ -106,11 +106,11 @@ def packed_layout(segments: Sequence[Segment], device: torch.device) -> PackedLa
     blocks = []
     for (query_RQ, _), bucket in zip(padded, buckets.values(), strict=True):
         prefix_RP = torch.from_numpy(np.stack([places for _, places in bucket]))
-        blocks.append(Block(to_device(query_RQ, device), to_device(prefix_RP, device)))
+        blocks.append(SegmentBlock(to_device(query_RQ, device), to_device(prefix_RP, device)))
     return PackedLayout(tuple(blocks), to_device(order_T, device))
 
 
-def in_rectangles(buckets: Collection[Sequence[Segment]]) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
+def in_rectangles(buckets: Collection[Sequence[StreamSegment]]) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
     """Return the buckets as rectangles, and each token's place in them.
 
     A rectangle is (R, Q) positions in the stream, 0 on padding, with a mask of real ones.

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from covey.policy.attention.base import Rule, within
-from covey.policy.attention.packed import Segment, places_of
+from covey.policy.attention.packed import StreamSegment, places_of
 from covey.policy.policy import to_device
 
 HALF = (torch.bfloat16, torch.float16)
@@ -56,7 +56,7 @@ class VarlenLayout:
         return compute(query_THD, key_SKD, value_SKD, self.lengths, rule).transpose(0, 1)[None]
 
 
-def varlen_layout(segments: Sequence[Segment], device: torch.device) -> VarlenLayout:
+def varlen_layout(segments: Sequence[StreamSegment], device: torch.device) -> VarlenLayout:
     """Return the layout of a stream of these segments, in order."""
     places = [torch.from_numpy(places_of(segment.stretches)) for segment in segments]
     own_N = torch.tensor([segment.length for segment in segments])
@@ -92,7 +92,7 @@ def flash(query_THD: Tensor, key_SKD: Tensor, value_SKD: Tensor, lengths: Length
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class CachedRows:
     """Cached keys and values: one sequence per key head."""
 
     query_end_N: Tensor
@@ -103,14 +103,14 @@ class Rows:
     """int32 (N,): cached tokens of each, the newest among them. Slots behind them are not read."""
 
 
-def cached_rows(length_R: Tensor, num_heads: int, num_slots: int) -> Rows:
+def cached_rows(length_R: Tensor, num_heads: int, num_slots: int) -> CachedRows:
     """Return the rows of a cache of shape (R, heads, slots, D)."""
     sequence_N = torch.arange(len(length_R) * num_heads + 1, dtype=torch.int32, device=length_R.device)
     length_N = length_R.to(torch.int32)[:, None].expand(-1, num_heads).flatten()
-    return Rows(sequence_N, sequence_N * num_slots, length_N)
+    return CachedRows(sequence_N, sequence_N * num_slots, length_N)
 
 
-def flash_rows(query_RHD: Tensor, keys_RKSD: Tensor, values_RKSD: Tensor, rows: Rows, rule: Rule) -> Tensor:
+def flash_rows(query_RHD: Tensor, keys_RKSD: Tensor, values_RKSD: Tensor, rows: CachedRows, rule: Rule) -> Tensor:
     """Return FlashAttention's (R, H, D) over cached keys and values, without gradient."""
     num_rows, num_keys, num_slots, width = (*query_RHD.shape[:1], *keys_RKSD.shape[1:])
     query = query_RHD.reshape(num_rows * num_keys, -1, width)

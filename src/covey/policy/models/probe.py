@@ -50,7 +50,7 @@ class Recorder:
         return self.layout.attend(layer, query_BHTD, key_BKTD, value_BKTD, rule)
 
 
-class Draws(TorchDispatchMode):
+class DrawDetector(TorchDispatchMode):
     """Detects random draws of several numbers: noise may be rare, or small.
 
     Single draws decide whether a layer is left out (`remove_dropout`).
@@ -106,7 +106,7 @@ def detect_capabilities(policy: Policy) -> Policy:
                 f"model.name needs another architecture: {kind} does not run with covey's attention ({_line(error)})"
             ) from error
         model.train()
-        with Draws() as draws:
+        with DrawDetector() as draws:
             trained_TV = _logits(found, layout)
         is_near = torch.allclose(trained_TV, logits_TV, rtol=0.0, atol=NOISE * float(logits_TV.std()))
         if draws.made or not is_near:

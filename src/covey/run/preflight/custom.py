@@ -80,7 +80,7 @@ def _find_custom(algorithm: AlgorithmConfig) -> Iterator[tuple["Trial", str, Opt
 class Trial:
     """How a custom function is tried, by setting."""
 
-    role: custom.Role
+    role: custom.FunctionRole
     table: Mapping[str, Callable[..., Any]]
     """covey's own functions for it."""
     named: Callable[[AlgorithmConfig], Iterable[tuple[str | None, Options]]]

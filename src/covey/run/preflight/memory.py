@@ -14,7 +14,7 @@ from covey.policy import sharding
 from covey.policy.models.saved import num_rows
 from covey.run.memory.estimate import workload
 from covey.run.memory.memory_model import cache_and_logits, optimizer_bytes
-from covey.run.preflight.passes import MemorySample, Shape, bytes_of, fitting_tokens, largest_shape, measure
+from covey.run.preflight.passes import BatchShape, MemorySample, bytes_of, fitting_tokens, largest_shape, measure
 from covey.run.preflight.policy import local, probe_trainer
 from covey.run.preflight.subject import Check, PreflightContext
 from covey.system import collectives
@@ -67,7 +67,7 @@ def check_memory(subject: PreflightContext) -> Check:
     return _finding(need, free, points, shape, recomputes)
 
 
-def _finding(need: Need, free: int, points: Sequence[MemorySample], shape: Shape, recomputes: bool) -> Check:
+def _finding(need: Need, free: int, points: Sequence[MemorySample], shape: BatchShape, recomputes: bool) -> Check:
     tried = len(points) != 2
     how = "measured" if tried else f"scaled up from {points[0].num_tokens:,} and {points[1].num_tokens:,}"
     figure = f"{_parts(need)} with {shape.num_tokens:,} tokens in a micro-batch ({how})"

@@ -32,7 +32,7 @@ MAX_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class BatchShape:
     """The largest micro-batch of a step."""
 
     prompt_ids: tuple[int, ...]
@@ -59,7 +59,7 @@ class MemorySample:
     and these hide what a token takes."""
 
 
-def largest_shape(subject: PreflightContext, num_groups: int) -> Shape:
+def largest_shape(subject: PreflightContext, num_groups: int) -> BatchShape:
     """Return the shape of a step with the longest prompt and the longest completions."""
     config, prompt_ids = subject.config, tuple(subject.longest[1])
     mask_id = subject.run.policy.mask_id
@@ -71,7 +71,7 @@ def largest_shape(subject: PreflightContext, num_groups: int) -> Shape:
         rollout = len(prompt_ids) + max(1, subject.run.source.sampling.room(len(prompt_ids)))
     group_size = max(group_sizes(config.group_size, config.group_size_schedule))
     group = len(prompt_ids) + group_size * added if config.packing == "shared" else group_size * rollout
-    return Shape(
+    return BatchShape(
         prompt_ids,
         config.sampling.max_tokens,
         group_size,
@@ -83,7 +83,7 @@ def largest_shape(subject: PreflightContext, num_groups: int) -> Shape:
     )
 
 
-def measure(trainer: Trainer, shape: Shape, free: int) -> list[MemorySample]:
+def measure(trainer: Trainer, shape: BatchShape, free: int) -> list[MemorySample]:
     """Measure two small micro-batches, then the largest if it is quick and fits in half of `free`.
 
     The small ones are there twice: beside the gradients of the first, the second takes more with every token. Alone, a
@@ -101,7 +101,7 @@ def measure(trainer: Trainer, shape: Shape, free: int) -> list[MemorySample]:
     return points
 
 
-def _cut(shape: Shape, num_tokens: int) -> Shape:
+def _cut(shape: BatchShape, num_tokens: int) -> BatchShape:
     """Return the shape with prompt and completion cut alike where the prompt alone would fill so many tokens.
 
     It would fill both small micro-batches, and two of one size say nothing of a third.
@@ -112,7 +112,7 @@ def _cut(shape: Shape, num_tokens: int) -> Shape:
     return replace(shape, prompt_ids=shape.prompt_ids[: max(1, num_prompt)], max_tokens=max(1, num_tokens - num_prompt))
 
 
-def measure_pass(trainer: Trainer, shape: Shape, num_tokens: int) -> MemorySample:
+def measure_pass(trainer: Trainer, shape: BatchShape, num_tokens: int) -> MemorySample:
     """Measure a real pass over a micro-batch of about `num_tokens`, letting go of the gradient."""
     batch = synthetic(shape, num_tokens, trainer.policy.device)
     started = time.perf_counter()
@@ -125,7 +125,7 @@ def measure_pass(trainer: Trainer, shape: Shape, num_tokens: int) -> MemorySampl
     return MemorySample(batch.micro_batches[0].input_ids_BT.numel(), live.peak, seconds, live.peak_of_others)
 
 
-def synthetic(shape: Shape, num_tokens: int, device: torch.device) -> Batch:
+def synthetic(shape: BatchShape, num_tokens: int, device: torch.device) -> Batch:
     """Build the first micro-batch of groups with the longest prompt, as the run would fill it.
 
     It is there twice where a step has several. Completions are cut where not even one would fit.
@@ -150,7 +150,7 @@ def synthetic(shape: Shape, num_tokens: int, device: torch.device) -> Batch:
     return replace(batch, micro_batches=batch.micro_batches[:1] * (2 if shape.several else 1))
 
 
-def _rollout(shape: Shape, length: int, index: int) -> Rollout:
+def _rollout(shape: BatchShape, length: int, index: int) -> Rollout:
     """Make a rollout whose completion begins otherwise than those of other indices: what agrees would be shared."""
     tokens = list((shape.prompt_ids * (1 + length // len(shape.prompt_ids)))[:length])
     base = max(shape.prompt_ids) + 1

@@ -43,7 +43,7 @@ class AnswerLog:
 
 
 @dataclass(frozen=True, slots=True)
-class Sampled:
+class StepRollout:
     """A rollout of a step."""
 
     prompt: Prompt
@@ -70,19 +70,19 @@ def list_sampled(
     advantages: Sequence[float],
     dropped: Sequence[Dropped],
     of_turns: Sequence[Sequence[float]] = (),
-) -> list[Sampled]:
+) -> list[StepRollout]:
     """List the rollouts of a step.
 
     `advantages` has one value per rollout of `groups`, `of_turns` those of its turns, if any.
     """
     pairs = [(group.prompt, rollout) for group in groups for rollout in group.rollouts]
     each = of_turns or [()] * len(pairs)
-    trained = [Sampled(*pair, float(a), None, own) for pair, a, own in zip(pairs, advantages, each, strict=True)]
-    left_out = [Sampled(d.group.prompt, rollout, None, d.reason) for d in dropped for rollout in d.group.rollouts]
+    trained = [StepRollout(*pair, float(a), None, own) for pair, a, own in zip(pairs, advantages, each, strict=True)]
+    left_out = [StepRollout(d.group.prompt, rollout, None, d.reason) for d in dropped for rollout in d.group.rollouts]
     return trained + left_out
 
 
-def spread_over(found: Sequence[Sampled], most: int) -> list[Sampled]:
+def spread_over(found: Sequence[StepRollout], most: int) -> list[StepRollout]:
     """Choose at most `most` rollouts, evenly spread over prompts.
 
     Dropped groups get a quarter of the places, and those that trained rollouts leave free.
@@ -94,7 +94,7 @@ def spread_over(found: Sequence[Sampled], most: int) -> list[Sampled]:
     return chosen + [left_out[index] for index in spread(len(left_out), num_left_out)]
 
 
-def best_to_worst(found: Sequence[Sampled], most: int) -> list[Sampled]:
+def best_to_worst(found: Sequence[StepRollout], most: int) -> list[StepRollout]:
     """Choose rollouts from the highest to the lowest reward, both included."""
     ordered = sorted(found, key=lambda one: -one.rollout.reward.value)
     last = len(ordered) - 1

@@ -17,7 +17,7 @@ from covey.types import MicroBatch
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class SeenMicroBatch:
     """A micro-batch and the objective's inputs, without gradient."""
 
     batch: MicroBatch
@@ -45,8 +45,8 @@ TrainedRow = tuple[str, tuple[int, ...], RowScores]
 class StepScores:
     """A step's micro-batches at their first and last update."""
 
-    first: tuple[Seen, ...]
-    last: tuple[Seen, ...]
+    first: tuple[SeenMicroBatch, ...]
+    last: tuple[SeenMicroBatch, ...]
 
     def gaps(self) -> Tensor:
         """Return |trainer - sampler| of every token's log-prob, nats."""
@@ -87,13 +87,13 @@ class TokenScores:
     """Collects what the trainer computes, without a pass of its own."""
 
     def __init__(self) -> None:
-        self._first: dict[int, Seen] = {}
-        """By the `id` of the micro-batch, which `Seen` holds on to."""
-        self._last: dict[int, Seen] = {}
+        self._first: dict[int, SeenMicroBatch] = {}
+        """By the `id` of the micro-batch, which `SeenMicroBatch` holds on to."""
+        self._last: dict[int, SeenMicroBatch] = {}
 
     def see(self, part: FrozenScores, inputs: ObjectiveInputs) -> None:
         """Record a scored micro-batch, at its first and last update."""
-        seen = Seen(part.batch, _detach(inputs))
+        seen = SeenMicroBatch(part.batch, _detach(inputs))
         self._first.setdefault(id(part.batch), seen)
         self._last[id(part.batch)] = seen
 

@@ -10,7 +10,7 @@ from covey.rollouts.source import Dropped
 from covey.run.build import Run
 from covey.run.folder import TRACES, UPDATES
 from covey.run.records.token_scores import StepScores, TokenScores, TrainedRow
-from covey.run.records.traces import Candidate, Pieces, candidates, choose, trace_rows
+from covey.run.records.traces import Speller, TraceGroup, candidates, choose, trace_rows
 from covey.run.records.updates import fitting, update_row
 from covey.system import collectives
 from covey.system.jsonl import JsonlWriter, encode_row
@@ -30,7 +30,7 @@ class TraceLog:
         self._folder = folder
         self._scores = TokenScores()
         run.trainer.observer = self._scores.see
-        self._pieces = Pieces(run.policy.tokenizer)
+        self._pieces = Speller(run.policy.tokenizer)
         self._files: tuple[BoundedLog, BoundedLog] | None = None
 
     def step(self, step: int, groups: Sequence[Group], credit: Credit, dropped: Sequence[Dropped]) -> None:
@@ -39,7 +39,7 @@ class TraceLog:
         row = update_row(step, groups, credit, scores, self._config.sampling.max_tokens)
         every = output.trace_every or -(-num_steps // ABOUT)
         # Choose groups of rank 0 to be written whole. Other ranks may have trained answers of them
-        chosen: list[tuple[Candidate, str]] = []
+        chosen: list[tuple[TraceGroup, str]] = []
         trained: list[TrainedRow] = []
         if is_traced(step, num_steps, every):
             chosen = choose(candidates(groups, credit, dropped, scores), output.traced_groups)

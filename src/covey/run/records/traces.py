@@ -28,7 +28,7 @@ BROKEN, MAX_BYTES = "\ufffd", 4
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class TraceGroup:
     """A group of a step, and the reasons to choose it."""
 
     group: Group
@@ -47,7 +47,7 @@ class Candidate:
         return max(rewards) - min(rewards) if rewards else 0.0
 
 
-REASONS: Mapping[str, Callable[[Candidate], float]] = {
+REASONS: Mapping[str, Callable[[TraceGroup], float]] = {
     "a failure": lambda one: float(len(one.group.failures)),
     "largest spread of rewards": lambda one: one.reward_spread,
     "largest mismatch": lambda one: one.gap,
@@ -59,20 +59,20 @@ EVENLY = "evenly spread"
 
 def candidates(
     groups: Sequence[Group], credit: Credit, dropped: Sequence[Dropped], scores: StepScores
-) -> list[Candidate]:
+) -> list[TraceGroup]:
     """List this rank's groups of a step, trained ones first."""
     largest = scores.largest()
     trained = [
-        Candidate(group, advantages, None, *largest.get(group.prompt.id, (0.0, 0.0)))
+        TraceGroup(group, advantages, None, *largest.get(group.prompt.id, (0.0, 0.0)))
         for group, advantages in zip(groups, credit.advantages, strict=True)
     ]
-    return trained + [Candidate(one.group, None, one.reason) for one in dropped]
+    return trained + [TraceGroup(one.group, None, one.reason) for one in dropped]
 
 
-def choose(found: Sequence[Candidate], most: int) -> list[tuple[Candidate, str]]:
+def choose(found: Sequence[TraceGroup], most: int) -> list[tuple[TraceGroup, str]]:
     """Choose at most `most` groups with reasons, special ones first."""
     left = list(found)
-    chosen: list[tuple[Candidate, str]] = []
+    chosen: list[tuple[TraceGroup, str]] = []
     for reason, size in REASONS.items():
         best = max(left, key=size, default=None)
         if len(chosen) < most and best is not None and size(best) > 0:
@@ -82,7 +82,11 @@ def choose(found: Sequence[Candidate], most: int) -> list[tuple[Candidate, str]]
 
 
 def trace_rows(
-    step: int, chosen: Sequence[tuple[Candidate, str]], trained: Sequence[TrainedRow], pieces: "Pieces", num_bytes: int
+    step: int,
+    chosen: Sequence[tuple[TraceGroup, str]],
+    trained: Sequence[TrainedRow],
+    pieces: "Speller",
+    num_bytes: int,
 ) -> Iterator[dict[str, Any]]:
     """Yield the lines of the chosen groups, with rows `trained` on any rank.
 
@@ -95,7 +99,7 @@ def trace_rows(
         yield _group_row(step, one, reason) | {"rollouts": [*_rollouts(one, rows, pieces, limit)]}
 
 
-def _group_row(step: int, one: Candidate, reason: str) -> dict[str, Any]:
+def _group_row(step: int, one: TraceGroup, reason: str) -> dict[str, Any]:
     prompt = one.group.prompt
     text = prompt.text[:MAX_CHARACTERS] if isinstance(prompt.text, str) else [dict(turn) for turn in prompt.text]
     return {
@@ -113,7 +117,7 @@ def _group_row(step: int, one: Candidate, reason: str) -> dict[str, Any]:
     }
 
 
-def _rollouts(one: Candidate, rows: list[TrainedRow], pieces: "Pieces", limit: int) -> Iterator[dict[str, Any]]:
+def _rollouts(one: TraceGroup, rows: list[TrainedRow], pieces: "Speller", limit: int) -> Iterator[dict[str, Any]]:
     """Yield the answers of a group, taking their trained rows out of `rows`."""
     advantages: Sequence[float | None] = one.advantages or [None] * len(one.group.rollouts)
     for rollout, advantage in zip(one.group.rollouts, advantages, strict=True):
@@ -134,7 +138,7 @@ def _rollouts(one: Candidate, rows: list[TrainedRow], pieces: "Pieces", limit: i
         }
 
 
-def _tokens(rollout: Rollout, scores: RowScores | None, pieces: "Pieces", limit: int) -> dict[str, Any]:
+def _tokens(rollout: Rollout, scores: RowScores | None, pieces: "Speller", limit: int) -> dict[str, Any]:
     """Return the first `limit` tokens, with numbers, null for given tokens."""
     ids, places = _sequence(rollout)
 
@@ -181,7 +185,7 @@ def _loss_targets(rollout: Rollout) -> tuple[int, ...]:
     return tuple(target for target, is_own in zip(rollout.target_ids, rollout.loss_mask, strict=True) if is_own)
 
 
-class Pieces:
+class Speller:
     """Decodes tokens one by one, special ones by name."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:

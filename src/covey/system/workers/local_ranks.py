@@ -32,7 +32,7 @@ ADDRESS = "127.0.0.1"
 _CHILD = Path(__file__).with_name("rank_process.py")
 
 
-class Answer(NamedTuple):
+class RankReply(NamedTuple):
     """The result of the function on one rank."""
 
     result: str = ""
@@ -62,15 +62,15 @@ class _Rank:
         with suppress(OSError):  # it has ended already: noticed when its answer is read
             self.connection.send_bytes(work)
 
-    def answer(self) -> Answer:
+    def answer(self) -> RankReply:
         """Return its answer, or how its process ended without one."""
         try:
-            return Answer(*json.loads(self.connection.recv_bytes()))
+            return RankReply(*json.loads(self.connection.recv_bytes()))
         except (EOFError, OSError):
             status = self.end()
         if status == -EXPIRED:
-            return Answer(error="ended at a deadline, which the line above names")
-        return Answer(error=f"ended its process ({f'signal {-status}' if status < 0 else f'exit status {status}'})")
+            return RankReply(error="ended at a deadline, which the line above names")
+        return RankReply(error=f"ended its process ({f'signal {-status}' if status < 0 else f'exit status {status}'})")
 
     def end(self) -> int:
         """Kill it with all it has started, and return its exit status."""
@@ -101,7 +101,7 @@ def run_on_ranks(work: Callable[[], str], threads: Sequence[int]) -> str:
 
 def _await_all(started: Sequence[_Rank]) -> str:
     """Wait for all answers, or briefly for others after a failure."""
-    answers: dict[int, Answer] = {}
+    answers: dict[int, RankReply] = {}
     waiting = {rank.connection: number for number, rank in enumerate(started)}
     given_up: float | None = None
     while waiting:
@@ -119,7 +119,7 @@ def _await_all(started: Sequence[_Rank]) -> str:
     return answers[0].result
 
 
-def _raise_first(answers: Mapping[int, Answer]) -> None:
+def _raise_first(answers: Mapping[int, RankReply]) -> None:
     """Raise a rank's own failure, not the others' loss of it."""
     failed = [(number, answer) for number, answer in sorted(answers.items()) if answer.error is not None]
     for number, answer in sorted(failed, key=lambda one: one[1].is_lost):

@@ -6,8 +6,8 @@ from itertools import pairwise
 
 from covey_graders.math.formulas.nodes import (
     CONSTANTS,
-    Call,
-    Group,
+    FunctionCall,
+    Grouping,
     Node,
     Number,
     Power,
@@ -70,7 +70,7 @@ def _spelling(node: Node) -> str:
             return name
         case Sum(terms):
             return f"({' + '.join(sorted(map(canonical, terms)))})"
-        case Call(name, members) | Group(name, members):
+        case FunctionCall(name, members) | Grouping(name, members):
             spelled = [canonical(member) for member in members]
             return f"{name}[{'; '.join(sorted(spelled) if name == SET else spelled)}]"
         case Root(radicand, index):
@@ -101,7 +101,7 @@ def equal_equations(answer: Node, gold: Node) -> bool:
 def _gap(node: Node) -> Node | None:
     """Return left minus right side of an equation, else None."""
     match node:
-        case Group("relation =", (left, right)):
+        case Grouping("relation =", (left, right)):
             return Sum((left, negative(right)))
     return None
 

@@ -57,7 +57,7 @@ class Root:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class FunctionCall:
     """A named function or operation: `\\sin`, `\\sum`, factorial, double sign."""
 
     name: str
@@ -65,14 +65,14 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class Grouping:
     """A set, point, interval, matrix, list, or a relation's sides."""
 
     kind: str
     members: tuple["Node", ...]
 
 
-Node = Number | Symbol | Sum | Product | Quotient | Power | Root | Call | Group
+Node = Number | Symbol | Sum | Product | Quotient | Power | Root | FunctionCall | Grouping
 
 
 def children(node: Node) -> tuple[Node, ...]:
@@ -80,7 +80,7 @@ def children(node: Node) -> tuple[Node, ...]:
     match node:
         case Number() | Symbol():
             return ()
-        case Sum(nodes) | Product(nodes) | Call(_, nodes) | Group(_, nodes):
+        case Sum(nodes) | Product(nodes) | FunctionCall(_, nodes) | Grouping(_, nodes):
             return nodes
         case Quotient(first, second) | Power(first, second):
             return first, second
@@ -100,11 +100,11 @@ def last_side(node: Node) -> Node:
 
     Of `5 = x` it is the 5.
     """
-    if not isinstance(node, Group) or not node.kind.startswith(RELATION):
+    if not isinstance(node, Grouping) or not node.kind.startswith(RELATION):
         return node
     _, sign, *signs = node.kind.split()
     if sign in EQUALS and signs and not {*signs} & EQUALS:  # x \\in A \\cup B
-        return Group(" ".join([RELATION, *signs]), node.members[1:])
+        return Grouping(" ".join([RELATION, *signs]), node.members[1:])
     if not {sign, *signs} <= EQUALS:
         return node
     first, last = node.members[0], node.members[-1]
@@ -113,7 +113,7 @@ def last_side(node: Node) -> Node:
 
 def is_equation(node: Node) -> bool:
     """Return True for an equation of expressions, such as `x+2y=3`."""
-    if not isinstance(node, Group) or set(node.kind.split()) != {RELATION, "="}:
+    if not isinstance(node, Grouping) or set(node.kind.split()) != {RELATION, "="}:
         return False
     *others, last = node.members
     return last_side(node) is last and not is_numeric(node) and not any(map(is_name, others))
@@ -121,7 +121,7 @@ def is_equation(node: Node) -> bool:
 
 def is_inequality(node: Node) -> bool:
     """Check for a relation with a sign of order."""
-    return isinstance(node, Group) and node.kind.startswith(RELATION) and not ORDER.isdisjoint(node.kind.split())
+    return isinstance(node, Grouping) and node.kind.startswith(RELATION) and not ORDER.isdisjoint(node.kind.split())
 
 
 def is_name(node: Node) -> bool:
@@ -129,9 +129,9 @@ def is_name(node: Node) -> bool:
     match node:
         case Symbol():
             return True
-        case Call(name, arguments):
+        case FunctionCall(name, arguments):
             return name != DOUBLE_SIGN and not (name in DISTANCES and isinstance(arguments[0], Sum))
-        case Group(_, members):
+        case Grouping(_, members):
             return all(map(is_name, members))
         case Quotient(top, bottom):
             return is_name(top) and is_name(bottom)
@@ -149,7 +149,9 @@ def _is_applied_name(function: Node, argument: Node) -> bool:
     letter = function.base if isinstance(function, Power) else function
     if not isinstance(letter, Symbol):
         return is_name(letter)
-    is_argument = isinstance(argument, Number | Group) or (isinstance(argument, Symbol) and argument.name in ARGUMENTS)
+    is_argument = isinstance(argument, Number | Grouping) or (
+        isinstance(argument, Symbol) and argument.name in ARGUMENTS
+    )
     is_marked = is_argument or _is_proper(argument) or _is_proper(letter)
     return letter not in walk(argument) and (letter.name in FUNCTIONS_BY_LETTER or is_marked)
 
@@ -158,9 +160,11 @@ def _is_joint_name(first: Node, others: Sequence[Node]) -> bool:
     """Return True for a product that is a name: `\\angle ABC`, `dy`."""
     letter = first.base if isinstance(first, Power) else first
     if not isinstance(letter, Symbol):
-        is_function = isinstance(letter, Call) and letter.name in CALLS  # what follows is its argument, as in \cos 2x
+        is_function = (
+            isinstance(letter, FunctionCall) and letter.name in CALLS
+        )  # what follows is its argument, as in \cos 2x
         is_derivative = isinstance(first, Quotient) and Symbol("d") in (first.top, first.bottom)  # d/dx, dy/dx
-        is_open = is_function or is_derivative or all(isinstance(other, Call) for other in others)
+        is_open = is_function or is_derivative or all(isinstance(other, FunctionCall) for other in others)
         return is_name(first) and is_open
     if letter.name == "d" and len(others) == 1:
         return True
@@ -217,7 +221,7 @@ def numeral_value(node: Node) -> Fraction | None:
             return value
         case Quotient(Number(top), Number(bottom)) if coprime(top, bottom):
             return top / bottom
-        case Group("\\{", (member,)):
+        case Grouping("\\{", (member,)):
             return numeral_value(member)
         case Product(factors):
             numbers = [factor for factor in factors if not _is_unit(factor)]

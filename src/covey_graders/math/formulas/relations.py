@@ -9,8 +9,8 @@ from covey_graders.math.formulas.forms import SET, canonical, equal_equations
 from covey_graders.math.formulas.nodes import (
     BOTH,
     RELATION,
-    Call,
-    Group,
+    FunctionCall,
+    Grouping,
     Node,
     Number,
     Product,
@@ -32,7 +32,7 @@ INFINITY = Symbol("\\infty")
 PLUS_MINUS = Symbol("\\pm")
 MINUS_INFINITY = Product((Number(Fraction(-1)), INFINITY))
 UNIONS = frozenset({"\\cup", "∪"})
-LINE = Group("()", (MINUS_INFINITY, INFINITY))
+LINE = Grouping("()", (MINUS_INFINITY, INFINITY))
 COORDINATES = (Symbol("x"), Symbol("y"), Symbol("z"))
 """A point names its values in this order, whichever order an answer states them in."""
 VECTORS = frozenset({"pmatrix", "bmatrix"})
@@ -61,7 +61,7 @@ def same_relation(answer: Node, gold: Node) -> bool:
     if len(named) > 1:
         given = by_name or _in_order(answer)
         return _all_same(given, named if given.keys() == named.keys() else dict(enumerate(named.values())))
-    kinds = [side.kind for node in (answer, gold) if isinstance(side := last_side(node), Group)]
+    kinds = [side.kind for node in (answer, gold) if isinstance(side := last_side(node), Grouping)]
     if kinds[1:] == ["()"] and by_name:
         order = COORDINATES if by_name.keys() <= set(COORDINATES) else by_name
         return _all_same(dict(enumerate(by_name[name] for name in order if name in by_name)), _in_order(gold))
@@ -83,15 +83,15 @@ def same_relation(answer: Node, gold: Node) -> bool:
 def _in_order(node: Node) -> dict[object, Node]:
     """Return the members of a point or list by place."""
     side = last_side(node)
-    is_ordered = isinstance(side, Group) and (side.kind in {"()", "list"} or _is_column(side))
-    return dict(enumerate(side.members)) if is_ordered and isinstance(side, Group) else {}
+    is_ordered = isinstance(side, Grouping) and (side.kind in {"()", "list"} or _is_column(side))
+    return dict(enumerate(side.members)) if is_ordered and isinstance(side, Grouping) else {}
 
 
 def _is_column(node: Node) -> bool:
     """Return True for a vector written as a one-column matrix."""
     side = last_side(node)
-    name, _, num_rows = side.kind.partition(" ") if isinstance(side, Group) else ("", "", "")
-    return name in VECTORS and isinstance(side, Group) and num_rows == str(len(side.members)) != "1"
+    name, _, num_rows = side.kind.partition(" ") if isinstance(side, Grouping) else ("", "", "")
+    return name in VECTORS and isinstance(side, Grouping) and num_rows == str(len(side.members)) != "1"
 
 
 def _same_pair(given: list[Node], wanted: list[Node]) -> bool:
@@ -105,7 +105,7 @@ def _pair(node: Node) -> list[Node]:
     side = last_side(node)
     if is_equation(node) or len(_values_by_name(node)) > 1:
         return []
-    if not isinstance(side, Group):
+    if not isinstance(side, Grouping):
         return [_signed(side, is_negative) for is_negative in (False, True)] if PLUS_MINUS in walk(side) else []
     is_pair = side.kind in {"list", SET} and len(side.members) == 2 and not any(map(is_equation, side.members))
     return [last_side(member) for member in side.members] if is_pair else []
@@ -131,10 +131,10 @@ def _values_by_name(node: Node) -> dict[object, Node]:
     Nothing where a letter is named twice, or for `x_1=2, x_2=3`, roots in any order.
     """
     match node:
-        case Group("relation =", (Group("()", names), Group("()", values))) if len(names) == len(values):
+        case Grouping("relation =", (Grouping("()", names), Grouping("()", values))) if len(names) == len(values):
             pairs = list(zip(names, values, strict=True))
-        case Group("list", members):
-            sides = [side.members for side in members if isinstance(side, Group) and side.kind == "relation ="]
+        case Grouping("list", members):
+            sides = [side.members for side in members if isinstance(side, Grouping) and side.kind == "relation ="]
             letters = {name.name.rpartition("_")[0] or name for name, *_ in sides if isinstance(name, Symbol)}
             is_named = len(sides) == len(members) and len(letters) > 1
             pairs = [(name, value) for name, value in sides] if is_named else []
@@ -150,8 +150,8 @@ def _all_same(given: dict[object, Node], wanted: dict[object, Node]) -> bool:
 
 def _signs(node: Node) -> set[str]:
     """Return the signs of a relation."""
-    is_relation = isinstance(node, Group) and node.kind.startswith(RELATION)
-    return set(node.kind.split()[1:]) if is_relation and isinstance(node, Group) else set()
+    is_relation = isinstance(node, Grouping) and node.kind.startswith(RELATION)
+    return set(node.kind.split()[1:]) if is_relation and isinstance(node, Grouping) else set()
 
 
 def is_ratio(node: Node) -> bool:
@@ -161,14 +161,14 @@ def is_ratio(node: Node) -> bool:
 
 def is_reducible(node: Node) -> bool:
     """Check for a ratio of whole numbers with a common factor."""
-    members = node.members if isinstance(node, Group) else ()
+    members = node.members if isinstance(node, Grouping) else ()
     values = [member.value for member in members if isinstance(member, Number)]
     return math.gcd(*(value.numerator for value in values if value.denominator == 1)) > 1
 
 
 def _parts(node: Node, is_relative: bool) -> tuple[Fraction, ...] | None:
     """Return a ratio's numbers, or their share of the last."""
-    members = node.members if isinstance(node, Group) and is_ratio(node) else (node, Number(Fraction(1)))
+    members = node.members if isinstance(node, Grouping) and is_ratio(node) else (node, Number(Fraction(1)))
     values = [value for member in members if (value := numeral_value(member))]
     if len(values) < len(members):
         return None
@@ -184,12 +184,12 @@ def _intervals(node: Node, may_be_empty: bool = True) -> list[Interval] | None:
     excluded = _excluded(node)
     if excluded is not None:
         return _line_without(*excluded)
-    is_union = isinstance(node, Group) and (node.kind in {"list", BOTH} or (_signs(node) and _signs(node) <= UNIONS))
-    members = node.members if is_union and isinstance(node, Group) else (node,)
+    is_union = isinstance(node, Grouping) and (node.kind in {"list", BOTH} or (_signs(node) and _signs(node) <= UNIONS))
+    members = node.members if is_union and isinstance(node, Grouping) else (node,)
     found = [one for member in members if (one := interval_of(member)) is not None]
     if len(found) < len(members):
         return None
-    if isinstance(node, Group) and node.kind == BOTH:
+    if isinstance(node, Grouping) and node.kind == BOTH:
         found = _joint(found) if may_be_empty else _joint(found) or found
     return sorted(found, key=_place)
 
@@ -197,13 +197,13 @@ def _intervals(node: Node, may_be_empty: bool = True) -> list[Interval] | None:
 def _excluded(node: Node) -> tuple[str, list[Node]] | None:
     """Return the points and letter that `x \\ne 1, 3` or `\\setminus` exclude."""
     match node:
-        case Group("relation \\ne", (Symbol(letter), *values)):
+        case Grouping("relation \\ne", (Symbol(letter), *values)):
             return letter, values
-        case Group("relation \\setminus", (line, Group(kind, values))) if line == LINE and kind in UNORDERED:
+        case Grouping("relation \\setminus", (line, Grouping(kind, values))) if line == LINE and kind in UNORDERED:
             return "", list(values)
-        case Group("list" | "both", (first, *others)) if (found := _excluded(first)) is not None:
+        case Grouping("list" | "both", (first, *others)) if (found := _excluded(first)) is not None:
             values = [last_side(other) for other in others]
-            return found[0], [*found[1], *(v.members[-1] if isinstance(v, Group) else v for v in values)]
+            return found[0], [*found[1], *(v.members[-1] if isinstance(v, Grouping) else v for v in values)]
     return None
 
 
@@ -235,7 +235,7 @@ def _joint(ones: list[Interval]) -> list[Interval]:
 
 def interval_of(node: Node) -> Interval | None:
     """Return the interval of `[a,b)`, `a \\\\le x < b` or `x > a`."""
-    if not isinstance(node, Group):
+    if not isinstance(node, Grouping):
         return None
     if node.kind in {"()", "[]", "(]", "[)"} and len(node.members) == 2:
         return Interval(*node.members, ends=(node.kind[0] == "[", node.kind[1] == "]"))
@@ -248,7 +248,7 @@ def interval_of(node: Node) -> Interval | None:
     match members:
         case (Symbol(name), high) if name.isalpha():
             return Interval(MINUS_INFINITY, high, (False, LESS[signs[0]]), name)
-        case (Call("|" | "\\lvert", (Symbol(name),)), high) if name.isalpha():
+        case (FunctionCall("|" | "\\lvert", (Symbol(name),)), high) if name.isalpha():
             return Interval(negative(high), high, (LESS[signs[0]], LESS[signs[0]]), name)
         case (low, Symbol(name)) if name.isalpha():
             return Interval(low, INFINITY, (LESS[signs[0]], False), name)
@@ -271,7 +271,7 @@ def same_value(answer: Node, gold: Node) -> bool:
     if is_equation(gold):
         return equal_equations(answer, gold)
     given, wanted = last_side(answer), last_side(gold)
-    if not isinstance(given, Group) or not isinstance(wanted, Group):
+    if not isinstance(given, Grouping) or not isinstance(wanted, Grouping):
         return canonical(given) == canonical(wanted) or equal_values(given, wanted)
     if {given.kind, wanted.kind} <= UNORDERED:
         table = [[same_value(one, other) for one in given.members] for other in wanted.members]
@@ -301,11 +301,11 @@ def has_dots(node: Node) -> bool:
 
 
 def _members(node: Node) -> tuple[Node, ...]:
-    return children(node) if isinstance(node, Sum | Product | Group) else ()
+    return children(node) if isinstance(node, Sum | Product | Grouping) else ()
 
 
 def _frame(node: Node) -> str:
-    return node.kind.split()[0].replace("\\{\\}", "list") if isinstance(node, Group) else type(node).__name__
+    return node.kind.split()[0].replace("\\{\\}", "list") if isinstance(node, Grouping) else type(node).__name__
 
 
 UNORDERED = frozenset({"list", SET, "\\{"})

@@ -12,8 +12,8 @@ from covey_graders.math.formulas.nodes import (
     BOTH,
     DOUBLE_SIGN,
     RELATION,
-    Call,
-    Group,
+    FunctionCall,
+    Grouping,
     Node,
     Number,
     Power,
@@ -116,7 +116,7 @@ class _Reader:
             separators.add(separator)
             members.append(self._relation())
         kind = BOTH if separators == {AND} and all(map(is_inequality, members)) else "list"
-        return members[0] if len(members) == 1 else Group(kind, tuple(members))
+        return members[0] if len(members) == 1 else Grouping(kind, tuple(members))
 
     def _relation(self) -> Node:
         found = [self._sum()]
@@ -124,7 +124,7 @@ class _Reader:
         while relation := self._take(RELATIONS):
             relations.append(relation)
             found.append(self._sum())
-        return found[0] if not relations else Group(" ".join([RELATION, *relations]), tuple(found))
+        return found[0] if not relations else Grouping(" ".join([RELATION, *relations]), tuple(found))
 
     def _sum(self) -> Node:
         terms = [self._signed(self._product)]
@@ -138,7 +138,7 @@ class _Reader:
             return read()
         if self._peek() in SIGNS:
             self._take(SIGNS)
-            return Call(DOUBLE_SIGN, (read(),))
+            return FunctionCall(DOUBLE_SIGN, (read(),))
         if sign in "+-":
             return negative(read()) if sign == "-" else read()
         return Product((Symbol("\\pm"), read()))
@@ -150,9 +150,9 @@ class _Reader:
             if operation in SETS["divisions"]:
                 node = Quotient(node, self._signed(self._factor))
             elif operation and self._peek() in SIGNS:
-                node = times(node, Call(DOUBLE_SIGN, (self._signed(self._factor),)))
+                node = times(node, FunctionCall(DOUBLE_SIGN, (self._signed(self._factor),)))
             elif operation or not (self._is_over() or self._peek() in CONTINUATIONS):
-                is_applied = not operation and self._peek() == "(" and isinstance(node, Symbol | Power | Call)
+                is_applied = not operation and self._peek() == "(" and isinstance(node, Symbol | Power | FunctionCall)
                 node = replace(times(node, self._factor()), is_applied=is_applied)
             else:
                 return node
@@ -181,9 +181,11 @@ class _Reader:
                 node = times(node, DEGREE) if exponent in DEGREES else Power(node, exponent)
             elif mark == "_":
                 index = self._script()
-                node = Symbol(f"{node}_{index}") if isinstance(node, Symbol | Number) else Call("_", (node, index))
+                node = (
+                    Symbol(f"{node}_{index}") if isinstance(node, Symbol | Number) else FunctionCall("_", (node, index))
+                )
             else:
-                node = Call("factorial" if mark == "!" else "derivative", (node,))
+                node = FunctionCall("factorial" if mark == "!" else "derivative", (node,))
         return node
 
     def _script(self) -> Node:
@@ -251,20 +253,20 @@ class _Reader:
 
     def _bracketed(self, token: str) -> Node:
         if self._take(CLOSING):
-            return Symbol("\\emptyset") if token in SETS["sets"] else Group(token, ())
+            return Symbol("\\emptyset") if token in SETS["sets"] else Grouping(token, ())
         node = self._inside(*CLOSING)
-        if isinstance(node, Group) and node.kind == "list":
-            return Group(token + self._tokens[self._position - 1], node.members)
-        if isinstance(node, Group) and node.kind.startswith("matrix"):
-            return Group(f"p{node.kind}", node.members)
-        return Group(token, (node,)) if token in SETS["sets"] else node
+        if isinstance(node, Grouping) and node.kind == "list":
+            return Grouping(token + self._tokens[self._position - 1], node.members)
+        if isinstance(node, Grouping) and node.kind.startswith("matrix"):
+            return Grouping(f"p{node.kind}", node.members)
+        return Grouping(token, (node,)) if token in SETS["sets"] else node
 
     def _barred(self, token: str) -> Node:
         bar, self._bar = self._bar, BARS[token]
         node = self.formula()
         self._expect(self._bar)
         self._bar = bar
-        return Call(token, (node,))
+        return FunctionCall(token, (node,))
 
     def _matrix(self, token: str) -> Node:
         name = self._name()
@@ -275,7 +277,7 @@ class _Reader:
         num_rows = 1 + self._tokens[begin : self._position - 2].count("\\\\")  # the last one may end with a break
         if self._name() != name:
             raise _Unreadable
-        return Group(f"{''.join(name)} {num_rows}", node.members if isinstance(node, Group) else (node,))
+        return Grouping(f"{''.join(name)} {num_rows}", node.members if isinstance(node, Grouping) else (node,))
 
     # ---------------------------------------------------------------- words and functions
 
@@ -319,7 +321,7 @@ class _Reader:
     def _decorated(self, token: str) -> Node:
         node = self._argument()
         is_name = all(isinstance(part, Symbol | Product) for part in walk(node))
-        return Symbol(f"{token} {node}") if is_name else Call(token, (node,))
+        return Symbol(f"{token} {node}") if is_name else FunctionCall(token, (node,))
 
     def _called(self, token: str) -> Node:
         """Read a function with what is written below, above and behind it."""
@@ -333,7 +335,7 @@ class _Reader:
         elif self._peek() == "-" or not (self._is_over() or self._peek() in CONTINUATIONS | BINARY):
             arguments.append(self._atom() if self._peek() == "(" else self._signed(self._operand))
         is_power = token == "\\exp" and len(arguments) == 1
-        node = Power(Symbol("e"), arguments[0]) if is_power else Call(token, tuple(arguments))
+        node = Power(Symbol("e"), arguments[0]) if is_power else FunctionCall(token, tuple(arguments))
         return Power(node, powers[0]) if powers else node
 
     def _operand(self) -> Node:

@@ -14,7 +14,7 @@ from operator import add, mul, truediv
 from typing import Any
 
 from covey_graders.math.formulas.nodes import (
-    Call,
+    FunctionCall,
     Node,
     Number,
     Power,
@@ -120,11 +120,11 @@ def _value(node: Node, point: int) -> Value:
             return _power(_value(base, point), _value(exponent, point))
         case Root(radicand, index):
             return _root(_value(radicand, point), index)
-        case Call("\\log", (base, argument)):
+        case FunctionCall("\\log", (base, argument)):
             return _decimal(_value(argument, point)).ln() / _decimal(_value(base, point)).ln()
-        case Call(name, (above, below)) if name in BINOMIALS:
+        case FunctionCall(name, (above, below)) if name in BINOMIALS:
             return Fraction(math.comb(_whole(_value(above, point)), _whole(_value(below, point))))
-        case Call(name, (argument,)) if name in FUNCTIONS_OF_NUMBERS:
+        case FunctionCall(name, (argument,)) if name in FUNCTIONS_OF_NUMBERS:
             inside = _value(argument, point)
             return FUNCTIONS_OF_NUMBERS[name](_decimal(inside) * pi() / 180 if DEGREE in walk(argument) else inside)
     raise ValueError("no number")
@@ -164,7 +164,7 @@ def _parts(node: Node, point: int) -> Parts:
             real, angle = _parts(exponent, point)
             size = _decimal(real).exp()
             return size * _cosine(angle), size * _sine(angle)
-        case Call("|" | "\\lvert", (inside,)):
+        case FunctionCall("|" | "\\lvert", (inside,)):
             return _root(reduce(_add, (_times(part, part) for part in _parts(inside, point))), 2), Fraction(0)
     raise ValueError("no number")
 

@@ -59,7 +59,7 @@ _OPERATIONS: Mapping[str, Callable[[Fraction, Fraction], Fraction]] = {
 
 
 @dataclass
-class Arithmetic:
+class ArithmeticReader:
     """Recursive descent over + - * / ^ and parentheses, longest prefix."""
 
     text: str

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 
 from covey_graders.math.formulas.forms import canonical, has_words, letters_of
-from covey_graders.math.formulas.nodes import Group, Node, Product, Symbol, is_name, is_numeric
+from covey_graders.math.formulas.nodes import Grouping, Node, Product, Symbol, is_name, is_numeric
 from covey_graders.math.formulas.trees import read_tree
 from covey_graders.math.formulas.words import GREEK
 from covey_graders.math.reading.normalize import plain
@@ -41,7 +41,7 @@ def _sides(text: str) -> dict[int, frozenset[int]]:
 def _names(text: str) -> Iterator[tuple[str, str]]:
     """Yield kind and spelling of names with one value."""
     tree = read_tree(text[:MAX_LENGTH]) if "=" in text else None
-    if isinstance(tree, Group) and tree.kind == "relation =":
+    if isinstance(tree, Grouping) and tree.kind == "relation =":
         names = [member for member in tree.members if is_name(member) and not is_numeric(member)]
         named = [side for side in tree.members[:-1] if not names and letters_of(side) and not has_words(side)]
         if len(names) == 1 and _kind(names[0]) != WORD:

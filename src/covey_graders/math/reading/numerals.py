@@ -14,7 +14,7 @@ from covey_graders.math.reading.arithmetic import (
     NUMBER_PROSE,
     NUMBER_STRICT,
     NUMERAL,
-    Arithmetic,
+    ArithmeticReader,
     to_fraction,
 )
 from covey_graders.math.reading.normalize import CURRENCY, plain
@@ -145,7 +145,7 @@ _BLANKS = re.compile(r"[\s$*_]+")
 
 def _value_at(text: str, begin: int, number: re.Pattern[str]) -> _Value | None:
     """Return the value written at `begin`, the last of equalities."""
-    arithmetic = Arithmetic(text, begin, number)
+    arithmetic = ArithmeticReader(text, begin, number)
     value = arithmetic.sum()
     if value is None:
         return None
@@ -248,7 +248,7 @@ def read_last(text: str, computed: bool = False) -> list[Reading]:
     begin = numbers[first].start()
     sign = -1 if _SIGN_BEFORE.search(text[max(0, begin - 8) : begin]) else 1
     opening = begin - len(text[:begin]) + len(text[:begin].rstrip("("))
-    arithmetic = Arithmetic(text, opening, NUMBER_PROSE)
+    arithmetic = ArithmeticReader(text, opening, NUMBER_PROSE)
     value = arithmetic.sum()
     if value is None:
         arithmetic.position = begin

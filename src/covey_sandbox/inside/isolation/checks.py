@@ -43,7 +43,7 @@ class Expected:
 
 
 @dataclass(frozen=True)
-class Check:
+class LayerCheck:
     """A condition on a probe's finding, which proves a layer."""
 
     layer: str
@@ -93,40 +93,40 @@ def since(version: int) -> Callable[[Any, Expected], bool]:
 
 
 SHARED_CHECKS = [
-    Check("environment", "", "read_environment", is_shut),
-    Check("descriptors", "", "descriptors", lambda found, expected: found == [0, 1, 2, 3, 4]),
-    Check("limits", "", "limits", limits_hold),
-    Check("private_folder", "", "folder", folder_holds),
-    Check("no_new_privileges", "", "new_privileges", lambda found, expected: found == 0),
-    Check("not_dumpable", "", "dumpable", lambda found, expected: found == 0),
-    Check("seccomp", "landlock", "calls", lambda found, expected: set(found.values()) == {"PermissionError"}),
-    Check("identity", "", "outer_uid", lambda found, expected: found != 0 or not expected.can_change_user),
-    Check("landlock", "seccomp", "list_root", is_shut),
+    LayerCheck("environment", "", "read_environment", is_shut),
+    LayerCheck("descriptors", "", "descriptors", lambda found, expected: found == [0, 1, 2, 3, 4]),
+    LayerCheck("limits", "", "limits", limits_hold),
+    LayerCheck("private_folder", "", "folder", folder_holds),
+    LayerCheck("no_new_privileges", "", "new_privileges", lambda found, expected: found == 0),
+    LayerCheck("not_dumpable", "", "dumpable", lambda found, expected: found == 0),
+    LayerCheck("seccomp", "landlock", "calls", lambda found, expected: set(found.values()) == {"PermissionError"}),
+    LayerCheck("identity", "", "outer_uid", lambda found, expected: found != 0 or not expected.can_change_user),
+    LayerCheck("landlock", "seccomp", "list_root", is_shut),
 ]
 EVERYTHING = [
-    Check("isolation", "", attempt, is_shut)
+    LayerCheck("isolation", "", attempt, is_shut)
     for attempt in ("read_file", "read_parent_memory", "signal_parent", "connect_tcp", "send_udp", "connect_abstract")
 ]
-CHECKS_OF: dict[str, list[Check]] = {
+CHECKS_OF: dict[str, list[LayerCheck]] = {
     "namespace": [
-        Check("capabilities", "", "capabilities", lambda found, expected: found == 0),
-        Check("mount_namespace", "both", "read_file", lambda found, expected: set(found) == {"FileNotFoundError"}),
-        Check("pid_namespace", "both", "process_number", lambda found, expected: found == 1),
-        Check("network_namespace", "both", "connect_tcp", is_shut),
-        Check("network_namespace", "both", "send_udp", is_shut),
-        Check("network_namespace", "both", "connect_abstract", is_shut),
-        Check("ipc_namespace", "both", "shared_memory", is_shut),
+        LayerCheck("capabilities", "", "capabilities", lambda found, expected: found == 0),
+        LayerCheck("mount_namespace", "both", "read_file", lambda found, expected: set(found) == {"FileNotFoundError"}),
+        LayerCheck("pid_namespace", "both", "process_number", lambda found, expected: found == 1),
+        LayerCheck("network_namespace", "both", "connect_tcp", is_shut),
+        LayerCheck("network_namespace", "both", "send_udp", is_shut),
+        LayerCheck("network_namespace", "both", "connect_abstract", is_shut),
+        LayerCheck("ipc_namespace", "both", "shared_memory", is_shut),
         *SHARED_CHECKS,
         *EVERYTHING,
     ],
     "landlock": [
         *SHARED_CHECKS,
-        Check("identity", "", "capabilities", lambda found, expected: found == expected.capabilities),
-        Check("landlock", "seccomp", "read_file", is_shut),
-        Check("landlock", "seccomp", "read_parent_memory", is_shut),
-        Check("landlock", "seccomp", "connect_tcp", since(4)),
-        Check("landlock", "seccomp", "signal_parent", since(6)),
-        Check("landlock", "seccomp", "connect_abstract", since(6)),
+        LayerCheck("identity", "", "capabilities", lambda found, expected: found == expected.capabilities),
+        LayerCheck("landlock", "seccomp", "read_file", is_shut),
+        LayerCheck("landlock", "seccomp", "read_parent_memory", is_shut),
+        LayerCheck("landlock", "seccomp", "connect_tcp", since(4)),
+        LayerCheck("landlock", "seccomp", "signal_parent", since(6)),
+        LayerCheck("landlock", "seccomp", "connect_abstract", since(6)),
         *EVERYTHING,
     ],
     "unsafe_no_isolation": [],
@@ -136,8 +136,8 @@ OUTSIDE = ("outer_uid", "capabilities")
 
 
 def results(
-    checks: list[Check], expected: Expected, run: Callable[[tuple[str, ...], Found], Found]
-) -> list[tuple[Check, Any, bool]]:
+    checks: list[LayerCheck], expected: Expected, run: Callable[[tuple[str, ...], Found], Found]
+) -> list[tuple[LayerCheck, Any, bool]]:
     """Return each probe's finding, and whether its layer holds."""
     met = []
     with canary_resources() as facts:
@@ -149,7 +149,7 @@ def results(
     return [one for check in checks for one in met if one[0] is check]
 
 
-def does_hold(check: Check, found: Any, expected: Expected) -> bool:
+def does_hold(check: LayerCheck, found: Any, expected: Expected) -> bool:
     """Return True where a layer holds; an impossible probe counts against it."""
     return not (type(found) is str and found.startswith(FAILED)) and check.holds(found, expected)
 

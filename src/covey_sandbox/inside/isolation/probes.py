@@ -26,7 +26,7 @@ def serve() -> NoReturn:
     """Run the probes in place of a program."""
     facts = codec.loads(program.read_frame(program.JOB))
     found = {name: made(ATTEMPTS[name], facts) for name in facts["attempts"]}
-    program.Answers(program.RESULT, 1 << 16).send(found)
+    program.ResultChannel(program.RESULT, 1 << 16).send(found)
     os.read(program.JOB, 1)  # stays to be looked at until it is ended
     os._exit(0)
 

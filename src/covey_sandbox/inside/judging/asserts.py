@@ -11,7 +11,7 @@ from functools import lru_cache
 from types import CodeType
 from typing import Any
 
-from covey_sandbox.inside.case import USUAL, Case
+from covey_sandbox.inside.case import USUAL, ProgramCase
 from covey_sandbox.inside.host import Unjudged
 from covey_sandbox.inside.judging import pytest_like
 from covey_sandbox.inside.judging.candidate import CANDIDATE, SETUP_NAME, TEST_MODULE, TEST_NAME, Candidate, GivenUp
@@ -23,7 +23,7 @@ MODULES = {name: importlib.import_module(name) for name in USUAL.split()}
 """What tests use without importing it."""
 
 
-def judge_assert(case: Case, tests: list[dict[str, Any]], index: int) -> int:
+def judge_assert(case: ProgramCase, tests: list[dict[str, Any]], index: int) -> int:
     """Give the verdict on a test; return 0 where a fresh process must retry."""
     # A test may run in the process of the one before, unless that has ended
     is_fresh = case.program is None
@@ -41,7 +41,7 @@ def judge_assert(case: Case, tests: list[dict[str, Any]], index: int) -> int:
     return 1
 
 
-def verdict_on_assert(case: Case, candidate: Candidate, test: dict[str, Any]) -> Verdict:
+def verdict_on_assert(case: ProgramCase, candidate: Candidate, test: dict[str, Any]) -> Verdict:
     """Run the test, which passes where nothing raises."""
     verdict = PASSED
     try:

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from covey_sandbox.inside import codec, wire
-from covey_sandbox.inside.case import Case, LoadFailed, answer_of, decoded
+from covey_sandbox.inside.case import LoadFailed, ProgramCase, answer_of, decoded
 from covey_sandbox.inside.host import Ended, TimedOut, Unjudged, Violation
 from covey_sandbox.inside.judging.in_place import write_back
 from covey_sandbox.inside.judging.remote import Instance, Named, ProgramError, Remote, named_class
@@ -35,7 +35,7 @@ class GivenUp(BaseException):
 class Candidate:
     """The program as one test sees it."""
 
-    def __init__(self, case: Case, num_left: int) -> None:
+    def __init__(self, case: ProgramCase, num_left: int) -> None:
         self._case = case
         self._num_left = num_left
         self._began = time.monotonic()

@@ -5,7 +5,7 @@ from itertools import groupby
 from typing import Any
 
 from covey_sandbox.inside import codec, wire
-from covey_sandbox.inside.case import Case, LoadFailed, answer_of, error_text
+from covey_sandbox.inside.case import LoadFailed, ProgramCase, answer_of, error_text
 from covey_sandbox.inside.host import Broken, Ended, TimedOut, TooMuch, Unjudged, Violation
 from covey_sandbox.inside.judging import asserts
 from covey_sandbox.inside.judging.compare import Tolerance, matches
@@ -17,7 +17,7 @@ NOT_ANSWERS = (Broken, LoadFailed, Unjudged, Violation)
 """What concerns more than one test."""
 
 
-def judge(case: Case, tests: list[Test]) -> None:
+def judge(case: ProgramCase, tests: list[Test]) -> None:
     """Give one verdict per test, in order; a violation fails all."""
     try:
         for kind, run in groupby(tests, key=lambda test: test["test"]):
@@ -29,10 +29,12 @@ def judge(case: Case, tests: list[Test]) -> None:
         case.end()
 
 
-def each_in_turn(judge_from: Callable[[Case, list[Test], int], int]) -> Callable[[Case, list[Test]], None]:
+def each_in_turn(
+    judge_from: Callable[[ProgramCase, list[Test], int], int],
+) -> Callable[[ProgramCase, list[Test]], None]:
     """Judge from the first missing verdict on, until all or time is over."""
 
-    def judge_all(case: Case, tests: list[Test]) -> None:
+    def judge_all(case: ProgramCase, tests: list[Test]) -> None:
         done = 0
         try:
             while done < len(tests) and case.left() > 0:
@@ -46,7 +48,7 @@ def each_in_turn(judge_from: Callable[[Case, list[Test], int], int]) -> Callable
     return judge_all
 
 
-def judge_calls(case: Case, tests: list[Test], first: int) -> int:
+def judge_calls(case: ProgramCase, tests: list[Test], first: int) -> int:
     """Judge from test `first` on in one process; return the number judged.
 
     A test that ends its process fails alone: the next run in a fresh one.
@@ -78,7 +80,7 @@ def judge_calls(case: Case, tests: list[Test], first: int) -> int:
     return len(tests) - first
 
 
-def verdict_on_call(case: Case, test: Test, frame: dict[str, Any], index: int) -> Verdict:
+def verdict_on_call(case: ProgramCase, test: Test, frame: dict[str, Any], index: int) -> Verdict:
     """Compare the answer with the expected value, decoded only here."""
     has_value, value = answer_of(frame, index)
     if not has_value:
@@ -90,11 +92,11 @@ def verdict_on_call(case: Case, test: Test, frame: dict[str, Any], index: int) -
     return failed("wrong", f"{call_text(case, test)} should be {shown(expected)}, got {shown(value)}")
 
 
-def call_text(case: Case, test: Test) -> str:
+def call_text(case: ProgramCase, test: Test) -> str:
     return shown_call(case.entry_point, codec.decode(test["args"]), codec.decode(test["kwargs"]))
 
 
-def judge_output(case: Case, tests: list[Test], index: int) -> int:
+def judge_output(case: ProgramCase, tests: list[Test], index: int) -> int:
     """Give the verdict on one run of the script."""
     try:
         verdict = verdict_on_output(case, tests[index], len(tests) - index)
@@ -110,7 +112,7 @@ def judge_output(case: Case, tests: list[Test], index: int) -> int:
     return 1
 
 
-def verdict_on_output(case: Case, test: Test, num_left: int) -> Verdict:
+def verdict_on_output(case: ProgramCase, test: Test, num_left: int) -> Verdict:
     """Compare the output, however the script ends; an uncaught exception fails."""
     program = case.start(is_script=True)
     deadline = case.expect(num_left)
@@ -137,7 +139,7 @@ def lines_of(text: str) -> list[str]:
     return lines
 
 
-JUDGES: dict[str, Callable[[Case, list[Test]], None]] = {
+JUDGES: dict[str, Callable[[ProgramCase, list[Test]], None]] = {
     "call": each_in_turn(judge_calls),
     "output": each_in_turn(judge_output),
     "assert": each_in_turn(asserts.judge_assert),

@@ -20,7 +20,7 @@ from transformers.models.qwen2.modeling_qwen2 import Qwen2Model
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3Model
 
 from covey.engine.native.compiled import Cached, CompiledDecodeLayout
-from covey.engine.native.panels import BATCH, SOURCE, PackedWeights, Product, Weights
+from covey.engine.native.panels import BATCH, SOURCE, PackedWeights, PanelProduct, Weights
 from covey.policy.attention.base import Layout, Rule
 from covey.policy.kernels.compiler import library
 from covey.policy.kernels.layers import LAYERS
@@ -38,7 +38,7 @@ class Layer(ctypes.Structure):
     """The struct of the same name in layer.c."""
 
     _fields_ = (
-        *((name, Product) for name in ("qkv", "output", "gate", "up", "down")),
+        *((name, PanelProduct) for name in ("qkv", "output", "gate", "up", "down")),
         *((name, ctypes.c_void_p) for name in ("norm_before", "norm_after", "query_norm", "key_norm")),
         *((name, ctypes.c_int64) for name in ("hidden_width", "head_width", "num_queries", "num_keys", "half")),
         *((name, ctypes.c_float) for name in ("eps", "head_eps")),

@@ -39,7 +39,7 @@ PIECE = re.compile(r"""'(?:[^'\\]|\\.)*(?:'|\Z)|"(?:[^"\\]|\\.)*(?:"|\Z)|[()\[\]
 Schemas = Sequence[Mapping[str, Any]]
 
 
-class Body(Protocol):
+class CallBody(Protocol):
     """The form of a call, without its surroundings."""
 
     @property
@@ -158,7 +158,7 @@ class Style:
     opening: str = "<tool_call>"
     """What stands before a call. One without words in it begins the answer."""
     closing: str = "</tool_call>"
-    body: Body = InObject()
+    body: CallBody = InObject()
     between: str | None = None
     """What parts calls behind one opening; None where each has its own."""
 
@@ -199,7 +199,7 @@ def turn_of(tokenizer: Any, schema: Mapping[str, Any], calls: Sequence[Mapping[s
     return ""
 
 
-def _bodies(one: str, two: str, none: str) -> Iterator[Body]:
+def _bodies(one: str, two: str, none: str) -> Iterator[CallBody]:
     """Yield candidate bodies of a turn's call."""
     for brace in re.finditer(r"\{", one):
         with suppress(ValueError):
@@ -226,7 +226,7 @@ def _bodies(one: str, two: str, none: str) -> Iterator[Body]:
             yield InTags(opens, equals, parts, closes, empty, quote, last)
 
 
-def _places(text: str, body: Body) -> Iterator[tuple[int, int]]:
+def _places(text: str, body: CallBody) -> Iterator[tuple[int, int]]:
     """Yield the places of the known call."""
     end = 0
     for begin in (found.start() for found in re.finditer(rf"\{{|{TOOL}", text)):
