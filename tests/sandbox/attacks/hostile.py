@@ -30,7 +30,7 @@ def solve(x):
     "the sending code is changed": """
 import sys
 program = sys.modules["covey_sandbox.inside.program"]
-program.Answers.send_value = lambda self, index, value: self.send({"i": index, "out": True, "passed": True})
+program.ResultChannel.send_value = lambda self, index, value: self.send({"i": index, "out": True, "passed": True})
 def solve(x): return 1
 """,
     "the channel is another": "import os\ndef solve(x):\n    os.dup2(1, 4)\n    return 1",
