@@ -12,7 +12,7 @@ FULLER = {
     "benchmarks": 17,  # a command each
     "benchmarks/results": 17,  # a file of each measurement
     "tests": 33,  # mirrors the packages, and has a page
-    "tests/tasks/machines": 17,  # mirrors the package, whose subfolders have few tests each
+    "tests/report": 17,
     "tests/golden/values": 48,  # a file of values for each formula
 }
 """Folders that have more, how many, and why."""

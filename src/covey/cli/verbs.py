@@ -7,7 +7,7 @@ from covey.cli import help as usage
 from covey.system.lookup import COMMANDS, entry_points_of, first_line, resolve
 
 OWN = {
-    "machines": "covey_tasks.machines.pictures.command:run_command",
+    "machines": "covey_report.machines.command:run_command",
     "show": "covey.cli.show:run_show",
     "rollouts": "covey.cli.rollouts:run_rollouts",
     "report": "covey_report.command:run_report",

@@ -17,10 +17,10 @@ EVERY = (2, 4, 8, 16)
 
 def machines_of(run: RunFiles) -> dict[str, Any]:
     """Return the best machines of the run, none of them where no machine had a score."""
+    from covey_report.machines.command import ANY_BLOCK, best_of_run, describe
+    from covey_report.machines.mesh import FILM, mesh_of
     from covey_tasks.machines.design.place import place
     from covey_tasks.machines.design.types import Invalid
-    from covey_tasks.machines.pictures.command import ANY_BLOCK, best_of_run, describe
-    from covey_tasks.machines.pictures.mesh import FILM, mesh_of
 
     # Machines of the highest scores
     try:

@@ -6,11 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from covey_tasks.machines.design.blocks import BLOCKS, BOULDER, TABLE, Kind
-from covey_tasks.machines.design.types import Machine
-from covey_tasks.machines.physics.trajectory import Array, Recording
-from covey_tasks.machines.physics.worlds import WORLDS, Wall
-from covey_tasks.machines.pictures.mesh import (
+from covey_report.machines.mesh import (
     ALONG,
     FILM,
     VIEWS,
@@ -22,6 +18,10 @@ from covey_tasks.machines.pictures.mesh import (
     mesh_of,
     moved,
 )
+from covey_tasks.machines.design.blocks import BLOCKS, BOULDER, TABLE, Kind
+from covey_tasks.machines.design.types import Machine
+from covey_tasks.machines.physics.trajectory import Array, Recording
+from covey_tasks.machines.physics.worlds import WORLDS, Wall
 
 try:
     from matplotlib.axes import Axes

@@ -10,16 +10,14 @@ pytest.importorskip("mujoco", reason="needs covey[machines]")
 from matplotlib.path import Path as Outline
 from PIL import Image
 
-from covey_tasks.machines.design.types import ROOT, Block, Tree
-from covey_tasks.machines.physics.simulate import Simulation, outcome, record, simulate
-from covey_tasks.machines.pictures.drawing import (
+from covey_report.machines.drawing import (
     GalleryItem,
     draw_film,
     draw_gallery,
     draw_machine,
     draw_recording,
 )
-from covey_tasks.machines.pictures.mesh import (
+from covey_report.machines.mesh import (
     ALONG,
     VIEWS,
     Polygon,
@@ -30,8 +28,10 @@ from covey_tasks.machines.pictures.mesh import (
     mesh_of,
     moved,
 )
+from covey_tasks.machines.design.types import ROOT, Block, Tree
+from covey_tasks.machines.physics.simulate import Simulation, outcome, record, simulate
 
-from .designs import BAND_CATAPULT, CAR, GALLOWS, ROTOR_CATAPULT, SMALL_CAR, machine
+from ...tasks.machines.designs import BAND_CATAPULT, CAR, GALLOWS, ROTOR_CATAPULT, SMALL_CAR, machine
 
 
 def num_colours(path: Path) -> int:

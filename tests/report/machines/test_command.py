@@ -10,14 +10,14 @@ import pytest
 pytest.importorskip("mujoco", reason="needs covey[machines]")
 
 from covey.cli.main import main
+from covey_report.machines.command import best_of_run, tree_of_row
 from covey_tasks.machines.design.compact import write_compact
 from covey_tasks.machines.design.global_form import write_global
 from covey_tasks.machines.design.tree import canonical, write_json
 from covey_tasks.machines.design.types import ROOT, Tree
 from covey_tasks.machines.physics.constants import physics_version
-from covey_tasks.machines.pictures.command import best_of_run, tree_of_row
 
-from .designs import CAR, ROTOR_CATAPULT, SMALL_CAR
+from ...tasks.machines.designs import CAR, ROTOR_CATAPULT, SMALL_CAR
 
 
 @pytest.fixture

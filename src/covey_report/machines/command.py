@@ -84,7 +84,7 @@ def _placed(tree: Tree) -> Machine:
 
 
 def _show(asked: Arguments) -> None:
-    from covey_tasks.machines.pictures.drawing import draw_machine
+    from covey_report.machines.drawing import draw_machine
 
     machine = _placed(read_file(asked.path))
     picture = asked.output("--out", ".png", asked.path.with_suffix(".png"))
@@ -115,7 +115,7 @@ def _simulate(asked: Arguments) -> None:
 
 
 def _gallery(asked: Arguments) -> None:
-    from covey_tasks.machines.pictures.drawing import GalleryItem, draw_gallery
+    from covey_report.machines.drawing import GalleryItem, draw_gallery
 
     count = asked.flags.get("--best", "12")
     if not count.isdecimal() or not 1 <= int(count) <= MOST_SHOWN:
@@ -133,8 +133,8 @@ def _gallery(asked: Arguments) -> None:
 
 
 def _draw_run(machine: Machine, world: World, title: str, files: tuple[Path | None, Path | None]) -> None:
+    from covey_report.machines.drawing import draw_film, draw_recording
     from covey_tasks.machines.physics.simulate import record
-    from covey_tasks.machines.pictures.drawing import draw_film, draw_recording
 
     recording = record(machine, world)  # once for both
     picture, film = files
