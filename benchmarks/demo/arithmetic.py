@@ -20,6 +20,7 @@ from typing import Any
 
 from benchmarks.demo.runs import HERE, kept_with, machine, read_run
 from covey.environments.arithmetic import Arithmetic
+from covey.environments.settings import ArithmeticConfig
 from covey.types import Failure, Prompt, Reward
 
 RESULTS, PAGE = HERE.parent / "results" / "demo.json", HERE.parent / "demo.md"
@@ -77,12 +78,11 @@ def estimates(part: Mapping[str, Any]) -> dict[str, Any]:
 def run_control(arguments: Sequence[str]) -> int:
     """`covey` with the shuffled environment in place of arithmetic."""
     from covey.cli.main import main
-    from covey.environments import build as environments
 
-    def build(settings: Any, config: Any) -> ShuffledRewards:
+    def build(settings: Any, run: Any, say: Any) -> ShuffledRewards:
         return ShuffledRewards(settings.levels, settings.num_train, settings.num_test, settings.problem_seed)
 
-    environments.ENVIRONMENTS["arithmetic"] = build
+    ArithmeticConfig.build = build
     return main(arguments)
 
 

@@ -89,16 +89,17 @@ def answers(folder: Path) -> list[dict[str, Any]]:
 def run_control(arguments: Sequence[str]) -> int:
     """`covey` whose environments deal out the rewards of training groups at random; the held-out split is honest."""
     from covey.cli.main import main
-    from covey.environments import build as environments
+    from covey.environments.reward_functions.settings import RewardFunctionsConfig
+    from covey_tasks.ifeval.settings import IfevalConfig
 
-    for name in ("reward_functions", "ifeval"):
-        environments.ENVIRONMENTS[name] = shuffled(environments.ENVIRONMENTS[name])
+    for kind in (RewardFunctionsConfig, IfevalConfig):
+        kind.build = shuffled(kind.build)
     return main(arguments)
 
 
 def shuffled(build: Any) -> Any:
-    def built(settings: Any, config: Any) -> Any:
-        environment = build(settings, config)
+    def built(settings: Any, run: Any, say: Any) -> Any:
+        environment = build(settings, run, say)
         honest = environment.score_tokens
 
         async def score_tokens(prompt: Any, completions: Sequence[str], completion_ids: Any) -> Any:

@@ -252,7 +252,7 @@ def test_derived_numbers_follow_from_the_settings() -> None:
         ("+model.foo=3", "unknown setting model.foo"),
         (
             "environment.scheme=trl",
-            "the chosen environment has no setting environment.scheme; these have: gsm8k, math, ifeval",
+            "the chosen environment has no setting environment.scheme; these have: gsm8k, ifeval, math",
         ),
         ("~seed", "seed cannot be deleted; every setting has a value"),
         ("seed=abc", "seed must be an integer, got abc"),

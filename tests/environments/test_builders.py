@@ -11,7 +11,6 @@ import pytest
 
 from covey.config.schema import Config
 from covey.environments.base import SPLITS, adapt
-from covey.environments.build import ENVIRONMENTS
 from covey.environments.data.settings import DataConfig
 from covey.environments.reward_functions.settings import RewardFunctionsConfig
 from covey.environments.settings import ArithmeticConfig
@@ -35,28 +34,28 @@ def data(tmp_path: Path) -> DataConfig:
 
 def test_arithmetic_is_built_from_its_settings() -> None:
     settings = ArithmeticConfig(levels=[1], num_train=20, num_test=5, problem_seed=1)
-    environment = ENVIRONMENTS["arithmetic"](settings, Config())
+    environment = settings.build(Config(), print)
     assert (len(environment.prompts("train")), len(environment.prompts("test"))) == (20, 5)
 
 
 def test_gsm8k_reads_its_rows_from_data(data: DataConfig) -> None:
-    environment = ENVIRONMENTS["gsm8k"](Gsm8kConfig(scheme="torchrl"), Config(data=data))
+    environment = Gsm8kConfig(scheme="torchrl").build(Config(data=data), print)
     assert environment.prompts("train")[0].columns["gold"] == "42"
 
 
 def test_reward_functions_take_their_rows_and_functions_from_the_top(data: DataConfig) -> None:
     config = Config(data=data, rewards=["sentence_end", "sentence_end"], reward_weights=[1.0, 0.5])
-    environment = ENVIRONMENTS["reward_functions"](RewardFunctionsConfig(in_process=True), config)
+    environment = RewardFunctionsConfig(in_process=True).build(config, print)
     assert environment.prompts("test")[0].text == "6*8="
     with pytest.raises(ValueError, match="needs rewards="):
-        ENVIRONMENTS["reward_functions"](RewardFunctionsConfig(), Config(data=data))
+        RewardFunctionsConfig().build(Config(data=data), print)
 
 
 def test_rows_that_lack_the_prompt_column_are_named(data: DataConfig) -> None:
     data.prompt_column = "text"
     config = Config(data=data, rewards=["sentence_end"])
     with pytest.raises(ValueError, match=r"train\.jsonl line 1 has no column 'text'"):
-        ENVIRONMENTS["reward_functions"](RewardFunctionsConfig(), config)
+        RewardFunctionsConfig().build(config, print)
 
 
 CODE = {"prompt": "Double it.", "entry_point": "f", "tests": "assert f(1) == 2"}
@@ -98,7 +97,7 @@ def test_a_row_that_an_environment_cannot_take_is_named_by_file_and_line_or_left
 
     def built(rows: list[dict[str, Any]], bad_rows: str = "error") -> dict[str, list[Any]]:
         path.write_text("\n".join(map(json.dumps, rows)))
-        made = ENVIRONMENTS[settings.name](settings, Config(data=DataConfig(path=str(path), bad_rows=bad_rows)))
+        made = settings.build(Config(data=DataConfig(path=str(path), bad_rows=bad_rows)), print)
         adapt(made).close()
         return {split: [(prompt.id, prompt.text) for prompt in made.prompts(split)] for split in SPLITS}
 
@@ -119,7 +118,7 @@ def prompts_of(rows: list[dict[str, Any]], folder: Path, **settings: Any) -> lis
     path = folder / "rows.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     config = Config(data=DataConfig(path=str(path), **settings), rewards=["sentence_end"])
-    environment = ENVIRONMENTS["reward_functions"](RewardFunctionsConfig(in_process=True), config)
+    environment = RewardFunctionsConfig(in_process=True).build(config, print)
     return [*environment.prompts("train"), *environment.prompts("test")]
 
 
@@ -154,9 +153,7 @@ def test_answers_at_the_end_of_prompts_show_a_cold_start_how_it_is_done(tmp_path
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in WITH_ANSWERS))
     data = DataConfig(path=str(path), prompt_column="messages", answer_column="completion")
-    environment = ENVIRONMENTS["reward_functions"](
-        RewardFunctionsConfig(in_process=True), Config(data=data, rewards=["sentence_end"])
-    )
+    environment = RewardFunctionsConfig(in_process=True).build(Config(data=data, rewards=["sentence_end"]), print)
     shown = {prompt.text[0]["content"]: text for prompt, text in environment.demonstrations("train")}  # type: ignore[index]
     assert shown.items() <= {f"{n} + 1?": f"{n + 1}" for n in range(4)}.items()
     assert len(shown) == 3
@@ -176,9 +173,7 @@ def test_equal_questions_with_other_answers_at_their_end_stay_in_one_split(tmp_p
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     data = DataConfig(path=str(path), answer_column="gold", test_fraction=0.2)
-    environment = ENVIRONMENTS["reward_functions"](
-        RewardFunctionsConfig(in_process=True), Config(data=data, rewards=["sentence_end"])
-    )
+    environment = RewardFunctionsConfig(in_process=True).build(Config(data=data, rewards=["sentence_end"]), print)
     assert [len(environment.prompts(split)) for split in ("train", "test")] == [8, 2]
 
 

@@ -16,7 +16,6 @@ import pytest
 
 from covey.config.auto_adjust import add_correction
 from covey.environments.base import Environment, JudgeSummary
-from covey.environments.build import ENVIRONMENTS
 from covey.environments.episode import Answer, Episode, Observation
 from covey.environments.settings import CustomConfig, MixtureConfig
 from covey.loop import train
@@ -310,7 +309,7 @@ def test_a_judge_elsewhere_knows_the_turns_and_the_tokenizer(tmp_path: Path, mon
     runs = {"local": settings(**custom), "ray": of_ray(devices__judge=1, **custom)}
     plain = scripted()
     for name, chosen in runs.items():
-        monkeypatch.setitem(ENVIRONMENTS, "custom", lambda settings, config: Measured(plain.texts, plain.verdict))
+        monkeypatch.setattr(CustomConfig, "build", lambda *_: Measured(plain.texts, plain.verdict))
         with fake_ray():
             train(small_config(**chosen), tmp_path / name)
     found = [logged(tmp_path / name, "rollouts.jsonl") for name in runs]

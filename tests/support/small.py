@@ -15,8 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from covey.config.schema import Config
 from covey.environments.base import Environment
-from covey.environments.build import ENVIRONMENTS
-from covey.environments.settings import CustomConfig
+from covey.environments.settings import ArithmeticConfig, CustomConfig
 from covey.policy.models.loading import load_policy
 from covey.policy.models.nano import nano_tokenizer
 from covey.run.checkpoints.manifest import render
@@ -99,8 +98,8 @@ def scripted_for(kind: str, verdict: Any = varied) -> Scripted:
 
 def use(monkeypatch: pytest.MonkeyPatch, environment: Environment) -> None:
     """Let runs of `small_config` take this environment."""
-    for name in ("arithmetic", "custom"):
-        monkeypatch.setitem(ENVIRONMENTS, name, lambda settings, config: environment)
+    for kind in (ArithmeticConfig, CustomConfig):
+        monkeypatch.setattr(kind, "build", lambda settings, run, say: environment)
 
 
 def rollout(reward: float, num_tokens: int = 2, finish_reason: Any = "stop", **parts: float) -> Rollout:

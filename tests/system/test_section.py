@@ -11,9 +11,10 @@ from typing import Any, get_type_hints
 import numpy as np
 import pytest
 
-from covey.config.schema import ENVIRONMENT_SETTINGS, Config
+from covey.config.schema import Config
 from covey.config.validate import validate
 from covey.environments.data.settings import DataConfig
+from covey.environments.registry import environment_classes
 from covey.environments.reward_functions.settings import RewardFunctionsConfig
 from covey.environments.settings import ArithmeticConfig, EnvironmentConfig, MixtureConfig, part_configs
 from covey.loop import train
@@ -24,7 +25,7 @@ from covey_tasks.math.settings import Gsm8kConfig
 
 KINDS = get_type_hints(Config).values()
 SECTIONS: list[Any] = [
-    *(Config, EnvironmentConfig, GroupSizeStep, *ENVIRONMENT_SETTINGS.values()),
+    *(Config, EnvironmentConfig, GroupSizeStep, *environment_classes().values()),
     *(kind for kind in KINDS if isinstance(kind, type) and is_dataclass(kind)),
 ]
 
@@ -81,8 +82,8 @@ MISTAKES: dict[str, tuple[Callable[[Config], Any], str]] = {
     "a name of TRL": (lambda c: Config(beta=0.1), "unknown setting beta; did you mean algorithm.kl_coef?"),  # type: ignore[call-arg]
     "a name of another environment": (
         lambda c: setattr(c.environment, "timeout", 3),
-        "the chosen environment has no setting environment.timeout; these have: math, tools, agent, code, machines, "
-        "reward_functions",
+        "the chosen environment has no setting environment.timeout; these have: agent, code, machines, math, "
+        "reward_functions, tools",
     ),
     "text for a number": (lambda c: setattr(c, "num_steps", "10"), "num_steps must be an integer, got '10'"),
     "a fraction": (lambda c: setattr(c, "num_steps", 1.5), "num_steps must be an integer, got 1.5"),
@@ -151,7 +152,7 @@ def test_what_was_changed_behind_the_back_of_a_section_is_found_before_the_run()
             lambda c: setattr(c, "environment", MixtureConfig(parts={"sums": {"levels": [1]}})),
             "environment.parts.sums must be settings, such as ArithmeticConfig(), got {'levels': [1]}",
         ),
-        (lambda c: setattr(c, "environment", EnvironmentConfig()), "environment.name must be one of arithmetic, gsm8k"),
+        (lambda c: setattr(c, "environment", EnvironmentConfig()), "environment must be one of agent, arithmetic"),
     ):
         found = Config()
         spoil(found)
@@ -168,9 +169,9 @@ def test_train_validates_by_itself_and_makes_no_folder_for_what_it_refuses(tmp_p
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("name", ENVIRONMENT_SETTINGS)
+@pytest.mark.parametrize("name", environment_classes())
 def test_settings_are_copied_pickled_and_replaced_as_ever(name: str) -> None:
-    found = Config(environment=ENVIRONMENT_SETTINGS[name](), seed=5)
+    found = Config(environment=environment_classes()[name](), seed=5)
     for again in (copy.deepcopy(found), pickle.loads(pickle.dumps(found)), replace(found), copy.copy(found)):
         assert again == found
         assert again.environment == found.environment

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 from covey.environments.arithmetic import Arithmetic
+from covey.environments.settings import ArithmeticConfig
 from covey.types import Failure, Group, Prompt, Reward
 
 USUAL = (
@@ -218,7 +219,6 @@ PLANTED: dict[str, Planted] = {
 def run_planted(name: str, arguments: Sequence[str]) -> int:
     """`covey` with what is wrong of it."""
     from covey.cli.main import main
-    from covey.environments import build as environments
 
     planted = PLANTED[name]
 
@@ -230,10 +230,10 @@ def run_planted(name: str, arguments: Sequence[str]) -> int:
             rewards = [one for one in honest if isinstance(one, Reward)]
             return list(planted.judge(prompt, list(completions), rewards))
 
-    def build(settings: Any, config: Any) -> Wrong:
+    def build(settings: Any, run: Any, say: Any) -> Wrong:
         return Wrong(settings.levels, settings.num_train, settings.num_test, settings.problem_seed)
 
-    environments.ENVIRONMENTS["arithmetic"] = build
+    ArithmeticConfig.build = build
     if planted.patch is not None:
         planted.patch()
     return main(["train", *USUAL, *planted.words, *arguments])

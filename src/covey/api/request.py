@@ -13,9 +13,10 @@ from covey.api import objects
 from covey.api.settings import make_config
 from covey.config.schema import Config, group_choices
 from covey.environments.base import Environment, EnvironmentLike, adapt
-from covey.environments.build import build_reward_functions, build_tools
+from covey.environments.conversations.tools.build import build_tools
 from covey.environments.conversations.tools.settings import ToolsConfig
 from covey.environments.conversations.tools.tool import tool_of
+from covey.environments.reward_functions.build import build_reward_functions
 from covey.environments.reward_functions.call import name_of
 from covey.environments.reward_functions.settings import RewardFunctionsConfig
 from covey.environments.settings import CustomConfig, EnvironmentConfig

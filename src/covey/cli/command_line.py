@@ -14,7 +14,8 @@ from typing import Any, get_origin, get_type_hints
 
 from covey.cli import help as usage
 from covey.config.names import did_you_mean, explain_foreign, named_elsewhere, nearest
-from covey.config.schema import ENVIRONMENT_SETTINGS, Config, unknown_setting
+from covey.config.schema import Config, unknown_setting
+from covey.environments.registry import environment_classes
 from covey.policy.models.naming import check_name
 from covey.run.folder import CONFIG, run_of
 from covey.system.section import Section
@@ -249,7 +250,7 @@ def _walk(section: type, prefix: str) -> Iterator[tuple[str, Any]]:
         if isinstance(kind, type) and issubclass(kind, Section):
             yield from _walk(kind, f"{name}.")
         elif name == "environment":
-            for environment in ENVIRONMENT_SETTINGS.values():
+            for environment in environment_classes().values():
                 yield from _walk(environment, "environment.")
         else:
             yield name, kind

@@ -12,8 +12,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import get_type_hints
 
-from covey.config.schema import GROUPS, Config, group_choices
+from covey.config.schema import Config, group_choices
 from covey.config.shelves import CONF
+from covey.environments.registry import environment_classes
 from covey.rollouts.settings import GroupSizeStep
 from covey.system.lookup import near, read_table
 from covey.system.section import Section
@@ -65,10 +66,9 @@ def verb_help(verb: str) -> str:
     groups = {group: ", ".join(choices) for group, choices in group_choices().items()}
     parts.append("choices (GROUP=NAME):\n" + _columns(groups, 14))
     sections = all_settings()
-    root = {"Config": sections.pop("Config")}
-    shown = root | sections if verb == "config" else root
+    shown = sections if verb == "config" else {"": sections[""]}
     for name, settings in shown.items():
-        title = f"settings of {section_of(name)}:" if name != "Config" else "settings:"
+        title = f"settings of {name}:" if name else "settings:"
         described = {f"{s.name} = {s.default}": s.explanation for s in settings}
         parts.append(f"{title}\n" + _columns(described, 44))
     return "\n\n".join(parts)
@@ -92,14 +92,17 @@ class Setting:
 
 
 def all_settings() -> dict[str, list[Setting]]:
-    """Return the settings of every section by its class name."""
-    from covey.config.schema import ENVIRONMENT_SETTINGS
+    """Return the settings of every section by its name, "" for the top.
 
-    sections = [Config, *_sections_of(Config), GroupSizeStep, *ENVIRONMENT_SETTINGS.values()]
-    return {section.__name__: read_settings(section) for section in sections}
+    The settings of an environment are those of environment=NAME.
+    """
+    kinds: list[type[Section]] = [Config, *_sections_of(Config), GroupSizeStep]
+    named = {kind.section_name(): kind for kind in kinds}
+    named |= {f"environment={name}": kind for name, kind in environment_classes().items()}
+    return {name: read_settings(kind) for name, kind in named.items()}
 
 
-def _sections_of(config: type[Config]) -> list[type]:
+def _sections_of(config: type[Config]) -> list[type[Section]]:
     kinds = get_type_hints(config).values()
     return [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Section)]
 
@@ -154,15 +157,6 @@ def _default(node: ast.expr | None) -> str:
 
 
 EMPTY = {"list": "[]", "dict": "{}"}
-
-
-def section_of(class_name: str) -> str:
-    """Return the name before the dot.
-
-    ColdStartConfig is cold_start, an environment's own class is environment=NAME.
-    """
-    words = "".join(f"_{c.lower()}" if c.isupper() else c for c in class_name.removesuffix("Config")).strip("_")
-    return f"environment={words}" if words in GROUPS["environment"] else words
 
 
 def _columns(rows: Mapping[str, str], width: int) -> str:

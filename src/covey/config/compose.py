@@ -29,14 +29,13 @@ from omegaconf.errors import OmegaConfBaseException
 
 from covey.algorithm.settings import AlgorithmConfig
 from covey.config.checks import explain_error, misfit, refuse_aliases, yaml_fault
-from covey.config.schema import ENVIRONMENT_SETTINGS, GROUPS, Config
+from covey.config.schema import GROUPS, Config
 from covey.config.shelves import CONF as CONF  # for whoever composes
 from covey.config.shelves import SHELVES, presets
 from covey.config.validate import validate
 from covey.environments.data.settings import DataConfig
-from covey.environments.settings import CustomConfig, MixtureConfig
-from covey.policy.settings import ModelConfig
-from covey.rollouts.settings import CurriculumConfig
+from covey.environments.registry import ENVIRONMENTS, environment_class
+from covey.environments.settings import MixtureConfig
 from covey.system.disk import cache_folder, read_regular
 from covey.system.text.masking import mask
 
@@ -46,11 +45,6 @@ MAX_YAML_DEPTH = 100
 """Of brackets in it."""
 OPTION_FIELDS = tuple(name for name, value in vars(AlgorithmConfig()).items() if isinstance(value, dict))
 """Settings whose keys a function defines, not the schema; `validate` refuses those it does not take."""
-FREE_FIELDS: Mapping[Any, tuple[str, ...]] = {
-    **{AlgorithmConfig: OPTION_FIELDS, ModelConfig: ("chat_template_kwargs",), CurriculumConfig: ("options",)},
-    **{MixtureConfig: ("parts", "weights", "data"), CustomConfig: ("options",)},
-}
-"""Settings whose keys their users choose, by section."""
 NUMBER = re.compile(r"[+-]?(\d[\d_]*(\.[\d_]*)?|\.\d[\d_]*)([eE][+-]?\d+)?|[+-]?(\.?inf(inity)?|\.?nan)", re.IGNORECASE)
 """Text that OmegaConf reads as a number."""
 FILL_SAMPLING: Mapping[str, float] = {"temperature": 0.8, "top_p": 0.95}
@@ -62,6 +56,9 @@ def register() -> None:
     for plugin in (_ShelfSource, _ShelfPath):
         Plugins.instance().register(plugin)
     _register(cache_folder())
+    known = ConfigStore.instance().repo["environment"]
+    for name in ENVIRONMENTS.names():  # a package may have come since
+        known.setdefault(f"{name}.yaml", _Environment(name))
 
 
 @lru_cache(maxsize=1)  # of the folder registered last: the store keeps one
@@ -73,8 +70,7 @@ def _register(cache_dir: str) -> None:
     root.environment = MISSING
     store.store(name="schema_config", node=root)
     store.store(group="algorithm", name="schema_algorithm", node=_open(OmegaConf.structured(AlgorithmConfig)))
-    for name, schema in ENVIRONMENT_SETTINGS.items():
-        store.repo.setdefault("environment", {})[f"{name}.yaml"] = _Environment(name, schema)
+    store.repo["environment"] = {}
     for name in GROUPS["optimizer"]:
         store.store(group="optimizer", name=name, node={"name": name})
     for name in GROUPS["engine"]:
@@ -85,13 +81,13 @@ def _register(cache_dir: str) -> None:
 class _Environment(ConfigNode):
     """The settings of an environment, made lazily."""
 
-    def __init__(self, name: str, schema: type) -> None:
+    def __init__(self, name: str) -> None:
         self.name, self.group, self.package, self.provider = f"{name}.yaml", "environment", None, None
-        self._schema = schema
+        self._environment = name
 
     @cached_property
     def node(self) -> DictConfig:  # type: ignore[override]
-        return _open_options(self._schema)
+        return _open_options(environment_class(self._environment))
 
 
 def _settings() -> DictConfig:
@@ -103,13 +99,15 @@ def _settings() -> DictConfig:
 
 
 def _open_options(schema: Any) -> DictConfig:
-    """Make an environment's settings, open where the user chooses keys."""
+    """Make an environment's settings."""
     return _open(OmegaConf.structured(schema))
 
 
 def _open(node: DictConfig) -> DictConfig:
-    for name in FREE_FIELDS.get(OmegaConf.get_type(node), ()):
-        OmegaConf.set_struct(node[name], False)
+    """Let users choose the keys of fields that are mappings."""
+    for value in (node[name] for name in node):
+        if isinstance(value, DictConfig) and OmegaConf.get_type(value) is dict:
+            OmegaConf.set_struct(value, False)
     return node
 
 
@@ -172,9 +170,9 @@ def load(path: Path) -> DictConfig:
     node = _settings()
     name = saved.environment.get("name")
     try:
-        if name not in ENVIRONMENT_SETTINGS:
-            raise ValueError(f"there is no environment={name}")
-        node.environment = _open_options(ENVIRONMENT_SETTINGS[name])
+        if name not in ENVIRONMENTS:
+            raise ValueError(f"there is no environment={name} (pip install the package that has it)")
+        node.environment = _open_options(environment_class(name))
         node.merge_with(saved)
     except OmegaConfBaseException as error:
         raise ValueError(f"{path} is not from this version of covey: {explain_error(error)}") from error
@@ -251,10 +249,10 @@ def _type_parts(mixture: DictConfig) -> None:
     """Type the parts of a mixture by their environments' schemas."""
     for part, given in ((str(key), value) for key, value in mixture.parts.items()):
         name = str(given.get("name", part)) if isinstance(given, DictConfig) else part
-        if name not in ENVIRONMENT_SETTINGS or name == "mixture":
-            known = ", ".join(other for other in ENVIRONMENT_SETTINGS if other != "mixture")
+        if name not in ENVIRONMENTS or name == "mixture":
+            known = ", ".join(other for other in ENVIRONMENTS.names() if other != "mixture")
             raise ValueError(f"environment.parts.{part} needs name = one of {known}, got {name}")
-        mixture.parts[part] = _convert_settings(ENVIRONMENT_SETTINGS[name], given, f"environment.parts.{part}")
+        mixture.parts[part] = _convert_settings(environment_class(name), given, f"environment.parts.{part}")
     for part, given in ((str(key), value) for key, value in mixture.data.items()):
         mixture.data[part] = _convert_settings(DataConfig, given, f"environment.data.{part}")
 

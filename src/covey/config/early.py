@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from covey.config.schema import Config, group_choices
-from covey.environments.data.settings import NEED_ROWS
 from covey.environments.settings import part_configs
 from covey.policy.models.naming import check_device, check_name
 from covey.policy.settings import NANO
@@ -62,7 +61,7 @@ def _check_data(config: Config) -> None:
 
     check_place(path)
     file = Path(path).expanduser()
-    if config.environment.name in NEED_ROWS and file.is_file() and not is_row_file(file):
+    if config.environment.reads_rows == "always" and file.is_file() and not is_row_file(file):
         next(read_file(file))  # which says what it reads
 
 

@@ -5,7 +5,6 @@ Components take plain parameters, not these objects (`train` and the builders in
 """
 
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from importlib import import_module
 from typing import Any
 
 from covey.algorithm.settings import AlgorithmConfig
@@ -14,18 +13,9 @@ from covey.config import names
 from covey.config.doctor import DoctorConfig
 from covey.config.shelves import CONF, presets
 from covey.engine.settings import EngineConfig, SamplingConfig
-from covey.environments.conversations.settings import CalculatorConfig, GuessConfig, LookupConfig
-from covey.environments.conversations.tools.settings import ToolsConfig
 from covey.environments.data.settings import OF_REWARD_FUNCTIONS, DataConfig
-from covey.environments.doors.settings import (
-    AgentConfig,
-    OpenEnvConfig,
-    ReasoningGymConfig,
-    StepsConfig,
-    VerifiersConfig,
-)
-from covey.environments.reward_functions.settings import RewardFunctionsConfig
-from covey.environments.settings import ArithmeticConfig, CustomConfig, EnvironmentConfig, MixtureConfig
+from covey.environments.registry import ENVIRONMENTS, environment_classes
+from covey.environments.settings import ArithmeticConfig
 from covey.policy.settings import NANO, SAVED, WITH_LORA, ModelConfig
 from covey.rollouts.settings import CurriculumConfig, GroupSizeStep
 from covey.system import section
@@ -33,30 +23,6 @@ from covey.system.disk import cache_folder
 from covey.system.section import Section
 from covey.system.setting import Requires, choices_of, is_set, setting
 from covey.trainer.settings import PER_GROUP, OptimizerConfig
-
-ENVIRONMENT_SETTINGS: dict[str, type[EnvironmentConfig]] = {
-    "arithmetic": ArithmeticConfig,
-    "gsm8k": import_module("covey_tasks.math.settings").Gsm8kConfig,
-    "math": import_module("covey_tasks.math.settings").MathConfig,
-    "countdown": import_module("covey_tasks.math.settings").CountdownConfig,
-    "tools": ToolsConfig,
-    "agent": AgentConfig,
-    "steps": StepsConfig,
-    "openenv": OpenEnvConfig,
-    "verifiers": VerifiersConfig,
-    "reasoning_gym": ReasoningGymConfig,
-    "guess": GuessConfig,
-    "lookup": LookupConfig,
-    "calculator": CalculatorConfig,
-    "code": import_module("covey_tasks.code.settings").CodeConfig,
-    "ifeval": import_module("covey_tasks.ifeval.settings").IfevalConfig,
-    "machines": import_module("covey_tasks.machines.settings").MachinesConfig,
-    "infill": import_module("covey_tasks.infill.settings").InfillConfig,
-    "reward_functions": RewardFunctionsConfig,
-    "custom": CustomConfig,
-    "mixture": MixtureConfig,
-}
-
 
 TRACED = Requires("output.traces = true", ("output.traces",), bool)
 ENABLED = Requires("preflight.enabled = true", ("preflight.enabled",), bool)
@@ -314,16 +280,15 @@ class Config(Section):
 
 GROUPS: dict[str, list[str]] = {
     "engine": choices_of(EngineConfig, "name"),
-    "environment": sorted(ENVIRONMENT_SETTINGS),
     "optimizer": choices_of(OptimizerConfig, "name"),
 }
-"""Groups of settings whose choices stand in the schema; those of the others are files under conf/."""
+"""Groups whose choices stand in the schema; those of others are files under conf/, and environments."""
 
 
 def group_choices() -> dict[str, list[str]]:
     """Return the groups (recipe=NAME) with their choices as typed."""
     files = {folder.name: list(presets(folder.name)) for folder in CONF.iterdir() if folder.is_dir()}
-    return dict(sorted((files | GROUPS).items()))
+    return dict(sorted((files | GROUPS | {"environment": ENVIRONMENTS.names()}).items()))
 
 
 def setting_names(schema: Any = Config, prefix: str = "") -> list[str]:
@@ -334,7 +299,7 @@ def setting_names(schema: Any = Config, prefix: str = "") -> list[str]:
         if is_dataclass(part.type):
             found += setting_names(part.type, f"{prefix}{part.name}.")
         elif part.name == "environment":
-            for environment in ENVIRONMENT_SETTINGS.values():
+            for environment in environment_classes().values():
                 found += setting_names(environment, "environment.")
     return found
 
@@ -344,7 +309,7 @@ def unknown_setting(name: str, place: str = "") -> str:
     known = sorted(set(setting_names()))
     if name in known:
         key = name.removeprefix("environment.").partition(".")[0]
-        having = [other for other, kind in ENVIRONMENT_SETTINGS.items() if key in {one.name for one in fields(kind)}]
+        having = [other for other, kind in environment_classes().items() if key in {one.name for one in fields(kind)}]
         return f"the chosen environment has no setting {name}{place}; these have: {', '.join(having)}"
     return f"unknown setting {name}{place}{names.did_you_mean(name, [*known, *names.CLIP_RANGE])}"
 

@@ -18,9 +18,9 @@ from covey.config.rules.devices import check_devices
 from covey.config.rules.kinds import check_kind
 from covey.config.rules.options import check_option_needs, check_option_values, check_parts
 from covey.config.rules.stream import check_curriculum, check_group_sizes, check_mixture
-from covey.config.schema import ENVIRONMENT_SETTINGS, Config
-from covey.environments.build import ENVIRONMENTS
-from covey.environments.data.settings import NEED_ROWS, DataConfig
+from covey.config.schema import Config
+from covey.environments.data.settings import DataConfig
+from covey.environments.registry import environment_class
 from covey.environments.settings import EnvironmentConfig, MixtureConfig
 from covey.rollouts.settings import group_sizes
 from covey.system.lookup import check_options, one_of, resolve
@@ -67,9 +67,7 @@ def check_model(config: Config) -> None:
 
 def check_environment(config: Config) -> None:
     name, schema = config.environment.name, type(config.environment)
-    if name not in ENVIRONMENTS:
-        raise ValueError(f"environment.name must be one of {', '.join(ENVIRONMENTS)}, got {name or 'none'}")
-    if schema in ENVIRONMENT_SETTINGS.values() and schema is not ENVIRONMENT_SETTINGS.get(name):
+    if not isinstance(config.environment, environment_class(name)):
         raise ValueError(f"environment.name={name} needs the settings of that environment: environment={name}")
     if schema is MixtureConfig:
         check_mixture(config, (check_ranges, check_choices, check_environment, check_needs))
@@ -81,7 +79,7 @@ def check_environment(config: Config) -> None:
             f"reward_weights must have one weight for each of {len(config.rewards)} rewards, "
             f"got {len(config.reward_weights)}"
         )
-    if name in NEED_ROWS and config.data.path is None:
+    if schema.reads_rows == "always" and config.data.path is None:
         raise ValueError(
             f"environment={name} needs data.path (a file, a folder or a hub name; any will do for covey plan), "
             "got data.path=null"

@@ -1,16 +1,20 @@
 """Settings that every environment has, and those of the small ones."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar, cast
 
-from covey.environments.data.settings import NEED_ROWS, DataConfig
+from covey.environments.data.settings import DataConfig
 from covey.policy.settings import ModelConfig
 from covey.system.lookup import is_function_path
 from covey.system.section import Section
 from covey.system.setting import Requires, setting
 
+if TYPE_CHECKING:
+    from covey.environments.base import EnvironmentLike
+
+Say = Callable[[str], None]
 WITHOUT_ROWS = Requires("data.path = null", ("data.path",), lambda path: path is None)
 
 
@@ -31,20 +35,30 @@ class BuildSettings(Protocol):
 
 @dataclass
 class EnvironmentConfig(Section):
-    """What every environment has.
-
-    A subclass overrides class variables and `check` where it differs.
-    """
+    """Settings of an environment: a subclass adds fields, builds the environment and checks its own rules."""
 
     name: str = ""
-    """Which environment, a key of environments.ENVIRONMENTS."""
+    """Which environment; `covey train --help` lists them."""
 
+    reads_rows: ClassVar[str] = "never"
+    """Whether it reads the rows of `data`: never, maybe or always."""
+    takes_rewards: ClassVar[bool] = False
+    """Whether the functions of `rewards` judge its rows."""
+    knows_right: ClassVar[bool] = False
+    """Whether a full reward says that an answer is right, though part of it may be had for less."""
     masked_prompts: ClassVar[str] = "never"
     """Whether prompts have masked tokens, which masked policies fill in: never, maybe or always."""
     learned_judge: ClassVar[str] = "none"
     """Learned judge: none, maybe (known once it is built) or trained (its builder trains one)."""
     slow_to_build: ClassVar[bool] = False
     """Whether building it trains a judge or starts programs."""
+
+    def build(self, run: BuildSettings, say: Say) -> "EnvironmentLike":
+        """Build the environment, once all settings are checked. `say` prints a line of progress.
+
+        Import the environment's module inside, so that settings stay cheap to import.
+        """
+        raise NotImplementedError(f"{type(self).__name__} needs a build method")
 
     def check(self, run: BuildSettings) -> None:
         """Check these settings beside those of the run.
@@ -104,6 +118,13 @@ class ArithmeticConfig(EnvironmentConfig):
     style: str = setting("short", choices=("short", "full"))
     """Wording: short (the sum alone, for nano, which continues it) or full (a question to a model that chats)."""
 
+    knows_right: ClassVar[bool] = True
+
+    def build(self, run: BuildSettings, say: Say) -> "EnvironmentLike":
+        from covey.environments.arithmetic import Arithmetic
+
+        return Arithmetic(tuple(self.levels), self.num_train, self.num_test, self.problem_seed, self.style)
+
 
 @dataclass
 class CustomConfig(EpisodesConfig):
@@ -117,6 +138,11 @@ class CustomConfig(EpisodesConfig):
 
     masked_prompts: ClassVar[str] = "maybe"
     learned_judge: ClassVar[str] = "maybe"
+
+    def build(self, run: BuildSettings, say: Say) -> "EnvironmentLike":
+        from covey.environments.custom import make_custom
+
+        return make_custom(self.factory, self.options)
 
     def check(self, run: BuildSettings) -> None:
         """Require environment.factory=module:function."""
@@ -137,7 +163,15 @@ class MixtureConfig(EnvironmentConfig):
     data: dict[str, Any] = field(default_factory=dict)
     """Rows of a part of its own, by its name, as in `data`; parts that need rows and are not named share `data`."""
 
+    reads_rows: ClassVar[str] = "maybe"
+    takes_rewards: ClassVar[bool] = True
     masked_prompts: ClassVar[str] = "maybe"
+
+    def build(self, run: BuildSettings, say: Say) -> "EnvironmentLike":
+        from covey.environments.mixture import Mixture
+
+        parts = {name: part.environment.build(part, say) for name, part in part_configs(run).items()}
+        return Mixture(parts, self.weights)
 
 
 Whole = TypeVar("Whole", bound=BuildSettings)
@@ -147,7 +181,8 @@ def part_configs(config: Whole) -> dict[str, Whole]:
     """Return the configuration of each mixture part by name."""
     mixture = config.environment
     assert isinstance(mixture, MixtureConfig), "only a mixture has parts"
-    shared = {name: config.data if part.name in NEED_ROWS else DataConfig() for name, part in mixture.parts.items()}
+    needy = [name for name, part in mixture.parts.items() if part.reads_rows == "always"]
+    shared = {name: config.data if name in needy else DataConfig() for name in mixture.parts}
     rows = shared | mixture.data
     return {
         name: cast(Whole, replace(cast(Any, config), environment=part, data=rows[name]))

@@ -8,7 +8,7 @@ from typing import Any
 
 from covey.algorithm.intervals import SHARE, Estimate, bounds_of, mean_interval, pass_of_each, wilson
 from covey.config.schema import EvaluationConfig
-from covey.environments.data.settings import KNOW_RIGHT
+from covey.environments.registry import known_class
 from covey.rollouts.source import GroupSource
 from covey.types import Group, Prompt, Sampling
 
@@ -176,9 +176,8 @@ def tells_right(greedy: Sequence[Group], sampled: Sequence[Group], settings: Eva
     """Tell whether rewards say what is right: verdicts of 0 and 1, an environment that knows, or a user's bound."""
     if settings.correct_above != EvaluationConfig.correct_above:
         return True
-    return all(
-        group.prompt.environment in KNOW_RIGHT or {*group.rewards} <= {0.0, 1.0} for group in (*greedy, *sampled)
-    )
+    groups = (*greedy, *sampled)
+    return all(known_class(one.prompt.environment).knows_right or {*one.rewards} <= {0.0, 1.0} for one in groups)
 
 
 def _known(values: Sequence[float]) -> list[float]:

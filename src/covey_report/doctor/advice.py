@@ -5,7 +5,8 @@ from functools import cache
 from typing import Any
 
 from covey.config.checks import Found, walk
-from covey.config.schema import ENVIRONMENT_SETTINGS, Config
+from covey.config.schema import Config
+from covey.environments.registry import known_class
 from covey_doctor.advice import ALL, Facts, Field
 from covey_report.page.origins import preset_settings
 
@@ -27,6 +28,5 @@ def _field(found: Found, settings: Mapping[str, Any], known: Mapping[str, Found]
 @cache
 def _settings_of(environment: str) -> Mapping[str, Found]:
     config = Config()
-    if environment in ENVIRONMENT_SETTINGS:
-        config.environment = ENVIRONMENT_SETTINGS[environment]()
+    config.environment = known_class(environment)()
     return {found.name: found for found in walk(config)}

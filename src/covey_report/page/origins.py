@@ -9,8 +9,9 @@ from typing import Any
 
 import yaml
 
-from covey.config.schema import ENVIRONMENT_SETTINGS, Config, group_choices
+from covey.config.schema import Config, group_choices
 from covey.config.shelves import preset_file
+from covey.environments.registry import known_class
 from covey.system.section import flat
 from covey_report.logs.read import Row, RunFiles
 
@@ -166,6 +167,5 @@ def plain(value: Any) -> str:
 
 def _defaults(environment: str) -> dict[str, Any]:
     config = Config()
-    if environment in ENVIRONMENT_SETTINGS:
-        config.environment = ENVIRONMENT_SETTINGS[environment]()
+    config.environment = known_class(environment)()
     return flat(asdict(config))

@@ -2,9 +2,13 @@
 
 import math
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
 
-from covey.environments.settings import BuildSettings, EpisodesConfig, check_time, naming_settings
+from covey.environments.settings import BuildSettings, EpisodesConfig, Say, check_time, naming_settings
 from covey.system.setting import Requires, setting
+
+if TYPE_CHECKING:
+    from covey.environments.base import EnvironmentLike
 
 TEST_PACKAGES = ("numpy",)
 DEFAULT_SLOTS = 2
@@ -61,6 +65,14 @@ class CodeConfig(EpisodesConfig):
     """Verdicts kept, so that equal programs run once; 0 keeps none."""
     recheck_rate: float = setting(0.01, ge=0, le=1)
     """Share of programs with full score that run again, on fresh inputs where there are any."""
+
+    reads_rows: ClassVar[str] = "maybe"
+    knows_right: ClassVar[bool] = True
+
+    def build(self, run: BuildSettings, say: Say) -> "EnvironmentLike":
+        from covey_tasks.code.build import build_code
+
+        return build_code(self, run)
 
     def check(self, run: BuildSettings) -> None:
         """Check ranges, that problems exist, and the time for a group's programs."""

@@ -1,9 +1,13 @@
 """Settings of environment=ifeval."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
 
-from covey.environments.settings import BuildSettings, EnvironmentConfig, naming_settings
+from covey.environments.settings import BuildSettings, EnvironmentConfig, Say, naming_settings
 from covey.system.setting import Requires, setting
+
+if TYPE_CHECKING:
+    from covey.environments.base import EnvironmentLike
 
 OF_TORCHRL = Requires("environment.scheme = torchrl", ("environment.scheme",), lambda scheme: scheme == "torchrl")
 GENERATED = Requires("data.path = null, so that prompts are generated", ("data.path",), lambda path: path is None)
@@ -45,6 +49,14 @@ class IfevalConfig(EnvironmentConfig):
     """Generated held-out prompts, none of which is in the training set."""
     problem_seed: int = setting(0, needs=GENERATED)
     """Which prompts are generated."""
+
+    reads_rows: ClassVar[str] = "maybe"
+    knows_right: ClassVar[bool] = True
+
+    def build(self, run: BuildSettings, say: Say) -> "EnvironmentLike":
+        from covey_tasks.ifeval.build import build_ifeval
+
+        return build_ifeval(self, run)
 
     def check(self, run: BuildSettings) -> None:
         """Check that scheme and kinds exist, and ranges."""

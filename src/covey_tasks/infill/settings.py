@@ -1,11 +1,14 @@
 """Settings of environment=infill."""
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from covey.environments.settings import BuildSettings, EnvironmentConfig
+from covey.environments.settings import BuildSettings, EnvironmentConfig, Say
 from covey.system.disk import cache_folder
 from covey.system.setting import Requires, setting
+
+if TYPE_CHECKING:
+    from covey.environments.base import EnvironmentLike
 
 TRAINED_JUDGE = Requires(
     "a judge that covey trains (nano-judge, or second_judge among the monitors)",
@@ -70,9 +73,15 @@ class InfillConfig(EnvironmentConfig):
     """Logged, never trained on: grammar (exact, of generated sentences), second_judge (trained independently), ngram
     (nats a character by a model of counts)."""
 
+    reads_rows: ClassVar[str] = "maybe"
     masked_prompts: ClassVar[str] = "always"
     learned_judge: ClassVar[str] = "trained"
     slow_to_build: ClassVar[bool] = True
+
+    def build(self, run: BuildSettings, say: Say) -> "EnvironmentLike":
+        from covey_tasks.infill.build import build_infill
+
+        return build_infill(self, run, say)
 
     def check(self, run: BuildSettings) -> None:
         """Check the shares of masked tokens, and that monitors can be computed."""

@@ -2,9 +2,13 @@
 
 import math
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
 
-from covey.environments.settings import BuildSettings, EnvironmentConfig, check_time, naming_settings
+from covey.environments.settings import BuildSettings, EnvironmentConfig, Say, check_time, naming_settings
 from covey.system.setting import Requires, setting
+
+if TYPE_CHECKING:
+    from covey.environments.base import EnvironmentLike
 
 TASKS_MADE_UP = Requires("tasks made up, data.path = null", ("data.path",), lambda path: path is None)
 DESIGNS_MADE_UP = Requires(
@@ -59,6 +63,13 @@ class MachinesConfig(EnvironmentConfig):
     """Seconds one simulation may take on the clock before its worker is killed; the worst machine needs 0.2."""
     cache_size: int = setting(65536, ge=0)
     """Outcomes kept, so that equal machines are simulated once; 0 keeps none."""
+
+    reads_rows: ClassVar[str] = "maybe"
+
+    def build(self, run: BuildSettings, say: Say) -> "EnvironmentLike":
+        from covey_tasks.machines.build import build_machines
+
+        return build_machines(self, run)
 
     def check(self, run: BuildSettings) -> None:
         """Check stages, scores and the time of a group's machines."""

@@ -1,9 +1,13 @@
 """Settings of the environments that judge mathematics: gsm8k, math and countdown."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
 
-from covey.environments.settings import WITHOUT_ROWS, BuildSettings, EnvironmentConfig, check_time, naming_settings
+from covey.environments.settings import WITHOUT_ROWS, BuildSettings, EnvironmentConfig, Say, check_time, naming_settings
 from covey.system.setting import Requires, setting
+
+if TYPE_CHECKING:
+    from covey.environments.base import EnvironmentLike
 
 FORMAT_SCHEME = Requires(
     "environment.scheme = covey or values", ("environment.scheme",), lambda scheme: scheme in ("covey", "values")
@@ -26,6 +30,14 @@ class Gsm8kConfig(EnvironmentConfig):
     """Reward for an answer in the requested form that is wrong (schemes covey and values)."""
     instruction: str | None = None
     """What the system message says; null takes the scheme's own, "" sends none."""
+
+    reads_rows: ClassVar[str] = "always"
+    knows_right: ClassVar[bool] = True
+
+    def build(self, run: BuildSettings, say: Say) -> "EnvironmentLike":
+        from covey_tasks.math.build import build_gsm8k
+
+        return build_gsm8k(self, run)
 
     def check(self, run: BuildSettings) -> None:
         """Check that the scheme exists, and its range."""
@@ -56,6 +68,14 @@ class MathConfig(EnvironmentConfig):
     """Seconds math-verify may take for one completion before its process is killed; the answer is then wrong."""
     num_workers: int = setting(2, needs=ASKS_MATH_VERIFY)
     """Worker processes that run math-verify."""
+
+    reads_rows: ClassVar[str] = "always"
+    knows_right: ClassVar[bool] = True
+
+    def build(self, run: BuildSettings, say: Say) -> "EnvironmentLike":
+        from covey_tasks.math.build import build_math
+
+        return build_math(self, run)
 
     def check(self, run: BuildSettings) -> None:
         """Check the scheme, ranges and the time of math-verify."""
@@ -93,6 +113,14 @@ class CountdownConfig(EnvironmentConfig):
     """Reward for an answer in the requested form that is wrong."""
     instruction: str | None = None
     """What the system message says; null takes the form's own, "" sends none."""
+
+    reads_rows: ClassVar[str] = "maybe"
+    knows_right: ClassVar[bool] = True
+
+    def build(self, run: BuildSettings, say: Say) -> "EnvironmentLike":
+        from covey_tasks.math.build import build_countdown
+
+        return build_countdown(self, run)
 
     def check(self, run: BuildSettings) -> None:
         """Check the rules, and the ranges of problems that are made up."""

@@ -8,7 +8,6 @@ import pytest
 
 from covey.config.schema import Config
 from covey.environments.base import SPLITS, Environment
-from covey.environments.build import ENVIRONMENTS
 from covey.environments.data.columns import text_in, value_in
 from covey.environments.data.rows import RowSettings, load_rows
 from covey.environments.data.settings import DataConfig
@@ -35,7 +34,7 @@ def write(path: Path, *changes: dict[str, Any], count: int = 4) -> str:
 
 def built(name: str, path: str, **settings: Any) -> Environment:
     kind = {"gsm8k": Gsm8kConfig, "math": MathConfig, "code": CodeConfig}[name]
-    return ENVIRONMENTS[name](kind(**settings), Config(data=DataConfig(path=path)))
+    return kind(**settings).build(Config(data=DataConfig(path=path)), print)
 
 
 def first(environment: Environment) -> Any:

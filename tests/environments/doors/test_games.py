@@ -11,6 +11,7 @@ import pytest
 
 from covey.environments.doors.games import GymnasiumGame, Move, SkyRLGame, TextArenaGame
 from covey.environments.doors.openenv.environment import with_words
+from covey.environments.doors.settings import StepsConfig
 from covey.environments.doors.steps import Steps, StepSettings, row_prompts, seed_prompts, with_messages
 from covey.environments.episode import Observation
 from covey.types import Message, Prompt, Reward
@@ -56,7 +57,7 @@ class Hidden:
 
 
 def steps(factory: Callable[..., Any] = Hidden, **settings: Any) -> Steps:
-    prompts = seed_prompts("steps", "Play.", {"train": 3, "test": 2}, first_seed=7)
+    prompts = seed_prompts(StepsConfig(num_train=3, num_test=2, problem_seed=7))
     return Steps(StepSettings(factory, **settings), prompts)
 
 

@@ -83,7 +83,7 @@ def test_a_game_of_textarena_earns_what_it_earns_alone(name: str) -> None:
         return 0.0, len(actions)
 
     environment = Steps(
-        StepSettings(lambda: textarena.make(name), "textarena"), seed_prompts("steps", "Play.", {"train": 3}, 5)
+        StepSettings(lambda: textarena.make(name), "textarena"), seed_prompts(StepsConfig(num_train=3, problem_seed=5))
     )
     for prompt in environment.prompts("train"):
         random.seed(prompt.columns["seed"])  # as nobody else does between
@@ -128,7 +128,7 @@ def test_gymnasium_earns_what_it_earns_alone() -> None:
 
     environment = Steps(
         StepSettings(lambda: gymnasium.make("FrozenLake-v1", is_slippery=True)),
-        seed_prompts("steps", "Play.", {"train": 4}, 0),
+        seed_prompts(StepsConfig(num_train=4)),
     )
     actions = ["2", "2", "1", "I go 1", "1", "2"] * 10
     for prompt in environment.prompts("train"):
@@ -199,7 +199,7 @@ def test_nothing_of_theirs_waits_in_the_event_loop() -> None:
 
     environment = Steps(
         StepSettings(lambda: textarena.make("GuessTheNumber-v0-raw"), "textarena"),
-        seed_prompts("steps", "Play.", {"train": 32}, 0),
+        seed_prompts(StepsConfig(num_train=32)),
     )
 
     async def all_of_them() -> list[Any]:

@@ -8,8 +8,9 @@ import pytest
 
 from covey.environments.base import Split
 from covey.environments.conversations.tools.calling import MAX_HUNG, ToolServerLost
-from covey.environments.doors.trl import Factory, RowTools, no_reward, with_prompt
+from covey.environments.doors.trl import Factory, RowTools, with_prompt
 from covey.environments.episode import Observation
+from covey.environments.reward_functions.build import no_reward
 from covey.environments.reward_functions.environment import RewardFunctions, RewardSettings, reward_functions
 from covey.types import Failure, Reward, RunStopped
 

@@ -9,8 +9,9 @@ import datasets
 import huggingface_hub
 import pytest
 
-from covey.config.schema import ENVIRONMENT_SETTINGS, Config
+from covey.config.schema import Config
 from covey.config.validate import validate
+from covey.environments.registry import environment_classes
 from covey.loop import train
 from covey.policy.models.nano import NanoShape
 from covey.policy.models.nano_masked import nano_judge_model, nano_masked_tokenizer
@@ -127,7 +128,7 @@ def _hub_rows(name: str, subset: str | None) -> dict[str, list[dict[str, str]]]:
 
 def configured(settings: Mapping[str, Any]) -> Config:
     """A valid config of a run of a fraction of a second, unchecked unless said. ValueError where a rule refuses it."""
-    schema = ENVIRONMENT_SETTINGS[settings.get("environment.name", "arithmetic")]
+    schema = environment_classes()[settings.get("environment.name", "arithmetic")]
     small: dict[str, Any] = {"environment": schema(), "preflight.enabled": False}
     if schema().name == "arithmetic":
         small |= {"environment.num_train": 16, "environment.num_test": 8}

@@ -17,7 +17,8 @@ from covey.algorithm.settings import WITHOUT_CLAMP
 from covey.cli.job import UNREAD, check_typed
 from covey.cli.main import main
 from covey.config.checks import as_typed, format_value, walk
-from covey.config.schema import ENVIRONMENT_SETTINGS, Config, setting_names
+from covey.config.schema import Config, setting_names
+from covey.environments.registry import environment_classes
 from covey.run.audit.measure import audit
 from covey.run.build import build_environment
 from covey.system.setting import Requires
@@ -136,7 +137,7 @@ SAID_OF_THE_OTHER = {("algorithm.kl_in", "a sampled algorithm.kl_estimator such 
 RULES = list(
     dict.fromkeys(
         (found.name, need)
-        for environment in ENVIRONMENT_SETTINGS.values()
+        for environment in environment_classes().values()
         for found in walk(Config(environment=environment()))
         for need in found.bounds.needs
         if (found.name, need.condition) not in SAID_OF_THE_OTHER

@@ -17,7 +17,7 @@ from covey.environments.base import Split
 from covey.environments.doors.gateway.environment import AgentEnvironment
 from covey.environments.doors.gateway.program import Function, Program
 from covey.environments.doors.gateway.wire import RunSampling
-from covey.environments.doors.trl import no_reward
+from covey.environments.reward_functions.build import no_reward
 from covey.environments.reward_functions.environment import RewardFunctions, RewardSettings, reward_functions
 from covey.rollouts.rollout import roll_out
 from covey.rollouts.sampler import EpisodeLimits, Sampler

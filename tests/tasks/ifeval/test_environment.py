@@ -14,7 +14,6 @@ import pytest
 from covey.config.schema import Config
 from covey.config.validate import validate
 from covey.environments.base import conversation
-from covey.environments.build import ENVIRONMENTS
 from covey.environments.data.settings import DataConfig
 from covey.types import Prompt, Reward
 from covey_tasks.ifeval.environment import IFEval, _rules
@@ -36,7 +35,7 @@ def built(data: DataConfig | None = None, **settings: Any) -> IFEval:
     small = {"num_train": 40, "num_test": 10} if data is None else {}
     config = Config(environment=IfevalConfig(**(small | settings)), data=data or DataConfig())
     validate(config)
-    environment = ENVIRONMENTS["ifeval"](config.environment, config)
+    environment = config.environment.build(config, print)
     assert isinstance(environment, IFEval)
     return environment
 
@@ -305,7 +304,7 @@ def test_generated_prompts_can_be_evaluated_on_a_benchmark(tmp_path: Path, caplo
     config = Config(environment=IfevalConfig(**small))
     validate(config)
     with caplog.at_level(logging.WARNING):
-        environment = ENVIRONMENTS["ifeval"](config.environment, config)
+        environment = config.environment.build(config, print)
     assert [prompt.columns["key"] for prompt in environment.prompts("test")] == [1000, 2000, 3000]
     assert len(environment.prompts("train")) == 40
     assert caplog.messages == []

@@ -8,7 +8,6 @@ import pytest
 
 from covey.config.schema import Config
 from covey.environments.base import Environment
-from covey.environments.build import ENVIRONMENTS
 from covey.environments.data.settings import DataConfig
 from covey.types import Prompt, Reward
 from covey_graders.math.judge import compare
@@ -70,7 +69,7 @@ def test_no_answer_is_a_number_of_its_question(make: object, question: str) -> N
 
 def built(settings: object, data: DataConfig | None = None) -> Environment:
     assert isinstance(settings, Gsm8kConfig | MathConfig | CountdownConfig)
-    return ENVIRONMENTS[settings.name](settings, Config(environment=settings, data=data or DataConfig()))
+    return settings.build(Config(environment=settings, data=data or DataConfig()), print)
 
 
 @pytest.mark.long

@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from covey.config.checks import format_value
-from covey.config.schema import ENVIRONMENT_SETTINGS, Config
-from covey.environments.data.settings import NEED_ROWS, REWARDED, DataConfig
+from covey.config.schema import Config
+from covey.environments.data.settings import DataConfig
 from covey.environments.settings import EnvironmentConfig, MixtureConfig, part_configs
 from covey.rollouts.settings import group_sizes
 
@@ -64,10 +64,10 @@ def check_mixture(config: Config, rules: Sequence[Rule]) -> None:
     for name, weight in mixture.weights.items():
         if weight <= 0:
             raise ValueError(f"environment.weights.{name} must be > 0, got {weight}")
-    kinds = {name: part.name for name, part in mixture.parts.items()}
-    if config.rewards and not set(REWARDED) & set(kinds.values()):
+    kinds = mixture.parts.items()
+    if config.rewards and not any(part.takes_rewards for _, part in kinds):
         raise ValueError(f"rewards={format_value(config.rewards)} needs a part with name: reward_functions, got none")
-    sharing = [name for name, kind in kinds.items() if kind in NEED_ROWS and name not in mixture.data]
+    sharing = [name for name, part in kinds if part.reads_rows == "always" and name not in mixture.data]
     for setting, value in vars(config.data).items():
         if not sharing and value != vars(DataConfig())[setting]:
             raise ValueError(f"data.{setting}={format_value(value)} needs a part that reads it, got none")
@@ -77,10 +77,9 @@ def check_mixture(config: Config, rules: Sequence[Rule]) -> None:
 
 def _check_part(name: str, config: Config, rules: Sequence[Rule]) -> None:
     """Apply the rules to one part."""
-    kind = config.environment.name
-    if kind not in ENVIRONMENT_SETTINGS or kind == "mixture":
-        raise ValueError(f"environment.parts.{name} must be an environment that is no mixture, got {kind}")
-    if kind not in REWARDED:
+    if isinstance(config.environment, MixtureConfig):
+        raise ValueError(f"environment.parts.{name} must be an environment that is no mixture, got mixture")
+    if not config.environment.takes_rewards:
         config = replace(config, rewards=[], reward_weights=[])
     for rule in rules:
         try:

@@ -1,9 +1,13 @@
 """Settings of environment=guess, lookup and calculator."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
 
-from covey.environments.settings import EpisodesConfig
+from covey.environments.settings import BuildSettings, EpisodesConfig, Say
 from covey.system.setting import setting
+
+if TYPE_CHECKING:
+    from covey.environments.base import EnvironmentLike
 
 
 @dataclass
@@ -16,6 +20,8 @@ class GameConfig(EpisodesConfig):
     """Share of the demonstrated turns that err, in the cold start."""
     problem_seed: int = 0
     """Which problems and demonstrations are drawn."""
+
+    knows_right: ClassVar[bool] = True
 
 
 @dataclass
@@ -34,6 +40,11 @@ class GuessConfig(GameConfig):
     demonstration_errors: float = setting(0.5, ge=0, le=1)
     """Share of that player's guesses that ignore all answers."""
 
+    def build(self, run: BuildSettings, say: Say) -> "EnvironmentLike":
+        from covey.environments.conversations.guess import Guess
+
+        return Guess(self)
+
 
 @dataclass
 class LookupConfig(GameConfig):
@@ -49,6 +60,11 @@ class LookupConfig(GameConfig):
     num_test: int = setting(512, ge=1)
     """Held-out problems."""
 
+    def build(self, run: BuildSettings, say: Say) -> "EnvironmentLike":
+        from covey.environments.conversations.lookup import Lookup
+
+        return Lookup(self)
+
 
 @dataclass
 class CalculatorConfig(GameConfig):
@@ -63,3 +79,8 @@ class CalculatorConfig(GameConfig):
     """Training problems."""
     num_test: int = setting(512, ge=1)
     """Held-out problems, none of which is in the training set."""
+
+    def build(self, run: BuildSettings, say: Say) -> "EnvironmentLike":
+        from covey.environments.conversations.calculator import Calculator
+
+        return Calculator(self)

@@ -3,32 +3,24 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from covey.environments.registry import known_class
 from covey.system.lookup import is_function_path
 from covey.system.section import Section
 from covey.system.setting import Requires, is_set, setting
-
-OWN_ROWS = ("arithmetic", "guess", "lookup", "calculator", "reasoning_gym", "verifiers", "custom")
-"""Environments that make their own problems; others may read `data`."""
-KNOW_RIGHT = (
-    *("arithmetic", "gsm8k", "math", "countdown", "code", "ifeval", "guess", "lookup", "calculator", "reasoning_gym"),
-)
-"""Environments in which a full reward says that an answer is right, though part of it may be had for less."""
-NEED_ROWS = ("gsm8k", "math", "reward_functions", "tools", "agent")
-"""Environments that need rows."""
 
 
 def has_named_splits(path: str | None) -> bool:
     return path is None or not (Path(path).expanduser().is_file() or is_function_path(path))
 
 
-READS_ROWS = Requires("an environment that reads rows", ("environment.name",), lambda name: name not in OWN_ROWS)
+READS_ROWS = Requires(
+    "an environment that reads rows", ("environment.name",), lambda name: known_class(name).reads_rows != "never"
+)
 HAS_PATH = Requires(
     "data.path set", ("data.path", "environment.name"), lambda path, name: path is not None or name == "mixture"
 )
-REWARDED = ("reward_functions", "tools", "agent")
-"""Environments of rows that `rewards` judge."""
 OF_REWARD_FUNCTIONS = Requires(
-    "environment=reward_functions", ("environment.name",), lambda name: name in (*REWARDED, "mixture")
+    "environment=reward_functions", ("environment.name",), lambda name: known_class(name).takes_rewards
 )
 NAMED_SPLITS = Requires("data.path = a folder or a hub name", ("data.path",), has_named_splits)
 

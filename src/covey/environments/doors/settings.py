@@ -1,12 +1,15 @@
 """Settings of environment=steps, openenv, verifiers, reasoning_gym and agent."""
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from covey.environments.reward_functions.settings import RewardFunctionsConfig
-from covey.environments.settings import WITHOUT_ROWS, BuildSettings, EnvironmentConfig, EpisodesConfig
+from covey.environments.settings import WITHOUT_ROWS, BuildSettings, EnvironmentConfig, EpisodesConfig, Say
 from covey.system.lookup import is_function_path
 from covey.system.setting import Requires, setting
+
+if TYPE_CHECKING:
+    from covey.environments.base import EnvironmentLike, Split
 
 MADE_OF_SEEDS = Requires(
     "environment.protocol other than skyrl", ("environment.protocol",), lambda protocol: protocol != "skyrl"
@@ -34,6 +37,13 @@ class StepsConfig(EpisodesConfig):
     """Held-out prompts, none with a seed of a training prompt."""
     problem_seed: int = setting(0, ge=0, needs=MADE_OF_SEEDS)
     """The first of the seeds."""
+
+    reads_rows: ClassVar[str] = "maybe"
+
+    def build(self, run: BuildSettings, say: Say) -> "EnvironmentLike":
+        from covey.environments.doors.steps import make_steps
+
+        return make_steps(self, run)
 
     def check(self, run: BuildSettings) -> None:
         """Require a factory, and rows of SkyRL-Gym alone."""
@@ -74,7 +84,19 @@ class OpenEnvConfig(EpisodesConfig):
     problem_seed: int = setting(0, ge=0, needs=WITHOUT_ROWS)
     """The first of the seeds."""
 
+    reads_rows: ClassVar[str] = "maybe"
     slow_to_build: ClassVar[bool] = True
+
+    def build(self, run: BuildSettings, say: Say) -> "EnvironmentLike":
+        from covey.environments.data.rows import load_rows, row_settings
+        from covey.environments.doors.openenv.environment import OpenEnv, actions_of, reset_prompts, with_words
+        from covey.environments.doors.steps import seed_prompts
+
+        actions = actions_of(self)
+        if run.data.path is None:
+            return OpenEnv(self, actions, seed_prompts(self))
+        rows = load_rows(run.data.path, row_settings(run.data, (), make=with_words))
+        return OpenEnv(self, actions, reset_prompts(rows.splits, self.instruction))
 
     def check(self, run: BuildSettings) -> None:
         """Require the address of a server."""
@@ -107,6 +129,13 @@ class VerifiersConfig(EpisodesConfig):
 
     slow_to_build: ClassVar[bool] = True
 
+    def build(self, run: BuildSettings, say: Say) -> "EnvironmentLike":
+        from covey.environments.doors.gateway.environment import run_sampling
+        from covey.environments.doors.verifiers.environment import Verifiers
+        from covey.environments.doors.verifiers.process import WorkerProgram
+
+        return Verifiers(WorkerProgram(self), run_sampling(run.sampling, self.max_context, self.program_sampling))
+
     def check(self, run: BuildSettings) -> None:
         """Require the name of an environment."""
         if not self.id:
@@ -131,6 +160,15 @@ class ReasoningGymConfig(EnvironmentConfig):
     problem_seed: int = 0
     """Which problems are drawn."""
 
+    knows_right: ClassVar[bool] = True
+
+    def build(self, run: BuildSettings, say: Say) -> "EnvironmentLike":
+        from covey.environments.doors.reasoning_gym import ReasoningGym, make_dataset
+
+        counts: dict[Split, int] = {"train": self.num_train, "test": self.num_test}
+        dataset = make_dataset(self.dataset, sum(counts.values()), self.problem_seed, self.options)
+        return ReasoningGym(dataset, self.dataset, counts, self.instruction)
+
 
 @dataclass
 class AgentConfig(EpisodesConfig, RewardFunctionsConfig):
@@ -149,6 +187,12 @@ class AgentConfig(EpisodesConfig, RewardFunctionsConfig):
     or override (the run's are taken)."""
 
     masked_prompts: ClassVar[str] = "never"
+
+    def build(self, run: BuildSettings, say: Say) -> "EnvironmentLike":
+        from covey.environments.doors.gateway.environment import agent_environment
+        from covey.environments.reward_functions.build import build_judged
+
+        return agent_environment(self, build_judged(self, run), run.sampling, has_rewards=bool(run.rewards))
 
     def check(self, run: BuildSettings) -> None:
         """Require one program."""

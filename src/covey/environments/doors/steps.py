@@ -6,14 +6,18 @@ What a step earns belongs to its turn, what the last one earns is the verdict on
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from covey.environments.base import Environment, Split, are_words, conversation, own_containers
 from covey.environments.conversations.tools.calling import in_thread
-from covey.environments.data.rows import numbered
+from covey.environments.custom import check_arguments
+from covey.environments.data.rows import load_rows, numbered, row_settings
 from covey.environments.doors.games import PROTOCOLS, Game, Move
+from covey.environments.doors.settings import OpenEnvConfig, StepsConfig
 from covey.environments.episode import Answer, Episode, Observation
-from covey.system.lookup import one_of
+from covey.environments.settings import BuildSettings
+from covey.system.lookup import one_of, resolve
 from covey.types import Failure, Message, Prompt, Reward
 
 MAX_TURNS = 16
@@ -126,12 +130,22 @@ class StepEpisode(PlayedEpisode):
             await in_thread(self._game.end)
 
 
-def seed_prompts(
-    name: str, instruction: str, counts: Mapping[Split, int], first_seed: int
-) -> dict[Split, list[Prompt]]:
+def make_steps(settings: StepsConfig, run: BuildSettings) -> "Steps":
+    """Build the environment of prompts that are rows of SkyRL-Gym, or else seeds."""
+    function, is_skyrl = resolve(settings.factory, {}), settings.protocol == "skyrl"
+    check_arguments(function, settings.factory, settings.options, **({"extras": {}} if is_skyrl else {}))
+    how = StepSettings(partial(function, **settings.options), settings.protocol)
+    if is_skyrl:
+        rows = load_rows(run.data.path, row_settings(run.data, ("prompt",), make=with_messages))
+        return Steps(how, row_prompts("steps", rows.splits))
+    return Steps(how, seed_prompts(settings))
+
+
+def seed_prompts(settings: StepsConfig | OpenEnvConfig) -> dict[Split, list[Prompt]]:
     """Return prompts that are seeds. No seed is in both splits."""
     made: dict[Split, list[Prompt]] = {}
-    seed = first_seed
+    name, instruction, seed = settings.name, settings.instruction, settings.problem_seed
+    counts: dict[Split, int] = {"train": settings.num_train, "test": settings.num_test}
     for split, count in counts.items():
         made[split] = [
             Prompt(f"{split}-{index}", name, conversation(instruction, ""), {"seed": seed + index})

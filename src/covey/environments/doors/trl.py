@@ -219,11 +219,6 @@ def with_prompt(row: Mapping[str, Any]) -> Mapping[str, Any]:
     return row if row.get("prompt") is not None else {**row, "prompt": asked}
 
 
-def no_reward(completions: Sequence[Any], **columns: Any) -> list[None]:
-    """Apply to nothing: stands where the object of an attempt is all that rewards."""
-    return [None] * len(completions)
-
-
 def _emptied(prompt: Prompt) -> Prompt:
     """Return the prompt without what stands for a missing one."""
     if isinstance(prompt.text, str) or text_of(prompt.text[-1]) != NO_PROMPT:

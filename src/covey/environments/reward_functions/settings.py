@@ -1,10 +1,13 @@
 """Settings of environment=reward_functions."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from covey.environments.settings import BuildSettings, EnvironmentConfig, check_time
+from covey.environments.settings import BuildSettings, EnvironmentConfig, Say, check_time
 from covey.system.setting import Requires, setting
+
+if TYPE_CHECKING:
+    from covey.environments.base import EnvironmentLike
 
 IN_WORKERS = Requires("environment.in_process = false", ("environment.in_process",), lambda in_process: not in_process)
 
@@ -29,7 +32,14 @@ class RewardFunctionsConfig(EnvironmentConfig):
     max_failure_rate: float = 0.05
     """Stop the run when more than this share of the last 1000 rewards failed."""
 
+    reads_rows: ClassVar[str] = "always"
+    takes_rewards: ClassVar[bool] = True
     masked_prompts: ClassVar[str] = "maybe"
+
+    def build(self, run: BuildSettings, say: Say) -> "EnvironmentLike":
+        from covey.environments.reward_functions.build import build_reward_functions
+
+        return build_reward_functions(self, run)
 
     def check(self, run: BuildSettings) -> None:
         """Require that workers end before the time for scoring."""

@@ -1,12 +1,15 @@
 """Settings of environment=tools."""
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from covey.environments.reward_functions.settings import RewardFunctionsConfig
-from covey.environments.settings import BuildSettings, EpisodesConfig
+from covey.environments.settings import BuildSettings, EpisodesConfig, Say
 from covey.system.lookup import is_function_path
 from covey.system.setting import Requires, setting
+
+if TYPE_CHECKING:
+    from covey.environments.base import EnvironmentLike
 
 HAS_SERVERS = Requires("environment.servers set", ("environment.servers",), bool)
 
@@ -35,6 +38,11 @@ class ToolsConfig(EpisodesConfig, RewardFunctionsConfig):
     """Who says what a tool answered: tool, or user for chat templates that know no tools."""
 
     masked_prompts: ClassVar[str] = "never"
+
+    def build(self, run: BuildSettings, say: Say) -> "EnvironmentLike":
+        from covey.environments.conversations.tools.build import build_tools
+
+        return build_tools(self, run)
 
     def check(self, run: BuildSettings) -> None:
         """Require tools, something that rewards, and names that can be imported."""

@@ -9,8 +9,8 @@ from typing import Any
 from covey.environments.base import Split
 from covey.environments.doors.gateway.environment import AgentEnvironment
 from covey.environments.doors.gateway.wire import RunSampling
-from covey.environments.doors.trl import no_reward
 from covey.environments.doors.verifiers.process import WorkerProgram
+from covey.environments.reward_functions.build import no_reward
 from covey.environments.reward_functions.environment import RewardFunctions, RewardSettings, reward_functions
 from covey.types import Message, Prompt
 

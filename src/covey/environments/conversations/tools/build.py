@@ -1,0 +1,35 @@
+"""Build environment=tools from settings, or from what a program gives in their place."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from covey.environments.conversations.tools.episode import ToolRules
+from covey.environments.conversations.tools.settings import ToolsConfig
+from covey.environments.doors.mcp import McpServer
+from covey.environments.doors.trl import RowTools
+from covey.environments.reward_functions.build import RewardEntry, Rows, build_judged
+from covey.environments.settings import BuildSettings
+from covey.system.lookup import resolve
+
+
+def build_tools(
+    settings: ToolsConfig,
+    run: BuildSettings,
+    rewards: Sequence[RewardEntry] | None = None,
+    rows_in_memory: Rows | None = None,
+    given: Sequence[Callable[..., Any]] | None = None,
+) -> RowTools:
+    """Build the environment of the settings, or of functions, a class and rows that a program gives in their place."""
+    if given is None:
+        functions = [resolve(name, {}) for name in settings.tools]
+        toolset = None if settings.toolset is None else resolve(settings.toolset, {})
+    else:
+        functions = [tool for tool in given if not isinstance(tool, type)]
+        toolset = next((tool for tool in given if isinstance(tool, type)), None)
+    judged = build_judged(settings, run, rewards, rows_in_memory)
+    made = RowTools(judged, functions, toolset, has_rewards=bool(run.rewards))
+    made.rules = ToolRules(max_calls=settings.max_tool_calls, role=settings.tool_role)
+    made.tool_timeout = settings.tool_timeout
+    shared = settings.server_sessions == "shared"
+    made.servers = [McpServer(server, is_shared=shared, seconds=settings.tool_timeout) for server in settings.servers]
+    return made

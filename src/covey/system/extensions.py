@@ -1,0 +1,86 @@
+"""Find extensions by name: covey's own, and those that installed packages declare as entry points.
+
+Nothing is imported before its name is chosen, and no metadata is read for a name of covey's own.
+"""
+
+import importlib
+import sys
+from collections.abc import Mapping
+from functools import lru_cache
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from covey.system.lookup import describe, near
+
+
+class Extensions:
+    """Names of one kind, each with what it stands for.
+
+    `own` holds "module:object" or the object itself; a program may add names to it. A name of covey's own comes
+    before the same name of a package.
+    """
+
+    def __init__(self, group: str, kind: str, own: Mapping[str, Any]) -> None:
+        """Take the group of entry points, such as covey.environments, and the word for messages."""
+        self.own: dict[str, Any] = dict(own)
+        self._group, self._kind = group, kind
+
+    def names(self) -> list[str]:
+        """Return all names, sorted."""
+        return sorted({*self.own, *self._installed()})
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.own or name in self._installed()
+
+    def load(self, name: str) -> Any:
+        """Import what a name stands for. ValueError for an unknown or ambiguous name, or a failing import."""
+        found = self.own.get(name)
+        if found is None:
+            return self._load_installed(name)
+        if not isinstance(found, str):
+            return found
+        module, _, attribute = found.partition(":")
+        return getattr(importlib.import_module(module), attribute)
+
+    def package(self, name: str) -> str:
+        """Describe the package that an installed name is from, "" for a name of covey's own.
+
+        >>> Extensions("covey.commands", "verb", {"show": "covey.cli.show:run_show"}).package("show")
+        ''
+        """
+        return "" if name in self.own else ", ".join(_described(one) for one in self._installed().get(name, ()))
+
+    def _installed(self) -> Mapping[str, tuple[EntryPoint, ...]]:
+        return _declared(self._group, tuple(sys.path))
+
+    def _load_installed(self, name: str) -> Any:
+        if name not in self._installed():  # a package may have come since
+            _declared.cache_clear()
+        found = self._installed().get(name, ())
+        if not found:
+            raise ValueError(
+                f"{self._kind} must be one of {', '.join(self.names())}, got {name or 'none'}"
+                f"{near(name, self.names())}; a package may add others (pip install PACKAGE)"
+            )
+        if len(found) > 1:
+            raise ValueError(f"{self._kind}={name} is in {self.package(name)}; uninstall all of these but one")
+        try:
+            return found[0].load()
+        except Exception as error:  # foreign code
+            raise ValueError(
+                f"{self._kind}={name} needs {found[0].value} of {self.package(name)}, whose import {describe(error)}"
+            ) from error
+
+
+@lru_cache(maxsize=8)
+def _declared(group: str, path: tuple[str, ...]) -> Mapping[str, tuple[EntryPoint, ...]]:
+    """Return the entry points of a group by name. `path` is sys.path, which says what is installed."""
+    found: dict[str, tuple[EntryPoint, ...]] = {}
+    for one in entry_points(group=group):
+        if one not in found.get(one.name, ()):
+            found[one.name] = (*found.get(one.name, ()), one)
+    return found
+
+
+def _described(found: EntryPoint) -> str:
+    return f"{found.dist.name} {found.dist.version}" if found.dist else found.value
