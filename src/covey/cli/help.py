@@ -92,10 +92,7 @@ class Setting:
 
 
 def all_settings() -> dict[str, list[Setting]]:
-    """Return the settings of every section by its name, "" for the top.
-
-    The settings of an environment are those of environment=NAME.
-    """
+    """Return the settings of sections, "", engine, environment=NAME, by name."""
     kinds: list[type[Section]] = [Config, *_sections_of(Config), GroupSizeStep]
     named = {kind.section_name(): kind for kind in kinds}
     named |= {f"environment={name}": kind for name, kind in environment_classes().items()}

@@ -1,4 +1,4 @@
-"""Make an environment of the user's own, by the name of what makes it."""
+"""Make an environment by the name of its factory."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -10,7 +10,7 @@ from covey.system.lookup import resolve
 
 
 def make_custom(name: str, options: Mapping[str, Any]) -> EnvironmentLike:
-    """Call a factory, "module:function", with its options. ValueError for options or a result of another kind."""
+    """Call a factory with its options. ValueError where they do not fit."""
     factory = resolve(name, {})
     check_arguments(factory, name, options)
     lacking = sorted(getattr(factory, "__abstractmethods__", ()))
@@ -24,7 +24,7 @@ def make_custom(name: str, options: Mapping[str, Any]) -> EnvironmentLike:
 
 
 def check_arguments(factory: Callable[..., Any], name: str, options: Mapping[str, Any], **more: Any) -> None:
-    """Refuse options that do not fit before the factory runs. `more` are arguments that covey adds."""
+    """Refuse options that do not fit the factory. `more` is covey's own."""
     try:
         with suppress(ValueError):  # some that are written in C have no signature
             inspect.signature(factory).bind(**options, **more)

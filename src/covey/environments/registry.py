@@ -1,4 +1,4 @@
-"""Find the settings class of an environment by its name. What a class declares is in `environments.settings`."""
+"""Find the settings class of an environment by its name."""
 
 import logging
 from dataclasses import is_dataclass
@@ -43,7 +43,7 @@ ENVIRONMENTS = Extensions(
 
 
 def environment_class(name: str) -> "type[EnvironmentConfig]":
-    """Import the settings class of an environment. ValueError for an unknown name or an unusable class."""
+    """Import an environment's settings class. ValueError for an unknown name."""
     from covey.environments.settings import EnvironmentConfig
 
     found = ENVIRONMENTS.load(name)
@@ -62,7 +62,7 @@ def environment_class(name: str) -> "type[EnvironmentConfig]":
 
 
 def environment_classes() -> "dict[str, type[EnvironmentConfig]]":
-    """Import the settings classes of all environments by name, without those of packages that cannot be used."""
+    """Import all settings classes by name, except those of broken packages."""
     found = {}
     for name in ENVIRONMENTS.names():
         try:
@@ -78,7 +78,7 @@ def _package(name: str) -> str:
 
 
 def known_class(name: object) -> "type[EnvironmentConfig]":
-    """Import the settings class of an environment, the base class where there is no usable one."""
+    """Import an environment's settings class, the base class where none is usable."""
     from covey.environments.settings import EnvironmentConfig
 
     try:

@@ -35,7 +35,7 @@ class BuildSettings(Protocol):
 
 @dataclass
 class EnvironmentConfig(Section):
-    """Settings of an environment: a subclass adds fields, builds the environment and checks its own rules."""
+    """Settings of an environment, which build and check it."""
 
     name: str = ""
     """Which environment; `covey train --help` lists them."""
@@ -54,7 +54,7 @@ class EnvironmentConfig(Section):
     """Whether building it trains a judge or starts programs."""
 
     def build(self, run: BuildSettings, say: Say) -> "EnvironmentLike":
-        """Build the environment, once all settings are checked. `say` prints a line of progress.
+        """Build the environment from checked settings. `say` prints progress.
 
         Import the environment's module inside, so that settings stay cheap to import.
         """

@@ -1,4 +1,4 @@
-"""Find extensions by name: covey's own, and those that installed packages declare as entry points.
+"""Find extensions by name: covey's own and entry points of installed packages.
 
 Nothing is imported before its name is chosen, and no metadata is read for a name of covey's own.
 """
@@ -14,49 +14,49 @@ from covey.system.lookup import describe, near
 
 
 class Extensions:
-    """Names of one kind, each with what it stands for.
+    """Extensions of one kind by name.
 
     `own` holds "module:object" or the object itself; a program may add names to it. A name of covey's own comes
     before the same name of a package.
     """
 
     def __init__(self, group: str, kind: str, own: Mapping[str, Any]) -> None:
-        """Take the group of entry points, such as covey.environments, and the word for messages."""
+        """Take a group, such as covey.environments, and a word for messages."""
         self.own: dict[str, Any] = dict(own)
         self._group, self._kind = group, kind
 
     def names(self) -> list[str]:
         """Return all names, sorted."""
-        return sorted({*self.own, *self._installed()})
+        return sorted({*self.own, *self._entries()})
 
     def __contains__(self, name: object) -> bool:
-        return name in self.own or name in self._installed()
+        return name in self.own or name in self._entries()
 
     def load(self, name: str) -> Any:
-        """Import what a name stands for. ValueError for an unknown or ambiguous name, or a failing import."""
+        """Import an extension. ValueError where it is unknown, ambiguous or broken."""
         found = self.own.get(name)
         if found is None:
-            return self._load_installed(name)
+            return self._load_entry(name)
         if not isinstance(found, str):
             return found
         module, _, attribute = found.partition(":")
         return getattr(importlib.import_module(module), attribute)
 
     def package(self, name: str) -> str:
-        """Describe the package that an installed name is from, "" for a name of covey's own.
+        """Name the package of an installed extension, "" for covey's own.
 
         >>> Extensions("covey.commands", "verb", {"show": "covey.cli.show:run_show"}).package("show")
         ''
         """
-        return "" if name in self.own else ", ".join(_described(one) for one in self._installed().get(name, ()))
+        return "" if name in self.own else ", ".join(_format_package(one) for one in self._entries().get(name, ()))
 
-    def _installed(self) -> Mapping[str, tuple[EntryPoint, ...]]:
-        return _declared(self._group, tuple(sys.path))
+    def _entries(self) -> Mapping[str, tuple[EntryPoint, ...]]:
+        return _read_group(self._group, tuple(sys.path))
 
-    def _load_installed(self, name: str) -> Any:
-        if name not in self._installed():  # a package may have come since
-            _declared.cache_clear()
-        found = self._installed().get(name, ())
+    def _load_entry(self, name: str) -> Any:
+        if name not in self._entries():  # a package may have come since
+            _read_group.cache_clear()
+        found = self._entries().get(name, ())
         if not found:
             raise ValueError(
                 f"{self._kind} must be one of {', '.join(self.names())}, got {name or 'none'}"
@@ -73,8 +73,8 @@ class Extensions:
 
 
 @lru_cache(maxsize=8)
-def _declared(group: str, path: tuple[str, ...]) -> Mapping[str, tuple[EntryPoint, ...]]:
-    """Return the entry points of a group by name. `path` is sys.path, which says what is installed."""
+def _read_group(group: str, path: tuple[str, ...]) -> Mapping[str, tuple[EntryPoint, ...]]:
+    """Read the entry points of a group, installed on a path."""
     found: dict[str, tuple[EntryPoint, ...]] = {}
     for one in entry_points(group=group):
         if one not in found.get(one.name, ()):
@@ -82,5 +82,5 @@ def _declared(group: str, path: tuple[str, ...]) -> Mapping[str, tuple[EntryPoin
     return found
 
 
-def _described(found: EntryPoint) -> str:
+def _format_package(found: EntryPoint) -> str:
     return f"{found.dist.name} {found.dist.version}" if found.dist else found.value

@@ -131,7 +131,7 @@ class StepEpisode(PlayedEpisode):
 
 
 def make_steps(settings: StepsConfig, run: BuildSettings) -> "Steps":
-    """Build the environment of prompts that are rows of SkyRL-Gym, or else seeds."""
+    """Build environment=steps with prompts of rows or seeds."""
     function, is_skyrl = resolve(settings.factory, {}), settings.protocol == "skyrl"
     check_arguments(function, settings.factory, settings.options, **({"extras": {}} if is_skyrl else {}))
     how = StepSettings(partial(function, **settings.options), settings.protocol)

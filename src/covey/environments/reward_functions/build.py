@@ -1,4 +1,4 @@
-"""Build rows and reward functions from settings, or from what a program gives in their place."""
+"""Build rows and reward functions from settings or objects."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -21,7 +21,7 @@ def build_reward_functions(
     rewards: Sequence[RewardEntry] | None = None,
     rows_in_memory: Rows | None = None,
 ) -> RewardFunctions:
-    """Build the environment of the settings' functions and rows, or of those a program gives in their place."""
+    """Build it from settings, or from a program's functions and rows."""
     # Load the functions and the rows.
     functions = reward_functions(run.rewards if rewards is None else rewards, run.reward_weights)
     data = run.data
@@ -55,5 +55,5 @@ def build_judged(
 
 
 def no_reward(completions: Sequence[Any], **columns: Any) -> list[None]:
-    """Apply to nothing: stands where the object of an attempt is all that rewards."""
+    """Apply to nothing, where an attempt's object rewards."""
     return [None] * len(completions)

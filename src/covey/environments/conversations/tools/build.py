@@ -1,4 +1,4 @@
-"""Build environment=tools from settings, or from what a program gives in their place."""
+"""Build environment=tools from settings or objects."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,7 +19,7 @@ def build_tools(
     rows_in_memory: Rows | None = None,
     given: Sequence[Callable[..., Any]] | None = None,
 ) -> RowTools:
-    """Build the environment of the settings, or of functions, a class and rows that a program gives in their place."""
+    """Build it from settings, or from a program's functions, class and rows."""
     if given is None:
         functions = [resolve(name, {}) for name in settings.tools]
         toolset = None if settings.toolset is None else resolve(settings.toolset, {})
