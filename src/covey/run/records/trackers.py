@@ -7,14 +7,12 @@ import json
 import logging
 import os
 import secrets
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future
-from contextlib import ExitStack, suppress
+from concurrent.futures import Future, wait
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from queue import Full, Queue
 from textwrap import indent
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -25,6 +23,7 @@ from covey.run.records.rollout_log import AnswerLog, AnswerRow
 from covey.system.jsonl import JsonlWriter
 from covey.system.text.escaping import escape
 from covey.system.text.format import timestamp
+from covey.system.workers.call_thread import CallThread
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard.writer import SummaryWriter
@@ -166,18 +165,22 @@ class BackgroundTracker:
 
     def __init__(self, name: str, make: Callable[[], Tracker], deadline: float) -> None:
         """Start the thread, which calls `make`. Raises its ValueError."""
-        # State that caller and thread share
-        self._name = name
-        self._deadline = deadline
-        self._calls: Queue[Callable[[], None] | None] = Queue(MAX_WAITING_ROWS)
-        self._busy_since: float | None = None
+        self._name, self._deadline = name, deadline
         self._failed = False
         self._num_left_out = 0
-        self._tracker: Future[Tracker] = Future()
-        # A daemon thread: a tracker that hangs does not keep the process alive
-        self._thread = threading.Thread(target=self._serve, args=(make,), name=f"covey-{name}", daemon=True)
-        self._thread.start()
-        self._wait_for_start()
+        self._ended: Future[None] | None = None
+        self._thread = CallThread(f"covey-{name}")
+        self._tracker: Future[Tracker] = self._thread.submit(make)
+        try:
+            self._tracker.result(deadline)
+        except ValueError:
+            raise
+        except (Exception, SystemExit) as error:  # a service that is down must not stop the run
+            if not self._tracker.done():
+                self._give_up()
+            else:
+                LOGGER.warning("%s could not start (%s); metrics.jsonl has every row", name, error)
+            self._failed = True
 
     def log(self, step: int, metrics: Mapping[str, Number], kind: str = "train") -> None:
         row = {name: plain(value) for name, value in metrics.items()}
@@ -190,65 +193,32 @@ class BackgroundTracker:
         """Queue a call, unless too many wait."""
         if self._is_silent() or self._failed:
             return
-        try:
-            self._calls.put_nowait(call)
-        except Full:
-            self._num_left_out += 1
-            if self._num_left_out == 1:
-                LOGGER.warning(
-                    "%s cannot keep up; some rows were dropped there (metrics.jsonl is complete)", self._name
-                )
+        if self._thread.num_waiting < MAX_WAITING_ROWS:
+            self._thread.submit(lambda: None if self._failed else self._try(call))
+            return
+        self._num_left_out += 1
+        if self._num_left_out == 1:
+            LOGGER.warning("%s cannot keep up; some rows were dropped there (metrics.jsonl is complete)", self._name)
 
     def close(self) -> None:
         """Wait for the remaining rows while the service answers."""
-        is_asked = False
-        while self._thread.is_alive() and not self._is_silent():
-            if not is_asked:
-                with suppress(Full):
-                    self._calls.put_nowait(None)
-                    is_asked = True
-            self._thread.join(0.05)
-
-    def _wait_for_start(self) -> None:
-        try:
-            self._tracker.result(self._deadline)
-        except ValueError:
-            raise
-        except (Exception, SystemExit) as error:  # a service that is down must not stop the run
-            if not self._tracker.done():
-                self._give_up()
-            else:
-                LOGGER.warning("%s could not start (%s); metrics.jsonl has every row", self._name, error)
-            self._failed = True
-
-    def _serve(self, make: Callable[[], Tracker]) -> None:
-        self._busy_since = time.monotonic()
-        try:
-            tracker = make()
-        except BaseException as error:
-            self._tracker.set_exception(error)
-            return
-        finally:
-            self._busy_since = None
-        self._tracker.set_result(tracker)
-        while (call := self._calls.get()) is not None:
-            if not self._failed:
-                self._try(call)
-        self._try(tracker.close)
+        if self._ended is None:
+            self._ended = self._thread.submit(lambda: self._try(self._tracker.result().close))
+            self._thread.close()
+        while not self._ended.done() and not self._is_silent():
+            wait([self._ended], 0.05)
 
     def _try(self, call: Callable[[], None]) -> None:
-        self._busy_since = time.monotonic()
         try:
             call()
         except Exception as error:  # whatever a service throws, the run continues
             if not self._failed:
                 LOGGER.warning("%s stopped logging (%s); metrics.jsonl continues", self._name, error)
             self._failed = True
-        self._busy_since = None
 
     def _is_silent(self) -> bool:
         """Return True where a call missed its deadline; the service is given up."""
-        since = self._busy_since
+        since = self._thread.busy_since
         is_silent = since is not None and time.monotonic() - since > self._deadline
         if is_silent and not self._failed:
             self._give_up()

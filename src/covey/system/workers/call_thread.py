@@ -2,8 +2,10 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
@@ -14,18 +16,30 @@ class CallThread:
     It may hang in a user's function, which an executor's thread would wait for.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "covey-reward") -> None:
+        self._name = name
         self._calls: SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
+        self.busy_since: float | None = None
+        """Second of the monotonic clock at which the call in flight began."""
 
-    async def call(self, function: Callable[[], Any]) -> Any:
-        """Return the function's result, or raise its exception."""
+    @property
+    def num_waiting(self) -> int:
+        """Number of calls that have not begun."""
+        return self._calls.qsize()
+
+    def submit(self, function: Callable[[], Any]) -> "Future[Any]":
+        """Queue a call."""
         if self._thread is None:
-            self._thread = threading.Thread(target=self._serve, name="covey-reward", daemon=True)
+            self._thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
             self._thread.start()
         answer: Future[Any] = Future()
         self._calls.put((function, answer))
-        return await asyncio.wrap_future(answer)
+        return answer
+
+    async def call(self, function: Callable[[], Any]) -> Any:
+        """Return the function's result, or raise its exception."""
+        return await asyncio.wrap_future(self.submit(function))
 
     def close(self) -> None:
         """End the thread after the pending calls."""
@@ -36,7 +50,10 @@ class CallThread:
             function, answer = job
             if not answer.set_running_or_notify_cancel():
                 continue
+            self.busy_since = time.monotonic()
             try:
-                answer.set_result(function())
+                report = partial(answer.set_result, function())
             except BaseException as error:  # whoever waits for the call must hear of it
-                answer.set_exception(error)
+                report = partial(answer.set_exception, error)
+            self.busy_since = None
+            report()
