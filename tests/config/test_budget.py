@@ -10,10 +10,9 @@ from covey.cli.main import main
 from covey.config.auto_adjust import adjust_unset_options
 from covey.config.budget import resolve_budget, steps_for_epochs, steps_for_rollouts
 from covey.config.schema import Config
-from covey.config.validate import validate
+from covey.config.validate import validate, with_steps
 from covey.loop import train
 from covey.rollouts.settings import CurriculumConfig, GroupSizeStep
-from covey.run.build import with_steps
 from covey.run.memory.estimate import derived
 
 from ..support.small import rows, small_config, words

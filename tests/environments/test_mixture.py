@@ -16,8 +16,8 @@ from covey.environments.base import Environment, Split
 from covey.environments.data.settings import DataConfig
 from covey.environments.mixture import Mixture
 from covey.environments.settings import ArithmeticConfig, MixtureConfig
-from covey.run.build import build_environment
-from covey.run.build_stream import build_stream, spread
+from covey.run.build import build_environment, training_stream
+from covey.run.build_stream import spread
 from covey.system.waits.watchdog import Watchdog
 from covey.types import Failure, Message, Prompt, Reward
 from covey_tasks.math.settings import Gsm8kConfig
@@ -238,7 +238,7 @@ def test_a_mixture_is_built_from_the_settings_of_its_parts() -> None:
     validate(config)
     made = build_environment(config)
     prompts = made.prompts("train")
-    stream = build_stream(config, made, prompts)
+    stream = training_stream(config, made, prompts)
     assert [prompt.environment for prompt, _ in stream.draw(8)] == ["two", "one", "two", "two"] * 2
     assert {prompt.columns["level"] for prompt in prompts if prompt.environment == "one"} == {1}
 
@@ -252,7 +252,7 @@ def test_an_evaluation_looks_at_as_many_prompts_of_each_part() -> None:
 def test_a_part_without_training_prompts_is_named() -> None:
     made = mixture(none=scripted(num_prompts=0), sums=Arithmetic([1], 8, 4))
     with pytest.raises(ValueError, match=r"^environment=none has no training prompts$"):
-        build_stream(Config(), made, made.prompts("train"))
+        training_stream(Config(), made, made.prompts("train"))
 
 
 def test_parts_have_rows_of_their_own_or_share_those_of_the_run(tmp_path: Path) -> None:

@@ -221,9 +221,9 @@ def test_a_mixture_that_cannot_be_is_one_line(overrides: Sequence[str], line: st
 
 
 def test_a_curriculum_by_difficulty_needs_more_than_one_of_them(tmp_path: Path) -> None:
-    from covey.run.build_stream import build_stream
+    from covey.run.build import training_stream
 
     config = composed("curriculum.name=difficulty")
     environment = build_environment(config)
     with pytest.raises(ValueError, match=r"^a curriculum by difficulty needs training prompts of two difficulties"):
-        build_stream(config, environment, environment.prompts("train"))
+        training_stream(config, environment, environment.prompts("train"))

@@ -24,7 +24,7 @@ from covey.rollouts.curriculum import EasyToHard, Promotion, SuccessRateCurricul
 from covey.rollouts.sampler import Sampler
 from covey.rollouts.settings import CurriculumConfig, GroupSizeStep
 from covey.rollouts.source import LocalSource, PromptSampler, PromptStream
-from covey.run.build_stream import build_stream
+from covey.run.build import training_stream
 from covey.run.evaluate import evaluate, evaluation_from
 from covey.run.records.summary import RunFacts, summary
 from covey.system import collectives
@@ -225,7 +225,7 @@ def test_an_evaluation_of_several_environments_says_it_of_each(stack: ExitStack)
 def stream_of(**curriculum: Any) -> PromptSampler:
     environment = Arithmetic([1, 2], 8, 4)
     config = Config(environment=ArithmeticConfig(levels=[1, 2]), curriculum=CurriculumConfig(**curriculum))
-    return build_stream(config, environment, environment.prompts("train"))
+    return training_stream(config, environment, environment.prompts("train"))
 
 
 def test_the_settings_choose_the_order() -> None:

@@ -69,7 +69,7 @@ def test_it_bounds_the_context_of_episodes_with_the_limit_that_they_have() -> No
 @pytest.mark.parametrize(("most", "longest"), [(None, 1008), (100, 99), (1024, 1023), (1025, 1008)])
 def test_prompts_that_leave_no_room_are_those_that_are_skipped(most: int | None, longest: int) -> None:
     config = small_config(sampling__max_tokens=16, sampling__max_total_tokens=most)
-    assert longest_prompt(config, max_length=1024) == longest
+    assert longest_prompt(config.sampling, max_length=1024) == longest
 
 
 @pytest.mark.parametrize("n", [(1, 3), (2, 2), (3, 1)])

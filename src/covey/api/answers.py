@@ -11,8 +11,7 @@ from covey.environments.base import Environment, close_environment
 from covey.policy.attention.base import ATTENTION
 from covey.policy.policy import Policy, inference
 from covey.rollouts.encoding import encode_prompt
-from covey.run.build import build_source, make_sampler, training_sampling
-from covey.run.build_stream import held_out_prompts
+from covey.run.build import build_source, held_out_prompts, make_sampler, training_sampling
 from covey.run.evaluate import Evaluation, evaluate
 from covey.run.given import Given
 from covey.system.waits.signals import outside_of_loops

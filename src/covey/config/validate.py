@@ -5,6 +5,7 @@ from inspect import signature
 from typing import Any
 
 from covey.algorithm.settings import AlgorithmConfig
+from covey.config.budget import resolve_budget
 from covey.config.checks import (
     check_bounds,
     check_choices,
@@ -287,3 +288,21 @@ RULES: tuple[Callable[[Config], None], ...] = (
     check_parts,
 )
 """In this order: what is cheap and plain first. `check_functions` is the last."""
+
+
+def with_steps(config: Config, num_prompts: int) -> Config:
+    """Return the settings with the number of steps that their budget comes to. ValueError where others do not fit it.
+
+    >>> with_steps(Config(num_epochs=2, groups_per_step=4), num_prompts=22).num_steps
+    11
+    """
+    found = resolve_budget(config, num_prompts)
+    if found is not config:
+        try:
+            validate(found)
+        except ValueError as error:
+            told = (
+                f"num_epochs={config.num_epochs:g}" if config.num_epochs else f"total_rollouts={config.total_rollouts}"
+            )
+            raise ValueError(f"{told} of {num_prompts} prompts is num_steps={found.num_steps}: {error}") from error
+    return found

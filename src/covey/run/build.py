@@ -16,9 +16,8 @@ from covey.cluster.references import ReferenceActor, RemoteReference
 from covey.cluster.serving import Answerers, Serving
 from covey.cluster.slot import PoolLimits
 from covey.cluster.source import RaySource
-from covey.config.budget import resolve_budget
 from covey.config.schema import Config
-from covey.config.validate import validate
+from covey.config.validate import with_steps
 from covey.engine.base import Closable, Engine, UpdateMode
 from covey.engine.build import ENGINES, OWN_WEIGHTS, sampling_engine
 from covey.engine.weights import trained_tensors
@@ -39,15 +38,15 @@ from covey.policy.policy import Policy
 from covey.policy.reference import Reference, make_reference
 from covey.rollouts.buffer import Bound
 from covey.rollouts.sampler import EpisodeLimits, Sampler
-from covey.rollouts.source import GroupSource, LocalSource
+from covey.rollouts.source import GroupSource, LocalSource, PromptSampler
 from covey.run.build_stream import (
     build_group_filter,
     build_stream,
     check_graded,
     check_prompts,
     check_rendering,
-    held_out_prompts,
     reads_sampler,
+    spread,
     usable_prompts,
 )
 from covey.run.memory.estimate import with_checkpointing
@@ -115,7 +114,7 @@ def build_environment(config: Config, say: Callable[[str], None] = LOGGER.info) 
 def checked_environment(config: Config, environment: Environment) -> Environment:
     """Return the environment. ValueError as in `build_environment`."""
     check_prompts(config.environment.name, environment)
-    check_graded(config, environment)
+    check_graded(config.environment.name, environment, config.curriculum)
     return environment
 
 
@@ -167,8 +166,8 @@ def _wire(
         engine.watched_by(timer.watchdog)
     environment.watched_by(timer.watchdog)
     sampler = make_sampler(config, engine, environment, policy, Stages(timer.watchdog, config.timeouts.scoring))
-    prompts = usable_prompts(config, sampler, policy.max_length, "train")
-    check_rendering(config, policy, prompts)
+    prompts = usable_prompts(sampler, "train", policy.max_length, config.sampling, config.data.bad_rows)
+    check_rendering(config.model, policy, prompts)
     config = with_steps(config, len(prompts))
     trainer = Trainer(policy, trainer_settings(config), reference, timer)
     local = build_source(config, sampler, prompts)
@@ -181,24 +180,6 @@ def _wire(
     if has_samplers(config):  # last: what is refused above has started none
         source = build_ray_source(config, local, policy, timer.watchdog, judged)
     return Run(config, environment, policy, trainer, source, local, credit, packing, tests, tuple(servings), known)
-
-
-def with_steps(config: Config, num_prompts: int) -> Config:
-    """Return the settings with the number of steps that their budget comes to. ValueError where others do not fit it.
-
-    >>> with_steps(Config(num_epochs=2, groups_per_step=4), num_prompts=22).num_steps
-    11
-    """
-    found = resolve_budget(config, num_prompts)
-    if found is not config:
-        try:
-            validate(found)
-        except ValueError as error:
-            told = (
-                f"num_epochs={config.num_epochs:g}" if config.num_epochs else f"total_rollouts={config.total_rollouts}"
-            )
-            raise ValueError(f"{told} of {num_prompts} prompts is num_steps={found.num_steps}: {error}") from error
-    return found
 
 
 def has_samplers(config: Config) -> bool:
@@ -301,11 +282,23 @@ def _objective(config: Config) -> Objective:
     return build_objective(config.algorithm, norm_length=config.sampling.max_tokens)
 
 
+def held_out_prompts(config: Config, sampler: Sampler, max_length: int) -> tuple[Prompt, ...]:
+    """Choose the prompts of all evaluations."""
+    prompts = usable_prompts(sampler, "test", max_length, config.sampling, config.data.bad_rows)
+    return spread(prompts, config.evaluation.num_prompts)
+
+
+def training_stream(config: Config, environment: Environment, prompts: Sequence[Prompt]) -> PromptSampler:
+    """Build the order of the training prompts."""
+    name, order = config.environment.name, config.curriculum
+    return build_stream(name, environment, prompts, order, seed=config.seed, shuffle=config.shuffle)
+
+
 def build_source(config: Config, sampler: Sampler, prompts: Sequence[Prompt]) -> LocalSource:
     """Build the source of the groups that this config trains on."""
     return LocalSource(
         sampler=sampler,
-        stream=build_stream(config, sampler.environment, prompts),
+        stream=training_stream(config, sampler.environment, prompts),
         group_size=config.group_size,
         sampling=training_sampling(config),
         keep=build_group_filter(config.algorithm),

@@ -8,10 +8,11 @@ from transformers import PreTrainedTokenizerBase
 from covey.algorithm.credit.selection import GROUP_FILTERS
 from covey.algorithm.objective import Objective
 from covey.algorithm.settings import AlgorithmConfig
-from covey.config.schema import Config
+from covey.engine.settings import SamplingConfig
 from covey.environments.base import SPLITS, Environment, Split, are_words, naming
 from covey.policy.models.nano import CHAT_TEMPLATE
 from covey.policy.policy import Policy
+from covey.policy.settings import ModelConfig
 from covey.rollouts.curriculum import EasyToHard, Promotion, SuccessRateCurriculum, WeightedRoundRobin, Window
 from covey.rollouts.encoding import encode_prompt
 from covey.rollouts.group_checks import GroupFilter
@@ -31,38 +32,45 @@ STREAM_NAMES = ("prompts", "seed", "position", "draw", "state_dict", "load_state
 """What `covey.rollouts.source.PromptSampler` asks for."""
 
 
-def build_stream(config: Config, environment: Environment, prompts: Sequence[Prompt]) -> PromptSampler:
+def build_stream(
+    name: str,
+    environment: Environment,
+    prompts: Sequence[Prompt],
+    curriculum: CurriculumConfig,
+    *,
+    seed: int,
+    shuffle: bool,
+) -> PromptSampler:
     """Build the order of prompts, round-robin over environments, each with an order of its own.
 
     ValueError where an environment has no prompts, or a curriculum by difficulty finds only one.
     """
-    of_each = {config.environment.name: list(prompts)}
+    of_each = {name: list(prompts)}
     if environment.sampling_weights:
-        names = environment.sampling_weights
-        of_each = {name: [prompt for prompt in prompts if prompt.environment == name] for name in names}
-    empty = [name for name, found in of_each.items() if not found]
+        parts = environment.sampling_weights
+        of_each = {part: [prompt for prompt in prompts if prompt.environment == part] for part in parts}
+    empty = [part for part, found in of_each.items() if not found]
     if empty:
         raise ValueError(f"environment={empty[0]} has no training prompts")
-    graded = {name: _difficulties(config.curriculum, environment, found) for name, found in of_each.items()}
-    if _by_difficulty(config.curriculum) and not any(graded.values()):
+    graded = {part: _difficulties(curriculum, environment, found) for part, found in of_each.items()}
+    if _by_difficulty(curriculum) and not any(graded.values()):
         raise ValueError("a curriculum by difficulty needs training prompts of two difficulties or more, got fewer")
-    streams = {name: _ordered(config, found, graded[name]) for name, found in of_each.items()}
+    streams = {part: _ordered(found, graded[part], curriculum, seed, shuffle) for part, found in of_each.items()}
     if environment.sampling_weights:
-        return WeightedRoundRobin(streams, environment.sampling_weights, config.seed)
-    return streams[config.environment.name]
+        return WeightedRoundRobin(streams, environment.sampling_weights, seed)
+    return streams[name]
 
 
-def check_graded(config: Config, environment: Environment) -> None:
+def check_graded(name: str, environment: Environment, curriculum: CurriculumConfig) -> None:
     """Refuse a curriculum by difficulties that this environment does not know, with ValueError."""
-    if not _by_difficulty(config.curriculum):
+    if not _by_difficulty(curriculum):
         return
     with naming(environment, "difficulty"):
         if any(environment.difficulty(prompt) is not None for prompt in environment.prompts("train")):
             return
-    asked = "name" if config.curriculum.name == "difficulty" else "per"
+    asked = "name" if curriculum.name == "difficulty" else "per"
     raise ValueError(
-        f"curriculum.{asked}=difficulty needs an environment that says how hard its prompts are, "
-        f"got environment={config.environment.name}"
+        f"curriculum.{asked}=difficulty needs an environment that says how hard its prompts are, got environment={name}"
     )
 
 
@@ -70,11 +78,12 @@ def _by_difficulty(curriculum: CurriculumConfig) -> bool:
     return curriculum.name == "difficulty" or (curriculum.name == "success" and curriculum.per == "difficulty")
 
 
-def _ordered(config: Config, prompts: Sequence[Prompt], difficulties: Sequence[float]) -> PromptSampler:
+def _ordered(
+    prompts: Sequence[Prompt], difficulties: Sequence[float], c: CurriculumConfig, seed: int, shuffle: bool
+) -> PromptSampler:
     """Order the prompts of one environment, plainly where difficulties are asked for and missing."""
-    c, seed, shuffle = config.curriculum, config.seed, config.shuffle
     if ":" in c.name:
-        return _custom(config, prompts)
+        return _custom(prompts, c, seed, shuffle)
     if c.name == "none" or (_by_difficulty(c) and not difficulties):
         return PromptStream(prompts, seed, shuffle)
     if c.name == "difficulty":
@@ -86,11 +95,11 @@ def _ordered(config: Config, prompts: Sequence[Prompt], difficulties: Sequence[f
     return SuccessRateCurriculum(lanes, Window(c.window[0], c.window[1], c.decay, c.explore), seed, shuffle=shuffle)
 
 
-def _custom(config: Config, prompts: Sequence[Prompt]) -> PromptSampler:
+def _custom(prompts: Sequence[Prompt], curriculum: CurriculumConfig, seed: int, shuffle: bool) -> PromptSampler:
     """Make the curriculum of a class of your own. ValueError where it is no `PromptSampler`."""
-    make = custom.lookup(custom.CURRICULUM, config.curriculum.name, {}, config.curriculum.options)
+    make = custom.lookup(custom.CURRICULUM, curriculum.name, {}, curriculum.options)
     assert isinstance(make, custom.Custom), "the name has a colon"
-    stream = make(prompts, config.seed, config.shuffle)
+    stream = make(prompts, seed, shuffle)
     if not isinstance(stream, PromptSampler):
         missing = [name for name in STREAM_NAMES if name not in {*vars(stream), *dir(type(stream))}]
         raise make.error(f"have {', '.join(STREAM_NAMES)}", f"a {type(stream).__name__} without {', '.join(missing)}")
@@ -116,29 +125,26 @@ def _difficulties(curriculum: CurriculumConfig, environment: Environment, prompt
     return graded if len(set(graded)) > 1 else ()
 
 
-def usable_prompts(config: Config, sampler: Sampler, max_length: int, split: Split) -> list[Prompt]:
-    """Return the prompts of a split, with data.bad_rows=skip only those that fit a policy of `max_length`.
+def usable_prompts(
+    sampler: Sampler, split: Split, max_length: int, sampling: SamplingConfig, bad_rows: str
+) -> list[Prompt]:
+    """Return the prompts of a split, with bad_rows=skip only those that fit a policy of `max_length`.
 
-    With data.bad_rows=error the check before the run, or the engine, refuses the first of them by its id.
+    With bad_rows=error the check before the run, or the engine, refuses the first of them by its id.
     """
     prompts = sampler.environment.prompts(split)
-    if config.data.bad_rows == "error":
+    if bad_rows == "error":
         return prompts
-    longest = longest_prompt(config, max_length) if sampler.mask_id is None else max_length
+    longest = longest_prompt(sampling, max_length) if sampler.mask_id is None else max_length
     return fitting(prompts, sampler.tokenizer, longest)
 
 
-def longest_prompt(config: Config, max_length: int) -> int:
+def longest_prompt(sampling: SamplingConfig, max_length: int) -> int:
     """Return the most tokens of a prompt that leaves a policy of `max_length` room for its answer: a whole one, or any
     where answers are cut to what is left (sampling.max_total_tokens)."""
-    most = config.sampling.max_total_tokens
+    most = sampling.max_total_tokens
     is_cut = most is not None and most <= max_length
-    return most - 1 if is_cut and most is not None else max_length - config.sampling.max_tokens
-
-
-def held_out_prompts(config: Config, sampler: Sampler, max_length: int) -> tuple[Prompt, ...]:
-    """Return the prompts that evaluations look at, the same every time."""
-    return spread(usable_prompts(config, sampler, max_length, "test"), config.evaluation.num_prompts)
+    return most - 1 if is_cut and most is not None else max_length - sampling.max_tokens
 
 
 def fitting(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase, max_tokens: int) -> list[Prompt]:
@@ -175,7 +181,7 @@ def spread(prompts: Sequence[Prompt], n: int) -> tuple[Prompt, ...]:
     return tuple(chosen)
 
 
-def check_rendering(config: Config, policy: Policy, prompts: Sequence[Prompt]) -> None:
+def check_rendering(model: ModelConfig, policy: Policy, prompts: Sequence[Prompt]) -> None:
     """Warn where a chat template stays unused because all prompts are text.
 
     ValueError where a setting is about it.
@@ -183,16 +189,16 @@ def check_rendering(config: Config, policy: Policy, prompts: Sequence[Prompt]) -
     template = policy.tokenizer.chat_template
     if template is None or any(not isinstance(prompt.text, str) for prompt in prompts):
         return
-    if config.model.chat_template_kwargs:
+    if model.chat_template_kwargs:
         raise ValueError(
-            f"model.chat_template_kwargs={config.model.chat_template_kwargs} needs prompts that are conversations, "
+            f"model.chat_template_kwargs={model.chat_template_kwargs} needs prompts that are conversations, "
             "got text only"
         )
     if template != CHAT_TEMPLATE:
         LOGGER.warning(
             "all prompts are text and go to %s without its chat template; a prompt that is a list of messages "
             "(role, content) goes through it",
-            config.model.name,
+            model.name,
         )
 
 

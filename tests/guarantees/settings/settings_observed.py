@@ -32,8 +32,7 @@ from covey.policy.models.loading import load_policy
 from covey.rollouts.group_checks import Outcome
 from covey.rollouts.source import AdaptiveSampler
 from covey.run import cold_start
-from covey.run.build import Run, build_environment, build_run
-from covey.run.build_stream import build_stream
+from covey.run.build import Run, build_environment, build_run, training_stream
 from covey.run.checkpoints.resume import locked_run_folder, resume_point
 from covey.run.checkpoints.saved_settings import settings_of
 from covey.run.evaluate import evaluate
@@ -223,7 +222,7 @@ def rollouts(config: Config) -> dict[str, Any]:
 def order(config: Config) -> list[list[str]]:
     """The training prompts of forty steps, which are solved more or less well."""
     with environment_of(config) as environment:
-        stream = build_stream(config, environment, environment.prompts("train"))
+        stream = training_stream(config, environment, environment.prompts("train"))
     found = []
     for step in range(40):
         names = [(prompt.environment, prompt.id) for prompt, _ in stream.draw(config.groups_per_step)]

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from covey.algorithm.build import build_objective
 from covey.algorithm.settings import AlgorithmConfig
-from covey.config.schema import Config
 from covey.engine.weights import MEAN_SHARE
 from covey.policy.logprobs import Scoring, score_tokens
 from covey.policy.policy import Policy, inference
@@ -63,7 +62,7 @@ def check_logprobs(subject: PreflightContext) -> Check:
     wrong, limit = explained_logprobs(subject, {"engine": gap_L}, rollouts)
     figure = (
         f"engine and trainer differ by {largest:.2g} nats at most, {mean:.2g} on average of {len(gap_L)} tokens, "
-        f"most in prompt {worst}{dropout_note(config)}{SAMPLERS_NOTE if config.source == 'ray' else ''}"
+        f"most in prompt {worst}{dropout_note(config.model)}{SAMPLERS_NOTE if config.source == 'ray' else ''}"
     )
     remedy = (
         f"engine={config.engine.name} or the model's attention is not what is trained: model.precision=float32 tells "
@@ -108,31 +107,33 @@ def check_gradient(subject: PreflightContext) -> Check:
         # Allow what rounding explains, measured in float64 where the usual tolerance is exceeded
         limit = config.preflight.gradient_tolerance or gradient_tolerance(config.model, policy)
         limit = explained_error(config, policy, rows, trainer_settings(config).sampling, max(errors.values()), limit)
-    return _gradient_finding(config, limit, errors, tokens_of(groups))
+    return _gradient_finding(config.model, limit, errors, tokens_of(groups), _ways(config.model, config.packing))
 
 
-def _gradient_finding(config: Config, limit: float, errors: dict[tuple[str, int], float], num_tokens: int) -> Check:
+def _gradient_finding(
+    model: ModelConfig, limit: float, errors: dict[tuple[str, int], float], num_tokens: int, ways: str
+) -> Check:
     # A NaN is the worst of all, which max() alone would not see.
     (packing, budget), worst = max(errors.items(), key=lambda found: (math.isnan(found[1]), found[1]))
     figure = (
         f"relative error {worst:.2g} at most over {len(errors)} layouts and splits of {num_tokens:,} tokens, most with "
-        f"packing={packing} in micro-batches of {budget} tokens{dropout_note(config)}"
+        f"packing={packing} in micro-batches of {budget} tokens{dropout_note(model)}"
     )
     if math.isnan(worst):
         figure = f"the gradient is 0 or not finite with packing={packing}"
-    remedy = f"the model mixes tokens of different rollouts or its arithmetic depends on the shape: {_ways(config)}"
+    remedy = f"the model mixes tokens of different rollouts or its arithmetic depends on the shape: {ways}"
     passed = worst <= limit
     values = {f"{packing}/{budget}": error for (packing, budget), error in errors.items()}
     return Check(passed, figure, f"{limit:.3g}", "" if passed else remedy, values)
 
 
-def _ways(config: Config) -> str:
+def _ways(model: ModelConfig, packing: str) -> str:
     """List settings that tell rounding from defects, and that accept the error."""
     ways = {
-        "model.kernels=torch": config.model.kernels != "torch",
-        "packing=padded": config.packing != "padded",
-        "model.precision=float32": config.model.precision in ("bfloat16", "float16"),
-        "model.precision=float64": config.model.precision == "float32",
+        "model.kernels=torch": model.kernels != "torch",
+        "packing=padded": packing != "padded",
+        "model.precision=float32": model.precision in ("bfloat16", "float16"),
+        "model.precision=float64": model.precision == "float32",
     }
     untried = " or ".join(way for way, is_open in ways.items() if is_open)
     tells = f"{untried} may be exact and tells rounding from a defect, " if untried else ""
@@ -287,5 +288,5 @@ def gradient_tolerance(model: ModelConfig, policy: Policy) -> float:
     return GRADIENT_TOLERANCE[kind]
 
 
-def dropout_note(config: Config) -> str:
-    return " (with model.lora_dropout off)" if config.model.lora_dropout > 0 else ""
+def dropout_note(model: ModelConfig) -> str:
+    return " (with model.lora_dropout off)" if model.lora_dropout > 0 else ""

@@ -94,7 +94,7 @@ def check_slope(subject: PreflightContext) -> Check:
         slope = f"{errors.slope:.2g} against differences of the loss"
     seen = f"against plain transformers over {tokens_of(groups):,} tokens"
     note = "" if any(map(uncertain, groups)) else ", each of them certain, so that the gradient is 0"
-    figure = f"relative error {errors.gradient:.2g} {seen}{note}, {slope}{dropout_note(config)}"
+    figure = f"relative error {errors.gradient:.2g} {seen}{note}, {slope}{dropout_note(config.model)}"
     remedy = (
         "a kernel has no right backward pass here: model.kernels=torch, model.attention=sdpa, "
         "packing=padded or a model that is not in 4 bits may have one, and model.precision=float32 tells rounding from "
