@@ -1,1 +1,1 @@
-"""From rewards to advantages and from log-probs to a loss: tensors in, tensors out."""
+"""From rewards to advantages, and from log-probs to a loss."""

@@ -1,4 +1,4 @@
-"""How token losses become one number: a weighted sum of row sums whose weights depend on global totals only.
+"""Reduce token losses to one number, with weights from global totals.
 
 Losses of micro-batches therefore add up, and any split of the batch gives the same gradient. Never divide by the
 number of micro-batches; where gradients are averaged over W ranks, multiply the local loss by W.
@@ -16,7 +16,7 @@ from covey.algorithm.loss_inputs import select
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """What one optimiser step trains on, counted over all its micro-batches and all ranks.
+    """The counts of one optimiser step, over all micro-batches and ranks.
 
     >>> Totals(num_tokens=4096, num_sequences=63, num_rows=64)
     """
@@ -55,7 +55,7 @@ class Reduction:
 
 @dataclass(frozen=True, slots=True)
 class Denominators:
-    """What an aggregation may divide by. Each is at least 1."""
+    """The possible divisors of an aggregation, each at least 1."""
 
     tokens: int
     sequences: int
@@ -63,13 +63,13 @@ class Denominators:
 
 
 def count_totals(mask_NT: Tensor) -> Totals:
-    """Count these rows alone, leaving the other micro-batches and ranks to be added."""
+    """Count these rows alone, without other micro-batches and ranks."""
     counts_N = mask_NT.sum(1)
     return Totals(int(counts_N.sum()), int((counts_N > 0).sum()), mask_NT.shape[0])
 
 
 def aggregate(values_NT: Tensor, mask_NT: Tensor, totals: Totals, reduction: Reduction) -> Tensor:
-    """Return this micro-batch's share of the loss, a scalar attached to the graph even without valid tokens.
+    """Return this micro-batch's share of the loss, a scalar with gradient.
 
     ValueError where a *_norm mode has no norm_length. A per-sequence loss stands at each of its tokens, so that
     `seq_mean` is its mean over sequences and `seq_sum` its sum.
@@ -82,7 +82,10 @@ def aggregate(values_NT: Tensor, mask_NT: Tensor, totals: Totals, reduction: Red
 
 
 def divisor(reduction: Reduction) -> str:
-    """Name the field of `Totals` that an aggregation divides by: "" where by none, the mode of a custom one."""
+    """Return the field of `Totals` that an aggregation divides by.
+
+    "" for none, the mode for a custom one.
+    """
     if reduction.mode.startswith("seq_mean"):
         return "num_rows" if reduction.count_empty else "num_sequences"
     return {"token_mean": "num_tokens"}.get(reduction.mode, reduction.mode if ":" in reduction.mode else "")
@@ -114,7 +117,7 @@ def seq_sum_token_mean(counts_N: Tensor, denominators: Denominators) -> Tensor:
 
 
 def seq_mean_token_sum(counts_N: Tensor, denominators: Denominators) -> Tensor:
-    """Return the mean over sequences of their token sums: REINFORCE on sequence log-probs."""
+    """Return the mean over sequences of their token sums."""
     return torch.ones_like(counts_N) / denominators.sequences
 
 
@@ -129,7 +132,7 @@ def token_sum(counts_N: Tensor, denominators: Denominators) -> Tensor:
 
 
 def token_sum_norm(counts_N: Tensor, denominators: Denominators) -> Tensor:
-    """Return the plain sum over a constant length. Grows with the number of sequences."""
+    """Return the sum over a constant length; it grows with the sequences."""
     return torch.ones_like(counts_N) / denominators.length
 
 

@@ -1,4 +1,4 @@
-"""Build what an algorithm preset names, and check every name and option of it now, not at a step."""
+"""Build the functions that a preset names, checking names and options."""
 
 import inspect
 import math
@@ -24,7 +24,7 @@ from covey.system.lookup import check_options, one_of, resolve
 
 
 def build_credit(algorithm: AlgorithmConfig) -> CreditFunctions:
-    """Look up the functions from rewards to advantages. ValueError names the setting to mend."""
+    """Look up the functions from rewards to advantages. ValueError names the setting."""
     estimate = custom.lookup(custom.ADVANTAGE, algorithm.advantage, ADVANTAGES, algorithm.advantage_options)
     shaping = (custom.lookup(custom.SHAPING, name, SHAPING, options) for name, options in algorithm.shaping.items())
     turn_credit, select = None, None
@@ -50,10 +50,10 @@ def build_credit(algorithm: AlgorithmConfig) -> CreditFunctions:
 
 
 def build_objective(algorithm: AlgorithmConfig, norm_length: int) -> Objective:
-    """Resolve every name of a preset and check its options now, not at the first step.
+    """Build the objective of a preset, checking names and options.
 
     `norm_length` is the constant length of the *_norm aggregations where the preset sets none. ValueError names the
-    setting to mend.
+    setting.
     """
     _positive("norm_length", algorithm.norm_length)
     length = norm_length if algorithm.norm_length is None else algorithm.norm_length
@@ -95,7 +95,7 @@ def _bound_loss(algorithm: AlgorithmConfig) -> Loss:
 
 
 def _split_options(options: dict[str, Any], loss: Loss) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the options of the loss and those of its selector, which may share some. Unknown ones are refused."""
+    """Split options into the loss's and its selector's, refusing unknown ones."""
     known = set() if loss.selector is None else {p.name for p in _keywords(loss.selector)}
     own = {p.name for p in _keywords(loss.function)}
     loss_options = {key: value for key, value in options.items() if key in own or key not in known}
@@ -158,12 +158,12 @@ def _reduction(role: custom.FunctionRole, mode: str, norm_length: int, algorithm
 
 
 def _own(role: custom.FunctionRole, name: str) -> Callable[..., Any] | None:
-    """Return the function of one's own that a setting names, None for a name of a table."""
+    """Return a setting's custom function, None for a table's name."""
     return custom.lookup(role, name, {}) if ":" in name else None
 
 
 def one_of_or_custom(setting: str, name: str, table: Mapping[str, Callable[..., Any]]) -> str:
-    """Return `name`, or raise ValueError where it is neither an entry of `table` nor a function that is there."""
+    """Return `name` if it is in `table` or a custom function, else raise."""
     if ":" not in name:
         return one_of(setting, name, (*table, "module:function"))
     resolve(name, table)

@@ -1,4 +1,4 @@
-"""What a run steers once for each batch, and what stops it: KL and entropy coefficients, gap of sampler and trainer."""
+"""Per-batch controllers: KL coefficient, entropy coefficient, sampler gap."""
 
 import logging
 import math
@@ -19,7 +19,7 @@ MOVED_ON = (
 
 @dataclass(frozen=True, slots=True)
 class KLController:
-    """The KL coefficient and the rule that steers it. `update_kl_controller` gives the next state.
+    """The KL coefficient and the rule that adapts it.
 
     >>> update_kl_controller(KLController(coef=0.05, rule="doubling", target=0.1), kl=0.2, num_completions=64).coef
     0.1
@@ -76,7 +76,7 @@ def kl_controller(algorithm: AlgorithmConfig) -> KLController:
 
 
 def update_kl_controller(state: KLController, kl: float, num_completions: int) -> KLController:
-    """Return the state after observing `kl` over `num_completions`. Once per batch, with the KL summed over all ranks.
+    """Return the state after a batch's KL, summed over all ranks.
 
     A KL that is not finite leaves the coefficient as it is.
     """
@@ -98,7 +98,7 @@ def proportional(state: KLController, kl: float, num_completions: int) -> float:
 
 
 def doubling(state: KLController, kl: float, num_completions: int) -> float:
-    """Double the coefficient above the band, halve it below (PPO's adaptive penalty, arXiv 1707.06347)."""
+    """Double the coefficient above the band, halve it below (arXiv 1707.06347)."""
     assert state.target is not None
     if kl > state.band * state.target:
         return state.coef * state.factor
@@ -109,7 +109,7 @@ def doubling(state: KLController, kl: float, num_completions: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class EntropyControl:
-    """State of an entropy bonus that adapts itself (Skywork-OR1, arXiv 2505.22312). Part of a checkpoint.
+    """State of an adaptive entropy bonus (Skywork-OR1, arXiv 2505.22312).
 
     >>> update_entropy_control(EntropyControl(coef=0.0, active=False), entropy=0.1, target=0.2)
     EntropyControl(coef=0.005, active=True)
@@ -126,14 +126,14 @@ class EntropyControl:
 
 
 def entropy_control(algorithm: AlgorithmConfig) -> EntropyControl:
-    """Build the control of the entropy bonus: one that is steered waits for the first entropy seen."""
+    """Build the control of the entropy bonus, inactive until observed."""
     return EntropyControl(algorithm.entropy_coef, active=algorithm.target_entropy is None)
 
 
 def update_entropy_control(
     control: EntropyControl, *, entropy: float, target: float, step: float = 0.005, low: float = 0.0, high: float = 1.0
 ) -> EntropyControl:
-    """Step up while the entropy (nats, token mean) is at or below the target, else down, within bounds."""
+    """Raise the coefficient at low entropy (nats, token mean), else lower it."""
     active = entropy <= target
     coef = control.coef + (step if active else -step)
     return EntropyControl(min(max(coef, low), high), active)
@@ -150,7 +150,7 @@ class MismatchWatch:
     _is_alarmed: bool = False
 
     def look(self, found: float) -> None:
-        """Warn once where sampler and trainer come apart, and stop where they are further apart than is allowed."""
+        """Warn once of a gap of sampler and trainer, or stop beyond the limit."""
         said = f"log-probs of sampler and trainer differ by {found:.3g} nats per token"
         why = MOVED_ON if self.is_stale else NOT_TRAINED
         if self.limit is not None and found > self.limit:

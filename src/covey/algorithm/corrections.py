@@ -1,4 +1,4 @@
-"""Off-policy corrections: weights and masks for data that another program, or older weights, sampled.
+"""Off-policy corrections: weights and masks for data of another policy.
 
 Three policies: the sampler, the old policy (the trainer's weights before the first update on the batch) and the
 policy. u = log pi_old - log pi_sampler at a sampled token. Everything here is detached.
@@ -42,7 +42,7 @@ class WeightOptions:
 
 
 def importance_weights(old_NT: Tensor, sampler_NT: Tensor, mask_NT: Tensor, options: WeightOptions) -> Tensor:
-    """Return bounded pi_old / pi_sampler for every token, shape (N, T), 0 outside the mask.
+    """Return bounded pi_old / pi_sampler per token, (N, T), 0 outside the mask.
 
     They are not yet self-normalised.
 
@@ -59,7 +59,7 @@ def importance_weights(old_NT: Tensor, sampler_NT: Tensor, mask_NT: Tensor, opti
 
 
 def mean_weight(weights_NT: Tensor, mask_NT: Tensor, level: str) -> Tensor:
-    """Return what self-normalisation divides by, 1 if there is nothing.
+    """Return the divisor of self-normalisation, 1 for no tokens.
 
     It is the mean over valid tokens, or over non-empty sequences.
     """
@@ -69,13 +69,13 @@ def mean_weight(weights_NT: Tensor, mask_NT: Tensor, level: str) -> Tensor:
 
 
 def row_mean(values_NT: Tensor, mask_NT: Tensor) -> Tensor:
-    """Return each row's mean over its valid tokens, 0 where it has none. Shape (N,)."""
+    """Return each row's mean over valid tokens, 0 for none, (N,)."""
     return select(values_NT, mask_NT).sum(1) / mask_NT.sum(1).clamp(min=1)
 
 
 @dataclass(frozen=True, slots=True)
 class Criterion:
-    """One reason to reject: a divergence of sampler and old policy outside [low, high].
+    """A divergence of sampler and old policy to reject outside [low, high].
 
     >>> Criterion(scope="seq_mean", estimator="k3", low=-math.inf, high=0.02)
     """
@@ -124,7 +124,10 @@ def _parse_criterion(name: str, bound: str) -> Criterion:
 def rejection_keep(
     old_NT: Tensor, sampler_NT: Tensor, mask_NT: Tensor, criteria: Sequence[Criterion], clamp: float | None = 20.0
 ) -> Tensor:
-    """Return the tokens that meet every criterion. Bool (N, T). Denominators keep the count before rejection."""
+    """Return the tokens that meet every criterion, bool (N, T).
+
+    Denominators keep the count before rejection.
+    """
     u_NT = clamp_symmetric(select(old_NT.detach() - sampler_NT.detach(), mask_NT), clamp)
     keep_NT = mask_NT
     for criterion in criteria:
@@ -136,7 +139,7 @@ def rejection_keep(
 def off_policy_keep(
     advantages_NT: Tensor, log_probs_NT: Tensor, sampler_NT: Tensor, mask_NT: Tensor, delta: float
 ) -> Tensor:
-    """Keep all sequences, bool (N,), but those of negative advantage far from the sampler.
+    """Drop sequences of negative advantage far from the sampler, bool (N,).
 
     Far: the mean log(pi_sampler / pi) exceeds delta.
 
@@ -147,7 +150,7 @@ def off_policy_keep(
 
 
 def m2po_keep(old_NT: Tensor, sampler_NT: Tensor, mask_NT: Tensor, threshold: float) -> Tensor:
-    """Drop the tokens of largest u^2, over the batch, until the mean u^2 of the rest is below the threshold.
+    """Drop tokens of largest u^2 until its mean is below the threshold.
 
     bool (N, T); at least one token stays (M2PO, arXiv 2510.01161).
     """

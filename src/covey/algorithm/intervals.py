@@ -13,7 +13,7 @@ SHARE = (0.0, 1.0)
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A measured value and its confidence interval, whose ends are NaN where there is too little to tell."""
+    """A measured value with its confidence interval, NaN if unknown."""
 
     value: float
     low: float
@@ -25,7 +25,7 @@ UNKNOWN = Estimate(math.nan, math.nan, math.nan)
 
 
 def wilson(successes: float, trials: float, confidence: float) -> Estimate:
-    """Return Wilson's score interval of a proportion, which holds near 0 and 1 (JASA 22:209, 1927).
+    """Return Wilson's score interval of a proportion (JASA 22:209, 1927).
 
     `trials` may be fractional. NaN where there are none.
     """
@@ -39,12 +39,9 @@ def wilson(successes: float, trials: float, confidence: float) -> Estimate:
 
 
 def student(confidence: float, freedom: float) -> float:
-    """Return the two-sided quantile of Student's t, to 1 in 1,000 (Abramowitz and Stegun 26.7.5; exact for 1 and 2).
+    """Return the two-sided quantile of Student's t, to 1 in 1,000.
 
-    Fractions of a degree of freedom are dropped below 3.
-
-    >>> round(student(0.95, 1), 3), round(student(0.95, 19), 3)
-    (12.706, 2.093)
+    (Abramowitz and Stegun 26.7.5; exact for 1 and 2.) Fractions of a degree of freedom are dropped below 3.
     """
     if freedom < 3:
         return math.tan(math.pi * confidence / 2) if freedom < 2 else confidence * math.sqrt(2 / (1 - confidence**2))
@@ -56,7 +53,7 @@ def student(confidence: float, freedom: float) -> float:
 
 
 def mean_interval(values: Sequence[float], confidence: float, bounds: tuple[float, float] | None = None) -> Estimate:
-    """Return Student's interval of a mean over prompts, which are the independent units: their samples are not.
+    """Return Student's interval of a mean over prompts, the independent units.
 
     Between bounds it stays inside them and is wide where all values are equal: half an observation more is put at each
     bound. Without bounds there is none of fewer than 20 values, or of equal ones, whose spread is not seen.
@@ -79,7 +76,7 @@ def mean_interval(values: Sequence[float], confidence: float, bounds: tuple[floa
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
-    """Return the probability that at least one of k attempts is correct (arXiv 2107.03374).
+    """Return the unbiased probability that one of k attempts is correct (arXiv 2107.03374).
 
     It is unbiased, from c correct of n.
 
@@ -94,11 +91,11 @@ def pass_at_k(n: int, c: int, k: int) -> float:
 
 
 def pass_of_each(num_scored: Iterable[int], num_right: Iterable[int], k: int) -> list[float]:
-    """Return the chance of each prompt that one of k samples is right, NaN where fewer were scored."""
+    """Return each prompt's pass@k, NaN where fewer were scored."""
     counts = zip(num_scored, num_right, strict=True)
     return [pass_at_k(n, c, k) if n >= k else math.nan for n, c in counts]
 
 
 def bounds_of(values: Sequence[float]) -> tuple[float, float] | None:
-    """Return the bounds that rewards keep to: 0 and 1 where none is outside, else none are known."""
+    """Return (0, 1) where all rewards lie inside, else None."""
     return SHARE if all(0 <= value <= 1 for value in values) else None

@@ -1,4 +1,4 @@
-"""KL penalties: estimators at a sampled token, the exact value over the vocabulary, where it enters, how it is steered.
+"""KL penalties: estimators per token, the exact value, gradients.
 
 Notation: N rollouts, T loss-token positions after padding, V vocabulary; q = log pi - log base at a sampled token.
 """
@@ -16,7 +16,7 @@ from covey.algorithm.softmax import log_softmax
 
 @dataclass(frozen=True, slots=True)
 class KLOptions:
-    """Which estimate of the KL divergence is taken, and which gradient it has.
+    """The KL estimator and its gradient.
 
     >>> KLOptions(estimator="k3", gradient="straight_through_k2")
     """
@@ -40,7 +40,7 @@ def kl_penalty(
     options: KLOptions,
     old_log_probs_NT: Tensor | None = None,
 ) -> Tensor:
-    """Return the KL to a base policy at every sampled token, shape (N, T), nats, 0 outside the mask.
+    """Return the KL to a base policy per token, (N, T), nats.
 
     In a loss use gradient `straight_through_k2`: a k1 loss has expected gradient 0, a k3 loss that of the forward KL
     (arXiv 2510.01555). `is_weighted` multiplies by pi / pi_old, needs `old_log_probs_NT`, and is unbiased in value
@@ -70,7 +70,7 @@ def k2(q_NT: Tensor, clamp: float | None) -> Tensor:
 
 
 def k3(q_NT: Tensor, clamp: float | None) -> Tensor:
-    """Return exp(-q) - 1 + q: unbiased for KL(pi || base) under samples of pi, never negative."""
+    """Return exp(-q) - 1 + q: unbiased under samples of pi, never negative."""
     clamped_NT = clamp_symmetric(q_NT, clamp)
     return torch.expm1(-clamped_NT) + clamped_NT
 
@@ -81,7 +81,7 @@ def absolute(q_NT: Tensor, clamp: float | None) -> Tensor:
 
 
 def k1_forward(q_NT: Tensor, clamp: float | None) -> Tensor:
-    """Return -q: unbiased for KL(base || pi) when samples come from the base policy, as the sampler's do."""
+    """Return -q: unbiased for KL(base || pi) under samples of the base."""
     return -q_NT
 
 
@@ -96,16 +96,17 @@ def naive(value_NT: Tensor, q_NT: Tensor) -> Tensor:
 
 
 def straight_through_k2(value_NT: Tensor, q_NT: Tensor) -> Tensor:
-    """Return the estimator's value, the gradient of k2: that of KL(pi || base)."""
+    """Return the estimator's value, with the gradient of k2."""
     k2_NT = q_NT.square() / 2
     return value_NT.detach() + (k2_NT - k2_NT.detach())
 
 
 def full_kl(logits_TV: Tensor, base_logits_TV: Tensor, *, direction: str = "reverse", chunk: int = 0) -> Tensor:
-    """Return the exact KL at each position, shape (T,), nats: `reverse` KL(pi || base) or `forward` KL(base || pi).
+    """Return the exact KL at each position, (T,), nats.
 
-    `chunk` positions at a time hold their probabilities, in the backward pass too; 0 takes all at once. Divide logits
-    by the sampling temperature first. Tokens that a filter removed (logit -inf) from both policies add nothing.
+    `reverse` is KL(pi || base), `forward` KL(base || pi). `chunk` positions at a time hold their probabilities, in the
+    backward pass too; 0 takes all at once. Divide logits by the sampling temperature first. Tokens that a filter
+    removed (logit -inf) from both policies add nothing.
     """
     if direction not in ("reverse", "forward"):
         raise ValueError(f"direction must be reverse or forward, got {direction}")

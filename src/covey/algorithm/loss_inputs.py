@@ -1,4 +1,4 @@
-"""What a loss reads: log-probs, advantages and the importance ratio of the two policies.
+"""The inputs of a loss: log-probs, advantages and the importance ratio.
 
 An importance ratio says how much likelier the policy makes what was sampled than the policy it is compared with.
 Notation: N rollouts, T loss-token positions after padding. Masks are boolean, True where the policy chose the token.
@@ -25,7 +25,7 @@ class RatioOptions:
 
 
 def select(values_NT: Tensor, mask_NT: Tensor) -> Tensor:
-    """Return `values_NT` with 0 outside the mask, so that NaN there reaches neither value nor gradient."""
+    """Return `values_NT` with 0 outside the mask, without NaN's gradient."""
     return torch.where(mask_NT, values_NT, 0.0)
 
 
@@ -35,7 +35,7 @@ def clamp_symmetric(values: Tensor, bound: float | None) -> Tensor:
 
 
 def log_ratio(log_probs_NT: Tensor, base_NT: Tensor, mask_NT: Tensor, options: RatioOptions) -> Tensor:
-    """Return log(pi / pi_base) at the chosen level, shape (N, T), 0 outside the mask.
+    """Return log(pi / pi_base) at the chosen level, (N, T), 0 outside the mask.
 
     Carries the gradient of both inputs.
 
@@ -78,7 +78,7 @@ LEVELS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 @dataclass(frozen=True, slots=True)
 class LossInputs:
-    """What a loss reads. Every tensor is (N, T), finite and 0 outside the mask. Make it with `loss_inputs`."""
+    """The inputs of a loss, (N, T), finite, 0 outside the mask; see `loss_inputs`."""
 
     log_probs_NT: Tensor
     """Of the sampled tokens under the policy, with gradient."""
@@ -98,22 +98,22 @@ class LossInputs:
 
     @property
     def ratio(self) -> Tensor:
-        """Return the ratio at the chosen level, (N, T), 1 outside the mask."""
+        """Return the ratio, (N, T), 1 outside the mask."""
         return self.log_ratio.exp()
 
     @property
     def token_log_ratio(self) -> Tensor:
-        """Return the log-ratio token by token whatever the level, clamped like the ratio."""
+        """Return the clamped log-ratio per token, whatever the level."""
         return self._log_ratio(RatioOptions("token", self.ratio_options.clamp))
 
     @property
     def sequence_log_ratio(self) -> Tensor:
-        """Return the log-ratio summed over the completion whatever the level."""
+        """Return the completion's log-ratio, whatever the level."""
         return self._log_ratio(RatioOptions("sequence", self.ratio_options.clamp))
 
     @property
     def delta(self) -> Tensor:
-        """Return log_probs - old_log_probs, not clamped: for penalties without an exponential."""
+        """Return log_probs - old_log_probs, unclamped, for penalties without an exponential."""
         return self.log_probs_NT - self.old_log_probs_NT
 
     def _log_ratio(self, options: RatioOptions) -> Tensor:

@@ -162,7 +162,7 @@ def nll(inputs: LossInputs) -> Tensor:
 
 
 def far_by_probability(inputs: LossInputs, div_low: float, div_high: float) -> Tensor:
-    """Return tokens whose probability went too far in their advantage's direction, bool (N, T)."""
+    """Return tokens whose probability moved too far with their advantage, bool (N, T)."""
     return _far(inputs, _probability_gain(inputs).abs(), div_low, div_high)
 
 
@@ -179,7 +179,7 @@ def clip_events(
     dual_clip: float | None = None,
     two_sided_delta: float | None = None,
 ) -> Events:
-    """Return tokens beyond a bound in their advantage's direction (gradient 0), and dual clips."""
+    """Return tokens beyond a bound (gradient 0), and dual clips."""
     ratio_NT, advantages_NT = inputs.ratio.detach(), inputs.advantages_NT
     low_NT = (ratio_NT < 1 - eps_low) & (advantages_NT < 0)
     high_NT = (ratio_NT > 1 + eps_high) & (advantages_NT > 0)
@@ -197,7 +197,7 @@ def gmpo_events(inputs: LossInputs, *, eps_low: float = 0.4, eps_high: float = 0
 
 
 def cispo_events(inputs: LossInputs, *, ratio_min: float = 0.0, ratio_max: float = 5.0) -> Events:
-    """Return tokens whose weight was clamped, whatever the sign of their advantage."""
+    """Return the tokens with a clamped weight."""
     ratio_NT = inputs.ratio.detach()
     low_NT, high_NT = (ratio_NT < ratio_min) & inputs.mask_NT, (ratio_NT > ratio_max) & inputs.mask_NT
     return {"clip_low": low_NT, "clip_high": high_NT, "clip_fraction": low_NT | high_NT}
@@ -228,7 +228,7 @@ def dppo_kl_events(
 
 
 def _either(condition_NT: Tensor, yes: float, no: float, inputs: LossInputs) -> Tensor:
-    """Select by torch.where in the dtype of the log-probs, as by itself it would round them to float32."""
+    """Select by torch.where in the log-probs' dtype, not float32."""
     return torch.where(condition_NT, inputs.log_probs_NT.new_tensor(yes), inputs.log_probs_NT.new_tensor(no))
 
 
@@ -264,7 +264,7 @@ def _kept_ratio(inputs: LossInputs, keep_NT: Tensor, adv_tau: float) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A loss and all that others must know of it. The one place where a new loss is entered."""
+    """A loss with its properties, the single entry of a new one."""
 
     function: Callable[..., Tensor]
     """`function(inputs, *, options) -> (N, T)`."""

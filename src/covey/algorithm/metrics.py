@@ -1,4 +1,4 @@
-"""Everything that is measured and logged: pure functions of log-probs, rewards and lengths.
+"""Metrics: pure functions of log-probs, rewards and lengths.
 
 Metrics that are averaged over micro-batches and ranks are `Average`s, (numerator, denominator) pairs: add them up with
 `merge`, divide once with `value`. A mean of means would weigh a short micro-batch like a long one. Masks are boolean,
@@ -50,7 +50,7 @@ def value(average: Average) -> float | None:
 
 
 def merge(parts: Iterable[Mapping[str, Average]]) -> dict[str, Average]:
-    """Return the averages of several micro-batches or ranks as one: numerators and denominators are summed."""
+    """Sum the averages of micro-batches or ranks."""
     merged: dict[str, Average] = {}
     for part in parts:
         for name, average in part.items():
@@ -60,13 +60,13 @@ def merge(parts: Iterable[Mapping[str, Average]]) -> dict[str, Average]:
 
 
 def mean_over(values: Tensor, mask: Tensor) -> Average:
-    """Average `values` where the mask is True, of any shape, ignoring NaN elsewhere."""
+    """Average `values` where the mask is True, ignoring NaN elsewhere."""
     kept = select(values.detach(), mask)
     return Average(kept.sum(), mask.sum().to(kept.dtype))
 
 
 def off_policy(log_probs_NT: Tensor, behaviour_NT: Tensor, mask_NT: Tensor) -> dict[str, Average]:
-    """Return how far the policy is from the one that sampled, in nats.
+    """Return distances of the policy from the sampler, in nats.
 
     kl_k1 and kl_k3 estimate KL(behaviour || policy) over tokens; chi2_token and chi2_sequence are the mean squared
     ratio minus 1; weight_mean is the mean ratio; ppl and behaviour_ppl are means over sequences, log_ppl_abs_diff the
@@ -101,7 +101,7 @@ def largest_gap(log_probs: Tensor, behaviour: Tensor, mask: Tensor) -> Tensor:
 
 
 def largest_weight(log_weights: Tensor, mask: Tensor) -> Tensor:
-    """Return the largest importance weight, a scalar, 0 without tokens. Micro-batches and ranks combine by maximum."""
+    """Return the largest importance weight, 0 without tokens; combine by maximum."""
     weights = torch.where(mask, log_weights.detach().clamp(max=LOG_RATIO_CLAMP).exp(), 0.0)
     return weights.max() if weights.numel() else weights.new_zeros(())
 
@@ -109,7 +109,7 @@ def largest_weight(log_weights: Tensor, mask: Tensor) -> Tensor:
 def group_metrics(
     scores: Scores, *, correct_from: float = 1.0, wrong_to: float = 0.0, atol: float = 1e-6
 ) -> dict[str, Average]:
-    """Return how much there is to learn from this batch.
+    """Return the batch's learning signal.
 
     reward_mean over scored rollouts; mean_group_std (ddof 1) over groups with two scored; zero_std_fraction,
     all_correct_fraction (every reward >= correct_from) and all_wrong_fraction (<= wrong_to) over groups with any
@@ -146,7 +146,7 @@ def loss_terms(pieces: Mapping[str, Tensor], mask_NT: Tensor) -> Sums:
 
 
 def ratio_sums(inputs: LossInputs) -> Sums:
-    """Return the mean importance ratio, and two estimates of KL(old || policy): how far updates have moved it."""
+    """Return the mean importance ratio, and two estimates of KL(old || policy)."""
     delta_NT = inputs.delta.detach()
     return {
         "ratio": mean_over(inputs.ratio, inputs.mask_NT),
@@ -156,7 +156,7 @@ def ratio_sums(inputs: LossInputs) -> Sums:
 
 
 def mismatch_sums(old_NT: Tensor, sampler_NT: Tensor, mask_NT: Tensor) -> Sums:
-    """Compare trainer and sampler: mean gap, `mismatch_kl` = KL(sampler || old), weights, perplexity."""
+    """Compare trainer and sampler: gap, `mismatch_kl`, weights, perplexity."""
     measures = off_policy(old_NT, sampler_NT, mask_NT)
     return {
         "mismatch": mean_over((old_NT - sampler_NT).abs(), mask_NT),
@@ -166,13 +166,13 @@ def mismatch_sums(old_NT: Tensor, sampler_NT: Tensor, mask_NT: Tensor) -> Sums:
 
 
 def weight_sums(log_probs_NT: Tensor, sampler_NT: Tensor, mask_NT: Tensor) -> Sums:
-    """Return the weights of the sampler's tokens under the policy as it is now, and their squares."""
+    """Return the current weights of the sampler's tokens, and their squares."""
     delta_NT = select(log_probs_NT.detach() - sampler_NT, mask_NT).clamp(-LOG_RATIO_CLAMP, LOG_RATIO_CLAMP)
     return {WEIGHT: mean_over(delta_NT.exp(), mask_NT), SQUARE: mean_over((2 * delta_NT).exp(), mask_NT)}
 
 
 def event_sums(events: Events, inputs: LossInputs) -> Sums:
-    """Return the share of tokens an event happened to, of sequences where the ratio is theirs."""
+    """Return the share of tokens, or sequences, with each event."""
     pair = mean_over if inputs.ratio_options.level == "token" else sequence_mean
     return {name: pair(event_NT, inputs.mask_NT) for name, event_NT in events.items()}
 
@@ -194,7 +194,7 @@ def largest(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
 
 
 def summarise(sums: Mapping[str, tuple[Tensor, Tensor]]) -> dict[str, float]:
-    """Return the numbers to log, once everything is added up. What has no tokens is left out.
+    """Return the numbers to log from complete sums, if they have tokens.
 
     `ess_fraction` is the effective sample size of the sampler's tokens over their number (Kong, 1992), weighed by the
     policy as it is in each update: 1 on-policy.
@@ -216,7 +216,7 @@ class Update(NamedTuple):
 
 
 def over_updates(updates: Sequence[Update]) -> dict[str, float]:
-    """Combine all updates on a batch: mean over tokens, over updates of a loss, largest maximum, number skipped.
+    """Combine a batch's updates: means, largest maximum, number skipped.
 
     With several updates `first_update/NAME` and `last_update/NAME` tell how far they went.
     """
@@ -243,7 +243,7 @@ def _perplexity(log_prob: Tensor) -> Tensor:
 
 
 def _whole_group(flag_N: Tensor, groups_N: Tensor) -> Tensor:
-    """Return True for the members of groups all of whose flags are True."""
+    """Return True for members of groups whose flags are all True."""
     return over_group(flag_N.to(torch.float64), groups_N, "amin") > 0
 
 

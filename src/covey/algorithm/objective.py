@@ -1,4 +1,4 @@
-"""The whole objective of an optimiser step: policy term, KL to the reference, KL to the sampler, entropy bonus.
+"""The objective of a step: policy term, KL penalties, entropy bonus.
 
     objective = build_objective(config.algorithm, norm_length=config.sampling.max_tokens)
     statistics = objective.batch_statistics(whole_batch, seed) if objective.needs_batch_selection else None
@@ -35,7 +35,7 @@ from covey.system import custom
 
 @dataclass(frozen=True, slots=True)
 class ObjectiveInputs:
-    """Rollouts with everything the objective may read, tensors (N, T). None where `needs_...` says it does not.
+    """The objective's inputs, tensors (N, T), None where `needs_...` is False.
 
     Outside the mask anything may stand, NaN included. Before the first update on a batch `old_log_probs_NT` is
     `log_probs_NT.detach()`.
@@ -65,7 +65,7 @@ class ObjectiveInputs:
 
 @dataclass(frozen=True, slots=True)
 class BatchStatistics:
-    """What rules over the whole batch decided, for its rows in batch order."""
+    """The decisions of rules over the whole batch, in batch order."""
 
     keep_NT: Tensor
     """bool: tokens that stay in the policy term."""
@@ -75,7 +75,7 @@ class BatchStatistics:
     """Scalar by which importance weights are divided."""
 
     def rows(self, index_N: Tensor, num_columns: int) -> "BatchStatistics":
-        """Return those of one micro-batch: its rows of the batch, padded to `num_columns`."""
+        """Return one micro-batch's rows, padded to `num_columns`."""
         return replace(
             self,
             keep_NT=self.keep_NT[index_N, :num_columns],
@@ -99,7 +99,7 @@ class KLTerms:
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """A loss of everything an algorithm preset names, the same for every split of the batch. See `build_objective`."""
+    """A preset's complete loss, equal for every split; see `build_objective`."""
 
     loss: Loss
     """With its options bound."""
@@ -120,12 +120,12 @@ class Objective:
 
     @property
     def needs_reference(self) -> bool:
-        """Tell whether `ref_log_probs_NT` (with `needs_full_kl`: reference logits) must be given."""
+        """Return True if `ref_log_probs_NT` (or reference logits) must be given."""
         return self.kl.active or self.denominator == "reference"
 
     @property
     def needs_old(self) -> bool:
-        """Tell whether log-probs from before the first of several updates are needed."""
+        """Return True if log-probs before the first update are needed."""
         reads_ratio = self.loss.reads_old and self.denominator == "old"
         reads_weights = self.weights is not None or bool(self.criteria)
         is_weighted = self.kl.active and self.kl.in_loss and self.kl.options.gradient == "is_weighted"
@@ -133,40 +133,40 @@ class Objective:
 
     @property
     def zero_advantage_is_free(self) -> bool:
-        """Tell whether rollouts of advantage 0 can be skipped: no gradient, no effect on others."""
+        """Return True if rollouts of advantage 0 can be skipped."""
         # A KL in the reward has no gradient here, but what is measured of it steers its coefficient.
         others = self.kl.active or self.kl.sampler_coef != 0 or self.needs_entropy_gradient
         return self.loss.proportional and not others and not self.needs_batch_selection
 
     @property
     def needs_entropy_gradient(self) -> bool:
-        """Tell whether `entropy_NT` must be given, with a gradient."""
+        """Return True if `entropy_NT` must be given, with a gradient."""
         return self.entropy_bonus is not None
 
     @property
     def needs_full_kl(self) -> bool:
-        """Tell whether `full_kl_NT` must be given."""
+        """Return True if `full_kl_NT` must be given."""
         return self.kl.active and self.kl.full
 
     @property
     def needs_batch_selection(self) -> bool:
-        """Return whether a rule looks at the whole batch: call `batch_statistics` before each update."""
+        """Return True if `batch_statistics` is needed before each update."""
         normalizes = self.weights is not None and self.weights.self_normalize
         drops = self.m2po_threshold is not None or self.high_entropy_fraction < 1
         return normalizes or drops or self.loss.selector is not None
 
     @property
     def divisors(self) -> frozenset[str]:
-        """Return what divides the terms of the loss (`aggregation.divisor`): with one for all, counts may come last."""
+        """Return the divisors of the loss terms; a single one may come last."""
         penalised = (self.kl.active and self.kl.in_loss) or self.kl.sampler_coef != 0
         of_others = ([self.kl.reduction] if penalised else []) + ([self.entropy_bonus] if self.entropy_bonus else [])
         return frozenset(map(divisor, (self.reduction, *of_others)))
 
     def grad_is_known_before_forward(self, *, is_current: bool, old_is_given: bool) -> bool:
-        """Tell whether each token's d loss / d log-prob is known before the policy's pass.
+        """Return True if d loss / d log-prob is known before the forward pass.
 
-        `is_current`: the policy is still the old policy, so every ratio of the two is 1; `old_is_given`: with its
-        log-probs, the policy's own are known as well. A loss of one's own may read more; what comes of this is checked.
+        `is_current`: the policy is still the old policy, so their ratios are 1; `old_is_given`: the policy's log-probs
+        are known with the old ones. A custom loss may read more; the result is checked.
         """
         if self.needs_entropy_gradient or self.needs_full_kl:
             return False
@@ -180,7 +180,7 @@ class Objective:
 
     @torch.no_grad()
     def batch_statistics(self, inputs: ObjectiveInputs, seed: int) -> BatchStatistics:
-        """Apply the rules over the whole batch: rows of all micro-batches and ranks, in batch order, values detached.
+        """Apply the rules over the whole batch, rows in order, values detached.
 
         `seed` decides draws (clip_cov); pass another one at every step.
         """
@@ -205,7 +205,7 @@ class Objective:
         return BatchStatistics(keep_NT, selected_NT, weight_mean)
 
     def kl_values(self, inputs: ObjectiveInputs) -> Tensor:
-        """Return the KL to the reference at every loss token, (N, T), nats, with its gradient.
+        """Return the KL to the reference, (N, T), nats, with its gradient.
 
         A reward penalty subtracts it.
         """
@@ -224,7 +224,7 @@ class Objective:
         entropy_coef: float = 0.0,
         statistics: BatchStatistics | None = None,
     ) -> tuple[Tensor, metrics.Sums]:
-        """Return this micro-batch's share of the loss, and (numerator, denominator) pairs to log.
+        """Return this micro-batch's share of the loss, and sums to log.
 
         Add both up over micro-batches and ranks (`metrics.combine`, `metrics.summarise`). `totals` are global and count
         tokens before any rejection, so that rejecting does not raise the step size.
@@ -245,7 +245,7 @@ class Objective:
         return loss, sums
 
     def maxima(self, inputs: ObjectiveInputs) -> dict[str, Tensor]:
-        """Return the largest ratio and sampler mismatch, to be combined with max, not with a sum."""
+        """Return the largest ratio and sampler mismatch, to combine by max."""
         with torch.no_grad():
             loss_in = self._loss_inputs(apply_mask(inputs), None)
             return {
@@ -318,7 +318,7 @@ class Objective:
 
 
 def evaluate_loss(loss: Callable[[LossInputs], Any], inputs: LossInputs) -> tuple[Tensor, custom.Metrics]:
-    """Return the loss of each token, and what a custom loss logs: a tensor (N, T) by name.
+    """Return each token's loss, and a custom loss's metrics by name.
 
     ValueError where a custom one returns anything but a number for each token, or one without the gradient of the
     log-probs where those have one.
@@ -337,12 +337,12 @@ def evaluate_loss(loss: Callable[[LossInputs], Any], inputs: LossInputs) -> tupl
 
 
 def no_gradient(loss: custom.Custom) -> ValueError:
-    """Return the error for a custom loss that is cut off from the policy's log-probs."""
+    """Return the error for a custom loss without gradient."""
     return loss.error("depend on inputs.log_probs_NT, whose gradient trains", "a tensor without that gradient")
 
 
 def apply_mask(inputs: ObjectiveInputs) -> ObjectiveInputs:
-    """Set every tensor to 0 outside the mask, in float32 at least, before anything is computed from it."""
+    """Set every tensor to 0 outside the mask, in float32 at least."""
 
     def clean(values_NT: Tensor | None) -> Tensor | None:
         return None if values_NT is None else select(at_least_float32(values_NT), inputs.mask_NT)

@@ -344,10 +344,10 @@ class AlgorithmConfig(Section):
 
     @property
     def refreshes_reference(self) -> bool:
-        """Tell whether the reference changes during a run."""
+        """Return True if the reference changes during a run."""
         return self.reference_refresh_every is not None or self.reference_refresh_on_best
 
     def leaves_out(self, rollout: "Rollout") -> bool:
-        """Check for a rollout that `mask_truncated` or `drop_void_turns` takes out of the loss (arXiv 2509.02479)."""
+        """Return True for a rollout that settings leave out (arXiv 2509.02479)."""
         is_cut = self.mask_truncated and rollout.finish_reason == "length"
         return is_cut or (self.drop_void_turns and any(turn.is_void for turn in rollout.turns))

@@ -1,4 +1,4 @@
-"""Log-probabilities from logits, exact to the last few bits however long the vocabulary: the one way covey takes them.
+"""Log-probs from logits, exact to the last bits for any vocabulary.
 
 torch's float32 `log_softmax` on a CPU adds up a row in as many sums as a vector has lanes: thousands of small terms to
 a large one, which loses the same way in every row. On 152 thousand logits it is 5e-6 to 3e-5 nats too high, more than
@@ -22,7 +22,7 @@ BLOCK = 512
 
 
 def log_softmax(logits: Tensor) -> Tensor:
-    """Return natural log-probabilities (..., V) of logits (..., V), in float32 at least.
+    """Return natural log-probs (..., V), in float32 at least.
 
     -inf stays -inf, with gradient 0; a row with NaN or inf, or nothing but -inf, is NaN throughout. It holds no tensor
     of that size besides what it returns.
@@ -32,7 +32,7 @@ def log_softmax(logits: Tensor) -> Tensor:
 
 
 def log_softmax_(logits_NV: Tensor) -> Tensor:
-    """Return the same of float32 or float64 logits, without a gradient, in whose place it adds up: they are lost."""
+    """Compute log-probs without gradient, overwriting float32 or float64 logits."""
     out_NV = logits_NV - logits_NV.amax(dim=-1, keepdim=True)
     return out_NV.sub_(_total(torch.exp(out_NV, out=logits_NV)).log_())
 
@@ -56,7 +56,7 @@ class _LogSoftmax(torch.autograd.Function):
 
 
 def _total(values: Tensor) -> Tensor:
-    """Return the sum (..., 1) of each row, block by block: the same bits beside any rows, on any number of threads."""
+    """Return each row's sum (..., 1), with the same bits for any batch or threads."""
     whole = values.shape[-1] // BLOCK * BLOCK
     rest = values[..., whole:].sum(dim=-1, keepdim=True)
     if not whole:

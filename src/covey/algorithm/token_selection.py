@@ -21,7 +21,7 @@ def select_clip_cov(
     cov_low: float = 1.0,
     cov_high: float = 5.0,
 ) -> Tensor:
-    """Draw the tokens that clip_cov leaves out, by seed, among those of covariance in (cov_low, cov_high).
+    """Draw the tokens that clip_cov leaves out, by covariance and seed.
 
     Those already clipped are no candidates.
 
@@ -49,7 +49,7 @@ def select_kl_cov(inputs: LossInputs, seed: int, *, cov_ratio: float = 2e-4) -> 
 
 
 def high_entropy_threshold(entropy_L: Tensor, keep_fraction: float) -> Tensor:
-    """Return the entropy that the `keep_fraction` most uncertain tokens reach, a scalar (arXiv 2506.01939).
+    """Return the entropy of the `keep_fraction` most uncertain tokens (arXiv 2506.01939).
 
     `entropy_L` holds the valid tokens of the *global* batch, so that all its micro-batches share one threshold: the
     (1 - keep_fraction) quantile, linearly interpolated. inf without any token. ValueError unless
@@ -76,7 +76,7 @@ def high_entropy_mask(entropy: Tensor, mask: Tensor, threshold: Tensor) -> Tenso
 
 
 def token_covariance(inputs: LossInputs) -> Tensor:
-    """Return (A - mean A)(log pi - mean log pi) of each valid token, shape (L,), detached.
+    """Return (A - mean A)(log pi - mean log pi) per token, (L,), detached.
 
     Means are over the batch.
     """

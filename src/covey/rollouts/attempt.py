@@ -1,4 +1,4 @@
-"""An attempt at a prompt as segments of tokens, sampled or given, and the rollout that is made of them once."""
+"""An attempt as segments of tokens, and its rollout."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -9,7 +9,7 @@ from covey.types import Completion, Failure, Message, Reward, Rollout, Span, Sto
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Consecutive tokens of one speaker. Sampled ones hold the completion: its log-probs and versions with it.
+    """Consecutive tokens of one speaker, with the completion if sampled.
 
     >>> Segment((7, 9), "user", turn=1)
     >>> Segment((8, 2), "assistant", turn=1, completion=Completion((8, 2), (-0.1, -0.2), "stop", policy_version=3))
@@ -30,7 +30,7 @@ def sampled(completion: Completion, turn: int) -> Segment:
 
 @dataclass(slots=True)
 class Attempt:
-    """An attempt in the making. A branch begins where the history was rewritten: it has segments of its own."""
+    """A running attempt; a rewritten history begins a branch of segments."""
 
     branches: list[list[Segment]]
     version: int = 0
@@ -50,22 +50,22 @@ class Attempt:
 
     @property
     def token_ids(self) -> list[int]:
-        """Return what the last branch holds: what the policy has read and said."""
+        """Return all tokens of the last branch."""
         return [token for segment in self.branches[-1] for token in segment.ids]
 
     @property
     def completions(self) -> list[Completion]:
-        """Return what was sampled, in order."""
+        """Return the sampled completions in order."""
         return completions_of(self.branches)
 
 
 def completions_of(branches: Iterable[Iterable[Segment]]) -> list[Completion]:
-    """Return what was sampled, in order."""
+    """Return the sampled completions in order."""
     return [segment.completion for branch in branches for segment in branch if segment.completion is not None]
 
 
 def rollout_of(attempt: Attempt, reward: Reward, text: str) -> Rollout:
-    """Build the rollout of an episode. `text` is all that was said since the prompt."""
+    """Build an episode's rollout; `text` is everything since the prompt."""
     completions = attempt.completions
     ends = list(accumulate((len(completion.token_ids) for completion in completions), initial=0))
     turns = tuple(
@@ -84,7 +84,7 @@ def rollout_of(attempt: Attempt, reward: Reward, text: str) -> Rollout:
 
 
 def joined(branches: Sequence[Sequence[Segment]], reward: Reward, text: str) -> Rollout:
-    """Build a rollout with the causal shift, in this one place: position t reads token t and predicts token t + 1.
+    """Build a rollout with the causal shift: position t predicts token t + 1.
 
     Each branch is shifted by itself. Given tokens are read, and not learnt.
     """
@@ -118,7 +118,7 @@ def joined(branches: Sequence[Sequence[Segment]], reward: Reward, text: str) -> 
 
 
 def _spans(completions: Sequence[Completion]) -> tuple[Span, ...]:
-    """Return the version of each token of all turns together, empty where it is one for all."""
+    """Return the token versions of all turns, empty for a single one."""
     if not any(completion.spans for completion in completions) and len({c.policy_version for c in completions}) <= 1:
         return ()
     spans: list[Span] = []

@@ -1,4 +1,4 @@
-"""Groups between admission and training: what bounds staleness, loses nothing and trains nothing twice.
+"""Groups between admission and training, with bounded staleness and no loss.
 
 Staleness of a group is the number of versions published between the weights its oldest token was sampled on and those
 that the step which trains it starts from. It is bounded by admission, not by dropping: a prompt is admitted only while
@@ -18,7 +18,7 @@ from covey.types import Group, Prompt, Sampling
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """A prompt that was admitted and will become one group.
+    """An admitted prompt, which will become one group.
 
     >>> Ticket(number=17, prompt=prompt, sampling=sampling, group_size=8, least_version=3)
     """
@@ -35,13 +35,13 @@ class Ticket:
     """How often it was given up before, because whoever sampled it was lost."""
 
     def next_attempt(self) -> "Ticket":
-        """Return the ticket for sampling it once more. Results of this one are then refused."""
+        """Return the ticket of a new attempt; results of this one are refused."""
         return replace(self, attempt=self.attempt + 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """How far sampling may be ahead of training."""
+    """The bound of sampling ahead of training."""
 
     groups_per_step: int
     max_staleness: int
@@ -49,21 +49,21 @@ class Bound:
     """Steps from one published version to the next."""
 
     def last_step(self, live: int) -> int:
-        """Return the last step whose groups may be sampled on weights with `live` steps behind them."""
+        """Return the last step that weights of `live` steps may sample for."""
         return (live // self.publish_every + self.max_staleness + 1) * self.publish_every - 1
 
     def least_version(self, step: int) -> int:
-        """Return the steps behind the oldest weights that may sample for a step."""
+        """Return the oldest version that may sample for a step."""
         return max(0, step // self.publish_every - self.max_staleness) * self.publish_every
 
     def age(self, version: int, step: int) -> int:
-        """Return how many versions were published between `version` and the one that a step starts from."""
+        """Return the versions published between `version` and a step's."""
         return step // self.publish_every - version // self.publish_every
 
 
 @dataclass
 class GroupBuffer:
-    """Tickets and groups in the order of admission, and the one rule of who may be admitted.
+    """Tickets and groups in the order of admission.
 
     A step is filled in rounds: the first takes `groups_per_step` groups, each later one as many as the filter refused.
     """
@@ -89,25 +89,25 @@ class GroupBuffer:
 
     @property
     def pending(self) -> Sequence[Ticket]:
-        """Return what was admitted and not taken, in order."""
+        """Return the admitted tickets that are not taken, in order."""
         return tuple(self._pending.values())
 
     @property
     def waiting(self) -> Sequence[Ticket]:
-        """Return what was admitted and is not finished, in order."""
+        """Return the admitted tickets that are not finished, in order."""
         return tuple(ticket for number, ticket in self._pending.items() if number not in self.finished)
 
     def room(self) -> int:
-        """Return how many prompts may be admitted now."""
+        """Count the prompts that may be admitted now."""
         steps_after_this = self.bound.last_step(self.live) - self.step
         return self._round_left + steps_after_this * self.bound.groups_per_step - len(self._pending)
 
     def next_step(self) -> int:
-        """Return the step that will train the next prompt to be admitted, at the latest."""
+        """Return the latest step that will train the next admitted prompt."""
         return self._step_of(len(self._pending))
 
     def _step_of(self, place: int) -> int:
-        """Return the step that will train what has this place among what is pending, at the latest."""
+        """Return the latest step that will train this pending place."""
         ahead = place - self._round_left
         return self.step if ahead < 0 else self.step + 1 + ahead // self.bound.groups_per_step
 
@@ -121,7 +121,7 @@ class GroupBuffer:
         return ticket
 
     def release(self, held: Sequence[Ticket]) -> tuple[list[Ticket], list[Ticket]]:
-        """Tell which of the tickets that nobody samples yet may start on the live weights, and which may not.
+        """Split unsampled tickets by whether they may start on live weights.
 
         Each demands the weights of the step that trains it now: the bound may have changed since it was admitted, and
         a round of the present step may reach it sooner than was thought.
@@ -136,25 +136,25 @@ class GroupBuffer:
         return due, later
 
     def give_up(self, ticket: Ticket) -> Ticket:
-        """Return the ticket to be sampled once more: who sampled it is lost. Results of the old one are refused."""
+        """Return a ticket for sampling again; the old one's results are refused."""
         assert self._pending[ticket.number] == ticket, f"ticket {ticket.number} is not under way"
         self._pending[ticket.number] = ticket.next_attempt()
         return self._pending[ticket.number]
 
     def finish(self, ticket: Ticket, group: Group) -> bool:
-        """Put the group of a ticket in its place. False where it is of an attempt that was given up."""
+        """Store a ticket's group; return False for a given-up attempt."""
         if self._pending.get(ticket.number) != ticket or ticket.number in self.finished:
             return False
         self.finished[ticket.number] = group
         return True
 
     def is_ready(self, n: int) -> bool:
-        """Return whether the first n of what is pending are finished."""
+        """Return True if the first n pending tickets are finished."""
         first = list(self._pending)[:n]
         return len(first) == n and all(number in self.finished for number in first)
 
     def complete(self, n: int) -> list[tuple[Ticket, Group]]:
-        """Return those of the first n of what is pending that are finished. They stay where they are."""
+        """Return the finished ones of the first n pending tickets."""
         first = list(self._pending.values())[:n]
         return [(ticket, self.finished[ticket.number]) for ticket in first if ticket.number in self.finished]
 
@@ -164,7 +164,7 @@ class GroupBuffer:
         self._round_left = n
 
     def take(self, n: int) -> list[tuple[Ticket, Group]]:
-        """Take the first n groups for the present step. None is older than the bound."""
+        """Take the first n groups for this step, none older than the bound."""
         assert self.is_ready(n), "wait until they are ready"
         assert n <= self._round_left, f"{n} groups taken, the round has {self._round_left} left"
         taken = []
@@ -176,14 +176,14 @@ class GroupBuffer:
         return taken
 
     def check_age(self, group: Group) -> None:
-        """Assert that no token of a group is older than the bound when its step begins."""
+        """Assert that no token of a group is older than the bound."""
         age = self._age(group, self.step)
         assert 0 <= age <= self.bound.max_staleness, (
             f"a group of prompt {group.prompt.id} is {age} versions old, max_staleness={self.bound.max_staleness}"
         )
 
     def count(self, *, trained: int, dropped: int) -> None:
-        """Count what became of groups that were taken, and assert that none is lost."""
+        """Count taken groups, and assert that none is lost."""
         self.trained += trained
         self.dropped += dropped
         self.check_conservation()
@@ -199,14 +199,14 @@ class GroupBuffer:
         self._round_left = self.bound.groups_per_step
 
     def publish(self, version: int) -> None:
-        """Count weights as live that have `version` optimiser steps behind them."""
+        """Mark `version` as live."""
         assert version >= self.live, f"version {version} published after version {self.live}"
         self.live = version
 
     def restore(
         self, step: int, counts: tuple[int, int, int], pending: Sequence[Ticket], finished: Mapping[int, Group]
     ) -> None:
-        """Return to the state between two steps, where the bound may have been another one.
+        """Restore the state between two steps, possibly under another bound.
 
         What is not finished, or would be too old for the step that trains it, is to be sampled anew (`release`).
         """
@@ -221,6 +221,6 @@ class GroupBuffer:
         self.check_conservation()
 
     def _age(self, group: Group, step: int) -> int:
-        """Return how many versions the oldest token of a group is behind the one that a step starts from."""
+        """Return the age of a group's oldest token at a step."""
         oldest = min((rollout.policy_version for rollout in group.rollouts), default=step)
         return self.bound.age(oldest, step)

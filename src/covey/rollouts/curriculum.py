@@ -1,4 +1,4 @@
-"""Choose which prompts come next: near a success rate, from easy to hard, or several environments round-robin.
+"""Choose the next prompts: by success rate, by difficulty, or round-robin.
 
 Each order is a `PromptSampler` (source.py). What it draws follows from the seed, the position and the outcomes of
 earlier groups, which every rank learns in the same order: any number of processes draws the same prompts, and a run
@@ -26,7 +26,7 @@ COOLDOWN = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Success rates that are worth training at, and how they are measured."""
+    """The success rates to train at, and their measurement."""
 
     low: float
     high: float
@@ -36,7 +36,7 @@ class Window:
     """Share of draws in plain order, whatever the success rate."""
 
     def distance(self, success: float) -> float:
-        """Return how far outside it is. 0 inside, ends included."""
+        """Return the distance outside of it, 0 inside."""
         return max(self.low - success, success - self.high, 0.0)
 
     def renewed(self, before: float | None, success: float) -> float:
@@ -56,7 +56,7 @@ class Bucket:
 
 
 class SuccessRateCurriculum:
-    """Take buckets inside the window again and again, and lets others rest the longer the farther outside they are.
+    """Takes buckets inside the window often; others rest longer the farther outside.
 
     So what is solved or hopeless comes rarely, but it comes: its rate may have changed. Where no bucket has rested
     enough, new ones are tried; where there are none, the bucket whose rest is over first comes early. A share of the
@@ -65,7 +65,7 @@ class SuccessRateCurriculum:
     """
 
     def __init__(self, buckets: Mapping[str, Sequence[Prompt]], window: Window, seed: int, *, shuffle: bool) -> None:
-        """Take `buckets`, the prompts of each success rate, by a name: one prompt each, or all of a difficulty."""
+        """Set the prompts by bucket: single ones, or a difficulty's."""
         self.prompts: Sequence[Prompt] = [prompt for members in buckets.values() for prompt in members]
         self.seed, self.position = seed, 0
         self._members, self._window, self._shuffle = buckets, window, shuffle
@@ -75,7 +75,7 @@ class SuccessRateCurriculum:
         self._successes: list[float] = []
 
     def draw(self, n: int) -> list[tuple[Prompt, int]]:
-        """Return the next n prompts, each with the number of the pass over its bucket."""
+        """Return the next n prompts, each with its pass number."""
         rates = {name: bucket.success for name, bucket in self._buckets.items() if bucket.success is not None}
         rests = {name: COOLDOWN * len(rates) * self._window.distance(success) for name, success in rates.items()}
         rested = [(self._buckets[name].drawn_at + rest, rest, name) for name, rest in rests.items()]
@@ -98,7 +98,7 @@ class SuccessRateCurriculum:
             self._successes.append(outcome.success)
 
     def take_metrics(self) -> dict[str, float]:
-        """Return the mean success of the last groups, the share of buckets measured, and of those the share inside."""
+        """Return recent success, the share of measured buckets, and of those inside."""
         rates = [bucket.success for bucket in self._buckets.values() if bucket.success is not None]
         inside = [self._window.distance(rate) == 0 for rate in rates]
         metrics = {"explored": len(inside) / len(self._members)}
@@ -124,7 +124,7 @@ class SuccessRateCurriculum:
             bucket.stream.position, bucket.success, bucket.drawn_at = position, success, drawn_at
 
     def _next(self, rested: list[tuple[float, float, str]], taken: Counter[str]) -> str:
-        """Return the bucket of the next prompt. `rested` is a heap of (end of the rest, rest, name)."""
+        """Return the next prompt's bucket from a heap of (end, rest, name)."""
         if is_scheduled(self.position, self._window.explore):
             return self._explore(taken)
         while rested and taken[rested[0][2]] >= len(self._members[rested[0][2]]):
@@ -137,7 +137,7 @@ class SuccessRateCurriculum:
         return name
 
     def _explore(self, taken: Counter[str]) -> str:
-        """Return the bucket that is next in plain order, those left out whose prompts have come in this draw."""
+        """Return the next bucket in plain order that was not drawn yet."""
         if taken.total() >= len(self.prompts):  # all have come: once more
             taken.clear()
         while True:
@@ -167,12 +167,12 @@ class Promotion:
 
 
 class EasyToHard:
-    """One difficulty after the other, easiest first. The next one once the present one is mostly solved."""
+    """One difficulty after the other, each until it is mostly solved."""
 
     def __init__(
         self, prompts: Sequence[Prompt], difficulties: Sequence[float], rule: Promotion, seed: int, *, shuffle: bool
     ) -> None:
-        """Take one difficulty for each prompt. Equal ones are a level."""
+        """Set each prompt's difficulty; equal ones form a level."""
         self.prompts = prompts
         self.seed, self.position = seed, 0
         self._rule = rule
@@ -191,13 +191,13 @@ class EasyToHard:
         return drawn
 
     def learn(self, outcomes: Sequence[Outcome]) -> None:
-        """Count groups of the present level. What is left of a batch after a change of level does not count."""
+        """Count groups of the current level alone."""
         for outcome in outcomes:
             if self._level_of[outcome.prompt_id] == self._levels[self._present]:
                 self._judge(outcome.success)
 
     def take_metrics(self) -> dict[str, float]:
-        """Return the present level, and the mean success of its last groups where there are any."""
+        """Return the current level, and its recent success."""
         success = {"success": fmean(self._recent)} if self._recent else {}
         return {"level": float(self._levels[self._present])} | success
 
@@ -286,8 +286,7 @@ class WeightedRoundRobin:
 
 
 def is_scheduled(position: int, share: float) -> bool:
-    """Return whether this position is one of a `share` of all, evenly spread: of any n in a row n * share are, give or
-    take 1.
+    """Return True for a `share` of positions, evenly spread.
 
     >>> [is_scheduled(position, 0.25) for position in range(8)]
     [False, False, False, True, False, False, False, True]
@@ -296,7 +295,7 @@ def is_scheduled(position: int, share: float) -> bool:
 
 
 def _check_names(what: str, different: set[str]) -> None:
-    """Refuse (ValueError) a saved state about other prompts than those of this run."""
+    """Refuse a saved state with other prompts. ValueError."""
     if different:
         names = ", ".join(sorted(different)[:3])
         raise ValueError(f"the checkpoint's curriculum and this run have different {what}, first: {names}")

@@ -1,4 +1,4 @@
-"""A prompt as tokens: plain text as it is, messages through the chat template."""
+"""Encode prompts: plain text as it is, messages by the chat template."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,9 +16,9 @@ Tools = Sequence[Mapping[str, Any]]
 
 
 def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, tools: Tools = ()) -> list[int]:
-    """Return the token ids of a prompt: plain text as it is, messages through the chat template.
+    """Return a prompt's token ids, messages by the chat template.
 
-    A conversation that ends with the assistant is gone on from; else the template opens the assistant's answer.
+    A conversation with a begun answer is continued; else the template opens the answer.
     """
     if isinstance(prompt.text, str):
         ids = tokenizer(prompt.text)["input_ids"]
@@ -41,7 +41,7 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, tools: Too
 
 @contextmanager
 def refused_by_template(messages: Sequence[Message]) -> Iterator[None]:
-    """Raise ValueError where a chat template raises: on purpose, or tripping over unknown roles or itself."""
+    """Raise ValueError where a chat template raises."""
     try:
         yield
     except (TemplateError, TypeError, KeyError, RecursionError) as error:
@@ -56,7 +56,7 @@ def as_conversation(text: str | Sequence[Message]) -> tuple[Message, ...]:
 
 
 def extended(prompt: Prompt, said: str | Sequence[Message]) -> Prompt:
-    """Return the prompt with what an episode adds at its begin: text goes on the user's last message.
+    """Return the prompt extended by an episode's opening.
 
     >>> extended(Prompt("p", "guess", "?", {}), " 0 to 31").text
     '? 0 to 31'

@@ -1,4 +1,4 @@
-"""Encode what an environment says so that its words make no mark of the chat template.
+"""Encode the environment's text without forging marks of the chat template.
 
 A role is a mark: a special token, or an added token in brackets such as <tool_response>. The template alone may write
 them. So the rendered text is divided into what the template wrote and what depends on the environment's words, and a
@@ -26,7 +26,7 @@ Render = Callable[[Sequence[Message]], str]
 
 @dataclass(frozen=True, slots=True)
 class Foreign:
-    """Characters of a rendered text that the template did not write, start up to and without end."""
+    """A span [start, end) of rendered text that the template did not write."""
 
     start: int
     end: int
@@ -36,7 +36,7 @@ class Foreign:
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """A rendered text, and where it holds foreign words, in order.
+    """A rendered text with its foreign spans, in order.
 
     >>> Rendered("<turn>user\\nhello</turn>", (Foreign(11, 16),))
     """
@@ -46,7 +46,7 @@ class Rendered:
 
 
 def unforged_tokens(tokenizer: PreTrainedTokenizerBase, rendered: Rendered) -> tuple[int, ...]:
-    """Return the tokens of a rendered text, with no mark where its words are foreign.
+    """Return a rendered text's tokens, without marks in foreign spans.
 
     A mark there is divided after its first character; one of a single character is left out. Halves of characters,
     which no tokenizer takes, become question marks.
@@ -70,7 +70,7 @@ def readable(text: str) -> str:
 def _encode(
     tokenizer: PreTrainedTokenizerBase, rendered: Rendered, edges: Sequence[int]
 ) -> tuple[tuple[int, ...], set[int]]:
-    """Return the tokens of the pieces between the edges, and where forged marks are to be divided."""
+    """Return the tokens between edges, and where forged marks must be divided."""
     ids: list[int] = []
     found: set[int] = set()
     all_marks = marks(tokenizer, len(tokenizer))[1]
@@ -87,7 +87,7 @@ def _encode(
 
 
 def _is_foreign(tokenizer: PreTrainedTokenizerBase, rendered: Rendered, mark: int, start: int, stop: int) -> bool:
-    """Return whether words that may not write this mark have a part in it."""
+    """Return True if foreign text takes part in a mark."""
     special, all_marks = marks(tokenizer, len(tokenizer))
     first = bisect_right(rendered.foreign, start, key=lambda part: part.end)
     touched = itertools.takewhile(lambda part: part.start < stop, rendered.foreign[first:])
@@ -101,7 +101,7 @@ def _core(text: str, start: int, end: int) -> tuple[int, int]:
 
 
 def _divided_tokens(tokenizer: PreTrainedTokenizerBase, rendered: Rendered) -> tuple[int, ...]:
-    """Do without offsets, which tokenizers in Python do not know: the foreign parts are encoded on their own."""
+    """Encode foreign parts separately, for tokenizers without offsets."""
     ids: list[int] = []
     place = 0
     for part in rendered.foreign:
@@ -116,7 +116,7 @@ def _divided_tokens(tokenizer: PreTrainedTokenizerBase, rendered: Rendered) -> t
 
 @functools.lru_cache(maxsize=8)
 def marks(tokenizer: PreTrainedTokenizerBase, size: int) -> tuple[frozenset[int], frozenset[int]]:
-    """Return a tokenizer's special tokens, and these with its other added tokens in brackets.
+    """Return special tokens, and these with bracketed added tokens.
 
     `size` is its length, so that tokens added later count. The token of unknown text is a mark only where it is
     another special token at once.
@@ -138,7 +138,7 @@ def _in_brackets(mark: str) -> bool:
 
 
 def locate(render: Render, messages: Sequence[Message], where: str = "the environment's words") -> Rendered:
-    """Render messages, and say which characters come from their words.
+    """Render messages, and find the characters of their text.
 
     What stays when the words are exchanged is the template's; trimming and escaping are kept. Each string of a message
     counts, but not its role. ValueError where the template's own part depends on the words, or where it leaves the
@@ -186,7 +186,7 @@ def _check_heard(messages: Sequence[Message], places: Sequence[str], bare: str) 
 def _as_written(
     render: Render, messages: Sequence[Message], places: Sequence[str], index: int, bare: str
 ) -> str | None:
-    """Return what the template makes of one string. None where it changes more than that."""
+    """Return the rendering of one string, None if it is changed further."""
     words = _words(messages)
     alone = render(_replaced(messages, [*places[:index], words[index], *places[index + 1 :]]))
     around = bare.split(places[index])
@@ -215,12 +215,12 @@ def _filled(bare: str, places: Sequence[str], texts: Sequence[str], messages: Se
 
 
 def place_in(said: object) -> str:
-    """Return a word that stands in for another in a rendering, and that nobody who speaks in `said` can know."""
+    """Return a placeholder that does not occur in `said`."""
     return "x" + hashlib.blake2b(repr(said).encode(errors="replace"), digest_size=16).hexdigest() + "x"
 
 
 def _places(messages: Sequence[Message], keeps_sampled: bool, end: str) -> tuple[str, ...]:
-    """Return a word for each string, with the same tags around it, for templates look at them (Qwen3: <tool_response>).
+    """Return a placeholder per string, keeping its outer tags.
 
     Some trim the text before, so that its last tag may stand before a line break (`end`), and some drop all that the
     policy said before </think>, with which a place that ended so would be gone (unless `keeps_sampled`).
@@ -236,7 +236,7 @@ def _places(messages: Sequence[Message], keeps_sampled: bool, end: str) -> tuple
 
 
 def _are_sampled(messages: Sequence[Message]) -> list[bool]:
-    """Tell of every string of messages whether the policy wrote it."""
+    """Return for every string whether the policy wrote it."""
     return [message["role"] == "assistant" for message in messages for _ in _words([message])]
 
 
@@ -267,7 +267,7 @@ def _replaced(messages: Sequence[Message], texts: Sequence[str]) -> list[dict[st
 
 
 def _changed(value: Any, change: Callable[[str], str], key: str = "") -> Any:
-    """Change every string in nested values. Roles, kinds of a part and plain names of a call stay."""
+    """Change every string in nested values, without roles, kinds and names."""
     if isinstance(value, str):
         stays = key in ("role", "type") or (key in ("id", "tool_call_id") and re.fullmatch(r"[\w-]*", value))
         return value if stays or not value.strip() else change(value)

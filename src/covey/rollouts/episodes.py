@@ -1,4 +1,4 @@
-"""Play the episodes of a group: each is a coroutine of its own, so none waits for another's tools.
+"""Play the episodes of a group as independent coroutines.
 
 Every sampled token is kept as it was sampled and is never tokenised again. `history=append` puts what the environment
 says after it; `history=template` renders the conversation anew, and where that does not begin with the tokens so far a
@@ -41,18 +41,18 @@ class Opening:
 
     @property
     def added(self) -> tuple[Message, ...]:
-        """Return what was said before the first turn, besides the prompt or in its stead."""
+        """Return the messages before the first turn, in addition to the prompt."""
         return self.first.conversation or as_messages(self.first.messages)
 
     def sampling(self, sampling: Sampling) -> Sampling:
-        """Return how its first turn is sampled."""
+        """Return the sampling of its first turn."""
         return _bounded(sampling, self.first)
 
 
 async def play_group(
     sampler: Sampler, prompt: Prompt, episodes: Sequence[Episode | Failure], sampling: Sampling
 ) -> list[Attempt | Failure]:
-    """Play an episode for each sample. One that the system broke, or that could not be made, is a Failure."""
+    """Play an episode per sample; one that the system broke is a Failure."""
     tools = tried(prompt, "tool_schemas", lambda: sampler.environment.tool_schemas(prompt))
     sessions: list[Session | None] = []
     tasks: list[asyncio.Future[Any]] = []
@@ -100,7 +100,7 @@ async def _begin(sampler: Sampler, prompt: Prompt, episode: Episode | Failure, t
 
 
 def _begun_by_tokens(sampler: Sampler, prompt: Prompt, said: Observation, ids: tuple[int, ...]) -> Opening:
-    """Begin with the tokens of a program. What they say stands in the record as the user's words."""
+    """Begin with a program's tokens, recorded as the user's text."""
     try:
         words = as_messages(decoded(sampler.tokenizer, known_ids(sampler.tokenizer, ids)))
     except ValueError as error:
@@ -111,10 +111,7 @@ def _begun_by_tokens(sampler: Sampler, prompt: Prompt, said: Observation, ids: t
 def _open(
     sampler: Sampler, limits: EpisodeLimits, openings: Sequence[Opening], sampling: Sampling
 ) -> list[Session | None]:
-    """Open a session for each attempt. Attempts that begin alike share the encoding of their prompt.
-
-    None where the attempt cannot begin: its prompt leaves no room, or the environment broke.
-    """
+    """Open a session per attempt, sharing equal prompts; None if impossible."""
     begun = {(opening.ids, opening.sampling(sampling)) for opening in openings if opening.failure is None}
     if len(begun) == 1:
         ((ids, shared),) = begun
@@ -129,7 +126,7 @@ def _open(
 def _opened(
     sampler: Sampler, limits: EpisodeLimits, ids: Sequence[int], n: int, sampling: Sampling
 ) -> list[Session | None]:
-    """Open n sessions, or none of them where the prompt leaves no room for an answer."""
+    """Open n sessions, or none without room for an answer."""
     room = limits.room(len(ids))
     if room < 1:
         return [None] * n
@@ -137,12 +134,12 @@ def _opened(
 
 
 def cut(sampling: Sampling, room: int) -> Sampling:
-    """Return the sampling with no more tokens than there is room for."""
+    """Return the sampling with at most `room` tokens."""
     return replace(sampling, max_tokens=min(sampling.max_tokens, room))
 
 
 def _bounded(sampling: Sampling, said: Observation) -> Sampling:
-    """Return the sampling of a turn, with the bounds that the environment sets to it."""
+    """Return a turn's sampling with the environment's bounds."""
     most = sampling.max_tokens if said.max_tokens is None else min(sampling.max_tokens, said.max_tokens)
     return replace(sampling, max_tokens=most, stop=tuple(dict.fromkeys((*sampling.stop, *said.stop))))
 
@@ -178,7 +175,7 @@ class _Player:
         self._most_tokens = opening.sampling(sampling).max_tokens
 
     async def play(self, session: Session | None) -> Attempt | Failure:
-        """Take turns until the episode is done or a limit is met, and have the episode judge itself.
+        """Take turns until the end or a limit, and get the verdict.
 
         Without a session there was no room for the first turn.
         """
@@ -201,7 +198,7 @@ class _Player:
         return self._attempt
 
     async def _converse(self, session: Session) -> Failure | None:
-        """Take turns. Returns what the environment broke on, where it did."""
+        """Take turns; return the environment's Failure, if any."""
         attempt = self._attempt
         self._session = session
         try:
@@ -226,7 +223,7 @@ class _Player:
         self._session.close()
 
     async def _take(self, completion: Completion) -> Observation | Failure:
-        """Add a turn of the policy, and hear what the environment says to it."""
+        """Add a turn of the policy, and get the environment's reply."""
         attempt, sampler = self._attempt, self._sampler
         turn = len(attempt.turns) + 1
         read = tuple(attempt.token_ids)
@@ -256,13 +253,13 @@ class _Player:
         return said
 
     def _cut_by(self, completion: Completion) -> StopReason | None:
-        """Return which limit cut a turn, None where it came to its end."""
+        """Return the limit that cut a turn, None without one."""
         if completion.finish_reason != "length":
             return None
         return "max_context" if len(completion.token_ids) < self._most_tokens else "max_tokens"
 
     def _note(self, said: Observation, turn: int, cut_by: StopReason | None) -> None:
-        """Keep what the environment thinks of the turn, and why the episode ends here, where it does."""
+        """Record the turn's reward, and the episode's end, if any."""
         attempt = self._attempt
         reward = float(said.reward or 0.0)
         attempt.turns[-1] = replace(attempt.turns[-1], reward=reward, is_void=said.is_void, info=said.info)
@@ -274,7 +271,7 @@ class _Player:
             attempt.stop_reason = "max_turns"
 
     async def _next(self, said: Observation) -> Completion | Failure | None:
-        """Sample the next turn. None, with the reason noted, where there is no room for it."""
+        """Sample the next turn, None without room."""
         attempt = self._attempt
         turn = len(attempt.turns) + 1
         seed = turn_seed(self._sampling.seed, self._sample_index, turn)
@@ -303,12 +300,12 @@ class _Player:
         return completion
 
     def _in_words(self, said: Observation, new: tuple[int, ...], is_branch: bool) -> Observation:
-        """Return what a program says by tokens, with the user's words for the record."""
+        """Return a program's tokens as text for the record."""
         words = as_messages(decoded(self._sampler.tokenizer, new))
         return replace(said, conversation=words) if is_branch else replace(said, messages=words)
 
     def _hear(self, said: Observation) -> None:
-        """Note what was said. A rewritten history is the begin of what follows. Its new messages are recorded."""
+        """Record the reply; a rewritten history replaces what came before."""
         messages = self._attempt.messages
         if said.conversation is None:
             messages += as_messages(said.messages)
@@ -320,7 +317,7 @@ class _Player:
         self._base, self._since = said.conversation, len(messages)
 
     def _encoded(self, said: Observation) -> tuple[tuple[int, ...], bool]:
-        """Return the tokens that come next and False, or those of a rewritten history and True."""
+        """Return the next tokens, and whether they begin a branch."""
         attempt, tokenizer = self._attempt, self._sampler.tokenizer
         is_text = isinstance(self._prompt.text, str)
         is_whole = said.conversation is not None or said.token_ids is not None
@@ -334,7 +331,7 @@ class _Player:
         return observed_tokens(tokenizer, conversation, said.messages, last, self._tools), False
 
     def _rendered(self, said: Observation) -> tuple[int, ...]:
-        """Return the tokens of the conversation as the template writes it now, or as a program wrote it."""
+        """Return the tokens of the whole conversation now."""
         if said.token_ids is not None:
             return known_ids(self._sampler.tokenizer, said.token_ids)
         if said.conversation is not None:
@@ -344,7 +341,7 @@ class _Player:
         return rendered_tokens(self._sampler.tokenizer, whole, self._tools, num_given)
 
     async def _extend(self, ids: tuple[int, ...], said: Observation, sampling: Sampling) -> Completion:
-        """Go on after the tokens so far."""
+        """Continue after the current tokens."""
         completion = await self._session.extend(ids, sampling)
         told = said.conversation or as_messages(said.messages)
         role = str(told[-1]["role"]) if told else "user"
@@ -352,7 +349,7 @@ class _Player:
         return completion
 
     async def _branch(self, ids: tuple[int, ...], said: Observation, sampling: Sampling) -> Completion:
-        """Begin a branch: what was said stands in it as the template writes it now."""
+        """Begin a branch with the whole history rendered anew."""
         (session,) = open_sessions(self._sampler.engine, ids, 1, sampling)
         self._leave_session()
         self._session = session
@@ -361,7 +358,7 @@ class _Player:
         return completion
 
     def _conversation(self) -> tuple[Message, ...]:
-        """Return the conversation from its first message to what was said last."""
+        """Return the whole conversation."""
         opening, begun = split_prefill(self._base)
         since = self._attempt.messages[self._since :]
         if not since:
@@ -373,7 +370,7 @@ class _Player:
 async def observed(
     sampler: Sampler, prompt: Prompt, method: str, ask: Callable[[], Awaitable[Observation]]
 ) -> Observation | Failure:
-    """Return what an episode says, a Failure where that is no observation."""
+    """Return an episode's observation, a Failure for anything else."""
     said = await asked(sampler.stages, prompt, method, ask, sampler.limits_for(prompt).turn_timeout)
     if isinstance(said, Failure):
         return said
@@ -390,5 +387,5 @@ async def observed(
 
 
 def _name_of(token_ids: Sequence[int]) -> str:
-    """Name the state that these tokens lead to: equal ones have equal names."""
+    """Name the state of these tokens; equal ones have equal names."""
     return hashlib.blake2b(repr(tuple(token_ids)).encode(), digest_size=8).hexdigest()

@@ -1,4 +1,4 @@
-"""What is looked at in groups before they are trained: success, and whether anything was scored at all."""
+"""Checks of groups before training: success, and missing scores."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ GroupFilter = Callable[[Tensor], bool]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How well a prompt was solved. Small, so that ranks can exchange it.
+    """The success on a prompt, exchanged by ranks.
 
     >>> Outcome("arithmetic", "train-17", success=0.375)
     """
@@ -28,18 +28,16 @@ class Outcome:
 
 
 def outcomes_of(groups: Sequence[Group], correct_above: float) -> list[Outcome]:
-    """Return how well each prompt was solved, of those that were scored at all."""
+    """Return the success on each scored prompt."""
     scored = [group for group in groups if group.rollouts]
     shares = [fmean(reward >= correct_above for reward in group.rewards) for group in scored]
     return [Outcome(g.prompt.environment, g.prompt.id, share) for g, share in zip(scored, shares, strict=True)]
 
 
 def stop_where_nothing_is_scored(groups: Sequence[Group]) -> None:
-    """Raise RunStopped where no completion of any rank could be scored: the reward is broken, going on would hide it.
+    """Raise RunStopped where no completion of any rank could be scored. Collective.
 
-    Collective.
-
-    Prompts that the judge has nothing to say about break nothing: the step then teaches nothing.
+    Prompts without applicable verdicts are fine: the step then teaches nothing.
     """
     (num_scored,) = collectives.all_sum_ints(num_rollouts(groups))
     stop_where_only_failures(groups, num_scored)
@@ -50,14 +48,14 @@ def num_rollouts(groups: Sequence[Group]) -> int:
 
 
 def stop_where_only_failures(groups: Sequence[Group], num_scored: int) -> None:
-    """Raise RunStopped where completions of these groups could not be scored, and none of any rank was."""
+    """Raise RunStopped where these groups failed and no rank scored any."""
     failures = [failure for group in groups for failure in group.failures if failure.is_fault]
     if failures and not num_scored:
         raise RunStopped(f"none of {len(failures)} completions could be scored: {failures[0].reason}")
 
 
 def reason_to_drop(group: Group, size: int, keep: GroupFilter | None) -> str | None:
-    """Return why a group of `size` completions is not trained, None where it is."""
+    """Return why a group of `size` completions is dropped, else None."""
     if len(group.rollouts) < min(2, size):
         return "unscored_groups"
     if keep is not None and not keep(torch.tensor(group.rewards, dtype=torch.float64)):
@@ -66,7 +64,7 @@ def reason_to_drop(group: Group, size: int, keep: GroupFilter | None) -> str | N
 
 
 def _uniform_kind(rewards: Sequence[float]) -> str:
-    """Return all_right, all_wrong or mixed: why a filter refuses a group."""
+    """Return all_right, all_wrong or mixed."""
     if min(rewards) >= 1:
         return "all_right"
     return "all_wrong" if max(rewards) <= 0 else "mixed"

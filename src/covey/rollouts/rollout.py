@@ -1,4 +1,4 @@
-"""One prompt becomes one Group: tokenize once, sample, score. What goes wrong in the system becomes data."""
+"""Turn a prompt into a Group: tokenize, sample, score."""
 
 import logging
 import math
@@ -22,7 +22,7 @@ LOGGER = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """Samples of a prompt that are not judged: answers, or the attempts of episodes. It travels between processes."""
+    """Unjudged samples of a prompt, sent between processes."""
 
     completions: tuple[Completion, ...] = ()
     attempts: tuple[Attempt | Failure, ...] = ()
@@ -35,7 +35,7 @@ class Drawn:
 
 
 async def at_once() -> None:
-    """Wait for nothing."""
+    """Do not wait."""
 
 
 async def roll_out(
@@ -45,10 +45,10 @@ async def roll_out(
     sampling: Sampling,
     ready: Callable[[], Awaitable[None]] = at_once,
 ) -> Group:
-    """Sample `num_samples` completions of the prompt and have them scored.
+    """Sample `num_samples` completions of the prompt and score them.
 
-    A completion that the system could not score becomes a Failure of the group: it is no rollout and no reward of 0.
-    Nothing is sampled before `ready` is over, while the prompt is encoded.
+    An unscorable completion becomes a Failure of the group, no rollout and no reward of 0. Sampling waits for `ready`,
+    encoding does not.
     """
     return await judge(sampler, prompt, await draw(sampler, prompt, num_samples, sampling, ready))
 
@@ -85,7 +85,7 @@ async def draw(
 
 
 async def judge(sampler: Sampler, prompt: Prompt, drawn: Drawn) -> Group:
-    """Have all samples of a prompt scored, and build what was not left unscored."""
+    """Score all samples of a prompt, and build rollouts."""
     if drawn.attempts:
         return await _judge_episodes(sampler, prompt, drawn.attempts)
     return await _judge_answers(sampler, prompt, drawn.prompt_ids, drawn.completions)
@@ -94,10 +94,10 @@ async def judge(sampler: Sampler, prompt: Prompt, drawn: Drawn) -> Group:
 def roll_out_together(
     sampler: Sampler, jobs: Sequence[tuple[Prompt, Sampling]], group_size: int, own: range, run: Callable[..., Any]
 ) -> list[Group]:
-    """Roll out the groups of all ranks, of which `own` are this one's, with the samples shared out to all.
+    """Roll out the groups of all ranks, samples shared out. Collective.
 
-    Whose group it is has the whole of it scored, so that answers may be compared; a group whose episodes are judged
-    together stays whole. `run` runs a list of coroutines. Collective.
+    A group's owner (`own`) has the whole of it scored; a group whose episodes are judged together stays whole. `run`
+    runs a list of coroutines.
     """
     whole = [sampler.environment.judges_groups(prompt) for prompt, _ in jobs]
     shared = [index for index, (prompt, _) in enumerate(jobs) if not whole[index]]
@@ -129,7 +129,7 @@ def roll_out_together(
 
 
 def pieces_of(num_groups: int, group_size: int, rank: int, num_ranks: int) -> list[tuple[int, int, int]]:
-    """Return this rank's share of the samples of some groups, neighbours together: (group, first sample, how many).
+    """Return this rank's samples as (group, first sample, number).
 
     >>> pieces_of(2, 8, rank=1, num_ranks=3)
     [(0, 5, 3), (1, 0, 2)]
@@ -160,7 +160,7 @@ async def _judge_answers(
 
 
 async def _judge_episodes(sampler: Sampler, prompt: Prompt, attempts: Sequence[Attempt | Failure]) -> Group:
-    """Have scored what the episodes of a prompt have not judged themselves. A Failure says why there is none."""
+    """Score the unjudged episodes of a prompt, or return Failures."""
     left = [a for a in attempts if isinstance(a, Attempt) and a.verdict is None]
     if left:
         last = [a.completions[-1].token_ids if a.turns else () for a in left]
@@ -173,7 +173,7 @@ async def _judge_episodes(sampler: Sampler, prompt: Prompt, attempts: Sequence[A
 
 
 def _finished(sampler: Sampler, attempt: Attempt) -> Rollout | Failure:
-    """Build the rollout of an episode. Its text is all that was said since the prompt."""
+    """Build the rollout of an episode; its text is everything since the prompt."""
     verdict = attempt.verdict
     assert verdict is not None, "every attempt is judged"
     if isinstance(verdict, Failure):
@@ -196,7 +196,7 @@ def _unless_not_finite(rollout: Rollout, logprobs: Sequence[float]) -> Rollout |
 
 
 def _group(prompt: Prompt, made: Sequence[Rollout | Failure]) -> Group:
-    """Sort what was scored from what was not."""
+    """Separate scored from failed samples."""
     failures = tuple(one for one in made if isinstance(one, Failure))
     for reason, count in Counter(failure.reason for failure in failures).items():
         LOGGER.info("prompt %s: %d of %d completions were not scored: %s", prompt.id, count, len(made), reason)
@@ -211,7 +211,7 @@ def causal_rollout(prompt_ids: Sequence[int], completion: Completion, reward: Re
 def filled_rollout(
     prompt_ids: Sequence[int], mask_id: int, completion: Completion, reward: Reward, text: str
 ) -> Rollout:
-    """Build a masked policy's rollout: nothing is shifted, a masked position predicts its own token.
+    """Build a masked policy's rollout, in which masked positions predict themselves.
 
     After several passes, what each of them read stands one after the other; a token is learnt where it was filled in.
     """
@@ -249,7 +249,7 @@ def filled_rollout(
 def finished_rollout(
     mask_id: int | None, prompt_ids: Sequence[int], completion: Completion, reward: Reward, text: str
 ) -> Rollout:
-    """Build a rollout of one turn for the kind of policy that made it (`Policy.mask_id`)."""
+    """Build a rollout of one turn for a causal or masked policy."""
     if mask_id is None:
         return causal_rollout(prompt_ids, completion, reward, text)
     return filled_rollout(prompt_ids, mask_id, completion, reward, text)

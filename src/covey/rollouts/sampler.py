@@ -1,4 +1,4 @@
-"""What it takes to roll a prompt out: engine, environment, tokenizer, and the limits of an episode."""
+"""The means of a rollout: engine, environment, tokenizer, limits."""
 
 import sys
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from covey.types import Prompt
 
 @dataclass(frozen=True, slots=True)
 class EpisodeLimits:
-    """Where an episode ends though nobody ends it, and how its history is written."""
+    """The limits of an episode, and its history's form."""
 
     max_turns: int | None = None
     """Turns of the policy; None is the environment's own number."""
@@ -26,13 +26,13 @@ class EpisodeLimits:
     """`append` keeps the tokens as sampled, `template` renders the conversation anew for each turn."""
 
     def room(self, num_tokens: int) -> int:
-        """Return how many tokens still fit after so many."""
+        """Return the remaining room after `num_tokens`."""
         return sys.maxsize if self.max_context is None else self.max_context - num_tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Sampler:
-    """What it takes to roll a prompt out."""
+    """The means of a rollout."""
 
     engine: Engine
     environment: Environment

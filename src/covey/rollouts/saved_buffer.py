@@ -1,4 +1,4 @@
-"""The buffer as plain containers, as checkpoints hold it: finished groups whole, prompts by their id."""
+"""The buffer as plain containers for checkpoints."""
 
 import logging
 from collections.abc import Mapping
@@ -27,10 +27,7 @@ def buffer_state(buffer: GroupBuffer) -> dict[str, Any]:
 
 
 def load_buffer(buffer: GroupBuffer, state: Mapping[str, Any], local: LocalSource) -> None:
-    """Restore a buffer under the settings of `local`: what others were to sample, or have sampled, is sampled by these.
-
-    ValueError where a prompt of it is not among those of this run, by id.
-    """
+    """Restore a buffer under `local`'s settings. ValueError for unknown prompts."""
     prompts = {prompt.id: prompt for prompt in local.stream.prompts}
     saved = [_ticket(one, prompts) for one in state["pending"]]
     steps = [state["step"] + place // buffer.bound.groups_per_step for place in range(len(saved))]
@@ -44,7 +41,7 @@ def load_buffer(buffer: GroupBuffer, state: Mapping[str, Any], local: LocalSourc
 
 
 def _renewed(ticket: Ticket, local: LocalSource, step: int) -> Ticket:
-    """Return the ticket itself where the run samples as when it was admitted."""
+    """Return the ticket unless the sampling has changed."""
     is_known = ticket.group_size in group_sizes(local.group_size, local.later_sizes)
     size = ticket.group_size if is_known else local.size_at(step)
     return replace(ticket, sampling=replace(local.sampling, seed=ticket.sampling.seed), group_size=size)
@@ -87,7 +84,7 @@ def _of_rollout(rollout: Rollout) -> dict[str, Any]:
 
 
 def _values(verdict: Reward | Turn | Failure) -> dict[str, Any]:
-    """Return what an environment said, of which a checkpoint unpickles nothing but plain data."""
+    """Return a verdict as plain data for a checkpoint."""
     return {field.name: plain_data(getattr(verdict, field.name)) for field in fields(verdict)}
 
 

@@ -1,4 +1,4 @@
-"""What settings do not determine in an asynchronous run: which groups made each step, sampled on which versions.
+"""The schedule of an asynchronous run: groups of each step, with versions.
 
 One row a step in schedule.jsonl, about 100 bytes a group:
 
@@ -28,7 +28,7 @@ from covey.types import Group, Rollout, Span
 
 @dataclass(frozen=True, slots=True)
 class PastGroup:
-    """A group as a run trained it, but for what can be computed again."""
+    """A trained group, without what can be recomputed."""
 
     prompt_id: str
     seed: int
@@ -45,7 +45,7 @@ class PastGroup:
 
 
 def row_of(ticket: Ticket, group: Group, *, has_logprobs: bool = False) -> dict[str, Any]:
-    """Return what is written of a trained group, with the log-probs of its sampler where these are read."""
+    """Return a trained group's row, with log-probs if they are read."""
     of_each = [_spans(rollout) for rollout in group.rollouts]
     whole = {spans[0][0] for spans in of_each if len(spans) == 1}
     versions: list[Any] = [*whole] if len(whole) == 1 and all(len(spans) == 1 for spans in of_each) else of_each
@@ -57,7 +57,7 @@ def row_of(ticket: Ticket, group: Group, *, has_logprobs: bool = False) -> dict[
 def shared_out(
     ranks: Mapping[int, int], early: Iterable[Iterable[int]], threads: Sequence[int]
 ) -> dict[str, list[Any]]:
-    """Return what is written of how a step's groups came to the ranks, whose numbers of threads are `threads`.
+    """Return how a step's groups were shared among ranks.
 
     `ranks` holds who trained each group, in order, by a number; `early` those that were trained ahead, part by part.
     """
@@ -68,7 +68,7 @@ def shared_out(
 
 
 def past_group(row: Mapping[str, Any]) -> PastGroup:
-    """Read a group again."""
+    """Read a group's row."""
     failures, size = int(row.get("failures", 0)), int(row["size"])
     versions: Sequence[Any] = row["versions"]
     if len(versions) == 1 and isinstance(versions[0], int):
@@ -81,7 +81,7 @@ def past_group(row: Mapping[str, Any]) -> PastGroup:
 
 
 def with_logprobs(group: Group, past: PastGroup) -> Group:
-    """Return a group that was sampled again with the log-probs that its sampler had, where the row has as many."""
+    """Return a resampled group with its original log-probs, if recorded."""
     if past.logprobs is None or len(past.logprobs) != len(_sampler_logprobs(group)):
         return group
     left = iter(past.logprobs)
@@ -99,7 +99,7 @@ def with_logprobs(group: Group, past: PastGroup) -> Group:
 
 
 def _sampler_logprobs(group: Group) -> list[float]:
-    """Return the log-probs of all tokens that the policy chose, completion after completion."""
+    """Return the log-probs of all sampled tokens in order."""
     return [
         logprob
         for rollout in group.rollouts
@@ -109,7 +109,7 @@ def _sampler_logprobs(group: Group) -> list[float]:
 
 
 def _packed(values: Sequence[float]) -> str:
-    """Write floats as "f" or "d", the smaller that holds them exactly, and their bytes."""
+    """Pack floats as "f" or "d", the smaller exact form."""
     kind = "f" if list(array("f", values)) == list(values) else "d"
     return kind + base64.b64encode(array(kind, values).tobytes()).decode()
 

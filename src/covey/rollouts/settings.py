@@ -1,4 +1,4 @@
-"""The settings that say which prompts come next, and how often each is answered. Part of the schema in schema.py."""
+"""Settings of the prompt stream and group sizes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Where groups come from: the protocol, and the source that samples in this process.
+"""The source of groups: the protocol, and the in-process source.
 
 Staleness: a group is trained at most `max_staleness` versions after it was started. The local source starts a group
 only when it is asked for one, on the weights published last, so its staleness is 0.
@@ -39,7 +39,7 @@ STALE = "stale_groups"
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """A group that was sampled and will not be trained.
+    """A sampled group that is not trained.
 
     >>> Dropped(group, reason="filtered_all_right")
     """
@@ -54,66 +54,67 @@ class GroupSource(Protocol):
 
     @property
     def dropped(self) -> Sequence[Dropped]:
-        """Return what the last `take` of this rank sampled and left out."""
+        """Return the groups that the last `take` dropped."""
         ...
 
     @property
     def stream(self) -> "PromptSampler":
-        """Return the order in which prompts come."""
+        """Return the order of prompts."""
         ...
 
     @property
     def sampling(self) -> Sampling:
-        """Return the distribution that training samples from."""
+        """Return the sampling of training."""
         ...
 
     def take(self, n: int, meanwhile: Meanwhile | None = None) -> list[Group]:
-        """Wait for the next groups to train on. Fewer than n where groups were dropped, and `take_drops` says why.
+        """Wait for the next groups, fewer than n where some were dropped.
 
-        `meanwhile` is given those that are there while others are still under way, each once.
+        `meanwhile` is given early groups while others are sampled, each once.
         """
         ...
 
     def run(self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling) -> list[Group]:
-        """Return one group for each prompt, in order, for evaluation. Leaves the training stream where it is.
+        """Return one group per prompt for evaluation, outside of the stream.
 
-        Ranks share the work, and each gets all groups."""
+        Ranks share the work, and each gets all groups.
+        """
         ...
 
     def publish(self, version: int) -> None:
-        """Sample with the policy's weights as they are now; `version` is their number."""
+        """Sample on the policy's current weights, as `version`."""
         ...
 
     def epochs(self) -> float:
-        """Return how often the prompts taken so far would go through all prompts."""
+        """Return the epochs of the prompts taken so far."""
         ...
 
     def follow(self, step: int, num_steps: int) -> None:
-        """Tell whoever scores that `step` steps of `num_steps` are finished."""
+        """Set the progress of training for scoring."""
         ...
 
     def take_scoring_seconds(self) -> float:
-        """Return how long `take` waited for scores alone since the last call, all sampling being done."""
+        """Return the seconds `take` waited for scores alone, since the last call."""
         ...
 
     def environment_metrics(self) -> Sequence[Mapping[str, float]]:
-        """Return what the environment logs itself since the last call, of each process that this rank had score."""
+        """Return the environments' metrics since the last call, per process."""
         ...
 
     def report_to(self, file: Path) -> None:
-        """Keep a file up to date with what each part does, where parts work at the same time."""
+        """Keep a status file up to date, where parts run concurrently."""
         ...
 
     def take_schedule(self) -> Mapping[str, Any]:
-        """Return what the settings do not say of the step taken last, to write down. Empty where they say it all."""
+        """Return the last step's schedule, empty where settings determine it."""
         ...
 
     def take_drops(self) -> dict[str, int]:
-        """Return groups and rollouts dropped since the last call, by reason."""
+        """Return dropped groups and rollouts since the last call, by reason."""
         ...
 
     def take_metrics(self) -> dict[str, float]:
-        """Return what decided which prompts the last step was made of, and how often each was answered."""
+        """Return metrics of the prompt order and group sizes."""
         ...
 
     def state_dict(self) -> dict[str, Any]: ...
@@ -125,7 +126,7 @@ class GroupSource(Protocol):
 
 @runtime_checkable
 class PromptSampler(Protocol):
-    """Prompts without end. Which comes next follows from the seed, the position and what was learnt, nothing else."""
+    """An endless stream of prompts, determined by seed, position and outcomes."""
 
     prompts: Sequence[Prompt]
     seed: int
@@ -136,7 +137,7 @@ class PromptSampler(Protocol):
         ...
 
     def draw(self, n: int) -> list[tuple[Prompt, int]]:
-        """Return the next n prompts, each with a number that is another one every time the same prompt comes."""
+        """Return the next n prompts, each with its occurrence number."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
@@ -144,7 +145,7 @@ class PromptSampler(Protocol):
         ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state. Raises ValueError where it is that of another kind of stream."""
+        """Restore a state. ValueError for another kind of stream."""
         ...
 
 
@@ -153,17 +154,17 @@ class AdaptiveSampler(Protocol):
     """A stream whose order depends on how well its prompts are solved."""
 
     def learn(self, outcomes: Sequence[Outcome]) -> None:
-        """Receive the outcomes of all ranks, in the order in which the prompts were drawn: the same on every rank."""
+        """Receive all ranks' outcomes in the order of drawing."""
         ...
 
     def take_metrics(self) -> dict[str, float]:
-        """Return what there is to log since this was last asked."""
+        """Return metrics since the last call."""
         ...
 
 
 @dataclass
 class PromptStream:
-    """Prompts without end: pass after pass over the data, each in its own order. Its only state is the position."""
+    """Endless passes over the prompts, each shuffled; its state is the position."""
 
     prompts: Sequence[Prompt]
     seed: int
@@ -172,7 +173,7 @@ class PromptStream:
     _orders: dict[int, list[int]] = field(default_factory=dict)
 
     def draw(self, n: int) -> list[tuple[Prompt, int]]:
-        """Return the next n prompts, each with the number of the pass it belongs to."""
+        """Return the next n prompts, each with its pass."""
         drawn = [self._at(self.position + offset) for offset in range(n)]
         self.position += n
         return drawn
@@ -195,7 +196,7 @@ class PromptStream:
 
 
 def check_state(state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-    """Refuse (ValueError) a saved state that holds other things than a stream of this kind has."""
+    """Refuse a saved state of another kind of stream. ValueError."""
     if state.keys() != own.keys():
         raise ValueError(
             f"the checkpoint's prompt stream holds {', '.join(state)}, this run's {', '.join(own)}: "
@@ -204,7 +205,7 @@ def check_state(state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
 
 
 def rollout_seed(seed: int, prompt_id: str, epoch: int) -> int:
-    """Return the seed of a prompt's completions, which depends on the run's seed, the prompt and the pass alone."""
+    """Return a prompt's sampling seed from run seed, prompt and pass."""
     digest = hashlib.blake2b(f"{seed}/{epoch}/{prompt_id}".encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
 
@@ -316,12 +317,12 @@ class LocalSource:
         outside_of_loops(self._runner.close)
 
     def _rest(self) -> None:
-        """Let the engine leave its device to the trainer."""
+        """Let the engine release its memory to the trainer."""
         if isinstance(self.sampler.engine, Resting):
             self.sampler.engine.rest()
 
     def _roll_out(self, missing_of_ranks: Sequence[int], meanwhile: Meanwhile | None) -> list[Group]:
-        """Roll out this rank's share of the stream, along which all ranks move together.
+        """Roll out this rank's share of the common stream.
 
         Of fewer groups than ranks every rank samples a part.
         """
@@ -335,15 +336,15 @@ class LocalSource:
         return self._run_all(jobs[own.start : own.stop], self.sampled_size, meanwhile)
 
     def size_at(self, step: int) -> int:
-        """Return how often each prompt is answered after so many finished steps."""
+        """Return the group size after `step` finished steps."""
         return group_size_at(step, self.group_size, self.later_sizes)
 
     def forget_dropped(self) -> None:
-        """Begin a step: what the one before left out is of no interest any more."""
+        """Begin a step with no dropped groups."""
         self._dropped = []
 
     def learn(self, groups: Sequence[Group]) -> None:
-        """Let a stream that learns know what all ranks found, in the order in which they drew."""
+        """Give all ranks' outcomes to a learning stream, in order."""
         if isinstance(self.stream, AdaptiveSampler):
             of_ranks = collectives.all_gather(outcomes_of(groups, self.correct_above))
             self.stream.learn([outcome for of_rank in of_ranks for outcome in of_rank])
@@ -372,7 +373,7 @@ class LocalSource:
         return collectives.run_or_fail_together(lambda: self._gather(one(p, s) for p, s in jobs), "the end of sampling")
 
     def _gather(self, work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-        """Return what is done for several prompts at a time."""
+        """Await the work of several prompts."""
 
         async def together() -> list[T]:
             under_way = list(work)
@@ -382,11 +383,11 @@ class LocalSource:
         return outside_of_loops(lambda: self._runner.run(together()))
 
     def keeps(self, group: Group, size: int) -> bool:
-        """Return whether a group of `size` completions is trained."""
+        """Return True if a group of `size` completions is trained."""
         return reason_to_drop(group, size, self.keep) is None
 
     def keep_or_drop(self, group: Group, size: int) -> bool:
-        """Return whether a group of `size` completions is trained. Where it is not, count and remember why."""
+        """Return True if a group is trained, recording the reason if not."""
         self._drops["unscored_rollouts"] += len(group.failures)
         reason = reason_to_drop(group, size, self.keep)
         if reason is None:

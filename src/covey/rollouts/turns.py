@@ -1,7 +1,6 @@
-"""Write what lies between two turns of a conversation as tokens.
+"""Encode the text between two turns of a conversation.
 
-Sampled tokens are never tokenised again: the environment's words, and what the chat template puts around them, are
-appended to the tokens as they were sampled.
+Sampled tokens are never tokenised again: the environment's text and the template's are appended to them.
 """
 
 import hashlib
@@ -21,7 +20,7 @@ from covey.types import Completion, CutText, Message, Prompt
 
 
 def as_messages(said: str | Sequence[Message]) -> tuple[Message, ...]:
-    """Return what the environment said as messages of its own: text is the user's."""
+    """Return a reply as messages: text is the user's."""
     if isinstance(said, str):
         return ({"role": "user", "content": said},) if said else ()
     return tuple(dict(message) for message in said)
@@ -34,7 +33,7 @@ def observed_tokens(
     sampled: Sequence[int],
     tools: Sequence[Mapping[str, Any]] = (),
 ) -> tuple[int, ...]:
-    """Return the tokens from the end of the last sampled turn to the begin of the next one.
+    """Return the tokens between the last sampled turn and the next.
 
     `conversation` ends with the policy's last answer, `sampled` are its tokens, and `messages` is what the environment
     says to it: text after a conversation of messages is the user's. With plain text they are encoded as they are. With
@@ -59,7 +58,7 @@ def _first_that_renders(
     said: Sequence[Message],
     tools: Sequence[Mapping[str, Any]],
 ) -> Rendered:
-    """Return what the chat template writes after the last turn. ValueError is that of the plain way.
+    """Return the template's text after the last turn, by several ways.
 
     Some templates count turns and refuse several calls in a row: a short past does for them. Others write what a tool
     says only after a turn that is known to have called it.
@@ -86,7 +85,7 @@ def _rendered_after_call(
     tools: Sequence[Mapping[str, Any]],
     names: Sequence[str],
 ) -> Rendered:
-    """Return what the chat template writes after a turn that called tools, from its last mark on."""
+    """Return the template's text after a turn with tool calls."""
     calls = [{"type": "function", "function": {"name": name, "arguments": {}}} for name in names]
     turn = {"role": "assistant", "content": "", "tool_calls": calls}
     alone = _render(tokenizer, (*before, turn), tools, opens=False)
@@ -115,7 +114,7 @@ def _rendered_after(
     said: Sequence[Message],
     tools: Sequence[Mapping[str, Any]],
 ) -> Rendered:
-    """Return what the chat template writes after a turn that follows `before`."""
+    """Return the template's text after a turn that follows `before`."""
     # Mark the turn's place by a word that no message can hold
     place = place_in(([dict(message) for message in (*before, *said)], "turn"))
 
@@ -131,7 +130,7 @@ def _rendered_after(
 
 
 def _following(tokenizer: PreTrainedTokenizerBase, ids: tuple[int, ...], sampled: Sequence[int]) -> tuple[int, ...]:
-    """Leave out the begin of `ids` where the sampled tokens end with it."""
+    """Drop the beginning of `ids` that the sampled tokens end with."""
     for length in range(min(len(sampled), len(ids)), 0, -1):
         if tuple(sampled[-length:]) == ids[:length]:
             return ids[length:]
@@ -146,7 +145,7 @@ def _following(tokenizer: PreTrainedTokenizerBase, ids: tuple[int, ...], sampled
 def opened(
     tokenizer: PreTrainedTokenizerBase, prompt: Prompt, said: str | Sequence[Message], tools: Tools = ()
 ) -> tuple[Prompt, tuple[int, ...]]:
-    """Return a prompt with what an episode adds at its begin, and its tokens: words that are added make no marks.
+    """Return a prompt extended by an episode, with tokens free of marks.
 
     Where they go on the user's last message, all of that message makes none.
     """
@@ -171,7 +170,7 @@ def rendered_tokens(
     tools: Sequence[Mapping[str, Any]] = (),
     num_given: int | None = None,
 ) -> tuple[int, ...]:
-    """Return a fresh rendering of a conversation of messages with the opening of the next turn, for `history=template`.
+    """Render a conversation with the next turn's opening, for `history=template`.
 
     The first `num_given` messages are the prompt's (None: those before the assistant's first). Of what was said since,
     the environment's words make no marks at all, and the policy's no special tokens. ValueError as in
@@ -189,7 +188,7 @@ def _render(
     tools: Sequence[Mapping[str, Any]],
     opens: bool = True,
 ) -> str:
-    """Return what the chat template makes of messages, with the opening of the next turn where that is asked for."""
+    """Render messages, with the next turn's opening if asked."""
     given = [with_content(message) for message in messages]
     with refused_by_template(given):
         return str(
@@ -200,7 +199,7 @@ def _render(
 
 
 def roles_are_marks(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Return whether the chat template marks a role by a token that no text can make, for the preflight.
+    """Return True if the template marks roles by unforgeable tokens.
 
     False where roles are plain text, as Llama 2 writes [INST]: an environment could then speak for the policy.
     """
@@ -212,13 +211,13 @@ def roles_are_marks(tokenizer: PreTrainedTokenizerBase) -> bool:
 
 
 def turn_seed(seed: int, sample_index: int, turn: int) -> int:
-    """Return the seed of a sample's turn (2, 3, ...), a pure function of the first turns' seed and these numbers."""
+    """Return the seed of a later turn from the first turn's."""
     digest = hashlib.blake2b(f"{seed}/turn {turn}/{sample_index}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
 
 
 def known_ids(tokenizer: PreTrainedTokenizerBase, ids: tuple[int, ...]) -> tuple[int, ...]:
-    """Return tokens of a program. ValueError where there is none, or one of them is none of the tokenizer's."""
+    """Return a program's tokens. ValueError for none or unknown ones."""
     if not ids:
         raise ValueError("a policy needs at least one token to continue, got none")
     wrong = [token for token in ids if not (isinstance(token, Integral) and 0 <= token < len(tokenizer))]
@@ -233,6 +232,6 @@ def decoded(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int], with_s
 
 
 def to_judge(tokenizer: PreTrainedTokenizerBase, completion: Completion) -> str:
-    """Return the text of a completion for the environment, which can tell whether it was cut."""
+    """Return a completion's text, marked if cut."""
     text = decoded(tokenizer, completion.token_ids)
     return CutText(text) if completion.finish_reason == "length" else text

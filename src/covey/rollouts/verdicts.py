@@ -1,4 +1,4 @@
-"""Ask the environment, gated: what goes wrong in it becomes a Failure, and every reward is a finite number."""
+"""Call the environment; convert its errors to `Failure` and check rewards."""
 
 import asyncio
 import logging
@@ -21,9 +21,9 @@ T = TypeVar("T")
 async def asked(
     stages: Stages, prompt: Prompt, method: str, ask: Callable[[], Awaitable[T]], seconds: float | None = None
 ) -> T | Failure:
-    """Return what the environment answers, or a Failure where it raises or takes too long.
+    """Call an environment's method; errors and timeouts become a Failure.
 
-    `seconds` is the limit of environment.turn_timeout, besides that of timeouts.scoring.
+    `seconds` is the limit of environment.turn_timeout, besides timeouts.scoring.
     """
     name = f"{prompt.environment}.{method}"
     try:
@@ -43,13 +43,13 @@ async def asked(
 
 
 def is_cancelled() -> bool:
-    """Tell whether the present task itself was told to end."""
+    """Return True if the current task was cancelled."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
 
 def tried(prompt: Prompt, method: str, call: Callable[[], T]) -> T | Failure:
-    """Return what the environment says at once, or a Failure where it raises."""
+    """Call a synchronous method; an error becomes a Failure."""
     try:
         return call()
     except RunStopped:
@@ -59,7 +59,7 @@ def tried(prompt: Prompt, method: str, call: Callable[[], T]) -> T | Failure:
 
 
 def new_episode(environment: Environment, prompt: Prompt, seed: int) -> Episode | Failure | None:
-    """Return a new attempt at the prompt: None where it has no episodes, a Failure where what is made is none."""
+    """Return a new attempt, None without episodes, Failure for anything else."""
     made: object = tried(prompt, "episode", lambda: environment.episode(prompt, seed))
     if made is None or isinstance(made, Episode | Failure):
         return made
@@ -67,7 +67,7 @@ def new_episode(environment: Environment, prompt: Prompt, seed: int) -> Episode 
 
 
 async def close(stages: Stages, prompt: Prompt, episode: Episode, seconds: float | None) -> None:
-    """Close an episode. The attempt is over: where that raises or takes too long it is left as it is."""
+    """Close an episode, ignoring errors and timeouts."""
     try:
         failure = await asked(stages, prompt, "close", episode.close, seconds)
     except RunStopped as error:
@@ -83,7 +83,7 @@ async def judged(
     texts: Sequence[str],
     token_ids: Sequence[Sequence[int]],
 ) -> list[Reward | Failure]:
-    """Return the environment's verdicts: one for each completion, every reward a finite number."""
+    """Return one checked verdict per completion."""
     given = list(texts), list(token_ids)  # its own, to change as it likes
     found = await asked(stages, prompt, "score", lambda: environment.score_tokens(prompt, *given))
     return _each(prompt, found, len(texts))
@@ -96,7 +96,7 @@ async def judge_together(
     episodes: Sequence[Episode | Failure],
     attempts: Sequence[Attempt | Failure],
 ) -> None:
-    """Have the environment judge the attempts of a group that came to an end, before any is closed."""
+    """Judge a group's finished attempts before any is closed."""
     pairs = zip(episodes, attempts, strict=True)
     left = [(e, a) for e, a in pairs if not isinstance(e, Failure) and not isinstance(a, Failure)]
     if not left:
@@ -108,7 +108,7 @@ async def judge_together(
 
 
 def _each(prompt: Prompt, found: Sequence[Reward | Failure] | Failure, count: int) -> list[Reward | Failure]:
-    """Return one verdict for each completion, Failures where there are not as many."""
+    """Return one verdict per completion, Failures for a wrong number."""
     name = f"{prompt.environment}.score"
     try:
         verdicts = [found] * count if isinstance(found, Failure) else list(found)
@@ -120,7 +120,7 @@ def _each(prompt: Prompt, found: Sequence[Reward | Failure] | Failure, count: in
 
 
 def checked(verdict: object, environment: str) -> Reward | Failure:
-    """Return the verdict with plain floats, or a Failure where it is none or holds what is not a finite number."""
+    """Return the verdict with plain floats, or a Failure."""
     if isinstance(verdict, Failure):
         return verdict
     if not isinstance(verdict, Reward):

@@ -93,7 +93,7 @@ def assign(ranks: Sequence[Scores], functions: CreditFunctions, baselines: Mappi
 def _assign_to_turns(
     given: Scores, functions: CreditFunctions, estimate: Callable[[Scores], Tensor], logged: dict[str, float]
 ) -> Assigned:
-    """Give each turn an advantage, and a rollout the mean of its turns' by tokens, by turns where it has no token."""
+    """Give each turn an advantage, and a rollout their mean by tokens."""
     assert functions.turn_credit is not None, "asked for by a setting"
     turns, of_M = given.turns, given.turns.rollouts_M
     # Length weights are of whole episodes, the clip is of each turn
@@ -111,9 +111,10 @@ def _assign_to_turns(
 
 
 def settled(rewards_N: Tensor, groups_N: Tensor) -> Tensor:
-    """Make rewards of a group equal where they differ by rounding alone: 0.1 + 0.7 is no worse than 0.8.
+    """Make rewards of a group equal where they differ by rounding alone.
 
-    An estimator with eps 0, a comparison of pairs and a count of informative groups would take that for a difference.
+    0.1 + 0.7 equals 0.8: an estimator with eps 0, a comparison of pairs and a count of informative groups would see a
+    difference.
     """
     rewards, groups = rewards_N.tolist(), groups_N.tolist()
     scored = [index for index, reward in enumerate(rewards) if reward == reward]
@@ -126,7 +127,7 @@ def settled(rewards_N: Tensor, groups_N: Tensor) -> Tensor:
 
 
 def estimated(estimator: Callable[..., Any], given: Scores) -> tuple[Tensor, dict[str, float]]:
-    """Return the advantages, and what a custom estimator logs. What was not scored gets 0, whatever it says.
+    """Return advantages, 0 for unscored rollouts, and a custom estimator's logs.
 
     ValueError where a custom one returns anything but a finite number for each rollout.
     """
@@ -142,7 +143,7 @@ def estimated(estimator: Callable[..., Any], given: Scores) -> tuple[Tensor, dic
 
 
 def shaped(shape: Callable[..., Any], rewards_N: Tensor, given: Scores) -> Tensor:
-    """Return the rewards as one shaping leaves them. What was not scored stays so.
+    """Return the rewards after one shaping; unscored ones stay NaN.
 
     ValueError where a custom one returns anything but a finite number for each rollout.
     """
@@ -154,7 +155,7 @@ def shaped(shape: Callable[..., Any], rewards_N: Tensor, given: Scores) -> Tenso
 
 
 def selected_by(select: Callable[..., Any], given: Scores, estimate: Callable[[Scores], Tensor]) -> Selected:
-    """Return what a selection keeps, with its advantages. ValueError where a custom one returns anything else."""
+    """Return a selection with its advantages. ValueError for a wrong custom result."""
     selected = select(given, estimate)
     if isinstance(select, custom.Custom):
         shape = tuple(given.rewards_N.shape)

@@ -1,4 +1,4 @@
-"""Advantages that train the best of k attempts instead of the mean attempt: Pass@k training, PKPO, best minus second.
+"""Advantages for the best of k attempts: Pass@k training, PKPO, best-minus-second.
 
 The reward of a k-subset of the group is the largest reward of its members. Sorting the rewards once turns every sum
 over C(n, k) subsets into a weighted sum over ranks, with weights from products of ratios, so a group of n costs
@@ -94,9 +94,10 @@ def best_minus_second(scores: Scores, *, scale: str = "group_std", ddof: int = 1
 
 
 def subset_weights(n: int, k: int, like: Tensor) -> Tensor:
-    """Return the share of the k-subsets of n whose best member has rank j: C(j-1, k-1) / C(n, k) for j = 1..n.
+    """Return the share of k-subsets whose best member has each rank.
 
-    Built downwards from k/n, each rank from the next: no binomial is ever formed, so nothing overflows.
+    C(j-1, k-1) / C(n, k) for j = 1..n, built downwards from k/n, each rank from the next: no binomial is formed, so
+    nothing overflows.
     """
     rank_M = torch.arange(n, 1, -1, dtype=like.dtype, device=like.device)
     steps_M = ((rank_M - k) / (rank_M - 1)).clamp(min=0)
@@ -105,12 +106,12 @@ def subset_weights(n: int, k: int, like: Tensor) -> Tensor:
 
 
 def expected_best(rewards_M: Tensor, k: int) -> Tensor:
-    """Return the mean over all k-subsets of their largest reward (rewards ascending), a scalar."""
+    """Return the mean largest reward of all k-subsets (ascending rewards)."""
     return subset_weights(len(rewards_M), k, rewards_M) @ rewards_M
 
 
 def best_with(rewards_M: Tensor, k: int) -> Tensor:
-    """Return the mean largest reward of the k-subsets that contain each member (rewards ascending)."""
+    """Return the mean largest reward of the k-subsets with each member."""
     n = len(rewards_M)
     own_M = subset_weights(n, k, rewards_M) * n / k
     rank_M = torch.arange(1, n + 1, dtype=rewards_M.dtype, device=rewards_M.device)
@@ -119,7 +120,7 @@ def best_with(rewards_M: Tensor, k: int) -> Tensor:
 
 
 def best_without(rewards_M: Tensor, k: int) -> Tensor:
-    """Return the mean largest reward of the k-subsets without each member (rewards ascending, k <= n - 1)."""
+    """Return the mean largest reward of the k-subsets without each member."""
     weights = subset_weights(len(rewards_M) - 1, k, rewards_M)
     zero = rewards_M.new_zeros(1)
     below_M = torch.cat([zero, (weights * rewards_M[:-1]).cumsum(0)])
@@ -128,12 +129,12 @@ def best_without(rewards_M: Tensor, k: int) -> Tensor:
 
 
 def _sum_above(values_M: Tensor) -> Tensor:
-    """Return for each member the sum of `values_M` over the members of higher rank."""
+    """Return the sum over members of higher rank."""
     return torch.cat([values_M[1:].flip(0).cumsum(0).flip(0), values_M.new_zeros(1)])
 
 
 def _each_group(scores: Scores, min_scored: int, function: Callable[[Tensor], Tensor]) -> Tensor:
-    """Apply `function` to the ascending rewards of each group, 0 where not scored or fewer than `min_scored` are."""
+    """Apply `function` to each group's ascending rewards, 0 where unscored or too few."""
     out_N = torch.zeros_like(scores.rewards_N)
     for members_M in scored_members(scores):
         if len(members_M) >= min_scored:

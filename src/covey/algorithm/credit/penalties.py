@@ -1,4 +1,4 @@
-"""Formulas of length and repetition on plain numbers, so that worker processes need no torch for them.
+"""Length and repetition formulas on plain numbers, without torch.
 
 `shaping` adds these to rewards, `rewards` offers them as reward functions of their own.
 """

@@ -1,4 +1,4 @@
-"""What the advantage estimators are given, and the group and batch statistics they share.
+"""The inputs of advantage estimators, and shared statistics.
 
 Shapes: N rollouts of the batch, K reward functions. Group statistics need complete groups: gather the rewards of all
 ranks first. A NaN reward means "not scored": it enters no statistic and its advantage is 0.
@@ -22,7 +22,7 @@ ROUNDING = 1e-12
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What one row of `Scores` is about, for a custom advantage that looks at what was written.
+    """The text behind one row of `Scores`, for a custom advantage.
 
     >>> Answer(prompt, text="48", token_ids=(8, 12, 2), truncated=False)
     """
@@ -66,7 +66,7 @@ class Turns:
 def as_turns(
     rollouts: Sequence[int], rewards: Sequence[float], lengths: Sequence[int] = (), states: Sequence[str] = ()
 ) -> Turns:
-    """Make Turns from lists. Without lengths each turn wrote one token, without states none has a name."""
+    """Make Turns from lists; lengths default to 1, states to no name."""
     return Turns(
         torch.tensor(rollouts, dtype=torch.int64),
         torch.tensor(rewards, dtype=torch.float64),
@@ -77,7 +77,7 @@ def as_turns(
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """The rollouts of a batch in columns: all that shaping, estimators and turn credit read.
+    """The rollouts of a batch in columns, for shaping, estimators and turn credit.
 
     >>> scores([1.0, 0.0, 0.5], ["a", "a", "b"]).groups_N
     tensor([0, 0, 1])
@@ -141,7 +141,7 @@ class Scores:
         return tuple(Answer(*row) for row in columns)
 
     def rows(self, places_M: Tensor) -> "Scores":
-        """Select rows, each as often as it is named. The turns stay those of all."""
+        """Select rows, possibly repeatedly; the turns stay."""
         places = places_M.tolist()
         tensors = {name: getattr(self, name)[places_M] for name in (*TENSORS, "parts_NK")}
         lists: dict[str, Any] = {
@@ -158,7 +158,7 @@ LISTS = ("roles", "token_ids", "prompts", "texts")
 
 
 def join(ranks: Sequence[Scores]) -> Scores:
-    """Stack the rows of all ranks. Groups stay apart; a part that a rank lacks is NaN there."""
+    """Stack the rows of all ranks, groups apart, missing parts NaN."""
     firsts = accumulate((own.num_groups for own in ranks[:-1]), initial=0)
     columns: dict[str, Any] = {name: torch.cat([getattr(own, name) for own in ranks]) for name in TENSORS}
     columns |= {name: tuple(chain.from_iterable(getattr(own, name) for own in ranks)) for name in LISTS}
@@ -195,7 +195,7 @@ def scores(
     weights: Any = None,
     roles: Sequence[str] = (),
 ) -> Scores:
-    """Make Scores from lists or tensors, in float64. Group labels may be anything hashable.
+    """Make Scores from lists or tensors, in float64; labels are hashable.
 
     Without lengths every rollout counts one token; without weights every part counts 1. Each rollout is one whole
     completion, all of it loss tokens.
@@ -235,13 +235,13 @@ def scored_members(given: Scores) -> list[Tensor]:
 
 
 def over_group(values_N: Tensor, groups_N: Tensor, reduce: str = "sum") -> Tensor:
-    """Return the sum (or amin, amax) over each rollout's own group, given back to every member: (N,)."""
+    """Return the sum (or amin, amax) over each rollout's group, (N,)."""
     empty_G = values_N.new_zeros(count_groups(groups_N))
     return empty_G.scatter_reduce(0, groups_N, values_N, reduce, include_self=False)[groups_N]
 
 
 def count_scored(rewards_N: Tensor, groups_N: Tensor) -> Tensor:
-    """Count the scored members of each rollout's group, (N,) in the dtype of the rewards."""
+    """Count the scored members of each rollout's group, (N,)."""
     return over_group((~rewards_N.isnan()).to(rewards_N.dtype), groups_N)
 
 
@@ -259,21 +259,21 @@ def center(rewards_N: Tensor, groups_N: Tensor) -> Tensor:
 
 
 def group_std(rewards_N: Tensor, groups_N: Tensor, ddof: int = 1) -> Tensor:
-    """Return each group's standard deviation (two passes), 0 where fewer than ddof + 1 members are scored."""
+    """Return each group's standard deviation, 0 for ddof scored members or fewer."""
     squares_N = over_group(center(rewards_N, groups_N) ** 2, groups_N)
     freedom_N = count_scored(rewards_N, groups_N) - ddof
     return torch.where(freedom_N > 0, squares_N / freedom_N.clamp(min=1), 0.0).sqrt()
 
 
 def divide(values_N: Tensor, scale: Tensor, eps: float, eps_mode: str = "add") -> Tensor:
-    """Return values / (scale + eps), or / max(scale, eps) for eps_mode "floor", 0 where that divisor is 0."""
+    """Return values / (scale + eps) or / max(scale, eps), 0 for divisor 0."""
     one_of("eps_mode", eps_mode, ("add", "floor"))
     divisor = scale + eps if eps_mode == "add" else scale.clamp(min=eps)
     return torch.where(divisor > 0, values_N / torch.where(divisor > 0, divisor, 1.0), 0.0)
 
 
 def apply_singleton(advantages_N: Tensor, raw_N: Tensor, given: Scores, singleton: str) -> Tensor:
-    """Return what a group with one scored rollout gets, which has nothing to be compared with.
+    """Return the advantage of a group's only scored rollout.
 
     zero: 0. raw: `raw_N`, as in verl. error: ValueError.
     """
@@ -286,7 +286,7 @@ def apply_singleton(advantages_N: Tensor, raw_N: Tensor, given: Scores, singleto
 
 
 def batch_std(values_N: Tensor, ddof: int = 1) -> Tensor:
-    """Return the standard deviation of values that are not NaN, 0 where fewer than ddof + 1 are left."""
+    """Return the standard deviation without NaN, 0 for ddof values or fewer."""
     kept = values_N[~values_N.isnan()]
     if len(kept) <= ddof:
         return values_N.new_zeros(())
@@ -294,7 +294,7 @@ def batch_std(values_N: Tensor, ddof: int = 1) -> Tensor:
 
 
 def batch_zscore(values_N: Tensor, scored_N: Tensor, ddof: int = 1, eps: float = 1e-4) -> Tensor:
-    """Return (value - mean) / (std + eps) over the scored rollouts of the batch, 0 for the others."""
+    """Return (value - mean) / (std + eps) over scored rollouts, else 0."""
     if not bool(scored_N.any()):
         return torch.zeros_like(values_N)
     known_N = torch.where(scored_N, values_N, torch.nan)
@@ -311,7 +311,7 @@ def whiten_tokens(
     eps: float = 1e-8,
     eps_mode: str = "var_add",
 ) -> Tensor:
-    """Whiten over the loss tokens of the scored rollouts, whose value each token repeats: (N,).
+    """Whiten over scored rollouts' loss tokens, (N,).
 
     Long completions weigh more. var_add divides by sqrt(var + eps), var_floor by sqrt(max(var, eps)).
     """

@@ -1,4 +1,4 @@
-"""Training on a part: which rollouts of a group, which groups of a batch, and how advantages are weighted and clipped.
+"""Selection of rollouts and groups, and length weights and clips of advantages.
 
 Every entry of SELECTION is `select(scores, estimator, *, options) -> Selected`, every entry of GROUP_FILTERS is
 `keep(rewards_M, *, options) -> bool` for one group. Rollouts and groups that are not kept leave the loss *and* its
@@ -41,7 +41,7 @@ def top_k(
     baseline_over: str = "group",
     rank_by: str = "reward",
 ) -> Selected:
-    """Keep the k best of each group, ties to the lower index. A group with fewer scored rollouts keeps all of them.
+    """Keep the k best of each group, ties to the lower index.
 
     baseline_over: group takes the advantages from the whole group, then drops; selected computes them on the kept
     rows alone. rank_by: reward; length (the k shortest) or reward_per_token, which with baseline_over=selected make
@@ -58,7 +58,7 @@ def top_k(
 
 
 def keep_top_k(scores: Scores, ranking_N: Tensor, k: int) -> Tensor:
-    """Return True for the k scored rollouts of each group that `ranking_N` puts first (larger is better)."""
+    """Return True for each group's k scored rollouts of highest rank."""
     if k < 1:
         raise ValueError(f"k must be >= 1, got {k}")
     return _chosen(scores, lambda members_M: ranking_N[members_M].argsort(descending=True, stable=True)[:k])
@@ -79,7 +79,7 @@ def max_variance(
 
 
 def max_variance_indices(rewards_M: Tensor, m: int) -> Tensor:
-    """Return indices of the m rewards of largest variance (all of them where there are no more)."""
+    """Return the m rewards of largest variance, or all."""
     order_M = rewards_M.argsort(stable=True)
     n = len(order_M)
     if n <= m:
@@ -109,7 +109,7 @@ def balanced_subset(
 
 
 def balanced_indices(rewards_M: Tensor, *, group_size: int, low: float = 0.0, high: float = 1.0) -> tuple[int, ...]:
-    """Choose `group_size` rewards by mean nearest the middle of (low, high), then widest spread, then first.
+    """Choose `group_size` rewards: mean nearest the middle, then widest spread, then first.
 
     All indices where there are no more rewards than that. ValueError where there are too many subsets to try.
     """
@@ -130,14 +130,14 @@ def balanced_indices(rewards_M: Tensor, *, group_size: int, low: float = 0.0, hi
 def apply_selection(
     scores: Scores, estimator: Callable[[Scores], Tensor], keep_N: Tensor, baseline_over: str
 ) -> Selected:
-    """Return advantages of kept rollouts, the baseline over the whole `group` or the `selected` ones."""
+    """Return kept rollouts' advantages, with baseline over `group` or `selected`."""
     one_of("baseline_over", baseline_over, ("group", "selected"))
     advantages_N = estimator(scores if baseline_over == "group" else forget(scores, ~keep_N))
     return Selected(keep_N, torch.where(keep_N, advantages_N, 0.0))
 
 
 def forget(scores: Scores, drop_N: Tensor) -> Scores:
-    """Return the same batch with some rollouts marked as not scored, so that no estimator counts them."""
+    """Return the batch with some rollouts marked as not scored."""
     return replace(
         scores,
         rewards_N=torch.where(drop_N, torch.nan, scores.rewards_N),
@@ -187,7 +187,7 @@ def zero_std(rewards_M: Tensor, *, atol: float = 1e-6) -> bool:
 
 
 def mean_bounds(rewards_M: Tensor, *, low: float = 0.0, high: float = 1.0) -> bool:
-    """Keep a group whose mean reward lies strictly between low and high. ValueError unless low < high."""
+    """Keep a group with a mean reward in (low, high). ValueError."""
     if low >= high:
         raise ValueError(f"low must be < high={high}, got {low}")
     scored_M = rewards_M[~rewards_M.isnan()]
@@ -195,7 +195,7 @@ def mean_bounds(rewards_M: Tensor, *, low: float = 0.0, high: float = 1.0) -> bo
 
 
 def _chosen(scores: Scores, choose: Callable[[Tensor], Tensor | list[int]]) -> Tensor:
-    """Return True for what `choose` takes of each group: given the scored members, it returns places among them."""
+    """Return True for the members that `choose` takes of each group."""
     keep_N = torch.zeros_like(scores.scored)
     for members_M in scored_members(scores):
         keep_N[members_M[choose(members_M)]] = True

@@ -1,4 +1,4 @@
-"""Reward shaping by length, truncation and repetition: what is done to rewards before the baseline is taken.
+"""Reward shaping by length, truncation and repetition, before the baseline.
 
 Every entry of SHAPING is `shaping(rewards_N, scores, *, options) -> rewards_N`, pure: `scores` has the columns
 beside the rewards. A NaN reward (not scored) stays NaN. Shapes: N rollouts of the batch.
@@ -16,7 +16,7 @@ from covey.algorithm.credit.scores import Scores, count_scored, over_group
 def soft_overlong(
     rewards_N: Tensor, scores: Scores, *, max_len: int, cache: int, factor: float = 1.0, floor: bool = True
 ) -> Tensor:
-    """Take nothing off up to max_len - cache tokens, from there linearly up to `factor` at max_len (arXiv 2503.14476).
+    """Subtract up to `factor` over the last `cache` tokens (arXiv 2503.14476).
 
     With `floor` no more. ValueError unless 1 <= cache <= max_len.
     """

@@ -1,4 +1,4 @@
-"""Credit in time: rewards of the turns of episodes in, an advantage for each turn out, all pure functions.
+"""Turn credit: rewards of turns in, an advantage per turn out.
 
 An episode's reward is what `episode` trains on and what is logged: its outcome plus the rewards r_1 ... r_K of its
 turns. So the outcome is reward - sum of r_k, and shaping or a KL penalty on the reward belongs to it. Every entry of
@@ -100,13 +100,13 @@ def anchor_state(
 
 
 def outcomes(scores: Scores, turns: Turns) -> Tensor:
-    """Return reward - sum of the turns' rewards of each episode, (N,), NaN where it was not scored."""
+    """Return each episode's reward without its turns', (N,), NaN if unscored."""
     of_turns_N = torch.zeros_like(scores.rewards_N).index_add(0, turns.rollouts_M, turns.rewards_M)
     return scores.rewards_N - of_turns_N
 
 
 def returns(scores: Scores, turns: Turns, gamma: float) -> Tensor:
-    """Return R_k = sum over j >= k of gamma^(j-k) r_j, the outcome being part of the last turn's reward: (M,).
+    """Return R_k = sum over j >= k of gamma^(j-k) r_j, outcome included: (M,).
 
     NaN where the episode was not scored. ValueError unless 0 <= gamma <= 1.
     """
@@ -123,7 +123,7 @@ def returns(scores: Scores, turns: Turns, gamma: float) -> Tensor:
 
 
 def anchored(scores: Scores, turns: Turns) -> Tensor:
-    """Return True for turns that another turn of their group shares the state of, bool (M,)."""
+    """Return True for turns that share a state in their group, bool (M,)."""
     alike_M = _numbered(_anchors(scores.groups_N[turns.rollouts_M].tolist(), turns))
     return over_group(torch.ones_like(turns.rewards_M), alike_M) > 1
 
@@ -135,7 +135,7 @@ def anchored_fraction(scores: Scores) -> dict[str, float]:
 
 
 def _anchors(groups: Sequence[int], turns: Turns) -> list[Hashable]:
-    """Name what each turn is compared within. A turn whose state has no name is alone."""
+    """Name the state that each turn is compared within."""
     return [
         (group, state) if state else index
         for index, (group, state) in enumerate(zip(groups, turns.states, strict=True))
@@ -143,7 +143,7 @@ def _anchors(groups: Sequence[int], turns: Turns) -> list[Hashable]:
 
 
 def _rows_of_turns(scores: Scores, turns: Turns, values_M: Tensor) -> Scores:
-    """Return what an estimator is given where each turn is a row. Rows without loss tokens keep none."""
+    """Return the estimator's input with a row per turn."""
     rows = scores.rows(turns.rollouts_M)
     return replace(
         rows,
@@ -158,14 +158,14 @@ def _rows_of_turns(scores: Scores, turns: Turns, values_M: Tensor) -> Scores:
 
 
 def _standardised(values_M: Tensor, alike_M: Tensor, scale: str, ddof: int, eps: float) -> Tensor:
-    """Return (value - mean) / (std + eps) over turns that are alike, 0 for one alone and where all are equal."""
+    """Return (value - mean) / (std + eps) over alike turns, else 0."""
     one_of("scale", scale, ("std", "none"))
     center_M = center(values_M, alike_M)
     return center_M if scale == "none" else divide(center_M, group_std(values_M, alike_M, ddof), eps)
 
 
 def _settled(values: Tensor, groups: Tensor, sizes: Tensor) -> Tensor:
-    """Make values of a group equal where they differ by rounding alone, which an eps of 0 would blow up."""
+    """Make values of a group equal where they differ by rounding alone."""
     known = ~values.isnan()
     low = over_group(torch.where(known, values, torch.inf), groups, "amin")
     high = over_group(torch.where(known, values, -torch.inf), groups, "amax")
@@ -174,7 +174,7 @@ def _settled(values: Tensor, groups: Tensor, sizes: Tensor) -> Tensor:
 
 
 def _sizes(scores: Scores, turns: Turns) -> Tensor:
-    """Return how large the numbers are that make up the outcomes and returns of each episode, (N,)."""
+    """Return the magnitude of each episode's outcome and returns, (N,)."""
     of_turns_N = torch.zeros_like(scores.rewards_N).index_add(0, turns.rollouts_M, turns.rewards_M.abs())
     return scores.rewards_N.nan_to_num(nan=0.0).abs() + of_turns_N
 
