@@ -164,12 +164,11 @@ def test_rounding_explains_nothing_within_the_tolerance_beyond_a_twentieth_or_ag
     subject = sharpen(build(**SHARP), 300.0)
     rows = synthetic_rows(subject.groups, 1.0)
     asked = (subject.run.policy, rows, subject.run.source.sampling)
-    assert explained_error(subject.config, *asked, error=1e-6, limit=1e-5) == 1e-5
-    assert 1e-4 < explained_error(subject.config, *asked, error=2e-5, limit=1e-5) <= 0.05
-    typed = replace(subject.config, preflight=replace(subject.config.preflight, gradient_tolerance=1e-5))
-    assert explained_error(typed, *asked, error=2e-5, limit=1e-5) == 1e-5
+    assert explained_error(None, *asked, error=1e-6, limit=1e-5) == 1e-5
+    assert 1e-4 < explained_error(None, *asked, error=2e-5, limit=1e-5) <= 0.05
+    assert explained_error(1e-5, *asked, error=2e-5, limit=1e-5) == 1e-5
     blunt = build(**SHARP)
-    assert explained_error(blunt.config, blunt.run.policy, *asked[1:], error=2e-5, limit=1e-5) < 2e-5
+    assert explained_error(None, blunt.run.policy, *asked[1:], error=2e-5, limit=1e-5) < 2e-5
 
 
 @pytest.mark.long

@@ -106,7 +106,14 @@ def check_gradient(subject: PreflightContext) -> Check:
             errors[packing, budget] = norm_of([got - wanted for got, wanted in pieces]) / size if size else float("nan")
         # Allow what rounding explains, measured in float64 where the usual tolerance is exceeded
         limit = config.preflight.gradient_tolerance or gradient_tolerance(config.model, policy)
-        limit = explained_error(config, policy, rows, trainer_settings(config).sampling, max(errors.values()), limit)
+        limit = explained_error(
+            config.preflight.gradient_tolerance,
+            policy,
+            rows,
+            trainer_settings(config).sampling,
+            max(errors.values()),
+            limit,
+        )
     return _gradient_finding(config.model, limit, errors, tokens_of(groups), _ways(config.model, config.packing))
 
 

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from covey.config.schema import Config
 from covey.engine.weights import MEAN_SHARE, PROBE_TOLERANCE, tolerance
 from covey.policy import sharding
 from covey.policy.plain import Plain, rollout_logits, rollout_logprobs, rounded_and_exact
@@ -75,14 +74,14 @@ def _beyond(gaps: Mapping[str, Tensor], limit: float) -> list[str]:
 
 
 def explained_error(
-    config: Config, policy: Policy, rows: Sequence[Sequence[Row]], sampling: Sampling, error: float, limit: float
+    typed: float | None, policy: Policy, rows: Sequence[Sequence[Row]], sampling: Sampling, error: float, limit: float
 ) -> float:
     """Return a gradient's largest relative error: `limit`, or explained rounding.
 
     Transformers is measured only beyond the limit, and not where the settings name a tolerance. Collective, with equal
     rows and error.
     """
-    if not error > limit or config.preflight.gradient_tolerance:
+    if not error > limit or typed:
         return limit
     flat = [row for group in rows for row in group]
     times, most = (ROUNDINGS, MAX_EXPLAINED) if policy.computes_whole else (HALF_ROUNDINGS, MAX_HALF_EXPLAINED)

@@ -88,7 +88,7 @@ def check_slope(subject: PreflightContext) -> Check:
         # Eager attention takes its softmax in float32, so float64 helps no further.
         default = max(gradient_tolerance(config.model, policy), GRADIENT_TOLERANCE["float32"])
         limit = config.preflight.gradient_tolerance or default
-        limit = explained_error(config, policy, rows, sampling, errors.gradient, limit)
+        limit = explained_error(config.preflight.gradient_tolerance, policy, rows, sampling, errors.gradient, limit)
     slope = f"differences of the loss do not settle in {MAX_HALVINGS} halvings of their step, and say nothing"
     if errors.slope is not None:
         slope = f"{errors.slope:.2g} against differences of the loss"
