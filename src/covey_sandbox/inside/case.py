@@ -67,7 +67,6 @@ class ProgramCase:
         self.link.begin(time.monotonic() + START_SECONDS, is_charged=False, excused=self.excused)
 
     def left(self) -> float:
-        """Return the remaining seconds."""
         return max(0.0, self.started + self.excused + self.limits["total_seconds"] - time.monotonic())
 
     def excuse(self, seconds: float) -> None:
@@ -75,7 +74,6 @@ class ProgramCase:
         self.excused = min(self.excused + seconds, START_SECONDS)
 
     def add(self, verdict: Verdict) -> None:
-        """Give the verdict on the next test."""
         self.has_timed_out |= verdict["kind"] == "timeout"
         self.link.add(verdict)
 

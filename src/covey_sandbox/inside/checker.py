@@ -105,7 +105,6 @@ def address_space() -> int:
 
 
 def limit_memory(num_bytes: float) -> None:
-    """Limit the process's address space."""
     most = resource.getrlimit(resource.RLIMIT_AS)[1]
     possible = math.inf if most == resource.RLIM_INFINITY else most
     resource.setrlimit(resource.RLIMIT_AS, (int(num_bytes) if num_bytes < possible else most, most))

@@ -90,7 +90,6 @@ class Encoder:
         return self._iterator_or_opaque(value, depth)
 
     def spend(self, size: int) -> None:
-        """Take from the remaining size."""
         self._left -= size
         if self._left < 0:
             raise Unencodable("the value is too large")

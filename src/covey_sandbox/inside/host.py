@@ -177,7 +177,6 @@ class Program:
 
     @property
     def stdin(self) -> int | None:
-        """Return the standard input of a script."""
         return self.process.stdin
 
     def send(self, content: bytes, descriptor: int | None = None) -> None:
@@ -211,7 +210,6 @@ class Program:
                 return
 
     def finish_output(self, deadline: float) -> bytes:
-        """Return all its output."""
         while self.process.stdout in self._open:
             with contextlib.suppress(Ended):
                 self.pump(deadline)

@@ -36,7 +36,6 @@ class Link:
         """Not yet sent."""
 
     def add(self, verdict: Verdict) -> None:
-        """Give the verdict on the next test."""
         self._verdicts.append(verdict)
 
     def begin(self, until: float, *, is_charged: bool, **more: Any) -> None:
@@ -47,7 +46,6 @@ class Link:
         self.send(until=until, is_charged=is_charged, **more)
 
     def send(self, **message: Any) -> None:
-        """Send one message, and the verdicts before it."""
         verdicts, self._verdicts = self._verdicts, []
         wire.send(self._channel.fileno(), {"verdicts": verdicts, **message})
 

@@ -37,7 +37,6 @@ class ResultChannel:
         self._max_bytes = max_bytes
 
     def send(self, message: dict[str, Any]) -> None:
-        """Send one frame."""
         wire.write_all(self._descriptor, wire.pack(codec.dumps(message)))
 
     def send_value(self, index: int, value: Any, keep: Any = None, **more: Any) -> None:

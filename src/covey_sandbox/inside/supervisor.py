@@ -71,7 +71,6 @@ class Checker:
         return busy
 
     def close(self) -> None:
-        """Kill it and wait for its end."""
         with suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
         os.waitpid(self.pid, 0)
@@ -131,7 +130,6 @@ class TestProgress:
 
     @property
     def state(self) -> dict[str, Any]:
-        """Return the state for the next checker."""
         has_timed_out = any(verdict["kind"] == "timeout" for verdict in self.verdicts)
         times = {"started": self.started, "excused": self.excused}
         return {**times, "has_timed_out": has_timed_out, "imports": self.imports}
@@ -141,7 +139,6 @@ class TestProgress:
         return self.void is not None or self.unjudged is not None or len(self.verdicts) >= self.num_tests
 
     def answer(self) -> dict[str, Any]:
-        """Return the caller's answer."""
         if self.unjudged is not None:
             return {"unjudged": " ".join(self.unjudged.split())}
         results = self.verdicts if self.void is None else [self.void] * self.num_tests

@@ -21,7 +21,6 @@ def pack(payload: bytes) -> bytes:
 
 
 def write_all(descriptor: int, content: bytes) -> None:
-    """Write everything, blocking."""
     view = memoryview(content)
     while view:
         view = view[os.write(descriptor, view) :]
