@@ -65,18 +65,15 @@ def in_a_line(findings: Sequence[Finding], log: RunLog) -> str:
 
 
 def number_of(number: int, noun: str) -> str:
-    """Count things, of which one has no s."""
     return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
 def _named(findings: Sequence[Finding], level: Level) -> str:
-    """Name the findings of a level, those that are over included."""
     of_level = [finding for finding in findings if finding.level is level]
     return ", ".join(f"{one.rule.id}{' over now' * (one.evidence.until is not None)}" for one in of_level)
 
 
 def _rewards(log: RunLog) -> str:
-    """Describe the reward's change between its first and last steps."""
     values = log.values("sampled_reward_mean") or log.values("reward_mean")
     half = MIN_WINDOW // 2
     return f" (reward {fmean(values[:half]):.3g} to {fmean(values[-half:]):.3g})" if len(values) >= MIN_WINDOW else ""

@@ -92,7 +92,6 @@ class Finding:
         return " from the first step on" if is_first else f" since step {since}"
 
     def as_row(self) -> dict[str, Any]:
-        """Return it as plain data."""
         rule, evidence = self.rule, self.evidence
         return {
             **{"id": rule.id, "name": rule.name, "level": self.level.word, "title": self.title, "why": rule.why},

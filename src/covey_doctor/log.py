@@ -158,7 +158,6 @@ class RunLog:
         return LogWindow(part[0][0], part[-1][0], tuple(value for _, value in part))
 
     def usual(self, name: str) -> RunPart | None:
-        """Return the median of the baseline."""
         base = self.baseline(name)
         return None if base is None else RunPart(float(median(base.values)), base.first, base.last)
 

@@ -46,7 +46,6 @@ def run_report(words: Sequence[str]) -> None:
         for path in draw_curves(runs, names, Path(asked.flags["--png"])):
             _say(console, f"picture: {path}")
     else:
-        # A page of HTML, made anew while the run goes on
         out = Path(asked.flags["--out"]) if "--out" in asked.flags else None
         if "--follow" in asked.flags:
             first = make_report(asked.folders, out, refresh=FOLLOW_SECONDS)

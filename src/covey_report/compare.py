@@ -55,7 +55,6 @@ def _key(settings: Mapping[str, Any]) -> str:
 
 
 def _shown(value: Any) -> str:
-    """Write a value for people; what is empty is nothing."""
     return "null" if value in (None, {}, []) else plain(value)
 
 
@@ -134,7 +133,6 @@ def lines_of(found: Mapping[str, Any], base: str) -> list[str]:
 
 
 def _told(name: str, values: Sequence[float | None]) -> str:
-    """Write a difference with its interval: shares in points."""
     value, low, high = values
     is_share = name != "reward_mean"
     factor, form = (100, ".1f") if is_share else (1, ".3f")

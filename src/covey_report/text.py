@@ -39,7 +39,6 @@ def as_lines(runs: Sequence[RunFiles], names: Sequence[str], columns: int = COLU
 
 
 def _wrapped(text: str, columns: int) -> list[str]:
-    """Break a sentence into lines, those after the first further in."""
     return textwrap.wrap(text, max(columns, 30), initial_indent="  ", subsequent_indent="    ")
 
 
@@ -64,13 +63,11 @@ def _line(curve: Mapping[str, Any], width: int) -> str:
 
 
 def _of_doctor(run: RunFiles) -> list[str]:
-    """Return how the run is, and what is sick or to be watched."""
     health = health_of(run)
     return [health.line, *(f"{one.level.word}, {one.title}" for one in health.findings if one.level > Level.NOTE)]
 
 
 def _last_groups(run: RunFiles, most: int = 6) -> list[str]:
-    """Return some groups of the last step, a square for each answer."""
     if not run.updates or not run.updates[-1].get("groups"):
         return []
     row = run.updates[-1]
@@ -92,7 +89,6 @@ def compared_lines(runs: Sequence[RunFiles], names: Sequence[str]) -> list[str]:
 
 
 def compare_folders(folders: Sequence[Path], names: Sequence[str]) -> list[str]:
-    """Read runs and say how they compare."""
     return compared_lines([read_any(folder) for folder in folders], names)
 
 

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, redirect_stdout, suppress
 from functools import partial
-from importlib import import_module
 from io import StringIO
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -288,13 +287,15 @@ def _work(
         if ranks.rank() == 0 and is_refused and discard_refused(folder, before=before):
             logging.getLogger().handlers.clear()  # one of them writes into it
         elif ranks.rank() == 0:
-            _report(verb, config, folder)
+            if verb == "train":
+                part("report")(config.output, folder)
             with ignore_stdout_errors():
                 print_folder(folder, console)
         raise
     if ranks.rank() > 0:
         return
-    _report(verb, config, folder)
+    if verb == "train":
+        part("report")(config.output, folder)
     content = read_summary(folder)
     with ignore_stdout_errors():
         if verb == "evaluate":
@@ -305,25 +306,18 @@ def _work(
             print_summary(content, folder, console)
 
 
-def _report(verb: str, config: "Config", folder: "Path") -> None:
-    """Write a report of the run."""
-    if verb == "train":
-        part("report")(config.output, folder)
-
-
 def _call(place: str, *arguments: Any) -> Any:
-    """Import `module:function` and call it."""
-    module, _, function = place.partition(":")
-    return getattr(import_module(module), function)(*arguments)
+    from covey.system.lookup import resolve
+
+    return resolve(place, {})(*arguments)
 
 
 WORK: dict[str, Callable[..., None]] = {
     "train": partial(_call, "covey.loop:run_train"),
-    "cold-start": partial(_call, "covey.cli.commands:run_cold_start"),
-    "judge": partial(_call, "covey.cli.commands:run_judge"),
-    "audit": partial(_call, "covey.cli.commands:run_audit"),
-    "evaluate": partial(_call, "covey.cli.commands:run_evaluate"),
-    "check": partial(_call, "covey.cli.commands:run_check"),
+    **{
+        verb: partial(_call, f"covey.cli.commands:run_{verb.replace('-', '_')}")
+        for verb in ("cold-start", "judge", "audit", "evaluate", "check")
+    },
 }
 
 

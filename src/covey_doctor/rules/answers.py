@@ -28,11 +28,9 @@ class TextVerdicts:
 
     @property
     def prompts(self) -> set[str]:
-        """Return the prompts that any text won."""
         return set().union(*self.won.values())
 
     def share(self, text: str) -> float:
-        """Return this text's share of the won prompts."""
         return len(self.won.get(text, ())) / max(1, len(self.prompts))
 
 
@@ -133,5 +131,4 @@ def asked(row: Row) -> str:
 
 
 def said(row: Row) -> str:
-    """Return an answer's text with normalised blanks."""
     return re.sub(r"\s+", " ", str(row.get("completion"))).strip()

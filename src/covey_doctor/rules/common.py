@@ -75,7 +75,6 @@ class Change(NamedTuple):
 
     @property
     def z(self) -> float:
-        """Return the gain in standard errors."""
         if self.error > 0:
             return self.gain / self.error
         return 1e9 * ((self.gain > 0) - (self.gain < 0))
@@ -99,7 +98,6 @@ def reward_change(log: RunLog) -> Change | None:
 
 
 def accuracy_change(log: RunLog) -> Change | None:
-    """Return the change of held-out accuracy over all evaluations."""
     return _change_of_looks(log, "accuracy")
 
 
@@ -164,14 +162,12 @@ def is_worse(change: Change | None, log: RunLog) -> bool:
 
 
 def held_out_seen(change: Change, log: RunLog) -> str:
-    """Say how held-out answers went."""
     if held_out_measure(log) == "accuracy":
         return f"held-out accuracy fell {change.seen(percent)}"
     return f"the reward of held-out prompts fell {change.seen()}"
 
 
 def looked(look: tuple[int, float]) -> RunPart:
-    """Return the number of an evaluation."""
     return RunPart(look[1], look[0], look[0], is_look=True)
 
 
@@ -213,7 +209,6 @@ def num_prompts(log: RunLog) -> int:
 
 
 def has_curriculum(log: RunLog) -> bool:
-    """Return True if prompts get harder on purpose."""
     return log.setting("curriculum.name", "none") not in (None, "none")
 
 
@@ -238,7 +233,6 @@ def is_rising(log: RunLog, errors: float = 2.0) -> bool:
 
 
 def gets_more_accurate(log: RunLog) -> bool:
-    """Return True if held-out answers got measurably better."""
     change = held_out_change(log)
     return change is not None and change.z > 2
 

@@ -65,7 +65,6 @@ def entropy_collapse(log: RunLog) -> Evidence | None:
 
 
 def _to_the_end(usual: RunPart, span: LogSpan, show: Callable[[float], str]) -> str:
-    """Describe a column's change from usual to a span's end."""
     return from_to(usual, span.windows[-1].part, show)
 
 
@@ -211,7 +210,6 @@ def rate_too_high(log: RunLog) -> Evidence | None:
 
 
 def _moved(log: RunLog) -> str | None:
-    """Describe large movements of the policy, since baseline or first step."""
     first = next((RunPart(value, step, step) for step, value in log.known("entropy")), None)
     for usual in (log.usual("entropy"), first):
         span = None if usual is None or not usual.value else log.lasting("entropy", _is_far_from(usual.value))

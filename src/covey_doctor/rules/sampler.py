@@ -64,7 +64,6 @@ def not_the_trainer(log: RunLog) -> Evidence | None:
 
 
 def _gap(log: RunLog) -> tuple[str, Callable[[float], str]]:
-    """Return the sampler gap's column and its format."""
     if log.known("mismatch") or not log.known("mismatch_probability"):
         return "mismatch", nats
     return "mismatch_probability", lambda value: f"{value:.3g} in probability"

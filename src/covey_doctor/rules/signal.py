@@ -65,13 +65,11 @@ def too_easy(log: RunLog) -> Evidence | None:
 
 
 def _has_reward_without_accuracy(log: RunLog) -> bool:
-    """Return True if the reward is won without held-out accuracy."""
     change = accuracy_change(log)
     return change is not None and change.last < 0.5
 
 
 def _shares(log: RunLog) -> tuple[float, float]:
-    """Return the shares of solved and failed groups, recently."""
     found = []
     for name in ("all_correct_fraction", "all_wrong_fraction"):
         windows = log.windows(name)[-2:]

@@ -30,11 +30,9 @@ class Asked:
 def run_doctor(words: Sequence[str]) -> int:
     """Print the findings of each run; return the worst exit code."""
     asked = read_words(words)
-    # Judge each run, against a control where one is given
     control = None if asked.control is None else read_for_doctor(asked.control)
     found = [health_of(read_for_doctor(folder), control) for folder in asked.folders]
     names = names_of(asked.folders)
-    # Print as JSON or in words
     if asked.as_json:
         rows = [
             {"run": name, "verdict": of_run.line, "findings": [one.as_row() for one in of_run.findings]}

@@ -61,14 +61,12 @@ def _of_verifiers(folder: Path) -> Iterator[Row]:
     if not path.is_file():
         return
     for line in read_regular(path, MAX_BYTES).split(b"\n"):
-        # Skip lines that are no record
         try:
             record = json.loads(line)
         except (ValueError, RecursionError):
             continue
         if not isinstance(record, dict) or "nodes" not in record:
             continue
-        # Tell messages that were given from those sampled
         messages = [node["message"] for node in record["nodes"]]
         given = [m for m, node in zip(messages, record["nodes"], strict=True) if not node.get("sampled")]
         written = [m for m, node in zip(messages, record["nodes"], strict=True) if node.get("sampled")]
@@ -107,11 +105,9 @@ def _as_run(folder: Path, rows: Sequence[Row]) -> RunFiles:
     """Make of answers what a run of covey would have logged: rewards by step and by prompt, groups without tokens."""
     steps, updates, traces = [], [], []
     for step, answers in _by_step(rows):
-        # Group the answers of a step by prompt
         groups: dict[str, list[Row]] = {}
         for row in answers:
             groups.setdefault(_text(row["prompt"]), []).append(row)
-        # Metrics of the step
         rewards = {name: [row["reward"] for row in group] for name, group in groups.items()}
         flat = [reward for group in rewards.values() for reward in group]
         lengths = [len(row["completion"]) for group in groups.values() for row in group]
@@ -123,7 +119,6 @@ def _as_run(folder: Path, rows: Sequence[Row]) -> RunFiles:
                 "characters_mean": mean_band(lengths).value,
             }
         )
-        # Its rows of updates.jsonl and traces.jsonl
         shown = [{"prompt_id": name[-60:], "rewards": group} for name, group in rewards.items()]
         updates.append({"step": step, "num_groups": len(groups), "groups": shown})
         traces += [_group(step, group) for group in groups.values()]

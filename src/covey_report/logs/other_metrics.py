@@ -11,47 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from covey.system.disk import read_regular
+from covey.system.lookup import read_table
 from covey_report.logs.read import MAX_BYTES, Row, RunFiles
 
-TRL_LOG = {
-    "reward": "sampled_reward_mean",
-    "frac_reward_zero_std": "zero_std_fraction",
-    "completions/mean_length": "completion_length_mean",
-    "completions/max_length": "completion_length_max",
-    "completions/clipped_ratio": "truncated_fraction",
-    "clip_ratio/region_mean": "clip_fraction",
-    "clip_ratio/low_mean": "clip_low",
-    "clip_ratio/high_mean": "clip_high",
-    "step_time": "seconds",
-}
-"""What TRL and covey both log of every run; `covey.trl` writes it under TRL's names."""
-TRL = TRL_LOG | {
-    "completion_length": "completion_length_mean",
-    "clip_ratio": "clip_fraction",
-    "sampling/sampling_logp_difference/mean": "mismatch",
-    "sampling/sampling_logp_difference/max": "mismatch_max",
-}
-VERL = {
-    "critic/score/mean": "sampled_reward_mean",
-    "critic/rewards/mean": "reward_mean",
-    "response_length/mean": "completion_length_mean",
-    "response_length/max": "completion_length_max",
-    "response_length/clip_ratio": "truncated_fraction",
-    "actor/entropy": "entropy",
-    "actor/entropy_loss": "entropy",
-    "actor/grad_norm": "grad_norm",
-    "actor/loss": "loss",
-    "actor/pg_loss": "policy_loss",
-    "actor/kl_loss": "kl",
-    "actor/ppo_kl": "approx_kl",
-    "actor/pg_clipfrac": "clip_fraction",
-    "actor/lr": "learning_rate",
-    "training/rollout_probs_diff_mean": "mismatch_probability",
-    "rollout_corr/k3_kl": "mismatch_kl",
-    "rollout_corr/rollout_is_eff_sample_size": "ess_fraction",
-    "perf/throughput": "tokens_per_second",
-    "timing_s/step": "seconds",
-}
+NAMES = read_table(Path(__file__).with_name("names.yaml"))
+TRL_LOG, VERL = NAMES["trl_log"], NAMES["verl"]
+TRL = TRL_LOG | NAMES["trl"]
 PART = re.compile(r"rewards/([^/]+)/(mean|std)")
 RIGHT = re.compile(r"accura|correct|acc\b|answer|solved", re.IGNORECASE)
 VERL_HELD_OUT = re.compile(r"val(?:-core|-aux)?/.*/(acc|reward|score)/mean@\d+|val/test_score/.*")
@@ -129,8 +94,6 @@ def of_verl(file: Path) -> tuple[list[Row], list[Row]]:
 
 
 def _numbers(line: str) -> Row | None:
-    """Return the numbers of a line, a JSON object or what verl prints. None for another."""
-    # A JSON object with data and a step
     if line.startswith("{"):
         try:
             found = json.loads(line)
@@ -140,7 +103,6 @@ def _numbers(line: str) -> Row | None:
         if not isinstance(data, dict) or type(found.get("step")) is not int:
             return None
         return {**data, "step": found["step"]}
-    # A line of verl's console logger, "step:1 - name:value - ..."
     match = LINE.search(line)
     if match is None:
         return None

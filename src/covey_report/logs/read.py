@@ -90,7 +90,6 @@ def cut(text: Any, most: int = MAX_TEXT) -> Any:
 
 
 def _turn(turn: Row, most: int) -> Row:
-    """Return role and text of a message, and the calls of tools in it with what they were called by."""
     content = turn.get("content")
     shown = {"role": str(turn.get("role")), "content": cut("" if content is None else str(content), most)}
     if turn.get("name"):

@@ -91,21 +91,16 @@ def audit_of(found: Row) -> dict[str, Any] | None:
     return {"rows": short(number(found.get("rows"))), "kinds": rows, "remarks": remarks, "seconds": times}
 
 
-# ------------------------------------------------------------------------------------------------ words
-
-
 def verdict(run: RunFiles) -> dict[str, str]:
     """Say in a sentence what came of the run, and whether that is shown."""
     summary, last = run.summary, run.steps[-1] if run.steps else None
     wanted = run.settings.get("num_steps")
-    # No summary: under way, or killed
     if summary is None:
         where = f"step {last['step']} of {wanted}" if last else "no step is finished yet"
         mean = number(last.get("sampled_reward_mean")) if last else None
         reward = "" if mean is None else f", reward {three_digits(mean)}"
         how = "Under way" if is_running(run.folder) else "Under way, or killed"
         return {"state": "running", "badge": "under way", "text": f"{how}: {where}{reward}."}
-    # Completed, interrupted or failed
     found, how = outcome_of(summary), summary.get("status", "")
     if how == "completed":
         return {"state": found.state, "badge": found.words, "text": f"{sentence(summary)}."}
@@ -117,10 +112,8 @@ def verdict(run: RunFiles) -> dict[str, str]:
 
 
 def _facts(run: RunFiles) -> list[tuple[str, str]]:
-    """Return what is said of a run below its name."""
     settings, summary = run.settings, run.summary or {}
     sizes = f"{settings.get('groups_per_step')} × {settings.get('group_size')} answers a step"
-    # Settings of the run
     recipe = command_of(run.versions).recipe
     found = [
         *([("recipe", recipe)] if recipe else []),
@@ -130,15 +123,11 @@ def _facts(run: RunFiles) -> list[tuple[str, str]]:
         ("steps", f"{len(run.steps)} of {settings.get('num_steps')}, {sizes}"),
         ("seed", str(settings.get("seed"))),
     ]
-    # Costs, once a summary is there
     if summary:
         found.append(("time", duration(summary.get("seconds", 0))))
         found.append(("tokens", f"{summary.get('tokens', 0):,}, {summary.get('tokens_per_second', 0):,.0f} a second"))
         found.append(("memory", f"{memory(summary.get('peak_memory_bytes', 0))} at peak"))
     return found
-
-
-# ------------------------------------------------------------------------------------------------ groups and tokens
 
 
 def _histograms(updates: Sequence[Row]) -> dict[str, Any]:
@@ -161,7 +150,6 @@ def _groups(updates: Sequence[Row]) -> list[Row]:
 
 
 def _trace(row: Row) -> Row:
-    """Return a line of traces.jsonl as the page reads it, texts cut."""
     return {
         "step": row["step"],
         "reason": row.get("reason"),
@@ -203,7 +191,6 @@ def _rollout(one: Row) -> Row:
 
 
 def _turn(turn: Row) -> Row:
-    """Return a turn of an episode: how many tokens the policy chose, and what the environment made of it."""
     own = {"num": turn.get("num_tokens"), "reward": turn.get("reward"), "void": bool(turn.get("is_void"))}
     return own | {
         "state": cut(turn.get("state"), 200),
@@ -224,21 +211,15 @@ def thinned(rows: Sequence[Row], most: int) -> list[Row]:
     return kept
 
 
-# ------------------------------------------------------------------------------------------------ before and after
-
-
 def pairs_of(run: RunFiles, most: int) -> dict[str, Any]:
     """Return the greedy answers to the same prompts at the first and the last evaluation, those that changed first."""
-    # Greedy answers of the first and the last evaluation
     greedy = [row for row in run.answers if row.get("greedy")]
     steps = sorted({row["step"] for row in greedy})
     if len(steps) < 2:
         return {"steps": steps, "counts": {}, "rows": []}
     before, after = (_by_prompt(greedy, step) for step in (steps[0], steps[-1]))
-    # Pair them by prompt
     rows = [_pair(before[prompt], row) for prompt, row in after.items() if prompt in before]
     counts = {kind: sum(row["kind"] == kind for row in rows) for kind in KINDS}
-    # Take all kinds in turn, up to the size of the page, and show those that changed first
     size, shown = 0, []
     for row in _round_robin(rows):
         size += len(json.dumps(row, default=str))

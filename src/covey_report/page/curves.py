@@ -4,9 +4,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from covey.system.lookup import read_table
 from covey.system.text.format import four_digits, three_digits
 from covey_doctor.measures import mann_kendall, standard_error, thinned
 from covey_doctor.rules.reward import OWN_PARTS
@@ -33,31 +35,7 @@ class Plot:
     """What it cannot be below; shares lie between 0 and 1."""
 
 
-PLOTS = (
-    # What is learnt, from how much
-    Plot("zero_std_fraction", "groups without signal", trials="num_groups"),
-    Plot("completion_length_mean", "length, tokens", least=0.0),
-    Plot("truncated_fraction", "cut by the token limit", only_if_varied=True),
-    # How far the policy moves
-    Plot("entropy", "entropy, nats", least=0.0),
-    Plot("kl", "KL to the reference, nats"),
-    Plot("approx_kl", "KL of the updates, nats", only_if_varied=True),
-    # Whether what is sampled is what is trained
-    Plot("mismatch", "mismatch of sampler and trainer, nats", is_log=True, least=0.0),
-    Plot("ess_fraction", "effective sample size", only_if_varied=True),
-    Plot("staleness/mean", "staleness, versions", only_if_varied=True, least=0.0),
-    # The update
-    Plot("clip_fraction", "clipped tokens", only_if_varied=True),
-    Plot("grad_norm", "gradient norm", least=0.0),
-    Plot("loss", "loss"),
-    Plot("learning_rate", "learning rate", only_if_varied=True, least=0.0),
-    Plot("skipped", "skipped updates", only_if_varied=True, least=0.0),
-    Plot("unscored_fraction", "not scored", only_if_varied=True),
-)
-TIMES = (
-    Plot("seconds", "seconds a step", least=0.0),
-    Plot("tokens_per_second", "tokens a second", least=0.0),
-)
+PLOTS, TIMES = (tuple(Plot(**row) for row in rows) for rows in read_table(Path(__file__).with_suffix(".yaml")).values())
 OWN_POINTS = 20_000
 """Of all curves together that reward functions and environments name, of which there may be hundreds."""
 
@@ -222,7 +200,6 @@ def _moving(values: Sequence[float | None]) -> tuple[str, list[Band]]:
 def _curve(
     name: str, title: str, steps: Sequence[int], values: Sequence[float | None], bands: Sequence[Band]
 ) -> dict[str, Any]:
-    # Merge neighbours, so that long runs stay drawable
     points = list(zip(steps, values, bands, strict=True))
     size = block(len(points))
     merged = [_merge(points[start : start + size]) for start in range(0, len(points), size)]
@@ -239,7 +216,6 @@ def _curve(
 
 
 def _merge(points: Sequence[tuple[int, float | None, Band]]) -> tuple[int, float | None, Band]:
-    """Return several neighbouring points as one, at the step in the middle."""
     if len(points) == 1:
         return points[0]
 
@@ -263,7 +239,6 @@ def reading(values: Sequence[float], is_trend: bool | None = None) -> str:
         return "nothing was measured"
     if len(values) == 1:
         return f"measured once: {three_digits(values[0])}"
-    # Compare the first tenth with the last
     ends = max(1, len(values) // 10)
     first, last = fmean(values[:ends]), fmean(values[-ends:])
     shown = f"{three_digits(first)} to {three_digits(last)}"

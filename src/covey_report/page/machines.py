@@ -22,7 +22,6 @@ def machines_of(run: RunFiles) -> dict[str, Any]:
     from covey_tasks.machines.design.place import place
     from covey_tasks.machines.design.types import Invalid
 
-    # Machines of the highest scores
     try:
         best = best_of_run(run.folder, NUM_MACHINES)
     except (ValueError, OSError, LookupError, TypeError):  # what stands in the file may be anything

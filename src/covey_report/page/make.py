@@ -132,5 +132,4 @@ def _source(text: str) -> str:
 
 @cache
 def asset(name: str) -> str:
-    """Read a file of the page."""
     return (ASSETS / name).read_text(encoding="utf-8")

@@ -122,7 +122,6 @@ def _of_recipe(recipe: str, chosen: dict[str, str]) -> Iterator[tuple[str, Any]]
 
 
 def _of_choice(group: str, choice: str) -> dict[str, Any]:
-    """Return what a choice of a group sets."""
     if group in NAMED_BY:
         return {NAMED_BY[group]: choice} | (_of_fill() if (group, choice) == ("engine", "fill") else {})
     return preset_settings(group, choice) or {}
@@ -161,7 +160,6 @@ def is_same(one: Any, other: Any) -> bool:
 
 
 def plain(value: Any) -> str:
-    """Write a value for people."""
     return value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
 
 

@@ -17,20 +17,17 @@ def draw_curves(runs: Sequence[RunFiles], names: Sequence[str], folder: Path) ->
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ValueError("covey report --png needs matplotlib: pip install 'covey[report]'") from error
-    # Collect the curves of each run by name
     folder.mkdir(parents=True, exist_ok=True)
     curves = [{curve["name"]: curve for curve in curves_of(run)} for run in runs]
     spans = [span_of(run) for run in runs]
     found = []
     for name in dict.fromkeys(name for of_run in curves for name in of_run):
-        # Draw a figure for each curve, with a line for each run
         figure = Figure(figsize=(6.0, 3.2), layout="constrained")
         FigureCanvasAgg(figure)
         axes = figure.add_subplot()
         for place, (of_run, run_name) in enumerate(zip(curves, names, strict=True)):
             if name in of_run:
                 _draw(axes, of_run[name], run_name, STYLES[place % len(STYLES)])
-        # Label and save it
         first = next(of_run[name] for of_run in curves if name in of_run)
         axes.set_title(first["title"], loc="left", fontsize=10, parse_math=False)  # names may hold $
         axes.set_xlabel("step")
@@ -45,7 +42,6 @@ def draw_curves(runs: Sequence[RunFiles], names: Sequence[str], folder: Path) ->
 
 
 def _draw(axes: Any, curve: dict[str, Any], name: str, style: str) -> None:
-    """Draw one run's curve with its band."""
 
     def floats(values: Sequence[float | None]) -> list[float]:
         return [float("nan") if value is None else value for value in values]

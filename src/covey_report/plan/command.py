@@ -45,7 +45,6 @@ class Asked:
 def read_flags(words: Sequence[str]) -> tuple[list[str], Asked]:
     """Split the planner's flags from settings. ValueError for bad ones."""
     kept, given = split_flags(words, WITH_VALUE, ALONE)
-    # Machines to plan for
     names = tuple(given["--on"].split(",")) if "--on" in given else (*DEFAULT_ON, THIS)
     for name in names:
         _ = name == THIS or named(name)
@@ -79,7 +78,6 @@ def _number(given: dict[str, str], flag: str) -> float | None:
 
 def print_plans(config: Config, asked: Asked) -> None:
     """Print the plan on each machine. ValueError for unknown models."""
-    # Plan the run on each machine
     shape = shape_for(config.model)
     prompt_tokens = cache(lambda: prompt_tokens_of(config))  # one environment for all machines, if any asks
     machines = [named(name).with_price(asked.price if name != THIS else None) for name in asked.on]
@@ -87,11 +85,9 @@ def print_plans(config: Config, asked: Asked) -> None:
         plan_of(config, shape, on, asked.num_gpus or 1, _known(config, shape, on, asked, prompt_tokens, name == THIS))
         for name, on in zip(asked.on, machines, strict=True)
     ]
-    # Keep the plan of this machine for a later comparison
     for name, plan in zip(asked.on, plans, strict=True):
         if name == THIS:
             keep_plan(flat(asdict(config)), as_row(plan))
-    # Print as JSON or in words
     if asked.as_json:
         print(json.dumps([as_row(plan) for plan in plans], indent=1))
         return
@@ -106,7 +102,6 @@ def _known(
     config: Config, shape: Shape, on: Hardware, asked: Asked, prompt_tokens: Callable[[], float | None], is_here: bool
 ) -> Measured:
     """Return the probe's measurements that hold on a machine."""
-    # Measure this machine, or reuse an earlier measurement
     found, unknown = None, ""
     if is_here:
         if asked.probe:
@@ -139,7 +134,6 @@ def _probing(seconds: float) -> None:
 
 
 def _weights(config: Config, shape: Shape) -> str:
-    """Describe the number of weights, and of trained ones."""
     rank = config.model.lora_rank
     if rank == 0:
         return f"{shape.weights:,} weights, all trained"
@@ -153,8 +147,6 @@ def _steps(config: Config) -> str:
 
 
 def lines_of(plan: Plan) -> list[str]:
-    """Return a plan as lines."""
-    # Memory by part
     on, parts = plan.on, dict(plan.memory)
     total = parts.pop("in_all")
     many = f"{plan.num_gpus} × " if plan.num_gpus > 1 else ""
@@ -162,7 +154,6 @@ def lines_of(plan: Plan) -> list[str]:
     fit = f"fits, {room}" if plan.fits else f"does not fit, {room}: {' and '.join(plan.change)}"
     fit += f"; for the same update {' and '.join(plan.same_update)}" if plan.same_update else ""
     kept = ", ".join(f"{name.replace('_', ' ')} {memory(count)}" for name, count in parts.items())
-    # Phases of a step and the bounds of its duration
     step = ", ".join(f"{name} {_seconds(seconds)}" for name, seconds in plan.phases.items() if seconds > 0)
     bounds = plan.step
     found = [
@@ -172,7 +163,6 @@ def lines_of(plan: Plan) -> list[str]:
         f"  a step      {_seconds(bounds.value)} ({_seconds(bounds.low)} to {_seconds(bounds.high)}): {step}",
         f"  the run     {_hours(plan.hours.value)} ({_hours(plan.hours.low)} to {_hours(plan.hours.high)}), h:m:s",
     ]
-    # Cost, where prices are known
     if plan.cost is not None:
         low, value, high = plan.cost.low, plan.cost.value, plan.cost.high
         found.append(f"  cost        ${value:,.2f} (${low:,.2f} to ${high:,.2f}); prices: {on.source}")
@@ -180,7 +170,6 @@ def lines_of(plan: Plan) -> list[str]:
 
 
 def as_row(plan: Plan) -> dict[str, Any]:
-    """Return a plan as plain data."""
     return asdict(plan) | {"fits": plan.fits}
 
 

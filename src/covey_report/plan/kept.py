@@ -18,18 +18,15 @@ def keep_plan(settings: Mapping[str, Any], row: Mapping[str, Any]) -> None:
 
 
 def kept_plan(settings: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the newest plan for these settings, by dotted name, None where none was made here."""
     return kept(plan_path(settings))
 
 
 def keep(path: Path, row: Mapping[str, Any]) -> None:
-    """Write what is to be kept, in a folder that is made where there is none."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, row)
 
 
 def kept(path: Path) -> dict[str, Any] | None:
-    """Return what was kept, None where nothing readable is there."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -36,7 +36,6 @@ def prompt_tokens_of(config: Config) -> float | None:
 
 
 def kept_probe(config: Config, on: Hardware) -> Measured | None:
-    """Return what an earlier probe of this model and task on this machine has kept."""
     found = kept(_path(config, on))
     try:
         return None if found is None else Measured(**found)

@@ -88,11 +88,9 @@ class Plan:
 def plan_of(config: Config, shape: Shape, on: Hardware, num_gpus: int, known: Measured) -> Plan:
     """Plan a run. `num_gpus` counts those that train. Samplers of source=ray come on top."""
     config = with_checkpointing(config, num_gpus, int(on.memory), is_gpu=on.is_gpu)
-    # Bound the duration of a step by short and by long answers
     low, value, high = (_step(config, shape, on, num_gpus, known, share) for share in LENGTHS)
     spread = SPREAD_OF_PROBE if known.factors else constants(on).spread
     step = Interval(sum(low.values()) / spread, sum(value.values()), sum(high.values()) * spread)
-    # Extend it to the run
     seconds = _run_seconds(config, shape, on, num_gpus, known, value)
     hours = Interval(*(seconds * bound / step.value / 3600 for bound in (step.low, step.value, step.high)))
     gpus = num_gpus + (config.devices.sampler if config.source == "ray" else 0)
@@ -175,7 +173,6 @@ def changes(
     shared = ("parallel.strategy=fsdp",)
     if num_gpus > 1 and given == "ddp" and (found := needed(KEEPING, num_gpus, "fsdp")) is not None:
         return (*shared, *found), ()
-    # Else other updates, and the same on more GPUs
     same: Settings = ()
     for gpus in (2, 4, 8, 16, 32, 64):
         if gpus > num_gpus and not same and (found := needed(KEEPING, gpus, "fsdp")) is not None:
@@ -269,12 +266,10 @@ def _run_seconds(
 ) -> float:
     """Return the seconds of a run: steps, evaluations, the cold start, loading."""
     counts = derived(config, num_gpus)
-    # Evaluations, at the sampling speed of a step
     rollouts = max(1, config.groups_per_step * config.group_size)
     answers = counts["evaluations"] * counts["completions_per_evaluation"]
     evaluating = (step["sampling"] + step["reward"]) * answers / rollouts
     length = known.completion_tokens or LENGTHS[1] * answer_bound(config)
-    # The cold start, as passes over demonstrations
     cold = 0.0
     if config.cold_start.enabled:
         rows = Work(config.cold_start.batch_size, 1, known.prompt_tokens, length, answer_bound(config), 1)

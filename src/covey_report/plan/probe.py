@@ -57,7 +57,6 @@ def probe(
     clock: Callable[[], float] = time.monotonic,
 ) -> Measured:
     """Train a few steps in a folder that goes away, and compare. The cold start, if any, stays in its cache."""
-    # A short run without checkpoints, checks and reports
     watch, config = Watch(clock), with_checkpointing(config, 1, int(on.memory), is_gpu=on.is_gpu)
     short = replace(
         config,

@@ -89,7 +89,6 @@ def workload(config: Config, num_ranks: int) -> Workload:
     least that a run takes.
     """
     model = config.model
-    # Groups and rows of one GPU
     num_groups = -(-config.groups_per_step // num_ranks)
     group_size = max(group_sizes(config.group_size, config.group_size_schedule))
     num_rows = min(config.engine.max_rows, num_groups * group_size)
@@ -138,7 +137,6 @@ def reference_shape(config: Config) -> Shape | None:
 
 
 def as_cold_start(config: Config) -> Config:
-    """Return the configuration as the cold start trains: AdamW, no reference."""
     return replace(
         config,
         model=config.warmed_model,
@@ -156,11 +154,9 @@ def derived(config: Config, num_ranks: int | None = None) -> dict[str, int]:
     had its full length, without prompts.
     """
     num_ranks = num_ranks or ranks.world_size()
-    # Count over the schedule of group sizes
     sizes = group_sizes(config.group_size, config.group_size_schedule)
     changes = [0, *(entry.step for entry in config.group_size_schedule), config.num_steps]
     completions = sum(size * (end - start) for size, (start, end) in zip(sizes, pairwise(changes), strict=True))
-    # Count for the largest step
     rollouts = config.groups_per_step * max(sizes)
     of_rank = -(-config.groups_per_step // num_ranks) * max(sizes)
     if config.groups_per_step < num_ranks:  # samples of a group are shared out
@@ -187,12 +183,10 @@ def report(config: Config) -> str:
     It is YAML, and as comments at its end the derived numbers and what memory a GPU needs.
     """
     parts: list[tuple[str, Mapping[str, int | str]]] = [("derived", derived(config))]
-    # Count weights, adapters included
     if counts := weights(config.model):
         trained, total = counts
         share = {"weights": f"{total:,}", "trained": f"{trained:,} ({trained / total:.2%})"}
         parts.append(("weights of the model, adapters included", share))
-    # Add the memory of each GPU, or process, where the model's shape is known
     is_gpu = config.model.device != "cpu" and machine.has_gpu()
     if planned := plan(config, ranks.world_size(), is_gpu=is_gpu):
         sizes = {name: memory(count) for name, count in planned.items()}

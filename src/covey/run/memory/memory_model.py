@@ -107,7 +107,6 @@ def memory_of(shape: Shape, load: Workload) -> dict[str, int]:
 
 
 def trained_weights(shape: Shape, load: Workload) -> int:
-    """Return how many weights are trained."""
     return shape.adapter_weights(load.lora_rank, load.lora_targets) if load.lora_rank else shape.weights
 
 
@@ -197,7 +196,6 @@ def kept_by_layer(shape: Shape, load: Workload) -> int:
 
 
 def passing_in_layer(shape: Shape, load: Workload) -> int:
-    """Return the bytes of a token that come and go in the backward pass of one layer."""
     # Liger writes the gradients of a gate where its factors were
     streams = 1 if load.fuses_layers and load.is_half and not load.lora_rank else 2
     return streams * shape.hidden * load.stream_bytes + 2 * load.value_bytes * _widths(shape).between

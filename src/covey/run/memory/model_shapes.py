@@ -72,13 +72,11 @@ class Shape:
         return sum(layer.inputs * layer.outputs + layer.biases for layer in self.layers if layer.is_linear)
 
     def adapted(self, targets: Sequence[str]) -> tuple[Layer, ...]:
-        """Return the layers that get an adapter."""
         if tuple(targets) == ALL_LINEAR:
             return self.body
         return tuple(x for x in self.layers if any(x.name == t or x.name.endswith(f".{t}") for t in targets))
 
     def adapter_weights(self, rank: int, targets: Sequence[str] = ALL_LINEAR) -> int:
-        """Return how many weights the adapters of a rank have."""
         return sum(rank * (layer.inputs + layer.outputs) for layer in self.adapted(targets))
 
 

@@ -50,7 +50,6 @@ def _control_groups(root: Path) -> Iterator[int]:
     File cache that can be dropped counts as free.
     """
     file = root / "proc" / "self" / "cgroup"
-    # Groups of the process, of cgroup version 1 or 2
     for line in file.read_text().splitlines() if file.is_file() else []:
         _, kinds, path = line.split(":", 2)
         if kinds not in FILES:
