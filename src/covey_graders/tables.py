@@ -2,7 +2,7 @@
 
 import re
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,24 @@ Steps = tuple[tuple[re.Pattern[str], str], ...]
 def table_beside(module: str) -> dict[str, Any]:
     """Read the TOML file named like the module of this `__file__`."""
     return tomllib.loads(Path(module).with_suffix(".toml").read_text(encoding="utf-8"))
+
+
+def pieces_beside(module: str, pieces: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Read parts of patterns, after the given ones; `<<name>>` is an earlier part."""
+    found = dict(pieces or {})
+    for name, lines in table_beside(module).get("pieces", {}).items():
+        found[name] = _fill("".join(lines), found)
+    return found
+
+
+def patterns_beside(module: str, pieces: Mapping[str, str] | None = None) -> dict[str, re.Pattern[str]]:
+    """Compile the patterns of a table; `<<name>>` is a part."""
+    parts = pieces_beside(module, pieces)
+    return {name: re.compile(_fill("".join(lines), parts)) for name, lines in table_beside(module)["patterns"].items()}
+
+
+def _fill(text: str, pieces: Mapping[str, str]) -> str:
+    return re.sub("<<([a-z_]+)>>", lambda name: pieces[name[1]], text)
 
 
 def steps(rows: Iterable[tuple[str, str]]) -> Steps:

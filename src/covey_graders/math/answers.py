@@ -18,13 +18,16 @@ from itertools import product
 from typing import Literal
 
 from covey_graders.math.equal import MAX_FORMULA
+from covey_graders.math.reading.hedges import PIECES
 from covey_graders.math.reading.normalize import TEXT_COMMAND, closing_brace, single_blanks
 from covey_graders.math.reading.numerals import read_values
-from covey_graders.math.reading.units import CONCESSION, DOUBT, OR, conversions
+from covey_graders.math.reading.units import conversions
+from covey_graders.tables import patterns_beside
 from covey_graders.tags import visible
 
 Form = Literal["hash", "box", "tag", "label", "formula", "none"]
 
+_RE = patterns_beside(__file__, PIECES)
 MAX_COMPLETION = 100_000
 """Only so many characters at the end of a completion are looked at."""
 MAX_MARKS = 50
@@ -57,43 +60,35 @@ class _Mark:
         return self.begin if self.outer_begin is None else self.outer_begin
 
 
-_HASH = re.compile(r"(?<!#)#{4,}(?!#)")
-_HASH_HEADING = re.compile(r"\s*(?:step|part|solution|explanation|conclusion|final answer|answer)\b", re.IGNORECASE)
-_NEXT_LINE_VALUE = re.compile(r" ?\n([*_`$\\(-]*\d[^\n]{0,40})(?:\n|$)")
-_BOX = re.compile(r"\\(?:boxed|fbox|framebox)(?![A-Za-z])[ \t]?")
-_BARE_BOX = re.compile(r"\\[A-Za-z]+(?: ?\{[^{}]{0,99}\}){1,2}|[^\s{$.,;]{1,50}")
-_TAG = re.compile(r"<(/?)(?:final[ _]?)?answer>", re.IGNORECASE)
-
-
 def _hashes(text: str) -> Iterator[_Mark]:
-    for mark in list(_HASH.finditer(text))[-MAX_MARKS:]:
-        following = _HASH.search(text, mark.end())
+    for mark in list(_RE["hash"].finditer(text))[-MAX_MARKS:]:
+        following = _RE["hash"].search(text, mark.end())
         limit = following.start() if following is not None else len(text)
         newline = text.find("\n", mark.end(), limit)
         end = limit if newline < 0 else newline
         content = text[mark.end() : end]
-        below = _NEXT_LINE_VALUE.match(text, mark.end()) if not content.strip() else None
+        below = _RE["next_line_value"].match(text, mark.end()) if not content.strip() else None
         if below is not None:
             content, end = below[1], below.end(1)
-        if not _HASH_HEADING.match(content):
+        if not _RE["hash_heading"].match(content):
             yield _Mark(mark.start(), end, content, "hash")
 
 
 def _boxes(text: str) -> Iterator[_Mark]:
-    for command in list(_BOX.finditer(text))[-MAX_MARKS:]:
+    for command in list(_RE["box"].finditer(text))[-MAX_MARKS:]:
         if text.startswith("{", command.end()):
             end = closing_brace(text, command.end())
             content = text[command.end() + 1 : end] if end is not None else "\\unclosed"
             yield _Mark(command.start(), len(text) if end is None else end + 1, content, "box")
         else:
-            bare = _BARE_BOX.match(text, command.end())
+            bare = _RE["bare_box"].match(text, command.end())
             content = bare[0] if bare is not None else ""
             yield _Mark(command.start(), command.end() + len(content), content, "box")
 
 
 def _tags(text: str) -> Iterator[_Mark]:
     opened: re.Match[str] | None = None
-    for tag in _TAG.finditer(text):
+    for tag in _RE["tag"].finditer(text):
         if not tag[1]:
             opened = tag
         elif opened is not None:
@@ -103,57 +98,23 @@ def _tags(text: str) -> Iterator[_Mark]:
         yield _Mark(opened.start(), len(text), text[opened.end() :], "tag")
 
 
-_LABEL = re.compile(
-    r"(?:\b(?:the|my|our|your|its|final|correct|right|numeric|numerical|exact|overall|an?)[ ](?:final[ ]|correct[ ])?"
-    r"|^[^\w\n]{0,10}(?:(?:so|thus|hence|then|therefore),?[ ])?)"
-    r"(?:answer|ans|option|choice)\b"
-    r"(?:[ ]\([^()\n]{2,60}\))?"
-    r"(?:,?[ ](?:then|therefore|thus|hence|so|now|here|again|should|would|must|will|can|could|may|might|cannot"
-    r"|\w{2,6}n['\u2019]t|to|for|in|we|they|you)\b"
-    r"[^.:!?=\n]{0,80}?)?"
-    r"[\"'*_`]{0,4}[ ]?"
-    r"(?:\b(?:is(?:n['\u2019]t)?|are|was|be|becomes?|equals?|of|comes[ ](?:out[ ])?to)\b|=|:|\u2192|->)"
-    r"|^[^\w\n]{0,10}A:",
-    re.IGNORECASE | re.MULTILINE,
-)
-_SENTENCE_END = re.compile(
-    r"(?<!\bRs)(?<!approx)(?<!\bi\.e)(?<!\be\.g)(?<!\\)(?:[.?](?=[\s\"'*)\]<]|$)|!(?=[\s\"'*<]|$))|\n|<(?=[/|]|[A-Za-z_]{1,20}>)"
-)
-_LABEL_GAP = re.compile(r"[\s:*_`]*")
-_NOT = re.compile(r"\b(?:not|never|cannot)\b|n['\u2019]t\b", re.IGNORECASE)
-_NEGATED = re.compile(
-    r"\s*(?:definitely |certainly )?(?:not|never|neither|anything but|other than)\b"
-    r"(?P<but>.{0,60}?(?:\bbut\b|[,;:.] ?(?:rather,? )?it(?: is|'s|\u2019s)\b))?"
-)
-_DOUBTED = re.compile(
-    r"\b(?:doubt|impossible|unlikely|false|wrong|not \w+|\w+n['\u2019]t \w+)(?: that)? $", re.IGNORECASE
-)
-_LEAD = re.compile(r"(?:[^\d,;]|,(?=\d)){0,80}(?=\d)")
-_REMARK = re.compile(r"\b(?:correct|right|wrong|incorrect|helpful|clear|above|below|unknown|given by)\b", re.IGNORECASE)
-_NUMBER_WORD = re.compile(
-    r"\b(?:zero|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|[a-z]+teen|twenty|thirty|forty|fifty"
-    r"|sixty|seventy|eighty|ninety|hundred|thousand|million)\b",
-    re.IGNORECASE,
-)
-
-
 def _labels(text: str, numeric: bool) -> Iterator[_Mark]:
     """Yield sentences and labels that state a value, `numeric` or any."""
-    for label in list(_LABEL.finditer(text))[-MAX_MARKS:]:
-        gap = _LABEL_GAP.match(text, label.end())
+    for label in list(_RE["label"].finditer(text))[-MAX_MARKS:]:
+        gap = _RE["label_gap"].match(text, label.end())
         begin = gap.end() if gap is not None else label.end()
-        end = _SENTENCE_END.search(text, begin)
+        end = _RE["sentence_end"].search(text, begin)
         content = text[begin : end.start() if end is not None else len(text)][:MAX_FORMULA]
         content = (
             f"not {content}"
-            if _NOT.search(label[0]) or _DOUBTED.search(text[max(0, label.start() - 40) : label.start()])
+            if _RE["not"].search(label[0]) or _RE["doubted"].search(text[max(0, label.start() - 40) : label.start()])
             else content.rstrip("*_` ")
         )
-        if not content.strip() or _REMARK.match(content):
+        if not content.strip() or _RE["remark"].match(content):
             continue
-        lead = _LEAD.match(content)
-        says_number = lead is not None and len(lead[0].split()) <= 8 and not _REMARK.search(lead[0])
-        if not numeric or says_number or "\\" in content or _NUMBER_WORD.match(content):
+        lead = _RE["lead"].match(content)
+        says_number = lead is not None and len(lead[0].split()) <= 8 and not _RE["remark"].search(lead[0])
+        if not numeric or says_number or "\\" in content or _RE["number_word"].match(content):
             yield _Mark(label.start(), end.start() if end is not None else len(text), content, "label")
 
 
@@ -168,27 +129,7 @@ def _marks(text: str, numeric: bool) -> list[_Mark]:
     return innermost
 
 
-_JOINT = re.compile(
-    r"(?: ?for (?:part )?[(]?[a-z][)]?,?(?= ))?(?:[\s$*.,;:|/&()\[\]\\-]|\\q?quad)*"  # for part (a)
-    rf"(?:(?:\\text *\{{[ ,]*)?({OR}|vs|and)(?:[\s$*:(\[\\}}]|\\q?quad)*)?"
-    r"(?:\([a-z]\)[ :]*)?([A-Za-z](?:_\{?\w\}?)? ?= ?)?"
-)
 _SEPARATORS = frozenset(",;/|")
-_DOUBT = re.compile(rf"\b(?:{DOUBT}|else)\b(?: even\b)?")
-_HEDGE_AFTER = re.compile(
-    rf"[\s$*()\[\]\\,]{{0,6}}\b(?:{OR}|vs|{DOUBT})\b(?: (?:{DOUBT}))?"
-    r"[\s$*(\\]{0,6}-?[\d.,/]{1,40}(?=[\s$*)\]}]{0,6}(?:$|[.;!?\n]))"  # "or 1 hour" says the same in another unit
-    r"|[\s$*)\]\\]{0,6}\bor\b(?!,? equivalently)[^.\n]{0,40}"
-)
-_TAKEN_BACK = re.compile(
-    rf"[\s$*()\[\]\\,;.:-]{{0,6}}\b{CONCESSION}[\s$*(\\]{{0,6}}-?[\d.,/]{{1,40}}(?! ?(?:times|more|less|of)\b)"
-    r"|[\s$*)]{0,6}(?:is|was)(?: (?:wrong|incorrect)| ?n[o'\u2019]t (?:right|correct|the)\b)"
-)
-_RESTATED = re.compile(
-    rf"[\s$*()\[\]\\,]{{0,6}}\b(?:{OR}) (-?[\d.,/]{{1,40}} ?[A-Za-z]{{1,12}})[\s$*)\]]{{0,6}}(?:$|[.;!?\n])"
-)
-_HEDGE_BEFORE = re.compile(rf"([\d.,]+)[^\w\n]{{0,4}}\b(?:{OR})(?: (?:{DOUBT}))?[\s$*(\[\\]{{0,6}}$")
-_OPEN_END = re.compile(rf"[\s,]*\b(?:{OR})[\s$*]*$")
 MAX_HEDGE, MAX_OPEN_END = 160, 20
 """Characters."""
 
@@ -201,8 +142,8 @@ def _answer_of(text: str, marks: list[_Mark], numeric: bool) -> ExtractedAnswer:
     last = len(marks) - 1
     first, joined = last, False
     while first > 0:
-        between, num_doubts = _DOUBT.subn(" ", text[marks[first - 1].end : marks[first].first])
-        joint = _JOINT.fullmatch(_TAG.sub(" ", between))
+        between, num_doubts = _RE["doubt"].subn(" ", text[marks[first - 1].end : marks[first].first])
+        joint = _RE["joint"].fullmatch(_RE["tag"].sub(" ", between))
         if joint is None or (numeric and joint[2] and joint[1] in (None, "and")):
             break
         is_open = _without_or(marks[first - 1].text) != marks[first - 1].text
@@ -215,19 +156,19 @@ def _answer_of(text: str, marks: list[_Mark], numeric: bool) -> ExtractedAnswer:
 
 
 def _without_or(text: str) -> str:
-    tail = _OPEN_END.search(text, max(0, len(text) - MAX_OPEN_END))
+    tail = _RE["open_end"].search(text, max(0, len(text) - MAX_OPEN_END))
     return text if tail is None else text[: tail.start()]
 
 
 def _with_hedge(text: str, mark: _Mark) -> str:
     """Return a mark's text with hedges beside it: `\\boxed{42} or 43`."""
     following = TEXT_COMMAND.sub(r"\1", text[mark.end : mark.end + MAX_HEDGE])
-    after, before = _TAKEN_BACK.match(following), None
+    after, before = _RE["taken_back"].match(following), None
     if mark.form in {"box", "tag"}:
-        restated = _RESTATED.match(following)
+        restated = _RE["restated"].match(following)
         agrees = None if restated is None else same_measure(mark.text, restated[1])
-        after = after or (None if agrees else restated if agrees is False else _HEDGE_AFTER.match(following))
-        before = _HEDGE_BEFORE.search(text[max(0, mark.begin - 40) : mark.begin])
+        after = after or (None if agrees else restated if agrees is False else _RE["hedge_after"].match(following))
+        before = _RE["hedge_before"].search(text[max(0, mark.begin - 40) : mark.begin])
     elif after is None:
         return mark.text
     prefix = f"{before[1]} or " if before is not None else ""
@@ -242,18 +183,7 @@ def same_measure(text: str, other: str) -> bool | None:
     return any(one.agrees(another, factor) for one, another, factor in pairs) if factors else None
 
 
-_FORMULA = re.compile(
-    r"\$(?=[^\s$])([^$\n]{0,199}[^\s$])\$(?!\d)|\\\(([^\n]{1,200}?)\\\)|\\\[(.{1,200}?)\\\]", re.DOTALL
-)
-"""`$50 - $8` holds none: no blank stands inside of a dollar sign of TeX, and no digit right behind the second."""
 _OPERATORS = frozenset("+-*/^=<>\u2264\u2265\u2260\u00b1\u00d7\u00b7\u00f7")
-_STOPS = re.compile(r"[.;:*]+(?= |$)")
-_FUNCTION = re.compile(r"\\?(?:log|ln|lg|sin|cos|tan|sqrt|arc(?:sin|cos|tan))(?:[_^]\S+)?")
-_FORMULA_SIGN = re.compile(
-    r"\\[A-Za-z(\[]|[\u03c0\u221a^\u2264\u2265\u2260\u00b1]|\d[xyzinabe](?![A-Za-z])|(?<![A-Za-z])[a-z] ?[+*] ?\d"
-    r"|(?:^|\s|[A-Za-z])[<>]=?\s?-?\d|[(\[{]\S*\d, -?\d|(?<![A-Za-z])[A-Za-z]\(-?\d"
-    r"|(?:log|ln|lg|sin|cos|tan|sqrt)\S* \d"
-)
 
 
 def _unmarked(text: str, numeric: bool) -> ExtractedAnswer:
@@ -263,18 +193,18 @@ def _unmarked(text: str, numeric: bool) -> ExtractedAnswer:
     """
     formulas = [
         _Mark(found.start(), found.end(), found[1] or found[2] or found[3], "formula")
-        for found in list(_FORMULA.finditer(text))[-MAX_MARKS:]
+        for found in list(_RE["formula"].finditer(text))[-MAX_MARKS:]
     ]
     if formulas and not (numeric and re.search(r"\d", text[formulas[-1].end :])):
         return _answer_of(text, formulas, numeric=False)
     run = _last_run(text) if numeric else ""
-    return ExtractedAnswer(run, "formula") if _FORMULA_SIGN.search(run) else ExtractedAnswer(text.strip(), "none")
+    return ExtractedAnswer(run, "formula") if _RE["formula_sign"].search(run) else ExtractedAnswer(text.strip(), "none")
 
 
 def _last_run(text: str) -> str:
     """Return the last word with a digit, joined by operators."""
     *_, line = [line for line in text.split("\n") if re.search(r"\d", line)] or [""]
-    words = _STOPS.sub("", line[-MAX_FORMULA:]).replace("\\$", "").replace("\\%", "%").split()
+    words = _RE["stops"].sub("", line[-MAX_FORMULA:]).replace("\\$", "").replace("\\%", "%").split()
     last = max((i for i, word in enumerate(words) if re.search(r"\d", word)), default=0)
     first = last
     while first > 0 and _is_joined(words[first - 1], words[first]):
@@ -287,7 +217,12 @@ def _last_run(text: str) -> str:
 def _is_joined(before: str, word: str) -> bool:
     """Return True if an operator, function or list joins two words."""
     is_listed = before.endswith(",") and word[-1:] in ")]}" and word[0] not in "([{"
-    return word[0] in _OPERATORS | {"\\"} or before[-1] in _OPERATORS or is_listed or bool(_FUNCTION.fullmatch(before))
+    return (
+        word[0] in _OPERATORS | {"\\"}
+        or before[-1] in _OPERATORS
+        or is_listed
+        or bool(_RE["function"].fullmatch(before))
+    )
 
 
 def find_answer(completion: str, numeric: bool = True, is_cut: bool = False) -> ExtractedAnswer | None:
@@ -299,7 +234,7 @@ def find_answer(completion: str, numeric: bool = True, is_cut: bool = False) -> 
     """
     text = single_blanks(visible(completion[-MAX_COMPLETION:]))
     marks = _marks(text, numeric)
-    negated = [mark for mark in marks if mark.form == "label" and _NEGATED.match(mark.text)]
+    negated = [mark for mark in marks if mark.form == "label" and _RE["negated"].match(mark.text)]
     stated = [_affirmed(mark) for mark in marks]
     filled = [mark for mark in stated if mark.text.strip()]
     if filled:
@@ -318,7 +253,7 @@ def boxes_of(completion: str) -> list[str]:
 
 def _affirmed(mark: _Mark) -> _Mark:
     """Return a label without its denial: "is not 41 but 42" states 42."""
-    denied = _NEGATED.match(mark.text) if mark.form == "label" else None
+    denied = _RE["negated"].match(mark.text) if mark.form == "label" else None
     if denied is None:
         return mark
     text = mark.text[denied.end() :] if denied["but"] else ""

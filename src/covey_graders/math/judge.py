@@ -32,6 +32,7 @@ from covey_graders.math.reading.units import (
     unit_of,
     without_unit,
 )
+from covey_graders.tables import patterns_beside
 
 
 def compare(completion: str, gold: str, question: str = "", computed: bool = True, is_cut: bool = False) -> bool:
@@ -45,7 +46,7 @@ def compare(completion: str, gold: str, question: str = "", computed: bool = Tru
     letter, wording = choice_of(gold)
     if is_no_answer(gold):
         return False
-    unit = _LAST_LETTER.search(gold)
+    unit = _RE["last_letter"].search(gold)
     is_letter = unit is not None and f"${unit[1]}$" in question
     expected = None if is_letter or letter else gold_value(gold)
     answer = find_answer(completion, numeric=expected is not None, is_cut=is_cut)
@@ -61,7 +62,7 @@ def compare(completion: str, gold: str, question: str = "", computed: bool = Tru
         return True
     said = _ending(answer.text) if answer.form == "none" else answer.text
     shortest = 1 if expected is not None or "\\text" in gold else 2
-    units = unit_of(_REASON.split(said)[0], shortest), unit_of(gold, shortest)
+    units = unit_of(_RE["reason"].split(said)[0], shortest), unit_of(gold, shortest)
     if contradict(said, gold) or differ_in_unit(*units):
         return False
     # A reference that is no number: hand the answer on, unless a computation is left undone.
@@ -150,7 +151,7 @@ def gold_value(gold: str, computed: bool = False) -> Reading | None:
 
 def precision_of(gold: str) -> Fraction:
     """Return a float's relative precision, 0 for other text."""
-    digits = _FLOAT.fullmatch(gold.strip())
+    digits = _RE["float"].fullmatch(gold.strip())
     if digits is None or len((digits[1] + digits[2]).lstrip("0")) < DIGITS_OF_A_FLOAT:
         return Fraction(0)
     value = float(gold)
@@ -160,7 +161,7 @@ def precision_of(gold: str) -> Fraction:
 
 def _written_otherwise(text: str) -> list[Reading]:
     """Return the number of a formula such as `0.\\overline{3}`, if any."""
-    tree = None if _NO_UNIT.search(text) else read_tree(text)
+    tree = None if _RE["no_unit"].search(text) else read_tree(text)
     value = None if tree is None else numeral_value(last_side(tree))
     return [] if value is None else [Reading(value)]
 
@@ -168,7 +169,7 @@ def _written_otherwise(text: str) -> list[Reading]:
 def is_no_answer(text: str) -> bool:
     """Check for what data sets hold in place of an answer."""
     is_none = text.strip(" .$").lower() == "none"  # \\text{none} is what a solution may be
-    return is_none or _NO_ANSWER.fullmatch(TEXT_COMMAND.sub(r"\1", text).strip(" .$")) is not None
+    return is_none or _RE["no_answer"].fullmatch(TEXT_COMMAND.sub(r"\1", text).strip(" .$")) is not None
 
 
 def choice_of(text: str) -> tuple[str, str]:
@@ -177,21 +178,21 @@ def choice_of(text: str) -> tuple[str, str]:
     >>> choice_of("\\\\textbf{(E)}\\\\ 12")
     ('E', '12')
     """
-    bare = " ".join(_DRESS.sub(" ", TEXT_COMMAND.sub(r"\1", text[:MAX_FORMULA])).split())
-    found = _CHOICE.fullmatch(bare)
-    if found is None or _NEXT_CHOICE.search(found["text"] or ""):
+    bare = " ".join(_RE["dress"].sub(" ", TEXT_COMMAND.sub(r"\1", text[:MAX_FORMULA])).split())
+    found = _RE["choice"].fullmatch(bare)
+    if found is None or _RE["next_choice"].search(found["text"] or ""):
         return "", bare
     return (found["letter"] or found["word"]).upper(), (found["text"] or "").strip(" .:")
 
 
 def _without_remarks(answer: ExtractedAnswer, gold: str) -> ExtractedAnswer:
     """Return the answer without remarks: rounding, base, bracketed unit, `i.e.`."""
-    text = answer.text if "." in gold else _ROUNDED.sub("", answer.text)
-    text = text if "_" in gold else _BASE.sub(r"\1", text)
+    text = answer.text if "." in gold else _RE["rounded"].sub("", answer.text)
+    text = text if "_" in gold else _RE["base"].sub(r"\1", text)
     if answer.form == "none":
         return replace(answer, text=text)
-    text = _THAT_IS.sub("", text)
-    restated = _RESTATED.fullmatch(text)
+    text = _RE["that_is"].sub("", text)
+    restated = _RE["restated"].fullmatch(text)
     if restated is not None and same_measure(restated[1], restated[2]):
         wanted = gold_value(gold)
         readings = read_values(restated[2])
@@ -202,7 +203,7 @@ def _without_remarks(answer: ExtractedAnswer, gold: str) -> ExtractedAnswer:
 
 def _ending(text: str) -> str:
     """Return the last sentence of a text."""
-    return _SENTENCES.split(text[-MAX_FORMULA:].strip())[-1]
+    return _RE["sentences"].split(text[-MAX_FORMULA:].strip())[-1]
 
 
 def _is_stated(gold: str, text: str) -> bool:
@@ -224,42 +225,8 @@ def _is_allowed(text: str, gold: str, question: str) -> bool:
     return same_spelling(text, gold) or is_computed(without_unit(text), without_unit(gold), question)
 
 
+_RE = patterns_beside(__file__)
 FORMULAS = frozenset({"box", "formula"})
 """Forms that hold an answer and nothing else."""
 DIGITS_OF_A_FLOAT = 15
 MAX_SINGLE = 2**127
-_FLOAT = re.compile(r"[-+]?(\d*)\.(\d+)(?:[eE][-+]?\d{1,3})?")
-_NO_UNIT = re.compile(r"\b(?:not|than|is|was|be|isn|wasn|wrong|false)\b")
-"""Words that are no name of a number."""
-_ROUNDED = re.compile(r"(?<=\S)\s*(?:\\approx|\\simeq|≈)[\s$\\]*-?[\d,]*\.\d+[\s$.]*$")
-"""What an exact value is said to be about."""
-_BASE = re.compile(r"^([\s$]*\d+)_\{?\d{1,2}\}?(?![\d}])")
-"""Which of digits need not be said."""
-_LAST_LETTER = re.compile(r"\d\}? ?([A-Za-z])$")
-"""A unit, or a letter of the question: of `5k` and "in terms of $k$"."""
-_THAT_IS = re.compile(
-    r"^.*\b(?:i\.e\.|that is|in other words|namely),?\s+(?=\S*\d)"
-    r"|^.*\b(?:than|half|double|twice|triple|times|of)\b.*,? (?:which (?:is|makes|equals)|so|or)\s+(?=\S*\d\S*[\s.]*$)"
-)
-_RESTATED = re.compile(
-    r"([^(),]{0,80}?\d[^(),]{0,40}?)"
-    r"(?: ?\((?:or |i\.e\.,? |= ?)?|,? (?:or|which is|which equals|equivalently) )([^()]{1,60}?)\)?[\s.]*"
-)
-_REASON = re.compile(r",\s|\b(?:because|since|as|where|when|so)\b")
-_SENTENCES = re.compile(r"(?<=[.!?])\s+(?=[A-Z])|\n")
-_DRESS = re.compile(r"[*_`$~\"\u201c\u201d]|\\[ ,;:!]|\\q?quad|\\(?:left|right)(?![A-Za-z])|\\[()\[\]]|[{}]")
-_NO_ANSWER = re.compile(
-    r"|proof|(?:no|not) ?(?:answer|found|available|applicable|given|provided)|n/?a|nan|null"
-    r"|unknown|tbd|todo|omitted|see (?:the )?(?:solution|proof)|[-?*_]+",
-    re.IGNORECASE,
-)
-_CHOICE = re.compile(
-    r"(?i:(?:so|thus|hence|therefore),? )?"
-    r"(?i:(?:the )?(?:correct |right |final )?(?:option|choice|answer|letter)(?: is| -|:)? ?)?"
-    r"(?:\(?(?P<letter>[A-K]|[a-k](?=\)?$))(?:\)[.:]?|[.:]|(?=$|,? (?:because|since|as|which|is|with|not)\b| [-\d\\]))"
-    r"|\(?(?P<word>(?i:yes|no|true|false))(?:\)|(?=$|[.,;:]| because| since)))"
-    r"(?P<text>.*)"
-)
-_NEXT_CHOICE = re.compile(
-    r"(?:\b(?:or|and|nor)\b|[,/&]) ?\(?[A-K]\b(?!\w)|^[,;] ?(?:or )?(?:yes|no|true|false)\b|^ ?\(?[A-K]\)?(?:[.:]|$)"
-)

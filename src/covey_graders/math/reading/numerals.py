@@ -17,19 +17,11 @@ from covey_graders.math.reading.arithmetic import (
     ArithmeticReader,
     to_fraction,
 )
+from covey_graders.math.reading.hedges import HEDGES, PIECES
 from covey_graders.math.reading.normalize import CURRENCY, plain
 from covey_graders.math.reading.spelled import in_digits, with_parts
-from covey_graders.math.reading.units import (
-    CONCESSION,
-    DENIED,
-    DENIED_AFTER,
-    DOUBT,
-    NO_VALUE_AFTER,
-    NO_VALUE_BEFORE,
-    OR,
-    is_date,
-    named,
-)
+from covey_graders.math.reading.units import is_date, named
+from covey_graders.tables import patterns_beside
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +49,7 @@ class Reading:
         return any(abs(one * factor - other) <= gold.slack * abs(other) for one, other in pairs)
 
 
+_RE = patterns_beside(__file__, PIECES)
 MAX_CONTENT = 400
 """Longest text that is read as one value, in characters."""
 MAX_ENDING = 2000
@@ -64,7 +57,6 @@ MAX_ENDING = 2000
 MAX_WORDS_AFTER_LIST = 2
 
 NOTHING = Reading(None)
-_START = re.compile(rf"(?:(?<![\w)])[-+] ?)?[( ]*[-+]? ?[{CURRENCY}]? ?[-+]?(?=\.?\d)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,26 +70,16 @@ class _Value:
 
 def _is_variable(text: str, end: int, is_numeral: bool) -> bool:
     """Return True for letters behind a number that are no unit: `19xyz`."""
-    glued = _GLUED.match(text, end)
+    glued = _RE["glued"].match(text, end)
     return glued is not None and not (
         is_numeral and (glued[glued.lastindex or 0] in _NO_VARIABLE or named(glued[glued.lastindex or 0]))
     )
 
 
-_WRITTEN = re.compile(
-    rf"[(\s]*[-+]?[(\s]*[{CURRENCY}]?\s*[-+]?[(\s]*"
-    r"(?:(?P<top>\d[\d,]*)[)\s]*/[(\s]*-?(?P<bottom>\d[\d,]*)"
-    r"|\d+(?:[ -]|\+)(?P<part>\d+)/(?P<whole>\d+)"
-    r"|[\d.,'\u2019_ ]+(?:[eE][-+]?\d+)?(?:\s*[*x]\s*10\s*\^[({]?[-+]?\d+)?"
-    r"|10\^[({]?[-+]?\d+)[)}\s]*"
-)
-_SIGNED = re.compile(r"-[^\d-]*-")
-
-
 def _is_numeral(written: str) -> bool:
     """Return True for digits, a reduced fraction, or a power of ten."""
-    found = _WRITTEN.fullmatch(written)
-    if found is None or _SIGNED.search(written):
+    found = _RE["written"].fullmatch(written)
+    if found is None or _RE["signed"].search(written):
         return False
     if found["bottom"] or found["whole"]:
         top, bottom = (int((found[a] or found[b]).replace(",", "")) for a, b in (("top", "part"), ("bottom", "whole")))
@@ -105,42 +87,17 @@ def _is_numeral(written: str) -> bool:
     return True
 
 
-_PERCENT = re.compile(r" {0,3}(?:%|percent\b|per cent\b|pct\b)", re.IGNORECASE)
 _SCALES = {
     "ten": Fraction(10), "dozen": Fraction(12), "hundred": Fraction(100), "thousand": Fraction(10**3),
     "k": Fraction(10**3), "million": Fraction(10**6), "billion": Fraction(10**9), "trillion": Fraction(10**12),
     "tenth": Fraction(1, 10), "hundredth": Fraction(1, 100), "thousandth": Fraction(1, 1000),
 }  # fmt: skip
 _SCALE = re.compile(rf" {{0,3}}({'|'.join(_SCALES)}|(?-i:M))s?\b", re.IGNORECASE)
-_EQUALS = re.compile(r"(?:[^=≈,;.()\n<>]|[.,]\d){0,80}= ?")
-_REASON = re.compile(r"\b(?:because|since|as|where|when|so|if|and|or)\b", re.IGNORECASE)
-_GLUED = re.compile(r"([A-Za-z]{2,4})(?![A-Za-z])|\s?([A-Za-z])(?![A-Za-z]|\.[a-z])|[\s-]([a-z]{2})(?![A-Za-z.])")
-"""Letters right behind a number, or one letter: a unit, or else variables."""
 _NO_VARIABLE = frozenset(
     ["am", "pm", "th", "st", "nd", "rd", "k", "K", "M", "of", "or", "sq", "cu", "mL", "yr", "wk", "C", "F"]
 )
-_STRICT_BEFORE = re.compile(r"[\s:=.,$()≈]*(?:[A-Za-z_]\w*[\s:=.,$()≈]+){0,8}")
-_STRICT_AFTER = re.compile(
-    rf"(?:[A-Za-z¢Ωµ{CURRENCY}/.\s%*\]}})^-]|(?<=[A-Za-z^-])\d|(?<=\^)\(-?\d+\)|\s\([A-Za-z ](?:[A-Za-z ./]|\^\d)*\)"
-    r"|\([A-Za-z]{3,}[A-Za-z ./]*\))*"
-)
-"""A unit, or words in brackets: `3(x-1)` is no 3."""
-_AFTER_VALUE = r"[A-Za-z%]*(?:\s+[A-Za-z]+){0,2}[\s$*_)\]]*"
-_BEFORE_VALUE = r"[\s$*_(\[]*"
-_IN_BRACKETS = re.compile(rf"{_AFTER_VALUE}[(\[{{]+(?=[-+ {CURRENCY}]*\.?\d[\d.,:/]*[%\s$*]*[)\]}}]+[\s$*_.]*$)")
-"""Before a second number that stands alone in brackets: `3 (4)`."""
-_ALTERNATIVE = re.compile(
-    rf"{_AFTER_VALUE}[,;(]?\s*\b(?:{OR}|to|vs|versus|{DOUBT})\b{_BEFORE_VALUE}"
-    rf"(?:(?:{DOUBT}|even|else|rather)\b{_BEFORE_VALUE})?"
-)
-_CONCEDED = re.compile(rf"{_AFTER_VALUE}[,;:.(-]{{0,3}}[\s(]*\b{CONCESSION}{_BEFORE_VALUE}")
-_NEXT_MEMBER = re.compile(rf"{_AFTER_VALUE}(?:[,;|&]|->|=>|\u2192|\band\b)\s*(?:\band\b)?{_BEFORE_VALUE}")
-_RANGE = re.compile(r"[\s$]*(\d[\d,]*(?:\.\d+)?)\s*(?:--?|~|\\sim|to)\s*(\d[\d,]*(?:\.\d+)?)[\s$.]*")
-_REMARKS = (_CONCEDED, _IN_BRACKETS, _NEXT_MEMBER)
+_REMARKS = (_RE["conceded"], _RE["in_brackets"], _RE["next_member"])
 """What joins a further value, unless that one begins a remark."""
-_MORE_NUMBERS = re.compile(r"(?:[\s$*_]+[-+]?\.?\d[\d.,:/]*)+[\s$*_.]*")
-_BLANKS = re.compile(r"[\s$*_]+")
-"""Between numbers with nothing else behind them: `1 2 3`."""
 
 
 def _value_at(text: str, begin: int, number: re.Pattern[str]) -> _Value | None:
@@ -150,8 +107,8 @@ def _value_at(text: str, begin: int, number: re.Pattern[str]) -> _Value | None:
     if value is None:
         return None
     # After "=" the later value counts, as long as there is one
-    equals = _EQUALS.match(text, arithmetic.position)
-    if equals is not None and not _REASON.search(equals[0]):
+    equals = _RE["equals"].match(text, arithmetic.position)
+    if equals is not None and not _RE["reason"].search(equals[0]):
         later = _value_at(text, equals.end(), number)
         if later is not None:
             return _Value(later.reading, begin, later.end, later.is_numeral)
@@ -160,7 +117,7 @@ def _value_at(text: str, begin: int, number: re.Pattern[str]) -> _Value | None:
 
 def _with_suffix(text: str, value: Fraction, begin: int, end: int) -> _Value:
     is_numeral = _is_numeral(text[begin:end])
-    percent = _PERCENT.match(text, end)
+    percent = _RE["percent"].match(text, end)
     if percent is not None:
         return _Value(Reading(value, Fraction(1, 100)), begin, percent.end(), is_numeral)
     factor = Fraction(1)
@@ -171,7 +128,7 @@ def _with_suffix(text: str, value: Fraction, begin: int, end: int) -> _Value:
 
 def _first_value(text: str, number: re.Pattern[str]) -> _Value | None:
     """Return the first numeral's value with its signs and parentheses."""
-    for start in _START.finditer(text):
+    for start in _RE["start"].finditer(text):
         opened = start.end() - len(start[0].lstrip("( "))
         value = _value_at(text, start.start(), number) or _value_at(text, opened, number)
         if value is not None or NUMERAL.match(text, start.end()):
@@ -183,8 +140,8 @@ def _alternatives(text: str, end: int, number: re.Pattern[str]) -> list[_Value]:
     """Return values listed after the first: `40 or 41`, `42, 43`."""
     found: list[tuple[_Value, bool]] = []
     while len(found) < 50:
-        either = _ALTERNATIVE.match(text, end)
-        blanks = _BLANKS.match(text, end) if _MORE_NUMBERS.fullmatch(text, end) else None
+        either = _RE["alternative"].match(text, end)
+        blanks = _RE["blanks"].match(text, end) if _RE["more_numbers"].fullmatch(text, end) else None
         remark = next(filter(None, (pattern.match(text, end) for pattern in _REMARKS)), None)
         separator = either or remark or blanks
         value = _value_at(text, separator.end(), number) if separator is not None else None
@@ -200,7 +157,7 @@ def _alternatives(text: str, end: int, number: re.Pattern[str]) -> list[_Value]:
 
 def range_of(text: str) -> tuple[Fraction, Fraction] | None:
     """Return the ends of a range such as `3 to 4`, else None."""
-    found = _RANGE.fullmatch(plain(text[:MAX_CONTENT]))
+    found = _RE["range"].fullmatch(plain(text[:MAX_CONTENT]))
     low, high = map(to_fraction, found.groups()) if found is not None else (None, None)
     return (low, high) if low is not None and high is not None and low < high else None
 
@@ -216,20 +173,19 @@ def read_values(content: str, strict: bool = False, computed: bool = False) -> l
     text = in_digits(plain(content[:MAX_CONTENT]).strip(" \n*_`\"'"))
     number = NUMBER_STRICT if strict else NUMBER_PROSE
     first = None if is_date(text) else _first_value(text, number)
-    if first is None or NO_VALUE_BEFORE.search(text, 0, first.begin):
+    if first is None or HEDGES["no_value_before"].search(text, 0, first.begin):
         return []
     values = [first, *_alternatives(text, first.end, number)]
     end = values[-1].end
-    if NO_VALUE_AFTER.match(text, end):
+    if HEDGES["no_value_after"].match(text, end):
         return []
-    if (strict or "\\" in content) and not _STRICT_BEFORE.fullmatch(text, 0, first.begin):
+    if (strict or "\\" in content) and not _RE["strict_before"].fullmatch(text, 0, first.begin):
         return []
-    if strict and (not _STRICT_AFTER.fullmatch(text, end) or _is_variable(text, end, values[-1].is_numeral)):
+    if strict and (not _RE["strict_after"].fullmatch(text, end) or _is_variable(text, end, values[-1].is_numeral)):
         return []
     return [value.reading if value.is_numeral or not computed else NOTHING for value in values]
 
 
-_SIGN_BEFORE = re.compile(rf"(?:(?:^|(?<=[\s(=:\[*_`\"'{CURRENCY}]))-|= ?- )[{CURRENCY}]?$")
 _JOINERS = frozenset({"", ",", ";", "/", "or", "and", "&", ", or", ", and"})
 
 
@@ -246,7 +202,7 @@ def read_last(text: str, computed: bool = False) -> list[Reading]:
         return []
     first = _first_operand(text, numbers)
     begin = numbers[first].start()
-    sign = -1 if _SIGN_BEFORE.search(text[max(0, begin - 8) : begin]) else 1
+    sign = -1 if _RE["sign_before"].search(text[max(0, begin - 8) : begin]) else 1
     opening = begin - len(text[:begin]) + len(text[:begin].rstrip("("))
     arithmetic = ArithmeticReader(text, opening, NUMBER_PROSE)
     value = arithmetic.sum()
@@ -257,8 +213,8 @@ def read_last(text: str, computed: bool = False) -> list[Reading]:
     if (
         value is None
         or before.endswith(("±", "\\pm"))
-        or DENIED.search(before)
-        or DENIED_AFTER.match(text, arithmetic.position)
+        or HEDGES["denied"].search(before)
+        or HEDGES["denied_after"].match(text, arithmetic.position)
     ):
         return []
     last = _with_suffix(text, sign * value, begin, arithmetic.position)
@@ -285,7 +241,7 @@ def _listed_before(text: str, numbers: list[re.Match[str]]) -> list[Reading]:
     says_or = False
     for earlier, later in zip(numbers[-2::-1], numbers[:0:-1], strict=True):
         gap = text[earlier.end() : later.start()].rstrip(f"{CURRENCY}*_ ").split()
-        is_or = len(gap) <= 3 and gap[-1:] != [] and re.fullmatch(OR, gap[-1]) is not None
+        is_or = len(gap) <= 3 and gap[-1:] != [] and re.fullmatch(PIECES["or"], gap[-1]) is not None
         if not is_or and " ".join(gap) not in _JOINERS:
             break
         says_or = says_or or is_or

@@ -1,7 +1,4 @@
-"""Units of measurement, and words that disqualify a number.
-
-And what joins it to another value, as in `5 or 6`; and units of measurement: 5 m is 500 cm, and neither 5 cm nor 5 s.
-"""
+"""Units of measurement: 5 m is 500 cm, and neither 5 cm nor 5 s."""
 
 import re
 from collections.abc import Iterator
@@ -9,46 +6,11 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
 
-from covey_graders.math.reading.normalize import CURRENCY, plain
-from covey_graders.tables import table_beside
+from covey_graders.math.reading.hedges import PIECES
+from covey_graders.math.reading.normalize import plain
+from covey_graders.tables import patterns_beside, table_beside
 
-_ONES = "one|two|three|four|five|six|seven|eight|nine"
-NO_VALUE_BEFORE = re.compile(
-    r"[<>≤≥≠√±\\|]|\b(?:not|never|wrong|incorrect|false)[\s:]*$|\b(?:more|less|fewer|greater|larger|smaller) than\s*$"
-    rf"|\b(?:{_ONES}|ten|hundred|thousand) (?:and|or)\s*$",
-    re.IGNORECASE,
-)
-NO_VALUE_AFTER = re.compile(
-    r"\s*[\\π√^]|\.\\overline|[eE][-+]?\d|\s*(?:[,;&]\s*)?(?:(?:and|or)\s+)?(?<=[\s,;&])[A-Za-z]\w?\s*=(?!=)"
-    r"|\s*(?:plus|minus|times|(?:divided|multiplied) by|(?:more|less|fewer) than|(?<=[%t]) ?of)\s+[$(]*\.?\d"
-    r"|\s?(?:feet|foot|ft|pounds?|lbs?|dollars?|years?|weeks?|days?|hours?|hrs?|h|minutes?|min|kg|km|m)"
-    r"\s*\d[\d.]*\s?(?!times)[A-Za-z]"
-    r"|\s?h\s?\d|['\u2019\u2032]\s?\d"
-    r"|(?:\.{2,3}|\u2026|\u2014|\s?(?:[~±≠]|\+/-)\s?)\d"  # a range
-    r"|\s?[xyzinabe](?![A-Za-z]|\.[a-z]|\s+[A-Za-z])"  # a variable, not a word or unit
-    r"|\s*(?:, (?:which|but (?:it|this|that)) |\s)(?:is|was|would be)(?: (?:wrong|incorrect|false)| ?n[o'\u2019]t)\b"
-    r"|\s*[-+*]\s*\(*[a-z](?![A-Za-z])|\s*/\s*[a-fijkn-rt-z](?![A-Za-z])|\s*\)+\s*/\s*\("
-)
-
-DENIED = re.compile(r"(?:\b(?:not|never|cannot)|n['\u2019]t)(?: be| equal)?(?: to)?$")
-DENIED_AFTER = re.compile(r" ?(?:is|was)(?: (?:wrong|incorrect|false)| ?n[o'\u2019]t)\b")
-_DATE = re.compile(r"(?<![\d/])\d{1,4}/\d{1,2}/\d{1,4}(?![\d/])")
-OR = "or|oder|ou|o|eller|lub|albo|czy|nebo|sau|vagy|tai|veya|atau|hoặc|ya|या|или|або|ή|או|أو|或|或者|または|か|또는"
-"""In other languages too, but for the Dutch "of"."""
-DOUBT = "maybe|perhaps|possibly"
-_BUT = "although|though|but|however|yet|and|or|unless|which|or else"
-_IT = "it|this|that|(?:the )?(?:(?:right|correct|true|final) )?(?:answer|value|result|number|total)"
-_MAY_BE = "(?:might|may|could)(?: (?:also|well|even|possibly|equally|instead|just|perhaps|as)){0,4} be"
-CONCESSION = "|".join(
-    (
-        rf"(?i:(?:(?:{_BUT}),? )?(?:(?:{_IT}) )?{_MAY_BE}\b",  # although it might be
-        r"(?:(?:but|or|perhaps|maybe|and) )?if not\b|(?:unless|although|though) (?:it is|it's)\b|or (?:is|was) it\b",
-        r"(?:(?:no|oh|hmm),? )?(?:wait|sorry|scratch that|correction|i mean)\b[,.:!]?(?: (?:it|that)(?: is|'s)\b)?",
-        rf"(?:{_BUT})\b(?= [$(\\]{{0,4}}-?[\d.,/]{{1,40}}[$)\\]{{0,4}} is "  # although 4 is
-        r"(?:also |equally |just as )?(?:possible|likely|plausible)\b))",
-    )
-)
-"""Before a second value: `3, although it might be 4`, `3, no wait, 4`."""
+_RE = patterns_beside(__file__, PIECES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +27,7 @@ class Unit:
 
 def is_date(text: str) -> bool:
     """Check for 10/12/2020 and the like, which is no quotient."""
-    return _DATE.search(text) is not None
+    return _RE["date"].search(text) is not None
 
 
 def unit_of(text: str, shortest: int = 1) -> Unit | None:
@@ -78,9 +40,11 @@ def unit_of(text: str, shortest: int = 1) -> Unit | None:
     for pattern, name in _DEGREES:
         stated = pattern.sub(name, stated)
     found = [
-        unit for place in _BEHIND.finditer(stated) if (unit := _unit_at(stated, place.end(), shortest)) is not None
+        unit
+        for place in _RE["behind"].finditer(stated)
+        if (unit := _unit_at(stated, place.end(), shortest)) is not None
     ]
-    sign = _CURRENCY_SIGN.search(stated)
+    sign = _RE["currency_sign"].search(stated)
     if len(found) > 1 or not (found or sign):
         return None
     quantity = found[0].quantity if found else ()
@@ -91,7 +55,7 @@ def unit_of(text: str, shortest: int = 1) -> Unit | None:
 
 def without_unit(text: str) -> str:
     """Return a formula less a unit in a text command."""
-    return _TEXT_UNIT.sub("", text) if "\\" in text and unit_of(text) is not None else text
+    return _RE["text_unit"].sub("", text) if "\\" in text and unit_of(text) is not None else text
 
 
 def differ_in_unit(answer: Unit | None, gold: Unit | None) -> bool:
@@ -143,7 +107,7 @@ def _unit_at(text: str, position: int, shortest: int) -> Unit | None:
     exponents, size = dict[str, int](), Fraction(1)
     for term in _terms(text, position):
         unit = named(term["name"])
-        is_inch = term["name"] == "in" and _WORD_NEXT.match(text, term.end()) is not None  # 5 in total
+        is_inch = term["name"] == "in" and _RE["word_next"].match(text, term.end()) is not None  # 5 in total
         if unit is None or len(term["name"]) < shortest or is_inch:
             break
         power = int(term["power"] or term["digit"] or _POWERS.get(term["before"] or term["after"] or "", 1))
@@ -155,7 +119,7 @@ def _unit_at(text: str, position: int, shortest: int) -> Unit | None:
 
 
 def _terms(text: str, position: int) -> Iterator[re.Match[str]]:
-    while (term := _TERM.match(text, position)) is not None:
+    while (term := _RE["term"].match(text, position)) is not None:
         yield term
         position = term.end()
 
@@ -176,7 +140,7 @@ def _table() -> dict[str, Unit]:
         quantity, _, units = line.partition(": ")
         for names, size, *prefixes in map(str.split, units.split(", ")):
             kinds = names.rpartition("|")[2] if quantity == "itself" else quantity
-            exponents = tuple((kind, int(power or 1)) for kind, power in _EXPONENTS.findall(kinds))
+            exponents = tuple((kind, int(power or 1)) for kind, power in _RE["exponents"].findall(kinds))
             for name in names.split("|"):
                 for prefix, factor in _prefixes(name, table["prefixes"] if prefixes else ""):
                     found[f"{prefix}{name}"] = Unit(exponents, Fraction(size) * factor)
@@ -191,7 +155,6 @@ def _prefixes(name: str, prefixes: str) -> Iterator[tuple[str, Fraction]]:
         yield short if len(name) < LONG else long, Fraction(factor)
 
 
-_EXPONENTS = re.compile(r"([^\s\d-]+)(-?\d*)")
 LONG = 3
 """Letters of a name that takes `kilo`, where a symbol takes `k`."""
 TEMPERATURES = frozenset({"celsius", "fahrenheit", "kelvin"})
@@ -201,14 +164,6 @@ _DEGREES = (
     (re.compile(r"degrees? *(?:C\b|celsius)", re.IGNORECASE), "celsius"),
     (re.compile(r"degrees? *(?:F\b|fahrenheit)", re.IGNORECASE), "fahrenheit"),
 )
-_BEHIND = re.compile(r"(?:[\d)}\]%]|\\pi)[\s$]*\(?[\s-]*(?=[A-Za-zµΩ¢])")
-_TERM = re.compile(
-    r"\s*(?P<per>/|per\b|\*|-)?\s*(?:(?P<before>square|sq|cubic|cu)\b\.?\s*)?(?P<name>[A-Za-zµΩ¢]+)\.?"
-    r"(?:\s*\^\s*\(?(?P<power>-?\d)\)?|(?P<digit>[23])\b|\s*(?P<after>squared|cubed)\b)?"
-)
-_WORD_NEXT = re.compile(r" +[A-Za-z]{2,}")
-_TEXT_UNIT = re.compile(r"(?<=\S)(?: |\\[ ,;])*\\(?:text|mathrm|mbox) *\{[^{}]*\}(?: ?\^ ?(?:\d|\{[^{}]*\}))?")
-_CURRENCY_SIGN = re.compile(rf"([{CURRENCY}])\s*-?\.?\d")
 _MEASURE = re.compile(r"(\d{1,3}(?:,\d{3})+|\d+(?:\.\d+)?)\s*([a-z]{2,})\b[.,\s]*(?:and\b\s*)?")
 _MEASURES = re.compile(rf"\s*(?:{_MEASURE.pattern})+")
 MAX_LENGTH = 100
