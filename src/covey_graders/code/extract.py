@@ -19,14 +19,14 @@ So a corrected second version replaces the first, and an example of use after th
 
 import re
 
+from covey_graders.tables import patterns_beside
 from covey_graders.tags import without_thoughts
+
+_RE = patterns_beside(__file__)
 
 MAX_COMPLETION = 200_000
 """Characters; a longer text hands nothing in."""
 
-_FENCE = re.compile(r"^([^\n`~]*+)(`{3,}+|~{3,}+)([^\n`]*+)$", re.MULTILINE)
-"""What stands before the marks, the marks, and what follows."""
-_DECORATORS = re.compile(r"(?:^@[^\n]*\n)+\Z", re.MULTILINE)
 _QUOTED = " \t>"
 """What may stand before a fence on a line of its own."""
 MARKDOWN = ("markdown", "md")
@@ -43,17 +43,6 @@ _TAGS = (
         )
     ),
 )
-_PROSE = re.compile(r"[A-Za-z][\w',;\- ]*[.:!]?")
-"""A line of words, which is no code."""
-_PRINTS = re.compile(r"\bprint\b|\bstdout\b")
-_WORD = re.compile(r"\w+")
-_QUOTES = re.compile(r"\"{3}|'{3}")
-_GIVEN = re.compile(
-    r"^(?:(?:async[ \t]+)?def[ \t]+(\w+)|class[ \t]+(\w+)|([A-Z_][A-Z0-9_]*)[ \t]*=(?!=)"
-    r"|(?:from[ \t].*\bimport|import)[ \t]+(.+))"
-)
-"""A line that gives names: a function, a class, a constant, imports."""
-_SENTENCE = re.compile(r"(?!(?:if|for|while|with|class|elif|except|match|case)\b)[A-Za-z][\w',;\-]* [\w',;\- ]*[.:!]")
 _NO_STATEMENT = tuple(" \t#@)]}'\"")
 """How lines begin that belong to a statement of other lines, or to none."""
 
@@ -80,7 +69,7 @@ def defines(program: str, entry_point: str) -> bool:
 
     For `Class.method`, the class. A script without an entry point prints.
     """
-    return (_definition(program, entry_point) if entry_point else _PRINTS.search(program)) is not None
+    return (_definition(program, entry_point) if entry_point else _RE["prints"].search(program)) is not None
 
 
 def _definition(program: str, entry_point: str) -> re.Match[str] | None:
@@ -92,7 +81,7 @@ def _definition(program: str, entry_point: str) -> re.Match[str] | None:
 def _given_before(opening: str, entry_point: str) -> str:
     """Return the beginning's lines before the function and its decorators."""
     definition = _definition(opening, entry_point)
-    return _DECORATORS.sub("", opening[: definition.start()]).lstrip("\n") if definition is not None else ""
+    return _RE["decorators"].sub("", opening[: definition.start()]).lstrip("\n") if definition is not None else ""
 
 
 def fenced_blocks(text: str) -> list[str]:
@@ -104,7 +93,7 @@ def fenced_blocks(text: str) -> list[str]:
     # A fence of markdown, whose end opens nothing
     around: re.Match[str] | None = None
     quotes = _Quotes(text)
-    for fence in _FENCE.finditer(text):
+    for fence in _RE["fence"].finditer(text):
         has_language = fence[3].strip().isidentifier()
         if begin is not None and quotes.are_open(begin.end(), fence.start()):
             continue
@@ -132,7 +121,7 @@ class _Quotes:
     """Finds whether places, asked in order, are between triple quotes."""
 
     def __init__(self, text: str) -> None:
-        self._found = list(_QUOTES.finditer(text))
+        self._found = list(_RE["quotes"].finditer(text))
         self._next, self._begin, self._open = 0, -1, ""
         self._last = {mark[0]: mark.start() for mark in self._found}
 
@@ -170,12 +159,12 @@ def _content(text: str, begin: re.Match[str], end: int) -> str:
 
 
 def _submission(text: str, entry_point: str) -> str:
-    first = _FENCE.search(text)
+    first = _RE["fence"].search(text)
     if (
         first is not None
         and not (first[1] + first[3]).strip()
         and defines(text[: first.start()], entry_point)
-        and _GIVEN.match(text.lstrip())
+        and _RE["given"].match(text.lstrip())
     ):
         text = f"{first[2]}\n{text}"
     blocks = fenced_blocks(text)
@@ -191,28 +180,28 @@ def _submission(text: str, entry_point: str) -> str:
 def _without_prose(text: str) -> str:
     """Remove words before the code, and sentences behind it."""
     lines = text.split("\n")
-    begin = next((place for place, line in enumerate(lines) if line.startswith("@") or _GIVEN.match(line)), 0)
+    begin = next((place for place, line in enumerate(lines) if line.startswith("@") or _RE["given"].match(line)), 0)
     before = [line.strip() for line in lines[:begin] if line.strip()]
-    begin = begin if before and all(map(_PROSE.fullmatch, before)) else 0
+    begin = begin if before and all(map(_RE["prose"].fullmatch, before)) else 0
     # A sentence between triple quotes is a text of the program's
     num_quotes = 0
     for end in range(begin, len(lines)):
-        if num_quotes % 2 == 0 and end > begin and _SENTENCE.fullmatch(lines[end]):
+        if num_quotes % 2 == 0 and end > begin and _RE["sentence"].fullmatch(lines[end]):
             return "\n".join(lines[begin:end])
-        num_quotes += len(_QUOTES.findall(lines[end]))
+        num_quotes += len(_RE["quotes"].findall(lines[end]))
     return "\n".join(lines[begin:])
 
 
 def _with_needed(block: str, before: list[str]) -> str:
     """Prepend earlier blocks that define missing names, and do nothing else."""
     own, _ = _given(block)
-    lacking = set(_WORD.findall(block)) - own
+    lacking = set(_RE["word"].findall(block)) - own
     for other in reversed(before):
         names, is_pure = _given(other)
         if is_pure and not names.isdisjoint(lacking):
             block = f"{other.rstrip()}\n{block}"
             own |= names
-            lacking = (lacking | set(_WORD.findall(other))) - own
+            lacking = (lacking | set(_RE["word"].findall(other))) - own
     return block
 
 
@@ -221,9 +210,9 @@ def _given(block: str) -> tuple[set[str], bool]:
     names: set[str] = set()
     is_pure = True
     for line in block.split("\n"):
-        found = _GIVEN.match(line)
+        found = _RE["given"].match(line)
         if found is not None:
-            names.update(_WORD.findall(found[4]) if found[4] else [found[1] or found[2] or found[3]])
+            names.update(_RE["word"].findall(found[4]) if found[4] else [found[1] or found[2] or found[3]])
         elif line and not line.startswith(_NO_STATEMENT):
             is_pure = False
     return names, is_pure

@@ -49,6 +49,9 @@ from covey_graders.math.formulas.trees import read_tree
 from covey_graders.math.formulas.values import equal_values, share_a_factor
 from covey_graders.math.formulas.words import BINOMIALS, FAMILIES
 from covey_graders.math.reading.normalize import plain
+from covey_graders.tables import patterns_beside
+
+_RE = patterns_beside(__file__)
 
 
 def is_computed(answer: str, gold: str, question: str = "") -> bool:
@@ -79,11 +82,7 @@ def is_numeral(node: Node) -> bool:
 
 def leaves_sum(text: str) -> bool:
     """Return True for unreadable text with an operator between digits."""
-    return _OPERATION.search(_NO_OPERATOR.sub("", text)) is not None
-
-
-_NO_OPERATOR = re.compile(r"[\s{}()\[\]$]|\\(?:left|right|text|mathrm|mathbf)(?![A-Za-z])|\\[,;:! ]")
-_OPERATION = re.compile(r"\d(?:[-+*/^!\u00d7\u00f7\u22c5\u00b7\u2212]|\\(?:cdot|times|div|pm)(?![a-z]))[-+]?\\?\d|\d!")
+    return _RE["operation"].search(_RE["no_operator"].sub("", text)) is not None
 
 
 # ------------------------------------------------------------------------------------------------ what is left undone
@@ -247,7 +246,7 @@ def has_form(tree: Node, expected: Node, question: str) -> bool:
     """
     stated = [formula for formula in formulas(question) if not isinstance(formula, Number | Symbol)]
     same = [formula for formula in stated if equal_values(formula, last_side(expected))]
-    if not same and not _ASKS_FOR_FORM.search(question):
+    if not same and not _RE["asks_for_form"].search(question):
         return True
     given, wanted = last_side(tree), last_side(expected)
     spelled = canonical(given)
@@ -275,8 +274,8 @@ def _num_fractions(node: Node) -> int:
 
 def formulas(question: str) -> list[Node]:
     """Return a question's formulas, from dollar signs or between words."""
-    marked = [next(filter(None, match.groups())) for match in _FORMULA.finditer(question[:MAX_QUESTION])]
-    texts = marked or _WORDS.split(question[:MAX_QUESTION])
+    marked = [next(filter(None, match.groups())) for match in _RE["formula"].finditer(question[:MAX_QUESTION])]
+    texts = marked or _RE["words"].split(question[:MAX_QUESTION])
     trees = [tree for text in texts[:MAX_FORMULAS] if (tree := read_tree(text.strip(" ,.?:;"))) is not None]
     return [side for tree in trees for side in (tree.members if isinstance(tree, Grouping) else (tree,))]
 
@@ -287,14 +286,14 @@ def is_respelled(answer: str, gold: str, question: str) -> bool:
     A power of ten that the question states is what it asks to compute, in whatever words.
     """
     given, wanted, asked = map(_respelled, (answer, gold, question[:MAX_QUESTION]))
-    if not _ASKS_FOR_SPELLING.search(question) and not _POWER_OF_TEN.search(given):
+    if not _RE["asks_for_spelling"].search(question) and not _RE["power_of_ten"].search(given):
         return True
     is_stated = re.search(rf"(?<![\d.]){re.escape(given)}(?!\.?\d)", asked) is not None
     return not is_stated or _marks_of(given) == _marks_of(wanted)
 
 
 def _respelled(text: str) -> str:
-    return _BLANK.sub("", _MIXED.sub("+", _COMMA.sub("", plain(text))))
+    return _RE["blank"].sub("", _RE["mixed"].sub("+", _RE["comma"].sub("", plain(text))))
 
 
 def _marks_of(number: str) -> set[str]:
@@ -302,21 +301,6 @@ def _marks_of(number: str) -> set[str]:
     return {mark for mark in "./+%^e" if mark in number}
 
 
-_BLANK = re.compile(r"[\s$()]+")
-_POWER_OF_TEN = re.compile(r"(?<!\d)10\^|\d[eE][-+]?\d")
-_COMMA = re.compile(r"(?<=\d),(?=\d{3})")
-_MIXED = re.compile(r"(?<=\d) (?=\d+/\d)")
-_ASKS_FOR_SPELLING = re.compile(
-    r"\b(?:convert|express|rewrite|round|fraction|decimal|percent|percentage|mixed number|numeral|notation|\w+ form)\b",
-    re.IGNORECASE,
-)
-_FORMULA = re.compile(r"\$+([^$]+)\$+|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
-_WORDS = re.compile(r"[A-Za-z]{2,}(?!\()|[?:;]|[.,](?=\s|$)")
-_ASKS_FOR_FORM = re.compile(
-    r"(?:^|[.!?:;,]\s+|\b(?:please|to|and|then|completely|fully|me)\s+)(?:factor|expand|simplify|multiply out)"
-    r"|\b(?:factor|expand|simplifi)ed\b|\b(?:simplest|lowest) (?:form|terms)\b|\bas an? (?:product|single)\b",
-    re.IGNORECASE,
-)
 MAX_QUESTION = 4_000
 """Characters."""
 MAX_FORMULAS = 30

@@ -5,40 +5,19 @@ Pure functions, linear in the length of the text but for nesting, which is bound
 
 import re
 
-from covey_graders.tables import steps, substitute, table_beside
+from covey_graders.tables import patterns_beside, steps, substitute, table_beside
+
+_RE = patterns_beside(__file__)
 
 CURRENCY = "$€£¥₹₩₽₺₫฿"
 MAX_FRACTIONS = 20
 
-_RADICAL = re.compile(r"√ ?(?:(\d+(?:\.\d+)?|[A-Za-z])|[({]([^(){}]*)[)}])")
-_INVERSE = re.compile(r"(?<![A-Za-z\\])\\?(sin|cos|tan) ?\^ ?(?:\{ ?- ?1 ?\}|-1(?!\d))")
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
-_SUPERSCRIPT = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+")
-_DOUBLED = re.compile(r"\\\\(?=[A-Za-z]{2})")
-"""A backslash that was escaped once too often."""
-_BLANKS = re.compile(r"[ \t\r\f\v]+")
-_BLANK_LINES = re.compile(r"\n\s*")
-_CURRENCY_CODE = re.compile(r"\b(?:US|USD|EUR|GBP|INR|CAD|AUD|Rs\.?) ?\\?(?=[$€£]?(?: |\\,)?-?\d)")
-_SIGN_WORD = re.compile(r"(?:(?:^ ?|(?<=is )|(?<=to )|(?<=of )|(?<=: ))minus|\bnegative) (?=[$€£]?\.?\d)")
-_DOUBLE_STAR_POWER = re.compile(r"(?<=[\d)])\*\*(?=[\d(-])")
 
-_LATEX_SIGN = re.compile(r"[\\{~]")
 TEXT_COMMAND = re.compile(
     r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox|boldsymbol|operatorname)\s*\{((?:[^{}]|\{[^{}]*\})*)\}"
 )
-_MIXED_FRACTION = re.compile(r"(?<!\d)(\d+) ?\\(?:[dtcs]|nice)?frac ?(?:\{ ?(\d+) ?\}|(\d)) ?(?:\{ ?(\d+) ?\}|(\d))")
-_FRACTION = re.compile(r"\\(?:[dtcs]|nice)?frac(?![A-Za-z])")
-_SLANTED_FRACTION = re.compile(r"\\(?:s|nice)frac(?![A-Za-z])")
-_REPEATED = re.compile(
-    r"(?<![\w.])(\d+\.\d{0,20})(?:\((\d{1,20})\)|\\(?:bar|dot) ?(?:\{ ?(\d{1,20}) ?\}|(\d)))(?![\^!({]|\.?\d)"
-)
-"""The period of a decimal number, `0.1(6)`."""
-_PERIOD = re.compile(r"(?<![\w.])(\d+\.\d{0,20}?)(\d{1,20}?)\2+ ?(?:\.\.\.|\u2026|\\[lc]?dots(?![A-Za-z]))")
-"""Which stands there twice and more before dots, `0.1666...`."""
-_ALIGNED = re.compile(r"\\begin\{(aligned|align\*?|gathered|split)\}(.*?)\\end\{\1\}", re.DOTALL)
-_CASES = re.compile(r"\\begin\{cases\}([^&]*?)\\end\{cases\}")
 _INFIX = {"\\over": "\\frac", "\\choose": "\\binom"}
-_INFIX_COMMAND = re.compile(r"\\(?:over|choose)(?![A-Za-z])")
 _TABLE = table_beside(__file__)
 _CHARACTERS = str.maketrans(
     {sign: short for signs, short in _TABLE["characters"] for sign in signs}
@@ -52,25 +31,25 @@ _SPELLINGS, _BEFORE_FRACTIONS, _AFTER_FRACTIONS = (
 
 def single_blanks(text: str) -> str:
     """Collapse runs of blanks and of line breaks."""
-    return _BLANK_LINES.sub("\n", _BLANKS.sub(" ", text))
+    return _RE["blank_lines"].sub("\n", _RE["blanks"].sub(" ", text))
 
 
 def unified(text: str) -> str:
     """Return the text with one spelling of signs, digits and powers."""
     text = single_blanks(text.translate(_CHARACTERS))
     if "\\begin" not in text:
-        text = _DOUBLED.sub(r"\\", text)
-    text = _CASES.sub(r"\1", _ALIGNED.sub(lambda lines: lines[2].replace("&", " "), text))
+        text = _RE["doubled"].sub(r"\\", text)
+    text = _RE["cases"].sub(r"\1", _RE["aligned"].sub(lambda lines: lines[2].replace("&", " "), text))
     text = substitute(_prefixed(text), _SPELLINGS)
-    text = _PERIOD.sub(r"\1\\overline{\2}", text)
-    text = _REPEATED.sub(lambda match: f"{match[1]}\\overline{{{match[2] or match[3] or match[4]}}}", text)
-    return _SUPERSCRIPT.sub(lambda match: "^" + match[0].translate(_SUPERSCRIPTS), text)
+    text = _RE["period"].sub(r"\1\\overline{\2}", text)
+    text = _RE["repeated"].sub(lambda match: f"{match[1]}\\overline{{{match[2] or match[3] or match[4]}}}", text)
+    return _RE["superscript"].sub(lambda match: "^" + match[0].translate(_SUPERSCRIPTS), text)
 
 
 def _prefixed(text: str) -> str:
     """Write `{a \\over b}` as `{\\frac{a}{b}}`."""
     for _ in range(MAX_FRACTIONS):
-        infix = _INFIX_COMMAND.search(text)
+        infix = _RE["infix_command"].search(text)
         if infix is None:
             break
         begin, depth = infix.start(), 0
@@ -90,9 +69,11 @@ def in_latex(text: str) -> str:
 
     `\\tan^{-1}` is `\\arctan`, not one over the tangent. Fractions and matrices have one size, and one kind of bracket.
     """
-    text = _SLANTED_FRACTION.sub(r"\\frac", text).replace("smallmatrix}", "matrix}").replace("bmatrix}", "pmatrix}")
-    text = _INVERSE.sub(r"\\arc\1 ", text.translate(_LATEX))
-    return _RADICAL.sub(lambda match: f"\\sqrt{{{match[1] or match[2]}}}", text)
+    text = (
+        _RE["slanted_fraction"].sub(r"\\frac", text).replace("smallmatrix}", "matrix}").replace("bmatrix}", "pmatrix}")
+    )
+    text = _RE["inverse"].sub(r"\\arc\1 ", text.translate(_LATEX))
+    return _RE["radical"].sub(lambda match: f"\\sqrt{{{match[1] or match[2]}}}", text)
 
 
 def plain(text: str) -> str:
@@ -100,17 +81,17 @@ def plain(text: str) -> str:
 
     Commands without a plain spelling stay, backslash included, so that callers see there is more than arithmetic.
     """
-    text = _DOUBLE_STAR_POWER.sub("^", _SIGN_WORD.sub("-", _CURRENCY_CODE.sub("$", unified(text))))
-    if not _LATEX_SIGN.search(text):
+    text = _RE["double_star_power"].sub("^", _RE["sign_word"].sub("-", _RE["currency_code"].sub("$", unified(text))))
+    if not _RE["latex_sign"].search(text):
         return text
     text = substitute(TEXT_COMMAND.sub(r" \1 ", text), _BEFORE_FRACTIONS)
-    text = _MIXED_FRACTION.sub(lambda m: f"({m[1]}+{m[2] or m[3]}/{m[4] or m[5]})", text)
+    text = _RE["mixed_fraction"].sub(lambda m: f"({m[1]}+{m[2] or m[3]}/{m[4] or m[5]})", text)
     return substitute(_plain_fractions(text), _AFTER_FRACTIONS)
 
 
 def _plain_fractions(text: str) -> str:
     for _ in range(MAX_FRACTIONS):
-        match = _FRACTION.search(text)
+        match = _RE["fraction"].search(text)
         if match is None:
             break
         top, middle = _argument(text, match.end())
