@@ -36,7 +36,7 @@ ABOUT = {
     "sandbox": "untrusted programs",
 }
 """What each room of the contract is about."""
-DOORS = ("loop", "types", "rewards", "sandbox")
+DOORS = ("loop", "types", "rewards", "sandbox", "trl")
 """Files, not folders: the loop, the types, short lists of names."""
 
 

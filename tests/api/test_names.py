@@ -32,6 +32,18 @@ def test_the_public_names_are_these_and_each_is_there() -> None:
         covey.tran  # noqa: B018
 
 
+def test_names_of_packages_beside_covey_are_found_under_covey() -> None:
+    import covey.sandbox
+    import covey.trl
+    import covey_sandbox
+    from covey_trl.config import GRPOConfig
+
+    assert covey.trl.GRPOConfig is GRPOConfig
+    assert all(vars(covey.sandbox)[name] is vars(covey_sandbox)[name] for name in covey_sandbox.__all__)
+    with pytest.raises(AttributeError, match="has no attribute 'GRPOTrainr'"):
+        covey.trl.GRPOTrainr  # noqa: B018
+
+
 def test_the_page_explains_every_public_name() -> None:
     page = (ROOT / "docs" / "use" / "python.md").read_text()
     assert [name for name in NAMES if f"`{name}`" not in page and f"covey.{name}" not in page] == []
