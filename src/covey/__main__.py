@@ -1,4 +1,4 @@
-"""`covey` and `python -m covey`: Ctrl-C is one line from here on, also while the command is imported."""
+"""`covey` and `python -m covey`, with Ctrl-C in one line."""
 
 import _signal  # what `signal` is made of, without the milliseconds that its enumerations take
 import os
@@ -6,7 +6,7 @@ import sys
 
 
 def leave(number: int, frame: object) -> None:
-    """Say it and end. Nothing is imported yet that would have to be closed."""
+    """Print it and exit, before anything needs closing."""
     os.write(2, b"covey: interrupted\n")
     os._exit(130)
 

@@ -1,4 +1,4 @@
-"""The one loop: take -> prepare -> step -> publish -> record. The same on every rank, in every mode."""
+"""The one loop: take, prepare, step, publish, record, on every rank."""
 
 import logging
 import time
@@ -50,7 +50,7 @@ LOGGER = logging.getLogger(__name__)
 def train(
     config: Config, output_dir: Path | str, given: Given = NOTHING, *, exact: bool = True, as_typed: bool = False
 ) -> None:
-    """Run GRPO as `config` says in a folder of its own, or resume the run in `output_dir` with config.resume.
+    """Run GRPO in a new folder, or resume the run in `output_dir`.
 
     The folder is what `covey train` leaves, so that `covey train resume=` continues it too. Under torchrun and the
     like every process calls this, and they train together. It may be called from a notebook, whose event loop it leaves
@@ -98,7 +98,7 @@ def _train(config: Config, wanted: Path, stopper: Stopper, given: Given, exact: 
 
 
 def train_rank(config: Config, wanted: Path, *, exact: bool, old: Path | None) -> None:
-    """Train as one rank beside rank 0, in a process that Ray has started for it."""
+    """Train as one rank beside rank 0, started by Ray."""
     with (
         collectives.process_group(config.timeouts.ranks, config.model.device),
         locked_run_folder(config, wanted, exact=exact, old=old) as folder,
@@ -108,7 +108,7 @@ def train_rank(config: Config, wanted: Path, *, exact: bool, old: Path | None) -
 
 
 def run_train(config: Config, output_dir: Path, stopper: Stopper | None = None, given: Given = NOTHING) -> None:
-    """Train in a folder that the caller owns. Everything the run leaves behind is there.
+    """Train in a folder that the caller owns.
 
     Raises ValueError for what a user can fix, RunStopped where continuing would be pointless, and StopRequested after
     Ctrl-C or SIGTERM, once the last finished step is saved.
@@ -188,7 +188,7 @@ def train_steps(run: Run, record: RunRecorder, first: int, stopper: Stopper) -> 
 
 
 def ends_early(record: RunRecorder, num_steps: int) -> bool:
-    """Tell whether a callback ends the run after this many steps, and say why. Collective."""
+    """Return True if a callback ends the run, reporting it. Collective."""
     ends = record.callbacks.want_to_stop()
     if ends:
         record.say(f"stopped after step {num_steps}: {record.callbacks.reason}")
@@ -196,14 +196,14 @@ def ends_early(record: RunRecorder, num_steps: int) -> bool:
 
 
 def train_step(run: Run, step: int, stopper: Stopper) -> Stepped:
-    """Take groups, update on them, publish the new weights. Return what is recorded."""
+    """Take groups, update on them, publish; return the record."""
     groups, dropped = take(run, step)
     stopper.release()
     return update(run, groups, dropped, step, stopper.hold)
 
 
 def take(run: Run, step: int) -> tuple[list[Group], list[Dropped]]:
-    """Take this rank's share of the next groups, none older than `max_staleness`, and what is not trained.
+    """Take this rank's groups within `max_staleness`, and the dropped ones.
 
     With `streaming`, groups that are there early are trained ahead. What scoring adds to the time of sampling is
     charged to rewards.
@@ -233,7 +233,7 @@ def update(
     step: int,
     hold: Callable[[], None] = lambda: None,
 ) -> Stepped:
-    """Compute advantages, make the batch, step, publish the new weights: the second half of `train_step`."""
+    """Compute advantages, make the batch, step, publish the weights."""
     trainer, config = run.trainer, run.config
     with trainer.timer.watchdog.deadline(f"the update of step {step + 1}", "timeouts.update"):
         batches, credit = make_training_batches(groups, trainer, run.credit, run.packing, step)
@@ -251,7 +251,7 @@ def update(
 
 
 def drop_stale(groups: Sequence[Group], step: int, max_staleness: int, publish_every: int = 1) -> list[Group]:
-    """Return the groups no token of which is older than `max_staleness` published versions when a step begins.
+    """Return the groups within `max_staleness` published versions of a step.
 
     Every source bounds that itself; this holds whatever source gave them.
     """
@@ -261,5 +261,5 @@ def drop_stale(groups: Sequence[Group], step: int, max_staleness: int, publish_e
 
 
 def is_due(step: int, every: int, num_steps: int) -> bool:
-    """Tell whether what is done every so many steps follows this one, leaving the end of the run out."""
+    """Return True for every `every`-th step but the last."""
     return every > 0 and (step + 1) % every == 0 and step + 1 < num_steps

@@ -1,4 +1,4 @@
-"""Ready-made reward functions of TRL's signature, to be named in `rewards`, and bridges to other trainers.
+"""Ready-made reward functions, and bridges to other trainers.
 
 Each takes what it needs of `prompts`, `completions`, `completion_ids` and the columns of the rows, and returns a float
 or None for each completion. Those with options are frozen dataclasses: `SoftOverlong(max_length=256, cache=64)`. They

@@ -1,4 +1,4 @@
-"""The five types every part of covey speaks, and the small values they are made of.
+"""The five types of every part, and their small values.
 
     Prompt --engine--> Completion --environment--> Rollout --> Group --advantages, packing--> Batch
 
@@ -22,7 +22,7 @@ FinishReason = Literal["stop", "length"]
 
 
 class CutText(str):
-    """A completion whose finish reason is `length`, as environments are given it: a judge asks `isinstance`.
+    """A completion cut by the token limit, for `isinstance` checks.
 
     >>> isinstance(CutText("so there are 12"), str)
     True
@@ -63,7 +63,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Consecutive tokens of a completion, start up to and without end, sampled on the weights of one version.
+    """Tokens [start, end) of a completion sampled on one version.
 
     >>> Span(version=3, start=0, end=83)
     """
@@ -122,7 +122,7 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Reward:
-    """Judgement of one completion: the value that is trained on, and its named parts, which are only logged.
+    """A completion's verdict: the trained value, and logged parts.
 
     >>> Reward(value=1.1, parts={"correct": 1.0, "format": 0.1}, extra={"found": "48"})
     """
@@ -135,7 +135,7 @@ class Reward:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """The system could not judge a completion (simulator crashed, judge unreachable): data, never a reward of 0."""
+    """The system could not judge a completion: data, never a reward."""
 
     reason: str
     is_fault: bool = field(default=True, compare=False)
@@ -144,7 +144,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """One finished, scored attempt at a prompt, already shifted: position t reads input_ids[t], predicts target_ids[t].
+    """A scored attempt, already shifted: position t predicts target_ids[t].
 
     For the prompt (5, 6) and the completion (8, 2):
 
@@ -191,7 +191,7 @@ class Rollout:
 
     @property
     def sequences(self) -> tuple[tuple[int, int], ...]:
-        """Return begin and end of each sequence in the lists that is read by itself."""
+        """Return begin and end of each sequence read by itself."""
         length = len(self.input_ids)
         starts = self.branches or (0,) if self.input_length is None else range(0, length, self.input_length)
         return tuple(pairwise((*starts, length)))
@@ -207,7 +207,7 @@ class Rollout:
 
     @property
     def parts(self) -> Mapping[str, float]:
-        """Return the parts of the reward. Turns of an episode that earned nothing are a part of 0."""
+        """Return the reward's parts; unpaid turns count 0."""
         own = self.reward.parts
         return {**(own or {"outcome": self.reward.value}), "turns": 0.0} if self.turns and "turns" not in own else own
 
@@ -230,7 +230,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """Tensors of one forward/backward pass. Loss tokens are listed, not masked: L entries, in rollout order.
+    """Tensors of one pass; the L loss tokens are listed in rollout order.
 
     Several rollouts that share a prompt share its tokens in the packed stream, so a loss token names the position
     whose hidden state predicts it.
@@ -329,13 +329,13 @@ class Sampling:
             raise ValueError("stop strings must not be empty, got an empty one")
 
     def room(self, num_prompt_tokens: int) -> int:
-        """Return how long a completion of so long a prompt may be; below 1 where there is no room for any."""
+        """Return the longest completion after a prompt, below 1 for none."""
         if self.max_total_tokens is None:
             return self.max_tokens
         return min(self.max_tokens, self.max_total_tokens - num_prompt_tokens)
 
     def within(self, num_prompt_tokens: int) -> "Sampling":
-        """Return the sampling of completions of so long a prompt. ValueError where there is no room for any."""
+        """Return the sampling after a prompt. ValueError without room."""
         room = self.room(num_prompt_tokens)
         if room < 1:
             raise ValueError(
@@ -345,9 +345,9 @@ class Sampling:
 
     @property
     def filters(self) -> bool:
-        """Return whether top-k, top-p or min-p cut the distribution."""
+        """Return True if top-k, top-p or min-p cut the distribution."""
         return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
 
 
 class RunStopped(RuntimeError):
-    """Raised by an environment to end the run on purpose. The message says why in one line."""
+    """An environment ends the run on purpose; the message is the reason."""

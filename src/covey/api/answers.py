@@ -1,4 +1,4 @@
-"""A policy after its run: what it answers, and how good that is."""
+"""A policy after its run: its answers, and their evaluation."""
 
 import asyncio
 from collections.abc import Iterator, Sequence
@@ -23,13 +23,13 @@ Question = str | Sequence[Message]
 
 
 def attention_of(given: Given) -> str:
-    """Return how the model is to attend after a run: as before where it was in memory."""
+    """Return the model's attention after a run."""
     return "sdpa" if given.model is None else str(given.model.config._attn_implementation)  # type: ignore[union-attr]
 
 
 @contextmanager
 def covey_attention(policy: Policy) -> Iterator[None]:
-    """Have the policy attend as in a run inside, and as its model did before afterwards."""
+    """Use covey's attention inside, and the model's own afterwards."""
     model = policy.causal_lm
     before = model.config._attn_implementation
     model.set_attn_implementation(ATTENTION)
@@ -66,7 +66,7 @@ def sample(
 
 
 def measure(policy: Policy, config: Config, environment: Environment) -> Evaluation:
-    """Measure the policy on the held-out prompts of an environment, which is closed afterwards."""
+    """Measure the policy on an environment's held-out prompts, and close it."""
     with covey_attention(policy):
         engine = sampling_engine(policy, config.engine, config.model.kernels)
         stages = Stages(scoring_seconds=config.timeouts.scoring)

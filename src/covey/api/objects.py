@@ -1,4 +1,4 @@
-"""Objects of a program, and the names that stand for them in the settings of a run.
+"""Objects of a program, and their names in settings.
 
 A function of a module stands for itself, as `module:function`. What no other process could import (a lambda, a
 function of a notebook, rows, a model) is given to the run as it is, and config.yaml holds a name that says so.
@@ -33,7 +33,7 @@ def reward(name: str) -> NoReturn:
 
 
 def tool(name: str) -> NoReturn:
-    """Stand for a tool, or the class of an attempt, that was an object of a program."""
+    """Stand for a tool that was an object of a program."""
     raise ValueError(f"the tool {name} was an object of a program, which alone has it; {RESUMES}")
 
 
@@ -48,12 +48,12 @@ def environment(kind: str) -> NoReturn:
 
 
 def model_name(model: object) -> str:
-    """Return what stands for a model in memory."""
+    """Return the setting of a model in memory."""
     return f"{IN_MEMORY}: {type(model).__name__}>"
 
 
 def importable_name(function: Callable[..., Any]) -> str | None:
-    """Return `module:function` where every process can import the function by it, else None.
+    """Return a function's importable `module:function`, else None.
 
     >>> importable_name(len), importable_name(lambda completions, **columns: [0.0])
     ('builtins:len', None)
@@ -71,13 +71,13 @@ def importable_name(function: Callable[..., Any]) -> str | None:
 
 
 def current(given: Any) -> Any:
-    """Return the function that stands in the place of one whose module was imported anew, anything else as it is."""
+    """Return a reloaded function in place of the old one."""
     name = importable_name(given) if callable(given) else None
     return given if name is None or name.partition(":")[0] not in ANEW else resolve(name, {})
 
 
 def reward_entry(given: Reward) -> Any:
-    """Return what stands for a reward in the settings: itself where it is a name, or the name it can be imported by."""
+    """Return a reward's setting: its name."""
     if isinstance(given, str | Mapping):
         return given
     if not callable(given):
@@ -86,7 +86,7 @@ def reward_entry(given: Reward) -> Any:
 
 
 def named_functions(settings: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
-    """Yield settings with names in the place of functions: `module:function`, or one in `of_this_program`.
+    """Yield settings with functions replaced by names.
 
     A function also stands for a mapping of itself and no options (shaping), and for the `name` of its section.
     """
@@ -119,7 +119,7 @@ def unnamed_functions(config: object) -> list[str]:
 
 
 def tool_entry(given: Callable[..., Any]) -> str:
-    """Return what stands for a tool in the settings, or for the class of an attempt."""
+    """Return a tool's setting: its name."""
     return importable_name(given) or f"{HOME}:tool"
 
 

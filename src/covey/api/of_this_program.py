@@ -1,1 +1,1 @@
-"""Functions of a notebook or a script that settings name, put here by `covey.train`: no other process has them."""
+"""Functions of a notebook or script, known to this process alone."""

@@ -1,4 +1,4 @@
-"""`covey.build`: the parts of a run, wired, for a program that owns the loop.
+"""`covey.build`: a run's parts, wired, for your own loop.
 
 with covey.build(model, rewards, data, num_steps=50) as parts:
     for groups in parts:                     # sampled and scored on the newest weights
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Parts:
-    """The parts of a run and the steps between them. Iterating samples groups until `num_steps` are trained."""
+    """The parts of a run; iterating samples groups until `num_steps`."""
 
     run: Run
     """All parts and their settings, as `covey.train` wires them."""
@@ -56,7 +56,7 @@ class Parts:
 
     @property
     def trainer(self) -> Trainer:
-        """Return what updates the policy."""
+        """Return the trainer."""
         return self.run.trainer
 
     @property
@@ -64,7 +64,7 @@ class Parts:
         return self.run.policy
 
     def __iter__(self) -> Iterator[list[Group]]:
-        """Yield the groups of one step after another. The loop body trains on them by `step`."""
+        """Yield each step's groups, to be trained on by `step`."""
         while self.num_steps_done < self.config.num_steps:
             before = self.num_steps_done
             yield self.take()
@@ -77,7 +77,7 @@ class Parts:
         return groups
 
     def step(self, groups: Sequence[Group]) -> dict[str, float | None]:
-        """Train on groups: advantages, batch, update, new version of the weights. Return what to log of it."""
+        """Train on groups and publish the weights; return metrics."""
         step, dropped = self.num_steps_done, self._dropped
         stepped = update(self.run, groups, dropped, step)
         self.num_steps_done, self._dropped = step + 1, []

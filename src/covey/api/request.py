@@ -1,4 +1,4 @@
-"""From the arguments of a program to the settings of a run, and the objects that settings cannot hold."""
+"""From a program's arguments to settings and objects of a run."""
 
 import copy
 import os
@@ -26,7 +26,7 @@ from covey.system.lookup import import_changed, is_function_path, resolve
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a program asked for: settings, objects, and what its user should know of them."""
+    """A program's request: settings, objects, and notes for its user."""
 
     config: Config
     given: Given
@@ -47,7 +47,7 @@ class Arguments:
 
     @property
     def tool_list(self) -> list[Any]:
-        """Return functions, and the class of an attempt's own object, those that were named loaded."""
+        """Return the tools, named ones loaded."""
         given = [] if self.tools is None else list(self.tools) if isinstance(self.tools, list | tuple) else [self.tools]
         named = (resolve(tool, {}) if isinstance(tool, str) and is_function_path(tool) else tool for tool in given)
         return [objects.current(tool) for tool in named]
@@ -87,7 +87,7 @@ class Arguments:
 
 
 def make_request(asked: Arguments, base: Config | None) -> Request:
-    """Return settings and objects of a run. ValueError, in one line, for arguments that do not go together."""
+    """Return settings and objects. ValueError for inconsistent arguments."""
     changed = import_changed()
     _check_arguments(asked, base)
     if base is not None and not isinstance(base, Config):
@@ -113,7 +113,7 @@ MEANT = {
 
 
 def _check_arguments(asked: Arguments, base: Config | None) -> None:
-    """Refuse arguments of another type, and those that leave each other no meaning."""
+    """Refuse arguments of a wrong type, or without meaning together."""
     for name, given in (("model", asked.model_in_memory), ("reference", asked.reference_in_memory)):
         if given is not None and not isinstance(given, nn.Module):
             raise ValueError(f"{name} must be a name, a folder or a model in memory, got {given!r:.80}")
@@ -176,14 +176,14 @@ def _chosen_environment(asked: Arguments, base: Config | None) -> tuple[Config |
 
 
 def _kind(asked: Arguments) -> tuple[type[EnvironmentConfig], str]:
-    """Return the settings and the name of the environment that the arguments make."""
+    """Return the arguments' environment: settings and name."""
     if asked.environment is not None:
         return CustomConfig, "custom"
     return (ToolsConfig, "tools") if asked.tool_list else (RewardFunctionsConfig, "reward_functions")
 
 
 def _model_setting(asked: Arguments, base: Config | None) -> dict[str, Any]:
-    """Return the setting that says which model is trained: a preset, a name or a folder, or what stands for an object.
+    """Return the model's setting: a preset, name, folder or object.
 
     A folder comes before a preset of the same name.
     """
@@ -197,7 +197,7 @@ def _model_setting(asked: Arguments, base: Config | None) -> dict[str, Any]:
 
 
 def reference_setting(given: Any) -> dict[str, Any]:
-    """Return the setting that says which model is compared with: a name or a folder, or what stands for an object."""
+    """Return the reference's setting: a name, folder or object."""
     if given is None:
         return {}
     name = os.path.expanduser(given) if isinstance(given, str | Path) else objects.model_name(given)
@@ -240,7 +240,7 @@ def _given(asked: Arguments) -> Given:
 
 
 def _tokenizer_of(model: Any) -> Any:
-    """Return the tokenizer beside the weights that a model in memory was loaded from."""
+    """Return the tokenizer beside the loaded weights of a model."""
     if not model.name_or_path:
         raise ValueError("a model in memory needs tokenizer=...")
     from transformers import AutoTokenizer
@@ -249,7 +249,7 @@ def _tokenizer_of(model: Any) -> Any:
 
 
 def _check_places(config: Config, given: Given) -> None:
-    """Refuse settings for which another process, or a file, must have what this program alone has."""
+    """Refuse settings that need objects in other processes or files."""
     # Other processes of Ray cannot reach objects in memory
     has_model = given.model is not None or given.reference is not None
     what = "a model" if has_model else "rewards, rows or an environment" if given.environment else ""
@@ -270,7 +270,7 @@ def _check_places(config: Config, given: Given) -> None:
 
 
 def _notes(asked: Arguments, config: Config) -> list[str]:
-    """Say what runs in this process alone, and how such a run is resumed."""
+    """Describe the objects of this process, and the way to resume."""
     notes = []
     unnamed = asked.unnamed_rewards
     if unnamed and config.environment.in_process:

@@ -1,4 +1,4 @@
-"""What a run leaves in the hands of a program: the trained model, what was measured, and the folder of the run."""
+"""The result of a run for a program: model, measurements, folder."""
 
 import copy
 import json
@@ -47,7 +47,7 @@ class Result:
 
     @property
     def model(self) -> "nn.Module":
-        """Return the trained model: the very object that was given, or what was loaded by name."""
+        """Return the trained model: the given object, or a loaded one."""
         return self.policy.model
 
     @property
@@ -56,12 +56,12 @@ class Result:
 
     @property
     def before(self) -> Evaluation | None:
-        """Return the evaluation before the first step, with confidence intervals. None where there was none."""
+        """Return the evaluation before the first step, None without one."""
         return self.evaluations[0] if self.evaluations else None
 
     @property
     def after(self) -> Evaluation | None:
-        """Return the last evaluation. None where the run was interrupted before a second one."""
+        """Return the last evaluation, None if interrupted before it."""
         return self.evaluations[-1] if len(self.evaluations) > 1 else None
 
     @property
@@ -73,7 +73,7 @@ class Result:
 
     @property
     def metrics(self) -> Any:
-        """Return the metrics as a pandas DataFrame with a row for each step, or as `rows` where pandas is missing."""
+        """Return metrics as a pandas DataFrame, or `rows` without pandas."""
         try:
             from pandas import DataFrame
         except ImportError:
@@ -92,7 +92,7 @@ class Result:
     def sample(self, prompts: Sequence[Question], n: int = 1, **sampling: Any) -> list[list[str]]: ...
 
     def sample(self, prompts: Any, n: int = 1, **sampling: Any) -> Any:
-        """Return n completions of a text, or a list of n for each of several texts or conversations.
+        """Return n completions of a text, or a list for several.
 
         `sampling` are fields of `covey.Sampling` such as temperature=0 and max_tokens=64; the others are those of the
         run.
@@ -103,7 +103,7 @@ class Result:
         return sample(self.policy, self.config, prompts, n, how)
 
     def evaluate(self, environment: EnvironmentLike | None = None, **settings: Any) -> Evaluation:
-        """Measure the policy on the held-out prompts of the run, or of another environment.
+        """Measure the policy on the held-out prompts, or another environment's.
 
         `settings` are those of the evaluation and of sampling, such as num_prompts=500 and num_samples=8.
         """
@@ -145,7 +145,7 @@ class Result:
         return f"{self.status} after {number_of(len(self.rows), 'step')}"
 
     def _compared(self) -> list[tuple[str, str, str]]:
-        """Return name, value before and value after, with their intervals, of what was evaluated."""
+        """Return name, before and after of each measure, with intervals."""
         before, after = _estimates(self.before), _estimates(self.after)
         return [(name, _written(before.get(name)), _written(after.get(name))) for name in {**before, **after}]
 

@@ -1,4 +1,4 @@
-"""Settings by keyword: dotted, nested, with double underscores, or by the last part of their name.
+"""Settings by keyword: dotted, nested, underscored, or by last part.
 
 covey.train(..., num_steps=50, lr=1e-5)
 covey.train(..., optimizer={"lr": 1e-5, "warmup_steps": 10})
@@ -31,7 +31,7 @@ SECONDARY = ("cold_start", "preflight", "timeouts", "curriculum", "devices", "do
 
 @dataclass(frozen=True, slots=True)
 class Composed:
-    """The settings of a run, the dotted names of those that were given, and what gave way to them, a line each."""
+    """A run's settings, the given names, and adjustments."""
 
     config: Config
     names: frozenset[str]
@@ -39,7 +39,7 @@ class Composed:
 
 
 def make_config(base: Config | None, settings: Mapping[str, Any]) -> Composed:
-    """Return the settings of `base`, or of the presets named, with every keyword put in.
+    """Return the settings of `base` or presets, with keywords applied.
 
     ValueError for an unknown name, with those that are near.
     """
@@ -69,7 +69,7 @@ def _refuse_foreign(flat: Sequence[tuple[str, Any]]) -> None:
 
 
 def _put_all(config: Config, given: Sequence[tuple[str, Any]]) -> frozenset[str]:
-    """Put in keywords, whole sections first, and return the dotted names of all that is set.
+    """Apply keywords, whole sections first; return the names set.
 
     ValueError for a setting that is given twice, as one of both would be ignored.
     """
@@ -113,7 +113,7 @@ def _composed(chosen: Mapping[str, str]) -> Config:
 
 
 def put(config: Config, name: str, value: Any) -> str:
-    """Set one setting and return its dotted name. ValueError where the name is unknown, or means several."""
+    """Set one setting; return its name. ValueError if unknown or ambiguous."""
     full = full_name(config, name)
     *sections, leaf = full.split(".")
     node: Any = config

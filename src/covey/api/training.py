@@ -1,4 +1,4 @@
-"""`covey.train`: a whole run from objects or names, and what it came to."""
+"""`covey.train`: a whole run from objects or names."""
 
 import signal
 import time
@@ -46,7 +46,7 @@ Callbacks = Callback | OnStep | Sequence[Callback | OnStep]
 
 @dataclass
 class _Watcher:
-    """Says the notes once the run is built, and keeps its parts for what comes after it."""
+    """Prints notes once the run is built, and keeps its parts."""
 
     notes: Sequence[str]
     wanted: Path
@@ -76,7 +76,7 @@ def train(
     callbacks: Callbacks = (),
     **settings: Any,
 ) -> Result:
-    """Train a model by GRPO on rewards, and return what came of it.
+    """Train a model by GRPO on rewards, and return the result.
 
     >>> result = covey.train("Qwen/Qwen2.5-0.5B-Instruct", rewards=exact, data=rows, num_steps=100, lr=1e-6)
 
@@ -113,7 +113,7 @@ def run_request(
     *,
     exact: bool = True,
 ) -> Result:
-    """Train as a request says, in a folder or a new one below outputs/, and return what came of it.
+    """Train as requested, and return the result.
 
     Without `exact` a folder that holds a run leaves its name to it, and the next free one is taken.
     """
@@ -141,7 +141,7 @@ def run_request(
 
 
 def _heard(given: Any) -> tuple[Callback, ...]:
-    """Return callbacks, functions as such. ValueError for what cannot be called at each step."""
+    """Return callbacks, functions wrapped. ValueError for anything else."""
     callbacks = list(given) if isinstance(given, list | tuple) else [given]
     for callback in callbacks:
         if isinstance(callback, type) or not (isinstance(callback, Callback) or callable(callback)):
@@ -154,7 +154,7 @@ def _heard(given: Any) -> tuple[Callback, ...]:
 
 
 def _check_hooks(callback: Callback) -> None:
-    """Refuse methods that look like hooks and are called by nobody, and hooks that take something else."""
+    """Refuse misspelt hooks, and hooks with other arguments."""
     kind, hooks = type(callback), {name for name in vars(Callback) if name.startswith("on_")}
     for name in (name for name in dir(kind) if name.startswith("on_")):
         method = vars(callback).get(name) or attrgetter(name)(callback)
@@ -167,7 +167,7 @@ def _check_hooks(callback: Callback) -> None:
 
 
 def _takes(function: Callable[..., Any], count: int) -> bool:
-    """Tell whether a function can be called with so many arguments, which some of C do not say."""
+    """Return True if a function takes that many arguments."""
     try:
         signature(function).bind(*range(count))
     except TypeError:
@@ -178,7 +178,7 @@ def _takes(function: Callable[..., Any], count: int) -> bool:
 
 
 def resumed(asked: Arguments, folder: Path, base: Config | None) -> Request:
-    """Return the request of a run that goes on: its own settings, with the same objects given again.
+    """Return the request of a resumed run, with the same objects.
 
     ValueError where a setting differs from the run's and resume_changes does not name it.
     """
@@ -198,7 +198,7 @@ def resumed(asked: Arguments, folder: Path, base: Config | None) -> Request:
 
 @dataclass(frozen=True)
 class _EveryStep(Callback):
-    """A function in the place of a callback: it hears of the steps."""
+    """A function as a callback of steps."""
 
     function: OnStep
 
@@ -207,6 +207,6 @@ class _EveryStep(Callback):
 
 
 def _whole(policy: Policy, config: Config, folder: Path) -> Policy:
-    """Return a policy that this process can use alone: one sharded over ranks is read from the last checkpoint."""
+    """Return a whole policy, read from the last checkpoint if sharded."""
     saved = newest_valid(folder / "checkpoints") if policy.sharded else None
     return policy if saved is None else load_policy(replace(config.model, name=str(saved / "policy")), seed=config.seed)

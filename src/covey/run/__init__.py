@@ -1,1 +1,1 @@
-"""One run: what it is built of, its stages, what it leaves behind."""
+"""One run: its parts, stages and records."""

@@ -1,4 +1,4 @@
-"""Build the parts of a run from settings. Everything else takes plain parameters."""
+"""Build a run's parts from settings; all else takes plain parameters."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -86,13 +86,13 @@ class Run:
 
     @cached_property
     def is_held_out(self) -> bool:
-        """Return whether evaluations look at a prompt that is not trained on."""
+        """Return True if evaluations use held-out prompts."""
         looked_at = {repr((prompt.text, prompt.columns)) for prompt in self.test_prompts}
         trained = (repr((prompt.text, prompt.columns)) for prompt in self.environment.prompts("train"))
         return bool(looked_at.difference(trained))
 
     def close(self) -> None:
-        """Let go of what would outlive the run: the event loop, worker processes."""
+        """Release the event loop and worker processes."""
         try:
             self.source.close()
             if isinstance(self.local.sampler.engine, Closable):
@@ -126,7 +126,7 @@ def build_run(
     compared: nn.Module | None = None,
     began: Path | None = None,
 ) -> Run:
-    """Load the policy, unless it is given, and wire trainer, engine and source around it.
+    """Load the policy unless given, and wire trainer, engine and source.
 
     `compared` is a model in memory for the reference that the settings ask for, `began` the policy of a cold start.
     """
@@ -154,7 +154,7 @@ def _wire(
     servings: list[Serving],
     compared: nn.Module | None = None,
 ) -> Run:
-    """Wire the parts of a run. What is started for the reference and the judge is added to `servings`."""
+    """Wire the parts; started processes are added to `servings`."""
     known = _reference_identity(config, policy, compared)
     reference = build_reference(config, policy, servings, compared)
     judged = build_judged(config, environment, policy, servings)
@@ -183,14 +183,14 @@ def _wire(
 
 
 def has_samplers(config: Config) -> bool:
-    """Tell whether processes of their own sample."""
+    """Return True for separate sampler processes."""
     return config.source == "ray" and config.devices.sampler > 0
 
 
 def build_reference(
     config: Config, policy: Policy, servings: list[Serving], compared: nn.Module | None = None
 ) -> Reference | RemoteReference | None:
-    """Copy the policy as it is now, or load the model that is to be compared with, or have others hold it.
+    """Copy the policy, load another reference, or serve it elsewhere.
 
     None where no penalty and no ratio asks for a reference. Whoever is started for it is added to `servings`.
     """
@@ -209,7 +209,7 @@ def build_reference(
 
 
 def load_reference(config: Config, vocabulary: Vocabulary, *, on_host: bool = False) -> Reference:
-    """Load the model that is compared with: the policy as it is before the first step, where the settings name none.
+    """Load the reference model, by default the initial policy.
 
     ValueError where it has another vocabulary.
     """
@@ -220,7 +220,7 @@ def load_reference(config: Config, vocabulary: Vocabulary, *, on_host: bool = Fa
 
 
 def _reference_identity(config: Config, policy: Policy, compared: nn.Module | None) -> str:
-    """Return what tells the reference, one's own or the policy as it begins, from others. "" where its name does."""
+    """Return a fingerprint of the reference model, "" if named."""
     name, revision = config.algorithm.reference_model, config.algorithm.reference_revision
     if name is None and not config.model.name.startswith(IN_MEMORY):
         return beginning(config.model.name, config.seed)
@@ -232,7 +232,7 @@ def _reference_identity(config: Config, policy: Policy, compared: nn.Module | No
 def build_judged(
     config: Config, environment: Environment, policy: Policy, servings: list[Serving]
 ) -> JudgedElsewhere | None:
-    """Start the processes of devices.judge, where there are some, and return what asks them.
+    """Start the processes of devices.judge, and return their client.
 
     ValueError where the environment has no judge, or episodes. Whoever is started is added to `servings`.
     """
@@ -251,7 +251,7 @@ def build_judged(
 def start_serving(
     config: Config, role: str, kind: type, given: Sequence[object], servings: list[Serving], threads: int
 ) -> Answerers:
-    """Start the processes of a role on rank 0, which adds them to `servings`, and return how each rank finds them."""
+    """Start a role's processes on rank 0; return their address."""
 
     def start() -> Answerers:
         servings.append(Serving(config.devices, role, kind, given, config.timeouts.loading, threads))
@@ -261,7 +261,7 @@ def start_serving(
 
 
 def trainer_settings(config: Config) -> TrainerSettings:
-    """Return how this config trains."""
+    """Return the trainer's settings."""
     return TrainerSettings(
         objective=_objective(config),
         algorithm=config.algorithm,
@@ -311,7 +311,7 @@ def build_source(config: Config, sampler: Sampler, prompts: Sequence[Prompt]) ->
 def build_ray_source(
     config: Config, local: LocalSource, policy: Policy, watchdog: Watchdog, judged: JudgedElsewhere | None = None
 ) -> RaySource:
-    """Start the samplers, on rank 0, and build the source that they feed."""
+    """Start the samplers on rank 0, and build their source."""
     bound = Bound(config.groups_per_step, config.max_staleness, config.publish_every)
     is_read = reads_sampler(_objective(config))
     source = RaySource(local, policy, bound, watchdog, judged, records_logprobs=is_read)
@@ -325,7 +325,7 @@ def build_ray_source(
 
 
 def build_sampler(config: Config, asks: Callable[[], Environment] | None = None) -> Sampler:
-    """Build what a sampler's process has: the environment, or what `asks` for it, and an engine on its own weights."""
+    """Build a sampler's environment and engine."""
     environment = adapt(build_environment(config)) if asks is None else asks()
     policy = load_policy(config.model, seed=config.seed)
     engine = OWN_WEIGHTS[config.engine.name](policy, config.engine, config.model.kernels)
@@ -335,7 +335,7 @@ def build_sampler(config: Config, asks: Callable[[], Environment] | None = None)
 def make_sampler(
     config: Config, engine: Engine, environment: Environment, policy: Policy, stages: Stages | None = None
 ) -> Sampler:
-    """Make what rolls prompts out, with the settings' limits of episodes. Calls are read as the policy writes them."""
+    """Make the roller of prompts, with the settings' episode limits."""
     longest = min(policy.max_length, config.sampling.max_total_tokens or policy.max_length)
     limits = episode_limits(config.environment, longest)
     parts = config.environment.parts if isinstance(config.environment, MixtureConfig) else {}
@@ -346,7 +346,7 @@ def make_sampler(
 
 
 def episode_limits(settings: EnvironmentConfig, longest: int) -> EpisodeLimits:
-    """Return where episodes end. `longest`, of the model or of all texts, bounds every context."""
+    """Return the limits of episodes; `longest` bounds every context."""
     if not isinstance(settings, EpisodesConfig):
         return EpisodeLimits(max_context=longest)
     longest = longest if settings.max_context is None else min(settings.max_context, longest)
@@ -360,7 +360,7 @@ def training_sampling(config: Config) -> Sampling:
 
 
 def is_shared_out(strategy: str) -> bool:
-    """Tell whether `strategy` ("ddp" or "fsdp") shares weights out over several ranks."""
+    """Return True if `strategy` ("ddp" or "fsdp") shards weights."""
     return strategy == "fsdp" and collectives.is_distributed()
 
 
@@ -370,7 +370,7 @@ def distributed(
     strategy: str,
     device: torch.device | None = None,
 ) -> tuple[Policy, Reference | RemoteReference | None]:
-    """Lay out policy and reference as `strategy` says, on `device` where they were loaded on the host.
+    """Distribute policy and reference by `strategy`, onto `device`.
 
     With ddp every rank holds all of both. Every rank must hold the same weights before; a reference without storage
     gets those of the policy.

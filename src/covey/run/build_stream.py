@@ -1,4 +1,4 @@
-"""From prompts and settings to the order in which those that fit the policy come."""
+"""Build the order of the usable prompts."""
 
 import logging
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ def build_stream(
     seed: int,
     shuffle: bool,
 ) -> PromptSampler:
-    """Build the order of prompts, round-robin over environments, each with an order of its own.
+    """Build the order of prompts, round-robin over environments.
 
     ValueError where an environment has no prompts, or a curriculum by difficulty finds only one.
     """
@@ -62,7 +62,7 @@ def build_stream(
 
 
 def check_graded(name: str, environment: Environment, curriculum: CurriculumConfig) -> None:
-    """Refuse a curriculum by difficulties that this environment does not know, with ValueError."""
+    """Refuse a curriculum without difficulties. ValueError."""
     if not _by_difficulty(curriculum):
         return
     with naming(environment, "difficulty"):
@@ -81,7 +81,7 @@ def _by_difficulty(curriculum: CurriculumConfig) -> bool:
 def _ordered(
     prompts: Sequence[Prompt], difficulties: Sequence[float], c: CurriculumConfig, seed: int, shuffle: bool
 ) -> PromptSampler:
-    """Order the prompts of one environment, plainly where difficulties are asked for and missing."""
+    """Order one environment's prompts, plainly without difficulties."""
     if ":" in c.name:
         return _custom(prompts, c, seed, shuffle)
     if c.name == "none" or (_by_difficulty(c) and not difficulties):
@@ -96,7 +96,7 @@ def _ordered(
 
 
 def _custom(prompts: Sequence[Prompt], curriculum: CurriculumConfig, seed: int, shuffle: bool) -> PromptSampler:
-    """Make the curriculum of a class of your own. ValueError where it is no `PromptSampler`."""
+    """Make a custom curriculum. ValueError unless a `PromptSampler`."""
     make = custom.lookup(custom.CURRICULUM, curriculum.name, {}, curriculum.options)
     assert isinstance(make, custom.Custom), "the name has a colon"
     stream = make(prompts, seed, shuffle)
@@ -128,7 +128,7 @@ def _difficulties(curriculum: CurriculumConfig, environment: Environment, prompt
 def usable_prompts(
     sampler: Sampler, split: Split, max_length: int, sampling: SamplingConfig, bad_rows: str
 ) -> list[Prompt]:
-    """Return the prompts of a split, with bad_rows=skip only those that fit a policy of `max_length`.
+    """Return a split's prompts; bad_rows=skip drops too long ones.
 
     With bad_rows=error the check before the run, or the engine, refuses the first of them by its id.
     """
@@ -148,7 +148,7 @@ def longest_prompt(sampling: SamplingConfig, max_length: int) -> int:
 
 
 def fitting(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase, max_tokens: int) -> list[Prompt]:
-    """Return the prompts of at most `max_tokens` tokens. The others are named and counted in a warning."""
+    """Return prompts of at most `max_tokens`, with a warning about others."""
     long = [prompt for prompt in prompts if _num_tokens(prompt, tokenizer, max_tokens) > max_tokens]
     if not long:
         return list(prompts)
@@ -159,14 +159,14 @@ def fitting(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase, max_t
 
 
 def _num_tokens(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, enough: int) -> int:
-    """Count tokens of a prompt, or return an upper bound up to `enough`: most need not be tokenized to know."""
+    """Count a prompt's tokens, or bound them up to `enough`."""
     turns = [prompt.text] if isinstance(prompt.text, str) else [str(dict(message)) for message in prompt.text]
     bound = sum(TOKENS_PER_CHARACTER * len(turn) + TEMPLATE_TOKENS for turn in turns)
     return bound if bound <= enough else len(encode_prompt(tokenizer, prompt))
 
 
 def spread(prompts: Sequence[Prompt], n: int) -> tuple[Prompt, ...]:
-    """Choose at most n prompts, as many per environment, evenly spread over each split.
+    """Choose n prompts, evenly over environments and splits.
 
     So no part of an ordered data set is favoured.
     """
@@ -203,7 +203,7 @@ def check_rendering(model: ModelConfig, policy: Policy, prompts: Sequence[Prompt
 
 
 def check_prompts(name: str, environment: Environment) -> None:
-    """Refuse prompts that are none, or that share an id, which tells seeds, verdicts and groups apart."""
+    """Refuse invalid prompts and shared ids."""
     seen: dict[str, Split] = {}
     for split in SPLITS:
         with naming(environment, "prompts"):
@@ -238,7 +238,7 @@ def build_group_filter(algorithm: AlgorithmConfig) -> GroupFilter | None:
 
 
 def reads_sampler(objective: Objective) -> bool:
-    """Tell whether the update depends on the log-probs of the sampler, and not on its tokens alone."""
+    """Return True if the update reads the sampler's log-probs."""
     by_weight = objective.weights is not None or bool(objective.criteria)
     by_distance = objective.sequence_delta is not None or objective.m2po_threshold is not None
     of_loss = objective.denominator == "behaviour" or objective.kl.sampler_coef != 0

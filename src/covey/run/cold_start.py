@@ -62,7 +62,7 @@ class ColdStart:
 
 
 def ensure(config: Config, environment: Environment, say: Callable[[str], None]) -> ColdStart:
-    """Return the SFT-initialised policy for this config, from the cache or trained now and cached."""
+    """Return the cold start's policy, cached or trained now."""
     demonstrations = environment.demonstrations("train")
     if not demonstrations:
         name = config.environment.name
@@ -118,7 +118,7 @@ def warm_up(
     demonstrations: Sequence[Demonstration],
     say: Callable[[str], None],
 ) -> tuple[int, float]:
-    """Train on demonstrations until the steps or the target accuracy are reached: (steps taken, accuracy).
+    """Train on demonstrations; return steps taken and accuracy.
 
     The accuracy is measured on training prompts whose demonstrations are held back, never on the test split.
     """
@@ -155,7 +155,7 @@ def warm_up(
 def _hold_back(
     demonstrations: Sequence[Demonstration], count: int, seed: int
 ) -> tuple[list[Demonstration], list[Demonstration]]:
-    """Draw demonstrations to validate on, half of them where there are no more than `count`, and the rest.
+    """Split off demonstrations for validation, at most half.
 
     ValueError where there is only one.
     """
@@ -191,7 +191,7 @@ def demonstration_group(
 
 
 def is_conversation(shown: str | Sequence[int] | Sequence[Message]) -> TypeGuard[Sequence[Message]]:
-    """Tell whether a demonstration is the messages of an episode."""
+    """Return True if a demonstration is an episode's messages."""
     return not isinstance(shown, str) and bool(shown) and isinstance(shown[0], Mapping)
 
 
@@ -203,7 +203,7 @@ def _demonstrated(
     stop: Sequence[str],
     tools: Tools,
 ) -> list[Segment]:
-    """Return an episode as segments: the assistant's turns are learnt, what it is told between them is read."""
+    """Return an episode as segments, learning the assistant's turns."""
     branch = [Segment(tuple(prompt_ids), "prompt", 0)]
     said: list[Message] = []
     last: tuple[int, ...] = ()
@@ -224,7 +224,7 @@ def _demonstrated(
 
 
 def _end_token(policy: Policy) -> int:
-    """Return the tokenizer's end-of-sequence token, else a stop token of the generation config."""
+    """Return the end-of-sequence token, else a stop token."""
     named = policy.tokenizer.eos_token_id
     if named is None and not policy.stop_ids:
         raise ValueError("cold_start.enabled=true needs a tokenizer with an eos_token, got none")
@@ -288,7 +288,7 @@ def _key(config: Config, environment: Environment, demonstrations: Sequence[Demo
 
 
 def _files(folder: Path) -> list[tuple[str, int, int]]:
-    """Return name, size and time of change of each file of a local model.
+    """Return each file's name, size and time of a local model.
 
     The same path may hold another one tomorrow.
     """

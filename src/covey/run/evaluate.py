@@ -1,4 +1,4 @@
-"""Measuring a policy on held-out prompts: greedy accuracy, pass@k and mean reward, each with a confidence interval."""
+"""Measure a policy on held-out prompts, with confidence intervals."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ from covey.types import Group, Prompt, Sampling
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """What one look at the held-out prompts found. The tuples have one entry a prompt, so that looks can be paired."""
+    """An evaluation's results; tuples have one entry per prompt."""
 
     accuracy: Estimate | None
     """Share of prompts whose greedy completion is correct, None where rewards do not say what is right."""
@@ -44,11 +44,11 @@ class Evaluation:
 
     @property
     def score(self) -> float:
-        """Return what evaluations are ranked by: the accuracy, or where there is none the mean reward."""
+        """Return the ranking score: accuracy, else mean reward."""
         return (self.accuracy or self.reward_mean).value
 
     def pass_of_each(self, k: int) -> list[float]:
-        """Return the chance of each prompt that one of k samples is right, NaN where fewer were scored."""
+        """Return each prompt's pass@k, NaN where too few were scored."""
         return pass_of_each(self.num_scored, self.num_right, k)
 
 
@@ -68,7 +68,7 @@ def evaluation_from(values: Mapping[str, Any]) -> Evaluation:
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """What the policy answered to the held-out prompts: a group for each prompt, in their order."""
+    """The answers to the held-out prompts, a group per prompt."""
 
     greedy: list[Group]
     """Of one completion."""
@@ -83,7 +83,7 @@ def evaluate(
 
 
 def answer(source: GroupSource, prompts: Sequence[Prompt], sampling: Sampling, settings: EvaluationConfig) -> Answers:
-    """Complete every prompt, once greedily and `num_samples` times sampled, and score the completions.
+    """Answer every prompt greedily and `num_samples` times, and score.
 
     The random numbers are the same each time, so that looks can be paired.
     """
@@ -97,7 +97,7 @@ errors of the difference over the prompts (each at least a prompt), of which the
 
 
 def noise(answers: Answers, temperature: float) -> str | None:
-    """Say in one line that sampled answers are noise beside greedy ones, None where they are not.
+    """Return a warning where sampled answers are noise, else None.
 
     Where both are worth the same it is said in 0.07 % of evaluations (drawn: 16 to 200 prompts, 1 to 8 samples, 2 to
     90 % right), at most in 1.9 % (24 prompts, one sample, 10 % right); where samples earn two thirds, in 0.4 and 4.8 %.
@@ -125,7 +125,7 @@ def noise(answers: Answers, temperature: float) -> str | None:
 
 
 def evaluation_of(answers: Answers, settings: EvaluationConfig) -> Evaluation:
-    """Measure what the answers are worth, over all prompts and over those of each environment.
+    """Measure the answers, over all prompts and per environment.
 
     Completions that the system failed to score are left out; a prompt without any is not correct greedily, and in no
     mean over samples. One that the judge has nothing to say about is in no figure.
@@ -137,7 +137,7 @@ def evaluation_of(answers: Answers, settings: EvaluationConfig) -> Evaluation:
 
 
 def measured(greedy: Sequence[Group], sampled: Sequence[Group], settings: EvaluationConfig) -> Evaluation:
-    """Compute the evaluation from one greedy and several sampled completions of each prompt."""
+    """Compute the evaluation from greedy and sampled completions."""
     tells = tells_right(greedy, sampled, settings)
     correct = tuple(_is_correct(group, settings.correct_above) if tells else math.nan for group in greedy)
     judged = [value for value in correct if not math.isnan(value)]
@@ -166,14 +166,14 @@ def measured(greedy: Sequence[Group], sampled: Sequence[Group], settings: Evalua
 
 
 def numbers_of(found: Evaluation) -> dict[str, float]:
-    """Return the figures of an evaluation by the names that metrics.jsonl has for them."""
+    """Return an evaluation's numbers by their metrics.jsonl names."""
     accuracy = {} if found.accuracy is None else {"accuracy": found.accuracy.value}
     passes = {f"pass_at_{k}": estimate.value for k, estimate in found.pass_at_k.items()}
     return {**accuracy, "reward_mean": found.reward_mean.value, **passes}
 
 
 def tells_right(greedy: Sequence[Group], sampled: Sequence[Group], settings: EvaluationConfig) -> bool:
-    """Tell whether rewards say what is right: verdicts of 0 and 1, an environment that knows, or a user's bound."""
+    """Return True if rewards tell what is right."""
     if settings.correct_above != EvaluationConfig.correct_above:
         return True
     groups = (*greedy, *sampled)
@@ -199,7 +199,7 @@ def _of(groups: Sequence[Group], environment: str) -> list[Group]:
 
 
 def _is_correct(group: Group, threshold: float) -> float:
-    """Return 1 or 0, or NaN where the judge has nothing to say about such a prompt."""
+    """Return 1, 0, or NaN without a verdict."""
     if not group.rollouts and not any(failure.is_fault for failure in group.failures):
         return math.nan
     return float(_num_correct(group, threshold) > 0)

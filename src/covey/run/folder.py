@@ -1,4 +1,4 @@
-"""The folder of a run: claimed by exactly one run, begun with its settings, versions and log."""
+"""The folder of a run: claimed once, with settings, versions, log."""
 
 import contextlib
 import fcntl
@@ -73,7 +73,7 @@ def create_run_folder(wanted: Path, config_yaml: str, *, exact: bool, trusted: b
 
 
 def _claim(folder: Path, config_yaml: str) -> bool:
-    """Write config.yaml and return True, or False where another run has written it."""
+    """Write config.yaml; return False if another run has."""
     with catch_write_errors(folder / CONFIG):
         try:
             file = (folder / CONFIG).open("x", encoding="utf-8")
@@ -89,7 +89,7 @@ def _claim(folder: Path, config_yaml: str) -> bool:
 
 
 def names_in(folder: Path | str) -> list[str] | None:
-    """Return what is in a folder, None where there is no such folder. ValueError where it cannot be read."""
+    """Return a folder's entries, None if missing. ValueError if unreadable."""
     try:
         return os.listdir(folder) if os.path.isdir(folder) else None
     except OSError as error:
@@ -105,7 +105,7 @@ def check_unused(folder: Path) -> None:
 
 
 def write_num_steps(folder: Path, num_steps: int) -> None:
-    """Put the steps that the budget of a run came to into its config.yaml, where another number stands."""
+    """Write the computed num_steps into config.yaml."""
     path = folder / CONFIG
     if not path.is_file():  # run by a program that has the settings
         return
@@ -120,14 +120,14 @@ def write_num_steps(folder: Path, num_steps: int) -> None:
 
 
 def _sync_names(folder: Path) -> None:
-    """Sync the names of a new run's folder and its parents, so that they outlive a power cut."""
+    """Sync a new folder's names against power cuts."""
     for path in (folder, *folder.absolute().parents[:3]):
         with contextlib.suppress(OSError):  # a folder above may belong to somebody else
             sync(path)
 
 
 def changes_of(folder: Path) -> list[dict[str, Any]]:
-    """Return what changed each time the run in `folder` was resumed. ValueError where the file is damaged."""
+    """Return each resume's changes. ValueError for a damaged file."""
     path = folder / CHANGES
     if not path.exists():
         return []
@@ -151,7 +151,7 @@ def begun_at(folder: Path) -> int:
 
 
 def is_running(folder: Path) -> bool:
-    """Tell whether a run has the folder's lock, or, on a disk without locks, whether it has no summary yet.
+    """Return True if the folder is locked, or unfinished without locks.
 
     Writes nothing there.
     """
@@ -168,7 +168,7 @@ def is_running(folder: Path) -> bool:
 
 
 def run_of(policy: str) -> Path | None:
-    """Return the folder of the run that saved this policy, None where no run of covey did.
+    """Return the run folder of a saved policy, else None.
 
     >>> run_of("Qwen/Qwen2.5-0.5B")
     """
@@ -179,7 +179,7 @@ def run_of(policy: str) -> Path | None:
 
 
 def newer_trainings(folder: Path, root: Path) -> list[Path]:
-    """Return runs of `covey train` below `root` begun after the one in `folder`, oldest first."""
+    """Return later runs of `covey train` below `root`, oldest first."""
     begun = begun_at(folder)
     newer = [path.parent for path in root.glob(f"**/{CONFIG}") if path.stat().st_mtime_ns > begun]
     return sorted(
@@ -188,7 +188,7 @@ def newer_trainings(folder: Path, root: Path) -> list[Path]:
 
 
 def _facts(folder: Path) -> dict[str, Any]:
-    """Read the facts, empty where the run was killed before they were written."""
+    """Read the facts, empty if missing."""
     try:
         facts = json.loads(read_regular(folder / VERSIONS, trust.MAX_BYTES))
     except (OSError, ValueError, RecursionError):
@@ -212,7 +212,7 @@ def last_settings(folder: Path) -> dict[str, Any]:
 
 
 def begin_log(folder: Path, secrets: tuple[str, ...] = ()) -> None:
-    """Send the log to covey.log, warnings also to the terminal, both cleaned and without the `secrets`.
+    """Send cleaned logs to covey.log, warnings also to the terminal.
 
     Of several processes the first does; the others only write a log of their own.
     """
@@ -229,7 +229,7 @@ def begin_log(folder: Path, secrets: tuple[str, ...] = ()) -> None:
 
 
 def write_versions(folder: Path, secrets: tuple[str, ...] = ()) -> None:
-    """Write versions.json: the command, without its `secrets`, and the versions of everything. Earlier starts stay."""
+    """Write versions.json: the command and all versions; earlier starts stay."""
     earlier = _facts(folder)
     command = " ".join([sys.argv[0], *map(shlex.quote, sys.argv[1:])])
     facts: dict[str, Any] = {"command": without(command, secrets)}
@@ -250,7 +250,7 @@ def _terminal() -> logging.Handler:
 
 @dataclass(slots=True)
 class LogFile:
-    """Appends to the log. A log that cannot be written is said once and stops nothing: the rows are elsewhere."""
+    """Appends to the log; a failure is reported once."""
 
     path: Path
     _failed: bool = False
@@ -270,7 +270,7 @@ class LogFile:
 
 @dataclass(frozen=True, slots=True)
 class CurrentStderr:
-    """Looks stderr up at every write, so that a live panel, which replaces it, can move warnings above itself."""
+    """Finds stderr at every write, as a live panel replaces it."""
 
     def write(self, text: str) -> int:
         return sys.stderr.write(text)
@@ -280,7 +280,7 @@ class CurrentStderr:
 
 
 def discard_if_empty(folder: Path, num_parents: int = 2) -> None:
-    """Remove the folder (and its parents) Hydra made for a run that was refused, as far as nothing is in them."""
+    """Remove an empty folder, and its parents, of a refused run."""
     for path in [folder, *folder.parents[:num_parents]]:
         if not path.is_dir() or path.resolve() == Path.cwd() or any(path.iterdir()):
             return
@@ -299,7 +299,7 @@ UNTIMED = "other"
 def discard_refused(
     folder: Path, num_parents: int = 2, *, keeps_checks: bool = True, before: Collection[str] | None = None
 ) -> bool:
-    """Remove the folder of a run that was refused before it did anything. Return whether it was such a one.
+    """Remove the folder of a refused run; return True if it was.
 
     Whoever warmed a policy up, sampled or called a reward function keeps the log, but without `keeps_checks` what the
     preflight did and wrote counts for nothing. A folder that was there stays, with the files that it held `before`.

@@ -1,4 +1,4 @@
-"""Objects of a program that take the place of what settings name: a model in memory, an environment, callbacks."""
+"""A program's objects in place of settings."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ LOGGER = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Given:
-    """What a program gave a run beside its settings. Whoever resumes the run gives the same again."""
+    """The objects a program gave a run; a resume needs them again."""
 
     model: nn.Module | None = None
     """Trained in place; None loads what `model.name` names."""
@@ -35,13 +35,13 @@ class Given:
     """Called on every process with the parts of the run, once they are wired."""
 
     def build_environment(self, config: Config, say: Callable[[str], None] = LOGGER.info) -> Environment:
-        """Build the environment, the program's own where it gave one. ValueError for what its user can fix."""
+        """Build the environment, or take the program's. ValueError."""
         if self.environment is None:
             return build_environment(config, say)
         return checked_environment(config, self.environment(config))
 
     def policy(self, config: Config) -> Policy | None:
-        """Return the policy of the model in memory, None where there is none."""
+        """Return the in-memory model's policy, None without one."""
         if self.model is None:
             return None
         assert self.tokenizer is not None, "a model in memory comes with its tokenizer"

@@ -1,4 +1,4 @@
-"""Do what is done once around the loop: environment, cold start, building, resuming, evaluating, saving."""
+"""The stages around the loop: build, resume, evaluate, save."""
 
 import logging
 import math
@@ -44,7 +44,7 @@ LOGGER = logging.getLogger(__name__)
 
 
 def make_stopper(config: Config) -> Stopper:
-    """Build what lets signals stop a run, all ranks of it at the same moment."""
+    """Build the stopper, which stops all ranks together."""
     together = collectives.all_max_int if ranks.world_size() > 1 else None
     return Stopper(config.output.shutdown_timeout, together)
 
@@ -60,7 +60,7 @@ def find_checkpoint(config: Config, output_dir: Path) -> Path | None:
 
 @contextmanager
 def report_interruption(record: RunRecorder) -> Iterator[None]:
-    """Print the resume command when a run is interrupted or the disk is full."""
+    """Print the resume command on interruption or a full disk."""
     try:
         yield
     except StopRequested:
@@ -71,7 +71,7 @@ def report_interruption(record: RunRecorder) -> Iterator[None]:
 
 
 def load_environment(config: Config, record: RunRecorder, given: Given = NOTHING) -> Environment:
-    """Build the environment with its data, and report how good its judges are where it has some."""
+    """Build the environment, and report on its judges."""
     phase = record.timer.phase("judge") if config.environment.learned_judge == "trained" else nullcontext()
     with record.watchdog.deadline("the environment to be made, with its data", "timeouts.loading"), phase:
         environment = given.build_environment(config, record.say)
@@ -114,7 +114,7 @@ def run_cold_start(
 
 
 def began_with(config: Config, folder: Path, checkpoint: Path) -> Path | None:
-    """Return the policy that the run in `folder` began with: the model under its adapters, or what a cold start made.
+    """Return a run's initial policy: base model or cold start.
 
     None where neither the folder nor the cache has it.
     """
@@ -134,7 +134,7 @@ def load_run(
     given: Given = NOTHING,
     began: Path | None = None,
 ) -> Run:
-    """Load the model, or the policy of a cold start, and build the run around it.
+    """Load the model, and build the run around it.
 
     `prompts` is the fingerprint that checkpoints carry.
     """
@@ -146,7 +146,7 @@ def load_run(
 
 
 def announce(run: Run, record: RunRecorder) -> None:
-    """Report what will be trained on what, and warn where prompts repeat within a step."""
+    """Report the training, and warn of repeated prompts."""
     record.say(opening(run))
     if run.policy.device.type == "cuda":
         record.say(computing(run.policy, run.config))
@@ -155,7 +155,7 @@ def announce(run: Run, record: RunRecorder) -> None:
 
 
 def resume(run: Run, record: RunRecorder, checkpoint: Path) -> int:
-    """Load a checkpoint into the run and return how many steps it has done."""
+    """Load a checkpoint; return its finished steps."""
     with record.watchdog.deadline(f"{checkpoint} to be read", "timeouts.loading"):
         if run.trainer.reference is not None:
             collectives.run_on_rank0(lambda: check_same_reference(run.config, checkpoint, run.reference_identity))
@@ -174,7 +174,7 @@ def resume(run: Run, record: RunRecorder, checkpoint: Path) -> int:
 
 
 def check_keeps_reference(run: Run, refreshed: Mapping[str, Tensor]) -> None:
-    """Refuse (ValueError) to go on from a reference that training has moved with settings that would not save it."""
+    """Refuse to resume a moved reference without saving it. ValueError."""
     if refreshed and run.trainer.reference is not None and not run.trainer.algorithm.refreshes_reference:
         raise ValueError(
             "the reference of this run was refreshed, and algorithm.reference_refresh_every=null would forget it: "
@@ -211,7 +211,7 @@ def evaluate_and_log(run: Run, record: RunRecorder, step: int) -> None:
 
 
 def is_best(scores: Sequence[float]) -> bool:
-    """Tell whether the last evaluation is better than all before it, of which there is one at least."""
+    """Return True if the last evaluation is the best."""
     *before, last = scores
     return len(before) > 0 and not math.isnan(last) and all(last > one for one in before if not math.isnan(one))
 
@@ -223,7 +223,7 @@ def take_as_reference(run: Run) -> None:
 
 
 def save(run: Run, record: RunRecorder, finished: Mapping[str, Any], stopper: Stopper, *, needed: bool = False) -> None:
-    """Write a checkpoint of the last finished step, holding back signals until it is whole."""
+    """Write a checkpoint of the last step, holding signals back."""
     stopper.hold()
     record.save(checkpoint_state(run, finished), needed=needed)
     stopper.release()
@@ -234,14 +234,14 @@ SAVE_SECONDS = 1800.0
 
 
 def save_is_overdue(run: Run, record: RunRecorder, step: int) -> bool:
-    """Tell whether too much time would be lost with the run; the step after which it ends is saved anyway."""
+    """Return True if too much time would be lost."""
     if run.config.output.save_every == 0 or step >= run.config.num_steps:
         return False
     return collectives.run_on_rank0(lambda: time.monotonic() - record.saved_at > SAVE_SECONDS)
 
 
 def opening(run: Run) -> str:
-    """Say in one line what is trained on what, and for how long.
+    """Describe the training in one line.
 
     >>> opening(run)
     'nano: 1.38M parameters, all trained; 22 prompts to train on, 2 held out; 4 x 4 completions a step, 30 steps: 5.5
@@ -262,7 +262,7 @@ def opening(run: Run) -> str:
 
 
 def computing(policy: Policy, config: Config) -> str:
-    """Say in one line what samples, how training attends and whether it keeps activations, each with the reason.
+    """Describe sampling, attention and activations, with reasons.
 
     >>> computing(policy, config)
     'sampling: native, a graph of each step (vLLM is not installed); attention: varlen; layers: liger; activations: ...'
@@ -283,7 +283,7 @@ def computing(policy: Policy, config: Config) -> str:
 
 
 def _layers(policy: Policy, config: Config) -> str:
-    """Say what computes norms, gates and rotary positions."""
+    """Describe the kernels of norms, gates and rotary positions."""
     modules = list(policy.causal_lm.modules())
     if any(type(module) in LIGER.values() for module in modules):
         return "liger"
@@ -306,7 +306,7 @@ def size_of(policy: Policy) -> str:
 
 
 def crowding(run: Run) -> str | None:
-    """Return a warning where a step takes more prompts than there are, else None."""
+    """Return a warning where a step exceeds the prompts."""
     prompts, groups_per_step = len(run.source.stream.prompts), run.config.groups_per_step
     if groups_per_step <= prompts:
         return None

@@ -1,4 +1,4 @@
-"""Whose run folder this is: what the folder of somebody else names is not imported, and where it links is not followed.
+"""Trust of run folders: foreign ones import nothing.
 
 A run that covey begins for you is sealed with a key that lies outside of it, so that a folder from elsewhere cannot
 claim to be yours. The seal covers settings, their changes and links. It stays valid where the folder is moved.
@@ -48,7 +48,7 @@ def key_file() -> Path:
 
 
 def seal(run: Path) -> None:
-    """Mark a run folder as made by this user. A home that cannot be written leaves it without a mark."""
+    """Mark a run folder as this user's, if possible."""
     try:
         mac = _mac(run, _key(create=True))
         with atomic_file(run / SEAL) as file:
@@ -58,7 +58,7 @@ def seal(run: Path) -> None:
 
 
 def is_own(run: Path) -> bool:
-    """Check that this user made the run folder, and that its settings and links are those of then."""
+    """Return True if this user made the unchanged folder."""
     try:
         found = read_regular(run / SEAL, 1000).decode().strip()
         return hmac.compare_digest(found, _mac(run, _key(create=False)))
@@ -67,7 +67,7 @@ def is_own(run: Path) -> bool:
 
 
 def check(source: Path, settings: Mapping[str, Any], typed: Collection[str], *, trusted: bool) -> None:
-    """Refuse `settings` that a run or a file left, where they import code, loosen the sandbox or reach out.
+    """Refuse untrusted settings that import code or reach out.
 
     Runs that this user made, `trusted` ones and values that were `typed` on the command line pass. Raises ValueError.
     """
@@ -83,7 +83,7 @@ def check(source: Path, settings: Mapping[str, Any], typed: Collection[str], *, 
 
 
 def check_links(folder: Path, run: Path, *, trusted: bool) -> None:
-    """Refuse a `folder` of a `run` that leads out of it by links, unless the run is this user's or `trusted`.
+    """Refuse links out of an untrusted folder.
 
     ValueError too for a pipe or a device, whoever made it: to open one is to wait.
     """
@@ -142,7 +142,7 @@ def _listed(found: Sequence[str]) -> str:
 
 
 def _odd_entries(folder: Path, run: Path) -> Iterator[tuple[Path, Path | None]]:
-    """Yield links out of `run`, with their target, and what is neither file nor folder, with None."""
+    """Yield links out of `run` with targets, and special files."""
     walked = ((Path(parent), sorted([*folders, *files])) for parent, folders, files in os.walk(folder))
     below = (parent / name for parent, names in walked if not _is_log_of_wandb(parent, run) for name in names)
     for path in chain([folder], below):
@@ -158,7 +158,7 @@ def _odd_entries(folder: Path, run: Path) -> Iterator[tuple[Path, Path | None]]:
 
 
 def _is_log_of_wandb(folder: Path, run: Path) -> bool:
-    """Tell whether W&B keeps its own logs there: links into its cache, made after the seal, which covey never opens."""
+    """Return True for W&B's own log links, which covey never opens."""
     return folder.name == "logs" and folder.resolve().parent.parent == run / "wandb"
 
 
@@ -169,7 +169,7 @@ def _mac(run: Path, key: bytes) -> str:
 
 
 def _key(*, create: bool) -> bytes:
-    """Return the key. ValueError where it is not this user's alone, OSError where there is none."""
+    """Return the key. ValueError if shared, OSError if missing."""
     file = key_file()
     if create and not file.exists():
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -181,7 +181,7 @@ def _key(*, create: bool) -> bytes:
 
 
 def _write_once(file: Path, content: bytes) -> None:
-    """Write a file that others may be writing too: the first one's stays."""
+    """Write a file unless another process has."""
     aside = file.with_name(f"{file.name}.{os.getpid()}.{secrets.token_hex(4)}")
     descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:

@@ -1,4 +1,4 @@
-"""Pack the rows of groups into micro-batches of tensors, with the counts that divide the loss.
+"""Pack groups' rows into micro-batches of tensors, with global counts.
 
 How rollouts are split changes speed and memory, never the update: the denominators are counted once, over all
 micro-batches and all ranks.
@@ -32,7 +32,7 @@ def make_rows(
     advantages: Sequence[Sequence[Advantage]] | None = None,
     keep: Sequence[Sequence[bool]] | None = None,
 ) -> list[list[Row]]:
-    """Make the rows of each group: rollouts that are kept and have loss tokens.
+    """Make each group's rows: kept rollouts with loss tokens.
 
     A rollout's advantage is that of all its loss tokens, or a turn's that of the turn's; 0 without `advantages`.
     """
@@ -76,7 +76,7 @@ def make_batch(
     device: torch.device,
     attention: str = "sdpa",
 ) -> Batch:
-    """Pack the rows of each group into micro-batches of at most `micro_batch_tokens` tokens.
+    """Pack groups' rows into micro-batches of at most `micro_batch_tokens` tokens.
 
     `totals` are the loss tokens, the sequences with loss tokens and all rollouts of the step, over all ranks; they
     may exceed what `rows` hold where rows without gradient were left out. A single rollout longer than the budget
@@ -90,7 +90,7 @@ def make_batch(
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """Say how rollouts become micro-batches. It changes memory and speed, never the update."""
+    """How rollouts become micro-batches, without an effect on the update."""
 
     layout: str
     """A name of `LAYOUTS`: shared, packed or padded."""
@@ -101,7 +101,7 @@ class Packing:
 def pack_rows(
     rows: Sequence[Sequence[Row]], policy: Policy, packing: Packing, totals: Sequence[int], limit: int | None = None
 ) -> Batch:
-    """Pack rows into micro-batches on the policy's device, at most the first `limit`."""
+    """Pack rows into micro-batches on the policy's device, at most `limit`."""
     num_loss_tokens, num_sequences, num_rollouts = totals
     batch = make_batch(
         rows,
@@ -115,7 +115,7 @@ def pack_rows(
 
 
 def pad_micro_batches(batch: Batch, policy: Policy) -> Batch:
-    """Append empty micro-batches so that every rank runs the same number of passes.
+    """Append empty micro-batches so that ranks make equally many passes.
 
     Passes through sharded weights (FSDP) are made by all ranks together. Collective.
     """
@@ -157,7 +157,7 @@ class Load:
     """The same of a masked policy, which reads inputs whole."""
 
     def add(self, row: Row, *, opens: bool) -> int:
-        """Add a row, the first of its group where it `opens` one, and return how many tokens go through the model."""
+        """Add a row, which may open a group; return the model's tokens."""
         lengths = [end - start for start, end in row.sequences]
         self.num_sequences += len(lengths)
         self.longest = max(self.longest, *lengths)
@@ -177,7 +177,7 @@ class Load:
 
 
 def _split(rows: Sequence[Sequence[Row]], packing: str, budget: int) -> Iterator[Part]:
-    """Fill micro-batches in order, continuing in the next one a group that does not fit. A row stays whole."""
+    """Fill micro-batches in order, splitting groups but not rows."""
     part: Part = []
     load = Load(packing)
     for group in rows:
@@ -228,7 +228,7 @@ def _int(values: Sequence[int] | Sequence[Sequence[int]], device: torch.device) 
 
 
 def unflatten(values_L: Tensor, batch: MicroBatch) -> Tensor:
-    """Arrange values of loss tokens as (rows, longest row), with 0 where a row has no token."""
+    """Arrange loss tokens' values as (rows, longest row), 0 elsewhere."""
     grid = values_L.new_zeros(batch.num_rows, batch.num_columns)
     return grid.index_put((batch.row_L, batch.column_L), values_L)
 
@@ -238,7 +238,7 @@ def totals_of(batch: Batch) -> Totals:
 
 
 def count_work(micro_batches: Sequence[MicroBatch]) -> dict[str, float]:
-    """Count the rollouts of all ranks that were trained on, and their micro-batches."""
+    """Count the trained rollouts of all ranks, and their micro-batches."""
     filled = [micro_batch.num_rows for micro_batch in micro_batches if micro_batch.num_rows > 0]
     trained, passes = collectives.all_sum_ints(sum(filled), len(filled))
     return {"num_rollouts_trained": float(trained), "num_micro_batches": float(passes)}

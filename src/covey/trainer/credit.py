@@ -1,4 +1,4 @@
-"""From the groups of a step to advantages: rollouts of all ranks become columns, advantages go back to their groups.
+"""From groups to advantages, by columns of all ranks' rollouts.
 
 The arithmetic is in covey.algorithm.credit.assign.
 """
@@ -21,7 +21,7 @@ from covey.types import Group, Reward, Rollout
 
 @dataclass(frozen=True, slots=True)
 class Credit:
-    """What each rollout of this rank's groups is trained with, group by group in the order given."""
+    """The advantages of this rank's rollouts, group by group."""
 
     advantages: list[list[float]]
     """Of each rollout; where turns have advantages of their own, their mean over its tokens."""
@@ -38,7 +38,7 @@ class Credit:
 
     @property
     def trained_with(self) -> Sequence[Sequence[Advantage]]:
-        """Return what `make_rows` takes."""
+        """Return the advantages for `make_rows`."""
         return self.advantages if self.of_turns is None else self.of_turns
 
     @property
@@ -49,7 +49,7 @@ class Credit:
         return [[value for of_rollout in of_group for value in of_rollout] for of_group in self.of_turns]
 
     def of_each_turn(self, groups: Sequence[Group]) -> Sequence[Sequence[Sequence[float]]]:
-        """Return the advantage of each turn of the groups' rollouts, an episode's where its turns share one."""
+        """Return each turn's advantage, an episode's where they share one."""
         if self.of_turns is not None:
             return self.of_turns
         pairs = [zip(g.rollouts, own, strict=True) for g, own in zip(groups, self.advantages, strict=True)]
@@ -57,10 +57,10 @@ class Credit:
 
 
 class CreditAssigner:
-    """Turns groups into advantages by the algorithm's settings. Its only state are the running baselines of roles."""
+    """Turns groups into advantages; its state are the roles' baselines."""
 
     def __init__(self, functions: CreditFunctions, part_weights: Mapping[str, float]) -> None:
-        """Keep the weights of a reward's parts, for estimators that take them one by one.
+        """Set the weights of a reward's parts, by default 1.
 
         Parts without a weight count 1. `functions` are `build_credit(algorithm)`.
         """
@@ -71,7 +71,7 @@ class CreditAssigner:
     def assign(
         self, groups: Sequence[Group], kl: Sequence[Sequence[float]] | None = None, *, alone: bool = False
     ) -> Credit:
-        """Assign advantages within the groups of all ranks, or `alone` where no other group has a part in them.
+        """Assign advantages within all ranks' groups, or `alone`.
 
         `kl` is the penalty on the reward of each rollout, already weighted. None where it is in the loss or off.
         """
@@ -100,7 +100,7 @@ class CreditAssigner:
         self.baselines = dict(state["baselines"])
 
     def _scores(self, groups: Sequence[Group], kl: Sequence[Sequence[float]] | None) -> Scores:
-        """Put the rollouts of this rank into columns, each group with a row for every completion without a reward.
+        """Put this rank's rollouts into columns, failures included.
 
         A group so keeps its size, which pass@k needs.
         """
@@ -167,7 +167,7 @@ def _float64(values: Sequence[Any]) -> Tensor:
 
 
 def _num_turns(rollout: Rollout) -> int:
-    """Return how many completions a rollout holds: stretches of loss tokens with an environment's reply between."""
+    """Count a rollout's completions: stretches of loss tokens."""
     if rollout.turns:
         return len(rollout.turns)
     if rollout.input_length is not None:  # passes of one fill
@@ -177,7 +177,7 @@ def _num_turns(rollout: Rollout) -> int:
 
 
 def _regroup(values: Sequence[Any], start: int, groups: Sequence[Group]) -> list[list[Any]]:
-    """Return the values of this rank's rollouts, group by group, without those of failures."""
+    """Return this rank's values by group, without failures'."""
     found: list[list[Any]] = []
     for group in groups:
         found.append(list(values[start : start + len(group.rollouts)]))

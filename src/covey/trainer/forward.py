@@ -1,4 +1,4 @@
-"""What the trainer asks the policy about a micro-batch: passes frozen before the first update, and the live pass.
+"""The trainer's passes over a micro-batch: frozen ones, and the live one.
 
 No pass is made that nothing reads: old log-probs only for several updates on one batch or a rule over the whole batch,
 reference log-probs only where a KL penalty or a ratio uses them.
@@ -52,7 +52,7 @@ class ScoringContext:
 
 @dataclass(frozen=True, slots=True)
 class FrozenScores:
-    """A micro-batch and what was frozen before the first update on it. None where nothing reads it."""
+    """A micro-batch with its frozen scores, None where unread."""
 
     batch: MicroBatch
     old: PassScores | None
@@ -88,7 +88,7 @@ def score_frozen(forward: ScoringContext, batch: MicroBatch, *, several: bool, k
 def ask_reference(
     reference: Reference | ReferenceElsewhere, batch: MicroBatch, scoring: Scoring, kept: AllowedTokens | None
 ) -> Callable[[], Tensor]:
-    """Return what gives the reference's log-probs, (L,): computed now here, or meanwhile elsewhere, and once."""
+    """Return a function for the reference's log-probs, (L,), computed once."""
     if isinstance(reference, Reference):
         found_L = reference_logprobs(reference, batch, scoring, kept)
         return lambda: found_L
@@ -98,7 +98,7 @@ def ask_reference(
 def precompute_logprob_grad(
     forward: ScoringContext, prepared: FrozenScores, loss_of: Callable[[ObjectiveInputs], Tensor]
 ) -> Tensor | None:
-    """d loss / d log-prob of each loss token, before the pass, so that `score` need not make logits again behind it.
+    """Compute d loss / d log-prob before the pass, so that `score` saves logits.
 
     None where logits are not made again anyway, where weights are gathered pass by pass, or where it is not known.
     """
@@ -113,7 +113,7 @@ def precompute_logprob_grad(
 
 
 def score(forward: ScoringContext, prepared: FrozenScores, predicted_L: Tensor | None = None) -> PassScores:
-    """Score the tokens under the current policy, with gradient where gradients are on."""
+    """Score the tokens under the current policy."""
     exact = None
     if forward.objective.needs_full_kl:
         assert isinstance(forward.reference, Reference), "logits of another process do not travel"
@@ -144,7 +144,7 @@ def objective_inputs(prepared: FrozenScores, scores: PassScores) -> ObjectiveInp
 
 
 def gather_rows(own: ObjectiveInputs | None, device: torch.device) -> list[ObjectiveInputs | None]:
-    """Return the rows of every rank, in rank order, on this rank's device, None for one without rows.
+    """Return every rank's rows on this device, None without rows.
 
     They travel through host memory: a pickled tensor of a GPU comes back on the GPU of its sender.
     """
@@ -155,7 +155,7 @@ def gather_rows(own: ObjectiveInputs | None, device: torch.device) -> list[Objec
 
 
 def stack(parts: Sequence[ObjectiveInputs]) -> ObjectiveInputs:
-    """Stack the rows of several micro-batches as one batch, detached and padded to the longest."""
+    """Stack micro-batches' rows as one batch, detached and padded."""
     width = max(part.mask_NT.shape[1] for part in parts)
 
     def join(tensors: Sequence[Tensor | None]) -> Tensor | None:
@@ -168,7 +168,7 @@ def stack(parts: Sequence[ObjectiveInputs]) -> ObjectiveInputs:
 
 
 def split_statistics(whole: BatchStatistics, parts: Sequence[ObjectiveInputs], start: int) -> Iterator[BatchStatistics]:
-    """Yield the rows of each micro-batch, those of this rank beginning at `start`."""
+    """Yield each micro-batch's rows, this rank's from `start` on."""
     for part in parts:
         num_rows, num_columns = part.mask_NT.shape
         rows = torch.arange(start, start + num_rows, device=part.mask_NT.device)
@@ -177,7 +177,7 @@ def split_statistics(whole: BatchStatistics, parts: Sequence[ObjectiveInputs], s
 
 
 def unscored_prompts(forward: ScoringContext, part: FrozenScores) -> list[str]:
-    """Name the prompts of the rows with a log-prob or an advantage that is not finite."""
+    """Name the prompts with a log-prob or advantage that is not finite."""
     with inference(forward.policy.model):
         scores = score(forward, part)
     if part.batch.num_rows == 0:
@@ -202,7 +202,7 @@ class Trained:
 
 @dataclass
 class Ahead:
-    """What was accumulated for the coming step: gradients are on the weights, all else is here."""
+    """The early work of the coming step, beside its gradients."""
 
     totals: Totals | None = None
     """Provisional counts that all parts were divided by: those of a step whose groups are like the first."""
@@ -214,7 +214,7 @@ class Ahead:
     maxima: list[Mapping[str, float]] = field(default_factory=list)
 
     def check(self, groups: Sequence[Group], advantages: Sequence[Sequence[float]]) -> None:
-        """Compare with the advantages within the whole batch. RunStopped where other groups have a part in them.
+        """Compare with the final advantages. RunStopped if groups depend on others.
 
         ValueError where a group that was trained is not among `groups`.
         """
@@ -230,7 +230,7 @@ class Ahead:
                 )
 
     def rescale(self, parameters: Sequence[torch.nn.Parameter], divisors: Collection[str], totals: Totals) -> None:
-        """Bring the gradients, and what is logged of the loss, to the real counts, of which one divides it."""
+        """Rescale gradients and logged losses to the final count."""
         (divisor,) = divisors
         factor = _count(self.totals, divisor) / _count(totals, divisor)
         for parameter in parameters:

@@ -1,4 +1,4 @@
-"""`GRPO.update(batch)`: the interface of the machine-design document, on the objective that training uses.
+"""`GRPO.update(batch)`: the machine-design document's interface.
 
     with covey.build("qwen2.5-0.5b", environment="machines", algorithm="machines_document") as parts:
         group = rollout(parts.source, "Build a car that drives far.", num_rollouts=64, seed=step)
@@ -79,7 +79,7 @@ class Samples(Protocol):
 
 
 def rollout(source: Samples, prompt: Prompt | str, num_rollouts: int = 64, seed: int = 0) -> Group:
-    """Sample and score `num_rollouts` responses to a prompt, others for each `seed`. Collective.
+    """Sample and score `num_rollouts` responses to a prompt, by `seed`. Collective.
 
     A prompt of the environment's own brings what its reward reads; text alone has an empty row. RunStopped where no
     response could be scored.
@@ -189,7 +189,7 @@ class GRPO:
 
 
 def check(batch: DocumentBatch) -> None:
-    """Raise ValueError for lists that are missing, empty or of several lengths, no finite numbers, mixed groups."""
+    """Check the batch's lists. ValueError for wrong lengths, values or groups."""
     if missing := [name for name in DocumentBatch.__annotations__ if name not in batch]:
         raise ValueError(f"a batch must have {', '.join(DocumentBatch.__annotations__)}; it lacks {', '.join(missing)}")
     lengths = {name: len(values) for name, values in batch.items()}  # type: ignore[arg-type]

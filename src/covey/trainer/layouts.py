@@ -1,4 +1,4 @@
-"""Lay the rollouts of a micro-batch out as token streams: shared prefixes, packed, or padded.
+"""Lay rollouts out as token streams: shared, packed, or padded.
 
 Layouts change speed and memory, never the update: every loss token is predicted from the same context.
 
@@ -28,7 +28,7 @@ from covey.types import Rollout
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Pair a rollout that takes part in the loss with the advantage of each of its loss tokens."""
+    """A trained rollout with the advantage of each loss token."""
 
     prompt_id: str
     rollout: Rollout
@@ -40,13 +40,13 @@ class Row:
 
     @property
     def sequences(self) -> tuple[tuple[int, int], ...]:
-        """Return begin and end of each sequence that is read by itself: one, branches, or inputs of passes."""
+        """Return begin and end of each sequence read by itself."""
         return self.rollout.sequences
 
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """Hold the tokens of a micro-batch on the host, before they become tensors."""
+    """The tokens of a micro-batch on the host."""
 
     input_ids: list[list[int]]
     position_ids: list[list[int]]
@@ -69,7 +69,7 @@ MIN_SHARED = 32
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """Tokens that all sequences through it have in common, after those of its parent."""
+    """Tokens that all sequences through this node share."""
 
     ids: Ids
     position: int = 0
@@ -80,7 +80,7 @@ class Node:
     children: list["Node"] = field(default_factory=list)
 
     def continued_by(self, ids: Ids) -> "tuple[Node, int] | None":
-        """Return the child to go on in, and how many of its tokens agree. None where none is worth it."""
+        """Return the child to continue in, with the agreeing tokens, or None."""
         for child in self.children:
             agreed = count_agreed(child.ids, ids)
             if agreed >= MIN_SHARED or (child.is_prompt and agreed == len(child.ids)):
@@ -88,7 +88,7 @@ class Node:
         return None
 
     def split(self, length: int) -> "Node":
-        """Cut the node in two, and return the upper part with its first `length` tokens."""
+        """Split the node; return the upper part with `length` tokens."""
         assert self.parent is not None, "the root has no tokens"
         upper = Node(self.ids[:length], self.position, self.parent, self.is_prompt, [self])
         siblings = self.parent.children
@@ -106,7 +106,7 @@ class PrefixTree:
         self._root = Node(np.empty(0, np.int64))
 
     def add(self, ids: Ids, prompt_length: int) -> Node:
-        """Add a sequence, and return the node that its last token is in (or above, once others are added)."""
+        """Add a sequence; return the node of its last token."""
         node, at = self._root, 0
         while at < len(ids) and (found := node.continued_by(ids[at:])) is not None:
             node, agreed = found
@@ -127,7 +127,7 @@ class PrefixTree:
         return node
 
     def laid_out(self, start: int) -> tuple[list[Node], dict[Node, StreamSegment]]:
-        """Return the nodes in the order of the stream from `start` on, and the segment of each."""
+        """Return the nodes in the stream's order, with their segments."""
         order: list[Node] = []
         segments: dict[Node, StreamSegment] = {}
         waiting = self._root.children[::-1]
@@ -142,12 +142,12 @@ class PrefixTree:
 
 
 def places_in(segments: dict[Node, StreamSegment], last: Node, length: int) -> Ids:
-    """Return where in the stream the first `length` tokens of the sequence down to `last` lie, (length,)."""
+    """Return the stream places of a sequence's first tokens, (length,)."""
     return places_of(segments[last].stretches)[:length]
 
 
 def positions_of(order: list[Node]) -> Iterator[int]:
-    """Yield the place of each token in its sequence, in the order of the stream."""
+    """Yield each token's position in its sequence, in stream order."""
     for node in order:
         yield from range(node.position, node.position + len(node.ids))
 
@@ -166,7 +166,7 @@ def count_agreed(first: Ids, second: Ids) -> int:
 
 
 def shared_layout(part: Part) -> Stream:
-    """Lay out once what the sequences of a group have in common, such as its prompt, and what differs behind it."""
+    """Lay shared prefixes out once, and the rest behind them."""
     ids: list[int] = []
     positions: list[int] = []
     segments: list[StreamSegment] = []
@@ -187,7 +187,7 @@ def shared_layout(part: Part) -> Stream:
 
 
 def add_to_tree(tree: PrefixTree, row: Row) -> list[Node]:
-    """Add the sequences of a row, and return the node that each ends in.
+    """Add a row's sequences; return the node where each ends.
 
     What comes before the first token that the policy chose, the one that predicts it included, is a prompt.
     """
@@ -213,12 +213,12 @@ def whole_layout(part: Part) -> Stream:
 
 
 def make_layout(segments: Sequence[StreamSegment], device: torch.device, attention: str) -> Layout:
-    """Make the layout of a packed stream, computed in one of several ways."""
+    """Make the layout of a packed stream."""
     return ATTENTIONS[attention](segments, device)
 
 
 def padded_layout(part: Part) -> Stream:
-    """Lay out each sequence as a row of its own, padded on the right to the longest."""
+    """Lay each sequence out as a row, padded on the right."""
     rows = [row for group in part for row in group]
     sequences = [row.rollout.input_ids[start:end] for row in rows for start, end in row.sequences]
     longest = max(map(len, sequences))
@@ -239,7 +239,7 @@ def _shifted(start: int) -> Offset:
 
 
 def shared_inputs(part: Part) -> Stream:
-    """Lay out each different input of a masked policy once for its whole group.
+    """Lay each different input of a masked policy out once per group.
 
     What is filled in differs, not what is read.
     """
@@ -260,13 +260,13 @@ def shared_inputs(part: Part) -> Stream:
 
 
 def whole_inputs(part: Part) -> Stream:
-    """Lay out each rollout with inputs of its own, one after the other, without padding."""
+    """Lay each rollout's inputs out in order, without padding."""
     lengths = _lengths(part)
     return replace(whole_layout(part), layout=lambda device, attention: inputs_layout(lengths, device))
 
 
 def padded_inputs(part: Part) -> Stream:
-    """Lay out each input as a row of its own, padded on the right to the longest. No token reads the padding."""
+    """Lay each input out as a row; no token reads the padding."""
     stream, lengths = padded_layout(part), _lengths(part)
     longest = max(lengths)
     pairs = zip(stream.input_ids, lengths, strict=True)

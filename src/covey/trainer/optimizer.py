@@ -22,7 +22,7 @@ from covey.types import Sampling
 
 @dataclass(frozen=True)
 class TrainerSettings:
-    """Say how to train, in plain values and pure functions."""
+    """The trainer's settings, in plain values and functions."""
 
     objective: Objective
     algorithm: AlgorithmConfig
@@ -48,7 +48,7 @@ class TrainerSettings:
 
 
 def build_optimizer(model: nn.Module, settings: OptimizerConfig) -> torch.optim.Optimizer:
-    """Build the optimiser of all trainable parameters, with weight decay on matrices only.
+    """Build the optimiser, with weight decay on matrices only.
 
     Norms and biases have one axis.
     """
@@ -87,12 +87,12 @@ OPTIMIZERS: Mapping[str, Callable[[list[dict[str, Any]], OptimizerConfig], torch
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer, *, sharded: bool) -> dict[str, Any]:
-    """Return the state, the same whether weights are sharded or not. Collective where they are."""
+    """Return the state, whole even if sharded. Collective then."""
     return sharding.full_optimizer_state(optimizer) if sharded else optimizer.state_dict()
 
 
 def load_moments(optimizer: torch.optim.Optimizer, state: Mapping[str, Any], *, sharded: bool) -> None:
-    """Load what `optimizer_state` gave, but for the settings in it: a resumed run may have changed them."""
+    """Load the state of `optimizer_state` without its settings."""
     # Before loading: by `fused`, torch puts the counters of steps where that kernel reads them
     pairs = zip(optimizer.param_groups, state["param_groups"], strict=True)
     own = {**state, "param_groups": [{**group, "params": saved["params"]} for group, saved in pairs]}
@@ -108,7 +108,7 @@ def clipped_step(
     *,
     is_finite: bool,
 ) -> dict[str, float]:
-    """Clip the gradients of all parameters to the norm `limit`, step with them, and return what to log of it.
+    """Clip gradients to the norm `limit`, step, and return metrics.
 
     A limit of 0 clips nothing. Nothing changes where the gradients, or the loss they come from (`is_finite`), are not
     finite. Collective where weights are sharded.
@@ -132,7 +132,7 @@ def clipped_step(
 
 
 def learning_rate(step: int, num_steps: int, settings: OptimizerConfig) -> float:
-    """Return the rate of step 0, 1, ..., num_steps - 1: a linear rise over the warm-up, then the schedule.
+    """Return a step's learning rate: linear warm-up, then the schedule.
 
     Every step learns: the rise begins above 0, and as in transformers the end of the decay is that of the step after
     the last.
@@ -146,7 +146,7 @@ def learning_rate(step: int, num_steps: int, settings: OptimizerConfig) -> float
 
 
 def order_of_updates(settings: TrainerSettings, step: int, count: int) -> list[int]:
-    """Return which of `count` mini-batches each update of a step takes: all of them in each pass, shuffled by seed."""
+    """Return each update's mini-batch, shuffled by seed within passes."""
     order: list[int] = []
     for number in range(settings.updates_per_batch):
         shuffled = list(range(count))

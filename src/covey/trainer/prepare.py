@@ -1,4 +1,4 @@
-"""Turn the groups of a step into what the trainer takes: a batch for each update, with the counts of all ranks."""
+"""Turn a step's groups into batches, with the counts of all ranks."""
 
 import hashlib
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ from covey.types import Batch, Group, Reward
 def make_training_batches(
     groups: Sequence[Group], trainer: Trainer, assigner: CreditAssigner, packing: Packing, step: int
 ) -> tuple[list[Batch], Credit]:
-    """Make what this rank trains on, a batch for each mini-batch of the step, and the advantages that are in them.
+    """Make this rank's batches, one per mini-batch, and their advantages.
 
     Advantages are of the whole step, denominators of each mini-batch. Rollouts whose gradient is certainly 0 are left
     out of the work, never out of the counts. Collective.
@@ -50,7 +50,7 @@ def make_training_batches(
 
 
 def share_rows(rows: Sequence[list[Row]], num_groups: int) -> Sequence[list[Row]]:
-    """Return this rank's share of the rows of all ranks, where these have fewer groups than they are; else its own.
+    """Return this rank's share of all rows if groups are few.
 
     Advantages and counts are there already, so it does not matter who trains a row. Long ones are dealt first, and rows
     of a group stay side by side, for their prompt is read once. Collective.
@@ -68,12 +68,12 @@ def share_rows(rows: Sequence[list[Row]], num_groups: int) -> Sequence[list[Row]
 
 
 def _bare(row: Row) -> Row:
-    """Leave out what an update does not read: an environment may have put in what cannot travel."""
+    """Drop what an update does not read and cannot be sent."""
     return replace(row, rollout=replace(row.rollout, text="", messages=(), turns=(), reward=Reward(0.0)))
 
 
 def mini_batches(groups: Sequence[Group], count: int, seed: str) -> list[list[int]]:
-    """Share the groups of all ranks out to `count` mini-batches of equal size, give or take one, shuffled by `seed`.
+    """Split all ranks' groups into `count` equal mini-batches by `seed`.
 
     Returns the places of this rank's groups in each. A group stays whole. Which groups are together depends on what
     they are and not on the rank that has them: any number of ranks makes the same mini-batches. Collective.
@@ -95,7 +95,7 @@ def mini_batches(groups: Sequence[Group], count: int, seed: str) -> list[list[in
 def train_ahead(
     groups: Sequence[Group], trainer: Trainer, assigner: CreditAssigner, packing: Packing, step: int
 ) -> None:
-    """Accumulate the gradients of groups whose step has others that are not there yet.
+    """Accumulate gradients of early groups of a step.
 
     On this rank alone, where settings allow it (`trainer.ahead`); `make_training_batches` then leaves them out.
     """
@@ -117,7 +117,7 @@ def train_ahead(
 
 
 def drop_zero_advantage_rows(rows: Sequence[Sequence[Row]]) -> list[list[Row]]:
-    """Leave out rows without an advantage: they have no gradient where the loss is a multiple of it."""
+    """Drop rows of advantage 0, which have no gradient."""
     return [[row for row in group if any(row.advantages)] for group in rows]
 
 
@@ -126,12 +126,12 @@ def _rows_with_gradient(rows: Sequence[list[Row]], trainer: Trainer) -> Sequence
 
 
 def make_measured_batch(groups: Sequence[Group], policy: Policy, packing: Packing) -> Batch:
-    """Make one micro-batch of groups that teach nothing, to measure a step without an update. Collective."""
+    """Make one micro-batch to measure a step without an update. Collective."""
     return pack_rows(make_rows(groups), policy, packing, totals=(1, 1, 1), limit=1)
 
 
 def reward_penalty(groups: Sequence[Group], trainer: Trainer, packing: Packing) -> list[list[float]] | None:
-    """Return kl_coef x KL(policy || reference) of each rollout, None where it is not in the reward.
+    """Return kl_coef x KL(policy || reference) per rollout, None if unused.
 
     The KL is that of the whole rollout, in the loss or not.
 

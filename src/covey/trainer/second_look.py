@@ -1,4 +1,4 @@
-"""A second look at a batch: did the update raise the best answer of a group above its worst?
+"""Check that the update raised a group's best answer above its worst.
 
 It reads rewards as the environment gave them and log-probs as the sampler gave them, and asks the updated policy once
 more. So it notices what the update itself cannot: an advantage of the wrong sign or of another answer, and a step of
@@ -24,12 +24,12 @@ MOST_GROUPS = 8
 
 
 def is_looked_at(step: int) -> bool:
-    """Tell whether a step, counted from 0, has a second look."""
+    """Return True for a step (from 0) with a second look."""
     return step < FIRST or (step + 1) % EVERY == 0
 
 
 def second_look(groups: Sequence[Group], trainer: Trainer, packing: Packing) -> dict[str, float]:
-    """Return by how much the best answer of a group rose above its worst since they were sampled, and the error of it.
+    """Return the rise of best above worst answers, with its error.
 
     A mean over groups and its standard error, nats an answer: to first order above 0 for every step along the gradient.
     Nothing where fewer than two groups have rewards that differ. Collective.
@@ -47,7 +47,7 @@ def second_look(groups: Sequence[Group], trainer: Trainer, packing: Packing) -> 
 
 
 def _best_and_worst(group: Group) -> Group | None:
-    """Return a group of the two answers of most and least reward, None where all are worth the same."""
+    """Return a group of the best and worst answer, None if equal."""
     answers = [one for one in group.rollouts if one.num_loss_tokens > 0]
     if not answers:
         return None
@@ -60,7 +60,7 @@ def _reward(rollout: Rollout) -> float:
 
 
 def _rises(part: MicroBatch, trainer: Trainer) -> list[float]:
-    """Return how far the log-prob of each row of a micro-batch has risen since it was sampled, nats."""
+    """Return the rise of each row's log-prob since sampling, nats."""
     logprob_L = score_tokens(trainer.policy, part, trainer.forward.scoring).logprob_L.double()
     risen_N = torch.zeros(part.num_rows, dtype=torch.float64, device=logprob_L.device)
     if part.num_rows == 0:

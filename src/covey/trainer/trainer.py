@@ -1,4 +1,4 @@
-"""Run one optimiser phase: score the batch, forward and backward over its micro-batches, clip, step.
+"""Run an optimiser phase: score, forward, backward, clip, step.
 
 The loss of a micro-batch is divided by the counts of the whole batch, so micro-batch losses add up and the update does
 not depend on how the batch was split, packed or spread over ranks.
@@ -52,7 +52,7 @@ from covey.types import Batch, RunStopped
 
 
 class Trainer:
-    """Own what changes in training: weights, optimiser, loss scale, KL coefficient, entropy coefficient."""
+    """Owns the changing state: weights, optimiser, loss scale, coefficients."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class Trainer:
         """Of the coming step."""
 
     def accumulate(self, part: Batch, step: int) -> None:
-        """Add the gradients of groups of the coming step whose others are not there yet.
+        """Add the gradients of early groups of the coming step.
 
         The counts of `part` stand in for those of the step, which `Trainer.step` brings them to.
         """
@@ -104,7 +104,7 @@ class Trainer:
     def step(
         self, batch: Batch | Sequence[Batch], step: int, on_before_update: Callable[[], None] = lambda: None
     ) -> dict[str, float]:
-        """Make all updates on one batch, or on its mini-batches, and return what to log of them (`over_updates`).
+        """Make all updates on a batch or its mini-batches; return metrics.
 
         Each pass takes the mini-batches in an order of its own. A batch without rows changes nothing.
         `on_before_update` is called just before weights or optimiser change.
@@ -144,11 +144,11 @@ class Trainer:
         return {**unmeasured, **metrics, "learning_rate": rate, **steered, **counts}
 
     def drop_gradients(self) -> None:
-        """Give back the memory of the last update's gradients, so that sampling has it."""
+        """Free the gradients' memory for sampling."""
         self._optimizer.zero_grad(set_to_none=True)
 
     def measure(self, batch: Batch, seed: int) -> dict[str, float]:
-        """Return what `step` logs of the log-probs of a batch, loss terms apart, without making an update."""
+        """Return `step`'s metrics of log-probs without an update."""
         with self.timer.phase("logprobs"):
             micro_batches = pad_micro_batches(batch, self.policy).micro_batches
             prepared = [score_frozen(self.forward, m, several=False, keep_old=False) for m in micro_batches]
@@ -176,11 +176,11 @@ class Trainer:
 
     @property
     def loss_scale(self) -> float:
-        """Return what gradients are multiplied by until the optimiser's step: 1 but in float16."""
+        """Return the loss scale: 1 except in float16."""
         return float(self._scaler.get_scale())
 
     def sequence_kl(self, batch: Batch) -> list[float]:
-        """Return the KL to the reference of each row, summed over its tokens: a penalty on the reward."""
+        """Return each row's KL to the reference, summed over tokens."""
         values: list[float] = []
         with self.timer.phase("logprobs"):
             for micro_batch in pad_micro_batches(batch, self.policy).micro_batches:
@@ -192,7 +192,7 @@ class Trainer:
         return values
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything but the weights, the same whether they are sharded or not. Collective where they are."""
+        """Return all state but the weights, whole even if sharded. Collective then."""
         return {
             "optimizer_name": self.settings.optimizer.name,
             "optimizer": optimizer_state(self._optimizer, sharded=self.policy.sharded),
@@ -204,7 +204,7 @@ class Trainer:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load everything but the weights, as `state_dict` gave it at any number of ranks.
+        """Load the state of `state_dict`, from any number of ranks.
 
         Settings may have changed since: what they say stays, and only what training has found is loaded.
         """
@@ -241,7 +241,7 @@ class Trainer:
         on_before_update: Callable[[], None],
         ahead: Ahead | None,
     ) -> Update:
-        """Run backward over all micro-batches, then one optimiser step unless something is not finite.
+        """Run backward over all micro-batches, then one optimiser step.
 
         `ahead` is what was trained ahead of a step's first update, None for later ones.
         """
@@ -273,7 +273,7 @@ class Trainer:
 
     @contextmanager
     def _dropout_of(self, update: int) -> Iterator[None]:
-        """Draw dropout by seed, update and rank, leaving global generators as they are."""
+        """Draw dropout by seed, update and rank, preserving global generators."""
         device = self.policy.device
         name = f"{self.settings.seed}/dropout/{update}/{collectives.rank()}"
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
@@ -308,7 +308,7 @@ class Trainer:
         return sums, self._maxima(inputs)
 
     def _loss(self, inputs: ObjectiveInputs, batch: Batch, statistics: BatchStatistics | None) -> tuple[Tensor, Sums]:
-        """Return this micro-batch's share of the loss, times the loss scale, and what to log of it."""
+        """Return this micro-batch's scaled share of the loss, and metrics."""
         loss, sums = self.objective(inputs, totals_of(batch), self.controller.coef, self.entropy.applied, statistics)
         return self._scaler.scale(loss), sums
 
@@ -316,7 +316,7 @@ class Trainer:
         return {name: float(value) for name, value in self.objective.maxima(inputs).items()}
 
     def _batch_statistics(self, prepared: Sequence[FrozenScores], seed: int) -> list[BatchStatistics | None]:
-        """Decide rules over the whole batch, all ranks, before the first backward pass."""
+        """Decide rules over the whole batch before the first backward pass."""
         if not self.objective.needs_batch_selection:
             return [None] * len(prepared)
         with self.timer.phase("logprobs"), inference(self.policy.model):
@@ -332,14 +332,14 @@ class Trainer:
         return [*split_statistics(whole, parts, start), *fillers]
 
     def _optimizer_step(self, metrics: Mapping[str, float]) -> dict[str, float]:
-        """Step with the gradients there are, unless the loss or one of them is not finite."""
+        """Step unless the loss or a gradient is not finite."""
         if "loss" not in metrics:
             return {"grad_norm": 0.0, "grad_clipped": 0.0, "skipped": 0.0}
         limit, is_finite = self.settings.optimizer.max_grad_norm, math.isfinite(metrics["loss"])
         return clipped_step(self._optimizer, self._scaler, self._parameters, limit, is_finite=is_finite)
 
     def _is_overflow(self, metrics: Mapping[str, float]) -> bool:
-        """float16 gradients beyond its range are the loss scale's search, while the scale has room to fall."""
+        """Return True for a float16 overflow that the loss scale handles."""
         return self._scaler.is_enabled() and math.isfinite(metrics["loss"]) and self._scaler.get_scale() >= 1
 
     def _count_nonfinite(
@@ -358,7 +358,7 @@ class Trainer:
     def _nonfinite_prompts(
         self, prepared: Sequence[FrozenScores], batch: Batch, statistics: Sequence[BatchStatistics | None]
     ) -> list[str]:
-        """Name the prompts of this rank's first micro-batch whose loss or gradient alone is not finite.
+        """Name this rank's first prompts with an infinite loss or gradient.
 
         Every pass is made, also after one was found: passes may be collective.
         """

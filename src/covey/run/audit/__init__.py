@@ -1,1 +1,1 @@
-"""Audit a grader before a policy does: right answers respelt, and what graders are known to fall for."""
+"""Audit a grader: respelt right answers, and known tricks."""

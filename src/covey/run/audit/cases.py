@@ -1,4 +1,4 @@
-"""What a grader is asked: completions with the verdict that they deserve, by kind."""
+"""The audit's completions, by kind, with deserved verdicts."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -42,7 +42,7 @@ class Case:
 
     @property
     def is_right(self) -> bool:
-        """Return whether it deserves the reward."""
+        """Return True if it deserves the reward."""
         return self.kind in RIGHT
 
 
@@ -93,7 +93,7 @@ def _wrong(prompt: str, gold: Gold, others: Sequence[str]) -> Iterator[tuple[str
 
 
 def _differ(one: str, other: str) -> bool:
-    """Tell whether two answers are surely not the same."""
+    """Return True for surely different answers."""
     values = number(one), number(other)
     if None not in values:
         return values[0] != values[1]

@@ -1,4 +1,4 @@
-"""Right answers: where they stand in a completion, how they are respelt, and what nearly is one."""
+"""Right answers: their place, respellings, and near misses."""
 
 import ast
 import re
@@ -58,7 +58,7 @@ class Gold:
 
 
 def read_gold(completion: str) -> Gold:
-    """Find the answer of a completion: in the last fence, tag, box or line of GSM8K, else all of it."""
+    """Find a completion's answer: last fence, tag, box, line, or all."""
     for mark in MARKS:
         found = list(mark.finditer(completion))
         if found:
@@ -68,7 +68,7 @@ def read_gold(completion: str) -> Gold:
 
 
 def dressed(answer: str) -> list[Gold]:
-    """Return the forms in which graders want a bare answer; which of them one pays is measured."""
+    """Return the forms in which graders want a bare answer."""
     if functions_of(answer):
         return [Gold("```python\n", answer, "\n```"), Gold("", answer, "")]
     return [
@@ -82,7 +82,7 @@ def dressed(answer: str) -> list[Gold]:
 
 
 def column_answer(columns: Mapping[str, Any]) -> str | None:
-    """Return the right answer that a row names, None where it names none."""
+    """Return the right answer of a row, else None."""
     for name in ANSWER_COLUMNS:
         value = value_in(columns, name)
         value = value[0] if isinstance(value, Sequence) and not isinstance(value, str) and value else value
@@ -140,7 +140,7 @@ def nearly(answer: str) -> Iterator[str]:
 
 
 def program_tricks(answer: str) -> Iterator[str]:
-    """Yield programs of the same functions that are right only for who asks them."""
+    """Yield programs that are right for their tests alone."""
     if functions_of(answer):
         yield EQUAL_TO_ALL + _with_bodies(answer, "return Equal()")
         yield f"import os\nos._exit(0)\n\n\n{_with_bodies(answer, 'return None')}"
@@ -148,7 +148,7 @@ def program_tricks(answer: str) -> Iterator[str]:
 
 
 def number(answer: str) -> Fraction | None:
-    """Return the number that an answer is, None where it is something else. Exact."""
+    """Return an answer's exact number, else None."""
     found = NUMBER.fullmatch(answer.strip())
     if found is None:
         return None
@@ -158,7 +158,7 @@ def number(answer: str) -> Fraction | None:
 
 
 def functions_of(answer: str) -> list[str]:
-    """Return the names of the functions of a program, none of what is none."""
+    """Return the names of a program's functions."""
     if "def " not in answer:
         return []
     try:

@@ -1,4 +1,4 @@
-"""Ask a grader all cases of some rows, and measure what it pays, how long it takes and what its verdicts hang on."""
+"""Measure a grader's rewards, time and consistency on cases."""
 
 import math
 import time
@@ -26,7 +26,7 @@ NUM_LONG = 3
 
 @dataclass(frozen=True, slots=True)
 class Paid:
-    """What nothing and the right answer earn, and the forms in which it earns that, the first wanted first."""
+    """The rewards of nothing and of right answers, and paid forms."""
 
     nothing: float
     top: float
@@ -34,26 +34,26 @@ class Paid:
 
     @classmethod
     def of(cls, forms: Sequence[Gold], nothing: float | None, rewards: Sequence[float | None]) -> "Paid | None":
-        """Compare the rewards of an empty answer and of each form. None where no form earns more than nothing does."""
+        """Compare an empty answer with each form, None if none pays."""
         top = max((value for value in rewards if value is not None), default=None)
         if nothing is None or top is None or top - nothing <= SAME * max(abs(top), 1.0):
             return None
         return cls(nothing, top, [form for form, value in zip(forms, rewards, strict=True) if value == top])
 
     def cases(self, prompt: Prompt, others: Sequence[str]) -> list[Case]:
-        """Return the cases of a prompt. `others` are right answers of other rows."""
+        """Return a prompt's cases, with other rows' right answers."""
         said = prompt.text
         asked = said if isinstance(said, str) else "\n".join(map(text_of, said))
         return cases_of(asked, self.forms[0], others, self.forms)
 
     def verdict(self, prompt: Prompt, case: Case, reward: float) -> "Verdict":
-        """Return what a case was paid on this scale."""
+        """Return a case's verdict on this scale."""
         return Verdict(prompt.id, case, (reward - self.nothing) / (self.top - self.nothing))
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What one case was paid: 0 is what nothing earns, 1 what the right answer does."""
+    """One case's reward: 0 like nothing, 1 like the right answer."""
 
     prompt_id: str
     case: Case
@@ -61,7 +61,7 @@ class Verdict:
 
     @property
     def is_wrong(self) -> bool:
-        """Return whether a right answer earned at most half, or a wrong one more than half."""
+        """Return True for an underpaid right, or overpaid wrong answer."""
         return (self.share > 0.5) != self.case.is_right
 
 
@@ -88,11 +88,11 @@ class Findings:
 
     @property
     def has_holes(self) -> bool:
-        """Return whether anything is wrong with the grader."""
+        """Return True if anything is wrong with the grader."""
         return any(v.is_wrong for v in self.verdicts) or bool(self.unpaid or self.failures or self.changes)
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return a row for each kind of which there were cases: how many, how many wrong, the interval, a witness."""
+        """Return a row per kind: cases, errors, interval, example."""
         found = []
         for kind, what in (*RIGHT.items(), *WRONG.items()):
             verdicts = self.of_kind(kind)
@@ -108,7 +108,7 @@ class Findings:
         return found
 
     def remarks(self) -> list[str]:
-        """Say what is amiss beside single verdicts."""
+        """Describe problems beside single verdicts."""
         lines = []
         if self.without_gold:
             lines.append(f"{self.without_gold} of {self.num_rows} rows name no right answer: nothing was asked of them")
@@ -137,7 +137,7 @@ class Findings:
 
 
 def _by_prompt(verdicts: Sequence[Verdict]) -> list[float]:
-    """Return the share of wrong verdicts of each prompt: prompts are the independent units."""
+    """Return each prompt's share of wrong verdicts."""
     of_prompt: defaultdict[str, list[float]] = defaultdict(list)
     for verdict in verdicts:
         of_prompt[verdict.prompt_id].append(float(verdict.is_wrong))
@@ -145,7 +145,7 @@ def _by_prompt(verdicts: Sequence[Verdict]) -> list[float]:
 
 
 async def audit(environment: Environment, split: Split, num_rows: int) -> Findings:
-    """Ask all cases of the first rows of a split. Nothing is counted as training counts it."""
+    """Grade all cases of a split's first rows, uncounted."""
     prompts, found = environment.prompts(split), Findings()
     golds = [(prompt, gold_forms(environment, prompt)) for prompt in prompts[: 2 * num_rows]]
     others = [forms[0].answer for _, forms in golds if forms]
@@ -160,7 +160,7 @@ async def audit(environment: Environment, split: Split, num_rows: int) -> Findin
 
 
 def gold_forms(environment: Environment, prompt: Prompt) -> list[Gold]:
-    """Return the right answer in the forms that may be wanted: the environment's own, else those of the row's."""
+    """Return the right answer's possible forms."""
     completion = environment.gold(prompt)
     if completion is not None:
         return [read_gold(completion)]
@@ -175,7 +175,7 @@ class _Row:
         self._judge, self._prompt, self._found = judge, prompt, found
 
     async def ask(self, forms: Sequence[Gold], others: Sequence[str]) -> None:
-        """Find the form that is paid, then ask all cases in it, twice, in reverse, and some alone."""
+        """Find the paid form, then grade cases twice, reversed, and alone."""
         nothing, *rewards = await self._rewards([Case("empty", ""), *(Case("gold", form.text) for form in forms)])
         paid = Paid.of(forms, nothing, rewards)
         if paid is None:
@@ -201,7 +201,7 @@ class _Row:
             self._found.changes[how] += changed
 
     async def _rewards(self, cases: Sequence[Case]) -> list[float | None]:
-        """Return the reward of each case. A failure costs the others nothing: each is asked alone then."""
+        """Return each case's reward, one by one after a failure."""
         started = time.perf_counter()
         texts = [case.text for case in cases]
         # Without a tokenizer the bytes stand in for tokens

@@ -13,7 +13,7 @@ WIDTH = 70
 
 
 def print_audit(told: dict[str, Any], console: Console) -> None:
-    """Print what audit.json holds: a row for each kind of case, what fooled the grader, how its verdicts hold."""
+    """Print audit.json: kinds of case, examples, consistency."""
     rows = told["kinds"]
     shown = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     for heading in ("answer", "must be", "cases", "wrong", "95 %", "mean reward"):
@@ -46,7 +46,7 @@ def _witnesses(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def _pace(told: dict[str, Any]) -> list[str]:
-    """Say how long a verdict takes."""
+    """Describe the time of a verdict."""
     if told["seconds"]["median"] is None:
         return []
     middle, last = (1e3 * told["seconds"][name] for name in ("median", "p99"))

@@ -32,7 +32,7 @@ def _content(prompt: Prompt) -> bytes:
 
 
 def _plain(value: Any) -> Any:
-    """Return a form that is equal in every process; objects count by type."""
+    """Return a process-independent form; objects count by type."""
     if value is None or isinstance(value, str | int | float):
         return value
     if isinstance(value, Mapping):

@@ -254,7 +254,7 @@ def changed_facts(checkpoint: Path) -> list[str]:
 
 
 def _is_past(line: str, step: int, evaluated: bool) -> bool:
-    """Return True if a row stays; one torn by a power cut does not."""
+    """Return True if a row stays; a torn one does not."""
     # A torn last line has no newline
     if not line.endswith("\n"):
         return False

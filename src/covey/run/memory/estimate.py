@@ -1,4 +1,4 @@
-"""How much memory a run will take, from the shape of its model alone: what `covey config` says beforehand.
+"""A run's memory from the shape of its model.
 
 It counts what is large; `covey check` measures on the machine itself.
 """
@@ -24,7 +24,7 @@ ROOM = 0.9
 
 
 def plan(config: Config, num_ranks: int, *, is_gpu: bool = True) -> dict[str, int]:
-    """Return the bytes of one GPU, or of one process on a CPU, by what they are for, none for an unknown model shape.
+    """Return a GPU's bytes by purpose, none for unknown shapes.
 
     Training and sampling take turns, and so does a cold start with all that follows: the sum is of what is there at
     the same time at most.
@@ -43,7 +43,7 @@ def plan(config: Config, num_ranks: int, *, is_gpu: bool = True) -> dict[str, in
 
 
 def weights(model: ModelConfig) -> tuple[int, int] | None:
-    """Return how many weights are trained and how many there are, adapters included.
+    """Count trained and all weights, adapters included.
 
     None for an unknown shape.
     """
@@ -55,7 +55,7 @@ def weights(model: ModelConfig) -> tuple[int, int] | None:
 
 
 def with_checkpointing(config: Config, num_ranks: int, free: int, *, is_gpu: bool) -> Config:
-    """Return the settings with `model.gradient_checkpointing` decided, where they leave it open, for `free` bytes.
+    """Return settings with gradient checkpointing decided for `free` bytes.
 
     Activations are kept where what stays and training fit, and where the shape of the model is not known.
     """
@@ -83,7 +83,7 @@ def with_fused_layers(load: Workload, model: ModelConfig, shape: Shape, *, is_gp
 
 
 def workload(config: Config, num_ranks: int) -> Workload:
-    """Return what the settings ask of each of so many GPUs.
+    """Return the workload of each of `num_gpus` GPUs.
 
     Prompts are not counted: nobody has read them. Where it is open whether activations are kept, they are not: the
     least that a run takes.
@@ -115,7 +115,7 @@ def workload(config: Config, num_ranks: int) -> Workload:
 
 
 def answer_bound(config: Config) -> int:
-    """Return the most tokens that the policy writes for one prompt: of a conversation those of all its turns."""
+    """Return the most tokens the policy writes per prompt."""
     environment, length = config.environment, config.sampling.max_tokens
     if not isinstance(environment, EpisodesConfig):
         return length
@@ -123,13 +123,13 @@ def answer_bound(config: Config) -> int:
 
 
 def holds_reference(config: Config) -> bool:
-    """Tell whether a trainer rank holds what the policy is compared with."""
+    """Return True if a trainer rank holds the reference."""
     compares = config.algorithm.kl_coef > 0 or config.algorithm.ratio_denominator == "reference"
     return compares and not (config.source == "ray" and config.devices.reference > 0)
 
 
 def reference_shape(config: Config) -> Shape | None:
-    """Return the shape of a reference of one's own, the policy's where it is not known. None without one."""
+    """Return the reference's shape, None without one."""
     name, revision = config.algorithm.reference_model, config.algorithm.reference_revision
     if name is None:
         return None
@@ -146,7 +146,7 @@ def as_cold_start(config: Config) -> Config:
 
 
 def derived(config: Config, num_ranks: int | None = None) -> dict[str, int]:
-    """Compute the numbers that follow from the settings and are only shown, never set.
+    """Compute the derived numbers for display.
 
     `num_ranks` None reads WORLD_SIZE, else 1.
 
@@ -178,7 +178,7 @@ def derived(config: Config, num_ranks: int | None = None) -> dict[str, int]:
 
 
 def report(config: Config) -> str:
-    """Return what `covey config` prints.
+    """Return the output of `covey config`.
 
     It is YAML, and as comments at its end the derived numbers and what memory a GPU needs.
     """

@@ -1,4 +1,4 @@
-"""The memory of one GPU by what it is for, counted from a model's shape and the settings: numbers in, numbers out.
+"""A GPU's memory by purpose, from shape and settings.
 
 `covey config` prints it, the check of memory compares what it measures with it, and whether activations are computed
 again is decided by it. Nothing of torch is imported. What a layer keeps for its backward pass is what autograd saves of
@@ -75,7 +75,7 @@ class Workload:
 
     @property
     def whole_bytes(self) -> int:
-        """Bytes of a trained weight, of its gradient, and of a number inside a norm."""
+        """Return the bytes of a trained weight, gradient, and norm number."""
         return 8 if self.precision == "float64" else 4
 
     @property
@@ -89,7 +89,7 @@ class Workload:
 
 
 def memory_of(shape: Shape, load: Workload) -> dict[str, int]:
-    """Return bytes by what they are for, and `in_all`: the most that is there at the same time.
+    """Return bytes by purpose, and the peak `in_all`.
 
     "weights", "reference", "gradients", "optimizer" and "decode_copy" stay. "training", "sampling" and "saving" take
     turns: each is what comes on top. Parts that the settings do not ask for are left out.
@@ -111,7 +111,7 @@ def trained_weights(shape: Shape, load: Workload) -> int:
 
 
 def kept_bytes(shape: Shape, load: Workload) -> dict[str, int]:
-    """Return the bytes of what a GPU holds from one step to the next."""
+    """Return a GPU's persistent bytes."""
     trained, each = trained_weights(shape, load), load.whole_bytes
     kept = {
         "weights": _frozen_bytes(shape, load) + each * trained,
@@ -125,14 +125,14 @@ def kept_bytes(shape: Shape, load: Workload) -> dict[str, int]:
 
 
 def _reference_bytes(shape: Shape, load: Workload) -> int:
-    """Return those of a frozen copy, or of another model held as the policy's base is: none under adapters alone."""
+    """Return a frozen reference's bytes, none under adapters alone."""
     if load.reference is None:
         return 0 if load.lora_rank else load.whole_bytes * shape.weights
     return _frozen_bytes(load.reference, load) or load.whole_bytes * load.reference.weights
 
 
 def optimizer_bytes(name: str, num_weights: int, num_bytes: int) -> int:
-    """Return the bytes of an optimiser's state, of so many trained weights of so many bytes."""
+    """Return the bytes of an optimiser's state."""
     return MOMENTS[name] * (num_weights if name == "adamw8bit" else num_bytes)
 
 
@@ -172,12 +172,12 @@ def training_bytes(shape: Shape, load: Workload) -> int:
 
 
 def _is_chunked(shape: Shape, load: Workload) -> bool:
-    """Tell whether the head sums its weight's gradient over chunks of tokens."""
+    """Return True if the head sums its gradient over chunks."""
     return 0 < chunk_within_bound(load.logprob_chunk, shape.vocabulary) < load.micro_batch_tokens
 
 
 def kept_by_layer(shape: Shape, load: Workload) -> int:
-    """Return the bytes that autograd keeps of a token in one layer, weights left out."""
+    """Return a layer's saved bytes per token, without weights."""
     widths, value = _widths(shape), load.value_bytes
     is_cast = load.is_half and not load.lora_rank and not load.fuses_layers
     adapted = {layer.name for layer in shape.adapted(load.lora_targets)} if load.lora_rank else None
@@ -202,7 +202,7 @@ def passing_in_layer(shape: Shape, load: Workload) -> int:
 
 
 def head_bytes(shape: Shape, load: Workload) -> int:
-    """Return the bytes of a chunk of logits, their gradient and that of the head's weight."""
+    """Return the bytes of logits, gradient and the head's weight gradient."""
     chunk = chunk_within_bound(load.logprob_chunk, shape.vocabulary)
     tokens = min(chunk or load.micro_batch_tokens, load.micro_batch_tokens)
     entries = tokens * shape.vocabulary
@@ -214,7 +214,7 @@ def head_bytes(shape: Shape, load: Workload) -> int:
 
 
 def sampling_bytes(shape: Shape, load: Workload) -> int:
-    """Return the bytes of the fullest cache and of one token's logits per row, and of weights that an engine holds."""
+    """Return the bytes of the cache, logits, and engine weights."""
     if load.engine not in ("native", "vllm"):
         return 0
     cached = cache_and_logits(load, shape.key_value_width * load.value_bytes, shape.vocabulary)
@@ -223,7 +223,7 @@ def sampling_bytes(shape: Shape, load: Workload) -> int:
 
 
 def cache_and_logits(load: Workload, slot_bytes: int, vocabulary: int) -> int:
-    """Return the bytes of cached tokens of `slot_bytes` each within their bound, and of the logits of all rows."""
+    """Return the bytes of cached tokens within bounds, and of logits."""
     cached = load.num_cached * slot_bytes
     if load.cache_bytes is not None:
         cached = min(load.cache_bytes, cached)
@@ -256,7 +256,7 @@ def _widths(shape: Shape) -> Widths:
 
 
 def block_layers(shape: Shape) -> tuple[Layer, ...]:
-    """Return the linear layers of one of the model's layers, the last one, experts and routers left out."""
+    """Return the linear layers of one block."""
     plain = [layer for layer in shape.body if ".experts." not in layer.name]
     return tuple(plain[len(plain) - len(plain) // shape.depth :])
 
@@ -282,14 +282,14 @@ def _closes_attention(layer: Layer) -> bool:
 
 
 def cast_bytes(shape: Shape, load: Workload) -> int:
-    """Return the bytes of the weights that autocast casts once a pass, and keeps for its backward pass."""
+    """Return the bytes of weights cast by autocast."""
     if not load.is_half:
         return 0
     return load.value_bytes * (trained_weights(shape, load) if load.lora_rank else shape.cast_weights)
 
 
 def _gathered_bytes(shape: Shape, load: Workload) -> int:
-    """Return the bytes of sharded weights that are whole during a pass, and of a whole gradient on its way."""
+    """Return the bytes of gathered weights and a whole gradient."""
     layer = sum(map(_size, block_layers(shape)))
     root = max(0, shape.weights - shape.linear_weights)
     of_gradients = 0 if load.lora_rank else (load.value_bytes + load.whole_bytes) * max(root, layer)
@@ -297,7 +297,7 @@ def _gathered_bytes(shape: Shape, load: Workload) -> int:
 
 
 def _frozen_bytes(shape: Shape, load: Workload) -> int:
-    """Return the bytes of base weights under adapters, 0 where the model trains whole."""
+    """Return the bytes of frozen base weights under adapters."""
     if not load.lora_rank:
         return 0
     linear = FOUR_BIT_BYTES if load.load_in_4bit else EIGHT_BIT_BYTES if load.load_in_8bit else load.value_bytes
@@ -305,7 +305,7 @@ def _frozen_bytes(shape: Shape, load: Workload) -> int:
 
 
 def _decode_copy_bytes(shape: Shape, load: Workload) -> int:
-    """Return those of weights that sampling reads in another form: cast, laid out, or merged (decode_weights)."""
+    """Return the bytes of weights in decoding form."""
     if load.lays_out:
         beside = shape.adapter_weights(load.lora_rank, load.lora_targets) if load.is_half else 0
         return load.value_bytes * (shape.cast_weights + beside)

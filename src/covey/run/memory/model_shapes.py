@@ -1,4 +1,4 @@
-"""What the memory of a model follows from, counted on the model itself, built without storage for its weights."""
+"""Shapes of models, counted without storage for weights."""
 
 import json
 import logging
@@ -68,7 +68,7 @@ class Shape:
 
     @property
     def cast_weights(self) -> int:
-        """Count the weights that half precision casts: linear layers, the head and biases among them."""
+        """Count the weights that half precision casts."""
         return sum(layer.inputs * layer.outputs + layer.biases for layer in self.layers if layer.is_linear)
 
     def adapted(self, targets: Sequence[str]) -> tuple[Layer, ...]:
@@ -81,7 +81,7 @@ class Shape:
 
 
 def shape_of(model: ModelConfig) -> Shape | None:
-    """Return the shape of a model whose configuration is on disk, or known by name.
+    """Return a model's shape from disk or by name.
 
     None for others.
     """
@@ -102,7 +102,7 @@ def shape_of(model: ModelConfig) -> Shape | None:
 
 
 def shape_for(model: ModelConfig) -> Shape:
-    """Return the shape of a model, the embedded ones too. ValueError where neither name nor folder says what it is."""
+    """Return a model's shape. ValueError if unknown."""
     found = _embedded(model) if model.name in NANO else shape_of(model)
     if found is None:
         raise ValueError(
@@ -129,7 +129,7 @@ def _embedded(model: ModelConfig) -> Shape:
 
 
 def counted(model: "PreTrainedModel") -> Shape:
-    """Count the layers and widths of a model, whether or not its weights have storage."""
+    """Count a model's layers and widths, with or without storage."""
     from covey.policy.kernels.layers import compiled_class
 
     text = model.config.get_text_config()
@@ -171,7 +171,7 @@ def _layers(model: "PreTrainedModel") -> Iterator[Layer]:
 
 
 def _config_of(name: str, revision: str | None) -> "PreTrainedConfig | None":
-    """Return the configuration of a folder, of a hub model in the local cache, or of a public model."""
+    """Return the configuration of a folder, cached or public model."""
     if name in NANO:  # too small to plan for
         return None
     from transformers import AutoConfig
@@ -199,7 +199,7 @@ def _base_of(name: str) -> str:
 
 
 def _family_name(name: str) -> str:
-    """Return the name without its owner and without what does not change the shape.
+    """Return the name without owner and irrelevant parts.
 
     >>> _family_name("Qwen/Qwen2.5-Coder-0.5B-Instruct")
     'qwen2.5-0.5b'

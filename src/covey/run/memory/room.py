@@ -1,4 +1,4 @@
-"""How much memory a process can still take: of a GPU, or of the machine within the limits it runs under."""
+"""The free memory of a GPU, or of the machine within limits."""
 
 import os
 import resource
@@ -23,12 +23,12 @@ def available_bytes(device: torch.device) -> int:
 
 
 def host_bytes(root: Path) -> int:
-    """Return the least free memory of the machine, the address space and each control group."""
+    """Return the least free memory of machine, process and groups."""
     return min(_machine(root), _address_space(root), *_control_groups(root))
 
 
 def _machine(root: Path) -> int:
-    """Return what can be had without swapping, else the free pages where Linux has no estimate."""
+    """Return memory available without swapping."""
     meminfo = root / "proc" / "meminfo"
     if not meminfo.is_file():
         return os.sysconf("SC_PHYS_PAGES") * PAGE

@@ -1,4 +1,4 @@
-"""Check of the grader before a run: a few wrong answers, which `covey audit` asks by the hundred."""
+"""Check the grader before a run with a few wrong answers."""
 
 import logging
 from collections.abc import Iterator, Sequence
@@ -18,7 +18,7 @@ KINDS = ("near miss", "another row's", "every candidate", "form alone", "flatter
 
 
 def check_grader(subject: PreflightContext) -> Check:
-    """Say where a wrong answer is paid like the right one. A reward may be meant so: the run begins all the same."""
+    """Warn where a wrong answer is paid like the right one."""
     environment = subject.run.environment
     golds = [(prompt, gold_forms(environment, prompt)) for prompt in subject.prompts]
     others = [forms[0].answer for _, forms in golds if forms]
@@ -38,7 +38,7 @@ def check_grader(subject: PreflightContext) -> Check:
 def _verdicts(
     subject: PreflightContext, prompt: Prompt, forms: Sequence[Gold], others: Sequence[str]
 ) -> Iterator[Verdict]:
-    """Yield what wrong answers to a prompt are paid, nothing where the right one is unknown or earns nothing."""
+    """Yield the verdicts on wrong answers, if the right one pays."""
     said = _rewards(subject, prompt, ["", *(form.text for form in forms)]) if forms else []
     paid = Paid.of(forms, said[0], said[1:]) if said else None
     if paid is None:
@@ -55,7 +55,7 @@ def _chosen(cases: Sequence[Case]) -> list[Case]:
 
 
 def _rewards(subject: PreflightContext, prompt: Prompt, texts: Sequence[str]) -> list[float]:
-    """Return the reward of each text as a completion, none where one could not be judged."""
+    """Return each text's reward, none if one failed."""
     policy = subject.run.policy
     end = sorted(policy.stop_ids)[:1]
     written = [[*policy.tokenizer(text, add_special_tokens=False)["input_ids"], *end] for text in texts]

@@ -34,12 +34,12 @@ class Need:
 
     @property
     def total(self) -> int:
-        """Return the optimiser's bytes and the larger of training and sampling, which are drawn round-robin."""
+        """Return the optimiser's bytes plus the larger of both phases."""
         return self.optimizer + max(self.training, self.sampling)
 
 
 def check_memory(subject: PreflightContext) -> Check:
-    """Check that optimiser, gradients and the largest micro-batch fit into the free memory.
+    """Check that optimiser, gradients and largest micro-batch fit.
 
     A pass is tried only if what is known beforehand fits: on a CPU, too large a one would end the process.
     """
@@ -100,7 +100,7 @@ def _values(need: Need, free: int) -> dict[str, float]:
 
 
 def _remedy_of_known(config: Config, known: Need, free: int) -> str:
-    """Describe the remedy where no micro-batch fits: a smaller cache, or fewer trained weights."""
+    """Describe the remedy: a smaller cache, or fewer trained weights."""
     if known.optimizer + known.training <= free < known.total:
         return "lower engine.cache_bytes or engine.max_rows"
     if config.model.lora_rank == 0:
@@ -109,7 +109,7 @@ def _remedy_of_known(config: Config, known: Need, free: int) -> str:
 
 
 def gradient_bytes(model: nn.Module) -> int:
-    """Return the bytes of gradients, as many as the trained weights on this rank."""
+    """Return this rank's gradient bytes."""
     return sum(local(p).nbytes for p in model.parameters() if p.requires_grad)
 
 
@@ -120,7 +120,7 @@ def state_bytes(model: nn.Module, name: str) -> int:
 
 
 def _sampling_bytes(subject: PreflightContext, num_groups: int, free: int) -> int:
-    """Return the bytes of sampling after the longest prompt. A cache without a bound takes its share of `free`."""
+    """Return sampling's bytes after the longest prompt."""
     config, policy = subject.config, subject.run.policy
     if config.engine.name != "native":  # another may have no cache to ask for
         return 0

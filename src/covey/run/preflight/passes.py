@@ -1,4 +1,4 @@
-"""What a micro-batch takes: measured passes over synthetic rollouts of full length, and the line through small ones."""
+"""The memory of micro-batches, measured on synthetic rollouts."""
 
 import time
 import weakref
@@ -60,7 +60,7 @@ class MemorySample:
 
 
 def largest_shape(subject: PreflightContext, num_groups: int) -> BatchShape:
-    """Return the shape of a step with the longest prompt and the longest completions."""
+    """Return the shape with the longest prompt and completions."""
     config, prompt_ids = subject.config, tuple(subject.longest[1])
     mask_id = subject.run.policy.mask_id
     added = config.sampling.max_tokens
@@ -84,7 +84,7 @@ def largest_shape(subject: PreflightContext, num_groups: int) -> BatchShape:
 
 
 def measure(trainer: Trainer, shape: BatchShape, free: int) -> list[MemorySample]:
-    """Measure two small micro-batches, then the largest if it is quick and fits in half of `free`.
+    """Measure two small micro-batches, then the largest if affordable.
 
     The small ones are there twice: beside the gradients of the first, the second takes more with every token. Alone, a
     few tokens take less than the gradients that they end with, which would say nothing of many.
@@ -102,7 +102,7 @@ def measure(trainer: Trainer, shape: BatchShape, free: int) -> list[MemorySample
 
 
 def _cut(shape: BatchShape, num_tokens: int) -> BatchShape:
-    """Return the shape with prompt and completion cut alike where the prompt alone would fill so many tokens.
+    """Return the shape cut where the prompt alone fills the tokens.
 
     It would fill both small micro-batches, and two of one size say nothing of a third.
     """
@@ -113,7 +113,7 @@ def _cut(shape: BatchShape, num_tokens: int) -> BatchShape:
 
 
 def measure_pass(trainer: Trainer, shape: BatchShape, num_tokens: int) -> MemorySample:
-    """Measure a real pass over a micro-batch of about `num_tokens`, letting go of the gradient."""
+    """Measure a pass over about `num_tokens` tokens."""
     batch = synthetic(shape, num_tokens, trainer.policy.device)
     started = time.perf_counter()
     shapes = {shape for weight in trainer.policy.model.parameters() for shape in (weight.shape, weight.shape[::-1])}
@@ -126,7 +126,7 @@ def measure_pass(trainer: Trainer, shape: BatchShape, num_tokens: int) -> Memory
 
 
 def synthetic(shape: BatchShape, num_tokens: int, device: torch.device) -> Batch:
-    """Build the first micro-batch of groups with the longest prompt, as the run would fill it.
+    """Build the first micro-batch of groups with the longest prompt.
 
     It is there twice where a step has several. Completions are cut where not even one would fit.
     """
@@ -151,7 +151,7 @@ def synthetic(shape: BatchShape, num_tokens: int, device: torch.device) -> Batch
 
 
 def _rollout(shape: BatchShape, length: int, index: int) -> Rollout:
-    """Make a rollout whose completion begins otherwise than those of other indices: what agrees would be shared."""
+    """Make a rollout with a unique beginning, so that nothing is shared."""
     tokens = list((shape.prompt_ids * (1 + length // len(shape.prompt_ids)))[:length])
     base = max(shape.prompt_ids) + 1
     if shape.mask_id is None and base > 1:  # the index in that base, so that every token is one of the vocabulary
@@ -162,12 +162,12 @@ def _rollout(shape: BatchShape, length: int, index: int) -> Rollout:
 
 
 def bytes_of(points: Sequence[MemorySample], num_tokens: int) -> int:
-    """Extrapolate the bytes at `num_tokens` by the straight line through the last two points."""
+    """Extrapolate the bytes at `num_tokens` linearly."""
     return round(points[-1].num_bytes + slope(points) * (num_tokens - points[-1].num_tokens))
 
 
 def fitting_tokens(points: Sequence[MemorySample], free: int) -> int:
-    """Return the largest micro-batch within `free` bytes by that line, 0 where there is none.
+    """Return the largest micro-batch within `free` bytes, or 0.
 
     It is rounded down to two digits.
     """
@@ -177,7 +177,7 @@ def fitting_tokens(points: Sequence[MemorySample], free: int) -> int:
 
 
 def slope(points: Sequence[MemorySample]) -> float:
-    """Return the bytes per token, for a single point all that it took over its tokens.
+    """Return the bytes per token.
 
     Of two it is that of the faster line: with the gradients, or without.
     """
@@ -194,7 +194,7 @@ def _small(trainer: Trainer) -> int:
 
 
 class LiveBytes(TorchDispatchMode):
-    """Counts the bytes of tensors that live at the same time, those there were before left out.
+    """Counts the bytes of newly allocated live tensors.
 
     The same on every device, and unlike the counters of the system and of the CUDA allocator it need not be reset,
     which the run's own record of its peak would not survive. What kernels use inside is not seen.
@@ -235,5 +235,5 @@ class LiveBytes(TorchDispatchMode):
 
 
 def _is_plain(value: object) -> bool:
-    """Tell whether a tensor has memory of its own, not being a wrapper around others."""
+    """Return True for a tensor with its own memory."""
     return type(value) in (Tensor, torch.nn.Parameter)

@@ -232,7 +232,7 @@ def _said_again(subject: PreflightContext, group: Group, rollout: Rollout) -> Ro
 
 
 def _variants(rows: Sequence[Sequence[Row]], layouts: Sequence[str]) -> list[tuple[str, int]]:
-    """List every layout in one micro-batch and in about three, a single one only in about two: passes take long."""
+    """List every layout in one and in several micro-batches."""
     flat = [row for group in rows for row in group]
     whole = len(flat) * max(row.num_tokens for row in flat)
     budgets = (-(-whole // 2),) if len(layouts) == 1 else (whole, whole // 3)
@@ -246,7 +246,7 @@ def whole_batch(subject: PreflightContext) -> Batch:
 
 
 def laid_out(subject: PreflightContext, rows: Sequence[Sequence[Row]], packing: str, budget: int) -> Batch:
-    """Lay out rows that all ranks share, so the global counts are those of one rank times the ranks."""
+    """Lay out rows that all ranks share, with counts times ranks."""
     num_ranks = collectives.world_size()
     num_tokens, num_sequences = count(rows)
     return make_batch(
@@ -260,7 +260,7 @@ def laid_out(subject: PreflightContext, rows: Sequence[Sequence[Row]], packing: 
 
 
 def entries(model: nn.Module) -> list[Tensor]:
-    """Return this rank's gradient in float64, thinned out evenly where it is large."""
+    """Return this rank's gradient in float64, evenly thinned if large."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     stride = -(-sum(p.numel() for p in parameters) // MAX_ENTRIES)
     gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]

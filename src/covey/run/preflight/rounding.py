@@ -64,7 +64,7 @@ def explained_logprobs(
 
 
 def _beyond(gaps: Mapping[str, Tensor], limit: float) -> list[str]:
-    """Name the gaps beyond a limit, at most or on average, NaN included."""
+    """Name gaps beyond a limit, NaN included."""
 
     def is_within(gap_L: Tensor) -> bool:
         mean = MEAN_SHARE * limit * (1 + ERRORS / len(gap_L) ** 0.5)

@@ -107,7 +107,7 @@ def check_slope(subject: PreflightContext) -> Check:
 
 
 def gradient_errors(policy: Policy, rows: Sequence[Row], sampling: Sampling, scale: float) -> Errors:
-    """Return the trainer's errors against `scale` times the gradient of -A log pi.
+    """Return the trainer's errors against `scale` times the plain gradient.
 
     Collective, with the same rows.
     """

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 
 class StopTraining(Exception):
-    """A callback ends the run after this step; the message is the reason."""
+    """A callback ends the run; the message is the reason."""
 
 
 class Callback:
-    """Receive the events of a run, on the first process; override as needed.
+    """Receives a run's events on the first process; override as needed.
 
     >>> class Patience(Callback):
     ...     def on_evaluation(self, step, evaluation):

@@ -140,7 +140,7 @@ class RunRecorder:
 
     @cached_property
     def _tracker(self) -> Tracker:
-        """Open the logs at first use, after a resume has cut them back."""
+        """Open the logs at first use, after a resume's cut."""
         if not collectives.is_main_process():
             return CompositeTracker(())
         config = self._config

@@ -1,4 +1,4 @@
-"""The display of a run: a live panel, or a line per step."""
+"""The display of a run: a live panel, or lines."""
 
 import math
 import re

@@ -88,7 +88,7 @@ def trace_rows(
     pieces: "Speller",
     num_bytes: int,
 ) -> Iterator[dict[str, Any]]:
-    """Yield the lines of the chosen groups, with rows `trained` on any rank.
+    """Yield the chosen groups' lines, with rows `trained` anywhere.
 
     Long answers are cut to `num_bytes` in all.
     """
@@ -118,7 +118,7 @@ def _group_row(step: int, one: TraceGroup, reason: str) -> dict[str, Any]:
 
 
 def _rollouts(one: TraceGroup, rows: list[TrainedRow], pieces: "Speller", limit: int) -> Iterator[dict[str, Any]]:
-    """Yield the answers of a group, taking their trained rows out of `rows`."""
+    """Yield a group's answers, consuming their trained rows."""
     advantages: Sequence[float | None] = one.advantages or [None] * len(one.group.rollouts)
     for rollout, advantage in zip(one.group.rollouts, advantages, strict=True):
         key = one.group.prompt.id, _loss_targets(rollout)

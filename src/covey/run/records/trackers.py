@@ -217,7 +217,7 @@ class BackgroundTracker:
             self._failed = True
 
     def _is_silent(self) -> bool:
-        """Return True where a call missed its deadline; the service is given up."""
+        """Return True where a call missed its deadline."""
         since = self._thread.busy_since
         is_silent = since is not None and time.monotonic() - since > self._deadline
         if is_silent and not self._failed:
@@ -255,7 +255,7 @@ class CompositeTracker:
 def make_trackers(
     output: OutputConfig, folder: Path, run_config: Mapping[str, Any], deadline: float, say: Say = LOGGER.info
 ) -> Tracker:
-    """Open the files and the services of output.trackers, with a deadline per call.
+    """Open files and services of output.trackers, with deadlines.
 
     `say` receives where a service shows the run. ValueError for an unknown name or a missing package. An unreachable
     service is a warning.
