@@ -178,7 +178,7 @@ lint: $(STAMP)  ## ruff: rules and format; imports run down the list of rooms; t
 types: $(STAMP)  ## mypy
 	$(BIN)/mypy
 
-check: lint types test test-long  ## what CI runs
+check: lint types test-both  ## what CI runs
 
 format: $(STAMP)  ## fix what ruff can fix
 	$(BIN)/ruff check --fix .
