@@ -105,23 +105,19 @@ class CreditAssigner:
         A group so keeps its size, which pass@k needs.
         """
         rows = [
-            (number, group.prompt, rollout)
+            (number, group.prompt, rollout, penalty)
             for number, group in enumerate(groups)
-            for rollout in (*group.rollouts, *(UNSCORED for _ in group.failures))
+            for rollout, penalty in (
+                *zip(group.rollouts, kl[number] if kl is not None else [0.0] * len(group.rollouts), strict=True),
+                *((UNSCORED, 0.0) for _ in group.failures),
+            )
         ]
-        places, prompts, rollouts = zip(*rows, strict=True) if rows else ((), (), ())
+        places, prompts, rollouts, penalties = zip(*rows, strict=True) if rows else ((), (), (), ())
         token_ids = tuple(tuple(compress(one.target_ids, one.loss_mask)) for one in rollouts)
         names = tuple(dict.fromkeys(name for one in rollouts for name in one.parts))
-        written_N = _float64([len(ids) for ids in token_ids])
-        is_masked_N = torch.tensor([self._functions.leaves_out(one) for one in rollouts], dtype=torch.bool)
-        functions = self._functions
-        has_turns = functions.turn_credit is not None
-        turns = [
-            (row, turn)
-            for row, one in enumerate(rollouts)
-            if has_turns and one is not UNSCORED
-            for turn in one.policy_turns
-        ]
+        parts = [[one.parts.get(name, math.nan) for name in names] for one in rollouts]
+        written_N, functions = _float64([len(ids) for ids in token_ids]), self._functions
+        is_masked_N = torch.tensor([functions.leaves_out(one) for one in rollouts], dtype=torch.bool)
         return Scores(
             rewards_N=_float64([one.reward.value for one in rollouts]),
             groups_N=torch.tensor(places, dtype=torch.int64),
@@ -130,20 +126,13 @@ class CreditAssigner:
             total_lengths_N=_float64([len(one.input_ids) + max(1, len(one.branches)) for one in rollouts]),
             turns_N=_float64([_num_turns(one) for one in rollouts]),
             truncated_N=torch.tensor([one.finish_reason == "length" for one in rollouts], dtype=torch.bool),
-            penalties_N=_float64(_penalties(groups, kl)),
-            parts_NK=_float64([[one.parts.get(name, math.nan) for name in names] for one in rollouts]).view(
-                len(rollouts), len(names)
-            ),
+            penalties_N=_float64(penalties),
+            parts_NK=_float64(parts).view(len(rollouts), len(names)),
             weights_K=_float64([self._part_weights.get(name, 1.0) for name in names]),
             part_names=names,
             roles=tuple(prompt.environment for prompt in prompts),
             token_ids=token_ids,
-            turns=Turns(
-                torch.tensor([row for row, _ in turns], dtype=torch.int64),
-                _float64([turn.reward for _, turn in turns]),
-                _float64([turn.end - turn.start for _, turn in turns]),
-                tuple(turn.state for _, turn in turns),
-            ),
+            turns=_turns(rollouts if functions.turn_credit is not None else ()),
             prompts=prompts if functions.takes_answers else (),
             texts=tuple(one.text for one in rollouts) if functions.takes_answers else (),
         )
@@ -153,13 +142,14 @@ UNSCORED = Rollout((), (), (), (), Reward(math.nan), "", "stop", 0)
 """Row of a completion without a reward."""
 
 
-def _penalties(groups: Sequence[Group], kl: Sequence[Sequence[float]] | None) -> list[float]:
-    of_groups = kl if kl is not None else [[0.0] * len(group.rollouts) for group in groups]
-    return [
-        penalty
-        for group, own in zip(groups, of_groups, strict=True)
-        for penalty in (*own, *(0.0 for _ in group.failures))
-    ]
+def _turns(rollouts: Sequence[Rollout]) -> Turns:
+    turns = [(row, turn) for row, one in enumerate(rollouts) if one is not UNSCORED for turn in one.policy_turns]
+    return Turns(
+        torch.tensor([row for row, _ in turns], dtype=torch.int64),
+        _float64([turn.reward for _, turn in turns]),
+        _float64([turn.end - turn.start for _, turn in turns]),
+        tuple(turn.state for _, turn in turns),
+    )
 
 
 def _float64(values: Sequence[Any]) -> Tensor:

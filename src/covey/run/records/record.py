@@ -106,9 +106,8 @@ class RunRecorder:
         self._run: Run | None = None
         self._schedule: JsonlWriter | None = None
         self._verdicts: JsonlWriter | None = None
-        self.sides, self.looked_at = SIDES, ""
         self._traces: TraceLog | None = None
-        self._prompts = ""
+        self.sides, self.looked_at, self._prompts = SIDES, "", ""
         self._is_as_left = config.resume is not None
         """Whether the run is under way and has not got anywhere yet: what its folder says of it still holds."""
 
@@ -143,8 +142,9 @@ class RunRecorder:
         """Open the logs at first use, after a resume's cut."""
         if not collectives.is_main_process():
             return CompositeTracker(())
-        config = self._config
-        return make_trackers(config.output, self.folder, mask(asdict(config)), config.timeouts.tracker, self.say)
+        return make_trackers(
+            self._config.output, self.folder, mask(asdict(self._config)), self._config.timeouts.tracker, self.say
+        )
 
     @property
     def run(self) -> Run:
@@ -159,9 +159,7 @@ class RunRecorder:
 
     def begin(self, run: Run, prompts: str = "") -> None:
         """Attach the parts of the run, and the `fingerprint.prompt_hash` for checkpoints."""
-        self._run = run
-        self._prompts = prompts
-        self._config = run.config
+        self._run, self._prompts, self._config = run, prompts, run.config
         self._progress.expect(self._config.num_steps)
         if self._config.resume is None:
             _ = self._tracker  # a new run has its files, though it stops before their first row
