@@ -83,7 +83,7 @@ figures: $(STAMP)  ## draw every picture of the README and the documentation fro
 	$(BIN)/python -m benchmarks.figures
 
 docs: $(DOCS_STAMP)  ## the documentation as a site in build/site, without dead links (half a minute)
-	$(DOCS_VENV)/bin/python -m mkdocs build --quiet --strict --config-file docs/site/mkdocs.yml
+	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/python -m mkdocs build --quiet --strict --config-file docs/site/mkdocs.yml
 	$(DOCS_VENV)/bin/python docs/site/check.py build/site
 	@echo "build/site/index.html; to search, serve it: python3 -m http.server --directory build/site"
 
