@@ -10,14 +10,20 @@ import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 from covey.environments.base import Environment, Split
+from covey.environments.data.columns import of_verl
+from covey.environments.data.rows import load_rows, row_settings
+from covey.environments.settings import BuildSettings
 from covey.system.text.escaping import excerpt
 from covey.types import Failure, Message, Prompt, Reward
 from covey_graders.code.extract import extract_program
+from covey_sandbox import Sandbox, Tier
 from covey_sandbox.types import SUSPICIOUS, Limits, Report, Runner, SandboxFailed
-from covey_tasks.code.problems import Problem
+from covey_tasks.code.formats import PROMPTS, problem_of
+from covey_tasks.code.problems import NUM_TESTS, Problem, generate_problems, with_tests
 from covey_tasks.code.settings import CodeConfig
 from covey_tasks.code.verdict_cache import CachedRunner
 
@@ -157,6 +163,28 @@ class Code(Environment):
         if failed is not None:
             self._counts["recheck_disagreements"] += 1
             LOGGER.warning("prompt %s: full score, but run again: %s\n%s", prompt.id, failed, excerpt(program))
+
+
+def build_code(settings: CodeConfig, config: BuildSettings) -> Environment:
+    if config.data.path is not None:
+        make = partial(problem_of, packages=settings.test_packages)
+        how = row_settings(config.data, (), prompt=PROMPTS, make=make)
+        rows = load_rows(config.data.path, replace(how, known=partial(of_verl, problem="prompt", answer="tests")))
+        problems = with_tests(rows.splits, settings.tests_per_problem, settings.problem_seed)
+    else:
+        counts: dict[Split, int] = {"train": settings.num_train, "test": settings.num_test}
+        num_tests = settings.tests_per_problem or NUM_TESTS
+        which = settings.problem, settings.difficulty, counts, settings.problem_seed
+        problems = generate_problems(*which, num_tests, settings.style)
+    return Code(problems, code_runner(settings), settings)
+
+
+def code_runner(settings: CodeConfig) -> Runner:
+    """Build what runs programs. Raises ValueError where this machine cannot isolate them."""
+    try:
+        return Sandbox(settings.num_slots, cast("Tier", settings.isolation))
+    except SandboxFailed as error:
+        raise ValueError(f"environment.isolation={settings.isolation}: {error}") from error
 
 
 def _whole(problem: Problem, program: str) -> str:

@@ -70,7 +70,7 @@ class CodeConfig(EpisodesConfig):
     knows_right: ClassVar[bool] = True
 
     def build(self, run: BuildSettings, say: Say) -> "EnvironmentLike":
-        from covey_tasks.code.build import build_code
+        from covey_tasks.code.environment import build_code
 
         return build_code(self, run)
 

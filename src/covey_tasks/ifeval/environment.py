@@ -2,14 +2,20 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from covey.environments.base import Environment, Split
+from covey.environments.data.rows import row_settings
+from covey.environments.settings import BuildSettings
 from covey.types import Failure, Prompt, Reward
 from covey_graders.ifeval.instructions import CHECKS, Instruction, instructions_of
 from covey_graders.ifeval.topics import echoes, has_content, is_about, num_different_words, words_of
+from covey_tasks.ifeval.generator import generate
 from covey_tasks.ifeval.gold import gold_answer
 from covey_tasks.ifeval.kinds import MATERIAL
-from covey_tasks.ifeval.rewards import NAMED, NO_ECHO, OWN, Scheme
+from covey_tasks.ifeval.prompts import COLUMNS, Source, from_requests, load, prompt_of
+from covey_tasks.ifeval.rewards import NAMED, NO_ECHO, OWN, Scheme, scheme_of
+from covey_tasks.ifeval.settings import IfevalConfig
 
 
 class IFEval(Environment):
@@ -51,6 +57,19 @@ class IFEval(Environment):
     @property
     def part_weights(self) -> Mapping[str, float]:
         return {name.partition(":")[2]: 0.0 for name in CHECKS} | self._scheme.part_weights
+
+
+def build_ifeval(settings: IfevalConfig, config: BuildSettings) -> Environment:
+    scheme = scheme_of(settings)
+    ask = scheme.instruction if settings.instruction is None else settings.instruction
+
+    def generated() -> dict[Split, list[Prompt]]:
+        requests = generate(settings)
+        return {split: from_requests(found, split, settings.style, ask) for split, found in requests.items()}
+
+    make = partial(prompt_of, instruction=ask)
+    how_to_read = row_settings(config.data, COLUMNS, prompt=("prompt",), make=make)
+    return IFEval(load(Source(config.data.path, settings.benchmark, how_to_read), generated), scheme)
 
 
 def _rules(prompt: Prompt) -> Callable[[str], Mapping[str, bool]]:

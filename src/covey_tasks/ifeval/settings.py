@@ -54,7 +54,7 @@ class IfevalConfig(EnvironmentConfig):
     knows_right: ClassVar[bool] = True
 
     def build(self, run: BuildSettings, say: Say) -> "EnvironmentLike":
-        from covey_tasks.ifeval.build import build_ifeval
+        from covey_tasks.ifeval.environment import build_ifeval
 
         return build_ifeval(self, run)
 

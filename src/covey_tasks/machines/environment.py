@@ -4,23 +4,30 @@ R = R_valid * R_task: what is no machine scores 0, everything else what physics 
 """
 
 import asyncio
+import logging
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from covey.environments.base import Environment, Split
+from covey.environments.data.rows import load_rows, row_settings
+from covey.environments.settings import BuildSettings
 from covey.types import Failure, Prompt, Reward
 from covey_tasks.machines.design.demonstrations import DemonstrationSpec, Design, capped, make_designs
 from covey_tasks.machines.design.place import place
-from covey_tasks.machines.design.stages import STAGES, Problem, check_problem
+from covey_tasks.machines.design.stages import STAGES, Problem, check_problem, stage_problems
 from covey_tasks.machines.design.tree import canonical
 from covey_tasks.machines.design.types import Invalid, Machine
-from covey_tasks.machines.physics.simulators import CachedSimulators
+from covey_tasks.machines.physics.simulators import CachedSimulators, Simulators
 from covey_tasks.machines.physics.trajectory import Ending, Outcome
 from covey_tasks.machines.prompts import make_prompt, read_answer, write_answer
-from covey_tasks.machines.rows import Example
+from covey_tasks.machines.rows import Example, problem_of, read_examples
 from covey_tasks.machines.scores import TRANSFORMS, find_score
 from covey_tasks.machines.settings import MachinesConfig
+
+LOGGER = logging.getLogger(__name__)
 
 
 class Machines(Environment):
@@ -163,6 +170,31 @@ class Machines(Environment):
             "nonzero": float(score > 0),
         }
         return Reward(sum(weight * parts[name] for name, weight in self.part_weights.items()), parts)
+
+
+def build_machines(settings: MachinesConfig, config: BuildSettings) -> Environment:
+    # Read the problems of both splits, or generate them.
+    most, seed = settings.max_blocks, settings.problem_seed
+    if config.data.path is not None:
+        how_to_read = row_settings(config.data, ("prompt",), make=partial(problem_of, settings=settings))
+        problems = load_rows(config.data.path, how_to_read).splits
+    else:
+        counts: dict[Split, int] = {"train": settings.num_train, "test": settings.num_test}
+        problems = {
+            split: stage_problems(settings.stages, count, most, random.Random(f"machines {split} {seed}"))
+            for split, count in counts.items()
+        }
+    # Read the demonstrations, or say which there can be.
+    examples = [] if settings.demonstrations is None else read_examples(settings.demonstrations, settings)
+    if examples:
+        LOGGER.info("%s: %d designs, all of them machines", settings.demonstrations, len(examples))
+    own = () if config.data.path is None else tuple(problems["train"])
+    wanted = DemonstrationSpec(
+        tuple(settings.stages), settings.num_demonstrations, most, settings.family_share, seed, own
+    )
+    # Start what simulates.
+    simulators = CachedSimulators(Simulators(settings.num_workers, settings.timeout), settings.cache_size)
+    return Machines(problems, wanted, simulators, settings, examples)
 
 
 def _is_answer(machine: Machine | Invalid, problem: Problem) -> bool:

@@ -67,7 +67,7 @@ class MachinesConfig(EnvironmentConfig):
     reads_rows: ClassVar[str] = "maybe"
 
     def build(self, run: BuildSettings, say: Say) -> "EnvironmentLike":
-        from covey_tasks.machines.build import build_machines
+        from covey_tasks.machines.environment import build_machines
 
         return build_machines(self, run)
 

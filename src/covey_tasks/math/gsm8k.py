@@ -18,12 +18,14 @@ letter, so that curves can be compared with theirs; as judges of mathematics the
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from covey.environments.base import Split, conversation
-from covey.environments.data.columns import text_in
-from covey.environments.data.rows import numbered
+from covey.environments.data.columns import of_verl, text_in
+from covey.environments.data.rows import load_rows, numbered, row_settings
+from covey.environments.settings import BuildSettings
 from covey.system.lookup import one_of
 from covey.types import CutText, Failure, Prompt, Reward
 from covey_graders.math.judge import compare
@@ -31,6 +33,7 @@ from covey_graders.math.layout import states_number
 from covey_graders.tags import first_block, visible
 from covey_tasks.math.schemes import check_format_reward, graded
 from covey_tasks.math.schemes import torchrl_reward as torchrl_scale
+from covey_tasks.math.settings import Gsm8kConfig
 from covey_tasks.math.verified import VerifiedAnswers
 from covey_tasks.math.verifier import MathLimits, check_installed
 
@@ -96,6 +99,14 @@ class GSM8K(VerifiedAnswers):
             return await self._verifier.trl(completion, gold)
         is_right = compare(completion, gold, computed=self.scheme == "covey", is_cut=isinstance(completion, CutText))
         return covey_reward(completion, is_right, self.format_reward)
+
+
+def build_gsm8k(settings: Gsm8kConfig, config: BuildSettings) -> VerifiedAnswers:
+    make = partial(prompt_of, scheme=settings.scheme, instruction=settings.instruction)
+    how = row_settings(config.data, ("question", "answer"), prompt=("question",), make=make)
+    known = partial(of_verl, problem="question", answer="answer", form="#### {}")
+    rows = load_rows(config.data.path, replace(how, known=known))
+    return GSM8K(rows.splits, settings.scheme, settings.format_reward, settings.instruction)
 
 
 def covey_reward(completion: str, is_right: bool, format_reward: float) -> Reward:

@@ -18,13 +18,15 @@ theirs; as judges of mathematics they are worse than the first two.
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from numbers import Number
 from typing import Any
 
 from covey.environments.base import Split, conversation
-from covey.environments.data.columns import nothing_in, text_in, value_in
-from covey.environments.data.rows import numbered
+from covey.environments.data.columns import nothing_in, of_verl, text_in, value_in
+from covey.environments.data.rows import load_rows, numbered, row_settings
+from covey.environments.settings import BuildSettings
 from covey.types import CutText, Failure, Prompt, Reward
 from covey_graders.math.answers import find_answer
 from covey_graders.math.judge import compare, is_no_answer
@@ -104,6 +106,13 @@ class Mathematics(VerifiedAnswers):
         question = str(prompt.columns.get(self._settings.problem_column, ""))
         is_right = compare(completion, gold, question, scheme == "covey", isinstance(completion, CutText))
         return covey_reward(completion, is_right, self._settings.format_reward)
+
+
+def build_math(settings: MathConfig, config: BuildSettings) -> VerifiedAnswers:
+    make = partial(prompt_of, settings=settings)
+    how = row_settings(config.data, (settings.problem_column,), "environment.problem_column", make=make)
+    known = partial(of_verl, problem=settings.problem_column, answer=settings.answer_column)
+    return Mathematics(load_rows(config.data.path, replace(how, known=known)).splits, settings)
 
 
 def covey_reward(completion: str, is_right: bool, format_reward: float) -> Reward:

@@ -35,7 +35,7 @@ class Gsm8kConfig(EnvironmentConfig):
     knows_right: ClassVar[bool] = True
 
     def build(self, run: BuildSettings, say: Say) -> "EnvironmentLike":
-        from covey_tasks.math.build import build_gsm8k
+        from covey_tasks.math.gsm8k import build_gsm8k
 
         return build_gsm8k(self, run)
 
@@ -73,7 +73,7 @@ class MathConfig(EnvironmentConfig):
     knows_right: ClassVar[bool] = True
 
     def build(self, run: BuildSettings, say: Say) -> "EnvironmentLike":
-        from covey_tasks.math.build import build_math
+        from covey_tasks.math.mathematics import build_math
 
         return build_math(self, run)
 
@@ -118,7 +118,7 @@ class CountdownConfig(EnvironmentConfig):
     knows_right: ClassVar[bool] = True
 
     def build(self, run: BuildSettings, say: Say) -> "EnvironmentLike":
-        from covey_tasks.math.build import build_countdown
+        from covey_tasks.math.countdown.environment import build_countdown
 
         return build_countdown(self, run)
 

@@ -9,9 +9,8 @@ import pytest
 
 from covey.config.schema import Config
 from covey.types import Reward
-from covey_tasks.machines.build import build_machines
 from covey_tasks.machines.design.stages import Problem
-from covey_tasks.machines.environment import Machines
+from covey_tasks.machines.environment import Machines, build_machines
 from covey_tasks.machines.prompts import read_answer
 from covey_tasks.machines.rows import example_of, problem_of, read_examples
 from covey_tasks.machines.settings import MachinesConfig

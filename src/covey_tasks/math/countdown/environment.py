@@ -12,6 +12,8 @@ from typing import Any
 
 from covey.environments.base import Environment, Split, conversation
 from covey.environments.data.columns import from_json
+from covey.environments.data.rows import load_rows, row_settings
+from covey.environments.settings import BuildSettings
 from covey.types import CutText, Failure, Message, Prompt, Reward
 from covey_graders import countdown
 from covey_graders.countdown import OPERATORS
@@ -96,6 +98,13 @@ class Countdown(Environment):
     def demonstrations(self, split: Split) -> list[tuple[Prompt, str]]:
         found = [(prompt, self.gold(prompt)) for prompt in self._prompts[split]]
         return [(prompt, answer) for prompt, answer in found if answer is not None]
+
+
+def build_countdown(settings: CountdownConfig, config: BuildSettings) -> Environment:
+    if config.data.path is None:
+        return Countdown(generate(settings), settings)
+    rows = load_rows(config.data.path, row_settings(config.data, ("nums", "target"), make=problem_of))
+    return Countdown(rows.splits, settings)
 
 
 def score(completion: str, numbers: Sequence[int], target: int, settings: CountdownConfig) -> Reward:
