@@ -227,11 +227,7 @@ def take(run: Run, step: int) -> tuple[list[Group], list[Dropped]]:
 
 
 def update(
-    run: Run,
-    groups: Sequence[Group],
-    dropped: Sequence[Dropped],
-    step: int,
-    hold: Callable[[], None] = lambda: None,
+    run: Run, groups: Sequence[Group], dropped: Sequence[Dropped], step: int, hold: Callable[[], None] = lambda: None
 ) -> Stepped:
     """Compute advantages, make the batch, step, publish the weights."""
     trainer, config = run.trainer, run.config

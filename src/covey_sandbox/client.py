@@ -173,11 +173,7 @@ def shared_sandbox(tier: Tier, pid: int) -> Sandbox:
 
 
 def run_tests(
-    code: str,
-    tests: Sequence[Test],
-    entry_point: str | None = None,
-    limits: Limits | None = None,
-    tier: Tier = "auto",
+    code: str, tests: Sequence[Test], entry_point: str | None = None, limits: Limits | None = None, tier: Tier = "auto"
 ) -> Report:
     """Judge a program in this process's shared sandbox."""
     return shared_sandbox(tier, os.getpid()).run_blocking(code, tests, entry_point, limits)

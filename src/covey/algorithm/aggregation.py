@@ -30,9 +30,7 @@ class Totals:
 
     def __add__(self, other: "Totals") -> "Totals":
         return Totals(
-            self.num_tokens + other.num_tokens,
-            self.num_sequences + other.num_sequences,
-            self.num_rows + other.num_rows,
+            self.num_tokens + other.num_tokens, self.num_sequences + other.num_sequences, self.num_rows + other.num_rows
         )
 
 

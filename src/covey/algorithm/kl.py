@@ -34,11 +34,7 @@ class KLOptions:
 
 
 def kl_penalty(
-    log_probs_NT: Tensor,
-    base_NT: Tensor,
-    mask_NT: Tensor,
-    options: KLOptions,
-    old_log_probs_NT: Tensor | None = None,
+    log_probs_NT: Tensor, base_NT: Tensor, mask_NT: Tensor, options: KLOptions, old_log_probs_NT: Tensor | None = None
 ) -> Tensor:
     """Return the KL to a base policy per token, (N, T), nats.
 
@@ -146,8 +142,5 @@ ESTIMATORS: dict[str, Callable[[Tensor, float | None], Tensor]] = {
 }
 SAMPLER_ESTIMATORS = {"k1_forward": "k1_forward", "k3": "k3_forward"}
 """By setting, the estimators of KL(sampler || pi): on the sampler's own tokens their naive gradient is right."""
-GRADIENTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "naive": naive,
-    "straight_through_k2": straight_through_k2,
-}
+GRADIENTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"naive": naive, "straight_through_k2": straight_through_k2}
 """Besides `is_weighted`, which needs a third policy."""

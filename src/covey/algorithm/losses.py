@@ -109,12 +109,7 @@ def dppo_kl(
 
 
 def dppo_tv_ratio(
-    inputs: LossInputs,
-    *,
-    div_low: float = 0.2,
-    div_high: float = 0.2,
-    adv_tau: float = 1.0,
-    kl_tau: float = 1e-3,
+    inputs: LossInputs, *, div_low: float = 0.2, div_high: float = 0.2, adv_tau: float = 1.0, kl_tau: float = 1e-3
 ) -> Tensor:
     """-adv_tau A rho on the tokens `dppo_tv` keeps, plus kl_tau (log rho)^2 on all (prime-rl, arXiv 2602.02276)."""
     keep_NT = ~far_by_probability(inputs, div_low, div_high)
@@ -128,12 +123,7 @@ def ipo_mask(inputs: LossInputs, *, div: float = 0.1, adv_tau: float = 1.0, kl_t
 
 
 def vespo(
-    inputs: LossInputs,
-    *,
-    k_pos: float = 2.0,
-    lambda_pos: float = 3.0,
-    k_neg: float = 3.0,
-    lambda_neg: float = 2.0,
+    inputs: LossInputs, *, k_pos: float = 2.0, lambda_pos: float = 3.0, k_neg: float = 3.0, lambda_neg: float = 2.0
 ) -> Tensor:
     """-phi(R) A log pi, phi(R) = R^k exp(lambda (1 - R)) of the sequence ratio, detached (VESPO, arXiv 2602.10693)."""
     log_R_NT = inputs.sequence_log_ratio.detach().clamp(VESPO_LOG_FLOOR, VESPO_LOG_CEILING)

@@ -77,9 +77,7 @@ class BatchStatistics:
     def rows(self, index_N: Tensor, num_columns: int) -> "BatchStatistics":
         """Return one micro-batch's rows, padded to `num_columns`."""
         return replace(
-            self,
-            keep_NT=self.keep_NT[index_N, :num_columns],
-            selected_NT=self.selected_NT[index_N, :num_columns],
+            self, keep_NT=self.keep_NT[index_N, :num_columns], selected_NT=self.selected_NT[index_N, :num_columns]
         )
 
 

@@ -186,10 +186,7 @@ class AlgorithmConfig(Section):
     kl_coef: float = setting(0.0, ge=0)
     """Weight of the KL penalty to the reference; 0 needs no reference at all."""
     kl_estimator: str = setting(
-        "k3",
-        choices=("full",),
-        needs=(PENALISED, KL_IN_LOSS.for_value("full")),
-        table="covey.algorithm.kl:ESTIMATORS",
+        "k3", choices=("full",), needs=(PENALISED, KL_IN_LOSS.for_value("full")), table="covey.algorithm.kl:ESTIMATORS"
     )
     """Estimate of the KL to the reference; full is exact over the vocabulary."""
     kl_gradient: str = setting(
@@ -296,8 +293,7 @@ class AlgorithmConfig(Section):
     )
     """Share of the policy in a refresh: 1 copies it, a small value every step is an EMA."""
     reference_refresh_on_best: bool = setting(
-        False,
-        needs=(COMPARED, Requires("evaluation.every > 0", ("evaluation.every",), is_positive)),
+        False, needs=(COMPARED, Requires("evaluation.every > 0", ("evaluation.every",), is_positive))
     )
     """Take the policy as the reference whenever an evaluation is more accurate than all before it."""
     correction: str = setting("none", choices=("none", "truncate", "mask"))

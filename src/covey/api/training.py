@@ -107,11 +107,7 @@ def train(
 
 
 def run_request(
-    request: Request,
-    folder: str | Path | None,
-    callbacks: Callbacks = (),
-    *,
-    exact: bool = True,
+    request: Request, folder: str | Path | None, callbacks: Callbacks = (), *, exact: bool = True
 ) -> Result:
     """Train as requested, and return the result.
 

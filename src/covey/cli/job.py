@@ -206,10 +206,7 @@ TRAINING_SETTINGS = (
     "output.report",
 )
 ANSWER_SETTINGS = ("output.answers_per_evaluation", "output.max_rollout_rows")
-CREDIT_SETTINGS = (
-    *ADVANTAGE_SETTINGS,
-    *names_of(AlgorithmConfig, "algorithm", "shaping", "selection", "group_filter"),
-)
+CREDIT_SETTINGS = (*ADVANTAGE_SETTINGS, *names_of(AlgorithmConfig, "algorithm", "shaping", "selection", "group_filter"))
 JUDGE_UNREAD = (
     *(*BUDGETS, "groups_per_step", "group_size", "updates_per_batch"),
     *("micro_batch_tokens", "packing", "logprob_chunk", "optimizer", "preflight"),

@@ -46,10 +46,7 @@ def role_of(devices: DevicesConfig, name: str) -> Role:
 def asked_of(devices: DevicesConfig) -> dict[str, float]:
     """Return the devices of all processes together."""
     roles = roles_of(devices)
-    return {
-        "CPU": sum(role.asked["CPU"] for role in roles) - 1,
-        "GPU": sum(role.asked["GPU"] for role in roles),
-    }
+    return {"CPU": sum(role.asked["CPU"] for role in roles) - 1, "GPU": sum(role.asked["GPU"] for role in roles)}
 
 
 def check_counts(ray: Any, devices: DevicesConfig) -> None:

@@ -159,10 +159,7 @@ def _prompts(
     )
 
 
-WORDS = {
-    "short": None,
-    "full": "What is {sum}? Answer with the number alone.",
-}
+WORDS = {"short": None, "full": "What is {sum}? Answer with the number alone."}
 """What is said around a sum. In `short` it stands there alone, for a policy that continues it."""
 
 

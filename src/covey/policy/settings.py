@@ -47,9 +47,7 @@ class ModelConfig(Section):
     revision: str | None = setting(None, needs=ON_HUB)
     """Hub revision; null takes the default branch."""
     precision: str = setting(
-        "float32",
-        choices=("float32", "bfloat16", "float16", "float64"),
-        needs=IN_DDP.for_value("float16"),
+        "float32", choices=("float32", "bfloat16", "float16", "float64"), needs=IN_DDP.for_value("float16")
     )
     """What the forward pass computes in: float32, bfloat16, float16 or float64. Weights train in float32 at least."""
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)

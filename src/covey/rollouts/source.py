@@ -16,13 +16,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from covey.engine.base import Resting
 from covey.environments.base import follow, metrics_of
-from covey.rollouts.group_checks import (
-    GroupFilter,
-    Outcome,
-    outcomes_of,
-    reason_to_drop,
-    stop_where_nothing_is_scored,
-)
+from covey.rollouts.group_checks import GroupFilter, Outcome, outcomes_of, reason_to_drop, stop_where_nothing_is_scored
 from covey.rollouts.rollout import roll_out, roll_out_together
 from covey.rollouts.sampler import Sampler
 from covey.rollouts.settings import GroupSizeStep, group_size_at

@@ -77,11 +77,7 @@ async def close(stages: Stages, prompt: Prompt, episode: Episode, seconds: float
 
 
 async def judged(
-    environment: Environment,
-    stages: Stages,
-    prompt: Prompt,
-    texts: Sequence[str],
-    token_ids: Sequence[Sequence[int]],
+    environment: Environment, stages: Stages, prompt: Prompt, texts: Sequence[str], token_ids: Sequence[Sequence[int]]
 ) -> list[Reward | Failure]:
     """Return one checked verdict per completion."""
     given = list(texts), list(token_ids)  # its own, to change as it likes

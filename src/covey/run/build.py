@@ -365,10 +365,7 @@ def is_shared_out(strategy: str) -> bool:
 
 
 def distributed(
-    policy: Policy,
-    reference: Reference | RemoteReference | None,
-    strategy: str,
-    device: torch.device | None = None,
+    policy: Policy, reference: Reference | RemoteReference | None, strategy: str, device: torch.device | None = None
 ) -> tuple[Policy, Reference | RemoteReference | None]:
     """Distribute policy and reference by `strategy`, onto `device`.
 

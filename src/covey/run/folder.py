@@ -287,10 +287,7 @@ def discard_if_empty(folder: Path, num_parents: int = 2) -> None:
         path.rmdir()
 
 
-NOTHING_DONE = {
-    *(CONFIG, VERSIONS, *ROWS, STATUS),
-    *("covey.log", LOCK, "run.seal", SUMMARY),
-}
+NOTHING_DONE = {*(CONFIG, VERSIONS, *ROWS, STATUS), *("covey.log", LOCK, "run.seal", SUMMARY)}
 """All that a run has written when the first step or look is yet to come."""
 UNTIMED = "other"
 """The phase of a summary in which a run does nothing but begin and end."""

@@ -19,10 +19,7 @@ REFUSED: Mapping[str, tuple[str, str]] = {
     "ACCELERATE_USE_PARALLELISM_CONFIG": ("--use_parallelism_config", "parallel.strategy=fsdp shards weights"),
     "ACCELERATE_DYNAMO_BACKEND": ("--dynamo_backend", "nothing is compiled by torch"),
     "ACCELERATE_GRADIENT_CLIPPING": ("--gradient_clipping", "optimizer.max_grad_norm clips"),
-    "ACCELERATE_DEBUG_MODE": (
-        "--debug",
-        "timeouts.ranks ends a wait for other ranks, and says for what",
-    ),
+    "ACCELERATE_DEBUG_MODE": ("--debug", "timeouts.ranks ends a wait for other ranks, and says for what"),
     "ACCELERATE_USE_XPU": ("--use_xpu", "there are CPUs and CUDA GPUs"),
     "ACCELERATE_USE_IPEX": ("--ipex", "there are CPUs and CUDA GPUs"),
     **dict.fromkeys(("XLA_USE_BF16", "XLA_DOWNCAST_BF16"), ("--tpu", "there are CPUs and CUDA GPUs")),

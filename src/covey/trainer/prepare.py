@@ -7,12 +7,7 @@ from dataclasses import replace
 from covey.algorithm.aggregation import Totals
 from covey.policy.policy import Policy
 from covey.system import collectives
-from covey.trainer.batch import (
-    Packing,
-    count,
-    make_rows,
-    pack_rows,
-)
+from covey.trainer.batch import Packing, count, make_rows, pack_rows
 from covey.trainer.credit import Credit, CreditAssigner
 from covey.trainer.forward import Trained
 from covey.trainer.layouts import Row

@@ -19,9 +19,7 @@ PER_GROUP = (
     Requires("parallel.strategy = ddp", ("parallel.strategy",), lambda strategy: strategy == "ddp"),
     Requires("model.lora_dropout = 0", ("model.lora_dropout",), lambda share: share == 0),
     Requires(
-        "an algorithm.advantage of a group alone",
-        ("algorithm.advantage",),
-        lambda name: name not in OVER_THE_BATCH,
+        "an algorithm.advantage of a group alone", ("algorithm.advantage",), lambda name: name not in OVER_THE_BATCH
     ),
     Requires(
         "algorithm.advantage_options.post_normalize = none",

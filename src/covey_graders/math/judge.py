@@ -24,14 +24,7 @@ from covey_graders.math.formulas.values import value_at
 from covey_graders.math.reading.claims import contradict
 from covey_graders.math.reading.normalize import TEXT_COMMAND, plain
 from covey_graders.math.reading.numerals import Reading, range_of, read_last, read_values
-from covey_graders.math.reading.units import (
-    conversion,
-    differ_in_unit,
-    measures_of,
-    total_of,
-    unit_of,
-    without_unit,
-)
+from covey_graders.math.reading.units import conversion, differ_in_unit, measures_of, total_of, unit_of, without_unit
 from covey_graders.tables import patterns_beside
 
 

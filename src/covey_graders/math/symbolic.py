@@ -30,9 +30,7 @@ def trl_verdict(
     if not expected:
         return None
     latex = LatexExtractionConfig(
-        normalization_config=NormalizationConfig(units=True),
-        boxed_match_priority=0,
-        try_extract_without_anchor=False,
+        normalization_config=NormalizationConfig(units=True), boxed_match_priority=0, try_extract_without_anchor=False
     )
     found = parse(completion, extraction_config=[latex], extraction_mode="first_match", parsing_timeout=parse_seconds)
     return float(verify(expected, found, timeout_seconds=verify_seconds))

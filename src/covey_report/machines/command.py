@@ -185,11 +185,7 @@ def _said_of(throw: Throw) -> str:
 
 MOST_SHOWN = 48
 ACTIONS: dict[str, Callable[[Arguments], None]] = {"show": _show, "simulate": _simulate, "gallery": _gallery}
-FLAGS_OF = {
-    "show": {"--out"},
-    "simulate": {"--out", "--task", "--film"},
-    "gallery": {"--out", "--best", "--film"},
-}
+FLAGS_OF = {"show": {"--out"}, "simulate": {"--out", "--task", "--film"}, "gallery": {"--out", "--best", "--film"}}
 FLAGS = ("--out", "--task", "--film", "--best")
 
 

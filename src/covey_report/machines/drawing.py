@@ -6,18 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from covey_report.machines.mesh import (
-    ALONG,
-    FILM,
-    VIEWS,
-    Mesh,
-    Polygon,
-    View,
-    box,
-    in_view,
-    mesh_of,
-    moved,
-)
+from covey_report.machines.mesh import ALONG, FILM, VIEWS, Mesh, Polygon, View, box, in_view, mesh_of, moved
 from covey_tasks.machines.design.blocks import BLOCKS, BOULDER, TABLE, Kind
 from covey_tasks.machines.design.types import Machine
 from covey_tasks.machines.physics.trajectory import Array, Recording

@@ -192,10 +192,7 @@ def _rollout(one: Row) -> Row:
 
 def _turn(turn: Row) -> Row:
     own = {"num": turn.get("num_tokens"), "reward": turn.get("reward"), "void": bool(turn.get("is_void"))}
-    return own | {
-        "state": cut(turn.get("state"), 200),
-        "info": cut(plain(turn["info"]), 300) if "info" in turn else "",
-    }
+    return own | {"state": cut(turn.get("state"), 200), "info": cut(plain(turn["info"]), 300) if "info" in turn else ""}
 
 
 def thinned(rows: Sequence[Row], most: int) -> list[Row]:

@@ -221,11 +221,7 @@ _ENCODERS: list[tuple[type, Callable[[Encoder, Any, int], Any]]] = [
     *((kind, _moment(kind, names)) for kind, names in _MOMENTS.items()),
     (deque, _items("D", deque.__iter__)),
 ]
-_VIEWS: dict[type, str] = {
-    type({}.keys()): "k",
-    type({}.values()): "v",
-    type({}.items()): "e",
-}
+_VIEWS: dict[type, str] = {type({}.keys()): "k", type({}.values()): "v", type({}.items()): "e"}
 
 
 def _refuse(text: str) -> Any:

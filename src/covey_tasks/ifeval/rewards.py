@@ -115,11 +115,6 @@ FOLLOWED, ON_TOPIC = "followed_on_topic", "on_topic"
 """The reward of the plain schemes, and whether the answer says something about what was asked."""
 RULES = WORDS, OWN, NAMED, NO_ECHO = ("has_words", "has_own_words", "names_topic", "is_no_echo")
 """The rules of that: enough words, some of its own that mean something, the topic, and not the prompt again."""
-PLAIN = {
-    "strict": "all_strict",
-    "strict_share": "share_strict",
-    "loose": "all_loose",
-    "loose_share": "share_loose",
-}
+PLAIN = {"strict": "all_strict", "strict_share": "share_strict", "loose": "all_loose", "loose_share": "share_loose"}
 """The measure that is the reward."""
 SCHEMES = (*PLAIN, "torchrl")

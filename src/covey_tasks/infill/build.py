@@ -16,15 +16,7 @@ from covey.environments.data.rows import row_settings
 from covey.environments.settings import BuildSettings
 from covey.policy.models.loading import load_tokenizer
 from covey.system import collectives
-from covey_tasks.infill.environment import (
-    GRAMMAR,
-    Infill,
-    Monitor,
-    Rule,
-    gap_reference,
-    make_prompts,
-    written,
-)
+from covey_tasks.infill.environment import GRAMMAR, Infill, Monitor, Rule, gap_reference, make_prompts, written
 from covey_tasks.infill.judge import Judge
 from covey_tasks.infill.judge_training import NANO_JUDGE, Pair, accuracy, ensure_judge
 from covey_tasks.infill.settings import InfillConfig
@@ -122,10 +114,7 @@ class Corruption:
 
 
 def _neighbours(ids: Sequence[int], position: int) -> tuple[int, int]:
-    return (
-        ids[position - 1] if position > 0 else -1,
-        ids[position + 1] if position + 1 < len(ids) else -1,
-    )
+    return (ids[position - 1] if position > 0 else -1, ids[position + 1] if position + 1 < len(ids) else -1)
 
 
 @dataclass(frozen=True)

@@ -32,11 +32,7 @@ from covey_graders.math.answers import find_answer
 from covey_graders.math.judge import compare, is_no_answer
 from covey_graders.math.layout import boxed_answer, has_one_box
 from covey_graders.tags import first_block, visible
-from covey_tasks.math.schemes import (
-    check_format_reward,
-    graded,
-    torchrl_reward,
-)
+from covey_tasks.math.schemes import check_format_reward, graded, torchrl_reward
 from covey_tasks.math.settings import MathConfig
 from covey_tasks.math.verified import VerifiedAnswers
 from covey_tasks.math.verifier import MathLimits, check_installed

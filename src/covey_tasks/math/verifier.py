@@ -12,11 +12,7 @@ from typing import Any
 
 from covey.system.workers.pool import NO_WORKER, TOO_LONG, WorkerPool, WorkerSettings
 from covey.types import Failure, Reward
-from covey_graders.math.symbolic import (
-    math_verify_accuracy,
-    torchrl_equal,
-    trl_accuracy,
-)
+from covey_graders.math.symbolic import math_verify_accuracy, torchrl_equal, trl_accuracy
 
 
 @dataclass(frozen=True, slots=True)

@@ -208,7 +208,4 @@ SELECTION: dict[str, Callable[..., Selected]] = {
     "balanced_subset": balanced_subset,
 }
 
-GROUP_FILTERS: dict[str, Callable[..., bool]] = {
-    "zero_std": zero_std,
-    "mean_bounds": mean_bounds,
-}
+GROUP_FILTERS: dict[str, Callable[..., bool]] = {"zero_std": zero_std, "mean_bounds": mean_bounds}

@@ -11,10 +11,7 @@ from covey.system.setting import Bounds
 
 OPTION_NEEDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "leave_one_out": dict.fromkeys(("ddof", "eps"), ("post_normalize", "batch_zscore")),
-    "pairwise": {
-        "temperature": ("form", "bradley_terry"),
-        **dict.fromkeys(("ddof", "eps"), ("post", "group_zscore")),
-    },
+    "pairwise": {"temperature": ("form", "bradley_terry"), **dict.fromkeys(("ddof", "eps"), ("post", "group_zscore"))},
     "pkpo": {"loo_scale": ("variant", "loo")},
     **dict.fromkeys(("turn_mixed", "anchor_state"), dict.fromkeys(("ddof", "eps"), ("scale", "std"))),
     "best_minus_second": dict.fromkeys(("ddof", "eps"), ("scale", "group_std")),

@@ -244,11 +244,7 @@ TEXT_READERS: dict[str, Callable[[Path], Iterator[Entry]]] = {
     ".csv": _read_csv,
     ".tsv": _read_csv,
 }
-READERS: dict[str, Callable[[Path], Iterator[Entry]]] = {
-    **TEXT_READERS,
-    ".parquet": read_parquet,
-    ".arrow": read_arrow,
-}
+READERS: dict[str, Callable[[Path], Iterator[Entry]]] = {**TEXT_READERS, ".parquet": read_parquet, ".arrow": read_arrow}
 OPENERS: dict[str, Callable[[Path], Any]] = {
     ".gz": gzip.open,
     ".bz2": bz2.open,

@@ -40,13 +40,7 @@ from covey.policy.models.nano import NANO, NanoShape, nano_model, nano_tokenizer
 from covey.policy.models.nano_masked import NANO_MASKED, nano_masked_model, nano_masked_tokenizer
 from covey.policy.models.probe import LISTED, detect_capabilities, remove_dropout
 from covey.policy.models.quantized import check_form, keep_promises, quantization_config, quantized_bits
-from covey.policy.models.saved import (
-    NO_CODE,
-    UNREADABLE,
-    read_weights,
-    refuse_encoder,
-    refuse_rowless,
-)
+from covey.policy.models.saved import NO_CODE, UNREADABLE, read_weights, refuse_encoder, refuse_rowless
 from covey.policy.models.unread import Unread, find_unread
 from covey.policy.plain import MAKING
 from covey.policy.policy import DTYPES, Policy, is_adapted

@@ -18,13 +18,7 @@ from covey.policy import sharding
 from covey.policy.plain import plain_model, rollout_logprobs
 from covey.rollouts.rollout import causal_rollout
 from covey.run.preflight.budget import affordable_tokens, shorten_groups
-from covey.run.preflight.policy import (
-    allowed_nats,
-    first_groups,
-    laid_out,
-    synthetic_rows,
-    trainer_logprobs,
-)
+from covey.run.preflight.policy import allowed_nats, first_groups, laid_out, synthetic_rows, trainer_logprobs
 from covey.run.preflight.rounding import explained_logprobs
 from covey.run.preflight.subject import Check, PreflightContext, Unscored
 from covey.system import collectives

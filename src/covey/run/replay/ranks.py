@@ -32,10 +32,7 @@ def replay_on_ranks(config: Config, past: Path) -> str:
 
 def _replay_as_rank(config: Config, past: Path, aside: Path) -> str:
     """Replay this rank's part in a scratch folder."""
-    with (
-        collectives.process_group(config.timeouts.ranks, config.model.device),
-        RunRecorder(config, aside) as record,
-    ):
+    with collectives.process_group(config.timeouts.ranks, config.model.device), RunRecorder(config, aside) as record:
         if not collectives.is_main_process():
             begin_log(aside)  # away from the terminal, where rank 0 says the same
         say = CleanConsole().print if collectives.is_main_process() else lambda text: None

@@ -10,13 +10,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise, product
 
-from covey_graders.math.reading.arithmetic import (
-    NUMBER_PROSE,
-    NUMBER_STRICT,
-    NUMERAL,
-    ArithmeticReader,
-    to_fraction,
-)
+from covey_graders.math.reading.arithmetic import NUMBER_PROSE, NUMBER_STRICT, NUMERAL, ArithmeticReader, to_fraction
 from covey_graders.math.reading.hedges import HEDGES, PIECES
 from covey_graders.math.reading.normalize import CURRENCY, plain
 from covey_graders.math.reading.spelled import in_digits, with_parts

@@ -11,10 +11,7 @@ from collections.abc import Sequence
 from covey_sandbox.inside.isolation import kernel
 from covey_sandbox.inside.isolation.layers import DEVICES, WORK, Spec, change_user
 
-FLAG_OF = {
-    "network_namespace": kernel.CLONE_NEWNET,
-    "ipc_namespace": kernel.CLONE_NEWIPC,
-}
+FLAG_OF = {"network_namespace": kernel.CLONE_NEWNET, "ipc_namespace": kernel.CLONE_NEWIPC}
 """Of the zygote, shared by its programs, which follow one another. Mounts and processes are each program's own."""
 INSIDE_ID = 1000
 """User and group as the program sees them."""

@@ -118,11 +118,9 @@ def _size(solid: Solid) -> str:
 
 def _touch(surface: Surface, physics: Physics) -> str:
     # Friction by surface
-    friction = {
-        "tyre": physics.wheel_friction,
-        "slick": physics.slick_friction,
-        "grip": physics.grip_friction,
-    }.get(surface, physics.friction)
+    friction = {"tyre": physics.wheel_friction, "slick": physics.slick_friction, "grip": physics.grip_friction}.get(
+        surface, physics.friction
+    )
     # The surface with the higher priority decides, so that wheels slip on anything
     if surface == "slick":
         return f'friction="{friction}" priority="1"'

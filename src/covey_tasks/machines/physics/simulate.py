@@ -28,14 +28,7 @@ from covey_tasks.machines.physics.constants import (
 )
 from covey_tasks.machines.physics.mjcf import model_text, motor_speeds
 from covey_tasks.machines.physics.throwing import Thrower
-from covey_tasks.machines.physics.trajectory import (
-    Array,
-    Outcome,
-    Recording,
-    Trajectory,
-    summarize,
-    without_motion,
-)
+from covey_tasks.machines.physics.trajectory import Array, Outcome, Recording, Trajectory, summarize, without_motion
 from covey_tasks.machines.physics.worlds import WORLDS, World
 
 try:

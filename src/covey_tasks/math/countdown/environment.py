@@ -198,10 +198,7 @@ def _written(expression: str, target: int, answer_form: str) -> str:
     return f"<think>{expression}={target}</think>\n<answer>{expression}</answer>"
 
 
-USES = {
-    "exactly": "Use each number exactly once.",
-    "at_most": "Use each number at most once.",
-}
+USES = {"exactly": "Use each number exactly once.", "at_most": "Use each number at most once."}
 INSTRUCTIONS = {
     "tags": "Write an arithmetic expression of the given numbers, with + - * / and parentheses, that equals the "
     "target. Reason inside <think></think> tags, then write the expression alone inside <answer></answer> tags, for "

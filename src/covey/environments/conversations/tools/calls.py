@@ -14,15 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
-from covey.environments.conversations.tools.styles import (
-    ARGUMENTS,
-    SCHEMA,
-    TOOL,
-    Style,
-    pattern,
-    styles,
-    turns,
-)
+from covey.environments.conversations.tools.styles import ARGUMENTS, SCHEMA, TOOL, Style, pattern, styles, turns
 from covey.environments.episode import Answer
 
 Schemas = Sequence[Mapping[str, Any]]

@@ -280,11 +280,7 @@ def on_the_wire(said: Any) -> dict[str, Any]:
     found: dict[str, Any] = said.model_dump(exclude_none=True)
     if found.get("tool_calls"):
         found["tool_calls"] = [
-            {
-                "id": call["id"],
-                "type": "function",
-                "function": {"name": call["name"], "arguments": call["arguments"]},
-            }
+            {"id": call["id"], "type": "function", "function": {"name": call["name"], "arguments": call["arguments"]}}
             for call in found["tool_calls"]
         ]
     return found
