@@ -96,8 +96,6 @@ class SamplerPool:
         self._is_closing = threading.Event()
         watch_cluster(limits.silence, self._fail, self._is_closing)
 
-    # ------------------------------------------------------------------------------------ called by the trainer
-
     @property
     def is_ready(self) -> bool:
         return any(slot.is_alive for slot in self._slots)
@@ -198,8 +196,6 @@ class SamplerPool:
         self._thread.join(1.0 if is_gone else CLOSE_SECONDS)
         if not self._thread.is_alive():
             self._loop.close()
-
-    # ----------------------------------------------------------------------------------- in the pool's own thread
 
     def _soon(self, work: Callable[[Any], Awaitable[None]], about: Any) -> None:
         """Start a coroutine in the pool's thread; its exception ends the pool."""

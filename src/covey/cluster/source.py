@@ -231,8 +231,6 @@ class RaySource:
         finally:
             self.local.close()
 
-    # ------------------------------------------------------------------------------------------------ rank 0 alone
-
     def _push(self, version: int) -> None:
         with sharding.gather_weights(self._policy):
             if self._pool is not None:

@@ -120,9 +120,6 @@ def rollout_logits(plain: Plain, rollout: Rollout) -> tuple[Tensor, Tensor]:
     return torch.cat(logits), torch.tensor(targets, device=plain.device)
 
 
-# ------------------------------------------------------------------------------------------------ weights
-
-
 def _take_weights(model: PreTrainedModel, policy: Policy, shift: Shift) -> None:
     """Share the policy's weights and saved buffers with the skeleton."""
     own = policy.causal_lm

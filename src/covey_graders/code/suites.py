@@ -59,9 +59,6 @@ def parsed(source: str) -> ast.Module:
         raise ValueError(f"tests are not Python code: {source!r:.80}") from error
 
 
-# ---------------------------------------------------------------------------------------- tests that stand alone
-
-
 def split_tests(source: str, entry_point: str) -> list[tuple[str, str]]:
     """Split test code into pairs of text and call, to pass in parts.
 
@@ -127,9 +124,6 @@ def _runs(node: ast.stmt, functions: Sequence[str]) -> bool:
         return "__name__" in ast.unparse(node.test)
     call = node.value if isinstance(node, ast.Expr) else None
     return isinstance(call, ast.Call) and ast.unparse(call.func) in (*_RUNNERS, *functions)
-
-
-# ---------------------------------------------------------------------------------------- names of the program
 
 
 class _OfProgram(ast.NodeTransformer):
@@ -253,9 +247,6 @@ def _calls(node: ast.AST, name: str) -> bool:
 
 def _read(node: ast.AST) -> set[str]:
     return {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)}
-
-
-# ---------------------------------------------------------------------------------------- what cannot be given
 
 
 def imported(tree: ast.Module) -> list[str]:

@@ -85,9 +85,6 @@ def leaves_sum(text: str) -> bool:
     return _RE["operation"].search(_RE["no_operator"].sub("", text)) is not None
 
 
-# ------------------------------------------------------------------------------------------------ what is left undone
-
-
 def _undone(node: Node) -> Iterator[str]:
     """Yield a name for each computation left undone."""
     for part in walk(node):
@@ -234,9 +231,6 @@ def _has_power(number: int, index: int) -> bool:
         return True
     parts = [part for part in range(2, index) if index % part == 0]
     return any(round(number ** (1 / part)) ** part == number for part in parts if number <= MAX_RADICAND)
-
-
-# ------------------------------------------------------------------------------------------------ the form of an answer
 
 
 def has_form(tree: Node, expected: Node, question: str) -> bool:

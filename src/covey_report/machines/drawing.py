@@ -82,9 +82,6 @@ def draw_gallery(items: Sequence[GalleryItem], path: Path, title: str) -> None:
     figure.savefig(path, dpi=110)
 
 
-# ------------------------------------------------------------------------------------------------ onto axes
-
-
 def paint(axes: Axes, mesh: Mesh, view: View) -> None:
     corners = np.concatenate([view.flat(polygon.corners_K3) for polygon in mesh.polygons])
     add_mesh(axes, mesh, view)

@@ -73,9 +73,6 @@ def problem_of(row: Row, packages: Collection[str] = TEST_PACKAGES) -> Problem:
     return problem if opening else replace(problem, statement=_statement(problem, prompt, row, columns[0]))
 
 
-# ------------------------------------------------------------------------------------------------ columns
-
-
 def _given(row: Row, *names: str) -> str:
     for name in names:
         if row.get(name):
@@ -177,9 +174,6 @@ def _is_list_of_text(value: Any) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, str) and all(isinstance(v, str) for v in value)
 
 
-# ------------------------------------------------------------------------------------------------ prompts
-
-
 def _begins_program(prompt: str, entry_point: str) -> bool:
     """Check whether the prompt is the beginning of the program."""
     tree, functions = _tree_of(prompt + "\n    pass\n"), (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -199,9 +193,6 @@ def _statement(problem: Problem, prompt: str, row: Row, shown: Any) -> str:
     signature = signature_of(problem.solution, name, calls)
     called = to_define(name, signature, starter, {other: other in classes for other, classes in others.items()})
     return asked(prompt, called, lines[:1])
-
-
-# ------------------------------------------------------------------------------------------------ tests
 
 
 def _sources(tests: Any) -> list[str]:

@@ -64,9 +64,6 @@ def write_answer(tree: Tree, problem: Problem, form: str) -> str:
     return f"{explanation(tree, STAGES[problem.stage].task)}\n```json\n{FORMS[form].write(tree)}\n```"
 
 
-# ------------------------------------------------------------------------------------------------ for language models
-
-
 def instruction_of(rules: Rules, form: str) -> str:
     # Blocks that are allowed
     solid = [BLOCKS[type_] for type_ in BLOCKS if type_ in rules.types and not BLOCKS[type_].is_linear]

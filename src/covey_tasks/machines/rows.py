@@ -55,9 +55,6 @@ def read_examples(path: str, settings: MachinesConfig) -> list[Example]:
     return found
 
 
-# ------------------------------------------------------------------------------------------------ one row
-
-
 def problem_of(row: Row, settings: MachinesConfig) -> Problem:
     """Read the problem of a row. ValueError where a column is wrong."""
     words = row.get("prompt")

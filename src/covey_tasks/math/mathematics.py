@@ -116,9 +116,6 @@ def covey_reward(completion: str, is_right: bool, format_reward: float) -> Rewar
     return graded(is_right, has_one_box(visible(completion)), format_reward)
 
 
-# ------------------------------------------------------------------------------------------------ rows
-
-
 def gold_answers(row: Row, settings: MathConfig) -> list[str]:
     """Collect the gold answers of a row. ValueError where there is none."""
     answer = value_in(row, settings.answer_column)
@@ -170,9 +167,6 @@ def prompt_of(row: Row, settings: MathConfig) -> Prompt:
         columns["level"] = int(level[1])
     instruction = INSTRUCTIONS[settings.scheme] if settings.instruction is None else settings.instruction
     return Prompt("", "math", conversation(problem, instruction), columns)
-
-
-# ------------------------------------------------------------------------------------------------ forms
 
 
 def _box_form(solution: str, gold: str) -> str:

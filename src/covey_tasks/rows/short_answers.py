@@ -41,9 +41,6 @@ COLOUR = re.compile(
 ENDINGS = frozenset(["", *["e", "y", "s", "es", "d", "ed", "ing", "er", "ers", "r", "ies", "ied", "ying", "ier"]])
 
 
-# ------------------------------------------------------------------------------------------------ rows
-
-
 def brief() -> Splits:
     """Return rows of both splits with prompt, thing and words.
 
@@ -76,9 +73,6 @@ def _rows(draw_row: Callable[[random.Random], dict[str, Any]]) -> Splits:
         messages = [{"role": "user", "content": row.pop("ask").format(a=asked)}]
         rows.append({"prompt": messages, "thing": asked.split()[-1], "words": words.split(), **row})
     return {"train": rows[NUM_TEST:], "test": rows[:NUM_TEST]}
-
-
-# ------------------------------------------------------------------------------------------------ rewards
 
 
 def tells(

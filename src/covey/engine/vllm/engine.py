@@ -107,8 +107,6 @@ class VLLMEngine:
                 raise
             raise EngineLost(f"{served.name} did not start: {one_line(error)}") from None
 
-    # ------------------------------------------------------------------------------------------------ sampling
-
     async def generate(self, prompt_ids: Sequence[int], n: int, sampling: Sampling) -> list[Completion]:
         """Return n completions of one prompt, in sample order.
 
@@ -152,8 +150,6 @@ class VLLMEngine:
             if wrong := _defect(sample, params["max_tokens"]):
                 raise self._lose(f"{self._served.name} {wrong}")
             return _completion(sample)
-
-    # ------------------------------------------------------------------------------------------------ weights
 
     async def update(self, weights: WeightSet, how: UpdateMode) -> None:
         """Take new weights as a transaction (`UpdatableEngine.update`)."""
@@ -243,8 +239,6 @@ class VLLMEngine:
         found = await self._within(self._wire.score(probe.token_ids), "score the probe")
         if wrong := disproof(found, await await_probe(probe)):
             raise self._lose(f"{when}{self._served.name} {wrong}")
-
-    # ------------------------------------------------------------------------------------------------ the rest
 
     def take_stats(self) -> EngineStats:
         """Return the counters since the last call."""

@@ -83,9 +83,6 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
         yield file
 
 
-# ------------------------------------------------------------------------------------------------ JSON
-
-
 def _read_json_lines(path: Path) -> Iterator[Entry]:
     with _opened(path) as file:
         for number in count(1):
@@ -159,9 +156,6 @@ def _is_json_lines(path: Path) -> bool:
         while first and not first.strip():
             first = file.readline(MAX_ROW_BYTES)
     return _parsed(first, "").row is not None
-
-
-# ------------------------------------------------------------------------------------------------ tables of text
 
 
 def _read_csv(path: Path) -> Iterator[Entry]:

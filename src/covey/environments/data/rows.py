@@ -140,9 +140,6 @@ def load_rows(path: str | Mapping[str, Iterable[Row]] | None, settings: RowSetti
     return _collected(_sources(path, settings), settings, path)
 
 
-# ------------------------------------------------------------------------------------------------ where rows are
-
-
 def _sources(path: str, settings: RowSettings) -> dict[Split, Source]:
     """Return sources of training rows, and of test rows if any."""
     local, wanted = Path(path).expanduser(), (settings.train_split, settings.test_split)
@@ -203,9 +200,6 @@ def _of_hub(name: str, settings: RowSettings) -> Mapping[str, Iterable[Row]]:
             f"cannot load data set {name!r} from the hub: {problem or first_line(error)}{neither}"
         ) from error
     return found
-
-
-# ------------------------------------------------------------------------------------------------ which rows are taken
 
 
 def _collected(sources: Mapping[Split, Source], settings: RowSettings, name: str) -> Rows:

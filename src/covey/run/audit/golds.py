@@ -92,9 +92,6 @@ def column_answer(columns: Mapping[str, Any]) -> str | None:
     return None
 
 
-# ------------------------------------------------------------------------------------------------ right ones
-
-
 def respelt(answer: str) -> Iterator[str]:
     """Yield other spellings of a right answer that are beyond debate."""
     tree = functions_of(answer)
@@ -114,9 +111,6 @@ def respelt(answer: str) -> Iterator[str]:
         others = [f"{sign}{top}/{bottom}", f"{sign}\\frac{{{top}}}{{{bottom}}}"]
         others += [exact] if Fraction(exact) == value else []
     yield from (other for other in dict.fromkeys(others) if other != answer)
-
-
-# ------------------------------------------------------------------------------------------------ wrong ones
 
 
 def nearly(answer: str) -> Iterator[str]:

@@ -88,9 +88,6 @@ class Trial:
     make: Make
 
 
-# ------------------------------------------------------------------------------------------------ from rewards on
-
-
 def synthetic_cases(config: Config, prompts: Sequence[Prompt]) -> dict[str, Scores]:
     """Make synthetic batches: plain, equal and unscored rewards.
 
@@ -155,9 +152,6 @@ def _try_group_filter(keep: custom.Custom, config: Config, prompts: Sequence[Pro
         is_flag = isinstance(found, Tensor) and found.dtype == torch.bool and found.numel() == 1
         if not (isinstance(found, bool | np.bool_) or is_flag):
             raise keep.error("return True or False", f"{found!r:.60}")
-
-
-# ------------------------------------------------------------------------------------------------ the objective
 
 
 def _try_loss(loss: custom.Custom, config: Config, prompts: Sequence[Prompt]) -> None:
@@ -229,8 +223,6 @@ def _try_aggregation(weigh: custom.Custom, config: Config, prompts: Sequence[Pro
             "another weight where fewer rollouts are beside one",
         )
 
-
-# ------------------------------------------------------------------------------------------------ the curriculum
 
 NUM_DRAWS = 64
 

@@ -123,9 +123,6 @@ def _gaps(subject: PreflightContext, groups: Sequence[Group]) -> dict[str, Tenso
     return found
 
 
-# ------------------------------------------------------------------------------------------------ full length
-
-
 UNKNOWN = 1.0
 """Stands where the engine gave no log-prob: it drew only the last tokens of a long completion."""
 

@@ -43,9 +43,6 @@ NUM_FORWARDS, FEWER_FORWARDS = 28, 8
 """Forward passes that the gradients of all layouts, or of the run's, are worth: seven or two, with backward."""
 
 
-# ------------------------------------------------------------------------------------------------ log-probs
-
-
 def check_logprobs(subject: PreflightContext) -> Check:
     """Check that the trainer finds the engine's log-probs, without dropout."""
     config = subject.config
@@ -81,9 +78,6 @@ def trainer_logprobs(subject: PreflightContext, batch: Batch) -> Tensor:
     scoring = Scoring.of(policy, subject.run.source.sampling, subject.config.logprob_chunk)
     with inference(policy.model):
         return torch.cat([score_tokens(policy, m, scoring).logprob_L for m in batch.micro_batches])
-
-
-# ------------------------------------------------------------------------------------------------ gradient
 
 
 def check_gradient(subject: PreflightContext) -> Check:
@@ -282,9 +276,6 @@ def norm_of(pieces: Sequence[Tensor]) -> float:
     """
     squares = [piece.square().sum() for piece in pieces]
     return float(collectives.all_sum(torch.stack(squares).sum()).sqrt())
-
-
-# ------------------------------------------------------------------------------------------------ tolerances
 
 
 def gradient_tolerance(model: ModelConfig, policy: Policy) -> float:

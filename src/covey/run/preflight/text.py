@@ -24,8 +24,6 @@ LOGGER = logging.getLogger(__name__)
 MANY_UNNAMED = 0.01
 """Share of rows without a token that is worth a line of the log. Qwen2.5 has 271 of 151,936."""
 
-# ------------------------------------------------------------------------------------------------ tokenizer
-
 
 def check_tokenizer(subject: PreflightContext) -> Check:
     """Check prompts in the chat template, embeddings, and end tokens.
@@ -198,9 +196,6 @@ def _decode(policy: Policy, ids: Sequence[int]) -> str:
     return str(policy.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
 
-# ------------------------------------------------------------------------------------------------ completions
-
-
 def check_completions(subject: PreflightContext) -> Check:
     """Check that sampled text is judged, without special tokens.
 
@@ -245,9 +240,6 @@ def _written_ids(rollout: Rollout) -> list[int]:
     return [rollout.target_ids[index] for index in sorted(places, key=lambda index: index % length)]
 
 
-# ------------------------------------------------------------------------------------------------ lengths
-
-
 def check_lengths(subject: PreflightContext) -> Check:
     """Check that the longest prompt and completion fit positions and cache."""
     policy, sampling = subject.run.policy, subject.run.source.sampling
@@ -282,9 +274,6 @@ def _room(subject: PreflightContext) -> tuple[int, str]:
         return subject.run.policy.max_length, ""
     policy = subject.run.policy
     return cache_shape(policy).max_slots(budget(engine.cache_bytes, policy.device)), "engine.cache_bytes"
-
-
-# ------------------------------------------------------------------------------------------------ gold answers
 
 
 def check_gold(subject: PreflightContext) -> Check:
@@ -328,9 +317,6 @@ def judge_completions(
     except RunStopped as error:
         return str(error)
     return group
-
-
-# ------------------------------------------------------------------------------------------------ reward functions
 
 
 def check_functions(subject: PreflightContext) -> Check:

@@ -80,9 +80,6 @@ def _spelling(node: Node) -> str:
     return repr(node)
 
 
-# ------------------------------------------------------------------------------------------------ letters and words
-
-
 def letters_of(node: Node) -> set[str]:
     """Return the names of all letters but constants."""
     names = {part.name for part in walk(node) if isinstance(part, Symbol)}

@@ -104,8 +104,6 @@ class _Reader:
         token = self._peek()
         return token in ENDINGS or token == self._bar
 
-    # ---------------------------------------------------------------- lists, relations, sums, products
-
     def formula(self) -> Node:
         """Read members with separators between, or the one member there is."""
         members = [self._relation()]
@@ -167,8 +165,6 @@ class _Reader:
             is_part = 0 < part.top.value < part.bottom.value and coprime(part.top.value, part.bottom.value)
             return Number(node.value + part.top.value / part.bottom.value) if is_part else times(node, part)
         return times(node, part)
-
-    # ---------------------------------------------------------------- factors
 
     def _factor(self) -> Node:
         """Read an atom with what is written behind, above and below it."""
@@ -278,8 +274,6 @@ class _Reader:
         if self._name() != name:
             raise _Unreadable
         return Grouping(f"{''.join(name)} {num_rows}", node.members if isinstance(node, Grouping) else (node,))
-
-    # ---------------------------------------------------------------- words and functions
 
     def _letters(self, token: str) -> Node:
         """Read a letter, or a function's name without a backslash."""

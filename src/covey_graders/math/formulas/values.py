@@ -228,9 +228,6 @@ def _whole_root(number: int, index: int) -> int | None:
     return root if root**index == number else None
 
 
-# ------------------------------------------------------------------------------------------------ functions
-
-
 def _whole(value: Value) -> int:
     if not 0 <= value <= MAX_FACTORIAL or value % 1:
         raise ValueError("no number of things")

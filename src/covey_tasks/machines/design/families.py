@@ -96,9 +96,6 @@ def base_of(tree: Tree) -> Base:
     return Base(under[0, ROOT_FRONT], tower)
 
 
-# ------------------------------------------------------------------------------------------------ parts
-
-
 def _row(builder: Builder, parent: int, face: int, types: Sequence[int]) -> list[int]:
     row: list[int] = []
     for type_ in types:

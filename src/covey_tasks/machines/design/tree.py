@@ -108,9 +108,6 @@ def shown(number: int) -> str:
     return str(number) if abs(number) < 10**9 else "a very large number"
 
 
-# ------------------------------------------------------------------------------------------------ what a tree must be
-
-
 def check_tree(tree: Tree, rules: Rules) -> Invalid | None:
     """Find the first thing that is wrong with the tree, if any."""
     # Count blocks
@@ -164,9 +161,6 @@ def ends(block: Block) -> tuple[tuple[int, int], ...]:
     if block.parent_b is None or block.face_b is None:
         return ((block.parent, block.face),)
     return ((block.parent, block.face), (block.parent_b, block.face_b))
-
-
-# ------------------------------------------------------------------------------------------------ written, and in order
 
 
 def write_json(tree: Tree) -> str:

@@ -114,9 +114,6 @@ def score(completion: str, numbers: Sequence[int], target: int, settings: Countd
     return graded(grade.is_right, grade.has_form, settings.format_reward)
 
 
-# ------------------------------------------------------------------------------------------------ problems
-
-
 def generate(settings: CountdownConfig) -> dict[Split, list[Problem]]:
     """Generate problems that have a solution from the seed. No two, in either split, have the same numbers and target.
 

@@ -38,9 +38,6 @@ def whole(number: int) -> Term:
     return Term(Fraction(number), str(number))
 
 
-# ------------------------------------------------------------------------------------------------ making and finding
-
-
 def random_expression(numbers: Sequence[int], operators: Sequence[str], generator: random.Random) -> Term:
     """Join all numbers by random operators, `+` among them. Every intermediate value is a positive whole number."""
     terms = [whole(number) for number in numbers]
