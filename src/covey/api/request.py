@@ -240,7 +240,6 @@ def _given(asked: Arguments) -> Given:
 
 
 def _tokenizer_of(model: Any) -> Any:
-    """Return the tokenizer beside the loaded weights of a model."""
     if not model.name_or_path:
         raise ValueError("a model in memory needs tokenizer=...")
     from transformers import AutoTokenizer

@@ -155,7 +155,6 @@ def _run(verb: str, words: Sequence[str], asked: Any = None) -> int:
 
 
 def _config_file(words: Sequence[str]) -> "tuple[list[str], Path | None]":
-    """Split off --config FILE."""
     from pathlib import Path
 
     # The last --config counts, as with other flags

@@ -54,7 +54,6 @@ def doctor_lines(content: Mapping[str, Any], folder: Path) -> list[Text]:
 
 
 def _add_title(title: str, table: Table) -> list[RenderableType]:
-    """Put a title on its own line, unwrapped."""
     return [Text(""), Text(title, "italic"), table]
 
 

@@ -277,7 +277,6 @@ class SamplerPool:
             slot.is_collecting = False
 
     async def _tell(self, slot: SamplerSlot) -> None:
-        """Send the progress of training to a sampler."""
         if self._follow is not None:
             await self._ask(slot, "follow", *self._follow)
 
@@ -312,7 +311,6 @@ class SamplerPool:
         self._assign()
 
     async def _watch(self, slot: SamplerSlot) -> None:
-        """Watch one incarnation's signs of life."""
         incarnation, tokens = slot.incarnation, -1
         while slot.incarnation == incarnation and slot.is_alive:
             await asyncio.sleep(min(PING_SECONDS, self._limits.silence / 4))
@@ -338,7 +336,6 @@ class SamplerPool:
         self._soon_for_each(partial(self._prove, proof))
 
     async def _prove(self, proof: Proof, slot: SamplerSlot) -> None:
-        """Send a sampler the log-probs of a probe."""
         await self._ask(slot, "prove", *proof)
 
     async def _update(self, slot: SamplerSlot) -> None:
@@ -384,7 +381,6 @@ class SamplerPool:
         await self._start(slot)
 
     def _send_again(self, calls: Sequence[TicketCall], why: str) -> None:
-        """Reassign a lost sampler's calls."""
         again = [call.once_more() for call in calls]
         self._counts["groups_sent_again"] += len(again)
         for ticket in [call.ticket for call in again]:

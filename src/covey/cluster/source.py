@@ -336,7 +336,6 @@ class RaySource:
         return kept
 
     def _complete_early(self, n: int) -> Iterator[GroupPart]:
-        """Yield groups of the current round as they are complete."""
         seen: set[int] = set()
         buffer = self._buffer
         ranks = shares(n)
@@ -353,7 +352,6 @@ class RaySource:
                 yield GroupPart(trained, is_last=False)
 
     def _wait_for(self, n: int) -> list[tuple[Ticket, Group]]:
-        """Wait for the first n groups, in the order of admission."""
         self._wait_counted(lambda: self._buffer.is_ready(n), n)
         with self._wait.changed:
             step = self._buffer.step

@@ -189,7 +189,6 @@ def _end(ray: Any, running: list[Any]) -> None:
 
 
 def _say_why(ray: Any, done: list[Any]) -> None:
-    """Report the failures of ranks."""
     for ref in done:
         try:
             ray.get(ref)

@@ -74,7 +74,6 @@ def _check_reward(entry: object, imports: bool) -> None:
 
 
 def _check_reference_model(name: str, asks_hub: bool) -> Iterator[str]:
-    """Yield warnings about the reference model's name."""
     try:
         yield from (text.replace("model.name=", REFERENCE) for text in _check_model(name, asks_hub))
     except ValueError as error:
@@ -85,7 +84,6 @@ REFERENCE = "algorithm.reference_model="
 
 
 def _check_model(name: str, asks_hub: bool) -> Iterator[str]:
-    """Yield warnings about a model's name."""
     if name in NANO:
         return
     check_name(name)

@@ -267,7 +267,6 @@ def _gradient_slice_(
 
 
 def _slices(first_LV: Tensor, *others: Tensor | None) -> Iterator[tuple[Any, ...]]:
-    """Split into slices that fit a cache."""
     num_entries = SLICE.get(first_LV.device.type, SLICE["cuda"])
     return _split(max(num_entries // first_LV.shape[1], MIN_ROWS), first_LV, *others)
 
@@ -278,5 +277,4 @@ def _concatenate(scores: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tenso
 
 
 def _cast(tensor: Tensor, precision: torch.dtype) -> Tensor:
-    """Cast as autocast would."""
     return tensor.to(precision) if is_half(precision) else tensor

@@ -221,6 +221,5 @@ class GroupBuffer:
         self.check_conservation()
 
     def _age(self, group: Group, step: int) -> int:
-        """Return the age of a group's oldest token at a step."""
         oldest = min((rollout.policy_version for rollout in group.rollouts), default=step)
         return self.bound.age(oldest, step)

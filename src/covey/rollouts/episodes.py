@@ -331,7 +331,6 @@ class _Player:
         return observed_tokens(tokenizer, conversation, said.messages, last, self._tools), False
 
     def _rendered(self, said: Observation) -> tuple[int, ...]:
-        """Return the tokens of the whole conversation now."""
         if said.token_ids is not None:
             return known_ids(self._sampler.tokenizer, said.token_ids)
         if said.conversation is not None:
@@ -341,7 +340,6 @@ class _Player:
         return rendered_tokens(self._sampler.tokenizer, whole, self._tools, num_given)
 
     async def _extend(self, ids: tuple[int, ...], said: Observation, sampling: Sampling) -> Completion:
-        """Continue after the current tokens."""
         completion = await self._session.extend(ids, sampling)
         told = said.conversation or as_messages(said.messages)
         role = str(told[-1]["role"]) if told else "user"
@@ -358,7 +356,6 @@ class _Player:
         return completion
 
     def _conversation(self) -> tuple[Message, ...]:
-        """Return the whole conversation."""
         opening, begun = split_prefill(self._base)
         since = self._attempt.messages[self._since :]
         if not since:

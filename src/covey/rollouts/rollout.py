@@ -196,7 +196,6 @@ def _unless_not_finite(rollout: Rollout, logprobs: Sequence[float]) -> Rollout |
 
 
 def _group(prompt: Prompt, made: Sequence[Rollout | Failure]) -> Group:
-    """Separate scored from failed samples."""
     failures = tuple(one for one in made if isinstance(one, Failure))
     for reason, count in Counter(failure.reason for failure in failures).items():
         LOGGER.info("prompt %s: %d of %d completions were not scored: %s", prompt.id, count, len(made), reason)

@@ -367,7 +367,6 @@ class LocalSource:
         return collectives.run_or_fail_together(lambda: self._gather(one(p, s) for p, s in jobs), "the end of sampling")
 
     def _gather(self, work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-        """Await the work of several prompts."""
 
         async def together() -> list[T]:
             under_way = list(work)

@@ -67,7 +67,6 @@ def convert(value: Any, kind: Any, name: str) -> Any:
 
 
 def _one(value: Any, kind: Any, name: str) -> Any:
-    """Convert a value of a compatible type."""
     is_number = isinstance(value, Real) and not isinstance(value, bool)
     if kind is float and is_number:
         return float(value)

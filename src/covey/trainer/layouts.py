@@ -276,7 +276,6 @@ def padded_inputs(part: Part) -> Stream:
 
 
 def _lengths(part: Part) -> list[int]:
-    """Return the length of each sequence, row after row."""
     return [end - start for group in part for row in group for start, end in row.sequences]
 
 

@@ -283,7 +283,6 @@ class Trainer:
     def _backward_all(
         self, prepared: Sequence[FrozenScores], statistics: Sequence[BatchStatistics | None], batch: Batch, seed: int
     ) -> tuple[list[Sums], list[Mapping[str, float]]]:
-        """Add the gradients of all micro-batches to those there are."""
         self.policy.model.train()
         with self.timer.phase("backward"), self._dropout_of(seed), repeating(self.policy.deterministic):
             pairs = zip(prepared, statistics, strict=True)

@@ -143,7 +143,6 @@ def _anchors(groups: Sequence[int], turns: Turns) -> list[Hashable]:
 
 
 def _rows_of_turns(scores: Scores, turns: Turns, values_M: Tensor) -> Scores:
-    """Return the estimator's input with a row per turn."""
     rows = scores.rows(turns.rollouts_M)
     return replace(
         rows,

@@ -76,7 +76,6 @@ def check_mixture(config: Config, rules: Sequence[Rule]) -> None:
 
 
 def _check_part(name: str, config: Config, rules: Sequence[Rule]) -> None:
-    """Apply the rules to one part."""
     if isinstance(config.environment, MixtureConfig):
         raise ValueError(f"environment.parts.{name} must be an environment that is no mixture, got mixture")
     if not config.environment.takes_rewards:

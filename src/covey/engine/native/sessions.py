@@ -22,7 +22,6 @@ class NativeSession:
     """One attempt of several turns (`Session`); dropped waits end turns."""
 
     def __init__(self, engine: SessionHost, row: DecodeRow, first: "asyncio.Future[Completion]") -> None:
-        """Set the future of the first turn."""
         self._engine = engine
         self._row = row
         self._first = first

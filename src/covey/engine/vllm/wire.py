@@ -35,7 +35,6 @@ class Labels:
     """Labels of versions, unique to the pusher, which tell foreign weights apart."""
 
     def __init__(self, who: str) -> None:
-        """Set the name of the vLLM in errors."""
         self._who = who
         self._mark = secrets.token_hex(4)
 

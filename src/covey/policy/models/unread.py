@@ -141,7 +141,6 @@ def _match(model: PreTrainedModel, saved: list[SavedTensor]) -> dict[str, SavedT
 
 
 def _own_name(model: PreTrainedModel, saved: str, own: Mapping[str, Tensor]) -> str:
-    """Return a saved tensor's name in the model."""
     prefix = f"{model.base_model_prefix}."
     names = (saved, prefix + saved, saved.removeprefix(prefix))
     return next((name for name in names if name in own), saved)

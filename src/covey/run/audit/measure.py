@@ -137,7 +137,6 @@ class Findings:
 
 
 def _by_prompt(verdicts: Sequence[Verdict]) -> list[float]:
-    """Return each prompt's share of wrong verdicts."""
     of_prompt: defaultdict[str, list[float]] = defaultdict(list)
     for verdict in verdicts:
         of_prompt[verdict.prompt_id].append(float(verdict.is_wrong))

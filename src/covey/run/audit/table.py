@@ -46,7 +46,6 @@ def _witnesses(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def _pace(told: dict[str, Any]) -> list[str]:
-    """Describe the time of a verdict."""
     if told["seconds"]["median"] is None:
         return []
     middle, last = (1e3 * told["seconds"][name] for name in ("median", "p99"))

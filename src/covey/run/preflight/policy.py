@@ -226,7 +226,6 @@ def _said_again(subject: PreflightContext, group: Group, rollout: Rollout) -> Ro
 
 
 def _variants(rows: Sequence[Sequence[Row]], layouts: Sequence[str]) -> list[tuple[str, int]]:
-    """List every layout in one and in several micro-batches."""
     flat = [row for group in rows for row in group]
     whole = len(flat) * max(row.num_tokens for row in flat)
     budgets = (-(-whole // 2),) if len(layouts) == 1 else (whole, whole // 3)

@@ -160,7 +160,6 @@ def _unmade(stage: PreflightCheck, missing: str) -> Check:
 
 
 def _agree(of_ranks: Sequence[Check]) -> Check:
-    """Return the check of the first rank that failed."""
     return next((check for check in of_ranks if not check.passed), of_ranks[0])
 
 
@@ -169,7 +168,6 @@ def _is_masked(subject: PreflightContext) -> bool:
 
 
 def _is_tried(subject: PreflightContext) -> bool:
-    """Return True where the user's code judges."""
     return not _is_masked(subject) and any(trial_of(subject, prompt) for prompt in subject.prompts)
 
 

@@ -139,7 +139,6 @@ def _unscale(gradient: Tensor, scale: float) -> Tensor:
 
 
 def _few(left: Mapping[str, Tensor]) -> list[str]:
-    """Name the weights that move."""
     names = [name for name, gradient in left.items() if gradient.numel() <= MAX_ENTRIES] or list(left)
     evenly = names[:: max(1, len(names) // NUM_WEIGHTS)][:NUM_WEIGHTS]
     norms = {name: _norm([sharding.whole(left[name])]) for name in names}

@@ -229,7 +229,6 @@ class RunRecorder:
             self._progress.message(as_text(one.row(step)))
 
     def _drops(self, dropped: Sequence[Dropped]) -> Counter[str]:
-        """Count the dropped groups and rollouts of all ranks, by reason."""
         own = Counter(self.run.source.take_drops())
         own[STALE] += sum(one.reason == STALE for one in dropped)
         drops: Counter[str] = Counter()
@@ -279,7 +278,6 @@ class RunRecorder:
         self._step_started = time.monotonic()
 
     def _log_verdicts(self, step: int, found: Evaluation) -> None:
-        """Log the verdicts on all prompts, and new sets of prompts."""
         if not collectives.is_main_process():
             return
         prompts, ids = [name for _, name in self._seen[-1]], [prompt.id for prompt in self.run.test_prompts]

@@ -113,7 +113,6 @@ class _Paced(Progress):
         self._pace.num_steps = num_steps
 
     def _wait_line(self, what: str) -> str:
-        """Describe the current wait and its length."""
         return f"{what}, {_whole(self._clock() - self._new_at)}"
 
 

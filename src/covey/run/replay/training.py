@@ -215,7 +215,6 @@ async def _sample_again(sampler: Sampler, prompt: Prompt, past: PastGroup, confi
 
 
 def _train(run: Run, groups: Mapping[int, Group], step: PastStep, record: RunRecorder) -> None:
-    """Repeat a step's update on this rank's groups."""
     with record.watchdog.deadline(f"the update of step {step.step}", "timeouts.update"):
         for part in step.ahead:
             if early := [groups[place] for place in part if place in groups]:

@@ -129,7 +129,6 @@ class FusedModel(nn.Module):
         return BaseModelOutputWithPast(last_hidden_state=hidden_TC[None].to(embedded_1TC.dtype))
 
     def _decode(self, tensors: Pass, heads: Heads, layout: CompiledDecodeLayout) -> None:
-        """Compute all layers in one call."""
         query_1HRD = heads[0]
         attended_RHD = query_1HRD.new_empty(query_1HRD.shape[2], query_1HRD.shape[1], query_1HRD.shape[3])
         tensors.attended = attended_RHD.data_ptr()
@@ -149,7 +148,6 @@ class FusedModel(nn.Module):
             self._c.covey_after_attention(ctypes.byref(layer.call), ctypes.byref(tensors))
 
     def _normalise(self, hidden_TC: Tensor) -> None:
-        """Apply the final norm in place."""
         pointers = (ctypes.c_void_p(tensor.data_ptr()) for tensor in (hidden_TC, self._norm))
         sizes = (ctypes.c_int64(size) for size in hidden_TC.shape)
         self._c.covey_norm(*pointers, *sizes, ctypes.c_float(self._eps), ctypes.c_int64(torch.get_num_threads()))
