@@ -53,7 +53,7 @@ class FindingRule:
     """What would prove it wrong."""
     look: Callable[[RunLog], Evidence | None]
     brings: tuple[str, ...] = ()
-    """Rules, by id, whose findings follow where this sickness is."""
+    """Ids of rules whose findings follow from this one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -157,7 +157,7 @@ class SandboxFailed(RuntimeError):
 
 
 class Runner(Protocol):
-    """Whatever can run tests: the Sandbox, or a cache before it."""
+    """Runs tests: the Sandbox, or a cache before it."""
 
     async def run(
         self, code: str, tests: Sequence[Test], entry_point: str | None = None, limits: Limits | None = None

@@ -48,7 +48,7 @@ class Reduction:
     count_empty: bool = False
     """Sequence means divide by all rows, not only by those with loss tokens."""
     custom: Callable[[Tensor, "Denominators"], Tensor] | None = None
-    """A function of one's own in place of those of AGGREGATIONS."""
+    """A user function that replaces AGGREGATIONS."""
 
 
 @dataclass(frozen=True, slots=True)

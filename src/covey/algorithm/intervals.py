@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from statistics import NormalDist, fmean
 
 FEW_PROMPTS = 20
-"""Below so many prompts nothing is said to be shown, and a mean of values without bounds has no interval."""
+"""Fewest prompts that can show anything; a mean of fewer unbounded values has no interval."""
 SHARE = (0.0, 1.0)
 """Bounds of a share, and of rewards that are never below 0 or above 1."""
 
@@ -27,7 +27,7 @@ UNKNOWN = Estimate(math.nan, math.nan, math.nan)
 def wilson(successes: float, trials: float, confidence: float) -> Estimate:
     """Return Wilson's score interval of a proportion (JASA 22:209, 1927).
 
-    `trials` may be fractional. NaN where there are none.
+    `trials` may be fractional. NaN for 0 trials.
     """
     if trials == 0:
         return UNKNOWN

@@ -30,7 +30,7 @@ class KLOptions:
     clamp_value: float | None = None
     """The estimate is clamped to +- this; gradient 0 beyond."""
     custom: Callable[[Tensor, float | None], Tensor] | None = None
-    """A function of one's own in place of those of ESTIMATORS."""
+    """A user function that replaces ESTIMATORS."""
 
 
 def kl_penalty(

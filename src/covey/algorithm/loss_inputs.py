@@ -103,12 +103,12 @@ class LossInputs:
 
     @property
     def token_log_ratio(self) -> Tensor:
-        """Return the clamped log-ratio per token, whatever the level."""
+        """Return the clamped log-ratio per token, at any level."""
         return self._log_ratio(RatioOptions("token", self.ratio_options.clamp))
 
     @property
     def sequence_log_ratio(self) -> Tensor:
-        """Return the completion's log-ratio, whatever the level."""
+        """Return the completion's log-ratio, at any level."""
         return self._log_ratio(RatioOptions("sequence", self.ratio_options.clamp))
 
     @property

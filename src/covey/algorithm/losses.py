@@ -34,7 +34,7 @@ def clip(
     PPO, arXiv 1707.06347. With eps_high > eps_low: DAPO.
 
     `dual_clip` c bounds the loss of negative advantages by -c A (arXiv 1912.09729); `two_sided_delta` caps the
-    unclipped ratio (INTELLECT-2, arXiv 2505.07291), which comes to the same where it exceeds 1 + eps_high.
+    unclipped ratio (INTELLECT-2, arXiv 2505.07291), which is equal where it exceeds 1 + eps_high.
     """
     ratio_NT, advantages_NT = inputs.ratio, inputs.advantages_NT
     unclipped_NT = ratio_NT if two_sided_delta is None else ratio_NT.clamp(max=two_sided_delta)

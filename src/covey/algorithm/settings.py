@@ -281,7 +281,7 @@ class AlgorithmConfig(Section):
     )
     """Hub revision of it; null takes the default branch."""
     reference_refresh_every: int | None = setting(None, ge=1, needs=COMPARED)
-    """Mix the policy into the reference every so many steps; null keeps the reference frozen."""
+    """Steps between mixing the policy into the reference; null keeps it frozen."""
     reference_refresh_alpha: float = setting(
         1.0,
         gt=0,

@@ -176,7 +176,7 @@ class Given(NamedTuple):
     file: "Path | None"
     """Of --config."""
     added: str
-    """A word that nobody typed."""
+    """A default, not typed."""
     before: list[str] | None
     """What was in the run folder, None where there was no such folder."""
     asked: Any = None

@@ -33,7 +33,7 @@ class Outcome(NamedTuple):
 
 
 def state_of(change: Mapping[str, Any] | None, num_prompts: int) -> str:
-    """Return what a paired change over so many prompts shows, as a key of WORDS."""
+    """Classify a paired change over this many prompts, as a key of WORDS."""
     low, high = ((change or {}).get(name) for name in ("low", "high"))
     if not change or not is_number(change.get("value")):
         return "none"

@@ -28,11 +28,11 @@ from covey.types import RunStopped
 LOGGER = logging.getLogger(__name__)
 
 SILENCE_SECONDS = 10.0
-"""A cluster that answers nobody for so long is lost."""
+"""Silence after which the cluster is lost."""
 GRACE_SECONDS = 25.0
-"""For what is under way to end, and its step to be saved, at most: both together are less than the 60 s of Ray."""
+"""Most time for running work to end and its step to be saved; both fit Ray's 60 s."""
 ITSELF_SECONDS = 1.0
-"""For who waits for samplers to find the loss: it ends the run, and only an update under way has to be stopped."""
+"""For the loop that waits for samplers to find the loss itself; only a running update has to be stopped."""
 OF_SIGNALS = 0.8
 """Of output.shutdown_timeout, which would end the run with another exit code."""
 

@@ -40,7 +40,7 @@ class SamplerActor:
         self._incarnation = 0
         self._under_way: set[asyncio.Task[None]] = set()
         self._done: list[SampledGroup] = []
-        """What nobody has collected yet."""
+        """Results not yet collected."""
         self._longest = 0.0
         """Seconds that one of these took, at most."""
         self._error: EngineLost | None = None

@@ -18,7 +18,7 @@ BY_TOKEN = Requires(
 
 @dataclass
 class DevicesConfig(Section):
-    """Devices by role: GPUs, or processes where there is none."""
+    """Devices by role: GPUs, or processes on CPUs."""
 
     trainer: int = setting(1, ge=1, needs=ON_RAY)
     """Trainer ranks; the process that was started is the first of them, and Ray starts the others."""
@@ -32,9 +32,9 @@ class DevicesConfig(Section):
     cpus_per_sampler: int = setting(1, ge=1, needs=SAMPLED_APART)
     """Threads that one sampler computes with."""
     groups_per_sampler: int = setting(64, ge=1, needs=SAMPLED_APART)
-    """Most groups that one sampler has under way; fewer start later, and so on fresher weights."""
+    """Most unfinished groups of one sampler; fewer start later, and so on fresher weights."""
     reference: int = setting(0, ge=0, needs=(ON_RAY, FROZEN, BY_TOKEN))
-    """Processes with the reference policy, which compute its log-probs while the trainer goes on; 0: the trainer's."""
+    """Processes with the reference policy, for its log-probs while the trainer works; 0: the trainer's."""
     gpus_per_reference: float = setting(
         0.0, ge=0, needs=Requires("devices.reference > 0", ("devices.reference",), is_positive)
     )

@@ -70,7 +70,7 @@ class RaySource:
         self._version = 0
         """Of the policy's weights."""
         self._unsent: list[Ticket] = []
-        """What was under way when the checkpoint was written, until weights are pushed that it may start on."""
+        """Tickets unfinished in the checkpoint, until weights are pushed that they may start on."""
         self._status = StatusFile()
         self._trained: list[Mapping[str, Any]] = []
         self._threads = collectives.all_gather(torch.get_num_threads())

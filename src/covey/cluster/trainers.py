@@ -37,9 +37,8 @@ END_SECONDS = 30.0
 LOOK_SECONDS = 5.0
 """For the cluster to answer once a rank is lost, or done."""
 EXIT_LOST = 2
-"""Nobody reads it."""
 WHY_SECONDS = 2.0
-"""For a rank that failed to say why, once this one has lost it."""
+"""Time for a failed rank to report why."""
 
 
 class TrainerRank:

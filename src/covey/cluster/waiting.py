@@ -22,11 +22,10 @@ class SamplerWait:
 
     def __init__(self, watchdog: Watchdog) -> None:
         self.changed = threading.Condition()
-        """Held by whoever reads or changes what both threads know."""
+        """Guards the state that both threads share."""
         self.is_on = False
-        """Whether the trainer waits now."""
         self.seconds = 0.0
-        """That the trainer waited for groups, since somebody took them."""
+        """Seconds the trainer waited for groups, since last taken."""
         self._watchdog = watchdog
         self._error: Exception | None = None
         self._signs = 0

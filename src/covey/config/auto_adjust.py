@@ -20,7 +20,7 @@ from covey.system.lookup import option_names, resolve
 NARROW_CLIP = 0.01
 """Clip ranges below this are meant for the geometric mean of a sequence's ratios (GSPO, arXiv 2507.18071)."""
 ROUNDS = 10
-"""Most times that what gave way makes something else give way."""
+"""Most rounds of adjustments that follow from adjustments."""
 
 
 @dataclass(slots=True)
@@ -43,7 +43,7 @@ class _Change:
         return any(self.is_typed(name) or name in self.notices for name in names) or not groups.isdisjoint(self.typed)
 
     def override(self, name: str, value: Any, reason: str) -> None:
-        """Set what gives way, and keep the line that says so."""
+        """Set an adjusted option, and keep the line that reports it."""
         section, _, last = name.rpartition(".")
         before = read(self.config, name)
         setattr(read(self.config, section) if section else self.config, last, value)
@@ -135,7 +135,7 @@ def _settle_budget(change: _Change) -> None:
 
 
 def _fit_numbers(change: _Change) -> None:
-    """Fit lengths and counts that nobody typed to the one that was."""
+    """Fit unset lengths and counts to the one that was typed."""
     config = change.config
     steps, most = config.num_steps, config.sampling.max_tokens
     if change.is_moved(["num_steps"]):

@@ -157,9 +157,9 @@ MOST_OF: dict[str, float] = {
     "seed": 2**63 - 1,
     "problem_seed": 2**63 - 1,
 }
-"""Of settings of these names, in whatever section."""
+"""Of settings of these names, in any section."""
 MAY_BE_EMPTY = ("instruction",)
-"""Texts of which "" is a value."""
+"""Texts that may be ""."""
 LEAST_OF: dict[str, float] = {"seed": 0, "problem_seed": 0}
 MAY_BE_INFINITE = ("algorithm.correction_max", "algorithm.kl_coef_max")
 """Bounds that may be off."""

@@ -19,4 +19,4 @@ class DoctorConfig(Section):
     enabled: bool = True
     """Look at the numbers while the run trains, and warn once of each finding."""
     stop_on: list[str] = setting([], choices=STOPPERS, needs=ENABLED)
-    """Findings that end the run once they are there, by their number, such as D4; sick ends it at any that is sick."""
+    """Findings that end the run, by their number, such as D4; "sick" stands for any of that level."""

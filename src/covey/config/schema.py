@@ -238,7 +238,7 @@ class Config(Section):
     shuffle: bool = True
     """Take prompts in an order drawn from the seed, a new one each pass."""
     resume: str | None = None
-    """Go on with a run: its folder, or "latest". Its settings are taken from there."""
+    """Run to resume: its folder, or "latest". Its settings are taken from there."""
     resume_changes: list[str] = setting([], needs=Requires("resume set", ("resume",), is_set))
     """Settings that may differ from those of the resumed run, by name; it is then no longer bit for bit the same."""
     trust_run: bool = False

@@ -52,9 +52,9 @@ OF_VLLM = (
 
 
 CACHE_BYTES = 2**30
-"""Budget of cached keys and values on a CPU, where nobody says another: its memory is not ours alone."""
+"""Default budget of cached keys and values on a CPU, whose memory is shared."""
 CACHE_SHARE = 0.8
-"""Of what is free on a GPU when sampling begins, where nobody says another budget: the rest is for logits."""
+"""Default share of a GPU's free memory when sampling begins; the rest is for logits."""
 
 
 def cache_budget(given: int | None, free: int | None) -> int:
@@ -87,7 +87,7 @@ class EngineConfig(Section):
     deadline: float = setting(120.0, gt=0, needs=VLLM)
     """Seconds within which vLLM must answer, or take weights; it is then started again, and a server given up."""
     update: str = setting("keep", choices=("keep", "wait", "abort"), needs=PUSHED)
-    """Completions under way when weights change: keep (go on with the new), wait (finish first) or abort (restart)."""
+    """Unfinished completions when weights change: keep (continue on the new), wait (finish first) or abort (restart)."""
 
 
 @dataclass

@@ -96,7 +96,7 @@ class Episode(ABC):
     is_program: bool = False
     """Whether a program leads the conversation: messages that the chat template refuses fail this attempt alone."""
     hears_cuts: bool = False
-    """Whether `reply` hears of turns that were cut too. The episode ends there, or a program goes on."""
+    """Whether `reply` also gets truncated turns; else the episode ends there."""
 
     async def reset(self) -> Observation:
         """Begin; messages extend the prompt, text its end."""

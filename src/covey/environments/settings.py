@@ -110,7 +110,7 @@ class ArithmeticConfig(EnvironmentConfig):
     levels: list[int] = field(default_factory=lambda: [3])
     """Difficulty levels to draw problems from (environments/arithmetic.py lists them)."""
     num_train: int = 4096
-    """Training problems (fewer where a level has not so many)."""
+    """Training problems (fewer if a level has fewer)."""
     num_test: int = 512
     """Held-out problems, none of which is in the training set."""
     problem_seed: int = 0

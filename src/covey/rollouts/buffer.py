@@ -32,7 +32,7 @@ class Ticket:
     least_version: int
     """Optimiser steps behind the oldest weights it may start on."""
     attempt: int = 0
-    """How often it was given up before, because whoever sampled it was lost."""
+    """Earlier attempts, lost with their sampler."""
 
     def next_attempt(self) -> "Ticket":
         """Return the ticket of a new attempt; results of this one are refused."""

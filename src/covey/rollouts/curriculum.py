@@ -33,7 +33,7 @@ class Window:
     decay: float = 0.5
     """How much an earlier rate still counts when there is a new one."""
     explore: float = 0.25
-    """Share of draws in plain order, whatever the success rate."""
+    """Share of draws in plain order, for any success rate."""
 
     def distance(self, success: float) -> float:
         """Return the distance outside of it, 0 inside."""
@@ -159,9 +159,9 @@ class Promotion:
     promote_at: float
     """Mean success from which on it does."""
     num_groups: int
-    """The mean is over the last so many groups of the present level."""
+    """Last groups of the present level that the mean covers."""
     demote_below: float | None = None
-    """Mean success below which the level before comes back; None: never."""
+    """Mean success below which the previous level returns; None: never."""
     earlier_share: float = 0.0
     """Share of draws from the levels before the present one, which take turns."""
 

@@ -347,7 +347,7 @@ class _Player:
         return completion
 
     async def _branch(self, ids: tuple[int, ...], said: Observation, sampling: Sampling) -> Completion:
-        """Begin a branch with the whole history rendered anew."""
+        """Begin a branch with the whole history rendered again."""
         (session,) = open_sessions(self._sampler.engine, ids, 1, sampling)
         self._leave_session()
         self._session = session

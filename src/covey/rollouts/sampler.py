@@ -23,7 +23,7 @@ class EpisodeLimits:
     turn_timeout: float | None = None
     """Seconds that the environment may take for one reply; None leaves it to timeouts.scoring."""
     history: str = "append"
-    """`append` keeps the tokens as sampled, `template` renders the conversation anew for each turn."""
+    """`append` keeps the tokens as sampled, `template` renders the conversation every turn."""
 
     def room(self, num_tokens: int) -> int:
         """Return the remaining room after `num_tokens`."""
@@ -38,7 +38,7 @@ class Sampler:
     environment: Environment
     tokenizer: PreTrainedTokenizerBase
     stages: Stages = field(default_factory=Stages)
-    """What the prompts under way wait for."""
+    """Futures of unfinished prompts."""
     mask_id: int | None = None
     """Of a masked policy: the token it replaces (`Policy.mask_id`)."""
     limits: EpisodeLimits = EpisodeLimits()

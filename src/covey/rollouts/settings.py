@@ -27,11 +27,11 @@ class CurriculumConfig(Section):
     decay: float = setting(0.5, ge=0, lt=1, needs=OF_SUCCESS)
     """How much an earlier success rate still counts when a prompt has been answered again."""
     explore: float = setting(0.25, ge=0, lt=1, needs=OF_SUCCESS)
-    """Share of prompts taken in plain order, whatever their success rate: new ones are tried, old rates renewed."""
+    """Share of prompts taken in plain order: new ones are tried, old rates renewed."""
     promote_at: float = setting(0.8, gt=0, le=1, needs=OF_DIFFICULTY)
-    """Mean success at which name=difficulty goes on to the next level."""
+    """Mean success at which name=difficulty takes the next level."""
     promotion_groups: int = setting(64, ge=1, needs=OF_DIFFICULTY)
-    """The mean is over this many groups of the present level, the last ones."""
+    """Last groups of the present level that the mean covers."""
     demote_below: float | None = setting(None, needs=OF_DIFFICULTY)
     """Mean success below which it goes back to the level before; null never does."""
     earlier_share: float = setting(0.2, ge=0, lt=1, needs=OF_DIFFICULTY)
@@ -58,7 +58,7 @@ def group_sizes(first: int, schedule: Sequence[GroupSizeStep]) -> list[int]:
 
 
 def group_size_at(step: int, first: int, schedule: Sequence[GroupSizeStep]) -> int:
-    """Return the group size after so many finished steps.
+    """Return the group size after `step` finished steps.
 
     >>> group_size_at(100, 8, [GroupSizeStep(step=100, group_size=4)])
     4

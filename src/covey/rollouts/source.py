@@ -217,9 +217,9 @@ class LocalSource:
     filter_rounds: int = 3
     """How often a step draws again for refused groups, before it trains on what there is."""
     later_sizes: Sequence[GroupSizeStep] = ()
-    """Group sizes that take the place of `group_size` once so many versions are published."""
+    """Group sizes that replace `group_size`, by number of published versions."""
     correct_above: float = 1.0
-    """A reward of at least this is a success, where the stream learns from successes."""
+    """Least reward of a success, for streams that learn from successes."""
     sampled_size: int = 0
     """Completions of a prompt of the last step."""
     _version: int = 0

@@ -44,7 +44,7 @@ from covey.types import Batch, Completion, Group, Message, Prompt, Reward, Sampl
 
 @dataclass(frozen=True)
 class ColdStart:
-    """A cold-start policy on disk and how it came to be."""
+    """A cold-start policy on disk and its training record."""
 
     path: Path
     num_steps: int

@@ -46,7 +46,7 @@ STATUS = "status.json"
 OF_A_RUN = re.compile(r"/(?:checkpoints|tensorboard|wandb|run\.\w+|[^/]*\.(?:jsonl?|log|html))$")
 """What a run writes into its folder."""
 LOG_ONLY = ("bitsandbytes", "py.warnings")
-"""Loggers whose warnings concern nobody who watches a run."""
+"""Loggers whose warnings do not concern a run."""
 
 
 def create_run_folder(wanted: Path, config_yaml: str, *, exact: bool, trusted: bool = False) -> Path:

@@ -169,7 +169,7 @@ def resume(run: Run, record: RunRecorder, checkpoint: Path) -> int:
     run.source.publish(step)
     record.say(f"resumed after step {step} from {checkpoint}")
     for change in changed_facts(checkpoint):
-        LOGGER.warning("%s: from here on the run is no longer bit for bit what it would have been", change)
+        LOGGER.warning("%s: the run is no longer bit-for-bit reproducible", change)
     return step
 
 
@@ -178,7 +178,7 @@ def check_keeps_reference(run: Run, refreshed: Mapping[str, Tensor]) -> None:
     if refreshed and run.trainer.reference is not None and not run.trainer.algorithm.refreshes_reference:
         raise ValueError(
             "the reference of this run was refreshed, and algorithm.reference_refresh_every=null would forget it: "
-            "set it to more than num_steps to leave the reference as it is from here on"
+            "set it above num_steps to keep the reference as it is"
         )
 
 
@@ -207,7 +207,7 @@ def evaluate_and_log(run: Run, record: RunRecorder, step: int) -> None:
         record.say(line)
     if run.config.algorithm.reference_refresh_on_best and is_best([one.score for one in record.evaluations]):
         take_as_reference(run)
-        record.say(f"the policy after step {step} is the best so far, and the reference from here on")
+        record.say(f"the policy after step {step} is the best so far and becomes the reference")
 
 
 def is_best(scores: Sequence[float]) -> bool:

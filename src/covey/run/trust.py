@@ -30,9 +30,9 @@ KEY_BYTES = 32
 MAX_BYTES = 16 << 20
 """Of a file of settings; a longer one is refused."""
 CODE = re.compile(r"[^\n]+?:[^\W\d][\w.]*")
-"""module:function, whatever file the module may be."""
+"""module:function, of any module."""
 HARMLESS = ("kinds",)
-"""Settings whose values look like it and are looked up in a table."""
+"""Settings whose values look like it but are keys of a table."""
 ACTS = ("url", "servers", "address", "command", "python", "id", "trackers")
 """Settings that name servers of completions, weights or numbers, commands, interpreters, and a verifiers module."""
 FETCHES = ("path", "reference_model", "model", "judge")

@@ -21,7 +21,7 @@ LOGGER = logging.getLogger(__name__)
 
 
 LEFTOVER_SECONDS = 86400.0
-"""Age at which a half-written folder in a cache is nobody's: younger ones may still be written."""
+"""Seconds after which a half-written cache folder is abandoned."""
 
 
 def cache_folder() -> str:

@@ -29,7 +29,7 @@ COMMANDS, CALLBACKS = "covey.commands", "covey.callbacks"
 SYNONYMS = Path(__file__).parent / "text/synonyms.yaml"
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _LOADABLE = re.compile(r"([^\n:]+):([^\W\d][\w.]*)")
-"""Nothing else is imported. Whatever matches is code to `trust.CODE`, which guards runs of somebody else."""
+"""Nothing else is imported. Also decides what is code in a run of another user (`trust.CODE`)."""
 
 
 def resolve(name_or_path: str, table: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
@@ -73,7 +73,7 @@ def import_changed() -> list[str]:
             raise ValueError(f"{name} has changed since it was imported, and its import {describe(error)}") from error
         modules.MET[name] = text
         modules.ANEW.add(name)
-        lines.append(f"{name} has changed since it was imported, and was imported anew")
+        lines.append(f"{name} has changed since it was imported, and was imported again")
     return lines
 
 

@@ -34,9 +34,9 @@ whatever the threshold.
 
 
 KEPT_FREE, HEAP_GROWTH = 2**30, 1.25
-"""Bytes that may be free after a step whatever they were, and the factor by which those may grow."""
+"""Bytes always allowed free after a step, and the factor by which those may grow."""
 RELEASED_PER_SECOND = 2**27
-"""Bytes a second of a step, which the kernel clears anew in a thirtieth of that time: 0.27 s for 1 GiB was measured."""
+"""Bytes per second of a step; the kernel clears them in 1/30 of it (measured: 0.27 s for 1 GiB)."""
 
 
 def prepare(environment: MutableMapping[str, str] = os.environ) -> None:

@@ -6,9 +6,9 @@ from pathlib import Path
 from types import ModuleType
 
 MET: dict[str, str] = {}
-"""User's module -> the text of its file when covey first met it, or imported it anew. Python keeps none."""
+"""Source of each user module at its last import, which Python does not keep."""
 ANEW: set[str] = set()
-"""Modules that were imported anew: objects of theirs may be those of an older text."""
+"""Reloaded modules: objects of theirs may come from an older source."""
 
 
 def meet(module: ModuleType) -> None:

@@ -1,4 +1,4 @@
-"""Detect a text that wins whatever is asked, unlike a frequent answer."""
+"""Detect a text that wins for any question, unlike a frequent answer."""
 
 import json
 import re

@@ -139,7 +139,7 @@ def _change_of_summary(log: RunLog, name: str) -> tuple[float, float]:
 
 
 LEAST_CHANCE = 0.05
-"""Of calling a healthy run sick by its evaluations, in its whole life."""
+"""False-alarm rate of a healthy run's evaluations, over the whole run."""
 
 
 def chance_at_look(log: RunLog) -> float:

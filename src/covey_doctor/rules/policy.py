@@ -33,9 +33,9 @@ FEW_UNIQUE = 0.25
 ALMOST_ALL = 0.99
 """A pass@k above it has lost nothing to fewer kinds of answers."""
 SPIKE, SPIKE_STEPS, SPIKES = 8.0, 50, 3
-"""A gradient this many deviations above the median, so often in so many steps."""
+"""Deviations of a gradient above the median, how often, in how many steps."""
 FAR = 1.0
-"""A KL, in nats a token, at which what the policy writes is hardly the reference's any more."""
+"""KL, nats per token, at which the policy has left the reference."""
 CLIPPED = 0.25
 """Of the tokens: with more a batch moves the policy too far."""
 AGREES = 0.2

@@ -70,7 +70,7 @@ def _gap(log: RunLog) -> tuple[str, Callable[[float], str]]:
 
 
 def gap_grows(log: RunLog) -> Evidence | None:
-    """Find a gap that grows as training goes on."""
+    """Find a gap that grows during training."""
     name, show = _gap(log)
     change, usual = change_of(log, name), log.usual(name)
     if change is None or usual is None or change.last < max(2 * usual.value, bounds_of(log).floor):

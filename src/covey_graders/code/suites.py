@@ -172,7 +172,7 @@ def called_name(source: str) -> str:
 
 
 def _bound(tree: ast.AST) -> set[str]:
-    """Return all names that code gives a value, in whatever scope."""
+    """Return all names that code binds, in any scope."""
     bound: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
@@ -189,7 +189,7 @@ def _bound(tree: ast.AST) -> set[str]:
 def _names(tree: ast.Module, setup: ast.Module, suite: Suite) -> tuple[str, ...]:
     """Return what test code uses of the program besides the entry point.
 
-    Raises ValueError for a name that nobody has told the program.
+    Raises ValueError for a name unknown to the program.
     """
     known = _bound(tree) | _bound(setup) | set(dir(builtins)) | USUAL_MODULES | {suite.entry_point, "candidate"}
     is_open = any(

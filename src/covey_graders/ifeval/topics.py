@@ -8,7 +8,7 @@ from functools import lru_cache
 from covey_graders.tables import table_beside
 
 SHARE_OF_TOPICS = 6
-"""A text that names more than one in so many of all topics is a list of topics, and about none of them."""
+"""A text that names more than 1/n of all topics is a list of topics, about none of them."""
 FEWEST_TOPICS = 2
 SHARE_OF_CONTENT = 0.2
 """Of the different words of an answer; stories and letters of models and people have 0.4 and more."""

@@ -29,9 +29,9 @@ Form = Literal["hash", "box", "tag", "label", "formula", "none"]
 
 _RE = patterns_beside(__file__, PIECES)
 MAX_COMPLETION = 100_000
-"""Only so many characters at the end of a completion are looked at."""
+"""Characters at the end of a completion that are searched."""
 MAX_MARKS = 50
-"""Only so many marks of a kind are looked at, the last ones."""
+"""Last marks of a kind that are tried."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,7 +82,7 @@ def test_a_run_goes_on_with_other_code_or_processes_and_says_loudly_that_it_is_n
     go_on(tmp_path)
     warnings = [record.message for record in caplog.records if record.levelname == "WARNING"]
     assert [line.startswith(said) for line in warnings] == [True]
-    assert warnings[0].endswith(": from here on the run is no longer bit for bit what it would have been")
+    assert warnings[0].endswith(": the run is no longer bit-for-bit reproducible")
 
 
 def test_a_run_that_goes_on_as_it_was_says_nothing_and_is_the_same(

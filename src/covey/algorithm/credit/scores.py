@@ -100,7 +100,7 @@ class Scores:
     penalties_N: Tensor
     """KL penalty on each reward, weighted, to be subtracted after shaping."""
     parts_NK: Tensor
-    """Rewards of the single reward functions, NaN where one does not apply; (N, 0) where there are none."""
+    """Rewards by reward function, NaN where one does not apply; (N, 0) without any."""
     weights_K: Tensor
     """Weight of each part."""
     part_names: tuple[str, ...]
@@ -115,9 +115,9 @@ class Scores:
     texts: tuple[str, ...] = ()
     """Completion of each rollout, decoded; as `prompts`."""
     preferences_NN: Tensor = field(default_factory=lambda: torch.zeros(0, 0))
-    """Probability that rollout i beats rollout j, from a judge; (0, 0) where there is none."""
+    """Probability that rollout i beats rollout j, from a judge; (0, 0) without one."""
     baselines: Mapping[str, float] = field(default_factory=dict)
-    """Running baseline of each role at the start of the batch; a role that is not there starts at 0."""
+    """Running baseline by role at the start of the batch; a missing role starts at 0."""
 
     def __post_init__(self) -> None:
         n = len(self.rewards_N)

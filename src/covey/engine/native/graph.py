@@ -44,9 +44,9 @@ LOOK_EVERY = 8
 """Steps between two looks of the host."""
 FEWEST_ROWS = 8
 SLOT_UNIT = 256
-"""By which rows grow where attention reads idle slots too: every growth is captured anew."""
+"""Growth of rows where attention reads idle slots too; every growth is another capture."""
 NOBODY = -1
-"""A token that is never drawn, where a policy has no stop token."""
+"""Stands for a stop token where the policy has none; never drawn."""
 
 
 def is_wanted(policy: Policy) -> bool:

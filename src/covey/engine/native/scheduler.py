@@ -42,7 +42,7 @@ class Admission:
     prompts: tuple[SamplingRequest, ...]
     rows: tuple[DecodeRow, ...]
     num_resumed: int = 0
-    """So many of the rows, the first ones, go on with another turn: they draw after what they have not read yet."""
+    """First rows that continue a session: they draw after tokens not yet read."""
 
     def charge(self) -> int:
         """Count the earlier turns' tokens to encode again, also per row."""
@@ -82,10 +82,10 @@ class Scheduler:
         self.changes = 0
         """Grows whenever rows or groups enter, leave or move."""
         self.kept: dict[DecodeRow, None] = {}
-        """Rows whose keys and values are kept while they are not under way, who rested longest first."""
+        """Idle rows with kept keys and values, longest idle first."""
         self.kept_slots = 0
         self.resuming: deque[DecodeRow] = deque()
-        """Rows of sessions that wait to go on."""
+        """Rows of sessions that wait to continue."""
         self._waiting: deque[SamplingRequest] = deque()
         self._numbers = count()
 

@@ -7,7 +7,7 @@ Decode = Callable[[Sequence[int]], str]
 
 HALF_CHARACTER = "\N{REPLACEMENT CHARACTER}"
 MAX_HELD = 16
-"""A tail that stays undecodable for so many tokens is no character in the making."""
+"""Tokens after which an undecodable tail is no partial character."""
 
 
 class QuietTokens:

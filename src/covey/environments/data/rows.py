@@ -203,7 +203,7 @@ def _of_hub(name: str, settings: RowSettings) -> Mapping[str, Iterable[Row]]:
 
 
 def _collected(sources: Mapping[Split, Source], settings: RowSettings, name: str) -> Rows:
-    """Return both splits, holding out test rows where there are none."""
+    """Return both splits, holding out test rows if none are given."""
     _check_test_split("test" in sources, settings, name)
     skipped: Counter[Split] = Counter()
     splits = (_separate if "test" in sources else _divided)(sources, settings, skipped)

@@ -66,7 +66,7 @@ class TrainerState:
 
 
 AT_START = TrainerState()
-"""What is known of the training where there is none."""
+"""State outside of training."""
 
 
 @dataclass(frozen=True)

@@ -345,7 +345,7 @@ class RewardFunctions(Environment):
 
 EXCUSED = "it does not apply to a row without a value in a column that it takes by name; said once"
 _DOES_NOT_APPLY = Failure("no reward function applied", is_fault=False)
-"""All functions said None: left out of the group like a failure, but nobody's fault, so not counted as one."""
+"""All functions returned None: left out of the group like a failure, but not counted as one."""
 
 
 @dataclass(frozen=True)

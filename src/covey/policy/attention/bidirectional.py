@@ -51,7 +51,7 @@ class InputBlock:
     token_RQ: Tensor
     """Positions in the stream; padding repeats position 0."""
     real_RQ: Tensor | None
-    """False on padding; None where there is none."""
+    """False on padding; None without padding."""
 
     def attend(self, query_BHTD: Tensor, key_BKTD: Tensor, value_BKTD: Tensor, rule: Rule) -> Tensor:
         """Return the outputs of all positions, padding included: (1, H, R*Q, D)."""

@@ -338,7 +338,7 @@ def _load_tokenizer(settings: ModelConfig) -> PreTrainedTokenizerBase:
 
 
 def _padding(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
-    """Add a padding token where there is none."""
+    """Add a padding token if missing."""
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer

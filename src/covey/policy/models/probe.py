@@ -26,9 +26,9 @@ LISTED = " (docs/develop/architectures.md lists what works)"
 NOISE = 1e-2
 """Largest difference between training and evaluation mode, in standard deviations of the logits."""
 SHARED, BRANCH = 4, 8
-"""Tokens that two texts begin with, and continue with where there are so many positions."""
+"""Tokens of the common prefix and of the continuations, positions permitting."""
 LOUD, QUIET = 100.0, 0.05
-"""How large logits are made to see all that a head does to them. From where on: larger factors leave half precision."""
+"""Sizes of logits that show all that a head does to them; larger leave half precision."""
 ERROR, HALF_ERROR = 1e-3, 0.3
 """Largest difference to transformers' own computation, never in half precision, in standard deviations."""
 

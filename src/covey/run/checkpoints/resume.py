@@ -45,7 +45,7 @@ def check_same_prompts(config: Config, folder: Path, checkpoint: Path, prompts: 
             f"the prompts of {key}={chosen} are not those that {folder} was trained on; "
             f"pass resume_changes=[{key}] to resume anyway (the run will not be bit-for-bit reproducible)"
         )
-    LOGGER.info("the prompts of %s=%s are others from here on", key, chosen)
+    LOGGER.info("prompts changed (%s=%s); new ones are used from this step on", key, chosen)
 
 
 def check_same_run(config: Config, folder: Path, checkpoint: Path) -> None:

@@ -53,9 +53,9 @@ class Workload:
     """GPUs that weights, gradients and optimiser state are shared out over (FSDP); 1: each holds all."""
     has_reference: bool = False
     reference: Shape | None = None
-    """Of a reference of one's own; None: it has the policy's weights."""
+    """Of a separate reference; None: it has the policy's weights."""
     keeps_gradients: bool = False
-    """While sampling: those of the coming step are made then."""
+    """Gradients of the coming step exist while sampling."""
     engine: str = "native"
     num_rows: int = 0
     """Completions sampled at the same time on this GPU."""
@@ -242,7 +242,7 @@ class Widths:
 
 
 def _widths(shape: Shape) -> Widths:
-    """Read the widths off the linear layers, whatever they are called."""
+    """Read the widths off the linear layers, under any names."""
     layers = block_layers(shape)
     attention = [layer for layer in layers if _is_attention(layer)]
     others = [layer for layer in layers if not _is_attention(layer)]

@@ -177,7 +177,7 @@ def _remarks(policy: Policy, prompt: Prompt) -> Iterator[str]:
 
 
 def _has_letters_of(back: str, given: str) -> bool:
-    """Return True if all letters remain in order, whatever their case."""
+    """Return True if all letters remain in order, in any case."""
     seen, wanted = (
         [c for c in unicodedata.normalize("NFKD", text).casefold() if unicodedata.category(c)[0] not in "ZCM"]
         for text in (back, given)

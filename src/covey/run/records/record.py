@@ -109,7 +109,7 @@ class RunRecorder:
         self._traces: TraceLog | None = None
         self.sides, self.looked_at, self._prompts = SIDES, "", ""
         self._is_as_left = config.resume is not None
-        """Whether the run is under way and has not got anywhere yet: what its folder says of it still holds."""
+        """Whether the run has begun without a step yet, so its folder still describes it."""
 
     def __enter__(self) -> Self:
         self._progress.__enter__()

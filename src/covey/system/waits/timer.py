@@ -11,7 +11,7 @@ PHASES = (
     *("judge", "cold_start", "preflight", "samplers", "sampling", "reward", "logprobs", "backward", "optimizer"),
     "evaluation",
 )
-"""The phases a training run names; whatever lies outside them is reported as "other"."""
+"""Phases of a training run; time outside of them is "other"."""
 
 
 @dataclass
@@ -30,7 +30,7 @@ class PhaseTimer:
     clock: Callable[[], float] = time.monotonic
     """Seconds from any origin, never going back."""
     watchdog: Watchdog = field(default_factory=Watchdog)
-    """Takes every change of phase for a sign of progress; whoever is timed can name its waits to it."""
+    """Takes every change of phase for progress; timed code can name its waits to it."""
     _totals: dict[str, float] = field(default_factory=dict)
     _open: list[str] = field(default_factory=list)
     _since: float = 0.0

@@ -204,7 +204,7 @@ class Watchdog:
 
 
 def exit_within(seconds: float, status: int) -> None:
-    """End a finished process with `status`, whatever threads and handlers remain."""
+    """End a finished process with `status`, despite remaining threads and handlers."""
 
     def leave() -> None:
         names = ", ".join(sorted(t.name for t in threading.enumerate() if t is not threading.current_thread()))

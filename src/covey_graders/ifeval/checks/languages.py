@@ -10,7 +10,7 @@ SEED = 0
 
 
 def check_installed() -> None:
-    """Refuse (ValueError) to go on where langdetect is not installed."""
+    """Raise ValueError if langdetect is not installed."""
     if find_spec("langdetect") is None:
         raise ValueError("checking languages needs langdetect: pip install langdetect")
 

@@ -43,7 +43,7 @@ def existence(text: str, *, keywords: list[str]) -> bool:
 
 
 def frequency(text: str, *, keyword: str, frequency: int, relation: str) -> bool:
-    """Check for so many occurrences, parts of words included, none overlapping another."""
+    """Check the number of occurrences, parts of words included, without overlaps."""
     return compares(_occurrences(keyword.strip(), text), relation, frequency)
 
 
@@ -100,7 +100,7 @@ def two_responses(text: str) -> bool:
 
 
 def repeat_prompt(text: str, *, prompt_to_repeat: str) -> bool:
-    """Check that the request comes first, whatever its case. Nothing need follow."""
+    """Check that the request comes first, in any case. Nothing need follow."""
     return text.strip().lower().startswith(prompt_to_repeat.strip().lower())
 
 

@@ -34,7 +34,7 @@ MINUS_INFINITY = Product((Number(Fraction(-1)), INFINITY))
 UNIONS = frozenset({"\\cup", "∪"})
 LINE = Grouping("()", (MINUS_INFINITY, INFINITY))
 COORDINATES = (Symbol("x"), Symbol("y"), Symbol("z"))
-"""A point names its values in this order, whichever order an answer states them in."""
+"""Order of a point's values, for answers that state them in any order."""
 VECTORS = frozenset({"pmatrix", "bmatrix"})
 
 

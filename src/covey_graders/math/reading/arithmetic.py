@@ -25,7 +25,7 @@ _NUMBER = r"(?<![A-Za-z0-9_^])(?<!\d[.,:])(?:{})(?:[eE][+-]?\d{{1,3}}(?![A-Za-z0
 NUMBER_PROSE = re.compile(_NUMBER.format(_DIGITS))
 NUMBER_STRICT = re.compile(_NUMBER.format(_DIGITS.replace(r"|\d+,\d+", "")))
 NUMERAL = re.compile(r"(?<![A-Za-z0-9_^])(?<!\d[.,:])\.?\d(?:\d|[.,:](?=\d))*")
-"""Whatever looks like a number, readable or not: `10:30` and `1.2.3` are not."""
+"""Looks like a number, readable or not: `10:30` and `1.2.3` are not."""
 _MIXED = re.compile(r"[ -](\d{1,9})/(\d{1,9})(?![\d/])")
 _FACTOR = re.compile(r" (?![-+ ])")
 _EXPONENT = re.compile(r"\d{1,4}(?!\d)")

@@ -54,7 +54,7 @@ class Spec:
     keep_search: bool = False
     """The interpreter lies where only root may look: keep the capability to read it, which Landlock bounds."""
     is_alone: bool = True
-    """Nobody else's processes count to this user's number."""
+    """Whether this user's process count is its own."""
     rules: tuple[bytes, ...] = ()
     """For Landlock: the standard library and the devices, in `landlock.rules`."""
     ruleset: int | None = None

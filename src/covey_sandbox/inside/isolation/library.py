@@ -18,9 +18,9 @@ from covey_sandbox.inside.isolation import landlock
 from covey_sandbox.inside.isolation.layers import DEVICES
 
 HIDDEN = ("site-packages", "dist-packages", "test", "idlelib", "turtledemo", "ensurepip")
-"""Folders of the standard library that hold what somebody installed, or what no program needs."""
+"""Folders of the standard library with installed packages, or needed by no program."""
 NO_EXTENSIONS = ("_test", "_xx", "xx", "_tkinter", "_curses", "_ctypes_test", "readline", "nis", "ossaudiodev")
-"""How the names of modules in C begin that no program needs."""
+"""Prefixes of C modules that no program needs."""
 TIME_ZONES = "/usr/share/zoneinfo"
 PRELOADED = """
 abc array ast bisect calendar cmath collections collections.abc contextlib copy ctypes dataclasses datetime decimal

@@ -19,7 +19,7 @@ FORBIDDEN = """
 fork execve unshare setns mount pivot_root chroot ptrace process_vm_readv bpf keyctl add_key userfaultfd
 io_uring_setup perf_event_open memfd_create open_by_handle_at pidfd_open socket shmget mq_open capset
 """
-"""Calls that must be refused whatever their arguments. Called with arguments that do no harm where they are not."""
+"""Calls that must be refused for any arguments, tried with harmless ones."""
 
 
 def serve() -> NoReturn:

@@ -26,7 +26,7 @@ def marked(tree: ast.Module) -> ast.Module:
 
 
 class _Identity(ast.NodeTransformer):
-    """The identity of a program's object, whatever stands for it here."""
+    """The identity of a program's object, through proxies."""
 
     def visit_Compare(self, node: ast.Compare) -> ast.expr:
         """Ask for `is` between operands that are not constants."""

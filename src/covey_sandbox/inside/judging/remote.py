@@ -14,7 +14,7 @@ from covey_sandbox.inside.operations import BINARY, BUILTIN, OTHER
 OF_PLAIN = frozenset(name for kind in (str, list, dict, set, tuple, int, float, complex, bytes) for name in dir(kind))
 """Attributes that plain values have."""
 NUM_SINGLE, NUM_AHEAD = 64, 256
-"""An iterator yields so many values one by one, since it may be without end; then so many at a time."""
+"""Values an iterator yields one by one, since it may be infinite; then values per call."""
 NAME_OF = {"and_": "and", "or_": "or"}
 
 

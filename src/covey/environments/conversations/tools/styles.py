@@ -34,7 +34,7 @@ VALUES = {"true": True, "false": False, "null": None}
 MAX_LITERAL = 10_000
 """Characters of a value that is no JSON, and read as Python's."""
 PIECE = re.compile(r"""'(?:[^'\\]|\\.)*(?:'|\Z)|"(?:[^"\\]|\\.)*(?:"|\Z)|[()\[\]{}]""", re.DOTALL)
-"""A text or a bracket of Python. A text without an end is read to the end once, not from each quote anew."""
+"""A string or a bracket of Python. An unclosed string is scanned once, not from each quote."""
 
 Schemas = Sequence[Mapping[str, Any]]
 
