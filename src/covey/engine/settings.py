@@ -87,7 +87,7 @@ class EngineConfig(Section):
     deadline: float = setting(120.0, gt=0, needs=VLLM)
     """Seconds within which vLLM must answer, or take weights; it is then started again, and a server given up."""
     update: str = setting("keep", choices=("keep", "wait", "abort"), needs=PUSHED)
-    """Unfinished completions when weights change: keep (continue on the new), wait (finish first) or abort (restart)."""
+    """Unfinished completions at a push: keep (continue on the new weights), wait (finish first) or abort (restart)."""
 
 
 @dataclass
