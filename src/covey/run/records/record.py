@@ -152,7 +152,6 @@ class RunRecorder:
         return self._run
 
     def say(self, text: str) -> None:
-        """Print a message and log it."""
         LOGGER.info(text)
         self._progress.message(text)
         self.watchdog.progress()
@@ -219,7 +218,6 @@ class RunRecorder:
             self._schedule.write({"step": step, **schedule})
 
     def _rollouts(self, step: int, stepped: Stepped) -> None:
-        """Log some rollouts of rank 0, and show some if configured."""
         output, credit = self._config.output, stepped.credit
         advantages = [advantage for group in credit.advantages for advantage in group]
         of_turns = [] if credit.of_turns is None else [own for group in credit.of_turns for own in group]
