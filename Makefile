@@ -118,7 +118,7 @@ test-vllm: $(VLLM_STAMP)  ## vLLM for real, in an environment of its own (ten mi
 	PYTHONPATH=src HF_HUB_OFFLINE=1 $(VLLM_VENV)/bin/python -m pytest -m vllm tests/engine/vllm
 
 test-doors: $(DOORS_STAMP) $(SERVED_STAMPS)  ## other people's environments for real, in environments of their own (ten minutes)
-	PYTHONDONTWRITEBYTECODE= HF_HUB_OFFLINE=1 $(DOORS_VENV)/bin/python -m pytest -m doors tests/environments
+	PYTHONDONTWRITEBYTECODE= HF_HUB_OFFLINE=1 $(DOORS_VENV)/bin/python -m pytest -m doors tests/integrations
 
 test-real: $(STAMP)  ## real models in every precision, by every door, and beside transformers (REAL_TESTS="real and not long": SmolLM2 alone, the half that .ci/run takes)
 	$(BIN)/python -m benchmarks.real.models smollm2-135m

@@ -43,7 +43,7 @@ from benchmarks.environments.slow_tools import (
 )
 from covey.engine.base import EngineStats, Session
 from covey.engine.native.engine import NativeEngine
-from covey.environments.doors.trl import RowTools
+from covey.environments.conversations.tools.rows import RowTools
 from covey.environments.reward_functions.environment import RewardFunctions, RewardSettings, reward_functions
 from covey.policy.models.loading import load_policy
 from covey.policy.settings import ModelConfig

@@ -18,8 +18,8 @@ from covey.api.training import run_request
 from covey.config.schema import Config
 from covey.environments.base import Environment, Split
 from covey.environments.conversations.tools.episode import ToolRules
+from covey.environments.conversations.tools.rows import RowTools, with_prompt
 from covey.environments.conversations.tools.settings import ToolsConfig
-from covey.environments.doors.trl import RowTools, with_prompt
 from covey.environments.reward_functions.build import no_reward
 from covey.environments.reward_functions.environment import RewardFunctions, RewardSettings, reward_functions
 from covey.environments.reward_functions.rows import PromptFormat

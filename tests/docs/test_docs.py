@@ -35,7 +35,6 @@ from covey.cli.help import VERBS, group_choices
 from covey.cli.main import main
 from covey.config import compose as settings
 from covey.config.schema import Config, setting_names
-from covey.environments.registry import ENVIRONMENTS
 from covey.rollouts.settings import CurriculumConfig
 from covey.run.preflight.custom import try_curriculum, try_custom
 from covey.types import Prompt
@@ -141,7 +140,6 @@ def workbench(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> I
     (tmp_path / "saved.yaml").write_text(USUAL_SETTINGS)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    monkeypatch.delitem(ENVIRONMENTS.own, "backwards", raising=False)
     monkeypatch.setenv("COVEY_CACHE", str(cache))
     modules = set(sys.modules)
     root = logging.getLogger()

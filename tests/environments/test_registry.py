@@ -55,7 +55,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("name", ENVIRONMENTS.own)
+@pytest.mark.parametrize("name", ENVIRONMENTS)
 def test_each_of_coveys_environments_has_its_own_settings(name: str) -> None:
     assert environment_class(name).name == name
 
@@ -101,7 +101,7 @@ def test_a_package_that_cannot_be_imported_is_named_and_hides_no_other(
     with pytest.raises(ValueError) as refusal:
         environment_class("digits")
     assert str(refusal.value) == line
-    assert set(environment_classes()) == set(ENVIRONMENTS.own)
+    assert set(environment_classes()) == set(ENVIRONMENTS)
     assert caplog.messages == [f"left out: {line}"]
     assert known_class("digits") is EnvironmentConfig
 

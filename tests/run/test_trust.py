@@ -19,7 +19,6 @@ from covey.config.validate import validate
 from covey.environments.conversations.tools.settings import ToolsConfig
 from covey.environments.data.rows import load_rows
 from covey.environments.data.settings import DataConfig
-from covey.environments.doors.settings import AgentConfig, OpenEnvConfig, StepsConfig, VerifiersConfig
 from covey.environments.reward_functions.settings import RewardFunctionsConfig
 from covey.environments.reward_functions.specs import load_reward
 from covey.environments.settings import CustomConfig, MixtureConfig
@@ -29,6 +28,7 @@ from covey.run.checkpoints.resume import run_lock
 from covey.run.folder import LogFile, create_run_folder
 from covey.system.jsonl import write_json
 from covey.system.lookup import resolve
+from covey_integrations.settings import AgentConfig, OpenEnvConfig, StepsConfig, VerifiersConfig
 from covey_tasks.code.settings import CodeConfig
 from covey_tasks.infill.settings import InfillConfig
 from covey_tasks.math.settings import Gsm8kConfig

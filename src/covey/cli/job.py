@@ -22,7 +22,7 @@ from covey.config.engine_choice import this_machine
 from covey.config.schema import Config
 from covey.config.validate import validate
 from covey.environments import build as environments
-from covey.environments.registry import ENVIRONMENTS
+from covey.environments.registry import environment_names
 from covey.policy.settings import NANO
 from covey.rollouts.settings import CurriculumConfig
 from covey.run import folder as run_folder
@@ -60,7 +60,7 @@ def insert_environment(verb: str, words: Sequence[str], file: Path | None) -> tu
     if source is None or any(word.startswith(("environment=", "--config-name", "-cn")) for word in words):
         return list(words), ""
     name = settings.read_yaml(source).environment.get("name")
-    if name not in ENVIRONMENTS:
+    if name not in environment_names():
         return list(words), ""
     added = f"environment={name}"
     place = next((index for index, word in enumerate(words) if not word.startswith("-")), len(words))

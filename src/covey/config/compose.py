@@ -34,7 +34,7 @@ from covey.config.shelves import CONF as CONF  # for whoever composes
 from covey.config.shelves import SHELVES, presets
 from covey.config.validate import validate
 from covey.environments.data.settings import DataConfig
-from covey.environments.registry import ENVIRONMENTS, environment_class
+from covey.environments.registry import environment_class, environment_names
 from covey.environments.settings import MixtureConfig
 from covey.system.disk import cache_folder, read_regular
 from covey.system.text.masking import mask
@@ -57,7 +57,7 @@ def register() -> None:
         Plugins.instance().register(plugin)
     _register(cache_folder())
     known = ConfigStore.instance().repo["environment"]
-    for name in ENVIRONMENTS.names():  # a package may have come since
+    for name in environment_names():  # a package may have come since
         known.setdefault(f"{name}.yaml", _Environment(name))
 
 
@@ -170,7 +170,7 @@ def load(path: Path) -> DictConfig:
     node = _settings()
     name = saved.environment.get("name")
     try:
-        if name not in ENVIRONMENTS:
+        if name not in environment_names():
             raise ValueError(f"there is no environment={name} (pip install the package that has it)")
         node.environment = _open_options(environment_class(name))
         node.merge_with(saved)
@@ -249,8 +249,8 @@ def _type_parts(mixture: DictConfig) -> None:
     """Type the parts of a mixture by their environments' schemas."""
     for part, given in ((str(key), value) for key, value in mixture.parts.items()):
         name = str(given.get("name", part)) if isinstance(given, DictConfig) else part
-        if name not in ENVIRONMENTS or name == "mixture":
-            known = ", ".join(other for other in ENVIRONMENTS.names() if other != "mixture")
+        if name not in environment_names() or name == "mixture":
+            known = ", ".join(other for other in environment_names() if other != "mixture")
             raise ValueError(f"environment.parts.{part} needs name = one of {known}, got {name}")
         mixture.parts[part] = _convert_settings(environment_class(name), given, f"environment.parts.{part}")
     for part, given in ((str(key), value) for key, value in mixture.data.items()):

@@ -14,7 +14,7 @@ from covey.config.doctor import DoctorConfig
 from covey.config.shelves import CONF, presets
 from covey.engine.settings import EngineConfig, SamplingConfig
 from covey.environments.data.settings import OF_REWARD_FUNCTIONS, DataConfig
-from covey.environments.registry import ENVIRONMENTS, environment_classes
+from covey.environments.registry import environment_classes, environment_names
 from covey.environments.settings import ArithmeticConfig
 from covey.policy.settings import NANO, SAVED, WITH_LORA, ModelConfig
 from covey.rollouts.settings import CurriculumConfig, GroupSizeStep
@@ -288,7 +288,7 @@ GROUPS: dict[str, list[str]] = {
 def group_choices() -> dict[str, list[str]]:
     """Return the groups (recipe=NAME) with their choices as typed."""
     files = {folder.name: list(presets(folder.name)) for folder in CONF.iterdir() if folder.is_dir()}
-    return dict(sorted((files | GROUPS | {"environment": ENVIRONMENTS.names()}).items()))
+    return dict(sorted((files | GROUPS | {"environment": environment_names()}).items()))
 
 
 def setting_names(schema: Any = Config, prefix: str = "") -> list[str]:

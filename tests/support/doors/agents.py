@@ -14,14 +14,14 @@ import pytest
 
 from covey.engine.fake import FakeEngine
 from covey.environments.base import Split
-from covey.environments.doors.gateway.environment import AgentEnvironment
-from covey.environments.doors.gateway.program import Function, Program
-from covey.environments.doors.gateway.wire import RunSampling
 from covey.environments.reward_functions.build import no_reward
 from covey.environments.reward_functions.environment import RewardFunctions, RewardSettings, reward_functions
 from covey.rollouts.rollout import roll_out
 from covey.rollouts.sampler import EpisodeLimits, Sampler
 from covey.types import Group, Sampling
+from covey_integrations.gateway.environment import AgentEnvironment
+from covey_integrations.gateway.program import Function, Program
+from covey_integrations.gateway.wire import RunSampling
 
 from ..models.chat_templates import qwen25
 

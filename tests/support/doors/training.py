@@ -1,4 +1,4 @@
-"""Two steps of training through a door, what a whole episode earns, and a place for somebody else's server."""
+"""Two steps of training through a endpoint, what a whole episode earns, and a place for somebody else's server."""
 
 import json
 import math

@@ -11,7 +11,7 @@ from covey.engine.fake import FakeEngine
 from covey.environments.conversations.tools.arithmetic import calculate, right_answer
 from covey.environments.conversations.tools.calling import ToolServerLost
 from covey.environments.conversations.tools.environment import ToolEnvironment
-from covey.environments.doors.trl import RowTools
+from covey.environments.conversations.tools.rows import RowTools
 from covey.environments.reward_functions.environment import RewardFunctions, RewardSettings, reward_functions
 from covey.rollouts.rollout import roll_out
 from covey.rollouts.sampler import EpisodeLimits, Sampler

@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from covey.environments.conversations.tools.episode import ToolRules
+from covey.environments.conversations.tools.mcp import McpServer
+from covey.environments.conversations.tools.rows import RowTools
 from covey.environments.conversations.tools.settings import ToolsConfig
-from covey.environments.doors.mcp import McpServer
-from covey.environments.doors.trl import RowTools
 from covey.environments.reward_functions.build import RewardEntry, Rows, build_judged
 from covey.environments.settings import BuildSettings
 from covey.system.lookup import resolve

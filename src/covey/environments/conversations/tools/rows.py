@@ -1,0 +1,238 @@
+"""Tools as TRL's GRPOTrainer takes them: functions, and classes whose instances are an attempt's own.
+
+    class Shop:
+        def reset(self, **row) -> str | None: ...       # what it returns is appended to the last user message
+        def buy(self, thing: str) -> str: ...           # every other public method is a tool
+        def get_reward(self) -> float: ...              # optional: comes on top of the reward functions
+
+Instances are pooled, made once and reset often, and never used by two attempts at a time.
+"""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from covey.environments.base import SPLITS, Environment, Split, own_containers, text_of
+from covey.environments.conversations.tools.environment import WithTools
+from covey.environments.conversations.tools.episode import Talk, ToolEpisode
+from covey.environments.conversations.tools.mcp import McpServer
+from covey.environments.episode import Episode, Observation
+from covey.environments.reward_functions.call import problem_with
+from covey.environments.reward_functions.environment import Conversation, RewardFunctions
+from covey.types import Failure, Message, Prompt, Reward, RunStopped
+
+Factory = Callable[[], Any]
+COLUMN = "environment"
+"""Column of a row that names its class, where there are several."""
+NO_PROMPT = "(reset says what is asked)"
+"""Stands in rows without a prompt until the instance has been reset."""
+
+
+class RowTools(WithTools):
+    """Rows, reward functions, tools, and an object for each attempt."""
+
+    judged: RewardFunctions
+
+    def __init__(
+        self,
+        judged: RewardFunctions,
+        functions: Sequence[Callable[..., Any]] = (),
+        factories: Factory | Mapping[str, Factory] | None = None,
+        *,
+        has_rewards: bool = True,
+    ) -> None:
+        """Keep the parts. Several factories are chosen from by the rows' column `environment`.
+
+        Raises ValueError for a class without `reset`, a row that names none, and where nothing rewards.
+        """
+        super().__init__(judged, functions)
+        self._has_rewards = has_rewards
+        # Classes by the name that rows choose them by
+        self._is_chosen = isinstance(factories, Mapping)
+        self._factories: dict[str, Factory] = {}
+        if isinstance(factories, Mapping):
+            self._factories = dict(factories)
+        elif factories is not None:
+            self._factories = {"": factories}
+        # Instances that wait to be used again
+        self._pool: defaultdict[str, list[Any]] = defaultdict(list)
+        self._check(judged)
+
+    def _check(self, judged: RewardFunctions) -> None:
+        """Make one instance of each class, and see that rows name what there is."""
+        # Every class can be reset, and something rewards
+        rewarded = self._has_rewards
+        for name, factory in self._factories.items():
+            made = factory()
+            if not callable(getattr(made, "reset", None)):
+                raise ValueError(f"{type(made).__name__} must define reset, as an environment_factory")
+            rewarded |= callable(getattr(made, "get_reward", None))
+            self._pool[name].append(made)
+        if not rewarded:
+            raise ValueError("nothing rewards: give reward functions, or a class with get_reward")
+        # Every row names a class that is there
+        named = [p for split in SPLITS for p in judged.prompts(split)] if self._is_chosen else []
+        wrong = next((p for p in named if p.columns.get(COLUMN) not in self._factories), None)
+        if wrong is not None:
+            there = ", ".join(self._factories)
+            raise ValueError(f"{wrong.id} has environment={wrong.columns.get(COLUMN)!r}, which is none of {there}")
+
+    # ---- what is asked
+
+    def prompts(self, split: Split) -> list[Prompt]:
+        return [_emptied(prompt) for prompt in self.judged.prompts(split)]
+
+    def kind(self, prompt: Prompt) -> str:
+        return str(prompt.columns[COLUMN]) if self._is_chosen else ""
+
+    def state(self, prompt: Prompt, seed: int) -> Any:
+        if not self._factories:
+            return None
+        kind = self.kind(prompt)
+        return self._pool[kind].pop() if self._pool[kind] else self._factories[kind]()
+
+    def shown_state(self, prompt: Prompt) -> Any:
+        if not self._factories:
+            return None
+        kind = self.kind(prompt)
+        if not self._pool[kind]:
+            self._pool[kind].append(self._factories[kind]())
+        return self._pool[kind][-1]
+
+    async def opening(self, prompt: Prompt, state: Any) -> Observation:
+        if state is None:
+            return Observation()
+        asked = prompt.text if isinstance(prompt.text, str) else [dict(message) for message in prompt.text]
+        row = own_containers({"prompt": asked, **prompt.columns})  # for the attempt to change
+        if self._is_chosen:
+            row.pop(COLUMN)
+        what = f"{type(state).__name__}.reset"
+        said = await self.ledger.called_in_time(state.reset, what, self.tool_timeout, **row)
+        if said is None:
+            return Observation()
+        return Observation(said if isinstance(said, str) else text_of({"content": said}))
+
+    async def release(self, prompt: Prompt, talk: Talk) -> None:
+        if talk.state is not None and not talk.is_broken:
+            self._pool[self.kind(prompt)].append(talk.state)
+
+    # ---- what it is worth
+
+    def close(self) -> None:
+        for server in self.servers:
+            if isinstance(server, McpServer):
+                server.close()
+        super().close()
+
+    def judges_groups(self, prompt: Prompt) -> bool:
+        """Functions are called once for a group, as TRL calls them once for all completions: they may compare."""
+        return self._has_rewards
+
+    async def score_group(
+        self, prompt: Prompt, episodes: Sequence[Episode], conversations: Sequence[Sequence[Message]]
+    ) -> list[Reward | Failure]:
+        talks = [episode.talk for episode in episodes if isinstance(episode, ToolEpisode)]
+        found = await self.judged.score_conversations(prompt, [self._said(prompt, talk) for talk in talks])
+        sums = (self._sum(talk, verdict) for talk, verdict in zip(talks, found, strict=True))
+        return list(await asyncio.gather(*sums))
+
+    async def judge(self, prompt: Prompt, talk: Talk, *, counts: bool = True) -> Reward | Failure:
+        found: Reward | Failure = Failure("no reward function applied", is_fault=False)
+        if self._has_rewards:
+            said = [self._said(prompt, talk)]
+            (found,) = await self.judged.score_conversations(prompt, said, counts=counts)
+        return await self._with_own(talk, found)
+
+    def _said(self, prompt: Prompt, talk: Talk) -> Conversation:
+        """Return an attempt as reward functions get it."""
+        said = talk.messages or [{"role": "assistant", "content": ""}]  # there was no room for a turn
+        return Conversation(_after_reset(prompt.text, talk.opening), said, talk.token_ids, talk.state)
+
+    async def _sum(self, talk: Talk, found: Reward | Failure) -> Reward | Failure:
+        """Add what the object of an attempt says, whose failure is its attempt's alone."""
+        try:
+            return await self._with_own(talk, found)
+        except RunStopped:
+            raise
+        except (Exception, SystemExit) as error:  # foreign code
+            talk.is_broken = True
+            return Failure(f"{type(talk.state).__name__}.get_reward raised {type(error).__name__}: {error}")
+
+    async def _with_own(self, talk: Talk, found: Reward | Failure) -> Reward | Failure:
+        """Return a verdict with what the object of the attempt says itself on top."""
+        own = getattr(talk.state, "get_reward", None)
+        if own is None or (isinstance(found, Failure) and found.is_fault):
+            return found
+        # Ask the object for its reward, in time
+        name = type(talk.state).__name__
+        value = await self.ledger.called_in_time(own, f"{name}.get_reward", self.tool_timeout)
+        if value is None:
+            return found
+        problem = problem_with(value)
+        if problem:
+            return Failure(f"{name}.get_reward returned {problem}")
+        # Add it to what the reward functions gave
+        base = found if isinstance(found, Reward) else Reward(0.0)
+        return replace(base, value=base.value + float(value), parts={**base.parts, name: float(value)})
+
+    def dry_run(self, prompt: Prompt) -> tuple[Environment, Prompt]:
+        return _DryRun(self), prompt
+
+    async def judged_alone(self, prompt: Prompt, text: str, token_ids: Sequence[int]) -> Reward | Failure:
+        """Judge an answer as an attempt of one turn, in an object of its own. Nothing is counted or logged."""
+        talk = Talk(self.state(prompt, 0), [{"role": "assistant", "content": text}], list(token_ids))
+        talk.opening = await self.opening(prompt, talk.state)
+        found = await self.judge(prompt, talk, counts=False)
+        await self.release(prompt, talk)
+        return found
+
+    @property
+    def part_weights(self) -> Mapping[str, float]:
+        owners = [type(made).__name__ for pool in self._pool.values() for made in pool if hasattr(made, "get_reward")]
+        return {**(self.judged.part_weights if self._has_rewards else {}), **dict.fromkeys(owners, 1.0)}
+
+
+@dataclass(frozen=True)
+class _DryRun(Environment):
+    """Judge answers as attempts of one turn. Nothing is counted or logged."""
+
+    environment: RowTools
+
+    def prompts(self, split: Split) -> list[Prompt]:
+        return self.environment.prompts(split)
+
+    async def score(self, prompt: Prompt, completions: Sequence[str]) -> list[Reward | Failure]:
+        return await self.score_tokens(prompt, completions, [()] * len(completions))
+
+    async def score_tokens(
+        self, prompt: Prompt, completions: Sequence[str], completion_ids: Sequence[Sequence[int]]
+    ) -> list[Reward | Failure]:
+        pairs = zip(completions, completion_ids, strict=True)
+        return [await self.environment.judged_alone(prompt, text, ids) for text, ids in pairs]
+
+
+def with_prompt(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the row with a prompt that stands for what `reset` will say, where it has none."""
+    asked = [{"role": "user", "content": NO_PROMPT}]
+    return row if row.get("prompt") is not None else {**row, "prompt": asked}
+
+
+def _emptied(prompt: Prompt) -> Prompt:
+    """Return the prompt without what stands for a missing one."""
+    if isinstance(prompt.text, str) or text_of(prompt.text[-1]) != NO_PROMPT:
+        return prompt
+    return replace(prompt, text=(*prompt.text[:-1], {**prompt.text[-1], "content": ""}))
+
+
+def _after_reset(text: str | tuple[Message, ...], opening: Observation) -> str | tuple[Message, ...]:
+    """Return a prompt with what `reset` appended to it."""
+    said = opening.messages
+    if not isinstance(said, str) or not said:
+        return text
+    if isinstance(text, str):
+        return text + said
+    if text[-1]["role"] != "user":
+        return (*text, {"role": "user", "content": said})
+    return (*text[:-1], {**text[-1], "content": text_of(text[-1]) + said})

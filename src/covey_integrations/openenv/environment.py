@@ -1,0 +1,187 @@
+"""Environments of an OpenEnv server: every attempt has one of its own, behind a connection of its own.
+
+What a step earns belongs to its turn, what the last one earns is the verdict on the episode.
+"""
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from covey.environments.base import Split, are_words, conversation
+from covey.environments.conversations.tools.calling import ToolServerLost, shortened, tool_message
+from covey.environments.conversations.tools.calls import BadCall, Call, Reader, hermes, reader_for
+from covey.environments.data.rows import numbered
+from covey.environments.episode import Answer, Observation
+from covey.types import Message, Prompt
+from covey_integrations.openenv.actions import action_of, answer_of_call, call_of, schemas_of, shown, takes_calls
+from covey_integrations.openenv.wire import ActionRefused, Session, action_schema
+from covey_integrations.settings import OpenEnvConfig
+from covey_integrations.steps import Played, PlayedEpisode
+
+
+@dataclass(frozen=True)
+class Actions:
+    """What a server takes."""
+
+    schema: Mapping[str, Any]
+    tools: tuple[Mapping[str, Any], ...] = ()
+    """Schemas of its tools, where actions are calls of them."""
+
+    @property
+    def described(self) -> str:
+        """Return what the policy is told of actions that are no calls. "" where any text is one."""
+        properties = self.schema.get("properties", {})
+        required = self.schema.get("required") or []
+        if self.tools or (len(required) == 1 and properties.get(required[0], {}).get("type") == "string"):
+            return ""
+        kept = {name: found for name, found in properties.items() if name != "metadata"}
+        asked = {"type": "object", "properties": kept, "required": required}
+        return f"Answer with a JSON object of this schema: {json.dumps(asked, ensure_ascii=False)}"
+
+
+class OpenEnv(Played):
+    """Environment whose attempts are played on a server. Prompts are seeds, or rows of what `reset` gets."""
+
+    def __init__(self, settings: OpenEnvConfig, actions: Actions, prompts: Mapping[Split, Sequence[Prompt]]) -> None:
+        super().__init__(prompts)
+        self._settings, self._actions = settings, actions
+        self._read: Reader = hermes
+
+    def tool_schemas(self, prompt: Prompt) -> Sequence[Mapping[str, Any]]:
+        return self._actions.tools
+
+    def read_with(self, tokenizer: Any) -> None:
+        self._read = reader_for(tokenizer)
+
+    def episode(self, prompt: Prompt, seed: int) -> "ActingEpisode":
+        if self._actions.tools:
+            return CallingEpisode(self._settings, self._actions, prompt, self._read)
+        return ActingEpisode(self._settings, self._actions, prompt)
+
+    def facts(self) -> Mapping[str, Any]:
+        return {"openenv_tools": [schema["function"]["name"] for schema in self._actions.tools]}
+
+
+class ActingEpisode(PlayedEpisode):
+    """Takes what the policy says for an action."""
+
+    def __init__(self, settings: OpenEnvConfig, actions: Actions, prompt: Prompt) -> None:
+        self.settings, self.actions = settings, actions
+        self.session = Session(settings.url, settings.server_timeout)
+        self._arguments = {**settings.options, **prompt.columns}
+
+    async def reset(self) -> Observation:
+        seen = await self.session.reset(self._arguments)
+        if seen.done:
+            raise ToolServerLost(f"the episode is over before it begins: {shown(seen.observation, None)[:80]}")
+        told = self.actions.described if self.settings.describe_actions else ""
+        said = [text for text in (shown(seen.observation, self.settings.observation_field), told) if text]
+        return Observation("".join(f"\n\n{shortened(text)}" for text in said))
+
+    async def reply(self, answer: Answer) -> Observation:
+        try:
+            seen = await self.session.step(action_of(answer.text, self.actions.schema))
+        except ActionRefused as error:
+            return Observation(shortened(f"This is no action: {error}"), is_void=True)
+        self.verdict = seen.reward if seen.done else 0.0
+        said = shortened(shown(seen.observation, self.settings.observation_field))
+        return Observation(said, reward=None if seen.done else seen.reward or None, done=seen.done)
+
+    async def close(self) -> None:
+        await self.session.close()
+
+
+class CallingEpisode(ActingEpisode):
+    """Takes the policy's calls of tools for actions, each a step. It is over where a turn has none."""
+
+    def __init__(self, settings: OpenEnvConfig, actions: Actions, prompt: Prompt, read: Reader) -> None:
+        super().__init__(settings, actions, prompt)
+        self._read = read
+
+    async def reply(self, answer: Answer) -> Observation:
+        said = self._read(answer, self.actions.tools)
+        if not said.calls:
+            return Observation(done=True, is_void=not said.text.strip())
+        # One call after the other: they change one environment
+        messages: list[Message] = []
+        earned, done, errors = 0.0, False, 0
+        for place, call in enumerate(said.calls):
+            text, reward, done, is_error = await self._called(call)
+            messages.append(tool_message(call.name, text, answer.turn, place))
+            errors += is_error
+            if done:
+                self.verdict = reward
+                break
+            earned += reward
+        return Observation(
+            tuple(messages),
+            reward=earned or None,
+            done=done,
+            is_void=all(isinstance(call, BadCall) for call in said.calls),
+            info={"tool_calls": float(len(said.calls)), "tool_errors": float(errors)},
+        )
+
+    async def _called(self, call: Call | BadCall) -> tuple[str, float, bool, bool]:
+        """Return what came of a call: its text, reward, whether the episode is over, and whether that is an error."""
+        if isinstance(call, BadCall):
+            return _refused(call.problem)
+        try:
+            seen = await self.session.step(call_of(call.name, call.arguments))
+        except ActionRefused as error:
+            return _refused(str(error))
+        text, is_error, is_systems = answer_of_call(seen.observation)
+        if is_systems:
+            raise ToolServerLost(f"the tool {call.name} of {self.settings.url} failed: {text[:200]}")
+        return shortened(text), seen.reward, seen.done, is_error
+
+
+def actions_of(settings: OpenEnvConfig) -> Actions:
+    """Ask a server what it takes. Raises ValueError, with the setting, where it does not say."""
+    schema = action_schema(settings.url, settings.server_timeout)
+    if not takes_calls(schema):
+        return Actions(schema)
+
+    async def listed() -> Any:
+        session = Session(settings.url, settings.server_timeout)
+        try:
+            return (await session.step({"type": "list_tools"})).observation.get("tools")
+        finally:
+            await session.close()
+
+    try:
+        # In a thread: whoever builds an environment may run an event loop
+        with ThreadPoolExecutor(1) as thread:
+            found = thread.submit(asyncio.run, listed()).result()
+    except (ToolServerLost, ActionRefused) as error:
+        raise ValueError(f"environment.url={settings.url} does not list its tools: {error}") from error
+    if not found:
+        raise ValueError(f"environment.url={settings.url} has no tools, and takes nothing but calls of them")
+    try:
+        return Actions(schema, schemas_of(found))
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"environment.url={settings.url} lists what is no tool: {found!r:.80}") from error
+
+
+def with_words(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the row. Raises ValueError where it has a prompt that is neither text nor messages."""
+    if not are_words(row.get("prompt") or ""):
+        raise ValueError(f"column 'prompt' must be text or a list of messages, got {row['prompt']!r:.80}")
+    return row
+
+
+def reset_prompts(rows: Mapping[Split, Sequence[Mapping[str, Any]]], instruction: str) -> dict[Split, list[Prompt]]:
+    """Return a prompt for each row: `prompt` is what is asked, text or messages; the rest is what `reset` gets."""
+
+    def prompt(row: Mapping[str, Any]) -> Prompt:
+        asked = row.get("prompt") or instruction
+        messages = conversation(asked, "") if isinstance(asked, str) else tuple(map(dict, asked))
+        return Prompt("", "openenv", messages, {key: value for key, value in row.items() if key != "prompt"})
+
+    return numbered(rows, prompt)
+
+
+def _refused(problem: str) -> tuple[str, float, bool, bool]:
+    return shortened(json.dumps({"error": problem}, ensure_ascii=False)), 0.0, False, True
