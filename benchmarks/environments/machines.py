@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from covey.types import Failure
 from covey_tasks.machines.design.blocks import BLOCKS, BOULDER, CAR_TYPES, CATAPULT_TYPES, CONTAINER
-from covey_tasks.machines.design.demonstrations import DemonstrationSpec, make_designs
+from covey_tasks.machines.design.demonstrations import make_designs
 from covey_tasks.machines.design.growth import Builder, add_boulder, grow
 from covey_tasks.machines.design.place import place
 from covey_tasks.machines.design.types import ROOT, Block, Invalid, Rules, Tree
@@ -27,6 +27,7 @@ from covey_tasks.machines.physics.simulators import Simulators
 from covey_tasks.machines.physics.trajectory import Outcome
 from covey_tasks.machines.physics.worlds import World
 from covey_tasks.machines.scores import SCORES, SHORT_NAMES
+from covey_tasks.machines.settings import MachinesConfig
 
 NUM_WARM_UP = 16
 BLIND_SIZES = (3, 5, 8, 12, 16)
@@ -46,7 +47,7 @@ BALL, MAX_BALLS = 44, 19
 
 def designs(task: str, count: int, family_share: float, seed: int) -> list[Tree]:
     """Different sound machines: random growth of at most 12 blocks, or rule-based families."""
-    wanted = DemonstrationSpec((task,), 4 * count, 48, family_share, seed)
+    wanted = MachinesConfig(stages=[task], num_demonstrations=4 * count, family_share=family_share, problem_seed=seed)
     return list(dict.fromkeys(design.tree for design in make_designs(wanted)))[:count]
 
 

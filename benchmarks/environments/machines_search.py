@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 
 from covey_tasks.machines.design.blocks import BLOCKS, BOULDER, CATAPULT_TYPES, ROOT_TYPE
 from covey_tasks.machines.design.compact import write_compact
-from covey_tasks.machines.design.demonstrations import DemonstrationSpec, make_designs
+from covey_tasks.machines.design.demonstrations import make_designs
 from covey_tasks.machines.design.growth import Builder, add_boulder, grow
 from covey_tasks.machines.design.place import place
 from covey_tasks.machines.design.tree import canonical, check_tree
@@ -25,6 +25,7 @@ from covey_tasks.machines.physics.constants import physics_version
 from covey_tasks.machines.physics.simulate import outcome_of
 from covey_tasks.machines.physics.trajectory import Outcome
 from covey_tasks.machines.scores import SCORES, Score
+from covey_tasks.machines.settings import MachinesConfig
 
 RULES = Rules(CATAPULT_TYPES, needs_boulder=True)
 SOLID = sorted(kind for kind in CATAPULT_TYPES - {ROOT_TYPE, BOULDER} if not BLOCKS[kind].is_linear)
@@ -159,7 +160,8 @@ def main(argv: Sequence[str]) -> int:
     generator = random.Random(asked.seed)
     search = Search(SCORES[asked.score or "catapult_strict"], generator)
     if asked.start == "rules":
-        machines = [design.tree for design in make_designs(DemonstrationSpec(("catapult",), 120, 48, 1.0, asked.seed))]
+        wanted = MachinesConfig(stages=["catapult"], num_demonstrations=120, family_share=1.0, problem_seed=asked.seed)
+        machines = [design.tree for design in make_designs(wanted)]
     else:
         machines = [random_machine(generator) for _ in range(60)]
     began = time.monotonic()

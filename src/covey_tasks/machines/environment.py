@@ -15,7 +15,7 @@ from covey.environments.base import Environment, Split
 from covey.environments.data.rows import load_rows, row_settings
 from covey.environments.settings import BuildSettings
 from covey.types import Failure, Prompt, Reward
-from covey_tasks.machines.design.demonstrations import DemonstrationSpec, Design, capped, make_designs
+from covey_tasks.machines.design.demonstrations import Design, capped, make_designs
 from covey_tasks.machines.design.place import place
 from covey_tasks.machines.design.stages import STAGES, Problem, check_problem, stage_problems
 from covey_tasks.machines.design.tree import canonical
@@ -34,28 +34,28 @@ class Machines(Environment):
     """Environment of machines.
 
     >>> problems = {"train": stage_problems(["car"], 4, 48, random.Random(0)), "test": []}
-    >>> Machines(problems, wanted, CachedSimulators(Simulators(), 65536), MachinesConfig())
+    >>> Machines(problems, CachedSimulators(Simulators(), 65536), MachinesConfig())
     """
 
     def __init__(
         self,
         problems: Mapping[Split, Sequence[Problem]],
-        wanted: DemonstrationSpec,
         simulators: CachedSimulators,
         settings: MachinesConfig | None = None,
         examples: Sequence[Example] = (),
+        answered: Sequence[Problem] = (),
     ) -> None:
         """Take over the simulators: `close` closes them.
 
-        `wanted` are the demonstrations it makes, where it is given no `examples`.
+        Demonstrations are the `examples`, else designs that answer `answered`, else the stages.
         """
         self._settings = settings or MachinesConfig()
-        self._wanted = wanted
+        self._answered = answered
         self._examples = examples
         self._simulators = simulators
         # Scores of all stages that problems or examples have
         asked = [*(one for split in problems.values() for one in split), *(example.problem for example in examples)]
-        stages = dict.fromkeys([*wanted.stages, *(problem.stage for problem in asked)])
+        stages = dict.fromkeys([*self._settings.stages, *(problem.stage for problem in asked)])
         self._scores = {stage: find_score(STAGES[stage].task, self._settings.score) for stage in stages}
         # Prompts of each split
         self._prompts = {
@@ -94,7 +94,7 @@ class Machines(Environment):
                 for index, example in enumerate(self._examples)
             ]
         # Draw designs, and cap how often one score occurs
-        designs = make_designs(self._wanted)
+        designs = make_designs(self._settings, self._answered)
         if self._settings.demonstration_cap < 1:
             designs = capped(designs, asyncio.run(self._raw_scores(designs)), self._settings.demonstration_cap)
         # Write them as completions
@@ -188,13 +188,10 @@ def build_machines(settings: MachinesConfig, config: BuildSettings) -> Environme
     examples = [] if settings.demonstrations is None else read_examples(settings.demonstrations, settings)
     if examples:
         LOGGER.info("%s: %d designs, all of them machines", settings.demonstrations, len(examples))
-    own = () if config.data.path is None else tuple(problems["train"])
-    wanted = DemonstrationSpec(
-        tuple(settings.stages), settings.num_demonstrations, most, settings.family_share, seed, own
-    )
+    answered = () if config.data.path is None else problems["train"]
     # Start what simulates.
     simulators = CachedSimulators(Simulators(settings.num_workers, settings.timeout), settings.cache_size)
-    return Machines(problems, wanted, simulators, settings, examples)
+    return Machines(problems, simulators, settings, examples, answered)
 
 
 def _is_answer(machine: Machine | Invalid, problem: Problem) -> bool:

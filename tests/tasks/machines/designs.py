@@ -1,13 +1,22 @@
 """Machines written out block by block. Faces: of the root Front, Back, Left, Right, Up, Down; of a beam Front, then
 those to the Left, to the Right, Up and Down, from its back to its front."""
 
+from collections.abc import Sequence
+
 from covey_tasks.machines.design.blocks import BLOCKS
 from covey_tasks.machines.design.compact import read_compact
 from covey_tasks.machines.design.place import place
 from covey_tasks.machines.design.tree import canonical
 from covey_tasks.machines.design.types import ROOT, Block, Invalid, Machine, Rules, Tree
+from covey_tasks.machines.settings import MachinesConfig
 
 ANY = Rules(frozenset(BLOCKS))
+
+
+def demonstrating(stages: Sequence[str], count: int, max_blocks: int, share: float, seed: int) -> MachinesConfig:
+    return MachinesConfig(
+        stages=list(stages), num_demonstrations=count, max_blocks=max_blocks, family_share=share, problem_seed=seed
+    )
 
 
 def standing_of(text: str) -> Tree:

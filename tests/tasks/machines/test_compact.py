@@ -6,8 +6,10 @@ import pytest
 
 from covey_tasks.machines.design.blocks import BLOCKS, CAR_TYPES
 from covey_tasks.machines.design.compact import FACES, PARENTS, read_compact, write_compact
-from covey_tasks.machines.design.demonstrations import DemonstrationSpec, make_designs
+from covey_tasks.machines.design.demonstrations import make_designs
 from covey_tasks.machines.design.types import ROOT, Block, Invalid, Rules
+
+from .designs import demonstrating
 
 CAR = Rules(CAR_TYPES)
 TYPES = {type_: block.character for type_, block in BLOCKS.items() if type_ != 0}
@@ -28,7 +30,7 @@ def test_a_car_is_three_characters_a_block_and_a_band_five() -> None:
 
 
 def test_demonstrations_come_back_unchanged() -> None:
-    designs = make_designs(DemonstrationSpec(("car", "catapult"), 100, 48, 0.5, seed=0))
+    designs = make_designs(demonstrating(("car", "catapult"), 100, 48, 0.5, seed=0))
     assert len(designs) > 90
     for design in designs:
         assert read_compact(write_compact(design.tree), design.problem.rules) == design.tree

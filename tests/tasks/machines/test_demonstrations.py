@@ -6,12 +6,14 @@ from collections import Counter
 import pytest
 
 from covey_tasks.machines.design.blocks import CAR_TYPES, CATAPULT_TYPES, CONTAINER
-from covey_tasks.machines.design.demonstrations import DemonstrationSpec, Design, capped, make_designs
+from covey_tasks.machines.design.demonstrations import Design, capped, make_designs
 from covey_tasks.machines.design.families import ARMS, CARS, base_of, catapult_base
 from covey_tasks.machines.design.growth import Builder, add_boulder, faces, grow
 from covey_tasks.machines.design.place import place
 from covey_tasks.machines.design.stages import STAGES, Problem, check_problem, stage_problems
 from covey_tasks.machines.design.types import ROOT, Block, Invalid, Machine, Rules, Tree
+
+from .designs import demonstrating
 
 CAR = Rules(CAR_TYPES)
 CATAPULT = Rules(CATAPULT_TYPES, needs_boulder=True)
@@ -96,7 +98,7 @@ def test_faces_are_counted_from_back_to_front() -> None:
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_every_stage_has_demonstrations_that_answer_it(stage: str) -> None:
-    designs = make_designs(DemonstrationSpec((stage,), 40, 48, 0.5, seed=0))
+    designs = make_designs(demonstrating((stage,), 40, 48, 0.5, seed=0))
     assert len(designs) >= 36
     for design in designs:
         assert isinstance(place(design.tree, design.problem.rules), Machine)
@@ -105,16 +107,16 @@ def test_every_stage_has_demonstrations_that_answer_it(stage: str) -> None:
 
 
 def test_demonstrations_are_balanced_by_family() -> None:
-    designs = make_designs(DemonstrationSpec(("car",), 400, 48, 0.5, seed=0))
+    designs = make_designs(demonstrating(("car",), 400, 48, 0.5, seed=0))
     counts = Counter(design.family for design in designs)
     assert set(counts) == {"growth", *CARS}
     assert counts["line_car"] == pytest.approx(counts["tee_car"], abs=2)
     assert counts["growth"] == pytest.approx(200, abs=40)
-    assert {d.family for d in make_designs(DemonstrationSpec(("car",), 40, 48, 0.0, seed=0))} == {"growth"}
+    assert {d.family for d in make_designs(demonstrating(("car",), 40, 48, 0.0, seed=0))} == {"growth"}
 
 
 def test_the_same_seed_gives_the_same_demonstrations() -> None:
-    first, again, other = (make_designs(DemonstrationSpec(("catapult",), 20, 30, 0.5, seed)) for seed in (0, 0, 1))
+    first, again, other = (make_designs(demonstrating(("catapult",), 20, 30, 0.5, seed)) for seed in (0, 0, 1))
     assert first == again
     assert first != other
 

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from covey.types import Failure, Reward
-from covey_tasks.machines.design.demonstrations import DemonstrationSpec
 from covey_tasks.machines.design.stages import STAGES, stage_problems
 from covey_tasks.machines.design.tree import write_json
 from covey_tasks.machines.design.types import ROOT, Block, Tree
@@ -52,10 +51,10 @@ class Counting:
 def environment(*stages: str, simulator: Counting | None = None, max_blocks: int = 48, **settings: Any) -> Machines:
     stages = stages or ("car",)
     problems = stage_problems(stages, 8, max_blocks, random.Random(0))
-    wanted = DemonstrationSpec(stages, 30, max_blocks, 0.5, seed=0)
-    how = MachinesConfig(**({"form": "compact"} | settings))
+    own = {"form": "compact", "stages": list(stages), "num_demonstrations": 30, "max_blocks": max_blocks}
+    how = MachinesConfig(**(own | settings))
     simulators = CachedSimulators(simulator or Counting(), 0)
-    return Machines({"train": problems, "test": problems[:2]}, wanted, simulators, how)
+    return Machines({"train": problems, "test": problems[:2]}, simulators, how)
 
 
 def rewards(of: Machines, *completions: str, index: int = 0) -> list[Reward | Failure]:

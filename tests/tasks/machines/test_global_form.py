@@ -6,10 +6,12 @@ from typing import Any
 import pytest
 
 from covey_tasks.machines.design.blocks import CAR_TYPES
-from covey_tasks.machines.design.demonstrations import DemonstrationSpec, make_designs
+from covey_tasks.machines.design.demonstrations import make_designs
 from covey_tasks.machines.design.global_form import ROTATIONS, read_global, write_global
 from covey_tasks.machines.design.place import place
 from covey_tasks.machines.design.types import ROOT, Block, Invalid, Machine, Rules
+
+from .designs import demonstrating
 
 CAR = Rules(CAR_TYPES)
 ROOT_ROW: dict[str, Any] = {"type": 0, "Position": [0, 0, 0], "Rotation": [0, 0, 0, 1]}
@@ -24,7 +26,7 @@ def code_of(*rows: Any) -> str:
 
 
 def test_machines_come_back_from_their_positions() -> None:
-    for design in make_designs(DemonstrationSpec(("car", "catapult"), 100, 48, 0.5, seed=1)):
+    for design in make_designs(demonstrating(("car", "catapult"), 100, 48, 0.5, seed=1)):
         found = read_global(f"```json\n{write_global(design.tree)}\n```", design.problem.rules)
         assert not isinstance(found, Invalid)
         assert placed(found, design.problem.rules) == placed(design.tree, design.problem.rules)

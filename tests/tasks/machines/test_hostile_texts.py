@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 
 from covey_tasks.machines.design.blocks import BLOCKS, CAR_TYPES, CATAPULT_TYPES
-from covey_tasks.machines.design.demonstrations import DemonstrationSpec, make_designs
+from covey_tasks.machines.design.demonstrations import make_designs
 from covey_tasks.machines.design.place import place
 from covey_tasks.machines.design.tree import read_machine, write_json
 from covey_tasks.machines.design.types import FILE_CODES, SPACE_CODES, Invalid, Machine, Rules, Tree
 from covey_tasks.machines.prompts import FORMS
+
+from .designs import demonstrating
 
 CAR = Rules(CAR_TYPES)
 CATAPULT = Rules(CATAPULT_TYPES, needs_boulder=True)
@@ -87,7 +89,7 @@ def _random_rows(generator: random.Random) -> list[dict[str, Any]]:
 
 def test_a_thousand_mangled_answers_each_have_a_fate() -> None:
     generator = random.Random(1)
-    designs = make_designs(DemonstrationSpec(("car", "catapult"), 20, 30, 0.5, seed=5))
+    designs = make_designs(demonstrating(("car", "catapult"), 20, 30, 0.5, seed=5))
     fates: Counter[str] = Counter()
     for _ in range(1000):
         text = write_json(generator.choice(designs).tree)
@@ -117,7 +119,7 @@ def _mangled(text: str, generator: random.Random) -> str:
 def test_a_thousand_attacks_on_sound_answers_each_have_the_right_code() -> None:
     """Ever the same design, so that nothing but the attack is wrong with it."""
     generator = random.Random(3)
-    designs = make_designs(DemonstrationSpec(("car",), 20, 30, 0.5, seed=5))
+    designs = make_designs(demonstrating(("car",), 20, 30, 0.5, seed=5))
     sound = [json.loads(write_json(design.tree)) for design in designs if not _has_linear(design.tree)]
     assert len(sound) > 10
     for index in range(1000):

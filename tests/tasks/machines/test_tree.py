@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 
 from covey_tasks.machines.design.blocks import CAR_TYPES, CATAPULT_TYPES
-from covey_tasks.machines.design.demonstrations import DemonstrationSpec, make_designs
+from covey_tasks.machines.design.demonstrations import make_designs
 from covey_tasks.machines.design.stages import Problem
 from covey_tasks.machines.design.tree import canonical, check_tree, read_machine, write_json
 from covey_tasks.machines.design.types import ROOT, Block, Invalid, Rules, Tree
 from covey_tasks.machines.prompts import read_answer
+
+from .designs import demonstrating
 
 CAR = Rules(CAR_TYPES)
 CATAPULT = Rules(CATAPULT_TYPES, needs_boulder=True)
@@ -198,7 +200,7 @@ def test_a_tree_made_otherwise_is_checked_the_same_way() -> None:
 
 
 def test_a_machine_has_one_canonical_order() -> None:
-    for design in make_designs(DemonstrationSpec(("car", "catapult"), 40, 20, 0.5, seed=3)):
+    for design in make_designs(demonstrating(("car", "catapult"), 40, 20, 0.5, seed=3)):
         shuffled = reordered(design.tree, random.Random(len(design.tree)))
         assert check_tree(shuffled, design.problem.rules) is None
         assert canonical(shuffled) == design.tree

@@ -16,25 +16,13 @@ from covey_tasks.machines.design.place import place
 from covey_tasks.machines.design.stages import STAGES, Problem, check_problem, stage_problems
 from covey_tasks.machines.design.tree import canonical
 from covey_tasks.machines.design.types import Invalid, Tree
+from covey_tasks.machines.settings import MachinesConfig
 
 GROWTH = "growth"
 MAX_GROWTH = 12
 """Most blocks of a random machine: hardly any larger one fits."""
 NUM_DRAWS = 200
 """Machines made for one demonstration before its problem is given up."""
-
-
-@dataclass(frozen=True, slots=True)
-class DemonstrationSpec:
-    """Which demonstrations are made. What `MachinesConfig` explains."""
-
-    stages: tuple[str, ...]
-    count: int
-    max_blocks: int
-    family_share: float
-    seed: int
-    problems: tuple[Problem, ...] = ()
-    """What they answer, round-robin; empty draws problems of the stages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,18 +34,20 @@ class Design:
     family: str
 
 
-def make_designs(wanted: DemonstrationSpec) -> list[Design]:
-    """Make sound answers to problems of the stages round-robin. Fewer where hardly any exist."""
-    generator = random.Random(f"machines demonstrations {wanted.seed}")
-    # Take the problems, or draw those of the stages
-    problems = list(islice(cycle(wanted.problems), wanted.count))
-    problems = problems or stage_problems(wanted.stages, wanted.count, wanted.max_blocks, generator)
+def make_designs(settings: MachinesConfig, problems: Sequence[Problem] = ()) -> list[Design]:
+    """Make sound answers to problems round-robin, by default to those of the stages.
+
+    Fewer where hardly any exist.
+    """
+    generator, count = random.Random(f"machines demonstrations {settings.problem_seed}"), settings.num_demonstrations
+    problems = list(islice(cycle(problems), count))
+    problems = problems or stage_problems(settings.stages, count, settings.max_blocks, generator)
     turns: Counter[str] = Counter()
     found: list[Design] = []
     # Answer each by a hand-made family or by growth, families round-robin
     for problem in problems:
         families = list(ARMS if STAGES[problem.stage].task == "catapult" else CARS)
-        is_family = generator.random() < wanted.family_share
+        is_family = generator.random() < settings.family_share
         family = families[turns[problem.stage] % len(families)] if is_family else GROWTH
         turns[problem.stage] += is_family
         tree = _answer(generator, problem, family)
