@@ -294,8 +294,10 @@ def test_the_curriculum_of_its_page_passes_the_dry_run(workbench: Path) -> None:
 @pytest.mark.long
 def test_the_environment_of_the_rewards_page_trains_and_shows_how_it_is_done(workbench: Path) -> None:
     source = (workbench / "backwards.py").read_text()
-    shorter = source.replace("num_steps=40", "num_steps=1, groups_per_step=2").replace("num_steps=30", "num_steps=1")
-    assert len(shorter) == len(source) + len(", groups_per_step=2") - 2, "the example no longer names its steps so"
+    shorter = source.replace('"num_steps": 40', '"num_steps": 1, "groups_per_step": 2').replace(
+        '"num_steps": 30', '"num_steps": 1'
+    )
+    assert len(shorter) == len(source) + len(', "groups_per_step": 2') - 2, "the example no longer names its steps so"
     (workbench / "backwards.py").write_text(shorter)
     scope = runpy.run_path("backwards.py", run_name="__main__")
     assert (workbench / "outputs" / "backwards" / "summary.json").is_file()
