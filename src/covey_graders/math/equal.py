@@ -1,13 +1,14 @@
 """Compare formulas as text, trees, relations and values, in bounded time."""
 
-import re
-
 from covey_graders.math.formulas.forms import canonical, has_words, is_compound, without_words
 from covey_graders.math.formulas.nodes import Node, is_equation, last_side
 from covey_graders.math.formulas.relations import has_dots, same_relation, same_with_dots
 from covey_graders.math.formulas.trees import read_tree
 from covey_graders.math.reading.normalize import TEXT_COMMAND
 from covey_graders.math.reading.units import is_date, measures_of, without_unit
+from covey_graders.tables import patterns_beside
+
+_RE = patterns_beside(__file__)
 
 MAX_FORMULA = 300
 """Longest formula that is read, in characters."""
@@ -19,9 +20,9 @@ def same_spelling(answer: str, gold: str) -> bool:
     Single letters are symbols, for which case matters.
     """
     spellings = [
-        _SPELLING.sub(
-            lambda m: _STOP.sub("", m[1] or m[2] or "").replace(" ", ""),
-            _WORD.sub(lambda m: m[1].lower().removesuffix("s"), " ".join(text.replace("\u2260", "\\ne").split())),
+        _RE["spelling"].sub(
+            lambda m: _RE["stop"].sub("", m[1] or m[2] or "").replace(" ", ""),
+            _RE["word"].sub(lambda m: m[1].lower().removesuffix("s"), " ".join(text.replace("\u2260", "\\ne").split())),
         )
         for text in (TEXT_COMMAND.sub(r"\1", text).replace("\\neq", "\\ne") for text in (answer, gold))
     ]
@@ -30,7 +31,7 @@ def same_spelling(answer: str, gold: str) -> bool:
 
 def same_formula(answer: str, gold: str) -> bool:
     """Return True for exactly equal mathematics; unreadable text is compared."""
-    if same_spelling(answer, gold) or same_spelling(answer, _BASE.sub("", gold)):
+    if same_spelling(answer, gold) or same_spelling(answer, _RE["base"].sub("", gold)):
         return True
     if max(len(answer), len(gold)) > MAX_FORMULA or is_date(gold):
         return False
@@ -40,7 +41,7 @@ def same_formula(answer: str, gold: str) -> bool:
         return measures_of(answer) == measures != set()
     if tree is None or expected is None:
         return False
-    if _DENIAL.search(answer):
+    if _RE["denial"].search(answer):
         return same_relation(tree, expected)
     return _same_tree(tree, expected if has_words(tree) else without_words(expected))
 
@@ -53,19 +54,3 @@ def _same_tree(answer: Node, gold: Node) -> bool:
     if has_dots(answer) or has_dots(gold):
         return same_with_dots(answer, gold)
     return same_relation(answer, gold)
-
-
-_SPELLING = re.compile(
-    r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox)\s*\{([^{}]*)\}|\\(?:left|right|!|,|;| )|\\([$%])"
-    r"|\$|(?<!\d) | (?!\d)|\.(?!\d|\\over)"
-)
-"""What does not tell texts with single blanks apart. Between digits a blank does, before them a point."""
-_STOP = re.compile(r"\.(?!\d)")
-_WORD = re.compile(r"(?<![\\A-Za-z])(?:(?:[Aa]n?|[Tt]he) (?=[A-Za-z]{3}))?([A-Za-z]{2,})(?![A-Za-z])")
-"""With its article."""
-_BASE = re.compile(r"(?<=\d)_(?:\d|\{\d{1,2}\})\s*$")
-"""Which of digits need not be said: `1011_2`."""
-_DENIAL = re.compile(
-    r"\\(?:neg|lnot|not|neq?)(?![A-Za-z])|[\u00ac\u2260]|^\s*(?:[<>\u2264\u2265]|\\[lg](?:eq?|t|eqslant)(?![A-Za-z]))"
-)
-"""Also what a value is only less or more than."""

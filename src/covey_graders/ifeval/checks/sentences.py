@@ -14,9 +14,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
-from covey_graders.tables import table_beside
+from covey_graders.tables import patterns_beside, table_beside
 
-_WORDS = {name: frozenset(words.split()) for name, words in table_beside(__file__).items()}
+_RE = patterns_beside(__file__)
+
+_WORDS = {name: frozenset(words.split()) for name, words in table_beside(__file__)["words"].items()}
 ABBREVIATIONS, FIRST_WORDS = _WORDS["abbreviations"], _WORDS["first_words"]
 
 _MARK = r"[)\";}\]*:@'({\[?!]"
@@ -27,11 +29,6 @@ _TOKEN = re.compile(
     rf"|\S"
 )
 _END = re.compile(rf"[.?!](?=(?P<after>{_MARK}|\s+(?P<next>\S+)))")
-_WORD = re.compile(r"[^ \t\n\r\v\f]+")
-_CLOSING = re.compile(r"[\"')\]}]+?(?:\s+|(?=--)|$)", re.MULTILINE)
-_NUMBER = re.compile(r"-?[.,]?\d[\d,.-]*\.?")
-_INITIAL = re.compile(r"[^\W\d]\.")
-_ELLIPSIS = re.compile(r"\.{2,}")
 
 
 def sentences(text: str) -> list[str]:
@@ -45,7 +42,7 @@ def sentences(text: str) -> list[str]:
     found = pieces[:1]
     for piece in pieces[1:]:
         # A closing quote or bracket belongs to the sentence before it.
-        closing = _CLOSING.match(piece)
+        closing = _RE["closing"].match(piece)
         end = 0 if closing is None else closing.end()
         found[-1] += piece[:end]
         found.append(piece[end:])
@@ -61,7 +58,7 @@ def _breaks(text: str) -> Iterator[int]:
 
 def _candidates(text: str) -> Iterator[tuple[int, re.Match[str]]]:
     """Yield a word's start and its possible end marks: last, and leading (`!!!`)."""
-    starts = [word.start() for word in _WORD.finditer(text)]
+    starts = [word.start() for word in _RE["word"].finditer(text)]
     if starts[:1] == [1]:
         starts[0] = 0  # nltk takes a single blank before the first word for a part of it
     found = [(starts[bisect_right(starts, end.start()) - 1], end) for end in _END.finditer(text)]
@@ -89,7 +86,7 @@ def _ends_sentence(context: str) -> bool:
 def _classified(token: str) -> _Token:
     if token in tuple(".?!"):
         return _Token(token, False, False, True)
-    if _ELLIPSIS.fullmatch(token):
+    if _RE["ellipsis"].fullmatch(token):
         return _Token(token, False, True, False)
     if not token.endswith(".") or token.endswith(".."):
         return _Token(token, False, False, False)
@@ -103,7 +100,7 @@ def _ends_before(token: _Token, after: _Token) -> bool:
     if not token.text.endswith("."):
         return token.ends
     # After an abbreviation only a word that begins sentences begins one
-    is_initial = _INITIAL.fullmatch(token.text) is not None
+    is_initial = _RE["initial"].fullmatch(token.text) is not None
     begins = after.text[0].isupper() and after.text.lower().rstrip(".") in FIRST_WORDS
     if (token.is_abbreviation or token.is_ellipsis) and not is_initial:
         return begins
@@ -111,6 +108,6 @@ def _ends_before(token: _Token, after: _Token) -> bool:
     goes_on = after.text[0].islower() or after.text in tuple(";:,.!?")
     if is_initial:
         return token.ends and not goes_on and (begins or not after.text[0].isupper())
-    if _NUMBER.fullmatch(token.text):
+    if _RE["number"].fullmatch(token.text):
         return token.ends and not goes_on
     return token.ends

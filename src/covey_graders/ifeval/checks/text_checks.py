@@ -5,31 +5,16 @@ import re
 
 from covey_graders.ifeval.checks.languages import detect
 from covey_graders.ifeval.checks.sentences import sentences
+from covey_graders.tables import patterns_beside, steps, substitute, table_beside
+
+_RE = patterns_beside(__file__)
 
 AT_LEAST, LESS_THAN = "at least", "less than"
 RELATIONS = (LESS_THAN, AT_LEAST)
 
-_DIVIDER = re.compile(r"\s?\*\*\*\s?")
-_WORD_END = re.compile(r"[.,?!'\"]")
-# Words in capitals are split by the rules of the Penn Treebank, as nltk has them
-_WORD = re.compile(r"\w+")
-_SINGLE_LETTER = re.compile(r"'(?=[^\Wmtsdn]\b)", re.IGNORECASE)
-_OPENING = re.compile(r"[«“‘„`]|^\"|(?<=[ (\[{<«“‘„`])(?:\"|'')")
-_OUTER_MARK = re.compile(r"[;@#$%&?!`]|\.{2,}|[:,](?!\d)|(?<=[^.])\.(?=[\])}>\"'»”’ ]*\s*$)")
-_LAST_APOSTROPHE = re.compile(r"(?<=[^'])'(?= )")
-_INNER_MARK = re.compile(r"[*()<>{}\[\]\"»”’]|''|--")
-_CLITICS = (
-    re.compile(r"(?<=[^' ])(?='[smdSMD] |' )"),
-    re.compile(r"(?<=[^' ])(?=(?:'ll|'LL|'re|'RE|'ve|'VE|n't|N'T) )"),
-)
-_JOINED = tuple(
-    re.compile(pattern, re.IGNORECASE)
-    for pattern in (
-        *(r"\b(can)(not)\b", r"\b(d)('ye)\b", r"\b(gim|lem)(me)\b", r"\b(gon)(na)\b", r"\b(got)(ta)\b"),
-        *(r"\b(more)('n)\b", r"\b(wan)(na)(?=\s)", r" ('t)(is)\b", r" ('t)(was)\b"),
-    )
-)
-"""CANNOT, GIMME and 'TIS are two words each."""
+_TABLE = table_beside(__file__)
+_AT_MARKS, _IN_WORDS = steps(_TABLE["at_marks"]), steps(_TABLE["in_words"])
+"""How the Penn Treebank splits a sentence, as nltk does, first at punctuation and then in CANNOT and 'TIS."""
 
 
 def compares(count: int, relation: str, threshold: int) -> bool:
@@ -74,7 +59,7 @@ def number_sentences(text: str, *, num_sentences: int, relation: str) -> bool:
 
 def number_paragraphs(text: str, *, num_paragraphs: int) -> bool:
     """Check the number of pieces between `***`, without blank end pieces."""
-    pieces = [piece.strip() for piece in _DIVIDER.split(text)]
+    pieces = [piece.strip() for piece in _RE["divider"].split(text)]
     return all(pieces[1:-1]) and sum(map(bool, pieces)) == num_paragraphs
 
 
@@ -85,7 +70,7 @@ def nth_paragraph_first_word(text: str, *, num_paragraphs: int, nth_paragraph: i
     words = pieces[nth_paragraph - 1].split() if nth_paragraph <= num_filled else []
     if not words:
         return False
-    first = _WORD_END.split(words[0].lstrip("'").lstrip('"'), maxsplit=1)[0].lower()
+    first = _RE["word_end"].split(words[0].lstrip("'").lstrip('"'), maxsplit=1)[0].lower()
     return num_filled == num_paragraphs and first == first_word.lower()
 
 
@@ -141,10 +126,6 @@ def english_lowercase(text: str) -> bool:
 
 _ANSWERS = ("My answer is yes.", "My answer is no.", "My answer is maybe.")
 _FENCES = ("```json", "```Json", "```JSON", "```")
-_STAR_BULLET = re.compile(r"^[^\S\n]*\*[^*].*$", re.MULTILINE)
-_DASH_BULLET = re.compile(r"^[^\S\n]*-", re.MULTILINE)
-_HIGHLIGHT = re.compile(r"\*([^\n*]*)\*")
-_BOLD = re.compile(r"\*\*([^\n*]*)\*\*")
 _POSTSCRIPTS = {"P.P.S": r"p\.\s?p\.\s?s", "P.S.": r"p\.\s?s\."}
 
 
@@ -171,7 +152,7 @@ def postscript(text: str, *, postscript_marker: str) -> bool:
 
 def number_bullet_lists(text: str, *, num_bullets: int) -> bool:
     """Check the exact number of lines that begin with `-` or `*`."""
-    stars, dashes = _STAR_BULLET.findall(text), _DASH_BULLET.findall(text)
+    stars, dashes = _RE["star_bullet"].findall(text), _RE["dash_bullet"].findall(text)
     return len(stars) + len(dashes) == num_bullets
 
 
@@ -182,7 +163,7 @@ def constrained_response(text: str) -> bool:
 
 def number_highlighted_sections(text: str, *, num_highlights: int) -> bool:
     """Check the number of nonblank `*...*` and `**...**`, counted separately."""
-    found = [*_HIGHLIGHT.findall(text), *_BOLD.findall(text)]
+    found = [*_RE["highlight"].findall(text), *_RE["bold"].findall(text)]
     return sum(bool(inside.strip()) for inside in found) >= num_highlights
 
 
@@ -215,7 +196,7 @@ def _has_title(line: str) -> bool:
 
 def count_words(text: str) -> int:
     """Count runs of letters, digits and underscores: don't is two."""
-    return sum(1 for _ in _WORD.finditer(text))
+    return sum(1 for _ in _RE["word"].finditer(text))
 
 
 def count_capital_words(text: str) -> int:
@@ -225,11 +206,4 @@ def count_capital_words(text: str) -> int:
 
 def _words(sentence: str) -> list[str]:
     """Return a sentence's words without punctuation, in nltk's order of steps."""
-    text = _SINGLE_LETTER.sub("' ", _OPENING.sub(" ` ", sentence))
-    text = _LAST_APOSTROPHE.sub(" ' ", _OUTER_MARK.sub("  ", text))
-    text = f" {' '.join(_INNER_MARK.sub('  ', text).split())} "
-    for clitic in _CLITICS:
-        text = clitic.sub(" ", text)
-    for joined in _JOINED:
-        text = joined.sub(r" \1 \2 ", text)
-    return text.split()
+    return substitute(f" {' '.join(substitute(sentence, _AT_MARKS).split())} ", _IN_WORDS).split()
