@@ -415,7 +415,7 @@ def test_every_file_that_is_named_exists() -> None:
     missing = []
     examples = {name for page in TEXTS for name in example_files(page)} | {"backwards.py"}
     for page in TEXTS:
-        places = [ROOT, *PACKAGES, settings.CONF]
+        places = [ROOT, SOURCE, *PACKAGES, settings.CONF]
         if page.startswith("src/"):  # the first page of a package names files anywhere in it
             places += [path for path in (ROOT / page).parent.rglob("*") if path.is_dir()]
         for span in SPAN.findall(prose(page)):
