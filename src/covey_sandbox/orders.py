@@ -52,16 +52,16 @@ def decode_report(answer: dict[str, Any]) -> Report:
 def _call(test: CallTest) -> dict[str, Any]:
     return {
         "test": "call",
-        "args": _encoded("args", list(test.args)),
-        "kwargs": _encoded("kwargs", dict(test.kwargs)),
-        "expected": [_encoded("expected", value) for value in (test.expected, *test.also)],
+        "args": _encode_value("args", list(test.args)),
+        "kwargs": _encode_value("kwargs", dict(test.kwargs)),
+        "expected": [_encode_value("expected", value) for value in (test.expected, *test.also)],
         "rel": test.rel,
         "abs": test.abs,
         "is_json": test.is_json,
     }
 
 
-def _encoded(name: str, value: Any) -> Any:
+def _encode_value(name: str, value: Any) -> Any:
     try:
         return Encoder(MAX_TEST, is_strict=True).encode(value)
     except Unencodable as error:

@@ -96,7 +96,7 @@ class Bridge(Callback):
     def on_evaluation(self, step: int, evaluation: Evaluation) -> None:
         if not self.is_evaluated:
             return
-        metrics = evaluated(evaluation, "eval", with_parts=True)
+        metrics = evaluation_metrics(evaluation, "eval", with_parts=True)
         self.log(metrics)
         self._tell("on_evaluate", metrics=metrics)
         if step > 0:
@@ -152,12 +152,12 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return fmean(known) if known else None
 
 
-def evaluated(found: Evaluation, prefix: str, *, with_parts: bool = False) -> dict[str, float]:
+def evaluation_metrics(found: Evaluation, prefix: str, *, with_parts: bool = False) -> dict[str, float]:
     """Name the metrics of an evaluation as TRL does, such as eval_NAME_reward."""
     values = {f"{prefix}_reward": found.reward_mean.value}
     values |= {} if found.accuracy is None else {f"{prefix}_accuracy": found.accuracy.value}
     for name, part in found.reward_parts.items() if with_parts else ():
         values[f"{prefix}_rewards/{name}/mean"] = part.value
     for name, part_of in found.parts.items():
-        values |= evaluated(part_of, f"{prefix}_{name}", with_parts=with_parts)
+        values |= evaluation_metrics(part_of, f"{prefix}_{name}", with_parts=with_parts)
     return values

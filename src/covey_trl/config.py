@@ -27,14 +27,14 @@ def explaining(made: type[Made]) -> type[Made]:
     kind = "field" if is_dataclass(made) else "argument"
 
     @wraps(init)
-    def explained(self: Made, *args: Any, **given: Any) -> None:
+    def explain_unknown(self: Made, *args: Any, **given: Any) -> None:
         unknown = [name for name in given if name not in known]
         said = [f"{name}{f': {GONE[name]}' if name in GONE else near(name, known)}" for name in unknown]
         if said:
             raise TypeError(f"{made.__name__} has no {kind} {'; no '.join(said)}")
         init(self, *args, **given)
 
-    made.__init__ = explained  # type: ignore[assignment]
+    made.__init__ = explain_unknown  # type: ignore[assignment]
     return made
 
 

@@ -19,17 +19,17 @@ def splits_of(train: Any, evaluated: Any, args: GRPOConfig) -> tuple[dict[Split,
         raise ValueError("train_dataset is missing")
     if isinstance(train, Mapping):
         raise ValueError(f"train_dataset must be one Dataset or a list of rows, got a {type(train).__name__}")
-    splits: dict[Split, Sequence[Any]] = {"train": _counted(train, "train_dataset", args)}
+    splits: dict[Split, Sequence[Any]] = {"train": _read_rows(train, "train_dataset", args)}
     if evaluated is None:
         return splits, []
     if not isinstance(evaluated, Mapping):
-        return {**splits, "test": _counted(evaluated, "eval_dataset", args)}, []
-    sets = {str(name): _counted(rows, f"eval_dataset[{name!r}]", args) for name, rows in evaluated.items()}
+        return {**splits, "test": _read_rows(evaluated, "eval_dataset", args)}, []
+    sets = {str(name): _read_rows(rows, f"eval_dataset[{name!r}]", args) for name, rows in evaluated.items()}
     names = [name for name, rows in sets.items() for _ in range(len(rows))]
     return {**splits, "test": [row for rows in sets.values() for row in rows]}, names
 
 
-def _counted(rows: Any, name: str, args: GRPOConfig) -> Sequence[Any]:
+def _read_rows(rows: Any, name: str, args: GRPOConfig) -> Sequence[Any]:
     """Read a stream into rows, for training as many as the run takes."""
     if hasattr(rows, "__len__") and not isinstance(rows, str | Mapping):
         return rows

@@ -34,7 +34,7 @@ from covey.run.given import Given
 from covey.system import ranks
 from covey.system.jsonl import write_json
 from covey.system.workers.pool import WorkerSettings
-from covey_trl.callbacks import Bridge, evaluated
+from covey_trl.callbacks import Bridge, evaluation_metrics
 from covey_trl.checks import check_arguments, check_kinds, check_overrides, quantised_settings
 from covey_trl.config import GRPOConfig, explaining
 from covey_trl.data import rows_of_reset, splits_of
@@ -178,13 +178,13 @@ class GRPOTrainer:
         self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval", **settings: Any
     ) -> dict[str, float]:
         """Evaluate the trained policy on an eval_dataset, the trainer's by default."""
-        result, environment = self._trained(), None
+        result, environment = self._require_result(), None
         if eval_dataset is not None:
             splits, names = splits_of(self._splits["train"], eval_dataset, self.args)
             environment = self._make_environment(result.config, splits, names)
             settings = {"num_prompts": len(splits["test"])} | settings
         found: Evaluation = result.evaluate(environment, **settings)
-        return evaluated(found, metric_key_prefix)
+        return evaluation_metrics(found, metric_key_prefix)
 
     def end(self) -> None:
         """Do nothing, as `train` closes what it opens."""
@@ -192,7 +192,7 @@ class GRPOTrainer:
     def save_model(self, output_dir: str | None = None) -> None:
         """Save model (or adapter) and tokenizer, in output_dir by default."""
         if ranks.rank() == 0:
-            self._trained().save(output_dir or self._folder)
+            self._require_result().save(output_dir or self._folder)
 
     def log_metrics(self, split: str, metrics: Mapping[str, float]) -> None:
         """Print metrics, one a line."""
@@ -246,7 +246,7 @@ class GRPOTrainer:
         }
         kept = {key: value for key, value in keywords.items() if key not in MODEL_CARD}
         keywords = {key: value for key, value in given.items() if value is not None} | kept
-        result = self._trained()
+        result = self._require_result()
         result.tokenizer.push_to_hub(name, commit_message=commit_message, **keywords)
         return result.model.push_to_hub(name, commit_message=commit_message, **keywords)  # type: ignore[operator]
 
@@ -254,7 +254,7 @@ class GRPOTrainer:
     def _folder(self) -> Path:
         return Path(self.args.output_dir or "trainer_output")
 
-    def _trained(self) -> Result:
+    def _require_result(self) -> Result:
         if self._result is None:
             raise ValueError("nothing is trained yet: call trainer.train() first")
         return self._result

@@ -12,7 +12,7 @@ from covey_sandbox.inside.case import ProgramCase, answer_of
 from covey_sandbox.inside.host import Violation
 from covey_sandbox.inside.judging.candidate import exception_of
 from covey_sandbox.inside.judging.remote import ProgramError
-from covey_sandbox.inside.link import PASSED, Link, failed
+from covey_sandbox.inside.link import PASSED, Link, failed_verdict
 
 
 @pytest.fixture
@@ -26,21 +26,21 @@ def case(monkeypatch: pytest.MonkeyPatch) -> Iterator[ProgramCase]:
 
 
 def test_each_test_has_its_time_until_one_takes_too_long_and_the_others_share_what_is_left(case: ProgramCase) -> None:
-    assert (case.left(), case.expect(4)) == (8.0, 105.0)
-    for verdict in (PASSED, failed("wrong", "f(0) should be 1, got 2")):
+    assert (case.seconds_left(), case.expect(4)) == (8.0, 105.0)
+    for verdict in (PASSED, failed_verdict("wrong", "f(0) should be 1, got 2")):
         case.add(verdict)
     assert case.expect(4) == 105.0
-    case.add(failed("timeout", "f(0) took too long"))
+    case.add(failed_verdict("timeout", "f(0) took too long"))
     assert (case.expect(4), case.expect(1), case.expect(400)) == (102.0, 105.0, 100.05)
     case.started = 70.0
-    assert (case.left(), case.expect(1)) == (0.0, 100.0)
+    assert (case.seconds_left(), case.expect(1)) == (0.0, 100.0)
 
 
 def test_a_program_is_excused_twenty_seconds_in_all(case: ProgramCase) -> None:
     case.excuse(15.0)
-    assert case.left() == 23.0
+    assert case.seconds_left() == 23.0
     case.excuse(15.0)
-    assert (case.excused, case.left()) == (20.0, 28.0)
+    assert (case.excused, case.seconds_left()) == (20.0, 28.0)
 
 
 @pytest.mark.parametrize(

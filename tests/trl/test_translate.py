@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from covey.cli.main import main
-from covey_trl.translation.command import as_lines, translate, unnamed
+from covey_trl.translation.command import as_lines, missing_settings, translate
 from covey_trl.translation.scripts import read_file
 
 TASK = "environment=NAME, or environment=reward_functions rewards=[MODULE:FUNCTION]"
@@ -224,7 +224,7 @@ def test_settings_and_flags_of_prime_rl_are_read_together(tmp_path: Path) -> Non
     ],
 )  # fmt: skip
 def test_what_the_command_does_not_name_is_still_to_be_named(words: list[str], said: list[str]) -> None:
-    assert unnamed(translate(words).words) == said
+    assert missing_settings(translate(words).words) == said
 
 
 def test_a_command_of_torchrl_keeps_what_is_called_alike() -> None:

@@ -55,9 +55,9 @@ class ProgramCase:
 
         After a timeout, the remaining tests share the remaining time. The judge bounds the time to look at an answer.
         """
-        seconds = min(self.limits["wall_seconds"], self.left())
+        seconds = min(self.limits["wall_seconds"], self.seconds_left())
         if self.has_timed_out:
-            seconds = min(seconds, max(self.left() / num_left, MIN_SECONDS))
+            seconds = min(seconds, max(self.seconds_left() / num_left, MIN_SECONDS))
         deadline = time.monotonic() + seconds
         self.link.begin(deadline + CHECK_SECONDS, is_charged=True, excused=self.excused)
         return deadline
@@ -66,7 +66,7 @@ class ProgramCase:
         """Begin work whose delay is not the program's fault."""
         self.link.begin(time.monotonic() + START_SECONDS, is_charged=False, excused=self.excused)
 
-    def left(self) -> float:
+    def seconds_left(self) -> float:
         return max(0.0, self.started + self.excused + self.limits["total_seconds"] - time.monotonic())
 
     def excuse(self, seconds: float) -> None:
@@ -144,13 +144,13 @@ def answer_of(frame: dict[str, Any], index: int, refer: codec.Refer | None = Non
     if type(frame.get("i")) is not int or frame["i"] != index:
         raise Violation("an answer to another call")
     if set(frame) == {"i", "out"} or (refer is not None and set(frame) == {"i", "out", "back"}):
-        return True, decoded(frame["out"], refer)
+        return True, decode_value(frame["out"], refer)
     if set(frame) == {"i", "err", "text"} or (refer is not None and set(frame) == {"i", "err", "text", "more"}):
         return False, error_text(frame)
     raise Violation("neither a value nor an error")
 
 
-def decoded(node: Any, refer: codec.Refer | None) -> Any:
+def decode_value(node: Any, refer: codec.Refer | None) -> Any:
     """Decode a program's value. Raises Violation."""
     try:
         return codec.decode(node, refer=refer)

@@ -58,7 +58,7 @@ class Host:
         self.landlock_abi = landlock.abi()
         self.needs_landlock = not self.is_namespaced or self.landlock_abi > 0
         self.can_change_user = can_change_user()
-        self.layers = self._wanted()
+        self.layers = self._choose_layers()
         self._reservation = users.reserve() if "identity" in self.layers else None
         self.uid = self._reservation[0] if self._reservation is not None else None
         self.zygote: Zygote | None = None
@@ -77,7 +77,7 @@ class Host:
         self._has_overrun = False
         """The program has made more files than it may, and gets no further process."""
 
-    def _wanted(self) -> tuple[str, ...]:
+    def _choose_layers(self) -> tuple[str, ...]:
         there_are = LAYERS_OF[self.start["tier"]]
         unknown = sorted(set(self.start["omit"]) - set(there_are))
         if unknown:
@@ -299,7 +299,7 @@ def main(control: int) -> None:
     kernel.name_process("covey-judge")
     kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
     resource.setrlimit(resource.RLIMIT_AS, (JUDGE_BYTES, JUDGE_BYTES))
-    callers = watched(control)
+    callers = caller_descriptors(control)
     host, supervisor = None, None
     try:
         host = Host(receive(callers), callers)
@@ -332,7 +332,7 @@ def serve_checker(channel: socket.socket) -> None:
     checker.serve(channel)
 
 
-def watched(control: int) -> list[int]:
+def caller_descriptors(control: int) -> list[int]:
     """Return descriptors that report the caller's end: socket and process."""
     try:
         return [control, os.pidfd_open(os.getppid())]

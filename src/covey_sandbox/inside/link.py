@@ -21,7 +21,7 @@ Verdict = dict[str, Any]
 PASSED: Verdict = {"passed": True, "kind": "passed", "message": ""}
 
 
-def failed(kind: str, message: str) -> Verdict:
+def failed_verdict(kind: str, message: str) -> Verdict:
     """Return a failed test with a short message without control characters."""
     line = " ".join(message[: 2 * MAX_MESSAGE].split())[:MAX_MESSAGE]
     return {"passed": False, "kind": kind, "message": "".join(c if c.isprintable() else "?" for c in line)}

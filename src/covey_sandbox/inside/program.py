@@ -88,11 +88,11 @@ def imports(code: str, suspicious: list[str]) -> list[str]:
         tree = ast.parse(code)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return []
-    found = {name.partition(".")[0] for node in ast.walk(tree) for name in imported(node)}
+    found = {name.partition(".")[0] for node in ast.walk(tree) for name in imported_names(node)}
     return sorted(found & set(suspicious))
 
 
-def imported(node: ast.AST) -> list[str]:
+def imported_names(node: ast.AST) -> list[str]:
     """Return the modules that one node imports."""
     if isinstance(node, ast.Import):
         return [alias.name for alias in node.names]
@@ -130,7 +130,7 @@ def load(code: str, entry_point: str) -> Callable[..., Any]:
     module = module_of("program")
     exec(compile(code, FILE_NAME, "exec", dont_inherit=True), module.__dict__)
     name, *attributes = entry_point.split(".")
-    found = defined(name)
+    found = find_definition(name)
     for attribute in attributes:
         found = getattr(found() if isinstance(found, type) else found, attribute)
     if not callable(found):
@@ -191,8 +191,8 @@ class Objects:
         """Do what is asked, and answer; without `do`, call the function."""
         index = call["i"]
         try:
-            arguments = codec.decode(call.pop("args"), refer=self._referred)
-            keywords = codec.decode(call.pop("kwargs"), refer=self._referred)
+            arguments = codec.decode(call.pop("args"), refer=self._resolve)
+            keywords = codec.decode(call.pop("kwargs"), refer=self._resolve)
             if "do" not in call:
                 self._answers.send_value(index, self._function(*arguments, **keywords))
                 return
@@ -229,24 +229,24 @@ class Objects:
             arguments = None
         return {"bases": bases, "args": arguments, "text": text_of(error, is_placed=False), **self._keep(error)}
 
-    def _referred(self, tag: str, content: Any) -> Any:
+    def _resolve(self, tag: str, content: Any) -> Any:
         if tag == "g":
             module, name = content
             return functools.reduce(getattr, name.split("."), importlib.import_module(module))
         if tag == "h":
             return self._function_of_test(*content)
         if tag == "x":
-            return self._made(content)
+            return self._make_object(content)
         if type(content) is int:
             return self._kept[content]
-        return self._function if content == "" else defined(content)
+        return self._function if content == "" else find_definition(content)
 
-    def _made(self, described: list[Any]) -> Any:
+    def _make_object(self, described: list[Any]) -> Any:
         """Make an object of the program's class from its description."""
-        made = [defined(name).__new__(defined(name)) for name, _ in described]
+        made = [find_definition(name).__new__(find_definition(name)) for name, _ in described]
 
         def refer(tag: str, content: Any) -> Any:
-            return made[content] if tag == "x" else self._referred(tag, content)
+            return made[content] if tag == "x" else self._resolve(tag, content)
 
         for one, (_, attributes) in zip(made, described, strict=True):
             vars(one).update(codec.decode(attributes, refer=refer))
@@ -265,14 +265,14 @@ class Objects:
         self._answers.send({"ask": number, "args": encoder.encode(arguments), "kwargs": encoder.encode(keywords)})
         while (frame := next_call()) is not None:
             if "told" in frame:
-                return codec.decode(frame["told"], refer=self._referred)
+                return codec.decode(frame["told"], refer=self._resolve)
             if "err" in frame:
                 raise vars(builtins).get(frame["err"], RuntimeError)(frame["text"])
             self.answer(frame)
         raise EOFError
 
 
-def defined(name: str) -> Any:
+def find_definition(name: str) -> Any:
     """Return the program's definition of a name."""
     module = sys.modules["program"]
     if name not in module.__dict__:

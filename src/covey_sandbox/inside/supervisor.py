@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from covey_sandbox.inside import wire
 from covey_sandbox.inside.case import START_SECONDS
 from covey_sandbox.inside.host import Broken
-from covey_sandbox.inside.link import Verdict, failed
+from covey_sandbox.inside.link import Verdict, failed_verdict
 
 MESSAGE_SECONDS = 10.0
 """For the rest of a message that has begun."""
@@ -121,9 +121,9 @@ class TestProgress:
         if not self.has_begun:
             raise Broken("the process that checks programs has ended")
         if is_late and (self.is_charged or checker.busy_seconds() - self.busy_seconds < START_SECONDS / 2):
-            self.verdicts.append(failed("timeout", "its answer takes too long to judge"))
+            self.verdicts.append(failed_verdict("timeout", "its answer takes too long to judge"))
         elif self.is_charged:
-            self.verdicts.append(failed("crash", "its answer ended the process that judged it"))
+            self.verdicts.append(failed_verdict("crash", "its answer ended the process that judged it"))
         else:
             what = f"takes more than {START_SECONDS:g} s" if is_late else "ends the process that judges"
             self.unjudged = f"a test {what} before it calls the program"

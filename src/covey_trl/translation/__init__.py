@@ -138,7 +138,7 @@ def answers(one: System, given: Mapping[str, str]) -> Iterator[Answered]:
         for decision in decisions:
             if id(decision) not in done:
                 done.add(id(decision))
-                yield _decided(decision, given, defaults, one)
+                yield _decide(decision, given, defaults, one)
         value = given.get(name, defaults.get(name, ""))
         found = one.row(name, value)
         if not decisions and found is not None:
@@ -147,6 +147,6 @@ def answers(one: System, given: Mapping[str, str]) -> Iterator[Answered]:
             yield Answered({}, Answer((f"{name}={value}",)))
 
 
-def _decided(decision: Decision, given: Mapping[str, str], defaults: Mapping[str, str], one: System) -> Answered:
+def _decide(decision: Decision, given: Mapping[str, str], defaults: Mapping[str, str], one: System) -> Answered:
     typed = {name: value for name, value in given.items() if name in decision.names}
     return Answered(typed, decision.answer(given, defaults, one.maps), is_decision=True)

@@ -27,10 +27,10 @@ from covey_trl.translation.scripts import (
     READERS,
     SCRIPTS,
     as_text,
+    format_word,
     pairs_of,
     read_file,
-    unfolded,
-    written,
+    unfold,
 )
 
 if TYPE_CHECKING:
@@ -83,10 +83,10 @@ def _read_named(path: Path) -> list[str]:
 def as_lines(found: Translation) -> list[str]:
     """Lay out the command, a setting a line, with notes as comments."""
     command = [" ".join(("covey train", *found.flags)), *(f"  {shlex.quote(word)}" for word in found.words.values())]
-    return [" \\\n".join(command), *(f"# {note}" for note in (*found.notes, *unnamed(found.words)))]
+    return [" \\\n".join(command), *(f"# {note}" for note in (*found.notes, *missing_settings(found.words)))]
 
 
-def unnamed(words: Mapping[str, str]) -> list[str]:
+def missing_settings(words: Mapping[str, str]) -> list[str]:
     """Note settings that a run needs and the command lacks."""
     if {"recipe", "resume"} & words.keys():
         return []
@@ -103,7 +103,7 @@ def unnamed(words: Mapping[str, str]) -> list[str]:
 def translate(tokens: Sequence[str]) -> Translation:
     """Translate a command. ValueError for contradictory fields of TRL."""
     found = Translation()
-    tokens = list(_opened(tokens, found))
+    tokens = list(_open_files(tokens, found))
     _refuse_other_trainers(tokens)
     given = dict(pairs_of(tokens))
     # Say how several processes are started
@@ -138,9 +138,9 @@ def _of_document(script: str) -> str | None:
     return system("words").maps["scripts"].get(Path(script).name)
 
 
-def _opened(tokens: Sequence[str], found: Translation) -> Iterator[str]:
+def _open_files(tokens: Sequence[str], found: Translation) -> Iterator[str]:
     """Yield the words of a command, scripts and files expanded."""
-    rest = list(unfolded(tokens))
+    rest = list(unfold(tokens))
     while rest:
         word = rest.pop(0)
         path = Path(rest[0]) if rest and word in (*STARTS, "@", "--config_path") else Path(word)
@@ -174,7 +174,7 @@ def _translate_system(
     last = foreign.last_parts(one.name)
     given = {one.aliases.get(name, name): value for name, value in given.items()}
     given = {name if one.has(name) or name in known else last.get(name, name): given[name] for name in given}
-    given = _interpolated(given, one.defaults, found)
+    given = _interpolate(given, one.defaults, found)
     own = {
         name: value
         for name, value in given.items()
@@ -215,7 +215,7 @@ def _is_default(word: str) -> bool:
     return name in defaults and bool(defaults[name] == value)
 
 
-def _interpolated(given: Mapping[str, str], defaults: Mapping[str, str], found: Translation) -> dict[str, str]:
+def _interpolate(given: Mapping[str, str], defaults: Mapping[str, str], found: Translation) -> dict[str, str]:
     """Fill in ${...} of settings, and note variables of the shell."""
     filled: dict[str, str] = {}
     for name, value in given.items():
@@ -274,7 +274,7 @@ def _rewards(names: str) -> str:
 def _translate_words(given: Mapping[str, str], known: set[str], found: Translation) -> None:
     """Translate settings of no particular system, or note why not."""
     done: set[str] = set()
-    for name, value in _interpolated(given, {}, found).items():
+    for name, value in _interpolate(given, {}, found).items():
         answered = _answer(name, value, given)
         if answered is not None and not done & answered.typed.keys():
             done |= answered.typed.keys()
@@ -329,7 +329,7 @@ def _translate_trl(given: Mapping[str, str], processes: int, found: Translation)
     for name, value in settings_of(args, num_rows).items():
         depends = name in DROPPED and args.max_steps <= 0
         if not depends and defaults.get(name) != value:
-            found.add(f"{name.removesuffix('.name')}={written(value)}")
+            found.add(f"{name.removesuffix('.name')}={format_word(value)}")
     if args.max_steps <= 0:
         found.add(f"num_epochs={args.num_train_epochs:g}")
         note = system("words").settings["num_train_epochs"].note

@@ -84,7 +84,7 @@ class Decision:
                 continue
             try:
                 words = _words(case.get("words") or "", values, maps)
-                return Answer(words, filled_in(case.get("note", ""), values, maps))
+                return Answer(words, fill_in_text(case.get("note", ""), values, maps))
             except (ValueError, DecimalException):
                 continue
         return Answer((), "covey has nothing like it")
@@ -136,7 +136,7 @@ class System:
 
 
 def _words(template: str, values: Given, maps: Mapping[str, Given]) -> tuple[str, ...]:
-    return tuple(filled_in(word, values, maps) for word in template.split())
+    return tuple(fill_in_text(word, values, maps) for word in template.split())
 
 
 def plain(value: str) -> str:
@@ -157,7 +157,7 @@ def _holds(short: str, wanted: Any, values: Given, said: set[str]) -> bool:
         return text[1:] in value
     if compared := re.fullmatch(r"(>=|>)(.+)", text):
         try:
-            left, right = Decimal(value), Decimal(_computed(compared[2], values))
+            left, right = Decimal(value), Decimal(_compute(compared[2], values))
         except (DecimalException, ValueError):
             return False
         return left >= right if compared[1] == ">=" else left > right
@@ -169,12 +169,12 @@ def _holds(short: str, wanted: Any, values: Given, said: set[str]) -> bool:
         return plain(value) == plain(text)
 
 
-def filled_in(text: str, values: Given, maps: Mapping[str, Given]) -> str:
+def fill_in_text(text: str, values: Given, maps: Mapping[str, Given]) -> str:
     """Fill in <NAME>, <NAME|MAP>, <NAME|CONVERTER> and <1+NAME>. ValueError without a value."""
 
-    def shown(found: re.Match[str]) -> str:
+    def fill(found: re.Match[str]) -> str:
         expression, _, by = found[1].partition("|")
-        value = _computed(expression, values)
+        value = _compute(expression, values)
         if by in maps:
             value = maps[by].get(plain(value), "")
         elif by:
@@ -183,13 +183,13 @@ def filled_in(text: str, values: Given, maps: Mapping[str, Given]) -> str:
             raise ValueError(f"no value for {found[1]}")
         return value
 
-    return HOLE.sub(shown, text)
+    return HOLE.sub(fill, text)
 
 
-def _computed(expression: str, values: Given) -> str:
+def _compute(expression: str, values: Given) -> str:
     """Compute a number, name or sum; whole quotients round down."""
     if found := SUM.fullmatch(expression):
-        left, right = (Decimal(_computed(side, values)) for side in (found[1], found[3]))
+        left, right = (Decimal(_compute(side, values)) for side in (found[1], found[3]))
         if found[2] == "/":
             whole = left == int(left) and right == int(right) and left >= right
             return f"{max(1, left // right) if whole else left / right}"
@@ -199,7 +199,7 @@ def _computed(expression: str, values: Given) -> str:
     return str(Decimal(expression))
 
 
-def listed(value: str) -> str:
+def list_names(value: str) -> str:
     """List names without brackets and quotes."""
     return ",".join(re.findall(r"[\w.*+-]+", value))
 
@@ -214,9 +214,9 @@ CONVERT: dict[str, Callable[[str], str | None]] = {
     "never": lambda value: str(max(0, int(float(value)))),
     "named": lambda value: None if plain(value) in EMPTY else value,
     "truth": lambda value: {"1": "true", "0": "false"}.get(value, value.lower()),
-    "listed": listed,
-    "first": lambda value: listed(value).split(",")[0],
-    "second": lambda value: listed(value).split(",")[1] if "," in listed(value) else None,
+    "listed": list_names,
+    "first": lambda value: list_names(value).split(",")[0],
+    "second": lambda value: list_names(value).split(",")[1] if "," in list_names(value) else None,
     "trackers": lambda value: ",".join(name for name in ("tensorboard", "wandb") if name in value) or None,
     "device": lambda value: device_of_map(yaml.safe_load(value)),  # which may be written as JSON
     "module": lambda value: None if value.startswith("/") else function_path_of_file(f"{value}:")[:-1],

@@ -80,13 +80,13 @@ def flat(content: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 
 def as_text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value) if isinstance(value, Mapping) else written(value)
+    return value if isinstance(value, str) else json.dumps(value) if isinstance(value, Mapping) else format_word(value)
 
 
-def written(value: Any) -> str:
+def format_word(value: Any) -> str:
     """Format a value for the command line."""
     if isinstance(value, Mapping):
-        return "{" + ",".join(f"{name}:{written(one)}" for name, one in value.items()) + "}"
+        return "{" + ",".join(f"{name}:{format_word(one)}" for name, one in value.items()) + "}"
     if isinstance(value, float) and value in (float("inf"), float("-inf")):
         return "inf" if value > 0 else "-inf"
     return format_value(value)
@@ -116,7 +116,7 @@ def words_of_script(text: str, arguments: Sequence[str] = ()) -> list[str]:
                 before = variables.get(name[:-1], "") if name.endswith("+") else ""
                 variables[name.rstrip("+")] = f"{before} {value}".strip() if before else value
             continue
-        commands.append(list(takewhile(lambda word: word not in ENDS, unfolded(words))))
+        commands.append(list(takewhile(lambda word: word not in ENDS, unfold(words))))
     known = [words for words in commands if any(map(is_program, words))]
     best = max(known or commands, key=lambda words: sum("=" in w or w.startswith("--") for w in words), default=[])
     if not best:
@@ -124,7 +124,7 @@ def words_of_script(text: str, arguments: Sequence[str] = ()) -> list[str]:
     return best
 
 
-def unfolded(words: Sequence[str]) -> Iterator[str]:
+def unfold(words: Sequence[str]) -> Iterator[str]:
     """Yield words, quoted commands word by word."""
     for word in words:
         inner = word.split() if any(map(is_program, word.split()[:8])) else []

@@ -53,7 +53,7 @@ def address_of(content: bytes) -> int:
     return ctypes.cast(ctypes.c_char_p(content), ctypes.c_void_p).value or 0
 
 
-def checked(result: int, what: str) -> int:
+def check_result(result: int, what: str) -> int:
     """Return a call's result. Raises OSError with its errno where negative."""
     if result < 0:
         number = ctypes.get_errno()
@@ -64,11 +64,11 @@ def checked(result: int, what: str) -> int:
 def call(name: str, *arguments: int) -> int:
     """Make a system call by name. Pointers are addresses."""
     padded = [*arguments, 0, 0, 0, 0, 0, 0][:6]
-    return checked(LIBC.syscall(NUMBERS[name], *padded), name)
+    return check_result(LIBC.syscall(NUMBERS[name], *padded), name)
 
 
 def prctl(option: int, value: int = 0) -> int:
-    return checked(LIBC.prctl(option, value, 0, 0, 0), f"prctl {option}")
+    return check_result(LIBC.prctl(option, value, 0, 0, 0), f"prctl {option}")
 
 
 def name_process(name: str) -> None:
@@ -85,12 +85,12 @@ def offer_to_oom_killer() -> None:
 
 def mount(kind: str, target: str, flags: int, options: str) -> None:
     """Mount a file system that has no source."""
-    checked(LIBC.mount(kind.encode(), target.encode(), kind.encode(), flags, options.encode()), f"mount {target}")
+    check_result(LIBC.mount(kind.encode(), target.encode(), kind.encode(), flags, options.encode()), f"mount {target}")
 
 
 def make_mounts_private() -> None:
     """Hide later mounts from outside this mount namespace."""
-    checked(LIBC.mount(None, b"/", None, MS_REC | MS_PRIVATE, None), "mount --make-rprivate /")
+    check_result(LIBC.mount(None, b"/", None, MS_REC | MS_PRIVATE, None), "mount --make-rprivate /")
 
 
 def path_call(name: str, folder: int, path: str, *arguments: int) -> int:
@@ -151,7 +151,7 @@ def fork_into(namespaces: int) -> int:
         ctypes.pythonapi.PyOS_AfterFork_Child()
     else:
         ctypes.pythonapi.PyOS_AfterFork_Parent()
-    return checked(pid, "clone")
+    return check_result(pid, "clone")
 
 
 def one_malloc_arena() -> None:

@@ -56,13 +56,13 @@ def let_go(allowed: Sequence[bytes]) -> None:
 def ruleset(allowed: Sequence[bytes]) -> int:
     """Make a ruleset's descriptor: it refuses all but `allowed`."""
     version = abi()
-    handled = _handled(version)
+    handled = _all_rights(version)
     attributes = (ctypes.c_uint64 * 3)(handled, _TCP if version >= 4 else 0, _SCOPES if version >= 6 else 0)
     size = 24 if version >= 6 else 16 if version >= 4 else 8
     made = kernel.call("landlock_create_ruleset", ctypes.addressof(attributes), size, 0)
     for rule in allowed:
         kernel.call("landlock_add_rule", made, _PATH_BENEATH, kernel.address_of(rule), 0)
-    return _moved(made)
+    return _move_up(made)
 
 
 def restrict(descriptor: int) -> None:
@@ -70,7 +70,7 @@ def restrict(descriptor: int) -> None:
     kernel.call("landlock_restrict_self", descriptor, 0)
 
 
-def _handled(version: int) -> int:
+def _all_rights(version: int) -> int:
     """Return all rights of this version; unlisted ones are refused."""
     return (1 << _NUM_FILE_RIGHTS[max(1, min(version, 5))]) - 1
 
@@ -81,12 +81,12 @@ def _rule(path: str, rights: int) -> bytes | None:
         opened = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except FileNotFoundError:
         return None
-    beneath = _moved(opened)
-    rights &= _handled(abi()) & (-1 if stat.S_ISDIR(os.fstat(beneath).st_mode) else _ON_FILES)
+    beneath = _move_up(opened)
+    rights &= _all_rights(abi()) & (-1 if stat.S_ISDIR(os.fstat(beneath).st_mode) else _ON_FILES)
     return rights.to_bytes(_RIGHTS_BYTES, "little") + beneath.to_bytes(4, "little")
 
 
-def _moved(descriptor: int) -> int:
+def _move_up(descriptor: int) -> int:
     """Move a descriptor above the programs' numbers."""
     moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _FIRST_DESCRIPTOR)
     os.close(descriptor)

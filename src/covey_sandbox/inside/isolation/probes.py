@@ -25,13 +25,13 @@ io_uring_setup perf_event_open memfd_create open_by_handle_at pidfd_open socket 
 def serve() -> NoReturn:
     """Run the probes in place of a program."""
     facts = codec.loads(program.read_frame(program.JOB))
-    found = {name: made(ATTEMPTS[name], facts) for name in facts["attempts"]}
+    found = {name: try_attempt(ATTEMPTS[name], facts) for name in facts["attempts"]}
     program.ResultChannel(program.RESULT, 1 << 16).send(found)
     os.read(program.JOB, 1)  # stays to be looked at until it is ended
     os._exit(0)
 
 
-def made(attempt: Callable[[dict[str, Any]], Any], facts: dict[str, Any]) -> Any:
+def try_attempt(attempt: Callable[[dict[str, Any]], Any], facts: dict[str, Any]) -> Any:
     """Return an attempt's result, or that it could not be made."""
     try:
         return attempt(facts)
@@ -116,7 +116,7 @@ def send_udp(facts: dict[str, Any]) -> str:
 def shared_memory(facts: dict[str, Any]) -> str:
     state = ctypes.create_string_buffer(512)
     return outcome(
-        lambda: kernel.checked(kernel.LIBC.shmctl(facts["segment"], IPC_STAT, ctypes.byref(state)), "shmctl")
+        lambda: kernel.check_result(kernel.LIBC.shmctl(facts["segment"], IPC_STAT, ctypes.byref(state)), "shmctl")
     )
 
 

@@ -15,9 +15,9 @@ from covey_sandbox.inside.case import USUAL, ProgramCase
 from covey_sandbox.inside.host import Unjudged
 from covey_sandbox.inside.judging import pytest_like
 from covey_sandbox.inside.judging.candidate import CANDIDATE, SETUP_NAME, TEST_MODULE, TEST_NAME, Candidate, GivenUp
-from covey_sandbox.inside.judging.in_place import IN_PLACE, SAME, marked
+from covey_sandbox.inside.judging.in_place import IN_PLACE, SAME, mark_calls
 from covey_sandbox.inside.judging.remote import same
-from covey_sandbox.inside.link import MAX_MESSAGE, PASSED, Verdict, failed
+from covey_sandbox.inside.link import MAX_MESSAGE, PASSED, Verdict, failed_verdict
 
 MODULES = {name: importlib.import_module(name) for name in USUAL.split()}
 """What tests use without importing it."""
@@ -54,10 +54,10 @@ def verdict_on_assert(case: ProgramCase, candidate: Candidate, test: dict[str, A
         pass
     except MemoryError:
         gc.collect()
-        verdict = failed("error", f"MemoryError in the test: {candidate.last}")
+        verdict = failed_verdict("error", f"MemoryError in the test: {candidate.last}")
     except BaseException as error:
         told = message(error, candidate, test)
-        verdict = failed("wrong" if isinstance(error, AssertionError) else "error", told)
+        verdict = failed_verdict("wrong" if isinstance(error, AssertionError) else "error", told)
         if candidate.is_uncalled:
             raise Unjudged(f"a test fails before it calls the program: {told}") from error
     if candidate.fault is not None:
@@ -91,10 +91,10 @@ def run_test(entry_point: str, candidate: Candidate, test: dict[str, Any]) -> No
     """Run the test's code with the candidate by name and as `candidate`."""
     scope: dict[str, Any] = {**MODULES, "__name__": TEST_MODULE}
     scope |= {IN_PLACE: candidate.in_place, SAME: same}
-    exec(compiled(test["setup"], SETUP_NAME)[0], scope)
-    scope.update(candidate.named(test))
+    exec(compile_test(test["setup"], SETUP_NAME)[0], scope)
+    scope.update(candidate.names_for(test))
     # Run it, and what it only defines; a check(candidate) that is only defined is called
-    code, is_defined_only = compiled(test["source"], TEST_NAME)
+    code, is_defined_only = compile_test(test["source"], TEST_NAME)
     try:
         exec(code, scope)
         if test["call"]:
@@ -106,10 +106,10 @@ def run_test(entry_point: str, candidate: Candidate, test: dict[str, Any]) -> No
 
 
 @lru_cache(maxsize=512)
-def compiled(source: str, name: str) -> tuple[CodeType, bool]:
+def compile_test(source: str, name: str) -> tuple[CodeType, bool]:
     """Compile a test; return also whether it defines an uncalled `check`."""
     try:
-        tree = marked(ast.parse(source, name))
+        tree = mark_calls(ast.parse(source, name))
     except SyntaxError as error:
         raise Unjudged(f"a test is not Python: {error}") from error
     # HumanEval defines check(candidate), others call it too

@@ -11,12 +11,12 @@ from functools import partial
 from typing import Any
 
 from covey_sandbox.inside import codec, wire
-from covey_sandbox.inside.case import LoadFailed, ProgramCase, answer_of, decoded
+from covey_sandbox.inside.case import LoadFailed, ProgramCase, answer_of, decode_value
 from covey_sandbox.inside.host import Ended, TimedOut, Unjudged, Violation
 from covey_sandbox.inside.judging.in_place import write_back
 from covey_sandbox.inside.judging.remote import Instance, Named, ProgramError, Remote, named_class
-from covey_sandbox.inside.judging.shown import MAX_CHARACTERS, shown, shown_call
-from covey_sandbox.inside.link import Verdict, failed
+from covey_sandbox.inside.judging.shown import MAX_CHARACTERS, short_repr, shown_call
+from covey_sandbox.inside.link import Verdict, failed_verdict
 
 CANDIDATE = "candidate"
 TEST_NAME, SETUP_NAME, TEST_MODULE = "<test>", "<setup>", "test"
@@ -57,22 +57,22 @@ class Candidate:
         self.last = ""
         """The last call and what became of it."""
 
-    def named(self, test: dict[str, Any]) -> dict[str, Any]:
+    def names_for(self, test: dict[str, Any]) -> dict[str, Any]:
         """Return the program's names that a test uses."""
         self._classes = {name: named_class(self, name) for name in test["classes"]}
         entry_point = self._case.entry_point
         function = self._classes.get(entry_point, Remote(self, "", entry_point))
         others = [name for name in test["names"] if name not in self._classes]
-        found = {name: self._defined(name) for name in others}
+        found = {name: self._find_definition(name) for name in others}
         self.is_uncalled = all(isinstance(value, Remote) for value in found.values())
         return {**self._classes, **found, entry_point: function, CANDIDATE: function}
 
-    def _defined(self, name: str) -> Any:
+    def _find_definition(self, name: str) -> Any:
         """Return the program's definition of a name, or fail the test."""
         try:
             return self.ask("value", Remote(self, name, name))
         except Exception:
-            self.verdict = failed("load", f"the program does not define {name}")
+            self.verdict = failed_verdict("load", f"the program does not define {name}")
             raise GivenUp from None
 
     def in_place(self, function: Any, /, *arguments: Any, **keywords: Any) -> Any:
@@ -82,7 +82,7 @@ class Candidate:
 
     def refuse(self, why: str) -> BaseException:
         """Fail the test for an unsupported use of an answer."""
-        self.verdict = self.verdict or failed("wrong", f"{self.last}: {why}")
+        self.verdict = self.verdict or failed_verdict("wrong", f"{self.last}: {why}")
         return GivenUp()
 
     def ask(self, operation: str, /, *operands: Any, **keywords: Any) -> Any:
@@ -97,19 +97,19 @@ class Candidate:
             try:
                 return self._answer(order, operands, keywords, text)
             except TimedOut:
-                self.verdict = failed("timeout", f"{text} took too long")
+                self.verdict = failed_verdict("timeout", f"{text} took too long")
             except Ended:
-                self.verdict = failed("crash", f"{text} ended its process")
+                self.verdict = failed_verdict("crash", f"{text} ended its process")
             except (Violation, Unjudged) as error:
                 self.fault = error
             except LoadFailed as error:
-                self.verdict = failed("load", str(error))
+                self.verdict = failed_verdict("load", str(error))
             except codec.Unencodable as error:
                 self._refuse_arguments(f"a test passes on what a program cannot be given: {text}: {error}")
             except Raised as error:
                 raise error.found from None
             except Exception as error:
-                self.verdict = failed("error", f"{text} cannot be judged: {type(error).__name__}")
+                self.verdict = failed_verdict("error", f"{text} cannot be judged: {type(error).__name__}")
             raise GivenUp
 
     def _answer(self, order: dict[str, Any], operands: Any, keywords: dict[str, Any], text: str) -> Any:
@@ -117,11 +117,11 @@ class Candidate:
         frame, index = self._exchange(order, operands, keywords)
         has_value, value = answer_of(frame, index, refer)
         self._has_answered = True
-        self.last = f"{text} returned {shown(value)}" if has_value else f"{text} raised {value}"
+        self.last = f"{text} returned {short_repr(value)}" if has_value else f"{text} raised {value}"
         if not has_value:
             raise Raised(self._error(frame, value))
         if order["is_back"] and "back" in frame:
-            back = decoded(frame["back"], refer)
+            back = decode_value(frame["back"], refer)
             if type(back) is not list or [*map(type, back)] != [list, dict]:
                 raise Violation("arguments of unknown shape")
             write_back(list(operands[1:]), back[0])
@@ -141,7 +141,7 @@ class Candidate:
         assert program is not None
         # Encode strictly: what a program cannot be given must not pass a test
         index = program.num_calls
-        order |= {"i": index, "args": self._encoded(list(operands)), "kwargs": self._encoded(keywords)}
+        order |= {"i": index, "args": self._encode(list(operands)), "kwargs": self._encode(keywords)}
         # Time of the test before its first call is the judge's, not the program's
         if self._deadline is None:
             self._case.excuse(time.monotonic() - self._began)
@@ -150,25 +150,25 @@ class Candidate:
         program.send(wire.pack(codec.dumps(order)))
         program.num_calls += 1
         while "ask" in (frame := program.receive(self._deadline)):
-            program.send(wire.pack(codec.dumps(self._told(frame))))
+            program.send(wire.pack(codec.dumps(self._answer_call(frame))))
         return frame, index
 
-    def _told(self, frame: dict[str, Any]) -> dict[str, Any]:
+    def _answer_call(self, frame: dict[str, Any]) -> dict[str, Any]:
         """Return the answer of a test's function that the program has called."""
         refer = partial(self._object, False, "what the test's function was given")
         if set(frame) != {"ask", "args", "kwargs"} or frame["ask"] not in range(len(self._given)):
             raise Violation("a call of a function that it was not given")
-        arguments, keywords = decoded(frame["args"], refer), decoded(frame["kwargs"], refer)
+        arguments, keywords = decode_value(frame["args"], refer), decode_value(frame["kwargs"], refer)
         if type(arguments) is not tuple or type(keywords) is not dict or {*map(type, keywords)} > {str}:
             raise Violation("arguments of unknown shape")
         try:
-            return {"told": self._encoded(self._given[frame["ask"]](*arguments, **keywords))}
+            return {"told": self._encode(self._given[frame["ask"]](*arguments, **keywords))}
         except codec.Unencodable:
             raise
         except Exception as error:
             return {"err": type(error).__name__, "text": f"{error}"[:MAX_CHARACTERS]}
 
-    def _encoded(self, value: Any) -> Any:
+    def _encode(self, value: Any) -> Any:
         return codec.Encoder(self._case.limits["output_bytes"], is_strict=True, keep=self._reference).encode(value)
 
     def _reference(self, value: Any) -> Any:
@@ -181,7 +181,7 @@ class Candidate:
             self._given.append(value)
             return {"h": [len(self._given) - 1, value.__name__]}
         if type(value).__module__ == TEST_MODULE and not isinstance(value, type):
-            return {"x": self._described(value)}
+            return {"x": self._describe(value)}
         is_shared = isinstance(
             value, type | types.BuiltinFunctionType | types.FunctionType | types.MethodDescriptorType
         )
@@ -192,7 +192,7 @@ class Candidate:
         )
         return {"g": [module, value.__qualname__]} if module in sys.stdlib_module_names else None
 
-    def _described(self, made: Any) -> list[Any]:
+    def _describe(self, made: Any) -> list[Any]:
         """Describe an object of a shared class, and those it leads to."""
         places, found, described = {id(made): 0}, [made], []
 
@@ -212,7 +212,7 @@ class Candidate:
     def _refuse_arguments(self, why: str) -> None:
         """Blame the program if answers may be in the arguments, else the test."""
         if self._has_answered:
-            self.verdict = failed("error", why)
+            self.verdict = failed_verdict("error", why)
         else:
             self.fault = Unjudged(why)
 
@@ -224,7 +224,7 @@ class Candidate:
         bases, text = more.get("bases"), more.get("text")
         if type(bases) is not list or {*map(type, bases)} > {str} or type(text) is not str:
             raise Violation("an exception of unknown shape")
-        given = decoded(more.get("args"), None)
+        given = decode_value(more.get("args"), None)
         named = [self._classes[name] for name in bases if name in self._classes]
         about = self._object(False, f"{self.last}, which", "o", more["o"]) if type(more.get("o")) is int else None
         return exception_of(frame["err"][:100], named, bases, given if type(given) is list else [text], (text, about))
@@ -272,7 +272,10 @@ def builtin_error(name: str) -> type[Exception] | None:
 def text_of_call(operation: str, operands: tuple[Any, ...], keywords: dict[str, Any]) -> str:
     """Return a call as a test would write it, cut short."""
     first, *others = operands
-    path = first._path if isinstance(first, Remote) else first.__name__ if isinstance(first, Named) else shown(first)
+    if isinstance(first, Remote):
+        path = first._path
+    else:
+        path = first.__name__ if isinstance(first, Named) else short_repr(first)
     if operation in ("call", "make"):
         return shown_call(path, others, keywords)
     return f"{path}.{others[0]}" if operation == "getattr" else f"{operation} of {shown_call(path, others, {})}"

@@ -13,10 +13,10 @@ IN_PLACE, SAME = "__in_place__", "__same__"
 _EQUALITIES = ("assertEqual", "assertListEqual", "assertDictEqual", "assertSetEqual", "assertCountEqual")
 
 
-def marked(tree: ast.Module) -> ast.Module:
+def mark_calls(tree: ast.Module) -> ast.Module:
     """Mark such calls in a test's code."""
     written = {name for node in ast.walk(tree) for name in _named_literals(node)}
-    looked_at = {name for node in ast.walk(tree) for name in _compared(node, written)}
+    looked_at = {name for node in ast.walk(tree) for name in _find_compared(node, written)}
     alone = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for call in [node for node in ast.walk(tree) if isinstance(node, ast.Call)]:
         if id(call) in alone or not looked_at.isdisjoint(_bare(call.args)):
@@ -52,7 +52,7 @@ def _is_literal(side: ast.expr, written: set[str]) -> bool:
     return all(isinstance(node, ast.Name) and node.id in written for node in inner)
 
 
-def _compared(node: ast.AST, written: set[str]) -> set[str]:
+def _find_compared(node: ast.AST, written: set[str]) -> set[str]:
     """Return the names that a node compares with a literal."""
     sides: list[ast.expr] = []
     if isinstance(node, ast.Compare):

@@ -73,9 +73,9 @@ class Remote:
             return self._asker.ask("eq", self, other) is True
         if other is None:
             return False
-        return self._compared(other)
+        return self._compare(other)
 
-    def _compared(self, other: object) -> bool:
+    def _compare(self, other: object) -> bool:
         raise self._asker.refuse("it is no plain value, and compared with one")
 
     def __hash__(self) -> int:
@@ -137,9 +137,9 @@ class Instance(Remote):
             raise AttributeError(name)
         return self._asker.ask("getattr", self, name)
 
-    def _compared(self, other: object) -> bool:
+    def _compare(self, other: object) -> bool:
         value = self._asker.ask("value", self)
-        return bool(value == other) if not isinstance(value, Remote) else super()._compared(other)
+        return bool(value == other) if not isinstance(value, Remote) else super()._compare(other)
 
     def __enter__(self) -> Any:
         found = super().__enter__()

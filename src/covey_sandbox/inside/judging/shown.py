@@ -17,10 +17,10 @@ MAX_CHARACTERS = 90
 MAX_BITS = 256
 
 
-def shown(value: Any) -> str:
+def short_repr(value: Any) -> str:
     """Return a short `repr`; never raises, and works no longer than its text.
 
-    >>> shown((1, "a", [2.5] * 9))
+    >>> short_repr((1, "a", [2.5] * 9))
     "(1, 'a', [2.5, 2.5, 2.5, 2.5, 2.5, 2.5, 2.5, 2.5, ...])"
     """
     return _cut(_pieces(value, 0))
@@ -30,7 +30,7 @@ def shown_call(name: str, arguments: Iterable[Any], keywords: dict[str, Any]) ->
     """Return a call as text, cut short."""
     parts = [_pieces(argument, 0) for argument in arguments]
     parts += [_with(f"{key}=", _pieces(value, 0)) for key, value in keywords.items()]
-    return f"{name}({_cut(_separated(parts))})"
+    return f"{name}({_cut(_separate(parts))})"
 
 
 def _cut(pieces: Iterator[str]) -> str:
@@ -54,14 +54,14 @@ def _pieces(value: Any, depth: int) -> Iterator[str]:
     elif kind in _BRACKETS:
         yield from _container(kind, value, depth)
     elif kind is dict:
-        pairs = (_separated([_pieces(k, depth + 1), _pieces(v, depth + 1)], ": ") for k, v in dict.items(value))
+        pairs = (_separate([_pieces(k, depth + 1), _pieces(v, depth + 1)], ": ") for k, v in dict.items(value))
         yield from _with("{", _items(pairs, depth), "}")
     elif kind is Fraction:
-        yield from _with("Fraction(", _separated([_pieces(part, depth) for part in value.as_integer_ratio()]), ")")
+        yield from _with("Fraction(", _separate([_pieces(part, depth) for part in value.as_integer_ratio()]), ")")
     elif kind is range:
         step = [] if value.step == 1 else [value.step]
         numbers = [_pieces(number, depth) for number in (value.start, value.stop, *step)]
-        yield from _with("range(", _separated(numbers), ")")
+        yield from _with("range(", _separate(numbers), ")")
     else:
         yield repr(value) if kind in _SHORT else f"<{kind.__name__}>"
 
@@ -79,10 +79,10 @@ def _items(items: Iterator[Iterator[str]], depth: int) -> Iterator[str]:
     """Yield the first items, shown lazily."""
     first = list(islice(items, MAX_ITEMS + 1))
     shortened = [*first[:MAX_ITEMS], iter(["..."])] if len(first) > MAX_ITEMS else first
-    return _separated(shortened) if depth < MAX_DEPTH or not first else iter(["..."])
+    return _separate(shortened) if depth < MAX_DEPTH or not first else iter(["..."])
 
 
-def _separated(parts: list[Iterator[str]], separator: str = ", ") -> Iterator[str]:
+def _separate(parts: list[Iterator[str]], separator: str = ", ") -> Iterator[str]:
     for index, part in enumerate(parts):
         yield separator if index else ""
         yield from part

@@ -9,8 +9,8 @@ from covey_sandbox.inside.case import LoadFailed, ProgramCase, answer_of, error_
 from covey_sandbox.inside.host import Broken, Ended, TimedOut, TooMuch, Unjudged, Violation
 from covey_sandbox.inside.judging import asserts
 from covey_sandbox.inside.judging.compare import Tolerance, matches
-from covey_sandbox.inside.judging.shown import shown, shown_call
-from covey_sandbox.inside.link import PASSED, Verdict, failed
+from covey_sandbox.inside.judging.shown import short_repr, shown_call
+from covey_sandbox.inside.link import PASSED, Verdict, failed_verdict
 
 Test = dict[str, Any]
 NOT_ANSWERS = (Broken, LoadFailed, Unjudged, Violation)
@@ -23,7 +23,7 @@ def judge(case: ProgramCase, tests: list[Test]) -> None:
         for kind, run in groupby(tests, key=lambda test: test["test"]):
             JUDGES[kind](case, list(run))
     except Violation as error:
-        void = failed("channel", f"the program broke the rules of the result channel: {error}")
+        void = failed_verdict("channel", f"the program broke the rules of the result channel: {error}")
         case.link.send(void=void)
     finally:
         case.end()
@@ -37,11 +37,11 @@ def each_in_turn(
     def judge_all(case: ProgramCase, tests: list[Test]) -> None:
         done = 0
         try:
-            while done < len(tests) and case.left() > 0:
+            while done < len(tests) and case.seconds_left() > 0:
                 done += judge_from(case, tests, done)
-            rest = failed("not_run", f"the program used up {case.limits['total_seconds']:g} s")
+            rest = failed_verdict("not_run", f"the program used up {case.limits['total_seconds']:g} s")
         except LoadFailed as error:
-            rest = failed("load", str(error))
+            rest = failed_verdict("load", str(error))
         for _ in tests[done:]:
             case.add(rest)
 
@@ -63,17 +63,17 @@ def judge_calls(case: ProgramCase, tests: list[Test], first: int) -> int:
             frame = program.receive(case.expect(len(tests) - index))
             verdict, is_over = verdict_on_call(case, test, frame, index), False
         except TimedOut:
-            verdict = failed("timeout", f"{call_text(case, test)} took too long")
+            verdict = failed_verdict("timeout", f"{call_text(case, test)} took too long")
         except Ended:
             if index > first:  # what came before in this process may be to blame: this test is tried again by itself
                 return index - first
-            verdict = failed("crash", f"{call_text(case, test)} ended its process")
+            verdict = failed_verdict("crash", f"{call_text(case, test)} ended its process")
         except NOT_ANSWERS:
             raise
         except TooMuch:
-            verdict = failed("output", f"{call_text(case, test)} gave more than can be taken")
+            verdict = failed_verdict("output", f"{call_text(case, test)} gave more than can be taken")
         except Exception as error:
-            verdict = failed("error", f"{call_text(case, test)} cannot be judged: {type(error).__name__}")
+            verdict = failed_verdict("error", f"{call_text(case, test)} cannot be judged: {type(error).__name__}")
         case.add(verdict)
         if is_over:
             return index - first + 1
@@ -84,12 +84,12 @@ def verdict_on_call(case: ProgramCase, test: Test, frame: dict[str, Any], index:
     """Compare the answer with the expected value, decoded only here."""
     has_value, value = answer_of(frame, index)
     if not has_value:
-        return failed("error", f"{call_text(case, test)} raised {value}")
+        return failed_verdict("error", f"{call_text(case, test)} raised {value}")
     expected, *also = map(codec.decode, test["expected"])
     tolerance = Tolerance(test["rel"], test["abs"], test["is_json"])
     if any(matches(right, value, tolerance) for right in (expected, *also)):
         return PASSED
-    return failed("wrong", f"{call_text(case, test)} should be {shown(expected)}, got {shown(value)}")
+    return failed_verdict("wrong", f"{call_text(case, test)} should be {short_repr(expected)}, got {short_repr(value)}")
 
 
 def call_text(case: ProgramCase, test: Test) -> str:
@@ -103,11 +103,11 @@ def judge_output(case: ProgramCase, tests: list[Test], index: int) -> int:
     except NOT_ANSWERS:
         raise
     except TimedOut:
-        verdict = failed("timeout", "it took too long")
+        verdict = failed_verdict("timeout", "it took too long")
     except TooMuch:
-        verdict = failed("output", f"it printed more than {case.limits['output_bytes']} bytes")
+        verdict = failed_verdict("output", f"it printed more than {case.limits['output_bytes']} bytes")
     except Exception as error:
-        verdict = failed("error", f"what it printed cannot be judged: {type(error).__name__}")
+        verdict = failed_verdict("error", f"what it printed cannot be judged: {type(error).__name__}")
     case.add(verdict)
     return 1
 
@@ -122,13 +122,13 @@ def verdict_on_output(case: ProgramCase, test: Test, num_left: int) -> Verdict:
     except Ended:
         frame = {"i": 0, "out": None}
     if "err" in frame:
-        return failed("error", f"it raised {error_text(frame)}")
+        return failed_verdict("error", f"it raised {error_text(frame)}")
     printed = program.finish_output(deadline)
     expected, got = lines_of(test["expected"]), lines_of(printed.decode("utf-8", "replace"))
     if expected == got:
         return PASSED
-    wanted, found = shown(test["expected"]), shown("\n".join(got))
-    return failed("wrong", f"for the input {shown(test['stdin'])} it should print {wanted}, got {found}")
+    wanted, found = short_repr(test["expected"]), short_repr("\n".join(got))
+    return failed_verdict("wrong", f"for the input {short_repr(test['stdin'])} it should print {wanted}, got {found}")
 
 
 def lines_of(text: str) -> list[str]:
