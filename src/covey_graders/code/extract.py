@@ -30,19 +30,7 @@ MAX_COMPLETION = 200_000
 _QUOTED = " \t>"
 """What may stand before a fence on a line of its own."""
 MARKDOWN = ("markdown", "md")
-_TAGS = (
-    re.compile(r"<answer>(.*?)(?:</answer>|\Z)", re.DOTALL | re.IGNORECASE),
-    # a[PYTHON] is code
-    *(
-        re.compile(rf"(?:^|:)[ \t]*+{begin}(.*?)(?:{end}|\Z)", re.DOTALL | re.MULTILINE)
-        for begin, end in (
-            (r"\[PYTHON\]", r"\[/PYTHON\]"),
-            (r"\[BEGIN\]", r"\[DONE\]"),
-            (r"\[(?:CODE|SOLUTION)\]", r"\[/(?:CODE|SOLUTION)\]"),
-            ("<(?:code|python|solution)>", "</(?:code|python|solution)>"),
-        )
-    ),
-)
+_TAGS = [pattern for name, pattern in _RE.items() if name.startswith("tag_")]
 _NO_STATEMENT = tuple(" \t#@)]}'\"")
 """How lines begin that belong to a statement of other lines, or to none."""
 

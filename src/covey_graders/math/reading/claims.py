@@ -12,7 +12,9 @@ from covey_graders.math.formulas.nodes import Grouping, Node, Product, Symbol, i
 from covey_graders.math.formulas.trees import read_tree
 from covey_graders.math.formulas.words import GREEK
 from covey_graders.math.reading.normalize import plain
-from covey_graders.tables import table_beside
+from covey_graders.tables import patterns_beside, table_beside
+
+_RE = patterns_beside(__file__)
 
 
 def contradict(answer: str, gold: str) -> bool:
@@ -28,11 +30,11 @@ def contradict(answer: str, gold: str) -> bool:
 
 def _sides(text: str) -> dict[int, frozenset[int]]:
     """Return which of the opposites of each group a text names."""
-    words = _DIRECTION.sub(r"degrees side\1", plain(text[:MAX_LENGTH])).lower()
+    words = _RE["direction"].sub(r"degrees side\1", plain(text[:MAX_LENGTH])).lower()
     found: dict[int, frozenset[int]] = {}
     for group, patterns in enumerate(_PATTERNS):
         named = frozenset(side for side, pattern in enumerate(patterns) if pattern.search(words))
-        words = _BOUNDS.sub(" ", words) if group == 0 else words
+        words = _RE["bounds"].sub(" ", words) if group == 0 else words
         if named:
             found[group] = named
     return found
@@ -77,11 +79,6 @@ TRIANGLE = Symbol("\\triangle")
 UNSOLVED = "unsolved"
 WORD = "text:"
 _MARKS = (Symbol("\\angle"), TRIANGLE, Symbol("m"))
-_DIRECTION = re.compile(r"degrees? *([NSEW])(?![A-Za-z])")
-_BOUNDS = re.compile(
-    r"\b(?:at (?:most|least)|(?:more|less|fewer|greater|larger|smaller) than|no (?:more|less|fewer)(?: than)?|up to"
-    r"|or (?:more|less|fewer))\b"
-)
 _PATTERNS = [
     [re.compile(rf"(?<![a-z])(?:{'|'.join(map(str.strip, side.split(',')))})(?![a-z])") for side in group.split(";")]
     for group in re.sub(r"\n +", " ", table_beside(__file__)["opposites"].strip()).split("\n")

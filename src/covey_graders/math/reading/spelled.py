@@ -2,6 +2,8 @@
 
 import re
 
+from covey_graders.tables import table_beside
+
 
 def in_digits(text: str) -> str:
     """Write a text's leading number word in digits: `forty-two`, `a dozen`."""
@@ -24,15 +26,11 @@ def with_parts(text: str) -> str:
     return _AND_PART.sub(lambda match: f"{match[1]} {SMALL.get(match[2], 1)}/{PARTS[match[3]]}", text)
 
 
-_UP_TO_NINETEEN = (
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen"
-    " eighteen nineteen"
-)
-_TENS = "twenty thirty forty fifty sixty seventy eighty ninety"
-SMALL = {word: number for number, word in enumerate(_UP_TO_NINETEEN.split())}
-SMALL |= {word: 10 * number for number, word in enumerate(_TENS.split(), start=2)}
-LARGE = {"hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
-PARTS = {"half": 2, "halve": 2, "third": 3, "quarter": 4, "fourth": 4, "fifth": 5, "sixth": 6, "eighth": 8, "tenth": 10}
+_TABLE = table_beside(__file__)
+SMALL = {word: number for number, word in enumerate(_TABLE["up_to_nineteen"].split())}
+SMALL |= {word: 10 * number for number, word in enumerate(_TABLE["tens"].split(), start=2)}
+LARGE: dict[str, int] = _TABLE["large"]
+PARTS: dict[str, int] = _TABLE["parts"]
 _AND_PART = re.compile(r"\b(\d+) +and (a|one|two|three|four)[ -](half|third|quarter|fourth|fifth)s?\b")
 _WORD = "|".join((*SMALL, *LARGE))
 _IN_WORDS = re.compile(

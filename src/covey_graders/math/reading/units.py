@@ -8,9 +8,10 @@ from functools import cache
 
 from covey_graders.math.reading.hedges import PIECES
 from covey_graders.math.reading.normalize import plain
-from covey_graders.tables import patterns_beside, table_beside
+from covey_graders.tables import patterns_beside, steps, substitute, table_beside
 
 _RE = patterns_beside(__file__, PIECES)
+_DEGREES = steps(table_beside(__file__)["degrees"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +37,7 @@ def unit_of(text: str, shortest: int = 1) -> Unit | None:
     Args:
         shortest: symbols of fewer letters are letters of a formula.
     """
-    stated = plain(text[:MAX_LENGTH]).rpartition("=")[2]
-    for pattern, name in _DEGREES:
-        stated = pattern.sub(name, stated)
+    stated = substitute(plain(text[:MAX_LENGTH]).rpartition("=")[2], _DEGREES)
     found = [
         unit
         for place in _RE["behind"].finditer(stated)
@@ -160,10 +159,6 @@ LONG = 3
 TEMPERATURES = frozenset({"celsius", "fahrenheit", "kelvin"})
 MONEY = frozenset("$€£¥₹₩₽₺₫฿")
 _POWERS = {"square": 2, "sq": 2, "squared": 2, "cubic": 3, "cu": 3, "cubed": 3}
-_DEGREES = (
-    (re.compile(r"degrees? *(?:C\b|celsius)", re.IGNORECASE), "celsius"),
-    (re.compile(r"degrees? *(?:F\b|fahrenheit)", re.IGNORECASE), "fahrenheit"),
-)
 _MEASURE = re.compile(r"(\d{1,3}(?:,\d{3})+|\d+(?:\.\d+)?)\s*([a-z]{2,})\b[.,\s]*(?:and\b\s*)?")
 _MEASURES = re.compile(rf"\s*(?:{_MEASURE.pattern})+")
 MAX_LENGTH = 100
