@@ -39,7 +39,7 @@ class ExtractedAnswer:
     """The extracted answer and the form of its mark ("none": last number).
 
     >>> find_answer("7 boxes hold 42 pens.\\n#### 42")
-    Answer(text=' 42', form='hash')
+    ExtractedAnswer(text=' 42', form='hash')
     """
 
     text: str

@@ -23,7 +23,7 @@ from tests.support.scripted import Scripted
 from ...support.small import rows, scripted, small_config, use
 from ..runs import finish, new_run, prepare
 
-SOURCE = Path(covey.__file__).parent
+SOURCE = Path(covey.__file__).parents[1]
 
 
 @dataclass
