@@ -249,7 +249,7 @@ def test_a_batch_of_equal_rewards_changes_nothing_and_says_so(
 ) -> None:
     use(monkeypatch, scripted(lambda prompt, text: 0.5))
     folder = run(tmp_path, preflight__enabled=False)
-    line = "no signal, the rewards of every group are equal; the policy stays as it is"
+    line = "no signal, the rewards of every group are equal; no update"
     assert capsys.readouterr().out.splitlines()[1:] == [f"step 1: {line}", f"step 2: {line}"]
     assert equal(saved_weights(folder), start_weights(small_config()))
     for row in metrics(folder):
@@ -387,7 +387,7 @@ def test_a_step_whose_groups_were_all_refused_is_logged_and_the_run_goes_on(
     assert {(row["step"], row["reward"], row["advantage"], row["dropped"]) for row in kept} == {
         (step, 1.0, None, "filtered_all_right") for step in (1, 2)
     }
-    expected = "step 1: no signal, every group was dropped; the policy stays as it is"
+    expected = "step 1: no signal, every group was dropped; no update"
     assert capsys.readouterr().out.splitlines()[1] == expected
     assert summary_of(folder)["status"] == "completed"
     assert equal(saved_weights(folder), start_weights(small_config()))

@@ -32,7 +32,7 @@ from covey.config import compose
 from covey.config.schema import Config
 from covey.config.shelves import CONF
 from covey.loop import train
-from covey.run.given import Given
+from covey.run.given import RunObjects
 from covey.run.records.callbacks import Callback, StopTraining
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "real_runs.json"
@@ -89,7 +89,7 @@ def main(argv: Sequence[str]) -> int:
         if (folder / "checkpoints").is_dir():
             config.resume = str(folder)
         began = time.perf_counter()
-        train(config, folder, Given(callbacks=[StopAfter(float(rest[0]))]))
+        train(config, folder, RunObjects(callbacks=[StopAfter(float(rest[0]))]))
         print(f"{time.perf_counter() - began:.0f} s in all")
     found = summary(folder)
     print(json.dumps(found))

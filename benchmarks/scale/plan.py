@@ -22,7 +22,7 @@ from typing import Any
 from covey.config.schema import Config, DoctorConfig, EvaluationConfig, OutputConfig
 from covey.environments.arithmetic import Arithmetic
 from covey.loop import train
-from covey.run.given import Given
+from covey.run.given import RunObjects
 from covey.run.memory.estimate import with_fused_layers, workload
 from covey.run.memory.memory_model import memory_of
 from covey.run.memory.model_shapes import shape_for
@@ -94,7 +94,7 @@ def measure(config: Config) -> dict[str, Any]:
     watch = Watch(time.process_time)
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made) / "run"
-        train(config, folder, Given(environment=lambda config: Varied(), callbacks=[watch], built=watch.built))
+        train(config, folder, RunObjects(environment=lambda config: Varied(), callbacks=[watch], built=watch.built))
         checks = json.loads((folder / "preflight.json").read_text())
     # Split the steps: three for the probe, the rest to be predicted
     end = STEPS - PROBE

@@ -29,7 +29,7 @@ from covey.run.checkpoints.resume import (
 )
 from covey.run.checkpoints.saved_settings import check_changes
 from covey.run.folder import begin_log, discard_refused, names_in, write_num_steps
-from covey.run.given import NOTHING, Given
+from covey.run.given import NO_OBJECTS, RunObjects
 from covey.run.preflight.preflight import before_training
 from covey.run.records.record import RunRecorder
 from covey.run.records.step_metrics import Stepped
@@ -48,7 +48,12 @@ LOGGER = logging.getLogger(__name__)
 
 
 def train(
-    config: Config, output_dir: Path | str, given: Given = NOTHING, *, exact: bool = True, as_typed: bool = False
+    config: Config,
+    output_dir: Path | str,
+    given: RunObjects = NO_OBJECTS,
+    *,
+    exact: bool = True,
+    as_typed: bool = False,
 ) -> None:
     """Run GRPO in a new folder, or resume the run in `output_dir`.
 
@@ -79,7 +84,7 @@ def train(
         _train(config, Path(output_dir), stopper, given, exact)
 
 
-def _train(config: Config, wanted: Path, stopper: Stopper, given: Given, exact: bool) -> None:
+def _train(config: Config, wanted: Path, stopper: Stopper, given: RunObjects, exact: bool) -> None:
     old, before = None if config.resume is None else wanted, names_in(wanted)
     check_before_ranks(config, old)
     with (
@@ -107,7 +112,7 @@ def train_rank(config: Config, wanted: Path, *, exact: bool, old: Path | None) -
         run_train(config, folder)
 
 
-def run_train(config: Config, output_dir: Path, stopper: Stopper | None = None, given: Given = NOTHING) -> None:
+def run_train(config: Config, output_dir: Path, stopper: Stopper | None = None, given: RunObjects = NO_OBJECTS) -> None:
     """Train in a folder that the caller owns.
 
     Raises ValueError for what a user can fix, RunStopped where continuing would be pointless, and StopRequested after

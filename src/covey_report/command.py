@@ -27,7 +27,7 @@ WATCH_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ReportOptions:
     """What the words ask for."""
 
     folders: list[Path]
@@ -94,8 +94,8 @@ def _say(console: Console, line: str) -> None:
     console.print(line, soft_wrap=True)
 
 
-def read_words(verb: str, words: Sequence[str]) -> Asked:
+def read_words(verb: str, words: Sequence[str]) -> ReportOptions:
     """Split folders from flags. ValueError for unknown flags or none."""
     others, flags = split_flags(words, WITH_VALUE, ALONE)
     refuse_flags(others, (*WITH_VALUE, *ALONE))
-    return Asked(run_folders(verb, others), flags)
+    return ReportOptions(run_folders(verb, others), flags)

@@ -30,7 +30,7 @@ from covey.policy.models.naming import device_of_map
 from covey.policy.models.saved import read_weights
 from covey.run.evaluate import Evaluation
 from covey.run.folder import begun_at
-from covey.run.given import Given
+from covey.run.given import RunObjects
 from covey.system import ranks
 from covey.system.jsonl import write_json
 from covey.system.workers.pool import WorkerSettings
@@ -162,7 +162,7 @@ class GRPOTrainer:
         model, tokenizer = self._given
         self.__dict__.pop("_untrained", None)  # its memory is that of the policy
         compared = None if isinstance(self._reference, str | Path) else self._reference
-        given = Given(model, tokenizer, self._make_environment, compared)
+        given = RunObjects(model, tokenizer, self._make_environment, compared)
         with named_in_errors():
             self._result = run_request(Request(config, given), folder, (self._bridge,), exact=config.resume is not None)
         self.state.global_step = len(self._result.rows) * self.args.steps_per_batch

@@ -30,7 +30,7 @@ from covey.algorithm.credit.advantages import (
     role_ema_step,
     scores,
 )
-from covey.algorithm.credit.assign import settled
+from covey.algorithm.credit.assign import snap_ties
 
 NAN = math.nan
 NEEDED: dict[str, dict[str, Any]] = {"passk": {"k": 2}, "pkpo": {"k": 2}}
@@ -157,7 +157,7 @@ def test_rewards_that_differ_by_rounding_are_equal_whatever_their_size() -> None
     groups_N = torch.zeros(3, dtype=torch.int64)
     for size in (1e-6, 1.0, 1e6):
         rewards_N = size * torch.tensor([0.1 + 0.7, 0.8, 0.8 + 1e-9], dtype=torch.float64)
-        equal = settled(rewards_N, groups_N).tolist()
+        equal = snap_ties(rewards_N, groups_N).tolist()
         assert equal[0] == equal[1] < equal[2]
 
 

@@ -231,7 +231,9 @@ def test_a_run_of_objects_resumes_to_the_same_weights_as_one_that_was_never_stop
 
 @pytest.mark.long
 def test_what_a_resume_is_told_wrongly_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"^resume=run goes on in that folder: leave folder=other out$"):
+    with pytest.raises(
+        ValueError, match=r"^pass either folder= or resume=, not both, got folder=other and resume=run$"
+    ):
         covey.train(resume="run", folder="other")
     covey.train("nano", by_bytes, ROWS, folder=tmp_path, **SMALL)
     again: dict[str, Any] = {"rewards": by_bytes, "data": ROWS, "resume": tmp_path}

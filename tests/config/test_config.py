@@ -352,18 +352,18 @@ def test_a_slip_inside_a_yaml_file_names_the_file(tmp_path: Path) -> None:
         (["source=slurm"], "source must be one of local, ray, got slurm"),
         (
             ["micro_batch_tokens=100"],
-            "micro_batch_tokens=100 needs sampling.max_tokens <= that, got sampling.max_tokens=256",
+            "sampling.max_tokens must be <= micro_batch_tokens=100, got 256",
         ),
         (
             ["evaluation.k=[1,16]"],
-            "evaluation.k=16 needs evaluation.num_samples >= that, got evaluation.num_samples=4",
+            "evaluation.k must be <= evaluation.num_samples=4, got 16",
         ),
         (
             ["recipe=infill_nano", "num_steps=5"],
             "optimizer.schedule=cosine needs optimizer.warmup_steps < num_steps, got optimizer.warmup_steps=5, "
             "num_steps=5; a run this short takes optimizer.warmup_steps=0",
         ),
-        (["mini_batch_groups=33"], "mini_batch_groups=33 needs groups_per_step >= that, got 32"),
+        (["mini_batch_groups=33"], "mini_batch_groups must be <= groups_per_step=32, got 33"),
         (["mini_batch_rollouts=264"], "mini_batch_rollouts=264 needs a step of as many rollouts, got 256"),
         (
             ["mini_batch_rollouts=12"],
@@ -569,7 +569,7 @@ def test_a_setting_that_nothing_would_read_is_refused(override: str, reason: str
         ),
         (
             ["algorithm.selection=top_k", "algorithm.selection_options.k=9"],
-            "algorithm.selection_options.k=9 needs group_size >= that, got 8",
+            "algorithm.selection_options.k must be <= group_size=8, got 9",
         ),
     ],
 )

@@ -241,7 +241,7 @@ def test_greedy_takes_the_most_likely_token_of_each_gap() -> None:
     [
         ((M,), 0, DOCUMENT, "n must be >= 1, got 0"),
         ((), 1, DOCUMENT, "a prompt must hold at least one token, got none"),
-        ((M,) * 5, 1, Sampling(max_tokens=4), "5 masked tokens need max_tokens >= that, got max_tokens=4"),
+        ((M,) * 5, 1, Sampling(max_tokens=4), "max_tokens must be >= the 5 masked tokens, got 4"),
         ((M,) * 200, 1, DOCUMENT, "an input of 200 tokens, the policy has 128 positions"),
     ],
 )

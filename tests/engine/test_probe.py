@@ -89,7 +89,7 @@ def test_a_late_layer_the_head_or_the_embeddings_that_are_old_are_found(part: st
     old = mixture()
     new = moved(old)
     assert any(part in name for name in names(old))
-    assert "nats from the trainer on the probe" in found(stale(new, old, lambda name: part in name), new)
+    assert "differs from the trainer's probe" in found(stale(new, old, lambda name: part in name), new)
 
 
 @pytest.mark.long

@@ -171,8 +171,8 @@ COMMANDS: dict[str, list[str]] = {
 def assert_nothing_happened(capsys: pytest.CaptureFixture[str], source: str, risk: str) -> None:
     printed = capsys.readouterr()
     assert printed.err == (
-        f"covey: {source} is not a run that you made here, and its settings act for you: {risk}; read them, then "
-        "trust_run=true takes them, or type settings of your own in their place\n"
+        f"covey: {source} was not created by you here, and its settings run code or reach out: {risk}; review them, "
+        "then pass trust_run=true, or type your own settings instead\n"
     )
     assert not Path("PWNED").exists()
     assert "evil" not in sys.modules
@@ -341,7 +341,7 @@ def test_a_run_that_was_changed_needs_a_word_once(capsys: pytest.CaptureFixture[
     (run / "config.yaml").write_text(config.replace("own:short", "own:long"))
     more = ["num_steps=2", "resume_changes=[num_steps]"]
     assert main(["train", "resume=mine", *more]) == 2
-    assert "its settings act for you: rewards=own:long; read them" in capsys.readouterr().err
+    assert "its settings run code or reach out: rewards=own:long; review them" in capsys.readouterr().err
     assert main(["train", "resume=mine", "trust_run=true", *more]) == 0
     assert trust.is_own(run)
     assert main(["train", "resume=mine", "num_steps=3", "resume_changes=[num_steps]"]) == 0

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from covey.algorithm.build import build_credit
 from covey.algorithm.credit.assign import estimated
-from covey.algorithm.credit.scores import Answer, Scores, scores
+from covey.algorithm.credit.scores import ScoredCompletion, Scores, scores
 from covey.algorithm.metrics import group_metrics, value
 from covey.algorithm.settings import TURN_CREDITS, AlgorithmConfig
 from covey.system import collectives
@@ -290,7 +290,7 @@ def one_each(scores: Scores) -> Tensor:
     return torch.ones_like(scores.rewards_N)
 
 
-def of_answers(scores: Scores, answers: list[Answer]) -> tuple[Tensor, dict[str, float]]:
+def of_answers(scores: Scores, answers: list[ScoredCompletion]) -> tuple[Tensor, dict[str, float]]:
     """The reward and the number of tokens of its episode."""
     lengths = torch.tensor([float(len(answer.token_ids)) for answer in answers])
     return scores.rewards_N.nan_to_num() + lengths, {"rows": float(len(answers))}

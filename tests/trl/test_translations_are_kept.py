@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from covey_trl import translation as foreign
-from covey_trl.translation.counterparts import Answer, Decision, Row, System, system
+from covey_trl.translation.counterparts import Decision, Row, System, Translation, system
 
 KEPT = Path(__file__).parents[1] / "data" / "translations.txt"
 USUAL = ("true", "false", "null", "0", "0.5", "1", "2", "16", "-1", "a/b")
@@ -44,7 +44,7 @@ def drawn(one: System, decision: Decision, chance: random.Random) -> dict[str, s
     return typed
 
 
-def line(one: System, typed: dict[str, str], answer: Answer) -> str:
+def line(one: System, typed: dict[str, str], answer: Translation) -> str:
     said = " ".join(f"{name}={value}" for name, value in typed.items())
     return f"{one.name}: {said} -> {' '.join(answer.words) or ('(a note)' if answer.note else '(nothing)')}"
 

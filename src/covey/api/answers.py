@@ -13,7 +13,7 @@ from covey.policy.policy import Policy, inference
 from covey.rollouts.encoding import encode_prompt
 from covey.run.build import build_source, held_out_prompts, make_sampler, training_sampling
 from covey.run.evaluate import Evaluation, evaluate
-from covey.run.given import Given
+from covey.run.given import RunObjects
 from covey.system.waits.signals import outside_of_loops
 from covey.system.waits.watchdog import Stages
 from covey.types import Completion, Message, Prompt, Sampling
@@ -22,7 +22,7 @@ Question = str | Sequence[Message]
 """Text, or the messages of a conversation."""
 
 
-def attention_of(given: Given) -> str:
+def attention_of(given: RunObjects) -> str:
     """Return the model's attention after a run."""
     return "sdpa" if given.model is None else str(given.model.config._attn_implementation)  # type: ignore[union-attr]
 

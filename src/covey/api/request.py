@@ -20,7 +20,7 @@ from covey.environments.reward_functions.build import build_reward_functions
 from covey.environments.reward_functions.call import name_of
 from covey.environments.reward_functions.settings import RewardFunctionsConfig
 from covey.environments.settings import CustomConfig, EnvironmentConfig
-from covey.run.given import Given
+from covey.run.given import RunObjects
 from covey.system.lookup import import_changed, is_function_path, resolve
 
 
@@ -29,7 +29,7 @@ class Request:
     """A program's request: settings, objects, and notes for its user."""
 
     config: Config
-    given: Given
+    given: RunObjects
     notes: tuple[str, ...] = ()
 
 
@@ -220,7 +220,7 @@ def _task_settings(asked: Arguments) -> dict[str, Any]:
     return found
 
 
-def _given(asked: Arguments) -> Given:
+def _given(asked: Arguments) -> RunObjects:
 
     def make_environment(config: Config) -> Environment:
         if asked.environment is not None:
@@ -236,7 +236,7 @@ def _given(asked: Arguments) -> Given:
     unnamed = asked.unnamed_rewards + asked.unnamed_tools
     has_objects = asked.environment is not None or asked.rows is not None or bool(unnamed)
     environment = make_environment if has_objects else None
-    return Given(model, tokenizer, environment, reference=asked.reference_in_memory)
+    return RunObjects(model, tokenizer, environment, reference=asked.reference_in_memory)
 
 
 def _tokenizer_of(model: Any) -> Any:
@@ -247,7 +247,7 @@ def _tokenizer_of(model: Any) -> Any:
     return AutoTokenizer.from_pretrained(model.name_or_path)
 
 
-def _check_places(config: Config, given: Given) -> None:
+def _check_places(config: Config, given: RunObjects) -> None:
     """Refuse settings that need objects in other processes or files."""
     # Other processes of Ray cannot reach objects in memory
     has_model = given.model is not None or given.reference is not None

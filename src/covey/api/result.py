@@ -18,7 +18,7 @@ from covey.run.build import build_environment, training_sampling
 from covey.run.checkpoints.checkpoint import save_policy
 from covey.run.evaluate import Estimate, Evaluation
 from covey.run.folder import METRICS, read_summary
-from covey.run.given import NOTHING, Given
+from covey.run.given import NO_OBJECTS, RunObjects
 from covey.run.records.notebook import curve
 from covey.system import ranks
 from covey.system.text.format import number_of
@@ -43,7 +43,7 @@ class Result:
     status: str
     """completed, or interrupted by Ctrl-C in a notebook."""
     evaluations: tuple[Evaluation, ...]
-    given: Given = NOTHING
+    given: RunObjects = NO_OBJECTS
 
     @property
     def model(self) -> "nn.Module":

@@ -99,7 +99,7 @@ def train(
         if given is not None and not (isinstance(given, str | Path) and str(given)):
             raise ValueError(f"{name} must be a path, got {given!r}")
     if folder is not None and resume is not None:
-        raise ValueError(f"resume={resume} goes on in that folder: leave folder={folder} out")
+        raise ValueError(f"pass either folder= or resume=, not both, got folder={folder} and resume={resume}")
     chosen = settings if recipe is None else settings | {"recipe": recipe}
     asked = Arguments(model, rewards, data, tokenizer, chosen, tools, reference)
     request = make_request(asked, config) if resume is None else resumed(asked, Path(resume), config)

@@ -127,7 +127,7 @@ def _run(verb: str, words: Sequence[str], asked: Any = None) -> int:
     def job(composed: "DictConfig") -> None:
         # Hydra would print a line of its own about an exception that leaves the job.
         try:
-            folders.extend(_job(verb, composed, Given(file, added, before, asked)))
+            folders.extend(_job(verb, composed, CliContext(file, added, before, asked)))
             codes.append(0)
         except Exception as error:
             codes.append(report(error))
@@ -170,7 +170,7 @@ def _config_file(words: Sequence[str]) -> "tuple[list[str], Path | None]":
     return [*words[:place], *words[place + 1 + is_apart :]], file
 
 
-class Given(NamedTuple):
+class CliContext(NamedTuple):
     """The objects of a command beside its settings."""
 
     file: "Path | None"
@@ -214,7 +214,7 @@ def _place_to_work(verb: str, job: "Job", wanted: "Path", *, is_exact: bool) -> 
         yield folder
 
 
-def _job(verb: str, composed: "DictConfig", given: Given) -> "list[Path]":
+def _job(verb: str, composed: "DictConfig", given: CliContext) -> "list[Path]":
     """Run one job in Hydra's folder; return the folders it used."""
     from dataclasses import asdict
     from pathlib import Path

@@ -21,7 +21,7 @@ FLAGS = (*WITH_VALUE, *ALONE)
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RolloutsOptions:
     """The options of `covey rollouts`."""
 
     path: Path
@@ -48,14 +48,14 @@ def run_rollouts(words: Sequence[str]) -> None:
     console.print(Text(f"{len(texts)} of {len(rows)} kept", "italic"))
 
 
-def read_words(words: Sequence[str]) -> Asked:
+def read_words(words: Sequence[str]) -> RolloutsOptions:
     """Read the words. ValueError without a run, or for unknown flags."""
     others, given = split_flags(words, WITH_VALUE, ALONE)
     refuse_flags(others, FLAGS)
     path = one_run_folder("rollouts", others) / (EVALUATIONS if "--evaluation" in given else ROLLOUTS)
     number = _number(given, "--number")
     shown = NUM_SHOWN if number is None else number
-    return Asked(path, _number(given, "--step"), given.get("--prompt"), shown, "--worst" in given)
+    return RolloutsOptions(path, _number(given, "--step"), given.get("--prompt"), shown, "--worst" in given)
 
 
 def chosen(rows: Sequence[dict[str, Any]], step: int | None, prompt_id: str | None) -> list[dict[str, Any]]:

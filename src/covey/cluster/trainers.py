@@ -183,7 +183,7 @@ def _end(ray: Any, running: list[Any]) -> None:
     """Wait for the other ranks, and report failures."""
     done, late = ray.wait(running, num_returns=len(running), timeout=END_SECONDS)
     if late:
-        LOGGER.warning("%d trainer ranks did not end within %g s; they are killed", len(late), END_SECONDS)
+        LOGGER.warning("%d trainer ranks did not exit within %g s; killing them", len(late), END_SECONDS)
     _say_why(ray, done)
 
 

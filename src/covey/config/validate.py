@@ -115,8 +115,8 @@ def check_schedule(config: Config) -> None:
     check_group_sizes(config, least=1 if advantage in BASELINE_FREE or ":" in advantage else 2)
     if config.micro_batch_tokens < config.sampling.max_tokens:
         raise ValueError(
-            f"micro_batch_tokens={config.micro_batch_tokens} needs sampling.max_tokens <= that, "
-            f"got sampling.max_tokens={config.sampling.max_tokens}"
+            f"sampling.max_tokens must be <= micro_batch_tokens={config.micro_batch_tokens}, "
+            f"got {config.sampling.max_tokens}"
         )
     _check_mini_batches(config)
     if any(k < 1 for k in config.evaluation.k):
@@ -124,8 +124,7 @@ def check_schedule(config: Config) -> None:
     too_large = [k for k in config.evaluation.k if k > config.evaluation.num_samples]
     if too_large:
         raise ValueError(
-            f"evaluation.k={too_large[0]} needs evaluation.num_samples >= that, "
-            f"got evaluation.num_samples={config.evaluation.num_samples}"
+            f"evaluation.k must be <= evaluation.num_samples={config.evaluation.num_samples}, got {too_large[0]}"
         )
     if len(config.optimizer.betas) != 2 or not all(0 <= beta < 1 for beta in config.optimizer.betas):
         raise ValueError(f"optimizer.betas must be two numbers in [0, 1), got {config.optimizer.betas}")
@@ -134,7 +133,7 @@ def check_schedule(config: Config) -> None:
 def _check_mini_batches(config: Config) -> None:
     groups, rollouts = config.mini_batch_groups, config.mini_batch_rollouts
     if groups is not None and groups > config.groups_per_step:
-        raise ValueError(f"mini_batch_groups={groups} needs groups_per_step >= that, got {config.groups_per_step}")
+        raise ValueError(f"mini_batch_groups must be <= groups_per_step={config.groups_per_step}, got {groups}")
     if rollouts is not None and rollouts % config.group_size:
         raise ValueError(
             f"mini_batch_rollouts={rollouts} must be a multiple of group_size={config.group_size}: a group is never "
@@ -239,7 +238,7 @@ def _check_sizes(config: Config) -> None:
     for option in ("k", "m", "group_size"):
         kept = algorithm.selection_options.get(option)
         if kept is not None and kept > size:
-            raise ValueError(f"algorithm.selection_options.{option}={kept} needs group_size >= that, got {size}")
+            raise ValueError(f"algorithm.selection_options.{option} must be <= group_size={size}, got {kept}")
     # A baseline needs two completions, pass@k needs k, leave-one-out one more
     compared, options = _num_compared(algorithm, size), algorithm.advantage_options
     got = f"group_size={size}" if compared == size else f"{compared} that algorithm.selection keeps and compares"

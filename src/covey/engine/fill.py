@@ -132,9 +132,7 @@ class FillEngine:
             )
         masked = [position for position, token_id in enumerate(prompt_ids) if token_id == self._mask_id]
         if len(masked) > sampling.max_tokens:
-            raise ValueError(
-                f"{len(masked)} masked tokens need max_tokens >= that, got max_tokens={sampling.max_tokens}"
-            )
+            raise ValueError(f"max_tokens must be >= the {len(masked)} masked tokens, got {sampling.max_tokens}")
         return FillRequest(tuple(prompt_ids), masked, n, sampling, self.version, future)
 
     async def _drive(self) -> None:

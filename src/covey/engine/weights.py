@@ -118,8 +118,8 @@ def disproof(found: Sequence[float], probe: Probe) -> str:
     if largest <= probe.tolerance and mean <= MEAN_SHARE * probe.tolerance:  # NaN is neither
         return ""
     return (
-        f"is {largest:.2g} nats from the trainer on the probe at most, {mean:.2g} on average, where "
-        f"{probe.tolerance:g} and {MEAN_SHARE * probe.tolerance:g} are rounding"
+        f"differs from the trainer's probe by up to {largest:.2g} nats, {mean:.2g} on average; rounding explains "
+        f"{probe.tolerance:g} and {MEAN_SHARE * probe.tolerance:g}"
     )
 
 

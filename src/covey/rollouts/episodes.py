@@ -21,7 +21,7 @@ from covey.rollouts.attempt import Attempt, Segment, sampled
 from covey.rollouts.encoding import Tools, as_conversation
 from covey.rollouts.sampler import EpisodeLimits, Sampler
 from covey.rollouts.turns import as_messages, decoded, known_ids, observed_tokens, opened, rendered_tokens, turn_seed
-from covey.rollouts.verdicts import asked, checked, close, judge_together, tried
+from covey.rollouts.verdicts import call_env, call_env_async, checked, close, judge_together
 from covey.types import Completion, Failure, Message, Prompt, Sampling, StopReason, Turn
 
 LOGGER = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ async def play_group(
     sampler: Sampler, prompt: Prompt, episodes: Sequence[Episode | Failure], sampling: Sampling
 ) -> list[Attempt | Failure]:
     """Play an episode per sample; one that the system broke is a Failure."""
-    tools = tried(prompt, "tool_schemas", lambda: sampler.environment.tool_schemas(prompt))
+    tools = call_env(prompt, "tool_schemas", lambda: sampler.environment.tool_schemas(prompt))
     sessions: list[Session | None] = []
     tasks: list[asyncio.Future[Any]] = []
     # Whatever ends one of them early ends all, and leaves nothing behind
@@ -191,7 +191,7 @@ class _Player:
         self._attempt.conversation = conversation = self._conversation()
         if self._sampler.environment.judges_groups(self._prompt):
             return self._attempt
-        verdict = await asked(
+        verdict = await call_env_async(
             self._sampler.stages, self._prompt, "score", lambda: self._episode.score(conversation), seconds
         )
         self._attempt.verdict = None if verdict is None else checked(verdict, self._prompt.environment)
@@ -368,7 +368,7 @@ async def observed(
     sampler: Sampler, prompt: Prompt, method: str, ask: Callable[[], Awaitable[Observation]]
 ) -> Observation | Failure:
     """Return an episode's observation, a Failure for anything else."""
-    said = await asked(sampler.stages, prompt, method, ask, sampler.limits_for(prompt).turn_timeout)
+    said = await call_env_async(sampler.stages, prompt, method, ask, sampler.limits_for(prompt).turn_timeout)
     if isinstance(said, Failure):
         return said
     if not isinstance(said, Observation):

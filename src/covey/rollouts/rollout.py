@@ -34,7 +34,7 @@ class Drawn:
         return Drawn(self.completions + other.completions, attempts, self.prompt_ids or other.prompt_ids)
 
 
-async def at_once() -> None:
+async def no_wait() -> None:
     """Do not wait."""
 
 
@@ -43,7 +43,7 @@ async def roll_out(
     prompt: Prompt,
     num_samples: int,
     sampling: Sampling,
-    ready: Callable[[], Awaitable[None]] = at_once,
+    ready: Callable[[], Awaitable[None]] = no_wait,
 ) -> Group:
     """Sample `num_samples` completions of the prompt and score them.
 
@@ -58,7 +58,7 @@ async def draw(
     prompt: Prompt,
     num_samples: int,
     sampling: Sampling,
-    ready: Callable[[], Awaitable[None]] = at_once,
+    ready: Callable[[], Awaitable[None]] = no_wait,
 ) -> Drawn:
     """Sample a group, or the part of it that begins with `sampling.first_sample`."""
     if sampler.mask_id is None:

@@ -18,7 +18,7 @@ LOGGER = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-async def asked(
+async def call_env_async(
     stages: Stages, prompt: Prompt, method: str, ask: Callable[[], Awaitable[T]], seconds: float | None = None
 ) -> T | Failure:
     """Call an environment's method; errors and timeouts become a Failure.
@@ -48,7 +48,7 @@ def is_cancelled() -> bool:
     return task is not None and task.cancelling() > 0
 
 
-def tried(prompt: Prompt, method: str, call: Callable[[], T]) -> T | Failure:
+def call_env(prompt: Prompt, method: str, call: Callable[[], T]) -> T | Failure:
     """Call a synchronous method; an error becomes a Failure."""
     try:
         return call()
@@ -60,7 +60,7 @@ def tried(prompt: Prompt, method: str, call: Callable[[], T]) -> T | Failure:
 
 def new_episode(environment: Environment, prompt: Prompt, seed: int) -> Episode | Failure | None:
     """Return a new attempt, None without episodes, Failure for anything else."""
-    made: object = tried(prompt, "episode", lambda: environment.episode(prompt, seed))
+    made: object = call_env(prompt, "episode", lambda: environment.episode(prompt, seed))
     if made is None or isinstance(made, Episode | Failure):
         return made
     return Failure(f"{prompt.environment}.episode returned a {type(made).__name__} where an Episode or None is due")
@@ -69,7 +69,7 @@ def new_episode(environment: Environment, prompt: Prompt, seed: int) -> Episode 
 async def close(stages: Stages, prompt: Prompt, episode: Episode, seconds: float | None) -> None:
     """Close an episode, ignoring errors and timeouts."""
     try:
-        failure = await asked(stages, prompt, "close", episode.close, seconds)
+        failure = await call_env_async(stages, prompt, "close", episode.close, seconds)
     except RunStopped as error:
         failure = Failure(f"{prompt.environment}.close raised RunStopped: {error}")
     if failure is not None:
@@ -81,7 +81,7 @@ async def judged(
 ) -> list[Reward | Failure]:
     """Return one checked verdict per completion."""
     given = list(texts), list(token_ids)  # its own, to change as it likes
-    found = await asked(stages, prompt, "score", lambda: environment.score_tokens(prompt, *given))
+    found = await call_env_async(stages, prompt, "score", lambda: environment.score_tokens(prompt, *given))
     return _each(prompt, found, len(texts))
 
 
@@ -98,7 +98,7 @@ async def judge_together(
     if not left:
         return
     own, conversations = [episode for episode, _ in left], [attempt.conversation for _, attempt in left]
-    found = await asked(stages, prompt, "score", lambda: environment.score_group(prompt, own, conversations))
+    found = await call_env_async(stages, prompt, "score", lambda: environment.score_group(prompt, own, conversations))
     for (_, attempt), verdict in zip(left, _each(prompt, found, len(left)), strict=True):
         attempt.verdict = verdict
 

@@ -19,7 +19,7 @@ LOGGER = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Given:
+class RunObjects:
     """The objects a program gave a run; a resume needs them again."""
 
     model: nn.Module | None = None
@@ -48,5 +48,5 @@ class Given:
         return policy_in_memory(self.model, self.tokenizer, config.model, seed=config.seed)
 
 
-NOTHING = Given()
+NO_OBJECTS = RunObjects()
 """Of a run that its settings describe in full."""

@@ -30,7 +30,7 @@ from covey.run.build import Run, build_run
 from covey.run.checkpoints.checkpoint import load_state, load_weights, read_manifest
 from covey.run.checkpoints.resume import changed_facts, check_same_reference, cut_rows, resume_hint, resume_point
 from covey.run.evaluate import answer, noise
-from covey.run.given import NOTHING, Given
+from covey.run.given import NO_OBJECTS, RunObjects
 from covey.run.records.record import RunRecorder
 from covey.run.records.waits import make_watchdog
 from covey.run.state import checkpoint_state, restore
@@ -70,7 +70,7 @@ def report_interruption(record: RunRecorder) -> Iterator[None]:
         raise WriteError(f"{error}; {resume_hint(record.folder)}") from error
 
 
-def load_environment(config: Config, record: RunRecorder, given: Given = NOTHING) -> Environment:
+def load_environment(config: Config, record: RunRecorder, given: RunObjects = NO_OBJECTS) -> Environment:
     """Build the environment, and report on its judges."""
     phase = record.timer.phase("judge") if config.environment.learned_judge == "trained" else nullcontext()
     with record.watchdog.deadline("the environment to be made, with its data", "timeouts.loading"), phase:
@@ -131,7 +131,7 @@ def load_run(
     environment: Environment,
     record: RunRecorder,
     prompts: str = "",
-    given: Given = NOTHING,
+    given: RunObjects = NO_OBJECTS,
     began: Path | None = None,
 ) -> Run:
     """Load the model, and build the run around it.

@@ -77,8 +77,8 @@ def check(source: Path, settings: Mapping[str, Any], typed: Collection[str], *, 
     if not risks or trusted or ((run == source or source.name == SEALED[0]) and is_own(run)):
         return
     raise ValueError(
-        f"{source} is not a run that you made here, and its settings act for you: {_listed(risks)}; read them, then "
-        "trust_run=true takes them, or type settings of your own in their place"
+        f"{source} was not created by you here, and its settings run code or reach out: {_listed(risks)}; review them, "
+        "then pass trust_run=true, or type your own settings instead"
     )
 
 

@@ -19,7 +19,7 @@ ALONE = ("--json",)
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class DoctorOptions:
     """What the words ask for."""
 
     folders: list[Path]
@@ -66,9 +66,9 @@ def _print(console: Console, name: str, health: Health) -> None:
         console.print(line, soft_wrap=True)
 
 
-def read_words(words: Sequence[str]) -> Asked:
+def read_words(words: Sequence[str]) -> DoctorOptions:
     """Split runs from flags. ValueError for unknown flags or no run."""
     others, given = split_flags(words, WITH_VALUE, ALONE)
     refuse_flags(others, (*ALONE, *WITH_VALUE))
     control = Path(given["--control"]) if "--control" in given else None
-    return Asked(run_folders("doctor", others), control, "--json" in given)
+    return DoctorOptions(run_folders("doctor", others), control, "--json" in given)

@@ -30,7 +30,7 @@ DEFAULT_ON = ("h100", "l40s", "rtx4090")
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class PlanOptions:
     """What the flags ask for."""
 
     on: tuple[str, ...] = DEFAULT_ON
@@ -42,7 +42,7 @@ class Asked:
     as_json: bool = False
 
 
-def read_flags(words: Sequence[str]) -> tuple[list[str], Asked]:
+def read_flags(words: Sequence[str]) -> tuple[list[str], PlanOptions]:
     """Split the planner's flags from settings. ValueError for bad ones."""
     kept, given = split_flags(words, WITH_VALUE, ALONE)
     names = tuple(given["--on"].split(",")) if "--on" in given else (*DEFAULT_ON, THIS)
@@ -53,7 +53,7 @@ def read_flags(words: Sequence[str]) -> tuple[list[str], Asked]:
     gpus = _number(given, "--gpus")
     if gpus is not None and not gpus.is_integer():
         raise ValueError(f"--gpus must be a whole number, got {given['--gpus']}")
-    return kept, Asked(
+    return kept, PlanOptions(
         on=names,
         num_gpus=None if gpus is None else int(gpus),
         price=_number(given, "--price"),
@@ -76,7 +76,7 @@ def _number(given: dict[str, str], flag: str) -> float | None:
     return found
 
 
-def print_plans(config: Config, asked: Asked) -> None:
+def print_plans(config: Config, asked: PlanOptions) -> None:
     """Print the plan on each machine. ValueError for unknown models."""
     shape = shape_for(config.model)
     prompt_tokens = cache(lambda: prompt_tokens_of(config))  # one environment for all machines, if any asks
@@ -99,7 +99,12 @@ def print_plans(config: Config, asked: Asked) -> None:
 
 
 def _known(
-    config: Config, shape: Shape, on: Hardware, asked: Asked, prompt_tokens: Callable[[], float | None], is_here: bool
+    config: Config,
+    shape: Shape,
+    on: Hardware,
+    asked: PlanOptions,
+    prompt_tokens: Callable[[], float | None],
+    is_here: bool,
 ) -> Measured:
     """Return the probe's measurements that hold on a machine."""
     found, unknown = None, ""

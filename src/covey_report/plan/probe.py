@@ -11,7 +11,7 @@ from covey.config.doctor import DoctorConfig
 from covey.config.schema import Config, EvaluationConfig, OutputConfig, PreflightConfig
 from covey.rollouts.encoding import encode_prompt
 from covey.run.build import Run
-from covey.run.given import Given
+from covey.run.given import RunObjects
 from covey.run.memory.estimate import with_checkpointing, workload
 from covey.run.memory.model_shapes import Shape
 from covey.run.records.callbacks import Callback
@@ -53,7 +53,7 @@ def probe(
     config: Config,
     shape: Shape,
     on: Hardware,
-    train: Callable[[Config, Path, Given], None],
+    train: Callable[[Config, Path, RunObjects], None],
     clock: Callable[[], float] = time.monotonic,
 ) -> Measured:
     """Train a few steps in a folder that goes away, and compare. The cold start, if any, stays in its cache."""
@@ -70,7 +70,7 @@ def probe(
         doctor=DoctorConfig(enabled=False),
     )
     with tempfile.TemporaryDirectory(prefix="covey-plan-") as made:
-        train(short, Path(made) / "run", Given(callbacks=[watch], built=watch.built))
+        train(short, Path(made) / "run", RunObjects(callbacks=[watch], built=watch.built))
     return compared(short, shape, on, watch)
 
 

@@ -12,7 +12,7 @@ from itertools import chain
 from covey.config.names import RUN_FOLDER, other_names
 from covey.config.schema import setting_names
 from covey_trl.fields import MAPPED, REFUSED
-from covey_trl.translation.counterparts import Answer, Decision, System, system
+from covey_trl.translation.counterparts import Decision, System, Translation, system
 
 SYSTEMS = ("words", "torchrl", "verl", "openrlhf", "prime_rl")
 """A file each. Of names that several have, the first counts."""
@@ -28,7 +28,7 @@ class Answered:
 
     typed: Mapping[str, str]
     """Settings that were given; none where defaults alone are answered."""
-    answer: Answer
+    answer: Translation
     is_decision: bool = False
     """Whether settings together were answered."""
 
@@ -144,7 +144,7 @@ def answers(one: System, given: Mapping[str, str]) -> Iterator[Answered]:
         if not decisions and found is not None:
             yield Answered({name: value} if name in given else {}, found)
         elif not decisions and name not in given:  # of one name here and there
-            yield Answered({}, Answer((f"{name}={value}",)))
+            yield Answered({}, Translation((f"{name}={value}",)))
 
 
 def _decide(decision: Decision, given: Mapping[str, str], defaults: Mapping[str, str], one: System) -> Answered:

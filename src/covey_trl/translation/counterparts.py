@@ -21,7 +21,7 @@ EMPTY = ("", "none", "null", "~")
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Translation:
     """Translation of foreign settings."""
 
     words: tuple[str, ...] = ()
@@ -43,21 +43,23 @@ class Row:
     note: str = ""
     """Given with every answer; of values, where a value has no words."""
 
-    def answer(self, value: str, maps: Mapping[str, Given]) -> Answer:
+    def answer(self, value: str, maps: Mapping[str, Given]) -> Translation:
         """Translate a value."""
         if self.values is not None:
             words = self.values.get(plain(value))
             if words is not None:
-                return Answer(tuple(words.split()), "" if words else self.note)
-            return Answer((), self.note or f"no counterpart for {value}; there is one for {', '.join(self.values)}")
+                return Translation(tuple(words.split()), "" if words else self.note)
+            return Translation(
+                (), self.note or f"no counterpart for {value}; there is one for {', '.join(self.values)}"
+            )
         if not self.words:
-            return Answer((), self.note)
+            return Translation((), self.note)
         try:
             shown = CONVERT[self.by](value) if self.by else value
             template = "" if shown is None else self.words.replace("{}", "<v>")
-            return Answer(_words(template, {"v": shown or ""}, maps), self.note)
+            return Translation(_words(template, {"v": shown or ""}, maps), self.note)
         except (ValueError, DecimalException, yaml.YAMLError):  # no number, or not of a map
-            return Answer((), self.note or f"no counterpart for {value}")
+            return Translation((), self.note or f"no counterpart for {value}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,7 @@ class Decision:
     def names(self) -> set[str]:
         return {name for names in self.reads.values() for name in names}
 
-    def answer(self, typed: Given, defaults: Given, maps: Mapping[str, Given]) -> Answer:
+    def answer(self, typed: Given, defaults: Given, maps: Mapping[str, Given]) -> Translation:
         """Translate all settings that it reads."""
         values = dict(self._values(typed, defaults))
         said = {short for short, names in self._all if any(name in typed for name in names)}
@@ -84,10 +86,10 @@ class Decision:
                 continue
             try:
                 words = _words(case.get("words") or "", values, maps)
-                return Answer(words, fill_in_text(case.get("note", ""), values, maps))
+                return Translation(words, fill_in_text(case.get("note", ""), values, maps))
             except (ValueError, DecimalException):
                 continue
-        return Answer((), "covey has nothing like it")
+        return Translation((), "covey has nothing like it")
 
     @property
     def _all(self) -> list[tuple[str, tuple[str, ...]]]:
@@ -127,12 +129,12 @@ class System:
         decided = any(name in decision.names for decision in self.decisions)
         return decided or name in self.settings or any(name.startswith(prefix) for prefix in self.prefixes)
 
-    def row(self, name: str, value: str) -> Answer | None:
+    def row(self, name: str, value: str) -> Translation | None:
         """Translate a setting alone, None for unknown names."""
         if name in self.settings:
             return self.settings[name].answer(value, self.maps)
         note = next((note for prefix, note in self.prefixes.items() if name.startswith(prefix)), None)
-        return None if note is None else Answer((), note)
+        return None if note is None else Translation((), note)
 
 
 def _words(template: str, values: Given, maps: Mapping[str, Given]) -> tuple[str, ...]:

@@ -279,8 +279,8 @@ def test_a_load_that_keeps_the_old_head_is_found_by_the_probe(make: Make) -> Non
     with pytest.raises(EngineLost) as lost:
         asyncio.run(engine.update(pushed(7, 1.0, 2.0), "keep"))
     assert str(lost.value) == (
-        "after the push of version 7 vLLM is 1.8 nats from the trainer on the probe at most, 1.8 on average, where "
-        "0.0001 and 1e-05 are rounding"
+        "after the push of version 7 vLLM differs from the trainer's probe by up to 1.8 nats, 1.8 on average; rounding "
+        "explains 0.0001 and 1e-05"
     )
     assert engine.version == 0
     with pytest.raises(EngineLost, match="after the push of version 7"):

@@ -16,7 +16,7 @@ import pytest
 
 from covey.loop import train
 from covey.run.evaluate import Evaluation
-from covey.run.given import Given
+from covey.run.given import RunObjects
 from covey.run.records.callbacks import Callback
 from covey.system.waits.signals import Stopper, StopRequested
 from covey.types import Prompt
@@ -209,7 +209,7 @@ def test_an_evaluation_that_a_signal_stopped_while_it_was_written_down_is_there_
     settings = {"num_steps": 4, "evaluation__every": 2, "preflight__enabled": False}
     use(monkeypatch, scripted())
     with pytest.raises(StopRequested):
-        train(small_config(**settings), tmp_path / "stopped", Given(callbacks=(Uploads(step),)))
+        train(small_config(**settings), tmp_path / "stopped", RunObjects(callbacks=(Uploads(step),)))
     train(small_config(**settings, resume=str(tmp_path / "stopped")), tmp_path / "stopped")
     train(small_config(**settings), tmp_path / "whole")
     for name in ("metrics.jsonl", "evaluations.jsonl"):

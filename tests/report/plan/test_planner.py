@@ -16,7 +16,7 @@ from covey.engine.native.cache import budget
 from covey.environments.conversations.settings import GuessConfig
 from covey.policy.settings import ModelConfig
 from covey.rollouts.settings import GroupSizeStep
-from covey.run.given import Given
+from covey.run.given import RunObjects
 from covey.run.memory.estimate import workload
 from covey.run.memory.memory_model import memory_of
 from covey.run.memory.model_shapes import Shape, shape_for
@@ -323,7 +323,7 @@ def test_a_probe_returns_what_its_steps_took(small: Shape) -> None:
 def test_a_probe_makes_a_few_steps_whatever_says_how_long_the_run_is(changes: dict[str, Any], small: Shape) -> None:
     made: list[int] = []
 
-    def train(short: Config, folder: Path, given: Given) -> None:
+    def train(short: Config, folder: Path, given: RunObjects) -> None:
         validate(short)
         made.append(resolve_budget(short, num_prompts=1000).num_steps)
         (watch,) = given.callbacks

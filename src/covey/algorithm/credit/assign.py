@@ -64,7 +64,7 @@ def assign(ranks: Sequence[Scores], functions: CreditFunctions, baselines: Mappi
     rewards_N = given.rewards_N
     for shape in functions.shaping:
         rewards_N = shaped(shape, rewards_N, given)
-    rewards_N = settled(rewards_N - given.penalties_N, given.groups_N)
+    rewards_N = snap_ties(rewards_N - given.penalties_N, given.groups_N)
     given = replace(given, rewards_N=rewards_N, baselines=dict(baselines))
     logged: dict[str, float] = {}
 
@@ -110,7 +110,7 @@ def _assign_to_turns(
     return Assigned(given, Selected(torch.ones_like(given.scored), means_N), logged, given.baselines, advantages_M)
 
 
-def settled(rewards_N: Tensor, groups_N: Tensor) -> Tensor:
+def snap_ties(rewards_N: Tensor, groups_N: Tensor) -> Tensor:
     """Make rewards of a group equal where they differ by rounding alone.
 
     0.1 + 0.7 equals 0.8: an estimator with eps 0, a comparison of pairs and a count of informative groups would see a

@@ -21,10 +21,10 @@ ROUNDING = 1e-12
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ScoredCompletion:
     """The text behind one row of `Scores`, for a custom advantage.
 
-    >>> Answer(prompt, text="48", token_ids=(8, 12, 2), truncated=False)
+    >>> ScoredCompletion(prompt, text="48", token_ids=(8, 12, 2), truncated=False)
     """
 
     prompt: Prompt
@@ -135,10 +135,10 @@ class Scores:
         return count_groups(self.groups_N)
 
     @property
-    def answers(self) -> tuple[Answer, ...]:
+    def answers(self) -> tuple[ScoredCompletion, ...]:
         """Return each rollout as a custom advantage of two arguments sees it."""
         columns = zip(self.prompts, self.texts, self.token_ids, self.truncated_N.tolist(), strict=True)
-        return tuple(Answer(*row) for row in columns)
+        return tuple(ScoredCompletion(*row) for row in columns)
 
     def rows(self, places_M: Tensor) -> "Scores":
         """Select rows, possibly repeatedly; the turns stay."""

@@ -36,7 +36,7 @@ def check_group_sizes(config: Config, least: int) -> None:
         if entry.step <= before:
             raise ValueError(f"group_size_schedule: steps must rise from 1 on, got {entry.step} after {before}")
         if entry.step >= config.num_steps:
-            raise ValueError(f"group_size_schedule: step {entry.step} needs num_steps > that, got {config.num_steps}")
+            raise ValueError(f"group_size_schedule: step must be < num_steps={config.num_steps}, got {entry.step}")
         before = entry.step
     # A step's completions are held at once
     most = config.groups_per_step * max(group_sizes(config.group_size, config.group_size_schedule))

@@ -152,7 +152,9 @@ class GraphRunner(Runner):
             self._graphs[place], self._pool = capture(again, self._pool)
         except RuntimeError as error:  # an operation that the host must wait for, as some architectures have
             self._captures = False
-            LOGGER.warning("decoding is not captured as a graph, and slower: %s", str(error).strip().splitlines()[0])
+            LOGGER.warning(
+                "CUDA graph capture is disabled, so decoding is slower: %s", str(error).strip().splitlines()[0]
+            )
 
     def _forget_graphs_of_another(self, keys: Tensor) -> None:
         """Drop the graphs of a block that has been replaced."""

@@ -35,13 +35,13 @@ from covey.policy.models.adapters import (
     saved_adapters,
 )
 from covey.policy.models.chat_template import set_template_defaults
+from covey.policy.models.lazy_weights import MetaModel, find_unread
 from covey.policy.models.naming import ONE_DEVICE, check_device, check_name
 from covey.policy.models.nano import NANO, NanoShape, nano_model, nano_tokenizer
 from covey.policy.models.nano_masked import NANO_MASKED, nano_masked_model, nano_masked_tokenizer
 from covey.policy.models.probe import LISTED, detect_capabilities, remove_dropout
 from covey.policy.models.quantized import check_form, keep_promises, quantization_config, quantized_bits
 from covey.policy.models.saved import NO_CODE, UNREADABLE, read_weights, refuse_encoder, refuse_rowless
-from covey.policy.models.unread import Unread, find_unread
 from covey.policy.plain import MAKING
 from covey.policy.policy import DTYPES, Policy, is_adapted
 from covey.policy.settings import ModelConfig
@@ -122,7 +122,7 @@ def _tell(line: str) -> None:
     LOGGER.warning(line)
 
 
-def _unread(settings: ModelConfig) -> Unread | None:
+def _unread(settings: ModelConfig) -> MetaModel | None:
     """Return the saved model without weights, None if it must load whole."""
     if settings.name in NANO_TOKENIZERS or quantized_bits(settings):
         return None
@@ -133,7 +133,9 @@ def _unread(settings: ModelConfig) -> Unread | None:
     return found
 
 
-def _complete(unread: Unread, settings: ModelConfig, device: torch.device, trainable: bool, policy: Policy) -> Policy:
+def _complete(
+    unread: MetaModel, settings: ModelConfig, device: torch.device, trainable: bool, policy: Policy
+) -> Policy:
     """Read the weights of a sharded policy and detect its capabilities. Collective."""
     unread.read()
     without = policy.model.disable_adapter() if is_adapted(policy.model) else nullcontext()  # type: ignore[operator]

@@ -14,7 +14,7 @@ from covey.environments.episode import Answer, Episode, Observation, answered
 from covey.rollouts.encoding import as_conversation, encode_prompt
 from covey.rollouts.rollout import roll_out
 from covey.rollouts.turns import as_messages, roles_are_marks
-from covey.rollouts.verdicts import new_episode, tried
+from covey.rollouts.verdicts import call_env, new_episode
 from covey.run.preflight.subject import Check, PreflightContext
 from covey.types import Failure, Group, Message, Prompt, Reward, Rollout, RunStopped
 
@@ -30,7 +30,7 @@ def _first_episode(subject: PreflightContext) -> Episode | Failure | None:
     if episode is None or isinstance(episode, Failure):
         return episode
     # It may hold an object of a pool, or a session with a server
-    return tried(prompt, "close", lambda: asyncio.run(answered(episode.close()))) or episode
+    return call_env(prompt, "close", lambda: asyncio.run(answered(episode.close()))) or episode
 
 
 def check_episodes(subject: PreflightContext) -> Check:

@@ -201,7 +201,7 @@ class RunRecorder:
         if self._traces is not None:
             self._traces.step(step + 1, groups, credit, dropped)
         if metrics["num_rollouts_trained"] == 0:
-            self.say(f"step {step + 1}: no signal, {why_no_signal(row, credit)}; the policy stays as it is")
+            self.say(f"step {step + 1}: no signal, {why_no_signal(row, credit)}; no update")
         self._step_started = time.monotonic()
 
     def _get_under_way(self) -> None:

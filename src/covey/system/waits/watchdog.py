@@ -168,7 +168,7 @@ class Watchdog:
         try:
             self._guard = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
         except OSError as error:
-            LOGGER.warning("deadlines are not kept: their guard could not be started (%s)", error)
+            LOGGER.warning("the watchdog failed to start (%s); timeouts are not enforced", error)
             return
         # Never block on its pipe; tell it of waits that began before
         assert self._guard.stdin is not None

@@ -148,8 +148,8 @@ def test_weights_that_do_not_give_the_probe_lose_the_engine(served: Served) -> N
     whole = make_weight_set(policy, engine.version + 1)
     train_a_little(policy, seed=78)
     with pytest.raises(
-        EngineLost, match=r"nats from the trainer on the probe at most, .* where 0\.0001 and 1e-05 are rounding"
+        EngineLost, match=r"differs from the trainer's probe by up to .* rounding explains 0\.0001 and 1e-05"
     ):
         asyncio.run(engine.update(replace(whole, probe=make_weight_set(policy, 0).probe), "keep"))
-    with pytest.raises(EngineLost, match="nats from the trainer"):
+    with pytest.raises(EngineLost, match="differs from the trainer"):
         sample(engine, Sampling(max_tokens=4))

@@ -34,7 +34,7 @@ class SavedTensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Unread:
+class MetaModel:
     """A model without storage, and the file of each of its weights."""
 
     model: PreTrainedModel
@@ -65,7 +65,7 @@ class Unread:
         _exchange(self.model, {id(parameter): empty[key] for key, parameter in seeming.items()})
 
 
-def find_unread(kind: Any, name: str, revision: str | None, how: Mapping[str, Any]) -> Unread | None:
+def find_unread(kind: Any, name: str, revision: str | None, how: Mapping[str, Any]) -> MetaModel | None:
     """Return the saved model `name` without its weights.
 
     `how` are the keywords of `from_config`. None where its files are not simply its weights, or cannot be read:
@@ -86,9 +86,9 @@ def find_unread(kind: Any, name: str, revision: str | None, how: Mapping[str, An
         LOGGER.debug("%s is loaded whole: %r", name, error)
         return None
     if tensors is None:
-        LOGGER.info("model.name=%s is loaded whole on each rank first: its files are in another form", name)
+        LOGGER.info("model.name=%s does not support sharded loading; every rank loads the full model", name)
         return None
-    return Unread(model, tensors)
+    return MetaModel(model, tensors)
 
 
 def _without_weights(kind: Any, config: PreTrainedConfig, how: Mapping[str, Any]) -> PreTrainedModel:
