@@ -35,7 +35,10 @@ class _Verdicts(AsyncCache[str, _Verdict]):
         return replace(value, num_agreed=before.num_agreed + 1) if before is not None and agreed else value
 
     def bytes_of(self, value: _Verdict) -> int:
-        return bytes_of(value.report)
+        """Estimate the memory of a report, whose equal messages are one object."""
+        results = value.report.results
+        messages = {result.message for result in results}
+        return sum(RESULT_BYTES + 4 * len(message) for message in messages) + RESULT_BYTES + 8 * len(results)
 
     def is_full(self) -> bool:
         return super().is_full() or self.num_bytes > MAX_BYTES
@@ -53,7 +56,7 @@ class CachedRunner:
         Takes over the runner: `close` closes it.
         """
         self._runner = runner
-        self._identity = identity_of(runner)
+        self._identity = f"{type(runner).__name__} {json.dumps(runner.describe(), sort_keys=True, default=repr)}"
         self._verdicts = _Verdicts(size)
         self.take_counts = self._verdicts.take_counts
 
@@ -65,30 +68,15 @@ class CachedRunner:
         async def judge() -> _Verdict:
             return _Verdict(await self._runner.run(code, tests, entry_point, limits))
 
-        key = _digest(self._identity, entry_point, limits, tuple(tests), code)
-        return (await self._verdicts.get(key, judge)).report
+        # A pickle, since `repr` has a limit for large integers, and JSON knows no tuples
+        parts = pickle.dumps((self._identity, entry_point, limits, tuple(tests), code))
+        return (await self._verdicts.get(hashlib.sha256(parts).hexdigest(), judge)).report
 
     def describe(self) -> dict[str, Any]:
         return self._runner.describe()
 
     def close(self) -> None:
         self._runner.close()
-
-
-def bytes_of(report: Report) -> int:
-    """Estimate the memory of a report, whose equal results are one object."""
-    return sum(RESULT_BYTES + 4 * len(message) for message in {result.message for result in report.results}) + (
-        RESULT_BYTES + 8 * len(report.results)
-    )
-
-
-def identity_of(runner: Runner) -> str:
-    return f"{type(runner).__name__} {json.dumps(runner.describe(), sort_keys=True, default=repr)}"
-
-
-def _digest(*parts: object) -> str:
-    """Hash the arguments as a pickle, since `repr` has a limit for large integers, and JSON knows no tuples."""
-    return hashlib.sha256(pickle.dumps(parts)).hexdigest()
 
 
 def _passes(report: Report) -> list[bool]:
