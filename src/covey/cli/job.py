@@ -1,37 +1,36 @@
 """From one job's words to checked settings."""
 
+import fnmatch
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-from covey.algorithm.settings import AlgorithmConfig
 from covey.cli import help as usage
 from covey.cli.flags import RUNS, EvaluationAsked
 from covey.cli.verbs import part
 from covey.config import compose as settings
 from covey.config.auto_adjust import adjust_unset_options, find_shadowed_presets
-from covey.config.budget import BUDGETS, resolve_budget
+from covey.config.budget import resolve_budget
 from covey.config.checks import refuse_idle_cold_start
 from covey.config.early import check_early
 from covey.config.engine_choice import this_machine
-from covey.config.schema import Config
+from covey.config.schema import Config, setting_names
 from covey.config.validate import validate
 from covey.environments import build as environments
 from covey.environments.registry import environment_names
 from covey.policy.settings import NANO
-from covey.rollouts.settings import CurriculumConfig
 from covey.run import folder as run_folder
 from covey.run import trust
 from covey.run.checkpoints import saved_settings
 from covey.run.folder import run_of
 from covey.system import accelerate_launch, ranks
+from covey.system.lookup import read_table
 from covey.system.text.escaping import escape
-from covey.trainer.settings import OptimizerConfig
 
 WITHOUT_POLICY = ("judge", "audit")
 """Verbs that load no policy."""
@@ -183,59 +182,22 @@ def check_typed(verb: str, config: Config, typed: Iterable[str], num_processes: 
     names = [word.lstrip("+").partition("=")[0] for word in typed]
     if verb not in ("evaluate", "cold-start", "judge"):
         refuse_idle_cold_start(config, names)
-    unread = (*UNREAD.get(verb, ()), *(RANK_SETTINGS if num_processes == 1 else ()))
+    unread = (*UNREAD.get(verb, ()), *(_TABLE["one_process"] if num_processes == 1 else ()))
     return [name for name in names if any(name == other or name.startswith(f"{other}.") for other in unread)]
 
 
-def names_of(section: type, prefix: str, *chosen: str) -> tuple[str, ...]:
-    """Return a section's dotted field names that begin with one of `chosen`."""
-    return tuple(f"{prefix}.{field.name}" for field in fields(section) if field.name.startswith(chosen))
+def _expand(names: str | list[Any]) -> Iterator[str]:
+    """Yield the settings that nested lists of names and patterns mean."""
+    if isinstance(names, list):
+        for name in names:
+            yield from _expand(name)
+    else:
+        yield from fnmatch.filter(setting_names(), names) if "*" in names else [names]
 
 
-ADVANTAGE_SETTINGS = (*names_of(AlgorithmConfig, "algorithm", "advantage"), "algorithm.length_normalizer")
-RANK_SETTINGS = ("parallel", "timeouts.ranks")
-"""What a single process does not read."""
-TRAINING_SETTINGS = (
-    *BUDGETS,
-    *("groups_per_step", "group_size", "group_size_schedule", "updates_per_batch", "max_staleness"),
-    *("source", "shuffle", "curriculum"),
-    *("algorithm", "optimizer", "evaluation.every"),
-    *("output.save_every", "output.keep_last", "output.keep_best"),
-    *("output.rollouts_per_step", "output.show_rollouts"),
-    *("output.traces", "output.trace_every", "output.traced_groups", "output.max_trace_bytes"),
-    "output.report",
-)
-ANSWER_SETTINGS = ("output.answers_per_evaluation", "output.max_rollout_rows")
-CREDIT_SETTINGS = (*ADVANTAGE_SETTINGS, *names_of(AlgorithmConfig, "algorithm", "shaping", "selection", "group_filter"))
-JUDGE_UNREAD = (
-    *(*BUDGETS, "groups_per_step", "group_size", "updates_per_batch"),
-    *("micro_batch_tokens", "packing", "logprob_chunk", "optimizer", "preflight"),
-)
-UNREAD: dict[str, tuple[str, ...]] = {
-    "check": (
-        *(*BUDGETS, "max_staleness", "engine.update", *CREDIT_SETTINGS),
-        *names_of(CurriculumConfig, "curriculum", "window", "decay", "explore", "promot", "demote", "earlier"),
-        *(name for name in names_of(OptimizerConfig, "optimizer", "") if name != "optimizer.name"),
-        *("evaluation.every", "evaluation.num_samples", "evaluation.k", "evaluation.confidence"),
-        *(name for name in (*TRAINING_SETTINGS, *ANSWER_SETTINGS) if name.startswith("output.")),
-    ),
-    "judge": JUDGE_UNREAD,
-    "audit": JUDGE_UNREAD,
-    "evaluate": (
-        *TRAINING_SETTINGS,
-        *("micro_batch_tokens", "packing", "model.attention", "logprob_chunk", "cold_start", "preflight"),
-        *("timeouts.cold_start", "timeouts.update", "engine.update"),
-    ),
-    "cold-start": (
-        *(*TRAINING_SETTINGS, *ANSWER_SETTINGS),
-        *("packing", "cold_start.enabled"),
-        *("engine.name", "engine.url", "engine.update"),
-        *("sampling.temperature", "sampling.top_k", "sampling.top_p", "sampling.min_p"),
-        *("evaluation.num_prompts", "evaluation.num_samples", "evaluation.k", "evaluation.confidence"),
-        *("timeouts.sampling", "timeouts.scoring", "timeouts.update", "preflight"),
-    ),
-}
-"""Settings and sections that a verb besides train does not read; the same words may serve several verbs."""
+_TABLE = read_table(settings.CONF.with_name("unread.yaml"))
+UNREAD = {verb: tuple(_expand(names)) for verb, names in _TABLE["verbs"].items()}
+"""Settings that a verb does not read; the same words may serve several verbs."""
 
 
 def evaluation_asked(against: str, typed: Sequence[str]) -> EvaluationAsked:
