@@ -4,7 +4,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from covey.cli import help as usage
-from covey.system.lookup import COMMANDS, entry_points_of, first_line, resolve
+from covey.system.extensions import Extensions
+from covey.system.lookup import resolve
 
 OWN = {
     "machines": "covey_report.machines.command:run_command",
@@ -33,15 +34,18 @@ def part(name: str) -> Callable[..., Any]:
     return resolve(PARTS[name], {})
 
 
+COMMANDS = Extensions("covey.commands", "verb", OWN)
+
+
 def command_of(verb: str, words: Sequence[str]) -> Callable[[list[str]], Any]:
     """Import the function of a verb. ValueError for an unknown verb."""
-    place = OWN.get(verb) or entry_points_of(COMMANDS).get(verb)
-    if place is None:
+    if verb not in COMMANDS:
         raise ValueError(usage.unknown_verb(verb, words, all_verbs()))
-    return resolve(place, {})
+    found: Callable[[list[str]], Any] = COMMANDS.load(verb)
+    return found
 
 
 def all_verbs() -> dict[str, str]:
     """List all verbs with a line of help each."""
-    others = {verb: first_line(place) for verb, place in entry_points_of(COMMANDS).items() if verb not in usage.VERBS}
+    others = {verb: COMMANDS.first_line(verb) for verb in COMMANDS.names() if verb not in usage.VERBS}
     return usage.VERBS | others

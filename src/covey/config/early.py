@@ -11,8 +11,9 @@ from covey.config.schema import Config, group_choices
 from covey.environments.settings import part_configs
 from covey.policy.models.naming import check_device, check_name
 from covey.policy.settings import NANO
+from covey.system.extensions import CALLBACKS
 from covey.system.hub import HUB_NAME, check_hub_model
-from covey.system.lookup import CALLBACKS, is_function_path, near, place_of, resolve
+from covey.system.lookup import is_function_path, near, resolve
 
 
 def check_early(
@@ -40,9 +41,10 @@ def check_early(
     if compared is not None and loads_reference:
         warnings += _check_reference_model(compared, asks_hub)
     for name in config.output.callbacks:
-        place = place_of("output.callbacks", name, CALLBACKS)
-        if not _is_plausible(place):
-            resolve(place, {})
+        if ":" in name and not _is_plausible(name):
+            resolve(name, {})
+        elif ":" not in name and name not in CALLBACKS:
+            CALLBACKS.load(name)  # which says what there is
     for entry in config.rewards:
         _check_reward(entry, imports_rewards)
     return warnings

@@ -3,23 +3,16 @@
 Nothing is imported before its name is chosen, and no metadata is read for a name of covey's own.
 """
 
-import importlib
 import logging
-import sys
-from collections.abc import Mapping
 from dataclasses import is_dataclass
-from functools import lru_cache
-from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any
 
-from covey.system.lookup import describe, near
+from covey.system.extensions import Extensions
 
 if TYPE_CHECKING:
     from covey.environments.settings import EnvironmentConfig
 
 LOGGER = logging.getLogger(__name__)
-GROUP = "covey.environments"
-"""Group of entry points: name -> "module:class" of its settings."""
 _MATH = "covey_tasks.math.settings"
 _GAMES = "covey.environments.conversations.settings"
 _INTEGRATIONS = "covey_integrations.settings"
@@ -48,16 +41,20 @@ ENVIRONMENTS: "dict[str, str | type[EnvironmentConfig]]" = {
 """Name -> settings class of covey's own environments. A program may add to it; an entry point never replaces one."""
 
 
+_KNOWN = Extensions("covey.environments", "environment", ENVIRONMENTS)
+
+
 def environment_names() -> list[str]:
     """List covey's environments and those of installed packages, sorted."""
-    return sorted({*ENVIRONMENTS, *_installed()})
+    return _KNOWN.names()
 
 
 def environment_class(name: str) -> "type[EnvironmentConfig]":
     """Import an environment's settings class. ValueError for an unknown name."""
     from covey.environments.settings import EnvironmentConfig
 
-    found, package = _load(name)
+    found, package = _KNOWN.load(name), _KNOWN.package(name)
+    package = f" of {package}" if package else ""
     is_class = isinstance(found, type) and issubclass(found, EnvironmentConfig) and is_dataclass(found)
     if not is_class or found.build is EnvironmentConfig.build:
         what = getattr(found, "__qualname__", None) or repr(found)
@@ -86,45 +83,6 @@ def known_class(name: Any) -> "type[EnvironmentConfig]":
     from covey.environments.settings import EnvironmentConfig
 
     try:
-        return environment_class(name) if name in ENVIRONMENTS or name in _installed() else EnvironmentConfig
+        return environment_class(name) if name in _KNOWN else EnvironmentConfig
     except ValueError:
         return EnvironmentConfig
-
-
-def _load(name: str) -> tuple[Any, str]:
-    """Import what a name stands for, and name its package. ValueError."""
-    own = ENVIRONMENTS.get(name)
-    if own is not None:
-        module, _, attribute = own.partition(":") if isinstance(own, str) else ("", "", "")
-        return (getattr(importlib.import_module(module), attribute) if module else own), ""
-    if name not in _installed():  # a package may have come since
-        _read_entry_points.cache_clear()
-    found = _installed().get(name, ())
-    package = ", ".join(f"{one.dist.name} {one.dist.version}" if one.dist else one.value for one in found)
-    if not found:
-        raise ValueError(
-            f"environment must be one of {', '.join(environment_names())}, got {name or 'none'}"
-            f"{near(name, environment_names())}; a package may add others (pip install PACKAGE)"
-        )
-    if len(found) > 1:
-        raise ValueError(f"environment={name} is in {package}; uninstall all of these but one")
-    try:
-        return found[0].load(), f" of {package}"
-    except Exception as error:  # foreign code
-        raise ValueError(
-            f"environment={name} needs {found[0].value} of {package}, whose import {describe(error)}"
-        ) from error
-
-
-def _installed() -> Mapping[str, tuple[EntryPoint, ...]]:
-    return _read_entry_points(tuple(sys.path))
-
-
-@lru_cache(maxsize=8)
-def _read_entry_points(path: tuple[str, ...]) -> Mapping[str, tuple[EntryPoint, ...]]:
-    """Read the environments of packages installed on a path, by name."""
-    found: dict[str, tuple[EntryPoint, ...]] = {}
-    for one in entry_points(group=GROUP):
-        if one not in found.get(one.name, ()):
-            found[one.name] = (*found.get(one.name, ()), one)
-    return found

@@ -1,6 +1,5 @@
 """Look up functions by name, and refuse unknown options."""
 
-import ast
 import difflib
 import importlib
 import inspect
@@ -10,7 +9,6 @@ import sysconfig
 import traceback
 from collections.abc import Callable, Collection, Mapping
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +22,6 @@ _OWN = (_COVEY + os.sep, _COVEY + "_")
 _FOREIGN = (*_OWN, sysconfig.get_path("stdlib") + os.sep)
 YAML_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """libyaml's where PyYAML has it: it reads saved settings 16 times as fast."""
-COMMANDS, CALLBACKS = "covey.commands", "covey.callbacks"
-"""Entry points of installed packages: verb -> function of words; name -> function that makes a callback."""
 SYNONYMS = Path(__file__).parent / "text/synonyms.yaml"
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _LOADABLE = re.compile(r"([^\n:]+):([^\W\d][\w.]*)")
@@ -75,52 +71,6 @@ def import_changed() -> list[str]:
         modules.ANEW.add(name)
         lines.append(f"{name} has changed since it was imported, and was imported again")
     return lines
-
-
-def entry_points_of(group: str) -> dict[str, str]:
-    """List the entry points of installed packages: name -> "module:object".
-
-    Nothing of them is imported. It takes some 50 ms, so it is asked for names that covey does not know itself.
-    ValueError where two packages add one name.
-    """
-    from importlib.metadata import entry_points  # imports much
-
-    found: dict[str, str] = {}
-    for point in entry_points(group=group):
-        if found.setdefault(point.name, point.value) != point.value:
-            both = f"{found[point.name]} and {point.value}"
-            raise ValueError(f"{group} must have one {point.name}, got {both}; uninstall one of the two packages")
-    return found
-
-
-def place_of(setting: str, name: str, group: str) -> str:
-    """Find "module:function" for a name of an installed package.
-
-    ValueError where no installed package adds it.
-    """
-    if ":" in name:
-        return name
-    found = entry_points_of(group)
-    if name not in found:
-        known = ", ".join(found) or "none is installed"
-        raise ValueError(f"{setting} must be module:function or a name of {group} ({known}), got {name}")
-    return found[name]
-
-
-def first_line(place: str) -> str:
-    """Read the first line of a function's docstring without importing it, or ""."""
-    module, _, function = place.partition(":")
-    package, *inner = module.split(".")
-    try:
-        spec = find_spec(package)
-        folder = Path(str(spec and spec.origin)).parent
-        files = [folder.joinpath(*inner, "__init__.py"), folder.joinpath(*inner).with_suffix(".py")]
-        source = next(file for file in (*files, Path(str(spec and spec.origin))) if file.is_file())
-        body = ast.parse(source.read_text(encoding="utf-8")).body
-    except (OSError, ValueError, ImportError, SyntaxError, StopIteration):
-        return ""
-    found = (node for node in body if isinstance(node, ast.FunctionDef) and node.name == function)
-    return next((text.partition("\n")[0] for node in found if (text := ast.get_docstring(node))), "")
 
 
 def check_options(function: Callable[..., Any], options: Collection[str], *, setting: str = "options") -> None:

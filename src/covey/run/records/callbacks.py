@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from covey.config.schema import Config
 from covey.system import collectives
-from covey.system.lookup import CALLBACKS, place_of, resolve
+from covey.system.extensions import CALLBACKS
+from covey.system.lookup import resolve
 
 if TYPE_CHECKING:
     from covey.run.build import Run
@@ -84,6 +85,5 @@ def make_callbacks(config: Config, say: Callable[[str], None]) -> list[Callback]
 
     Each is made by a function (config, say), whose `say` shows a line in the terminal and logs it.
     """
-    named = [place_of("output.callbacks", name, CALLBACKS) for name in config.output.callbacks]
-    places = [DOCTOR, *named] if config.doctor.enabled else named
-    return [resolve(place, {})(config, say) for place in places]
+    named = [*([DOCTOR] if config.doctor.enabled else []), *config.output.callbacks]
+    return [(resolve(name, {}) if ":" in name else CALLBACKS.load(name))(config, say) for name in named]
