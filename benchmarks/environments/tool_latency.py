@@ -48,7 +48,8 @@ from covey.environments.reward_functions.environment import RewardFunctions, Rew
 from covey.policy.models.loading import load_policy
 from covey.policy.settings import ModelConfig
 from covey.rollouts.sampler import Sampler
-from covey.rollouts.source import LocalSource, PromptStream
+from covey.rollouts.source import LocalSource
+from covey.rollouts.stream import PromptStream
 from covey.types import Completion, Sampling
 
 CACHE_BYTES = 2**28

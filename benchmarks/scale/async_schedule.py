@@ -27,7 +27,8 @@ from covey.policy.models.loading import load_policy
 from covey.policy.policy import Policy
 from covey.rollouts.buffer import Bound
 from covey.rollouts.sampler import Sampler
-from covey.rollouts.source import LocalSource, PromptStream, rollout_seed
+from covey.rollouts.source import LocalSource
+from covey.rollouts.stream import PromptStream, rollout_seed
 from covey.system.waits.watchdog import Watchdog
 from covey.types import Completion, Sampling
 

@@ -17,7 +17,8 @@ from covey.engine.fake import FakeEngine
 from covey.policy.policy import Policy
 from covey.rollouts.buffer import Bound
 from covey.rollouts.sampler import Sampler
-from covey.rollouts.source import LocalSource, PromptStream
+from covey.rollouts.source import LocalSource
+from covey.rollouts.stream import PromptStream
 from covey.system.waits.watchdog import Watchdog
 from covey.types import Completion, Group, Sampling
 

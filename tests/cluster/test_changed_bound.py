@@ -6,7 +6,7 @@ import pytest
 
 from covey.policy.policy import Policy
 from covey.rollouts.buffer import Bound
-from covey.rollouts.source import PromptStream
+from covey.rollouts.stream import PromptStream
 
 from .faulty import Plan, training
 

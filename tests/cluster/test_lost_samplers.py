@@ -13,7 +13,7 @@ from covey.engine.base import MOST_LOSSES, EngineLost, PushRefused, WeightSet
 from covey.engine.weights import await_probe
 from covey.policy.policy import Policy
 from covey.rollouts.buffer import Bound
-from covey.rollouts.source import PromptStream
+from covey.rollouts.stream import PromptStream
 from covey.types import RunStopped
 
 from ..support.fake_ray import fake_ray

@@ -17,7 +17,7 @@ import covey
 from covey.policy.models.loading import load_policy
 from covey.policy.sampling import random_uniform, row_key
 from covey.policy.settings import ModelConfig
-from covey.rollouts.source import rollout_seed
+from covey.rollouts.stream import rollout_seed
 from covey.types import Group
 
 FILE = Path(__file__).resolve().parents[2] / "examples" / "grpo_from_scratch.py"

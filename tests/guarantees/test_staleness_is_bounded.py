@@ -17,7 +17,8 @@ from covey.config.schema import Config
 from covey.config.validate import validate
 from covey.loop import drop_stale, run_train, train
 from covey.rollouts.sampler import Sampler
-from covey.rollouts.source import Dropped, LocalSource, Meanwhile, PromptSampler
+from covey.rollouts.source import Dropped, LocalSource, Meanwhile
+from covey.rollouts.stream import PromptSampler
 from covey.run import build
 from covey.types import Group, Prompt, Sampling
 

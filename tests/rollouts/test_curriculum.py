@@ -17,7 +17,7 @@ from covey.rollouts.curriculum import (
     is_scheduled,
 )
 from covey.rollouts.group_checks import Outcome
-from covey.rollouts.source import PromptSampler, PromptStream
+from covey.rollouts.stream import PromptSampler, PromptStream
 from covey.types import Prompt
 
 Drawn = Sequence[tuple[Prompt, int]]

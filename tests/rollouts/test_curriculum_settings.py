@@ -118,7 +118,7 @@ def test_the_curriculum_recipe_goes_from_easy_to_hard() -> None:
             "curriculum.options={'rate': 1} needs curriculum.name = module:Class, got curriculum.name=success",
         ),
         (
-            ["curriculum.name=covey.rollouts.source:PromptStream", "curriculum.options.rate=1"],
+            ["curriculum.name=covey.rollouts.stream:PromptStream", "curriculum.options.rate=1"],
             "curriculum.options must be among position, _orders for PromptStream, got rate",
         ),
         (

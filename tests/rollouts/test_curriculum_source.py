@@ -23,7 +23,8 @@ from covey.loop import train
 from covey.rollouts.curriculum import EasyToHard, Promotion, SuccessRateCurriculum, Window
 from covey.rollouts.sampler import Sampler
 from covey.rollouts.settings import CurriculumConfig, GroupSizeStep
-from covey.rollouts.source import LocalSource, PromptSampler, PromptStream
+from covey.rollouts.source import LocalSource
+from covey.rollouts.stream import PromptSampler, PromptStream
 from covey.run.build import training_stream
 from covey.run.evaluate import evaluate, evaluation_from
 from covey.run.records.summary import RunFacts, summary

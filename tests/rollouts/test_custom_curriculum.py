@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from covey.loop import train
-from covey.rollouts.source import PromptStream
+from covey.rollouts.stream import PromptStream
 from covey.run.build import build_run
 from covey.run.preflight.custom import check_custom
 from covey.run.preflight.subject import Check, PreflightContext

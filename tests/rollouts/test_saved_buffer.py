@@ -15,7 +15,8 @@ from covey.rollouts.buffer import Bound, GroupBuffer, Ticket
 from covey.rollouts.saved_buffer import buffer_state, load_buffer
 from covey.rollouts.schedule import past_group, row_of, with_logprobs
 from covey.rollouts.settings import GroupSizeStep
-from covey.rollouts.source import LocalSource, PromptStream
+from covey.rollouts.source import LocalSource
+from covey.rollouts.stream import PromptStream
 from covey.types import Failure, Group, Prompt, Reward, Rollout, Sampling, Span, Turn
 
 

@@ -20,7 +20,8 @@ from covey.policy.models.loading import load_policy
 from covey.rollouts.group_checks import GroupFilter, stop_where_nothing_is_scored
 from covey.rollouts.sampler import Sampler
 from covey.rollouts.settings import GroupSizeStep, group_size_at
-from covey.rollouts.source import LocalSource, PromptStream, rollout_seed
+from covey.rollouts.source import LocalSource
+from covey.rollouts.stream import PromptStream, rollout_seed
 from covey.system import collectives
 from covey.types import Failure, Group, Prompt, RunStopped, Sampling
 

@@ -17,7 +17,8 @@ from covey.engine.native.engine import NativeEngine
 from covey.loop import train
 from covey.policy.models.loading import load_policy
 from covey.rollouts.sampler import Sampler
-from covey.rollouts.source import LocalSource, PromptStream
+from covey.rollouts.source import LocalSource
+from covey.rollouts.stream import PromptStream
 from covey.run import stages
 from covey.run.evaluate import Answers as Answered
 from covey.run.evaluate import Estimate, Evaluation, evaluate, noise

@@ -32,7 +32,8 @@ from covey.rollouts.group_checks import num_rollouts, outcomes_of, stop_where_on
 from covey.rollouts.sampler import Sampler
 from covey.rollouts.saved_buffer import buffer_state, load_buffer
 from covey.rollouts.schedule import row_of, shared_out
-from covey.rollouts.source import AdaptiveSampler, Dropped, LocalSource, Meanwhile, PromptSampler, rollout_seed
+from covey.rollouts.source import Dropped, LocalSource, Meanwhile
+from covey.rollouts.stream import AdaptiveSampler, PromptSampler, rollout_seed
 from covey.system import collectives
 from covey.system.waits.watchdog import Watchdog
 from covey.types import Group, Prompt, Sampling

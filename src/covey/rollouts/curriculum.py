@@ -15,7 +15,7 @@ from statistics import fmean
 from typing import Any
 
 from covey.rollouts.group_checks import Outcome
-from covey.rollouts.source import AdaptiveSampler, PromptSampler, PromptStream, check_state
+from covey.rollouts.stream import AdaptiveSampler, PromptSampler, PromptStream, check_state
 from covey.types import Prompt
 
 LOGGER = logging.getLogger(__name__)

@@ -5,21 +5,20 @@ only when it is asked for one, on the weights published last, so its staleness i
 """
 
 import asyncio
-import hashlib
-import random
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeVar
 
 from covey.engine.base import Resting
 from covey.environments.base import follow, metrics_of
-from covey.rollouts.group_checks import GroupFilter, Outcome, outcomes_of, reason_to_drop, stop_where_nothing_is_scored
+from covey.rollouts.group_checks import GroupFilter, outcomes_of, reason_to_drop, stop_where_nothing_is_scored
 from covey.rollouts.rollout import roll_out, roll_out_together
 from covey.rollouts.sampler import Sampler
 from covey.rollouts.settings import GroupSizeStep, group_size_at
+from covey.rollouts.stream import AdaptiveSampler, PromptSampler, rollout_seed
 from covey.system import collectives
 from covey.system.waits.signals import outside_of_loops, quiet_event_loop
 from covey.types import Group, Prompt, Sampling
@@ -52,7 +51,7 @@ class GroupSource(Protocol):
         ...
 
     @property
-    def stream(self) -> "PromptSampler":
+    def stream(self) -> PromptSampler:
         """Return the order of prompts."""
         ...
 
@@ -116,92 +115,6 @@ class GroupSource(Protocol):
     def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
     def close(self) -> None: ...
-
-
-@runtime_checkable
-class PromptSampler(Protocol):
-    """An endless stream of prompts, determined by seed, position and outcomes."""
-
-    prompts: Sequence[Prompt]
-    seed: int
-
-    @property
-    def position(self) -> int:
-        """Return the number of prompts drawn so far."""
-        ...
-
-    def draw(self, n: int) -> list[tuple[Prompt, int]]:
-        """Return the next n prompts, each with its occurrence number."""
-        ...
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return a copy, of plain containers."""
-        ...
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state. ValueError for another kind of stream."""
-        ...
-
-
-@runtime_checkable
-class AdaptiveSampler(Protocol):
-    """A stream whose order depends on how well its prompts are solved."""
-
-    def learn(self, outcomes: Sequence[Outcome]) -> None:
-        """Receive all ranks' outcomes in the order of drawing."""
-        ...
-
-    def take_metrics(self) -> dict[str, float]:
-        """Return metrics since the last call."""
-        ...
-
-
-@dataclass
-class PromptStream:
-    """Endless passes over the prompts, each shuffled; its state is the position."""
-
-    prompts: Sequence[Prompt]
-    seed: int
-    shuffle: bool
-    position: int = 0
-    _orders: dict[int, list[int]] = field(default_factory=dict)
-
-    def draw(self, n: int) -> list[tuple[Prompt, int]]:
-        """Return the next n prompts, each with its pass."""
-        drawn = [self._at(self.position + offset) for offset in range(n)]
-        self.position += n
-        return drawn
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"position": self.position}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        check_state(state, self.state_dict())
-        self.position = int(state["position"])
-
-    def _at(self, position: int) -> tuple[Prompt, int]:
-        epoch, index = divmod(position, len(self.prompts))
-        if epoch not in self._orders:
-            order = list(range(len(self.prompts)))
-            if self.shuffle:
-                random.Random(f"{self.seed}/{epoch}").shuffle(order)
-            self._orders = {epoch: order} | {e: o for e, o in self._orders.items() if e == epoch - 1}
-        return self.prompts[self._orders[epoch][index]], epoch
-
-
-def check_state(state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-    """Refuse a saved state of another kind of stream. ValueError."""
-    if state.keys() != own.keys():
-        raise ValueError(
-            f"the checkpoint's prompt stream holds {', '.join(state)}, this run's {', '.join(own)}: "
-            "curriculum.name and the kind of environment cannot change within a run"
-        )
-
-
-def rollout_seed(seed: int, prompt_id: str, epoch: int) -> int:
-    """Return a prompt's sampling seed from run seed, prompt and pass."""
-    digest = hashlib.blake2b(f"{seed}/{epoch}/{prompt_id}".encode("utf-8", "surrogatepass"), digest_size=8).digest()
-    return int.from_bytes(digest, "big") >> 1
 
 
 @dataclass

@@ -38,7 +38,8 @@ from covey.policy.policy import Policy
 from covey.policy.reference import Reference, make_reference
 from covey.rollouts.buffer import Bound
 from covey.rollouts.sampler import EpisodeLimits, Sampler
-from covey.rollouts.source import GroupSource, LocalSource, PromptSampler
+from covey.rollouts.source import GroupSource, LocalSource
+from covey.rollouts.stream import PromptSampler
 from covey.run.build_stream import (
     build_group_filter,
     build_stream,

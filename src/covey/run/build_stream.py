@@ -18,7 +18,7 @@ from covey.rollouts.encoding import encode_prompt
 from covey.rollouts.group_checks import GroupFilter
 from covey.rollouts.sampler import Sampler
 from covey.rollouts.settings import CurriculumConfig
-from covey.rollouts.source import PromptSampler, PromptStream
+from covey.rollouts.stream import PromptSampler, PromptStream
 from covey.system import custom
 from covey.types import Prompt
 
@@ -29,7 +29,7 @@ TEMPLATE_TOKENS = 256
 TOKENS_PER_CHARACTER = 4
 """No tokenizer needs more: a character has at most four bytes."""
 STREAM_NAMES = ("prompts", "seed", "position", "draw", "state_dict", "load_state_dict")
-"""What `covey.rollouts.source.PromptSampler` asks for."""
+"""What `covey.rollouts.stream.PromptSampler` asks for."""
 
 
 def build_stream(

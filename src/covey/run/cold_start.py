@@ -29,7 +29,8 @@ from covey.policy.policy import Policy, is_adapted
 from covey.rollouts.attempt import Segment, joined, sampled
 from covey.rollouts.encoding import Tools, encode_prompt
 from covey.rollouts.rollout import finished_rollout
-from covey.rollouts.source import LocalSource, PromptStream
+from covey.rollouts.source import LocalSource
+from covey.rollouts.stream import PromptStream
 from covey.rollouts.turns import observed_tokens
 from covey.run.build import distributed, is_shared_out, make_sampler
 from covey.run.checkpoints.checkpoint import name_base, save_policy

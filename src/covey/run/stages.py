@@ -24,7 +24,7 @@ from covey.policy.models.naming import COLD_START, COLD_START_REPORT
 from covey.policy.policy import Policy
 from covey.policy.reference import Reference, refresh_reference
 from covey.policy.settings import chooses_liger
-from covey.rollouts.source import PromptStream
+from covey.rollouts.stream import PromptStream
 from covey.run import cold_start
 from covey.run.build import Run, build_run
 from covey.run.checkpoints.checkpoint import load_state, load_weights, read_manifest

@@ -141,7 +141,7 @@ CASES: dict[str, Case | Refused] = {
     "timeouts.samplers": Case(cluster.patience, 60.0, ON_RAY),
     "shuffle": Case(see.rollouts, False),
     "curriculum.name": Case(see.order, "difficulty", {"environment.levels": [1, 2, 3]}),
-    "curriculum.options": Case(see.order, {"position": 2}, {"curriculum.name": "covey.rollouts.source:PromptStream"}),
+    "curriculum.options": Case(see.order, {"position": 2}, {"curriculum.name": "covey.rollouts.stream:PromptStream"}),
     "curriculum.window": Case(see.order, [0.8, 1.0], NEAR),
     "curriculum.per": Case(see.order, "difficulty", NEAR),
     "curriculum.decay": Case(see.order, 0.9, NEAR),

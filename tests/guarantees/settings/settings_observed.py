@@ -30,7 +30,7 @@ from covey.loop import train
 from covey.policy import head as heads
 from covey.policy.models.loading import load_policy
 from covey.rollouts.group_checks import Outcome
-from covey.rollouts.source import AdaptiveSampler
+from covey.rollouts.stream import AdaptiveSampler
 from covey.run import cold_start
 from covey.run.build import Run, build_environment, build_run, training_stream
 from covey.run.checkpoints.resume import locked_run_folder, resume_point

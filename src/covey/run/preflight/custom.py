@@ -28,7 +28,7 @@ from covey.algorithm.settings import AlgorithmConfig
 from covey.config.schema import Config
 from covey.rollouts.group_checks import Outcome
 from covey.rollouts.settings import group_sizes
-from covey.rollouts.source import AdaptiveSampler, PromptSampler
+from covey.rollouts.stream import AdaptiveSampler, PromptSampler
 from covey.run.preflight.subject import Check, PreflightContext
 from covey.system import custom
 from covey.system.lookup import describe
