@@ -195,7 +195,7 @@ def _expand(names: str | list[Any]) -> Iterator[str]:
         yield from fnmatch.filter(setting_names(), names) if "*" in names else [names]
 
 
-_TABLE = read_table(settings.CONF.with_name("unread.yaml"))
+_TABLE = read_table(Path(__file__).with_name("unread.yaml"))
 UNREAD = {verb: tuple(_expand(names)) for verb, names in _TABLE["verbs"].items()}
 """Settings that a verb does not read; the same words may serve several verbs."""
 
