@@ -5,13 +5,18 @@ or None for each completion. Those with options are frozen dataclasses: `SoftOve
 run unchanged in TRL's GRPOTrainer. Nothing heavy is imported before a function needs it: worker processes start fast.
 """
 
-from covey.environments.reward_functions.bridges.trainers import compute_score, for_trl, trl_rows
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from covey.environments.reward_functions.ready_made.lengths import Repetition, SoftOverlong
 from covey.environments.reward_functions.ready_made.mathematics import CosineScaled, ReasoningAccuracy, accuracy
 from covey.environments.reward_functions.ready_made.pairwise import Pairwise
 from covey.environments.reward_functions.ready_made.reward_model import RewardModel
 from covey.environments.reward_functions.ready_made.style import LengthPenalty, SentenceEnd, think_format
 from covey.environments.reward_functions.ready_made.table import REWARDS
+
+if TYPE_CHECKING:
+    from covey_trl.judges import compute_score, for_trl, trl_rows
 
 __all__ = [
     "REWARDS",
@@ -29,3 +34,10 @@ __all__ = [
     "think_format",
     "trl_rows",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a bridge to another trainer at its first use."""
+    if name not in ("compute_score", "for_trl", "trl_rows"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module("covey_trl.judges"), name)

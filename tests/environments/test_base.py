@@ -15,10 +15,10 @@ from covey.environments.arithmetic import Arithmetic
 from covey.environments.base import Environment, Replies, Split, adapt, metrics_of
 from covey.environments.episode import Answer, Observation
 from covey.environments.mixture import Mixture
-from covey.environments.reward_functions.bridges.trainers import for_trl, trl_rows
 from covey.loop import train
 from covey.system.waits.watchdog import Watchdog
 from covey.types import Failure, Message, Prompt, Reward
+from covey_trl.judges import for_trl, trl_rows
 
 from ..support.small import rows, small_config, use, varied
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from covey.environments.reward_functions.bridges.trainers import compute_score
 from covey.environments.reward_functions.call import RewardCall
 from covey.environments.reward_functions.environment import RewardFunctions, RewardSettings, reward_functions
 from covey.environments.reward_functions.verl import adapted
 from covey.system.workers.pool import WorkerSettings
 from covey.types import Failure, Reward
+from covey_trl.judges import compute_score
 
 from ...support.tools import run
 

@@ -1,1 +1,0 @@
-"""covey's environments as judges inside other trainers."""
