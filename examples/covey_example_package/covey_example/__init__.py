@@ -1,0 +1,1 @@
+"""Adds an environment, a verb and a callback to covey."""
