@@ -24,7 +24,7 @@ from covey_tasks.ifeval.rewards import Scheme
 from covey_tasks.math.countdown.environment import Countdown, problem_of
 from covey_tasks.math.gsm8k import GSM8K, prompt_of
 from covey_tasks.math.mathematics import Mathematics, gold_answers
-from covey_tasks.math.settings import CountdownConfig, MathConfig
+from covey_tasks.math.settings import CountdownConfig, Gsm8kConfig, MathConfig
 
 Judge = Callable[[Any], tuple[Environment, Prompt]]
 
@@ -65,11 +65,12 @@ def arithmetic() -> Judge:
 
 def gsm8k(*, scheme: str = "covey", format_reward: float = 0.1) -> Judge:
     """Judge word problems. The ground truth is the number, or a solution that ends in `#### N`."""
-    environment = GSM8K({}, scheme, format_reward)
+    settings = Gsm8kConfig(scheme=scheme, format_reward=format_reward, instruction="")
+    environment = GSM8K({}, settings)
 
     def judge(truth: Any) -> tuple[Environment, Prompt]:
         answer = str(truth) if "####" in str(truth) else f"#### {truth}"
-        return environment, prompt_of({"question": "", "answer": answer}, scheme, "")
+        return environment, prompt_of({"question": "", "answer": answer}, settings)
 
     return judge
 

@@ -46,9 +46,9 @@ _VERL_STRICT = re.compile(r"#### (-?[0-9.,]+)")
 _VERL_FLEXIBLE = re.compile(r"-?[0-9.,]+")
 
 
-def check_scheme(scheme: str, format_reward: float) -> None:
-    one_of("scheme", scheme, INSTRUCTIONS)
-    check_format_reward(format_reward)
+def check_scheme(settings: Gsm8kConfig) -> None:
+    one_of("scheme", settings.scheme, INSTRUCTIONS)
+    check_format_reward(settings.format_reward)
 
 
 def split_answer(answer: str) -> tuple[str, str]:
@@ -71,42 +71,35 @@ class GSM8K(VerifiedAnswers):
     def __init__(
         self,
         rows: Mapping[Split, Sequence[Row | Prompt]],
-        scheme: str = "covey",
-        format_reward: float = 0.1,
-        instruction: str | None = None,
+        settings: Gsm8kConfig | None = None,
         limits: MathLimits | None = None,
     ) -> None:
-        """Read the rows. Raises ValueError for an unknown scheme and for rows whose answer does not end in `#### N`.
-
-        Args:
-            instruction: what the system message says; None takes the scheme's own, "" sends none.
-        """
-        check_scheme(scheme, format_reward)
-        if scheme == "trl":
-            check_installed(scheme)
-        self.scheme = scheme
-        self.format_reward = format_reward
-        super().__init__(numbered(rows, partial(prompt_of, scheme=scheme, instruction=instruction)), limits)
+        """Read the rows. ValueError for one whose answer does not end in `#### N`."""
+        self._settings = settings or Gsm8kConfig()
+        check_scheme(self._settings)
+        if self._settings.scheme == "trl":
+            check_installed("trl")
+        super().__init__(numbered(rows, partial(prompt_of, settings=self._settings)), limits)
 
     def write_solution(self, prompt: Prompt) -> str:
-        return DEMONSTRATIONS[self.scheme](prompt.columns["solution"], prompt.columns["gold"])
+        return DEMONSTRATIONS[self._settings.scheme](prompt.columns["solution"], prompt.columns["gold"])
 
     async def judged(self, prompt: Prompt, completion: str) -> Reward | Failure:
-        gold = prompt.columns["gold"]
-        if self.scheme in TEXT_SCHEMES:
-            return TEXT_SCHEMES[self.scheme](completion, gold)
-        if self.scheme == "trl":
+        gold, scheme = prompt.columns["gold"], self._settings.scheme
+        if scheme in TEXT_SCHEMES:
+            return TEXT_SCHEMES[scheme](completion, gold)
+        if scheme == "trl":
             return await self._verifier.trl(completion, gold)
-        is_right = compare(completion, gold, computed=self.scheme == "covey", is_cut=isinstance(completion, CutText))
-        return covey_reward(completion, is_right, self.format_reward)
+        is_right = compare(completion, gold, computed=scheme == "covey", is_cut=isinstance(completion, CutText))
+        return covey_reward(completion, is_right, self._settings.format_reward)
 
 
 def build_gsm8k(settings: Gsm8kConfig, config: BuildSettings) -> VerifiedAnswers:
-    make = partial(prompt_of, scheme=settings.scheme, instruction=settings.instruction)
+    make = partial(prompt_of, settings=settings)
     how = row_settings(config.data, ("question", "answer"), prompt=("question",), make=make)
     known = partial(of_verl, problem="question", answer="answer", form="#### {}")
     rows = load_rows(config.data.path, replace(how, known=known))
-    return GSM8K(rows.splits, settings.scheme, settings.format_reward, settings.instruction)
+    return GSM8K(rows.splits, settings)
 
 
 def covey_reward(completion: str, is_right: bool, format_reward: float) -> Reward:
@@ -136,11 +129,11 @@ def _torchrl_normalised(text: str) -> str:
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
-def prompt_of(row: Row, scheme: str, instruction: str | None) -> Prompt:
+def prompt_of(row: Row, settings: Gsm8kConfig) -> Prompt:
     """Make a prompt of a row, as `GSM8K` takes them too. Raises ValueError where it holds no question and answer."""
     question, (solution, gold) = text_in(row, "question"), split_answer(text_in(row, "answer"))
     columns = {"question": question, "solution": solution, "gold": gold, "level": row.get("level")}
-    said = INSTRUCTIONS[scheme] if instruction is None else instruction
+    said = INSTRUCTIONS[settings.scheme] if settings.instruction is None else settings.instruction
     return Prompt("", "gsm8k", conversation(question, said), columns)
 
 

@@ -44,7 +44,7 @@ class Gsm8kConfig(EnvironmentConfig):
         from covey_tasks.math.gsm8k import check_scheme
 
         with naming_settings():
-            check_scheme(self.scheme, self.format_reward)
+            check_scheme(self)
 
 
 @dataclass

@@ -13,6 +13,7 @@ from covey.run.preflight.preflight import run_checks
 from covey.run.preflight.subject import PreflightContext
 from covey.types import Failure, Prompt, Reward
 from covey_tasks.math.gsm8k import GSM8K, INSTRUCTIONS
+from covey_tasks.math.settings import Gsm8kConfig
 from tests.support.scripted import Scripted
 
 from ...support.small import scripted
@@ -70,7 +71,7 @@ def test_the_gold_answers_of_gsm8k_get_full_marks_in_every_scheme(build: Build, 
         {"question": "6 * 7?", "answer": "6 * 7 = <<6*7=42>>42\n#### 42"},
         {"question": "How many?", "answer": "Many of them.\nIn all 1,200.\n#### 1,200"},
     ]
-    environment = GSM8K({"train": answers, "test": answers[:1]}, scheme)
+    environment = GSM8K({"train": answers, "test": answers[:1]}, Gsm8kConfig(scheme=scheme))
     found = finding(build(environment), "gold answers")
     assert found.figure == "2 gold answers get the maximum reward"
     assert found.passed

@@ -18,6 +18,7 @@ from covey_tasks.math.gsm8k import (
     verl_strict_reward,
 )
 from covey_tasks.math.schemes import torchrl_reward as torchrl_scale
+from covey_tasks.math.settings import Gsm8kConfig
 from covey_tasks.math.verifier import MathLimits
 
 ROW = {"question": "How much are 3 boxes at $410?", "answer": "3*410 = <<3*410=1230>>1230 dollars.\n#### 1,230"}
@@ -75,7 +76,7 @@ def test_a_box_without_a_number_and_several_boxes_are_not_the_requested_form(box
 
 @pytest.mark.parametrize("scheme", ["covey", "values"])
 def test_a_cut_answer_counts_where_it_is_marked_and_not_by_its_last_number(scheme: str) -> None:
-    environment = GSM8K(ROWS, scheme)
+    environment = GSM8K(ROWS, Gsm8kConfig(scheme=scheme))
     assert scores(environment, ["So there are 1230"]) == [Reward(1.0, {"correct": 1.0, "format": 0.0})]
     cut = scores(environment, [CutText("So there are 1230"), CutText("The answer is not 7. There are 1230")])
     assert cut == [Reward(0.0, {"correct": 0.0, "format": 0.0})] * 2
@@ -114,14 +115,14 @@ def test_the_form_is_one_last_line_with_a_number(completion: str) -> None:
 
 @pytest.mark.parametrize("answer", ["#### 3*410", "#### 2460/2", "\\boxed{\\sqrt{1512900}}", "The answer is 1000+230."])
 def test_an_answer_that_is_not_computed_is_wrong_unless_values_alone_are_asked_for(answer: str) -> None:
-    rewards = [*scores(GSM8K(ROWS), [answer]), *scores(made := GSM8K(ROWS, "values"), [answer])]
+    rewards = [*scores(GSM8K(ROWS), [answer]), *scores(made := GSM8K(ROWS, Gsm8kConfig(scheme="values")), [answer])]
     made.close()
     assert [reward.value for reward in rewards if isinstance(reward, Reward)] == [0.0, 1.0]
 
 
 @pytest.mark.long
 def test_answers_that_need_algebra_are_judged_in_a_worker() -> None:
-    environment = GSM8K(ROWS, "values")
+    environment = GSM8K(ROWS, Gsm8kConfig(scheme="values"))
     rewards = scores(environment, ["\\boxed{\\sqrt{1512900}}", "\\boxed{\\sqrt{1512901}}"])
     environment.close()
     assert [reward.value for reward in rewards if isinstance(reward, Reward)] == [1.0, 0.0]
@@ -129,7 +130,7 @@ def test_answers_that_need_algebra_are_judged_in_a_worker() -> None:
 
 @pytest.mark.long
 def test_an_answer_that_hangs_algebra_is_wrong_and_counted_and_does_not_hang_the_run() -> None:
-    environment = GSM8K(ROWS, "trl", limits=MathLimits(timeout=1.5))
+    environment = GSM8K(ROWS, Gsm8kConfig(scheme="trl"), limits=MathLimits(timeout=1.5))
     slow = "\\boxed{\\binom{999999999}{499999999}}"
     assert scores(environment, [slow]) == [Reward(0.0, {"correct": 0.0})]
     assert environment.metrics() == {"math_calls": 1.0, "math_timeouts": 1.0, "math_crashes": 0.0}
@@ -145,14 +146,14 @@ async def values_of_demonstrations(environment: GSM8K) -> set[float]:
 
 @pytest.mark.parametrize("scheme", sorted(INSTRUCTIONS))
 def test_demonstrations_score_full_marks_in_every_scheme(scheme: str) -> None:
-    environment = GSM8K(ROWS, scheme)
+    environment = GSM8K(ROWS, Gsm8kConfig(scheme=scheme))
     assert asyncio.run(values_of_demonstrations(environment)) == {1.0}
     environment.close()
 
 
 @pytest.mark.long
 def test_an_unreadable_gold_is_a_failure_in_the_trl_scheme() -> None:
-    environment = GSM8K({"train": [{"question": "?", "answer": "#### \\"}], "test": []}, "trl")
+    environment = GSM8K({"train": [{"question": "?", "answer": "#### \\"}], "test": []}, Gsm8kConfig(scheme="trl"))
     (failure,) = scores(environment, ["42"])
     environment.close()
     assert failure == Failure("math-verify cannot read the gold answer '\\\\'")
@@ -183,7 +184,7 @@ def test_torchrl_takes_the_first_answer_tag_and_pays_for_a_wrong_one() -> None:
 @pytest.mark.parametrize("settings", [{"scheme": "verl"}, {"format_reward": 1.0}])
 def test_impossible_settings_are_refused(settings: dict) -> None:
     with pytest.raises(ValueError, match=r"must be (one of|in)"):
-        GSM8K(ROWS, **settings)
+        GSM8K(ROWS, Gsm8kConfig(**settings))
 
 
 @pytest.mark.shared
@@ -191,7 +192,7 @@ def test_impossible_settings_are_refused(settings: dict) -> None:
 def test_all_700_gold_answers_score_full_marks(shared: Path, scheme: str) -> None:
     rows = {split: _rows(shared / "data" / "gsm8k" / f"{split}.jsonl") for split in ("train", "test")}
     assert len(rows["train"]) + len(rows["test"]) == 700
-    environment = GSM8K(rows, scheme)
+    environment = GSM8K(rows, Gsm8kConfig(scheme=scheme))
     assert asyncio.run(values_of_demonstrations(environment)) == {1.0}
     environment.close()
 

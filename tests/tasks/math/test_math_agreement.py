@@ -10,7 +10,7 @@ from covey.types import Failure, Reward
 from covey_graders.math.symbolic import math_verify_accuracy
 from covey_tasks.math.gsm8k import DEMONSTRATIONS, GSM8K, INSTRUCTIONS
 from covey_tasks.math.mathematics import Mathematics
-from covey_tasks.math.settings import MathConfig
+from covey_tasks.math.settings import Gsm8kConfig, MathConfig
 
 MARKS = {"verl_strict": "#### ", "torchrl": "<answer>", "trl": "\\boxed"}
 """What a scheme reads and nothing else."""
@@ -29,7 +29,9 @@ def judged(environment: GSM8K | Mathematics, completions: list[str]) -> list[flo
 
 
 def word_problems(rows: list[dict], scheme: str) -> GSM8K:
-    return GSM8K({"train": [{"question": "?", "answer": f"#### {row['gold']}"} for row in rows]}, scheme)
+    return GSM8K(
+        {"train": [{"question": "?", "answer": f"#### {row['gold']}"} for row in rows]}, Gsm8kConfig(scheme=scheme)
+    )
 
 
 @pytest.mark.shared
