@@ -103,13 +103,11 @@ class Zygote:
         self._unanswered += 1
 
     def reap(self) -> None:
-        """Wait for the killed programs' ends."""
         while self._unanswered:
             self._unanswered -= 1
             self._answer()
 
     def close(self) -> None:
-        """End it and all that it has forked."""
         self._process.kill()
         self._process.wait()
         self._channel.close()
@@ -234,7 +232,7 @@ class Program:
             return None
         text = bytes(self.incoming[wire.LENGTH : wire.LENGTH + length])
         del self.incoming[: wire.LENGTH + length]
-        return decoded_object(text)
+        return decode_object(text)
 
     def _read(self, descriptor: int) -> None:
         try:
@@ -278,7 +276,7 @@ class Program:
         os.close(descriptor)
 
 
-def decoded_object(text: bytes) -> dict[str, Any]:
+def decode_object(text: bytes) -> dict[str, Any]:
     """Return a frame's JSON object. Raises Violation where it is none."""
     try:
         found = codec.loads(text)

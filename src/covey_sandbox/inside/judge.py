@@ -92,7 +92,6 @@ class Host:
         self._open_zygote()
 
     def _open_zygote(self) -> None:
-        """Start a new zygote, in which nothing has run."""
         environment = {checks.CANARY: secrets.token_hex(8), "LANG": "C.UTF-8", "PYTHONHASHSEED": "0"}
         config = {"layers": self.layers, "uid": self.uid, "base": self.base}
         self.zygote = Zygote(self.start["command"], self.start["bundle"].encode(), config, environment)
@@ -150,7 +149,6 @@ class Host:
             self._end(running)
 
     def _use(self, limits: dict[str, Any]) -> None:
-        """Make processes for these limits from now on."""
         if limits != self._limits and self._spare is not None:
             spare, self._spare = self._spare, None
             spare.close()
@@ -158,7 +156,6 @@ class Host:
         self._limits = limits
 
     def _fresh(self, is_script: bool) -> Process:
-        """Return the ready process if it fits."""
         if is_script or self._spare is None:
             return self.spawn(self._limits, is_script)
         spare, self._spare = self._spare, None
@@ -227,7 +224,6 @@ class Host:
             self._spare = self.spawn(self._limits)
 
     def close(self) -> None:
-        """End everything and leave nothing behind."""
         if self.zygote is not None:
             self.zygote.close()
         for remover in self._removers:
@@ -282,7 +278,6 @@ def prove(host: Host, supervisor: Supervisor) -> None:
 
 
 def describe(host: Host) -> dict[str, Any]:
-    """Return the manifest's values."""
     return {
         "tier": host.start["tier"],
         "layers": list(host.layers),

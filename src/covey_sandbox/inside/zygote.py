@@ -83,7 +83,6 @@ def tell(channel: socket.socket, message: dict[str, Any]) -> None:
 
 
 def serve(channel: socket.socket, base: Spec) -> None:
-    """Spawn and end processes, as requested."""
     while True:
         message, descriptors, _, _ = socket.recv_fds(channel, MAX_MESSAGE, 4)
         if not message:

@@ -63,7 +63,6 @@ RUNS: dict[str, tuple[str, ...]] = {
 
 
 def is_shut(found: Any, expected: Expected) -> bool:
-    """Return True if the attempt failed."""
     return "open" not in found
 
 
@@ -179,7 +178,6 @@ def canary_resources() -> Iterator[Found]:
 
 
 def listener(family: int, kind: int, address: Any) -> socket.socket:
-    """Make a socket that would answer."""
     server = socket.socket(family, kind)
     server.bind(address)
     if kind == socket.SOCK_STREAM:
@@ -198,7 +196,6 @@ def segment() -> Iterator[int]:
 
 
 def seen_from_outside(program: Program) -> Found:
-    """Return the host's view of a process in /proc."""
     lines = Path(f"/proc/{program.process.pid}/status").read_text().splitlines()
     status = {name: value.split() for name, _, value in (line.partition(":") for line in lines)}
     return {"outer_uid": int(status["Uid"][0]), "capabilities": int(status["CapPrm"][0], 16)}

@@ -127,7 +127,6 @@ def enter_identity(spec: Spec, step: Step) -> None:
 
 
 def change_user(uid: int) -> None:
-    """Change to that user and group for good."""
     os.setgroups([])
     os.setresgid(uid, uid, uid)
     os.setresuid(uid, uid, uid)
@@ -176,7 +175,6 @@ def arrange(descriptors: dict[int, int]) -> None:
 
 
 def can_change_user() -> bool:
-    """Return True if this process may change users."""
     with open("/proc/self/status") as file:
         effective = next(int(line.split()[1], 16) for line in file if line.startswith("CapEff"))
     wanted = 1 << kernel.CAP_SETUID | 1 << kernel.CAP_SETGID

@@ -23,7 +23,6 @@ io_uring_setup perf_event_open memfd_create open_by_handle_at pidfd_open socket 
 
 
 def serve() -> NoReturn:
-    """Run the probes in place of a program."""
     facts = codec.loads(program.read_frame(program.JOB))
     found = {name: try_attempt(ATTEMPTS[name], facts) for name in facts["attempts"]}
     program.ResultChannel(program.RESULT, 1 << 16).send(found)
@@ -68,7 +67,6 @@ def call_through(name: str) -> None:
 
 
 def read_file(facts: dict[str, Any]) -> list[str]:
-    """Read files that everybody may read on the host."""
     return [outcome(lambda path=path: open(path).close()) for path in facts["files"]]  # type: ignore[misc]
 
 
@@ -89,7 +87,7 @@ def signal_parent(facts: dict[str, Any]) -> str:
 
 
 def connect(family: int, kind: int, address: Any) -> str:
-    """Return whether a connection can be made and used."""
+    """Try to make a connection and use it."""
 
     def attempt() -> None:
         with socket.socket(family, kind) as client:
