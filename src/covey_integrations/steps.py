@@ -12,7 +12,7 @@ from typing import Any
 from covey.environments.base import Environment, Split, are_words, conversation, own_containers
 from covey.environments.conversations.tools.calling import in_thread
 from covey.environments.custom import check_arguments
-from covey.environments.data.rows import load_rows, numbered, row_settings
+from covey.environments.data.rows import load_rows, make_prompts, row_settings
 from covey.environments.episode import Answer, Episode, Observation
 from covey.environments.settings import BuildSettings
 from covey.system.lookup import one_of, resolve
@@ -169,4 +169,4 @@ def row_prompts(name: str, rows: Mapping[Split, Sequence[Mapping[str, Any]]]) ->
         extras = {key: value for key, value in row.items() if key != "prompt"}
         return Prompt("", name, tuple(map(dict, row["prompt"])), {"extras": extras})
 
-    return numbered(rows, prompt)
+    return make_prompts(rows, prompt)

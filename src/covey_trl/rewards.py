@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from covey.environments.reward_functions.ready_made.reward_model import RewardModel, padded
+from covey.environments.reward_functions.ready_made.reward_model import RewardModel, add_padding
 from covey.environments.reward_functions.ready_made.table import REWARDS
 from covey.policy.models.scorer import Scorer
 
@@ -57,7 +57,7 @@ class _ModelInMemory(RewardModel):
             from transformers import AutoTokenizer
 
             tokenizer = AutoTokenizer.from_pretrained(model.name_or_path)
-        return padded(Scorer(model.eval(), tokenizer))
+        return add_padding(Scorer(model.eval(), tokenizer))
 
 
 def without_columns(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -10,13 +10,13 @@ from covey.algorithm.credit.turns import (
     TURN_CREDIT,
     Turns,
     anchor_state,
-    anchored,
     as_turns,
     chosen_turn_credit,
     discounted,
     episode,
     outcomes,
     returns,
+    shares_anchor,
     turn_mixed,
 )
 from covey.algorithm.settings import TURN_CREDITS
@@ -75,7 +75,7 @@ def test_turns_that_began_in_one_state_are_compared_besides_their_episodes() -> 
     """In state s returns are 3 and 1 without discount; nothing else began in t."""
     found = anchor_state(ONE_GROUP, THREE_TURNS, group_center, weight=0.5, gamma=1.0, scale="none")
     assert found.tolist() == [1.5, 1.0, -1.5]
-    assert anchored(ONE_GROUP, THREE_TURNS).tolist() == [True, False, True]
+    assert shares_anchor(ONE_GROUP, THREE_TURNS).tolist() == [True, False, True]
 
 
 def test_states_of_other_groups_and_states_without_a_name_are_not_the_same() -> None:
@@ -83,7 +83,7 @@ def test_states_of_other_groups_and_states_without_a_name_are_not_the_same() -> 
     unnamed = as_turns([0, 0, 1], [1.0, 0.0, 0.5])
     for given, turns in ((apart, THREE_TURNS), (ONE_GROUP, unnamed)):
         assert torch.equal(anchor_state(given, turns, group_center), episode(given, turns, group_center))
-        assert not bool(anchored(given, turns).any())
+        assert not bool(shares_anchor(given, turns).any())
 
 
 def test_a_state_that_an_episode_comes_back_to_counts_each_time() -> None:

@@ -20,7 +20,7 @@ import covey
 from covey.algorithm.settings import AlgorithmConfig
 from covey.api.request import Arguments
 from covey.api.settings import full_name
-from covey.api.training import resumed
+from covey.api.training import make_resume_request
 from covey.config.compose import to_yaml
 from covey.config.schema import Config
 from covey.run.preflight import preflight
@@ -246,7 +246,7 @@ def test_what_a_resume_is_told_wrongly_is_one_line(tmp_path: Path) -> None:
 def test_a_run_of_samplers_that_was_begun_without_a_correction_is_resumed_without_one(tmp_path: Path) -> None:
     begun = Config(source="ray", max_staleness=1, algorithm=AlgorithmConfig(loss="sapo"))
     (tmp_path / "config.yaml").write_text(to_yaml(begun))
-    assert resumed(Arguments(), tmp_path, None).config.algorithm.correction == "none"
+    assert make_resume_request(Arguments(), tmp_path, None).config.algorithm.correction == "none"
 
 
 def test_the_command_says_that_it_cannot_resume_objects_and_what_can(tmp_path: Path) -> None:

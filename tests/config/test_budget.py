@@ -13,7 +13,7 @@ from covey.config.schema import Config
 from covey.config.validate import validate, with_steps
 from covey.loop import train
 from covey.rollouts.settings import CurriculumConfig, GroupSizeStep
-from covey.run.memory.estimate import derived
+from covey.run.memory.estimate import derive_numbers
 
 from ..support.small import rows, small_config, words
 
@@ -75,7 +75,7 @@ def test_completions_in_all_shorten_what_a_recipe_plans_for_more_steps() -> None
     assert config.num_steps == 5
     assert config.group_size_schedule == [GroupSizeStep(step=3, group_size=4)]
     assert config.optimizer.warmup_steps == 0
-    assert derived(config)["rollouts_in_all"] == 64
+    assert derive_numbers(config)["rollouts_in_all"] == 64
 
 
 def test_passes_need_prompts_that_come_in_passes() -> None:

@@ -18,7 +18,7 @@ from covey.config.validate import validate
 from covey.environments.reward_functions.settings import RewardFunctionsConfig
 from covey.environments.settings import ArithmeticConfig
 from covey.policy.settings import ModelConfig
-from covey.run.memory.estimate import derived, report
+from covey.run.memory.estimate import derive_numbers, report
 from covey.trainer.settings import OptimizerConfig
 from covey_tasks.infill.settings import InfillConfig
 from covey_tasks.math.settings import Gsm8kConfig
@@ -219,7 +219,7 @@ def test_derived_numbers_follow_from_the_settings() -> None:
     config.max_staleness = 2
     config.evaluation.every = 3
     config.sampling.max_tokens = 100
-    numbers = derived(config, num_ranks=4)
+    numbers = derive_numbers(config, num_ranks=4)
     assert numbers["rollouts_per_step"] == 24
     assert numbers["rollouts_in_all"] == 240
     assert numbers["groups_per_rank"] == 2

@@ -18,7 +18,7 @@ from torch import Tensor
 from covey.algorithm.aggregation import AGGREGATIONS
 from covey.algorithm.settings import AlgorithmConfig
 from covey.policy import sharding
-from covey.run.build import distributed
+from covey.run.build import shard_policy
 from covey.system import collectives
 from covey.system import ranks as launch
 from covey.types import Batch, Group
@@ -99,7 +99,7 @@ def update_on_ranks(case: UpdateCase, how: How, strategy: str, tamper: Tamper = 
     reference = reference_of(case, policy)
     if reference.policy.model is not policy.model:
         reference = replace(reference, policy=copied(reference.policy))
-    policy, reference = distributed(policy, reference, strategy)
+    policy, reference = shard_policy(policy, reference, strategy)
     trainer = make_trainer(
         policy,
         case.algorithm,

@@ -13,7 +13,7 @@ from covey.policy.logprobs import Scoring
 from covey.policy.models.loading import load_policy
 from covey.policy.reference import make_reference
 from covey.policy.settings import ModelConfig
-from covey.run.build import distributed
+from covey.run.build import shard_policy
 from covey.run.preflight.passes import LiveBytes
 from covey.system import collectives
 from covey.types import Sampling
@@ -33,7 +33,7 @@ def state_bytes(state: dict[str, Any]) -> int:
 @pytest.mark.long
 def test_moments_are_saved_one_tensor_at_a_time_and_rank_0_alone_keeps_them(tmp_path: Path) -> None:
     def work() -> dict[str, Any]:
-        policy, _ = distributed(nano(nano_num_layers=LAYERS), None, "fsdp")
+        policy, _ = shard_policy(nano(nano_num_layers=LAYERS), None, "fsdp")
         trainer = make_trainer(policy, optimizer=ADAMW)
         trainer.step(make(random_groups(vocabulary=250), advantages=ADVANTAGES), 0)
         with LiveBytes() as live:
@@ -54,7 +54,7 @@ def test_moments_are_saved_one_tensor_at_a_time_and_rank_0_alone_keeps_them(tmp_
 @pytest.mark.long
 def test_weights_that_were_gathered_to_be_pushed_are_put_away_again(tmp_path: Path) -> None:
     def work() -> bool:
-        policy, _ = distributed(nano(), None, "fsdp")
+        policy, _ = shard_policy(nano(), None, "fsdp")
         with sharding.gather_weights(policy):
             packed = pack(make_weight_set(policy, 1, copy=False))
         pushed = unpack(packed).tensors
@@ -70,7 +70,7 @@ def test_a_reference_is_made_of_the_policy_s_shards(tmp_path: Path) -> None:
         number = sum(parameter.numel() for parameter in policy.model.parameters())
         empty = make_reference(policy, refreshed=False, is_empty=True)
         stored = sum(not parameter.is_meta for parameter in empty.policy.model.parameters())
-        sharded, reference = distributed(policy, empty, "fsdp")
+        sharded, reference = shard_policy(policy, empty, "fsdp")
         assert reference is not None
         local = sum(parameter.to_local().numel() for parameter in reference.policy.model.parameters())  # type: ignore[operator]
         same = all(
@@ -105,7 +105,7 @@ def test_half_precision_is_gathered_in_two_bytes_a_weight_and_trained_in_four(tm
     """What is sampled is what is trained, and both are near what one process computes under autocast."""
 
     def work() -> dict[str, Any]:
-        policy, _ = distributed(nano(nano_num_layers=LAYERS, precision="bfloat16"), None, "fsdp")
+        policy, _ = shard_policy(nano(nano_num_layers=LAYERS, precision="bfloat16"), None, "fsdp")
         groups = random_groups(vocabulary=250)
         with sharding.gather_weights(policy):
             gathered = {str(parameter.dtype) for parameter in policy.model.parameters()}
@@ -128,7 +128,7 @@ def test_half_precision_is_gathered_in_two_bytes_a_weight_and_trained_in_four(tm
 @pytest.mark.long
 def test_sampling_gathers_layer_by_layer_into_one_copy_in_half_precision(tmp_path: Path) -> None:
     def work() -> dict[str, int]:
-        policy, _ = distributed(nano(nano_num_layers=LAYERS, precision="bfloat16"), None, "fsdp")
+        policy, _ = shard_policy(nano(nano_num_layers=LAYERS, precision="bfloat16"), None, "fsdp")
         number = sum(parameter.numel() for parameter in policy.model.parameters())
         layer = sum(parameter.numel() for parameter in policy.causal_lm.model.layers[0].parameters())
         with StorageBytes() as live, sharding.gather_weights(policy):

@@ -14,7 +14,7 @@ from covey.environments.settings import ArithmeticConfig, MixtureConfig, part_co
 from covey.rollouts.settings import CurriculumConfig, GroupSizeStep
 from covey.run.build import build_environment
 from covey.run.checkpoints.saved_settings import settings_of
-from covey.run.memory.estimate import derived
+from covey.run.memory.estimate import derive_numbers
 from covey_tasks.math.settings import Gsm8kConfig
 
 SUMS = "{name: arithmetic, levels: [1]}"
@@ -79,7 +79,7 @@ def test_saved_settings_of_a_mixture_come_back_the_same_and_cannot_change_unnoti
 def test_derived_numbers_count_every_group_size() -> None:
     config = composed("num_steps=100", "groups_per_step=2", "group_size_schedule=[{step: 25, group_size: 4}]")
     assert config.group_size_schedule == [GroupSizeStep(25, 4)]
-    numbers = derived(config, num_ranks=1)
+    numbers = derive_numbers(config, num_ranks=1)
     assert numbers["rollouts_in_all"] == 2 * (25 * 8 + 75 * 4)
     assert numbers["rollouts_per_step"] == 2 * 8
 

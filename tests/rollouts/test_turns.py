@@ -16,7 +16,7 @@ from covey.environments.base import Split, adapt, is_message
 from covey.environments.episode import Answer, Episode, Observation
 from covey.loop import train
 from covey.policy.models.nano import CHAT_TEMPLATE
-from covey.rollouts.attempt import Segment, joined, sampled
+from covey.rollouts.attempt import Segment, build_rollout, to_segment
 from covey.rollouts.encoding import encode_prompt
 from covey.rollouts.rollout import roll_out
 from covey.rollouts.sampler import EpisodeLimits, Sampler
@@ -191,8 +191,13 @@ def test_a_stop_token_that_the_template_writes_too_is_there_once() -> None:
 def test_a_rollout_of_two_turns_is_of_the_older_version_and_ends_as_the_last() -> None:
     first = Completion((8, 9), (-0.1, -0.2), "stop", policy_version=3)
     second = Completion((7,), (-0.3,), "length", policy_version=4)
-    branch = [Segment((1, 2), "prompt", 0), sampled(first, 1), Segment((5, 6), "user", 1), sampled(second, 2)]
-    made = joined([branch], Reward(0.5, {}), "text")
+    branch = [
+        Segment((1, 2), "prompt", 0),
+        to_segment(first, 1),
+        Segment((5, 6), "user", 1),
+        to_segment(second, 2),
+    ]
+    made = build_rollout([branch], Reward(0.5, {}), "text")
     assert made.input_ids == (1, 2, 8, 9, 5, 6)
     assert made.target_ids == (2, 8, 9, 5, 6, 7)
     assert made.loss_mask == (False, True, True, False, False, True)

@@ -582,4 +582,4 @@ def test_settings_that_name_nothing_are_fine() -> None:
     assert list(trust.named_code({"instruction": "Answer: yes", "stop": ["\n\n", ":"], "name": "org/model"})) == []
     Path("rows.jsonl").touch()
     of_here = {"data": {"path": "rows.jsonl"}, "model": {"name": "org/model"}, "judge": "nano-judge", "trackers": []}
-    assert list(trust.loosened({**of_here, "reference_model": "", "path": None})) == []
+    assert list(trust.find_risks({**of_here, "reference_model": "", "path": None})) == []

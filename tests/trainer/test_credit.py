@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from covey.algorithm.build import build_credit
-from covey.algorithm.credit.assign import estimated
+from covey.algorithm.credit.assign import estimate_advantages
 from covey.algorithm.credit.scores import ScoredCompletion, Scores, scores
 from covey.algorithm.metrics import group_metrics, value
 from covey.algorithm.settings import TURN_CREDITS, AlgorithmConfig
@@ -279,7 +279,7 @@ def test_custom_functions_say_nothing_of_what_was_not_scored() -> None:
     shaped = assigner(advantage="group_center", shaping={f"{__name__}:at_least_0": {}}).assign([lost])
     assert shaped.advantages == near([0.5, -0.5])  # the failure, for which it says 0, is in no mean
     estimate = build_credit(AlgorithmConfig(advantage=f"{__name__}:one_each")).estimate
-    assert estimated(estimate, scores([1.0, math.nan], [0, 0]))[0].tolist() == [1.0, 0.0]
+    assert estimate_advantages(estimate, scores([1.0, math.nan], [0, 0]))[0].tolist() == [1.0, 0.0]
 
 
 def at_least_0(rewards_N: Tensor, info: Scores) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from covey.algorithm.aggregation import count_totals
 from covey.algorithm.build import build_credit, build_objective
-from covey.algorithm.credit.assign import shaped
+from covey.algorithm.credit.assign import shape_rewards
 from covey.algorithm.credit.scores import scores
 from covey.algorithm.objective import ObjectiveInputs
 from covey.algorithm.settings import AlgorithmConfig
@@ -379,7 +379,7 @@ def of_covey(algorithm: AlgorithmConfig, x: Data) -> Tensor:
     info = scores([0.0] * n, GROUPS, lengths=lengths_N)
     rewards_N = x.rewards_N
     for shape in credit.shaping:
-        rewards_N = shaped(shape, rewards_N, info)
+        rewards_N = shape_rewards(shape, rewards_N, info)
     if algorithm.kl_in == "reward" and algorithm.kl_coef:
         at_old = ObjectiveInputs(log_probs_NT=x.old_NT, **given)
         rewards_N = rewards_N - algorithm.kl_coef * objective.kl_values(at_old).sum(1)

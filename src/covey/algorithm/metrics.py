@@ -123,10 +123,10 @@ def group_metrics(
     spread_N = over_group(center_N, groups_N, "amax") - over_group(center_N, groups_N, "amin")
     return {
         "reward_mean": mean_over(rewards_N, scored_N),
-        "mean_group_std": _weighted(group_std(rewards_N, groups_N), torch.where(count_N > 1, share_N, 0.0)),
-        "zero_std_fraction": _weighted(spread_N <= atol, share_N),
-        "all_correct_fraction": _weighted(_whole_group(~scored_N | (rewards_N >= correct_from), groups_N), share_N),
-        "all_wrong_fraction": _weighted(_whole_group(~scored_N | (rewards_N <= wrong_to), groups_N), share_N),
+        "mean_group_std": _average(group_std(rewards_N, groups_N), torch.where(count_N > 1, share_N, 0.0)),
+        "zero_std_fraction": _average(spread_N <= atol, share_N),
+        "all_correct_fraction": _average(_whole_group(~scored_N | (rewards_N >= correct_from), groups_N), share_N),
+        "all_wrong_fraction": _average(_whole_group(~scored_N | (rewards_N <= wrong_to), groups_N), share_N),
         "unscored_fraction": mean_over(1.0 - scored_N.to(rewards_N.dtype), torch.ones_like(scored_N)),
     }
 
@@ -247,5 +247,5 @@ def _whole_group(flag_N: Tensor, groups_N: Tensor) -> Tensor:
     return over_group(flag_N.to(torch.float64), groups_N, "amin") > 0
 
 
-def _weighted(values_N: Tensor, weights_N: Tensor) -> Average:
+def _average(values_N: Tensor, weights_N: Tensor) -> Average:
     return Average((values_N * weights_N).sum(), weights_N.sum())

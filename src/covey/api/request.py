@@ -98,7 +98,7 @@ def make_request(asked: Arguments, base: Config | None) -> Request:
     config = composed.config
     if asked.unnamed_rewards and "environment.in_process" not in composed.names:
         config.environment.in_process = True
-    given = _given(asked)
+    given = _run_objects(asked)
     _check_places(config, given)
     return Request(config, given, (*changed, *composed.notes, *_notes(asked, config)))
 
@@ -220,7 +220,7 @@ def _task_settings(asked: Arguments) -> dict[str, Any]:
     return found
 
 
-def _given(asked: Arguments) -> RunObjects:
+def _run_objects(asked: Arguments) -> RunObjects:
 
     def make_environment(config: Config) -> Environment:
         if asked.environment is not None:

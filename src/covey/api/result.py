@@ -147,7 +147,7 @@ class Result:
     def _compared(self) -> list[tuple[str, str, str]]:
         """Return name, before and after of each measure, with intervals."""
         before, after = _estimates(self.before), _estimates(self.after)
-        return [(name, _written(before.get(name)), _written(after.get(name))) for name in {**before, **after}]
+        return [(name, _format(before.get(name)), _format(after.get(name))) for name in {**before, **after}]
 
 
 def _estimates(found: Evaluation | None) -> dict[str, Estimate]:
@@ -158,7 +158,7 @@ def _estimates(found: Evaluation | None) -> dict[str, Estimate]:
     return {**accuracy, "mean reward": found.reward_mean, **passes}
 
 
-def _written(estimate: Estimate | None) -> str:
+def _format(estimate: Estimate | None) -> str:
     if estimate is None:
         return "-"
     has_ends = math.isfinite(estimate.low)

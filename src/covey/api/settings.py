@@ -43,7 +43,7 @@ def make_config(base: Config | None, settings: Mapping[str, Any]) -> Composed:
 
     ValueError for an unknown name, with those that are near.
     """
-    flat = list(named_functions(_flattened(settings)))
+    flat = list(named_functions(_flatten(settings)))
     _refuse_foreign(flat)
     if not isinstance(dict(flat).get("recipe", ""), str):
         raise ValueError(f"recipe must be a name, got {dict(flat)['recipe']!r}")
@@ -51,7 +51,7 @@ def make_config(base: Config | None, settings: Mapping[str, Any]) -> Composed:
     if base is not None and chosen:
         name, value = next(iter(chosen.items()))
         raise ValueError(f"{name}={value} is a preset, for which config=Config(...) leaves no room; give one of both")
-    config = copy.deepcopy(base) if base is not None else _composed(chosen)
+    config = copy.deepcopy(base) if base is not None else _compose(chosen)
     names = _put_all(config, [(name, value) for name, value in flat if name not in chosen])
     refuse_idle_cold_start(config, names)
     machine = this_machine if base is None else None
@@ -84,19 +84,19 @@ def _put_all(config: Config, given: Sequence[tuple[str, Any]]) -> frozenset[str]
     return frozenset(names)
 
 
-def _flattened(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _flatten(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield dotted names and values, mappings of sections taken apart."""
     for key, value in settings.items():
         if not isinstance(key, str):
             raise ValueError(f"{prefix.rstrip('.')} has settings by name, got {key!r}")
         name = prefix + key.replace("__", ".")
         if isinstance(value, Mapping) and "." not in name and isinstance(vars(Config()).get(name), Section):
-            yield from _flattened(value, f"{name}.")
+            yield from _flatten(value, f"{name}.")
         else:
             yield name, value
 
 
-def _composed(chosen: Mapping[str, str]) -> Config:
+def _compose(chosen: Mapping[str, str]) -> Config:
     for group, name in chosen.items():
         if name not in group_choices()[group]:
             known = ", ".join(group_choices()[group])

@@ -102,7 +102,7 @@ def train(
         raise ValueError(f"pass either folder= or resume=, not both, got folder={folder} and resume={resume}")
     chosen = settings if recipe is None else settings | {"recipe": recipe}
     asked = Arguments(model, rewards, data, tokenizer, chosen, tools, reference)
-    request = make_request(asked, config) if resume is None else resumed(asked, Path(resume), config)
+    request = make_request(asked, config) if resume is None else make_resume_request(asked, Path(resume), config)
     return run_request(request, folder if resume is None else request.config.resume, callbacks)
 
 
@@ -173,7 +173,7 @@ def _takes(function: Callable[..., Any], count: int) -> bool:
     return True
 
 
-def resumed(asked: Arguments, folder: Path, base: Config | None) -> Request:
+def make_resume_request(asked: Arguments, folder: Path, base: Config | None) -> Request:
     """Return the request of a resumed run, with the same objects.
 
     ValueError where a setting differs from the run's and resume_changes does not name it.

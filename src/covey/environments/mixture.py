@@ -61,14 +61,14 @@ class Mixture(Environment):
 
     async def score(self, prompt: Prompt, completions: Sequence[str]) -> list[Reward | Failure]:
         part, own = self._of(prompt)
-        return [_named(prompt.environment, verdict) for verdict in await answered(part.score(own, completions))]
+        return [_add_term(prompt.environment, verdict) for verdict in await answered(part.score(own, completions))]
 
     async def score_tokens(
         self, prompt: Prompt, completions: Sequence[str], completion_ids: Sequence[Sequence[int]]
     ) -> list[Reward | Failure]:
         part, own = self._of(prompt)
         verdicts = await answered(part.score_tokens(own, completions, completion_ids))
-        return [_named(prompt.environment, verdict) for verdict in verdicts]
+        return [_add_term(prompt.environment, verdict) for verdict in verdicts]
 
     def dry_run(self, prompt: Prompt) -> tuple[Environment, Prompt] | None:
         part, own = self._of(prompt)
@@ -165,7 +165,7 @@ class Mixture(Environment):
         return self._parts[prompt.environment], self._own[prompt.id]
 
 
-def _named(name: str, verdict: Reward | Failure) -> Reward | Failure:
+def _add_term(name: str, verdict: Reward | Failure) -> Reward | Failure:
     """Add the whole reward as a term of its own."""
     if not isinstance(verdict, Reward):
         return verdict

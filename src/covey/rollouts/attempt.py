@@ -23,7 +23,7 @@ class Segment:
     """None: the tokens are given."""
 
 
-def sampled(completion: Completion, turn: int) -> Segment:
+def to_segment(completion: Completion, turn: int) -> Segment:
     """Return the segment of a completion."""
     return Segment(completion.token_ids, "assistant", turn, completion)
 
@@ -72,7 +72,7 @@ def rollout_of(attempt: Attempt, reward: Reward, text: str) -> Rollout:
         replace(turn, start=start, end=end) for turn, (start, end) in zip(attempt.turns, pairwise(ends), strict=True)
     )
     said = (*attempt.opening, *attempt.messages)
-    rollout = joined(attempt.branches, reward, text)
+    rollout = build_rollout(attempt.branches, reward, text)
     return replace(
         rollout,
         policy_version=rollout.policy_version if completions else attempt.version,
@@ -83,7 +83,7 @@ def rollout_of(attempt: Attempt, reward: Reward, text: str) -> Rollout:
     )
 
 
-def joined(branches: Sequence[Sequence[Segment]], reward: Reward, text: str) -> Rollout:
+def build_rollout(branches: Sequence[Sequence[Segment]], reward: Reward, text: str) -> Rollout:
     """Build a rollout with the causal shift: position t predicts token t + 1.
 
     Each branch is shifted by itself. Given tokens are read, and not learnt.

@@ -55,7 +55,7 @@ def as_conversation(text: str | Sequence[Message]) -> tuple[Message, ...]:
     return ({"role": "user", "content": text},) if isinstance(text, str) else tuple(text)
 
 
-def extended(prompt: Prompt, said: str | Sequence[Message]) -> Prompt:
+def extend_prompt(prompt: Prompt, said: str | Sequence[Message]) -> Prompt:
     """Return the prompt extended by an episode's opening.
 
     >>> extended(Prompt("p", "guess", "?", {}), " 0 to 31").text

@@ -149,24 +149,24 @@ def locate(render: Render, messages: Sequence[Message], where: str = "the enviro
     refused: ValueError | None = None
     for places in dict.fromkeys(_places(messages, *style) for style in styles):
         try:
-            return _located(render, messages, places, real, where)
+            return _locate(render, messages, places, real, where)
         except ValueError as error:
             refused = refused or error
     assert refused is not None
     raise refused
 
 
-def _located(render: Render, messages: Sequence[Message], places: Sequence[str], real: str, where: str) -> Rendered:
+def _locate(render: Render, messages: Sequence[Message], places: Sequence[str], real: str, where: str) -> Rendered:
     words = _words(messages)
-    bare = render(_replaced(messages, places))
+    bare = render(_replace_texts(messages, places))
     _check_heard(messages, places, bare)
     # Most templates write words as they are
-    found = _filled(bare, places, words, messages)
+    found = _fill(bare, places, words, messages)
     if found.text == real:
         return found
     # Others trim or escape them: put back one after the other
     written = [_as_written(render, messages, places, index, bare) for index in range(len(words))]
-    if None in written or (found := _filled(bare, places, [str(text) for text in written], messages)).text != real:
+    if None in written or (found := _fill(bare, places, [str(text) for text in written], messages)).text != real:
         raise ValueError(f"the chat template's own marks depend on {where}, so that the two cannot be told apart")
     return found
 
@@ -188,7 +188,7 @@ def _as_written(
 ) -> str | None:
     """Return the rendering of one string, None if it is changed further."""
     words = _words(messages)
-    alone = render(_replaced(messages, [*places[:index], words[index], *places[index + 1 :]]))
+    alone = render(_replace_texts(messages, [*places[:index], words[index], *places[index + 1 :]]))
     around = bare.split(places[index])
     times = len(around) - 1
     if times == 0:
@@ -198,7 +198,7 @@ def _as_written(
     return found if found.join(around) == alone else None
 
 
-def _filled(bare: str, places: Sequence[str], texts: Sequence[str], messages: Sequence[Message]) -> Rendered:
+def _fill(bare: str, places: Sequence[str], texts: Sequence[str], messages: Sequence[Message]) -> Rendered:
     sampled = _are_sampled(messages)
     by_place = {place: number for number, place in enumerate(places)}
     if not places:
@@ -257,25 +257,25 @@ def _words(messages: Sequence[Message]) -> list[str]:
         return text
 
     for message in messages:
-        _changed(message, note)
+        _map_texts(message, note)
     return found
 
 
-def _replaced(messages: Sequence[Message], texts: Sequence[str]) -> list[dict[str, Any]]:
+def _replace_texts(messages: Sequence[Message], texts: Sequence[str]) -> list[dict[str, Any]]:
     following = iter(texts)
-    return [_changed(message, lambda _: next(following)) for message in messages]
+    return [_map_texts(message, lambda _: next(following)) for message in messages]
 
 
-def _changed(value: Any, change: Callable[[str], str], key: str = "") -> Any:
+def _map_texts(value: Any, change: Callable[[str], str], key: str = "") -> Any:
     """Change every string in nested values, without roles, kinds and names."""
     if isinstance(value, str):
         stays = key in ("role", "type") or (key in ("id", "tool_call_id") and re.fullmatch(r"[\w-]*", value))
         return value if stays or not value.strip() else change(value)
     if isinstance(value, Mapping):
         return {
-            name if re.fullmatch(r"\w+", str(name)) else change(str(name)): _changed(inner, change, str(name))
+            name if re.fullmatch(r"\w+", str(name)) else change(str(name)): _map_texts(inner, change, str(name))
             for name, inner in value.items()
         }
     if isinstance(value, list | tuple):
-        return [_changed(inner, change) for inner in value]
+        return [_map_texts(inner, change) for inner in value]
     return value

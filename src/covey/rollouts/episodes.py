@@ -17,11 +17,19 @@ from covey.engine.sessions import open_sessions
 from covey.environments.base import are_words, split_prefill, text_of
 from covey.environments.episode import Answer, Episode, Observation
 from covey.environments.reward_functions.call import problem_with
-from covey.rollouts.attempt import Attempt, Segment, sampled
+from covey.rollouts.attempt import Attempt, Segment, to_segment
 from covey.rollouts.encoding import Tools, as_conversation
 from covey.rollouts.sampler import EpisodeLimits, Sampler
-from covey.rollouts.turns import as_messages, decoded, known_ids, observed_tokens, opened, rendered_tokens, turn_seed
-from covey.rollouts.verdicts import call_env, call_env_async, checked, close, judge_together
+from covey.rollouts.turns import (
+    as_messages,
+    decode_tokens,
+    known_ids,
+    observed_tokens,
+    open_prompt,
+    rendered_tokens,
+    turn_seed,
+)
+from covey.rollouts.verdicts import call_env, call_env_async, check_verdict, close, judge_together
 from covey.types import Completion, Failure, Message, Prompt, Sampling, StopReason, Turn
 
 LOGGER = logging.getLogger(__name__)
@@ -46,7 +54,7 @@ class Opening:
 
     def sampling(self, sampling: Sampling) -> Sampling:
         """Return the sampling of its first turn."""
-        return _bounded(sampling, self.first)
+        return _bound_sampling(sampling, self.first)
 
 
 async def play_group(
@@ -83,14 +91,14 @@ async def _begin(sampler: Sampler, prompt: Prompt, episode: Episode | Failure, t
         return Opening(prompt, (), failure=episode)
     if isinstance(tools, Failure):
         return Opening(prompt, (), failure=tools)
-    said = await observed(sampler, prompt, "reset", episode.reset)
+    said = await observe(sampler, prompt, "reset", episode.reset)
     if isinstance(said, Failure):
         return Opening(prompt, (), failure=said)
     tools = tools if said.tools is None else said.tools
     if said.token_ids is not None:
         return _begun_by_tokens(sampler, prompt, said, said.token_ids)
     if said.conversation is None:
-        whole, ids = opened(sampler.tokenizer, prompt, said.messages, tools)
+        whole, ids = open_prompt(sampler.tokenizer, prompt, said.messages, tools)
         return Opening(whole, ids, tools, said)
     try:
         ids = rendered_tokens(sampler.tokenizer, said.conversation, tools, num_given=0)
@@ -102,7 +110,7 @@ async def _begin(sampler: Sampler, prompt: Prompt, episode: Episode | Failure, t
 def _begun_by_tokens(sampler: Sampler, prompt: Prompt, said: Observation, ids: tuple[int, ...]) -> Opening:
     """Begin with a program's tokens, recorded as the user's text."""
     try:
-        words = as_messages(decoded(sampler.tokenizer, known_ids(sampler.tokenizer, ids)))
+        words = as_messages(decode_tokens(sampler.tokenizer, known_ids(sampler.tokenizer, ids)))
     except ValueError as error:
         return Opening(prompt, (), failure=Failure(f"{prompt.environment}: {error}"))
     return Opening(replace(prompt, text=words), ids, (), replace(said, conversation=words))
@@ -115,15 +123,15 @@ def _open(
     begun = {(opening.ids, opening.sampling(sampling)) for opening in openings if opening.failure is None}
     if len(begun) == 1:
         ((ids, shared),) = begun
-        return _opened(sampler, limits, ids, len(openings), shared)
+        return _open_sessions(sampler, limits, ids, len(openings), shared)
     found: list[Session | None] = []
     for index, opening in enumerate(openings, sampling.first_sample):
         own = replace(opening.sampling(sampling), first_sample=index)
-        found += [None] if opening.failure else _opened(sampler, limits, opening.ids, 1, own)
+        found += [None] if opening.failure else _open_sessions(sampler, limits, opening.ids, 1, own)
     return found
 
 
-def _opened(
+def _open_sessions(
     sampler: Sampler, limits: EpisodeLimits, ids: Sequence[int], n: int, sampling: Sampling
 ) -> list[Session | None]:
     """Open n sessions, or none without room for an answer."""
@@ -138,7 +146,7 @@ def cut(sampling: Sampling, room: int) -> Sampling:
     return replace(sampling, max_tokens=min(sampling.max_tokens, room))
 
 
-def _bounded(sampling: Sampling, said: Observation) -> Sampling:
+def _bound_sampling(sampling: Sampling, said: Observation) -> Sampling:
     """Return a turn's sampling with the environment's bounds."""
     most = sampling.max_tokens if said.max_tokens is None else min(sampling.max_tokens, said.max_tokens)
     return replace(sampling, max_tokens=most, stop=tuple(dict.fromkeys((*sampling.stop, *said.stop))))
@@ -194,7 +202,7 @@ class _Player:
         verdict = await call_env_async(
             self._sampler.stages, self._prompt, "score", lambda: self._episode.score(conversation), seconds
         )
-        self._attempt.verdict = None if verdict is None else checked(verdict, self._prompt.environment)
+        self._attempt.verdict = None if verdict is None else check_verdict(verdict, self._prompt.environment)
         return self._attempt
 
     async def _converse(self, session: Session) -> Failure | None:
@@ -228,8 +236,8 @@ class _Player:
         turn = len(attempt.turns) + 1
         read = tuple(attempt.token_ids)
         attempt.turns.append(Turn(0, 0, state=self._state or _name_of(read)))
-        attempt.branches[-1].append(sampled(completion, turn))
-        text = decoded(sampler.tokenizer, completion.token_ids)
+        attempt.branches[-1].append(to_segment(completion, turn))
+        text = decode_tokens(sampler.tokenizer, completion.token_ids)
         attempt.messages.append({"role": "assistant", "content": text})
         # A turn that was cut is no answer
         cut_by = self._cut_by(completion)
@@ -243,11 +251,11 @@ class _Player:
             turn,
             self._conversation(),
             is_last=turn == self._limits.max_turns,
-            marked=decoded(sampler.tokenizer, completion.token_ids, with_special=True),
+            marked=decode_tokens(sampler.tokenizer, completion.token_ids, with_special=True),
             prompt_ids=read,
             logprobs=tuple(completion.logprobs),
         )
-        said = await observed(sampler, self._prompt, "reply", lambda: self._episode.reply(answer))
+        said = await observe(sampler, self._prompt, "reply", lambda: self._episode.reply(answer))
         if isinstance(said, Observation):
             self._note(said, turn, cut_by)
         return said
@@ -276,7 +284,7 @@ class _Player:
         turn = len(attempt.turns) + 1
         seed = turn_seed(self._sampling.seed, self._sample_index, turn)
         sampling = replace(self._sampling, seed=seed, first_sample=0)
-        bounded = _bounded(sampling, said)
+        bounded = _bound_sampling(sampling, said)
         try:
             new, is_branch = self._encoded(said)
             said = said if said.token_ids is None else self._in_words(said, new, is_branch)
@@ -301,7 +309,7 @@ class _Player:
 
     def _in_words(self, said: Observation, new: tuple[int, ...], is_branch: bool) -> Observation:
         """Return a program's tokens as text for the record."""
-        words = as_messages(decoded(self._sampler.tokenizer, new))
+        words = as_messages(decode_tokens(self._sampler.tokenizer, new))
         return replace(said, conversation=words) if is_branch else replace(said, messages=words)
 
     def _hear(self, said: Observation) -> None:
@@ -364,7 +372,7 @@ class _Player:
         return (*opening, {**first, "content": begun + text_of(first)}, *later)
 
 
-async def observed(
+async def observe(
     sampler: Sampler, prompt: Prompt, method: str, ask: Callable[[], Awaitable[Observation]]
 ) -> Observation | Failure:
     """Return an episode's observation, a Failure for anything else."""

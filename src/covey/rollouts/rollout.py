@@ -8,12 +8,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from covey.rollouts.attempt import Attempt, Segment, joined, rollout_of, sampled
+from covey.rollouts.attempt import Attempt, Segment, build_rollout, rollout_of, to_segment
 from covey.rollouts.encoding import encode_prompt
 from covey.rollouts.episodes import play_group
 from covey.rollouts.sampler import Sampler
-from covey.rollouts.turns import decoded, to_judge, turn_seed
-from covey.rollouts.verdicts import judged, new_episode
+from covey.rollouts.turns import decode_tokens, to_judge, turn_seed
+from covey.rollouts.verdicts import judge_texts, new_episode
 from covey.system import collectives
 from covey.types import Completion, Failure, Group, Prompt, Reward, Rollout, Sampling
 
@@ -147,7 +147,7 @@ async def _judge_answers(
 ) -> Group:
     texts = [to_judge(sampler.tokenizer, completion) for completion in completions]
     ids = [completion.token_ids for completion in completions]
-    verdicts = await judged(sampler.environment, sampler.stages, prompt, texts, ids)
+    verdicts = await judge_texts(sampler.environment, sampler.stages, prompt, texts, ids)
     made = [
         verdict
         if isinstance(verdict, Failure)
@@ -165,14 +165,14 @@ async def _judge_episodes(sampler: Sampler, prompt: Prompt, attempts: Sequence[A
     if left:
         last = [a.completions[-1].token_ids if a.turns else () for a in left]
         texts = [to_judge(sampler.tokenizer, a.completions[-1]) if a.turns else "" for a in left]
-        found = await judged(sampler.environment, sampler.stages, prompt, texts, last)
+        found = await judge_texts(sampler.environment, sampler.stages, prompt, texts, last)
         for attempt, verdict in zip(left, found, strict=True):
             attempt.verdict = verdict
-    made = [attempt if isinstance(attempt, Failure) else _finished(sampler, attempt) for attempt in attempts]
+    made = [attempt if isinstance(attempt, Failure) else _finish(sampler, attempt) for attempt in attempts]
     return _group(prompt, made)
 
 
-def _finished(sampler: Sampler, attempt: Attempt) -> Rollout | Failure:
+def _finish(sampler: Sampler, attempt: Attempt) -> Rollout | Failure:
     """Build the rollout of an episode; its text is everything since the prompt."""
     verdict = attempt.verdict
     assert verdict is not None, "every attempt is judged"
@@ -184,7 +184,7 @@ def _finished(sampler: Sampler, attempt: Attempt) -> Rollout | Failure:
         parts = {**(verdict.parts or {"outcome": verdict.value}), "turns": earned}
         verdict = replace(verdict, value=verdict.value + earned, parts=parts)
     after_prompt = [segment.ids for branch in attempt.branches for segment in branch[1:]]
-    text = decoded(sampler.tokenizer, [token for ids in after_prompt for token in ids])
+    text = decode_tokens(sampler.tokenizer, [token for ids in after_prompt for token in ids])
     rollout = rollout_of(attempt, verdict, text)
     return _unless_not_finite(rollout, rollout.sampler_logprobs)
 
@@ -203,8 +203,8 @@ def _group(prompt: Prompt, made: Sequence[Rollout | Failure]) -> Group:
 
 
 def causal_rollout(prompt_ids: Sequence[int], completion: Completion, reward: Reward, text: str) -> Rollout:
-    """Build the rollout of one answer. See `attempt.joined` for the shift."""
-    return joined([[Segment(tuple(prompt_ids), "prompt", 0), sampled(completion, turn=1)]], reward, text)
+    """Build the rollout of one answer. See `build_rollout` for the shift."""
+    return build_rollout([[Segment(tuple(prompt_ids), "prompt", 0), to_segment(completion, turn=1)]], reward, text)
 
 
 def filled_rollout(

@@ -31,7 +31,7 @@ def load_buffer(buffer: GroupBuffer, state: Mapping[str, Any], local: LocalSourc
     prompts = {prompt.id: prompt for prompt in local.stream.prompts}
     saved = [_ticket(one, prompts) for one in state["pending"]]
     steps = [state["step"] + place // buffer.bound.groups_per_step for place in range(len(saved))]
-    tickets = [_renewed(ticket, local, step) for ticket, step in zip(saved, steps, strict=True)]
+    tickets = [_renew(ticket, local, step) for ticket, step in zip(saved, steps, strict=True)]
     kept = {now.number: now.prompt for then, now in zip(saved, tickets, strict=True) if then == now}
     if len(kept) < len(saved):
         renewed = len(saved) - len(kept)
@@ -40,7 +40,7 @@ def load_buffer(buffer: GroupBuffer, state: Mapping[str, Any], local: LocalSourc
     buffer.restore(state["step"], tuple(state["counts"]), tickets, finished)
 
 
-def _renewed(ticket: Ticket, local: LocalSource, step: int) -> Ticket:
+def _renew(ticket: Ticket, local: LocalSource, step: int) -> Ticket:
     """Return the ticket unless the sampling has changed."""
     is_known = ticket.group_size in group_sizes(local.group_size, local.later_sizes)
     size = ticket.group_size if is_known else local.size_at(step)

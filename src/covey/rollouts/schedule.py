@@ -51,7 +51,7 @@ def row_of(ticket: Ticket, group: Group, *, has_logprobs: bool = False) -> dict[
     versions: list[Any] = [*whole] if len(whole) == 1 and all(len(spans) == 1 for spans in of_each) else of_each
     row = {"prompt": group.prompt.id, "seed": ticket.sampling.seed, "size": ticket.group_size, "versions": versions}
     row |= {"failures": len(group.failures)} if group.failures else {}
-    return row | ({"logprobs": _packed(_sampler_logprobs(group))} if has_logprobs else {})
+    return row | ({"logprobs": _pack(_sampler_logprobs(group))} if has_logprobs else {})
 
 
 def shared_out(
@@ -76,7 +76,7 @@ def past_group(row: Mapping[str, Any]) -> PastGroup:
     else:
         spans = list(versions)
     of_each = tuple(tuple(Span(*numbers) for numbers in of_one) for of_one in spans)
-    logprobs = _unpacked(row["logprobs"]) if "logprobs" in row else None
+    logprobs = _unpack(row["logprobs"]) if "logprobs" in row else None
     return PastGroup(row["prompt"], int(row["seed"]), size, failures, of_each, logprobs)
 
 
@@ -108,13 +108,13 @@ def _sampler_logprobs(group: Group) -> list[float]:
     ]
 
 
-def _packed(values: Sequence[float]) -> str:
+def _pack(values: Sequence[float]) -> str:
     """Pack floats as "f" or "d", the smaller exact form."""
     kind = "f" if list(array("f", values)) == list(values) else "d"
     return kind + base64.b64encode(array(kind, values).tobytes()).decode()
 
 
-def _unpacked(text: str) -> tuple[float, ...]:
+def _unpack(text: str) -> tuple[float, ...]:
     return tuple(array(text[0], base64.b64decode(text[1:])))
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from covey.environments.base import ends_with_assistant, text_of, with_content
-from covey.rollouts.encoding import Tools, encode_prompt, extended, refused_by_template
+from covey.rollouts.encoding import Tools, encode_prompt, extend_prompt, refused_by_template
 from covey.rollouts.environment_text import Foreign, Rendered, locate, marks, place_in, readable, unforged_tokens
 from covey.types import Completion, CutText, Message, Prompt
 
@@ -142,14 +142,14 @@ def _following(tokenizer: PreTrainedTokenizerBase, ids: tuple[int, ...], sampled
     return ids
 
 
-def opened(
+def open_prompt(
     tokenizer: PreTrainedTokenizerBase, prompt: Prompt, said: str | Sequence[Message], tools: Tools = ()
 ) -> tuple[Prompt, tuple[int, ...]]:
     """Return a prompt extended by an episode, with tokens free of marks.
 
     Where they go on the user's last message, all of that message makes none.
     """
-    whole = extended(prompt, said)
+    whole = extend_prompt(prompt, said)
     if said and not isinstance(whole.text, str) and not ends_with_assistant(whole.text):
         num_given = sum(mine is given for mine, given in zip(whole.text, prompt.text, strict=False))
         return whole, rendered_tokens(tokenizer, whole.text, tools, num_given)
@@ -226,12 +226,12 @@ def known_ids(tokenizer: PreTrainedTokenizerBase, ids: tuple[int, ...]) -> tuple
     return ids
 
 
-def decoded(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int], with_special: bool = False) -> str:
+def decode_tokens(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int], with_special: bool = False) -> str:
     """Return the text of tokens, without special tokens unless asked for."""
     return str(tokenizer.decode(list(token_ids), skip_special_tokens=not with_special))
 
 
 def to_judge(tokenizer: PreTrainedTokenizerBase, completion: Completion) -> str:
     """Return a completion's text, marked if cut."""
-    text = decoded(tokenizer, completion.token_ids)
+    text = decode_tokens(tokenizer, completion.token_ids)
     return CutText(text) if completion.finish_reason == "length" else text

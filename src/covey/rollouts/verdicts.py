@@ -76,7 +76,7 @@ async def close(stages: Stages, prompt: Prompt, episode: Episode, seconds: float
         LOGGER.warning("prompt %s: %s", prompt.id, failure.reason)
 
 
-async def judged(
+async def judge_texts(
     environment: Environment, stages: Stages, prompt: Prompt, texts: Sequence[str], token_ids: Sequence[Sequence[int]]
 ) -> list[Reward | Failure]:
     """Return one checked verdict per completion."""
@@ -112,10 +112,10 @@ def _each(prompt: Prompt, found: Sequence[Reward | Failure] | Failure, count: in
         verdicts = [Failure(f"{name} raised TypeError: {error}")] * count
     if len(verdicts) != count:
         return [Failure(f"{name} returned {len(verdicts)} verdicts for {count} completions")] * count
-    return [checked(verdict, prompt.environment) for verdict in verdicts]
+    return [check_verdict(verdict, prompt.environment) for verdict in verdicts]
 
 
-def checked(verdict: object, environment: str) -> Reward | Failure:
+def check_verdict(verdict: object, environment: str) -> Reward | Failure:
     """Return the verdict with plain floats, or a Failure."""
     if isinstance(verdict, Failure):
         return verdict

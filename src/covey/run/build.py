@@ -159,7 +159,7 @@ def _wire(
     known = _reference_identity(config, policy, compared)
     reference = build_reference(config, policy, servings, compared)
     judged = build_judged(config, environment, policy, servings)
-    policy, reference = distributed(policy, reference, config.parallel.strategy, choose_device(config.model.device))
+    policy, reference = shard_policy(policy, reference, config.parallel.strategy, choose_device(config.model.device))
     # Samplers may have an engine that this process has no packages for; checks before the run use the one in process.
     build_engine = sampling_engine if has_samplers(config) else ENGINES[config.engine.name]
     engine = build_engine(policy, config.engine, config.model.kernels)
@@ -365,7 +365,7 @@ def is_shared_out(strategy: str) -> bool:
     return strategy == "fsdp" and collectives.is_distributed()
 
 
-def distributed(
+def shard_policy(
     policy: Policy, reference: Reference | RemoteReference | None, strategy: str, device: torch.device | None = None
 ) -> tuple[Policy, Reference | RemoteReference | None]:
     """Distribute policy and reference by `strategy`, onto `device`.

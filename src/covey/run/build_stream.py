@@ -55,7 +55,7 @@ def build_stream(
     graded = {part: _difficulties(curriculum, environment, found) for part, found in of_each.items()}
     if _by_difficulty(curriculum) and not any(graded.values()):
         raise ValueError("a curriculum by difficulty needs training prompts of two difficulties or more, got fewer")
-    streams = {part: _ordered(found, graded[part], curriculum, seed, shuffle) for part, found in of_each.items()}
+    streams = {part: _make_stream(found, graded[part], curriculum, seed, shuffle) for part, found in of_each.items()}
     if environment.sampling_weights:
         return WeightedRoundRobin(streams, environment.sampling_weights, seed)
     return streams[name]
@@ -78,7 +78,7 @@ def _by_difficulty(curriculum: CurriculumConfig) -> bool:
     return curriculum.name == "difficulty" or (curriculum.name == "success" and curriculum.per == "difficulty")
 
 
-def _ordered(
+def _make_stream(
     prompts: Sequence[Prompt], difficulties: Sequence[float], c: CurriculumConfig, seed: int, shuffle: bool
 ) -> PromptSampler:
     """Order one environment's prompts, plainly without difficulties."""

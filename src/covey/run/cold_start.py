@@ -26,13 +26,13 @@ from covey.policy.models.loading import choose_device, load_policy
 from covey.policy.models.naming import COLD_START
 from covey.policy.models.naming import COLD_START_REPORT as REPORT
 from covey.policy.policy import Policy, is_adapted
-from covey.rollouts.attempt import Segment, joined, sampled
+from covey.rollouts.attempt import Segment, build_rollout, to_segment
 from covey.rollouts.encoding import Tools, encode_prompt
 from covey.rollouts.rollout import finished_rollout
 from covey.rollouts.source import LocalSource
 from covey.rollouts.stream import PromptStream
 from covey.rollouts.turns import observed_tokens
-from covey.run.build import distributed, is_shared_out, make_sampler
+from covey.run.build import is_shared_out, make_sampler, shard_policy
 from covey.run.checkpoints.checkpoint import name_base, save_policy
 from covey.system import collectives
 from covey.system.disk import LEFTOVER_SECONDS, atomic_folder, catch_write_errors
@@ -91,7 +91,7 @@ def _train_into(
     say(f"cold start: up to {num_steps} steps on demonstrations first, kept for later runs in {folder.parent}")
     model, strategy = config.warmed_model, config.parallel.strategy
     policy = load_policy(model, seed=config.seed, on_host=is_shared_out(strategy))
-    policy, _ = distributed(policy, None, strategy, choose_device(model.device))
+    policy, _ = shard_policy(policy, None, strategy, choose_device(model.device))
     num_steps, accuracy = warm_up(policy, config, environment, demonstrations, say)
     weights = sharding.full_state_dict(policy.model) if policy.sharded else None
     report = json.dumps({"num_steps": num_steps, "accuracy": accuracy})
@@ -183,8 +183,8 @@ def demonstration_group(
     """
     prompt_ids = encode_prompt(policy.tokenizer, prompt, tools)
     if is_conversation(shown):
-        branch = _demonstrated(policy, prompt, prompt_ids, shown, stop, tools)
-        return Group(prompt, (joined([branch], Reward(0.0, {}), ""),), ())
+        branch = _demonstrate(policy, prompt, prompt_ids, shown, stop, tools)
+        return Group(prompt, (build_rollout([branch], Reward(0.0, {}), ""),), ())
     ids = policy.tokenizer(shown, add_special_tokens=False)["input_ids"] if isinstance(shown, str) else shown
     end = () if policy.mask_id is not None else (_end_token(policy),)
     completion = Completion((*ids, *end), (0.0,) * (len(ids) + len(end)), "stop", policy_version=0)
@@ -196,7 +196,7 @@ def is_conversation(shown: str | Sequence[int] | Sequence[Message]) -> TypeGuard
     return not isinstance(shown, str) and bool(shown) and isinstance(shown[0], Mapping)
 
 
-def _demonstrated(
+def _demonstrate(
     policy: Policy,
     prompt: Prompt,
     prompt_ids: Sequence[int],
@@ -215,7 +215,7 @@ def _demonstrated(
             text = text_of(message)
             ids = policy.tokenizer(text, add_special_tokens=False)["input_ids"]
             last = (*ids, *(() if text.endswith(tuple(stop)) else (_end_token(policy),)))
-            branch.append(sampled(Completion(last, (0.0,) * len(last), "stop", policy_version=0), num_turns))
+            branch.append(to_segment(Completion(last, (0.0,) * len(last), "stop", policy_version=0), num_turns))
         else:
             before = prompt.text if isinstance(prompt.text, str) else (*prompt.text, *said)
             told = observed_tokens(policy.tokenizer, before, (message,), last, tools)

@@ -132,11 +132,11 @@ def evaluation_of(answers: Answers, settings: EvaluationConfig) -> Evaluation:
     """
     greedy, sampled = answers.greedy, answers.sampled
     names = list(dict.fromkeys(group.prompt.environment for group in greedy))
-    parts = {name: measured(_of(greedy, name), _of(sampled, name), settings) for name in names}
-    return replace(measured(greedy, sampled, settings), parts=parts if len(parts) > 1 else {})
+    parts = {name: measure(_of(greedy, name), _of(sampled, name), settings) for name in names}
+    return replace(measure(greedy, sampled, settings), parts=parts if len(parts) > 1 else {})
 
 
-def measured(greedy: Sequence[Group], sampled: Sequence[Group], settings: EvaluationConfig) -> Evaluation:
+def measure(greedy: Sequence[Group], sampled: Sequence[Group], settings: EvaluationConfig) -> Evaluation:
     """Compute the evaluation from greedy and sampled completions."""
     tells = tells_right(greedy, sampled, settings)
     correct = tuple(_is_correct(group, settings.correct_above) if tells else math.nan for group in greedy)
@@ -146,7 +146,7 @@ def measured(greedy: Sequence[Group], sampled: Sequence[Group], settings: Evalua
     mean_parts = _mean_parts(sampled)
     found = Evaluation(
         accuracy=wilson(sum(judged), len(judged), settings.confidence) if tells else None,
-        reward_mean=mean_interval(_known(rewards), settings.confidence, bounds),
+        reward_mean=mean_interval(_drop_nan(rewards), settings.confidence, bounds),
         pass_at_k={},
         num_prompts=len(greedy),
         num_samples=settings.num_samples,
@@ -154,14 +154,14 @@ def measured(greedy: Sequence[Group], sampled: Sequence[Group], settings: Evalua
         correct_greedy=correct,
         mean_reward=rewards,
         reward_parts={
-            name: mean_interval(_known(part), settings.confidence, bounds_of(_known(part)))
+            name: mean_interval(_drop_nan(part), settings.confidence, bounds_of(_drop_nan(part)))
             for name, part in mean_parts.items()
         },
         mean_parts=mean_parts,
         num_right=tuple(_num_correct(group, settings.correct_above) for group in sampled),
         num_scored=tuple(len(group.rollouts) for group in sampled),
     )
-    passes = {k: mean_interval(_known(found.pass_of_each(k)), settings.confidence, SHARE) for k in settings.k}
+    passes = {k: mean_interval(_drop_nan(found.pass_of_each(k)), settings.confidence, SHARE) for k in settings.k}
     return replace(found, pass_at_k=passes if tells else {})
 
 
@@ -180,7 +180,7 @@ def tells_right(greedy: Sequence[Group], sampled: Sequence[Group], settings: Eva
     return all(known_class(one.prompt.environment).knows_right or {*one.rewards} <= {0.0, 1.0} for one in groups)
 
 
-def _known(values: Sequence[float]) -> list[float]:
+def _drop_nan(values: Sequence[float]) -> list[float]:
     return [value for value in values if not math.isnan(value)]
 
 

@@ -73,11 +73,11 @@ def check(source: Path, settings: Mapping[str, Any], typed: Collection[str], *, 
     """
     run = source if source.is_dir() else source.parent
     risks = [f"{key}={value}" for key, value in named_code(settings) if value not in typed]
-    risks += [risk for risk, value in loosened(settings) if value not in typed]
+    risks += [risk for risk, value in find_risks(settings) if value not in typed]
     if not risks or trusted or ((run == source or source.name == SEALED[0]) and is_own(run)):
         return
     raise ValueError(
-        f"{source} was not created by you here, and its settings run code or reach out: {_listed(risks)}; review them, "
+        f"{source} was not created by you here, and its settings run code or reach out: {_join(risks)}; review them, "
         "then pass trust_run=true, or type your own settings instead"
     )
 
@@ -94,7 +94,7 @@ def check_links(folder: Path, run: Path, *, trusted: bool) -> None:
         links.append(f"{path} -> {target}")
     if links and not trusted and not is_own(run):
         raise ValueError(
-            f"{run} is not a run that you made here, and links lead out of it: {_listed(links)}; "
+            f"{run} is not a run that you made here, and links lead out of it: {_join(links)}; "
             "trust_run=true follows them"
         )
 
@@ -116,7 +116,7 @@ def named_code(settings: Any, key: str = "") -> Iterator[tuple[str, str]]:
             yield from named_code(value, key)
 
 
-def loosened(settings: Any) -> Iterator[tuple[str, str]]:
+def find_risks(settings: Any) -> Iterator[tuple[str, str]]:
     """Yield what else could harm, as it is shown and as it is: programs unboxed or started, servers, trackers, names on
     a hub, reads of the environment.
 
@@ -134,10 +134,10 @@ def loosened(settings: Any) -> Iterator[tuple[str, str]]:
             for named in value if isinstance(value, list | tuple) else [value]:
                 yield f"{key}={mask_text(str(named))}", str(named)
         else:
-            yield from loosened(value)
+            yield from find_risks(value)
 
 
-def _listed(found: Sequence[str]) -> str:
+def _join(found: Sequence[str]) -> str:
     return ", ".join([escape(text[:300]) for text in found[:3]] + [f"{len(found) - 3} more"] * (len(found) > 3))
 
 

@@ -236,12 +236,12 @@ class Ahead:
         for parameter in parameters:
             if parameter.grad is not None:
                 parameter.grad.mul_(factor)
-        self.sums = [{name: _scaled(name, average, factor) for name, average in part.items()} for part in self.sums]
+        self.sums = [{name: _scale(name, average, factor) for name, average in part.items()} for part in self.sums]
 
 
 def _count(totals: Totals | None, divisor: str) -> int:
     return max(1, getattr(totals, divisor)) if divisor else 1
 
 
-def _scaled(name: str, average: Average, factor: float) -> Average:
+def _scale(name: str, average: Average, factor: float) -> Average:
     return Average(average.numerator * factor, average.denominator) if name in LOSS_TERMS else average

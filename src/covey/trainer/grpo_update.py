@@ -21,7 +21,7 @@ from torch import Tensor
 
 from covey.algorithm.aggregation import count_totals
 from covey.algorithm.build import build_credit, build_objective
-from covey.algorithm.credit.assign import estimated, snap_ties
+from covey.algorithm.credit.assign import estimate_advantages, snap_ties
 from covey.algorithm.credit.scores import scores
 from covey.algorithm.credit.selection import clip_advantages
 from covey.algorithm.objective import ObjectiveInputs
@@ -184,7 +184,7 @@ class GRPO:
         estimator = build_credit(self.algorithm).estimate
         given = scores(batch["rewards"], batch["prompt_ids"])
         given = replace(given, rewards_N=snap_ties(given.rewards_N, given.groups_N))
-        found_N, _ = estimated(estimator, given)
+        found_N, _ = estimate_advantages(estimator, given)
         return clip_advantages(found_N, self.algorithm.advantage_clip)
 
 

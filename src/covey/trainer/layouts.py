@@ -208,7 +208,7 @@ def whole_layout(part: Part) -> Stream:
     segments = tuple(StreamSegment(start, length) for start, length in zip(starts, lengths, strict=False))
     positions = list(chain.from_iterable(map(range, lengths)))
     begins = accumulate((row.num_tokens for row in rows), initial=0)
-    offsets = [_shifted(begin) for begin, _ in zip(begins, rows, strict=False)]
+    offsets = [_shift(begin) for begin, _ in zip(begins, rows, strict=False)]
     return Stream([ids], [positions], partial(make_layout, segments), offsets)
 
 
@@ -234,7 +234,7 @@ def padded_layout(part: Part) -> Stream:
     return Stream(ids, positions, lambda device, attention: DENSE, offsets)
 
 
-def _shifted(start: int) -> Offset:
+def _shift(start: int) -> Offset:
     return lambda positions: positions + start
 
 

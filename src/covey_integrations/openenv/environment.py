@@ -13,7 +13,7 @@ from typing import Any
 from covey.environments.base import Split, are_words, conversation
 from covey.environments.conversations.tools.calling import ToolServerLost, shortened, tool_message
 from covey.environments.conversations.tools.calls import BadCall, Call, Reader, hermes, reader_for
-from covey.environments.data.rows import numbered
+from covey.environments.data.rows import make_prompts
 from covey.environments.episode import Answer, Observation
 from covey.types import Message, Prompt
 from covey_integrations.openenv.actions import action_of, answer_of_call, call_of, schemas_of, shown, takes_calls
@@ -180,7 +180,7 @@ def reset_prompts(rows: Mapping[Split, Sequence[Mapping[str, Any]]], instruction
         messages = conversation(asked, "") if isinstance(asked, str) else tuple(map(dict, asked))
         return Prompt("", "openenv", messages, {key: value for key, value in row.items() if key != "prompt"})
 
-    return numbered(rows, prompt)
+    return make_prompts(rows, prompt)
 
 
 def _refused(problem: str) -> tuple[str, float, bool, bool]:

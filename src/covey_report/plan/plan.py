@@ -12,7 +12,7 @@ from covey.rollouts.settings import group_sizes
 from covey.run.memory.estimate import (
     answer_bound,
     as_cold_start,
-    derived,
+    derive_numbers,
     with_checkpointing,
     with_fused_layers,
     workload,
@@ -112,7 +112,7 @@ def _within_a_step(config: Config, load: Workload, num_gpus: int, known: Measure
     Shared, a prompt is read once a group; what branches of a conversation have in common beyond it is unknown here,
     and counted for each.
     """
-    counts = derived(config, num_gpus)
+    counts = derive_numbers(config, num_gpus)
     prompts = counts["groups_per_rank" if config.packing == "shared" else "rollouts_per_rank"]
     tokens = max(1, int(counts["rollouts_per_rank"] * answer_bound(config) + prompts * known.prompt_tokens))
     if tokens > load.micro_batch_tokens:
@@ -265,7 +265,7 @@ def _run_seconds(
     config: Config, shape: Shape, on: Hardware, num_gpus: int, known: Measured, step: Mapping[str, float]
 ) -> float:
     """Return the seconds of a run: steps, evaluations, the cold start, loading."""
-    counts = derived(config, num_gpus)
+    counts = derive_numbers(config, num_gpus)
     rollouts = max(1, config.groups_per_step * config.group_size)
     answers = counts["evaluations"] * counts["completions_per_evaluation"]
     evaluating = (step["sampling"] + step["reward"]) * answers / rollouts

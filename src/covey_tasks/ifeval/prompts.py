@@ -7,7 +7,7 @@ from typing import Any
 
 from covey.environments.base import SPLITS, Split, conversation, text_of
 from covey.environments.data.columns import list_in, text_in
-from covey.environments.data.rows import RowSettings, load_rows, numbered
+from covey.environments.data.rows import RowSettings, load_rows, make_prompts
 from covey.types import Prompt
 from covey_graders.ifeval.instructions import instructions_of
 from covey_tasks.ifeval.generator import Request
@@ -46,7 +46,7 @@ def load(source: Source, generated: Callable[[], Mapping[Split, Sequence[Prompt]
         train = apart(read["train"], benchmark, str(source.benchmark))
         warn_of_benchmark(train, source.path)
         found = {"train": train, "test": read["test"]}
-    return numbered({**found, "test": benchmark or found["test"]}, source.settings.make)
+    return make_prompts({**found, "test": benchmark or found["test"]}, source.settings.make)
 
 
 def _benchmark_prompts(source: Source) -> list[Prompt]:

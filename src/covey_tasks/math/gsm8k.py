@@ -24,7 +24,7 @@ from typing import Any
 
 from covey.environments.base import Split, conversation
 from covey.environments.data.columns import of_verl, text_in
-from covey.environments.data.rows import load_rows, numbered, row_settings
+from covey.environments.data.rows import load_rows, make_prompts, row_settings
 from covey.environments.settings import BuildSettings
 from covey.system.lookup import one_of
 from covey.types import CutText, Failure, Prompt, Reward
@@ -79,7 +79,7 @@ class GSM8K(VerifiedAnswers):
         check_scheme(self._settings)
         if self._settings.scheme == "trl":
             check_installed("trl")
-        super().__init__(numbered(rows, partial(prompt_of, settings=self._settings)), limits)
+        super().__init__(make_prompts(rows, partial(prompt_of, settings=self._settings)), limits)
 
     def write_solution(self, prompt: Prompt) -> str:
         return DEMONSTRATIONS[self._settings.scheme](prompt.columns["solution"], prompt.columns["gold"])

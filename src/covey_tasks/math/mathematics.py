@@ -25,7 +25,7 @@ from typing import Any
 
 from covey.environments.base import Split, conversation
 from covey.environments.data.columns import nothing_in, of_verl, text_in, value_in
-from covey.environments.data.rows import load_rows, numbered, row_settings
+from covey.environments.data.rows import load_rows, make_prompts, row_settings
 from covey.environments.settings import BuildSettings
 from covey.types import CutText, Failure, Prompt, Reward
 from covey_graders.math.answers import find_answer
@@ -71,7 +71,7 @@ class Mathematics(VerifiedAnswers):
         check_scheme(self._settings)
         if self._settings.scheme in ASK_MATH_VERIFY:
             check_installed(self._settings.scheme)
-        super().__init__(numbered(rows, partial(prompt_of, settings=self._settings)), limits_of(self._settings))
+        super().__init__(make_prompts(rows, partial(prompt_of, settings=self._settings)), limits_of(self._settings))
 
     def gold(self, prompt: Prompt) -> str | None:
         """Return the worked solution, None where TorchRL's scheme can give none the maximum reward."""

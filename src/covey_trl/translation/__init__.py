@@ -47,7 +47,7 @@ def answer(name: str, value: str, given: Mapping[str, str]) -> Answered | None:
     Settings that were typed together and decide one thing have one answer.
 
     >>> answer("train.sync_iter", "False", {}).answer
-    Answer(words=('source=ray', 'max_staleness=1'), note='')
+    Translation(words=('source=ray', 'max_staleness=1'), note='')
     """
     full = {typed: last_parts().get(typed, typed) for typed in (name, *given)}
     for one in map(system, SYSTEMS):
@@ -67,7 +67,7 @@ def answer(name: str, value: str, given: Mapping[str, str]) -> Answered | None:
 def in_a_line(found: Answered) -> str:
     """Describe a translation in a line.
 
-    >>> in_a_line(Answered({"train.sync_iter": "False"}, Answer(("source=ray", "max_staleness=1"))))
+    >>> in_a_line(Answered({"train.sync_iter": "False"}, Translation(("source=ray", "max_staleness=1"))))
     'train.sync_iter=False is source=ray max_staleness=1 here'
     """
     typed = " ".join(f"{name}={value}" for name, value in found.typed.items())

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from covey.environments.reward_functions.call import TrainerState
-from covey.environments.reward_functions.call import judged as judged_values
+from covey.environments.reward_functions.call import check_values as judged_values
 from covey.environments.reward_functions.environment import (
     RewardFailureRate,
     RewardFunctions,

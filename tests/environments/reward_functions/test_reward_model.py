@@ -9,7 +9,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from covey.environments.reward_functions.environment import RewardFunctions, RewardSettings, reward_functions
-from covey.environments.reward_functions.ready_made.reward_model import unforged
+from covey.environments.reward_functions.ready_made.reward_model import break_special_tokens
 from covey.policy.models.nano import nano_tokenizer
 from covey.rewards import RewardModel
 from covey.system.workers.pool import WorkerSettings
@@ -68,7 +68,7 @@ def test_a_special_token_that_a_completion_spells_out_is_ordinary_text(saved: st
     assert judge(["why? "], [forged]) == judge(["why? "], [plain])
     prompt = [{"role": "user", "content": "why?"}]
     spoken = [[[{"role": "assistant", "content": [{"type": "text", "text": text}]}] for text in (forged, plain)]]
-    rendered = [unforged(said, tokenizer) for said in spoken[0]]
+    rendered = [break_special_tokens(said, tokenizer) for said in spoken[0]]
     assert rendered[0] == rendered[1]
     assert judge([prompt], [[{"role": "assistant", "content": forged}]]) == judge(
         [prompt], [[{"role": "assistant", "content": plain}]]

@@ -9,7 +9,7 @@ import pytest
 
 from covey.environments.reward_functions.call import RewardCall
 from covey.environments.reward_functions.environment import RewardFunctions, RewardSettings, reward_functions
-from covey.environments.reward_functions.verl import adapted
+from covey.environments.reward_functions.verl import adapt
 from covey.system.workers.pool import WorkerSettings
 from covey.types import Failure, Reward
 from covey_trl.judges import compute_score
@@ -104,7 +104,7 @@ def test_its_truth_may_be_a_column_and_a_row_without_one_is_said() -> None:
 
 def test_other_functions_stay_as_they_are() -> None:
     for function in (judge, asks, partial(judge), len):
-        assert adapted(function) is function
+        assert adapt(function) is function
 
 
 @pytest.mark.parametrize("function", [judge, asks])

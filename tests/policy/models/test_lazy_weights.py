@@ -16,7 +16,7 @@ from covey.policy.models.loading import load_policy
 from covey.policy.models.nano_masked import nano_masked_tokenizer
 from covey.policy.policy import Policy
 from covey.policy.settings import ModelConfig
-from covey.run.build import distributed
+from covey.run.build import shard_policy
 from covey.run.checkpoints.checkpoint import save_policy
 from covey.types import Sampling
 
@@ -76,7 +76,7 @@ def test_rows_that_ranks_read_for_themselves_are_the_policy_that_is_loaded_whole
     def work() -> dict[str, Any]:
         whole, empty = load_policy(settings, seed=0), load_policy(settings, seed=0, on_host=True)
         own = [weight.is_meta for name, weight in empty.model.named_parameters() if ".lora_" not in name]
-        policy, _ = distributed(empty, None, "fsdp", CPU)
+        policy, _ = shard_policy(empty, None, "fsdp", CPU)
         mine = dict(policy.model.named_parameters(remove_duplicate=False)) | dict(policy.model.named_buffers())
         wanted = dict(whole.model.named_parameters(remove_duplicate=False)) | dict(whole.model.named_buffers())
         alike = [
@@ -88,7 +88,7 @@ def test_rows_that_ranks_read_for_themselves_are_the_policy_that_is_loaded_whole
         result = {"empty": all(own), "names": mine.keys() == wanted.keys(), "alike": all(alike), "same": same}
         if settings.kind == "causal":
             groups = random_groups(vocabulary=250)
-            other, _ = distributed(whole, None, "fsdp")
+            other, _ = shard_policy(whole, None, "fsdp")
             for each in (policy, other):  # without dropout
                 each.model.eval()
             scored = [logprobs(p, make(groups).micro_batches, Scoring(Sampling(), 0)) for p in (policy, other)]
@@ -104,7 +104,7 @@ def test_no_rank_ever_holds_the_policy_whole(tmp_path: Path) -> None:
 
     def work() -> dict[str, int]:
         with StorageBytes() as live:
-            policy, _ = distributed(load_policy(settings, seed=0, on_host=True), None, "fsdp", CPU)
+            policy, _ = shard_policy(load_policy(settings, seed=0, on_host=True), None, "fsdp", CPU)
         layer = sum(weight.numel() for weight in policy.causal_lm.model.layers[0].parameters())
         return {"peak": live.peak, "layer": layer * 4, "all": sum(p.numel() for p in policy.model.parameters()) * 4}
 

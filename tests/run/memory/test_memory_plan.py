@@ -21,7 +21,7 @@ from covey.policy.settings import ModelConfig
 from covey.run.build import build_run
 from covey.run.memory import estimate as memory
 from covey.run.memory.estimate import (
-    derived,
+    derive_numbers,
     holds_reference,
     plan,
     report,
@@ -278,7 +278,7 @@ def test_without_a_gpu_the_plan_is_of_the_process_and_its_cache_that_of_the_engi
 
 
 def test_numbers_of_a_long_run_are_told_at_once() -> None:
-    found = derived(
+    found = derive_numbers(
         composed(
             *("num_steps=1000000000", "groups_per_step=2", "group_size=8"),
             "group_size_schedule=[{step: 100, group_size: 4}, {step: 1000, group_size: 2}]",

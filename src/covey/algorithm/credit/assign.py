@@ -63,13 +63,13 @@ def assign(ranks: Sequence[Scores], functions: CreditFunctions, baselines: Mappi
     given = join(ranks)
     rewards_N = given.rewards_N
     for shape in functions.shaping:
-        rewards_N = shaped(shape, rewards_N, given)
+        rewards_N = shape_rewards(shape, rewards_N, given)
     rewards_N = snap_ties(rewards_N - given.penalties_N, given.groups_N)
     given = replace(given, rewards_N=rewards_N, baselines=dict(baselines))
     logged: dict[str, float] = {}
 
     def estimate(on: Scores) -> Tensor:
-        advantages, metrics = estimated(functions.estimate, on)
+        advantages, metrics = estimate_advantages(functions.estimate, on)
         logged.update(metrics)
         return advantages
 
@@ -126,7 +126,7 @@ def snap_ties(rewards_N: Tensor, groups_N: Tensor) -> Tensor:
     return torch.tensor(rewards, dtype=rewards_N.dtype)
 
 
-def estimated(estimator: Callable[..., Any], given: Scores) -> tuple[Tensor, dict[str, float]]:
+def estimate_advantages(estimator: Callable[..., Any], given: Scores) -> tuple[Tensor, dict[str, float]]:
     """Return advantages, 0 for unscored rollouts, and a custom estimator's logs.
 
     ValueError where a custom one returns anything but a finite number for each rollout.
@@ -142,7 +142,7 @@ def estimated(estimator: Callable[..., Any], given: Scores) -> tuple[Tensor, dic
     return advantages_N, {name: float(value) for name, value in metrics.items()}
 
 
-def shaped(shape: Callable[..., Any], rewards_N: Tensor, given: Scores) -> Tensor:
+def shape_rewards(shape: Callable[..., Any], rewards_N: Tensor, given: Scores) -> Tensor:
     """Return the rewards after one shaping; unscored ones stay NaN.
 
     ValueError where a custom one returns anything but a finite number for each rollout.

@@ -203,7 +203,7 @@ def scores(
     rewards_N = _float64(rewards)
     n = len(rewards_N)
     labels: dict[Hashable, int] = {}
-    groups_N = torch.tensor([labels.setdefault(label, len(labels)) for label in _listed(groups)], dtype=torch.int64)
+    groups_N = torch.tensor([labels.setdefault(label, len(labels)) for label in _to_list(groups)], dtype=torch.int64)
     lengths_N = torch.ones_like(rewards_N) if lengths is None else _float64(lengths)
     parts_NK = rewards_N.new_zeros(n, 0) if parts is None else _float64(parts)
     return Scores(
@@ -332,5 +332,5 @@ def _float64(values: Any) -> Tensor:
     return torch.as_tensor(values, dtype=torch.float64)
 
 
-def _listed(groups: Any) -> list[Hashable]:
+def _to_list(groups: Any) -> list[Hashable]:
     return groups.tolist() if isinstance(groups, Tensor) else list(groups)

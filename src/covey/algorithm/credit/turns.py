@@ -65,12 +65,12 @@ def turn_mixed(
     estimator's on reward - sum of r_k. scale: std, or none, which leaves r_k - mean. ValueError for weight < 0.
     """
     _require_weight(weight)
-    outcome_N = _settled(outcomes(scores, turns), scores.groups_N, _sizes(scores, turns))
+    outcome_N = _snap_ties(outcomes(scores, turns), scores.groups_N, _sizes(scores, turns))
     outcome_M = estimate(replace(scores, rewards_N=outcome_N))[turns.rollouts_M]
     rewards_M = torch.where(outcome_N.isnan()[turns.rollouts_M], torch.nan, turns.rewards_M)
     groups = scores.groups_N[turns.rollouts_M].tolist()
-    alike_M = _numbered(list(zip(groups, turns.places, strict=True)))
-    return outcome_M + weight * _standardised(rewards_M, alike_M, scale, ddof, eps)
+    alike_M = _number_labels(list(zip(groups, turns.places, strict=True)))
+    return outcome_M + weight * _standardise(rewards_M, alike_M, scale, ddof, eps)
 
 
 def anchor_state(
@@ -93,9 +93,9 @@ def anchor_state(
     """
     _require_weight(weight)
     groups = scores.groups_N[turns.rollouts_M].tolist()
-    alike_M = _numbered(_anchors(groups, turns))
-    return_M = _settled(returns(scores, turns, gamma), alike_M, _sizes(scores, turns)[turns.rollouts_M])
-    step_M = _standardised(return_M, alike_M, scale, ddof, eps)
+    alike_M = _number_labels(_anchors(groups, turns))
+    return_M = _snap_ties(returns(scores, turns, gamma), alike_M, _sizes(scores, turns)[turns.rollouts_M])
+    step_M = _standardise(return_M, alike_M, scale, ddof, eps)
     return episode(scores, turns, estimate) + weight * step_M
 
 
@@ -122,15 +122,15 @@ def returns(scores: Scores, turns: Turns, gamma: float) -> Tensor:
     return torch.tensor(found[::-1], dtype=scores.rewards_N.dtype)
 
 
-def anchored(scores: Scores, turns: Turns) -> Tensor:
+def shares_anchor(scores: Scores, turns: Turns) -> Tensor:
     """Return True for turns that share a state in their group, bool (M,)."""
-    alike_M = _numbered(_anchors(scores.groups_N[turns.rollouts_M].tolist(), turns))
+    alike_M = _number_labels(_anchors(scores.groups_N[turns.rollouts_M].tolist(), turns))
     return over_group(torch.ones_like(turns.rewards_M), alike_M) > 1
 
 
 def anchored_fraction(scores: Scores) -> dict[str, float]:
-    """Measure the share of `anchored` turns, where there are turns."""
-    found_M = anchored(scores, scores.turns)
+    """Measure the share of `shares_anchor` turns, where there are turns."""
+    found_M = shares_anchor(scores, scores.turns)
     return {"anchored_fraction": float(found_M.double().mean())} if len(found_M) > 0 else {}
 
 
@@ -146,7 +146,7 @@ def _rows_of_turns(scores: Scores, turns: Turns, values_M: Tensor) -> Scores:
     rows = scores.rows(turns.rollouts_M)
     return replace(
         rows,
-        rewards_N=_settled(values_M, rows.groups_N, _sizes(scores, turns)[turns.rollouts_M]),
+        rewards_N=_snap_ties(values_M, rows.groups_N, _sizes(scores, turns)[turns.rollouts_M]),
         lengths_N=torch.where(rows.lengths_N > 0, turns.lengths_M, 0.0),
         written_N=turns.lengths_M,
         parts_NK=rows.parts_NK[:, :0],
@@ -156,14 +156,14 @@ def _rows_of_turns(scores: Scores, turns: Turns, values_M: Tensor) -> Scores:
     )
 
 
-def _standardised(values_M: Tensor, alike_M: Tensor, scale: str, ddof: int, eps: float) -> Tensor:
+def _standardise(values_M: Tensor, alike_M: Tensor, scale: str, ddof: int, eps: float) -> Tensor:
     """Return (value - mean) / (std + eps) over alike turns, else 0."""
     one_of("scale", scale, ("std", "none"))
     center_M = center(values_M, alike_M)
     return center_M if scale == "none" else divide(center_M, group_std(values_M, alike_M, ddof), eps)
 
 
-def _settled(values: Tensor, groups: Tensor, sizes: Tensor) -> Tensor:
+def _snap_ties(values: Tensor, groups: Tensor, sizes: Tensor) -> Tensor:
     """Make values of a group equal where they differ by rounding alone."""
     known = ~values.isnan()
     low = over_group(torch.where(known, values, torch.inf), groups, "amin")
@@ -178,7 +178,7 @@ def _sizes(scores: Scores, turns: Turns) -> Tensor:
     return scores.rewards_N.nan_to_num(nan=0.0).abs() + of_turns_N
 
 
-def _numbered(labels: Sequence[Hashable]) -> Tensor:
+def _number_labels(labels: Sequence[Hashable]) -> Tensor:
     known: dict[Hashable, int] = {}
     return torch.tensor([known.setdefault(label, len(known)) for label in labels], dtype=torch.int64)
 

@@ -21,7 +21,7 @@ class Entry:
     problem: str = ""
 
 
-def checked(row: Any, place: str) -> Entry:
+def check_entry(row: Any, place: str) -> Entry:
     """Return a row's entry, with an error for anything but a mapping."""
     if not isinstance(row, Mapping):
         return Entry(place, None, f"is not an object with columns but {type(row).__name__}")

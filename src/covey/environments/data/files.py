@@ -17,7 +17,7 @@ from itertools import chain, count
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from covey.environments.data.entries import MAX_HELD_BYTES, MAX_ROW_BYTES, Entry, checked, first_line, too_long
+from covey.environments.data.entries import MAX_HELD_BYTES, MAX_ROW_BYTES, Entry, check_entry, first_line, too_long
 from covey.environments.data.tables import read_arrow, read_parquet
 
 HALF_PAIR = b"\\ud"
@@ -76,7 +76,7 @@ def _open_zstandard(path: Path) -> BinaryIO:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[BinaryIO]:
+def _open(path: Path) -> Iterator[BinaryIO]:
     """Open a file for reading bytes, decompressed."""
     opener = OPENERS.get(path.suffix)
     with path.open("rb") if opener is None else opener(path) as file:
@@ -84,7 +84,7 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
 
 
 def _read_json_lines(path: Path) -> Iterator[Entry]:
-    with _opened(path) as file:
+    with _open(path) as file:
         for number in count(1):
             line = file.readline(MAX_ROW_BYTES + 1)
             size, rest = len(line), line
@@ -96,15 +96,15 @@ def _read_json_lines(path: Path) -> Iterator[Entry]:
             if size > MAX_ROW_BYTES:
                 yield too_long(f"{path} line {number}", size)
             elif line.strip():
-                yield _parsed(line, f"{path} line {number}")
+                yield _parse(line, f"{path} line {number}")
 
 
-def _parsed(line: bytes, place: str) -> Entry:
+def _parse(line: bytes, place: str) -> Entry:
     try:
         row = json.loads(line.decode("utf-8-sig").rstrip())
         if HALF_PAIR in line.lower():
             json.dumps(row, ensure_ascii=False).encode()
-        return checked(row, place)
+        return check_entry(row, place)
     except UnicodeDecodeError as error:
         return Entry(place, None, f"is not UTF-8 (byte {error.start})")
     except UnicodeEncodeError:
@@ -133,7 +133,7 @@ def _read_json(path: Path) -> Iterator[Entry]:
     if _is_json_lines(path):
         yield from _read_json_lines(path)
         return
-    with _opened(path) as file:
+    with _open(path) as file:
         text = file.read(MAX_HELD_BYTES + 1) if _compression(path) else file.read()
     if _compression(path) and len(text) > MAX_HELD_BYTES:
         raise ValueError(f"{path} must be a list of at most {MAX_HELD_BYTES / 1e9:.1f} GB; JSON lines may be longer")
@@ -146,22 +146,22 @@ def _read_json(path: Path) -> Iterator[Entry]:
         raise ValueError(f"{path} {line}is not JSON ({json_fault(error)})") from error
     rows = content if isinstance(content, list) else [content]
     for number, row in enumerate(rows, start=1):
-        yield checked(row, f"{path} entry {number}")
+        yield check_entry(row, f"{path} entry {number}")
 
 
 def _is_json_lines(path: Path) -> bool:
     """Return True if the first line is a whole object."""
-    with _opened(path) as file:
+    with _open(path) as file:
         first = b"\n"
         while first and not first.strip():
             first = file.readline(MAX_ROW_BYTES)
-    return _parsed(first, "").row is not None
+    return _parse(first, "").row is not None
 
 
 def _read_csv(path: Path) -> Iterator[Entry]:
     """Read a table with a header; empty cells are missing values."""
     csv.field_size_limit(MAX_ROW_BYTES)
-    with _opened(path) as file:
+    with _open(path) as file:
         text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="")
         pieces = _pieces(text, path)
         header = next(pieces, "")

@@ -7,7 +7,7 @@ from functools import partial
 from glob import glob, iglob
 from pathlib import Path
 
-from covey.environments.data.entries import Entry, Row, checked, first_line
+from covey.environments.data.entries import Entry, Row, check_entry, first_line
 from covey.environments.data.files import OPENERS, READERS, TEXT_READERS, read_files
 
 FILE_SUFFIXES = (*READERS, *OPENERS, ".txt", ".zip", ".yaml", ".py")
@@ -47,7 +47,7 @@ def rows_in_memory(data: Iterable[Row], name: str) -> Source:
 
 
 def _entries(data: Iterable[Row], name: str) -> Iterator[Entry]:
-    return (checked(row, f"{name} row {number}") for number, row in enumerate(data, start=1))
+    return (check_entry(row, f"{name} row {number}") for number, row in enumerate(data, start=1))
 
 
 def folder_splits(folder: Path, wanted: tuple[str, str], subset: str | None) -> dict[str, Source]:

@@ -38,7 +38,9 @@ def as_it_is(row: Row) -> Row:
     return row
 
 
-def numbered(rows: Mapping[Split, Sequence[Row | Prompt]], make: Callable[[Row], Prompt]) -> dict[Split, list[Prompt]]:
+def make_prompts(
+    rows: Mapping[Split, Sequence[Row | Prompt]], make: Callable[[Row], Prompt]
+) -> dict[Split, list[Prompt]]:
     """Make prompts of rows, with ids. ValueError names the row."""
 
     def prompt(split: Split, index: int, row: Row | Prompt) -> Prompt:
@@ -136,15 +138,15 @@ def load_rows(path: str | Mapping[str, Iterable[Row]] | None, settings: RowSetti
         raise ValueError("no data: set data.path to a file, a folder, a hub name or module:function")
     if not isinstance(path, str):
         sources = _named_splits(_in_memory(path, "data"), RowSettings(), "data")
-        return _collected(sources, settings, "data")
-    return _collected(_sources(path, settings), settings, path)
+        return _collect(sources, settings, "data")
+    return _collect(_sources(path, settings), settings, path)
 
 
 def _sources(path: str, settings: RowSettings) -> dict[Split, Source]:
     """Return sources of training rows, and of test rows if any."""
     local, wanted = Path(path).expanduser(), (settings.train_split, settings.test_split)
     if is_function_path(path):
-        return _named_splits(_in_memory(_returned(path), path), settings, path)
+        return _named_splits(_in_memory(_call_loader(path), path), settings, path)
     if local.is_file():
         return {"train": lambda: read_files([local])}
     if local.is_dir():
@@ -176,7 +178,7 @@ def _in_memory(data: Mapping[str, Iterable[Row]], name: str) -> dict[str, Source
     return {split: rows_in_memory(rows, f"{name} split {split}") for split, rows in data.items()}
 
 
-def _returned(path: str) -> Mapping[str, Iterable[Row]]:
+def _call_loader(path: str) -> Mapping[str, Iterable[Row]]:
     """Return the function's rows, by split if it names them."""
     found = resolve(path, {})()
     if isinstance(found, Mapping):
@@ -202,11 +204,11 @@ def _of_hub(name: str, settings: RowSettings) -> Mapping[str, Iterable[Row]]:
     return found
 
 
-def _collected(sources: Mapping[Split, Source], settings: RowSettings, name: str) -> Rows:
+def _collect(sources: Mapping[Split, Source], settings: RowSettings, name: str) -> Rows:
     """Return both splits, holding out test rows if none are given."""
     _check_test_split("test" in sources, settings, name)
     skipped: Counter[Split] = Counter()
-    splits = (_separate if "test" in sources else _divided)(sources, settings, skipped)
+    splits = (_separate if "test" in sources else _divide)(sources, settings, skipped)
     if settings.is_measured_whole:
         splits["test"] = splits["train"]
     for split, rows in splits.items():
@@ -234,7 +236,7 @@ def _separate(
     if settings.max_rows is None:
         given = list(given)
     # Read the test rows first: their prompts are not trained on.
-    test = _limited(_usable(sources["test"], settings, "test", skipped), settings)
+    test = _limit(_usable(sources["test"], settings, "test", skipped), settings)
     asked = {_prompt_key(row, settings) for row, _ in test}
     shared: Counter[str] = Counter()
     keys: list[bytes] = []
@@ -247,7 +249,7 @@ def _separate(
             if not is_shared:
                 yield row, made
 
-    train = _limited(unseen(), settings)
+    train = _limit(unseen(), settings)
     _tell_repeats(keys, settings)
     if shared["rows"] and not train:
         raise ValueError(
@@ -260,7 +262,7 @@ def _separate(
     return {"train": train, "test": test}
 
 
-def _divided(
+def _divide(
     sources: Mapping[Split, Source], settings: RowSettings, skipped: Counter[Split]
 ) -> dict[Split, list[Usable]]:
     """Split rows without a test split; few of many are read twice."""
@@ -340,7 +342,7 @@ def _remedy(entry: Entry, names: Iterable[str], settings: RowSettings) -> str:
     return f", nor has any other row{other_name}"
 
 
-def _limited(rows: Iterator[Usable], settings: RowSettings) -> list[Usable]:
+def _limit(rows: Iterator[Usable], settings: RowSettings) -> list[Usable]:
     """Return at most `max_rows` rows in order, random or first."""
     if settings.max_rows is None:
         return list(rows)
@@ -351,7 +353,7 @@ def _limited(rows: Iterator[Usable], settings: RowSettings) -> list[Usable]:
 
 
 def _chosen(indices: Sequence[int], prints: Sequence[tuple[bytes, bytes]], settings: RowSettings) -> Sequence[int]:
-    """Return at most `max_rows` of the indices, as `_limited` does."""
+    """Return at most `max_rows` of the indices, as `_limit` does."""
     if settings.max_rows is None or not settings.shuffle_rows:
         return indices[: settings.max_rows]
     return nsmallest(settings.max_rows, indices, key=lambda index: (_lot(prints[index][0]), index))

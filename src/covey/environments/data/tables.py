@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from covey.environments.data.entries import MAX_HELD_BYTES, MAX_ROW_BYTES, Entry, checked, first_line, too_long
+from covey.environments.data.entries import MAX_HELD_BYTES, MAX_ROW_BYTES, Entry, check_entry, first_line, too_long
 
 BATCH_ROWS = 1024
 """Rows of a table of columns that are Python objects at the same time."""
@@ -92,7 +92,7 @@ def _of_batches(batches: Iterable[Any], path: Path) -> Iterator[Entry]:
             rows = batch.slice(start, fits).to_pylist() if fits else [None]
             for number, row in enumerate(rows, start=first + start + 1):
                 place, size = f"{path} row {number}", sizes[number - first - 1]
-                yield checked(row, place) if size <= MAX_ROW_BYTES else too_long(place, size)
+                yield check_entry(row, place) if size <= MAX_ROW_BYTES else too_long(place, size)
             start += len(rows)
         first += batch.num_rows
 

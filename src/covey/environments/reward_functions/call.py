@@ -104,7 +104,7 @@ class NeedsWholeGroups(Protocol):
     needs_whole_groups: bool
 
 
-def unwrapped(function: RewardCallable) -> RewardCallable:
+def unwrap(function: RewardCallable) -> RewardCallable:
     """Return the function inside its partials."""
     while isinstance(function, functools.partial):
         function = function.func
@@ -113,47 +113,47 @@ def unwrapped(function: RewardCallable) -> RewardCallable:
 
 def name_of(function: RewardCallable) -> str:
     """Return a function's or object's name for metrics."""
-    inner = unwrapped(function)
+    inner = unwrap(function)
     return str(getattr(inner, "__name__", type(inner).__name__))
 
 
 def is_async(function: RewardCallable) -> bool:
     """Return True for `async def`, its partials, and async `__call__`."""
-    inner = unwrapped(function)
+    inner = unwrap(function)
     return inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(type(inner).__call__)
 
 
 def problem_with(value: Any) -> str | None:
     """Return why `value` is no reward, None where it is one."""
     if not isinstance(value, numbers.Real):
-        return f"{type(value).__name__} {_shortened(value)}"
+        return f"{type(value).__name__} {_shorten(value)}"
     try:
         number = float(value)
     except OverflowError:
-        return f"{type(value).__name__} {_shortened(value)}"
+        return f"{type(value).__name__} {_shorten(value)}"
     return None if abs(number) <= LARGEST_REWARD else str(number)
 
 
-def _shortened(value: Any) -> str:
+def _shorten(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def judged(returned: Any, count: int) -> RewardOutcome:
+def check_values(returned: Any, count: int) -> RewardOutcome:
     """Return the checked values for `count` completions."""
     values = as_lists(returned)
     if isinstance(values, (str, bytes, Mapping, set, frozenset)) or not isinstance(values, Iterable):
-        return failed(f"returned {type(returned).__name__} {_shortened(returned)}, not a list of numbers", count)
+        return fail_all(f"returned {type(returned).__name__} {_shorten(returned)}, not a list of numbers", count)
     values = [as_lists(value) for value in values]
     if len(values) != count:
-        return failed(f"returned {len(values)} values for {count} completions", count)
+        return fail_all(f"returned {len(values)} values for {count} completions", count)
     problems = {i: problem_with(value) for i, value in enumerate(values) if value is not None}
     wrong = {str(i): f"returned {problem} for completion {i}" for i, problem in problems.items() if problem}
     accepted = [None if value is None or str(i) in wrong else float(value) for i, value in enumerate(values)]
     return RewardOutcome(values=accepted, problems=wrong, metrics=[], extras={})
 
 
-def failed(reason: str, count: int) -> RewardOutcome:
+def fail_all(reason: str, count: int) -> RewardOutcome:
     """Return no value for any of `count` completions."""
     problems = {str(index): reason for index in range(count)}
     return RewardOutcome(values=[None] * count, problems=problems, metrics=[], extras={})
@@ -176,7 +176,7 @@ class RewardCall:
     function: RewardCallable
 
     def prepare(self) -> None:
-        inner = unwrapped(self.function)
+        inner = unwrap(self.function)
         if isinstance(inner, Prepares):
             inner.prepare()
 
@@ -190,9 +190,9 @@ class RewardCall:
     def _sync(self, count: int, keywords: Mapping[str, Any], state: TrainerState) -> RewardOutcome:
         hooks = _Hooks(count, state)
         try:
-            outcome = judged(self.function(**keywords, **hooks.arguments()), count)
+            outcome = check_values(self.function(**keywords, **hooks.arguments()), count)
         except (Exception, SystemExit) as error:
-            outcome = self._after(error, count, keywords) or merged(
+            outcome = self._after(error, count, keywords) or merge_outcomes(
                 [self._sync(1, _only(keywords, index, count), state) for index in range(count)]
             )
         return hooks.add_to(outcome)
@@ -202,11 +202,11 @@ class RewardCall:
         hooks = _Hooks(count, state)
         try:
             call: Coroutine[Any, Any, Any] = self.function(**keywords, **hooks.arguments())
-            outcome = judged(await call, count)
+            outcome = check_values(await call, count)
         except (Exception, SystemExit) as error:
             known = self._after(error, count, keywords)
             alone = () if known else (self.awaited(1, _only(keywords, i, count), state) for i in range(count))
-            outcome = known or merged(await asyncio.gather(*alone))
+            outcome = known or merge_outcomes(await asyncio.gather(*alone))
         return hooks.add_to(outcome)
 
     def _after(self, error: BaseException, count: int, keywords: Mapping[str, Any]) -> RewardOutcome | None:
@@ -214,9 +214,9 @@ class RewardCall:
         within = error.__traceback__ is not None and error.__traceback__.tb_next is not None
         wrong = None if within or not isinstance(error, TypeError) else misfit(self.function, keywords)
         if wrong is None and _row_lacks_argument(self.function, keywords):
-            return does_not_apply(count, _raised(error))
-        if count == 1 or isinstance(unwrapped(self.function), NeedsWholeGroups):
-            return failed(_raised(error) if wrong is None else f"cannot be called: {wrong}", count)
+            return does_not_apply(count, _describe_error(error))
+        if count == 1 or isinstance(unwrap(self.function), NeedsWholeGroups):
+            return fail_all(_describe_error(error) if wrong is None else f"cannot be called: {wrong}", count)
         return None
 
 
@@ -272,7 +272,7 @@ def named_parameters(function: RewardCallable) -> tuple[dict[str, inspect.Parame
     return named, any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 
 
-def _raised(error: BaseException) -> str:
+def _describe_error(error: BaseException) -> str:
     """Return type, message and place in the function's code."""
     message = " ".join(str(error).split())[:300]
     what = f"raised {type(error).__name__}: {message}" if message else f"raised {type(error).__name__}"
@@ -286,7 +286,7 @@ def _only(keywords: Mapping[str, Any], index: int, count: int) -> dict[str, Any]
     return {name: values[index : index + 1] for name, values in keywords.items()}
 
 
-def merged(outcomes: Sequence[RewardOutcome]) -> RewardOutcome:
+def merge_outcomes(outcomes: Sequence[RewardOutcome]) -> RewardOutcome:
     """Join the outcomes of single completions."""
     problems: dict[str, str] = {}
     for index, outcome in enumerate(outcomes):

@@ -30,7 +30,7 @@ from covey.environments.reward_functions.call import (
     RewardOutcome,
     TrainerState,
     check_columns,
-    failed,
+    fail_all,
     is_async,
     name_of,
     problem_with,
@@ -38,7 +38,7 @@ from covey.environments.reward_functions.call import (
 from covey.environments.reward_functions.rows import PromptFormat, Row, prompts_of, warn_of_silent_users
 from covey.environments.reward_functions.specs import load_reward
 from covey.environments.reward_functions.texts import final_text
-from covey.environments.reward_functions.verl import adapted
+from covey.environments.reward_functions.verl import adapt
 from covey.system.waits.watchdog import Watchdog
 from covey.system.workers.call_thread import CallThread
 from covey.system.workers.pool import WorkerPool, WorkerSettings
@@ -87,7 +87,7 @@ def reward_functions(
         raise ValueError("environment=reward_functions needs rewards=[module:function], got none")
     if weights and len(weights) != len(functions):
         raise ValueError(f"reward_weights must have one entry for each of {len(functions)} rewards, got {len(weights)}")
-    loaded = [adapted(load_reward(entry) if isinstance(entry, str | Mapping) else entry) for entry in functions]
+    loaded = [adapt(load_reward(entry) if isinstance(entry, str | Mapping) else entry) for entry in functions]
     # Names are unique: the second of equal ones gets a number
     seen: defaultdict[str, int] = defaultdict(int)
     result = []
@@ -287,7 +287,7 @@ class RewardFunctions(Environment):
         # In a worker process: the pool keeps the deadline.
         if self._pool is not None:
             result = await self._pool.call(index, {"count": count, "keywords": keywords, "state": self._state})
-            return failed(result.reason, count) if isinstance(result, Failure) else result
+            return fail_all(result.reason, count) if isinstance(result, Failure) else result
         call, state, seconds = self._calls[index], self._state, self.settings.workers.timeout
         if is_async(call.function):
             deadline = asyncio.timeout(seconds)
@@ -295,7 +295,7 @@ class RewardFunctions(Environment):
                 async with deadline:
                     return await call.awaited(count, keywords, state)
             except TimeoutError:
-                return failed(f"took longer than {seconds:g} s", count)
+                return fail_all(f"took longer than {seconds:g} s", count)
 
         # In a thread of this process, which cannot be interrupted: the watchdog ends the run.
         def watched() -> RewardOutcome:

@@ -48,7 +48,7 @@ class RewardSpec:
 def reward_spec(entry: object) -> RewardSpec:
     """Read an entry. ValueError for a wrong form or unknown name."""
     if isinstance(entry, str):
-        return _named(RewardSpec(entry))
+        return _check_spec(RewardSpec(entry))
     if callable(entry):
         meant = f"{entry.__module__}:{getattr(entry, '__qualname__', type(entry).__qualname__)}"
         raise ValueError(f'rewards must name functions: "{meant}" in place of {entry!r:.80}')
@@ -62,10 +62,10 @@ def reward_spec(entry: object) -> RewardSpec:
         raise ValueError(f"a mapping in rewards needs function: NAME, got {dict(entry)!r:.80}")
     if not isinstance(args, Mapping) or not all(isinstance(key, str) for key in args):
         raise ValueError(f"args of the reward function {name} must be a mapping of names to values, got {args!r:.80}")
-    return _named(RewardSpec(name, dict(args)))
+    return _check_spec(RewardSpec(name, dict(args)))
 
 
-def _named(spec: RewardSpec) -> RewardSpec:
+def _check_spec(spec: RewardSpec) -> RewardSpec:
     if spec.ready_made is None and module_and_name(spec.function) is None:
         colon = ":" in spec.function
         path, dot, name = spec.function.rpartition(".")

@@ -17,7 +17,7 @@ SAMPLES = "samples"
 """The one parameter of a function that takes a list of rows, each with its prompt and its completion."""
 
 
-def adapted(function: RewardCallable) -> RewardCallable:
+def adapt(function: RewardCallable) -> RewardCallable:
     """Wrap a function of another signature; covey's own stays."""
     if [*named_parameters(function)[0]] == [SAMPLES]:
         return (_AsyncSamples if is_async(function) else _Samples)(function, name_of(function))

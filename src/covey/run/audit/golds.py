@@ -67,7 +67,7 @@ def read_gold(completion: str) -> Gold:
     return Gold("", completion, "")
 
 
-def dressed(answer: str) -> list[Gold]:
+def list_forms(answer: str) -> list[Gold]:
     """Return the forms in which graders want a bare answer."""
     if functions_of(answer):
         return [Gold("```python\n", answer, "\n```"), Gold("", answer, "")]

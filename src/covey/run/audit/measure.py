@@ -12,7 +12,7 @@ from covey.algorithm.intervals import SHARE, mean_interval
 from covey.environments.base import Environment, Split, text_of
 from covey.environments.episode import answered
 from covey.run.audit.cases import RIGHT, WRONG, Case, cases_of, long_cases
-from covey.run.audit.golds import Gold, column_answer, dressed, read_gold
+from covey.run.audit.golds import Gold, column_answer, list_forms, read_gold
 from covey.types import Failure, Prompt, RunStopped
 
 CONFIDENCE = 0.95
@@ -164,7 +164,7 @@ def gold_forms(environment: Environment, prompt: Prompt) -> list[Gold]:
     if completion is not None:
         return [read_gold(completion)]
     answer = column_answer(prompt.columns)
-    return [] if answer is None else dressed(answer)
+    return [] if answer is None else list_forms(answer)
 
 
 class _Row:

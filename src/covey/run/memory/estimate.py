@@ -145,7 +145,7 @@ def as_cold_start(config: Config) -> Config:
     )
 
 
-def derived(config: Config, num_ranks: int | None = None) -> dict[str, int]:
+def derive_numbers(config: Config, num_ranks: int | None = None) -> dict[str, int]:
     """Compute the derived numbers for display.
 
     `num_ranks` None reads WORLD_SIZE, else 1.
@@ -182,7 +182,7 @@ def report(config: Config) -> str:
 
     It is YAML, and as comments at its end the derived numbers and what memory a GPU needs.
     """
-    parts: list[tuple[str, Mapping[str, int | str]]] = [("derived", derived(config))]
+    parts: list[tuple[str, Mapping[str, int | str]]] = [("derived", derive_numbers(config))]
     if counts := weights(config.model):
         trained, total = counts
         share = {"weights": f"{total:,}", "trained": f"{trained:,} ({trained / total:.2%})"}

@@ -95,7 +95,7 @@ def shape_of(model: ModelConfig) -> Shape | None:
     make = AutoModelForCausalLM if model.kind == "causal" else AutoModelForMaskedLM
     try:
         with torch.device("meta"):
-            return counted(make.from_config(config))
+            return count_shape(make.from_config(config))
     except Exception as error:  # a configuration that its own class cannot build
         LOGGER.info("the memory of %s is not known: %s", model.name, error)
         return None
@@ -103,7 +103,7 @@ def shape_of(model: ModelConfig) -> Shape | None:
 
 def shape_for(model: ModelConfig) -> Shape:
     """Return a model's shape. ValueError if unknown."""
-    found = _embedded(model) if model.name in NANO else shape_of(model)
+    found = _embedded_shape(model) if model.name in NANO else shape_of(model)
     if found is None:
         raise ValueError(
             f"the shape of model.name={model.name} is not known here; "
@@ -112,7 +112,7 @@ def shape_for(model: ModelConfig) -> Shape:
     return found
 
 
-def _embedded(model: ModelConfig) -> Shape:
+def _embedded_shape(model: ModelConfig) -> Shape:
     import torch
 
     from covey.policy.attention.base import register
@@ -125,10 +125,10 @@ def _embedded(model: ModelConfig) -> Shape:
     )
     register()
     with torch.device("meta"):
-        return counted(make(wanted, tokenizer, 0))
+        return count_shape(make(wanted, tokenizer, 0))
 
 
-def counted(model: "PreTrainedModel") -> Shape:
+def count_shape(model: "PreTrainedModel") -> Shape:
     """Count a model's layers and widths, with or without storage."""
     from covey.policy.kernels.layers import compiled_class
 

@@ -64,10 +64,10 @@ def _control_groups(root: Path) -> Iterator[int]:
             limit = (group / limit_name).read_text().strip()
             if limit != "max":
                 used = int((group / usage_name).read_text())
-                yield int(limit) - used + _cached(group / "memory.stat", cache_name)
+                yield int(limit) - used + _cached_bytes(group / "memory.stat", cache_name)
 
 
-def _cached(stat: Path, name: str) -> int:
+def _cached_bytes(stat: Path, name: str) -> int:
     if not stat.is_file():
         return 0
     return int(dict(line.split() for line in stat.read_text().splitlines()).get(name, 0))

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from covey.algorithm.aggregation import AGGREGATIONS, Denominators
 from covey.algorithm.credit.advantages import ADVANTAGES
-from covey.algorithm.credit.assign import estimated, selected_by, shaped
+from covey.algorithm.credit.assign import estimate_advantages, selected_by, shape_rewards
 from covey.algorithm.credit.scores import Scores, scores
 from covey.algorithm.credit.selection import GROUP_FILTERS, SELECTION
 from covey.algorithm.credit.shaping import SHAPING
@@ -137,7 +137,7 @@ def _on_each(trial: Callable[[custom.Custom, Scores], object]) -> Make:
 
 
 def _try_shaping(shape: custom.Custom, given: Scores) -> None:
-    shaped(shape, given.rewards_N, given)
+    shape_rewards(shape, given.rewards_N, given)
 
 
 def _try_selection(choose: custom.Custom, given: Scores) -> None:
@@ -301,7 +301,7 @@ def _ids(drawn: Sequence[tuple[Prompt, int]]) -> list[tuple[str, int]]:
 
 TRIALS = (
     Trial(custom.SHAPING, SHAPING, lambda a: a.shaping.items(), _on_each(_try_shaping)),
-    Trial(custom.ADVANTAGE, ADVANTAGES, lambda a: [(a.advantage, a.advantage_options)], _on_each(estimated)),
+    Trial(custom.ADVANTAGE, ADVANTAGES, lambda a: [(a.advantage, a.advantage_options)], _on_each(estimate_advantages)),
     Trial(custom.SELECTION, SELECTION, lambda a: [(a.selection, a.selection_options)], _on_each(_try_selection)),
     Trial(custom.GROUP_FILTER, GROUP_FILTERS, lambda a: [(a.group_filter, a.group_filter_options)], _try_group_filter),
     Trial(custom.LOSS, LOSS_FUNCTIONS, lambda a: [(a.loss, a.loss_options)], _try_loss),

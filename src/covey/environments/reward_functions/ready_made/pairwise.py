@@ -69,7 +69,7 @@ class Pairwise:
             self.judge(prompts[i], texts[i], texts[j], **{name: values[i] for name, values in rows.items()})
             for i, j in places
         ]
-        return [_checked(outcome) for outcome in _awaited(calls)]
+        return [_check_outcome(outcome) for outcome in _await_all(calls)]
 
 
 def groups(prompts: Sequence[Any]) -> list[range]:
@@ -95,7 +95,7 @@ def win_rates(group: range, outcomes: Mapping[tuple[int, int], float]) -> list[f
     return [sum(against(i, j) for j in group if j != i) / (len(group) - 1) for i in group]
 
 
-def _awaited(calls: Sequence[float | Awaitable[float]]) -> list[float]:
+def _await_all(calls: Sequence[float | Awaitable[float]]) -> list[float]:
     """Return a judge's outcomes, awaiting async ones together."""
 
     async def gathered() -> list[float]:
@@ -110,7 +110,7 @@ async def _value(call: float | Awaitable[float]) -> float:
     return await call if inspect.isawaitable(call) else call
 
 
-def _checked(outcome: float) -> float:
+def _check_outcome(outcome: float) -> float:
     if not isinstance(outcome, Real) or not 0 <= outcome <= 1:
         raise ValueError(f"a judge must return a probability from 0 to 1, got {outcome!r:.80}")
     return float(outcome)

@@ -67,7 +67,7 @@ class RewardModel:
     def _text(self, prompt: str | Sequence[Mapping[str, Any]], completion: Completion) -> str:
         assert self._loaded is not None
         tokenizer = self._loaded.tokenizer
-        completion = unforged(completion, tokenizer)
+        completion = break_special_tokens(completion, tokenizer)
         if isinstance(prompt, str):
             assert isinstance(completion, str)
             return prompt + completion
@@ -91,10 +91,10 @@ class RewardModel:
     def _load(self) -> "Scorer":
         from covey.policy.models.scorer import load_scorer
 
-        return padded(load_scorer(self.model, self.revision, self.precision, self.device))
+        return add_padding(load_scorer(self.model, self.revision, self.precision, self.device))
 
 
-def unforged(said: Any, tokenizer: "PreTrainedTokenizerBase") -> Any:
+def break_special_tokens(said: Any, tokenizer: "PreTrainedTokenizerBase") -> Any:
     """Break special tokens in text by a space, so that none is forged."""
     pattern = special_tokens(tokenizer, len(tokenizer))
 
@@ -119,7 +119,7 @@ def special_tokens(tokenizer: "PreTrainedTokenizerBase", size: int) -> re.Patter
     return re.compile("|".join(map(re.escape, filter(None, longest_first))) or r"(?!)")
 
 
-def padded(scorer: "Scorer") -> "Scorer":
+def add_padding(scorer: "Scorer") -> "Scorer":
     """Return the scorer with a padding token, by default the end token."""
     if scorer.tokenizer.pad_token_id is None:
         scorer.tokenizer.pad_token = scorer.tokenizer.eos_token
