@@ -46,7 +46,6 @@ class StepsConfig(EpisodesConfig):
         return make_steps(self, run)
 
     def check(self, run: BuildSettings) -> None:
-        """Require a factory, and rows of SkyRL-Gym alone."""
         if not is_function_path(self.factory):
             raise ValueError(
                 f"environment=steps needs environment.factory=module:function, got {self.factory or 'none'}"
@@ -99,7 +98,6 @@ class OpenEnvConfig(EpisodesConfig):
         return OpenEnv(self, actions, reset_prompts(rows.splits, self.instruction))
 
     def check(self, run: BuildSettings) -> None:
-        """Require the address of a server."""
         if not self.url.startswith(("http://", "https://", "ws://", "wss://")):
             got = self.url or "none"
             raise ValueError(f"environment=openenv needs environment.url=http://HOST:PORT of its server, got {got}")
@@ -137,7 +135,6 @@ class VerifiersConfig(EpisodesConfig):
         return Verifiers(WorkerProgram(self), run_sampling(run.sampling, self.max_context, self.program_sampling))
 
     def check(self, run: BuildSettings) -> None:
-        """Require the name of an environment."""
         if not self.id:
             raise ValueError("environment=verifiers needs environment.id=NAME of an installed environment, got none")
 
@@ -195,7 +192,6 @@ class AgentConfig(EpisodesConfig, RewardFunctionsConfig):
         return agent_environment(self, build_judged(self, run), run.sampling, has_rewards=bool(run.rewards))
 
     def check(self, run: BuildSettings) -> None:
-        """Require one program."""
         super().check(run)
         if (self.program is None) == (not self.command):
             got = "none" if self.program is None else "both"

@@ -105,7 +105,6 @@ class Mixture(Environment):
         return any(part.can_reply for part in self._parts.values())
 
     def facts(self) -> dict[str, Any]:
-        """Return the parts' facts by name."""
         return {name: facts for name, part in self._parts.items() if (facts := facts_of(part))}
 
     def demonstrations(self, split: Split) -> list[Demonstration]:
@@ -155,7 +154,6 @@ class Mixture(Environment):
             close_environment(part)
 
     def _adopted(self, name: str, own: Prompt) -> Prompt:
-        """Return the prompt under the name of its part."""
         prompt = replace(own, id=f"{name}/{own.id}", environment=name)
         self._own.setdefault(prompt.id, own)  # a demonstration may be called like a prompt, and be another
         return prompt

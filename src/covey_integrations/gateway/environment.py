@@ -32,7 +32,6 @@ class AgentEnvironment(Judged):
     def __init__(
         self, judged: RewardFunctions, program: Program, run: RunSampling, *, has_rewards: bool = True
     ) -> None:
-        """Keep the parts. The server starts with the first episode."""
         super().__init__(judged)
         self._agents = Agents(program, Gateway(run), hermes)
         self._has_rewards = has_rewards
@@ -42,7 +41,6 @@ class AgentEnvironment(Judged):
         return [replace(prompt, environment="agent") for prompt in self.judged.prompts(split)]
 
     def read_with(self, tokenizer: Any) -> None:
-        """Read calls of tools as the policy's model writes them."""
         self._agents.read = reader_for(tokenizer)
         self._reader = reader_name(tokenizer)
 

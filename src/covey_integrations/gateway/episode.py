@@ -60,7 +60,6 @@ class AgentEpisode(Episode):
     is_program = hears_cuts = True
 
     def __init__(self, agents: Agents, row: Mapping[str, Any], judge: Judge) -> None:
-        """Keep what is needed. The program starts with `reset`."""
         self._agents, self._row, self._judge = agents, row, judge
         self._outcome = Outcome()
         self._endpoint: Endpoint | None = None

@@ -95,7 +95,6 @@ def continuation(so_far: Sequence[Message], given: Sequence[Message]) -> tuple[M
 
 
 def _same(message: Message) -> Any:
-    """Return what makes a message the same as another."""
     calls = [
         (call["function"]["name"], json.dumps(call["function"]["arguments"], sort_keys=True))
         for call in message.get("tool_calls", ())

@@ -175,6 +175,5 @@ def last_words(said: IO[bytes]) -> str:
 
 
 async def _left(outcome: "asyncio.Future[Any]") -> None:
-    """Wait for nothing more of a program."""
     outcome.cancel()
     await asyncio.gather(outcome, return_exceptions=True)

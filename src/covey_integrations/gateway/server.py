@@ -64,7 +64,7 @@ class Gateway:
             return self._server.address[1]
 
     def open(self) -> Endpoint:
-        """Open a endpoint with a key of its own. Must be called while the event loop runs."""
+        """Open an endpoint with a key of its own. Must be called while the event loop runs."""
         port, key = self.port, secrets.token_urlsafe(32)
         endpoint = Endpoint(key, f"http://127.0.0.1:{port}/e/{key}/v1", self.run)
         with self._lock:
@@ -90,7 +90,6 @@ class Gateway:
         raise Refused(404, NOT_FOUND)
 
     def close(self) -> None:
-        """End every episode and every connection."""
         for endpoint in list(self._endpoints.values()):
             self.close_endpoint(endpoint)
         with self._lock:

@@ -69,7 +69,6 @@ class Session:
         return await self._in_time(self._asked({"type": "step", "data": dict(action)}))
 
     async def close(self) -> None:
-        """Give the environment back."""
         socket, self._socket = self._socket, None
         if socket is None:
             return
@@ -99,7 +98,6 @@ class Session:
             pause = min(2 * pause, LONGEST_PAUSE)
 
     async def _asked(self, message: Mapping[str, Any]) -> Seen:
-        """Send a message and read its answer."""
         from websockets.exceptions import ConnectionClosed, WebSocketException
 
         try:

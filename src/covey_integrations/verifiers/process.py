@@ -52,12 +52,10 @@ class WorkerProgram:
         return str(found["kind"]), found["prompts"]
 
     def start(self, endpoint: Endpoint, row: Mapping[str, Any]) -> Running:
-        """Have one attempt played."""
         request = {"do": "play", "split": row["split"], "index": row["index"]}
         return _Playing(self._running(), {**request, "base_url": endpoint.url, "api_key": endpoint.key})
 
     def close(self) -> None:
-        """End the process."""
         with self._lock:
             process, self._process = self._process, None
         if process is not None:
@@ -117,7 +115,6 @@ class _Process:
         return number, answer
 
     def stop(self, number: int) -> None:
-        """End one attempt."""
         self._send({"id": 0, "do": "stop", "play": number})
 
     def close(self) -> None:
@@ -134,7 +131,6 @@ class _Process:
             self._process.stdin.flush()
 
     def _listen(self) -> None:
-        """Hand out answers until the process ends."""
         assert self._process.stdout is not None
         for line in self._process.stdout:
             try:
@@ -159,7 +155,6 @@ class _Process:
                     pipe.close()
 
     def _fail_all(self) -> None:
-        """Tell whoever waits that nobody will answer."""
         with self._lock:
             self.has_ended = True
             left, self._waiting = list(self._waiting.values()), {}

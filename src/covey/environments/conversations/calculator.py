@@ -43,7 +43,6 @@ class Calculator(Game):
         return MoveResult(NOT_UNDERSTOOD, state=state, is_void=True)
 
     def move(self, columns: Mapping[str, Any], moves: Sequence[str], replies: Sequence[str]) -> str:
-        """Multiply, add, answer."""
         known = dict(zip(moves, replies, strict=True))
         product = f"C{columns['a']}*{columns['b']}{END}"
         if product not in known:
@@ -52,12 +51,10 @@ class Calculator(Game):
         return f"A{known[total]}{END}" if total in known else total
 
     def wrong_move(self, drawn: random.Random) -> str:
-        """Err in the operation, or answer at random."""
         first, second = (drawn.randrange(*_range(self._settings.digits)) for _ in range(2))
         return f"A{first}{END}" if drawn.random() < 0.5 else f"C{first}{drawn.choice('*+')}{second}{END}"
 
     def demonstrations(self, split: Split) -> list[Demonstration]:
-        """Return an episode for each problem."""
         seed = self._settings.problem_seed
         return [self.demonstrated(prompt, f"{seed}/{prompt.id}") for prompt in self.prompts(split)]
 

@@ -59,7 +59,6 @@ class Guess(Game):
         return low, high
 
     def move(self, columns: Mapping[str, Any], moves: Sequence[str], replies: Sequence[str]) -> str:
-        """Halve the remaining interval."""
         low, high = 0, self._settings.highest
         for guess, reply in zip(map(guess_of, moves), replies, strict=True):
             if guess is not None and reply == LOWER:
@@ -72,7 +71,6 @@ class Guess(Game):
         return written(drawn.randrange(self._settings.highest + 1))
 
     def demonstrations(self, split: Split) -> list[Demonstration]:
-        """Return episodes of a player who sometimes ignores the answers."""
         settings, prompts = self._settings, self.prompts(split)
         return [
             self.demonstrated(prompts[index % len(prompts)], f"guess {settings.problem_seed}/{split}/{index}")

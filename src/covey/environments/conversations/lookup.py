@@ -47,7 +47,6 @@ class Lookup(Game):
         return MoveResult(NOT_UNDERSTOOD, state=f"asked {known}", is_void=True)
 
     def move(self, columns: Mapping[str, Any], moves: Sequence[str], replies: Sequence[str]) -> str:
-        """Query the key, then its value, then answer."""
         known = {parsed(move)[1]: reply for move, reply in zip(moves, replies, strict=True) if move[:1] == "Q"}
         first = known.get(columns["key"])
         if first is None:
@@ -58,7 +57,6 @@ class Lookup(Game):
         return f"{drawn.choice('QA')}{drawn.choice(self._letters)}{END}"
 
     def demonstrations(self, split: Split) -> list[Demonstration]:
-        """Return an episode per problem, with some random moves."""
         seed = self._settings.problem_seed
         return [self.demonstrated(prompt, f"lookup {seed}/{prompt.id}") for prompt in self.prompts(split)]
 

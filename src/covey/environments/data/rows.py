@@ -158,7 +158,6 @@ def _sources(path: str, settings: RowSettings) -> dict[Split, Source]:
 
 
 def _named_splits(found: Mapping[str, Source], settings: RowSettings, name: str) -> dict[Split, Source]:
-    """Return the splits that the settings name."""
     if settings.is_measured_whole:
         chosen = next((split for split in (settings.test_split, settings.train_split) if split in found), None)
         if chosen is not None or len(found) == 1:

@@ -281,7 +281,6 @@ def _describe_error(error: BaseException) -> str:
 
 
 def _only(keywords: Mapping[str, Any], index: int, count: int) -> dict[str, Any]:
-    """Return the arguments of one completion."""
     assert all(len(values) == count for values in keywords.values())
     return {name: values[index : index + 1] for name, values in keywords.items()}
 

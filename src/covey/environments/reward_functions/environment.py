@@ -168,7 +168,6 @@ class RewardFunctions(Environment):
             self._prompts[split] = tuple(replace(prompt, environment=name) for prompt, name in pairs)
 
     def follow(self, step: int, max_steps: int, epoch: float) -> None:
-        """Set the progress of training in functions' `trainer_state`."""
         self._state = TrainerState(step, max_steps, epoch)
 
     def prompts(self, split: Split) -> list[Prompt]:
@@ -183,7 +182,6 @@ class RewardFunctions(Environment):
 
     @property
     def part_weights(self) -> dict[str, float]:
-        """Return the weight of each reward function by name."""
         return {reward.name: reward.weight for reward in self._functions}
 
     async def score(self, prompt: Prompt, completions: Sequence[str]) -> list[Reward | Failure]:
@@ -210,7 +208,6 @@ class RewardFunctions(Environment):
         return await self.judged(prompt, said, tokens, more, counts=counts)
 
     def _of_conversations(self, conversations: Sequence[Conversation]) -> dict[str, list[Any]]:
-        """Return the functions' arguments of conversations."""
         found: dict[str, list[Any]] = {"prompts": [], "completions": []}
         for conversation in conversations:
             if isinstance(conversation.asked, str):
@@ -257,13 +254,11 @@ class RewardFunctions(Environment):
         return scores
 
     def metrics(self) -> dict[str, float]:
-        """Return means of `log_metric` values since the last call."""
         means = {name: sum(values) / len(values) for name, values in self._metrics.items()}
         self._metrics.clear()
         return means
 
     def close(self) -> None:
-        """End the workers, as collection and exit do too."""
         if self._pool is not None:
             self._pool.close()
         self._thread.close()
@@ -306,7 +301,6 @@ class RewardFunctions(Environment):
         return await self._thread.call(watched)
 
     def _reward(self, index: int, outcomes: Sequence[RewardOutcome]) -> Reward | Failure:
-        """Return one completion's judgement from all functions' outcomes."""
         parts: dict[str, float] = {}
         extra: dict[str, Any] = {}
         total = 0.0

@@ -42,7 +42,6 @@ class RewardFunctionsConfig(EnvironmentConfig):
         return build_reward_functions(self, run)
 
     def check(self, run: BuildSettings) -> None:
-        """Require that workers end before the time for scoring."""
         start = 0 if self.in_process else self.start_timeout
         names = "environment.timeout" + ("" if self.in_process else " + environment.start_timeout")
         check_time(run, self.timeout + start, names)

@@ -115,7 +115,6 @@ def find_reward(spec: RewardSpec) -> Any:
 
 
 def _refuse_unknown(spec: RewardSpec, function: RewardCallable) -> None:
-    """Refuse arguments that are no named parameters."""
     options = [name for name in named_parameters(function)[0] if name not in (*CALLED_WITH, *HOOKS)]
     for name in spec.args:
         if name not in options:

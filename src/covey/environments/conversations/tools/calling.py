@@ -41,7 +41,6 @@ class TookTooLong(ToolServerLost):
     """A call did not return before its deadline."""
 
     def __init__(self, message: str, call: "Begun") -> None:
-        """Keep the abandoned `call`."""
         super().__init__(message)
         self.call = call
 

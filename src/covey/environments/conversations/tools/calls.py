@@ -139,7 +139,6 @@ class InStyle:
 
     @cached_property
     def _more(self) -> re.Pattern[str]:
-        """Return the pattern between calls of one opening."""
         is_listed = self.style.between is not None
         parting = rf"\s*{pattern(self.style.between or '')}[\s;,]*(?={self.style.body.begins})"
         return re.compile(parting if is_listed else r"(?!)")

@@ -85,7 +85,6 @@ class StdioWire:
         raise ToolServerLost(f"the tool server {self._command} is gone, or said nothing for {seconds:g} s")
 
     def close(self) -> None:
-        """End the program."""
         self._program.kill()
         self._program.wait()
         for pipe in (self._program.stdin, self._program.stdout):
@@ -152,7 +151,6 @@ class HttpWire:
                 connection.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """End the session and the connection."""
         if "Mcp-Session-Id" in self._client.headers:
             with suppress(httpx.HTTPError):
                 self._client.delete(self._url, timeout=1.0)
@@ -196,7 +194,6 @@ class McpSession:
         return text
 
     def close(self) -> None:
-        """End the session."""
         wire, self._wire = self._wire, None
         if wire is not None:
             wire.close()
@@ -211,7 +208,6 @@ class McpSession:
             raise
 
     def _opened(self) -> Wire:
-        """Open the session."""
         self._wire = wire = _wire(self.server)
         opening = {"protocolVersion": PROTOCOL_VERSION, "capabilities": {}, "clientInfo": ABOUT}
         try:
@@ -256,7 +252,6 @@ class McpServer:
         return tools_of_session(session, self._listed, is_stateful=True), session.close
 
     def close(self) -> None:
-        """End the shared session."""
         self._session.close()
 
 
@@ -279,7 +274,6 @@ def _wire(server: str) -> Wire:
 
 
 def _events(text: str) -> list[str]:
-    """Return the data of each event of a stream."""
     blocks = text.replace("\r\n", "\n").split("\n\n")
     found = ("\n".join(line[5:].strip() for line in block.split("\n") if line.startswith("data:")) for block in blocks)
     return [data for data in found if data]

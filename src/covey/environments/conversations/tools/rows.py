@@ -146,7 +146,6 @@ class RowTools(WithTools):
         return await self._with_own(talk, found)
 
     def _said(self, prompt: Prompt, talk: Talk) -> Conversation:
-        """Return an attempt as reward functions get it."""
         said = talk.messages or [{"role": "assistant", "content": ""}]  # there was no room for a turn
         return Conversation(_after_reset(prompt.text, talk.opening), said, talk.token_ids, talk.state)
 

@@ -200,7 +200,6 @@ def turn_of(tokenizer: Any, schema: Mapping[str, Any], calls: Sequence[Mapping[s
 
 
 def _bodies(one: str, two: str, none: str) -> Iterator[CallBody]:
-    """Yield candidate bodies of a turn's call."""
     for brace in re.finditer(r"\{", one):
         with suppress(ValueError):
             found, _ = json.JSONDecoder().raw_decode(one, brace.start())
@@ -227,7 +226,6 @@ def _bodies(one: str, two: str, none: str) -> Iterator[CallBody]:
 
 
 def _places(text: str, body: CallBody) -> Iterator[tuple[int, int]]:
-    """Yield the places of the known call."""
     end = 0
     for begin in (found.start() for found in re.finditer(rf"\{{|{TOOL}", text)):
         with suppress(ValueError, RecursionError):
@@ -247,7 +245,6 @@ def pattern(literal: str) -> str:
 
 
 def _shared(text: str, other: str) -> str:
-    """Return the common prefix of two texts."""
     return text[
         : next((i for i, (a, b) in enumerate(zip(text, other, strict=False)) if a != b), min(len(text), len(other)))
     ]
@@ -261,7 +258,6 @@ def _name_at(text: str, place: int) -> tuple[str, int]:
 
 
 def _kinds(schemas: Schemas, name: str) -> dict[str, Any]:
-    """Return a tool's argument types."""
     functions = [schema.get("function", schema) for schema in schemas]
     properties: Mapping[str, Any] = next(
         (f.get("parameters", {}).get("properties", {}) for f in functions if f.get("name") == name), {}

@@ -55,7 +55,6 @@ class Pairwise:
         return [value for group in groups(prompts) for value in win_rates(group, outcomes)]
 
     def _pairs(self, group: range) -> Iterator[tuple[int, int]]:
-        """Yield the pairs in the order shown."""
         return ((i, j) for i in group for j in group if i < j or (self.both_orders and i != j))
 
     def _judged(
