@@ -1,1 +1,1 @@
-"""What a run's folder shows to people: a page for the browser, text, pictures, and files for other tools."""
+"""Pages, text and pictures of runs, and plans of runs to come."""

@@ -1,4 +1,4 @@
-"""How runs compare: those that differ only in their seed are one group, and groups are compared prompt by prompt."""
+"""Compare groups of runs by prompt; a group differs in seeds alone."""
 
 import json
 import math
@@ -23,7 +23,7 @@ OF_ONE_RUN = ("seed", "resume", "trust_run", "output.", "timeouts.", "cold_start
 
 
 def comparison(runs: Sequence[RunFiles], names: Sequence[str]) -> dict[str, Any]:
-    """Compare every group of runs with the first: the settings that differ, and the last evaluations."""
+    """Compare each group of runs with the first, by settings and evaluations."""
     settings = list(dict.fromkeys(name for run in runs for name in run.settings))
     values = [(name, [_shown(run.settings.get(name)) for run in runs]) for name in settings]
     groups = groups_of(runs)
@@ -38,7 +38,7 @@ def comparison(runs: Sequence[RunFiles], names: Sequence[str]) -> dict[str, Any]
 
 
 def groups_of(runs: Sequence[RunFiles]) -> list[list[int]]:
-    """Return the places of runs, those together that differ only in the seed, in the order in which they are given."""
+    """Group the places of runs that differ only in the seed."""
     found: dict[str, list[int]] = {}
     for place, run in enumerate(runs):
         found.setdefault(_key(run.settings), []).append(place)
@@ -59,7 +59,7 @@ def _shown(value: Any) -> str:
 
 
 def _against(base: Sequence[Row], other: Sequence[Row]) -> dict[str, Any]:
-    """Return other less base on the prompts that all were asked, with intervals."""
+    """Subtract base from other on the shared prompts, with intervals."""
     rows = [*base, *other]
     everywhere = set.intersection(*(set(row["prompts"]) for row in rows)) if base and other else set()
     shared = [name for name in base[0]["prompts"] if name in everywhere] if everywhere else []
@@ -100,7 +100,7 @@ def _finite(value: float) -> float | None:
 
 
 def difference(base: Sequence[Sequence[float]], other: Sequence[Sequence[float]]) -> Estimate:
-    """Return the mean of other less that of base, each of several runs that answered the same prompts.
+    """Estimate the mean difference of two groups of runs over shared prompts.
 
     The interval has what prompts leave open, paired, and where both sides have several runs what seeds do besides
     (Welch, Biometrika 34:28, 1947).
@@ -123,7 +123,7 @@ def difference(base: Sequence[Sequence[float]], other: Sequence[Sequence[float]]
 
 
 def lines_of(found: Mapping[str, Any], base: str) -> list[str]:
-    """Say how a group of runs compares with the first: a line, then one for each measure."""
+    """Describe a comparison: a line, then one for each measure."""
     if not found["measures"]:
         return [f"{found['name']} against {base}"]
     numbers = "{} and {} runs".format(*found["seeds"])

@@ -1,4 +1,4 @@
-"""A report for terminals: the verdict, curves of block characters with their sentences, and what compares."""
+"""Report runs in a terminal: verdict, curves, comparison."""
 
 import math
 import textwrap
@@ -26,7 +26,7 @@ STATES = ("running", "failed", "interrupted", "none")
 
 
 def as_lines(runs: Sequence[RunFiles], names: Sequence[str], columns: int = COLUMNS) -> list[str]:
-    """Return the report of the runs as lines of plain text, for a terminal of so many columns."""
+    """Write the report of runs as lines of text."""
     lines: list[str] = []
     for run, name in zip(runs, names, strict=True):
         with as_written(run.folder):
@@ -43,7 +43,7 @@ def _wrapped(text: str, columns: int) -> list[str]:
 
 
 def _drawn(curves: Sequence[Mapping[str, Any]], columns: int) -> list[str]:
-    """Return a line for each curve: its title, the curve as wide as there is room for, and its sentence."""
+    """Draw a line for each curve: title, curve, sentence."""
     longest = max((len(curve["title"]) for curve in curves), default=0)
     sentence = max((len(curve["reading"]) for curve in curves), default=0)
     # Titles give way to the curve, and the curve to the sentence
@@ -57,7 +57,7 @@ def _cut(title: str, most: int) -> str:
 
 
 def _line(curve: Mapping[str, Any], width: int) -> str:
-    """Draw a curve: each step where there is room for all, else its moving mean."""
+    """Draw a curve by its steps, or moving means if too many."""
     values = curve["raw"] if len(curve["raw"]) <= width else curve["y"]
     return sparkline(average_bins([math.nan if value is None else value for value in values], width))
 
@@ -78,7 +78,7 @@ def _last_groups(run: RunFiles, most: int = 6) -> list[str]:
 
 
 def compared_lines(runs: Sequence[RunFiles], names: Sequence[str]) -> list[str]:
-    """Say how groups of runs compare with the first, by their last evaluations, and in which settings."""
+    """Describe how groups of runs compare, and the settings that differ."""
     found = comparison(runs, names)
     differ = [f"  {name}: {' | '.join(values)}" for name, values in found["settings"]]
     lines = [] if found["gains"] else ["one group of runs: they differ in the seed alone"]
@@ -93,7 +93,7 @@ def compare_folders(folders: Sequence[Path], names: Sequence[str]) -> list[str]:
 
 
 def glyphs(rewards: Sequence[Any]) -> str:
-    """Draw each reward of a group: full from 1 on, empty at 0 and below, half between.
+    """Draw rewards as squares: full from 1, empty to 0, else half.
 
     >>> glyphs([1.0, 0.0, 0.5])
     '■□▣'

@@ -1,4 +1,4 @@
-"""What the doctor says of a run: its rules over what the run, or another tool, has left on the disk."""
+"""Hand the files of a run to the doctor."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ from covey_report.page.curves import prompts_of
 
 
 def read_for_doctor(path: Path) -> RunFiles:
-    """Read a run of covey, or the metrics or answers of another tool. ValueError where there is neither."""
+    """Read a run of covey or of another tool. ValueError."""
     if not (path / "config.yaml").is_file():
         found = read_other_metrics(path)
         if found is not None:
@@ -81,14 +81,14 @@ def run_log(run: RunFiles, control: RunLog | None = None) -> RunLog:
 
 
 def doctor_page(run: RunFiles) -> dict[str, Any]:
-    """Return what the page of the doctor shows: a line, and each finding with the steps whose groups show it."""
+    """Build the doctor's page: a line, findings, and steps to look at."""
     health = health_of(run)
     rows = [finding.as_row() | {"look": _look(run, finding)} for finding in health.findings]
     return {"line": health.line, "findings": rows, "num_rules": len(RULES)}
 
 
 def _look(run: RunFiles, finding: Finding) -> list[int]:
-    """Return traced steps of a finding: the one next to its beginning, and the last."""
+    """Choose traced steps of a finding, near its beginning and its end."""
     steps = sorted({row["step"] for row in run.traces})
     if not steps:
         return []

@@ -1,4 +1,4 @@
-"""Diagnose a run while it trains: say each finding once, end the run on request."""
+"""Diagnose a run while it trains, and end it on request."""
 
 import logging
 from collections.abc import Callable
@@ -28,7 +28,7 @@ LOGGER = logging.getLogger(__name__)
 
 
 class Doctor(Callback):
-    """Looks whenever a window of steps is full, and after each evaluation. Never changes what is trained."""
+    """Diagnoses at each full window and evaluation, without effect on the update."""
 
     def __init__(self, config: Config, say: Callable[[str], None]) -> None:
         self._stop_on = frozenset(config.doctor.stop_on)
@@ -66,7 +66,7 @@ class Doctor(Callback):
         self._look()
 
     def _take_up(self, step: int, look: int) -> None:
-        """Read steps before `step` and evaluations before `look` of a resumed run, and say nothing of them again."""
+        """Read a resumed run's rows, whose findings are known."""
         if self._folder is None:
             return
         folder, self._folder = self._folder, None
@@ -79,7 +79,7 @@ class Doctor(Callback):
             self._said = {finding.rule.id: finding.level for finding in self._findings()}
 
     def _look(self) -> None:
-        """Say what is new, or has got worse, and raise StopTraining for what the run is to stop on."""
+        """Report new or worse findings; raise StopTraining for those of `stop_on`."""
         new = [one for one in self._findings() if one.level > self._said.get(one.rule.id, Level.NOTE)]
         for finding in new:
             self._said[finding.rule.id] = finding.level

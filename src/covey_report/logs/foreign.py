@@ -18,7 +18,7 @@ TRL_COLUMNS = ("step", "prompt", "completion", "advantage")
 
 
 def read_any(folder: Path) -> RunFiles:
-    """Read a run of covey, TRL, verl or verifiers. ValueError where the folder holds none of these."""
+    """Read a run of covey, TRL, verl or verifiers. ValueError."""
     if (folder / CONFIG).is_file():
         return read_run(folder)
     for find in (_of_trl, _of_verl, _of_verifiers):
@@ -56,7 +56,7 @@ def _of_verl(folder: Path) -> Iterator[Row]:
 
 
 def _of_verifiers(folder: Path) -> Iterator[Row]:
-    """Read records of verifiers. Those that say no step in their info are of step 1."""
+    """Read records of verifiers, of step 1 if their info has none."""
     path = folder / TRACES
     if not path.is_file():
         return
@@ -102,7 +102,7 @@ def _text(value: Any) -> str:
 
 
 def _as_run(folder: Path, rows: Sequence[Row]) -> RunFiles:
-    """Make of answers what a run of covey would have logged: rewards by step and by prompt, groups without tokens."""
+    """Convert answers to the rows of a run, groups without tokens."""
     steps, updates, traces = [], [], []
     for step, answers in _by_step(rows):
         groups: dict[str, list[Row]] = {}

@@ -1,4 +1,4 @@
-"""Metrics that other trainers log, under the names that covey has for them.
+"""Read the metrics of TRL and verl under covey's names.
 
 TRL keeps them in `log_history` of trainer_state.json, verl prints `step:N - name:value - ...` or writes JSON lines of
 {"step", "data"} with trainer.logger=file.
@@ -27,7 +27,7 @@ STATE = "trainer_state.json"
 
 
 def read_other_metrics(path: Path) -> RunFiles | None:
-    """Read what TRL or verl logged into a folder or a file, None where there is nothing of theirs."""
+    """Read metrics of TRL or verl, None if there are none."""
     for file in [path] if path.is_file() else _candidates(path):
         rows = of_trl(file) if file.suffix == ".json" else of_verl(file)
         steps, looks = list(rows[0]), list(rows[1])
@@ -46,7 +46,7 @@ def _candidates(folder: Path) -> Iterator[Path]:
 
 
 def of_trl(file: Path) -> tuple[list[Row], list[Row]]:
-    """Return the rows of training and of evaluations in a trainer_state.json, none where it holds none."""
+    """Read training and evaluation rows of a trainer_state.json."""
     try:
         history = json.loads(read_regular(file, MAX_BYTES)).get("log_history", [])
     except (ValueError, AttributeError, RecursionError):
@@ -79,7 +79,7 @@ def _held_out_of_trl(row: Mapping[str, Any]) -> Row:
 
 
 def of_verl(file: Path) -> tuple[list[Row], list[Row]]:
-    """Return the rows of training and of evaluations among the lines of a log, none where it is no log of verl."""
+    """Read training and evaluation rows of a log of verl."""
     training, looks = [], []
     for line in read_regular(file, MAX_BYTES).decode("utf-8", "replace").splitlines():
         row = _numbers(line)
@@ -129,7 +129,7 @@ def _held_out_of_verl(row: Mapping[str, float]) -> Row:
 
 
 def _merged(rows: Sequence[Row]) -> list[Row]:
-    """Return one row a step: what is logged of a step twice is taken together."""
+    """Merge the rows of each step."""
     found: dict[int, Row] = {}
     for row in rows:
         found.setdefault(row["step"], {}).update(row)

@@ -1,4 +1,4 @@
-"""Reads what a run has left in its folder, finished or under way, and trusts none of it."""
+"""Read the folder of a run, without trust in its content."""
 
 import json
 from dataclasses import dataclass, field
@@ -33,7 +33,7 @@ ENDED = "the run ended here: "
 
 @dataclass(frozen=True, slots=True)
 class RunFiles:
-    """The rows of a run. What is not there, or cannot be read, is empty."""
+    """The rows of a run; missing or unreadable files are empty."""
 
     folder: Path
     settings: dict[str, Any] = field(default_factory=dict)
@@ -112,7 +112,7 @@ def plain_mapping(value: Any) -> Row:
 
 
 def _error(folder: Path) -> str | None:
-    """Return what the log says of the end of a run, None where it says nothing."""
+    """Read why a run ended from its log, or None."""
     try:
         lines = read_regular(folder / LOG, MAX_BYTES).decode("utf-8", "replace").splitlines()
     except (OSError, ValueError):

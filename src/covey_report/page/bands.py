@@ -14,7 +14,7 @@ MAX_POINTS = 600
 
 
 class Band(NamedTuple):
-    """A value and the bounds of its band: an interval, or how far single steps lie. None where neither is known."""
+    """A value and its band, an interval or the spread of steps."""
 
     value: float | None
     low: float | None
@@ -34,7 +34,7 @@ def share_band(successes: float, trials: float) -> Band:
 
 
 def mean_band(values: Sequence[float]) -> Band:
-    """Return the interval of a mean of independent values, without bounds where there are too few to tell."""
+    """Compute the interval of a mean, without bounds for few values."""
     if not values:
         return NOTHING
     found = mean_interval(values, LEVEL, bounds_of(values))
@@ -43,7 +43,7 @@ def mean_band(values: Sequence[float]) -> Band:
 
 
 def moving_bands(values: Sequence[float | None], width: int) -> list[Band]:
-    """Return the mean of the `width` values around each place, with a standard deviation of these to both sides.
+    """Compute moving means with a standard deviation to both sides.
 
     That is no interval: a few steps that resemble each other do not tell how sure their mean is.
     """
@@ -61,7 +61,7 @@ def moving_bands(values: Sequence[float | None], width: int) -> list[Band]:
 
 
 def moving_shares(values: Sequence[float | None], trials: Sequence[float], width: int) -> list[Band]:
-    """Return the share of the trials in the `width` steps around each place, with Wilson's interval."""
+    """Compute moving shares with Wilson's interval."""
     half = width // 2
 
     def around(place: int) -> Band:
@@ -73,7 +73,7 @@ def moving_shares(values: Sequence[float | None], trials: Sequence[float], width
 
 
 def _of_points(number: int, band_at: Callable[[int], Band]) -> list[Band]:
-    """Return a band for each of so many places: those that are drawn as one point share that of the middle one."""
+    """Compute a band for each place, one for places drawn together."""
     size = block(number)
     middles = [start + min(size, number - start) // 2 for start in range(0, number, size)]
     found = list(map(band_at, middles))
@@ -81,12 +81,12 @@ def _of_points(number: int, band_at: Callable[[int], Band]) -> list[Band]:
 
 
 def block(number: int) -> int:
-    """Return how many neighbours of so many places are drawn as one point."""
+    """Count the neighbours that are drawn as one point."""
     return max(1, -(-number // MAX_POINTS))
 
 
 def inside(band: Band, low: float | None, high: float | None) -> Band:
-    """Cut an interval to what its value can be; None is no bound.
+    """Clamp an interval to bounds, of which None is none.
 
     >>> inside(Band(0.02, -0.01, 0.05), 0.0, 1.0)
     Band(value=0.02, low=0.0, high=0.05)
@@ -101,5 +101,5 @@ def inside(band: Band, low: float | None, high: float | None) -> Band:
 
 
 def window(num_steps: int) -> int:
-    """Return how many steps a moving mean spans: 5 % of the run, 5 at least, an odd number."""
+    """Choose the odd width of a moving mean, 5 % and at least 5."""
     return max(5, num_steps // 20) | 1

@@ -1,4 +1,4 @@
-"""Everything that a report shows, as plain data: what is read of each run, cut to a size, and how runs compare."""
+"""Build the content of a report as plain data."""
 
 import json
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ TRACE_BYTES, PAIR_BYTES, GROUP_BYTES = 1_300_000, 500_000, 300_000
 
 
 def content(runs: Sequence[RunFiles], names: Sequence[str]) -> dict[str, Any]:
-    """Return what the page shows of the runs. ValueError where a file does not hold what a run writes there."""
+    """Build the content of a page. ValueError for damaged files."""
     shares = len(runs)
     return {
         "format": FORMAT,
@@ -55,7 +55,7 @@ def _run(run: RunFiles, name: str, shares: int) -> dict[str, Any]:
 
 
 def title_of(run: RunFiles, name: str) -> str:
-    """Return what a run is called on its page: recipe or task, when it began, and the name of its folder."""
+    """Title a run by recipe or task, start and folder."""
     rows = [*run.looks[:1], *run.steps[:1]]
     began = min((str(row["time"])[:16].replace("T", " ") for row in rows if row.get("time")), default="")
     task = command_of(run.versions).recipe or str(run.settings.get("environment.name", ""))
@@ -63,7 +63,7 @@ def title_of(run: RunFiles, name: str) -> str:
 
 
 def planned(run: RunFiles) -> dict[str, Any] | None:
-    """Return what `covey plan` said of these settings on this machine beside what the run took, None without a plan."""
+    """Compare a run with its plan, None without one."""
     row = kept_plan(run.settings) if run.settings and run.summary else None
     if row is None:
         return None
@@ -72,7 +72,7 @@ def planned(run: RunFiles) -> dict[str, Any] | None:
 
 
 def audit_of(found: Row) -> dict[str, Any] | None:
-    """Return what `covey audit` found of the grader as the page draws it, None where it was not asked."""
+    """Build the page of an audit, None without one."""
     kinds = [kind for kind in found.get("kinds") or () if isinstance(kind, dict)]
     if not kinds:
         return None
@@ -92,7 +92,7 @@ def audit_of(found: Row) -> dict[str, Any] | None:
 
 
 def verdict(run: RunFiles) -> dict[str, str]:
-    """Say in a sentence what came of the run, and whether that is shown."""
+    """Describe the result of a run in a sentence."""
     summary, last = run.summary, run.steps[-1] if run.steps else None
     wanted = run.settings.get("num_steps")
     if summary is None:
@@ -131,7 +131,7 @@ def _facts(run: RunFiles) -> list[tuple[str, str]]:
 
 
 def _histograms(updates: Sequence[Row]) -> dict[str, Any]:
-    """Return for each histogram the steps with their edges and counts, at most 80 of them, evenly spread."""
+    """Choose at most 80 steps of each histogram, evenly spread."""
     names = ("reward", "advantage", "length", "entropy", "log_ratio", "mismatch")
     chosen = [updates[index * len(updates) // min(80, len(updates))] for index in range(min(80, len(updates)))]
     chosen = [*chosen[:-1], updates[-1]] if chosen else []
@@ -196,7 +196,7 @@ def _turn(turn: Row) -> Row:
 
 
 def thinned(rows: Sequence[Row], most: int) -> list[Row]:
-    """Leave rows out of the middle, evenly by step, until the rest has at most so many bytes as JSON."""
+    """Drop rows evenly by step until the rest fits the bytes."""
     kept, sizes = list(rows), {id(row): len(json.dumps(row, default=str)) for row in rows}
     while kept and (size := sum(sizes[id(row)] for row in kept)) > most:
         steps = list(dict.fromkeys(row["step"] for row in kept))
@@ -209,7 +209,7 @@ def thinned(rows: Sequence[Row], most: int) -> list[Row]:
 
 
 def pairs_of(run: RunFiles, most: int) -> dict[str, Any]:
-    """Return the greedy answers to the same prompts at the first and the last evaluation, those that changed first."""
+    """Pair greedy answers before and after, changed ones first."""
     greedy = [row for row in run.answers if row.get("greedy")]
     steps = sorted({row["step"] for row in greedy})
     if len(steps) < 2:
@@ -231,7 +231,7 @@ KINDS = ("lost", "gained", "stayed the same", "stayed wrong", "stayed right")
 
 
 def _round_robin(rows: Sequence[Row]) -> list[Row]:
-    """Take one of each kind in turn, so that a bound on the whole leaves some of each."""
+    """Order rows so that kinds take turns."""
     of_kind = [[row for row in rows if row["kind"] == kind] for kind in KINDS]
     longest = max(map(len, of_kind), default=0)
     return [own[place] for place in range(longest) for own in of_kind if place < len(own)]
@@ -254,5 +254,5 @@ def _pair(before: Row, after: Row) -> Row:
 
 
 def _by_prompt(answers: Sequence[Row], step: int) -> dict[tuple[str, str], Row]:
-    """Return the answers of an evaluation by prompt: its name and text, as prompts of other data have equal names."""
+    """Index an evaluation's answers by the name and text of the prompt."""
     return {(row["prompt_id"], json.dumps(row.get("prompt"))): row for row in answers if row["step"] == step}

@@ -1,4 +1,4 @@
-"""The curves of a run: numbers, bands, and a sentence that says what is seen."""
+"""Curves of a run: numbers, bands, a sentence each."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -41,7 +41,7 @@ OWN_POINTS = 20_000
 
 
 def curves_of(run: RunFiles) -> list[dict[str, Any]]:
-    """Return what is drawn, in the order of what tells the truth first: evaluations, rewards, then means, then time."""
+    """Draw curves in order: evaluations, rewards, other means, time."""
     names = _names(run.steps)
     parts = [name for name in names if name.startswith("reward/")]
     plots = [Plot(name, f"reward, part {name[7:]}") for name in (parts if len(parts) > 1 else [])]
@@ -54,14 +54,14 @@ def curves_of(run: RunFiles) -> list[dict[str, Any]]:
 
 
 def _thin(curves: Sequence[dict[str, Any]]) -> None:
-    """Leave points out, evenly but for the last, where the curves have too many together."""
+    """Drop points evenly, except the last, where there are too many."""
     every = -(-sum(len(curve["x"]) for curve in curves) // OWN_POINTS)
     for curve in curves if every > 1 else ():
         curve |= {name: [*curve[name][:-1:every], curve[name][-1]] for name in ("x", "raw", "y", "low", "high")}
 
 
 def _rank(name: str) -> int:
-    """Return the place of a curve among all that there are, so that those of several runs can be put in order."""
+    """Rank a curve among all curves of all runs."""
     own = [plot.metric for plot in PLOTS]
     if name in own:
         return 10 + own.index(name)
@@ -78,7 +78,7 @@ def _is_form(name: str) -> bool:
 
 
 def span_of(run: RunFiles) -> tuple[int, int]:
-    """Return the first step and the last that a curve of the run may have, apart from each other.
+    """Find the first and the last step of a run's curves.
 
     A run that was only looked at before its first step has the steps that it was to have.
     """
@@ -93,13 +93,13 @@ def _names(rows: Sequence[Row]) -> list[str]:
 
 
 def number(value: Any) -> float | None:
-    """Return a number that can be drawn, None for what is none: null, infinity, text such as "nan", true."""
+    """Return a finite number, None for anything else."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     return float(value) if is_number else None
 
 
 def _reward(run: RunFiles) -> dict[str, Any] | None:
-    """Draw the mean reward of each step, with the interval over its prompts where updates.jsonl has them."""
+    """Draw the reward of training, with intervals over prompts where known."""
     steps = [row["step"] for row in run.steps]
     values = [number(row.get("sampled_reward_mean")) for row in run.steps]
     if not any(value is not None for value in values):
@@ -118,7 +118,7 @@ def _reward(run: RunFiles) -> dict[str, Any] | None:
 
 
 def _over_prompts(row: Row) -> Band | None:
-    """Return the interval of a step's reward: its prompts are independent, their completions are not.
+    """Compute the interval of a step's reward over its prompts.
 
     None where the file had no room for all of them.
     """
@@ -127,12 +127,12 @@ def _over_prompts(row: Row) -> Band | None:
 
 
 def _has_dropped(row: Row) -> bool:
-    """Tell whether a step sampled groups that it did not train, whose rewards updates.jsonl does not have."""
+    """Return True if groups were dropped, whose rewards are not kept."""
     return bool(row.get("num_groups_sampled", row.get("num_groups")) != row.get("num_groups"))
 
 
 def _held_out(run: RunFiles) -> dict[str, Any] | None:
-    """Draw evaluations as points with their interval over the held-out prompts: accuracy, else the mean reward."""
+    """Draw evaluations as points with intervals: accuracy, else mean reward."""
     num_prompts = prompts_of(run)
     name = "accuracy" if run.looks and number(run.looks[-1].get("accuracy")) is not None else "reward_mean"
     looks = [(row["step"], number(row.get(name))) for row in run.looks]
@@ -155,7 +155,7 @@ def _held_out(run: RunFiles) -> dict[str, Any] | None:
 
 
 def prompts_of(run: RunFiles) -> int:
-    """Return how many held-out prompts an evaluation of the run looked at, 0 where nothing says so."""
+    """Count the held-out prompts of an evaluation, 0 if unknown."""
     summary = run.summary or {}
     look = summary.get("after") or summary.get("before") or {}
     if isinstance(look.get("num_prompts"), int):
@@ -187,7 +187,7 @@ def _may_be_share(metric: str) -> bool:
 
 
 def _range_of(values: Sequence[float | None]) -> tuple[float | None, float | None]:
-    """Return 0 and 1 where all values lie between these, as shares and most rewards do, else no bounds."""
+    """Return the bounds 0 and 1 if all values lie between."""
     known = [value for value in values if value is not None]
     return (0.0, 1.0) if known and min(known) >= 0 and max(known) <= 1 else (None, None)
 
@@ -228,7 +228,7 @@ def _merge(points: Sequence[tuple[int, float | None, Band]]) -> tuple[int, float
 
 
 def reading(values: Sequence[float], is_trend: bool | None = None) -> str:
-    """Say in words how a curve went: its mean at both ends, where that is more than its steps differ by.
+    """Describe how a curve went between its ends.
 
     `is_trend` says so where more is known than the values.
 
@@ -261,7 +261,7 @@ def reading(values: Sequence[float], is_trend: bool | None = None) -> str:
 
 
 def _has_trend(values: Sequence[float]) -> bool:
-    """Tell whether values go one way rather than to and fro: all steps of a few, else by Mann and Kendall's test."""
+    """Test for a trend: all steps of a few, else Mann-Kendall."""
     means = thinned(values)
     steps = [b - a for a, b in pairwise(means) if a != b]
     is_steady = bool(steps) and (all(step > 0 for step in steps) or all(step < 0 for step in steps))

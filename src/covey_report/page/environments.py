@@ -11,14 +11,14 @@ TESTS = ("tests", "test_list", "test", "public_tests", "examples", "assertions")
 
 
 def environment_of(run: RunFiles) -> dict[str, Any] | None:
-    """Return the page of the run's environment, None for one that has no page of its own."""
+    """Build the page of the environment, None if it has none."""
     name = run.settings.get("environment.name")
     made = {"machines": machines_of, "code": programs_of}.get(str(name))
     return (made(run) if made else None) or conversations_of(run)
 
 
 def conversations_of(run: RunFiles) -> dict[str, Any] | None:
-    """Return that there are conversations to read, None where every answer was a single one.
+    """Mark a run with conversations, None for single answers.
 
     The page takes them from the traced groups that it has anyway.
     """
@@ -27,7 +27,7 @@ def conversations_of(run: RunFiles) -> dict[str, Any] | None:
 
 
 def programs_of(run: RunFiles) -> dict[str, Any] | None:
-    """Return the programs of the last evaluation, the best and the worst, with their tests."""
+    """Choose the best and worst programs of the last evaluation."""
     rows = [row for row in run.answers if row.get("greedy")] or run.rollouts
     last = max((row["step"] for row in rows), default=None)
     of_last = sorted((row for row in rows if row["step"] == last), key=lambda row: -float(row.get("reward") or 0))
@@ -58,7 +58,7 @@ def _program(row: Row) -> Row:
 
 
 def _case(test: Row) -> tuple[str, str]:
-    """Return what a test calls the program with, and what it expects, as Python writes them."""
+    """Write a test's call and expected value as Python."""
     arguments = [repr(value) for value in test.get("args") or []]
     arguments += [f"{name}={value!r}" for name, value in dict(test.get("kwargs") or {}).items()]
     call = ", ".join(arguments) if "args" in test or "kwargs" in test else repr(test)

@@ -1,4 +1,4 @@
-"""The page of machines: the best of a run as solids, and where each body of theirs is while they are simulated.
+"""Build the page of machines: the best as moving solids.
 
 The page turns and projects them itself: a film is numbers, not pictures. Shapes: T moments, B bodies, K corners.
 """
@@ -16,7 +16,7 @@ EVERY = (2, 4, 8, 16)
 
 
 def machines_of(run: RunFiles) -> dict[str, Any]:
-    """Return the best machines of the run, none of them where no machine had a score."""
+    """Choose the best machines of a run that have a score."""
     from covey_report.machines.command import ANY_BLOCK, best_of_run, describe
     from covey_report.machines.mesh import FILM, mesh_of
     from covey_tasks.machines.design.place import place
@@ -38,7 +38,7 @@ def machines_of(run: RunFiles) -> dict[str, Any]:
 
 
 def motion_of(machine: Any, run: RunFiles) -> Row | None:
-    """Simulate a machine as the run did, None where it cannot be here or breaks off."""
+    """Simulate a machine as the run did, None if impossible."""
     from covey_tasks.machines.design.tree import num_boulders
     from covey_tasks.machines.scores import find_score
 
@@ -66,7 +66,7 @@ def motion_of(machine: Any, run: RunFiles) -> Row | None:
 
 
 def _solids(mesh: Any) -> Row:
-    """Return the polygons of each convex solid and the lines between bodies, from the origins of their bodies."""
+    """Return polygons and lines of a mesh, relative to their bodies."""
     from covey_tasks.machines.design.blocks import BLOCKS
 
     solids: dict[int, Row] = {}

@@ -1,4 +1,4 @@
-"""Makes the page of one or several runs, once or again and again while they train.
+"""Make the page of runs, once or repeatedly while they train.
 
 It is one HTML file with all that it needs, which asks nobody for anything and runs no code but its own. What a model
 wrote is data in one block of JSON, in which no character can end it; the scripts put it on the page as text alone, and
@@ -29,7 +29,7 @@ FOLLOW_SECONDS = 10
 
 
 def make_report(folders: Sequence[Path], out: Path | None = None, refresh: int | None = None) -> Path:
-    """Write the page, whole or not at all, and return where: `out`, else report.html in the first folder.
+    """Write the page to `out`, by default report.html in the first folder.
 
     ValueError where a folder holds no run, WriteError where the disk does not take it.
     """
@@ -45,7 +45,7 @@ def make_report(folders: Sequence[Path], out: Path | None = None, refresh: int |
 
 
 def follow(folders: Sequence[Path], out: Path | None, seconds: int = FOLLOW_SECONDS) -> Path:
-    """Make the page anew every so many seconds until no run is under way. It loads itself again meanwhile."""
+    """Renew the page until no run is active; it reloads itself."""
     while any(map(is_running, folders)):
         began = time.monotonic()
         make_report(folders, out, refresh=seconds)
@@ -54,7 +54,7 @@ def follow(folders: Sequence[Path], out: Path | None, seconds: int = FOLLOW_SECO
 
 
 def pause(seconds: float, spent: float) -> float:
-    """Return how long to wait after a look at a run that took `spent`: so long that a core has four fifths to train.
+    """Choose a pause that leaves four fifths of a core to training.
 
     >>> pause(2.0, 0.1), pause(2.0, 3.0)
     (2.0, 12.0)
@@ -63,7 +63,7 @@ def pause(seconds: float, spent: float) -> float:
 
 
 def names_of(folders: Sequence[Path]) -> list[str]:
-    """Name folders by as many of their last parts as tell them apart.
+    """Name folders by the last parts that tell them apart.
 
     >>> names_of([Path("a/one"), Path("b/one")])
     ['a/one', 'b/one']
@@ -93,7 +93,7 @@ UPLOT_SHA256 = "19c8d4c6ad88929a79f4ae49d6f7161566dfd0ba3d15cc495e974f787eb78f1f
 
 
 def page(content: Mapping[str, Any], title: str, foot: str, refresh: int | None = None) -> str:
-    """Return the page of a report's content. `refresh` is the seconds after which it loads itself again."""
+    """Render a page, which reloads itself after `refresh` seconds."""
     styles, scripts = ([asset(name) for name in names] for names in (STYLES, SCRIPTS))
     template = Environment(autoescape=True).from_string(asset("page.html.j2"))
     # Own files and escaped data alone are not escaped by the template.
@@ -109,7 +109,7 @@ def page(content: Mapping[str, Any], title: str, foot: str, refresh: int | None 
 
 
 def as_data(content: Any) -> str:
-    """Return JSON in which nothing can end a script element or begin a comment: no <, > or &, ASCII alone.
+    """Write JSON that cannot end a script element: no <, >, Write JSON that cannot end a script element: no <, > or &..
 
     >>> as_data("</script>")
     '"\\\\u003c/script\\\\u003e"'
@@ -119,7 +119,7 @@ def as_data(content: Any) -> str:
 
 
 def policy(styles: Sequence[str], scripts: Sequence[str]) -> str:
-    """Return a Content-Security-Policy that lets these run and nothing else, and nothing be loaded."""
+    """Write a Content-Security-Policy for these styles and scripts alone."""
     allowed = {"style-src": styles, "script-src": scripts}
     rules = [f"{name} {' '.join(map(_source, texts))}" for name, texts in allowed.items()]
     return "; ".join(["default-src 'none'", *rules, "img-src data:", "base-uri 'none'", "form-action 'none'"])

@@ -1,4 +1,4 @@
-"""Where settings of a run come from: typed by its user, from recipe and presets, fitted by covey, or defaults."""
+"""Find the origin of settings: typed, recipe, preset, fitted or default."""
 
 import json
 import shlex
@@ -34,7 +34,7 @@ class Command:
 
 
 def settings_page(run: RunFiles) -> dict[str, Any]:
-    """Return what the page of settings shows: rows of (name, value, default, value of the recipe, origin).
+    """Build the page of settings, with the origin of each.
 
     The recipe's values are those of its file and of the presets that it names, before anything gave way.
     """
@@ -61,7 +61,7 @@ def settings_page(run: RunFiles) -> dict[str, Any]:
 
 
 def command_of(versions: Row) -> Command:
-    """Return what the commands say that began a run and resumed it, nothing where a program began it."""
+    """Read the commands that began and resumed a run."""
     given = versions.get("earlier_commands")
     lines = [*(given if isinstance(given, list) else []), versions.get("command", "")]
     recipe, file, chosen, typed, known = "", "", {}, set(), group_choices()
@@ -80,7 +80,7 @@ def command_of(versions: Row) -> Command:
 
 
 def algorithm_of(run: RunFiles) -> str:
-    """Return the algorithm as it was chosen, by its preset or its recipe's, and what that comes to."""
+    """Name the algorithm by its preset, and its advantage and loss."""
     command, chosen = command_of(run.versions), dict[str, str]()
     list(_of_recipe(command.recipe, chosen) if command.recipe else ())
     name = command.chosen.get("algorithm", chosen.get("algorithm"))
@@ -98,7 +98,7 @@ def _words(line: Any) -> list[str]:
 
 
 def _presets(command: Command) -> dict[str, Any]:
-    """Return what a recipe and typed presets say, by dotted name, nothing of files that are not covey's own."""
+    """Read a recipe and typed presets of covey by dotted name."""
     chosen: dict[str, str] = {}
     own = dict(_of_recipe(command.recipe, chosen)) if command.recipe else {}
     found: dict[str, Any] = {}
@@ -108,7 +108,7 @@ def _presets(command: Command) -> dict[str, Any]:
 
 
 def _of_recipe(recipe: str, chosen: dict[str, str]) -> Iterator[tuple[str, Any]]:
-    """Yield what a recipe says, after those that it is made of, and put the presets that it names into `chosen`."""
+    """Yield a recipe's settings after its bases', and note presets in `chosen`."""
     file = preset_file("recipe", recipe)
     if file is None:
         return
@@ -144,7 +144,7 @@ def _of_fill() -> dict[str, Any]:
 
 
 def is_same(one: Any, other: Any) -> bool:
-    """Tell whether two values of settings are equal, one of which may be text where YAML takes 1e-6 for that.
+    """Compare two values, of which YAML may read 1e-6 as text.
 
     >>> is_same(1e-6, "1e-6"), is_same(1, True)
     (True, False)

@@ -11,7 +11,7 @@ STYLES = ("-", "--", ":", "-.")
 
 
 def draw_curves(runs: Sequence[RunFiles], names: Sequence[str], folder: Path) -> list[Path]:
-    """Draw each curve into a file of its own and return the files. ValueError where matplotlib is missing."""
+    """Draw each curve into its own file. ValueError without matplotlib."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure

@@ -1,4 +1,4 @@
-"""Machines a run is planned for: data sheets of GPUs, prices with their date, and what this machine measures."""
+"""Hardware of plans: data sheets, dated prices, measurements of this machine."""
 
 import os
 import re
@@ -46,7 +46,7 @@ GIGABYTES = re.compile(r"(\d+(?:\.\d+)?)\s*(gb|gib|g)?", re.IGNORECASE)
 
 
 def named(name: str) -> Hardware:
-    """Return a GPU of the table, any GPU of so many GB, or `here`, this machine. ValueError for another name.
+    """Find a GPU by name or size, or `here`. ValueError.
 
     >>> named("RTX 3080").memory, named("10 GB").memory
     (10000000000.0, 10000000000.0)
@@ -60,7 +60,7 @@ def named(name: str) -> Hardware:
 
 
 def here() -> Hardware:
-    """Return this machine: its first GPU by what it is called, else its CPU as it measures."""
+    """Describe this machine: its first GPU, else its measured CPU."""
     import torch
 
     if torch.cuda.is_available():
@@ -75,7 +75,7 @@ def here() -> Hardware:
 
 
 def _products() -> float:
-    """Return floating-point operations a second of a middling product, the best of several."""
+    """Measure floating-point operations a second of a product."""
     import torch
 
     left, right = torch.randn(256, 256), torch.randn(256, 256)
@@ -83,7 +83,7 @@ def _products() -> float:
 
 
 def _copies() -> float:
-    """Return bytes read and written a second of a copy that no cache holds."""
+    """Measure bytes a second of a copy beyond caches."""
     import torch
 
     source = torch.zeros(1 << 22)

@@ -1,4 +1,4 @@
-"""Plans that were made on this machine, by their settings: the report sets them against what the run took."""
+"""Keep plans by their settings, for reports to compare."""
 
 import hashlib
 import json
@@ -42,7 +42,7 @@ def plan_path(settings: Mapping[str, Any]) -> Path:
 
 
 def against(row: Mapping[str, Any], summary: Mapping[str, Any]) -> list[tuple[str, float | None, float | None]]:
-    """Return (what, planned, taken) of a finished run: seconds of a step by phase, of the run, bytes at peak."""
+    """Compare a finished run with its plan, by phase."""
     phases, taken = row.get("phases") or {}, summary.get("phases") or {}
     steps = summary.get("steps") or 0
     found: list[tuple[str, float | None, float | None]] = []

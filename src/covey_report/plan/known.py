@@ -1,4 +1,4 @@
-"""What is known of a run before anything is measured: an earlier probe of it here, and the length of its prompts."""
+"""Find earlier probes, and the length of prompts."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -17,7 +17,7 @@ NUM_PROMPTS = 64
 
 
 def prompt_tokens_of(config: Config) -> float | None:
-    """Return the mean length of the prompts of a task that is here, None where a tokenizer would be fetched for it."""
+    """Count mean prompt tokens, None if a tokenizer must be fetched."""
     if config.model.name != "nano":
         return None
     # Both import transformers, for which the plan of another model need not wait

@@ -1,4 +1,4 @@
-"""The plan of a run on one kind of machine: memory by part, seconds by phase, hours, cost, and what moves them."""
+"""Plan a run on one kind of machine."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -86,7 +86,7 @@ class Plan:
 
 
 def plan_of(config: Config, shape: Shape, on: Hardware, num_gpus: int, known: Measured) -> Plan:
-    """Plan a run. `num_gpus` counts those that train. Samplers of source=ray come on top."""
+    """Plan a run on `num_gpus` trainers, plus samplers of source=ray."""
     config = with_checkpointing(config, num_gpus, int(on.memory), is_gpu=on.is_gpu)
     low, value, high = (_step(config, shape, on, num_gpus, known, share) for share in LENGTHS)
     spread = SPREAD_OF_PROBE if known.factors else constants(on).spread
@@ -107,7 +107,7 @@ def load_on(config: Config, shape: Shape, on: Hardware, num_gpus: int, known: Me
 
 
 def _within_a_step(config: Config, load: Workload, num_gpus: int, known: Measured) -> Workload:
-    """Leave out of a micro-batch what a step does not have: answers at their bound, and prompts.
+    """Bound a micro-batch by the tokens of a step.
 
     Shared, a prompt is read once a group; what branches of a conversation have in common beyond it is unknown here,
     and counted for each.
@@ -121,7 +121,7 @@ def _within_a_step(config: Config, load: Workload, num_gpus: int, known: Measure
 
 
 def memory_on(shape: Shape, load: Workload, on: Hardware) -> dict[str, int]:
-    """Return the one model's bytes, and what the process takes, or a GPU's context and the gaps between tensors."""
+    """Sum the model's bytes and those of the process or context."""
     parts = memory_of(shape, load)
     total = parts.pop("in_all")
     around = {"process": int(PROCESS)}
@@ -145,7 +145,7 @@ Settings = tuple[str, ...]
 def changes(
     config: Config, shape: Shape, on: Hardware, num_gpus: int, known: Measured = UNMEASURED
 ) -> tuple[Settings, Settings]:
-    """Return the first few changes that make a run fit together, without those of them that are not needed.
+    """Find the fewest, cheapest changes that make a run fit.
 
     What keeps the update comes first: smaller pieces, then weights that are shared out. Where that takes more GPUs than
     there are, what changes the update is the first, and what keeps it the second.
@@ -226,7 +226,7 @@ CHANGING: tuple[Change, ...] = (
 
 
 def work_of(config: Config, num_gpus: int, prompt_tokens: float, completion_tokens: float, samplers: int = 0) -> Work:
-    """Return what one process does in a step. Of samplers where there are any."""
+    """Count the work of one process in a step."""
     algorithm, processes = config.algorithm, samplers or num_gpus
     size = max(group_sizes(config.group_size, config.group_size_schedule))
     # Few groups are shared by several processes
@@ -247,7 +247,7 @@ def work_of(config: Config, num_gpus: int, prompt_tokens: float, completion_toke
 
 
 def _step(config: Config, shape: Shape, on: Hardware, num_gpus: int, known: Measured, share: float) -> dict[str, float]:
-    """Return the seconds of a step by phase, with samplers of their own beside or before training."""
+    """Predict seconds of a step by phase, separate samplers included."""
     length = known.completion_tokens or share * answer_bound(config)
     load = workload(config, num_gpus)
     work = work_of(config, num_gpus, known.prompt_tokens, length)

@@ -1,4 +1,4 @@
-"""A short run of the very settings on this machine: what it takes over what was predicted, and how long answers are."""
+"""Probe this machine by a short run of the settings."""
 
 import tempfile
 import time
@@ -56,7 +56,7 @@ def probe(
     train: Callable[[Config, Path, RunObjects], None],
     clock: Callable[[], float] = time.monotonic,
 ) -> Measured:
-    """Train a few steps in a folder that goes away, and compare. The cold start, if any, stays in its cache."""
+    """Train a few steps in a temporary folder, and compare."""
     watch, config = Watch(clock), with_checkpointing(config, 1, int(on.memory), is_gpu=on.is_gpu)
     short = replace(
         config,
@@ -75,7 +75,7 @@ def probe(
 
 
 def compared(config: Config, shape: Shape, on: Hardware, watch: Watch) -> Measured:
-    """Return measured over predicted seconds by phase, of the steps after the first."""
+    """Divide measured by predicted seconds, by phase, without the first step."""
     count = len(watch.times) - 1
     length = fmean(watch.lengths[1:])
     taken = {name: (watch.phases[-1].get(name, 0.0) - watch.phases[0].get(name, 0.0)) / count for name in PHASES[:-1]}

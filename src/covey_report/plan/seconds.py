@@ -1,4 +1,4 @@
-"""The seconds of a step by phase, from what is computed, read and started: numbers in, numbers out, no torch.
+"""Predict the seconds of a step by phase, without torch.
 
 Decoding reads all weights once a token of the longest answer, so the tail of the lengths decides; training multiplies
 every token by every weight, forth and back. What a machine reaches of its data sheet, and what a token, a pass and an
@@ -48,13 +48,13 @@ class Work:
 
     @property
     def read_tokens(self) -> float:
-        """Tokens of a pass over the batch. A shared prompt is read once a group."""
+        """Count tokens of a pass, a shared prompt once a group."""
         prompts = self.num_groups * (1 if self.shares_prompts else self.group_size) * self.prompt_tokens
         return prompts + self.sampled_tokens
 
     @property
     def longest(self) -> float:
-        """Tokens of the longest answer: lengths are taken as exponential, cut at the bound."""
+        """Estimate the longest answer, by exponential lengths up to the bound."""
         rest = 1 - math.exp(-self.max_tokens / max(1.0, self.completion_tokens))
         spread = min(1.0, 4 * rest * (1 - self.completion_tokens / self.max_tokens)) if self.max_tokens > 1 else 0.0
         return min(self.max_tokens, self.completion_tokens * (1 + spread * math.log(max(1, self.num_rollouts))))
@@ -95,7 +95,7 @@ ON_CPU = Constants(0.83, 1.00, 0.93, 230e-6, 0.0, 2.1e-6, 1.8e-3, 7e-6, 0.12e-6,
 
 
 def active_weights(shape: Shape) -> float:
-    """Return the weights that one token is multiplied by: the head's too, of a mixture those of its experts alone."""
+    """Count the weights that multiply one token, active experts alone."""
     plain = sum(x.inputs * x.outputs for x in shape.body if ".experts." not in x.name)
     experts = 3 * shape.hidden * shape.expert_width * shape.depth
     return plain + experts + shape.vocabulary * shape.hidden
@@ -104,7 +104,7 @@ def active_weights(shape: Shape) -> float:
 def step_seconds(
     shape: Shape, load: Workload, work: Work, on: Hardware, factors: Mapping[str, float] | None = None
 ) -> dict[str, float]:
-    """Return seconds of a step by phase. `factors` are measured over predicted, by phase, of a probe."""
+    """Predict seconds of a step by phase, corrected by a probe's `factors`."""
     own = constants(on)
     found = {
         "sampling": _sampling(shape, load, work, on),
@@ -118,7 +118,7 @@ def step_seconds(
 
 
 def _reference_passes(shape: Shape, load: Workload, work: Work) -> float:
-    """Return a pass through the reference as a share of one through the policy."""
+    """Divide the cost of a reference pass by a policy pass."""
     own = active_weights(load.reference) / active_weights(shape) if load.reference is not None else 1.0
     return own if work.has_reference else 0.0
 
@@ -128,7 +128,7 @@ def constants(on: Hardware) -> Constants:
 
 
 def _sampling(shape: Shape, load: Workload, work: Work, on: Hardware) -> float:
-    """Decode steps of the longest answer, or of all answers in turn where rows are fewer. Prompts first."""
+    """Predict sampling: prompts, then decode steps of the longest answers."""
     own, active, each = constants(on), active_weights(shape), VALUE_BYTES[load.precision]
     steps = max(work.longest, work.sampled_tokens / max(1, work.max_rows))
     rows = work.sampled_tokens / max(1.0, steps)
@@ -151,7 +151,7 @@ def _passes(shape: Shape, work: Work, on: Hardware, forwards: float) -> float:
 
 
 def _update(shape: Shape, load: Workload, work: Work, on: Hardware) -> float:
-    """Forth and back: six operations a weight and token, four below adapters, two more where activations are redone."""
+    """Predict forward and backward: six operations a weight and token, or four."""
     own, tokens = constants(on), work.read_tokens
     products = (4 if load.lora_rank else 6) + (2 if load.gradient_checkpointing else 0)
     context = work.prompt_tokens + work.completion_tokens
