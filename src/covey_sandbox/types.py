@@ -99,7 +99,7 @@ class OutputTest:
 
 @dataclass(frozen=True)
 class AssertTest:
-    """Trusted test code as datasets have it: HumanEval's `check(candidate)`, an assert of MBPP.
+    """Trusted test code: HumanEval's `check(candidate)`, an assert of MBPP.
 
     It runs in a trusted process where the entry point (also under the name `candidate`) is a proxy: each call goes
     to the sandbox and comes back as a plain value. One AssertTest is one test, passed where nothing raises; a
@@ -153,7 +153,7 @@ class Report:
 
 
 class SandboxFailed(RuntimeError):
-    """The sandbox itself failed, not the program: there is no verdict. The message is one line."""
+    """The sandbox itself failed, not the program: there is no verdict."""
 
 
 class Runner(Protocol):
@@ -162,11 +162,11 @@ class Runner(Protocol):
     async def run(
         self, code: str, tests: Sequence[Test], entry_point: str | None = None, limits: Limits | None = None
     ) -> Report:
-        """Judge a program. Raises SandboxFailed where there is no verdict, ValueError for tests it cannot take."""
+        """Judge a program. SandboxFailed without verdict, ValueError for unsupported tests."""
         ...
 
     def describe(self) -> dict[str, Any]:
-        """Return plain values for the run's manifest: what isolates programs, and what the probes found."""
+        """Return manifest values: the isolation, and what the probes found."""
         ...
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Find the settings class of an environment by its name: covey's own, and entry points of installed packages.
+"""Find environments' settings classes by name: covey's, and entry points of packages.
 
 Nothing is imported before its name is chosen, and no metadata is read for a name of covey's own.
 """

@@ -1,1 +1,1 @@
-"""The gateway: a loopback server with the OpenAI chat API, by which an agent program trains as it is."""
+"""A loopback server with the OpenAI chat API for agent programs."""

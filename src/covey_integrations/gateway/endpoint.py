@@ -1,4 +1,4 @@
-"""Where calls of a program meet the episode that answers them, each in an event loop of its own."""
+"""Pass calls between a program and its episode, over two event loops."""
 
 import asyncio
 import threading
@@ -37,7 +37,7 @@ class Endpoint:
     # ---- the event loop of the server
 
     async def ask(self, request: ChatRequest) -> Spoken:
-        """Wait for the policy's turn. Raises Refused where the episode is over, or another call waits."""
+        """Wait for the policy's turn. Refused after the episode, or during another call."""
         with self._lock:
             if self._is_over:
                 raise Refused(410, OVER, code="episode_over")
@@ -62,7 +62,7 @@ class Endpoint:
 
     @property
     def waits(self) -> bool:
-        """Return whether a call waits for its answer."""
+        """Return True while a call waits for its answer."""
         return self._pending is not None
 
     async def next_call(self) -> ChatRequest:
@@ -80,7 +80,7 @@ class Endpoint:
             pending.set_exception(refused)
 
     def end(self, refused: Refused, *, takes_rewards: bool) -> None:
-        """Refuse the call that waits and all that follow. A reward may still be taken."""
+        """Refuse waiting and later calls. A reward may still be taken."""
         with self._lock:
             self._is_over = True
             self._takes_rewards = takes_rewards

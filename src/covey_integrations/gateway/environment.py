@@ -25,7 +25,7 @@ OWN = "program"
 
 
 class AgentEnvironment(Judged):
-    """Prompts are rows. What a program earns comes on top of what the reward functions say."""
+    """Prompts are rows; programs' rewards are added to the reward functions'."""
 
     judged: RewardFunctions
 
@@ -89,14 +89,14 @@ class AgentEnvironment(Judged):
 def agent_environment(
     settings: AgentConfig, judged: RewardFunctions, sampling: Any, *, has_rewards: bool
 ) -> AgentEnvironment:
-    """Build it of its settings and those of `sampling`, which a call must not change."""
+    """Build it of its settings and of `sampling`, which calls must not change."""
     program = Command(settings.command) if settings.program is None else Function(resolve(settings.program, {}))
     run = run_sampling(sampling, settings.max_context, settings.program_sampling)
     return AgentEnvironment(judged, program, run, has_rewards=has_rewards)
 
 
 def run_sampling(sampling: Any, max_context: int | None, program_sampling: str) -> RunSampling:
-    """Return how a run samples, of the settings `sampling`, for calls that may not change it."""
+    """Return the run's sampling settings, for calls that may not change them."""
     return RunSampling(
         temperature=sampling.temperature,
         top_p=sampling.top_p,

@@ -1,4 +1,4 @@
-"""An episode that an agent program leads: its calls are the environment's words, the policy's turns their answers."""
+"""An episode led by an agent program: its calls are observations."""
 
 import asyncio
 import logging
@@ -149,7 +149,7 @@ class AgentEpisode(Episode):
             call.cancel()
 
     def _change(self, request: ChatRequest) -> Refused | None:
-        """Return why a call cannot follow the ones before it, where it cannot."""
+        """Return why a call cannot follow the earlier ones, if so."""
         if (request.token_ids is None) != (self._request.token_ids is None):
             return Refused(400, "an episode is led by messages or by tokens, not by both")
         if request.tools != self._tools:
@@ -157,7 +157,7 @@ class AgentEpisode(Episode):
         return None
 
     def _taken(self, request: ChatRequest, info: Mapping[str, Any] | None = None) -> Observation:
-        """Return what a call says: what is new in it, or a conversation that was rewritten."""
+        """Return a call's new messages, or a rewritten conversation."""
         new = continuation(self._so_far, request.messages) if self._so_far else None
         self._request = request
         # Token ids, taken as they are
@@ -176,7 +176,7 @@ class AgentEpisode(Episode):
         )
 
     def _spoken(self, answer: Answer) -> tuple[Spoken, dict[str, Any]]:
-        """Return the policy's turn as the program gets it, and numbers to log."""
+        """Return the policy's turn for the program, and numbers to log."""
         said = self._agents.read(answer, self._tools) if self._tools else None
         calls = [call for call in said.calls if isinstance(call, Call)] if said is not None else []
         message: dict[str, Any] = {"role": "assistant", "content": _without_stop(answer.text, self._request.stop)}
@@ -196,7 +196,7 @@ class AgentEpisode(Episode):
         return Spoken(message, reason, answer.turn, answer.prompt_ids, answer.token_ids, answer.logprobs), info
 
     def _note(self, message: Message) -> None:
-        """Keep what was said. Of programs that bring tokens that is what the policy said."""
+        """Keep the messages; of programs that send tokens, the policy's."""
         if self._request.token_ids is not None:
             self._outcome.messages.append(message)
             return
@@ -204,7 +204,7 @@ class AgentEpisode(Episode):
         self._outcome.messages = self._since_opening()
 
     def _since_opening(self) -> list[Message]:
-        """Return what was said since the first call, or since the policy's first turn where that was rewritten."""
+        """Return all messages since the opening, or since a rewritten first turn."""
         if continuation(self._outcome.opening, self._so_far) is not None:
             return list(self._so_far[len(self._outcome.opening) :])
         spoke = (i for i, message in enumerate(self._so_far) if message["role"] == "assistant")
@@ -213,12 +213,12 @@ class AgentEpisode(Episode):
     # ---- the end
 
     def _end(self, endpoint: Endpoint, refused: Refused) -> None:
-        """Tell a program that still calls why no turn follows. It may still say what the episode is worth."""
+        """Tell a program that still calls why no turn follows; keep its reward."""
         self._outcome.is_cut = True
         endpoint.end(refused, takes_rewards=True)
 
     def _hear(self, returned: Any, endpoint: Endpoint) -> None:
-        """Take what the program returned: a reward, or messages to judge. What it posted counts where it gave none."""
+        """Take the returned reward or messages, else the posted ones."""
         self._outcome.reward = endpoint.reward
         if isinstance(returned, list | tuple):
             if not all(isinstance(message, Mapping) for message in returned):
@@ -234,6 +234,6 @@ class AgentEpisode(Episode):
 
 
 def _without_stop(text: str, stop: Sequence[str]) -> str:
-    """Return text without the stop string that ended it, as the API gives it."""
+    """Return text without its ending stop string, as the API does."""
     found = next((s for s in stop if text.endswith(s)), "")
     return text.removesuffix(found) if found else text

@@ -1,4 +1,4 @@
-"""Messages of a program in one form, and whether they go on with a conversation."""
+"""Normalise a program's messages; detect continuations of a conversation."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ MAX_MESSAGES = 1000
 
 
 def normal_messages(given: Any) -> tuple[Message, ...]:
-    """Return messages with text for content, arguments of calls as objects, and names of tools where they answer.
+    """Return messages with text contents, argument objects, and tools' names.
 
     Raises Refused where there are none, one cannot be read, or the policy has spoken last.
     """
@@ -84,7 +84,7 @@ def _call(call: Any, where: str) -> dict[str, Any]:
 
 
 def continuation(so_far: Sequence[Message], given: Sequence[Message]) -> tuple[Message, ...] | None:
-    """Return what is new in messages that go on with a conversation. None where they rewrite it.
+    """Return messages that continue a conversation, None where they rewrite it.
 
     What the policy said is known by its text and its calls: ids of calls and reasoning may have been left out.
     """

@@ -1,4 +1,4 @@
-"""Run the user's agent program: a function of this process, or a command in a process group of its own."""
+"""Run the user's agent program: a function here, or a command."""
 
 import asyncio
 import json
@@ -22,7 +22,7 @@ SHOWN = 300
 
 
 class ProgramFailed(RuntimeError):
-    """Raised where the program broke: a Failure of its attempt, never a reward."""
+    """The program broke: a Failure of its attempt, never a reward."""
 
 
 class Running(Protocol):
@@ -56,7 +56,7 @@ class Function:
         return name_of(self.function)
 
     def start(self, endpoint: Endpoint, row: Mapping[str, Any]) -> Running:
-        """Start it: async ones in this event loop, others in a thread of their own."""
+        """Start it: async in this event loop, else in a thread."""
         given = endpoint.url, endpoint.key, row
         if is_async(self.function):
             return _Called(self.name, asyncio.ensure_future(without_exit(self.function(*given))))
@@ -64,7 +64,7 @@ class Function:
 
 
 class _Called:
-    """A function under way. A thread cannot be ended: one that takes no notice is left behind."""
+    """A running function; a thread that ignores its end is left behind."""
 
     def __init__(self, name: str, call: Begun) -> None:
         self._call = call
@@ -95,7 +95,7 @@ class _Called:
 
 @dataclass(frozen=True)
 class Command:
-    """A command line, run without a shell for every episode, with OPENAI_BASE_URL and OPENAI_API_KEY set.
+    """A command line, run without a shell, with OPENAI_BASE_URL and OPENAI_API_KEY.
 
     COVEY_ROW holds the row as JSON, COVEY_REWARD_URL where a reward may be posted.
     """
@@ -140,7 +140,7 @@ class _Process:
         self.outcome: asyncio.Future[Any] = asyncio.ensure_future(self._whole())
 
     def _wait(self) -> int:
-        """Wait for the end of the command, and end what is left of its group before its number is given back."""
+        """Wait for the command, and end its group before its number is freed."""
         with suppress(ChildProcessError):
             os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
         self._kill()
@@ -166,7 +166,7 @@ class _Process:
 
 
 def last_words(said: IO[bytes]) -> str:
-    """Return the end of what a program wrote to a file, in one line."""
+    """Return the end of a program's output file, in one line."""
     if said.closed:
         return "it said nothing"
     size = said.seek(0, os.SEEK_END)

@@ -1,4 +1,4 @@
-"""Serve every episode at a URL of its own, on the loopback interface alone.
+"""Serve every episode at its own URL, on the loopback interface alone.
 
 The server has an event loop of its own, and knows nothing of episodes but their endpoints: a call waits at its endpoint
 until the episode, in the event loop of the run, answers it. A key that nobody gave out is answered as any other path is
@@ -57,7 +57,7 @@ class Gateway:
 
     @property
     def port(self) -> int:
-        """Return the port, which the system chose. The server is started where it has not been."""
+        """Return the port chosen by the system, starting the server if needed."""
         with self._lock:
             if self._server is None:
                 self._server = _Server(self)
@@ -72,7 +72,7 @@ class Gateway:
         return endpoint
 
     def close_endpoint(self, endpoint: Endpoint) -> None:
-        """End an episode: calls that wait are told so, and so are those that come later."""
+        """End an episode: waiting and later calls are refused."""
         with self._lock:
             self._endpoints.pop(endpoint.key, None)
             self._ended[endpoint.key] = None
@@ -99,7 +99,7 @@ class Gateway:
 
 
 class _Server:
-    """Serves connections of this machine in an event loop of its own. Nobody has a thread."""
+    """Serves local connections in its own event loop, without threads per connection."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
@@ -190,7 +190,7 @@ class _Server:
         return 200, JSON, json.dumps(completion_of(spoken, request)).encode()
 
     def _endpoint(self, path: str, headers: Message) -> tuple[Endpoint, str]:
-        """Return the endpoint of the path, or of X-Session-ID where the path has no key, and the route."""
+        """Return endpoint and route, by the path's key or X-Session-ID."""
         path = path.partition("?")[0]
         parts = path.split("/", 3)
         if len(parts) == 4 and parts[:2] == ["", "e"]:
@@ -202,7 +202,7 @@ class _Server:
 
 
 async def _body(headers: Message, reader: asyncio.StreamReader, until: float) -> bytes:
-    """Return the body. Raises Refused where it is too long, comes too slowly or does not say how long it is."""
+    """Return the body. Refused if too long, too slow or without length."""
     given = headers.get("Content-Length") or ""
     # Refuse a length that is missing or too large
     if not (given.isascii() and given.isdigit()) or "Transfer-Encoding" in headers:

@@ -1,4 +1,4 @@
-"""Read and write calls that bring tokens and take tokens, as vLLM's /inference/v1/generate has them.
+"""Read and write token calls, as vLLM's /inference/v1/generate has them.
 
 {"token_ids": [5, 7], "sampling_params": {"max_tokens": 64, "stop_token_ids": [2], "logprobs": 1}}
 -> {"choices": [{"index": 0, "token_ids": [9, 2], "finish_reason": "stop", "logprobs": {"content": [...]}}]}
@@ -22,7 +22,7 @@ MAX_IDS = 1024
 
 
 def generate_request(body: Mapping[str, Any], run: RunSampling) -> ChatRequest:
-    """Return a request that brings tokens. Raises Refused where it asks for what the run does not do."""
+    """Return a token request. Refused for unsupported settings."""
     # Refuse what is unknown or not supported
     known = (*IGNORED, "token_ids", "sampling_params")
     unknown = next((name for name, value in body.items() if value is not None and name not in known), None)

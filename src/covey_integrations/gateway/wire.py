@@ -1,4 +1,4 @@
-"""Read and write the OpenAI chat API: requests, answers as JSON and as a stream, errors.
+"""Read and write the OpenAI chat API: requests, answers, streams, errors.
 
 What the run has no way to do is refused in one line that names it. Nothing of a request is left out silently, but what
 says nothing about the answer (`IGNORED`).
@@ -110,7 +110,7 @@ def body_of(raw: bytes) -> dict[str, Any]:
 
 
 def chat_request(body: Mapping[str, Any], run: RunSampling) -> ChatRequest:
-    """Return a request to chat. Raises Refused where it asks for what the run does not do."""
+    """Return a chat request. Refused for unsupported settings."""
     _check_settings(body, run)
     options = body.get("stream_options") or {}
     return ChatRequest(
@@ -126,7 +126,7 @@ def chat_request(body: Mapping[str, Any], run: RunSampling) -> ChatRequest:
 
 
 def checked_sampling(parameters: Mapping[str, Any], run: RunSampling) -> tuple[int | None, tuple[str, ...]]:
-    """Return how long a turn may be and its stop strings. Raises Refused where it would be sampled otherwise."""
+    """Return a turn's length and stop strings. Refused for other sampling."""
     _check_settings(parameters, run)
     return _max_tokens(parameters, run), _stops(parameters.get("stop"))
 
@@ -140,7 +140,7 @@ def reward_of(body: Mapping[str, Any]) -> float:
 
 
 def is_finite(value: float) -> bool:
-    """Return whether a number is a finite float, which a very large integer is not."""
+    """Return True for finite numbers; very large integers are not."""
     try:
         return math.isfinite(value)
     except OverflowError:
@@ -151,7 +151,7 @@ def is_finite(value: float) -> bool:
 
 
 def _check_settings(body: Mapping[str, Any], run: RunSampling) -> None:
-    """Raise Refused where a setting differs from the run's, or is none that there is."""
+    """Raise Refused for an unknown setting or one that differs from the run's."""
     own = {"temperature": run.temperature, "top_p": run.top_p, "top_k": run.top_k, "min_p": run.min_p}
     for name, value in body.items():
         if value is None or name in IGNORED or name in READ:
@@ -227,7 +227,7 @@ def completion_of(spoken: Spoken, request: ChatRequest) -> dict[str, Any]:
 
 
 def stream_of(spoken: Spoken, request: ChatRequest) -> bytes:
-    """Return a chat completion as server-sent events: the role, what is said, why it ended, [DONE]."""
+    """Return a chat completion as server-sent events, ending in [DONE]."""
     # Split the message into what the chunks carry
     message = wire_message(spoken.message)
     calls = [{"index": place, **call} for place, call in enumerate(message.pop("tool_calls", ()))]
@@ -257,7 +257,7 @@ def models(run: RunSampling) -> dict[str, Any]:
 
 
 def wire_message(message: Message) -> dict[str, Any]:
-    """Return the policy's message with the arguments of its calls as text, as the API writes them."""
+    """Return the policy's message, arguments of calls as text."""
     if "tool_calls" not in message:
         return dict(message)
     calls = [

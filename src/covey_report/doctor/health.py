@@ -47,7 +47,7 @@ def health_of(run: RunFiles, control: RunFiles | None = None) -> Health:
 
 
 def lines_below_tables(folder: Path) -> list[str]:
-    """Say how a run is: the doctor's line, then its worst causes."""
+    """Describe a run's health: the doctor's line, then its worst causes."""
     try:
         health = health_of(read_run(folder))
     except ValueError as error:  # the result is shown all the same

@@ -1,4 +1,4 @@
-"""`covey machines`: look at a machine in a file, simulate it, or see the best machines of a run."""
+"""`covey machines`: show or simulate a machine, or list a run's best."""
 
 import json
 from collections import Counter
@@ -67,7 +67,7 @@ def _read(words: Sequence[str]) -> Arguments:
 
 
 def read_file(path: Path) -> Tree:
-    """Read the machine in a file, in its canonical order: plain JSON, or an answer with a fenced block."""
+    """Read a machine in canonical order: plain JSON, or a fenced block."""
     if not path.is_file():
         raise ValueError(f"no file {path}; it must hold a machine as JSON (docs/tasks/machines.md has one)")
     tree = read_tree(path.read_text(encoding="utf-8"))
@@ -147,7 +147,7 @@ def _draw_run(machine: Machine, world: World, title: str, files: tuple[Path | No
 
 
 def describe(machine: Machine) -> str:
-    """Return how large and heavy it is, and its blocks by kind.
+    """Return size and mass, and blocks by kind.
 
     >>> print(describe(car))
     7 blocks, 6.2 kg, 2 x 2 x 8 m: 4 Powered Wheel, 2 Log, 1 Starting Block
@@ -205,7 +205,7 @@ class ScoredMachine:
 
 
 def best_of_run(folder: Path, count: int) -> list[ScoredMachine]:
-    """Find the machines with the highest scores, each once. Raises ValueError where the run kept none."""
+    """Find the machines with the highest scores, each once. ValueError without any."""
     file = folder / ROLLOUTS
     if not file.is_file():
         raise ValueError(f"no {ROLLOUTS} in {folder}; covey train writes one")
@@ -223,7 +223,7 @@ def best_of_run(folder: Path, count: int) -> list[ScoredMachine]:
 
 
 def tree_of_row(row: Mapping[str, Any]) -> Tree | Invalid:
-    """Read the machine of a rollout, whichever form its prompt asked for: compact prompts are text, others messages."""
+    """Read a rollout's machine: compact prompts are text, others messages."""
     prompt, completion = row["prompt"], row["completion"]
     if isinstance(prompt, str):
         given = prompt.rpartition(" ")[2].partition(":")[2]  # the task's own words may hold a colon, and so do faces

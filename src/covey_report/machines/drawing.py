@@ -1,4 +1,4 @@
-"""Pictures of machines: three views and an oblique one, where they went, and a gallery. Needs no display."""
+"""Draw machines without a display: four views, paths, a gallery."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -50,7 +50,7 @@ def draw_machine(machine: Machine, path: Path, title: str) -> None:
 
 
 def draw_recording(recording: Recording, path: Path, title: str) -> None:
-    """Draw the views of a machine, and below them where it and its boulder went, from the right and from above."""
+    """Draw a machine's views, and below its and the boulder's paths."""
     figure = Figure(figsize=(13.0, 10.5), layout="constrained")
     figure.suptitle(title)
     mesh = mesh_of(recording.machine)
@@ -105,7 +105,7 @@ def paint_way(axes: Axes, recording: Recording, view: View) -> None:
 
 
 def add_ways(axes: Axes, recording: Recording, view: View, num_looks: int) -> list[Array]:
-    """Draw the ways of starting block and boulder, and return them (T, 2)."""
+    """Draw the paths of starting block and boulder, and return them (T, 2)."""
     trajectory = recording.trajectory
     root = view.flat(trajectory.root_T3[:num_looks])
     axes.plot(*root.T, color=PATH, lw=1.6, label="starting block")

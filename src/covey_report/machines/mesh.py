@@ -1,4 +1,4 @@
-"""Machines as polygons seen from somewhere: what drawings are made of, without any drawing library.
+"""Machines as projected polygons, without any drawing library.
 
 The world is left-handed: who looks along z has x to the right. Shapes: K corners, 3 axes.
 """
@@ -29,7 +29,7 @@ SUNK = 0.03
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Where a picture is seen from. The three directions are at right angles."""
+    """Viewpoint of a picture: three orthogonal directions."""
 
     name: str
     right: Vector
@@ -112,7 +112,7 @@ def box(wall: Wall) -> list[tuple[Array, Array]]:
 
 
 def _box(centre_3: Array, half_3: Array) -> list[tuple[Array, Array]]:
-    """Cut a box into pieces of about a metre, by which one sees how large it is."""
+    """Cut a box into pieces of about a metre, to show its size."""
     found = []
     for axis, sign in product(range(3), (-1.0, 1.0)):
         outward = np.zeros(3)
@@ -129,7 +129,7 @@ def _cuts(half: float) -> list[tuple[float, float]]:
 
 
 def _rod(solid: Solid) -> list[tuple[Array, Array]]:
-    """Build a cylinder about its axis, its ends in quarters: so one sees it turn."""
+    """Build a cylinder with quartered ends, so that its rotation shows."""
     centre, half, axis = np.array(solid.centre), np.array(solid.half), np.array(DIRECTIONS[solid.axis])
     around = 1.0 - np.abs(axis)
     first, second = np.eye(3)[np.flatnonzero(around)]
@@ -162,7 +162,7 @@ def _on_ball(height: float, angle: float) -> Vector:
 
 
 def in_view(polygons: Sequence[Polygon], view: View) -> list[tuple[Array, float, int]]:
-    """Return (corners (K, 2), brightness in [0, 1], type) of what looks towards the viewer, what hides others last."""
+    """Return (corners (K, 2), brightness in [0, 1], type) of visible faces, nearest last."""
     rank = {solid: place for place, solid in enumerate(from_behind(polygons, view))}
     seen = sorted((polygon for polygon in polygons if looks_here(polygon, view)), key=lambda one: rank[one.solid])
     light = LIGHT / np.linalg.norm(LIGHT)
@@ -196,7 +196,7 @@ def from_behind(polygons: Sequence[Polygon], view: View) -> list[int]:
 
 
 def _before(sides: Sequence[Polygon], points: Mapping[int, Array]) -> set[int]:
-    """Return solids, by their points, of which none is behind some side. Sides may sink into each other a little."""
+    """Order solids back to front. Faces may intersect slightly."""
     if not sides:
         return set()
     outward_S3 = np.array([side.outward_3 for side in sides])
@@ -212,7 +212,7 @@ def as_vector(point_3: Array) -> Vector:
 
 
 def oblique(name: str, turn: float, tilt: float) -> View:
-    """Look from above at an angle: `turn` degrees to the left of looking forward, `tilt` degrees downwards."""
+    """Look down at `tilt` degrees, `turn` degrees left of forward."""
     a, b = math.radians(turn), math.radians(tilt)
     right = (math.cos(a), 0.0, math.sin(a))
     into = (-math.sin(a) * math.cos(b), -math.sin(b), math.cos(a) * math.cos(b))

@@ -73,7 +73,7 @@ def _rank(name: str) -> int:
 
 
 def _is_form(name: str) -> bool:
-    """Tell whether a metric is about something else than being right."""
+    """Return True for metrics of form rather than correctness."""
     return not any(word in name.rpartition("/")[2].lower() for word in OWN_PARTS)
 
 

@@ -89,7 +89,7 @@ def algorithm_of(run: RunFiles) -> str:
 
 
 def _words(line: Any) -> list[str]:
-    """Return what follows `covey train` in a command, nothing of other commands."""
+    """Return the arguments of `covey train`, of other commands none."""
     try:
         words = shlex.split(str(line))
     except ValueError:

@@ -101,7 +101,7 @@ def plan_of(config: Config, shape: Shape, on: Hardware, num_gpus: int, known: Me
 
 
 def load_on(config: Config, shape: Shape, on: Hardware, num_gpus: int, known: Measured) -> Workload:
-    """Return what a step asks of one GPU of such a machine."""
+    """Return a step's load on one GPU."""
     load = _within_a_step(config, workload(config, num_gpus), num_gpus, known)
     return bounded(with_fused_layers(load, config.model, shape, is_gpu=on.is_gpu), shape, on)
 
@@ -287,7 +287,7 @@ def _cost(on: Hardware, gpus: int, hours: Interval) -> Interval | None:
 
 
 def bottleneck(phases: Mapping[str, float], *, is_gpu: bool) -> str:
-    """Say what takes most of a step, and what would move it."""
+    """Describe the slowest phase of a step, and its remedy."""
     name = max(PHASES, key=lambda one: phases[one])
     remedy = REMEDIES[name] if is_gpu else REMEDIES[name].removesuffix(", more GPUs")
     return f"{name}, {100 * phases[name] / sum(phases.values()):.0f} % of a step: {remedy}"

@@ -48,7 +48,7 @@ class GuessConfig(GameConfig):
 
 @dataclass
 class LookupConfig(GameConfig):
-    """A key-value store that only a tool can read: what stands under the value of a key."""
+    """A key-value store that only a tool can read."""
 
     name: str = "lookup"
     max_turns: int | None = setting(4, ge=1)
@@ -68,7 +68,7 @@ class LookupConfig(GameConfig):
 
 @dataclass
 class CalculatorConfig(GameConfig):
-    """Arithmetic too long to do in the head, with a calculator that takes one operation at a time."""
+    """Long arithmetic, with a calculator that takes one operation at a time."""
 
     name: str = "calculator"
     max_turns: int | None = setting(4, ge=1)

@@ -1,4 +1,4 @@
-"""Tools of MCP servers, over stdio and streamable HTTP, by the protocol itself: no package of MCP is needed.
+"""Tools of MCP servers over stdio and HTTP, without MCP's package.
 
 A server's own error message is an observation. A server that is gone, or speaks something else, is ToolServerLost.
 """
@@ -42,7 +42,7 @@ class Wire(Protocol):
 
 
 class StdioWire:
-    """A server that is a program of our own: messages are lines of its standard input and output."""
+    """A local server program: messages are lines of stdin and stdout."""
 
     def __init__(self, command: str) -> None:
         self._command = command
@@ -94,7 +94,7 @@ class StdioWire:
 
 
 class HttpWire:
-    """A server at an address: each message is a POST, answered by JSON or by a stream of events."""
+    """A server at an address: POSTs, answered by JSON or events."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -130,7 +130,7 @@ class HttpWire:
         return mine
 
     def _text(self, answer: httpx.Response) -> str:
-        """Return what a server says. Compressed answers may be of any size, and were not asked for."""
+        """Return a server's answer; compressed ones, never requested, are refused."""
         found, told = bytearray(), f"the tool server {self._url} answered"
         if answer.headers.get("content-encoding", "identity") != "identity":
             raise ToolServerLost(f"{told} in a compressed form, which was not asked for")
@@ -161,7 +161,7 @@ class McpSession:
     """One session with a server, opened when it is first used."""
 
     def __init__(self, server: str, seconds: float = 30.0) -> None:
-        """Name the server, a URL or a command line. `seconds` bounds each answer."""
+        """Name the server, a URL or a command line. `seconds` bounds answers."""
         self.server = server
         self._seconds = seconds
         self._lock = threading.Lock()
@@ -169,7 +169,7 @@ class McpSession:
         self._numbers = itertools.count(1)
 
     def tools(self) -> list[Mapping[str, Any]]:
-        """Return what the server says of its tools."""
+        """List the server's tools."""
         found: list[Mapping[str, Any]] = []
         cursor: str | None = None
         for _ in range(MAX_PAGES):
@@ -186,7 +186,7 @@ class McpSession:
         return found
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """Call a tool. Raises ToolRefused for an error of the tool, ToolServerLost for one of the server."""
+        """Call a tool. ToolRefused for its errors, ToolServerLost for the server's."""
         found = self._asked("tools/call", {"name": name, "arguments": dict(arguments)})
         text = result_text(found)
         if found.get("isError"):
@@ -230,10 +230,10 @@ class McpSession:
 
 
 class McpServer:
-    """A server, and who shares a session with it. Its tools are listed once, when they are first asked for."""
+    """A server whose tools are listed once, on first use."""
 
     def __init__(self, server: str, *, is_shared: bool, seconds: float = 30.0) -> None:
-        """Name the server, a URL or a command line. `is_shared` gives all attempts one session."""
+        """Name the server, a URL or command; `is_shared`: all attempts share a session."""
         self._server = server
         self._seconds = seconds
         self._is_shared = is_shared
@@ -241,7 +241,7 @@ class McpServer:
         self._listed: list[Mapping[str, Any]] | None = None
 
     def tools(self) -> tuple[Sequence[Tool], Callable[[], None]]:
-        """Return tools for one attempt. Its own session is opened by the first call."""
+        """Return tools for one attempt; the first call opens its session."""
         if self._listed is None:
             self._listed = self._session.tools()
             if not self._is_shared:
@@ -256,7 +256,7 @@ class McpServer:
 
 
 def tools_of_session(session: McpSession, listed: Sequence[Mapping[str, Any]], is_stateful: bool) -> list[Tool]:
-    """Return tools that call a session. `listed` is what its server says of them."""
+    """Return tools that call a session, by its server's list."""
     return [_tool(session, found, is_stateful) for found in listed]
 
 
@@ -280,7 +280,7 @@ def _events(text: str) -> list[str]:
 
 
 def _read(line: str | bytes) -> Mapping[str, Any]:
-    """Return a message. An empty one for what is none, such as a line of a log."""
+    """Return a message, {} for anything else, such as log lines."""
     try:
         found = json.loads(line)
     except (ValueError, RecursionError):
@@ -289,7 +289,7 @@ def _read(line: str | bytes) -> Mapping[str, Any]:
 
 
 def result_text(result: Mapping[str, Any]) -> str:
-    """Return the text of a tool's result: its parts of text, or its structure as JSON where it has none."""
+    """Return a tool result's text, or its structure as JSON."""
     content = result.get("content")
     parts = [part for part in content if isinstance(part, Mapping)] if isinstance(content, list) else []
     texts = [str(part["text"]) for part in parts if part.get("type") == "text" and "text" in part]

@@ -1,4 +1,4 @@
-"""Tools as TRL's GRPOTrainer takes them: functions, and classes whose instances are an attempt's own.
+"""Tools in TRL's form: functions, and classes with instances per attempt.
 
     class Shop:
         def reset(self, **row) -> str | None: ...       # what it returns is appended to the last user message
@@ -43,7 +43,7 @@ class RowTools(WithTools):
         *,
         has_rewards: bool = True,
     ) -> None:
-        """Keep the parts. Several factories are chosen from by the rows' column `environment`.
+        """Keep the parts; a column `environment` chooses among several factories.
 
         Raises ValueError for a class without `reset`, a row that names none, and where nothing rewards.
         """
@@ -61,7 +61,7 @@ class RowTools(WithTools):
         self._check(judged)
 
     def _check(self, judged: RewardFunctions) -> None:
-        """Make one instance of each class, and see that rows name what there is."""
+        """Instantiate each class, and check the names in rows."""
         # Every class can be reset, and something rewards
         rewarded = self._has_rewards
         for name, factory in self._factories.items():
@@ -127,7 +127,7 @@ class RowTools(WithTools):
         super().close()
 
     def judges_groups(self, prompt: Prompt) -> bool:
-        """Functions are called once for a group, as TRL calls them once for all completions: they may compare."""
+        """Functions are called once per group, as TRL does, and may compare."""
         return self._has_rewards
 
     async def score_group(
@@ -150,7 +150,7 @@ class RowTools(WithTools):
         return Conversation(_after_reset(prompt.text, talk.opening), said, talk.token_ids, talk.state)
 
     async def _sum(self, talk: Talk, found: Reward | Failure) -> Reward | Failure:
-        """Add what the object of an attempt says, whose failure is its attempt's alone."""
+        """Add the attempt object's reward; its failure is this attempt's alone."""
         try:
             return await self._with_own(talk, found)
         except RunStopped:
@@ -160,7 +160,7 @@ class RowTools(WithTools):
             return Failure(f"{type(talk.state).__name__}.get_reward raised {type(error).__name__}: {error}")
 
     async def _with_own(self, talk: Talk, found: Reward | Failure) -> Reward | Failure:
-        """Return a verdict with what the object of the attempt says itself on top."""
+        """Add the attempt object's own reward to a verdict."""
         own = getattr(talk.state, "get_reward", None)
         if own is None or (isinstance(found, Failure) and found.is_fault):
             return found
@@ -180,7 +180,7 @@ class RowTools(WithTools):
         return _DryRun(self), prompt
 
     async def judged_alone(self, prompt: Prompt, text: str, token_ids: Sequence[int]) -> Reward | Failure:
-        """Judge an answer as an attempt of one turn, in an object of its own. Nothing is counted or logged."""
+        """Judge an answer as a single-turn attempt, without counting or logging."""
         talk = Talk(self.state(prompt, 0), [{"role": "assistant", "content": text}], list(token_ids))
         talk.opening = await self.opening(prompt, talk.state)
         found = await self.judge(prompt, talk, counts=False)
@@ -213,7 +213,7 @@ class _DryRun(Environment):
 
 
 def with_prompt(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the row with a prompt that stands for what `reset` will say, where it has none."""
+    """Return the row with a placeholder prompt for `reset`, if it has none."""
     asked = [{"role": "user", "content": NO_PROMPT}]
     return row if row.get("prompt") is not None else {**row, "prompt": asked}
 
