@@ -9,12 +9,12 @@ from covey.engine.base import Engine
 from covey.engine.fake import FakeEngine
 from covey.engine.native.engine import NativeEngine
 from covey.engine.sessions import open_sessions
-from covey.environments.conversations.settings import GuessConfig
 from covey.rollouts.rollout import roll_out
 from covey.rollouts.sampler import Sampler
 from covey.run.build import episode_limits
 from covey.run.build_stream import longest_prompt
 from covey.types import Completion, Prompt, Sampling
+from covey_tasks.games.settings import GuessConfig
 
 from ..engine.tiny import tiny_policy
 from ..support.small import TOKENIZER, scripted, small_config

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 LOGGER = logging.getLogger(__name__)
 _MATH = "covey_tasks.math.settings"
-_GAMES = "covey.environments.conversations.settings"
+_GAMES = "covey_tasks.games.settings"
 _INTEGRATIONS = "covey_integrations.settings"
 ENVIRONMENTS: "dict[str, str | type[EnvironmentConfig]]" = {
     "arithmetic": "covey.environments.settings:ArithmeticConfig",

@@ -13,7 +13,6 @@ from covey.config.budget import resolve_budget
 from covey.config.schema import Config
 from covey.config.validate import validate
 from covey.engine.native.cache import budget
-from covey.environments.conversations.settings import GuessConfig
 from covey.policy.settings import ModelConfig
 from covey.rollouts.settings import GroupSizeStep
 from covey.run.given import RunObjects
@@ -28,6 +27,7 @@ from covey_report.plan.kept import against, keep_plan, kept_plan
 from covey_report.plan.plan import Interval, Measured, bounded, changes, memory_on, plan_of, work_of
 from covey_report.plan.probe import Watch, compared, probe
 from covey_report.plan.seconds import PHASES, active_weights, step_seconds
+from covey_tasks.games.settings import GuessConfig
 
 from ...support.small import changed
 

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from covey.environments.base import Split
-from covey.environments.conversations.guess import Guess
-from covey.environments.conversations.lookup import Lookup
-from covey.environments.conversations.settings import GuessConfig, LookupConfig
 from covey.environments.conversations.tools.environment import ToolEnvironment
 from covey.environments.conversations.tools.tool import Tool, tool_of
 from covey.environments.episode import Episode
 from covey.run.preflight.episodes import check_episodes, has_episodes
 from covey.types import Message, Prompt, Reward
+from covey_tasks.games.guess import Guess
+from covey_tasks.games.lookup import Lookup
+from covey_tasks.games.settings import GuessConfig, LookupConfig
 
 from ...support.small import scripted
 from .looked_at import Build, subjects

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from covey.environments.base import Demonstration, Split
-from covey.environments.conversations.game import END, NOT_UNDERSTOOD, Game, MoveResult
-from covey.environments.conversations.settings import CalculatorConfig
 from covey.types import Prompt
+from covey_tasks.games.game import END, NOT_UNDERSTOOD, Game, MoveResult
+from covey_tasks.games.settings import CalculatorConfig
 
 _OPERATION = re.compile(r"C(\d{1,20})([*+-])(\d{1,20})" + END)
 _ANSWER = re.compile(r"A(-?\d{1,40})" + END)

@@ -41,7 +41,7 @@ class GuessConfig(GameConfig):
     """Share of that player's guesses that ignore all answers."""
 
     def build(self, run: BuildSettings, say: Say) -> "EnvironmentLike":
-        from covey.environments.conversations.guess import Guess
+        from covey_tasks.games.guess import Guess
 
         return Guess(self)
 
@@ -61,7 +61,7 @@ class LookupConfig(GameConfig):
     """Held-out problems."""
 
     def build(self, run: BuildSettings, say: Say) -> "EnvironmentLike":
-        from covey.environments.conversations.lookup import Lookup
+        from covey_tasks.games.lookup import Lookup
 
         return Lookup(self)
 
@@ -81,6 +81,6 @@ class CalculatorConfig(GameConfig):
     """Held-out problems, none of which is in the training set."""
 
     def build(self, run: BuildSettings, say: Say) -> "EnvironmentLike":
-        from covey.environments.conversations.calculator import Calculator
+        from covey_tasks.games.calculator import Calculator
 
         return Calculator(self)

@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 import pytest
 
-from covey.environments.conversations.calculator import Calculator
-from covey.environments.conversations.game import Game
-from covey.environments.conversations.guess import Guess
-from covey.environments.conversations.lookup import Lookup
-from covey.environments.conversations.settings import CalculatorConfig, GuessConfig, LookupConfig
 from covey.environments.episode import Answer
 from covey.types import Message, Prompt, Reward
+from covey_tasks.games.calculator import Calculator
+from covey_tasks.games.game import Game
+from covey_tasks.games.guess import Guess
+from covey_tasks.games.lookup import Lookup
+from covey_tasks.games.settings import CalculatorConfig, GuessConfig, LookupConfig
 
 SMALL: dict[str, Callable[[bool], Game]] = {
     "guess": lambda shuffled: Guess(GuessConfig(num_demonstrations=64, shuffled=shuffled)),

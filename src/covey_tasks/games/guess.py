@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from covey.environments.base import SPLITS, Demonstration, Split
-from covey.environments.conversations.game import END, NOT_UNDERSTOOD, Game, MoveResult
-from covey.environments.conversations.settings import GuessConfig
 from covey.types import Prompt
+from covey_tasks.games.game import END, NOT_UNDERSTOOD, Game, MoveResult
+from covey_tasks.games.settings import GuessConfig
 
 QUESTION = "?"
 LOWER, HIGHER, FOUND = "<", ">", "="

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from covey.environments.base import Split, conversation
-from covey.environments.conversations.calculator import calculated
 from covey.types import CutText
 from covey_graders.tags import without_thoughts
+from covey_tasks.games.calculator import calculated
 
 DIGITS = 4
 NUM_TRAIN, NUM_TEST = 4096, 512

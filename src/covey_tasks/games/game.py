@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from covey.environments.base import Demonstration, Environment, Split
-from covey.environments.conversations.settings import GameConfig
 from covey.environments.episode import Answer, Episode, Observation
 from covey.types import Failure, Message, Prompt, Reward, StopReason
+from covey_tasks.games.settings import GameConfig
 
 END = ";"
 """Ends each turn of the policy: `sampling.stop` of the recipes."""

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from covey.environments.base import Demonstration, Split
-from covey.environments.conversations.game import END, NOT_UNDERSTOOD, Game, MoveResult
-from covey.environments.conversations.settings import LookupConfig
 from covey.types import Prompt
+from covey_tasks.games.game import END, NOT_UNDERSTOOD, Game, MoveResult
+from covey_tasks.games.settings import LookupConfig
 
 _MOVE = re.compile(r"([QA])([a-z])" + END)
 
