@@ -149,6 +149,13 @@ def test_a_callback_that_is_not_there_is_refused_before_the_run(name: str, line:
         check_early(config, loads_model=False)
 
 
+def test_a_name_is_refused_where_no_package_adds_any() -> None:
+    with pytest.raises(
+        ValueError, match=r"things must be one of the names of covey.things \(no installed package adds"
+    ):
+        Extensions("covey.things", "things", {}).load("one")
+
+
 def test_a_package_that_is_broken_has_no_line_of_help(tmp_path: Path) -> None:
     (tmp_path / "greeting_pack" / "verbs.py").write_text("def greet(:")
     assert Extensions("covey.commands", "verb", {}).first_line("greet") == ""

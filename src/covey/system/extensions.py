@@ -65,8 +65,9 @@ class Extensions:
             _read_group.cache_clear()
         found = self._entries().get(name, ())
         if not found:
+            known = ", ".join(self.names()) or f"the names of {self._group} (no installed package adds any)"
             raise ValueError(
-                f"{self._kind} must be one of {', '.join(self.names())}, got {name or 'none'}"
+                f"{self._kind} must be one of {known}, got {name or 'none'}"
                 f"{near(name, self.names())}; a package may add others (pip install PACKAGE)"
             )
         if len(found) > 1:

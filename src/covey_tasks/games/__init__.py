@@ -1,1 +1,1 @@
-"""Small games over several turns: guess a number, look things up, calculate in steps."""
+"""Small games over several turns: guess a number, look up words, calculate."""
