@@ -9,6 +9,7 @@ MOST = 16
 FULLER = {
     "src/covey": 22,  # the rooms of the architecture page, and the public modules
     "src/covey/run": 17,  # parts, stages and records of one run
+    "src/covey/rollouts": 17,  # prompts and their order, attempts, groups: a file each
     "src/covey/system": 17,  # what knows nothing of GRPO, a trade each
     "benchmarks": 17,  # a command each
     "benchmarks/results": 17,  # a file of each measurement

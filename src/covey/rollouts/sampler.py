@@ -1,4 +1,4 @@
-"""The means of a rollout: engine, environment, tokenizer, limits."""
+"""Everything a rollout needs: engine, environment, tokenizer, limits."""
 
 import sys
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from covey.types import Prompt
 
 @dataclass(frozen=True, slots=True)
 class EpisodeLimits:
-    """The limits of an episode, and its history's form."""
+    """Where an episode ends at the latest, and how its history is written."""
 
     max_turns: int | None = None
     """Turns of the policy; None is the environment's own number."""
@@ -23,22 +23,22 @@ class EpisodeLimits:
     turn_timeout: float | None = None
     """Seconds that the environment may take for one reply; None leaves it to timeouts.scoring."""
     history: str = "append"
-    """`append` keeps the tokens as sampled, `template` renders the conversation every turn."""
+    """`append` keeps the tokens as sampled, `template` renders the whole conversation for each turn."""
 
     def room(self, num_tokens: int) -> int:
-        """Return the remaining room after `num_tokens`."""
+        """Return the number of tokens that still fit after `num_tokens`."""
         return sys.maxsize if self.max_context is None else self.max_context - num_tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Sampler:
-    """The means of a rollout."""
+    """Everything a rollout needs."""
 
     engine: Engine
     environment: Environment
     tokenizer: PreTrainedTokenizerBase
     stages: Stages = field(default_factory=Stages)
-    """Futures of unfinished prompts."""
+    """What each unfinished prompt waits for."""
     mask_id: int | None = None
     """Of a masked policy: the token it replaces (`Policy.mask_id`)."""
     limits: EpisodeLimits = EpisodeLimits()
