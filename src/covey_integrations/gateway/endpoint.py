@@ -21,7 +21,6 @@ class Endpoint:
         self.run = run
         self.reward: float | None = None
         """What the program posted last."""
-        # Calls of the program, and the answer that one of them waits for
         self._loop = asyncio.get_running_loop()
         self._calls: asyncio.Queue[ChatRequest] = asyncio.Queue()
         self._lock = threading.Lock()

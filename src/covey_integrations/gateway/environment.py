@@ -53,7 +53,6 @@ class AgentEnvironment(Judged):
         return AgentEpisode(self._agents, row, lambda outcome: self._verdict(prompt, outcome))
 
     async def _verdict(self, prompt: Prompt, outcome: Outcome) -> Reward | Failure:
-        # Check the reward that the program gave
         own = outcome.reward
         if own is None and not self._has_rewards:
             if outcome.is_cut:
@@ -62,13 +61,11 @@ class AgentEnvironment(Judged):
             return Failure(f"nothing rewards: set rewards, or let {name} return a reward or post it to /reward")
         if own is not None and (problem := problem_with(own)):
             return Failure(f"the program {self._agents.program.name} gave {problem}")
-        # Judge with the reward functions of the run
         found: Reward | Failure = Reward(0.0)
         if self._has_rewards:
             said: list[Message] = outcome.messages or [{"role": "assistant", "content": ""}]
             asked = prompt.text if isinstance(prompt.text, str) else outcome.opening or prompt.text
             (found,) = await self.judged.score_conversations(prompt, [Conversation(asked, said, outcome.token_ids)])
-        # Add up both, unless judging failed
         if own is None or (isinstance(found, Failure) and found.is_fault):
             return found
         base = found if isinstance(found, Reward) else Reward(0.0)

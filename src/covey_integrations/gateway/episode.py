@@ -91,7 +91,6 @@ class AgentEpisode(Episode):
         self._note(spoken.message)
         self._outcome.token_ids += answer.token_ids
         endpoint.answer(spoken)
-        # What the program does with it
         request = await self._next_call()
         while request is not None and not answer.is_last and (refused := self._change(request)) is not None:
             endpoint.refuse(refused)
@@ -160,12 +159,10 @@ class AgentEpisode(Episode):
         """Return a call's new messages, or a rewritten conversation."""
         new = continuation(self._so_far, request.messages) if self._so_far else None
         self._request = request
-        # Token ids, taken as they are
         if request.token_ids is not None:
             return Observation(
                 token_ids=request.token_ids, max_tokens=request.max_tokens, stop=request.stop, info=info or {}
             )
-        # Messages: what is new, or a rewritten conversation
         return Observation(
             new or (),
             conversation=request.messages if new is None else None,

@@ -23,7 +23,6 @@ def normal_messages(given: Any) -> tuple[Message, ...]:
     if not isinstance(given, list) or not 0 < len(given) <= MAX_MESSAGES:
         raise Refused(400, f"messages must be a list of 1 to {MAX_MESSAGES} messages", "messages")
     found: list[Message] = []
-    # Tools that answer are named by the calls before them
     names: dict[str, str] = {}
     for place, message in enumerate(given):
         if not isinstance(message, Mapping) or message.get("role") not in tuple(ROLES):
@@ -38,7 +37,6 @@ def _normal(message: Mapping[str, Any], names: dict[str, str], where: str) -> Me
     role = ROLES[message["role"]]
     found: dict[str, Any] = {"role": role, "content": _text(message.get("content"), where)}
     if role == "assistant":
-        # Reasoning, and calls whose ids their answers refer to
         if isinstance(message.get("reasoning_content"), str) and message["reasoning_content"]:
             found["reasoning_content"] = message["reasoning_content"]
         given = message.get("tool_calls") or []
@@ -48,7 +46,6 @@ def _normal(message: Mapping[str, Any], names: dict[str, str], where: str) -> Me
         names.update({call["id"]: call["function"]["name"] for call in calls})
         return found | ({"tool_calls": calls} if calls else {})
     if role == "tool":
-        # An answer of a tool, named by its call
         call_id = str(message.get("tool_call_id") or "")
         name = message.get("name") or names.get(call_id, "tool")
         found |= {"name": str(name)[:80], "tool_call_id": call_id}

@@ -174,15 +174,12 @@ class _Server:
         if method != "POST" or route not in ROUTES:
             raise Refused(404, NOT_FOUND)
         body = body_of(await _body(headers, reader, until))
-        # Rewards that the program posts
         if route == "reward":
             endpoint.take_reward(reward_of(body))
             return 200, JSON, b"{}"
-        # Completions of token ids
         if route == "inference/v1/generate":
             request = generate_request(body, endpoint.run)
             return 200, JSON, json.dumps(generation_of(await endpoint.ask(request), request)).encode()
-        # Chat completions, streamed or whole
         request = chat_request(body, endpoint.run)
         spoken = await endpoint.ask(request)
         if request.streams:
@@ -204,7 +201,6 @@ class _Server:
 async def _body(headers: Message, reader: asyncio.StreamReader, until: float) -> bytes:
     """Return the body. Refused if too long, too slow or without length."""
     given = headers.get("Content-Length") or ""
-    # Refuse a length that is missing or too large
     if not (given.isascii() and given.isdigit()) or "Transfer-Encoding" in headers:
         raise Refused(411, "the request must say its Content-Length")
     length = int(given[:20])

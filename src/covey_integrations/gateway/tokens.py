@@ -23,7 +23,6 @@ MAX_IDS = 1024
 
 def generate_request(body: Mapping[str, Any], run: RunSampling) -> ChatRequest:
     """Return a token request. Refused for unsupported settings."""
-    # Refuse what is unknown or not supported
     known = (*IGNORED, "token_ids", "sampling_params")
     unknown = next((name for name, value in body.items() if value is not None and name not in known), None)
     if unknown is not None:
@@ -31,14 +30,12 @@ def generate_request(body: Mapping[str, Any], run: RunSampling) -> ChatRequest:
     wrong = next((name for name in MUST_BE_FALSE if body.get(name)), None)
     if wrong is not None:
         raise Refused(400, f"{wrong} must be left out, got {wrong}={body[wrong]!r:.40}", wrong)
-    # Read the sampling parameters
     given = body.get("sampling_params")
     if given is not None and not isinstance(given, Mapping):
         raise Refused(400, "sampling_params must be an object", "sampling_params")
     parameters = {name: value for name, value in (given or {}).items() if name not in OF_TEXT}
     stop_ids = _ids(parameters.pop("stop_token_ids", None) or [], "stop_token_ids")
     max_tokens, stop = checked_sampling(parameters, run)
-    # Read the tokens of the prompt
     ids = _ids(body.get("token_ids"), "token_ids")
     if not ids:
         raise Refused(400, "token_ids must be a list of at least one token", "token_ids")

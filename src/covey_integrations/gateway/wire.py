@@ -228,7 +228,6 @@ def completion_of(spoken: Spoken, request: ChatRequest) -> dict[str, Any]:
 
 def stream_of(spoken: Spoken, request: ChatRequest) -> bytes:
     """Return a chat completion as server-sent events, ending in [DONE]."""
-    # Split the message into what the chunks carry
     message = wire_message(spoken.message)
     calls = [{"index": place, **call} for place, call in enumerate(message.pop("tool_calls", ()))]
     ids = {"token_ids": list(spoken.token_ids)} if request.with_ids else {}
@@ -240,7 +239,6 @@ def stream_of(spoken: Spoken, request: ChatRequest) -> bytes:
     ) -> dict[str, Any]:
         return {**head, "choices": [{"index": 0, "delta": delta, "finish_reason": finish, **(more or {})}]}
 
-    # Chunks in the order of OpenAI's stream
     said = {"content": message["content"], **({"tool_calls": calls} if calls else {})}
     chunks = [{**chunk({"role": "assistant", "content": ""}), **whole}, chunk(said, more=ids)]
     chunks.append(chunk({}, spoken.finish_reason))

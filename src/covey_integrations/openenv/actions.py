@@ -31,16 +31,13 @@ def action_of(text: str, schema: Mapping[str, Any]) -> dict[str, Any]:
     >>> action_of("crane", {"required": ["guess"], "properties": {"guess": {"type": "string"}}})
     {'guess': 'crane'}
     """
-    # Strip reasoning and a code fence
     said = without_thoughts(text).strip()
     if said.startswith("```") and said.endswith("```"):
         said = "\n".join(said.splitlines()[1:-1]).strip()
-    # A JSON object is the action itself
     try:
         found = json.loads(said)
     except (ValueError, RecursionError):
         found = said
-    # Anything else is the value of the one required field
     if not isinstance(found, dict):
         required = schema.get("required") or []
         if len(required) != 1:

@@ -49,7 +49,6 @@ def rows_of(asked: Mapping[str, Sequence[Any]], name: str) -> dict[Split, list[d
 
     Raises ValueError where nothing is left of a split.
     """
-    # Hold out tasks whose prompts are not trained on
     known = {json.dumps(prompt) for prompt in asked["train"]}
     rows: dict[Split, list[dict[str, Any]]] = {"train": [], "test": []}
     for split, found in rows.items():
@@ -58,7 +57,6 @@ def rows_of(asked: Mapping[str, Sequence[Any]], name: str) -> dict[Split, list[d
                 found.append({"prompt": _messages(prompt), "split": split, "index": index})
         if not found:
             raise ValueError(f"environment.id={name} has no tasks of its own for split {split}")
-    # Report how many were left out
     left_out = len(asked["test"]) - len(rows["test"])
     if left_out:
         LOGGER.warning("%d tasks of split test left out because split train has their prompts too", left_out)

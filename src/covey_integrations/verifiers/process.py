@@ -146,7 +146,6 @@ class _Process:
                 answer.set_exception(ProgramFailed(f"{self._id}: {found['error']}"))
             else:
                 answer.set_result(found["result"])
-        # Fail the calls that nobody will answer any more
         self._process.wait()
         self._fail_all()
         for pipe in (self._process.stdin, self._process.stdout, self._said):

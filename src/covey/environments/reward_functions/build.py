@@ -22,14 +22,12 @@ def build_reward_functions(
     rows_in_memory: Rows | None = None,
 ) -> RewardFunctions:
     """Build it from settings, or from a program's functions and rows."""
-    # Load the functions and the rows.
     functions = reward_functions(run.rewards if rewards is None else rewards, run.reward_weights)
     data = run.data
     prompts = PromptFormat(data.prompt_column, data.answer_column, data.prefill)
     how_to_read = replace(row_settings(run.data, (data.prompt_column,), "data.prompt_column"), read=prompts.read)
     rows = load_rows(data.path if rows_in_memory is None else rows_in_memory, how_to_read)
     prompts.check_use(row for of_split in rows.splits.values() for row in of_split)
-    # Say how functions are run.
     workers = WorkerSettings(
         num_workers=settings.num_workers,
         timeout=settings.timeout,

@@ -114,14 +114,12 @@ class HttpWire:
             raise ToolServerLost(f"the tool server {self._url} is gone: {error}") from error
         finally:
             silence.cancel()
-        # The server names its session when it is initialised
         session = answer.headers.get("mcp-session-id")
         if session and message.get("method") == "initialize":
             self._client.headers["Mcp-Session-Id"] = session
         # Notifications have no answer
         if "id" not in message:
             return None
-        # The answer comes alone, or among events of a stream
         is_stream = answer.headers.get("content-type", "").startswith("text/event-stream")
         found = map(_read, _events(text) if is_stream else [text])
         mine = next((one for one in found if one.get("id") == message["id"] and "method" not in one), None)

@@ -49,20 +49,17 @@ class RowTools(WithTools):
         """
         super().__init__(judged, functions)
         self._has_rewards = has_rewards
-        # Classes by the name that rows choose them by
         self._is_chosen = isinstance(factories, Mapping)
         self._factories: dict[str, Factory] = {}
         if isinstance(factories, Mapping):
             self._factories = dict(factories)
         elif factories is not None:
             self._factories = {"": factories}
-        # Instances that wait to be used again
         self._pool: defaultdict[str, list[Any]] = defaultdict(list)
         self._check(judged)
 
     def _check(self, judged: RewardFunctions) -> None:
         """Instantiate each class, and check the names in rows."""
-        # Every class can be reset, and something rewards
         rewarded = self._has_rewards
         for name, factory in self._factories.items():
             made = factory()
@@ -72,7 +69,6 @@ class RowTools(WithTools):
             self._pool[name].append(made)
         if not rewarded:
             raise ValueError("nothing rewards: give reward functions, or a class with get_reward")
-        # Every row names a class that is there
         named = [p for split in SPLITS for p in judged.prompts(split)] if self._is_chosen else []
         wrong = next((p for p in named if p.columns.get(COLUMN) not in self._factories), None)
         if wrong is not None:
@@ -164,7 +160,6 @@ class RowTools(WithTools):
         own = getattr(talk.state, "get_reward", None)
         if own is None or (isinstance(found, Failure) and found.is_fault):
             return found
-        # Ask the object for its reward, in time
         name = type(talk.state).__name__
         value = await self.ledger.called_in_time(own, f"{name}.get_reward", self.tool_timeout)
         if value is None:
@@ -172,7 +167,6 @@ class RowTools(WithTools):
         problem = problem_with(value)
         if problem:
             return Failure(f"{name}.get_reward returned {problem}")
-        # Add it to what the reward functions gave
         base = found if isinstance(found, Reward) else Reward(0.0)
         return replace(base, value=base.value + float(value), parts={**base.parts, name: float(value)})
 
