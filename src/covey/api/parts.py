@@ -111,7 +111,7 @@ def build(
     recipe: str | None = None,
     **settings: Any,
 ) -> Iterator[Parts]:
-    """Wire the parts of a run for a loop of your own. Takes what `covey.train` takes, and writes nothing.
+    """Build a run's parts for your own loop, as `covey.train` does.
 
     Under torchrun and the like every process does the same, and they train together inside. Raises ValueError for what
     its caller can fix.

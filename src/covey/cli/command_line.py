@@ -65,7 +65,7 @@ def arrange(verb: str, words: Sequence[str]) -> list[str]:
 def read_audit(words: Sequence[str]) -> list[str]:
     """Return the words of `covey audit` as settings: reward functions, then rows.
 
-    >>> audited(["my_checks:exact", "rows.jsonl"])
+    >>> read_audit(["my_checks:exact", "rows.jsonl"])
     ['environment=reward_functions', 'rewards=[my_checks:exact]', 'data.path=rows.jsonl']
     """
     of_flags = {n + 1 for n, word in enumerate(words) if FLAGS.get(word) == 1}

@@ -1,4 +1,4 @@
-"""What two evaluations show, in one sentence and one word, the same wherever a run is spoken of."""
+"""The change between two evaluations, in one sentence and one word."""
 
 import math
 from collections.abc import Mapping
@@ -43,12 +43,12 @@ def state_of(change: Mapping[str, Any] | None, num_prompts: int) -> str:
 
 
 def measure_of(*looks: Mapping[str, Any]) -> str:
-    """Return what evaluations are judged by."""
+    """Return the metric that evaluations are judged by."""
     return "accuracy" if all(look.get("accuracy") for look in looks) else "reward_mean"
 
 
 def outcome_of(summary: Mapping[str, Any]) -> Outcome:
-    """Return what the evaluations of a summary show."""
+    """Classify the change between a summary's evaluations."""
     before, after, gain = summary.get("before"), summary.get("after"), summary.get("gain")
     if not before or not after or not gain:
         return Outcome("none", measure_of(*(look for look in (before, after) if look)))
@@ -57,7 +57,7 @@ def outcome_of(summary: Mapping[str, Any]) -> Outcome:
 
 
 def sentence(summary: Mapping[str, Any]) -> str:
-    """Say what two evaluations measured: from what to what, by how much, on which prompts."""
+    """Describe the change between two evaluations: values, difference, prompts."""
     found = outcome_of(summary)
     factor, form, unit = (100, ".1f", " %") if found.measure == "accuracy" else (1, ".3f", "")
     level = f"{100 * (summary.get('confidence') or 0.95):.4g} %"
@@ -87,11 +87,11 @@ def spell(change: Mapping[str, float], factor: float, form: str) -> str:
 
 
 def prompts_in_words(summary: Mapping[str, Any]) -> str:
-    """Say how many prompts evaluations looked at, and whether they were held out."""
+    """Describe the number of evaluated prompts, and whether held out."""
     some = summary.get("after") or summary.get("before") or {}
     return number_of(some.get("num_prompts", 0), summary.get("looked_at", HELD_OUT))
 
 
 def is_number(value: Any) -> TypeGuard[float]:
-    """Tell numbers from None, and from the text that stands for what could not be measured."""
+    """Return True for numbers, not None or the text of an unmeasured value."""
     return isinstance(value, int | float) and math.isfinite(value)

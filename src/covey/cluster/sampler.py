@@ -149,5 +149,5 @@ class SamplerActor:
 
 
 def patience(seconds: float) -> float:
-    """Return how long a finished group waits for others."""
+    """Return the seconds a finished group waits for others."""
     return min(0.1, 0.05 * seconds)

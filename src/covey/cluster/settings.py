@@ -1,4 +1,4 @@
-"""Settings of the devices that each role of a run has, where Ray allots them."""
+"""Settings of each role's devices, allotted by Ray."""
 
 from dataclasses import dataclass
 

@@ -84,18 +84,17 @@ def adjust_unset_options(
 
 
 def add_correction(config: Config) -> tuple[Config, list[str]]:
-    """Return a copy of settings that a program has made, with weights for tokens that another program or older weights
-    sampled, where it chose none, and a line for each."""
+    """Return settings with importance weights where off-policy tokens need them, and lines that say so."""
     change = _Change(copy.deepcopy(config), ())
     _correct_for_the_sampler(change)
     return change.config, list(change.notices.values())
 
 
 def find_shadowed_presets(config: Config, typed: Sequence[str]) -> list[str]:
-    """Return a line for each typed preset of the algorithm of which nothing is left, such as
-    "algorithm=gdpo has no effect: algorithm.advantage=pairwise in place of gdpo".
+    """Return a line for each typed algorithm preset that is overridden entirely.
 
-    `typed` holds the words as they were typed. A preset of a folder of the user's own is not looked at.
+    For example "algorithm=gdpo has no effect: algorithm.advantage=pairwise in place of gdpo". `typed` holds the typed
+    words. Presets in the user's own folders are skipped.
     """
     lines = []
     for group, _, choice in (word.partition("=") for word in typed):

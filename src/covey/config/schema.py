@@ -139,7 +139,7 @@ class OutputConfig(Section):
 
 @dataclass
 class PreflightConfig(Section):
-    """What is measured on your own model and settings before the first step of a new run, and by `covey check`."""
+    """Measurements on your model before a new run's first step, and by `covey check`."""
 
     enabled: bool = True
     """Measure, and refuse a run that is outside the tolerances."""
@@ -155,7 +155,7 @@ class PreflightConfig(Section):
 
 @dataclass
 class TimeoutsConfig(Section):
-    """Seconds a run may wait for something that gives no sign of progress, before it ends with a line that names it."""
+    """Seconds without progress after which a run ends, naming what it waits for."""
 
     loading: float = setting(3600.0, gt=0)
     """For the data, the model or a checkpoint to be read."""

@@ -92,7 +92,7 @@ class EngineConfig(Section):
 
 @dataclass
 class SamplingConfig(Section):
-    """The distribution that rollouts are drawn from. The trainer scores under the same one."""
+    """The distribution of rollouts, under which the trainer scores too."""
 
     temperature: float = setting(1.0, gt=0)
     """Divides the logits; must be > 0 for training."""

@@ -36,7 +36,7 @@ _THREE = range(100, 1000)
 class SumLevel:
     """Problems of one difficulty: operands joined by operators.
 
-    >>> Level((range(10, 100), range(10, 100)), "+").problem(0)
+    >>> SumLevel((range(10, 100), range(10, 100)), "+").problem(0)
     ('10+10=', 20)
     """
 

@@ -242,8 +242,7 @@ class EasyToHard:
 
 
 class WeightedRoundRobin:
-    """Several streams in turn, each as often as its weight says: after any number of draws none is more than about
-    one ahead of its share (Webster's method)."""
+    """Several streams in turn by weight, at most about one draw ahead (Webster's method)."""
 
     def __init__(self, streams: Mapping[str, PromptSampler], weights: Mapping[str, float], seed: int) -> None:
         """Take `streams` and their weights by the `Prompt.environment` of their prompts."""

@@ -58,7 +58,7 @@ def as_conversation(text: str | Sequence[Message]) -> tuple[Message, ...]:
 def extend_prompt(prompt: Prompt, said: str | Sequence[Message]) -> Prompt:
     """Return the prompt extended by an episode's opening.
 
-    >>> extended(Prompt("p", "guess", "?", {}), " 0 to 31").text
+    >>> extend_prompt(Prompt("p", "guess", "?", {}), " 0 to 31").text
     '? 0 to 31'
     """
     if not said:

@@ -57,7 +57,7 @@ def row_of(ticket: Ticket, group: Group, *, has_logprobs: bool = False) -> dict[
 def shared_out(
     ranks: Mapping[int, int], early: Iterable[Iterable[int]], threads: Sequence[int]
 ) -> dict[str, list[Any]]:
-    """Return how a step's groups were shared among ranks.
+    """Encode the assignment of a step's groups to ranks.
 
     `ranks` holds who trained each group, in order, by a number; `early` those that were trained ahead, part by part.
     """

@@ -140,8 +140,10 @@ def usable_prompts(
 
 
 def longest_prompt(sampling: SamplingConfig, max_length: int) -> int:
-    """Return the most tokens of a prompt that leaves a policy of `max_length` room for its answer: a whole one, or any
-    where answers are cut to what is left (sampling.max_total_tokens)."""
+    """Return a prompt's most tokens that leave room for a whole answer.
+
+    With sampling.max_total_tokens, which cuts answers, room for any.
+    """
     most = sampling.max_total_tokens
     is_cut = most is not None and most <= max_length
     return most - 1 if is_cut and most is not None else max_length - sampling.max_tokens

@@ -117,10 +117,9 @@ def named_code(settings: Any, key: str = "") -> Iterator[tuple[str, str]]:
 
 
 def find_risks(settings: Any) -> Iterator[tuple[str, str]]:
-    """Yield what else could harm, as it is shown and as it is: programs unboxed or started, servers, trackers, names on
-    a hub, reads of the environment.
+    """Yield other risks, as (shown, value): unboxed programs, servers, trackers, hub names, environment reads.
 
-    >>> list(loosened({"environment": {"isolation": "unsafe_no_isolation", "url": ""}}))
+    >>> list(find_risks({"environment": {"isolation": "unsafe_no_isolation", "url": ""}}))
     [('isolation=unsafe_no_isolation', 'unsafe_no_isolation')]
     """
     if isinstance(settings, list | tuple):

@@ -23,7 +23,7 @@ Metrics = dict[str, Any]
 class FunctionRole:
     """A setting that takes a function, and the function's arguments.
 
-    >>> Role("algorithm.advantage", "(scores)", options="algorithm.advantage_options")
+    >>> FunctionRole("algorithm.advantage", "(scores)", options="algorithm.advantage_options")
     """
 
     setting: str

@@ -91,10 +91,10 @@ def rollout(source: Samples, prompt: Prompt | str, num_rollouts: int = 64, seed:
 
 
 def pack(groups: Sequence[Group], trainer: Trainer) -> DocumentBatch:
-    """Return the batch of the responses that were scored: log-probs of the policy with gradient, of the reference
-    without, summed over each response's tokens.
+    """Return the scored responses' log-probs, summed over tokens.
 
-    The graph of all responses is held until `backward`. ValueError where the trainer has no reference in this process.
+    Those of the policy have gradients, those of the reference none. The graph of all responses is held until
+    `backward`. Raises ValueError if the trainer has no reference in this process.
     """
     if not isinstance(trainer.reference, Reference):
         raise ValueError("pack needs a reference beside the policy: algorithm=machines_document has one")

@@ -21,7 +21,7 @@ NOT_UNDERSTOOD = "!"
 class MoveResult:
     """The result of a turn.
 
-    >>> Outcome(">", state="16-31")
+    >>> MoveResult(">", state="16-31")
     Outcome(reply='>', is_done=False, is_won=False, state='16-31', reward=0.0, is_void=False)
     """
 

@@ -1,4 +1,4 @@
-"""How much better a rollout was than its siblings: rewards in, advantages out, all pure functions.
+"""Advantage estimators: pure functions from rewards to advantages.
 
 Every estimator is `estimator(scores, *, options) -> advantages_N`, float, 0 where a rollout was not scored (NaN
 reward). Those for the best of k attempts are in `passk`.

@@ -1,4 +1,4 @@
-"""From the rewards of a batch to its advantages: shaping, KL penalty, baseline and scale, selection, clip.
+"""Turn rewards into advantages: shaping, KL penalty, baseline, scale, selection, clip.
 
 The formulas are in advantages.py, shaping.py, selection.py and turns.py; here they are put in that order. All pure.
 Shapes: N rollouts of the batch, M turns of all of them.

@@ -44,7 +44,7 @@ def repetition(rewards_N: Tensor, scores: Scores, *, ngram: int = 3, max_penalty
 def pass_rate_linear(
     rewards_N: Tensor, scores: Scores, *, w_out: float = 0.25, w_in: float = 0.1, w_turns: float = 0.1
 ) -> Tensor:
-    """Charge for length, relative to the longest of the group and in proportion to the group's mean reward.
+    """Charge for length relative to the group's longest, times its mean reward.
 
     Hard prompts, where the mean is low, may be answered at length; follow with group_center (prime-rl). w_out weighs
     tokens the policy wrote, w_in all others, w_turns turns. Without replies of the environment the last two are the

@@ -72,9 +72,7 @@ def with_checkpointing(config: Config, num_ranks: int, free: int, *, is_gpu: boo
 
 
 def with_fused_layers(load: Workload, model: ModelConfig, shape: Shape, *, is_gpu: bool) -> Workload:
-    """Tell the model of memory what computes through kernels: norms and gates through Liger's on a GPU or covey's C,
-    and on a CPU what is sampled.
-    """
+    """Mark layers computed by kernels: Liger's on a GPU, covey's C on CPUs."""
     if is_gpu:
         return replace(load, fuses_layers=shape.has_kernels and chooses_liger(model.kernels, is_half=load.is_half))
     is_causal = model.kind == "causal"

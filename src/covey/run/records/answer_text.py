@@ -109,7 +109,7 @@ def join_messages(text: str | Sequence[Mapping[str, str]]) -> str:
 def shorten(text: str, most: int) -> str:
     """Cut the middle of a long text.
 
-    >>> shortened("x" * 1000, 4)
+    >>> shorten("x" * 1000, 4)
     'xx … (996 characters) … xx'
     """
     if len(text) <= most:

@@ -168,7 +168,7 @@ def _turn_row(turn: Turn) -> dict[str, Any]:
 def bound_columns(columns: Mapping[str, Any]) -> dict[str, Any]:
     """Return columns as JSON data of about 4000 characters.
 
-    >>> bounded({"answer": 48, "tests": ["a" * 5000]})
+    >>> bound_columns({"answer": 48, "tests": ["a" * 5000]})
     {'answer': 48, 'tests': '["aaa...a...'}
     """
     left = COLUMNS_CHARACTERS

@@ -264,7 +264,7 @@ class LiveProgress(Panel):
 def average_bins(values: Sequence[float], count: int) -> list[float]:
     """Average the values in `count` spans, NaN for an empty one.
 
-    >>> binned([1.0, 3.0, 5.0, 7.0], 2)
+    >>> average_bins([1.0, 3.0, 5.0, 7.0], 2)
     [2.0, 6.0]
     """
     count = min(count, len(values))

@@ -16,8 +16,9 @@ PHASES = (
 
 @dataclass
 class PhaseTimer:
-    """Seconds spent in each phase. A phase entered inside another one pauses it, so the phases never add up to more
-    than the wall clock. One timer belongs to one thread of control; it does not follow tasks or threads.
+    """Seconds spent in each phase, at most the wall clock in total.
+
+    A phase inside another pauses it. A timer belongs to one thread; it does not follow tasks or threads.
 
     >>> timer = PhaseTimer()
     >>> with timer.phase("sampling"):
