@@ -51,7 +51,7 @@ SBATCH = {
 
 
 @dataclass
-class Translation:
+class TranslatedCommand:
     """Settings of covey by name, and notes on the rest."""
 
     words: dict[str, str] = field(default_factory=dict)
@@ -80,7 +80,7 @@ def _read_named(path: Path) -> list[str]:
     return [path.name, *read_file(path)] if path.suffix in READERS else read_file(path)
 
 
-def as_lines(found: Translation) -> list[str]:
+def as_lines(found: TranslatedCommand) -> list[str]:
     """Lay out the command, a setting a line, with notes as comments."""
     command = [" ".join(("covey train", *found.flags)), *(f"  {shlex.quote(word)}" for word in found.words.values())]
     return [" \\\n".join(command), *(f"# {note}" for note in (*found.notes, *missing_settings(found.words)))]
@@ -100,9 +100,9 @@ def missing_settings(words: Mapping[str, str]) -> list[str]:
     return [f"still to be named: {'; '.join(missing)}"] if missing else []
 
 
-def translate(tokens: Sequence[str]) -> Translation:
+def translate(tokens: Sequence[str]) -> TranslatedCommand:
     """Translate a command. ValueError for contradictory fields of TRL."""
-    found = Translation()
+    found = TranslatedCommand()
     tokens = list(_open_files(tokens, found))
     _refuse_other_trainers(tokens)
     given = dict(pairs_of(tokens))
@@ -138,7 +138,7 @@ def _of_document(script: str) -> str | None:
     return system("words").maps["scripts"].get(Path(script).name)
 
 
-def _open_files(tokens: Sequence[str], found: Translation) -> Iterator[str]:
+def _open_files(tokens: Sequence[str], found: TranslatedCommand) -> Iterator[str]:
     """Yield the words of a command, scripts and files expanded."""
     rest = list(unfold(tokens))
     while rest:
@@ -163,7 +163,7 @@ def _open_files(tokens: Sequence[str], found: Translation) -> Iterator[str]:
 
 
 def _translate_system(
-    one: System, tokens: Sequence[str], given: Mapping[str, str], known: set[str], found: Translation
+    one: System, tokens: Sequence[str], given: Mapping[str, str], known: set[str], found: TranslatedCommand
 ) -> None:
     """Translate a command of a system, its defaults included."""
     program = foreign.program_of(one, tokens)
@@ -192,7 +192,7 @@ def _translate_system(
     found.notes.append(f"defaults of {one.name.replace('_', '-')} not carried over: {'; '.join(one.not_carried)}")
 
 
-def _add(answered: foreign.Answered, found: Translation) -> None:
+def _add(answered: foreign.Answered, found: TranslatedCommand) -> None:
     """Add the settings of an answer; of defaults only those that differ."""
     words, note = answered.answer.words, answered.answer.note
     if not answered.typed and "recipe" not in found.words:
@@ -215,7 +215,7 @@ def _is_default(word: str) -> bool:
     return name in defaults and bool(defaults[name] == value)
 
 
-def _interpolate(given: Mapping[str, str], defaults: Mapping[str, str], found: Translation) -> dict[str, str]:
+def _interpolate(given: Mapping[str, str], defaults: Mapping[str, str], found: TranslatedCommand) -> dict[str, str]:
     """Fill in ${...} of settings, and note variables of the shell."""
     filled: dict[str, str] = {}
     for name, value in given.items():
@@ -271,7 +271,7 @@ def _rewards(names: str) -> str:
     return ",".join(system("trl").maps["rewards"].get(name) or ":".join(name.rsplit(".", 1)) for name in split)
 
 
-def _translate_words(given: Mapping[str, str], known: set[str], found: Translation) -> None:
+def _translate_words(given: Mapping[str, str], known: set[str], found: TranslatedCommand) -> None:
     """Translate settings of no particular system, or note why not."""
     done: set[str] = set()
     for name, value in _interpolate(given, {}, found).items():
@@ -292,7 +292,7 @@ def _answer(name: str, value: str, given: Mapping[str, str]) -> foreign.Answered
     return foreign.answer(name, value, given)
 
 
-def _name_elsewhere(name: str, value: str, known: set[str], found: Translation) -> None:
+def _name_elsewhere(name: str, value: str, known: set[str], found: TranslatedCommand) -> None:
     names = named_elsewhere(name, known)
     if len(names) == 1:
         found.add(names[0] if "=" in names[0] else with_whole_numbers(f"{names[0]}={value}"))
@@ -302,7 +302,7 @@ def _name_elsewhere(name: str, value: str, known: set[str], found: Translation) 
         found.notes.append(f"{name}={value}: {said}")
 
 
-def _translate_trl(given: Mapping[str, str], processes: int, found: Translation) -> None:
+def _translate_trl(given: Mapping[str, str], processes: int, found: TranslatedCommand) -> None:
     """Translate fields of GRPOConfig that differ from covey's defaults."""
     silence_bitsandbytes()
     from covey_trl.config import changed_fields, default_of
