@@ -311,7 +311,7 @@ def test_a_step_trains_all_groups_that_were_trained_early() -> None:
     early = of(in_turns(1.0, 0.0))
     ahead = Ahead(trained={id(early): Trained(early, [0.5], None)})
     ahead.check([early], [[0.5]])
-    with pytest.raises(ValueError, match="must train all groups that streaming=true has begun with, got 1 less"):
+    with pytest.raises(ValueError, match="must train all groups that streaming=true has begun with, got 1 fewer"):
         ahead.check([], [])
 
 

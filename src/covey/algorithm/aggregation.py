@@ -48,7 +48,7 @@ class Reduction:
     count_empty: bool = False
     """Sequence means divide by all rows, not only by those with loss tokens."""
     custom: Callable[[Tensor, "Denominators"], Tensor] | None = None
-    """A user function that replaces AGGREGATIONS."""
+    """A custom function, in place of an entry of AGGREGATIONS."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +67,9 @@ def count_totals(mask_NT: Tensor) -> Totals:
 
 
 def aggregate(values_NT: Tensor, mask_NT: Tensor, totals: Totals, reduction: Reduction) -> Tensor:
-    """Return this micro-batch's share of the loss, a scalar with gradient.
+    """Return this micro-batch's share of the loss, a scalar.
 
+    It is attached to the graph even without valid tokens.
     ValueError where a *_norm mode has no norm_length. A per-sequence loss stands at each of its tokens, so that
     `seq_mean` is its mean over sequences and `seq_sum` its sum.
     """
@@ -80,7 +81,7 @@ def aggregate(values_NT: Tensor, mask_NT: Tensor, totals: Totals, reduction: Red
 
 
 def divisor(reduction: Reduction) -> str:
-    """Return the field of `Totals` that an aggregation divides by.
+    """Return the name of the `Totals` field that an aggregation divides by.
 
     "" for none, the mode for a custom one.
     """
@@ -115,7 +116,7 @@ def seq_sum_token_mean(counts_N: Tensor, denominators: Denominators) -> Tensor:
 
 
 def seq_mean_token_sum(counts_N: Tensor, denominators: Denominators) -> Tensor:
-    """Return the mean over sequences of their token sums."""
+    """Return the mean over sequences of their token sums (REINFORCE by sequence)."""
     return torch.ones_like(counts_N) / denominators.sequences
 
 
@@ -130,7 +131,7 @@ def token_sum(counts_N: Tensor, denominators: Denominators) -> Tensor:
 
 
 def token_sum_norm(counts_N: Tensor, denominators: Denominators) -> Tensor:
-    """Return the sum over a constant length; it grows with the sequences."""
+    """Divide the sum by a constant length; more sequences make it larger."""
     return torch.ones_like(counts_N) / denominators.length
 
 

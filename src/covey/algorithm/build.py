@@ -108,7 +108,7 @@ def _keywords(function: Callable[..., Any]) -> list[inspect.Parameter]:
 
 
 def _correction_weights(algorithm: AlgorithmConfig) -> WeightOptions | None:
-    """Build the importance weights between the sampler and the old policy."""
+    """Build the options of importance weights between sampler and old policy."""
     if algorithm.correction == "none":
         return None
     if algorithm.ratio_denominator == "behaviour":
@@ -163,7 +163,7 @@ def _own(role: custom.FunctionRole, name: str) -> Callable[..., Any] | None:
 
 
 def one_of_or_custom(setting: str, name: str, table: Mapping[str, Callable[..., Any]]) -> str:
-    """Return `name` if it is in `table` or a custom function, else raise."""
+    """Return `name` if in `table` or a custom function, else ValueError."""
     if ":" not in name:
         return one_of(setting, name, (*table, "module:function"))
     resolve(name, table)

@@ -78,7 +78,7 @@ def kl_controller(algorithm: AlgorithmConfig) -> KLController:
 def update_kl_controller(state: KLController, kl: float, num_completions: int) -> KLController:
     """Return the state after a batch's KL, summed over all ranks.
 
-    A KL that is not finite leaves the coefficient as it is.
+    Call it once per batch. A KL that is not finite leaves the coefficient as it is.
     """
     if not math.isfinite(kl):
         return state
@@ -98,7 +98,7 @@ def proportional(state: KLController, kl: float, num_completions: int) -> float:
 
 
 def doubling(state: KLController, kl: float, num_completions: int) -> float:
-    """Double the coefficient above the band, halve it below (arXiv 1707.06347)."""
+    """Double the coefficient above the band, halve it below (PPO, arXiv 1707.06347)."""
     assert state.target is not None
     if kl > state.band * state.target:
         return state.coef * state.factor
@@ -126,14 +126,14 @@ class EntropyControl:
 
 
 def entropy_control(algorithm: AlgorithmConfig) -> EntropyControl:
-    """Build the control of the entropy bonus, inactive until observed."""
+    """Build the entropy bonus's control; an adaptive one starts inactive."""
     return EntropyControl(algorithm.entropy_coef, active=algorithm.target_entropy is None)
 
 
 def update_entropy_control(
     control: EntropyControl, *, entropy: float, target: float, step: float = 0.005, low: float = 0.0, high: float = 1.0
 ) -> EntropyControl:
-    """Raise the coefficient at low entropy (nats, token mean), else lower it."""
+    """Step up while entropy (nats, token mean) <= target, else down, bounded."""
     active = entropy <= target
     coef = control.coef + (step if active else -step)
     return EntropyControl(min(max(coef, low), high), active)
@@ -150,7 +150,7 @@ class MismatchWatch:
     _is_alarmed: bool = False
 
     def look(self, found: float) -> None:
-        """Warn once of a gap of sampler and trainer, or stop beyond the limit."""
+        """Warn once of a gap between sampler and trainer; stop beyond `limit`."""
         said = f"log-probs of sampler and trainer differ by {found:.3g} nats per token"
         why = MOVED_ON if self.is_stale else NOT_TRAINED
         if self.limit is not None and found > self.limit:

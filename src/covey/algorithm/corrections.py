@@ -59,7 +59,7 @@ def importance_weights(old_NT: Tensor, sampler_NT: Tensor, mask_NT: Tensor, opti
 
 
 def mean_weight(weights_NT: Tensor, mask_NT: Tensor, level: str) -> Tensor:
-    """Return the divisor of self-normalisation, 1 for no tokens.
+    """Return the divisor of self-normalisation, 1 without tokens.
 
     It is the mean over valid tokens, or over non-empty sequences.
     """
@@ -112,6 +112,7 @@ def _parse_criterion(name: str, bound: str) -> Criterion:
         numbers = [float(part) for part in bound.split("_")]
     except ValueError:
         numbers = []
+    # k1 has two bounds, ratios compared as logarithms; the others are at least 0 and have one
     if estimator == "k1" and len(numbers) == 2 and 0 < numbers[0] <= numbers[1]:
         low, high = torch.tensor(numbers, dtype=torch.float64).log().tolist()
         return Criterion(scope, estimator, low, high)
@@ -139,7 +140,7 @@ def rejection_keep(
 def off_policy_keep(
     advantages_NT: Tensor, log_probs_NT: Tensor, sampler_NT: Tensor, mask_NT: Tensor, delta: float
 ) -> Tensor:
-    """Drop sequences of negative advantage far from the sampler, bool (N,).
+    """Return False for sequences of negative advantage far from the sampler, (N,).
 
     Far: the mean log(pi_sampler / pi) exceeds delta.
 
@@ -152,7 +153,7 @@ def off_policy_keep(
 def m2po_keep(old_NT: Tensor, sampler_NT: Tensor, mask_NT: Tensor, threshold: float) -> Tensor:
     """Drop tokens of largest u^2 until its mean is below the threshold.
 
-    bool (N, T); at least one token stays (M2PO, arXiv 2510.01161).
+    bool (N, T), over the whole batch; at least one token stays (M2PO, arXiv 2510.01161).
     """
     squared_L = select(old_NT.detach() - sampler_NT.detach(), mask_NT)[mask_NT].square()
     ordered, order = squared_L.sort(stable=True)

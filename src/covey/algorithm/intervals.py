@@ -13,7 +13,7 @@ SHARE = (0.0, 1.0)
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A measured value with its confidence interval, NaN if unknown."""
+    """A measured value with its confidence interval, whose ends may be NaN."""
 
     value: float
     low: float
@@ -27,7 +27,7 @@ UNKNOWN = Estimate(math.nan, math.nan, math.nan)
 def wilson(successes: float, trials: float, confidence: float) -> Estimate:
     """Return Wilson's score interval of a proportion (JASA 22:209, 1927).
 
-    `trials` may be fractional. NaN for 0 trials.
+    It holds near 0 and 1. `trials` may be fractional. NaN for 0 trials.
     """
     if trials == 0:
         return UNKNOWN
@@ -41,7 +41,7 @@ def wilson(successes: float, trials: float, confidence: float) -> Estimate:
 def student(confidence: float, freedom: float) -> float:
     """Return the two-sided quantile of Student's t, to 1 in 1,000.
 
-    (Abramowitz and Stegun 26.7.5; exact for 1 and 2.) Fractions of a degree of freedom are dropped below 3.
+    By Abramowitz and Stegun 26.7.5; exact for 1 and 2. Fractions of a degree of freedom are dropped below 3.
     """
     if freedom < 3:
         return math.tan(math.pi * confidence / 2) if freedom < 2 else confidence * math.sqrt(2 / (1 - confidence**2))
@@ -76,7 +76,7 @@ def mean_interval(values: Sequence[float], confidence: float, bounds: tuple[floa
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
-    """Return the unbiased probability that one of k attempts is correct (arXiv 2107.03374).
+    """Estimate the probability that one of k attempts is correct (arXiv 2107.03374).
 
     It is unbiased, from c correct of n.
 
@@ -91,7 +91,7 @@ def pass_at_k(n: int, c: int, k: int) -> float:
 
 
 def pass_of_each(num_scored: Iterable[int], num_right: Iterable[int], k: int) -> list[float]:
-    """Return each prompt's pass@k, NaN where fewer were scored."""
+    """Return each prompt's pass@k, NaN where fewer than k were scored."""
     counts = zip(num_scored, num_right, strict=True)
     return [pass_at_k(n, c, k) if n >= k else math.nan for n, c in counts]
 

@@ -30,13 +30,13 @@ class KLOptions:
     clamp_value: float | None = None
     """The estimate is clamped to +- this; gradient 0 beyond."""
     custom: Callable[[Tensor, float | None], Tensor] | None = None
-    """A user function that replaces ESTIMATORS."""
+    """A custom function, in place of an entry of ESTIMATORS."""
 
 
 def kl_penalty(
     log_probs_NT: Tensor, base_NT: Tensor, mask_NT: Tensor, options: KLOptions, old_log_probs_NT: Tensor | None = None
 ) -> Tensor:
-    """Return the KL to a base policy per token, (N, T), nats.
+    """Return the KL to `base_NT`, nats, (N, T), 0 outside the mask.
 
     In a loss use gradient `straight_through_k2`: a k1 loss has expected gradient 0, a k3 loss that of the forward KL
     (arXiv 2510.01555). `is_weighted` multiplies by pi / pi_old, needs `old_log_probs_NT`, and is unbiased in value
@@ -66,7 +66,10 @@ def k2(q_NT: Tensor, clamp: float | None) -> Tensor:
 
 
 def k3(q_NT: Tensor, clamp: float | None) -> Tensor:
-    """Return exp(-q) - 1 + q: unbiased under samples of pi, never negative."""
+    """Return exp(-q) - 1 + q, never negative.
+
+    It is unbiased for KL(pi || base) under samples of pi.
+    """
     clamped_NT = clamp_symmetric(q_NT, clamp)
     return torch.expm1(-clamped_NT) + clamped_NT
 
@@ -92,7 +95,7 @@ def naive(value_NT: Tensor, q_NT: Tensor) -> Tensor:
 
 
 def straight_through_k2(value_NT: Tensor, q_NT: Tensor) -> Tensor:
-    """Return the estimator's value, with the gradient of k2."""
+    """Return the estimator's value, with k2's gradient, that of KL(pi || base)."""
     k2_NT = q_NT.square() / 2
     return value_NT.detach() + (k2_NT - k2_NT.detach())
 

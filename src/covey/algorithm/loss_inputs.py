@@ -25,7 +25,7 @@ class RatioOptions:
 
 
 def select(values_NT: Tensor, mask_NT: Tensor) -> Tensor:
-    """Return `values_NT` with 0 outside the mask, without NaN's gradient."""
+    """Set values to 0 outside the mask; NaN there has no gradient."""
     return torch.where(mask_NT, values_NT, 0.0)
 
 
@@ -108,7 +108,7 @@ class LossInputs:
 
     @property
     def sequence_log_ratio(self) -> Tensor:
-        """Return the completion's log-ratio, at any level."""
+        """Return the log-ratio summed over the completion, at any level."""
         return self._log_ratio(RatioOptions("sequence", self.ratio_options.clamp))
 
     @property

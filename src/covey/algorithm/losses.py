@@ -34,7 +34,7 @@ def clip(
     PPO, arXiv 1707.06347. With eps_high > eps_low: DAPO.
 
     `dual_clip` c bounds the loss of negative advantages by -c A (arXiv 1912.09729); `two_sided_delta` caps the
-    unclipped ratio (INTELLECT-2, arXiv 2505.07291), which is equal where it exceeds 1 + eps_high.
+    unclipped ratio (INTELLECT-2, arXiv 2505.07291), the same as `dual_clip` where it exceeds 1 + eps_high.
     """
     ratio_NT, advantages_NT = inputs.ratio, inputs.advantages_NT
     unclipped_NT = ratio_NT if two_sided_delta is None else ratio_NT.clamp(max=two_sided_delta)
@@ -169,7 +169,7 @@ def clip_events(
     dual_clip: float | None = None,
     two_sided_delta: float | None = None,
 ) -> Events:
-    """Return tokens beyond a bound (gradient 0), and dual clips."""
+    """Return tokens clipped in their advantage's direction (gradient 0), and dual clips."""
     ratio_NT, advantages_NT = inputs.ratio.detach(), inputs.advantages_NT
     low_NT = (ratio_NT < 1 - eps_low) & (advantages_NT < 0)
     high_NT = (ratio_NT > 1 + eps_high) & (advantages_NT > 0)
@@ -187,7 +187,7 @@ def gmpo_events(inputs: LossInputs, *, eps_low: float = 0.4, eps_high: float = 0
 
 
 def cispo_events(inputs: LossInputs, *, ratio_min: float = 0.0, ratio_max: float = 5.0) -> Events:
-    """Return the tokens with a clamped weight."""
+    """Return the tokens with a clamped weight, of any advantage."""
     ratio_NT = inputs.ratio.detach()
     low_NT, high_NT = (ratio_NT < ratio_min) & inputs.mask_NT, (ratio_NT > ratio_max) & inputs.mask_NT
     return {"clip_low": low_NT, "clip_high": high_NT, "clip_fraction": low_NT | high_NT}
@@ -254,7 +254,7 @@ def _kept_ratio(inputs: LossInputs, keep_NT: Tensor, adv_tau: float) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A loss with its properties, the single entry of a new one."""
+    """A loss with all its properties, an entry of LOSSES."""
 
     function: Callable[..., Tensor]
     """`function(inputs, *, options) -> (N, T)`."""

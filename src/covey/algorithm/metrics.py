@@ -50,7 +50,7 @@ def value(average: Average) -> float | None:
 
 
 def merge(parts: Iterable[Mapping[str, Average]]) -> dict[str, Average]:
-    """Sum the averages of micro-batches or ranks."""
+    """Merge averages of micro-batches or ranks, summing numerators and denominators."""
     merged: dict[str, Average] = {}
     for part in parts:
         for name, average in part.items():
@@ -166,7 +166,7 @@ def mismatch_sums(old_NT: Tensor, sampler_NT: Tensor, mask_NT: Tensor) -> Sums:
 
 
 def weight_sums(log_probs_NT: Tensor, sampler_NT: Tensor, mask_NT: Tensor) -> Sums:
-    """Return the current weights of the sampler's tokens, and their squares."""
+    """Return importance weights of the sampler's tokens, and their squares."""
     delta_NT = select(log_probs_NT.detach() - sampler_NT, mask_NT).clamp(-LOG_RATIO_CLAMP, LOG_RATIO_CLAMP)
     return {WEIGHT: mean_over(delta_NT.exp(), mask_NT), SQUARE: mean_over((2 * delta_NT).exp(), mask_NT)}
 
@@ -194,7 +194,7 @@ def largest(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
 
 
 def summarise(sums: Mapping[str, tuple[Tensor, Tensor]]) -> dict[str, float]:
-    """Return the numbers to log from complete sums, if they have tokens.
+    """Return the numbers to log from complete sums, leaving out empty ones.
 
     `ess_fraction` is the effective sample size of the sampler's tokens over their number (Kong, 1992), weighed by the
     policy as it is in each update: 1 on-policy.
@@ -218,6 +218,7 @@ class Update(NamedTuple):
 def over_updates(updates: Sequence[Update]) -> dict[str, float]:
     """Combine a batch's updates: means, largest maximum, number skipped.
 
+    Means are over tokens, those of losses over updates.
     With several updates `first_update/NAME` and `last_update/NAME` tell how far they went.
     """
     found = [update.metrics for update in updates]

@@ -155,7 +155,10 @@ class Objective:
 
     @property
     def divisors(self) -> frozenset[str]:
-        """Return the divisors of the loss terms; a single one may come last."""
+        """Return the divisors of the loss terms (`aggregation.divisor`).
+
+        With a single one, gradients may be accumulated before the counts are known.
+        """
         penalised = (self.kl.active and self.kl.in_loss) or self.kl.sampler_coef != 0
         of_others = ([self.kl.reduction] if penalised else []) + ([self.entropy_bonus] if self.entropy_bonus else [])
         return frozenset(map(divisor, (self.reduction, *of_others)))
@@ -180,6 +183,7 @@ class Objective:
     def batch_statistics(self, inputs: ObjectiveInputs, seed: int) -> BatchStatistics:
         """Apply the rules over the whole batch, rows in order, values detached.
 
+        `inputs` holds the rows of all micro-batches and ranks.
         `seed` decides draws (clip_cov); pass another one at every step.
         """
         inputs = apply_mask(inputs)
@@ -318,6 +322,7 @@ class Objective:
 def evaluate_loss(loss: Callable[[LossInputs], Any], inputs: LossInputs) -> tuple[Tensor, custom.Metrics]:
     """Return each token's loss, and a custom loss's metrics by name.
 
+    Both are tensors (N, T).
     ValueError where a custom one returns anything but a number for each token, or one without the gradient of the
     log-probs where those have one.
     """

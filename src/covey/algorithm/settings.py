@@ -344,6 +344,9 @@ class AlgorithmConfig(Section):
         return self.reference_refresh_every is not None or self.reference_refresh_on_best
 
     def leaves_out(self, rollout: "Rollout") -> bool:
-        """Return True for a rollout that settings leave out (arXiv 2509.02479)."""
+        """Return True for a rollout that settings take out of the loss.
+
+        It was cut by the token limit (DAPO, arXiv 2503.14476) or has a void turn (SimpleTIR, arXiv 2509.02479).
+        """
         is_cut = self.mask_truncated and rollout.finish_reason == "length"
         return is_cut or (self.drop_void_turns and any(turn.is_void for turn in rollout.turns))

@@ -56,7 +56,10 @@ class _LogSoftmax(torch.autograd.Function):
 
 
 def _total(values: Tensor) -> Tensor:
-    """Return each row's sum (..., 1), with the same bits for any batch or threads."""
+    """Sum each row in blocks, (..., 1).
+
+    So the bits are the same beside any rows and on any number of threads.
+    """
     whole = values.shape[-1] // BLOCK * BLOCK
     rest = values[..., whole:].sum(dim=-1, keepdim=True)
     if not whole:

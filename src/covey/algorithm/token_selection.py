@@ -23,7 +23,7 @@ def select_clip_cov(
 ) -> Tensor:
     """Draw the tokens that clip_cov leaves out, by covariance and seed.
 
-    Those already clipped are no candidates.
+    Candidates have a covariance in (cov_low, cov_high) and are not clipped already.
 
     bool (N, T); max(1, floor(cov_ratio * tokens)) of them, or all candidates if fewer (arXiv 2505.22617).
     """

@@ -118,7 +118,7 @@ def build_rollout(branches: Sequence[Sequence[Segment]], reward: Reward, text: s
 
 
 def _spans(completions: Sequence[Completion]) -> tuple[Span, ...]:
-    """Return the token versions of all turns, empty for a single one."""
+    """Return the token versions of all turns, empty for a single version."""
     if not any(completion.spans for completion in completions) and len({c.policy_version for c in completions}) <= 1:
         return ()
     spans: list[Span] = []

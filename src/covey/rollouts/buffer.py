@@ -1,4 +1,4 @@
-"""Groups between admission and training, with bounded staleness and no loss.
+"""Groups between admission and training: bounded staleness, none lost or trained twice.
 
 Staleness of a group is the number of versions published between the weights its oldest token was sampled on and those
 that the step which trains it starts from. It is bounded by admission, not by dropping: a prompt is admitted only while
@@ -32,7 +32,7 @@ class Ticket:
     least_version: int
     """Optimiser steps behind the oldest weights it may start on."""
     attempt: int = 0
-    """Earlier attempts, lost with their sampler."""
+    """Number of earlier attempts, which were lost with their sampler."""
 
     def next_attempt(self) -> "Ticket":
         """Return the ticket of a new attempt; results of this one are refused."""
@@ -41,7 +41,7 @@ class Ticket:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """The bound of sampling ahead of training."""
+    """The bound on how far sampling may run ahead of training."""
 
     groups_per_step: int
     max_staleness: int
@@ -57,13 +57,13 @@ class Bound:
         return max(0, step // self.publish_every - self.max_staleness) * self.publish_every
 
     def age(self, version: int, step: int) -> int:
-        """Return the versions published between `version` and a step's."""
+        """Count the versions published between `version` and the step's own."""
         return step // self.publish_every - version // self.publish_every
 
 
 @dataclass
 class GroupBuffer:
-    """Tickets and groups in the order of admission.
+    """Tickets and groups in order, and the one rule of admission.
 
     A step is filled in rounds: the first takes `groups_per_step` groups, each later one as many as the filter refused.
     """
@@ -103,11 +103,11 @@ class GroupBuffer:
         return self._round_left + steps_after_this * self.bound.groups_per_step - len(self._pending)
 
     def next_step(self) -> int:
-        """Return the latest step that will train the next admitted prompt."""
+        """Return the step that trains the next admitted prompt at the latest."""
         return self._step_of(len(self._pending))
 
     def _step_of(self, place: int) -> int:
-        """Return the latest step that will train this pending place."""
+        """Return the step that trains this pending place at the latest."""
         ahead = place - self._round_left
         return self.step if ahead < 0 else self.step + 1 + ahead // self.bound.groups_per_step
 
@@ -137,7 +137,7 @@ class GroupBuffer:
 
     def give_up(self, ticket: Ticket) -> Ticket:
         """Return a ticket for sampling again; the old one's results are refused."""
-        assert self._pending[ticket.number] == ticket, f"ticket {ticket.number} is not under way"
+        assert self._pending[ticket.number] == ticket, f"ticket {ticket.number} is not pending"
         self._pending[ticket.number] = ticket.next_attempt()
         return self._pending[ticket.number]
 
@@ -154,7 +154,7 @@ class GroupBuffer:
         return len(first) == n and all(number in self.finished for number in first)
 
     def complete(self, n: int) -> list[tuple[Ticket, Group]]:
-        """Return the finished ones of the first n pending tickets."""
+        """Return the finished of the first n pending tickets, without taking them."""
         first = list(self._pending.values())[:n]
         return [(ticket, self.finished[ticket.number]) for ticket in first if ticket.number in self.finished]
 
@@ -199,7 +199,7 @@ class GroupBuffer:
         self._round_left = self.bound.groups_per_step
 
     def publish(self, version: int) -> None:
-        """Mark `version` as live."""
+        """Mark weights with `version` optimiser steps behind them as live."""
         assert version >= self.live, f"version {version} published after version {self.live}"
         self.live = version
 
@@ -208,7 +208,7 @@ class GroupBuffer:
     ) -> None:
         """Restore the state between two steps, possibly under another bound.
 
-        What is not finished, or would be too old for the step that trains it, is to be sampled anew (`release`).
+        What is not finished, or would be too old for the step that trains it, is to be sampled again (`release`).
         """
         self.step, self.live, (self.admitted, self.trained, self.dropped) = step, 0, counts
         self._pending = {ticket.number: ticket for ticket in pending}

@@ -33,7 +33,7 @@ class Window:
     decay: float = 0.5
     """How much an earlier rate still counts when there is a new one."""
     explore: float = 0.25
-    """Share of draws in plain order, for any success rate."""
+    """Share of draws in plain order, at any success rate."""
 
     def distance(self, success: float) -> float:
         """Return the distance outside of it, 0 inside."""
@@ -98,7 +98,7 @@ class SuccessRateCurriculum:
             self._successes.append(outcome.success)
 
     def take_metrics(self) -> dict[str, float]:
-        """Return recent success, the share of measured buckets, and of those inside."""
+        """Return recent success, and shares of buckets measured and, of these, inside."""
         rates = [bucket.success for bucket in self._buckets.values() if bucket.success is not None]
         inside = [self._window.distance(rate) == 0 for rate in rates]
         metrics = {"explored": len(inside) / len(self._members)}
@@ -159,7 +159,7 @@ class Promotion:
     promote_at: float
     """Mean success from which on it does."""
     num_groups: int
-    """Last groups of the present level that the mean covers."""
+    """Number of last groups of the present level that the mean covers."""
     demote_below: float | None = None
     """Mean success below which the previous level returns; None: never."""
     earlier_share: float = 0.0

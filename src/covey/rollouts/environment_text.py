@@ -1,4 +1,4 @@
-"""Encode the environment's text without forging marks of the chat template.
+"""Encode the environment's text so that it forges no template marks.
 
 A role is a mark: a special token, or an added token in brackets such as <tool_response>. The template alone may write
 them. So the rendered text is divided into what the template wrote and what depends on the environment's words, and a
@@ -87,7 +87,7 @@ def _encode(
 
 
 def _is_foreign(tokenizer: PreTrainedTokenizerBase, rendered: Rendered, mark: int, start: int, stop: int) -> bool:
-    """Return True if foreign text takes part in a mark."""
+    """Return True if text that may not write this mark takes part."""
     special, all_marks = marks(tokenizer, len(tokenizer))
     first = bisect_right(rendered.foreign, start, key=lambda part: part.end)
     touched = itertools.takewhile(lambda part: part.start < stop, rendered.foreign[first:])
@@ -186,7 +186,7 @@ def _check_heard(messages: Sequence[Message], places: Sequence[str], bare: str) 
 def _as_written(
     render: Render, messages: Sequence[Message], places: Sequence[str], index: int, bare: str
 ) -> str | None:
-    """Return the rendering of one string, None if it is changed further."""
+    """Return the rendering of one string, None if more changes with it."""
     words = _words(messages)
     alone = render(_replace_texts(messages, [*places[:index], words[index], *places[index + 1 :]]))
     around = bare.split(places[index])
@@ -222,6 +222,7 @@ def place_in(said: object) -> str:
 def _places(messages: Sequence[Message], keeps_sampled: bool, end: str) -> tuple[str, ...]:
     """Return a placeholder per string, keeping its outer tags.
 
+    Templates look at such tags (Qwen3: <tool_response>).
     Some trim the text before, so that its last tag may stand before a line break (`end`), and some drop all that the
     policy said before </think>, with which a place that ended so would be gone (unless `keeps_sampled`).
     """
@@ -236,7 +237,7 @@ def _places(messages: Sequence[Message], keeps_sampled: bool, end: str) -> tuple
 
 
 def _are_sampled(messages: Sequence[Message]) -> list[bool]:
-    """Return for every string whether the policy wrote it."""
+    """Return True for each string that the policy wrote."""
     return [message["role"] == "assistant" for message in messages for _ in _words([message])]
 
 
@@ -267,7 +268,7 @@ def _replace_texts(messages: Sequence[Message], texts: Sequence[str]) -> list[di
 
 
 def _map_texts(value: Any, change: Callable[[str], str], key: str = "") -> Any:
-    """Change every string in nested values, without roles, kinds and names."""
+    """Change every string in nested values, except roles, kinds and plain names."""
     if isinstance(value, str):
         stays = key in ("role", "type") or (key in ("id", "tool_call_id") and re.fullmatch(r"[\w-]*", value))
         return value if stays or not value.strip() else change(value)

@@ -1,7 +1,7 @@
 """Play the episodes of a group as independent coroutines.
 
 Every sampled token is kept as it was sampled and is never tokenised again. `history=append` puts what the environment
-says after it; `history=template` renders the conversation anew, and where that does not begin with the tokens so far a
+says after it; `history=template` renders it all again, and where that does not begin with the tokens so far a
 branch begins.
 """
 
@@ -49,7 +49,7 @@ class Opening:
 
     @property
     def added(self) -> tuple[Message, ...]:
-        """Return the messages before the first turn, in addition to the prompt."""
+        """Return the messages before the first turn, beside or replacing the prompt."""
         return self.first.conversation or as_messages(self.first.messages)
 
     def sampling(self, sampling: Sampling) -> Sampling:
@@ -119,7 +119,10 @@ def _begun_by_tokens(sampler: Sampler, prompt: Prompt, said: Observation, ids: t
 def _open(
     sampler: Sampler, limits: EpisodeLimits, openings: Sequence[Opening], sampling: Sampling
 ) -> list[Session | None]:
-    """Open a session per attempt, sharing equal prompts; None if impossible."""
+    """Open a session per attempt, sharing the encoding of equal prompts.
+
+    None where the prompt leaves no room, or the environment broke.
+    """
     begun = {(opening.ids, opening.sampling(sampling)) for opening in openings if opening.failure is None}
     if len(begun) == 1:
         ((ids, shared),) = begun
@@ -279,7 +282,7 @@ class _Player:
             attempt.stop_reason = "max_turns"
 
     async def _next(self, said: Observation) -> Completion | Failure | None:
-        """Sample the next turn, None without room."""
+        """Sample the next turn; None, with the reason noted, without room."""
         attempt = self._attempt
         turn = len(attempt.turns) + 1
         seed = turn_seed(self._sampling.seed, self._sample_index, turn)
@@ -308,7 +311,7 @@ class _Player:
         return completion
 
     def _in_words(self, said: Observation, new: tuple[int, ...], is_branch: bool) -> Observation:
-        """Return a program's tokens as text for the record."""
+        """Add a program's tokens as the user's text, for the record."""
         words = as_messages(decode_tokens(self._sampler.tokenizer, new))
         return replace(said, conversation=words) if is_branch else replace(said, messages=words)
 
@@ -325,7 +328,7 @@ class _Player:
         self._base, self._since = said.conversation, len(messages)
 
     def _encoded(self, said: Observation) -> tuple[tuple[int, ...], bool]:
-        """Return the next tokens, and whether they begin a branch."""
+        """Return the next tokens, and True for a rewritten history's."""
         attempt, tokenizer = self._attempt, self._sampler.tokenizer
         is_text = isinstance(self._prompt.text, str)
         is_whole = said.conversation is not None or said.token_ids is not None

@@ -1,4 +1,4 @@
-"""The buffer as plain containers for checkpoints."""
+"""The buffer as plain containers for checkpoints: groups whole, prompts by id."""
 
 import logging
 from collections.abc import Mapping
@@ -27,7 +27,10 @@ def buffer_state(buffer: GroupBuffer) -> dict[str, Any]:
 
 
 def load_buffer(buffer: GroupBuffer, state: Mapping[str, Any], local: LocalSource) -> None:
-    """Restore a buffer under `local`'s settings. ValueError for unknown prompts."""
+    """Restore a buffer under `local`'s settings. ValueError for unknown prompts.
+
+    Groups of another sampling or group_size are sampled again.
+    """
     prompts = {prompt.id: prompt for prompt in local.stream.prompts}
     saved = [_ticket(one, prompts) for one in state["pending"]]
     steps = [state["step"] + place // buffer.bound.groups_per_step for place in range(len(saved))]
@@ -35,13 +38,13 @@ def load_buffer(buffer: GroupBuffer, state: Mapping[str, Any], local: LocalSourc
     kept = {now.number: now.prompt for then, now in zip(saved, tickets, strict=True) if then == now}
     if len(kept) < len(saved):
         renewed = len(saved) - len(kept)
-        LOGGER.info("%d groups that were under way are sampled by the changed sampling or group_size", renewed)
+        LOGGER.info("%d groups of the checkpoint are sampled again, by the changed sampling or group_size", renewed)
     finished = {number: _group(one, kept[number]) for number, one in state["finished"].items() if number in kept}
     buffer.restore(state["step"], tuple(state["counts"]), tickets, finished)
 
 
 def _renew(ticket: Ticket, local: LocalSource, step: int) -> Ticket:
-    """Return the ticket unless the sampling has changed."""
+    """Return the ticket with the run's sampling, equal if that is unchanged."""
     is_known = ticket.group_size in group_sizes(local.group_size, local.later_sizes)
     size = ticket.group_size if is_known else local.size_at(step)
     return replace(ticket, sampling=replace(local.sampling, seed=ticket.sampling.seed), group_size=size)

@@ -59,6 +59,7 @@ def shared_out(
 ) -> dict[str, list[Any]]:
     """Encode the assignment of a step's groups to ranks.
 
+    `threads` holds the number of threads of each rank.
     `ranks` holds who trained each group, in order, by a number; `early` those that were trained ahead, part by part.
     """
     places = {number: place for place, number in enumerate(ranks)}

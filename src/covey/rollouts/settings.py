@@ -31,7 +31,7 @@ class CurriculumConfig(Section):
     promote_at: float = setting(0.8, gt=0, le=1, needs=OF_DIFFICULTY)
     """Mean success at which name=difficulty takes the next level."""
     promotion_groups: int = setting(64, ge=1, needs=OF_DIFFICULTY)
-    """Last groups of the present level that the mean covers."""
+    """Number of last groups of the present level that the mean covers."""
     demote_below: float | None = setting(None, needs=OF_DIFFICULTY)
     """Mean success below which it goes back to the level before; null never does."""
     earlier_share: float = setting(0.2, ge=0, lt=1, needs=OF_DIFFICULTY)

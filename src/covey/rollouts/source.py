@@ -68,7 +68,7 @@ class GroupSource(Protocol):
         ...
 
     def run(self, prompts: Sequence[Prompt], group_size: int, sampling: Sampling) -> list[Group]:
-        """Return one group per prompt for evaluation, outside of the stream.
+        """Return a group per prompt, in order, for evaluation outside the stream.
 
         Ranks share the work, and each gets all groups.
         """
@@ -79,11 +79,11 @@ class GroupSource(Protocol):
         ...
 
     def epochs(self) -> float:
-        """Return the epochs of the prompts taken so far."""
+        """Return the number of passes over all prompts taken so far."""
         ...
 
     def follow(self, step: int, num_steps: int) -> None:
-        """Set the progress of training for scoring."""
+        """Tell the scoring that `step` of `num_steps` steps are finished."""
         ...
 
     def take_scoring_seconds(self) -> float:
@@ -280,6 +280,7 @@ class LocalSource:
         return collectives.run_or_fail_together(lambda: self._gather(one(p, s) for p, s in jobs), "the end of sampling")
 
     def _gather(self, work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+        """Run the work of several prompts at a time."""
 
         async def together() -> list[T]:
             under_way = list(work)

@@ -40,7 +40,7 @@ class AdaptiveSampler(Protocol):
     """A stream whose order depends on how well its prompts are solved."""
 
     def learn(self, outcomes: Sequence[Outcome]) -> None:
-        """Receive all ranks' outcomes in the order of drawing."""
+        """Receive all ranks' outcomes in drawing order, the same on every rank."""
         ...
 
     def take_metrics(self) -> dict[str, float]:
@@ -50,7 +50,10 @@ class AdaptiveSampler(Protocol):
 
 @dataclass
 class PromptStream:
-    """Endless passes over the prompts, each shuffled; its state is the position."""
+    """Endless passes over the prompts, each in its own order.
+
+    Its only state is the position.
+    """
 
     prompts: Sequence[Prompt]
     seed: int
@@ -59,7 +62,7 @@ class PromptStream:
     _orders: dict[int, list[int]] = field(default_factory=dict)
 
     def draw(self, n: int) -> list[tuple[Prompt, int]]:
-        """Return the next n prompts, each with its pass."""
+        """Return the next n prompts, each with the number of its pass."""
         drawn = [self._at(self.position + offset) for offset in range(n)]
         self.position += n
         return drawn

@@ -41,7 +41,7 @@ def observed_tokens(
     that was sampled is not said twice; a turn that was cut gets the template's close.
 
     The environment's words make no special tokens, so that they cannot forge a role; the first prompt, which the user
-    wrote, is encoded by `encode_prompt` with whatever tokens it names. ValueError where a template drops the turn or
+    wrote, is encoded by `encode_prompt` with any tokens it names. ValueError where a template drops the turn or
     refuses the messages.
     """
     if isinstance(conversation, str):
@@ -58,10 +58,10 @@ def _first_that_renders(
     said: Sequence[Message],
     tools: Sequence[Mapping[str, Any]],
 ) -> Rendered:
-    """Return the template's text after the last turn, by several ways.
+    """Return the template's text after the last turn, trying several ways.
 
     Some templates count turns and refuse several calls in a row: a short past does for them. Others write what a tool
-    says only after a turn that is known to have called it.
+    says only after a turn that is known to have called it. ValueError is that of the plain way.
     """
     asked = next((i for i, message in enumerate(conversation) if message["role"] == "user"), len(conversation))
     short = conversation[: min(asked + 1, len(conversation) - 1)]
@@ -85,7 +85,7 @@ def _rendered_after_call(
     tools: Sequence[Mapping[str, Any]],
     names: Sequence[str],
 ) -> Rendered:
-    """Return the template's text after a turn with tool calls."""
+    """Return the template's text from the close of a tool-calling turn."""
     calls = [{"type": "function", "function": {"name": name, "arguments": {}}} for name in names]
     turn = {"role": "assistant", "content": "", "tool_calls": calls}
     alone = _render(tokenizer, (*before, turn), tools, opens=False)
@@ -145,9 +145,9 @@ def _following(tokenizer: PreTrainedTokenizerBase, ids: tuple[int, ...], sampled
 def open_prompt(
     tokenizer: PreTrainedTokenizerBase, prompt: Prompt, said: str | Sequence[Message], tools: Tools = ()
 ) -> tuple[Prompt, tuple[int, ...]]:
-    """Return a prompt extended by an episode, with tokens free of marks.
+    """Return the extended prompt and its tokens; added words make no marks.
 
-    Where they go on the user's last message, all of that message makes none.
+    Where they extend the user's last message, all of it makes none.
     """
     whole = extend_prompt(prompt, said)
     if said and not isinstance(whole.text, str) and not ends_with_assistant(whole.text):

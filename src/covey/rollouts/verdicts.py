@@ -67,7 +67,7 @@ def new_episode(environment: Environment, prompt: Prompt, seed: int) -> Episode 
 
 
 async def close(stages: Stages, prompt: Prompt, episode: Episode, seconds: float | None) -> None:
-    """Close an episode, ignoring errors and timeouts."""
+    """Close an episode, logging errors and timeouts."""
     try:
         failure = await call_env_async(stages, prompt, "close", episode.close, seconds)
     except RunStopped as error:

@@ -90,7 +90,7 @@ def make_batch(
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """How rollouts become micro-batches, without an effect on the update."""
+    """The layout and size of micro-batches, which never change the update."""
 
     layout: str
     """A name of `LAYOUTS`: shared, packed or padded."""
@@ -157,7 +157,10 @@ class Load:
     """The same of a masked policy, which reads inputs whole."""
 
     def add(self, row: Row, *, opens: bool) -> int:
-        """Add a row, which may open a group; return the model's tokens."""
+        """Add a row; return the number of tokens through the model.
+
+        `opens` says that the row is the first of its group here.
+        """
         lengths = [end - start for start, end in row.sequences]
         self.num_sequences += len(lengths)
         self.longest = max(self.longest, *lengths)

@@ -57,10 +57,10 @@ class Credit:
 
 
 class CreditAssigner:
-    """Turns groups into advantages; its state are the roles' baselines."""
+    """Turns groups into advantages; its only state is the roles' baselines."""
 
     def __init__(self, functions: CreditFunctions, part_weights: Mapping[str, float]) -> None:
-        """Set the weights of a reward's parts, by default 1.
+        """Set the functions, and the weights of a reward's parts.
 
         Parts without a weight count 1. `functions` are `build_credit(algorithm)`.
         """
@@ -71,8 +71,9 @@ class CreditAssigner:
     def assign(
         self, groups: Sequence[Group], kl: Sequence[Sequence[float]] | None = None, *, alone: bool = False
     ) -> Credit:
-        """Assign advantages within all ranks' groups, or `alone`.
+        """Assign advantages within the groups of all ranks, or within these `alone`.
 
+        Collective unless `alone`.
         `kl` is the penalty on the reward of each rollout, already weighted. None where it is in the loss or off.
         """
         own = self._scores(groups, kl)
@@ -102,7 +103,7 @@ class CreditAssigner:
     def _scores(self, groups: Sequence[Group], kl: Sequence[Sequence[float]] | None) -> Scores:
         """Put this rank's rollouts into columns, failures included.
 
-        A group so keeps its size, which pass@k needs.
+        So a group keeps its size, which pass@k needs.
         """
         rows = [
             (number, group.prompt, rollout, penalty)

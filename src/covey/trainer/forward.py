@@ -98,7 +98,7 @@ def ask_reference(
 def precompute_logprob_grad(
     forward: ScoringContext, prepared: FrozenScores, loss_of: Callable[[ObjectiveInputs], Tensor]
 ) -> Tensor | None:
-    """Compute d loss / d log-prob before the pass, so that `score` saves logits.
+    """Compute d loss / d log-prob early, so logits are made once.
 
     None where logits are not made again anyway, where weights are gathered pass by pass, or where it is not known.
     """
@@ -113,7 +113,7 @@ def precompute_logprob_grad(
 
 
 def score(forward: ScoringContext, prepared: FrozenScores, predicted_L: Tensor | None = None) -> PassScores:
-    """Score the tokens under the current policy."""
+    """Score the tokens under the current policy, with gradient if enabled."""
     exact = None
     if forward.objective.needs_full_kl:
         assert isinstance(forward.reference, Reference), "logits of another process do not travel"
@@ -144,7 +144,7 @@ def objective_inputs(prepared: FrozenScores, scores: PassScores) -> ObjectiveInp
 
 
 def gather_rows(own: ObjectiveInputs | None, device: torch.device) -> list[ObjectiveInputs | None]:
-    """Return every rank's rows on this device, None without rows.
+    """Return all ranks' rows in order, on this device, None without rows.
 
     They travel through host memory: a pickled tensor of a GPU comes back on the GPU of its sender.
     """
@@ -168,7 +168,7 @@ def stack(parts: Sequence[ObjectiveInputs]) -> ObjectiveInputs:
 
 
 def split_statistics(whole: BatchStatistics, parts: Sequence[ObjectiveInputs], start: int) -> Iterator[BatchStatistics]:
-    """Yield each micro-batch's rows, this rank's from `start` on."""
+    """Yield each micro-batch's statistics; this rank's rows begin at `start`."""
     for part in parts:
         num_rows, num_columns = part.mask_NT.shape
         rows = torch.arange(start, start + num_rows, device=part.mask_NT.device)
@@ -202,7 +202,7 @@ class Trained:
 
 @dataclass
 class Ahead:
-    """The early work of the coming step, beside its gradients."""
+    """The coming step's early work, besides the gradients on the weights."""
 
     totals: Totals | None = None
     """Provisional counts that all parts were divided by: those of a step whose groups are like the first."""
@@ -220,7 +220,7 @@ class Ahead:
         """
         found = {id(group): of_group for group, of_group in zip(groups, advantages, strict=True)}
         if missing := len(self.trained.keys() - found.keys()):
-            raise ValueError(f"a step must train all groups that streaming=true has begun with, got {missing} less")
+            raise ValueError(f"a step must train all groups that streaming=true has begun with, got {missing} fewer")
         for name, one in self.trained.items():
             gaps = [abs(a - b) for a, b in zip(one.advantages, found[name], strict=True)]
             if max(gaps, default=0.0) > 1e-9 * max(1.0, *map(abs, found[name])):

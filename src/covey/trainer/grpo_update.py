@@ -161,6 +161,7 @@ class GRPO:
         ValueError for a batch that `check` refuses.
         """
         advantages_N = self.advantages(batch)
+        # A response counts as one token: its log-prob is the sum
         log_probs_N = _values(batch["logprobs"])
         column_NT = log_probs_N[:, None]
         inputs = ObjectiveInputs(

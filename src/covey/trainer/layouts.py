@@ -69,7 +69,7 @@ MIN_SHARED = 32
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """Tokens that all sequences through this node share."""
+    """Tokens that all sequences through this node share, after its parent's."""
 
     ids: Ids
     position: int = 0
@@ -88,7 +88,7 @@ class Node:
         return None
 
     def split(self, length: int) -> "Node":
-        """Split the node; return the upper part with `length` tokens."""
+        """Split the node; return the upper part, of the first `length` tokens."""
         assert self.parent is not None, "the root has no tokens"
         upper = Node(self.ids[:length], self.position, self.parent, self.is_prompt, [self])
         siblings = self.parent.children
@@ -106,7 +106,10 @@ class PrefixTree:
         self._root = Node(np.empty(0, np.int64))
 
     def add(self, ids: Ids, prompt_length: int) -> Node:
-        """Add a sequence; return the node of its last token."""
+        """Add a sequence; return the node of its last token.
+
+        Once others are added, that token may lie in a node above.
+        """
         node, at = self._root, 0
         while at < len(ids) and (found := node.continued_by(ids[at:])) is not None:
             node, agreed = found
@@ -127,7 +130,7 @@ class PrefixTree:
         return node
 
     def laid_out(self, start: int) -> tuple[list[Node], dict[Node, StreamSegment]]:
-        """Return the nodes in the stream's order, with their segments."""
+        """Return the nodes in the stream's order from `start`, with their segments."""
         order: list[Node] = []
         segments: dict[Node, StreamSegment] = {}
         waiting = self._root.children[::-1]
@@ -142,7 +145,7 @@ class PrefixTree:
 
 
 def places_in(segments: dict[Node, StreamSegment], last: Node, length: int) -> Ids:
-    """Return the stream places of a sequence's first tokens, (length,)."""
+    """Return the stream places of the first tokens down to `last`, (length,)."""
     return places_of(segments[last].stretches)[:length]
 
 
@@ -260,7 +263,7 @@ def shared_inputs(part: Part) -> Stream:
 
 
 def whole_inputs(part: Part) -> Stream:
-    """Lay each rollout's inputs out in order, without padding."""
+    """Lay out each rollout's own inputs one after the other, without padding."""
     lengths = _lengths(part)
     return replace(whole_layout(part), layout=lambda device, attention: inputs_layout(lengths, device))
 

@@ -87,12 +87,12 @@ OPTIMIZERS: Mapping[str, Callable[[list[dict[str, Any]], OptimizerConfig], torch
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer, *, sharded: bool) -> dict[str, Any]:
-    """Return the state, whole even if sharded. Collective then."""
+    """Return the state, whole for sharded weights, where it is collective."""
     return sharding.full_optimizer_state(optimizer) if sharded else optimizer.state_dict()
 
 
 def load_moments(optimizer: torch.optim.Optimizer, state: Mapping[str, Any], *, sharded: bool) -> None:
-    """Load the state of `optimizer_state` without its settings."""
+    """Load the state of `optimizer_state` without settings, which a run may change."""
     # Before loading: by `fused`, torch puts the counters of steps where that kernel reads them
     pairs = zip(optimizer.param_groups, state["param_groups"], strict=True)
     own = {**state, "param_groups": [{**group, "params": saved["params"]} for group, saved in pairs]}
@@ -134,6 +134,7 @@ def clipped_step(
 def learning_rate(step: int, num_steps: int, settings: OptimizerConfig) -> float:
     """Return a step's learning rate: linear warm-up, then the schedule.
 
+    Steps are 0, 1, ..., num_steps - 1.
     Every step learns: the rise begins above 0, and as in transformers the end of the decay is that of the step after
     the last.
     """

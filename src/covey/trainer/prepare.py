@@ -45,8 +45,9 @@ def make_training_batches(
 
 
 def share_rows(rows: Sequence[list[Row]], num_groups: int) -> Sequence[list[Row]]:
-    """Return this rank's share of all rows if groups are few.
+    """Share all ranks' rows out where groups are fewer than ranks.
 
+    Otherwise each rank keeps its own rows.
     Advantages and counts are there already, so it does not matter who trains a row. Long ones are dealt first, and rows
     of a group stay side by side, for their prompt is read once. Collective.
     """
@@ -63,13 +64,14 @@ def share_rows(rows: Sequence[list[Row]], num_groups: int) -> Sequence[list[Row]
 
 
 def _bare(row: Row) -> Row:
-    """Drop what an update does not read and cannot be sent."""
+    """Drop fields that an update does not read; some cannot travel."""
     return replace(row, rollout=replace(row.rollout, text="", messages=(), turns=(), reward=Reward(0.0)))
 
 
 def mini_batches(groups: Sequence[Group], count: int, seed: str) -> list[list[int]]:
-    """Split all ranks' groups into `count` equal mini-batches by `seed`.
+    """Split all ranks' groups into `count` mini-batches, shuffled by `seed`.
 
+    Their sizes differ by at most one.
     Returns the places of this rank's groups in each. A group stays whole. Which groups are together depends on what
     they are and not on the rank that has them: any number of ranks makes the same mini-batches. Collective.
     """
@@ -112,7 +114,7 @@ def train_ahead(
 
 
 def drop_zero_advantage_rows(rows: Sequence[Sequence[Row]]) -> list[list[Row]]:
-    """Drop rows of advantage 0, which have no gradient."""
+    """Drop rows of advantage 0, without gradient in a proportional loss."""
     return [[row for row in group if any(row.advantages)] for group in rows]
 
 
@@ -121,7 +123,7 @@ def _rows_with_gradient(rows: Sequence[list[Row]], trainer: Trainer) -> Sequence
 
 
 def make_measured_batch(groups: Sequence[Group], policy: Policy, packing: Packing) -> Batch:
-    """Make one micro-batch to measure a step without an update. Collective."""
+    """Make one micro-batch without advantages, to measure a step without an update."""
     return pack_rows(make_rows(groups), policy, packing, totals=(1, 1, 1), limit=1)
 
 

@@ -86,4 +86,4 @@ class OptimizerConfig(Section):
     max_grad_norm: float = setting(1.0, ge=0)
     """Gradients are scaled down to this norm; 0 does not clip."""
     max_nonfinite_steps: int = setting(5, ge=1)
-    """Most steps skipped in a row for a loss or gradient that is not finite."""
+    """Stop once this many steps in a row were skipped for a loss or gradient that is not finite."""

@@ -241,7 +241,7 @@ class Trainer:
         on_before_update: Callable[[], None],
         ahead: Ahead | None,
     ) -> Update:
-        """Run backward over all micro-batches, then one optimiser step.
+        """Run backward over all micro-batches, then one step if all is finite.
 
         `ahead` is what was trained ahead of a step's first update, None for later ones.
         """
@@ -315,7 +315,7 @@ class Trainer:
         return {name: float(value) for name, value in self.objective.maxima(inputs).items()}
 
     def _batch_statistics(self, prepared: Sequence[FrozenScores], seed: int) -> list[BatchStatistics | None]:
-        """Decide rules over the whole batch before the first backward pass."""
+        """Decide rules over all ranks' batch before the first backward pass."""
         if not self.objective.needs_batch_selection:
             return [None] * len(prepared)
         with self.timer.phase("logprobs"), inference(self.policy.model):
@@ -357,9 +357,9 @@ class Trainer:
     def _nonfinite_prompts(
         self, prepared: Sequence[FrozenScores], batch: Batch, statistics: Sequence[BatchStatistics | None]
     ) -> list[str]:
-        """Name this rank's first prompts with an infinite loss or gradient.
+        """Name the prompts of this rank's first micro-batch that is not finite.
 
-        Every pass is made, also after one was found: passes may be collective.
+        Its loss or gradient alone is not. Every pass is made, also after one was found: passes may be collective.
         """
         found: list[str] = []
         for part, chosen in zip(prepared, statistics, strict=True):

@@ -19,7 +19,7 @@ from covey.types import Rollout
 
 @dataclass(frozen=True, slots=True)
 class CreditFunctions:
-    """What turns rewards into advantages, options bound."""
+    """The functions from rewards to advantages, with options bound."""
 
     estimate: Callable[..., Any]
     """An entry of ADVANTAGES, or a custom one."""
@@ -32,13 +32,13 @@ class CreditFunctions:
     select: Callable[..., Selected] | None
     """None where every rollout trains."""
     leaves_out: Callable[[Rollout], bool]
-    """Tells which rollouts settings mask."""
+    """Returns True for a rollout that a setting masks."""
     length_alpha: float | None = None
     """Exponent of `length_normalizer`; None does not weigh by length."""
     clip: float | None = None
     """Bound of `clip_advantages`."""
     next_baselines: Callable[[Scores], Mapping[str, float]] | None = None
-    """Moves the running baselines of roles; None for advantages without."""
+    """Moves the running baselines of roles; None for advantages without them."""
     turn_metrics: Callable[[Scores], dict[str, float]] | None = None
     """Metrics of how turns compare; None where they do not."""
 
@@ -93,7 +93,10 @@ def assign(ranks: Sequence[Scores], functions: CreditFunctions, baselines: Mappi
 def _assign_to_turns(
     given: Scores, functions: CreditFunctions, estimate: Callable[[Scores], Tensor], logged: dict[str, float]
 ) -> Assigned:
-    """Give each turn an advantage, and a rollout their mean by tokens."""
+    """Give each turn an advantage, each rollout their mean over tokens.
+
+    Where a rollout has no token, its turns count alike.
+    """
     assert functions.turn_credit is not None, "asked for by a setting"
     turns, of_M = given.turns, given.turns.rollouts_M
     # Length weights are of whole episodes, the clip is of each turn
@@ -113,8 +116,8 @@ def _assign_to_turns(
 def snap_ties(rewards_N: Tensor, groups_N: Tensor) -> Tensor:
     """Make rewards of a group equal where they differ by rounding alone.
 
-    0.1 + 0.7 equals 0.8: an estimator with eps 0, a comparison of pairs and a count of informative groups would see a
-    difference.
+    0.1 + 0.7 counts as 0.8: an estimator with eps 0, a comparison of pairs and a count of informative groups would else
+    see a difference.
     """
     rewards, groups = rewards_N.tolist(), groups_N.tolist()
     scored = [index for index, reward in enumerate(rewards) if reward == reward]

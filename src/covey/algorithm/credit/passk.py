@@ -111,7 +111,7 @@ def expected_best(rewards_M: Tensor, k: int) -> Tensor:
 
 
 def best_with(rewards_M: Tensor, k: int) -> Tensor:
-    """Return the mean largest reward of the k-subsets with each member."""
+    """Return the mean largest reward of the k-subsets that contain each member."""
     n = len(rewards_M)
     own_M = subset_weights(n, k, rewards_M) * n / k
     rank_M = torch.arange(1, n + 1, dtype=rewards_M.dtype, device=rewards_M.device)
@@ -120,7 +120,10 @@ def best_with(rewards_M: Tensor, k: int) -> Tensor:
 
 
 def best_without(rewards_M: Tensor, k: int) -> Tensor:
-    """Return the mean largest reward of the k-subsets without each member."""
+    """Return the mean largest reward of the k-subsets without each member.
+
+    Rewards ascend; k <= n - 1.
+    """
     weights = subset_weights(len(rewards_M) - 1, k, rewards_M)
     zero = rewards_M.new_zeros(1)
     below_M = torch.cat([zero, (weights * rewards_M[:-1]).cumsum(0)])
@@ -129,12 +132,15 @@ def best_without(rewards_M: Tensor, k: int) -> Tensor:
 
 
 def _sum_above(values_M: Tensor) -> Tensor:
-    """Return the sum over members of higher rank."""
+    """Return for each member the sum over those of higher rank."""
     return torch.cat([values_M[1:].flip(0).cumsum(0).flip(0), values_M.new_zeros(1)])
 
 
 def _each_group(scores: Scores, min_scored: int, function: Callable[[Tensor], Tensor]) -> Tensor:
-    """Apply `function` to each group's ascending rewards, 0 where unscored or too few."""
+    """Apply `function` to each group's ascending rewards.
+
+    0 where a rollout is unscored, or fewer than `min_scored` of its group are scored.
+    """
     out_N = torch.zeros_like(scores.rewards_N)
     for members_M in scored_members(scores):
         if len(members_M) >= min_scored:

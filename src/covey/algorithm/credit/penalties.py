@@ -1,6 +1,6 @@
 """Length and repetition formulas on plain numbers, without torch.
 
-`shaping` adds these to rewards, `rewards` offers them as reward functions of their own.
+`shaping` adds these to rewards, `rewards` offers them as reward functions of their own, in workers without torch.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""The inputs of advantage estimators, and shared statistics.
+"""The inputs of advantage estimators, and the statistics they share.
 
 Shapes: N rollouts of the batch, K reward functions. Group statistics need complete groups: gather the rewards of all
 ranks first. A NaN reward means "not scored": it enters no statistic and its advantage is 0.
@@ -54,7 +54,7 @@ class Turns:
 
     @property
     def places(self) -> list[int]:
-        """Return which turn of its episode each is, from 0."""
+        """Return each turn's place in its episode, from 0."""
         places: list[int] = []
         seen: dict[int, int] = {}
         for rollout in self.rollouts_M.tolist():
@@ -195,7 +195,7 @@ def scores(
     weights: Any = None,
     roles: Sequence[str] = (),
 ) -> Scores:
-    """Make Scores from lists or tensors, in float64; labels are hashable.
+    """Make Scores from lists or tensors, in float64; group labels are hashable.
 
     Without lengths every rollout counts one token; without weights every part counts 1. Each rollout is one whole
     completion, all of it loss tokens.
@@ -241,7 +241,7 @@ def over_group(values_N: Tensor, groups_N: Tensor, reduce: str = "sum") -> Tenso
 
 
 def count_scored(rewards_N: Tensor, groups_N: Tensor) -> Tensor:
-    """Count the scored members of each rollout's group, (N,)."""
+    """Count each rollout group's scored members, (N,), in the rewards' dtype."""
     return over_group((~rewards_N.isnan()).to(rewards_N.dtype), groups_N)
 
 
@@ -266,14 +266,17 @@ def group_std(rewards_N: Tensor, groups_N: Tensor, ddof: int = 1) -> Tensor:
 
 
 def divide(values_N: Tensor, scale: Tensor, eps: float, eps_mode: str = "add") -> Tensor:
-    """Return values / (scale + eps) or / max(scale, eps), 0 for divisor 0."""
+    """Divide values by scale and eps, 0 where the divisor is 0.
+
+    eps_mode: add divides by scale + eps, floor by max(scale, eps).
+    """
     one_of("eps_mode", eps_mode, ("add", "floor"))
     divisor = scale + eps if eps_mode == "add" else scale.clamp(min=eps)
     return torch.where(divisor > 0, values_N / torch.where(divisor > 0, divisor, 1.0), 0.0)
 
 
 def apply_singleton(advantages_N: Tensor, raw_N: Tensor, given: Scores, singleton: str) -> Tensor:
-    """Return the advantage of a group's only scored rollout.
+    """Replace the advantage of a group's only scored rollout.
 
     zero: 0. raw: `raw_N`, as in verl. error: ValueError.
     """
@@ -286,7 +289,7 @@ def apply_singleton(advantages_N: Tensor, raw_N: Tensor, given: Scores, singleto
 
 
 def batch_std(values_N: Tensor, ddof: int = 1) -> Tensor:
-    """Return the standard deviation without NaN, 0 for ddof values or fewer."""
+    """Return the standard deviation of non-NaN values, 0 for ddof or fewer."""
     kept = values_N[~values_N.isnan()]
     if len(kept) <= ddof:
         return values_N.new_zeros(())
@@ -313,7 +316,8 @@ def whiten_tokens(
 ) -> Tensor:
     """Whiten over scored rollouts' loss tokens, (N,).
 
-    Long completions weigh more. var_add divides by sqrt(var + eps), var_floor by sqrt(max(var, eps)).
+    Each token repeats the value of its rollout, so long completions weigh more.
+    var_add divides by sqrt(var + eps), var_floor by sqrt(max(var, eps)).
     """
     one_of("eps_mode", eps_mode, ("var_add", "var_floor"))
     weights_N = torch.where(scored_N, lengths_N, 0.0)

@@ -45,7 +45,7 @@ def top_k(
 
     baseline_over: group takes the advantages from the whole group, then drops; selected computes them on the kept
     rows alone. rank_by: reward; length (the k shortest) or reward_per_token, which with baseline_over=selected make
-    GFPO (arXiv 2508.09726). ValueError for k < 1.
+    GFPO (arXiv 2508.09726). A group with fewer scored rollouts keeps all of them. ValueError for k < 1.
     """
     one_of("rank_by", rank_by, ("reward", "length", "reward_per_token"))
     if rank_by == "reward":
@@ -58,7 +58,7 @@ def top_k(
 
 
 def keep_top_k(scores: Scores, ranking_N: Tensor, k: int) -> Tensor:
-    """Return True for each group's k scored rollouts of highest rank."""
+    """Return True for each group's k scored rollouts of largest `ranking_N`."""
     if k < 1:
         raise ValueError(f"k must be >= 1, got {k}")
     return _chosen(scores, lambda members_M: ranking_N[members_M].argsort(descending=True, stable=True)[:k])
@@ -79,7 +79,7 @@ def max_variance(
 
 
 def max_variance_indices(rewards_M: Tensor, m: int) -> Tensor:
-    """Return the m rewards of largest variance, or all."""
+    """Return the indices of the m rewards of largest variance, or all."""
     order_M = rewards_M.argsort(stable=True)
     n = len(order_M)
     if n <= m:
@@ -109,9 +109,10 @@ def balanced_subset(
 
 
 def balanced_indices(rewards_M: Tensor, *, group_size: int, low: float = 0.0, high: float = 1.0) -> tuple[int, ...]:
-    """Choose `group_size` rewards: mean nearest the middle, then widest spread, then first.
+    """Choose `group_size` rewards by mean nearest the middle, then widest spread.
 
-    All indices where there are no more rewards than that. ValueError where there are too many subsets to try.
+    The middle is that of (low, high); of equal subsets the first is taken. All indices where there are no more rewards.
+    ValueError where there are too many subsets to try.
     """
     if group_size < 1:
         raise ValueError(f"group_size must be >= 1, got {group_size}")
@@ -187,7 +188,7 @@ def zero_std(rewards_M: Tensor, *, atol: float = 1e-6) -> bool:
 
 
 def mean_bounds(rewards_M: Tensor, *, low: float = 0.0, high: float = 1.0) -> bool:
-    """Keep a group with a mean reward in (low, high). ValueError."""
+    """Keep mean rewards in (low, high). ValueError unless low < high."""
     if low >= high:
         raise ValueError(f"low must be < high={high}, got {low}")
     scored_M = rewards_M[~rewards_M.isnan()]
@@ -195,7 +196,10 @@ def mean_bounds(rewards_M: Tensor, *, low: float = 0.0, high: float = 1.0) -> bo
 
 
 def _chosen(scores: Scores, choose: Callable[[Tensor], Tensor | list[int]]) -> Tensor:
-    """Return True for the members that `choose` takes of each group."""
+    """Return True for the members that `choose` takes of each group.
+
+    It is given the scored members, and returns places among them.
+    """
     keep_N = torch.zeros_like(scores.scored)
     for members_M in scored_members(scores):
         keep_N[members_M[choose(members_M)]] = True

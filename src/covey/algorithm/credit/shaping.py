@@ -18,7 +18,8 @@ def soft_overlong(
 ) -> Tensor:
     """Subtract up to `factor` over the last `cache` tokens (arXiv 2503.14476).
 
-    With `floor` no more. ValueError unless 1 <= cache <= max_len.
+    Nothing up to max_len - cache tokens, from there linearly, `factor` at max_len; with `floor` no more beyond it.
+    ValueError unless 1 <= cache <= max_len.
     """
     penalties.check_soft_overlong(max_len, cache)
     penalty = [penalties.soft_overlong(length, max_len, cache, floor=floor) for length in scores.written_N.tolist()]

@@ -100,14 +100,15 @@ def anchor_state(
 
 
 def outcomes(scores: Scores, turns: Turns) -> Tensor:
-    """Return each episode's reward without its turns', (N,), NaN if unscored."""
+    """Return each episode's reward minus its turns' rewards, (N,), NaN if unscored."""
     of_turns_N = torch.zeros_like(scores.rewards_N).index_add(0, turns.rollouts_M, turns.rewards_M)
     return scores.rewards_N - of_turns_N
 
 
 def returns(scores: Scores, turns: Turns, gamma: float) -> Tensor:
-    """Return R_k = sum over j >= k of gamma^(j-k) r_j, outcome included: (M,).
+    """Return the discounted return R_k of each turn, (M,).
 
+    R_k = sum over j >= k of gamma^(j-k) r_j, the outcome being part of the last turn's reward.
     NaN where the episode was not scored. ValueError unless 0 <= gamma <= 1.
     """
     if not 0 <= gamma <= 1:
@@ -129,13 +130,13 @@ def shares_anchor(scores: Scores, turns: Turns) -> Tensor:
 
 
 def anchored_fraction(scores: Scores) -> dict[str, float]:
-    """Measure the share of `shares_anchor` turns, where there are turns."""
+    """Measure the share of turns that share a state; {} without turns."""
     found_M = shares_anchor(scores, scores.turns)
     return {"anchored_fraction": float(found_M.double().mean())} if len(found_M) > 0 else {}
 
 
 def _anchors(groups: Sequence[int], turns: Turns) -> list[Hashable]:
-    """Name the state that each turn is compared within."""
+    """Name each turn's group of comparison; a nameless state stands alone."""
     return [
         (group, state) if state else index
         for index, (group, state) in enumerate(zip(groups, turns.states, strict=True))
@@ -143,6 +144,7 @@ def _anchors(groups: Sequence[int], turns: Turns) -> list[Hashable]:
 
 
 def _rows_of_turns(scores: Scores, turns: Turns, values_M: Tensor) -> Scores:
+    """Make a row per turn, without loss tokens for masked rollouts."""
     rows = scores.rows(turns.rollouts_M)
     return replace(
         rows,
@@ -157,7 +159,7 @@ def _rows_of_turns(scores: Scores, turns: Turns, values_M: Tensor) -> Scores:
 
 
 def _standardise(values_M: Tensor, alike_M: Tensor, scale: str, ddof: int, eps: float) -> Tensor:
-    """Return (value - mean) / (std + eps) over alike turns, else 0."""
+    """Standardise values over alike turns, 0 for one alone or equal ones."""
     one_of("scale", scale, ("std", "none"))
     center_M = center(values_M, alike_M)
     return center_M if scale == "none" else divide(center_M, group_std(values_M, alike_M, ddof), eps)
