@@ -30,7 +30,7 @@ LOGGER = logging.getLogger(__name__)
 SILENCE_SECONDS = 10.0
 """Silence after which the cluster is lost."""
 GRACE_SECONDS = 25.0
-"""Most time for running work to end and its step to be saved; both fit Ray's 60 s."""
+"""Most seconds for running work to end and its step to be saved; with the silence less than Ray's 60 s."""
 ITSELF_SECONDS = 1.0
 """For the loop that waits for samplers to find the loss itself; only a running update has to be stopped."""
 OF_SIGNALS = 0.8
@@ -105,7 +105,7 @@ class Ending:
         threading.Thread(target=stop, name="covey-ending", daemon=True).start()
 
     def stop(self, lost: ClusterLost) -> None:
-        """Stop the run as by a signal, or end its process."""
+        """Stop the run as by a signal; end a lingering process."""
         limit = self._stopper.shutdown_timeout
         grace = GRACE_SECONDS if limit is None else min(GRACE_SECONDS, OF_SIGNALS * limit)
         with self._telling:

@@ -35,7 +35,7 @@ class JudgeActor:
         return await answered(self._environment.reply(prompt, messages))
 
     async def follow(self, step: int, max_steps: int, epoch: float) -> None:
-        """Set the progress of training."""
+        """Set the progress of training in the environment."""
         follow(self._environment, step, max_steps, epoch)
 
     async def metrics(self) -> dict[str, float]:
@@ -48,7 +48,7 @@ class JudgeActor:
 
 
 class JudgedElsewhere(Environment):
-    """Lets the processes of devices.judge score in turns, in each sampler."""
+    """Stands in for a sampler's environment; devices.judge's processes score in turns."""
 
     def __init__(self, answerers: Answerers, turns: Mapping[str, int], serving: Serving | None = None) -> None:
         self._ray = import_ray()

@@ -105,7 +105,7 @@ class SamplerPool:
         hand_over(self._loop, lambda: self._enqueue(calls))
 
     def push(self, weights: WeightSet) -> None:
-        """Start pushing new weights to every sampler."""
+        """Start pushing a copy of new weights to every sampler."""
         packed, what = pack(weights), f"weights of version {weights.version}"
         try:
             latest = (
@@ -139,7 +139,7 @@ class SamplerPool:
         ]
 
     def take_environment_metrics(self) -> list[dict[str, float]]:
-        """Return the metrics that have arrived, one mapping per sampler."""
+        """Return the metrics that arrived, one mapping per sampler; late ones follow."""
         if not self._asked:
             self.ask_environments()
         asked, late = self._asked, wait(self._asked, ANSWER_SECONDS).not_done
@@ -189,7 +189,7 @@ class SamplerPool:
             return
         self._is_closing.set()
         sys.setswitchinterval(self._switch_seconds)
-        is_gone = isinstance(self.error, ClusterLost)  # nobody to be told, and calls of Ray may block this thread
+        is_gone = isinstance(self.error, ClusterLost)  # no process is left, and calls of Ray may block this thread
         with suppress(Exception):
             asyncio.run_coroutine_threadsafe(end(), self._loop).result(1.0 if is_gone else CLOSE_SECONDS + 5)
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -222,7 +222,7 @@ class SamplerPool:
     def _fail(self, error: Exception) -> None:
         self.error = self.error or error
         if isinstance(error, ClusterLost):
-            self._weights = None  # Ray ends whoever has something in a store that is gone
+            self._weights = None  # Ray ends processes with objects in a store that is gone
             self._on_loss(error)
         self._on_life(True)
 
@@ -232,7 +232,7 @@ class SamplerPool:
         self._assign()
 
     def _assign(self) -> None:
-        """Assign waiting calls, in order, where the end comes first."""
+        """Assign waiting calls, in order, to the sampler expected to finish first."""
         most = self._devices.groups_per_sampler
         while self._queue and (free := [s for s in self._slots if s.is_alive and len(s.under_way) < most]):
             slot = min(free, key=SamplerSlot.expected_end)
@@ -339,7 +339,7 @@ class SamplerPool:
         await self._ask(slot, "prove", *proof)
 
     async def _update(self, slot: SamplerSlot) -> None:
-        """Push the newest weights until the slot has them."""
+        """Push weights until the slot has the newest, skipping versions between."""
         incarnation = slot.incarnation
         async with slot.pushing:
             while self._weights is not None and slot.is_alive and slot.incarnation == incarnation:

@@ -30,7 +30,7 @@ class Role:
 
 
 def roles_of(devices: DevicesConfig) -> list[Role]:
-    """Return all roles; the first trainer rank takes no CPU."""
+    """Return all roles; the first trainer rank takes no CPU of Ray's."""
     return [
         Role("trainer", devices.trainer, 1, devices.gpus_per_trainer),
         Role("sampler", devices.sampler, devices.cpus_per_sampler, devices.gpus_per_sampler, "SPREAD"),
@@ -44,7 +44,7 @@ def role_of(devices: DevicesConfig, name: str) -> Role:
 
 
 def asked_of(devices: DevicesConfig) -> dict[str, float]:
-    """Return the devices of all processes together."""
+    """Return the CPUs and GPUs that all processes take together."""
     roles = roles_of(devices)
     return {"CPU": sum(role.asked["CPU"] for role in roles) - 1, "GPU": sum(role.asked["GPU"] for role in roles)}
 
@@ -76,6 +76,7 @@ class Allotment:
         """
         self._ray, self._role = ray, role
         bundles = bundles or [{"CPU": role.cpus} | ({"GPU": role.gpus} if role.gpus > 0 else {})] * role.count
+        # The devices of all processes together, or none
         self._group = ray.util.placement_group(list(bundles), strategy=role.strategy)
         if not self._group.wait(PLACE_SECONDS):
             self.close()

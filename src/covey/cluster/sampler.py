@@ -47,13 +47,13 @@ class SamplerActor:
         self._some_done, self._all_done = asyncio.Event(), asyncio.Event()
 
     async def ping(self) -> tuple[int, int, int]:
-        """Return process number, version and tokens: a sign of life."""
+        """Return process number, version and tokens so far: a sign of life."""
         return os.getpid(), self._version, self._tokens
 
     async def update(self, weights: list[WeightArrays | Awaitable[WeightArrays]]) -> str:
         """Take new weights, small ones inline and others fetched here.
 
-        Ray fetches nothing inside of a list. Returns "" or the reason for refusing them; a failure that leaves nothing
+        Ray fetches nothing inside a list. Returns "" or the reason for refusing them; a failure that leaves nothing
         whole is raised.
         """
         async with self._updating:
@@ -121,7 +121,7 @@ class SamplerActor:
             group = await roll_out(self._sampler, ticket.prompt, ticket.group_size, ticket.sampling, ready)
         except EngineLost as lost:
             self._error = lost
-        # Ray never answers a call that raised SystemExit, and nobody one that foreign code cancelled
+        # Ray never answers a call that raised SystemExit, or one that foreign code cancelled
         except (Exception, SystemExit, asyncio.CancelledError) as raised:
             error = (type(raised).__name__, str(raised))
             self._done.append(SampledGroup(ticket.number, ticket.attempt, error=error))

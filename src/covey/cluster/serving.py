@@ -80,7 +80,7 @@ class Serving:
             raise self._error
 
     def close(self) -> None:
-        """End all, and a cluster that was started for them."""
+        """End all processes, and a cluster that was started for them."""
         self._is_over.set()
         # Nobody is to be told where the cluster is lost, and calls of Ray may block
         if self._error is None and loss_of_cluster(LOOK_SECONDS) is None:
@@ -121,7 +121,7 @@ class Serving:
 def answers_of(ray: Any, refs: list[Any], role: str, check: Callable[[], None]) -> list[Any]:
     """Return the answers of a role's actors. RunStopped where they are lost.
 
-    `check` raises any other end of the wait.
+    `check` is called while waiting, and raises to end the wait.
     """
     while True:
         check()  # before Ray is called, which may end the process where the cluster is lost

@@ -137,7 +137,7 @@ class SamplerSlot:
         for sampled in batch.sampled:
             known = self.under_way.get(sampled.number)
             if known is None or batch.incarnation != self.incarnation or known.call.ticket.attempt != sampled.attempt:
-                self.late_results += 1
+                self.late_results += 1  # given up, or of a lost incarnation
                 continue
             self._learn_speed(time.monotonic() - known.since)
             del self.under_way[sampled.number]
@@ -170,7 +170,7 @@ class SamplerSlot:
         return self.idle_since - since
 
     async def environment_metrics(self) -> dict[str, float]:
-        """Return the environment's metrics since the last call."""
+        """Return the environment's metrics since the last call, none without an answer."""
         if not self.is_alive:
             return {}
         try:

@@ -90,7 +90,7 @@ class RaySource:
         limits: PoolLimits,
         weight_bytes: int = 0,
     ) -> None:
-        """Connect to the cluster and start the samplers, on rank 0 alone."""
+        """Connect and start the samplers without waiting, on rank 0 alone."""
         self._is_own_cluster = connect(devices, weight_bytes)
         try:
             self._pool = SamplerPool(make, devices, how, limits, self.notice, lambda lost: self.on_loss(lost))
@@ -174,7 +174,7 @@ class RaySource:
         return 0.0
 
     def take_schedule(self) -> Mapping[str, Any]:
-        """Return the last step's groups with token versions and digest."""
+        """Return the last step's groups, token versions, digest and epoch."""
         if self._pool is None:
             return {}
         groups, self._trained = self._trained, []
@@ -212,7 +212,7 @@ class RaySource:
         self._status.path = file
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the prompts' order and the buffer, for a resume."""
+        """Return the prompts' order and buffer: a resume trains every admitted group."""
         with self._wait.changed:
             return {"stream": self.local.state_dict(), "buffer": buffer_state(self._buffer)}
 
@@ -254,7 +254,7 @@ class RaySource:
         self._admit()
 
     def _admit(self) -> None:
-        """Send waiting prompts, then draw more."""
+        """Send prompts waiting for these weights or this round, then draw more."""
         with self._wait.changed:
             tickets, self._unsent = self._buffer.release(self._unsent)
             room = self._buffer.room()
@@ -327,7 +327,7 @@ class RaySource:
         yield GroupPart(late, is_last=True)
 
     def _kept_of(self, taken: list[tuple[Ticket, Group]]) -> dict[int, Group]:
-        """Return groups that pass the filter, keyed by ticket number."""
+        """Return groups that pass the filter, by ticket number; mark them trained."""
         kept = {}
         for ticket, group in taken:
             self.local.sampled_size = ticket.group_size

@@ -36,8 +36,8 @@ SWITCH_SECONDS = 0.0005
 pass through several threads.
 """
 INLINE_BYTES = 500_000
-"""Largest object inside of calls in an own cluster, not through the object store: cheaper, and Ray silently ends a
-process whose store dies during access.
+"""Largest object inside calls of a cluster started here, not through the object store: cheaper, and Ray silently ends
+a process whose store dies during access.
 """
 LOOK_SECONDS = 2.0
 """Between two looks at whether the cluster lives."""
@@ -219,7 +219,7 @@ def print_lines(batch: Mapping[str, Any]) -> None:
 
 
 def worker_environment(num_threads: int, python: str | None = None) -> dict[str, Any]:
-    """Return the environment of an actor's process, with another interpreter if `python`."""
+    """Return the environment of an actor's process, for another interpreter if given."""
     # What belongs to this interpreter the other one has itself, and perhaps in another version.
     prefixes = (sys.prefix, sys.base_prefix)
     foreign = [path for path in sys.path if path and not any(Path(path).is_relative_to(own) for own in prefixes)]
@@ -315,7 +315,7 @@ def store_of_this_machine(ray: Any) -> Iterator[list[socket.socket]]:
 
 
 def loss_of_cluster(seconds: float) -> ClusterLost | None:
-    """Return the cluster's or node's loss, None if it answers."""
+    """Return the cluster's or node's loss, None if it answers within `seconds`."""
     try:
         check_store()  # at once, while the cluster may not know it yet
     except ClusterLost as lost:
@@ -324,7 +324,7 @@ def loss_of_cluster(seconds: float) -> ClusterLost | None:
 
 
 def _loss_elsewhere(ray: Any, seconds: float) -> ClusterLost | None:
-    """Return the cluster's loss, None if it answers."""
+    """Return the cluster's loss, None with an answer and a live node."""
     answer: SimpleQueue[bool] = SimpleQueue()
 
     def ask() -> None:

@@ -41,7 +41,7 @@ class StatusFile:
         return self.path is not None and time.monotonic() - self._told >= STATUS_SECONDS
 
     def write(self, status: Mapping[str, Any]) -> None:
-        """Write it, ignoring a full disk."""
+        """Write the status, ignoring a full disk."""
         self._told = time.monotonic()
         if self.path is not None:
             with suppress(WriteError):

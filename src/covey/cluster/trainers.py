@@ -53,7 +53,7 @@ class TrainerRank:
         return os.getpid()
 
     def run(self, work: Callable[[], None]) -> None:
-        """Train with the other ranks; the process ends with an orphaned rank."""
+        """Train with the other ranks; a process that lost the cluster exits."""
         prepare_actor()
         try:
             work()
@@ -66,8 +66,9 @@ class TrainerRank:
 def trainer_ranks(devices: DevicesConfig, work: Callable[[], None]) -> Iterator[None]:
     """Start the other ranks, which run `work`, and be rank 0 inside.
 
-    Where GPUs are requested, this process's is held too. Nothing happens for a single process. ValueError where a
-    launcher has started ranks already, or the cluster has no devices for them. RunStopped where they do not start.
+    Where GPUs are requested, this process's own is held too, so that Ray gives it to no other. Nothing happens where
+    neither ranks nor GPUs are requested. ValueError where a launcher has started ranks already, or the cluster has no
+    devices for them. RunStopped where they do not start.
     """
     if devices.trainer == 1 and devices.gpus_per_trainer == 0:
         yield
@@ -90,7 +91,7 @@ def trainer_ranks(devices: DevicesConfig, work: Callable[[], None]) -> Iterator[
             others = [meeting_place | _numbers(rank, devices.trainer) for rank in _others(devices)]
             with _running(ray, devices, place, others, work):
                 yield
-    except ClusterLost:  # nobody to give devices back to
+    except ClusterLost:  # no cluster takes the devices back
         place = None
         raise
     finally:
@@ -134,7 +135,7 @@ def _running(
         is_there = False
         raise
     finally:
-        for actor in actors if is_there else ():  # else nobody is left who could be asked
+        for actor in actors if is_there else ():  # else no cluster is left to ask
             with suppress(Exception):
                 ray.kill(actor, no_restart=True)
 

@@ -71,7 +71,7 @@ class SamplerWait:
 
 
 def hand_over(loop: asyncio.AbstractEventLoop, what: Callable[[], None]) -> None:
-    """Call a function in an event loop's thread and wait.
+    """Call `what` in an event loop's thread; wait until its calls start.
 
     Else that thread would wait for the interpreter, which the trainer keeps busy, while samplers wait for it.
     """
@@ -82,5 +82,5 @@ def hand_over(loop: asyncio.AbstractEventLoop, what: Callable[[], None]) -> None
             await asyncio.sleep(0)
 
     told = asyncio.run_coroutine_threadsafe(tell(), loop)
-    with suppress(TimeoutError):  # calls of Ray block where nobody answers them, which the watch on the cluster ends
+    with suppress(TimeoutError):  # calls of Ray block without an answer, until the watch on the cluster ends them
         told.result(HAND_OVER_SECONDS)

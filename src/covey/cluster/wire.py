@@ -114,13 +114,13 @@ class WeightArrays:
 
     @property
     def num_bytes(self) -> int:
-        """Return their approximate size."""
+        """Return the arrays' approximate bytes in a message."""
         return sum(1000 + data.nbytes for _, _, data in self.arrays.values())
 
 
 @dataclass(frozen=True, slots=True)
 class GroupPart:
-    """Groups on their way from rank 0 to other ranks."""
+    """Groups from rank 0 for the ranks that train them."""
 
     groups: Mapping[int, tuple[int, Group]]
     """By number of the ticket: rank and group."""
@@ -135,7 +135,7 @@ def shares(n: int) -> list[int]:
 
 
 def ranks_of(groups: Iterable[int], early: Sequence[GroupPart]) -> dict[int, int]:
-    """Return the rank of each group, early ones unchanged."""
+    """Return the rank of each group by number, early ones unchanged."""
     numbers = list(groups)
     ranks = dict(zip(numbers, shares(len(numbers)), strict=True))
     return ranks | {number: rank for part in early for number, (rank, _) in part.groups.items()}
@@ -172,7 +172,7 @@ def copy_arrays(packed: WeightArrays) -> WeightArrays:
 
 
 def unpack(packed: WeightArrays, logprobs: Logprobs | None = None) -> WeightSet:
-    """Restore the weights, with separate log-probs of their probe.
+    """Restore the weights, with log-probs of their probe where these follow.
 
     Their memory may be another process's and read-only.
     """
@@ -184,7 +184,7 @@ def unpack(packed: WeightArrays, logprobs: Logprobs | None = None) -> WeightSet:
 def _tensor(array: Array) -> Tensor:
     dtype, shape, data = array
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # read-only memory, which nobody writes
+        warnings.simplefilter("ignore", UserWarning)  # read-only memory, which is never written
         flat = torch.from_numpy(data)
     kind: Any = vars(torch)[dtype]
     return flat.view(kind).reshape(shape)

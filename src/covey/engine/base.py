@@ -73,7 +73,7 @@ class Session(Protocol):
     async def first(self) -> Completion: ...
 
     async def extend(self, token_ids: Sequence[int], sampling: Sampling) -> Completion:
-        """Append the environment's reply, and sample the next turn.
+        """Append the environment's reply, and sample the next turn (sample index 0).
 
         ValueError where it cannot fit.
         """
@@ -134,8 +134,9 @@ class UpdatableEngine(Engine, Protocol):
     async def update(self, weights: WeightSet, how: UpdateMode) -> None:
         """Take new weights as a transaction, proved by the probe.
 
-        Running completions carry the version of each token (`Completion.spans`). PushRefused where the old version
-        stays, EngineLost where nothing whole is left.
+        Names, shapes and digest are checked first, then the probe; the version changes last. Running completions carry
+        the version of each token (`Completion.spans`). PushRefused where the old version stays, EngineLost where nothing
+        whole is left.
         """
         ...
 

@@ -26,21 +26,21 @@ def build_fake(policy: "Policy", settings: "EngineConfig", kernels: str) -> "Fak
 
 
 def build_fill(policy: "Policy", settings: "EngineConfig", kernels: str) -> "Engine":
-    """Build the engine of a masked policy in this process."""
+    """Build the uncached engine of a masked policy in this process."""
     from covey.engine.fill import FillEngine
 
     return FillEngine(policy, settings.max_rows)
 
 
 def build_vllm(policy: "Policy", settings: "EngineConfig", kernels: str) -> "UpdatableEngine":
-    """Start vLLM on the policy's weights, or join engine.url."""
+    """Start vLLM on a copy of the policy's weights, or join engine.url."""
     from covey.engine.vllm.build import build
 
     return build(policy, settings)
 
 
 def build_vllm_beside(policy: "Policy", settings: "EngineConfig", kernels: str) -> "Engine":
-    """Start vLLM beside the trainer, restarted when lost."""
+    """Start vLLM beside the trainer, restarted when lost, asleep on shared GPUs."""
     from covey.engine.vllm.build import build_beside
 
     return build_beside(policy, settings)

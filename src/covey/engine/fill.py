@@ -1,4 +1,4 @@
-"""The engine of a masked policy, in one or several passes.
+"""Fill the masked tokens of inputs, in one or several passes.
 
 Concurrent calls of generate() share passes; the fills of one input share its first. Each pass fills the positions of
 which the policy is most certain, chosen before anything is drawn, so the order follows from the weights alone.
@@ -84,7 +84,7 @@ class FillEngine:
     """Samples from the trained weights; completions carry `version`."""
 
     def __init__(self, policy: Policy, max_rows: int) -> None:
-        """Bound the completions filled at the same time by `max_rows`."""
+        """Bound the completions filled at once by `max_rows`; calls stay whole."""
         if max_rows < 1:
             raise ValueError(f"max_rows must be >= 1, got {max_rows}")
         if policy.mask_id is None:
@@ -102,7 +102,7 @@ class FillEngine:
         self._watchdog = watchdog
 
     async def generate(self, prompt_ids: Sequence[int], n: int, sampling: Sampling) -> list[Completion]:
-        """Return n fills: the masked positions' tokens, left to right.
+        """Return n fills in sample order: masked positions' tokens, left to right.
 
         An input without masked tokens has empty completions. ValueError where the input is too long.
         """

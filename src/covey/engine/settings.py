@@ -58,7 +58,7 @@ CACHE_SHARE = 0.8
 
 
 def cache_budget(given: int | None, free: int | None) -> int:
-    """Return the bytes to cache: given, or a share of free memory."""
+    """Return the bytes to cache: `given`, else a share of `free`."""
     if given is not None:
         return given
     return CACHE_BYTES if free is None else max(0, int(CACHE_SHARE * free))

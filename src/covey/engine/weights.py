@@ -89,7 +89,7 @@ def _unread_probe(policy: Policy, text: Sequence[int]) -> Probe:
 
 
 def tolerance(precision: torch.dtype, rounding: float, usual: float = 0.0) -> float:
-    """Return the largest rounding of a token in nats."""
+    """Return a token's largest rounding in nats; `usual` 0: by precision."""
     usual = usual or PROBE_TOLERANCE[precision]
     return usual * min(max(1.0, ROUNDINGS * rounding / (MEAN_SHARE * usual)), MOST[precision])
 
@@ -109,7 +109,7 @@ def probe_logprobs(policy: Policy, token_ids: Sequence[int]) -> list[float]:
 
 
 def disproof(found: Sequence[float], probe: Probe) -> str:
-    """Describe a difference to the probe beyond rounding, "" without one."""
+    """Describe a difference from the probe beyond rounding, "" without one."""
     assert not isinstance(probe.logprobs, Future), "wait until the probe has arrived"
     if len(found) != len(probe.logprobs):
         return f"gives {len(found)} log-probs of the probe's {len(probe.logprobs)}"

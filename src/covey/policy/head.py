@@ -130,6 +130,7 @@ class _HeadScores(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *given: Any) -> tuple[Tensor, Tensor]:
         rows_LC, weight_VC, bias_V, target_L, predicted_L, head = given
+        # Gradients are computed now where weights are frozen or the gradient of log-probs is predicted
         needed, is_one = ctx.needs_input_grad[:3], len(target_L) <= head.chunk
         ctx.is_frozen = not any(needed[1:]) and not head.entropy_gradient
         is_predicted = predicted_L is not None and not is_one and not head.entropy_gradient
@@ -186,7 +187,7 @@ def _split(num_rows: int, first: Tensor, *others: Tensor | None) -> Iterator[tup
 
 
 def wide_product(x_NI: Tensor, y_IO: Tensor, sum_NO: Tensor | None = None) -> Tensor:
-    """Add x @ y of half-precision factors in float32, on a GPU."""
+    """Compute half-precision x @ y, added to `sum_NO`, in float32 (GPUs only)."""
     if sum_NO is None:
         return torch.mm(x_NI, y_IO, out_dtype=torch.float32)
     return torch.addmm(sum_NO, x_NI, y_IO, out_dtype=torch.float32)
@@ -234,7 +235,7 @@ def _gradient_(
 ) -> Tensor:
     """Return the gradient of logits, in place or in half precision.
 
-    None for `coefficient_L`: 1.
+    A `coefficient_L` of None stands for 1.
     """
     values_LV = scored.values_LV
     if coefficient_L is None:

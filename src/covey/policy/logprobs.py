@@ -165,14 +165,14 @@ def _kept_entries(policy: Policy, batch: MicroBatch, scoring: Scoring) -> tuple[
 def _head_input(policy: Policy, batch: MicroBatch) -> Tensor:
     """Return hidden states (L, C) of loss tokens, or their logits."""
     place = (batch.input_ids_BT, batch.position_ids_BT, batch.layout)
-    # index_select, not indexing: the backward pass of indexing adds up repeated rows in whatever order threads come.
+    # index_select, not indexing: the backward pass of indexing adds up repeated rows in the order of threads.
     if policy.head_is_linear:
         return policy.hidden(*place).flatten(0, 1).index_select(0, batch.source_L)
     return policy.logits(*place).index_select(0, batch.source_L)
 
 
 def _reference_rows(policy: Policy, other: Policy, batch: MicroBatch) -> Tensor:
-    """Return the reference's input to its head."""
+    """Return the reference's head input; of the same model, within its pass."""
     if other.causal_lm is policy.causal_lm:
         return _head_input(other, batch)
     return other.run_forward(lambda: _head_input(other, batch))
@@ -199,6 +199,7 @@ def _chunks(
 
 
 def _score_rows(policy: Policy, scoring: Scoring, chunk: Chunk) -> tuple[Tensor, Tensor, Tensor]:
+    """Return log-probs, entropies before the filters, and full KL or zeros."""
     sampling = scoring.sampling
     logits_LV = _logits(policy, chunk.rows_LC)
     tempered_LV = logits_LV if sampling.temperature in (0.0, 1.0) else logits_LV / sampling.temperature

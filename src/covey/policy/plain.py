@@ -110,7 +110,7 @@ def rollout_logprobs(plain: Plain, rollout: Rollout, sampling: Sampling) -> Tens
 
 
 def rollout_logits(plain: Plain, rollout: Rollout) -> tuple[Tensor, Tensor]:
-    """Return logits (L, V) of a rollout's loss tokens, and these (L,)."""
+    """Return logits (L, V) of a rollout's loss tokens, and tokens (L,)."""
     logits, targets = [], []
     for start, stop in rollout.sequences:
         keep = [place for place, chosen in enumerate(rollout.loss_mask[start:stop]) if chosen]
@@ -169,7 +169,7 @@ def _share_weight(source: nn.Module, key: str, empty: nn.Parameter, shift: Shift
 
 
 def _adapters(source: Any) -> list[tuple[Tensor, Tensor, float]]:
-    """Return (A, B, scaling) of a layer's active adapters."""
+    """Return (A, B, scaling) of active adapters: W + scaling * B@A."""
     if source.disable_adapters:
         return []
     names = [name for name in source.active_adapters if name in source.lora_A]
@@ -192,7 +192,7 @@ def _make_at_each_call(module: nn.Module, lazy: Mapping[str, Maker], dtype: torc
         finally:
             module._parameters.update(held)
 
-    # Checkpointing makes them anew in the backward pass
+    # Checkpointing makes them again in the backward pass
     def remade(*inputs: Any, **keywords: Any) -> Any:
         return checkpoint(call, *inputs, use_reentrant=False, preserve_rng_state=False, **keywords)
 

@@ -112,7 +112,7 @@ class Policy:
     def logits(
         self, input_ids_BT: Tensor, position_ids_BT: Tensor, layout: Layout, keep_T: Tensor | None = None
     ) -> Tensor:
-        """Return logits (B * T, V), or those of positions `keep_T`."""
+        """Return logits (B*T, V) in the model's type, or of positions `keep_T`."""
         with self.autocast():
             place = self._place(input_ids_BT, position_ids_BT, layout)
             if self.mask_id is not None:
@@ -230,7 +230,7 @@ CASTS_AND_VIEWS = frozenset({"ToCopyBackward0", "TBackward0", "TransposeBackward
 
 
 def _is_weight(tensor: Tensor) -> bool:
-    """Return True for a parameter, its view, or autocast's copy."""
+    """Return True for a parameter, its view, or autocast's copy of one."""
     if isinstance(tensor, nn.Parameter) or isinstance(tensor._base, nn.Parameter):
         return True
     node = tensor.grad_fn

@@ -80,7 +80,7 @@ def refreshed_weights(reference: Reference) -> dict[str, Tensor]:
 
 
 def load_refreshed(reference: Reference, weights: Mapping[str, Tensor]) -> None:
-    """Load the weights of `refreshed_weights`."""
+    """Load the weights of `refreshed_weights`, if any."""
     parameters = dict(reference.policy.model.named_parameters())
     with torch.no_grad():
         for name, weight in weights.items():

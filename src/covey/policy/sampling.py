@@ -138,7 +138,7 @@ def draw_tempered(logits_RV: Tensor, temperature: Tensor, uniform_R: Tensor) -> 
 
 
 def masses(logits_RV: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the largest tempered logit (R, 1), and blocks' weights."""
+    """Return the largest tempered logit (R, 1), and blocks' weights (R, blocks)."""
     top_R1 = (logits_RV / temperature).amax(dim=-1, keepdim=True)
     weight_RV = (logits_RV / temperature - top_R1).exp()
     padded_RV = torch.nn.functional.pad(weight_RV, (0, -logits_RV.shape[-1] % BLOCK))
@@ -179,7 +179,7 @@ def sample(
 
 
 def partition(samplings: Iterable[Sampling], device: torch.device) -> list[tuple[Distribution, Tensor | None]]:
-    """Return rows by distribution; None stands for all rows."""
+    """Return row indices by distribution; None stands for all rows."""
     rows_of: dict[Distribution, list[int]] = {}
     for row, sampling in enumerate(samplings):
         key = (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
@@ -228,7 +228,7 @@ def _first(scaled_RV: Tensor, value_RK: Tensor, num_kept_R1: Tensor) -> Tensor:
 
 
 def _invert(weight_RN: Tensor, uniform_R: Tensor) -> tuple[Tensor, Tensor]:
-    """Return each uniform number's index, and its place within."""
+    """Return each uniform number's weighted index, and its uniform place within."""
     # Zero weights are struck out: a parallel cumulative sum need not be monotone to the last bit.
     summed_RN = weight_RN.cumsum(dim=-1).masked_fill(weight_RN <= 0, 0.0)
     total_R = summed_RN.amax(dim=-1)

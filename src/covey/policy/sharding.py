@@ -29,7 +29,8 @@ def shard(policy: Policy, device: torch.device | None = None) -> Policy:
     """Shard the weights over all ranks, in place, layer by layer.
 
     `device` never holds more than one whole layer beside the shards; weights without storage get that of the shards
-    alone. From then on passes are collective: every rank makes equally many, or runs inside `gather_weights`.
+    alone, and the policy is completed. From then on passes are collective: every rank makes equally many, or runs
+    inside `gather_weights`.
     """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
@@ -55,7 +56,7 @@ def shard(policy: Policy, device: torch.device | None = None) -> Policy:
 
 
 def without_storage(policy: Policy) -> Policy:
-    """Return the policy with frozen weights on `meta`, for `shard_like`."""
+    """Return the policy with frozen weights on `meta`, buffers copied, for `shard_like`."""
     named = policy.model.named_parameters()
     empty = {id(p): nn.Parameter(torch.empty_like(p, device="meta"), requires_grad=False) for _, p in named}
     # deepcopy takes what it finds here for copied, tied weights once.
@@ -63,7 +64,7 @@ def without_storage(policy: Policy) -> Policy:
 
 
 def shard_like(empty: Policy, example: Policy) -> Policy:
-    """Give a policy `without_storage` the shards of a sharded one."""
+    """Give a policy `without_storage` a sharded one's shards; no weight becomes whole."""
     model = shard(empty, example.device).model
     reshard(example)
     with torch.no_grad():
@@ -74,7 +75,7 @@ def shard_like(empty: Policy, example: Policy) -> Policy:
 
 @contextmanager
 def gather_weights(policy: Policy) -> Iterator[None]:
-    """Gather all weights inside, for passes of single ranks, such as sampling."""
+    """Gather all weights on every rank inside, for single ranks' passes."""
     modules = list(_sharded_modules(policy.causal_lm)) if policy.sharded else []
     for module in modules:
         module.unshard()
@@ -108,7 +109,7 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def placed_like(tensor: Tensor, example: Tensor) -> Tensor:
-    """Shard a whole tensor as `example` is."""
+    """Shard a whole tensor as `example` is, if at all."""
     from torch.distributed.tensor import DTensor, distribute_tensor
 
     if not isinstance(example, DTensor):
@@ -129,7 +130,7 @@ def on_rank0(tensor: Tensor) -> Tensor:
 
 
 def full_state_dict(model: nn.Module) -> dict[str, Tensor]:
-    """Return a sharded model's whole state dict on rank 0."""
+    """Return a sharded model's whole state dict on rank 0, ties kept."""
     identity = {name: id(parameter) for name, parameter in model.named_parameters(remove_duplicate=False)}
     found: dict[int, Tensor] = {}
     weights = {}

@@ -1,4 +1,4 @@
-"""Cached keys and values of prompts, rows and idle sessions.
+"""Keys and values of prompts, rows and idle sessions, within a budget.
 
 Shapes: G groups, R rows, K key/value heads, S slots (cached tokens) of one holder, D head width.
 """
@@ -88,7 +88,7 @@ class CacheBlock:
         return self.num_holders * self.length
 
     def resize(self, num_holders: int, length: int) -> int:
-        """Resize tensor by tensor; return the peak of bytes."""
+        """Resize tensor by tensor, keeping the overlap; return the peak in bytes."""
         holders, kept = min(num_holders, self.num_holders), min(length, self.length)
         held = most = self.num_slots * self.shape.slot_bytes
         self.num_holders, self.length = num_holders, length
@@ -210,7 +210,7 @@ class Cache:
 
 
 def _fit_rectangle(block: CacheBlock, num_holders: int, length: int, new_length: int) -> tuple[int, int]:
-    """Return the new rectangle: the old one if it fits."""
+    """Return the rectangle; its length stays unless short or twice too long."""
     if length <= block.length and 2 * new_length >= block.length:
         return max(block.num_holders, num_holders), block.length
     mostly_idle = 2 * num_holders <= block.num_holders

@@ -65,7 +65,7 @@ class CompiledPrefillLayout(PrefillLayout):
 
     def attend(self, layer: int, query_BHTD: Tensor, key_BKTD: Tensor, value_BKTD: Tensor, rule: Rule) -> Tensor:
         key_NKPD, _ = self._write(layer, key_BKTD, value_BKTD)
-        kept = key_NKPD.dtype
+        kept = key_NKPD.dtype  # read what decoding will read: rounded as it is cached
         out_BHTD = self._stream.attend(layer, query_BHTD.to(kept), key_BKTD.to(kept), value_BKTD.to(kept), rule)
         return out_BHTD.to(query_BHTD.dtype)
 

@@ -32,7 +32,7 @@ LINEAR = (nn.Linear, OneDnnLinear)
 class FusedAdapter(nn.Module):
     """A layer and its LoRA adapter in half precision on a GPU.
 
-    x @ W + b + (x @ A) @ (scale B), in place of four kernels and the casts of A and B.
+    x @ W + b + (x @ A) @ (scale B): two kernels beside the layer's own, in place of four and the casts of A and B.
     """
 
     def __init__(self, layer: nn.Module, precision: torch.dtype) -> None:
@@ -77,7 +77,7 @@ NOTHING: Mapping[int, Rule] = {}
 
 
 def is_wanted(policy: Policy, rules: Mapping[int, Rule] = NOTHING) -> bool:
-    """Return True where a weight is read in another form."""
+    """Return True where weights take another form; sharded ones never do."""
     return not policy.sharded and (own_bytes(policy) > 0 or bool(_fusable(policy, rules)))
 
 
@@ -103,7 +103,7 @@ def own_bytes(policy: Policy) -> int:
 
 
 def build_decode_policy(policy: Policy, rules: Mapping[int, Rule] = NOTHING) -> Policy:
-    """Return a decode policy that shares tensors, renewed by `refresh`.
+    """Return a decode policy whose own weights `refresh` renews; others are shared.
 
     `rules`, by layer, are given where the base model may be fused.
     """
@@ -201,7 +201,7 @@ def _held_layers(policy: Policy) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _linear_beside(policy: Policy, fused: Mapping[str, nn.Module]) -> Iterator[tuple[str, nn.Module]]:
-    """Yield linear layers outside of fused models."""
+    """Yield linear layers outside of fused models; in half precision the head."""
     heads = head_modules(policy.causal_lm)
     adapted = tuple(name for name, module in policy.model.named_modules() if _is_adapted(module))
     for name, module in policy.model.named_modules():

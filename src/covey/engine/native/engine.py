@@ -127,7 +127,7 @@ class NativeEngine:
             self.close_session(row)
 
     def load_weights(self, version: int) -> None:
-        """Take the new version while nothing runs."""
+        """Take the new version while nothing runs: no completion mixes versions."""
         in_flight = len(self._futures) + len(self._turns.under_way)
         assert not in_flight, f"{in_flight} calls of generate() in flight while weights change"
         self._forget_kept()

@@ -86,7 +86,7 @@ class GraphRunner(Runner):
         self._forget_graphs_of_another(before)
 
     def _length(self, scheduler: Scheduler) -> int:
-        """Return the slots per row until the next look."""
+        """Return each row's slots: its maximum, or up to the next look."""
         if not self._reads_idle and not any(request.sessions for request in scheduler.groups):
             return scheduler.row_slots
         longest = max((self._count_cached(row) for row in scheduler.rows), default=0) + 1 + LOOK_EVERY
@@ -138,7 +138,7 @@ class GraphRunner(Runner):
         return state
 
     def _launch(self, state: "RowState") -> None:
-        """Run a step, as a graph from the second time on."""
+        """Run a step; repeats with one distribution run as a graph."""
         parts, place = self._parts, (state.num_rows, self._parts[0][0])
         if place in self._graphs:
             self._graphs[place]()
@@ -216,6 +216,7 @@ def one_step(
     state.token_SB.index_copy_(0, state.count_1, token_B[None])
     state.logprob_SB.index_copy_(0, state.count_1, logprob_B[None].to(torch.float64))
     state.count_1.add_(1)
+    # Finished rows stand still
     state.newest_B.copy_(torch.where(state.finished_B > 0, state.newest_B, token_B))
     state.length_B.add_(1 - state.finished_B)
     is_last_B = (token_B[:, None] == state.stop_N).any(dim=1) | (state.length_B >= state.limit_B)
@@ -242,7 +243,7 @@ class RowLayout:
         return self.attend_stored(layer, query_BHTD, rule)
 
     def stores(self, layer: int, num_heads: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Return cached keys and values (.., D), and the new lines."""
+        """Return cached keys and values (.., D), and new tokens' lines (T*K,)."""
         keys, values = (
             cached[layer].view(-1, cached[layer].shape[-1]) for cached in (self._block.keys, self._block.values)
         )

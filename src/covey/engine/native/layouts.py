@@ -102,7 +102,7 @@ class ExtendLayout:
         stretches: Sequence[tuple[int, int]],
         rows_hold_prompts: bool,
     ) -> None:
-        """Set which own tokens, (from, up to), each row reads: `stretches`."""
+        """Set `stretches`, the own tokens (from, up to) that each row reads."""
         device = cache.shape.device
         lengths = [end - start for start, end in stretches]
         self._cache, self._here = cache, slice(first, first + len(lengths))
@@ -208,7 +208,7 @@ class DecodeLayout:
     """One token per row, in slot order, stored before it attends."""
 
     def __init__(self, cache: Cache, grid: Grid, length_R: Tensor, shortest: int, longest: int) -> None:
-        """Set each row's own tokens, this one included, from `shortest` to `longest`."""
+        """Take `length_R`, own tokens with this one, from `shortest` to `longest`."""
         self._cache = cache
         self._grid = grid
         self._own_R = length_R - 1
@@ -295,7 +295,7 @@ class DecodeLayout:
 
 
 def slots_in(block: CacheBlock, slot_R: Tensor, num_heads: int) -> Tensor:
-    """Return the rows' key lines in a flattened block."""
+    """Return the rows' key lines in a block seen as (holders*heads*length, D)."""
     line = torch.arange(len(slot_R) * num_heads, device=slot_R.device).view(-1, num_heads)
     return (line * block.length + slot_R[:, None]).flatten()
 
@@ -314,7 +314,7 @@ def sinks_of(sink_H: Tensor, num_rows: int, num_heads: int) -> Tensor:
 def _softmax_part(
     query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, softcap: float | None
 ) -> tuple[Tensor, Tensor]:
-    """Attend to some keys: output (batch, queries, D) and log-sum-exp."""
+    """Attend to some keys: output (batch, queries, D), log-sum-exp (batch, queries, 1)."""
     if softcap is not None:
         scores = apply_softcap(torch.bmm(query, key.mT), softcap)
         scores = scores if bias is None else scores + bias

@@ -54,7 +54,7 @@ class OwnWeightsEngine(NativeEngine):
             self._admits = True
             self._is_settled.set()
         self.version = weights.version
-        # What waits begins on the new weights; what is under way continues on them, or begins again.
+        # Waiting rows begin on the new weights; running ones continue on them, or begin again.
         for request in (*self._scheduler.requests, *self._turns.requests):
             request.version = weights.version
         self._forget_kept()

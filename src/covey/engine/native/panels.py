@@ -82,7 +82,7 @@ class Panels:
 
 
 class PackedWeights:
-    """A buffer for linear layers and adapters, filled by `take`."""
+    """A buffer for one input's linear layers and adapters, filled by `take`."""
 
     def __init__(self, parts: Sequence[Weights], half: bool) -> None:
         self._panels = Panels(sum(part.shape[0] for part in parts), parts[0].shape[1], half)
@@ -194,7 +194,7 @@ def multiply(weights: PackedWeights, x_NI: Tensor, half: bool) -> Tensor:
 
 
 def panel_width() -> int:
-    """Return the number of adjacent outputs."""
+    """Return the number of outputs side by side in a panel."""
     return ctypes.c_int64.in_dll(library(SOURCE), "covey_panel").value
 
 

@@ -58,7 +58,7 @@ class ReplayingEngine(OwnWeightsEngine):
         self._kept: dict[int, Mapping[str, Tensor]] = {}
 
     def remember(self, trained: Policy, version: int) -> Mapping[str, Tensor]:
-        """Keep a copy of the trained weights as a version."""
+        """Keep a copy of the trained weights as a version; return it."""
         self._kept[version] = {name: tensor.detach().clone() for name, tensor in trained_tensors(trained).items()}
         return self._kept[version]
 
@@ -74,7 +74,7 @@ class ReplayingEngine(OwnWeightsEngine):
         return completions
 
     def open(self, prompt_ids: Sequence[int], n: int, sampling: Sampling) -> "list[ReplayedSession]":  # type: ignore[override] # neither kind is the other
-        """Begin the attempts of a recorded call."""
+        """Begin a recorded call's attempts: those of one version together, others alone."""
         sessions: dict[int, ReplayedSession] = {}
         together: dict[object, list[int]] = {}
         first = sampling.first_sample

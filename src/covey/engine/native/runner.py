@@ -177,7 +177,7 @@ class Runner:
         return torch.cat(pieces)
 
     def _extend(self, first: int, rows: Sequence[DecodeRow], stretches: Sequence[tuple[int, int]]) -> Tensor:
-        """Read stretches of rows' own tokens in one pass; return logits."""
+        """Read rows' stretches of own tokens in one pass: logits (N, V)."""
         groups = [row.request.slot for row in rows]
         prompt_lengths = [len(row.request.prompt_ids) for row in rows]
         layout = ExtendLayout(self.cache, first, groups, prompt_lengths, stretches, self.holds_prompts)

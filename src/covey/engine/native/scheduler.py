@@ -45,7 +45,7 @@ class Admission:
     """First rows that continue a session: they draw after tokens not yet read."""
 
     def charge(self) -> int:
-        """Count the earlier turns' tokens to encode again, also per row."""
+        """Count earlier turns' tokens to encode again, and charge them to rows."""
         prompts = set(self.prompts)
         total = 0
         for row in self.rows[: self.num_resumed]:
@@ -152,7 +152,7 @@ class Scheduler:
         self.give_up(row)
 
     def turns_over(self) -> list[tuple[int, DecodeRow]]:
-        """Return finished sessions with their slots, before `depart` removes them."""
+        """Return sessions that finished a turn, with slots, before `depart` removes them."""
         over = [(slot, row) for slot, row in enumerate(self.rows) if row.left and row.request.sessions]
         return [(slot, row) for slot, row in over if not row.closed]
 
@@ -173,7 +173,7 @@ class Scheduler:
         """Evict one session if the next request needs room; True if so."""
         if len(self.rows) >= self.limits.max_rows or not self.kept or not self._is_blocked():
             return False
-        # While rows are under way, only what holds the most of the room gives way
+        # While rows run, idle sessions are evicted only if they hold most of the room
         resting = self.kept.keys() - set(self.resuming)
         if self.rows and 2 * sum(row.kept for row in resting) <= self.limits.max_slots:
             return False
@@ -192,7 +192,7 @@ class Scheduler:
         first_row, first_group = len(self.rows), len(self.groups)
         self._resume(first_group)
         num_resumed = len(self.rows) - first_row
-        # Sessions go before calls; where one finds no room though nothing is under way, a call half in has it
+        # Sessions go before calls; where one finds no room though nothing runs, a call half in has it
         if not self.resuming or not self.rows:
             self._start(first_group)
         # What is kept of resumed rows is counted until here: it is copied while it still is there
@@ -306,7 +306,7 @@ class Scheduler:
 
 
 def _fill_gaps(items: list[Any], gaps: Sequence[int]) -> list[Move]:
-    """Remove the items at `gaps` (rising); return the moves."""
+    """Remove the items at `gaps` (rising) in place; return the moves."""
     num_left = len(items) - len(gaps)
     gone = set(gaps)
     movers = [slot for slot in range(num_left, len(items)) if slot not in gone]

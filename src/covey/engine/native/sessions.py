@@ -19,7 +19,7 @@ class SessionHost(Protocol):
 
 
 class NativeSession:
-    """One attempt of several turns (`Session`); dropped waits end turns."""
+    """One attempt of several turns (`Session`), closed when dropped or cancelled."""
 
     def __init__(self, engine: SessionHost, row: DecodeRow, first: "asyncio.Future[Completion]") -> None:
         self._engine = engine
@@ -74,7 +74,7 @@ class PendingTurns:
     def begin(self, row: DecodeRow) -> "asyncio.Future[Completion]":
         """Begin a turn, and return its future in the running loop."""
         future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
-        future.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody need wait for it
+        future.add_done_callback(lambda done: done.cancelled() or done.exception())  # it may have no waiter
         self.under_way[row] = future
         return future
 

@@ -55,7 +55,7 @@ def build_beside(policy: Policy, settings: EngineConfig) -> Engine:
 
 
 def sleep_level(policy: Policy, settings: EngineConfig) -> int:
-    """Return vLLM's sleep level on a shared GPU."""
+    """Return vLLM's sleep level: 1 keeps an adapter's frozen base, 2 nothing."""
     if settings.sleep is not None:
         return settings.sleep
     if policy.device.type != "cuda":
@@ -109,7 +109,7 @@ def _free_share(device: torch.device) -> float:
 
 
 def join(policy: Policy, settings: EngineConfig, url: str, folder: Path, version: int) -> VLLMEngine:
-    """Join a server of the model, and push the policy's weights."""
+    """Join a server of the policy's shape, and push the policy's weights."""
     model = find_model(url)
     served = describe(policy, settings, folder, min(policy.max_length, model.max_length))
     served = replace(served, name=name_of_server(url), sleep_level=settings.sleep or 0)
@@ -123,7 +123,7 @@ def join(policy: Policy, settings: EngineConfig, url: str, folder: Path, version
 
 
 def describe(policy: Policy, settings: EngineConfig, folder: Path, max_length: int) -> Served:
-    """Return the engine's description of the policy."""
+    """Describe the policy for the engine; save a trained adapter below `folder`."""
     adapter = folder / "adapter" if is_adapted(policy.model) else None
     if adapter is not None:
         with gather_weights(policy):
@@ -166,7 +166,7 @@ def longest_sequence(policy: Policy, cache_bytes: int) -> int:
 
 
 def collect(policy: Policy, version: int, text: Sequence[int] = ()) -> WeightSet:
-    """Return the policy's trained weights, uncopied.
+    """Return the policy's trained weights, uncopied: not to change until pushed.
 
     Collective where they are sharded; gathered weights are copied.
     """

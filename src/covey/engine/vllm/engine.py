@@ -157,7 +157,7 @@ class VLLMEngine:
         await asyncio.wrap_future(self._submit(self._update(weights, how)))
 
     def load_weights(self, version: int) -> None:
-        """Take the current weights of the policy beside it."""
+        """Wake on current weights. PushRefused and EngineLost as in `update`."""
         if self._collect is None:
             raise PushRefused(f"vLLM takes version {version} as a set with its probe, not as loose tensors")
         self._raise_if_lost()
@@ -186,7 +186,7 @@ class VLLMEngine:
         if self._proof is not None:
             raise PushRefused(f"version {weights.version} came while another was being loaded")
         self._proof = asyncio.get_running_loop().create_future()
-        self._proof.add_done_callback(lambda proof: proof.exception())  # nobody need wait for it
+        self._proof.add_done_callback(lambda proof: proof.exception())  # it may have no waiter
         try:
             # Refuse what could not be taken whole, before anything changes.
             refuse(weights.version, await asyncio.to_thread(defect, weights, self.version))
@@ -196,7 +196,7 @@ class VLLMEngine:
             self._proof.set_exception(error)
             raise
         finally:
-            if not self._proof.done():  # refused: what waited goes on with the old version
+            if not self._proof.done():  # refused: waiting samples continue on the old version
                 self._proof.set_result(None)
             self._proof = None
 
@@ -218,7 +218,7 @@ class VLLMEngine:
     async def _replace(self, folder: Path, weights: WeightSet, how: UpdateMode) -> None:
         """Load, label and prove; any failure from here loses the engine."""
         was_asleep = self._is_asleep
-        if was_asleep:  # nothing is under way, nothing is cached
+        if was_asleep:  # nothing runs, nothing is cached
             await self._within(self._wire.wake("weights"), "wake up")
         else:
             await self._watch(self._wire.pause(how))

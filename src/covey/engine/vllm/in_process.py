@@ -71,7 +71,7 @@ class Launch:
 
 
 def own_errors(call: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
-    """Turn vLLM's exceptions into EngineLost: others cannot unpickle them."""
+    """Turn vLLM's exceptions into EngineLost: other environments cannot unpickle them."""
 
     @wraps(call)
     async def guarded(*arguments: P.args, **keywords: P.kwargs) -> T:

@@ -15,10 +15,10 @@ LOGGER = logging.getLogger(__name__)
 
 
 class RestartingEngine:
-    """Restarts a lost vLLM and repeats its running requests."""
+    """Restarts a lost vLLM and repeats running requests with the same seeds."""
 
     def __init__(self, make: Callable[[int], VLLMEngine]) -> None:
-        """Set `make`, which starts vLLM on the current weights."""
+        """Set `make`, which starts vLLM on the current weights, under a version."""
         self._make = make
         self._engine = make(0)
         self._restarting = threading.Lock()
@@ -89,7 +89,7 @@ class RestartingEngine:
                 except EngineLost as again:
                     why = again
                 self._stats = gone
-            if self._is_closed:  # meanwhile: nobody else would end what was just started
+            if self._is_closed:  # meanwhile: nothing else would end the new engine
                 self._engine.close()
                 raise why
 

@@ -36,6 +36,7 @@ class ServedModel:
 
 
 def find_model(url: str) -> ServedModel:
+    """Return the model at an address. ValueError where there is no vLLM."""
     try:
         answer = httpx.get(f"{url.rstrip('/')}/v1/models", headers=_headers(), timeout=CONNECT_SECONDS)
         answer.raise_for_status()

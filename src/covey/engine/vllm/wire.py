@@ -70,11 +70,11 @@ class Wire(Protocol):
     async def resume(self) -> None: ...
 
     async def sleep(self, level: int) -> None:
-        """Release the cache, and weights, kept (1) or dropped (2)."""
+        """Release the cache and weights: kept by the host (1), dropped (2)."""
         ...
 
     async def wake(self, tag: Literal["weights", "kv_cache"]) -> None:
-        """Take memory again; dropped weights are undefined until loaded."""
+        """Take memory for `tag` again; dropped weights are undefined until loaded."""
         ...
 
     async def call(self, method: str, *arguments: Any) -> list[Any]:

@@ -40,7 +40,7 @@ class Receiver:
 
 
 def pack_tied_heads(model: Any) -> None:
-    """Pack heads tied to the embedding again after a reload."""
+    """Pack tied heads again: a reload leaves packed copies of old weights."""
     from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 
     embeddings = [module for module in model.modules() if isinstance(module, VocabParallelEmbedding)]
@@ -50,7 +50,7 @@ def pack_tied_heads(model: Any) -> None:
 
 
 def model_folder(name: str) -> Path:
-    """Return the folder of the model's files."""
+    """Return the folder of a model's files, also of a hub name's."""
     if Path(name).is_dir():
         return Path(name)
     from huggingface_hub import snapshot_download

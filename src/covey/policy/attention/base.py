@@ -97,7 +97,7 @@ def register() -> None:
 
 
 def causal_attention(query_BHTD: Tensor, key_BKSD: Tensor, value_BKSD: Tensor, rule: Rule) -> Tensor:
-    """Attend causally within the window: T queries end S positions."""
+    """Attend causally within the window: T queries, last of S positions."""
     num_queries, num_keys = query_BHTD.shape[-2], key_BKSD.shape[-2]
     if rule.window is None and num_queries == num_keys and rule.is_plain:
         return _attend_fused(query_BHTD, key_BKSD, value_BKSD, rule, is_causal=True)
@@ -164,6 +164,7 @@ def _softmax(score_BHTS: Tensor, sink_H: Tensor | None) -> Tensor:
 
 
 def _per_head(values_BKQX: Tensor, num_heads: int) -> Tensor:
+    """Map (B, K, Q*T, X) to (B, H, T, X)."""
     num_queries = num_heads // values_BKQX.shape[1]
     return values_BKQX.unflatten(2, (num_queries, -1)).flatten(1, 2)
 

@@ -65,7 +65,7 @@ class InputsLayout(BlocksLayout):
 
 
 def inputs_layout(lengths: Sequence[int], device: torch.device) -> InputsLayout:
-    """Lay out a stream of inputs; similar lengths share a block."""
+    """Lay out a stream of inputs; lengths within twofold share a block."""
     buckets: dict[int, list[StreamSegment]] = defaultdict(list)
     for start, length in zip(accumulate(lengths, initial=0), lengths, strict=False):
         buckets[length.bit_length()].append(StreamSegment(start, length))

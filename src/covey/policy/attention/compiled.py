@@ -1,7 +1,7 @@
 """Attention over packed streams in C (attention.c), in float32 on a CPU.
 
 Branches share the keys of their prefix without a copy. For the backward pass, outputs and one number per query are
-kept. Results are the same for any number of threads, and for a segment whatever is beside it in the stream.
+kept. Results are the same for any number of threads, and for a segment beside any others in the stream.
 
 Shapes: H query heads, K key/value heads, T tokens of the stream, D head width.
 """

@@ -93,7 +93,7 @@ def flash(query_THD: Tensor, key_SKD: Tensor, value_SKD: Tensor, lengths: Length
 
 @dataclass(frozen=True, slots=True)
 class CachedRows:
-    """Cached keys and values: one sequence per key head."""
+    """Cached keys and values: one sequence per row and key head."""
 
     query_end_N: Tensor
     """int32 (N + 1), N = R * K, from 0: one token each."""
@@ -154,7 +154,7 @@ def reference(query_THD: Tensor, key_SKD: Tensor, value_SKD: Tensor, lengths: Le
 
 
 def is_there() -> bool:
-    """Return True where torch has the function (2.11 and later)."""
+    """Return True where torch has the function, windows and scale (2.11+)."""
     return {"window_size", "scale"} <= _parameters()
 
 

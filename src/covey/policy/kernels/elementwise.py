@@ -125,7 +125,7 @@ def apply_gate(gate: Tensor, up: Tensor) -> Tensor:
 
 
 def rotate(x_BTHD: Tensor, cosines_BTD: Tensor, sines_BTD: Tensor) -> Tensor:
-    """Rotate heads by their positions (RoPE, arXiv 2104.09864)."""
+    """Rotate the halves of heads by their positions (RoPE, arXiv 2104.09864)."""
     assert cosines_BTD.shape[-1] == x_BTHD.shape[-1], "the family turns whole heads"
     angles = (angle.expand(len(x_BTHD), -1, -1).float().contiguous() for angle in (cosines_BTD, sines_BTD))
     out: Tensor = _Rotated.apply(x_BTHD, *angles)

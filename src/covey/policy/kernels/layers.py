@@ -1,7 +1,7 @@
 """Layers of Llama's family in C (elementwise.c), with and without gradient.
 
-A module of a known class takes a subclass of it; weights keep their names. Types other than float32 and bfloat16 are
-computed as before. Under autocast, norms have the type of the products they enter.
+A module of a known class takes a subclass of it; weights keep their names. Types other than float32 and bfloat16 on a
+CPU are computed as before. Under autocast, norms have the type of the products they enter.
 
 Shapes: B sequences, T tokens, H heads, D head width.
 """
@@ -121,7 +121,7 @@ class CompiledAttention(CastsOnce, nn.Module):
 
 
 def choose_kernels(model: PreTrainedModel, kernels: str, precision: torch.dtype, device: torch.device) -> None:
-    """Use the C kernels where they apply, on `device`.
+    """Use the C kernels where they apply on `device`, never with "torch".
 
     Never by a timing: a resumed run could choose differently, and lose bit-for-bit equality.
     """

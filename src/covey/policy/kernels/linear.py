@@ -112,7 +112,7 @@ class MergedLinear(nn.Module):
 
 
 def choose_library(model: nn.Module, kernels: str) -> None:
-    """Let large linear layers use oneDNN where MKL is slow.
+    """Let large linear layers use oneDNN where MKL is slow, with "auto".
 
     Never by a timing: a resumed run could choose differently, and lose bit-for-bit equality.
     """
@@ -121,7 +121,7 @@ def choose_library(model: nn.Module, kernels: str) -> None:
 
 
 def use_onednn(model: nn.Module, min_weights: int = 0) -> None:
-    """Let linear layers of at least `min_weights` weights use oneDNN."""
+    """Let linear layers of at least `min_weights` weights use oneDNN, in place."""
     if not torch.backends.mkldnn.is_available():
         return
     for module in model.modules():

@@ -29,6 +29,7 @@ BASE = "base"
 
 
 def add_adapters(model: PreTrainedModel, settings: ModelConfig, seed: int) -> nn.Module:
+    """Add new adapters, in float32 at least; nothing else trains."""
     from peft import LoraConfig, get_peft_model
 
     everywhere = settings.lora_targets == ALL_LINEAR
@@ -48,7 +49,7 @@ def add_adapters(model: PreTrainedModel, settings: ModelConfig, seed: int) -> nn
 
 
 def _names_linear_layers(model: nn.Module, name: str) -> bool:
-    """Return True if a name leads to linear layers alone, in peft's way."""
+    """Return True if peft resolves a name to linear layers alone."""
     found = [module for full, module in model.named_modules() if full == name or full.endswith(f".{name}")]
     return bool(found) and all(isinstance(module, nn.Linear | Conv1D) for module in found)
 
@@ -146,6 +147,6 @@ def load_adapters(model: PreTrainedModel, settings: ModelConfig, saved: "LoraCon
             adapted = PeftModel.from_pretrained(model, settings.name, config=saved, is_trainable=True)
         except UserWarning as error:
             what = f"model.name={settings.name} must hold all adapters that adapter_config.json names"
-            raise ValueError(f"{what} ({str(error)[:160]}): save them anew") from error
+            raise ValueError(f"{what} ({str(error)[:160]}): save them again") from error
     check_layers(adapted)
     return adapted

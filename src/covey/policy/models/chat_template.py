@@ -41,6 +41,7 @@ def set_template_defaults(tokenizer: PreTrainedTokenizerBase, values: Mapping[st
                 f"model.chat_template_kwargs.{name} is set, but the chat template of {model_name} never reads it"
                 f"{near(name, readable)}; {what}"
             )
+    # Defaults inside the template reach every renderer
     changed = {key: _with_defaults(template, values) for key, template in named.items()}
     tokenizer.chat_template = changed if isinstance(tokenizer.chat_template, dict) else changed[""]
 

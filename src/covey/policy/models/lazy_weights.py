@@ -94,7 +94,7 @@ def find_unread(kind: Any, name: str, revision: str | None, how: Mapping[str, An
 def _without_weights(kind: Any, config: PreTrainedConfig, how: Mapping[str, Any]) -> PreTrainedModel:
     with init_empty_weights(include_buffers=False), torch.random.fork_rng(devices=[]):
         model: PreTrainedModel = kind.from_config(config, **how)
-    model.tie_weights()  # each parameter was made anew as it was put into its module
+    model.tie_weights()  # each parameter was made again as it was put into its module
     return model.eval()
 
 
@@ -141,6 +141,7 @@ def _match(model: PreTrainedModel, saved: list[SavedTensor]) -> dict[str, SavedT
 
 
 def _own_name(model: PreTrainedModel, saved: str, own: Mapping[str, Tensor]) -> str:
+    """Return a saved tensor's model name, with or without the base prefix."""
     prefix = f"{model.base_model_prefix}."
     names = (saved, prefix + saved, saved.removeprefix(prefix))
     return next((name for name in names if name in own), saved)

@@ -107,7 +107,7 @@ def _load_policy(settings: ModelConfig, seed: int, trainable: bool, on_host: boo
 
 
 def computable(settings: ModelConfig, device: torch.device) -> ModelConfig:
-    """Replace float16 on a CPU, where it is seven times slower."""
+    """Replace float16 on a CPU, seven times slower there than bfloat16."""
     if settings.precision != "float16" or device.type != "cpu":
         return settings
     has_half = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
@@ -329,7 +329,7 @@ def _load_pretrained(settings: ModelConfig, device: torch.device) -> tuple[PreTr
 def _load_tokenizer(settings: ModelConfig) -> PreTrainedTokenizerBase:
     """Load the saved tokenizer.
 
-    AutoTokenizer takes some architectures' own class whatever was saved: Qwen2's would give a nano policy a token
+    For some architectures AutoTokenizer ignores the saved class: Qwen2's own would give a nano policy a token
     without an embedding, and normalise text.
     """
     saved = get_tokenizer_config(settings.name, revision=settings.revision).get("tokenizer_class")
@@ -362,7 +362,7 @@ def _convert_parameters(model: PreTrainedModel, dtype: torch.dtype) -> PreTraine
 
 
 def _storage_type(settings: ModelConfig) -> torch.dtype:
-    """Return the type of weights: float32 or float64 if trained."""
+    """Return the weights' type: float32 or float64 if trained, else the precision."""
     precision = DTYPES[settings.precision]
     return precision if settings.lora_rank > 0 or precision == torch.float64 else torch.float32
 

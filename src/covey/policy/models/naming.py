@@ -12,7 +12,7 @@ from covey.policy.settings import NANO
 
 def check_name(name: str) -> None:
     """Refuse a missing path, a file, or a folder without a policy. ValueError."""
-    if name in NANO:  # whatever lies beside the user under that name
+    if name in NANO:  # even if a file or folder has that name
         return
     if name.startswith(IN_MEMORY):
         raise ValueError(

@@ -63,7 +63,7 @@ def _frozen(model: ModelConfig) -> ModelConfig:
 def load_reference_model(
     model: ModelConfig, name: str, revision: str | None, wanted: Vocabulary, *, seed: int, on_host: bool = False
 ) -> Reference:
-    """Load `name` as a frozen reference. ValueError for another vocabulary."""
+    """Load `name` as a frozen reference. ValueError if unloadable or incomparable."""
     try:
         loaded = load_policy(settings_of_reference(model, name, revision), seed=seed, trainable=False, on_host=on_host)
     except ValueError as error:

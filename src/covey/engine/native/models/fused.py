@@ -181,7 +181,7 @@ def _parts(layer: Any) -> list[list[Any]]:
 
 
 def norms_of(layer: Any) -> list[Any]:
-    """Return a layer's norms, those of queries and keys last."""
+    """Return a layer's norms: before and after attention, queries', keys' if any."""
     attention = layer.self_attn
     of_heads = [attention.q_norm, attention.k_norm] if isinstance(layer, Qwen3DecoderLayer) else []
     return [layer.input_layernorm, layer.post_attention_layernorm, *of_heads]

@@ -32,7 +32,7 @@ class StoringLayout(Protocol):
     """A decode layout whose cache can be written from outside."""
 
     def stores(self, layer: int, num_heads: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the layer's cached keys and values, and the new lines."""
+        """Return cached keys and values (.., D), and new tokens' lines (T*K,)."""
         ...
 
     def attend_stored(self, layer: int, query_BHTD: Tensor, rule: Rule) -> Tensor:

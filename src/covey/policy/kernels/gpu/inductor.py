@@ -1,7 +1,7 @@
-"""Compile functions by torch for a GPU, which launches fewer kernels.
+"""Compile functions by torch into few kernels for a GPU.
 
-A function that torch cannot compile runs as it is, with a warning. Another process may compile another order of
-addition, so `model.deterministic` turns this off.
+A function that torch cannot compile runs as it is, with a warning. Another process may add up in another order, so
+`model.deterministic` turns this off.
 """
 
 import logging
@@ -39,7 +39,7 @@ def without_compiling() -> Iterator[None]:
 
 @cache
 def compile_once(function: Callable[..., T]) -> Callable[..., T]:
-    """Compile a function of tensors once for any number of rows."""
+    """Compile once for any number of rows, the first tensor's first dimension."""
     from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException  # takes seconds
 
     # A process may hold policies of several widths and types
