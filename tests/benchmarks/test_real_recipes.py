@@ -74,7 +74,7 @@ def test_a_control_shuffles_training_rewards_within_their_group_alone() -> None:
         async def score_tokens(self, prompt: Prompt, completions: Any, completion_ids: Any) -> list[Reward]:
             return [Reward(float(len(text)), {}) for text in completions]
 
-    environment = shuffled(lambda settings, config: Lengths())(None, None)
+    environment = shuffled(lambda settings, run, say: Lengths())(None, None, None)
     texts = ["a" * length for length in range(1, 9)]
     honest = [float(length) for length in range(1, 9)]
 

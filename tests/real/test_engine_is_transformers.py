@@ -23,7 +23,7 @@ from covey.engine.native.engine import NativeEngine
 from covey.policy.models.loading import load_policy
 from covey.policy.settings import ModelConfig
 from covey.types import Completion, Sampling
-from covey_tasks.ifeval.generator import generate, recipe_of
+from covey_tasks.ifeval.generator import generate
 from covey_tasks.ifeval.settings import IfevalConfig
 from covey_tasks.math.generated import word_problems
 from covey_tasks.rows.short_answers import brief
@@ -60,7 +60,7 @@ def questions() -> list[str]:
     data = Path(os.environ.get("COVEY_SHARED", "")) / "data" / "gsm8k" / "test.jsonl"
     rows = [json.loads(line) for line in islice(data.open(), 20)] if data.is_file() else word_problems()["test"][:20]
     asked = [row["question"] for row in rows]
-    asked += [request.text for request in generate(recipe_of(IfevalConfig()), 20, 1)["train"]]
+    asked += [request.text for request in generate(IfevalConfig(num_train=20, num_test=1))["train"]]
     return asked + [row["prompt"][-1]["content"] for row in brief()["test"][:10]]
 
 

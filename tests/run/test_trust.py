@@ -270,7 +270,7 @@ def test_a_foreign_run_cannot_trust_itself(capsys: pytest.CaptureFixture[str]) -
             (run / trust.SEAL).write_text(seal)
         for command in ("evaluate", "resume", "again"):
             assert main(COMMANDS[command]) == 2
-            assert "is not a run that you made here" in capsys.readouterr().err
+            assert "was not created by you here" in capsys.readouterr().err
     assert not Path("PWNED").exists()
 
 

@@ -135,8 +135,8 @@ class UpdatableEngine(Engine, Protocol):
         """Take new weights as a transaction, proved by the probe.
 
         Names, shapes and digest are checked first, then the probe; the version changes last. Running completions carry
-        the version of each token (`Completion.spans`). PushRefused where the old version stays, EngineLost where nothing
-        whole is left.
+        the version of each token (`Completion.spans`). PushRefused where the old version stays, EngineLost where
+        nothing whole is left.
         """
         ...
 

@@ -120,9 +120,7 @@ def test_a_reference_that_was_refreshed_is_not_forgotten_by_settings_that_refres
     train(small_config(**settings, algorithm__reference_refresh_every=1), tmp_path)
     named = ["num_steps", "algorithm.reference_refresh_every"]
     more = {"resume": str(tmp_path), "num_steps": 2, "resume_changes": named}
-    with pytest.raises(
-        ValueError, match=r"reference_refresh_every=null would forget it: set it to more than num_steps"
-    ):
+    with pytest.raises(ValueError, match=r"reference_refresh_every=null would forget it: set it above num_steps"):
         train(small_config(**settings | more), tmp_path)
     train(small_config(**settings | more, algorithm__reference_refresh_every=3), tmp_path)
     kept = [load_state(tmp_path / "checkpoints" / f"step-00000{step}")["trainer"]["reference"] for step in (1, 2)]

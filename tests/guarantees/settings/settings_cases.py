@@ -454,7 +454,7 @@ CASES: dict[str, Case | Refused] = {
 }
 
 SECOND_READERS: dict[str, Case] = {
-    "environment.scheme": Case(see.verdicts, "values", MATHEMATICS),
+    "environment.scheme": Case(see.verdicts, "torchrl", MATHEMATICS),
     "environment.instruction": Case(see.prompts, "", COUNTDOWN),
     "environment.timeout of code": Case(code.slow, 0.1, code.CODE),
     "environment.timeout of machines": Case(machines.rewards, 1e-4, machines.COMPACT),
