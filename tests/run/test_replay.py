@@ -248,7 +248,7 @@ def test_groups_of_samplers_are_refused_in_a_run_without_them_by_what_takes_them
     run = trained(tmp_path / "run", config(num_steps=2))
     named = ["num_steps", "source", "max_staleness", "devices", "algorithm"]
     alone = config(num_steps=4, source="local", max_staleness=0, devices__sampler=1, resume="run", resume_changes=named)
-    line = r"^the checkpoint holds groups that samplers had under way: resume with source=ray and devices.sampler >= 1$"
+    line = r"^the checkpoint holds unfinished groups of samplers: resume with source=ray and devices.sampler >= 1$"
     with pytest.raises(ValueError, match=line):
         train(alone, run)
 

@@ -116,6 +116,15 @@ def test_an_advantage_of_ones_own_is_taken() -> None:
     assert GRPO(own).advantages(batch()).tolist() == [2 * reward for reward in REWARDS]
 
 
+def beside_answers(given: Scores, answers: Any) -> Tensor:
+    return given.rewards_N
+
+
+def test_an_advantage_that_reads_completions_is_refused() -> None:
+    with pytest.raises(ValueError, match="must take scores alone, got one of two arguments"):
+        GRPO(AlgorithmConfig(advantage=f"{__name__}:beside_answers"))
+
+
 def test_its_formulas_are_those_of_the_preset() -> None:
     chosen = OmegaConf.load(presets("algorithm")["machines_document"])
     del chosen["defaults"]  # type: ignore[union-attr]

@@ -1,6 +1,6 @@
 """Policy losses: log-probs and advantages -> one term per token, to be minimised.
 
-Every function here is `loss(inputs, *, options) -> (N, T)`, 0 outside the mask, local to its rows: whatever depends on
+Every function here is `loss(inputs, *, options) -> (N, T)`, 0 outside the mask, local to its rows: all that depends on
 the whole batch is in `inputs.selected_NT` (token_selection.py). A per-sequence loss puts the sequence's value on each
 of its tokens, so aggregation `seq_mean` is its mean over sequences and `token_mean` weighs it by length.
 Notation: N rollouts, T loss-token positions after padding; rho importance ratio, A advantage.

@@ -30,7 +30,7 @@ LOGGER = logging.getLogger(__name__)
 SILENCE_SECONDS = 10.0
 """Silence after which the cluster is lost."""
 GRACE_SECONDS = 25.0
-"""Most seconds for running work to end and its step to be saved; with the silence less than Ray's 60 s."""
+"""Most seconds for running work to end and its step to be saved; together with the silence, less than Ray's 60 s."""
 ITSELF_SECONDS = 1.0
 """For the loop that waits for samplers to find the loss itself; only a running update has to be stopped."""
 OF_SIGNALS = 0.8

@@ -23,10 +23,10 @@ class DevicesConfig(Section):
     trainer: int = setting(1, ge=1, needs=ON_RAY)
     """Trainer ranks; the process that was started is the first of them, and Ray starts the others."""
     gpus_per_trainer: float = setting(0.0, ge=0, needs=ON_RAY)
-    """GPUs of one trainer rank; 0 trains on CPUs, or on what a single process finds, whoever else samples there."""
+    """GPUs of one trainer rank; 0 trains on CPUs, or on what a single process finds, shared with samplers or not."""
     sampler: int = setting(1, ge=0, needs=ON_RAY)
     """Samplers, each a process with an engine on weights of its own and an environment; 0: the trainer's processes
-    sample, between updates, as they do by default where max_staleness=0 lets nobody sample meanwhile."""
+    sample, between updates, as they do by default where max_staleness=0 lets no sampler run meanwhile."""
     gpus_per_sampler: float = setting(0.0, ge=0, needs=SAMPLED_APART)
     """GPUs of one sampler; below 1 it shares one with others, 0 samples on CPUs."""
     cpus_per_sampler: int = setting(1, ge=1, needs=SAMPLED_APART)

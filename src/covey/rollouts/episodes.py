@@ -1,8 +1,8 @@
 """Play the episodes of a group as independent coroutines.
 
 Every sampled token is kept as it was sampled and is never tokenised again. `history=append` puts what the environment
-says after it; `history=template` renders it all again, and where that does not begin with the tokens so far a
-branch begins.
+says after it; `history=template` renders the conversation again, and where that does not begin with the tokens so far
+a branch begins.
 """
 
 import asyncio
@@ -181,7 +181,7 @@ class _Player:
         self._attempt = Attempt([[begin]], sampler.engine.version, opening=opening.added)
         self._limits = sampler.limits_for(opening.prompt)
         self._state: str | None = None
-        # The branch begins with these messages, and with what is said after so many
+        # The branch begins with these messages, and with those said from this place on
         self._base, self._since = as_conversation(opening.prompt.text), 0
         self._most_tokens = opening.sampling(sampling).max_tokens
 

@@ -29,7 +29,7 @@ def buffer_state(buffer: GroupBuffer) -> dict[str, Any]:
 def load_buffer(buffer: GroupBuffer, state: Mapping[str, Any], local: LocalSource) -> None:
     """Restore a buffer under `local`'s settings. ValueError for unknown prompts.
 
-    Groups of another sampling or group_size are sampled again.
+    Groups of another sampling or group_size are sampled by this run's.
     """
     prompts = {prompt.id: prompt for prompt in local.stream.prompts}
     saved = [_ticket(one, prompts) for one in state["pending"]]
@@ -38,7 +38,7 @@ def load_buffer(buffer: GroupBuffer, state: Mapping[str, Any], local: LocalSourc
     kept = {now.number: now.prompt for then, now in zip(saved, tickets, strict=True) if then == now}
     if len(kept) < len(saved):
         renewed = len(saved) - len(kept)
-        LOGGER.info("%d groups of the checkpoint are sampled again, by the changed sampling or group_size", renewed)
+        LOGGER.info("%d groups of the checkpoint are sampled by the changed sampling or group_size", renewed)
     finished = {number: _group(one, kept[number]) for number, one in state["finished"].items() if number in kept}
     buffer.restore(state["step"], tuple(state["counts"]), tickets, finished)
 

@@ -12,7 +12,7 @@ the digest of the weights after the step, where a version was published, and `ep
 groups counted in that were dropped. With this, `covey replay` runs the same run again on this machine, in a process for
 each rank.
 
-Tokens follow from seeds, whatever else is sampled at the same time; the last bits of their log-probs do not. Where the
+Tokens follow from seeds, not from what is sampled at the same time; the last bits of their log-probs do not. Where the
 loss reads them, `logprobs` holds them too: 4 bytes a token (8 of a float64 policy), in base 64.
 """
 
@@ -57,7 +57,7 @@ def row_of(ticket: Ticket, group: Group, *, has_logprobs: bool = False) -> dict[
 def shared_out(
     ranks: Mapping[int, int], early: Iterable[Iterable[int]], threads: Sequence[int]
 ) -> dict[str, list[Any]]:
-    """Encode the assignment of a step's groups to ranks.
+    """Describe the sharing of a step's groups among ranks.
 
     `threads` holds the number of threads of each rank.
     `ranks` holds who trained each group, in order, by a number; `early` those that were trained ahead, part by part.

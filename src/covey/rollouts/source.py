@@ -217,7 +217,7 @@ class LocalSource:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if "buffer" in state:
             needed = "source=ray and devices.sampler >= 1"
-            raise ValueError(f"the checkpoint holds groups that samplers had under way: resume with {needed}")
+            raise ValueError(f"the checkpoint holds unfinished groups of samplers: resume with {needed}")
         self.stream.load_state_dict(state)
 
     def close(self) -> None:
@@ -268,7 +268,7 @@ class LocalSource:
             complete.append(group)
             early.append(group)
             await asyncio.sleep(0)  # others may be there at the same moment
-            # While the engine samples it has the model, and nobody who scores waits for it longer than need be.
+            # While the engine samples it has the model; scoring must not wait for it longer than needed.
             if meanwhile and early and len(complete) < len(jobs) and not self.sampler.stages.is_sampling:
                 ready = [found for found in early if self.keeps(found, group_size)]
                 early.clear()

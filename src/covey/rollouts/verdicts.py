@@ -33,7 +33,7 @@ async def call_env_async(
         raise
     except ScoringTimeout as error:
         return Failure(str(error))
-    # Foreign code: whatever it raises is the system's failure, also a cancellation that is nobody's here
+    # Foreign code: all that it raises is the system's failure, also a cancellation that is not this task's
     except (Exception, SystemExit, asyncio.CancelledError) as error:
         if isinstance(error, asyncio.CancelledError) and is_cancelled():
             raise

@@ -28,6 +28,7 @@ from covey.algorithm.objective import ObjectiveInputs
 from covey.algorithm.settings import AlgorithmConfig
 from covey.policy.logprobs import allowed_tokens, reference_logprobs, score_tokens
 from covey.policy.reference import Reference
+from covey.system.custom import Custom
 from covey.trainer.batch import make_batch, make_rows
 from covey.trainer.trainer import Trainer
 from covey.types import Group, Prompt, Sampling
@@ -154,6 +155,11 @@ class GRPO:
             name = "kl_estimator" if objective.needs_full_kl else "loss"
             value = vars(self.algorithm)[name]
             raise ValueError(f"GRPO.update has log-probs of whole responses alone, got algorithm.{name}={value}")
+        estimate = build_credit(self.algorithm).estimate
+        if isinstance(estimate, Custom) and estimate.num_inputs == 2:
+            raise ValueError(
+                "algorithm.advantage must take scores alone in GRPO.update, got a function of two arguments"
+            )
 
     def update(self, batch: DocumentBatch) -> Tensor:
         """Return the loss of a batch, a scalar to be minimised.

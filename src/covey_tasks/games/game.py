@@ -22,7 +22,7 @@ class MoveResult:
     """The result of a turn.
 
     >>> MoveResult(">", state="16-31")
-    Outcome(reply='>', is_done=False, is_won=False, state='16-31', reward=0.0, is_void=False)
+    MoveResult(reply='>', is_done=False, is_won=False, state='16-31', reward=0.0, is_void=False)
     """
 
     reply: str

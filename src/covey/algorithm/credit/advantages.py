@@ -169,10 +169,11 @@ def pairwise(
     ddof: int = 1,
     eps: float = 1e-6,
 ) -> Tensor:
-    """Return how often a rollout beats its siblings: scale-free, for rewards that rank better than they measure.
+    """Score each rollout by its wins over siblings, free of scale.
 
-    (Pref-GRPO, arXiv 2508.20751.) post: none gives the score of `pairwise_scores` minus 1/2 (the form difference as
-    it is, which equals leave_one_out); group_zscore standardises the scores within the group, with ddof and eps.
+    For rewards that rank better than they measure (Pref-GRPO, arXiv 2508.20751). post: none gives the score of
+    `pairwise_scores` minus 1/2 (the form difference as it is, which equals leave_one_out); group_zscore standardises
+    the scores within the group, with ddof and eps.
     """
     one_of("post", post, ("none", "group_zscore"))
     w_N = torch.where(scores.scored, pairwise_scores(scores, form=form, temperature=temperature), torch.nan)

@@ -116,8 +116,8 @@ def _assign_to_turns(
 def snap_ties(rewards_N: Tensor, groups_N: Tensor) -> Tensor:
     """Make rewards of a group equal where they differ by rounding alone.
 
-    0.1 + 0.7 counts as 0.8: an estimator with eps 0, a comparison of pairs and a count of informative groups would else
-    see a difference.
+    0.1 + 0.7 counts as 0.8: an estimator with eps 0, a comparison of pairs and a count of informative groups would
+    otherwise see a difference.
     """
     rewards, groups = rewards_N.tolist(), groups_N.tolist()
     scored = [index for index, reward in enumerate(rewards) if reward == reward]

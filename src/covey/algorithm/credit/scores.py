@@ -324,7 +324,7 @@ def whiten_tokens(
     total = weights_N.sum()
     if total <= ddof:
         return torch.zeros_like(values_N)
-    # From the smallest, as in `center`: equal values give exactly 0, whatever their size.
+    # From the smallest, as in `center`: equal values give exactly 0, at any size.
     above_N = values_N - values_N[weights_N > 0].min()
     shifted_N = torch.where(scored_N, above_N - (weights_N * above_N).nansum() / total, 0.0)
     variance = (weights_N * shifted_N**2).sum() / (total - ddof)

@@ -201,7 +201,7 @@ def _held_layers(policy: Policy) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _linear_beside(policy: Policy, fused: Mapping[str, nn.Module]) -> Iterator[tuple[str, nn.Module]]:
-    """Yield linear layers outside of fused models; in half precision the head."""
+    """Yield linear layers outside fused models; in half precision the head alone."""
     heads = head_modules(policy.causal_lm)
     adapted = tuple(name for name, module in policy.model.named_modules() if _is_adapted(module))
     for name, module in policy.model.named_modules():

@@ -111,7 +111,7 @@ class OwnWeightsEngine(NativeEngine):
 def encodes_alike(policy: Policy, shape: CacheShape) -> bool:
     """Return True if prompts in one pass keep their bits.
 
-    `policy` is the decode policy in C.
+    `policy` is a decode policy, computed in C.
     """
     size, longest = len(policy.tokenizer), policy.max_length - 1
     lengths = [min(length, longest) for length in TRIED_LENGTHS]

@@ -49,7 +49,7 @@ class Weights:
 
 
 class PanelProduct(ctypes.Structure):
-    """The struct of the same name in layer.c."""
+    """The struct `Product` in layer.c."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("panels", "bias", "adapter")),

@@ -58,7 +58,7 @@ class StopText:
         self._settled = 0
 
     def completed_by_last(self, token_ids: Sequence[int]) -> bool:
-        """Check, after every single token, if it completes a stop string."""
+        """Check after each token if it completes a stop string."""
         if token_ids[-1] in self._quiet:
             self._tail, self._context_start, self._settled = "", len(token_ids) - 1, len(token_ids)
             return False

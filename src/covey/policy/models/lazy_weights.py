@@ -94,7 +94,7 @@ def find_unread(kind: Any, name: str, revision: str | None, how: Mapping[str, An
 def _without_weights(kind: Any, config: PreTrainedConfig, how: Mapping[str, Any]) -> PreTrainedModel:
     with init_empty_weights(include_buffers=False), torch.random.fork_rng(devices=[]):
         model: PreTrainedModel = kind.from_config(config, **how)
-    model.tie_weights()  # each parameter was made again as it was put into its module
+    model.tie_weights()  # each parameter became a new object in its module
     return model.eval()
 
 

@@ -362,7 +362,7 @@ def _convert_parameters(model: PreTrainedModel, dtype: torch.dtype) -> PreTraine
 
 
 def _storage_type(settings: ModelConfig) -> torch.dtype:
-    """Return the weights' type: float32 or float64 if trained, else the precision."""
+    """Return base weights' type: float32 or float64 if trained, else the precision."""
     precision = DTYPES[settings.precision]
     return precision if settings.lora_rank > 0 or precision == torch.float64 else torch.float32
 
