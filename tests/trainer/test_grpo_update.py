@@ -121,7 +121,7 @@ def beside_answers(given: Scores, answers: Any) -> Tensor:
 
 
 def test_an_advantage_that_reads_completions_is_refused() -> None:
-    with pytest.raises(ValueError, match="must take scores alone in GRPO.update"):
+    with pytest.raises(ValueError, match=r"must take scores alone in GRPO\.update"):
         GRPO(AlgorithmConfig(advantage=f"{__name__}:beside_answers"))
 
 
