@@ -151,7 +151,7 @@ def test_a_callback_that_is_not_there_is_refused_before_the_run(name: str, line:
 
 def test_a_name_is_refused_where_no_package_adds_any() -> None:
     with pytest.raises(
-        ValueError, match=r"things must be one of the names of covey.things \(no installed package adds"
+        ValueError, match=r"things must be one of the names of covey\.things \(no installed package adds"
     ):
         Extensions("covey.things", "things", {}).load("one")
 
