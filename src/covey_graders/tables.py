@@ -3,6 +3,7 @@
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,9 @@ Steps = tuple[tuple[re.Pattern[str], str], ...]
 """Patterns and what is written in their place, in order."""
 
 
-def table_beside(module: str) -> dict[str, Any]:
-    """Read the TOML file named like the module of this `__file__`."""
+@cache
+def table_beside(module: str) -> Mapping[str, Any]:
+    """Read the TOML file named like the module of this `__file__`, once."""
     return tomllib.loads(Path(module).with_suffix(".toml").read_text(encoding="utf-8"))
 
 
