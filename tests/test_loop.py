@@ -183,7 +183,7 @@ def test_the_summary_has_what_a_program_needs_to_judge_a_run(finished: Path) -> 
     assert sum(phase["seconds"] for phase in phases.values()) == pytest.approx(content["seconds"])
 
 
-def test_evaluations_and_checkpoints_come_every_so_many_steps_and_once_at_the_end() -> None:
+def test_evaluations_and_checkpoints_come_every_n_steps_and_at_the_end() -> None:
     assert [step for step in range(6) if is_due(step, 2, 6)] == [1, 3]
     assert [step for step in range(5) if is_due(step, 2, 5)] == [1, 3]
     assert not any(is_due(step, 0, 5) for step in range(5))
@@ -368,7 +368,7 @@ def test_dynamic_sampling_refills_the_batch_and_counts_what_it_refused(
 
 
 @pytest.mark.long
-def test_a_step_whose_groups_were_all_refused_is_logged_and_the_run_goes_on(
+def test_a_step_of_refused_groups_is_logged_and_the_run_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     use(monkeypatch, scripted(lambda prompt, text: 1.0))

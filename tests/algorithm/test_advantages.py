@@ -153,7 +153,7 @@ def test_scale_of_the_rewards_does_not_reach_a_zscore_but_scales_a_centred_rewar
     close(group_center(larger), group_center(given) * 50)
 
 
-def test_rewards_that_differ_by_rounding_are_equal_whatever_their_size() -> None:
+def test_rewards_that_differ_by_rounding_are_equal_at_any_size() -> None:
     groups_N = torch.zeros(3, dtype=torch.int64)
     for size in (1e-6, 1.0, 1e6):
         rewards_N = size * torch.tensor([0.1 + 0.7, 0.8, 0.8 + 1e-9], dtype=torch.float64)
@@ -274,7 +274,7 @@ def test_token_whitening_weighs_by_length() -> None:
     assert abs(float(advantages_N[:2].sum())) > 0.1, "a group no longer sums to 0"
 
 
-def test_whitening_equal_rewards_gives_exactly_0_whatever_their_size() -> None:
+def test_whitening_equal_rewards_gives_exactly_0_at_any_size() -> None:
     given = scores([1e6 + 0.1] * 7, range(7), lengths=[3, 2, 7, 1, 5, 2, 9])
     assert reinforce_plus_plus(given).tolist() == reinforce_plus_plus(given, eps=0.0).tolist() == [0.0] * 7
 

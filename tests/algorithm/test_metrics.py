@@ -174,7 +174,7 @@ def test_an_impossible_pass_at_k_is_refused(n: int, c: int, k: int, message: str
         pass_at_k(n, c, k)
 
 
-def test_group_metrics_count_every_group_once_whatever_its_size() -> None:
+def test_group_metrics_count_a_group_of_any_size_once() -> None:
     rewards = [1.0, 1.0, 1.0, 1.0, 0.0, 0.0, NAN, 0.0, 1.0, NAN, NAN, 0.5]
     given = scores(rewards, ["right"] * 4 + ["wrong"] * 3 + ["mixed"] * 2 + ["lost"] * 2 + ["alone"])
     assert values(group_metrics(given)) == pytest.approx(

@@ -40,7 +40,7 @@ def test_long_completions_lose_linearly_near_the_limit() -> None:
     assert shaped_N.tolist() == [1.0, 1.0, 0.0, -1.0]
 
 
-def test_without_a_floor_the_penalty_goes_on() -> None:
+def test_without_a_floor_the_penalty_keeps_growing() -> None:
     shaped_N = soft_overlong(rewards(0, 0), inputs([10, 12]), max_len=10, cache=4, floor=False)
     assert shaped_N.tolist() == [-1.0, -1.5]
 

@@ -122,13 +122,13 @@ class Short(covey.Callback):
         (Short(), "Short.on_step must take (step, metrics)"),
     ],
 )
-def test_a_hook_that_nobody_calls_is_refused(callback: covey.Callback, line: str, tmp_path: Path) -> None:
+def test_an_unknown_callback_hook_is_refused(callback: covey.Callback, line: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError) as caught:
         covey.train("nano", length, ROWS, callbacks=[callback], folder=tmp_path / "run", **SMALL)
     assert str(caught.value).startswith(line)
 
 
-def test_a_module_that_was_written_anew_is_imported_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rewritten_module_is_imported_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
 

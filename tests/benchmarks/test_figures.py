@@ -31,7 +31,7 @@ def test_a_measured_number_in_a_page_is_that_of_the_committed_data(page: str, te
 TEMPLATE = "{min table cases/step-S/ratio/median .1f} to {max table cases/step-S/ratio/median .1f} times"
 
 
-def test_wrong_numbers_are_written_anew_wherever_lines_break() -> None:
+def test_wrong_numbers_are_rewritten_across_line_breaks() -> None:
     assert written("It is\n1.2 to 9 %\ntimes as fast.", TEMPLATE) == "It is\n3.8 to 3.8\ntimes as fast."
 
 

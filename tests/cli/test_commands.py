@@ -262,7 +262,7 @@ def test_async_and_partial_functions_are_weighed_and_logged_by_name() -> None:
 
 
 @pytest.mark.long
-def test_one_bad_sample_is_dropped_and_counted_and_the_run_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_bad_sample_is_dropped_counted_and_the_run_continues(capsys: pytest.CaptureFixture[str]) -> None:
     changes = {"num_steps": 6, "environment__in_process": True, "environment__max_failure_rate": 0.5}
     assert main(own_rewards("seldom", **changes)) == 0
     found = metrics()

@@ -128,7 +128,7 @@ def test_a_mistake_in_a_plain_value_is_refused_before_torch_is_imported(words: l
 @pytest.mark.parametrize(
     "error", [ValueError("rows.jsonl line 3:\n no prompt"), RunStopped("rows.jsonl line 3: no prompt")]
 )
-def test_what_a_user_can_mend_during_the_run_is_one_line_and_the_log_has_the_traceback(
+def test_a_users_error_during_the_run_is_one_line_with_its_traceback_in_the_log(
     error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def work(config: Config, folder: Path) -> None:

@@ -135,7 +135,7 @@ def test_a_run_without_a_summary_shows_how_far_it_got_and_what_it_wrote(
     assert ": reward 0.5; the run continues\n" in capsys.readouterr().out
 
 
-def test_a_run_that_was_killed_in_its_first_step_is_not_shown_as_one_that_goes_on(
+def test_a_run_killed_in_its_first_step_is_not_shown_as_running(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

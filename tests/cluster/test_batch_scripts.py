@@ -72,7 +72,7 @@ def trained(calls: list[list[str]]) -> list[str]:
 
 
 @pytest.mark.parametrize("script", ["sync", "async"])
-def test_a_requeued_job_goes_on_from_its_checkpoint_and_without_one_begins_anew(script: str, job: Job) -> None:
+def test_a_requeued_job_resumes_from_its_checkpoint_or_restarts(script: str, job: Job) -> None:
     code, said, calls = job.start(script, "recipe=arithmetic")
     assert (code, trained(calls)[-1]) == (0, f"hydra.run.dir='{job.run}'"), said
     job.run.mkdir(parents=True)

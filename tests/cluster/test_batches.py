@@ -53,7 +53,7 @@ def test_the_prompts_of_a_step_go_out_in_one_call_and_come_back_in_one(policy: P
         assert (calls["begin"], calls["collect"]) == (1, 1)
 
 
-def test_a_place_that_falls_free_is_taken_while_other_groups_are_under_way(policy: Policy) -> None:
+def test_a_freed_place_is_refilled_while_other_groups_are_sampled(policy: Policy) -> None:
     """Four places and eight prompts: a straggler holds one place, and the others go on without it."""
     begun: list[int] = []
     straggler = asyncio.Event()

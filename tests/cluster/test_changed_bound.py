@@ -41,7 +41,7 @@ def test_a_run_resumed_under_another_bound_keeps_it_and_loses_nothing(
         assert not resumed.source._unsent
 
 
-def test_a_run_that_sampled_in_process_goes_on_with_samplers_where_it_was(policy: Policy) -> None:
+def test_a_run_sampled_in_process_resumes_with_ray_samplers(policy: Policy) -> None:
     with training(policy) as run:
         run.source.load_state_dict({"position": 8})
         run.source.publish(2)

@@ -209,9 +209,7 @@ def test_a_rank_whose_work_is_over_ends_itself_where_no_cluster_is_left_to_end_i
 
 
 @pytest.mark.parametrize("devices", [DevicesConfig(sampler=1, trainer=2), DevicesConfig(sampler=0)])
-def test_nobody_watches_where_samplers_are_waited_for_or_nothing_is_on_ray(
-    devices: DevicesConfig, ray: FakeRay
-) -> None:
+def test_no_cluster_watch_while_waiting_for_samplers_or_without_ray(devices: DevicesConfig, ray: FakeRay) -> None:
     with Stopper().installed() as stopper, ended_with_cluster(devices, stopper):
         ray.alive = False
         time.sleep(0.2)
@@ -245,7 +243,7 @@ def test_what_samplers_end_a_run_for_keeps_its_line(ray: FakeRay) -> None:
         run_with_samplers(work)
 
 
-def test_nobody_is_stopped_once_the_run_is_over(ray: FakeRay) -> None:
+def test_a_lost_cluster_after_the_run_stops_nothing(ray: FakeRay) -> None:
     """The signal would end the program that called covey.train."""
     with Stopper().installed() as stopper, ended_with_cluster(DEVICES, stopper):
         pass

@@ -343,9 +343,7 @@ def test_a_sampler_lost_with_its_node_has_no_successor_and_leaves_nothing_in_the
         assert run.pool._weights is None
 
 
-def test_a_cluster_that_answers_nobody_ends_the_run_within_the_limit(
-    policy: Policy, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unresponsive_cluster_ends_the_run_within_the_limit(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(start, "LOOK_SECONDS", 0.05)
     monkeypatch.setattr(start, "CLUSTER_SECONDS", 0.5)
     with training(policy, Plan(on_generate=hangs_where(lambda engine: engine.plan.ray.is_cut_off))) as run:

@@ -79,7 +79,7 @@ def test_a_run_that_is_told_to_stop_saves_and_ends_with_143(slurm: SlurmCluster)
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_a_job_that_is_requeued_goes_on_from_its_checkpoint(script: str, slurm: SlurmCluster) -> None:
+def test_a_requeued_slurm_job_resumes_from_its_checkpoint(script: str, slurm: SlurmCluster) -> None:
     number = submit(slurm, script, (*LONG, "num_steps=150", *SCRIPTS[script]))
     run = slurm.folder / "runs" / str(number)
     wait_for_checkpoint(run)

@@ -64,7 +64,7 @@ def composed(*words: str) -> tuple[Config, list[str]]:
     ],
     ids=" ".join,
 )
-def test_values_of_a_preset_give_way_to_what_is_typed(words: list[str], changed: dict[str, Any]) -> None:
+def test_typed_values_override_a_presets(words: list[str], changed: dict[str, Any]) -> None:
     config, notices = composed(*words)
     assert {name: read(config, name) for name in changed} == changed
     assert {line.partition("=")[0] for line in notices} == {*changed}
@@ -229,7 +229,7 @@ def test_an_engine_that_was_typed_is_refused_where_it_cannot_sample_and_never_re
         composed("recipe=arithmetic", *words)
 
 
-def test_tokens_are_not_weighed_where_the_engine_is_the_trainers_or_somebody_said_so() -> None:
+def test_no_correction_is_added_for_the_trainers_engine_or_over_a_typed_one() -> None:
     assert composed("recipe=arithmetic")[0].algorithm.correction == "none"
     assert composed("recipe=arithmetic", *VLLM, "algorithm.correction=none")[0].algorithm.correction == "none"
     assert composed("recipe=arithmetic", *VLLM, "algorithm.correction=mask")[0].algorithm.correction == "mask"

@@ -109,7 +109,7 @@ def curve(folder: Path, kind: str = "train") -> list[tuple[int, float, float]]:
 
 
 @pytest.mark.long
-def test_a_run_of_so_many_passes_is_the_run_of_so_many_steps(tmp_path: Path) -> None:
+def test_a_run_of_n_passes_equals_the_run_of_their_steps(tmp_path: Path) -> None:
     train(passing(num_steps=3), tmp_path / "steps")
     train(passing(num_steps=100, num_epochs=0.7), tmp_path / "passes")
     assert [step for step, _, _ in curve(tmp_path / "steps")] == [1, 2, 3]
@@ -118,7 +118,7 @@ def test_a_run_of_so_many_passes_is_the_run_of_so_many_steps(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_more_passes_later_go_on_where_the_run_ended(
+def test_more_passes_resume_where_the_run_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -172,6 +172,6 @@ def test_a_number_is_explained_once_and_each_row_has_four_cells() -> None:
             assert line.count(" | ") in (2, 3), line
 
 
-def test_a_name_that_nobody_explained_is_found() -> None:
+def test_an_unexplained_metric_name_is_found() -> None:
     names: Any = {"reward/mine", "reward_mean", "environment/part/timeouts", "made_up", "environment/made_up"}
     assert unexplained(names, TRAIN) == ["environment/made_up", "made_up"]

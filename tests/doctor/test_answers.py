@@ -104,7 +104,7 @@ FORGED: dict[str, Say] = {
 
 
 @pytest.mark.parametrize("name", FORGED)
-def test_one_text_that_wins_whatever_is_asked_is_found(name: str) -> None:
+def test_one_text_that_wins_on_every_prompt_is_found(name: str) -> None:
     evidence = found(rows_of(FORGED[name]))
     assert evidence is not None
     assert "is right for" in evidence.seen

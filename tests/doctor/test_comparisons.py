@@ -75,7 +75,7 @@ def test_a_loss_of_accuracy_begins_after_the_evaluation_before_it() -> None:
     )
 
 
-def test_a_loss_of_accuracy_begins_where_it_fell_whichever_evaluation_was_the_best_by_chance() -> None:
+def test_a_loss_of_accuracy_begins_where_it_fell_not_at_a_lucky_best() -> None:
     rows = [{"step": n, "sampled_reward_mean": 0.5} for n in range(1, 201)]
     looks = {"accuracy": [0.32, 0.3, 0.31, 0.01, 0.01]}
     log = replace(log_of(rows), look_steps=[0, 50, 100, 150, 200], looks=looks)

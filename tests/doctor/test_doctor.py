@@ -68,21 +68,21 @@ def test_what_would_follow_stands_alone_where_its_cause_is_not_found() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name, planted in PLANTED.items() if planted.expected])
-def test_a_run_that_was_made_sick_is_named_first_or_second(name: str) -> None:
+def test_the_planted_fault_of_a_run_is_found_first_or_second(name: str) -> None:
     line = sick_row(name, "run", PLANTED[name].expected, KEPT[name])
     assert line.endswith("| yes |"), names(KEPT[name])
     assert line in PAGE  # python -m benchmarks.checks.doctor --table
 
 
 @pytest.mark.parametrize("name", CONTROLS)
-def test_a_run_with_shuffled_rewards_is_called_sick(name: str) -> None:
+def test_a_run_with_shuffled_rewards_is_critical(name: str) -> None:
     found = [finding.rule.id for finding in diagnose(KEPT[name]) if finding.level is Level.SICK]
     assert set(found) & {"D24", "D35", "D21"}, found
     assert healthy_row(name.removeprefix("control_"), KEPT[name]) in PAGE
 
 
 @pytest.mark.parametrize("name", MADE_SICK)
-def test_a_log_that_was_made_sick_is_named_first_or_second(name: str) -> None:
+def test_the_planted_fault_of_a_log_is_found_first_or_second(name: str) -> None:
     healthy = KEPT["arithmetic-0"]
     made = MADE_SICK[name]
     assert not set(made.expected) & set(names(healthy))
@@ -92,13 +92,13 @@ def test_a_log_that_was_made_sick_is_named_first_or_second(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", HEALTHY)
-def test_no_healthy_run_is_called_sick(name: str) -> None:
+def test_no_healthy_run_is_critical(name: str) -> None:
     assert [finding.title for finding in diagnose(KEPT[name]) if finding.level is Level.SICK] == []
     assert healthy_row(name, KEPT[name]) in PAGE
 
 
 @pytest.mark.parametrize("name", HEALTHY)
-def test_no_healthy_run_is_called_sick_while_it_trains(name: str) -> None:
+def test_no_healthy_run_is_critical_while_it_trains(name: str) -> None:
     log = KEPT[name]
     for end in range(3, len(log.steps), log.width):
         assert [finding.title for finding in diagnose(until(log, end)) if finding.level is Level.SICK] == []
@@ -213,7 +213,7 @@ def test_falling_rewards_of_a_curriculum_are_no_learning_rate() -> None:
     assert "D14" not in names(with_settings(falling, curriculum__name="difficulty"))
 
 
-def test_answers_that_grow_alike_as_they_become_right_are_no_sickness() -> None:
+def test_right_answers_that_grow_alike_are_no_collapse() -> None:
     alike = [0.6] * 12 + [0.1] * 48
     flat, rising = [0.4 + 0.001 * (n % 3) for n in range(60)], [0.4 + 0.009 * n for n in range(60)]
 
@@ -242,7 +242,7 @@ def test_entropy_that_goes_while_a_solved_task_earns_more_is_no_collapse() -> No
     assert "D4" in names(replace(log, looks=log.looks | not_solved))
 
 
-def test_greedy_answers_of_few_prompts_are_no_sickness_where_sampled_ones_deny_it() -> None:
+def test_few_alike_greedy_answers_are_no_collapse_where_sampled_ones_differ() -> None:
     log = read_kept()["documents_machines_nano-1"]  # 8 prompts: greedy from 100 % to 0, pass@1 from 19 to 24 %
     assert [one.level for one in diagnose(log) if one.rule.id in ("D35", "D21")] == [Level.WATCH, Level.WATCH]
     sampled_worse = replace(log, looks=log.looks | {"pass_at_1": [0.24, 0.19]})
@@ -258,7 +258,7 @@ def test_a_clip_that_takes_most_is_to_watch_while_the_run_gets_better() -> None:
     assert found(0.4, 0.4) == [Level.SICK]
 
 
-def test_cut_answers_are_no_sickness_where_they_earn_the_reward_or_the_run_has_just_begun() -> None:
+def test_truncation_is_no_fault_where_it_earns_the_reward_or_early_in_a_run() -> None:
     def found(num_steps: int, reward: float, **algorithm: Any) -> list[Level]:
         log = rows_of({"truncated_fraction": [0.95] * num_steps, "sampled_reward_mean": [reward] * num_steps})
         log = replace(log, settings={f"algorithm.{name}": value for name, value in algorithm.items()})

@@ -106,7 +106,7 @@ def tokens(found: Sequence[Sequence[Completion]]) -> Tokens:
 
 
 @pytest.mark.parametrize("name", ["document", "three passes"])
-def test_the_same_seed_gives_the_same_fills_whatever_is_filled_beside_them(name: str) -> None:
+def test_the_same_seed_gives_the_same_fills_beside_any_others(name: str) -> None:
     policy, sampling = make_masked_policy("bert", torch.float64), SAMPLINGS[name]
     expected = [tokens(sampled(FillEngine(policy, 64), [ids], sampling))[0] for ids in INPUTS]
     assert tokens(sampled(FillEngine(policy, 64), INPUTS, sampling)) == expected
@@ -206,7 +206,7 @@ def test_log_probs_in_one_step_are_those_of_the_first_pass_and_the_rollout_reads
     assert max(gaps) > 0.05
 
 
-def test_fills_that_draw_the_mask_itself_go_on_beside_others_that_read_the_same() -> None:
+def test_fills_that_draw_the_mask_token_continue_beside_equal_inputs() -> None:
     policy = make_masked_policy("bert")
     torch.nn.init.constant_(policy.causal_lm.cls.predictions.decoder.bias[M : M + 1], 100.0)
     engine = FillEngine(policy, 64)
@@ -257,7 +257,7 @@ def test_a_policy_that_continues_its_prompts_is_refused() -> None:
         FillEngine(make_policy("gpt2"), 64)
 
 
-def test_a_failure_reaches_every_call_that_waits_and_the_engine_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_reaches_every_waiting_call_and_the_engine_continues(monkeypatch: pytest.MonkeyPatch) -> None:
     policy = make_masked_policy("bert")
     engine = FillEngine(policy, 4)
 

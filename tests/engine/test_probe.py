@@ -77,7 +77,7 @@ def test_an_engine_on_the_pushed_weights_is_believed(architecture: str) -> None:
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_one_old_tensor_is_found_whichever_it_is(architecture: str) -> None:
+def test_any_single_stale_tensor_is_found(architecture: str) -> None:
     old = tiny_policy(architecture)
     new = moved(old)
     for name in names(old):

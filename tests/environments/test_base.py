@@ -166,7 +166,7 @@ class AsyncClose(TwoMethods):
         raise AssertionError("nobody awaits it")
 
 
-def test_an_async_method_is_refused_where_nobody_would_await_it() -> None:
+def test_an_async_method_in_place_of_a_plain_one_is_refused() -> None:
     with pytest.raises(ValueError, match=r"AsyncClose.close must be a plain def, got an async def"):
         adapt(AsyncClose())
 

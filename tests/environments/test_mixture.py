@@ -94,7 +94,7 @@ def test_prompts_take_on_the_name_of_their_part_and_stay_different() -> None:
     assert len({prompt.id for prompt in every}) == len(every)
 
 
-def test_it_passes_on_whatever_an_environment_can_do() -> None:
+def test_a_mixture_forwards_every_optional_method() -> None:
     inherited = {name for name in vars(Environment) if not name.startswith("_")} - vars(Mixture).keys()
     assert inherited == {"judge_summary"}
 

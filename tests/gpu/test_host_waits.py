@@ -46,7 +46,7 @@ def decode_steps(num_rows: int, **settings: Any) -> tuple[int, Counter[str]]:
 
 @pytest.mark.long
 @pytest.mark.parametrize("model", ["bfloat16", "adapters"])
-def test_eight_decode_steps_wait_once_whatever_the_number_of_rows(model: str) -> None:
+def test_eight_decode_steps_wait_once_for_any_number_of_rows(model: str) -> None:
     few, many = decode_steps(4, **MODELS[model]), decode_steps(32, **MODELS[model])
     assert few[0] == many[0] == 1
     assert few[1] == many[1]

@@ -128,7 +128,7 @@ def test_a_masked_policy_stays_on_the_device() -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("model", [SLOW_BFLOAT16, *(model for model in MODELS if model != "bfloat16")])
-def test_updates_stay_on_the_device_whatever_the_layout(model: str) -> None:
+def test_updates_stay_on_the_device_in_every_layout(model: str) -> None:
     with PretendGpu() as gpu:
         policy = policy_of(**MODELS[model])
         for packing in LAYOUTS:

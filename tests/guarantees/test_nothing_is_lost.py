@@ -128,7 +128,7 @@ def test_a_run_that_is_killed_every_few_seconds_until_it_ends_is_the_same(refere
 
 
 @pytest.mark.slow
-def test_a_run_whose_newest_checkpoint_is_torn_goes_on_from_the_one_before_and_ends_alike(reference: Path) -> None:
+def test_a_run_with_a_torn_newest_checkpoint_resumes_from_the_one_before_exactly(reference: Path) -> None:
     run = reference / "torn"
     process = new_run(reference, "torn", environment=SLOWLY)
     assert wait_until(lambda: saved_step(run) >= 2 * SAVE_EVERY, process)
@@ -171,7 +171,7 @@ def test_a_killed_run_of_a_policy_that_fills_in_ends_with_the_same_weights(refer
 
 
 @pytest.mark.slow
-def test_a_run_killed_with_episodes_under_way_ends_with_the_same_weights(reference: Path) -> None:
+def test_a_run_killed_amid_episodes_ends_with_the_same_weights(reference: Path) -> None:
     whole, run = run_twice(reference, "talked", EPISODES, kill_at=(7, 23))
     assert fingerprint(run, OF_THE_SAMPLER) == fingerprint(whole, OF_THE_SAMPLER)
     assert max(row["turns_max"] for row in rows(run) if row["kind"] == "train") == 3

@@ -165,7 +165,7 @@ def test_accelerate_launch_makes_the_run_of_one(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_with_another_number_of_processes_and_says_so(folder: Path) -> None:
+def test_a_run_resumes_with_another_number_of_processes_and_reports_it(folder: Path) -> None:
     words = (*SETTINGS, *UNEVEN, "output.save_every=6", "parallel.strategy=fsdp", "hydra.run.dir=changing")
     process = launch(folder, *words)
     wait_for_step(process, folder / "changing", 8)

@@ -63,7 +63,7 @@ def _module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.long
-def test_steps_of_somebody_elses_environment_train() -> None:
+def test_steps_of_a_foreign_environment_train() -> None:
     environment = StepsConfig(factory="other_peoples:Words", num_train=4, num_test=2, max_turns=3)
     rollouts = trained(environment, sampling__stop=[*"aeimostx "], sampling__max_tokens=60)
     finished = [rollout for rollout in rollouts if rollout["stop_reason"] == "completed"]

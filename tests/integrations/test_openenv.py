@@ -180,7 +180,7 @@ def test_an_episode_that_is_over_when_it_begins_is_no_attempt(server: OpenEnvSer
         played(opened(server, options={"over": True}), ["a"])
 
 
-def test_whoever_finds_no_seat_waits_for_one() -> None:
+def test_a_client_without_a_free_session_waits_for_one() -> None:
     with openenv_server(seats=1) as server:
 
         async def both() -> Any:

@@ -102,7 +102,7 @@ def test_no_worker_outlives_its_environment() -> None:
     assert process.returncode == -signal.SIGKILL
 
 
-def test_tasks_are_held_out_where_there_are_none_for_tests() -> None:
+def test_tasks_are_held_out_where_a_package_has_no_test_tasks() -> None:
     environment = opened(num_test=3)
     try:
         splits = [environment.prompts(split) for split in ("train", "test")]

@@ -152,7 +152,7 @@ def test_a_wrong_prediction_costs_time_and_changes_no_bit(onednn: bool) -> None:
     assert [num_products(head), num_products(head, right), num_products(head, wrong)] == [12, 9, 18]
 
 
-def test_one_chunk_needs_three_products_and_a_frozen_head_two_whatever_the_chunk() -> None:
+def test_each_chunk_of_the_head_takes_three_products_or_two_if_frozen() -> None:
     assert num_products(head_of(L)) == num_products(head_of(L), numbers()[2]) == 3
     head = head_of(chunk=1)
     head.layer.requires_grad_(False)

@@ -178,7 +178,7 @@ def test_three_small_refreshes_of_a_weight_are_these_numbers() -> None:
     assert seen == pytest.approx([1.3, 1.51, 1.657])
 
 
-def test_a_refresh_under_lora_copies_the_adapter_and_the_policy_goes_on_alone() -> None:
+def test_a_refresh_under_lora_copies_the_adapter_which_then_stays_fixed() -> None:
     policy = adapted()
     reference = make_reference(policy, refreshed=True)
     trained(policy)

@@ -45,7 +45,7 @@ def test_no_band_of_a_share_leaves_0_to_1(name: str, common: float) -> None:
     assert (0.0 if common == 0 else 1.0) in bounds  # the interval would have gone on
 
 
-def test_the_band_of_a_reward_between_0_and_1_stays_there_and_others_go_on() -> None:
+def test_only_the_band_of_a_reward_in_0_to_1_is_clipped_there() -> None:
     def bounds(scale: float) -> list[float]:
         run = run_of(sampled_reward_mean=lambda step: scale * (step % 9 == 0))
         curve = next(one for one in curves_of(run) if one["name"] == "reward")
@@ -143,7 +143,7 @@ def test_an_interval_is_cut_on_both_sides_and_nothing_stays_nothing() -> None:
 
 
 @pytest.mark.parametrize(("looks", "span"), [((0,), (0, 30)), ((30,), (1, 30)), ((0, 40), (0, 40)), ((), (1, 30))])
-def test_the_axis_of_steps_covers_the_run_whatever_was_looked_at(looks: tuple[int, ...], span: tuple[int, int]) -> None:
+def test_the_axis_of_steps_covers_the_whole_run(looks: tuple[int, ...], span: tuple[int, int]) -> None:
     assert span_of(run_of(looks, entropy=lambda step: 0.5)) == span
 
 

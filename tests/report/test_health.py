@@ -74,7 +74,7 @@ def test_a_healthy_log_of_trl_is_healthy(tmp_path: Path) -> None:
         ({"loss": float("nan")}, "D33"),
     ],
 )
-def test_a_sick_log_of_trl_is_named(tmp_path: Path, numbers: dict[str, float], expected: str) -> None:
+def test_a_critical_trl_log_is_named(tmp_path: Path, numbers: dict[str, float], expected: str) -> None:
     rows = [trl_row(step, **(numbers if step > 20 else {})) for step in range(1, 61)]
     found = health_of(read_for_doctor(trl_folder(tmp_path, rows))).findings
     assert expected in [one.rule.id for one in found[:2]]

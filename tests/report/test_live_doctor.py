@@ -125,7 +125,7 @@ def test_the_named_finding_ends_the_run_and_another_does_not() -> None:
         assert callbacks.reason is None or callbacks.reason.startswith("doctor.stop_on has D1: D1 no signal")
 
 
-def test_a_watched_finding_does_not_end_a_run_that_stops_where_it_is_sick() -> None:
+def test_a_watch_finding_does_not_end_a_run_set_to_stop_on_critical() -> None:
     doctor = Doctor(Config(doctor=DoctorConfig(stop_on=["sick"])), lambda line: None)
     for step in range(1, 41):
         step_of(doctor, step, zero_std_fraction=0.7)
@@ -139,7 +139,7 @@ def test_nothing_watches_where_it_is_off() -> None:
     assert make_callbacks(Config(doctor=DoctorConfig(enabled=False)), print) == []
 
 
-def test_a_resumed_run_goes_on_counting_and_repeats_nothing(tmp_path: Path) -> None:
+def test_a_resumed_run_keeps_its_counts_and_repeats_nothing(tmp_path: Path) -> None:
     said: list[str] = []
     numbers = {"kind": "train", "zero_std_fraction": 1.0, "all_wrong_fraction": 0.2}
     lines = [json.dumps({"step": step, **numbers}) for step in range(1, 31)]

@@ -211,7 +211,7 @@ def test_rules_see_the_same_while_a_run_trains_and_afterwards(tmp_path: Path, ki
     assert [line for line in said if line.startswith("doctor, sick")] == [] or kind is SICK
 
 
-def test_a_run_that_is_stopped_as_sick_is_called_sick_afterwards_too(
+def test_a_run_stopped_as_critical_stays_critical_afterwards(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _, said, reason = simulate(tmp_path / "run", SICK, 1, ["sick"])
@@ -234,19 +234,17 @@ def no_run_is_sick(folder: Path, seeds: range) -> None:
     assert told == []
 
 
-def test_no_simulated_healthy_run_is_sick_at_any_look(tmp_path: Path) -> None:
+def test_no_simulated_healthy_run_is_critical_at_any_look(tmp_path: Path) -> None:
     no_run_is_sick(tmp_path, range(14))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_none_of_200_simulated_healthy_runs_is_sick_at_any_look(tmp_path: Path) -> None:
+def test_none_of_200_simulated_healthy_runs_is_critical_at_any_look(tmp_path: Path) -> None:
     no_run_is_sick(tmp_path, range(14, 214))
 
 
-def test_verdicts_of_all_prompts_are_kept_whatever_is_kept_of_answers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_verdicts_of_all_prompts_are_kept_when_few_answers_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, scripted())
     config = small_config(num_steps=2, preflight__enabled=False, evaluation__every=1, evaluation__num_prompts=3)
     config.output.answers_per_evaluation = 1

@@ -45,7 +45,7 @@ def test_a_setting_typed_at_its_default_over_a_recipe_is_the_users_own() -> None
     assert origins("covey train recipe=arithmetic group_size=8 optimizer.lr=1e-6")["optimizer.lr"] == ("own", "0.0002")
 
 
-def test_a_recipe_made_of_another_has_what_both_say_and_presets_give_way_to_typed_ones() -> None:
+def test_a_derived_recipe_merges_both_and_typed_values_override_presets() -> None:
     found = origins("covey train recipe=gsm8k_lora", **{"model.name": "Qwen/Qwen2.5-3B", "model.lora_rank": 7})
     assert found["model.name"] == ("recipe", "Qwen/Qwen2.5-3B")
     assert found["model.lora_rank"][0] == "fitted"

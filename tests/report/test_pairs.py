@@ -118,6 +118,6 @@ def test_prompts_of_equal_names_that_ask_for_something_else_are_not_compared() -
     assert pairs_of(resumed, 10_000)["rows"] == []
 
 
-def test_the_interval_of_a_run_under_way_is_over_all_the_prompts_it_looks_at() -> None:
+def test_the_interval_of_an_unfinished_run_is_over_all_its_prompts() -> None:
     assert prompts_of(run(3, 512)) == 512
     assert prompts_of(RunFiles(Path("run"), {"evaluation.num_prompts": 512})) == 0

@@ -194,7 +194,7 @@ def test_the_verdict_and_the_table_say_of_which_level_the_interval_is(finished: 
     assert "97.5 % intervals" in shown.get()
 
 
-def test_the_verdict_of_a_run_that_failed_says_why_and_of_one_under_way_how_far_it_is() -> None:
+def test_the_verdict_gives_a_failed_runs_reason_or_an_unfinished_runs_progress() -> None:
     failed = RunFiles(Path("run"), {"num_steps": 9}, summary=summary(0, 1, "failed"), error="the disk is full")
     assert verdict(failed)["text"].startswith("Failed after 3 of 9 steps because the disk is full.")
     running = RunFiles(Path("run"), {"num_steps": 9}, steps=[{"step": 2, "sampled_reward_mean": 0.5031249999}])
@@ -205,7 +205,7 @@ def test_the_verdict_of_a_run_that_failed_says_why_and_of_one_under_way_how_far_
     }
 
 
-def test_the_verdict_of_a_run_whose_lock_is_held_says_that_it_is_under_way(tmp_path: Path) -> None:
+def test_the_verdict_of_a_locked_run_is_running(tmp_path: Path) -> None:
     with (tmp_path / LOCK).open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         running = RunFiles(tmp_path, {"num_steps": 9}, steps=[{"step": 2, "sampled_reward_mean": None}])
@@ -286,7 +286,7 @@ def test_a_report_of_two_runs_compares_them(finished: Path, tmp_path: Path, caps
     assert gain["state"] == "few"
 
 
-def test_a_run_under_way_is_reported_with_its_torn_last_line(finished: Path, tmp_path: Path) -> None:
+def test_an_unfinished_run_is_reported_despite_its_torn_last_line(finished: Path, tmp_path: Path) -> None:
     folder = tmp_path / "running"
     shutil.copytree(finished, folder)
     (folder / "summary.json").unlink()

@@ -21,7 +21,7 @@ def test_what_is_wrong_with_a_run_is_named_first_or_second(tmp_path: Path, name:
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_no_recipe_is_called_sick(tmp_path: Path, recipe: str, seed: int) -> None:
+def test_no_recipe_is_critical(tmp_path: Path, recipe: str, seed: int) -> None:
     train(tmp_path / "run", ["-m", "covey", "train", f"recipe={recipe}", *words_of(recipe, seed)])
     found = health_of(read_for_doctor(tmp_path / "run")).findings
     assert [one.title for one in found if one.level is Level.SICK] == []

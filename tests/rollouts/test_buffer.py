@@ -184,7 +184,7 @@ def tickets(number: int, first: int = 0) -> list[Ticket]:
     return [Ticket(first + place, Prompt(f"p{place}", "e", "", {}), Sampling(), 1, 0) for place in range(number)]
 
 
-def test_what_nobody_samples_yet_starts_once_the_weights_are_live_that_its_step_demands_now() -> None:
+def test_an_unsampled_ticket_waits_for_the_weights_its_step_needs() -> None:
     """Four groups of two steps that were admitted for version 0, in a run of one group a step that is never stale."""
     buffer = GroupBuffer(Bound(1, 0))
     buffer.publish(9)
@@ -199,7 +199,7 @@ def test_what_nobody_samples_yet_starts_once_the_weights_are_live_that_its_step_
     assert [ticket.number for ticket in buffer.release(later[:2])[0]] == [11]
 
 
-def test_a_finished_group_that_would_be_too_old_for_its_step_is_sampled_anew_after_a_resume() -> None:
+def test_a_stale_finished_group_is_resampled_after_a_resume() -> None:
     buffer, pending = GroupBuffer(Bound(1, 1)), tickets(3)
     versions = zip(pending, (4, 4, 6), strict=True)  # for steps 5, 6 and 7
     buffer.restore(5, (3, 0, 0), pending, {ticket.number: group(ticket, version) for ticket, version in versions})

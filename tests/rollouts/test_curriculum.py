@@ -100,7 +100,7 @@ def test_the_same_outcomes_give_the_same_prompts_and_nothing_else_decides(make: 
 
 @kinds
 @pytest.mark.parametrize("num_steps", [0, 1, 7])
-def test_a_restored_stream_goes_on_exactly_where_the_saved_one_was(make: Callable[[], Any], num_steps: int) -> None:
+def test_a_restored_stream_continues_exactly(make: Callable[[], Any], num_steps: int) -> None:
     whole = make()
     history(whole, num_steps)
     state = whole.state_dict()
@@ -311,7 +311,7 @@ def test_the_next_level_comes_when_the_mean_over_the_last_groups_reaches_the_thr
     assert levels_of(stream.draw(6)) == [2] * 6
 
 
-def test_fewer_groups_than_the_mean_is_over_promote_nobody_however_good_they_are() -> None:
+def test_too_few_groups_for_the_mean_never_promote() -> None:
     stream = climbing(Promotion(promote_at=0.75, num_groups=4))
     for level in (1.0, 1.0, 1.0, 2.0):
         stream.learn(told(stream.draw(1), lambda prompt: 1.0))
@@ -355,7 +355,7 @@ def test_earlier_levels_are_not_counted_for_the_promotion() -> None:
     assert stream.take_metrics() == {"level": 2.0}
 
 
-def test_levels_go_from_the_smallest_number_to_the_largest_whatever_the_order_of_the_data() -> None:
+def test_levels_are_in_numeric_order_not_the_datas() -> None:
     stream = EasyToHard(prompts(4), [7, 0.5, 7, 3], Promotion(0.5, 1), seed=0, shuffle=False)
     order = []
     for _ in range(3):

@@ -499,7 +499,7 @@ def test_a_message_that_an_episode_says_again_in_other_words_is_kept_as_it_was_s
     assert [message["content"] for message in rollout.messages] == ["ab", "1", "ab", "2", "ab"]
 
 
-def test_rollouts_are_the_same_in_whatever_order_tools_answer() -> None:
+def test_rollouts_do_not_depend_on_the_order_of_tool_answers() -> None:
     def group(order: Sequence[int]) -> Group:
         """Tools answer in this order, turn by turn."""
 
@@ -541,7 +541,7 @@ def test_attempts_that_begin_alike_share_the_encoding_of_their_prompt() -> None:
     assert [(text(ids), n, sampling.seed) for ids, n, sampling in engine.calls] == [("? go", 3, 7)]
 
 
-def test_a_history_that_is_rendered_anew_branches_where_it_is_rewritten() -> None:
+def test_a_re_rendered_history_branches_where_it_is_rewritten() -> None:
     def says(answer: Answer) -> Observation:
         return Observation(({"role": "user", "content": "go on"},))
 

@@ -106,7 +106,7 @@ def reloaded(sampling: Sampling, group_size: int, groups_per_step: int = 1, **mo
     return again
 
 
-def test_what_was_under_way_is_sampled_by_the_settings_that_a_resumed_run_has() -> None:
+def test_unfinished_groups_are_sampled_by_the_resumed_runs_settings() -> None:
     colder = reloaded(Sampling(temperature=0.5, seed=1), 2)
     assert [(t.sampling.temperature, t.sampling.seed, t.group_size) for t in colder.pending] == [
         (0.5, 7, 2),

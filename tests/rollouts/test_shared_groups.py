@@ -173,7 +173,7 @@ def test_two_processes_with_one_prompt_make_the_update_of_one_and_share_the_work
 
 
 @pytest.mark.slow
-def test_whatever_decides_over_a_group_or_the_batch_decides_as_in_one_process(tmp_path: Path) -> None:
+def test_group_and_batch_rules_decide_as_in_one_process(tmp_path: Path) -> None:
     check(EVERY, tmp_path)
 
 

@@ -116,7 +116,7 @@ def test_the_global_random_state_is_neither_read_nor_moved() -> None:
     assert ids(stream().draw(12)) == first
 
 
-def test_a_stream_goes_on_where_its_position_is() -> None:
+def test_a_stream_continues_from_its_position() -> None:
     whole = ids(stream().draw(20))
     resumed = stream()
     resumed.position = 8
@@ -141,7 +141,7 @@ def test_a_rollout_does_not_depend_on_what_else_is_sampled_with_it(stack: ExitSt
     assert len({ids for _, texts in written(together) for ids in texts}) > NUM_PROMPTS
 
 
-def test_a_prompt_is_answered_anew_in_the_next_pass(stack: ExitStack) -> None:
+def test_the_next_pass_draws_new_answers_to_a_prompt(stack: ExitStack) -> None:
     source = native_source(stack)
     first, second = dict(written(source.take(NUM_PROMPTS))), dict(written(source.take(NUM_PROMPTS)))
     assert first.keys() == second.keys()
@@ -156,7 +156,7 @@ def test_two_groups_of_one_prompt_in_one_take_stay_two_groups(stack: ExitStack) 
     assert len({ids for _, texts in written(groups) for ids in texts}) > 2 * NUM_PROMPTS
 
 
-def test_a_restored_source_goes_on_exactly_where_the_saved_one_was(stack: ExitStack) -> None:
+def test_a_restored_source_continues_exactly(stack: ExitStack) -> None:
     source = native_source(stack)
     source.take(4)
     state = source.state_dict()

@@ -115,7 +115,7 @@ def test_the_environment_hears_the_conversation_and_is_asked_once() -> None:
     ] * 2
 
 
-def test_plain_text_goes_on_with_what_the_environment_says() -> None:
+def test_the_environments_reply_is_appended_to_plain_text() -> None:
     _, second = rolled_out(Talks(says=" no, but "), PLAIN).rollouts
     assert second.text == "3 no, but 2"
     assert text(second.input_ids).startswith("1+1=3<|endoftext|> no, but 2")

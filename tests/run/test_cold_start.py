@@ -168,7 +168,7 @@ def test_a_second_call_takes_the_policy_from_the_cache(tmp_path: Path) -> None:
     assert folders(tmp_path) == [first.path.name]
 
 
-def test_the_report_says_how_the_policy_came_to_be(tmp_path: Path) -> None:
+def test_the_report_describes_the_policys_cold_start(tmp_path: Path) -> None:
     start, _ = warmed(config_for(tmp_path))
     report = json.loads((start.path / "cold_start.json").read_text())
     assert report == {"num_steps": 12, "accuracy": start.accuracy}
@@ -284,7 +284,7 @@ def test_all_weights_need_adapters_that_they_are_to_come_before() -> None:
 
 
 @pytest.mark.long
-def test_the_run_goes_on_with_the_adapters_and_its_reference_is_the_policy_that_was_warmed_up(
+def test_a_run_trains_the_cold_started_adapters_with_that_policy_as_reference(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use(monkeypatch, replace(ALWAYS_SEVEN, verdict=varied))
@@ -322,7 +322,7 @@ def test_a_run_after_a_warm_up_of_adapters_resumes_to_the_same_weights(
 
 @pytest.mark.long
 @pytest.mark.parametrize("lora_rank", [0, 2])
-def test_a_resumed_run_keeps_the_cold_start_it_began_with_whatever_its_settings_would_make(
+def test_a_resumed_run_keeps_its_cold_start_despite_changed_settings(
     lora_rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The policy hardly moves, and so stays the reference unless that is another one."""
@@ -395,7 +395,7 @@ def test_a_folder_that_a_killed_maker_left_is_not_taken_for_a_policy(tmp_path: P
 
 
 @pytest.mark.long
-def test_what_killed_makers_left_a_day_ago_is_removed_and_what_may_be_under_way_stays(tmp_path: Path) -> None:
+def test_day_old_remains_of_killed_cold_starts_are_removed_newer_ones_stay(tmp_path: Path) -> None:
     for name, age in (("cold-start-0.tmp-old", 90_000), ("cold-start-0.tmp-young", 80_000), ("mine.tmp-old", 90_000)):
         (tmp_path / "cache" / name / "cold-start-0").mkdir(parents=True)
         os.utime(tmp_path / "cache" / name, (time.time() - age,) * 2)

@@ -49,7 +49,7 @@ def test_the_second_of_two_normal_numbers_is_drawn_though_the_first_was_drawn_be
         assert draw() == expected
 
 
-def test_every_rank_goes_on_with_its_own_generators_and_one_too_many_with_those_of_another(
+def test_every_rank_resumes_its_generators_and_an_extra_rank_anothers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     of_two_ranks = [seeded(7), seeded(8)]
@@ -64,7 +64,7 @@ def test_every_rank_goes_on_with_its_own_generators_and_one_too_many_with_those_
         assert drawn() == expected
 
 
-def test_only_the_generator_of_the_own_gpu_is_saved_so_that_fewer_gpus_may_go_on(
+def test_only_the_own_gpus_generator_is_saved_so_fewer_gpus_can_resume(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     put_back: list[torch.Tensor] = []

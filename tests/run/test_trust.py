@@ -360,7 +360,7 @@ def test_what_you_type_is_trusted(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.long
-def test_caches_of_somebody_else_are_not_written() -> None:
+def test_caches_of_other_users_are_not_written() -> None:
     config = Config()
     config.cold_start.cache_dir = "/home/somebody/cache"
     run = foreign(config)
@@ -421,7 +421,7 @@ def test_links_that_lie_where_a_new_run_would_write_are_refused(name: str, exact
 
 
 @pytest.mark.parametrize("name", ["run.seal", "config.yaml", "summary.json.partial", "run.seal.partial"])
-def test_links_that_are_followed_by_nobody_leave_their_victim(name: str) -> None:
+def test_symbolic_links_are_not_followed(name: str) -> None:
     """Also where they come after all looks."""
     victim = linked(Path(), name)
     with suppress(OSError, ValueError):
@@ -450,7 +450,7 @@ def test_a_folder_with_links_of_its_own_may_become_a_run() -> None:
 
 
 @pytest.mark.long
-def test_nor_are_links_that_somebody_put_into_a_run_of_yours(capsys: pytest.CaptureFixture[str]) -> None:
+def test_links_planted_in_the_own_run_are_not_followed(capsys: pytest.CaptureFixture[str]) -> None:
     run = own_run()
     victim = linked(run, "rollouts.jsonl")
     more = ["num_steps=2", "resume_changes=[num_steps]"]

@@ -137,7 +137,7 @@ class CountDown:
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_an_iterator_arrives_whatever_made_it(iterator: Iterator[Any], members: list[Any]) -> None:
+def test_any_iterator_is_decoded(iterator: Iterator[Any], members: list[Any]) -> None:
     assert list(sent(iterator)) == members
 
 

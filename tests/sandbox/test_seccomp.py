@@ -61,7 +61,7 @@ capget fork landlock_add_rule landlock_create_ruleset mincore mknod mount_setatt
 
 
 @pytest.mark.parametrize("machine", MACHINES)
-def test_these_are_refused_whatever_their_arguments(machine: str) -> None:
+def test_forbidden_system_calls_are_refused_with_any_arguments(machine: str) -> None:
     calls = numbers(machine)
     found = {name: verdict(machine, calls[name], 0, 0, 0) for name in FORBIDDEN.split() if name in calls}
     assert set(found.values()) == {"EPERM"}

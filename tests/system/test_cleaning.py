@@ -120,7 +120,7 @@ def test_what_a_run_prints_and_writes_neither_acts_nor_poses_nor_tells(
     assert MASK in found["versions.json"]
 
 
-def test_a_run_without_its_secret_asks_for_it_and_goes_on_with_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_resume_without_its_secret_asks_for_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(hostile_run()) == 0
     capsys.readouterr()
     more = ["num_steps=3", "resume_changes=[num_steps]"]
@@ -171,7 +171,7 @@ def test_a_traceback_on_the_terminal_is_clean(
 # ------------------------------------------------------------------------------------------------ the parts
 
 
-def test_a_record_cannot_pose_as_another_whatever_it_is_made_of() -> None:
+def test_a_log_record_cannot_pose_as_another() -> None:
     stream = io.StringIO()
     handler = logging.StreamHandler(stream)
     handler.addFilter(CleanRecords((SECRET,)))

@@ -280,7 +280,7 @@ def test_switches_that_do_not_arrive_are_read_off_the_launchers_own_line(
         assert str(refusal.value) == line
 
 
-def test_nobody_elses_line_is_read() -> None:
+def test_only_lines_of_the_own_rank_are_read() -> None:
     assert accelerate_launch.launcher_words(["bash", "-c", "--fsdp"], "script.py") == []
     assert accelerate_launch.launcher_words(["python", "launch.py", "--use_fsdp"], "script.py") == []
 

@@ -80,7 +80,7 @@ def test_a_wait_that_ends_in_time_and_an_idle_process_end_nothing(tmp_path: Path
 
 
 @pytest.mark.long
-def test_progress_begins_the_time_anew(tmp_path: Path) -> None:
+def test_progress_restarts_the_deadline(tmp_path: Path) -> None:
     status, said, _ = run(
         tmp_path,
         """
@@ -220,7 +220,7 @@ def test_a_log_and_a_terminal_that_hang_do_not_save_the_run(tmp_path: Path) -> N
     process.stderr.close()
 
 
-def test_a_process_that_is_done_leaves_with_its_status_though_nobody_reads_what_it_says(tmp_path: Path) -> None:
+def test_a_finished_process_exits_with_its_status_though_its_output_is_unread(tmp_path: Path) -> None:
     """Its stderr is full, and a library has left a thread and a process behind."""
     leave = textwrap.dedent("""
         import os, subprocess, threading

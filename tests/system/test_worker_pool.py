@@ -267,7 +267,7 @@ def test_a_worker_that_cannot_start_says_why(functions: dict, tmp_path: Path) ->
     )
 
 
-def test_closing_ends_calls_under_way_and_refuses_others(pool: WorkerPool) -> None:
+def test_closing_ends_running_calls_and_refuses_new_ones(pool: WorkerPool) -> None:
     async def run() -> tuple[object, object, float]:
         await call(pool, "add", a=0, b=0)
         under_way = asyncio.create_task(call(pool, "spin"))

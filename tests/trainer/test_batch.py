@@ -69,7 +69,7 @@ def test_packing_repeats_the_prompt_and_padding_makes_a_rectangle() -> None:
 
 
 @pytest.mark.parametrize("packing", ["shared", "packed", "padded"])
-def test_every_loss_token_is_in_exactly_one_micro_batch_whatever_the_budget(packing: str) -> None:
+def test_every_loss_token_is_in_exactly_one_micro_batch_at_any_budget(packing: str) -> None:
     groups = [group(name, *(rollout((8,) * n) for n in (1, 5, 3, 2))) for name in ("a", "b", "c")]
     whole = batch(groups, packing)
     for budget in (1, 7, 10, 20):

@@ -67,7 +67,7 @@ def test_coefficients_that_nothing_steers_are_those_of_the_settings() -> None:
     assert (trainer.controller.coef, trainer.entropy.coef, trainer.entropy.applied) == (0.1, 0.2, 0.0)
 
 
-def test_steered_coefficients_go_on_from_where_they_were_within_their_bounds() -> None:
+def test_controlled_coefficients_resume_within_their_bounds() -> None:
     trainer = resumed(trainer_of(STEERED), algorithm=STEERED)
     assert (trainer.controller.coef, trainer.entropy.applied) == pytest.approx((0.05, 0.205))
     trainer = resumed(trainer_of(STEERED), algorithm=replace(STEERED, kl_coef_min=0.08))

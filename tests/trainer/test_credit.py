@@ -315,7 +315,7 @@ def test_a_step_trains_all_groups_that_were_trained_early() -> None:
         ahead.check([], [])
 
 
-def test_turns_that_are_not_all_of_a_rollouts_tokens_are_a_mistake_of_whoever_made_them() -> None:
+def test_turns_must_cover_all_loss_tokens_of_a_rollout() -> None:
     short = replace(in_turns(1.0, 0.0), turns=(Turn(0, 2),))
     with pytest.raises(AssertionError, match="2 tokens in turns, 3 loss tokens"):
         make_rows([of(short)], [[(1.0,)]])

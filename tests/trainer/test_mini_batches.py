@@ -53,7 +53,7 @@ def test_groups_of_one_prompt_with_equal_answers_fill_mini_batches_as_others_do(
     assert [{id(back[place]) for place in members} for members in shared_out(back, 2, "s")] == of_each
 
 
-def test_each_step_and_each_seed_shuffles_anew_and_repeats() -> None:
+def test_each_step_and_seed_has_its_own_repeatable_shuffle() -> None:
     found = {seed: shared_out(eleven(), 3, seed) for seed in ("0/0", "0/1", "1/0")}
     assert len({str(members) for members in found.values()}) == 3
     assert shared_out(eleven(), 3, "0/1") == found["0/1"]
@@ -218,7 +218,7 @@ def test_a_run_takes_them_by_groups_or_rollouts_and_a_mini_batch_of_all_changes_
 
 
 @pytest.mark.long
-def test_a_run_that_was_stopped_goes_on_to_the_same_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_run_resumes_to_the_same_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from covey.loop import train
 
     use(monkeypatch, scripted())

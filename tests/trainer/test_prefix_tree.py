@@ -49,7 +49,7 @@ def test_what_agrees_in_more_is_split_off_and_its_continuations_stand_behind_it(
     assert places[2] == [0, 1, 2, 3, 5, 6]
 
 
-def test_a_sequence_that_goes_on_from_another_adds_its_end_alone() -> None:
+def test_a_sequence_that_extends_another_adds_only_its_end() -> None:
     segments, _ = laid_out((5, 6, 7, 8), (5, 6, 7, 8, 1, 2), (5, 6, 7, 8, 1, 2, 3))
     assert segments == [[5, 6], [7, 8], [1, 2], [3]]
 

@@ -231,7 +231,7 @@ def test_a_loss_that_is_not_finite_changes_nothing_is_counted_and_in_the_end_sto
     assert same(weights(policy), before)
 
 
-def test_a_good_step_in_between_starts_the_count_afresh_and_a_step_without_rows_does_not() -> None:
+def test_a_good_step_resets_the_count_and_an_empty_step_does_not() -> None:
     trainer = make_trainer(make_policy("qwen2"), AlgorithmConfig(), replace(ADAMW, max_nonfinite_steps=2))
     good, bad = make(random_groups(), advantages=ADVANTAGES), poisoned("inf advantage")
     for step in range(3):
@@ -243,7 +243,7 @@ def test_a_good_step_in_between_starts_the_count_afresh_and_a_step_without_rows_
         trainer.step(bad, 5)
 
 
-def test_bad_steps_in_a_row_are_counted_on_by_a_trainer_that_goes_on() -> None:
+def test_a_resumed_trainer_keeps_its_count_of_bad_steps() -> None:
     patient = replace(ADAMW, max_nonfinite_steps=2)
     stopped, resumed = (make_trainer(make_policy("qwen2"), AlgorithmConfig(), patient) for _ in range(2))
     stopped.step(poisoned("inf advantage"), 0)
@@ -252,7 +252,7 @@ def test_bad_steps_in_a_row_are_counted_on_by_a_trainer_that_goes_on() -> None:
         resumed.step(poisoned("inf advantage"), 1)
 
 
-def test_a_rule_that_draws_draws_anew_at_every_update() -> None:
+def test_a_random_selection_draws_again_at_every_update() -> None:
     """The first updates of two steps, from the same weights on the same batch."""
     options = {"cov_ratio": 0.1, "cov_low": 0.0, "cov_high": 50.0}
     gradients = []
@@ -310,7 +310,7 @@ def test_the_loss_scale_of_float16_keeps_what_it_has_found() -> None:
     assert scales == [32768.0] * 4
 
 
-def test_an_overflow_that_no_smaller_loss_scale_can_mend_is_counted() -> None:
+def test_an_overflow_at_the_smallest_loss_scale_is_counted() -> None:
     trainer = make_trainer(nano(precision="float16"), AlgorithmConfig(), replace(ADAMW, max_nonfinite_steps=1))
     batch = byte_batch()
     huge = tuple(replace(m, advantage_L=1e12 * m.advantage_L) for m in batch.micro_batches)

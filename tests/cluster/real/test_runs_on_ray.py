@@ -327,7 +327,7 @@ def is_of_ray(pid: int) -> bool:
     return False
 
 
-def test_a_driver_that_is_stopped_or_killed_leaves_no_sampler_and_its_run_goes_on(folder: Path) -> None:
+def test_a_stopped_or_killed_driver_leaves_no_sampler_and_its_run_resumes(folder: Path) -> None:
     name = "outputs/day/stopped"
     run = folder / name
     process = start(folder, name, WITHOUT_END)

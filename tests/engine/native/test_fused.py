@@ -85,7 +85,7 @@ def test_an_engine_samples_from_the_weights_as_they_are_when_it_begins(kind: str
 
 
 @pytest.mark.parametrize("architecture", FAMILY)
-def test_whatever_weight_changes_changes_a_fused_layer_as_it_changes_the_layer(architecture: str) -> None:
+def test_any_changed_weight_changes_a_fused_layer_as_the_layer(architecture: str) -> None:
     policy = make_policy(architecture)
     before = logprobs(fused_twin(policy))
     for name, parameter in policy.model.named_parameters():

@@ -127,7 +127,7 @@ def test_no_completion_mixes_versions_unless_it_is_kept(how: UpdateMode) -> None
     assert pushes.largest_gap(groups) < 1e-4
 
 
-def test_waiting_finishes_what_is_under_way_on_the_old_weights() -> None:
+def test_waiting_finishes_running_completions_on_the_old_weights() -> None:
     groups = Pushes(tiny_policy("qwen2"), "wait").sample(2, at=[40])
     assert {c.policy_version for group in groups for c in group} == {0}
 
@@ -149,7 +149,7 @@ def test_a_push_that_is_given_up_while_it_waits_lets_others_begin_again() -> Non
     assert {completion.policy_version for completion in asyncio.run(run())} == {0}
 
 
-def test_aborting_samples_what_is_under_way_anew() -> None:
+def test_aborting_resamples_running_completions() -> None:
     pushes = Pushes(tiny_policy("qwen2"), "abort")
     groups = pushes.sample(2, at=[9])
     alone = OwnWeightsEngine(pushes.policies[1], ROOM, 64)
@@ -288,7 +288,7 @@ def many_prompts(num: int) -> list[list[int]]:
 
 @pytest.mark.parametrize("num", [2, 40])
 @pytest.mark.parametrize("architecture", ["llama", "qwen3", "mistral-window", "gpt2"])
-def test_what_follows_a_prompt_has_the_same_bits_whatever_was_encoded_with_it(architecture: str, num: int) -> None:
+def test_a_completion_has_the_same_bits_beside_any_encoded_prompts(architecture: str, num: int) -> None:
     policy, prompts = tiny_policy(architecture), many_prompts(num)
     # Passes of torch decode rows together: of these, what the prompt alone decides
     max_tokens = 1 if architecture == "gpt2" else 5

@@ -108,7 +108,7 @@ def test_adapters_beside_the_weights_of_layers_that_are_one_product(
     assert (found - torch.cat(expected, dim=1)).abs().mean() < tolerance / 100
 
 
-def test_whatever_lies_around_the_rows_keeps_its_shape() -> None:
+def test_dimensions_around_the_rows_keep_their_shape() -> None:
     layer = CompiledLinear(Weights.of(normal(6, 16)), half=False)
     x = normal(3, 5, 16, seed=1)
     assert layer(x).shape == (3, 5, 6)

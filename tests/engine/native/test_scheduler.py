@@ -199,7 +199,7 @@ def test_cancelling_what_waits_or_is_half_in_leaves_no_work() -> None:
     assert not made.has_work
 
 
-def test_every_row_is_finished_once_and_moves_follow_the_rows_whatever_happens() -> None:
+def test_every_row_is_finished_once_and_moves_follow_the_rows() -> None:
     chance = random.Random(0)
     made = scheduler(max_rows=9, max_slots=300, max_prefill=40)
     asked = [request(chance.randint(1, 20), chance.randint(1, 12), chance.randint(1, 30)) for _ in range(60)]

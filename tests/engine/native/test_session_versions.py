@@ -128,7 +128,7 @@ def versions(turns: Turns) -> list[int]:
 
 @pytest.mark.parametrize("kernels", ["auto", "torch"])
 @pytest.mark.parametrize("how", ["keep", "wait", "abort"])
-def test_every_token_is_of_its_version_whatever_waits_while_weights_change(how: UpdateMode, kernels: str) -> None:
+def test_every_token_is_of_its_version_while_weights_change(how: UpdateMode, kernels: str) -> None:
     run = Run(tiny_policy("llama", stop_ids=STOPS), how, at=[25, 60, 120], kernels=kernels)
     found = [turns for group in run.groups for turns in group]
     assert any(len(set(versions(turns))) > 1 for turns in found)

@@ -123,7 +123,7 @@ def test_turns_are_those_of_prompts_that_hold_the_whole_history(
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen3", "mistral-window"])
-def test_compiled_kernels_go_on_where_they_were(architecture: str) -> None:
+def test_compiled_kernels_continue_a_session(architecture: str) -> None:
     policy = tiny_policy(architecture, stop_ids=STOPS)
     engine = NativeEngine(policy, GENEROUS, 64)
     assert engine.kernels == "compiled"
@@ -298,7 +298,7 @@ def test_sessions_end_when_they_are_closed_cancelled_or_forgotten() -> None:
     assert engine.take_stats().sampled_tokens < 9 * 60
 
 
-def test_an_error_reaches_every_session_and_those_at_rest_go_on() -> None:
+def test_an_error_reaches_running_sessions_and_idle_ones_continue() -> None:
     policy = tiny_policy("llama", torch.float64)
     engine = NativeEngine(policy, GENEROUS, 8)
 
@@ -328,7 +328,7 @@ def test_an_error_reaches_every_session_and_those_at_rest_go_on() -> None:
 
 
 @pytest.mark.long
-def test_a_lora_policy_goes_on_with_its_adapters() -> None:
+def test_a_lora_session_continues_with_its_adapters() -> None:
     base = tiny_policy("qwen2", torch.float64)
     adapted = get_peft_model(base.causal_lm, LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False))
     policy = Policy(adapted.double(), base.tokenizer, torch.float64, head_is_linear=True)
@@ -336,7 +336,7 @@ def test_a_lora_policy_goes_on_with_its_adapters() -> None:
 
 
 @pytest.mark.long
-def test_stop_strings_are_looked_for_in_each_turn_anew() -> None:
+def test_stop_strings_are_matched_within_each_turn() -> None:
     policy = tiny_policy("llama", torch.float64)
     changes = {"stop": ("e", "7"), "max_tokens": 20}
     found = played(NativeEngine(policy, GENEROUS, 64).open, **changes)
@@ -347,9 +347,7 @@ def test_stop_strings_are_looked_for_in_each_turn_anew() -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("is_graph", [False, True])
 @pytest.mark.parametrize("seed", range(2))
-def test_nothing_is_stuck_or_left_behind_whatever_happens(
-    seed: int, is_graph: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_session_is_stuck_or_left_behind(seed: int, is_graph: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graph, "is_wanted", lambda policy: is_graph)
     policy = tiny_policy("llama", stop_ids=STOPS)
     chance = random.Random(seed)
@@ -415,7 +413,7 @@ def test_a_version_that_is_set_by_hand_drops_what_was_read_before() -> None:
     assert_empty(engine)
 
 
-def test_weights_that_change_between_turns_read_all_of_it_anew() -> None:
+def test_new_weights_between_turns_re_encode_the_session() -> None:
     policy = tiny_policy("llama", torch.float64)
     engine = NativeEngine(policy, GENEROUS, 8)
 

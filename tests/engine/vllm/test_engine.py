@@ -124,7 +124,7 @@ def test_statistics_count_a_prompt_once_for_its_group(make: Make) -> None:
     assert engine.take_stats() == EngineStats()
 
 
-def test_seconds_and_rows_of_what_is_under_way_are_told_before_it_ends(make: Make) -> None:
+def test_seconds_and_rows_of_running_completions_are_reported(make: Make) -> None:
     engine = make(FakeWire(length=60), served=replace(SERVED, max_length=512))
 
     async def run() -> list[EngineStats]:
@@ -171,7 +171,7 @@ def test_after_a_push_completions_are_of_the_new_weights_and_version(make: Make)
     assert sample(engine, n=1) == [Completion((9,) * 8, (-3.0,) * 8, "stop", policy_version=7)]
 
 
-def test_completions_under_way_go_on_and_each_token_has_the_version_it_was_sampled_on(make: Make) -> None:
+def test_running_completions_continue_and_each_token_has_its_version(make: Make) -> None:
     engine = make(FakeWire(length=200), served=replace(SERVED, max_length=512))
     for completion in in_flight(engine, "keep"):
         old, new = completion.spans
@@ -182,7 +182,7 @@ def test_completions_under_way_go_on_and_each_token_has_the_version_it_was_sampl
 
 
 @pytest.mark.parametrize(("how", "logprob", "version"), [("wait", -0.75, 0), ("abort", -3.0, 1)])
-def test_completions_under_way_end_before_a_push_or_begin_again_after_it(
+def test_running_completions_end_before_a_push_or_restart_after_it(
     make: Make, how: UpdateMode, logprob: float, version: int
 ) -> None:
     engine = make(FakeWire(length=200), served=replace(SERVED, max_length=512))

@@ -88,9 +88,7 @@ HUNG: dict[str, Any] = {"hangs_in": ("sample", "ping")}
 
 
 @pytest.mark.parametrize("fault", [DEAD, HUNG], ids=["dies", "hangs"])
-def test_what_was_under_way_is_sampled_on_the_next_vllm_with_the_same_seeds(
-    start: Start, fault: dict[str, Any]
-) -> None:
+def test_lost_completions_are_resampled_on_the_next_vllm_with_their_seeds(start: Start, fault: dict[str, Any]) -> None:
     lost, next_one = FakeWire(**fault), FakeWire()
     engine = start(lost, next_one)
     assert ask(engine) == [[Completion((9,) * 8, (-0.75,) * 8, "stop", 0)] * 2] * 3

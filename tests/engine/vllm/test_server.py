@@ -194,7 +194,7 @@ def test_a_server_that_hangs_in_a_push_is_named_within_its_deadline(fake: Fake, 
         asyncio.run(engine.update(pushed(8, 1.0, 2.0), "keep"))
 
 
-def test_a_server_that_was_started_anew_at_its_address_is_named(fake: Fake, engine: VLLMEngine) -> None:
+def test_a_restarted_server_at_the_same_address_is_named(fake: Fake, engine: VLLMEngine) -> None:
     fake.answers["/inference/v1/generate"] = {
         "choices": [CHOICE | {"weight_versions": [{"version": "default", "start": 0, "end": 2}]}]
     }
@@ -204,7 +204,7 @@ def test_a_server_that_was_started_anew_at_its_address_is_named(fake: Fake, engi
     )
 
 
-def test_a_server_that_somebody_else_pushes_to_is_found_by_a_ping(fake: Fake, engine: VLLMEngine) -> None:
+def test_a_server_that_another_run_pushes_to_is_found_by_a_ping(fake: Fake, engine: VLLMEngine) -> None:
     fake.hangs.add("/inference/v1/generate")
     fake.answers["/weight_info"] = {"weight_version": "other-7"}
     assert "answers from weights 'other-7', which this run did not push" in lost(engine)

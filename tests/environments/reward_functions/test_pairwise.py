@@ -83,7 +83,7 @@ def test_an_outcome_that_is_no_probability_is_refused(outcome: Any) -> None:
         Pairwise(lambda prompt, first, second: outcome)(["p", "p"], ["a", "b"])
 
 
-def test_a_judge_that_fails_fails_the_group_and_nobody_gets_half_a_point() -> None:
+def test_a_failing_judge_fails_the_group_without_half_points() -> None:
     def away(prompt: Any, first: str, second: str, **columns: Any) -> float:
         raise ConnectionError("no judge")
 

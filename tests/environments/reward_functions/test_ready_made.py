@@ -48,7 +48,7 @@ def test_cosine_scaling_prefers_short_right_answers_and_long_wrong_ones() -> Non
     assert steep(given, [HALF] * 6, ids) == pytest.approx([3.0, 2.5, 2.0, -4.0, -2.0, 0.0])
 
 
-def test_only_a_box_or_its_like_is_accurate_and_a_gold_nobody_can_read_is_skipped() -> None:
+def test_accuracy_needs_a_box_and_skips_unreadable_gold() -> None:
     given = ["so \\boxed{\\frac{2}{4}}", "\\boxed{0.5}", "0.5", "\\boxed{2}", "", "\\boxed{1}", "\\boxed{1}"]
     assert accuracy(given, [HALF] * 5 + ["", None]) == [1.0, 1.0, 0.0, 0.0, 0.0, None, None]
 
@@ -68,7 +68,7 @@ def test_the_thinking_comes_first_once_and_closed() -> None:
     assert think_format(passing + failing) == [1.0] * 3 + [0.0] * 6
 
 
-def test_a_sentence_ends_in_a_stop_whatever_white_space_follows() -> None:
+def test_a_sentence_ends_in_a_stop_before_any_white_space() -> None:
     assert SentenceEnd()(["Yes.", "Yes. \n", "Yes", "Yes!", "", "."]) == [1.0, 1.0, 0.0, 0.0, 0.0, 1.0]
     assert SentenceEnd(marks=".!")(["Yes!", "Yes?"]) == [1.0, 0.0]
 

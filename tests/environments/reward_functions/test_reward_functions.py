@@ -165,7 +165,7 @@ def test_a_function_that_raises_over_a_value_fails() -> None:
     assert str(found).startswith('reward function "strict" raised AttributeError: ')
 
 
-def test_a_prompt_that_the_policy_goes_on_from_is_judged_with_its_begin() -> None:
+def test_a_continued_assistant_message_is_judged_from_its_begin() -> None:
     recorder = Recorder()
     begun = {"prompt": [*CHAT["prompt"], {"role": "assistant", "content": "<think>"}]}  # type: ignore[misc]
     score(environment(recorder, row=begun, prefill=True), ["4"])

@@ -35,7 +35,7 @@ def score_alone(saved: str, text: str, label: int = 0) -> float:
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 16])
-def test_prompt_and_completion_are_scored_together_whatever_the_batch(saved: str, batch_size: int) -> None:
+def test_prompt_and_completion_are_scored_together_in_any_batch(saved: str, batch_size: int) -> None:
     found = RewardModel(saved, batch_size=batch_size)(["why? "] * 4, TEXTS)
     assert found == pytest.approx([score_alone(saved, f"why? {text}") for text in TEXTS], abs=1e-5)
     assert len({round(score, 3) for score in found}) == 4

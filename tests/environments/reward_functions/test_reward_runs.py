@@ -62,7 +62,7 @@ def test_functions_are_told_the_step_and_their_columns_are_in_the_rollouts(in_pr
 
 
 @pytest.mark.long
-def test_a_resumed_run_goes_on_counting() -> None:
+def test_a_resumed_run_continues_its_counts() -> None:
     run(num_steps=1)
     shown = run(num_steps=3, resume="run", resume_changes=["num_steps"])
     assert {row["step"]: row["seen"] for row in shown} == {1: [0, 1, 0.0], 2: [1, 3, 0.5], 3: [2, 3, 1.0]}

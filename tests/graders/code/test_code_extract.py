@@ -18,7 +18,7 @@ def fence(code: str, language: str = "python") -> str:
 
 
 @pytest.mark.parametrize("language", ["python", "py", "Python", "", "python   ", "{.python}"])
-def test_a_fenced_block_is_the_program_whatever_it_is_called(language: str) -> None:
+def test_a_fenced_block_of_any_language_is_the_program(language: str) -> None:
     assert extract_program(f"Sure!\n{fence(F, language)}\nThat is it.", "f") == F
 
 

@@ -41,7 +41,7 @@ def test_a_list_of_alternatives_is_reported_as_a_list() -> None:
     assert compare("#### 40 #### 41 #### 42", "42") is False
 
 
-def test_thoughts_are_cut_out_whoever_opened_them() -> None:
+def test_thoughts_are_removed_even_if_the_template_opened_them() -> None:
     assert without_thoughts("<think>a</think>b") == "b"
     assert without_thoughts("a</think>b") == "b"
     assert without_thoughts("a<think>b").strip() == "a"

@@ -8,7 +8,7 @@ from covey_graders.math.layout import boxed_answer
 from covey_graders.tags import first_block
 
 
-def test_the_first_closed_block_counts_whatever_stands_around_it() -> None:
+def test_the_first_closed_block_counts_amid_any_text() -> None:
     assert first_block("<answer> 1 </answer><answer>2</answer>", "answer") == "1"
     assert first_block("<answer>1<answer>2</answer>", "answer") == "1<answer>2"
     assert first_block("</answer><answer>1", "answer") == ""

@@ -61,7 +61,7 @@ def checkpoint_size(reference: Path) -> int:
 
 
 @mounted
-def test_a_full_disk_of_checkpoints_stops_the_run_with_one_line_and_the_run_goes_on_when_there_is_room(
+def test_a_full_checkpoint_disk_stops_the_run_in_one_line_and_it_resumes_with_room(
     reference: Path, checkpoint_size: int
 ) -> None:
     run = reference / "full-checkpoints"
@@ -79,7 +79,7 @@ def test_a_full_disk_of_checkpoints_stops_the_run_with_one_line_and_the_run_goes
 
 @mounted
 @pytest.mark.slow
-def test_a_run_that_is_to_go_on_over_a_full_disk_of_checkpoints_trains_to_its_end_and_then_says_what_is_missing(
+def test_a_run_told_to_continue_over_a_full_disk_ends_and_names_what_is_missing(
     reference: Path, checkpoint_size: int
 ) -> None:
     run = reference / "full-on"
@@ -290,7 +290,7 @@ def test_checkpoints_that_become_read_only_stop_the_run_and_are_as_they_were(ref
 
 @pytest.mark.slow
 @mounted
-def test_a_run_that_is_to_go_on_saves_again_once_its_checkpoints_are_writable_again(reference: Path) -> None:
+def test_a_run_told_to_continue_saves_again_once_checkpoints_are_writable(reference: Path) -> None:
     run = reference / "read-only-for-a-while"
     with small_disk(run / "checkpoints", 10_000):
         command = f"mount -o remount,ro {run}/checkpoints; (sleep 1; mount -o remount,rw {run}/checkpoints) & true"

@@ -298,7 +298,7 @@ def clip(*arguments, **options):
 
 
 @pytest.mark.slow
-def test_memory_that_does_not_suffice_is_one_line_with_the_settings_to_change_and_the_run_can_go_on(
+def test_too_little_memory_is_one_line_with_settings_and_the_run_resumes(
     reference: Path,
 ) -> None:
     (reference / "hungry_loss.py").write_text(HUNGRY)

@@ -69,7 +69,7 @@ def go_on(folder: Path) -> None:
     ],
     ids=["another torch", "another commit", "fewer processes", "fewer threads"],
 )
-def test_a_run_goes_on_with_other_code_or_processes_and_says_loudly_that_it_is_no_longer_exact(
+def test_resuming_with_other_code_or_processes_warns_of_inexactness(
     facts: dict[str, object],
     said: str,
     tmp_path: Path,
@@ -85,7 +85,7 @@ def test_a_run_goes_on_with_other_code_or_processes_and_says_loudly_that_it_is_n
     assert warnings[0].endswith(": the run is no longer bit-for-bit reproducible")
 
 
-def test_a_run_that_goes_on_as_it_was_says_nothing_and_is_the_same(
+def test_resuming_unchanged_is_silent_and_exact(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     half_way(tmp_path / "stopped", monkeypatch)

@@ -140,9 +140,7 @@ def test_the_log_has_the_same_line_and_the_stacks_of_what_hangs(name: str, start
 
 
 @pytest.mark.slow
-def test_a_run_whose_checkpoint_hung_goes_on_from_the_one_before_and_ends_as_if_it_had_not(
-    started: Started, reference: Path
-) -> None:
+def test_a_run_with_a_hung_checkpoint_resumes_from_the_one_before_exactly(started: Started, reference: Path) -> None:
     hung = ended(started, "checkpoint")
     found = newest_valid(hung.run / "checkpoints")
     assert found is not None

@@ -43,7 +43,7 @@ class Silent:
 
 
 @pytest.mark.long
-def test_a_prompt_that_is_never_judged_is_dropped_and_counted_and_the_run_goes_on(
+def test_a_prompt_whose_scoring_hangs_is_dropped_counted_and_the_run_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use(monkeypatch, Silent(scripted(), frozenset({"train-1"})))

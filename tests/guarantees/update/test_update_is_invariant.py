@@ -258,7 +258,7 @@ def test_a_micro_batch_without_loss_tokens_changes_nothing(loss: str, architectu
 
 @KINDS
 @pytest.mark.parametrize("world_size", [2, 3, 4])
-def test_gradients_of_the_shares_of_ranks_add_up_whatever_each_has(world_size: int, architecture: str) -> None:
+def test_gradients_of_uneven_rank_shares_add_up(world_size: int, architecture: str) -> None:
     """In one process, before anything is sent; of three groups the fourth rank has none, of the first none speaks."""
     a, b, c = random_groups()
     algorithm = AlgorithmConfig(ratio_denominator="behaviour", entropy_coef=0.01)

@@ -107,7 +107,7 @@ def test_episodes_whose_history_was_rewritten_make_the_same_update_in_any_way() 
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("least", [1, 2, 5])
-def test_a_tree_of_whatever_agrees_makes_the_same_update(
+def test_a_tree_of_any_shared_prefixes_makes_the_same_update(
     seed: int, least: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where chance agreement of a few tokens is split off."""
@@ -163,7 +163,7 @@ def test_no_micro_batch_exceeds_the_budget_but_for_one_episode_alone_which_is_ne
     assert fewest == sorted(fewest)
 
 
-def test_an_episode_is_one_sequence_of_the_counts_whatever_its_branches() -> None:
+def test_a_branched_episode_counts_as_one_sequence() -> None:
     one, other = batch_of(case_of(), WHOLE), batch_of(branched(case_of()), How("shared"))
     for name in ("num_loss_tokens", "num_sequences", "num_rollouts"):
         assert getattr(one, name) == getattr(other, name)

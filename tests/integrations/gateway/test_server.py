@@ -142,7 +142,7 @@ def test_after_the_end_every_route_says_that_it_is_gone() -> None:
         assert [status for status, _ in (*found, *later)] == [410] * 4
 
 
-def test_a_client_that_dies_while_it_waits_harms_nobody() -> None:
+def test_a_client_that_dies_while_waiting_affects_no_other() -> None:
     with opened(2) as (gateway, (dead, alive), run):
         body = json.dumps(BODY).encode()
         path = dead.url.partition(str(gateway.port))[2]
@@ -198,7 +198,7 @@ def is_dropped(connection: socket.socket) -> bool:
         return True
 
 
-def test_who_has_no_key_takes_neither_descriptors_nor_threads_and_calls_go_on() -> None:
+def test_clients_without_a_key_take_no_descriptors_or_threads() -> None:
     with opened() as (gateway, (endpoint,), run):
         threads, descriptors = threading.active_count(), len(os.listdir("/proc/self/fd"))
         strangers = [held(gateway.port) for _ in range(server.MAX_WAITING + 50)]

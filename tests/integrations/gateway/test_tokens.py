@@ -94,7 +94,7 @@ def test_an_answer_is_tokens_with_the_log_prob_of_each() -> None:
 # ---- episodes
 
 
-def test_tokens_that_go_on_are_one_row_of_what_was_read_and_sampled() -> None:
+def test_continued_tokens_are_one_row_of_read_and_sampled_tokens() -> None:
     odd = encoded("T") + encoded("w") + encoded("o")  # no tokenizer writes it so
 
     def program(base_url: str, key: str, row: Any) -> float:

@@ -246,7 +246,7 @@ def test_messages_are_brought_into_one_form() -> None:
     )
 
 
-def test_messages_go_on_or_rewrite() -> None:
+def test_messages_continue_or_rewrite_a_history() -> None:
     so_far = normal_messages([user("a"), {"role": "assistant", "content": "b"}, user("c")])
     assert continuation(so_far[:2], so_far) == (user("c"),)
     assert continuation(so_far[:2], so_far[:2]) is None

@@ -285,7 +285,7 @@ def test_4_bits_without_bitsandbytes_names_the_package_to_install(
         load_policy(ModelConfig(name=name, load_in_4bit=True, lora_rank=4), seed=0)
 
 
-def test_loading_says_nothing_about_kernels_nobody_asked_for() -> None:
+def test_loading_is_silent_about_unused_kernels() -> None:
     nano()
     assert not logging.getLogger("bitsandbytes.backends.cpu.ops").isEnabledFor(logging.WARNING)
 
@@ -324,7 +324,7 @@ ODD = ("[]", "null", "3", '"x"', "[" * 100_000, '{"model_type": 3}')
 
 @pytest.mark.parametrize("text", ODD)
 @pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json", "adapter_config.json"])
-def test_files_that_nobody_saved_are_one_line(tmp_path: Path, name: str, text: str) -> None:
+def test_missing_model_files_are_one_line(tmp_path: Path, name: str, text: str) -> None:
     save_policy(nano(), tmp_path)
     (tmp_path / name).write_text(text)
     settings = ModelConfig(name=str(tmp_path))

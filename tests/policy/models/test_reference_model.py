@@ -68,7 +68,7 @@ def test_the_reference_is_the_named_model_frozen_and_without_adapters_of_the_pol
     assert torch.equal(probe_logits(policy), before)
 
 
-def test_adapters_that_the_reference_was_saved_with_stay_on_whatever_rank_the_policy_has(tmp_path: Path) -> None:
+def test_the_references_saved_adapters_stay_on_at_any_lora_rank(tmp_path: Path) -> None:
     base = saved(tmp_path / "base", nano(seed=7))
     trained = stirred(nano(name=base, lora_rank=2, lora_alpha=8.0))
     trained.model.peft_config["default"].base_model_name_or_path = base

@@ -54,7 +54,7 @@ def seconds(config: Config, shape: Shape, length: float = 200, on: Hardware = H1
 # ------------------------------------------------------------------------------------------------ memory
 
 
-def test_a_cache_that_nobody_bounds_takes_on_a_cpu_what_the_engine_takes_there(small: Shape) -> None:
+def test_an_unbounded_cache_takes_the_engines_default_on_a_cpu(small: Shape) -> None:
     cpu = Hardware("a CPU", 24e9, 1e11, 2e10, is_gpu=False)
     config = config_of(engine__max_rows=512)
     load = bounded(workload(config, 1), small, cpu)
@@ -104,7 +104,7 @@ def test_any_configuration_in_a_folder_is_enough(tmp_path: Path) -> None:
     assert active_weights(shape) == attention + 2 * 2 * 3 * 64 * 48 + 64 * 1000
 
 
-def test_a_model_that_nobody_knows_is_refused_in_one_line() -> None:
+def test_an_unknown_model_is_refused_in_one_line() -> None:
     with pytest.raises(ValueError, match=r"name a folder with its config\.json"):
         shape_for(ModelConfig(name="nobody/knows-this"))
 
@@ -320,7 +320,7 @@ def test_a_probe_returns_what_its_steps_took(small: Shape) -> None:
         {"group_size_schedule": [GroupSizeStep(step=100, group_size=16)]},
     ],
 )
-def test_a_probe_makes_a_few_steps_whatever_says_how_long_the_run_is(changes: dict[str, Any], small: Shape) -> None:
+def test_a_probe_makes_a_few_steps_of_a_run_of_any_length(changes: dict[str, Any], small: Shape) -> None:
     made: list[int] = []
 
     def train(short: Config, folder: Path, given: RunObjects) -> None:

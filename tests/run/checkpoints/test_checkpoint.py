@@ -187,7 +187,7 @@ def test_a_folder_without_a_manifest_is_no_checkpoint(tmp_path: Path) -> None:
     assert complete_checkpoints(tmp_path / "nowhere") == []
 
 
-def test_a_state_that_nobody_could_load_is_not_saved_and_what_was_saved_stays(tmp_path: Path) -> None:
+def test_an_unloadable_state_is_not_saved_and_the_old_one_stays(tmp_path: Path) -> None:
     save_checkpoint(tmp_path / "checkpoints", 1, nano(), {"source": {"levels": [0.5]}}, {})
     state = {"source": {"levels": [np.float64(0.5)]}, "trainer": torch.zeros(3)}
     with pytest.raises(ValueError, match=r"numpy.*a curriculum's, keeps numbers, strings, lists, dicts and tensors$"):

@@ -54,7 +54,7 @@ def saved(folder: Path) -> Path:
     return folder
 
 
-def test_newer_runs_are_those_of_train_that_were_begun_later_whatever_their_name() -> None:
+def test_newer_runs_are_train_runs_by_time_not_by_name() -> None:
     older, run = begun("z/z/z", "covey train", 1), begun("2026-01-02/10-00-00", "covey train", 2)
     newer = begun("mine", "covey train seed=3", 3)
     begun("2026-01-02/12-00-00", "covey evaluate model.name=policy", 4)
@@ -214,7 +214,7 @@ def write_rows(num_rows: int, word: str = "number") -> None:
 
 
 @pytest.mark.long
-def test_a_run_that_could_not_go_on_is_left_as_it_was(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_failed_resume_leaves_the_run_unchanged(capsys: pytest.CaptureFixture[str]) -> None:
     folder = rows_run()
     before = (folder / "summary.json").read_text()
     changed = ["num_steps=2", "rewards=[nomod:f]", "resume_changes=[num_steps,rewards]"]
@@ -228,7 +228,7 @@ def test_a_run_that_could_not_go_on_is_left_as_it_was(capsys: pytest.CaptureFixt
 
 
 @pytest.mark.long
-def test_a_run_that_goes_on_is_not_said_to_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resumed_run_is_not_reported_as_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     folder = rows_run()
     log_step, said = RunRecorder.log_step, list[str]()
 
@@ -242,7 +242,7 @@ def test_a_run_that_goes_on_is_not_said_to_have_ended(monkeypatch: pytest.Monkey
     assert json.loads((folder / "summary.json").read_text())["status"] == "completed"
 
 
-def test_a_run_that_goes_on_with_fewer_rows_compares_the_prompts_of_both_evaluations(
+def test_a_resume_with_fewer_rows_compares_prompts_of_both_evaluations(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     folder = rows_run(40, "evaluation.num_prompts=4")
@@ -255,7 +255,7 @@ def test_a_run_that_goes_on_with_fewer_rows_compares_the_prompts_of_both_evaluat
     assert "gain computed on the 1 prompts common to both evaluations (4 and 2)" in capsys.readouterr().err
 
 
-def test_a_run_goes_on_with_other_prompts_only_where_that_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_resumes_with_other_prompts_only_on_request(capsys: pytest.CaptureFixture[str]) -> None:
     folder = rows_run()
     write_rows(40, "figure")
     more = ["num_steps=2", "resume_changes=[num_steps]"]
@@ -292,7 +292,7 @@ def test_prompts_are_compared_with_those_that_the_run_had_last(tmp_path: Path) -
 # ------------------------------------------------------------------------------------------------ from a program
 
 
-def test_a_folder_takes_one_run_and_the_command_goes_on_with_it() -> None:
+def test_a_folder_takes_one_run_which_the_command_resumes() -> None:
     config = small_config(environment__num_train=16, environment__num_test=8)
     train(config, "outputs/twice")
     folder = Path("outputs/twice")

@@ -60,7 +60,7 @@ class Counted(Guess):
         return None
 
 
-def test_where_nobody_knows_what_to_say_nothing_is_played_and_no_episode_is_left_open(build: Build) -> None:
+def test_without_gold_turns_preflight_leaves_no_episode_open(build: Build) -> None:
     environment = Counted(GuessConfig())
     subject = build(environment, **TURNS)
     assert has_episodes(subject)

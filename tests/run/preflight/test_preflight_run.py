@@ -167,13 +167,13 @@ def test_a_run_that_passes_says_so_and_keeps_the_report(capsys: pytest.CaptureFi
 
 
 @pytest.mark.long
-def test_a_check_that_is_switched_off_lets_any_run_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disabled_preflight_check_lets_any_run_train(monkeypatch: pytest.MonkeyPatch) -> None:
     spoil(monkeypatch)
     assert main(["train", *words(preflight__enabled=False), "hydra.run.dir=run"]) == 0
     assert not Path("run/preflight.json").exists()
 
 
-def test_a_run_that_goes_on_is_not_checked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resumed_run_is_not_checked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     assert main(["train", *words(num_steps=1), "hydra.run.dir=run"]) == 0
     Path("run/preflight.json").unlink()
     spoil(monkeypatch)

@@ -213,7 +213,7 @@ def test_a_stop_token_that_would_stay_in_the_judged_text_is_refused(build: Build
 
 
 @pytest.mark.long
-def test_a_completion_that_goes_on_after_its_end_is_refused(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_completion_with_tokens_after_its_end_is_refused(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
     end = 1
     use_engine(monkeypatch, spoil=lambda c: replace(c, token_ids=(end, *c.token_ids[1:])))
     assert "goes on after a stop token" in refusal(build())

@@ -44,7 +44,7 @@ def special_tokens(tokenizer: PreTrainedTokenizerFast) -> list[int]:
 
 
 @pytest.mark.parametrize("name", SOUND)
-def test_a_sound_tokenizer_passes_whatever_special_tokens_are_sampled(
+def test_a_sound_tokenizer_passes_with_any_special_tokens(
     name: str, build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokenizer = SOUND[name]()

@@ -143,7 +143,7 @@ def test_of_episodes_the_reward_and_the_advantage_of_each_turn_are_logged() -> N
     assert (whole["turn_advantage/1"], whole["turn_advantage/3"]) == (0.0, -0.5)
 
 
-def test_of_episodes_what_was_said_to_the_policy_and_how_often_it_was_read_anew_is_logged() -> None:
+def test_an_episodes_messages_and_re_encoded_tokens_are_logged() -> None:
     """One is read in two sequences, after whose first chosen token the other was said; one has a single turn."""
     (plain,) = [group(1.0, 0.0, 0.5)]
     length, mask = 8, (False, True, False, True, False, False, True, False)

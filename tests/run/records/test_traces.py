@@ -186,7 +186,7 @@ def test_as_many_groups_are_listed_as_there_is_room_for_evenly_spread() -> None:
     assert fitting(groups, 0) == []
 
 
-def test_the_first_and_the_last_step_are_traced_and_every_so_many_between() -> None:
+def test_the_first_the_last_and_every_nth_step_are_traced() -> None:
     assert [step for step in range(1, 12) if is_traced(step, 11, 4)] == [1, 4, 8, 11]
 
 
@@ -227,6 +227,6 @@ def _rows_of_this_rank() -> list[tuple[str, tuple[int, ...]]]:
     return [row[:2] for row in rows_of_ranks(wanted, Trained(answers))]  # type: ignore[arg-type] # its rows alone are read
 
 
-def test_answers_of_rank_0s_groups_have_their_numbers_whichever_rank_trained_them(tmp_path: Path) -> None:
+def test_rank_0s_groups_have_token_numbers_from_any_training_rank(tmp_path: Path) -> None:
     for found in on_two_ranks(_rows_of_this_rank, tmp_path):
         assert found == [("a", (1, 2)), ("b", (3,)), ("a", (4,))]

@@ -231,7 +231,7 @@ def test_wandb_gets_answers_as_a_table(tmp_path: Path, offline: Any) -> None:
     assert [(row["reward"], row["columns"]) for row in shown] == [(1.0, '{"answer": 48}')] * 2
 
 
-def test_a_resumed_run_goes_on_with_its_wandb_run(tmp_path: Path, offline: Any) -> None:
+def test_a_resumed_run_continues_its_wandb_run(tmp_path: Path, offline: Any) -> None:
     for step in (1, 2):
         made = make_trackers(OutputConfig(trackers=["wandb"]), tmp_path, RUN_CONFIG, deadline=60)
         made.log(step, {"kl": 0.1})

@@ -166,7 +166,7 @@ def test_more_tests_than_a_family_has_calls_are_refused_with_the_setting() -> No
         generate_problems("fizzbuzz", 3, COUNTS, 0, 200)
 
 
-def test_the_tests_of_a_row_are_drawn_by_the_seed_in_their_order_whatever_rows_stand_around_it() -> None:
+def test_a_rows_tests_are_drawn_by_seed_in_order_beside_any_rows() -> None:
     first, second = (Problem("rows", None, name, "f", everything("line")[0].tests) for name in ("a", "b"))
     both: Any = with_tests({"train": [first, second]}, 4, seed=0)["train"]
     (alone,) = with_tests({"train": [second]}, 4, seed=0)["train"]

@@ -286,9 +286,7 @@ def test_rows_of_ones_own_are_not_warned_of(tmp_path: Path, caplog: pytest.LogCa
     assert caplog.messages == []
 
 
-def test_a_data_set_called_ifeval_is_warned_of_whatever_its_keys(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_data_set_named_ifeval_is_warned_of_with_any_keys(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = tmp_path / "IFEval"
     folder.mkdir()
     written(folder, "train.jsonl", [row(1), row(2)])

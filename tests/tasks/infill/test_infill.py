@@ -117,7 +117,7 @@ def test_the_sentences_of_both_splits_are_different_ones() -> None:
 
 
 @pytest.mark.parametrize("name", MASKINGS)
-def test_a_strategy_masks_exactly_so_many_tokens_and_the_same_for_the_same_seed(name: str) -> None:
+def test_a_strategy_masks_an_exact_number_of_tokens_by_seed(name: str) -> None:
     for seed in range(50):
         found = MASKINGS[name](30, 9, 4, random.Random(seed))
         assert len(set(found)) == 9

@@ -219,7 +219,7 @@ def test_what_watches_the_judge_is_logged_and_changes_no_weight(tmp_path: Path, 
     assert 0 <= summary["environment"]["judge"]["accuracy"] <= 1
 
 
-def test_a_stopped_run_with_a_judge_and_stages_goes_on_to_the_same_bits(tmp_path: Path, cache: Path) -> None:
+def test_a_stopped_run_with_judge_and_stages_resumes_to_the_same_bits(tmp_path: Path, cache: Path) -> None:
     stages = {"mask_ratios": [0.1, 0.5], "masking": "spans"}
     curriculum = {"curriculum__name": "difficulty", "curriculum__promotion_groups": 2, "curriculum__promote_at": 0.01}
     changes: dict[str, Any] = {"evaluation__correct_above": 0.5, "output__save_every": 2, **curriculum}

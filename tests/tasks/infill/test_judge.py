@@ -129,7 +129,7 @@ def test_scores_do_not_depend_on_what_is_scored_beside_them(batch_size: int, tmp
     assert judge.score(TEXTS[:2] * 3) == pytest.approx(alone * 3, abs=1e-6)
 
 
-def test_the_scores_of_a_call_are_bit_equal_whatever_else_is_scored_at_the_same_time(tmp_path: Path) -> None:
+def test_scores_are_bit_equal_beside_concurrent_calls(tmp_path: Path) -> None:
     judge = Judge(classifier(tmp_path, 1), CPU)
     calls = (TEXTS[:2], TEXTS[2:] * 2, [])
 

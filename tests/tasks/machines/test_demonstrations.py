@@ -38,7 +38,7 @@ def test_a_builder_knows_the_largest_size() -> None:
     assert [builder.add(63, index, 4 if index == 0 else 0) for index in range(3)] == [1, 2, None]
 
 
-def test_whatever_is_grown_is_a_machine() -> None:
+def test_every_grown_demonstration_is_a_machine() -> None:
     generator = random.Random(0)
     for _ in range(200):
         tree = grow(generator, Builder(CAR), generator.randint(2, 14))

@@ -189,7 +189,7 @@ def test_a_prompt_states_its_budget_and_the_budget_counts() -> None:
     assert reward(made, "Ba0Wb1Wb4Bb0", index=1).value == 5.0
 
 
-def test_an_arm_goes_on_where_the_prompt_ended() -> None:
+def test_an_arm_continues_where_the_prompt_ended() -> None:
     made = environment("arm")
     for prompt, text in made.demonstrations("train"):
         (found,) = asyncio.run(made.score(prompt, [text]))

@@ -111,7 +111,7 @@ def test_linear_blocks_take_no_room() -> None:
     assert len(machine(Block(1, 0, 0), *[Block(9, 0, 4, 1, 6)] * 4).placed) == 6
 
 
-def test_a_boulder_may_lie_in_its_containers_box_and_nobody_elses() -> None:
+def test_a_boulder_may_overlap_its_own_container_alone() -> None:
     bowl = (Block(15, 0, 4), Block(30, 1, 0))
     machine(*bowl, Block(36, 2, 0), rules=CATAPULT)
     assert refusal(*bowl, Block(15, 0, 0), Block(36, 3, 3), rules=CATAPULT)[0] == "overlap"

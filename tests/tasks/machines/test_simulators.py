@@ -143,7 +143,7 @@ class Counted:
         self.is_closed = True
 
 
-def test_a_machine_is_simulated_once_whatever_the_order_of_its_blocks() -> None:
+def test_a_machine_is_simulated_once_in_any_order_of_blocks() -> None:
     counted = Counted()
     cache = CachedSimulators(counted, 8)
     other = (ROOT, Block(2, 0, 3), Block(2, 0, 2))

@@ -126,7 +126,7 @@ def test_what_is_not_the_whole_set_is_refused_and_the_old_version_stays_whole(se
 
 
 @pytest.mark.parametrize("how", ["wait", "abort"])
-def test_completions_under_way_end_before_a_push_or_begin_again_after_it(served: Served, how: str) -> None:
+def test_running_completions_end_before_a_push_or_restart_after_it(served: Served, how: str) -> None:
     policy, engine = served
     old, sampling, version = copy.deepcopy(policy), Sampling(max_tokens=200, seed=4), engine.version
 

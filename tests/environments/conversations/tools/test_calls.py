@@ -119,7 +119,7 @@ def test_what_is_wrong_with_a_call_is_said(text: str, problem: str) -> None:
 
 
 @pytest.mark.parametrize("transform", [None, "{other}"])
-def test_whatever_a_response_template_breaks_on_is_told_the_policy(transform: str | None) -> None:
+def test_an_unparsable_response_is_reported_to_the_policy(transform: str | None) -> None:
     tokenizer, fields = with_response_template(), dict(RESPONSE["fields"])  # type: ignore[call-overload]
     fields["tool_calls"] = {**fields["tool_calls"], "transform": transform}
     tokenizer.response_template = {**RESPONSE, "fields": fields}

@@ -80,7 +80,7 @@ def played(environment: RowTools, *texts: str, index: int = 0) -> tuple[list[Obs
     return run(whole())
 
 
-def test_reset_gets_the_row_and_its_words_go_on_the_prompt() -> None:
+def test_reset_gets_the_row_and_its_text_is_appended_to_the_prompt() -> None:
     environment = row_tools()
     said, _ = played(environment, "done")
     assert said[0].messages == " There are cows."

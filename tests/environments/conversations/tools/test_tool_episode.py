@@ -159,7 +159,7 @@ def test_a_tool_may_end_the_episode_with_last_words() -> None:
     assert (only.done, only.stop_reason, contents(only)) == (True, "tool_stopped", ["thank you"])
 
 
-def test_answers_come_in_the_order_of_the_calls_whichever_ends_first() -> None:
+def test_tool_answers_come_in_the_order_of_the_calls() -> None:
     async def both_orders(reverse: bool) -> list[str]:
         gates = {name: asyncio.Event() for name in "abc"}
 
@@ -311,7 +311,7 @@ def test_answers_of_both_kinds_of_tools_come_in_the_order_of_the_calls() -> None
     assert contents(only) == ["6", "a", "20", "a b"]
 
 
-def test_the_name_of_a_tool_can_be_encoded_whatever_was_called() -> None:
+def test_any_called_tool_name_can_be_encoded() -> None:
     (only,) = said(Sums(), '<tool_call>{"name": "\\ud800"}</tool_call>')
     assert [message["name"] for message in only.messages if not isinstance(message, str)] == ["?"]
 

@@ -148,7 +148,7 @@ def test_a_lost_server_fails_its_attempt_and_no_other() -> None:
     assert [failure.reason for failure in group.failures] == ["sums.reply raised ToolServerLost: the server is gone"]
 
 
-def test_rollouts_are_the_same_whichever_tool_answers_first() -> None:
+def test_rollouts_do_not_depend_on_which_tool_answers_first() -> None:
     def ordered(first: str) -> Group:
         arrived: dict[str, asyncio.Event] = {}
 

@@ -53,7 +53,7 @@ def test_fused_scores_and_gradients_are_the_plain_ones(
     assert are_close(found, results(score_rows, head, of_entropy=of_entropy), 1e-14)
 
 
-def test_other_numbers_of_tokens_compile_nothing_anew(as_traced: CompileCounter) -> None:
+def test_other_numbers_of_tokens_recompile_nothing(as_traced: CompileCounter) -> None:
     for num_tokens in range(2, 12):
         logits, target_L = torch.randn(num_tokens, V, dtype=torch.float64), torch.arange(num_tokens) % V
         _, entropy_L, logsum_L = fused_scores(logits, target_L, 0.7)

@@ -61,7 +61,7 @@ def test_parentheses_are_written_only_where_they_are_needed() -> None:
 # ------------------------------------------------------------------------------------------------ rewards
 
 
-def test_an_expression_that_was_cut_may_go_on_and_is_no_answer() -> None:
+def test_a_truncated_expression_is_no_answer() -> None:
     assert score(CutText("3*5+7"), (3, 5, 7), 22, PLAIN).value == 0.0
     assert score(CutText("<answer>3*5+7</answer> for"), (3, 5, 7), 22, CountdownConfig()).value == 1.0
     assert score(CutText("<answer>3*5+7"), (3, 5, 7), 22, CountdownConfig()).value == 0.0
@@ -149,7 +149,7 @@ def test_every_made_up_problem_is_solved_by_its_gold(size: int) -> None:
         assert 1 <= prompt.columns["target"] <= 100
 
 
-def test_no_two_problems_have_the_same_numbers_and_target_whatever_their_order() -> None:
+def test_no_two_problems_share_numbers_and_target_in_any_order() -> None:
     splits = generate(CountdownConfig(num_numbers=[2, 3], max_number=6, num_train=300, num_test=100))
     keys = [(tuple(sorted(problem.numbers)), problem.target) for problems in splits.values() for problem in problems]
     assert len(set(keys)) == len(keys)
