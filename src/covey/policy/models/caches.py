@@ -1,0 +1,121 @@
+"""Fork, join and drop the rows of any model's cache.
+
+Keys and values, convolution and recurrent states: every tensor of two dimensions or more has the batch first. What has
+fewer counts tokens, and is the same for all rows.
+"""
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache as remembered
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedConfig
+from transformers.cache_utils import LinearAttentionLayer
+
+KEYWORDS = ("past_key_values", "cache_params", "state")
+"""What a cache is called, in an output and as an argument."""
+Combine = Callable[[Sequence[Tensor]], Tensor]
+
+
+def cache_keyword(output: Mapping[str, Any]) -> dict[str, object]:
+    """Return an output's cache under its keyword of the next pass.
+
+    {} without one. `output` is what a transformers model returns with `use_cache=True`.
+    """
+    return next(({name: output[name]} for name in KEYWORDS if output.get(name) is not None), {})
+
+
+def cache_of(output: Mapping[str, Any]) -> object | None:
+    """Return an output's cache, None without one."""
+    return next(iter(cache_keyword(output).values()), None)
+
+
+def fork_rows(cache: object, index: Tensor) -> object:
+    """Return a cache of the rows `index` (R,), through which gradients flow."""
+    return _combine([cache], lambda tensors: tensors[0].index_select(0, index.to(tensors[0].device)), {})
+
+
+def join_rows(caches: Sequence[object]) -> object:
+    """Return one cache with all rows; they hold equally many tokens."""
+    return _combine(caches, lambda tensors: torch.cat(list(tensors)), {})
+
+
+def cache_bytes(cache: object) -> int:
+    """Return the bytes of all rows."""
+    sizes: list[int] = []
+
+    def count(tensors: Sequence[Tensor]) -> Tensor:
+        sizes.append(tensors[0].nbytes)
+        return tensors[0]
+
+    _combine([cache], count, {})
+    return sum(sizes)
+
+
+def take_rows(cache: object, index: Tensor) -> None:
+    """Keep the rows `index` (R,) of a cache, in place."""
+    taken = fork_rows(cache, index)
+    if isinstance(cache, list) and isinstance(taken, list):
+        cache[:] = taken
+    elif isinstance(cache, dict) and isinstance(taken, dict):
+        cache.update(taken)
+    else:
+        vars(cache).update(vars(taken))
+
+
+def assign_states(cache: object) -> None:
+    """Make the layers assign their recurrent states.
+
+    Transformers copies into them, over what an earlier pass saved for its backward pass.
+    """
+    layers = vars(cache).get("layers", []) if hasattr(cache, "__dict__") else []
+    for place, layer in enumerate(layers):
+        if isinstance(layer, LinearAttentionLayer) and not isinstance(layer, _Assigns):
+            layers[place] = object.__new__(_assigning(type(layer)))
+            vars(layers[place]).update(vars(layer))
+
+
+class _Assigns:
+    def update_recurrent_state(self, recurrent_states: Tensor, state_idx: int = 0, **_: object) -> Tensor:
+        held = vars(self)
+        held["is_recurrent_states_initialized"][state_idx] = True
+        held["recurrent_states"][state_idx] = recurrent_states
+        return recurrent_states
+
+
+@remembered
+def _assigning(kind: type) -> type:
+    return type(kind.__name__, (_Assigns, kind), {"__module__": kind.__module__})
+
+
+def _combine(parts: Sequence[Any], combine: Combine, made: dict[int, Any]) -> Any:
+    """Return a copy of the first part with tensors combined over all.
+
+    What is held twice stays one."""
+    held = parts[0]
+    if isinstance(held, Tensor):
+        return combine(parts) if held.dim() > 1 else held
+    if isinstance(held, tuple):
+        return tuple(_combine(each, combine, made) for each in zip(*parts, strict=True))
+    if id(held) in made or not _keeps_tensors(held):
+        return made.get(id(held), held)
+    made[id(held)] = copied = copy.copy(held)
+    if isinstance(held, list):
+        copied[:] = [_combine(each, combine, made) for each in zip(*parts, strict=True)]
+        return copied
+    inner = [part if isinstance(part, dict) else vars(part) for part in parts]
+    target = copied if isinstance(copied, dict) else vars(copied)
+    target.update({name: _combine([each[name] for each in inner], combine, made) for name in inner[0]})
+    return copied
+
+
+def _keeps_tensors(held: object) -> bool:
+    """Return True for containers and parts of caches.
+
+    Their classes stand in models' files, too."""
+    if isinstance(held, list | dict):
+        return True
+    is_part = hasattr(held, "__dict__") and type(held).__module__.startswith("transformers")
+    return is_part and not isinstance(held, nn.Module | PreTrainedConfig | type)
