@@ -1,6 +1,7 @@
 """The doctor names what is wrong with a run, first or second, and calls no healthy run sick."""
 
 import json
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -465,6 +466,12 @@ def test_every_rule_has_its_reasons_and_the_page_names_it() -> None:
     for rule in RULES:
         assert all((rule.name, rule.why, rule.source, rule.refuted, *rule.advice)), rule.id
         assert f"| {rule.id} | {rule.name} |" in PAGE
+
+
+def test_pages_state_the_number_of_rules() -> None:
+    root = Path(__file__).parents[2]
+    for page in ("README.md", "docs/use/doctor.md", "src/covey_doctor/README.md"):
+        assert re.findall(r"\b(\d+) rules\b", (root / page).read_text(encoding="utf-8")) == [str(len(RULES))], page
 
 
 def test_a_finding_is_plain_data() -> None:

@@ -1,4 +1,4 @@
-"""Trains what is made sick and what is healthy, keeps their columns, and writes the table of docs/use/doctor.md.
+"""Train runs with planted faults and healthy ones, keep their columns, write the table of docs/use/doctor.md.
 
 python -m benchmarks.checks.doctor --runs FOLDER   # trains what is not in FOLDER yet, an hour and more on two cores
 python -m benchmarks.checks.doctor --table         # the table alone, from what is kept
@@ -50,7 +50,10 @@ RECIPES = {
 }
 """Every recipe that trains a policy of its own offline, and the steps it is given here."""
 SEEDS = (0, 1, 2)
-HOW = "A *run* was trained so; a *changed log* has columns of the real run `arithmetic-0`, one thing of them changed."
+HOW = (
+    "A *run* was trained so; a *changed log* has the columns of the real run `arithmetic-0`, one of them changed. Bold: "
+    "level `sick`, others `watch`."
+)
 QUIET = ("output.report=false", "output.progress=false", "output.save_every=0")
 
 
@@ -65,7 +68,7 @@ def train(folder: Path, words: Sequence[str]) -> None:
 
 
 def is_whole(folder: Path) -> bool:
-    """Tell whether a run ended by itself: its last step, or what it was made sick by."""
+    """Return True if a run ended by itself: at its last step or by its planted fault."""
     summary = folder / "summary.json"
     return summary.is_file() and json.loads(summary.read_text())["status"] != "interrupted"
 
@@ -116,14 +119,20 @@ def names_first(expected: Sequence[str], found: Sequence[Finding]) -> bool:
 
 def row(name: str, kind: str, expected: Sequence[str], log: RunLog) -> str:
     found = diagnose(log)
-    shown = [f"{one.rule.id} {one.rule.name} ({one.level.word})" for one in found if one.level > Level.NOTE]
+    shown = [marked(one) for one in found if one.level > Level.NOTE]
     first, second = (*shown, "–", "–")[:2]
     named = "yes" if names_first(expected, found) else "**no**"
     return f"| {name} | {kind} | {', '.join(expected)} | {first} | {second} | {named} |"
 
 
+def marked(finding: Finding) -> str:
+    """Return number and name of a finding, the number in bold at the highest level."""
+    rule = finding.rule
+    return f"**{rule.id}** {rule.name}" if finding.level is Level.SICK else f"{rule.id} {rule.name}"
+
+
 def table() -> str:
-    """Return the two tables: what was made sick, and what was not."""
+    """Return the tables: planted faults, shuffled rewards, healthy runs, all rules."""
     kept = read_kept()
     healthy = {name: log for name, log in kept.items() if is_healthy(name)}
     runs = {name: planted for name, planted in PLANTED.items() if planted.expected and name in kept}
@@ -132,15 +141,15 @@ def table() -> str:
         row(name, "changed log", made.expected, made.change(kept["arithmetic-0"])) for name, made in MADE_SICK.items()
     ]
     named = sum(line.endswith("| yes |") for line in rows)
-    lines = [f"{named} of {len(rows)} are named first or second. {HOW}", ""]
-    lines += ["| made sick by | as a | to be found | first | second | named |", "|---|---|---|---|---|---|", *rows, ""]
+    lines = [f"{named} of {len(rows)} planted faults are found first or second. {HOW}", ""]
+    lines += ["| planted fault | in a | expected | first | second | found |", "|---|---|---|---|---|---|", *rows, ""]
     lines += [*control_lines({name: log for name, log in kept.items() if name in map(control_of, CONTROLS)}), ""]
     sick = {name: [one for one in diagnose(log) if one.level is Level.SICK] for name, log in healthy.items()}
     number = sum(bool(found) for found in sick.values())
-    lines += [f"Of {len(healthy)} runs in which nothing was made sick, {number} are called sick. {not_run(kept)}", ""]
-    lines += ["| healthy run | steps | sick | to watch | to know |", "|---|---|---|---|---|"]
+    lines += [f"Of {len(healthy)} runs without a fault, {number} have a finding of that level. {not_run(kept)}", ""]
+    lines += ["| healthy run | steps | `sick` | `watch` | `note` |", "|---|---|---|---|---|"]
     lines += [healthy_row(name, log) for name, log in sorted(healthy.items())]
-    lines += ["", "Every finding there is, a cause before what follows from it:", ""]
+    lines += ["", "All rules, a cause before what follows from it:", ""]
     lines += ["| finding | name | why it matters | source |", "|---|---|---|---|"]
     lines += [f"| {rule.id} | {rule.name} | {rule.why} | {rule.source} |" for rule in RULES]
     return "\n".join(lines)
@@ -161,15 +170,15 @@ def control_lines(controls: Mapping[str, RunLog]) -> list[str]:
     """Return the table of recipes whose rewards were shuffled within each group."""
     found = sum(any(one.level is Level.SICK for one in diagnose(log)) for log in controls.values())
     lines = [
-        f"Of {len(controls)} recipes trained with rewards shuffled within each group, {found} are called sick.",
+        f"Of {len(controls)} recipes trained with rewards shuffled within each group, {found} have a finding of that level.",
         "",
     ]
-    lines += ["| shuffled | steps | sick | to watch | to know |", "|---|---|---|---|---|"]
+    lines += ["| shuffled | steps | `sick` | `watch` | `note` |", "|---|---|---|---|---|"]
     return lines + [healthy_row(name.removeprefix("control_"), log) for name, log in sorted(controls.items())]
 
 
 def is_healthy(name: str) -> bool:
-    """Tell whether nothing was made sick in a kept run."""
+    """Return True if a kept run has no planted fault."""
     return not name.startswith("control_") and (name not in PLANTED or not PLANTED[name].expected)
 
 
