@@ -51,8 +51,8 @@ RECIPES = {
 """Every recipe that trains a policy of its own offline, and the steps it is given here."""
 SEEDS = (0, 1, 2)
 HOW = (
-    "A *run* was trained so; a *changed log* has the columns of the real run `arithmetic-0`, one of them changed. Bold: "
-    "level `sick`, others `watch`."
+    "A *run* was trained so; a *changed log* has the columns of the real run `arithmetic-0`, one of them changed. "
+    "Bold: level `sick`, others `watch`."
 )
 QUIET = ("output.report=false", "output.progress=false", "output.save_every=0")
 
@@ -169,10 +169,8 @@ def not_run(kept: Mapping[str, RunLog]) -> str:
 def control_lines(controls: Mapping[str, RunLog]) -> list[str]:
     """Return the table of recipes whose rewards were shuffled within each group."""
     found = sum(any(one.level is Level.SICK for one in diagnose(log)) for log in controls.values())
-    lines = [
-        f"Of {len(controls)} recipes trained with rewards shuffled within each group, {found} have a finding of that level.",
-        "",
-    ]
+    trained = f"Of {len(controls)} recipes trained with rewards shuffled within each group"
+    lines = [f"{trained}, {found} have a finding of that level.", ""]
     lines += ["| shuffled | steps | `sick` | `watch` | `note` |", "|---|---|---|---|---|"]
     return lines + [healthy_row(name.removeprefix("control_"), log) for name, log in sorted(controls.items())]
 
