@@ -26,8 +26,8 @@ from covey.run.given import RunObjects
 from covey.run.memory.estimate import with_fused_layers, workload
 from covey.run.memory.memory_model import memory_of
 from covey.run.memory.model_shapes import shape_for
-from covey.run.preflight import passes
 from covey.types import Failure, Prompt, Reward
+from covey_preflight import passes
 from covey_report.plan.hardware import Hardware, here
 from covey_report.plan.plan import work_of
 from covey_report.plan.probe import Watch, compared

@@ -46,9 +46,9 @@ def try_size(name: str, num_tokens: int, budget: int) -> None:
 
     from covey.policy.models.loading import load_policy
     from covey.run.build import trainer_settings
-    from covey.run.preflight.passes import BatchShape, synthetic
-    from covey.run.preflight.policy import compute_gradient_only
     from covey.trainer.trainer import Trainer
+    from covey_preflight.passes import BatchShape, synthetic
+    from covey_preflight.policy import compute_gradient_only
 
     config = config_of(**CASES[name])
     torch.set_num_threads(1)

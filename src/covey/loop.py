@@ -30,7 +30,6 @@ from covey.run.checkpoints.resume import (
 from covey.run.checkpoints.saved_settings import check_changes
 from covey.run.folder import begin_log, discard_refused, names_in, write_num_steps
 from covey.run.given import NO_OBJECTS, RunObjects
-from covey.run.preflight.preflight import before_training
 from covey.run.records.record import RunRecorder
 from covey.run.records.step_metrics import Stepped
 from covey.run.stages import evaluate_and_log, report_interruption, save
@@ -137,7 +136,7 @@ def run_train(config: Config, output_dir: Path, stopper: Stopper | None = None, 
         stages.announce(run, record)
         if checkpoint is None:
             collectives.run_on_rank0(lambda: write_num_steps(output_dir, run.config.num_steps))
-            before_training(run, record)
+            stages.run_preflight(run, record)
             run.source.follow(0, run.config.num_steps)
         else:
             check_unfinished(run.config, output_dir, checkpoint)

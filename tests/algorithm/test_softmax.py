@@ -11,8 +11,8 @@ from covey.algorithm.softmax import SLICE, log_softmax
 from covey.policy.head import Head, score_rows
 from covey.policy.kernels.gpu.softmax import sums
 from covey.policy.sampling import chosen_logprobs, filtered_logprobs, sample_same_params
-from covey.run.preflight.passes import LiveBytes
 from covey.types import Sampling
+from covey_preflight.passes import LiveBytes
 
 NUM_ROWS, NUM_TOKENS = 24, 151_936
 ROUNDED = 1e-6

@@ -23,8 +23,8 @@ from covey.api.settings import full_name
 from covey.api.training import make_resume_request
 from covey.config.compose import to_yaml
 from covey.config.schema import Config
-from covey.run.preflight import preflight
-from covey.run.preflight.subject import Check
+from covey_preflight import preflight
+from covey_preflight.subject import Check
 
 from ..support.byte_rewards import by_bytes
 from ..support.processes import as_job_steps

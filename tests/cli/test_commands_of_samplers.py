@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from covey.cli.commands import run_check, run_evaluate
+from covey.cli.commands import run_evaluate
 from covey.cli.flags import EvaluationAsked
 from covey.loop import train
+from covey_preflight.command import run_check
 
 from ..support.fake_ray import fake_ray
 from ..support.small import rows, scripted, small_config, use

@@ -36,8 +36,8 @@ from covey.cli.main import main
 from covey.config import compose as settings
 from covey.config.schema import Config, setting_names
 from covey.rollouts.settings import CurriculumConfig
-from covey.run.preflight.custom import try_curriculum, try_custom
 from covey.types import Prompt
+from covey_preflight.custom import try_curriculum, try_custom
 from covey_report import command as report
 from covey_report.doctor import command as doctor
 from covey_trl import translation as foreign

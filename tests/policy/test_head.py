@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from covey.algorithm.softmax import log_softmax
 from covey.policy.head import Head, linear_layer, score_rows
 from covey.policy.kernels.linear import use_onednn
-from covey.run.preflight.passes import LiveBytes
+from covey_preflight.passes import LiveBytes
 
 from ..guarantees.update.updates import adapted
 from ..support.builders import make_policy, nano

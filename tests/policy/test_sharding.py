@@ -14,9 +14,9 @@ from covey.policy.models.loading import load_policy
 from covey.policy.reference import make_reference
 from covey.policy.settings import ModelConfig
 from covey.run.build import shard_policy
-from covey.run.preflight.passes import LiveBytes
 from covey.system import collectives
 from covey.types import Sampling
+from covey_preflight.passes import LiveBytes
 
 from ..support.builders import ADAMW, ADVANTAGES, logprobs, make, make_trainer, nano, random_groups
 from ..support.models.storage_bytes import StorageBytes

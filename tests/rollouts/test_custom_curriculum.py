@@ -11,9 +11,9 @@ import pytest
 from covey.loop import train
 from covey.rollouts.stream import PromptStream
 from covey.run.build import build_run
-from covey.run.preflight.custom import check_custom
-from covey.run.preflight.subject import Check, PreflightContext
 from covey.system.waits.timer import PhaseTimer
+from covey_preflight.custom import check_custom
+from covey_preflight.subject import Check, PreflightContext
 
 from ..support.small import rows, scripted, small_config, timeless, use
 

@@ -1,6 +1,5 @@
-"""The verbs cold-start, evaluate, judge, audit and check."""
+"""The verbs cold-start, evaluate and judge."""
 
-import asyncio
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -8,18 +7,12 @@ from covey.cli.flags import EvaluationAsked
 from covey.config.schema import Config
 from covey.environments.base import facts_of
 from covey.policy.models.naming import check_name, saved_step
-from covey.run import cold_start, stages, trust
-from covey.run.audit.measure import audit
-from covey.run.audit.table import print_audit
-from covey.run.folder import AUDIT, run_of
-from covey.run.preflight import preflight
+from covey.run import cold_start, trust
+from covey.run.folder import run_of
 from covey.run.records.record import RunRecorder
 from covey.run.records.summary import HELD_OUT
 from covey.run.stages import evaluate_and_log, load_environment, load_run
-from covey.system import collectives
-from covey.system.disk import ignore_stdout_errors
 from covey.system.jsonl import write_json
-from covey.system.text.console import CleanConsole
 from covey.system.text.masking import mask
 from covey.system.waits.signals import Stopper
 
@@ -75,32 +68,3 @@ def run_judge(config: Config, output_dir: Path) -> None:
     with Stopper(config.output.shutdown_timeout).installed(), RunRecorder(config, output_dir) as record:
         environment = load_environment(config, record)
         write_json(record.folder / "judge.json", mask(facts_of(environment)))
-
-
-def run_audit(config: Config, output_dir: Path) -> None:
-    """Audit the environment on its first training rows."""
-    with Stopper(config.output.shutdown_timeout).installed(), RunRecorder(config, output_dir) as record:
-        environment = load_environment(config, record)
-        with record.timer.phase("audit"):
-            found = asyncio.run(audit(environment, "train", config.evaluation.num_prompts))
-        told = found.as_json()
-        write_json(record.folder / AUDIT, mask(told))
-        with ignore_stdout_errors():
-            print_audit(told, CleanConsole())
-
-
-def run_check(config: Config, output_dir: Path) -> None:
-    """Run the preflight on the policy. ValueError where a check fails."""
-    if not config.preflight.enabled:
-        raise ValueError("covey check needs preflight.enabled=true, got preflight.enabled=false")
-    with Stopper(config.output.shutdown_timeout).installed(), RunRecorder(config, output_dir) as record:
-        environment = load_environment(config, record)
-        began = stages.run_cold_start(config, environment, record)
-        run = load_run(replace(config, source="local"), environment, record, began=began)
-        with record.timer.phase("preflight"):
-            checks = preflight.run_checks(preflight.PreflightContext(run, config), record.say)
-        preflight.write(checks, record.folder)
-        if collectives.is_main_process():
-            with ignore_stdout_errors():
-                CleanConsole().print(preflight.table(checks))
-        preflight.raise_on_failure(checks)

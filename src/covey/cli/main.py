@@ -315,8 +315,10 @@ WORK: dict[str, Callable[..., None]] = {
     "train": partial(_call, "covey.loop:run_train"),
     **{
         verb: partial(_call, f"covey.cli.commands:run_{verb.replace('-', '_')}")
-        for verb in ("cold-start", "judge", "audit", "evaluate", "check")
+        for verb in ("cold-start", "judge", "evaluate")
     },
+    "audit": partial(_call, "covey_preflight.command:run_audit"),
+    "check": partial(_call, "covey_preflight.command:run_check"),
 }
 
 

@@ -36,6 +36,7 @@ from covey.run.records.waits import make_watchdog
 from covey.run.state import checkpoint_state, restore
 from covey.system import collectives, ranks
 from covey.system.disk import WriteError
+from covey.system.lookup import resolve
 from covey.system.machine import release_memory
 from covey.system.text.format import count, number_of, percent
 from covey.system.waits.signals import Stopper, StopRequested
@@ -152,6 +153,16 @@ def announce(run: Run, record: RunRecorder) -> None:
         record.say(computing(run.policy, run.config))
     if (crowded := crowding(run)) and collectives.is_main_process():
         LOGGER.warning("%s", crowded)
+
+
+PREFLIGHT = "covey_preflight.preflight:before_training"
+"""The checks of a package beside covey, on while `preflight.enabled`."""
+
+
+def run_preflight(run: Run, record: RunRecorder) -> None:
+    """Check a new run before its first step. ValueError for a failure."""
+    if run.config.preflight.enabled:
+        resolve(PREFLIGHT, {})(run, record)
 
 
 def resume(run: Run, record: RunRecorder, checkpoint: Path) -> int:

@@ -15,12 +15,12 @@ import torch.distributed as dist
 
 from covey.cli.main import main
 from covey.config.schema import Config
-from covey.run.preflight import preflight
 from covey.run.records import record
 from covey.run.records.trackers import SERVICES, make_trackers
 from covey.system.disk import WriteError
 from covey.system.waits.signals import StopRequested
 from covey.system.waits.watchdog import Watchdog
+from covey_preflight import preflight
 
 from .settings_observed import built, run_folder
 
@@ -28,7 +28,7 @@ from .settings_observed import built, run_folder
 def checks(config: Config) -> Any:
     """What the preflight finds and allows, but for the memory, which others take too, however slow the machine is."""
     with built(config) as run, pytest.MonkeyPatch.context() as patch:
-        patch.setattr("covey.run.preflight.budget.SECONDS", 1e6)
+        patch.setattr("covey_preflight.budget.SECONDS", 1e6)
         found = preflight.run_checks(preflight.PreflightContext(run, config))
     return [(check.name, check.figure, check.tolerance) for check in found if check.name != "memory"]
 

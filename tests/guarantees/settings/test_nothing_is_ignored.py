@@ -19,9 +19,9 @@ from covey.cli.main import main
 from covey.config.checks import as_typed, format_value, walk
 from covey.config.schema import Config, setting_names
 from covey.environments.registry import environment_classes
-from covey.run.audit.measure import audit
 from covey.run.build import build_environment
 from covey.system.setting import Requires
+from covey_preflight.audit.measure import audit
 
 from ...support.fake_ray import fake_ray
 from ...support.small import logging_as_it_was, words

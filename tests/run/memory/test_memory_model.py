@@ -25,11 +25,11 @@ from covey.run.memory.memory_model import (
     passing_in_layer,
 )
 from covey.run.memory.model_shapes import Shape, shape_for, shape_of
-from covey.run.preflight import passes
-from covey.run.preflight.memory import check_memory
-from covey.run.preflight.policy import probe_trainer
-from covey.run.preflight.subject import PreflightContext
 from covey.system.waits.timer import PhaseTimer
+from covey_preflight import passes
+from covey_preflight.memory import check_memory
+from covey_preflight.policy import probe_trainer
+from covey_preflight.subject import PreflightContext
 
 from ...support.models.counted_layer import NUM_TOKENS, count_layer
 from ...support.models.saved_models import qwen, save_model

@@ -32,10 +32,10 @@ from covey.run.memory.estimate import (
 )
 from covey.run.memory.memory_model import kept_bytes, memory_of
 from covey.run.memory.model_shapes import shape_of
-from covey.run.preflight.memory import check_memory
-from covey.run.preflight.subject import PreflightContext
 from covey.system import machine
 from covey.system.waits.timer import PhaseTimer
+from covey_preflight.memory import check_memory
+from covey_preflight.subject import PreflightContext
 
 from ...support.builders import nano
 from ...support.models.saved_models import qwen, save_model

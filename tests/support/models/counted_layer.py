@@ -17,7 +17,7 @@ from covey.policy.attention.base import ATTENTION, register
 from covey.policy.kernels.gpu import liger
 from covey.policy.policy import DTYPES
 from covey.run.memory.model_shapes import PUBLIC
-from covey.run.preflight import passes
+from covey_preflight import passes
 
 NUM_TOKENS = 8192
 

@@ -15,14 +15,14 @@ from covey.config.schema import Config
 from covey.loop import train
 from covey.policy.models.nano_masked import nano_masked_tokenizer
 from covey.run.build import build_environment, build_run
-from covey.run.preflight.preflight import raise_on_failure, run_checks
-from covey.run.preflight.subject import PreflightContext
 from covey.system.waits.timer import PhaseTimer
+from covey_preflight.preflight import raise_on_failure, run_checks
+from covey_preflight.subject import PreflightContext
 from covey_tasks.infill.environment import Infill
 from covey_tasks.infill.grammar import is_sentence, sentences
 from covey_tasks.infill.settings import InfillConfig
 
-from ...run.preflight.looked_at import refusal
+from ...preflight.looked_at import refusal
 from ...support.small import equal, logging_as_it_was, rows, small_config, timeless, words
 
 DOCUMENT = ("loss", "pg_loss", "kl_penalty", "mean_reward", "std_reward", "mean_advantage", "mean_kl", "mean_log_prob")
