@@ -43,7 +43,6 @@ from benchmarks.environments.slow_tools import (
 )
 from covey.engine.base import EngineStats, Session
 from covey.engine.native.engine import NativeEngine
-from covey.environments.conversations.tools.rows import RowTools
 from covey.environments.reward_functions.environment import RewardFunctions, RewardSettings, reward_functions
 from covey.policy.models.loading import load_policy
 from covey.policy.settings import ModelConfig
@@ -51,6 +50,7 @@ from covey.rollouts.sampler import Sampler
 from covey.rollouts.source import LocalSource
 from covey.rollouts.stream import PromptStream
 from covey.types import Completion, Sampling
+from covey_integrations.tools.rows import RowTools
 
 CACHE_BYTES = 2**28
 

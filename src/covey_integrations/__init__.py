@@ -1,1 +1,1 @@
-"""Play environments of others: OpenEnv, verifiers, Gymnasium, TextArena, reasoning_gym, and agent programs."""
+"""Play tools of MCP servers, environments of others (OpenEnv, verifiers, TextArena), and agent programs."""

@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from covey.environments.base import Environment, Split, conversation
-from covey.environments.conversations.tools.calling import TookTooLong, called_in_time
 from covey.system.lookup import near
 from covey.types import Failure, Prompt, Reward
 from covey_graders.countdown import find_expression
 from covey_graders.tags import without_thoughts
+from covey_integrations.tools.calling import TookTooLong, called_in_time
 
 WITHOUT_GOLD = frozenset({"boxnet", "graph_color", "propositional_logic", "rubiks_cube", "rush_hour"})
 """Data sets whose `answer` is no answer that they accept."""

@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any
 
 from covey.environments.base import Environment, Split, are_words, conversation, own_containers
-from covey.environments.conversations.tools.calling import in_thread
 from covey.environments.custom import check_arguments
 from covey.environments.data.rows import load_rows, make_prompts, row_settings
 from covey.environments.episode import Answer, Episode, Observation
@@ -19,6 +18,7 @@ from covey.system.lookup import one_of, resolve
 from covey.types import Failure, Message, Prompt, Reward
 from covey_integrations.games import PROTOCOLS, Game, Move
 from covey_integrations.settings import OpenEnvConfig, StepsConfig
+from covey_integrations.tools.calling import in_thread
 
 MAX_TURNS = 16
 """Turns of an episode, where environment.max_turns is not set."""

@@ -7,15 +7,15 @@ from typing import Any
 
 from covey.engine.fake import FakeEngine
 from covey.environments.base import Environment, EnvironmentFault, Split, naming
-from covey.environments.conversations.tools.calls import InStyle
-from covey.environments.conversations.tools.check import check_tools
-from covey.environments.conversations.tools.environment import ToolEnvironment
 from covey.environments.episode import Answer, Episode, Observation, answered
 from covey.rollouts.encoding import as_conversation, encode_prompt
 from covey.rollouts.rollout import roll_out
 from covey.rollouts.turns import as_messages, roles_are_marks
 from covey.rollouts.verdicts import call_env, new_episode
 from covey.types import Failure, Group, Message, Prompt, Reward, Rollout, RunStopped
+from covey_integrations.tools.calls import InStyle
+from covey_integrations.tools.check import check_tools
+from covey_integrations.tools.environment import ToolEnvironment
 from covey_preflight.subject import Check, PreflightContext
 
 

@@ -17,9 +17,6 @@ from covey.api.settings import make_config
 from covey.api.training import run_request
 from covey.config.schema import Config
 from covey.environments.base import Environment, Split
-from covey.environments.conversations.tools.episode import ToolRules
-from covey.environments.conversations.tools.rows import RowTools, with_prompt
-from covey.environments.conversations.tools.settings import ToolsConfig
 from covey.environments.reward_functions.build import no_reward
 from covey.environments.reward_functions.environment import RewardFunctions, RewardSettings, reward_functions
 from covey.environments.reward_functions.rows import PromptFormat
@@ -34,6 +31,9 @@ from covey.run.given import RunObjects
 from covey.system import ranks
 from covey.system.jsonl import write_json
 from covey.system.workers.pool import WorkerSettings
+from covey_integrations.tools.episode import ToolRules
+from covey_integrations.tools.rows import RowTools, with_prompt
+from covey_integrations.tools.settings import ToolsConfig
 from covey_trl.callbacks import Bridge, evaluation_metrics
 from covey_trl.checks import check_arguments, check_kinds, check_overrides, quantised_settings
 from covey_trl.config import GRPOConfig, explaining

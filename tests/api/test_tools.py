@@ -8,7 +8,7 @@ import pytest
 
 import covey
 from covey.api.request import Arguments, make_request
-from covey.environments.conversations.tools.settings import ToolsConfig
+from covey_integrations.tools.settings import ToolsConfig
 
 from ..support.tools import multiply
 from .test_training import NANO

@@ -9,12 +9,12 @@ import pytest
 
 from covey.environments import base
 from covey.environments.base import Split, adapt, facts_of, follow, metrics_of
-from covey.environments.conversations.tools.environment import WithTools
 from covey.environments.mixture import Mixture
 from covey.environments.settings import CustomConfig
 from covey.loop import train
 from covey.run.build import build_environment
 from covey.types import Failure, Prompt, Reward, RunStopped
+from covey_integrations.tools.environment import WithTools
 
 from ..support.small import small_config, use, varied
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from covey.environments.build import build
-from covey.environments.conversations.tools.settings import ToolsConfig
 from covey.environments.data.settings import DataConfig
 from covey_integrations.settings import StepsConfig
+from covey_integrations.tools.settings import ToolsConfig
 
 from ..support.doors.training import trained
 from ..support.small import small_config

@@ -10,7 +10,6 @@ import pytest
 
 from covey.config.validate import validate
 from covey.environments.build import build
-from covey.environments.conversations.tools.calling import ToolServerLost
 from covey.environments.data.settings import DataConfig
 from covey.environments.episode import Observation
 from covey.types import Prompt, Reward
@@ -19,6 +18,7 @@ from covey_integrations.openenv.actions import action_of, shown
 from covey_integrations.openenv.environment import OpenEnv
 from covey_integrations.openenv.wire import ActionRefused, Session, addresses
 from covey_integrations.settings import OpenEnvConfig
+from covey_integrations.tools.calling import ToolServerLost
 
 from ..support.doors.openenv_server import CALLS, GUESS, PAIR, OpenEnvServer, openenv_server
 from ..support.doors.training import trained

@@ -13,9 +13,9 @@ from typing import Any
 import httpx
 import pytest
 
-from covey.environments.conversations.tools.mcp import McpSession, ToolRefused
-from covey.environments.conversations.tools.settings import ToolsConfig
 from covey.environments.data.settings import DataConfig
+from covey_integrations.tools.mcp import McpSession, ToolRefused
+from covey_integrations.tools.settings import ToolsConfig
 
 from ..support.doors.training import free_port, trained
 

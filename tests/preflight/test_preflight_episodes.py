@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from covey.environments.base import Split
-from covey.environments.conversations.tools.environment import ToolEnvironment
-from covey.environments.conversations.tools.tool import Tool, tool_of
 from covey.environments.episode import Episode
 from covey.types import Message, Prompt, Reward
+from covey_integrations.tools.environment import ToolEnvironment
+from covey_integrations.tools.tool import Tool, tool_of
 from covey_preflight.episodes import check_episodes, has_episodes
 from covey_tasks.games.guess import Guess
 from covey_tasks.games.lookup import Lookup

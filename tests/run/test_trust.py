@@ -16,7 +16,6 @@ from covey.cluster.settings import DevicesConfig
 from covey.config.compose import to_yaml
 from covey.config.schema import Config, OutputConfig
 from covey.config.validate import validate
-from covey.environments.conversations.tools.settings import ToolsConfig
 from covey.environments.data.rows import load_rows
 from covey.environments.data.settings import DataConfig
 from covey.environments.reward_functions.settings import RewardFunctionsConfig
@@ -29,6 +28,7 @@ from covey.run.folder import LogFile, create_run_folder
 from covey.system.jsonl import write_json
 from covey.system.lookup import resolve
 from covey_integrations.settings import AgentConfig, OpenEnvConfig, StepsConfig, VerifiersConfig
+from covey_integrations.tools.settings import ToolsConfig
 from covey_tasks.code.settings import CodeConfig
 from covey_tasks.infill.settings import InfillConfig
 from covey_tasks.math.settings import Gsm8kConfig

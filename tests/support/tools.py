@@ -6,9 +6,9 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from covey.environments.base import Split
-from covey.environments.conversations.tools.environment import ToolEnvironment
 from covey.environments.episode import Answer, Episode, Observation
 from covey.types import Failure, FinishReason, Message, Prompt, Reward
+from covey_integrations.tools.environment import ToolEnvironment
 
 T = TypeVar("T")
 

@@ -13,10 +13,7 @@ from covey.api import objects
 from covey.api.settings import make_config
 from covey.config.schema import Config, group_choices
 from covey.environments.base import Environment, EnvironmentLike, adapt
-from covey.environments.conversations.tools.build import build_tools
-from covey.environments.conversations.tools.settings import ToolsConfig
-from covey.environments.conversations.tools.tool import tool_of
-from covey.environments.reward_functions.build import build_reward_functions
+from covey.environments.registry import environment_class
 from covey.environments.reward_functions.call import name_of
 from covey.environments.reward_functions.settings import RewardFunctionsConfig
 from covey.environments.settings import CustomConfig, EnvironmentConfig
@@ -110,6 +107,8 @@ MEANT = {
     **dict.fromkeys(("reward", "reward_func", "reward_funcs", "reward_function", "reward_functions"), "rewards"),
 }
 """What people call the arguments, here and elsewhere."""
+TOOL = "covey_integrations.tools.tool:tool_of"
+"""Makes a tool of a function. Of a package beside covey, as the environment of tools is."""
 
 
 def _check_arguments(asked: Arguments, base: Config | None) -> None:
@@ -150,7 +149,7 @@ def _check_tools(asked: Arguments) -> None:
             form = " (a name is module:function)" if isinstance(tool, str) else ""
             raise ValueError(f"tools must be functions, a class or their names, got {tool!r:.80}{form}")
         if not isinstance(tool, type):
-            tool_of(tool)  # which refuses a function that no schema can be made of
+            resolve(TOOL, {})(tool)  # which refuses a function that no schema can be made of
     if asked.tool_list and asked.environment is not None:
         raise ValueError("an environment has tools of its own: leave tools out, or give rows as data")
     if sum(isinstance(tool, type) for tool in asked.tool_list) > 1:
@@ -179,7 +178,7 @@ def _kind(asked: Arguments) -> tuple[type[EnvironmentConfig], str]:
     """Return the arguments' environment: settings and name."""
     if asked.environment is not None:
         return CustomConfig, "custom"
-    return (ToolsConfig, "tools") if asked.tool_list else (RewardFunctionsConfig, "reward_functions")
+    return (environment_class("tools"), "tools") if asked.tool_list else (RewardFunctionsConfig, "reward_functions")
 
 
 def _model_setting(asked: Arguments, base: Config | None) -> dict[str, Any]:
@@ -226,9 +225,8 @@ def _run_objects(asked: Arguments) -> RunObjects:
         if asked.environment is not None:
             return adapt(asked.environment)
         rows = None if asked.rows is None else objects.splits_of(asked.rows)
-        if asked.tool_list:
-            return build_tools(config.environment, config, asked.reward_list, rows, asked.tool_list)
-        return build_reward_functions(config.environment, config, asked.reward_list, rows)
+        assert isinstance(config.environment, RewardFunctionsConfig), "_kind chose it"
+        return config.environment.build_of(config, asked.reward_list, rows, asked.tool_list)
 
     model, tokenizer = asked.model_in_memory, asked.tokenizer
     if model is not None and tokenizer is None:

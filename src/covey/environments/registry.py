@@ -26,7 +26,7 @@ ENVIRONMENTS: "dict[str, str | type[EnvironmentConfig]]" = {
     "machines": "covey_tasks.machines.settings:MachinesConfig",
     "infill": "covey_tasks.infill.settings:InfillConfig",
     "reward_functions": "covey.environments.reward_functions.settings:RewardFunctionsConfig",
-    "tools": "covey.environments.conversations.tools.settings:ToolsConfig",
+    "tools": "covey_integrations.tools.settings:ToolsConfig",
     "agent": f"{_INTEGRATIONS}:AgentConfig",
     "steps": f"{_INTEGRATIONS}:StepsConfig",
     "openenv": f"{_INTEGRATIONS}:OpenEnvConfig",

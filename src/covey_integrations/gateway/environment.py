@@ -5,8 +5,6 @@ from dataclasses import replace
 from typing import Any
 
 from covey.environments.base import Split, own_containers
-from covey.environments.conversations.tools.calls import HERMES, hermes, reader_for, reader_name
-from covey.environments.conversations.tools.environment import Judged
 from covey.environments.episode import Episode
 from covey.environments.reward_functions.call import problem_with
 from covey.environments.reward_functions.environment import Conversation, RewardFunctions
@@ -17,6 +15,8 @@ from covey_integrations.gateway.program import Command, Function, Program
 from covey_integrations.gateway.server import Gateway
 from covey_integrations.gateway.wire import RunSampling
 from covey_integrations.settings import AgentConfig
+from covey_integrations.tools.calls import HERMES, hermes, reader_for, reader_name
+from covey_integrations.tools.environment import Judged
 
 MAX_TURNS = 16
 """Calls of a program in an episode, where environment.max_turns is not set."""

@@ -7,8 +7,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from covey.environments.conversations.tools.calling import Begun, call_id
-from covey.environments.conversations.tools.calls import Call, Reader
 from covey.environments.episode import Answer, Episode, Observation
 from covey.types import Failure, Message, Reward, RunStopped
 from covey_integrations.gateway.endpoint import Endpoint
@@ -17,6 +15,8 @@ from covey_integrations.gateway.program import Program, ProgramFailed, Running
 from covey_integrations.gateway.refused import Refused
 from covey_integrations.gateway.server import Gateway
 from covey_integrations.gateway.wire import ChatRequest, Spoken
+from covey_integrations.tools.calling import Begun, call_id
+from covey_integrations.tools.calls import Call, Reader
 
 LOGGER = logging.getLogger(__name__)
 MAX_LEFT_BEHIND = 64

@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from covey.environments.conversations.tools.calls import plain_json
 from covey.types import Message
 from covey_integrations.gateway.refused import Refused
+from covey_integrations.tools.calls import plain_json
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 """Roles of the API to those of chat templates."""

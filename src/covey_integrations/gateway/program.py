@@ -11,9 +11,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import IO, Any, Protocol
 
-from covey.environments.conversations.tools.calling import Begun, begun, without_exit
 from covey.environments.reward_functions.call import is_async, name_of
 from covey_integrations.gateway.endpoint import Endpoint
+from covey_integrations.tools.calling import Begun, begun, without_exit
 
 GRACE = 2.0
 """Seconds that a program has to end once its episode has."""

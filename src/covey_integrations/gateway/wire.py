@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from covey.environments.conversations.tools.calls import plain_json
 from covey.types import Message
 from covey_integrations.gateway.messages import normal_messages
 from covey_integrations.gateway.refused import Refused
+from covey_integrations.tools.calls import plain_json
 
 IGNORED = frozenset(
     ("model", "user", "metadata", "store", "service_tier", "prompt_cache_key", "safety_identifier", "stream_options")

@@ -4,11 +4,11 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from covey.environments.conversations.tools.calls import plain_json
-from covey.environments.conversations.tools.mcp import result_text
-from covey.environments.conversations.tools.tool import schema_of
 from covey_graders.tags import without_thoughts
 from covey_integrations.openenv.wire import ActionRefused
+from covey_integrations.tools.calls import plain_json
+from covey_integrations.tools.mcp import result_text
+from covey_integrations.tools.tool import schema_of
 
 OF_TOOLS = ("Action", "CallToolAction", "ListToolsAction")
 """Titles of schemas whose actions are calls of tools."""

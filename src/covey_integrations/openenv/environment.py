@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from covey.environments.base import Split, are_words, conversation
-from covey.environments.conversations.tools.calling import ToolServerLost, shortened, tool_message
-from covey.environments.conversations.tools.calls import BadCall, Call, Reader, hermes, reader_for
 from covey.environments.data.rows import make_prompts
 from covey.environments.episode import Answer, Observation
 from covey.types import Message, Prompt
@@ -20,6 +18,8 @@ from covey_integrations.openenv.actions import action_of, answer_of_call, call_o
 from covey_integrations.openenv.wire import ActionRefused, Session, action_schema
 from covey_integrations.settings import OpenEnvConfig
 from covey_integrations.steps import Played, PlayedEpisode
+from covey_integrations.tools.calling import ToolServerLost, shortened, tool_message
+from covey_integrations.tools.calls import BadCall, Call, Reader, hermes, reader_for
 
 
 @dataclass(frozen=True)

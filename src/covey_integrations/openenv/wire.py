@@ -16,8 +16,8 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from covey.environments.conversations.tools.calling import ToolServerLost
 from covey.environments.reward_functions.call import problem_with
+from covey_integrations.tools.calling import ToolServerLost
 
 MAX_BYTES = 64 * 2**20
 """Of one message."""

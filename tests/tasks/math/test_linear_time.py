@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from covey.environments import arithmetic
-from covey.environments.conversations.tools.calls import hermes
 from covey.environments.episode import Answer
 from covey.rewards import LengthPenalty, Repetition, SentenceEnd, think_format
 from covey_graders.code.extract import defines, extract_program, fenced_blocks
@@ -29,6 +28,7 @@ from covey_graders.math.reading.numerals import read_last, read_values
 from covey_graders.tags import after_thoughts, visible, without_thoughts
 from covey_integrations.openenv.actions import action_of
 from covey_integrations.reasoning_gym import answer_in
+from covey_integrations.tools.calls import hermes
 from covey_tasks.ifeval.rewards import SCHEMES, Scheme
 from covey_tasks.machines.design.blocks import CAR_TYPES
 from covey_tasks.machines.design.types import Rules

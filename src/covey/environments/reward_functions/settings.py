@@ -1,13 +1,14 @@
 """Settings of environment=reward_functions."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from covey.environments.settings import BuildSettings, EnvironmentConfig, Say, check_time
 from covey.system.setting import Requires, setting
 
 if TYPE_CHECKING:
-    from covey.environments.base import EnvironmentLike
+    from covey.environments.base import Environment, EnvironmentLike
 
 IN_WORKERS = Requires("environment.in_process = false", ("environment.in_process",), lambda in_process: not in_process)
 
@@ -40,6 +41,12 @@ class RewardFunctionsConfig(EnvironmentConfig):
         from covey.environments.reward_functions.build import build_reward_functions
 
         return build_reward_functions(self, run)
+
+    def build_of(self, run: BuildSettings, rewards: Sequence[Any], rows: Any, tools: Sequence[Any]) -> "Environment":
+        """Build it from a program's functions, rows by split and tools."""
+        from covey.environments.reward_functions.build import build_reward_functions
+
+        return build_reward_functions(self, run, rewards, rows)
 
     def check(self, run: BuildSettings) -> None:
         start = 0 if self.in_process else self.start_timeout

@@ -4,10 +4,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from covey.environments.conversations.tools.calling import Caller, ToolAnswer, tool_message
-from covey.environments.conversations.tools.calls import BadCall, Reader, Said, hermes
 from covey.environments.episode import Answer, Episode, Observation, answered
 from covey.types import CutText, Failure, Message, Reward
+from covey_integrations.tools.calling import Caller, ToolAnswer, tool_message
+from covey_integrations.tools.calls import BadCall, Reader, Said, hermes
 
 T = TypeVar("T")
 

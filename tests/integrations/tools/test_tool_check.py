@@ -6,14 +6,14 @@ from dataclasses import replace
 import pytest
 
 from covey.environments.base import EnvironmentFault
-from covey.environments.conversations.tools.calls import reader_for
-from covey.environments.conversations.tools.check import check_tools, example
-from covey.environments.conversations.tools.tool import tool_of
 from covey.environments.episode import Observation
 from covey.types import Prompt
+from covey_integrations.tools.calls import reader_for
+from covey_integrations.tools.check import check_tools, example
+from covey_integrations.tools.tool import tool_of
 
-from ....support.models.chat_templates import qwen3
-from ....support.tools import Sums, multiply, run, say
+from ...support.models.chat_templates import qwen3
+from ...support.tools import Sums, multiply, run, say
 from .test_styles import TRLS
 
 

@@ -3,13 +3,13 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from covey.environments.conversations.tools.episode import ToolRules
-from covey.environments.conversations.tools.mcp import McpServer
-from covey.environments.conversations.tools.rows import RowTools
-from covey.environments.conversations.tools.settings import ToolsConfig
 from covey.environments.reward_functions.build import RewardEntry, Rows, build_judged
 from covey.environments.settings import BuildSettings
 from covey.system.lookup import resolve
+from covey_integrations.tools.episode import ToolRules
+from covey_integrations.tools.mcp import McpServer
+from covey_integrations.tools.rows import RowTools
+from covey_integrations.tools.settings import ToolsConfig
 
 
 def build_tools(

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from covey.environments.base import Split
-from covey.environments.conversations.tools.calling import MAX_HUNG, ToolServerLost
-from covey.environments.conversations.tools.rows import Factory, RowTools, with_prompt
 from covey.environments.episode import Observation
 from covey.environments.reward_functions.build import no_reward
 from covey.environments.reward_functions.environment import RewardFunctions, RewardSettings, reward_functions
 from covey.types import Failure, Reward, RunStopped
+from covey_integrations.tools.calling import MAX_HUNG, ToolServerLost
+from covey_integrations.tools.rows import Factory, RowTools, with_prompt
 
-from ....support.tools import answer, call, multiply, play, run
+from ...support.tools import answer, call, multiply, play, run
 
 ROWS = [
     {"prompt": [{"role": "user", "content": "Buy a cow."}], "thing": "cow", "environment": "shop"},

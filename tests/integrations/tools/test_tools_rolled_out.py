@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 
 from covey.engine.fake import FakeEngine
-from covey.environments.conversations.tools.calling import ToolServerLost
-from covey.environments.conversations.tools.environment import ToolEnvironment
-from covey.environments.conversations.tools.rows import RowTools
 from covey.environments.reward_functions.environment import RewardFunctions, RewardSettings, reward_functions
 from covey.rollouts.rollout import roll_out
 from covey.rollouts.sampler import EpisodeLimits, Sampler
 from covey.types import CutText, Group, RunStopped, Sampling
+from covey_integrations.tools.calling import ToolServerLost
+from covey_integrations.tools.environment import ToolEnvironment
+from covey_integrations.tools.rows import RowTools
 from covey_tasks.rows.arithmetic import calculate, right_answer
 
-from ....support.models.chat_templates import qwen25
-from ....support.tools import Sums, call, multiply
+from ...support.models.chat_templates import qwen25
+from ...support.tools import Sums, call, multiply
 
 TOKENIZER = qwen25()
 

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from covey.environments.base import naming
-from covey.environments.conversations.tools.calling import Caller, ToolServerLost
-from covey.environments.conversations.tools.calls import Call, plain_json
-from covey.environments.conversations.tools.environment import ToolEnvironment
-from covey.environments.conversations.tools.episode import Talk
-from covey.environments.conversations.tools.styles import turn_of
 from covey.environments.episode import Answer, answered
 from covey.types import Prompt
+from covey_integrations.tools.calling import Caller, ToolServerLost
+from covey_integrations.tools.calls import Call, plain_json
+from covey_integrations.tools.environment import ToolEnvironment
+from covey_integrations.tools.episode import Talk
+from covey_integrations.tools.styles import turn_of
 
 EXAMPLES: Mapping[str, Any] = {
     "string": "a",

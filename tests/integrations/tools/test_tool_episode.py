@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from covey.environments.conversations.tools.calling import MAX_HUNG, EpisodeOver, ToolServerLost
-from covey.environments.conversations.tools.check import check_tools
-from covey.environments.conversations.tools.environment import ToolEnvironment, WithTools
-from covey.environments.conversations.tools.episode import Talk, ToolRules
 from covey.environments.episode import Observation
 from covey.types import Failure, Prompt, Reward, RunStopped
+from covey_integrations.tools.calling import MAX_HUNG, EpisodeOver, ToolServerLost
+from covey_integrations.tools.check import check_tools
+from covey_integrations.tools.environment import ToolEnvironment, WithTools
+from covey_integrations.tools.episode import Talk, ToolRules
 
-from ....support.models.chat_templates import qwen3
-from ....support.tools import Sums, answer, call, multiply, play, run, say
+from ...support.models.chat_templates import qwen3
+from ...support.tools import Sums, answer, call, multiply, play, run, say
 
 PROMPT = Sums().prompts("train")[0]
 

@@ -8,11 +8,11 @@ import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
 import trl
-from covey.environments.conversations.tools.calls import BadCall, Call, InStyle, hermes, reader_for, reader_name
-from covey.environments.conversations.tools.styles import turn_of, turns
+from covey_integrations.tools.calls import BadCall, Call, InStyle, hermes, reader_for, reader_name
+from covey_integrations.tools.styles import turn_of, turns
 
-from ....support.models.chat_templates import chatml
-from ....support.tools import answer
+from ...support.models.chat_templates import chatml
+from ...support.tools import answer
 
 
 class Template:

@@ -17,12 +17,12 @@ from typing import Any
 
 import pytest
 
-from covey.environments.conversations.tools import mcp
-from covey.environments.conversations.tools.calling import Caller, ToolServerLost
-from covey.environments.conversations.tools.calls import Call
-from covey.environments.conversations.tools.mcp import McpServer, McpSession, ToolRefused, tools_of_session
+from covey_integrations.tools import mcp
+from covey_integrations.tools.calling import Caller, ToolServerLost
+from covey_integrations.tools.calls import Call
+from covey_integrations.tools.mcp import McpServer, McpSession, ToolRefused, tools_of_session
 
-from ....support.tools import Sums, call, play, run
+from ...support.tools import Sums, call, play, run
 
 SERVER = """
 COUNTS = {}

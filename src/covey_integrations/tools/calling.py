@@ -15,11 +15,11 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from covey.environments.conversations.tools.calls import BadCall, Call
-from covey.environments.conversations.tools.tool import Tool, problem_with_arguments
 from covey.environments.episode import answered
 from covey.environments.reward_functions.call import is_async
 from covey.types import Message, RunStopped
+from covey_integrations.tools.calls import BadCall, Call
+from covey_integrations.tools.tool import Tool, problem_with_arguments
 
 MAX_HUNG = 64
 """Calls of tools that were given up and still run, before the run ends."""

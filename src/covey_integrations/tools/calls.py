@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
-from covey.environments.conversations.tools.styles import ARGUMENTS, SCHEMA, TOOL, Style, pattern, styles, turns
 from covey.environments.episode import Answer
+from covey_integrations.tools.styles import ARGUMENTS, SCHEMA, TOOL, Style, pattern, styles, turns
 
 Schemas = Sequence[Mapping[str, Any]]
 HERMES = "Hermes style (<tool_call>)"

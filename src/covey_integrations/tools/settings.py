@@ -1,7 +1,8 @@
 """Settings of environment=tools."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from covey.environments.reward_functions.settings import RewardFunctionsConfig
 from covey.environments.settings import BuildSettings, EpisodesConfig, Say
@@ -9,7 +10,7 @@ from covey.system.lookup import is_function_path
 from covey.system.setting import Requires, setting
 
 if TYPE_CHECKING:
-    from covey.environments.base import EnvironmentLike
+    from covey.environments.base import Environment, EnvironmentLike
 
 HAS_SERVERS = Requires("environment.servers set", ("environment.servers",), bool)
 
@@ -40,9 +41,15 @@ class ToolsConfig(EpisodesConfig, RewardFunctionsConfig):
     masked_prompts: ClassVar[str] = "never"
 
     def build(self, run: BuildSettings, say: Say) -> "EnvironmentLike":
-        from covey.environments.conversations.tools.build import build_tools
+        from covey_integrations.tools.build import build_tools
 
         return build_tools(self, run)
+
+    def build_of(self, run: BuildSettings, rewards: Sequence[Any], rows: Any, tools: Sequence[Any]) -> "Environment":
+        """Build it from a program's functions, rows by split and tools."""
+        from covey_integrations.tools.build import build_tools
+
+        return build_tools(self, run, rewards, rows, tools)
 
     def check(self, run: BuildSettings) -> None:
         """Require tools, something that rewards, and names that can be imported."""

@@ -16,8 +16,8 @@ from weakref import WeakSet
 
 import httpx
 
-from covey.environments.conversations.tools.calling import ToolServerLost
-from covey.environments.conversations.tools.tool import Tool, schema_of
+from covey_integrations.tools.calling import ToolServerLost
+from covey_integrations.tools.tool import Tool, schema_of
 
 PROTOCOL_VERSION = "2025-06-18"
 ABOUT = {"name": "covey", "version": "1"}

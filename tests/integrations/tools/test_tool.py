@@ -4,9 +4,9 @@ from typing import Any, Literal
 
 import pytest
 
-from covey.environments.conversations.tools.tool import methods_of, problem_with_arguments, tool_of, tools_of
+from covey_integrations.tools.tool import methods_of, problem_with_arguments, tool_of, tools_of
 
-from ....support.tools import multiply, say
+from ...support.tools import multiply, say
 
 
 def test_a_function_becomes_a_schema() -> None:

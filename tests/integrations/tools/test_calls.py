@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from covey.environments.conversations.tools.calls import BadCall, Call, by_template, hermes, reader_for, reader_name
+from covey_integrations.tools.calls import BadCall, Call, by_template, hermes, reader_for, reader_name
 
-from ....support.models.chat_templates import qwen3
-from ....support.tools import answer, call
+from ...support.models.chat_templates import qwen3
+from ...support.tools import answer, call
 
 RESPONSE = {
     "defaults": {"role": "assistant"},

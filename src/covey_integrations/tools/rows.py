@@ -15,13 +15,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from covey.environments.base import SPLITS, Environment, Split, own_containers, text_of
-from covey.environments.conversations.tools.environment import WithTools
-from covey.environments.conversations.tools.episode import Talk, ToolEpisode
-from covey.environments.conversations.tools.mcp import McpServer
 from covey.environments.episode import Episode, Observation
 from covey.environments.reward_functions.call import problem_with
 from covey.environments.reward_functions.environment import Conversation, RewardFunctions
 from covey.types import Failure, Message, Prompt, Reward, RunStopped
+from covey_integrations.tools.environment import WithTools
+from covey_integrations.tools.episode import Talk, ToolEpisode
+from covey_integrations.tools.mcp import McpServer
 
 Factory = Callable[[], Any]
 COLUMN = "environment"

@@ -12,12 +12,12 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from covey.environments.base import Environment, Split, close_environment, facts_of, follow, metrics_of, naming
-from covey.environments.conversations.tools.calling import Caller, ToolLedger, as_text, in_thread
-from covey.environments.conversations.tools.calls import HERMES, reader_for, reader_name
-from covey.environments.conversations.tools.episode import Talk, ToolEpisode, ToolRules
-from covey.environments.conversations.tools.tool import Tool, named_once, tools_of
 from covey.environments.episode import Observation, answered
 from covey.types import Failure, Prompt, Reward
+from covey_integrations.tools.calling import Caller, ToolLedger, as_text, in_thread
+from covey_integrations.tools.calls import HERMES, reader_for, reader_name
+from covey_integrations.tools.episode import Talk, ToolEpisode, ToolRules
+from covey_integrations.tools.tool import Tool, named_once, tools_of
 
 MAX_TURNS = 8
 """Turns of an episode with tools, where environment.max_turns is not set."""

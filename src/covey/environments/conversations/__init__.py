@@ -1,1 +1,0 @@
-"""Small multi-turn tasks for a model of a million parameters."""
