@@ -5,9 +5,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from covey.environments.reward_functions.ready_made.reward_model import RewardModel, add_padding
-from covey.environments.reward_functions.ready_made.table import REWARDS
+from covey.environments.reward_functions.specs import REWARDS
 from covey.policy.models.scorer import Scorer
+from covey_tasks.rewards.reward_model import RewardModel, add_padding
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from covey.environments.reward_functions.ready_made.table import REWARDS
 from covey.environments.reward_functions.specs import check_reward, load_reward
-from covey.rewards import SoftOverlong, think_format
+from covey.rewards import REWARDS, SoftOverlong, think_format
 
 USER_MODULE = """
     def scaled(completions, factor=1.0, **columns):
@@ -128,6 +127,6 @@ def test_checking_reads_ready_made_rewards_and_leaves_your_modules_alone() -> No
 
 def test_ready_made_rewards_load_without_torch() -> None:
     """Worker processes import them: a start must stay a matter of tenths of a second."""
-    script = "import sys, covey.environments.reward_functions.specs"
+    script = "import sys; from covey.rewards import REWARDS"
     script += "; print({'torch', 'transformers', 'sympy'} & set(sys.modules))"
     assert subprocess.check_output([sys.executable, "-c", script], text=True) == "set()\n"

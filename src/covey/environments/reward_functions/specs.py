@@ -20,11 +20,24 @@ from pathlib import Path
 from typing import Any
 
 from covey.environments.reward_functions.call import CALLED_WITH, HOOKS, RewardCallable, named_parameters
-from covey.environments.reward_functions.ready_made.table import REWARDS
-from covey.system.lookup import function_path_of_file, module_and_name, near
+from covey.system.lookup import function_path_of_file, module_and_name, near, resolve
 
 KEYS = ("function", "args")
 READY_MADE = "covey.rewards"
+_PACKAGE = "covey_tasks.rewards"
+REWARDS = {
+    "accuracy": f"{_PACKAGE}.mathematics:accuracy",
+    "reasoning_accuracy": f"{_PACKAGE}.mathematics:ReasoningAccuracy",
+    "cosine_scaled": f"{_PACKAGE}.mathematics:CosineScaled",
+    "think_format": f"{_PACKAGE}.style:think_format",
+    "sentence_end": f"{_PACKAGE}.style:SentenceEnd",
+    "length_penalty": f"{_PACKAGE}.style:LengthPenalty",
+    "soft_overlong": f"{_PACKAGE}.lengths:SoftOverlong",
+    "repetition": f"{_PACKAGE}.lengths:Repetition",
+    "pairwise": f"{_PACKAGE}.pairwise:Pairwise",
+    "reward_model": f"{_PACKAGE}.reward_model:RewardModel",
+}
+"""Name of a ready-made reward -> its function, or the class that makes it. Imported when it is used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +122,7 @@ def load_reward(entry: object) -> RewardCallable:
 
 def find_reward(spec: RewardSpec) -> Any:
     """Return an entry's function or class. ValueError for unknown arguments."""
-    function = _named_by(spec.function) if spec.ready_made is None else REWARDS[spec.ready_made]
+    function = _named_by(spec.function) if spec.ready_made is None else resolve(REWARDS[spec.ready_made], {})
     _refuse_unknown(spec, function)
     return function
 
@@ -146,7 +159,7 @@ def _named_by(name: str) -> Any:
     try:
         function = operator.attrgetter(attribute)(module)
     except AttributeError as error:
-        known = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
+        known = [name for name in dir(module) if not name.startswith("_") and callable(getattr(module, name))]
         raise ValueError(
             f"reward function {name}: module {module_name} has no {attribute!r}{near(attribute, known)}"
         ) from error

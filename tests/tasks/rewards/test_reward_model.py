@@ -9,11 +9,11 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from covey.environments.reward_functions.environment import RewardFunctions, RewardSettings, reward_functions
-from covey.environments.reward_functions.ready_made.reward_model import break_special_tokens
 from covey.policy.models.nano import nano_tokenizer
 from covey.rewards import RewardModel
 from covey.system.workers.pool import WorkerSettings
 from covey.types import Reward
+from covey_tasks.rewards.reward_model import break_special_tokens
 
 from ...support.builders import SHAPE, saved_classifier
 

@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 
 from covey.environments.reward_functions.call import name_of
-from covey.environments.reward_functions.ready_made.style import num_words
-from covey.environments.reward_functions.ready_made.table import REWARDS
 from covey.environments.reward_functions.texts import final_text
 from covey.rewards import (
+    REWARDS,
     CosineScaled,
     LengthPenalty,
     ReasoningAccuracy,
@@ -20,6 +19,7 @@ from covey.rewards import (
     accuracy,
     think_format,
 )
+from covey_tasks.rewards.style import num_words
 
 HALF = "$\\frac{1}{2}$"
 
