@@ -42,7 +42,7 @@ _HOMES |= {"REWARDS": "covey_tasks.rewards.table"} | dict.fromkeys(
 
 
 def __getattr__(name: str) -> Any:
-    """Import a reward or a bridge to another trainer at its first use."""
+    """Import a name at its first use."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)

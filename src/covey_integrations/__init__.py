@@ -1,1 +1,1 @@
-"""Play tools of MCP servers, environments of others (OpenEnv, verifiers, TextArena), and agent programs."""
+"""Play tools of MCP servers, environments of others, and agent programs."""
