@@ -19,6 +19,7 @@ from transformers import (
 )
 
 from covey.algorithm.build import build_credit, build_objective
+from covey.algorithm.credit.groups import CreditAssigner
 from covey.algorithm.settings import AlgorithmConfig
 from covey.policy.attention.base import ATTENTION, DENSE, register
 from covey.policy.logprobs import Scoring, score_tokens
@@ -32,7 +33,6 @@ from covey.policy.reference import Reference
 from covey.policy.settings import ModelConfig
 from covey.rollouts.rollout import filled_rollout
 from covey.trainer.batch import count, make_batch, make_rows
-from covey.trainer.credit import CreditAssigner
 from covey.trainer.layouts import Row
 from covey.trainer.optimizer import TrainerSettings
 from covey.trainer.settings import OptimizerConfig

@@ -126,7 +126,7 @@ def rotated(groups: Sequence[Group]) -> list[Group]:
 
 def change_credit(changed: Callable[[Sequence[Group]], Sequence[Group]]) -> None:
     """Change the rewards that advantages are made of, while the groups keep theirs."""
-    from covey.trainer.credit import CreditAssigner
+    from covey.algorithm.credit.groups import CreditAssigner
 
     assign = CreditAssigner.assign
 
@@ -138,7 +138,7 @@ def change_credit(changed: Callable[[Sequence[Group]], Sequence[Group]]) -> None
 
 def flip_sign() -> None:
     """Advantages with the wrong sign."""
-    from covey.trainer.credit import CreditAssigner
+    from covey.algorithm.credit.groups import CreditAssigner
 
     assign = CreditAssigner.assign
 

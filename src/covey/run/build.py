@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from covey.algorithm.build import build_credit, build_objective
+from covey.algorithm.credit.groups import CreditAssigner
 from covey.algorithm.objective import Objective
 from covey.cluster.judges import JudgeActor, JudgedElsewhere, turns_of
 from covey.cluster.references import ReferenceActor, RemoteReference
@@ -55,7 +56,6 @@ from covey.run.memory.room import available_bytes
 from covey.system import collectives
 from covey.system.waits.timer import PhaseTimer
 from covey.system.waits.watchdog import Stages, Watchable, Watchdog
-from covey.trainer.credit import CreditAssigner
 from covey.trainer.optimizer import TrainerSettings
 from covey.trainer.prepare import Packing
 from covey.trainer.trainer import Trainer

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from covey.algorithm.aggregation import Totals
+from covey.algorithm.credit.groups import Advantage
 from covey.policy.attention.base import DENSE
 from covey.policy.policy import Policy, to_device
 from covey.system import collectives
@@ -21,10 +22,6 @@ from covey.trainer.layouts import FILL_LAYOUTS, LAYOUTS, Part, PrefixTree, Row, 
 from covey.types import Batch, Group, MicroBatch, Rollout
 
 Values = npt.NDArray[Any]
-
-
-Advantage = float | Sequence[float]
-"""Of a rollout: one for all its loss tokens, or one for each of its turns."""
 
 
 def make_rows(

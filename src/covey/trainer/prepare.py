@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from covey.algorithm.aggregation import Totals
+from covey.algorithm.credit.groups import Credit, CreditAssigner
 from covey.policy.policy import Policy
 from covey.system import collectives
 from covey.trainer.batch import Packing, count, make_rows, pack_rows
-from covey.trainer.credit import Credit, CreditAssigner
 from covey.trainer.forward import Trained
 from covey.trainer.layouts import Row
 from covey.trainer.trainer import Trainer

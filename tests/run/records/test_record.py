@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from covey.algorithm.credit.groups import Credit
 from covey.algorithm.credit.scores import scores
 from covey.environments.base import Split
 from covey.loop import train
@@ -19,7 +20,6 @@ from covey.run import stages
 from covey.run.records import record
 from covey.run.records.record import RunRecorder
 from covey.run.records.step_metrics import rollout_metrics
-from covey.trainer.credit import Credit
 from covey.trainer.trainer import Trainer
 from covey.types import Failure, Group, Prompt, Reward, Rollout, Turn
 from tests.support.scripted import Scripted

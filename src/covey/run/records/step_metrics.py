@@ -8,12 +8,12 @@ from typing import Any, NamedTuple, TypeVar, get_args
 
 import torch
 
+from covey.algorithm.credit.groups import Credit
 from covey.environments.base import facts_of
 from covey.rollouts.source import Dropped
 from covey.run.build import Run
 from covey.system import collectives
 from covey.system.text.masking import mask
-from covey.trainer.credit import Credit
 from covey.types import Group, Rollout, StopReason
 
 T = TypeVar("T")

@@ -6,6 +6,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from covey.algorithm.credit.groups import Credit
 from covey.rollouts.source import Dropped
 from covey.run.build import Run
 from covey.run.folder import TRACES, UPDATES
@@ -14,7 +15,6 @@ from covey.run.records.traces import Speller, TraceGroup, candidates, choose, tr
 from covey.run.records.updates import fitting, update_row
 from covey.system import collectives
 from covey.system.jsonl import JsonlWriter, encode_row
-from covey.trainer.credit import Credit
 from covey.types import Group
 
 LOGGER = logging.getLogger(__name__)

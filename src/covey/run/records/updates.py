@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from covey.algorithm.credit.groups import Credit
 from covey.run.records.rollout_log import spread
 from covey.run.records.token_scores import StepScores
 from covey.system import collectives
 from covey.system.text.format import four_digits, timestamp
-from covey.trainer.credit import Credit
 from covey.types import Group
 
 FORMAT = 1

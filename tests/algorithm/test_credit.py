@@ -10,12 +10,12 @@ from torch import Tensor
 
 from covey.algorithm.build import build_credit
 from covey.algorithm.credit.assign import estimate_advantages
+from covey.algorithm.credit.groups import Credit, CreditAssigner
 from covey.algorithm.credit.scores import ScoredCompletion, Scores, scores
 from covey.algorithm.metrics import group_metrics, value
 from covey.algorithm.settings import TURN_CREDITS, AlgorithmConfig
 from covey.system import collectives
 from covey.trainer.batch import make_rows
-from covey.trainer.credit import Credit, CreditAssigner
 from covey.trainer.forward import Ahead, Trained
 from covey.types import Failure, Group, Prompt, Reward, Rollout, RunStopped, Turn
 from tests.support.builders import credit_assigner

@@ -15,8 +15,10 @@ from torch import Tensor
 from covey.algorithm.credit.assign import CreditFunctions, assign
 from covey.algorithm.credit.scores import Scores, Turns
 from covey.system import collectives
-from covey.trainer.batch import Advantage
 from covey.types import Group, Reward, Rollout
+
+Advantage = float | Sequence[float]
+"""Of a rollout: one for all its loss tokens, or one for each of its turns."""
 
 
 @dataclass(frozen=True, slots=True)
