@@ -105,7 +105,7 @@ def test_on_policy_steps_have_ratio_1_no_staleness_and_no_mismatch(finished: Pat
         assert row["mismatch_max"] < 1e-4
 
 
-def test_rollouts_are_a_few_a_step_with_what_was_said_and_what_it_was_worth(finished: Path) -> None:
+def test_a_few_rollouts_a_step_are_logged_with_text_and_reward(finished: Path) -> None:
     found = rows(finished / "rollouts.jsonl")
     assert [row["step"] for row in found] == [1] * 3 + [2] * 3 + [3] * 3 + [4] * 3
     assert found[0].keys() == {
@@ -402,7 +402,7 @@ OF_TRAINED_GROUPS = (
 
 
 @pytest.mark.long
-def test_the_reward_of_a_step_that_is_filtered_in_part_is_known_of_all_that_was_sampled(
+def test_the_logged_reward_is_over_all_samples_before_filtering(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: list[float] = []

@@ -6,7 +6,7 @@
 
 Rules (docs/develop/glossary.md has the names): a public class name has one owner; functions are named by verbs, not by
 a bare participle (`settled`, `asked`); a docstring names its noun instead of "Return what ..."; its first line has at
-most 12 words; words of `DIALECT` are not used.
+most 12 words; words of `DIALECT` are not used; a test's name has at most 14 words.
 """
 
 import argparse
@@ -21,6 +21,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 COUNTS = Path(__file__).with_suffix(".toml")
 MAX_WORDS = 12
+MAX_TEST_WORDS = 14
+"""Of a test's name, without `test`."""
 RELATIVE = re.compile(r"(Return|Tell|Say|Give|Have) (what|whether|those|who|how)\b")
 PARTICIPLE = re.compile(
     r"\w+ed|made|found|kept|held|written|drawn|shown|said|built|left|given|taken|known|meant|told|seen|gone|begun"
@@ -88,11 +90,15 @@ def check_pages(root: Path) -> Iterator[Finding]:
 
 
 def check_tests(root: Path) -> Iterator[Finding]:
-    """Yield dialect words of tests' names."""
+    """Yield dialect words of tests' names, and names that are too long."""
     for file in sorted((root / "tests").rglob("test_*.py")):
         for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
-            if (name := re.match(r"\s*(?:async )?def (test_\w+)", line)) and DIALECT.search(name[1].replace("_", " ")):
-                yield "dialect of tests", f"{file.relative_to(root)}:{number} {name[1]}"
+            if name := re.match(r"\s*(?:async )?def test_(\w+)", line):
+                where, words = f"{file.relative_to(root)}:{number} test_{name[1]}", name[1].replace("_", " ")
+                if DIALECT.search(words):
+                    yield "dialect of tests", where
+                if len(words.split()) > MAX_TEST_WORDS:
+                    yield "long tests", where
 
 
 def check(root: Path) -> list[Finding]:

@@ -162,7 +162,7 @@ def test_rewards_that_differ_by_rounding_are_equal_at_any_size() -> None:
 
 
 @pytest.mark.parametrize("name", ["group_center_token_whiten", "reinforce_plus_plus"])
-def test_whitening_is_over_the_tokens_of_the_loss_and_not_over_all_that_was_written(name: str) -> None:
+def test_whitening_is_over_loss_tokens_alone(name: str) -> None:
     given = scores([1.0, 0.0, 0.0], [0, 0, 0], lengths=[1, 3, 0])
     longer = replace(given, written_N=torch.tensor([1.0, 3.0, 8.0], dtype=torch.float64))
     close(ADVANTAGES[name](longer), ADVANTAGES[name](given))

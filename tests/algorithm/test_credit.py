@@ -74,7 +74,7 @@ HALVED = {"advantage": "group_center", "shaping": {"stop_properly": {"coef": 0.5
         (HALVED | {"advantage": "none", "advantage_clip": 0.6}, PENALTY, [0.6, 0.3]),
     ],
 )
-def test_shaping_comes_first_then_the_kl_penalty_the_baseline_the_length_weight_and_the_clip(
+def test_credit_applies_shaping_kl_baseline_length_weight_and_clip_in_order(
     settings: dict[str, Any], kl: list[list[float]] | None, expected: list[float]
 ) -> None:
     credit = assigner(**settings).assign([ONE_TRUNCATED], kl)
@@ -152,7 +152,7 @@ def test_a_fill_in_several_passes_is_one_turn() -> None:
     assert assigner(advantage="none", shaping=shaping).assign([of(fill, at_once)]).advantages == near([0.8, 0.8])
 
 
-def test_masked_truncated_completions_are_in_no_token_statistic_but_in_the_mean_of_their_group() -> None:
+def test_masked_truncated_completions_count_only_in_their_groups_mean() -> None:
     """Whitening is over the tokens in the loss; the baseline is over all rewards of the group."""
     cut = rollout(0.0, num_tokens=40, finish_reason="length")
     groups = [of(rollout(1.0, 2), rollout(0.0, 4), rollout(1.0, 3), cut), of(rollout(1.0, 1), rollout(0.0, 5))]
@@ -296,7 +296,7 @@ def of_answers(scores: Scores, answers: list[ScoredCompletion]) -> tuple[Tensor,
     return scores.rewards_N.nan_to_num() + lengths, {"rows": float(len(answers))}
 
 
-def test_episodes_with_a_void_turn_leave_the_loss_and_keep_their_reward_in_the_group() -> None:
+def test_episodes_with_a_void_turn_leave_the_loss_not_the_group() -> None:
     groups = [of(in_turns(1.0, 0.0, void=True), in_turns(0.0, 0.0), in_turns(0.5, 0.0, 0.0))]
     settings = {"advantage": "group_center_token_whiten", "drop_void_turns": True}
     credit = assigner(**settings).assign(groups)

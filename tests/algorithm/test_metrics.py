@@ -108,7 +108,7 @@ def test_extremes_are_taken_over_the_mask() -> None:
     assert float(largest_weight(torch.tensor([800.0]), mask[:1])) == pytest.approx(math.exp(20.0))  # and not inf
 
 
-def test_updates_on_a_batch_are_one_row_means_over_tokens_largest_maxima_and_all_that_were_skipped() -> None:
+def test_several_updates_on_a_batch_are_one_row_of_metrics() -> None:
     def update(loss: float, ratios: list[float], largest: float, skipped: float) -> Update:
         ratio = torch.tensor(ratios)
         sums = {"loss": Average(torch.tensor(loss), torch.tensor(1.0)), "ratio": mean_over(ratio, ratio > 0)}

@@ -445,7 +445,7 @@ def test_the_effective_sample_size_is_1_of_equal_weights_however_small(gap: floa
     assert summarise(sums)["ess_fraction"] == pytest.approx(1.0, rel=1e-5)
 
 
-def test_the_effective_sample_size_weighs_the_policy_as_it_is_and_not_as_it_was() -> None:
+def test_the_effective_sample_size_weighs_the_current_policy() -> None:
     inputs = batch()
     moved = replace(inputs, sampler_log_probs_NT=inputs.old_log_probs_NT)  # on-policy before the first update
     weights = (inputs.log_probs_NT - inputs.old_log_probs_NT)[inputs.mask_NT].exp()

@@ -31,7 +31,7 @@ def listed(values: Tensor) -> list[float]:
     return [pytest.approx(value, abs=1e-5) for value in values.tolist()]
 
 
-def test_an_episode_is_worth_its_outcome_and_its_turns_so_the_outcome_is_what_is_left() -> None:
+def test_the_outcome_is_the_episodes_reward_less_its_turns() -> None:
     assert outcomes(ONE_GROUP, THREE_TURNS).tolist() == [2.0, 0.5]
 
 

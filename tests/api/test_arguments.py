@@ -131,7 +131,7 @@ def test_a_file_in_the_place_of_the_run_folder_is_refused_in_one_line(tmp_path: 
         covey.train("nano", by_bytes, ROWS, folder=tmp_path / "run", num_steps=2, **SMALL)
 
 
-def test_a_section_given_as_an_object_goes_with_its_settings_and_stays_as_it_is() -> None:
+def test_a_section_may_be_given_as_an_object_and_is_not_changed() -> None:
     given = SamplingConfig(temperature=0.5)
     config = make_config(None, {"max_tokens": 4, "sampling": given}).config
     assert (config.sampling.temperature, config.sampling.max_tokens) == (0.5, 4)

@@ -69,7 +69,7 @@ def test_a_class_that_rewards_needs_no_reward_functions(tmp_path: Path) -> None:
     assert {rollout["reward"] for rollout in kept(tmp_path / "run")} == {0.25}
 
 
-def test_names_stand_for_themselves_and_a_function_of_this_call_for_a_name_that_says_so() -> None:
+def test_tools_are_given_by_name_or_as_functions() -> None:
     def local(word: str) -> str:
         """
         Say a word.

@@ -210,7 +210,7 @@ def test_the_last_part_of_a_name_is_enough_where_it_is_clear() -> None:
 # ------------------------------------------------------------------------------------------------ resuming
 
 
-def test_a_run_of_objects_resumes_to_the_same_weights_as_one_that_was_never_stopped(tmp_path: Path) -> None:
+def test_a_run_of_objects_resumes_to_the_same_weights(tmp_path: Path) -> None:
     def half(step: int, metrics: dict[str, float | None]) -> None:
         if step == 2:
             raise covey.StopTraining("half is done")
@@ -341,7 +341,7 @@ class Killed(covey.Callback):
 
 
 @pytest.mark.long
-def test_a_stop_that_was_asked_for_is_not_forgotten_by_a_run_that_was_killed_before_it_came_about(
+def test_a_requested_stop_survives_a_kill(
     tmp_path: Path,
 ) -> None:
     def enough(step: int, metrics: dict[str, float | None]) -> None:

@@ -75,7 +75,7 @@ def test_liabilities_of_a_loop_are_named(fill: str, found: list[str]) -> None:
     assert sound([PROMPT], [fill]) == [float(not found)]
 
 
-def test_a_motif_across_the_end_of_the_loop_counts_and_one_of_the_frame_alone_does_not() -> None:
+def test_a_motif_across_the_loops_end_counts_one_in_the_frame_does_not() -> None:
     assert liabilities(PROMPT.replace("WGQG", "GGQG"), "ARYYD") == ["isomerisation"]
     assert liabilities(PROMPT.replace("WGQG", "WDGG"), "ARYYY") == []
 

@@ -176,7 +176,7 @@ def test_without_a_gpu_the_gpu_benchmark_refuses_in_one_line(
     assert capsys.readouterr().err == "benchmarks gpu needs a CUDA GPU and there is none\n"
 
 
-def test_cases_are_chosen_by_name_and_quick_ones_leave_out_what_takes_minutes_to_start() -> None:
+def test_cases_are_chosen_by_name_and_quick_skips_slow_starts() -> None:
     assert list(chosen(["vllm-S", "step-S"], quick=False)) == ["step-S", "vllm-S"]
     quick = chosen(None, quick=True)
     assert all(case.at_least is not None for case in quick.values())

@@ -71,9 +71,7 @@ def test_a_part_that_fails_ends_the_check_only_where_a_result_hangs_on_it(
 
 
 @pytest.mark.long
-def test_a_slow_figure_does_not_end_it_and_a_part_past_its_deadline_is_killed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_slow_figure_ends_no_check_and_a_late_part_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_check, "TINY_SECONDS", 0.3)
     started = time.monotonic()
     code, rows = run(tmp_path, monkeypatch, facts=lambda tiny: time.sleep(60), decode=lambda tiny: {"good": False})
@@ -138,7 +136,7 @@ def test_parts_that_measure_no_time_run_together_and_all_others_alone() -> None:
     assert all(len(batch) == 1 for batch in gpu_check.batches(gpu_check.PARTS, together=False))
 
 
-def test_of_parts_that_run_together_a_wrong_one_ends_the_check_when_all_have_ended(
+def test_a_wrong_part_ends_the_check_when_all_parallel_parts_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = {"facts": {}, "exact": {"right": False}, "waits": {"good": True}}

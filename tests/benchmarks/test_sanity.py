@@ -80,7 +80,7 @@ def test_the_set_is_of_problems_solved_sometimes_of_every_kind() -> None:
     assert sorted(row["id"] for row in mixed(rows)) == sorted(row["id"] for row in rows)
 
 
-def test_a_run_is_right_where_it_learns_and_one_with_a_fault_where_it_fails_and_is_named() -> None:
+def test_a_sound_run_must_learn_and_a_planted_fault_must_fail_by_name() -> None:
     run = {"fault": None, "problems": 8, "seed": 0}
     healthy = {**run, "before": 0.3, "after": 0.97, "curve": [0.3], "seconds": 1, "findings": []}
     assert is_right(healthy)

@@ -204,7 +204,7 @@ def test_a_policy_is_warmed_up_trained_and_measured_by_three_commands(capsys: py
     assert " steps" not in shown
 
 
-def test_a_saved_policy_is_measured_as_its_run_was_set_unless_a_group_is_chosen(
+def test_a_saved_policy_is_evaluated_with_its_runs_settings(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["train", *words(model__precision="float64", sampling__top_k=50), "hydra.run.dir=run"]) == 0

@@ -28,7 +28,7 @@ def test_a_policy_is_evaluated_without_samplers(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.long
-def test_a_run_with_samplers_is_checked_without_them_and_the_table_says_how_they_are(
+def test_a_run_with_samplers_is_checked_without_starting_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     use(monkeypatch, scripted())

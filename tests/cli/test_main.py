@@ -128,7 +128,7 @@ def test_a_mistake_in_a_plain_value_is_refused_before_torch_is_imported(words: l
 @pytest.mark.parametrize(
     "error", [ValueError("rows.jsonl line 3:\n no prompt"), RunStopped("rows.jsonl line 3: no prompt")]
 )
-def test_a_users_error_during_the_run_is_one_line_with_its_traceback_in_the_log(
+def test_a_users_error_in_a_run_is_one_line_its_traceback_logged(
     error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def work(config: Config, folder: Path) -> None:
@@ -144,7 +144,7 @@ def test_a_users_error_during_the_run_is_one_line_with_its_traceback_in_the_log(
 
 
 @pytest.mark.parametrize("before", [None, [], ["covey.log", "notes.txt"]])
-def test_a_run_that_is_refused_before_its_logs_are_open_leaves_its_one_line_and_what_was_there(
+def test_a_run_refused_before_its_logs_open_leaves_one_line(
     before: list[str] | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     do(monkeypatch, fail_with(ValueError("rows.jsonl line 3: no prompt")))

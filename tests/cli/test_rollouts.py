@@ -29,7 +29,7 @@ def written(folder: Path, rows: list[dict[str, Any]], name: str = "rollouts.json
     (folder / name).write_text("".join(json.dumps(each) + "\n" for each in rows))
 
 
-def test_an_episode_is_shown_turn_by_turn_and_nothing_in_it_acts_on_the_terminal() -> None:
+def test_an_episode_is_shown_turn_by_turn_without_control_characters() -> None:
     assert episode_text(row(3, "train-1", 1.25)).splitlines() == [
         "step 3, train-1: reward 1.250 (won 1), advantage +0.50, 2 turns of 0 0.25, completed, 6 tokens",
         "  prompt  ?",

@@ -47,7 +47,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return found
 
 
-def test_the_prompts_of_a_step_go_out_in_one_call_and_come_back_in_one(policy: Policy, calls: Counter[str]) -> None:
+def test_a_steps_prompts_go_out_and_return_in_one_call(policy: Policy, calls: Counter[str]) -> None:
     with training(policy, Plan(seconds=0.5), Bound(4, 0), samplers=1) as run:
         run.take()
         assert (calls["begin"], calls["collect"]) == (1, 1)
@@ -137,7 +137,7 @@ def test_a_proof_is_taken_whether_it_comes_before_its_weights_or_after(is_first:
     assert proved == [prove(policy, replace(weights.probe, logprobs=()))]
 
 
-def test_a_proof_waits_for_weights_that_are_still_fetched_while_proofs_of_later_ones_come(policy: Policy) -> None:
+def test_a_proof_waits_for_weights_that_are_still_fetched(policy: Policy) -> None:
     weights = unproved_set(policy, 1)
 
     async def on_update(engine: Engine, given: WeightSet) -> None:
@@ -204,7 +204,7 @@ def test_a_prompt_is_encoded_once_and_before_its_weights_are_there(
     assert encoded == ["p0", "p1"]
 
 
-def test_an_actor_keeps_its_memory_unless_the_user_says_how_and_its_own_processes_do_not(
+def test_an_actor_keeps_freed_memory_but_its_child_processes_do_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name in KEPT_MEMORY:
@@ -241,7 +241,7 @@ def collected(plan: Plan, num: int) -> tuple[SampledBatch, float]:
     return asyncio.run(run())
 
 
-def test_groups_that_end_at_about_the_same_time_come_in_one_batch_with_what_the_engine_did() -> None:
+def test_groups_that_end_together_come_in_one_batch_with_engine_counts() -> None:
     async def hook(engine: Engine) -> None:
         await asyncio.sleep(0.001 * engine.calls)
 
@@ -262,9 +262,7 @@ def test_a_group_does_not_wait_for_one_that_takes_long() -> None:
 
 
 @pytest.mark.parametrize(("seconds", "expected"), [(0.0, 0.0), (0.2, 0.01), (2.0, 0.1), (3600.0, 0.1)])
-def test_a_group_waits_for_others_a_part_of_what_it_took_and_a_tenth_of_a_second_at_most(
-    seconds: float, expected: float
-) -> None:
+def test_a_finished_group_waits_briefly_for_others(seconds: float, expected: float) -> None:
     assert patience(seconds) == pytest.approx(expected)
 
 
@@ -301,7 +299,7 @@ def test_seconds_without_a_group_are_counted_once() -> None:
     assert slot.take_idle_seconds() < 500
 
 
-def test_a_slot_learns_how_long_a_group_takes_and_when_a_further_one_would_end() -> None:
+def test_a_slot_estimates_when_a_further_group_would_end() -> None:
     """A group that took 4 s beside another took 2 s of its own; what was learnt before weighs four fifths."""
     slot = SamplerSlot(3, incarnation=1, is_alive=True)
     assert slot.expected_end() == (0.001, 0, 3)
@@ -370,7 +368,7 @@ def test_a_row_has_what_came_since_the_last_one(policy: Policy) -> None:
     assert 1000 <= found["samplers/waited_seconds"] < 1500 < 2000 > next_one["samplers/waited_seconds"]
 
 
-def test_groups_are_sampled_in_the_order_of_their_numbers_and_idleness_before_them_is_counted(policy: Policy) -> None:
+def test_groups_are_sampled_in_order_and_idle_time_is_counted(policy: Policy) -> None:
     done: list[int] = []
     with training(policy, samplers=1, groups_per_sampler=1) as run:
         run.wait_until(lambda: run.pool.is_ready)
@@ -390,7 +388,7 @@ def test_groups_are_sampled_in_the_order_of_their_numbers_and_idleness_before_th
     assert waited >= 1000
 
 
-def test_every_sign_of_work_winds_the_watchdog_up_while_the_trainer_is_said_to_wait(
+def test_every_sign_of_work_restarts_the_watchdog_while_the_trainer_waits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(waiting, "POLL_SECONDS", 0.001)
@@ -412,7 +410,7 @@ def test_every_sign_of_work_winds_the_watchdog_up_while_the_trainer_is_said_to_w
     assert (progress, wait.is_on) == ([(1, True), (3, True)], False)
 
 
-def test_the_schedule_names_weights_only_where_a_version_was_published_and_the_status_what_is_there(
+def test_the_schedule_names_published_versions_and_the_status_live_ones(
     policy: Policy,
 ) -> None:
     found = []

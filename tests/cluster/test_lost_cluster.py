@@ -58,7 +58,7 @@ def await_stop() -> None:
 
 
 @pytest.mark.long
-def test_a_run_without_samplers_whose_cluster_is_lost_saves_its_last_step_and_is_resumed(
+def test_a_lost_cluster_without_samplers_saves_the_last_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ray: FakeRay
 ) -> None:
     run, seen = tmp_path / "run", 0
@@ -92,7 +92,7 @@ def test_a_run_without_samplers_whose_cluster_is_lost_saves_its_last_step_and_is
 
 @pytest.mark.long
 @pytest.mark.parametrize("is_in_update", [False, True])
-def test_a_run_with_samplers_whose_cluster_is_lost_saves_its_last_step_also_out_of_a_long_update(
+def test_a_lost_cluster_saves_the_last_step_even_during_a_long_update(
     is_in_update: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ray: FakeRay
 ) -> None:
     """An update of a minute would be ended by Ray, without a word."""
@@ -150,7 +150,7 @@ def test_a_loss_is_heard_at_a_release_where_signals_are_left_to_others(ray: Fake
         threads.submit(work).result(PATIENCE)
 
 
-def test_a_run_that_was_told_to_stop_before_its_cluster_is_lost_ends_as_it_was_told(ray: FakeRay) -> None:
+def test_a_stop_before_the_cluster_is_lost_keeps_its_exit_code(ray: FakeRay) -> None:
     def work(stopper: Stopper) -> None:
         stopper.hold()
         signal.raise_signal(signal.SIGINT)
@@ -166,7 +166,7 @@ def test_a_run_that_was_told_to_stop_before_its_cluster_is_lost_ends_as_it_was_t
 @pytest.mark.parametrize(
     ("is_alive", "line"), [(False, LOST), (True, "^a process of devices.reference was lost 5 times")]
 )
-def test_what_is_lost_with_the_cluster_ends_the_run_in_the_line_of_the_cluster(
+def test_any_loss_with_the_cluster_ends_the_run_in_the_clusters_line(
     is_alive: bool, line: str, ray: FakeRay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(start, "LOOK_SECONDS", 60.0)  # the watch is later
@@ -179,7 +179,7 @@ def test_what_is_lost_with_the_cluster_ends_the_run_in_the_line_of_the_cluster(
         run_watched(work)
 
 
-def test_what_does_not_end_once_the_cluster_is_lost_is_ended_with_the_line_and_its_code(
+def test_work_that_outlives_a_lost_cluster_is_ended_with_its_exit_code(
     ray: FakeRay, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(ending, "GRACE_SECONDS", 0.2)
@@ -198,9 +198,7 @@ def test_what_does_not_end_once_the_cluster_is_lost_is_ended_with_the_line_and_i
 
 
 @pytest.mark.parametrize(("is_alive", "status"), [(True, 0), (False, 2)])
-def test_a_rank_whose_work_is_over_ends_itself_where_no_cluster_is_left_to_end_it(
-    is_alive: bool, status: int, ray: FakeRay
-) -> None:
+def test_a_finished_rank_exits_without_a_cluster(is_alive: bool, status: int, ray: FakeRay) -> None:
     ray.alive = is_alive
     process = multiprocessing.get_context("fork").Process(target=TrainerRank().run, args=(lambda: None,))
     process.start()

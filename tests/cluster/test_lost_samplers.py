@@ -78,7 +78,7 @@ def test_losses_count_from_the_last_group_that_a_sampler_has_finished(policy: Po
         assert run.counted["samplers/lost"] > MOST_LOSSES
 
 
-def test_a_sampler_that_dies_at_a_push_is_replaced_and_its_successor_takes_the_version(policy: Policy) -> None:
+def test_a_sampler_that_dies_at_a_push_is_replaced_on_that_version(policy: Policy) -> None:
     async def hook(engine: Engine, weights: WeightSet) -> None:
         if engine.number == 0 and weights.version == 2:
             engine.actor.die()
@@ -270,7 +270,7 @@ def test_a_full_object_store_ends_the_run_with_one_line(policy: Policy) -> None:
             run.advance(1)
 
 
-def test_a_run_that_is_stopped_while_it_waits_ends_its_samplers_and_may_be_closed_twice(policy: Policy) -> None:
+def test_a_stop_while_waiting_ends_the_samplers(policy: Policy) -> None:
     async def hook(engine: Engine) -> None:
         await asyncio.sleep(60)
 
@@ -325,9 +325,7 @@ def test_a_cluster_without_a_node_ends_the_run_with_one_line(policy: Policy, mon
             run.advance(10)
 
 
-def test_a_sampler_lost_with_its_node_has_no_successor_and_leaves_nothing_in_the_store(
-    policy: Policy, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sampler_lost_with_its_node_has_no_successor(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray ends whoever has something in the store of a dead node, sooner than the next look of the watch."""
     monkeypatch.setattr(start, "LOOK_SECONDS", 60.0)
 
@@ -357,7 +355,7 @@ def test_an_unresponsive_cluster_ends_the_run_within_the_limit(policy: Policy, m
         run.plan.ray.is_cut_off = False
 
 
-def test_a_cluster_that_was_started_here_ends_where_it_has_not_what_is_asked_for() -> None:
+def test_an_own_cluster_without_the_requested_resources_is_stopped() -> None:
     with fake_ray(resources={"CPU": 4.0}) as ray:
         line = r"^devices.trainer=1 \(0\) and devices.sampler=2 \(2\) need 2 GPUs, the cluster has 0$"
         with pytest.raises(ValueError, match=line):

@@ -50,7 +50,7 @@ def test_a_name_that_an_environment_does_not_have_is_refused_with_those_it_has(
     assert said.startswith(f"covey: {line}")
 
 
-def test_what_is_only_read_for_made_up_prompts_is_not_looked_at_where_there_are_rows(
+def test_settings_of_generated_prompts_are_not_checked_with_rows(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -249,9 +249,7 @@ def test_no_correction_is_added_for_the_trainers_engine_or_over_a_typed_one() ->
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_samplers_that_would_only_take_turns_with_the_trainer_are_started_for_those_who_type_them(
-    words: list[str], count: int
-) -> None:
+def test_synchronous_samplers_start_only_where_typed(words: list[str], count: int) -> None:
     config, notices = composed("source=ray", *words)
     assert config.devices.sampler == count
     assert any(line.startswith("devices.sampler=0 in place of 1: ") for line in notices) == (count == 0)

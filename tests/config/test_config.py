@@ -602,7 +602,7 @@ def test_settings_are_written_as_omegaconf_writes_them(recipe: str) -> None:
     assert settings.to_yaml(config) == OmegaConf.to_yaml(OmegaConf.structured(config))
 
 
-def test_a_whole_number_in_the_place_of_any_other_is_written_as_the_field_has_it() -> None:
+def test_a_whole_number_is_converted_to_the_fields_type() -> None:
     config = Config(optimizer=OptimizerConfig(lr=1, betas=[0, 0.9]), model=ModelConfig(name=Path("here")))  # type: ignore[arg-type]
     written = OmegaConf.create(settings.to_yaml(config))
     assert [repr(written.optimizer.lr), repr(written.optimizer.betas), written.model.name] == [

@@ -158,7 +158,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, st
 
 @pytest.mark.long
 @pytest.mark.parametrize(("words", "line"), MISTAKES, ids=[" ".join(words) for words, _ in MISTAKES])
-def test_a_mistake_in_a_path_a_name_or_a_device_is_one_line_without_torch(
+def test_a_wrong_path_name_or_device_is_one_line_without_torch(
     words: list[str], line: str, answers: dict[str, tuple[int, str, str]]
 ) -> None:
     code, out, err = answers[" ".join(words)]

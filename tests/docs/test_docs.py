@@ -460,7 +460,7 @@ def test_every_recipe_has_a_row_on_its_page() -> None:
     assert sorted(rows) == group_choices()["recipe"]
 
 
-def test_every_preset_and_every_function_of_a_table_has_a_row_on_the_algorithms_page() -> None:
+def test_every_preset_and_algorithm_function_has_a_row_on_its_page() -> None:
     page = TEXTS["docs/use/algorithms.md"]
     presets = re.findall(r"^\| `algorithm=(\w+)`", page, re.MULTILINE)
     assert sorted(presets) == group_choices()["algorithm"]

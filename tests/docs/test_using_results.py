@@ -51,7 +51,7 @@ def test_the_command_of_the_page_trains_adapters_on_conversations(folder: Path) 
 
 
 @pytest.mark.long
-def test_the_adapters_are_merged_as_the_page_says_and_the_result_is_a_model_like_any_other(
+def test_adapters_merge_into_an_ordinary_model_as_the_page_says(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     adapter = folder / "first" / "checkpoints" / "step-000002" / "policy"

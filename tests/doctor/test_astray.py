@@ -125,7 +125,7 @@ def test_other_gaps_are_not_old_weights(values: list[float]) -> None:
     assert "D12" not in found(gaps(*values))
 
 
-def test_a_verdict_that_was_no_function_of_the_answer_is_named_when_no_twins_are_left() -> None:
+def test_a_noisy_verifier_is_named_after_its_twin_answers_are_gone() -> None:
     shares = [0.0, 0.34, 0.06, 0.12, *[0.0] * 26]
     rows = [{"step": step, "disagreement_fraction": share} for step, share in enumerate(shares, start=1)]
     assert found(log_of(rows, settings=FLOAT32))["D24"] is Level.SICK

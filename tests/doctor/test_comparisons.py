@@ -83,7 +83,7 @@ def test_a_loss_of_accuracy_begins_where_it_fell_not_at_a_lucky_best() -> None:
 
 
 @pytest.mark.parametrize("late", [lambda _: 0.2, lambda step: 0.003 + 0.002 * (step - 100)])
-def test_a_gap_that_opens_in_the_middle_of_a_run_is_not_laid_to_weights_that_never_arrived(
+def test_a_mismatch_that_starts_midway_is_not_blamed_on_old_weights(
     late: Callable[[int], float],
 ) -> None:
     gaps = [0.003 + 0.0001 * (step * 7 % 5) if step <= 100 else late(step) for step in range(1, 201)]

@@ -392,7 +392,7 @@ def test_a_column_is_found_for_what_it_is_by_its_numbers(
         assert said in found[name].evidence.seen
 
 
-def test_an_accuracy_that_may_keep_up_with_the_reward_on_few_prompts_is_no_hacking() -> None:
+def test_an_uncertain_accuracy_on_few_prompts_is_no_hacking() -> None:
     rows = rows_of({"sampled_reward_mean": [0.25 + 0.001 * step + 0.001 * (step % 3) for step in range(60)]})
 
     def found(num_prompts: int, *accuracies: float) -> list[str]:
@@ -416,7 +416,7 @@ def distances(reward: float, gain: float, **numbers: float) -> RunLog:
     return log_of(rows, looks)
 
 
-def test_rewards_below_0_that_differ_are_not_too_hard_and_no_hacking_is_shown_by_an_accuracy_of_0() -> None:
+def test_negative_rewards_are_not_too_hard_and_accuracy_0_shows_no_hacking() -> None:
     found = {finding.rule.id: finding for finding in diagnose(distances(-5.0, 3.0))}
     assert list(found) == ["D16"]
     assert found["D16"].level is Level.WATCH
@@ -424,7 +424,7 @@ def test_rewards_below_0_that_differ_are_not_too_hard_and_no_hacking_is_shown_by
     assert "D2" in names(distances(0.0, 0.0, zero_std_fraction=1.0))
 
 
-def test_a_reward_that_is_always_won_teaches_nothing_also_where_held_out_prompts_are_not_solved() -> None:
+def test_an_always_won_reward_teaches_nothing_even_with_unsolved_held_out_prompts() -> None:
     always = {"sampled_reward_mean": 1.0, "zero_std_fraction": 1.0, "all_correct_fraction": 1.0}
     rows = [{"step": step, **always, "all_wrong_fraction": 0.0} for step in range(1, 61)]
     low, high = ([{"step": step, "accuracy": value} for step in (0, 60)] for value in (0.3, 0.97))
@@ -437,7 +437,7 @@ def test_a_reward_that_is_always_won_teaches_nothing_also_where_held_out_prompts
     assert easy.evidence.since == 31
 
 
-def test_a_kl_that_grows_from_the_first_step_on_is_found_though_it_never_leaps() -> None:
+def test_a_steadily_growing_kl_is_found() -> None:
     columns = {"reward_mean": [0.3 + 0.02 * (step % 3) for step in range(60)]}
     drifting = rows_of(columns | {"kl": [0.1 * step for step in range(60)]})
     assert "D9" in names(drifting)

@@ -190,7 +190,7 @@ def test_more_passes_than_gaps_fill_one_token_each() -> None:
     assert sorted(fill.passes) == [0, 1]
 
 
-def test_log_probs_in_one_step_are_those_of_the_first_pass_and_the_rollout_reads_only_that() -> None:
+def test_one_step_likelihood_reads_the_first_pass_alone() -> None:
     policy = make_masked_policy("bert")
     sampling = Sampling(num_passes=3, likelihood="one_step")
     found = sampled(FillEngine(policy, 64), INPUTS, sampling)

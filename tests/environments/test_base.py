@@ -111,7 +111,7 @@ def test_a_plain_method_does_where_an_async_one_is_due(environment: Any) -> None
         assert said == Observation(({"role": "user", "content": "sure?"},))
 
 
-def test_an_environment_with_a_plain_method_keeps_its_type_in_a_mixture_and_in_another_trainer_too() -> None:
+def test_an_adapted_environment_keeps_its_type_in_mixtures_and_other_trainers() -> None:
     environment = PlainHeir()
     assert adapt(environment) is environment
     mixed = Mixture({"one": environment}, {})
@@ -214,7 +214,7 @@ class Logging(TwoMethods):
         return self.found
 
 
-def test_what_an_environment_logs_is_numbers_and_what_it_did_not_measure_is_left_out() -> None:
+def test_an_environment_logs_numbers_and_omits_unmeasured_ones() -> None:
     assert metrics_of(adapt(Logging({"won": True, "length": 3, "unseen": None}))) == {"won": 1.0, "length": 3.0}
     with pytest.raises(ValueError, match=r"Logging.metrics must return numbers by name, got best='a long one'"):
         metrics_of(adapt(Logging({"best": "a long one"})))

@@ -88,7 +88,7 @@ IFEVAL = {"prompt": "No commas.", "instruction_id_list": ["punctuation:no_comma"
         (IfevalConfig(), IFEVAL, {"kwargs": []}, "a prompt needs at least one instruction, and kwargs for each"),
     ],
 )
-def test_a_row_that_an_environment_cannot_take_is_named_by_file_and_line_or_left_out(
+def test_a_bad_row_is_named_by_file_and_line_or_skipped(
     settings: Any, row: dict[str, Any], broken: dict[str, Any], problem: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "rows.jsonl"
@@ -177,7 +177,7 @@ def test_equal_questions_with_other_answers_at_their_end_stay_in_one_split(tmp_p
     assert [len(environment.prompts(split)) for split in ("train", "test")] == [8, 2]
 
 
-def test_a_prefill_stays_where_it_is_and_a_setting_that_no_row_needs_is_refused(tmp_path: Path) -> None:
+def test_a_prefill_stays_in_place_and_an_unneeded_row_setting_is_refused(tmp_path: Path) -> None:
     begun = [{"prompt": [*CHAT, {**ANSWER, "content": f"<think>{n}"}]} for n in range(4)]
     assert {prompt.text[-1]["role"] for prompt in prompts_of(begun, tmp_path, prefill=True)} == {"assistant"}  # type: ignore[index]
     plain = [{"prompt": f"{n} + 1?"} for n in range(4)]

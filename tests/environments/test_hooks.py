@@ -81,7 +81,7 @@ def test_what_a_part_returns_that_is_no_number_is_named_by_it() -> None:
         metrics_of(Mixture({"one": Words()}, {}))
 
 
-def test_what_covey_itself_asserts_keeps_its_traceback_and_what_a_user_asserts_is_one_line() -> None:
+def test_coveys_assertions_keep_their_traceback_and_a_users_is_one_line() -> None:
     own: dict[str, Any] = {}
     exec(compile("def fail(*given):\n    assert False, 'covey is wrong'", base.__file__, "exec"), own)
     environment = Raising("gold", ValueError())

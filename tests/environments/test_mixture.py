@@ -126,7 +126,7 @@ ABOUT_A_PROMPT: dict[str, tuple[Any, ...]] = {
 
 
 @pytest.mark.parametrize("method", ABOUT_A_PROMPT)
-def test_what_is_asked_about_a_prompt_is_answered_by_its_part_as_it_made_it(method: str) -> None:
+def test_a_mixture_passes_each_prompt_to_the_part_that_made_it(method: str) -> None:
     def answer(self: Everything, prompt: Prompt, *given: Any) -> list[Any]:
         return [prompt.id, prompt.environment, *given]
 

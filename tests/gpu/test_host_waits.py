@@ -101,7 +101,7 @@ def test_a_micro_batch_waits_ten_times_at_most_and_is_made_without_a_wait(packin
 
 
 @pytest.mark.long
-def test_a_step_in_half_precision_asks_for_no_attention_of_a_shape_to_plan_for() -> None:
+def test_a_half_precision_step_plans_no_attention_shape() -> None:
     with PretendGpu() as gpu:
         policy = policy_of(**MODELS["bfloat16"])
         trainer = make_trainer(policy, AlgorithmConfig(loss="clip"))

@@ -197,7 +197,7 @@ def start_demo(folder: Path, *words: str) -> Process:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_the_demo_killed_ten_times_at_random_ends_with_byte_equal_weights_and_equal_metrics(tmp_path: Path) -> None:
+def test_the_demo_killed_ten_times_ends_with_equal_weights_and_metrics(tmp_path: Path) -> None:
     generator = random.Random(10)
     finish_well(start_demo(tmp_path, *DEMO, "hydra.run.dir=whole"))
     run = tmp_path / "killed"

@@ -201,9 +201,7 @@ def test_two_processes_stopped_by_a_signal_resume_to_the_same_bits(
 
 
 @pytest.mark.slow
-def test_when_one_rank_is_killed_the_other_stops_at_once_and_the_run_resumes_to_the_same_bits(
-    folder: Path, unbroken: str
-) -> None:
+def test_a_killed_rank_stops_the_other_and_the_run_resumes_exactly(folder: Path, unbroken: str) -> None:
     """By hand, without a launcher that would end the other: what a cluster's job steps look like."""
     words = (*SETTINGS, "output.save_every=1", "hydra.run.dir=killed")
     both = [

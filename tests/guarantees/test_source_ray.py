@@ -359,7 +359,7 @@ class Told(Scripted):
 
 
 @pytest.mark.parametrize("bound", [0, 2])
-def test_a_resumed_run_tells_rewards_the_step_and_the_epoch_that_the_whole_one_told(
+def test_a_resumed_run_gives_rewards_the_same_step_and_epoch(
     bound: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of 6 prompts 3 are trained in a step, and more are drawn already."""

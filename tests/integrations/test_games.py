@@ -89,7 +89,7 @@ def test_attempts_of_a_prompt_begin_alike_and_each_in_an_object_of_its_own() -> 
     assert [(game.seeds, game.closed) for game in made] == [([7], 1), ([7], 1)]
 
 
-def test_what_a_step_earns_is_its_turns_and_what_the_last_one_earns_is_the_verdict() -> None:
+def test_a_steps_reward_is_its_turns_and_the_last_is_the_verdict() -> None:
     number = random.Random(7).randrange(10)
     first, *said = played(steps(), [str((number + 1) % 10), str(number)])[0]
     assert first.messages == "guess"

@@ -62,7 +62,7 @@ def test_the_environment_plays_and_its_own_reward_is_the_reward() -> None:
         environment.close()
 
 
-def test_what_its_system_broke_is_a_failure_and_what_the_policy_did_is_a_reward() -> None:
+def test_a_system_error_is_a_failure_a_policy_error_a_reward() -> None:
     environment = opened(options={"how": "broken"})
     try:
         (failure,) = played(environment, 2).failures

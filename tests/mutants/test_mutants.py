@@ -39,7 +39,7 @@ def test_what_is_named_to_find_an_edit_runs_in_make_test() -> None:
     assert named & long == set()
 
 
-def test_mutants_are_many_and_each_has_a_name_of_its_own_tests_and_a_reason() -> None:
+def test_each_mutant_has_a_unique_name_tests_and_a_reason() -> None:
     assert len(MUTANTS) >= 60
     assert [name for name, count in Counter(m.name for m in MUTANTS).items() if count > 1] == []
     assert all(mutant.tests and mutant.reason for mutant in MUTANTS)

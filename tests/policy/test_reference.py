@@ -104,7 +104,7 @@ def _fail_inside(reference: Reference) -> None:
 
 
 @pytest.mark.parametrize("refreshed", [False, True])
-def test_the_reference_of_adapters_trained_before_is_the_policy_of_that_moment_not_the_base_model(
+def test_the_reference_of_pretrained_adapters_is_their_policy_not_the_base(
     refreshed: bool,
 ) -> None:
     policy = trained(adapted())

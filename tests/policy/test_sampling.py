@@ -92,7 +92,7 @@ def test_top_p_keeps_the_smallest_set_that_reaches_the_mass() -> None:
     assert kept(top_p=0.99) == [0, 1, 2, 3, 4]
 
 
-def test_top_p_keeps_at_least_one_token_and_no_more_of_equal_ones_than_needed() -> None:
+def test_top_p_keeps_one_token_at_least_and_no_surplus_ties() -> None:
     assert kept(top_p=1e-9) == [1]
     mask = kept_mask(torch.zeros(1, 8), top_p=0.5)
     assert mask is not None

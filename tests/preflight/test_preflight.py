@@ -86,7 +86,7 @@ def test_tolerances_and_the_number_of_prompts_are_settings(build: Build) -> None
     assert max(rollout.num_loss_tokens for group in short.groups for rollout in group.rollouts) == 3
 
 
-def test_it_looks_at_the_first_prompts_of_the_run_and_at_what_they_will_be_answered(build: Build) -> None:
+def test_preflight_checks_the_groups_of_the_first_step(build: Build) -> None:
     subject = build(preflight__num_prompts=2, groups_per_step=2)
     looked_at = [(group.prompt.id, group.rollouts[0].target_ids) for group in subject.groups]
     trained = [(group.prompt.id, group.rollouts[0].target_ids) for group in subject.run.source.take(2)]
@@ -97,7 +97,7 @@ def test_it_looks_at_the_first_prompts_of_the_run_and_at_what_they_will_be_answe
 
 
 @pytest.mark.long
-def test_an_engine_whose_log_probs_are_off_by_a_hundredth_is_refused_with_the_figure(
+def test_an_engine_off_by_a_hundredth_of_a_nat_is_refused_with_the_figure(
     build: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_engine(monkeypatch, spoil=lambda c: replace(c, logprobs=tuple(p + 0.01 for p in c.logprobs)))

@@ -243,7 +243,7 @@ CUT_OFF = {
 
 @pytest.mark.parametrize("preflight", ["true", "false"])
 @pytest.mark.parametrize("source", CUT_OFF)
-def test_a_loss_cut_off_from_the_policy_is_one_line_with_and_without_the_preflight(
+def test_a_custom_loss_without_gradient_is_one_line_with_or_without_preflight(
     source: str, preflight: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write(folder, f"def f(inputs):\n    return {CUT_OFF[source]}")

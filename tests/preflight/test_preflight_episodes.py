@@ -103,9 +103,7 @@ class Broken(Guess):
 
 
 @pytest.mark.parametrize(("where", "method"), [("opened", "episode"), ("closed", "close")])
-def test_an_episode_that_cannot_be_opened_or_closed_is_a_check_that_fails_with_its_reason(
-    build: Build, where: str, method: str
-) -> None:
+def test_an_episode_that_cannot_open_or_close_fails_its_check(build: Build, where: str, method: str) -> None:
     environment = Broken(GuessConfig())
     environment.where = where
     subject = build(environment, **TURNS)

@@ -116,7 +116,7 @@ def test_a_prompt_longer_than_small_micro_batches_does_not_make_them_one(
 
 
 @pytest.mark.long
-def test_a_single_micro_batch_is_not_read_off_passes_that_take_less_than_their_gradients(
+def test_memory_of_one_micro_batch_is_not_read_off_passes_below_their_gradients(
     build: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(passes.WORK, "cpu", 1e8)  # a slow machine: 64 tokens at least

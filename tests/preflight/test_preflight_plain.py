@@ -142,7 +142,7 @@ class Coarse:
         (1e-5, math.nan, True),
     ],
 )
-def test_log_probs_may_be_off_as_transformers_itself_is_and_never_by_what_a_defect_makes(
+def test_log_probs_may_differ_by_rounding_but_not_by_a_defect(
     error: float, gap: float, is_wrong: bool, build: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = rounded_and_exact((subject := build(**SHARP)).run.policy)[0]

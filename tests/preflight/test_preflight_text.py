@@ -150,7 +150,7 @@ LOST = "its tokenizer has no token for these letters, so it is trained without s
         (normalizers.Replace("+", "<|unknown|>"), "1 + 2", "1 <|unknown|> 2", LOST),
     ],
 )
-def test_a_tokenizer_that_does_not_give_the_text_back_is_told_in_one_line_and_passes(
+def test_a_lossy_tokenizer_passes_with_one_line(
     normalizer: Any, written: str, read: str, said: str, is_chat: bool, build: Build, caplog: pytest.LogCaptureFixture
 ) -> None:
     text = ({"role": "user", "content": written},) if is_chat else written
@@ -227,7 +227,7 @@ def test_a_stop_without_a_stop_token_is_refused(build: Build, monkeypatch: pytes
 # ------------------------------------------------------------------------------------------------ lengths
 
 
-def test_a_prompt_that_leaves_no_room_for_a_completion_is_named_wherever_it_is_in_the_data(build: Build) -> None:
+def test_any_prompt_without_room_for_a_completion_is_named(build: Build) -> None:
     texts = [*["short:"] * 30, "x" * 4000, *["short:"] * 30]
     environment = Scripted({"train": texts, "test": ["t"]}, lambda prompt, text: 0.0)
     subject = build(environment, sampling__max_tokens=100, shuffle=False)

@@ -64,7 +64,7 @@ def test_groups_without_signal_have_wilsons_interval_over_the_groups_of_the_step
     assert moving_shares([0.5, None, 1.0], [2, 2, 4], 3)[1] == share_band(5, 6)
 
 
-def test_a_long_run_has_a_band_for_each_point_that_is_drawn_and_not_for_each_step() -> None:
+def test_a_long_run_has_one_band_for_each_drawn_point() -> None:
     found = moving_bands([float(place) for place in range(1200)], 3)
     assert [band.value for band in found[:5]] == [1.0, 1.0, 3.0, 3.0, 5.0]
     assert found[2][1:] == (2.0, 4.0)  # 2, 3 and 4: a standard deviation of 1
@@ -89,7 +89,7 @@ def test_hundreds_of_metrics_share_the_points_that_a_page_has_room_for(monkeypat
         (3, 2, "mean of 5 steps", (0.1, 0.1)),
     ],
 )
-def test_a_reward_has_the_interval_of_its_prompts_only_where_all_of_these_are_known(
+def test_a_reward_interval_over_prompts_needs_all_of_them(
     sampled: int, known: int, about: str, band: tuple[float, float]
 ) -> None:
     """Three prompts of 0.5, 1 and 0.75 on average, whose interval is cut at 1; steps are all alike."""
@@ -107,7 +107,7 @@ def test_an_accuracy_has_the_interval_of_the_prompts_that_were_looked_at_last() 
     assert (curve["low"][0], curve["high"][0]) == pytest.approx(share_band(4, 8)[1:], abs=1e-4)
 
 
-def test_where_rewards_do_not_say_what_is_right_the_mean_reward_of_evaluations_is_drawn() -> None:
+def test_without_a_right_answer_the_evaluations_mean_reward_is_drawn() -> None:
     looks = [{"step": step, "kind": "evaluate", "reward_mean": reward} for step, reward in ((0, 2.5), (30, 7.5))]
     names = [str(place) for place in range(40)]
     verdicts = [
@@ -147,7 +147,7 @@ def test_the_axis_of_steps_covers_the_whole_run(looks: tuple[int, ...], span: tu
     assert span_of(run_of(looks, entropy=lambda step: 0.5)) == span
 
 
-def test_a_run_without_a_step_has_the_axis_of_the_steps_it_was_to_have() -> None:
+def test_a_run_without_steps_has_the_axis_of_its_planned_steps() -> None:
     before = RunFiles(Path("run"), {"num_steps": 60}, looks=[{"step": 0, "accuracy": 0.5}])
     assert span_of(before) == (0, 60)
     assert span_of(RunFiles(Path("run"))) == (0, 1)

@@ -81,7 +81,7 @@ def test_a_critical_trl_log_is_named(tmp_path: Path, numbers: dict[str, float], 
 
 
 @pytest.mark.parametrize(("silent", "expected"), [(0.2, ["D15"]), (0.0, [])])
-def test_a_share_of_batches_without_signal_in_a_log_of_trl_says_nothing_of_its_groups(
+def test_trls_share_of_batches_without_signal_is_not_one_of_groups(
     tmp_path: Path, silent: float, expected: list[str]
 ) -> None:
     """With scale_rewards="batch" TRL logs 0 unless all rewards of a batch are equal."""
@@ -102,7 +102,7 @@ def test_verl_logs_how_far_probabilities_are_apart_and_not_their_logarithms(tmp_
     assert grown.endswith("grew from 0.0147 in probability (steps 3 to 12) to 0.0387 in probability (steps 51 to 60)")
 
 
-def test_short_answers_are_no_collapse_in_a_log_that_does_not_say_how_rewards_of_a_group_differ(tmp_path: Path) -> None:
+def test_short_answers_are_no_collapse_without_rewards_within_groups(tmp_path: Path) -> None:
     def numbers(step: int) -> dict[str, float]:  # TRL's deviation is that of the whole batch
         return {} if step <= 20 else {"completions/mean_length": 12.0, "reward_std": 0.04}
 
@@ -148,7 +148,7 @@ def test_json_lines_and_console_of_verl_say_the_same(tmp_path: Path) -> None:
         assert [one.rule.id for one in health_of(read_for_doctor(place)).findings][:1] == ["D5"]
 
 
-def test_held_out_accuracies_of_several_data_sets_of_verl_are_averaged_and_their_reward_is_its_own(
+def test_verls_accuracies_of_several_data_sets_are_averaged_apart_from_rewards(
     tmp_path: Path,
 ) -> None:
     held_out = {"val-core/a/acc/mean@1": 0.5, "val-core/b/acc/mean@1": 1.0}

@@ -106,7 +106,7 @@ def test_of_evaluations_between_the_first_and_the_newest_a_mark_a_prompt_is_kept
     assert len({id(row["prompts"]) for row in kept}) == len({id(row["ids"]) for row in kept}) == 1
 
 
-def test_a_loss_on_fewer_prompts_than_were_asked_for_is_as_unsure_as_these_are(tmp_path: Path) -> None:
+def test_a_loss_of_accuracy_on_few_prompts_is_uncertain(tmp_path: Path) -> None:
     said: list[str] = []
     doctor = Doctor(Config(), said.append)
     doctor.on_start(run_of_100([f"held-out/{place}" for place in range(10)]), tmp_path)

@@ -69,7 +69,7 @@ def test_runs_are_compared_prompt_by_prompt_and_by_the_settings_that_differ() ->
     assert gain["lines"][0] == "other against one, 100 prompts, a run each: other seeds may differ by more"
 
 
-def test_runs_that_differ_only_in_the_seed_are_one_group_whose_interval_has_what_seeds_do() -> None:
+def test_runs_of_several_seeds_are_one_group_with_the_spread_of_seeds() -> None:
     first = [run(right, seed=seed) for seed, right in enumerate((40, 50, 60))]
     second = [run(right, seed=seed, lr=1e-3) for seed, right in enumerate((50, 62, 70))]
     found = comparison([*first, *second], list("abcdef"))

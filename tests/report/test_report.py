@@ -74,7 +74,7 @@ def test_every_training_ends_with_a_report_of_one_file(finished: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_report_is_left_out_where_the_setting_says_so_and_never_fails_a_run(tmp_path: Path, finished: Path) -> None:
+def test_a_report_can_be_turned_off_and_never_fails_a_run(tmp_path: Path, finished: Path) -> None:
     folder = tmp_path / "run"
     shutil.copytree(finished, folder)
     (folder / "report.html").unlink()
@@ -254,7 +254,7 @@ def test_ratios_of_tokens_are_shown_where_one_has_moved(ratios: list[float | Non
     assert _rollout({"tokens": {"ratio": ratios, "kl": None}}).get("ratio") == shown
 
 
-def test_histograms_of_a_long_run_are_those_of_80_steps_the_first_and_the_last_among_them() -> None:
+def test_a_long_run_has_histograms_of_80_steps_with_first_and_last() -> None:
     updates = [{"step": step, "histograms": {"reward": {"counts": [step]}}} for step in range(1, 202)]
     found = _histograms(updates)["reward"]
     assert (len(found), found[0], found[-1]) == (80, {"step": 1, "counts": [1]}, {"step": 201, "counts": [201]})
@@ -334,7 +334,7 @@ def test_numbers_that_no_axis_has_are_gaps_in_a_curve() -> None:
     assert curve["raw"] == [0.5, None, None, 0.25, 0.75]
 
 
-def test_the_text_for_terminals_has_the_verdict_a_curve_a_line_and_groups_as_squares(
+def test_the_text_report_has_verdict_curves_and_groups_as_squares(
     finished: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["report", str(finished), "--text"]) == 0
@@ -424,7 +424,7 @@ def test_answers_that_trl_and_verl_keep_are_read_with_their_rewards(tmp_path: Pa
         assert make_report([tmp_path / name], tmp_path / f"{name}.html").is_file()
 
 
-def test_a_record_of_verifiers_has_its_rewards_by_their_weights_and_the_answer_that_was_sampled(tmp_path: Path) -> None:
+def test_a_verifiers_record_has_weighted_rewards_and_the_sampled_answer(tmp_path: Path) -> None:
     nodes = [
         {"message": {"role": "user", "content": "6 * 7?"}},
         {"message": {"role": "assistant", "content": "42"}, "sampled": True},

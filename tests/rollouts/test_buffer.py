@@ -207,7 +207,7 @@ def test_a_stale_finished_group_is_resampled_after_a_resume() -> None:
     assert [ticket.number for ticket in buffer.waiting] == [1]
 
 
-def test_a_group_is_as_old_as_its_oldest_token_and_never_newer_than_its_step() -> None:
+def test_a_groups_age_is_of_its_oldest_token() -> None:
     buffer, (ticket,) = GroupBuffer(Bound(1, 1), step=5), tickets(1)
     buffer.check_age(group(ticket, 4))
     mixed = Group(ticket.prompt, (*group(ticket, 3).rollouts, *group(ticket, 5).rollouts), ())

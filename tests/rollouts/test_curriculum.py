@@ -178,7 +178,7 @@ def test_prompts_inside_the_window_are_preferred_and_rest_equally_long() -> None
     assert rounds[0] == rounds[1] == rounds[2]
 
 
-def test_new_prompts_come_before_those_that_still_rest_and_then_the_one_whose_rest_is_over_first() -> None:
+def test_new_prompts_come_before_resting_ones_which_return_in_order() -> None:
     stream = near(6, Window(0.3, 0.5, explore=0.0), shuffle=False)
     rates = {"sums/0": 0.4, "sums/1": 0.8, "sums/2": 1.0, "sums/3": 0.0, "sums/4": 0.1, "sums/5": 0.9}
     stream.learn(told(stream.draw(4), lambda prompt: rates[prompt.id]))

@@ -46,7 +46,7 @@ def test_parts_of_a_mixture_are_typed_by_the_environment_they_are() -> None:
     )
 
 
-def test_a_part_reads_rows_of_its_own_or_those_of_the_run_if_it_needs_some() -> None:
+def test_a_mixture_part_reads_its_own_rows_or_the_runs() -> None:
     parts = "{one: {name: gsm8k}, two: {name: gsm8k, scheme: trl}, arithmetic: {}, countdown: {}}"
     config = composed(
         "environment=mixture", f"environment.parts={parts}", "environment.data.one.path=a.jsonl", "data.path=b.jsonl"

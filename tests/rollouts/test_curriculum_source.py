@@ -155,7 +155,7 @@ class Ranks:
 
 @pytest.mark.parametrize("make", [window, levels])
 @pytest.mark.parametrize("shares", [(2, 2), (3, 1), (4, 0)])
-def test_two_ranks_draw_disjoint_shares_of_what_one_would_draw_and_agree_on_what_they_learn(
+def test_two_ranks_share_one_curriculums_draws_and_its_state(
     stack: ExitStack, monkeypatch: pytest.MonkeyPatch, make: Any, shares: tuple[int, int]
 ) -> None:
     ranks, sources = Ranks(), [source_of(stack, make) for _ in range(2)]

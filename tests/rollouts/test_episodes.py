@@ -250,7 +250,7 @@ def test_the_last_turn_that_the_limit_leaves_is_said_to_be_the_last() -> None:
 
 
 @pytest.mark.parametrize("wrong", [math.nan, math.inf, "1"])
-def test_a_turns_reward_that_is_no_finite_number_is_a_failure_of_its_attempt_alone(wrong: Any) -> None:
+def test_a_nonfinite_turn_reward_fails_its_attempt_alone(wrong: Any) -> None:
     environment = Talks(lambda number: Scripted(lambda _: Observation("", reward=wrong) if number else going_on(_)))
     group = played(environment)
     assert len(group.rollouts) == 1
@@ -357,7 +357,7 @@ def test_an_episode_that_cannot_be_made_is_a_failure_of_its_attempt_alone(num_br
         ("x", "talks.episode returned a str where an Episode or None is due"),
     ],
 )
-def test_what_is_no_episode_is_a_failure_of_its_attempt_and_the_others_are_played(made: Any, reason: str) -> None:
+def test_a_wrong_episode_object_fails_its_attempt_alone(made: Any, reason: str) -> None:
     class Some(Talks):
         def episode(self, prompt: Prompt, seed: int) -> Episode:
             self.seeds.append(seed)
@@ -488,7 +488,7 @@ def test_what_an_environment_says_first_makes_no_mark(prompt: Prompt, is_message
     assert "half ?" in text(read("half \ud800"))
 
 
-def test_a_message_that_an_episode_says_again_in_other_words_is_kept_as_it_was_said() -> None:
+def test_a_repeated_message_is_kept_as_first_said() -> None:
     told = {"role": "user", "content": ""}
 
     def says(answer: Answer) -> Observation:

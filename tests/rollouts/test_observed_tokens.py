@@ -49,7 +49,7 @@ AFTER_NO = {
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_stop_token_that_was_sampled_is_there_once_and_a_cut_turn_is_closed(family: str) -> None:
+def test_a_sampled_stop_token_is_not_doubled_and_a_cut_turn_is_closed(family: str) -> None:
     close, following = AFTER_NO[family]
     assert between(FAMILIES[family](), NO) == following
     assert between(FAMILIES[family](), NO, stop=False) == close + following

@@ -120,7 +120,7 @@ def test_unfinished_groups_are_sampled_by_the_resumed_runs_settings() -> None:
     assert [ticket.group_size for ticket in together.pending] == [4, 4]  # both of the first step
 
 
-def test_with_the_same_settings_what_is_finished_stays_and_sizes_are_those_of_the_admission() -> None:
+def test_a_resume_keeps_finished_groups_and_admitted_group_sizes() -> None:
     again = reloaded(Sampling(seed=1), 8, later_sizes=[GroupSizeStep(5, 2)])
     assert [ticket.group_size for ticket in again.pending] == [2, 2]
     assert list(again.finished) == [0]
@@ -149,7 +149,7 @@ MIXED = (Span(3, 0, 1), Span(4, 1, 2))
     ],
     ids=["one version", "one each", "several in one"],
 )
-def test_a_row_of_the_schedule_has_the_seed_the_size_and_the_version_of_every_token(
+def test_a_schedule_row_has_seed_size_and_token_versions(
     rollouts: list[Rollout], versions: list[Any], spans: list[Any]
 ) -> None:
     prompt = Prompt("p", "e", "", {})
@@ -163,9 +163,7 @@ def test_a_row_of_the_schedule_has_the_seed_the_size_and_the_version_of_every_to
 
 
 @pytest.mark.parametrize(("logprob", "kind"), [(-0.5, "f"), (-0.1, "d")])
-def test_log_probs_of_a_schedule_are_kept_to_the_last_bit_and_given_to_tokens_that_were_chosen(
-    logprob: float, kind: str
-) -> None:
+def test_a_schedule_keeps_log_probs_of_chosen_tokens_bit_for_bit(logprob: float, kind: str) -> None:
     prompt = Prompt("p", "e", "", {})
     ticket = Ticket(0, prompt, Sampling(), group_size=2, least_version=0)
     then = Group(prompt, (sampled(0, logprob), sampled(0, -1.0, logprob)), ())
@@ -178,7 +176,7 @@ def test_log_probs_of_a_schedule_are_kept_to_the_last_bit_and_given_to_tokens_th
     assert with_logprobs(shorter, past_group(row)) == shorter
 
 
-def test_a_buffer_with_a_prompt_that_the_run_has_not_is_refused_by_its_name() -> None:
+def test_a_saved_buffer_with_an_unknown_prompt_is_refused_by_name() -> None:
     buffer = GroupBuffer(Bound(1, 0))
     buffer.admit(Prompt("p", "e", "", {}), Sampling(), 1)
     other = source(Prompt("q", "e", "", {}), Sampling(), 1)

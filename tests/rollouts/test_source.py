@@ -184,9 +184,7 @@ def test_an_evaluation_is_in_the_order_of_its_prompts_and_always_the_same(stack:
     assert written(source.run(tests, 4, Sampling(max_tokens=3, seed=6))) != written(first)
 
 
-def test_what_a_step_takes_besides_the_engine_is_scoring_and_restarts_of_the_engine_are_logged(
-    stack: ExitStack, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_scoring_time_and_engine_restarts_are_logged(stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
     source = fake_source(stack, varied)
     clock = iter([10.0, 17.0])
     stats = iter([EngineStats(seconds=100.0, restarts=1), EngineStats(seconds=4.0, restarts=2)])
@@ -197,7 +195,7 @@ def test_what_a_step_takes_besides_the_engine_is_scoring_and_restarts_of_the_eng
     assert [source.take_metrics() for _ in range(2)] == [{"engine/restarts": 3.0}, {}]
 
 
-def test_the_engine_leaves_its_device_once_a_step_is_sampled_and_once_an_evaluation_is(stack: ExitStack) -> None:
+def test_the_engine_frees_its_device_after_sampling_and_after_evaluation(stack: ExitStack) -> None:
     source, rests = fake_source(stack, varied), list[int]()
     engine: Any = source.sampler.engine
     engine.rest = lambda: rests.append(len(engine.calls))
@@ -317,7 +315,7 @@ def test_ranks_share_the_stream_without_gap_or_overlap(stack: ExitStack, monkeyp
     assert sorted(taken) == [f"train-{index}" for index in range(NUM_PROMPTS)]
 
 
-def test_ranks_share_an_evaluation_and_each_gets_all_groups_in_the_order_of_the_prompts(tmp_path: Path) -> None:
+def test_ranks_share_an_evaluation_and_each_gets_all_groups_in_order(tmp_path: Path) -> None:
     def work() -> list[str]:
         with ExitStack() as stack:
             return [group.prompt.id for group in fake_source(stack, varied).run(prompts(5), 2, Sampling())]

@@ -188,7 +188,7 @@ def test_a_stop_token_that_the_template_writes_too_is_there_once() -> None:
     )
 
 
-def test_a_rollout_of_two_turns_is_of_the_older_version_and_ends_as_the_last() -> None:
+def test_a_two_turn_rollout_has_the_older_version_and_last_finish_reason() -> None:
     first = Completion((8, 9), (-0.1, -0.2), "stop", policy_version=3)
     second = Completion((7,), (-0.3,), "length", policy_version=4)
     branch = [
@@ -336,7 +336,7 @@ WRITTEN = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
 
 
 @pytest.mark.parametrize("said", [{}, {"content": None}, {"content": ""}], ids=["absent", "null", "empty"])
-def test_a_call_of_tools_needs_no_content_in_a_prompt_and_in_a_conversation_that_is_rewritten(
+def test_a_tool_call_message_needs_no_content(
     said: dict[str, Any],
 ) -> None:
     past: tuple[Message, ...] = (

@@ -174,7 +174,7 @@ def test_the_report_describes_the_policys_cold_start(tmp_path: Path) -> None:
     assert report == {"num_steps": 12, "accuracy": start.accuracy}
 
 
-def test_the_warmed_policy_is_loaded_by_its_path_and_is_another_one_than_at_the_start(tmp_path: Path) -> None:
+def test_the_cold_started_policy_loads_by_path_and_differs_from_the_start(tmp_path: Path) -> None:
     config = config_for(tmp_path)
     start, _ = warmed(config)
     loaded = load_policy(replace(config.model, name=str(start.path)), seed=0)
@@ -251,7 +251,7 @@ def adapted_config(tmp_path: Path, **changes: Any) -> Config:
 
 
 @pytest.mark.long
-def test_a_run_of_adapters_is_warmed_up_by_its_adapters_and_its_base_stays_as_it_was(tmp_path: Path) -> None:
+def test_a_lora_run_cold_starts_its_adapters_and_leaves_the_base(tmp_path: Path) -> None:
     config = adapted_config(tmp_path, cold_start__num_steps=60, model__lora_rank=8)
     start, said = warmed(config)
     assert float(said[-1].split()[4]) < 0.85 * float(said[1].split()[4])
@@ -266,7 +266,7 @@ def test_a_run_of_adapters_is_warmed_up_by_its_adapters_and_its_base_stays_as_it
 
 
 @pytest.mark.long
-def test_all_weights_are_warmed_up_where_the_run_asks_for_it_or_has_none_saved(tmp_path: Path) -> None:
+def test_a_cold_start_trains_all_weights_on_request_or_from_scratch(tmp_path: Path) -> None:
     whole, _ = warmed(adapted_config(tmp_path, cold_start__all_weights=True))
     embedded, _ = warmed(config_for(tmp_path, model__lora_rank=2))
     adapters, _ = warmed(adapted_config(tmp_path))
@@ -434,7 +434,7 @@ def test_an_environment_without_demonstrations_is_one_line(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(("count", "held_back"), [(35, 35), (36, 18), (256, 18)])
-def test_half_is_held_back_where_no_more_is_demonstrated_than_is_to_be_looked_at(count: int, held_back: int) -> None:
+def test_half_of_few_demonstrations_is_held_out(count: int, held_back: int) -> None:
     demonstrations = [(Prompt(str(number), "arithmetic", "", {}), "") for number in range(36)]
     validated_on, trained_on = cold_start._hold_back(demonstrations, count, 0)
     assert (len(validated_on), len(trained_on)) == (held_back, 36 - held_back)

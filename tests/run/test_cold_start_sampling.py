@@ -31,7 +31,7 @@ class Tooled(Scripted):
 
 
 @pytest.mark.long
-def test_other_tools_make_another_policy_and_their_calls_are_read_as_its_model_writes_them(tmp_path: Path) -> None:
+def test_other_tools_make_another_cold_start_with_the_models_call_format(tmp_path: Path) -> None:
     environment = Tooled(ALWAYS_SEVEN.texts, ALWAYS_SEVEN.verdict, ALWAYS_SEVEN.answer)
     first, _ = warmed(config_for(tmp_path), environment)
     second, _ = warmed(config_for(tmp_path), replace(environment, tools=("multiply",)))

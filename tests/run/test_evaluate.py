@@ -95,7 +95,7 @@ def test_students_quantiles_are_those_of_the_tables(freedom: int, quantile: floa
     assert student(0.99, 1e6) == pytest.approx(2.5758, rel=1e-4)
 
 
-def test_the_interval_of_a_mean_is_students_with_half_a_value_more_at_each_bound() -> None:
+def test_the_interval_of_a_mean_is_students_with_pseudo_values_at_the_bounds() -> None:
     # Centre (4 x 0.25 + 0.5) / 5 = 0.3; squares 4 x 0.05^2 + (0.3^2 + 0.7^2) / 2 = 0.3; t(4) = 2.7764.
     half = 2.7764 * math.sqrt(0.3) / 5
     found = mean_interval([0.25] * 4, 0.95, SHARE)
@@ -295,7 +295,7 @@ def test_a_greedy_completion_that_could_not_be_scored_is_not_correct() -> None:
     assert look(one_lost).correct_greedy == (1.0, 1.0, 1.0, 0.0)
 
 
-def test_what_the_judge_has_nothing_to_say_about_is_in_no_figure_and_parts_are_means_of_those_that_have_them() -> None:
+def test_unjudged_completions_are_in_no_mean_and_missing_parts_are_left_out() -> None:
     """Two environments: prompts 0 and 1 are right and wrong, nothing applies to 2, and the system lost 3."""
 
     @dataclass

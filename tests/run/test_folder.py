@@ -56,7 +56,7 @@ def test_what_is_in_a_folder_is_known_where_there_is_one(tmp_path: Path) -> None
     assert names_in(tmp_path / ("a" * 300)) is None
 
 
-def test_a_folder_the_user_named_is_kept_to_though_its_settings_are_a_link_to_nowhere(tmp_path: Path) -> None:
+def test_a_named_folder_is_kept_despite_a_dangling_settings_link(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.yaml").symlink_to(tmp_path / "gone")
     with pytest.raises(ValueError, match=r"already holds a run \(config\.yaml\)"):

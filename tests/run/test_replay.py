@@ -172,7 +172,7 @@ def test_a_reference_that_the_best_evaluations_took_is_taken_again(
     assert replayed(run, chosen, tmp_path / "scratch") == last_digest(run)
 
 
-def test_the_best_evaluations_are_those_of_the_metrics_and_one_without_a_verdict_is_none(tmp_path: Path) -> None:
+def test_the_best_evaluations_are_those_of_the_metrics_with_a_verdict(tmp_path: Path) -> None:
     looks = [(0, 0.2), (2, None), (4, 0.3), (6, 0.3), (8, 0.1), (10, 0.4)]
     lines = [{"step": step, "kind": "evaluate", "accuracy": accuracy} for step, accuracy in looks]
     lines.insert(1, {"step": 1, "kind": "train"})
@@ -244,7 +244,7 @@ def test_a_resumed_run_trains_every_group_that_was_in_the_buffer(tmp_path: Path)
 
 
 @pytest.mark.long
-def test_groups_of_samplers_are_refused_in_a_run_without_them_by_what_takes_them_up(tmp_path: Path) -> None:
+def test_groups_of_samplers_are_refused_in_a_run_without_samplers(tmp_path: Path) -> None:
     run = trained(tmp_path / "run", config(num_steps=2))
     named = ["num_steps", "source", "max_staleness", "devices", "algorithm"]
     alone = config(num_steps=4, source="local", max_staleness=0, devices__sampler=1, resume="run", resume_changes=named)

@@ -469,7 +469,7 @@ def test_links_inside_a_run_lead_nowhere_else(capsys: pytest.CaptureFixture[str]
 
 
 @pytest.mark.long
-def test_the_logs_that_wandb_links_to_leave_a_run_yours_and_its_other_links_do_not() -> None:
+def test_wandbs_own_log_links_are_trusted_and_other_links_are_not() -> None:
     run = own_run()
     logs = run / "wandb" / "offline-run-1" / "logs"
     logs.mkdir(parents=True)

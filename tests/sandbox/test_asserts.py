@@ -30,7 +30,7 @@ def test_a_check_runs_as_it_is_whether_or_not_it_is_called(sandbox: Sandbox) -> 
 
 
 @pytest.mark.long
-def test_asserts_fail_one_by_one_and_a_hang_or_a_crash_is_one_of_them(sandbox: Sandbox) -> None:
+def test_asserts_fail_one_by_one_by_hang_or_crash_too(sandbox: Sandbox) -> None:
     code = (
         HANGS
         + "import os\ng = f\ndef f(n):\n    if n == 9: os._exit(0)\n    if n == 8: raise KeyError(n)\n    return g(n)\n"
@@ -100,7 +100,7 @@ def test_a_tests_own_except_hides_neither_a_hang_nor_a_broken_channel(sandbox: S
     assert kinds(sandbox.run_blocking(code, [swallowing, swallowing], "f")) == ["channel", "channel"]
 
 
-def test_a_value_that_is_not_plain_serves_as_truth_and_for_what_no_plain_value_has(any_sandbox: Sandbox) -> None:
+def test_a_value_that_is_not_plain_data_serves_in_asserts(any_sandbox: Sandbox) -> None:
     code = "import re\ndef f(text): return re.match('a', text)"
     tests = [
         AssertTest(source)

@@ -25,7 +25,7 @@ def case(monkeypatch: pytest.MonkeyPatch) -> Iterator[ProgramCase]:
         yield ProgramCase(SimpleNamespace(), Link(ours), "", "f", limits, started=88.0)  # type: ignore[arg-type]
 
 
-def test_each_test_has_its_time_until_one_takes_too_long_and_the_others_share_what_is_left(case: ProgramCase) -> None:
+def test_after_a_timeout_the_other_tests_share_the_remaining_time(case: ProgramCase) -> None:
     assert (case.seconds_left(), case.expect(4)) == (8.0, 105.0)
     for verdict in (PASSED, failed_verdict("wrong", "f(0) should be 1, got 2")):
         case.add(verdict)
@@ -79,7 +79,7 @@ def test_what_is_no_answer_to_the_call_breaks_the_rules(frame: dict[str, Any]) -
         (["Mine", "KeyError", "OSError"], (KeyError, ProgramError)),
     ],
 )
-def test_an_error_of_the_program_is_the_built_in_one_of_its_name_or_its_own(
+def test_a_programs_error_is_matched_as_a_builtin_or_its_own(
     bases: list[str], kinds: tuple[type[Exception], ...]
 ) -> None:
     error = exception_of(bases[0], [], bases, ["a"], ("text", None))

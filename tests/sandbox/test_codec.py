@@ -195,9 +195,7 @@ def test_numbers_chosen_to_have_one_hash_are_refused_quickly() -> None:
 
 
 @pytest.mark.parametrize(("numbers", "length"), [(range(-3, 4), 4), (range(-20, 20), 3), ((-2, -1), 9)], ids=str)
-def test_points_of_a_grid_arrive_though_hashes_of_minus_one_and_minus_two_are_equal(
-    numbers: Iterable[int], length: int
-) -> None:
+def test_grid_points_arrive_despite_equal_hashes_of_minus_1_and_2(numbers: Iterable[int], length: int) -> None:
     points = set(product(numbers, repeat=length))
     assert sent(points) == points
     assert sent(dict.fromkeys(points, 1)) == dict.fromkeys(points, 1)

@@ -118,7 +118,7 @@ def test_a_program_that_cannot_be_sent_takes_no_slot_with_it(monkeypatch: pytest
 
 
 @pytest.mark.long
-def test_a_disk_without_room_for_the_files_of_a_program_is_a_failure_of_the_sandbox() -> None:
+def test_a_full_disk_for_a_programs_files_is_a_sandbox_failure() -> None:
     with opened("landlock") as sandbox:
         with pytest.raises(
             SandboxFailed, match=r"has no room for the 1152921504606846976 bytes of a program; make some"
@@ -258,7 +258,7 @@ def test_a_process_that_is_forked_off_cannot_use_or_close_what_it_inherits() -> 
         assert sandbox.run_blocking(HONEST, TESTS, "f").fraction == 1.0
 
 
-def test_a_checker_that_waits_for_a_processor_is_at_work_and_one_that_was_stopped_is_not() -> None:
+def test_a_checker_waiting_for_a_processor_counts_as_working_a_stopped_one_not() -> None:
     def spin(_channel: socket.socket) -> None:
         while True:
             pass

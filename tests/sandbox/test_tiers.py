@@ -79,7 +79,7 @@ def test_without_seccomp_nothing_runs() -> None:
 
 
 @pytest.mark.long
-def test_where_mounts_are_refused_inside_user_namespaces_as_by_apparmor_the_other_tier_is_chosen() -> None:
+def test_landlock_is_chosen_where_apparmor_refuses_mounts() -> None:
     assert said('forbid(errno.EACCES, "mount", "mount_setattr", "move_mount"); attempt("auto")') == "landlock 1.0"
 
 

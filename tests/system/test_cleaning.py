@@ -218,7 +218,7 @@ def test_a_console_shows_colours_of_its_own_and_control_characters_of_none(termi
     ("encoding", "shown"),
     [("ascii", "\\u65e5 [red]x[/red] :smile: #_-> \\xe9"), ("latin-1", "\\u65e5 [red]x[/red] :smile: #_-> é")],
 )
-def test_a_console_writes_out_what_its_encoding_has_not_and_takes_no_text_for_markup(encoding: str, shown: str) -> None:
+def test_a_console_escapes_unencodable_text_and_reads_no_markup(encoding: str, shown: str) -> None:
     stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
     CleanConsole(file=stream, width=200).print("日 [red]x[/red] :smile: █▁→ é", soft_wrap=True)
     stream.seek(0)

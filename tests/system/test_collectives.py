@@ -89,7 +89,7 @@ def test_the_largest_values_of_one_process_are_its_own() -> None:
     assert collectives.all_max({}) == {}
 
 
-def test_ranks_take_the_gpus_of_their_machine_in_turn_or_the_only_one_they_are_shown() -> None:
+def test_ranks_take_their_machines_gpus_in_turn_or_the_only_visible_one() -> None:
     assert [collectives.own_gpu("auto", rank, num_gpus=4) for rank in range(4)] == [0, 1, 2, 3]
     assert [collectives.own_gpu("cuda", rank, num_gpus=1) for rank in range(4)] == [0, 0, 0, 0]
     assert collectives.own_gpu("cuda:2", 0, num_gpus=4) == 2

@@ -49,7 +49,7 @@ def test_leftovers_of_the_family_are_removed_once_they_are_old(tmp_path: Path) -
     assert names(tmp_path) == ["one-x", "one.tmp-young", "two.tmp-old"]
 
 
-def test_leftovers_that_a_clock_set_back_makes_younger_than_now_are_removed_all_the_same(tmp_path: Path) -> None:
+def test_leftovers_from_the_future_are_removed_too(tmp_path: Path) -> None:
     (tmp_path / "one.tmp-left").mkdir()
     os.utime(tmp_path / "one.tmp-left", (time.time() + 3600,) * 2)
     with atomic_folder(tmp_path / "one"):
@@ -76,7 +76,7 @@ def test_numbers_that_json_cannot_hold_are_written_as_text(tmp_path: Path) -> No
     )
 
 
-def test_what_others_put_there_is_read_where_it_is_a_file_and_no_longer_than_allowed(tmp_path: Path) -> None:
+def test_foreign_files_are_read_only_if_regular_and_within_the_limit(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"abc")
     (tmp_path / "link").symlink_to("file")
     os.mkfifo(tmp_path / "pipe")

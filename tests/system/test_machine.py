@@ -23,7 +23,7 @@ def test_glibc_keeps_freed_memory() -> None:
     assert machine.keep_memory()
 
 
-def test_memory_of_a_gpu_grows_in_place_where_there_is_one_unless_the_user_has_said_otherwise(
+def test_gpu_memory_uses_expandable_segments_unless_the_user_configures_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(machine, "NVIDIA", str(tmp_path / "nvidiactl"))

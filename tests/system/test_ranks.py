@@ -95,7 +95,7 @@ for _ in range(2):
 """
 
 
-def test_a_rank_that_comes_early_to_the_second_group_of_a_program_waits_for_the_others() -> None:
+def test_an_early_rank_waits_at_a_programs_second_process_group() -> None:
     Path("twice.py").write_text(JOINS_TWICE)
     process = start(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "twice.py")
     output, _ = process.communicate(timeout=120)
@@ -313,7 +313,7 @@ def test_a_name_that_no_machine_can_have_is_refused_as_well() -> None:
 
 
 @pytest.mark.parametrize("kind", accelerate_launch.KINDS)
-def test_a_configuration_file_of_shards_is_refused_on_cpus_too_where_its_launcher_drops_them(
+def test_an_accelerate_shard_configuration_is_refused_on_cpus_too(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "accelerate.yaml"

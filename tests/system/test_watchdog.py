@@ -136,7 +136,7 @@ def test_what_a_wait_is_for_can_change(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_c_code_that_holds_the_interpreter_is_ended_and_its_stack_is_in_the_log(tmp_path: Path) -> None:
+def test_c_code_that_blocks_the_interpreter_is_ended_with_its_stack_logged(tmp_path: Path) -> None:
     status, said, _ = run(tmp_path, 'with waiting("a sum", "timeouts.saving"): sum(range(10**14))')
     assert status == -EXPIRED
     assert [what for _, what in waited(said)] == ["a sum (timeouts.saving=0.6)"]
@@ -262,9 +262,7 @@ class Listing(Watchdog):
         return True
 
 
-def test_a_wait_outlasts_those_inside_of_it_and_has_the_time_of_what_it_is_for_now(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_watchdog_is_told_each_nested_waits_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("covey.system.waits.watchdog.REPEAT_SECONDS", 60.0)
     with Listing({"timeouts.saving": 900.0}, tmp_path / "log") as watchdog:
         with watchdog.deadline("a disk", "timeouts.saving"):
@@ -314,7 +312,7 @@ def test_an_environment_that_judges_one_after_the_other_is_not_given_up() -> Non
 
 
 @pytest.mark.long
-def test_an_environment_that_was_given_up_on_one_prompt_gets_no_more_time_for_the_others() -> None:
+def test_after_one_scoring_timeout_the_environment_gets_no_more_time() -> None:
     async def judge(stages: Stages, delay: float) -> None:
         await asyncio.sleep(delay)
         async with stages.scoring("slow_judge"):

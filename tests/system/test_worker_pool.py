@@ -338,7 +338,7 @@ def test_what_a_function_leaves_in_a_session_of_its_own_ends_with_its_worker(
 
 
 @pytest.mark.long
-def test_a_worker_that_is_replaced_ends_what_it_left_and_the_other_one_keeps_what_it_has(functions: dict) -> None:
+def test_a_replaced_workers_leftovers_end_and_other_workers_keep_theirs(functions: dict) -> None:
     settings = WorkerSettings(num_workers=1, timeout=10.0, max_calls=1)
     first, second = (WorkerPool([functions["daemon"]], settings) for _ in range(2))
     long = WorkerPool([functions["daemon"]], WorkerSettings(num_workers=1, timeout=10.0))

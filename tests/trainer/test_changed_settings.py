@@ -74,7 +74,7 @@ def test_controlled_coefficients_resume_within_their_bounds() -> None:
     assert trainer.controller.coef == 0.08
 
 
-def test_a_precision_with_a_loss_scale_begins_with_its_own_where_the_checkpoint_has_none() -> None:
+def test_a_new_float16_run_starts_its_loss_scale_where_the_checkpoint_has_none() -> None:
     trainer = trainer_of()
     trainer._scaler = torch.amp.GradScaler("cpu", init_scale=8.0, enabled=True)
     trainer.load_state_dict(trainer_of().state_dict())

@@ -265,7 +265,7 @@ def test_what_is_frozen_before_the_first_update_carries_no_gradient() -> None:
     assert torch.equal(reference_L, prepared.old.logprob_L)
 
 
-def test_what_is_frozen_is_scored_without_dropout_though_an_update_left_the_policy_in_training() -> None:
+def test_frozen_log_probs_are_scored_without_dropout_after_an_update() -> None:
     policy = nano(lora_rank=2, lora_dropout=0.5)
     make_trainer(policy).step(byte_batch(), 0)  # else the adapters add nothing
     assert policy.model.training

@@ -38,7 +38,7 @@ def shared_out(groups: list[Group], count: int, seed: str) -> list[list[int]]:
 
 
 @pytest.mark.parametrize(("count", "sizes"), [(1, [11]), (2, [5, 6]), (4, [2, 3, 3, 3]), (11, [1] * 11)])
-def test_each_group_is_in_one_mini_batch_and_their_sizes_differ_by_one_at_most(count: int, sizes: list[int]) -> None:
+def test_mini_batches_partition_groups_evenly(count: int, sizes: list[int]) -> None:
     found = shared_out(eleven(), count, "0/mini-batches/0")
     assert sorted(place for members in found for place in members) == list(range(11))
     assert sorted(map(len, found)) == sizes
@@ -203,7 +203,7 @@ def trained(folder: Path, **changes: Any) -> tuple[list[dict[str, Any]], bytes]:
 
 
 @pytest.mark.long
-def test_a_run_takes_them_by_groups_or_rollouts_and_a_mini_batch_of_all_changes_nothing(
+def test_mini_batches_by_groups_or_rollouts_agree_and_one_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use(monkeypatch, scripted())
@@ -258,7 +258,7 @@ def test_groups_without_loss_tokens_give_no_count_to_divide_by_ahead_of_their_st
     assert trainer.ahead.totals.num_tokens == 43
 
 
-def test_groups_ahead_of_their_step_are_divided_by_the_counts_of_a_whole_step_like_them() -> None:
+def test_early_groups_are_divided_by_the_counts_of_a_whole_step() -> None:
     """Else gradients are larger by the number of groups that are still to come, which is much for float16."""
     groups = [replace(g, rollouts=rewarded(g)) for g in random_groups()]
     trainer = make_trainer(make_policy("gpt2"), AlgorithmConfig(), streaming=True, groups_per_step=24)

@@ -82,7 +82,7 @@ def test_weight_decay_shrinks_matrices_and_leaves_biases_and_norms(name: str) ->
     assert means == {"linear.weight": 0.95, "linear.bias": 1.0, "norm.weight": 1.0, "norm.bias": 1.0}
 
 
-def test_the_first_step_of_adamw_is_the_learning_rate_against_the_sign_of_the_gradient() -> None:
+def test_adamws_first_step_is_the_learning_rate_against_the_gradients_sign() -> None:
     model = Small()
     before = model.linear.weight.detach().clone()
     optimizer = build_optimizer(model, OptimizerConfig(lr=0.01))

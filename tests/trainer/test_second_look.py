@@ -46,7 +46,7 @@ def updated(policy: Policy, groups: Sequence[Group], sign: float = 1.0) -> Train
     return trainer
 
 
-def test_an_update_raises_the_best_answer_above_the_worst_and_one_of_the_wrong_sign_lowers_it() -> None:
+def test_an_update_widens_the_best_worst_gap_and_a_wrong_sign_narrows_it() -> None:
     policy = make_policy("qwen2", torch.float64)
     groups = judged(policy)
     right = second_look(groups, updated(copied(policy), groups), PACKING)
@@ -57,7 +57,7 @@ def test_an_update_raises_the_best_answer_above_the_worst_and_one_of_the_wrong_s
 
 
 @pytest.mark.parametrize("budget", [10_000, 12])
-def test_the_gain_is_that_of_log_probs_summed_over_the_best_and_the_worst_answer(budget: int) -> None:
+def test_the_gain_compares_summed_log_probs_of_best_and_worst_answer(budget: int) -> None:
     policy = make_policy("qwen2", torch.float64)
     groups = judged(policy)
     before = copied(policy)

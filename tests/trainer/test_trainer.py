@@ -214,7 +214,7 @@ def poisoned(name: str) -> Batch:
 
 
 @pytest.mark.parametrize("name", sorted(POISONED))
-def test_a_loss_that_is_not_finite_changes_nothing_is_counted_and_in_the_end_stops_the_run_naming_the_prompt(
+def test_nonfinite_losses_change_nothing_and_finally_stop_the_run_naming_the_prompt(
     name: str,
 ) -> None:
     policy = make_policy("qwen2")

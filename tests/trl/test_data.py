@@ -66,7 +66,7 @@ def test_a_script_with_a_stream_and_several_sets_to_evaluate_on_runs(tmp_path: P
     assert {"test_reward", "test_c_reward", "test_d_reward"} <= found.keys()
 
 
-def test_an_answer_at_the_end_of_a_prompt_is_refused_in_words_of_a_script(tmp_path: Path) -> None:
+def test_a_prompt_that_ends_with_an_answer_is_refused_in_script_terms(tmp_path: Path) -> None:
     asked = [{"role": "user", "content": "6 * 7?"}, {"role": "assistant", "content": "<think>\n"}]
     trainer = GRPOTrainer(saved_model(tmp_path / "policy", "llama"), length, config(tmp_path), [{"prompt": asked}] * 8)
     with pytest.raises(ValueError, match="has a prompt that ends with the assistant's message") as caught:

@@ -273,7 +273,7 @@ def test_values_without_a_counterpart_are_refused_in_one_line(given: dict[str, A
     assert message in str(refused.value)
 
 
-def test_a_row_of_the_log_has_means_over_its_steps_under_the_names_of_trl() -> None:
+def test_a_log_row_has_means_of_its_steps_under_trls_names() -> None:
     steps: list[dict[str, float | None]] = [
         {"loss": 1.0, "sampled_reward_mean": 0.5, "reward_mean": 9.0, "clip_low": 0.125, "clip_high": 0.25}
         | {"reward/exact": 0.0, "reward_std/exact": 0.5, "kl": None, "zero_std_fraction": 0.5, "seconds": 1.0},
@@ -303,9 +303,7 @@ def test_a_row_of_the_log_has_means_over_its_steps_under_the_names_of_trl() -> N
         ({"logging_steps": 1, "logging_strategy": "no"}, []),
     ],
 )
-def test_steps_are_logged_as_they_are_by_trl_and_what_is_left_at_the_end(
-    given: dict[str, Any], logged: list[int]
-) -> None:
+def test_steps_are_logged_at_trls_interval_and_at_the_end(given: dict[str, Any], logged: list[int]) -> None:
     """Five batches, of two optimiser steps each."""
     bridge = Bridge(GRPOConfig(**BASE | {"num_iterations": 2} | given), [], num_steps=10, is_evaluated=False)
     source = SimpleNamespace(epochs=lambda: 0.25)  # it alone knows what is taken, of what is drawn

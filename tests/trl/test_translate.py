@@ -481,7 +481,7 @@ def test_what_is_no_command_of_grpo_is_refused_in_one_line(
     assert capsys.readouterr().err == f"covey: {line}\n"
 
 
-def test_a_flag_of_trl_is_read_in_either_spelling_and_a_misspelt_one_is_named() -> None:
+def test_a_trl_flag_is_read_in_either_spelling_and_a_typo_named() -> None:
     typed = "trl grpo --learning-rate 2e-5 --output_dir out --bta 0.1 --push_to_hub --max_steps 3 --num-processes 1"
     found = translate(typed.split())
     assert found.words["optimizer.lr"] == "optimizer.lr=2e-05"
@@ -532,7 +532,7 @@ def test_a_python_script_is_said_not_to_be_read() -> None:
         assert [found for found in translate(words.split()).notes if found.startswith(note)] != []
 
 
-def test_a_file_that_a_command_of_trl_names_is_read_and_flags_go_before_it(tmp_path: Path) -> None:
+def test_a_trl_commands_file_is_read_and_flags_override_it(tmp_path: Path) -> None:
     file = tmp_path / "grpo.yaml"
     file.write_text("model_name_or_path: some/model\nlearning_rate: 1.0e-5\nbeta: 0.1\n")
     found = translate(["trl", "grpo", "--config", str(file), "--beta", "0.04"])

@@ -139,7 +139,7 @@ def start(folder: Path, name: str, *words: str) -> Process:
 # ------------------------------------------------------------------------------------------------------- equality
 
 
-def test_without_staleness_weights_are_byte_equal_to_those_of_a_local_run_and_metrics_equal(folder: Path) -> None:
+def test_without_staleness_a_ray_run_equals_a_local_one(folder: Path) -> None:
     finish_well(new_run(folder, "sums-local", settings=SUMS))
     finish_well(new_run(folder, "sums-ray", "source=ray", "devices.sampler=2", settings=SUMS))
     files = [folder / name / "checkpoints/step-000060/policy/model.safetensors" for name in ("sums-local", "sums-ray")]
@@ -201,9 +201,7 @@ def test_workers_of_a_sampler_that_is_killed_end_with_it(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("num_kills", [2, pytest.param(5, marks=pytest.mark.slow)])
-def test_the_whole_cluster_killed_at_random_moments_ends_in_one_line_each_and_is_resumed(
-    num_kills: int, folder: Path
-) -> None:
+def test_a_killed_cluster_ends_the_run_in_one_line_and_it_resumes(num_kills: int, folder: Path) -> None:
     rng = random.Random(num_kills)
     name = f"cluster{num_kills}"
     run = folder / name
@@ -227,7 +225,7 @@ def test_the_whole_cluster_killed_at_random_moments_ends_in_one_line_each_and_is
 @pytest.mark.parametrize(
     "daemon", ["gcs_server", "raylet", pytest.param("ray::RuntimeEnvAgent", marks=pytest.mark.slow)]
 )
-def test_a_daemon_of_ray_killed_alone_ends_the_run_in_one_line_and_it_is_resumed(daemon: str, folder: Path) -> None:
+def test_a_killed_ray_daemon_ends_the_run_in_one_line_and_it_resumes(daemon: str, folder: Path) -> None:
     process = start(folder, daemon, WITHOUT_END, "timeouts.samplers=4")
     assert wait_until(lambda: saved_step(folder / daemon) >= 10, process)
     daemons = {pid for pid in descendants(process.pid) if is_of_ray(pid)}
@@ -242,7 +240,7 @@ def test_a_daemon_of_ray_killed_alone_ends_the_run_in_one_line_and_it_is_resumed
     check_run(folder, daemon, stop(folder / daemon, resume(folder, daemon, environment=SLOWLY)))
 
 
-def test_an_update_that_takes_longer_than_ray_waits_ends_in_one_line_where_the_cluster_is_lost(folder: Path) -> None:
+def test_a_long_update_ends_in_one_line_where_the_cluster_is_lost(folder: Path) -> None:
     """Ray ends a process without a word that has not reached its GCS for a minute."""
     process = start(folder, "long", "num_steps=60", "timeouts.samplers=4", "updates_per_batch=1000000")
     assert wait_until(lambda: steps_taken(folder / "long") == 1, process)
@@ -266,7 +264,7 @@ def test_small_weights_travel_inside_of_calls_in_a_cluster_that_is_started_here(
         disconnect(is_own)
 
 
-def test_ranks_that_sample_themselves_save_their_last_step_where_a_daemon_of_ray_is_killed(folder: Path) -> None:
+def test_sampling_ranks_save_their_last_step_when_a_ray_daemon_dies(folder: Path) -> None:
     """They need the cluster no more, and Ray would end them for its loss all the same."""
     run = folder / "alone"
     words = ("source=ray", "devices.sampler=0", "devices.trainer=2", WITHOUT_END, "output.save_every=0")
@@ -296,9 +294,7 @@ def program_of(pid: int) -> str:
 
 
 @pytest.mark.parametrize("num_kills", [3, pytest.param(10, marks=pytest.mark.slow)])
-def test_a_trainer_rank_killed_at_random_moments_ends_its_run_in_one_line_and_it_is_resumed(
-    num_kills: int, folder: Path
-) -> None:
+def test_a_killed_trainer_rank_ends_the_run_in_one_line_and_it_resumes(num_kills: int, folder: Path) -> None:
     rng = random.Random(num_kills)
     name = f"ranks{num_kills}"
     run = folder / name

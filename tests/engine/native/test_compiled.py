@@ -100,7 +100,7 @@ def test_the_numbers_are_those_of_torch_and_the_cache_is_written_alike(shape: tu
 
 @HALF
 @pytest.mark.parametrize("shape", SHAPES)
-def test_from_a_cache_in_half_precision_the_numbers_are_those_of_the_rounded_keys_and_values(
+def test_a_half_precision_cache_computes_with_its_rounded_keys_and_values(
     shape: tuple[int, ...],
 ) -> None:
     exact, compiled = random_step(shape, torch.float64), random_step(shape, torch.bfloat16)
@@ -146,7 +146,7 @@ def test_what_is_no_number_stays_in_its_row() -> None:
     assert not is_nan[[0, 1, 3, 4, 5, 6]].any()
 
 
-def test_tiny_numbers_of_the_process_are_not_rounded_to_zero_once_the_library_is_loaded() -> None:
+def test_loading_the_kernels_does_not_flush_denormals_to_zero() -> None:
     random_step((7, 3, 4, 4, 32, None), torch.float32).attend(CompiledDecodeLayout)
     assert float(torch.tensor(1e-40) * 1.0) > 0.0
 

@@ -164,7 +164,7 @@ ADAPTED: list[Callable[[str], Policy]] = [
 
 @NEEDS_HALF
 @pytest.mark.parametrize("make", ADAPTED)
-def test_adapters_over_half_precision_are_computed_beside_and_no_further_from_float32_than_autocast_is(
+def test_half_precision_adapters_are_as_exact_as_autocast(
     make: Callable[[str], Policy],
 ) -> None:
     exact, half = make("float32"), make("bfloat16")

@@ -122,7 +122,7 @@ def test_stop_strings_end_a_row_between_two_looks_too() -> None:
     assert any(length % graph.LOOK_EVERY for length in lengths)
 
 
-def test_a_captured_step_does_the_same_and_is_thrown_away_with_the_memory_it_writes(
+def test_a_captured_step_equals_an_uncaptured_one_and_dies_with_its_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A graph knows addresses alone: here it refuses to run where the block has been replaced since."""
@@ -163,7 +163,7 @@ def test_a_captured_step_does_the_same_and_is_thrown_away_with_the_memory_it_wri
     [(False, False, 40), (True, False, 32), (False, True, 32)],
     ids=["flash", "all slots are read", "sessions rest beside"],
 )
-def test_rows_are_as_long_at_once_as_they_may_become_where_idle_slots_cost_nothing(
+def test_rows_are_allocated_in_full_where_idle_slots_cost_nothing(
     reads_idle: bool, has_sessions: bool, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(graph, "SLOT_UNIT", 16)
@@ -181,7 +181,7 @@ def test_rows_are_as_long_at_once_as_they_may_become_where_idle_slots_cost_nothi
     assert runner._length(engine._scheduler) == expected
 
 
-def test_where_a_step_cannot_be_captured_it_is_launched_as_it_is_and_that_is_said_once(
+def test_a_step_that_cannot_be_captured_runs_uncaptured_with_one_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def capture(step: Callable[[], None], pool: object) -> tuple[Callable[[], None], object]:

@@ -184,7 +184,7 @@ def test_a_small_cache_gives_the_same_turns_and_says_what_it_encoded_again(
     assert_empty(engine)
 
 
-def test_a_session_that_can_never_fit_another_turn_is_told_and_stays_as_it_was() -> None:
+def test_a_session_without_room_for_another_turn_is_refused_unchanged() -> None:
     policy = tiny_policy("llama")
     engine = NativeEngine(policy, bytes_of(policy, 40), 8)
 

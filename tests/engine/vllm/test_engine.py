@@ -68,7 +68,7 @@ def test_completions_carry_tokens_log_probs_and_the_version_of_the_weights(make:
 
 
 @pytest.mark.parametrize(("cached", "re_encoded"), [(None, 10), (0, 9), (8, 1), (9, 0), (16, 0)])
-def test_turns_are_prompts_and_what_its_prefix_cache_saved_is_not_counted_as_encoded_again(
+def test_turns_are_prompts_and_cached_tokens_are_not_re_encoded(
     make: Make, cached: int | None, re_encoded: int
 ) -> None:
     wire = FakeWire(cached_tokens=cached)
@@ -145,7 +145,7 @@ def test_rows_beyond_the_limit_wait_inside_vllm_and_are_not_counted(make: Make) 
     assert engine.take_stats().peak_rows == 16
 
 
-def test_a_part_of_a_group_has_its_own_seeds_and_an_answer_the_room_that_its_prompt_leaves(make: Make) -> None:
+def test_a_partial_group_has_its_own_seeds_and_room_after_the_prompt(make: Make) -> None:
     wire = FakeWire(length=9)
     engine = make(wire)
     for number, first in ((4, 0), (2, 2)):
@@ -425,7 +425,7 @@ def test_vllm_sleeps_while_the_trainer_works_and_wakes_around_the_push(make: Mak
     assert "wake weights" not in wire.calls
 
 
-def test_what_is_asked_of_a_sleeping_vllm_wakes_it_once_on_the_version_it_had(make: Make) -> None:
+def test_a_request_wakes_a_sleeping_vllm_once_on_its_version(make: Make) -> None:
     wire = FakeWire()
     engine = resting(make, wire, 2)
     engine.load_weights(4)

@@ -75,7 +75,7 @@ def test_who_waits_for_an_engine_that_is_closed_hears_of_it() -> None:
     assert {str(error) for error in found} == {"the engine was closed"}
 
 
-def test_work_for_a_thread_that_is_closed_is_refused_and_does_not_wait_for_ever() -> None:
+def test_work_for_a_closed_thread_is_refused_at_once() -> None:
     thread = LoopThread("closed")
     thread.close(5)
     with pytest.raises(RuntimeError, match="the thread is closed"):
@@ -165,7 +165,7 @@ def test_the_first_start_is_not_tried_twice(start: Start) -> None:
         start(FakeWire(fails_in="label 0"), FakeWire())
 
 
-def test_vllm_that_is_lost_when_it_is_to_rest_is_started_when_it_is_needed(start: Start) -> None:
+def test_a_vllm_lost_before_sleeping_is_restarted_when_needed(start: Start) -> None:
     engine = start(FakeWire(fails_in="sleep 2"), FakeWire())
     engine.rest()
     assert len(ask(engine)) == 3

@@ -143,7 +143,7 @@ def test_each_call_goes_to_its_route(fake: Fake, call: str, arguments: tuple[Any
     assert [found[:3] for found in fake.asked] == [asked]
 
 
-def test_an_error_and_a_server_that_is_gone_are_an_engine_lost_in_one_line(fake: Fake) -> None:
+def test_a_server_error_or_a_dead_server_is_a_lost_engine(fake: Fake) -> None:
     fake.fails.add("/resume")
     with pytest.raises(EngineLost, match=f"^the vLLM server at {fake.url} answered 500 to /resume: boom at line 3$"):
         ask(fake, "resume")
@@ -151,7 +151,7 @@ def test_an_error_and_a_server_that_is_gone_are_an_engine_lost_in_one_line(fake:
         ask(Fake("http://127.0.0.1:9"), "resume")
 
 
-def test_the_model_of_an_address_is_found_or_the_line_says_how_to_start_one(fake: Fake) -> None:
+def test_a_servers_model_is_found_or_one_line_says_how_to_start_one(fake: Fake) -> None:
     assert find_model(fake.url) == ServedModel("policy", 512)
     fake.answers["/v1/models"] = {"data": []}
     for url in (fake.url, "http://127.0.0.1:9", "nonsense"):

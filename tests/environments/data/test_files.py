@@ -121,7 +121,7 @@ def test_a_folder_may_hold_a_file_of_any_format_for_each_split(name: str, tmp_pa
 
 
 @pytest.mark.parametrize("name", ["rows.parquet", "rows.arrow"])
-def test_a_row_of_a_table_of_columns_is_named_by_its_place_in_the_file(
+def test_a_row_of_a_columnar_file_is_named_by_its_place(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tables, "BATCH_ROWS", 2)

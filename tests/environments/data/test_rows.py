@@ -127,7 +127,7 @@ def test_json_lines_may_be_called_json(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("shuffle_rows", [True, False])
 @pytest.mark.parametrize("has_test_split", [True, False])
-def test_at_most_max_rows_of_each_split_are_taken_at_random_or_from_the_start(
+def test_max_rows_takes_rows_at_random_or_from_the_start(
     shuffle_rows: bool, has_test_split: bool, tmp_path: Path
 ) -> None:
     write(tmp_path / "train.jsonl", rows(200))
@@ -241,7 +241,7 @@ def test_a_broken_line_is_named_or_skipped_and_counted(
         (['{"question": "a"}', '{"prompt": "b"}'], "data.prompt_column", "; data.bad_rows=skip leaves such rows out"),
     ],
 )
-def test_a_column_that_no_row_has_is_called_otherwise_and_one_that_some_lack_can_be_skipped(
+def test_a_missing_column_is_refused_with_a_hint_or_its_rows_skipped(
     lines: list[str], setting: str | None, end: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "data.jsonl"

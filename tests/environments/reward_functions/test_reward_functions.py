@@ -144,7 +144,7 @@ async def strict_later(completions: list[str], hint: list[str], **columns: Any) 
 
 
 @pytest.mark.parametrize("function", [strict, strict_later])
-def test_a_function_that_raises_over_a_row_without_its_column_does_not_apply_to_it(
+def test_a_reward_that_raises_for_a_missing_column_does_not_apply(
     function: Callable[..., Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     rows = {"train": [{"prompt": "a"}, {"prompt": "b", "hint": " 4 "}], "test": []}

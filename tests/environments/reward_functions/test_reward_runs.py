@@ -73,7 +73,7 @@ def write_rows(split: str, rows_: list[dict[str, Any]]) -> None:
     Path(f"some/{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows_))
 
 
-def test_rows_without_the_column_of_the_only_function_are_in_no_figure_and_end_no_run() -> None:
+def test_rows_without_the_rewards_column_are_unscored_and_end_no_run() -> None:
     """Both where they are trained on alone in a step, and where they are held out."""
     write_rows("train", [{"prompt": f"{n}: ", "answer": "x"} if n % 2 else {"prompt": f"{n}: "} for n in range(4)])
     write_rows("test", [{"prompt": "a: ", "answer": "y"}, {"prompt": "b: "}])

@@ -88,7 +88,7 @@ def test_verls_function_is_a_reward_as_it_stands(function: Any, in_process: bool
     assert values(function, "9", "8", row=row, in_process=in_process) == [[1.0, 0.0]]
 
 
-def test_its_other_arguments_are_arguments_of_the_entry_and_what_it_says_besides_is_logged() -> None:
+def test_verls_extra_arguments_are_the_entrys_and_extra_results_are_logged() -> None:
     entry = {"function": f"{__name__}:theirs", "args": {"scale": 0.5}}
     assert values(entry, "9") == [[0.5]]
     made = RewardFunctions({"train": [ROW], "test": []}, reward_functions([mapping]), RewardSettings(in_process=True))

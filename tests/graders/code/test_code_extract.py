@@ -92,7 +92,7 @@ def test_a_fence_may_close_at_the_end_of_the_last_line_of_code() -> None:
     assert extract_program(f"```python\n{F[:-1]}```\nBetter:\n{fence(G)}", "f") == G
 
 
-def test_marks_at_the_end_of_a_line_close_nothing_where_a_fence_of_its_own_does() -> None:
+def test_only_a_fence_on_its_own_line_closes_a_block() -> None:
     code = 'def f(n):\n    """Write code as ```\n    so.\n    """\n    return n\n'
     assert extract_program(f"{fence(code)}That is it.", "f") == code
     assert extract_program(f"````python\n{code}", "f") == code

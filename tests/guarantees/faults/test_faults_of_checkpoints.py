@@ -70,9 +70,7 @@ def save_killed_at(point: int, checkpoints: Path, policy: Policy) -> bool:
 
 
 @traced
-def test_a_kill_before_or_after_every_write_sync_and_rename_of_a_save_leaves_the_old_or_the_new(
-    tmp_path: Path, policy: Policy
-) -> None:
+def test_a_kill_at_any_write_of_a_save_leaves_a_whole_checkpoint(tmp_path: Path, policy: Policy) -> None:
     checkpoints = tmp_path / "checkpoints"
     save(checkpoints, 1, policy)
     num_killed = 0
@@ -85,9 +83,7 @@ def test_a_kill_before_or_after_every_write_sync_and_rename_of_a_save_leaves_the
 
 
 @pytest.mark.long
-def test_a_kill_at_every_sync_and_rename_that_python_sees_leaves_the_old_or_the_new(
-    tmp_path: Path, policy: Policy
-) -> None:
+def test_a_kill_at_any_sync_or_rename_leaves_a_whole_checkpoint(tmp_path: Path, policy: Policy) -> None:
     checkpoints = tmp_path / "checkpoints"
     save(checkpoints, 1, policy)
     num_killed = 0
@@ -199,9 +195,7 @@ class Platter:
 
 @pytest.mark.long
 @traced
-def test_a_power_cut_at_any_moment_of_a_save_leaves_the_old_or_the_new_checkpoint(
-    tmp_path: Path, policy: Policy
-) -> None:
+def test_a_power_cut_during_a_save_leaves_a_whole_checkpoint(tmp_path: Path, policy: Policy) -> None:
     run = tmp_path / "run"
     run.mkdir()
     save(run / "checkpoints", 1, policy)
@@ -276,7 +270,7 @@ def test_the_rows_before_a_checkpoint_are_synced_before_it_is(tmp_path: Path, mo
 
 
 @traced
-def test_the_settings_of_a_run_and_the_name_of_its_folder_are_synced_before_it_begins(tmp_path: Path) -> None:
+def test_a_runs_settings_and_folder_name_are_synced_before_it_begins(tmp_path: Path) -> None:
     folder = tmp_path / "outputs" / "date" / "time"
     synced = synced_by(lambda: create_run_folder(folder, "seed: 0", exact=True))
     written = [folder / "config.yaml", folder / "run.seal.partial"]

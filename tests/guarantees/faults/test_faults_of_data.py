@@ -117,7 +117,7 @@ def test_a_prompt_too_long_for_the_policy_is_refused_by_its_id(
 
 
 @pytest.mark.long
-def test_prompts_too_long_for_the_policy_are_skipped_named_and_counted_where_that_is_wanted(
+def test_too_long_prompts_are_skipped_named_and_counted_on_request(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "rows.jsonl").write_bytes(b"\n".join([*GOOD[:4], LONG, LONG.replace(b"long", b"LONG"), *GOOD[4:]]))

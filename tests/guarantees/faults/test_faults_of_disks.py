@@ -61,9 +61,7 @@ def checkpoint_size(reference: Path) -> int:
 
 
 @mounted
-def test_a_full_checkpoint_disk_stops_the_run_in_one_line_and_it_resumes_with_room(
-    reference: Path, checkpoint_size: int
-) -> None:
+def test_a_full_checkpoint_disk_stops_the_run_and_it_resumes_with_room(reference: Path, checkpoint_size: int) -> None:
     run = reference / "full-checkpoints"
     with small_disk(run / "checkpoints", checkpoint_size * 3 // 2) as make_room:
         status, output = finish(new_run(reference, run.name))
@@ -79,7 +77,7 @@ def test_a_full_checkpoint_disk_stops_the_run_in_one_line_and_it_resumes_with_ro
 
 @mounted
 @pytest.mark.slow
-def test_a_run_told_to_continue_over_a_full_disk_ends_and_names_what_is_missing(
+def test_a_run_told_to_continue_over_a_full_disk_names_missing_checkpoints(
     reference: Path, checkpoint_size: int
 ) -> None:
     run = reference / "full-on"
@@ -99,9 +97,7 @@ def test_a_run_told_to_continue_over_a_full_disk_ends_and_names_what_is_missing(
 @mounted
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["metrics.jsonl", "rollouts.jsonl", "evaluations.jsonl"])
-def test_a_full_disk_of_rows_stops_the_run_with_one_line_and_no_row_is_missing_afterwards(
-    reference: Path, name: str
-) -> None:
+def test_a_full_disk_stops_the_run_in_one_line_without_losing_rows(reference: Path, name: str) -> None:
     run = reference / f"full-{name}"
     disk = reference / f"disk-{name}"
     run.mkdir()
@@ -185,7 +181,7 @@ def with_room_for(num_bytes: int, action: Callable[[Callable[[], None]], None]) 
     assert os.waitpid(child, 0)[1] == 0
 
 
-def test_rows_that_the_disk_does_not_take_wait_in_memory_and_are_all_there_once_it_does(tmp_path: Path) -> None:
+def test_rows_wait_in_memory_while_the_disk_is_full(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
 
     def write(make_room: Callable[[], None]) -> None:
@@ -214,7 +210,7 @@ def test_rows_that_are_left_at_the_end_are_an_error(tmp_path: Path) -> None:
     with_room_for(20, write)
 
 
-def test_rows_of_a_file_that_was_deleted_are_an_error_and_not_written_into_nowhere(tmp_path: Path) -> None:
+def test_a_deleted_log_file_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "run" / "metrics.jsonl"
     lines = JsonlWriter(path)
     lines.write({"step": 0})
@@ -253,7 +249,7 @@ LIMIT = "{python} -c 'import resource as r, sys; r.prlimit(int(sys.argv[1]), r.R
 
 
 @pytest.mark.slow
-def test_checkpoints_that_find_no_room_any_more_stop_the_run_also_where_nothing_can_be_mounted(reference: Path) -> None:
+def test_checkpoints_without_room_stop_the_run_without_mounts(reference: Path) -> None:
     run = reference / "limited"
     status, output = struck(reference, run.name, LIMIT.format(python=sys.executable))
     assert status == 2
@@ -303,7 +299,7 @@ def test_a_run_told_to_continue_saves_again_once_checkpoints_are_writable(refere
 
 
 @pytest.mark.slow
-def test_a_run_folder_that_is_moved_away_stops_the_run_and_once_it_is_back_nothing_is_missing(reference: Path) -> None:
+def test_a_moved_run_folder_stops_the_run_and_nothing_is_lost(reference: Path) -> None:
     run = reference / "moved"
     status, output = struck(reference, run.name, "mv moved elsewhere")
     assert status == 2

@@ -143,7 +143,7 @@ OF_BOTH = pytest.mark.parametrize(
 
 @pytest.mark.long
 @OF_BOTH
-def test_a_bad_number_changes_nothing_at_its_step_and_the_run_after_it_is_that_of_a_step_without_signal(
+def test_a_bad_number_acts_like_a_step_without_signal(
     kind: str, policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     poisoned_run(tmp_path / "bad", monkeypatch, Poison(kind, [BAD_STEP]), policy)
@@ -173,7 +173,7 @@ def test_a_bad_number_changes_nothing_at_its_step_and_the_run_after_it_is_that_o
 
 @pytest.mark.long
 @OF_BOTH
-def test_bad_numbers_in_a_row_stop_the_run_naming_prompts_and_leave_the_weights_of_before(
+def test_repeated_bad_numbers_stop_the_run_with_the_last_good_weights(
     kind: str, policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     line = r"^loss or gradient was not finite 2 times in a row \(optimizer.max_nonfinite_steps\); prompts .*: train-\d"
@@ -197,7 +197,7 @@ class Sloppy:
         return EngineStats()
 
 
-def test_a_completion_sampled_from_bad_numbers_is_a_failure_and_the_others_count_as_if_it_were_absent() -> None:
+def test_a_completion_from_nonfinite_logits_is_a_failure_of_its_own() -> None:
     sampler = Sampler(Sloppy(), scripted(), TOKENIZER)
     found = asyncio.run(roll_out(sampler, Prompt("p", "scripted", "a:", {}), 3, Sampling()))
     assert len(found.rollouts) == 2
@@ -228,9 +228,7 @@ ABSOLUTE = {"none", "reinforce_plus_plus", "role_ema"}
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("advantage", list(ADVANTAGES))
 @pytest.mark.parametrize("name", list(EXTREME))
-def test_an_extreme_group_has_finite_advantages_which_are_0_where_there_is_nothing_to_compare(
-    name: str, advantage: str
-) -> None:
+def test_an_extreme_group_has_finite_advantages(name: str, advantage: str) -> None:
     options = {"k": 2} if advantage in ("passk", "pkpo") else {}
     assigner = credit_assigner(AlgorithmConfig(advantage=advantage, advantage_options=options), {"value": 1.0})
     (found,) = assigner.assign([EXTREME[name]], None).advantages

@@ -153,7 +153,7 @@ def test_another_seed_does_not_change_what_a_policy_built_from_nothing_began_wit
 
 
 @pytest.mark.slow
-def test_a_second_run_of_a_folder_is_refused_while_the_first_lives_and_free_when_it_is_killed(reference: Path) -> None:
+def test_a_folder_is_locked_while_its_run_lives(reference: Path) -> None:
     run = reference / "shared"
     process = new_run(reference, run.name, environment={"REWARD_SECONDS": 0.05})
     assert wait_until(lambda: saved_step(run) > 0, process)

@@ -143,7 +143,7 @@ def test_a_signal_before_the_first_step_says_that_nothing_is_saved(reference: Pa
 
 
 @pytest.mark.slow
-def test_a_signal_after_a_resume_but_before_a_new_step_keeps_the_checkpoint_there_was(reference: Path) -> None:
+def test_a_signal_before_a_resumed_runs_first_step_keeps_its_checkpoint(reference: Path) -> None:
     name = "twice"
     run = reference / name
     process = new_run(reference, name, *WORKERS, "output.save_every=0", environment=SLOWLY)
@@ -164,7 +164,7 @@ def test_a_signal_after_a_resume_but_before_a_new_step_keeps_the_checkpoint_ther
 
 @pytest.mark.long
 @pytest.mark.parametrize("num_looks", [2, 3], ids=["in mid-run", "at the end"])
-def test_an_evaluation_that_a_signal_cut_short_is_made_up_for_by_the_resumed_run(
+def test_an_interrupted_evaluation_is_made_by_the_resumed_run(
     num_looks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Looks before the first step, after the second of four, and at the end."""
@@ -229,7 +229,7 @@ with Stopper(shutdown_timeout=0.5).installed() as stopper:
 """
 
 
-def test_a_save_that_hangs_is_given_up_after_the_grace_period_and_says_where_it_stood() -> None:
+def test_a_hanging_save_is_given_up_after_the_grace_period_with_stacks() -> None:
     process = subprocess.Popen([sys.executable, "-c", STUCK], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stdout.readline() == "held\n"
@@ -262,7 +262,7 @@ def test_a_signal_that_comes_while_the_ranks_vote_is_heard_at_the_next_vote() ->
     assert stopped.value.status == 130
 
 
-def test_a_stop_asked_for_while_signals_are_held_sends_none_that_another_handler_would_take() -> None:
+def test_a_stop_while_signals_are_held_sends_none_to_other_handlers() -> None:
     """As Ray's, while it shuts down: the signal would end the process."""
     with Stopper().installed() as stopper:
         stopper.hold()

@@ -88,7 +88,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_run_beside_a_service_in_trouble_is_the_run_without_it_and_says_so_once(
+def test_a_failing_tracker_changes_nothing_and_is_warned_of_once(
     fault: str, undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     make, warning = FAULTS[fault]

@@ -121,7 +121,7 @@ def test_a_clock_that_jumps_by_hours_changes_no_duration_and_no_deadline(
 
 
 @pytest.mark.long
-def test_a_clock_that_jumps_by_hours_does_not_move_the_deadline_of_a_reward_worker(
+def test_a_clock_jump_does_not_move_a_reward_workers_deadline(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     jump(monkeypatch)

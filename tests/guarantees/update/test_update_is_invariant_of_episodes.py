@@ -76,7 +76,7 @@ def agrees(found: Distance, tolerance: float) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("place", PLACES, ids=lambda place: f"{place[0]}-{place[3]}")
 @pytest.mark.parametrize("algorithm", [EVERYTHING_ON, SEQUENCES], ids=["tokens", "sequences"])
-def test_an_episode_as_one_row_as_branches_and_as_a_tree_makes_the_same_update(
+def test_an_episode_as_row_branches_or_tree_makes_the_same_update(
     place: tuple[str, torch.dtype, float, int], algorithm: AlgorithmConfig
 ) -> None:
     case = case_of(algorithm, place)
@@ -121,7 +121,7 @@ def test_a_tree_of_any_shared_prefixes_makes_the_same_update(
 @pytest.mark.parametrize(
     "change", [lambda rollout: rollout, as_branches, rewritten], ids=["row", "branches", "rewritten"]
 )
-def test_log_probs_of_every_turn_are_those_of_a_plain_pass_over_what_was_read(change: object) -> None:
+def test_log_probs_of_every_turn_equal_a_plain_pass(change: object) -> None:
     policy, groups = policy_of("gpt2", torch.float64, 0), changed(episode_groups(), change)
     plain = plain_model(policy)
     expected = torch.cat([rollout_logprobs(plain, r, SAMPLING) for g in groups for r in g.rollouts]).detach()
@@ -151,7 +151,7 @@ def test_what_episodes_and_branches_share_is_read_once() -> None:
     assert sum(num_read(branched(case), How("shared"))) < sum(rows)
 
 
-def test_no_micro_batch_exceeds_the_budget_but_for_one_episode_alone_which_is_never_torn() -> None:
+def test_only_a_single_whole_episode_may_exceed_the_micro_batch_budget() -> None:
     case = branched(case_of())
     for budget in (1, 70, 120, 200):
         for packing in ("shared", "packed", "padded"):

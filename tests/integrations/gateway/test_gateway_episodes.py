@@ -80,7 +80,7 @@ def test_a_rewritten_history_begins_a_branch_and_every_token_is_learnt_once() ->
     assert "One." not in TOKENIZER.decode(list(read[2]))
 
 
-def test_calls_of_tools_go_out_as_the_api_writes_them_and_their_results_forge_no_role() -> None:
+def test_tool_calls_follow_the_api_and_results_forge_no_role() -> None:
     seen: list[dict[str, Any]] = []
 
     def with_tools(url: str, key: str, row: dict[str, Any]) -> float:
@@ -257,7 +257,7 @@ def test_a_setting_of_the_environment_overrides_what_a_call_asks_for() -> None:
     assert rollout.reward.value == 1.0
 
 
-def test_the_last_turn_is_answered_and_the_call_after_it_hears_that_the_episode_is_over() -> None:
+def test_a_call_after_the_last_turn_is_told_the_episode_is_over() -> None:
     heard: list[str] = []
 
     def eager(url: str, key: str, row: dict[str, Any]) -> None:

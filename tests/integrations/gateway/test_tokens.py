@@ -199,7 +199,7 @@ def test_a_session_is_named_by_a_header_as_by_the_url() -> None:
     assert heard[0][1]["choices"][0]["message"]["content"] == "Two"
 
 
-def test_tokens_come_by_the_header_too_and_a_url_with_a_key_is_not_overruled() -> None:
+def test_a_session_key_may_come_as_header_and_never_overrides_the_urls() -> None:
     def program(base_url: str, key: str, row: Any) -> float:
         status, found = by_header(base_url, "inference/v1/generate", key, {"token_ids": begin()})
         assert status == 200

@@ -290,7 +290,7 @@ def test_an_answer_is_bounded_in_bytes_and_as_a_whole_in_time(kind: str, monkeyp
     assert time.monotonic() - began < 15
 
 
-def test_a_session_that_is_refused_or_closed_by_another_thread_is_a_failure_of_the_server(
+def test_a_refused_or_closed_mcp_session_is_a_server_failure(
     session: McpSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session.tools()

@@ -45,7 +45,7 @@ def rolled_out(
     return asyncio.run(roll_out(sampler, prompt, num_samples, Sampling(max_tokens=200))), read
 
 
-def test_the_policy_reads_schemas_then_what_the_tool_says_and_learns_its_own_words_alone() -> None:
+def test_the_policy_reads_schemas_and_tool_results_and_learns_its_own_tokens() -> None:
     group, read = rolled_out(Sums(), call("multiply", a=6, b=7), "It is 42.")
     (rollout,) = group.rollouts
     assert '"multiply"' in TOKENIZER.decode(list(read[0]))

@@ -167,7 +167,7 @@ def test_plain_lora_in_memory_may_have_ranks_scales_and_layers_of_its_own(more: 
     torch.testing.assert_close(torch.tensor(sampled.logprobs), expected, rtol=0, atol=1e-5)
 
 
-def test_saved_adapters_of_a_policy_that_was_built_from_nothing_have_no_base_to_be_loaded_on(tmp_path: Path) -> None:
+def test_adapters_of_a_policy_from_scratch_have_no_base_model(tmp_path: Path) -> None:
     save_policy(nano(lora_rank=4), tmp_path)
     with pytest.raises(ValueError, match="holds adapters that do not name their base model"):
         load_policy(ModelConfig(name=str(tmp_path), lora_rank=4), seed=0)

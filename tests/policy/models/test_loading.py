@@ -158,7 +158,7 @@ def test_one_loss_scale_lives_through_the_run_and_falls_when_float16_overflows()
 
 
 @pytest.mark.long
-def test_a_loss_scale_that_searches_is_no_reason_to_stop_and_a_lasting_overflow_is() -> None:
+def test_a_searching_loss_scale_continues_and_a_lasting_overflow_stops() -> None:
     trainer = make_trainer(nano(precision="float16"), AlgorithmConfig(), OptimizerConfig(max_nonfinite_steps=2))
     hopeless = make(random_groups(vocabulary=250), "shared", 20, [[1e9 * a for a in row] for row in ADVANTAGES])
     for step in range(16):  # from 2^16 down to 1
@@ -376,7 +376,7 @@ def test_adapters_that_are_not_plain_lora_are_refused_in_one_line(change: dict[s
         load_policy(ModelConfig(name=str(tmp_path / "adapter"), lora_rank=2), seed=0)
 
 
-def test_float16_on_a_cpu_is_computed_in_a_precision_that_cpus_have_and_one_line_says_so(
+def test_float16_on_a_cpu_falls_back_with_one_line(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     saved_model(tmp_path, "llama")

@@ -44,9 +44,7 @@ DROPOUT = {
 
 
 @pytest.mark.parametrize("architecture", sorted(DROPOUT))
-def test_the_policy_that_is_trained_is_the_one_that_was_sampled_in_spite_of_dropout(
-    architecture: str, tmp_path: Path
-) -> None:
+def test_the_trained_policy_is_the_sampled_one_despite_dropout(architecture: str, tmp_path: Path) -> None:
     policy = load_policy(ModelConfig(name=saved_model(tmp_path, architecture, **DROPOUT[architecture])), seed=0)
     policy.model.train()
     in_training = probe_logits(policy)

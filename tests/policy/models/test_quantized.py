@@ -58,7 +58,7 @@ def in_full(policy: Policy, folder: Path) -> Policy:
     return plain
 
 
-def test_all_linear_layers_but_the_head_are_held_in_a_byte_and_not_far_from_what_they_were(tmp_path: Path) -> None:
+def test_all_linear_layers_but_the_head_are_8_bit_and_close(tmp_path: Path) -> None:
     policy = quantised(tmp_path)
     bytes_each = {name: weight for name, weight in policy.model.named_parameters() if weight.dtype == torch.int8}
     assert len(bytes_each) == 2 * 7

@@ -100,9 +100,7 @@ def test_a_reference_that_is_no_model_is_refused_under_its_own_setting(tmp_path:
 
 
 @pytest.mark.parametrize("settings", [{}, LORA], ids=["whole", "lora"])
-def test_a_model_in_memory_is_compared_with_as_it_is_and_stays_as_it_was(
-    tmp_path: Path, settings: dict[str, Any]
-) -> None:
+def test_a_reference_model_in_memory_is_used_unchanged(tmp_path: Path, settings: dict[str, Any]) -> None:
     policy, other = nano(**settings), nano(seed=7)
     mine = AutoModelForCausalLM.from_pretrained(saved(tmp_path / "other", other))
     found = reference_in_memory(mine, ModelConfig(**settings), policy)
@@ -166,7 +164,7 @@ def test_a_resumed_run_refuses_other_weights_in_the_folder_of_its_reference(
 
 
 @pytest.mark.long
-def test_a_reference_of_ones_own_is_counted_under_adapters_too_and_by_its_own_shape() -> None:
+def test_a_separate_reference_is_counted_by_its_own_shape_under_adapters_too() -> None:
     config = small_config(model__name="Qwen/Qwen2.5-0.5B", model__precision="bfloat16", model__lora_rank=16, **KL)
     assert "reference" not in plan(config, 1)
     config.algorithm.reference_model = "Qwen/Qwen2.5-1.5B"

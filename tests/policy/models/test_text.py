@@ -37,7 +37,7 @@ def with_words(**how: Any) -> Policy:
 
 
 @pytest.mark.parametrize("begins", [False, True])
-def test_the_text_of_a_tokenizer_of_words_is_the_sentence_begun_as_it_begins_texts(begins: bool) -> None:
+def test_a_word_tokenizers_probe_text_begins_as_it_begins_texts(begins: bool) -> None:
     policy = with_words(begins=begins, bos_token="<bos>")
     ids = ordinary_ids(policy, 32)
     assert len(ids) == 32

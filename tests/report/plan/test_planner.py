@@ -109,7 +109,7 @@ def test_an_unknown_model_is_refused_in_one_line() -> None:
         shape_for(ModelConfig(name="nobody/knows-this"))
 
 
-def test_memory_is_that_of_the_one_model_and_what_a_process_or_a_gpu_takes_besides(small: Shape) -> None:
+def test_planned_memory_is_the_memory_models_plus_process_or_gpu_overhead(small: Shape) -> None:
     load = replace(workload(config_of(), 1), cache_bytes=1 << 30)
     parts, own = memory_on(small, load, H100), memory_of(small, load)
     assert {name: parts[name] for name in own if name != "in_all"} == {n: v for n, v in own.items() if n != "in_all"}
@@ -146,7 +146,7 @@ def test_no_change_is_named_that_is_not_needed() -> None:
     assert "optimizer=adamw8bit" not in found
 
 
-def test_a_micro_batch_larger_than_a_step_is_not_named_and_what_fits_needs_no_change(small: Shape) -> None:
+def test_advice_names_no_micro_batch_above_a_step_and_nothing_if_it_fits(small: Shape) -> None:
     """One group of 8 answers of 128 tokens fills no micro-batch of 16384."""
     config = config_of(groups_per_step=1, group_size=8, sampling__max_tokens=128)
     assert changes(config, small, replace(H100, memory=15e9), 1) == ((), ())

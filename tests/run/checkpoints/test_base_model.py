@@ -54,7 +54,7 @@ def test_adapters_of_a_policy_built_from_nothing_are_loaded_by_covey_peft_and_tr
 
 
 @pytest.mark.long
-def test_the_base_model_is_found_where_the_run_folder_was_moved_to_and_named_from_there(tmp_path: Path) -> None:
+def test_the_base_model_is_found_after_the_run_folder_moved(tmp_path: Path) -> None:
     policy = trained(nano(lora_rank=4))
     saved(policy, tmp_path / "run")
     shutil.move(tmp_path / "run", tmp_path / "moved")

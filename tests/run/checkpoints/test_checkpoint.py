@@ -93,9 +93,7 @@ def test_the_tokenizer_comes_back_with_its_template(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("refreshed", [False, True])
-def test_a_lora_policy_is_saved_as_an_adapter_that_peft_loads_on_the_base_model(
-    refreshed: bool, tmp_path: Path
-) -> None:
+def test_a_lora_policy_is_saved_as_an_adapter_that_peft_loads(refreshed: bool, tmp_path: Path) -> None:
     save_policy(nano(), tmp_path / "base")
     policy = load_policy(ModelConfig(name=str(tmp_path / "base"), lora_rank=4), seed=0)
     make_reference(policy, refreshed=refreshed)

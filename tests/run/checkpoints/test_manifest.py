@@ -133,7 +133,7 @@ def test_a_malformed_manifest_among_good_ones_keeps_nothing_from_being_deleted(t
     assert complete_checkpoints(tmp_path) == [best, last]
 
 
-def test_of_equal_scores_that_of_the_newer_is_the_best_and_no_score_is_below_any(tmp_path: Path) -> None:
+def test_of_equal_scores_the_newer_checkpoint_is_best_no_score_is_lowest(tmp_path: Path) -> None:
     checkpoint(tmp_path, 1, {"score": -0.5})
     best, *_, last = [checkpoint(tmp_path, 2, {"score": -0.5}), *(checkpoint(tmp_path, step, {}) for step in (3, 4))]
     prune_checkpoints(tmp_path, Retention(keep_last=1, keep_best=True))

@@ -101,7 +101,7 @@ def test_the_head_takes_what_is_counted_for_it(precision: str, rank: int, monkey
     assert head_bytes(shape, load) == pytest.approx(live.peak, rel=0.1)
 
 
-def test_a_share_of_what_is_kept_lies_on_each_of_several_gpus_and_sampling_gathers_weights() -> None:
+def test_sharded_memory_is_split_over_gpus_and_sampling_gathers_weights() -> None:
     shape = known("Qwen2.5-7B")
     load = Workload("bfloat16", gradient_checkpointing=True, has_reference=True, num_rows=8, num_cached=8)
     whole, shared = memory_of(shape, load), memory_of(shape, replace(load, num_shards=8))

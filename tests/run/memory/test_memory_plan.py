@@ -261,7 +261,7 @@ def test_the_printed_configuration_ends_with_the_plan(monkeypatch: pytest.Monkey
     assert "#   in_all: " in shown.splitlines()[-1]
 
 
-def test_without_a_gpu_the_plan_is_of_the_process_and_its_cache_that_of_the_engine(
+def test_without_a_gpu_memory_is_the_process_and_the_engines_cache(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(machine, "NVIDIA", "/dev/none")

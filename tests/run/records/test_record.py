@@ -325,9 +325,7 @@ def test_an_interruption_of_the_cold_start_has_a_summary_too(tmp_path: Path, mon
     assert content["phases"]["cold_start"]["seconds"] > 0
 
 
-def test_before_is_the_first_look_and_after_the_last_and_neither_takes_a_step_any_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_before_and_after_are_the_first_and_last_evaluation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A look takes 1,000 s and a checkpoint 100 s. Of three checkpoints the first has no evaluation of its own."""
     passed = 0.0
 

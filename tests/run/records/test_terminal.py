@@ -94,7 +94,7 @@ def test_outside_a_terminal_nothing_is_silent_for_more_than_ten_seconds() -> Non
     ]
 
 
-def test_steps_of_a_known_pace_are_silent_for_as_long_as_two_of_them_take() -> None:
+def test_a_step_is_silent_for_twice_its_usual_time() -> None:
     console, clock = plain_console(), Clock()
     progress = paced(console, clock)
     wait_until(progress, clock, 20, "sampling", in_step=True)  # nobody knows the pace yet
@@ -117,7 +117,7 @@ def test_a_run_without_progress_says_nothing_of_its_waits() -> None:
     assert written(console) == ""
 
 
-def test_the_bar_of_the_panel_begins_with_the_steps_and_what_is_waited_for_stands_before() -> None:
+def test_the_progress_bar_starts_with_the_steps_after_the_waits() -> None:
     console = terminal()
     with make_progress(4, True, console) as progress:
         progress.waiting("waiting for the model to be loaded", in_step=False)
@@ -269,7 +269,7 @@ def test_the_curve_in_a_notebook_has_a_point_a_pixel_however_long_the_run() -> N
     assert 'points="2.0,58.0 358.0,2.0"' in curve([0.0, 1.0])
 
 
-def test_a_reward_that_is_no_number_is_left_out_of_the_curve_in_a_notebook() -> None:
+def test_a_notebooks_curve_omits_a_nan_reward() -> None:
     progress = NotebookProgress(3)
     for step, reward in enumerate((math.nan, 0.25, math.inf, 0.5), start=1):
         progress.update(step, {"sampled_reward_mean": reward})

@@ -190,7 +190,7 @@ def test_the_first_the_last_and_every_nth_step_are_traced() -> None:
     assert [step for step in range(1, 12) if is_traced(step, 11, 4)] == [1, 4, 8, 11]
 
 
-def test_a_character_of_several_tokens_stands_at_the_last_of_them_and_half_a_one_shows() -> None:
+def test_a_character_of_several_tokens_stands_at_its_last_token() -> None:
     ids = TOKENIZER("a\u3871b", add_special_tokens=False).input_ids
     assert len(ids) == 5
     assert Speller(TOKENIZER)(ids) == ["a", "", "", "\u3871", "b"]

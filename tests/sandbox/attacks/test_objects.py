@@ -151,7 +151,7 @@ def test_a_program_that_calls_a_tests_function_without_end_is_late(any_sandbox: 
     assert result.kind == "timeout"
 
 
-def test_a_name_that_the_program_lacks_fails_the_test_and_is_no_failure_of_the_sandbox(any_sandbox: Sandbox) -> None:
+def test_a_missing_name_fails_the_test_not_the_sandbox(any_sandbox: Sandbox) -> None:
     tests = [AssertTest("assert f(g(1)) == 1", names=("g",)), AssertTest("assert G().x == 1", classes=("G",))]
     report = any_sandbox.run_blocking("def f(n): return n", tests, "f")
     assert kinds(report) == ["load", "error"]

@@ -255,7 +255,7 @@ def copied(code: Code, prompt: Prompt, turns: int) -> float:
     return verdict.value
 
 
-def test_a_policy_that_copies_what_it_is_told_earns_what_it_earns_in_one_turn() -> None:
+def test_copying_the_feedback_earns_nothing_over_one_turn() -> None:
     problems = generate_problems("all", None, {"train": 20, "test": 1}, 0)
     one, four = (Code(problems, Here(), CodeConfig(max_turns=turns)) for turns in (1, 4))
     earned = [

@@ -118,7 +118,7 @@ def test_a_guess_that_leaves_at_most_half_earns_the_reward_of_its_turn() -> None
         ([""], "!", False, False),
     ],
 )
-def test_a_store_is_read_by_queries_and_the_answer_is_the_value_of_the_value(
+def test_a_lookup_needs_two_queries_the_value_of_the_value(
     moves: list[str], reply: str, is_done: bool, is_won: bool
 ) -> None:
     columns = {"key": "e", "store": {"e": "h", "h": "b", "b": "e"}}
@@ -152,7 +152,7 @@ def test_problems_that_are_held_out_are_in_no_training_set() -> None:
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_demonstrations_are_what_the_rules_would_have_answered_and_begin_and_end_with_the_policy(name: str) -> None:
+def test_demonstrations_follow_the_rules_and_begin_and_end_with_the_policy(name: str) -> None:
     game = SMALL[name](False)
     shown = game.demonstrations("train")
     assert shown == SMALL[name](False).demonstrations("train")

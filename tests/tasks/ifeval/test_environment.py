@@ -210,7 +210,7 @@ def test_answers_to_a_benchmark_are_judged_by_form_alone(tmp_path: Path) -> None
         assert reward.value == value
 
 
-def test_the_torchrl_scheme_asks_for_its_blocks_and_one_may_say_it_in_other_words() -> None:
+def test_the_torchrl_scheme_asks_for_its_blocks_in_configurable_words() -> None:
     assert "<answer></answer>" in built(scheme="torchrl").prompts("train")[0].text[0]["content"]
     own = built(scheme="torchrl", instruction="Mind the tags.").prompts("train")[0]
     assert own.text[0] == {"role": "system", "content": "Mind the tags."}

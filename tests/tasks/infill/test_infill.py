@@ -167,7 +167,7 @@ def test_a_character_of_several_bytes_is_masked_whole() -> None:
         assert masked.text in ("<mask><mask>€", "é<mask><mask><mask>")
 
 
-def test_a_text_is_cut_to_its_window_and_one_too_short_to_mask_is_left_out() -> None:
+def test_a_text_is_cut_to_its_window_and_too_short_ones_are_skipped() -> None:
     assert masker(window=5).cut("abcdefgh") == "abcde"
     assert masker(window=3).cut("aéé") == "aé"
     assert masker().mask("a", 0.5, "") is None

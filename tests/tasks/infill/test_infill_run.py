@@ -251,7 +251,7 @@ def test_a_judge_below_its_floor_is_refused(cache: Path) -> None:
         build_environment(infill_config(cache, {"judge_floor": 0.99}))
 
 
-def test_a_judge_or_reference_that_would_be_trained_and_rewards_that_never_vary_are_refused(cache: Path) -> None:
+def test_a_trainable_judge_or_reference_or_constant_rewards_are_refused(cache: Path) -> None:
     config = infill_config(cache)
     environment = build_environment(config)
     assert isinstance(environment, Infill)

@@ -87,7 +87,7 @@ def test_a_judge_that_cannot_decide_is_right_half_of_the_time() -> None:
     assert accuracy(judge, [("3", "1"), ("2", "2"), ("1", "2"), ("5", "5")]) == 0.5
 
 
-def test_a_judge_is_measured_on_held_out_texts_and_one_at_the_floor_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_judge_is_measured_on_held_out_texts_and_may_meet_the_floor(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[str, int, int]] = []
     monkeypatch.setattr(build_module, "Judge", lambda name, how: SimpleNamespace(name=name))
     monkeypatch.setattr(build_module, "accuracy", lambda judge, pairs: 0.75)

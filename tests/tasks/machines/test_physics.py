@@ -24,7 +24,7 @@ G = 9.81
 # ------------------------------------------------------------------------------------------------ machines that work
 
 
-def test_a_car_with_four_wheels_drives_more_than_30_m_in_5_s_and_straight() -> None:
+def test_a_four_wheeled_car_drives_straight_over_30_m_in_5_s() -> None:
     found = outcome(machine(CAR), "car")
     assert found.ending == "complete"
     assert 30.0 < found.forward < 40.0
@@ -86,7 +86,7 @@ def test_a_simulation_that_makes_energy_has_diverged() -> None:
         assert 0.0 < gained[-1] < 50.0
 
 
-def test_a_catapult_that_stands_is_paid_for_what_the_boulder_does_beyond_its_own_motion() -> None:
+def test_a_catapult_is_paid_for_the_boulders_motion_beyond_its_own() -> None:
     for tree, lowest in ((ROTOR_CATAPULT, 70.0), (BAND_CATAPULT, 50.0)):
         found = outcome(machine(tree), "catapult")
         assert found.flight is not None
@@ -223,7 +223,7 @@ def test_a_thrown_boulder_flies_a_parabola() -> None:
 # ------------------------------------------------------------------------------------------------ endings
 
 
-def test_a_boulder_in_the_air_after_5_s_is_followed_until_it_lands_but_not_longer_than_8_s() -> None:
+def test_a_flying_boulder_is_simulated_until_it_lands_or_8_s() -> None:
     def fall(height: float) -> tuple[float, int | None]:
         high = Machine(
             (ROOT, Block(36, 0, 4)),

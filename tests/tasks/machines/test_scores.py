@@ -185,7 +185,7 @@ def test_what_was_never_held_or_is_still_held_when_it_lands_is_no_throw() -> Non
     assert throw_of(BOULDER, [*HOLDS[:10], True, True]) is None
 
 
-def test_a_flight_ends_where_the_boulder_lands_and_a_drive_with_the_time_of_the_task() -> None:
+def test_a_flight_ends_at_landing_and_a_drive_with_its_time() -> None:
     root_T3 = np.array([(0, 1, 0), (1, 1, 1), (1, 1.5, 2), (1, 1, 3), (2, 3, 6), (9, 9, 9)], dtype=float)
     boulder_T3 = np.array([(0, 2, 0), (0, 4, 3), (2, 5, 6), (4, 1, 7), (9, 9, 9), (9, 9, 9)], dtype=float)
     trajectory = Trajectory("complete", np.arange(6) * 0.1, root_T3, boulder_T3, landing=3)

@@ -108,7 +108,7 @@ def test_a_row_without_a_problem_or_a_gold_answer_is_refused_by_its_number(row: 
 @pytest.mark.parametrize(
     "answer", [["0.5", "1/2"], ["n/a", "\\frac12"], '["0.5", "0.50"]', "The answer is $\\frac12$."]
 )
-def test_any_of_several_gold_answers_is_right_and_a_sentence_is_read_for_its_own(answer: object) -> None:
+def test_any_of_several_gold_answers_is_right(answer: object) -> None:
     made = environment({"problem": "?", "answer": answer})
     assert values(made, "\\boxed{0.5}", "\\boxed{\\frac12}", "\\boxed{2}") == [1.0, 1.0, 0.1]
 
@@ -138,7 +138,7 @@ def test_impossible_limits_are_refused(limits: dict) -> None:
 # ------------------------------------------------------------------------------------------------ schemes
 
 
-def test_covey_takes_the_right_answer_in_any_form_and_pays_a_little_for_one_box() -> None:
+def test_covey_accepts_any_form_of_the_answer_and_rewards_one_box() -> None:
     right = ["\\boxed{\\frac{3}{4}}", "\\boxed{0.75}", "\\boxed{75\\%}", "The answer is 3/4.", "#### .75"]
     assert values(environment(), *right) == [1.0] * 5
     wrong = ["\\boxed{1}", "\\boxed{1} or \\boxed{2}", "\\boxed{}", "<think>\\boxed{1}</think> one", "1", ""]
@@ -189,7 +189,7 @@ def test_torchrl_takes_the_first_answer_tag_and_pays_for_a_wrong_one() -> None:
     ]
 
 
-def test_torchrl_cannot_read_a_gold_that_is_latex_and_so_claims_no_gold_for_it() -> None:
+def test_the_torchrl_scheme_claims_no_gold_for_latex_references() -> None:
     assert torchrl_equal("42", "42.0")
     assert not torchrl_equal("\\pi", "\\pi")
     assert not torchrl_equal("$\\pi$", "\\pi")
@@ -289,7 +289,7 @@ class Broken:
         ("no worker process: it did not start", Failure("no worker process: it did not start"), (0.0, 0.0, 0.0)),
     ],
 )
-def test_an_answer_that_breaks_a_worker_is_wrong_but_want_of_a_worker_is_a_failure(
+def test_an_answer_that_breaks_a_worker_is_wrong_no_worker_is_a_failure(
     reason: str, verdict: Reward | Failure, counts: tuple[float, ...]
 ) -> None:
     verifier = MathVerifier()

@@ -130,7 +130,7 @@ def kill_while_sampling(engine: VLLMEngine) -> None:
 
 
 @pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "hangs"])
-def test_vllm_that_is_lost_beside_the_trainer_is_started_again_on_the_version_there_was(fault: signal.Signals) -> None:
+def test_a_lost_vllm_is_restarted_on_its_version(fault: signal.Signals) -> None:
     policy = tiny_policy("qwen2", tied=True)
     engine = build_beside(policy, replace(SETTINGS, deadline=20.0))
     assert isinstance(engine, RestartingEngine)

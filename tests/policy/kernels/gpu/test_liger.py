@@ -119,7 +119,7 @@ def test_without_a_gpu_it_is_refused_in_one_line() -> None:
         probe_logits(nano(kernels="liger"))
 
 
-def test_layers_take_it_by_themselves_on_a_gpu_in_half_precision_where_it_is_installed(
+def test_half_precision_gpu_layers_use_liger_where_installed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "triton", triton := ModuleType("triton"))

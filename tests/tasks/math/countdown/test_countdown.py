@@ -160,7 +160,7 @@ def test_a_small_range_is_shared_between_the_splits() -> None:
     assert {split: len(problems) for split, problems in splits.items()} == {"train": 9, "test": 3}
 
 
-def test_the_problems_of_a_seed_stay_what_they_are_or_runs_could_not_be_resumed() -> None:
+def test_the_problems_of_a_seed_never_change() -> None:
     splits = generate(CountdownConfig(num_numbers=[2, 3], max_number=9, num_train=4, num_test=2))
     assert [problem.solution for problem in splits["test"]] == ["(2+7)*5", "3+6"]
     assert [problem.solution for problem in splits["train"]] == ["1+9", "7*2", "1+3+5", "7+7-3"]
