@@ -460,6 +460,11 @@ def test_every_recipe_has_a_row_on_its_page() -> None:
     assert sorted(rows) == group_choices()["recipe"]
 
 
+def test_every_verb_has_a_row_on_the_settings_page() -> None:
+    rows = re.findall(r"^\| `([\w-]+)` \|", TEXTS["docs/use/settings.md"].split("```")[0], re.MULTILINE)
+    assert sorted(rows) == sorted(VERBS)
+
+
 def test_every_preset_and_algorithm_function_has_a_row_on_its_page() -> None:
     page = TEXTS["docs/use/algorithms.md"]
     presets = re.findall(r"^\| `algorithm=(\w+)`", page, re.MULTILINE)
