@@ -115,9 +115,5 @@ class Ending:
             self._stopper.ask()
         LOGGER.info("%s: the run is stopped, and its last finished step saved", lost)
         if not self.is_over.wait(grace):
-            _end_now(f"{lost}, and what was under way did not end within {grace:g} s")
-
-
-def _end_now(line: str) -> None:
-    kill_agents(agents_of(import_ray()))
-    end_now(line, EXIT_LOST)
+            kill_agents(agents_of(import_ray()))
+            end_now(f"{lost}, and what was under way did not end within {grace:g} s", EXIT_LOST)

@@ -5,15 +5,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import yaml
-
 from covey.cluster.settings import APART, DevicesConfig
 from covey.config.budget import BUDGETS, resolve_budget
 from covey.config.checks import MOST, format_value, read, unmet, walk
 from covey.config.engine_choice import HostDevices, obstacle_to_vllm
 from covey.config.rules.options import unread_options
 from covey.config.schema import Config
-from covey.config.shelves import preset_file
+from covey.config.shelves import preset_fields
 from covey.engine.settings import EngineConfig
 from covey.system.lookup import option_names, resolve
 
@@ -98,10 +96,9 @@ def find_shadowed_presets(config: Config, typed: Sequence[str]) -> list[str]:
     """
     lines = []
     for group, _, choice in (word.partition("=") for word in typed):
-        file = preset_file(group, choice)
-        if group != "algorithm" or file is None:
+        preset = preset_fields(group, choice) if group == "algorithm" else None
+        if preset is None:
             continue
-        preset = {key: value for key, value in yaml.safe_load(file.read_text()).items() if key != "defaults"}
         now = {key: read(config, f"{group}.{key}") for key in preset}
         if preset and all(now[key] != value for key, value in preset.items()):
             instead = ", ".join(

@@ -3,6 +3,9 @@
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 CONF = Path(__file__).resolve().parent / "conf"
 """The folder of YAML that only chooses among what the dataclasses allow."""
@@ -37,3 +40,11 @@ def preset_file(group: str, name: str) -> Path | None:
     known = presets(group)
     file = CONF / group / f"{name}.yaml"
     return known.get(name) or (file if file in known.values() else None)
+
+
+@cache
+def preset_fields(group: str, name: str) -> Mapping[str, Any] | None:
+    """Read a preset's fields, None if unknown. Options stay nested."""
+    file = preset_file(group, name)
+    content = {} if file is None else yaml.safe_load(file.read_text(encoding="utf-8"))
+    return None if file is None else {field: value for field, value in content.items() if field != "defaults"}

@@ -53,7 +53,7 @@ def catch_write_errors(path: Path) -> Iterator[None]:
     except WriteError:
         raise
     except Exception as error:
-        if not _is_the_disks(error):
+        if not (isinstance(error, OSError) or bool(_RUST.search(str(error))) or _TORCH in str(error)):
             raise
         raise cannot_write(path, error) from error
 
@@ -195,11 +195,6 @@ def as_written(file: Path | str) -> Iterator[None]:
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
         reason = f"{type(error).__name__}: {str(error)[:100]}"
         raise NotWritten(f"{file} does not hold what a run writes there ({reason})") from error
-
-
-def _is_the_disks(error: Exception) -> bool:
-    """Return True for failed writes, also of torch and others."""
-    return isinstance(error, OSError) or bool(_RUST.search(str(error))) or _TORCH in str(error)
 
 
 def _number(error: BaseException) -> int | None:

@@ -68,7 +68,8 @@ def format_only(log: RunLog) -> Evidence | None:
     parts = {
         name[7:]: change for name in log.columns if name.startswith("reward/") and (change := change_of(log, name))
     }
-    own = _own_part(list(parts))
+    names = list(parts)
+    own = next((name for wanted in OWN_PARTS for name in names if wanted in name.lower()), None)
     weights = _weights(log, list(parts))
     total = sum(weights[name] * max(0.0, change.gain) for name, change in parts.items())
     if own is None or len(parts) < 2 or total < 0.02:
@@ -81,10 +82,6 @@ def format_only(log: RunLog) -> Evidence | None:
     text = f"{shown}: {largest} rose {parts[largest].seen()}, {own} went {parts[own].seen()}"
     level = Level.SICK if parts[own].z < -2 else Level.WATCH
     return Evidence(level, text, since_moved(log, f"reward/{largest}"), values={"share": rest / total})
-
-
-def _own_part(names: Sequence[str]) -> str | None:
-    return next((name for wanted in OWN_PARTS for name in names if wanted in name.lower()), None)
 
 
 def _weights(log: RunLog, names: Sequence[str]) -> dict[str, float]:

@@ -53,7 +53,7 @@ def compare(completion: str, gold: str, question: str = "", computed: bool = Tru
         return compare(completion, wording, question, computed, is_cut)
     if _is_stated(gold, answer.text):
         return True
-    said = _ending(answer.text) if answer.form == "none" else answer.text
+    said = _RE["sentences"].split(answer.text[-MAX_FORMULA:].strip())[-1] if answer.form == "none" else answer.text
     shortest = 1 if expected is not None or "\\text" in gold else 2
     units = unit_of(_RE["reason"].split(said)[0], shortest), unit_of(gold, shortest)
     if contradict(said, gold) or differ_in_unit(*units):
@@ -192,11 +192,6 @@ def _without_remarks(answer: ExtractedAnswer, gold: str) -> ExtractedAnswer:
         is_second = wanted is not None and any(reading.agrees(wanted) for reading in readings)
         text = restated[2] if is_second else restated[1]
     return replace(answer, text=text)
-
-
-def _ending(text: str) -> str:
-    """Return the last sentence of a text."""
-    return _RE["sentences"].split(text[-MAX_FORMULA:].strip())[-1]
 
 
 def _is_stated(gold: str, text: str) -> bool:

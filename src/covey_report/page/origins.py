@@ -4,13 +4,12 @@ import json
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from functools import cache
 from typing import Any
 
 import yaml
 
 from covey.config.schema import Config, group_choices
-from covey.config.shelves import preset_file
+from covey.config.shelves import preset_fields, preset_file
 from covey.environments.registry import known_class
 from covey.system.section import flat
 from covey_report.logs.read import Row, RunFiles
@@ -127,14 +126,10 @@ def _of_choice(group: str, choice: str) -> dict[str, Any]:
     return preset_settings(group, choice) or {}
 
 
-@cache
 def preset_settings(group: str, choice: str) -> dict[str, Any] | None:
     """Read a preset by dotted names, None where there is no file."""
-    file = preset_file(group, choice)
-    if file is None:
-        return None
-    content = yaml.safe_load(file.read_text(encoding="utf-8"))
-    return flat({name: value for name, value in content.items() if name != "defaults"}, f"{group}.")
+    fields = preset_fields(group, choice)
+    return None if fields is None else flat(fields, f"{group}.")
 
 
 def _of_fill() -> dict[str, Any]:

@@ -65,15 +65,11 @@ def is_sentence(text: str) -> bool:
     return _SENTENCE.fullmatch(text) is not None
 
 
-def _determiners(plural: bool, next_word: str) -> tuple[str, ...]:
-    return SEVERAL if plural else (*ONE, "an" if next_word[:1] in SOUNDS else "a")
-
-
 def _noun_phrase(chance: random.Random, plural: bool) -> list[str]:
     words = [_noun(chance.choice(NOUNS), plural)]
     if chance.random() < 0.4:
         words.insert(0, chance.choice(ADJECTIVES))
-    return [chance.choice(_determiners(plural, words[0])), *words]
+    return [chance.choice(SEVERAL if plural else (*ONE, "an" if words[0][:1] in SOUNDS else "a")), *words]
 
 
 def _noun(noun: str, plural: bool) -> str:

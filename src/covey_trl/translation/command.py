@@ -126,16 +126,12 @@ def translate(tokens: Sequence[str]) -> TranslatedCommand:
             _add(next(foreign.answers(trl, adapters)), found)
     scripts = [word for word in tokens if word.endswith(".py") and "=" not in word and not trl.programs.fullmatch(word)]
     _translate_words(given, known, found)
-    recipe = next(filter(None, (_of_document(script) for script in scripts)), None)
+    recipe = next(filter(None, (system("words").maps["scripts"].get(Path(script).name) for script in scripts)), None)
     if recipe is not None and "recipe" not in found.words:  # a script of one of the documents
         found.words = {"recipe": recipe} | found.words
     elif recipe is None and scripts and (is_trl or not given):
         found.notes.append(f"{scripts[0]} was not read: {OF_PYTHON}")
     return found
-
-
-def _of_document(script: str) -> str | None:
-    return system("words").maps["scripts"].get(Path(script).name)
 
 
 def _open_files(tokens: Sequence[str], found: TranslatedCommand) -> Iterator[str]:

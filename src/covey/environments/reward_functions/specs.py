@@ -123,16 +123,12 @@ def load_reward(entry: object) -> RewardCallable:
 def find_reward(spec: RewardSpec) -> Any:
     """Return an entry's function or class. ValueError for unknown arguments."""
     function = _named_by(spec.function) if spec.ready_made is None else resolve(REWARDS[spec.ready_made], {})
-    _refuse_unknown(spec, function)
-    return function
-
-
-def _refuse_unknown(spec: RewardSpec, function: RewardCallable) -> None:
     options = [name for name in named_parameters(function)[0] if name not in (*CALLED_WITH, *HOOKS)]
     for name in spec.args:
         if name not in options:
             there = f"it takes {', '.join(options)}" if options else "it takes none"
             raise ValueError(f"reward function {spec.function} has no argument {name!r}{near(name, options)}; {there}")
+    return function
 
 
 def _refuse_missing(spec: RewardSpec, function: RewardCallable) -> None:
