@@ -39,7 +39,7 @@ SIZES: dict[str, int] = {
     **{"mamba_d_state": 8, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_chunk_size": 8, "mamba_d_ssm": 64},
     **{"state_size": 8, "time_step_rank": 4, "mamba_num_heads": 4, "mamba_head_dim": 16, "ssm_state_size": 8},
     **{"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8},
-    **{"index_n_heads": 2, "index_head_dim": 16, "query_pre_attn_scalar": 16, "dim_model_base": 16},
+    **{"index_n_heads": 16, "index_head_dim": 16, "query_pre_attn_scalar": 16, "dim_model_base": 16},
 }
 """Whatever a configuration calls its sizes."""
 SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "sep_token_id": 3, "decoder_start_token_id": 1}

@@ -15,6 +15,7 @@ from covey.rollouts.rollout import finished_rollout
 from covey.rollouts.settings import group_sizes
 from covey.system import collectives
 from covey.trainer.batch import make_batch, make_rows
+from covey.trainer.layouts import usable_layout
 from covey.trainer.trainer import Trainer
 from covey.types import Batch, Completion, Group, Prompt, Reward, Rollout
 from covey_preflight.policy import compute_gradient_only
@@ -69,13 +70,14 @@ def largest_shape(subject: PreflightContext, num_groups: int) -> BatchShape:
     rollout = len(prompt_ids) + added
     if mask_id is None:
         rollout = len(prompt_ids) + max(1, subject.run.source.sampling.room(len(prompt_ids)))
+    packing = usable_layout(config.packing, subject.run.policy.attention)
     group_size = max(group_sizes(config.group_size, config.group_size_schedule))
-    group = len(prompt_ids) + group_size * added if config.packing == "shared" else group_size * rollout
+    group = len(prompt_ids) + group_size * added if packing == "shared" else group_size * rollout
     return BatchShape(
         prompt_ids,
         config.sampling.max_tokens,
         group_size,
-        config.packing,
+        packing,
         subject.run.policy.attention,
         num_tokens=max(rollout, min(config.micro_batch_tokens, num_groups * group)),
         several=num_groups * group > config.micro_batch_tokens,

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from inspect import signature
 from typing import Any
 
 import torch
@@ -53,10 +54,12 @@ class Plain:
         inputs: dict[str, Any] = {"input_ids": ids_1T, "attention_mask": torch.ones_like(ids_1T)}
         halved = torch.autocast(self.device.type, dtype=self.half, enabled=self.half is not None)
         with halved, _exactly(self.model.dtype):
-            if self.is_masked:
+            if not self.is_masked:
+                inputs["use_cache"] = False
+            if self.is_masked or "logits_to_keep" not in signature(self.model.forward).parameters:
                 logits_KV: Tensor = self.model(**inputs).logits[0, keep_K]
                 return logits_KV
-            return self.model(**inputs, use_cache=False, logits_to_keep=keep_K).logits[0]
+            return self.model(**inputs, logits_to_keep=keep_K).logits[0]
 
 
 def plain_model(policy: Policy, shift: Shift | None = None, dtype: torch.dtype = torch.float32) -> Plain:

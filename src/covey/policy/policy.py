@@ -6,16 +6,22 @@ Shapes: B sequences, T tokens, L chosen positions, V vocabulary, C hidden width.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from covey.policy.attention.base import Heads, Layout
+from covey.policy.attention.forked import ForkedLayout, Held
+from covey.policy.models.caches import cache_keyword
 
 T = TypeVar("T")
 
+LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_target_positions", "context_length")
+"""What configurations call the longest sequence."""
+UNLIMITED = 1 << 20
+"""Tokens of a sequence where neither model nor tokenizer names a limit."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 
 
@@ -40,6 +46,8 @@ class Policy:
     """Of a masked policy: the token it replaces. None: the policy continues its prompts."""
     first_position: int = 0
     """The number its position encoding gives to the first token of a sequence."""
+    path: Literal["fast", "general"] = "fast"
+    """fast: attention is covey's, in every layer. general: passes are transformers' own, whatever the layers do."""
     heads: frozenset[Heads] = frozenset()
     """All kinds of heads its layers have, once its capabilities were detected."""
     attention: str = "sdpa"
@@ -68,12 +76,13 @@ class Policy:
     def max_length(self) -> int:
         """Return the longest sequence, in tokens, whose positions depend on itself alone.
 
-        Longrope switches tables for a whole pass as soon as one text in it is long.
+        Longrope switches tables for a whole pass as soon as one text in it is long. A model without positions, such as
+        a recurrent one, reads what its tokenizer says.
         """
         config = self.causal_lm.config.get_text_config(decoder=True)
-        if getattr(config, "max_position_embeddings", None) is None:
-            raise ValueError(f"model.name needs max_position_embeddings, {type(config).__name__} has none")
-        limits = [int(config.max_position_embeddings), *original_lengths(config)]
+        named = [getattr(config, name, None) for name in LENGTHS]
+        known = [int(length) for length in named if isinstance(length, int) and length > 0]
+        limits = [*(known or [min(self.tokenizer.model_max_length, UNLIMITED)])[:1], *original_lengths(config)]
         return min(limits) - self.first_position
 
     def num_positions(self, num_prompt_tokens: int, max_tokens: int) -> int:
@@ -114,6 +123,9 @@ class Policy:
     ) -> Tensor:
         """Return logits (B*T, V) in the model's type, or of positions `keep_T`."""
         with self.autocast():
+            if self.path == "general":
+                logits_BTV = self._read(self.causal_lm, "logits", input_ids_BT, layout)
+                return (logits_BTV if keep_T is None else logits_BTV[:, keep_T]).flatten(0, 1)
             place = self._place(input_ids_BT, position_ids_BT, layout)
             if self.mask_id is not None:
                 logits_BTV = self.causal_lm(**place).logits
@@ -124,6 +136,8 @@ class Policy:
     def hidden(self, input_ids_BT: Tensor, position_ids_BT: Tensor, layout: Layout) -> Tensor:
         """Return last hidden states (B, T, C), after the final norm."""
         with self.autocast(), offload_saved(self.device) if self.offload else nullcontext():
+            if self.path == "general":
+                return self._read(self.causal_lm.base_model, "last_hidden_state", input_ids_BT, layout)
             out = self.causal_lm.base_model(**self._place(input_ids_BT, position_ids_BT, layout))
         return out.last_hidden_state
 
@@ -133,6 +147,17 @@ class Policy:
             for module in head_modules(self.causal_lm):
                 hidden_LC = module(hidden_LC)
             return hidden_LC
+
+    def _read(self, model: nn.Module, name: str, input_ids_BT: Tensor, layout: Layout) -> Tensor:
+        """Return an output (B, T, ...) of the model's own pass: of rows, or of a tree through its cache."""
+
+        def read(ids_RQ: Tensor, held: Held, *, keeps: bool = True) -> tuple[Tensor, Held]:
+            out = model(input_ids=ids_RQ, use_cache=keeps, **held)
+            return out[name], cache_keyword(out)
+
+        if isinstance(layout, ForkedLayout):
+            return layout.read(read, input_ids_BT)
+        return read(input_ids_BT, {}, keeps=False)[0]
 
     def _place(self, input_ids_BT: Tensor, position_ids_BT: Tensor, layout: Layout) -> dict[str, Any]:
         place = {"input_ids": input_ids_BT, "position_ids": position_ids_BT + self.first_position, "layout": layout}

@@ -4,8 +4,9 @@ How rollouts are split changes speed and memory, never the update: the denominat
 micro-batches and all ranks.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from covey.algorithm.credit.groups import Advantage
 from covey.policy.attention.base import DENSE
 from covey.policy.policy import Policy, to_device
 from covey.system import collectives
-from covey.trainer.layouts import FILL_LAYOUTS, LAYOUTS, Part, PrefixTree, Row, Stream, add_to_tree
+from covey.trainer.layouts import FILL_LAYOUTS, LAYOUTS, Part, PrefixTree, Row, Stream, add_to_tree, usable_layout
 from covey.types import Batch, Group, MicroBatch, Rollout
 
 Values = npt.NDArray[Any]
@@ -77,11 +78,13 @@ def make_batch(
 
     `totals` are the loss tokens, the sequences with loss tokens and all rollouts of the step, over all ranks; they
     may exceed what `rows` hold where rows without gradient were left out. A single rollout longer than the budget
-    gets a micro-batch of its own. `attention` says how packed streams attend (`ATTENTIONS`).
+    gets a micro-batch of its own. `attention` says how packed streams attend (`ATTENTIONS`), and which layouts there
+    are (`usable_layout`).
     """
+    packing = usable_layout(packing, attention)
     fills = any(row.rollout.input_length is not None for group in rows for row in group)
     lay_out = (FILL_LAYOUTS if fills else LAYOUTS)[packing]
-    parts = _split(rows, packing, micro_batch_tokens)
+    parts = _split(rows, partial(Load, packing, attention == "forked"), micro_batch_tokens)
     return Batch(tuple(_tensors(part, lay_out(part), device, attention) for part in parts), *totals)
 
 
@@ -145,6 +148,8 @@ class Load:
     """Count what a micro-batch holds so far."""
 
     packing: str
+    pads_ends: bool = False
+    """In shared layouts, the ends of one prefix are padded to the longest."""
     num_sequences: int = 0
     longest: int = 0
     num_tokens: int = 0
@@ -166,26 +171,29 @@ class Load:
         if self.packing != "shared":
             self.num_tokens += sum(lengths)
         elif row.rollout.input_length is None:
-            before = self._tree.num_tokens
+            before = self._size_of_tree()
             add_to_tree(self._tree, row)
-            self.num_tokens += self._tree.num_tokens - before
+            self.num_tokens += self._size_of_tree() - before
         else:
             new = {row.rollout.input_ids[start:end] for start, end in row.sequences} - self._inputs
             self._inputs |= new
             self.num_tokens += sum(map(len, new))
         return self.num_sequences * self.longest if self.packing == "padded" else self.num_tokens
 
+    def _size_of_tree(self) -> int:
+        return self._tree.num_padded if self.pads_ends else self._tree.num_tokens
 
-def _split(rows: Sequence[Sequence[Row]], packing: str, budget: int) -> Iterator[Part]:
+
+def _split(rows: Sequence[Sequence[Row]], empty: Callable[[], Load], budget: int) -> Iterator[Part]:
     """Fill micro-batches in order, splitting groups but not rows."""
     part: Part = []
-    load = Load(packing)
+    load = empty()
     for group in rows:
         opens = True
         for row in group:
             if load.add(row, opens=opens) > budget and part:
                 yield part
-                part, opens, load = [], True, Load(packing)
+                part, opens, load = [], True, empty()
                 load.add(row, opens=True)
             if opens:
                 part.append([])

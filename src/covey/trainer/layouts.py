@@ -20,6 +20,7 @@ import torch
 from covey.policy.attention.base import DENSE, Layout
 from covey.policy.attention.bidirectional import WholeLayout, inputs_layout
 from covey.policy.attention.compiled import compiled_layout
+from covey.policy.attention.forked import GENERAL, forked_layout
 from covey.policy.attention.packed import StreamSegment, packed_layout, places_of
 from covey.policy.attention.varlen import varlen_layout
 from covey.policy.policy import to_device
@@ -122,6 +123,17 @@ class PrefixTree:
         if at == 0 and 0 < prompt_length < len(ids):
             node, at = self._grow(node, ids[:prompt_length], is_prompt=True), prompt_length
         return self._grow(node, ids[at:], is_prompt=at == 0) if at < len(ids) else node
+
+    @property
+    def num_padded(self) -> int:
+        """Count the tokens where the ends of one node are padded to the longest."""
+        total, waiting = 0, [self._root]
+        while waiting:
+            node = waiting.pop()
+            ends = [len(child.ids) for child in node.children if not child.children]
+            total += len(node.ids) + len(ends) * max(ends, default=0)
+            waiting += [child for child in node.children if child.children]
+        return total
 
     def _grow(self, parent: Node, ids: Ids, *, is_prompt: bool) -> Node:
         node = Node(ids, parent.position + len(parent.ids), parent, is_prompt)
@@ -237,6 +249,11 @@ def padded_layout(part: Part) -> Stream:
     return Stream(ids, positions, lambda device, attention: DENSE, offsets)
 
 
+def usable_layout(packing: str, attention: str) -> str:
+    """Return the layout itself, or what stands in for one that the policy's model does not compute exactly."""
+    return INSTEAD.get(attention, {}).get(packing, packing)
+
+
 def _shift(start: int) -> Offset:
     return lambda positions: positions + start
 
@@ -287,6 +304,11 @@ LAYOUTS: Mapping[str, Callable[[Part], Stream]] = {
     "packed": whole_layout,
     "padded": padded_layout,
 }
+INSTEAD: Mapping[str, Mapping[str, str]] = {
+    "rows": {"shared": "padded"},
+    "alone": {"shared": "packed", "padded": "packed"},
+}
+"""By the policy's attention, what stands in for a layout that its model does not compute exactly."""
 FILL_LAYOUTS: Mapping[str, Callable[[Part], Stream]] = {
     "shared": shared_inputs,
     "packed": whole_inputs,
@@ -297,4 +319,5 @@ ATTENTIONS: Mapping[str, Callable[[Sequence[StreamSegment], torch.device], Layou
     "sdpa": packed_layout,
     "compiled": compiled_layout,
     "varlen": varlen_layout,
+    **dict.fromkeys(GENERAL, forked_layout),
 }

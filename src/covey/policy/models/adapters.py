@@ -24,6 +24,8 @@ PLAIN_LORA = frozenset(
     )
 )
 """peft's settings of plain LoRA: where, rank, scale and initialisation. Any other setting makes another method."""
+FUSED = frozenset(("bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "mamba", "mamba2", "nemotron_h", "zamba2"))
+"""Architectures whose kernels read the weight of out_proj past its layer: adapters there would train nothing."""
 BASE = "base"
 """The folder of a run that holds the model under its adapters, where no name leads to it (`save_base_model`)."""
 
@@ -41,6 +43,7 @@ def add_adapters(model: PreTrainedModel, settings: ModelConfig, seed: int) -> nn
         lora_alpha=settings.lora_alpha,  # type: ignore[arg-type]
         lora_dropout=settings.lora_dropout,
         target_modules="all-linear" if everywhere else list(settings.lora_targets),
+        exclude_modules=["out_proj"] if everywhere and model.config.model_type in FUSED else None,
         task_type="CAUSAL_LM" if settings.kind == "causal" else None,
     )
     with torch.random.fork_rng(devices=[]):

@@ -6,9 +6,9 @@ import re
 import warnings
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -39,7 +39,7 @@ from covey.policy.models.lazy_weights import MetaModel, find_unread
 from covey.policy.models.naming import ONE_DEVICE, check_device, check_name
 from covey.policy.models.nano import NANO, NanoShape, nano_model, nano_tokenizer
 from covey.policy.models.nano_masked import NANO_MASKED, nano_masked_model, nano_masked_tokenizer
-from covey.policy.models.probe import LISTED, detect_capabilities, remove_dropout
+from covey.policy.models.probe import detect_capabilities, remove_dropout, tell
 from covey.policy.models.quantized import check_form, keep_promises, quantization_config, quantized_bits
 from covey.policy.models.saved import NO_CODE, UNREADABLE, read_weights, refuse_encoder, refuse_rowless
 from covey.policy.plain import MAKING
@@ -112,14 +112,8 @@ def computable(settings: ModelConfig, device: torch.device) -> ModelConfig:
         return settings
     has_half = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
     precision = "bfloat16" if has_half else "float32"
-    _tell(f"model.precision=float16 is computed in {precision}: this device is a CPU, which is slow in float16")
+    tell(f"model.precision=float16 is computed in {precision}: this device is a CPU, which is slow in float16")
     return replace(settings, precision=precision)
-
-
-@cache
-def _tell(line: str) -> None:
-    """Log a line once per process."""
-    LOGGER.warning(line)
 
 
 def _unread(settings: ModelConfig) -> MetaModel | None:
@@ -215,7 +209,8 @@ def _choose_layers(
     if liger.is_wanted(settings.kernels, precision, device):
         liger.use_liger(model, device, _compiles(settings, device))
     choose_kernels(model, settings.kernels, precision, device)
-    return Policy(model, tokenizer, precision, head_is_linear=False, mask_id=_mask_id(settings, tokenizer))
+    path: Literal["fast", "general"] = "fast" if model.config._attn_implementation == ATTENTION else "general"
+    return Policy(model, tokenizer, precision, False, path=path, mask_id=_mask_id(settings, tokenizer))
 
 
 def _finish(bare: Policy, wrapped: nn.Module, settings: ModelConfig, device: torch.device, trainable: bool) -> Policy:
@@ -225,7 +220,12 @@ def _finish(bare: Policy, wrapped: nn.Module, settings: ModelConfig, device: tor
         for module in wrapped.modules():  # adapters would keep a copy in float32, which autocast casts back at once
             if hasattr(module, "cast_input_dtype_enabled"):
                 module.cast_input_dtype_enabled = False  # type: ignore[assignment] # no tensor: a flag of peft's
-    if bare.mask_id is None:
+    if bare.path == "general":
+        if settings.attention not in ("auto", "sdpa"):
+            kind = type(bare.causal_lm).__name__
+            raise ValueError(f"model.attention={settings.attention} needs covey's attention, {kind} has its own")
+        attention = "rows" if attention == "forked" and settings.gradient_checkpointing else attention
+    elif bare.mask_id is None:
         heads = [replace(each, device_type=device.type) for each in bare.heads]
         attention = choose_attention(settings.attention, settings.kernels, heads)
     return replace(
@@ -297,14 +297,15 @@ def _load_pretrained(settings: ModelConfig, device: torch.device) -> tuple[PreTr
         silence()
     refuse_encoder(settings)
     try:
-        model, lacking = read_weights(KINDS[settings.kind], settings.name, **keywords)
+        try:
+            model, lacking = read_weights(KINDS[settings.kind], settings.name, **keywords)
+        except KeyError as error:
+            if error.args != (ATTENTION,):
+                raise
+            del keywords["attn_implementation"]  # this architecture has attention of its own alone
+            model, lacking = read_weights(KINDS[settings.kind], settings.name, **keywords)
         tokenizer = _padding(_load_tokenizer(settings))
     except UNREADABLE as error:
-        if error.args == (ATTENTION,):
-            raise ValueError(
-                f"model.name={settings.name} needs attention that transformers lets others compute, this architecture "
-                f"has its own{LISTED}"
-            ) from error
         what = "directory" if Path(settings.name).exists() else "directory or reachable hub model"
         reason = _line(error)
         if "trust_remote_code" in str(error):

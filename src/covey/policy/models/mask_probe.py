@@ -40,7 +40,7 @@ def seeing_masks(model: PreTrainedModel) -> Iterator[None]:
     """Check the model's masks inside. ValueError at the first difference."""
     AttentionInterface.register(PROBE, _attention)
     AttentionMaskInterface.register(PROBE, _mask)
-    configs = {id(config): config for config in _configs(model)}
+    configs = {id(config): config for config in configs_of(model)}
     before = {key: config._attn_implementation_internal for key, config in configs.items()}
     _MASKS.max_length = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None) or 0
     try:
@@ -53,7 +53,7 @@ def seeing_masks(model: PreTrainedModel) -> Iterator[None]:
         _MASKS.made.clear()
 
 
-def _configs(model: PreTrainedModel) -> Iterator[PreTrainedConfig]:
+def configs_of(model: PreTrainedModel) -> Iterator[PreTrainedConfig]:
     """Yield the configurations of all modules, nested ones included."""
     found = (getattr(module, "config", None) for module in model.modules())
     held = [config for config in found if isinstance(config, PreTrainedConfig)]

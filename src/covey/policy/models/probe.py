@@ -1,27 +1,30 @@
 """Detect an architecture's capabilities by running it on a few tokens."""
 
-from collections.abc import Callable, Mapping
+import logging
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from covey.algorithm.softmax import log_softmax
 from covey.policy import sharding
-from covey.policy.attention.base import DENSE, Heads, Layout, Rule
+from covey.policy.attention.base import ATTENTION, DENSE, Heads, Layout, Rule
 from covey.policy.attention.bidirectional import WHOLE
 from covey.policy.attention.packed import packed_layout, star
 from covey.policy.kernels.gpu.inductor import without_compiling
-from covey.policy.models.mask_probe import seeing_masks
+from covey.policy.models.general import DrawDetector, general_attention, helpful_packages, keep_evaluating
+from covey.policy.models.mask_probe import configs_of, seeing_masks
 from covey.policy.models.text import ordinary_ids
 from covey.policy.plain import plain_model
 from covey.policy.policy import Policy, inference
 
+LOGGER = logging.getLogger(__name__)
 NUM_TOKENS = 8
+SLOWER = "slower to sample than attention models"
 LISTED = " (docs/develop/architectures.md lists what works)"
 NOISE = 1e-2
 """Largest difference between training and evaluation mode, in standard deviations of the logits."""
@@ -50,28 +53,8 @@ class Recorder:
         return self.layout.attend(layer, query_BHTD, key_BKTD, value_BKTD, rule)
 
 
-class DrawDetector(TorchDispatchMode):
-    """Detects random draws of several numbers: noise may be rare, or small.
-
-    Single draws decide whether a layer is left out (`remove_dropout`).
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.made = False
-
-    def __torch_dispatch__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        out = func(*args, **(kwargs or {}))
-        # Fused attention may drop out, and is never told to.
-        if torch.Tag.nondeterministic_seeded in func.tags and "attention" not in str(func):  # type: ignore[attr-defined]
-            self.made |= any(isinstance(leaf, Tensor) and leaf.numel() > 1 for leaf in tree_leaves(out))
-        return out
-
-
 def remove_dropout(model: nn.Module) -> None:
-    """Remove dropout: policies are sampled, so trained, without it.
+    """Remove dropout and routers' jitter: policies are sampled, so trained, without it.
 
     Some architectures keep the rate in a module, others as a number beside the layers.
     """
@@ -79,16 +62,56 @@ def remove_dropout(model: nn.Module) -> None:
         if isinstance(module, nn.Dropout):
             module.p = 0.0
         for name, value in list(vars(module).items()):
-            if "drop" in name and isinstance(value, float):
+            if ("drop" in name or "jitter" in name) and isinstance(value, float):
                 setattr(module, name, 0.0)
 
 
 def detect_capabilities(policy: Policy) -> Policy:
-    """Return the policy with its detected capabilities: linear head, first position, heads.
+    """Return the policy with its detected capabilities: path, linear head, first position, heads.
 
-    ValueError for an architecture that covey would compute otherwise than transformers, alone or packed, and for one
-    that is noisy in training mode.
+    ValueError for an architecture that even the general path computes otherwise than transformers.
     """
+    if policy.path == "general":
+        return detect_general(policy, "this architecture has attention of its own")
+    try:
+        return _detect_fast(policy)
+    except ValueError as reason:
+        if policy.mask_id is not None:
+            raise
+        return detect_general(policy, str(reason).removeprefix("model.name needs "))
+
+
+def detect_general(policy: Policy, reason: str) -> Policy:
+    """Return the policy on the general path, its model with transformers' own attention.
+
+    `reason` says why not on the fast one. ValueError where its passes differ from transformers' alone.
+    """
+    model = policy.causal_lm
+    own = model.get_correct_attn_implementation(None)
+    model.set_attn_implementation(own)
+    for config in configs_of(model):  # some classes cannot be told, and make no mask for another's attention
+        if config._attn_implementation_internal == ATTENTION:
+            config._attn_implementation_internal = own
+    found, kind = replace(policy, path="general", attention="alone"), type(model).__name__
+    with inference(model), without_compiling():
+        try:
+            found = replace(found, rounding=_check_alone(found))
+            logits_TV = _logits(found, DENSE)
+            is_plain = _has_hidden(found) and _is_plain(found, *_amplify(found, DENSE, logits_TV))
+        except ValueError:
+            raise
+        except Exception as error:  # foreign code
+            raise ValueError(f"model.name needs another architecture: {kind} does not run ({_line(error)})") from error
+        model.train()
+        _remove_noise(found, logits_TV)
+        found = replace(found, head_is_linear=is_plain, attention=general_attention(found))
+        sharding.reshard(policy)
+    tell(f"{kind}: general path, {SLOWER}; {reason}{_packages(found)}")
+    return found
+
+
+def _detect_fast(policy: Policy) -> Policy:
+    """Return the policy for covey's attention. ValueError where a layer is something else, or noisy in training."""
     model = policy.causal_lm
     kind, layout = type(model).__name__, DENSE if policy.mask_id is None else WHOLE
     recorder = Recorder(layout)
@@ -106,13 +129,53 @@ def detect_capabilities(policy: Policy) -> Policy:
                 f"model.name needs another architecture: {kind} does not run with covey's attention ({_line(error)})"
             ) from error
         model.train()
-        with DrawDetector() as draws:
-            trained_TV = _logits(found, layout)
-        is_near = torch.allclose(trained_TV, logits_TV, rtol=0.0, atol=NOISE * float(logits_TV.std()))
-        if draws.made or not is_near:
-            raise ValueError(f"model.name needs an architecture without noise in training mode, {kind} has it")
+        _remove_noise(found, logits_TV)
         sharding.reshard(policy)
         return replace(found, head_is_linear=is_plain, heads=frozenset(recorder.heads))
+
+
+def _remove_noise(policy: Policy, logits_TV: Tensor) -> None:
+    """Keep modules that draw in training, such as routers, in evaluation mode. ValueError if noise stays."""
+    layout = DENSE if policy.mask_id is None else WHOLE
+    for _ in range(2):
+        draws = DrawDetector()
+        with draws.watching():
+            trained_TV = _logits(policy, layout)
+        if not draws.made and torch.allclose(trained_TV, logits_TV, rtol=0.0, atol=NOISE * float(logits_TV.std())):
+            return
+        keep_evaluating(draws.makers)
+    kind = type(policy.causal_lm).__name__
+    raise ValueError(f"model.name needs an architecture without noise in training mode, {kind} has it")
+
+
+def _check_alone(policy: Policy) -> float:
+    """Compare single texts with plain transformers; return the mean difference of log-probs in nats."""
+    texts, plain = _texts(policy), plain_model(policy)
+    positions_1T = torch.arange(len(texts[0]), device=policy.device)[None]
+    found_NV = torch.cat([policy.logits(torch.tensor([t], device=policy.device), positions_1T, DENSE) for t in texts])
+    expected_NV = torch.cat([plain.logits(text, range(len(text))) for text in texts])
+    kind = type(policy.causal_lm).__name__
+    _refuse_difference(policy, found_NV, expected_NV, f"what transformers computes, {kind} comes out otherwise")
+    gap_NV = log_softmax(found_NV) - log_softmax(expected_NV)
+    return float(gap_NV.masked_fill_(~gap_NV.isfinite(), 0.0).abs().mean())
+
+
+def _has_hidden(policy: Policy) -> bool:
+    """Return True where the base model stands alone, and says its last hidden states."""
+    try:
+        policy.hidden(*_probe(policy), DENSE)
+    except Exception:  # foreign code
+        return False
+    return policy.causal_lm.base_model is not policy.causal_lm
+
+
+def _packages(policy: Policy) -> str:
+    """Name the packages that make such a model faster, on a GPU, which alone has their kernels."""
+    named = helpful_packages(policy.causal_lm) if policy.device.type == "cuda" else []
+    lacking = [
+        name for name in named if find_spec(name.replace("flash-linear-attention", "fla").replace("-", "_")) is None
+    ]
+    return f"; pip install {' '.join(lacking)} makes its layers faster" if lacking else ""
 
 
 def _check_layers(policy: Policy, recorder: Recorder) -> None:
@@ -180,6 +243,12 @@ def _texts(policy: Policy) -> list[list[int]]:
     branch = max(1, min(BRANCH, longest - policy.first_position - SHARED))
     chosen = ordinary_ids(policy, SHARED + 2 * branch)
     return [chosen[: SHARED + branch], chosen[:SHARED] + chosen[SHARED + branch :]]
+
+
+@cache
+def tell(line: str) -> None:
+    """Log a line once per process."""
+    LOGGER.warning(line)
 
 
 def _line(error: Exception) -> str:

@@ -1,0 +1,180 @@
+"""The general path: passes of transformers' own, for models whose layers are not all covey's attention.
+
+Which layouts a model computes exactly is found by running it: rows padded on the right, and trees of segments through
+its cache (`attention.forked`), each against single texts, logits and gradient.
+
+Shapes: T tokens, V vocabulary, C hidden width.
+"""
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from covey.algorithm.softmax import log_softmax
+from covey.policy.attention.base import DENSE, Layout
+from covey.policy.attention.forked import forked_layout
+from covey.policy.attention.packed import StreamSegment
+from covey.policy.models.text import ordinary_ids
+from covey.policy.policy import Policy
+
+PROMPT, AGREED, ENDS = 7, 3, (9, 4, 6)
+"""Tokens of the prompt, of what two texts agree in besides, and of the rest: longer than convolutions."""
+ERROR, HALF_ERROR = 1e-3, 0.1
+"""Largest difference to the logits of single texts, in standard deviations; in half precision, of the median token."""
+GRADIENT_ERROR, HALF_GRADIENT_ERROR = 1e-3, 0.1
+"""Largest relative difference to the gradient of single texts."""
+PACKAGES = {"chunk_gated_delta_rule": "flash-linear-attention", "chunk_kda": "flash-linear-attention"}
+PACKAGES |= dict.fromkeys(("mamba_chunk_scan_combined", "selective_scan_fn", "mamba_inner_fn"), "mamba-ssm")
+PACKAGES |= {"causal_conv1d_fn": "causal-conv1d"}
+"""What a modelling file calls, and the package that computes it with kernels of a GPU."""
+
+
+class DrawDetector(TorchDispatchMode):
+    """Detects random draws of several numbers, and the modules that make them: noise may be rare, or small.
+
+    Single draws decide whether a layer is left out (`remove_dropout`).
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.makers: set[nn.Module] = set()
+        self.made = False
+        self._running: list[nn.Module] = []
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Detect draws inside."""
+        with ExitStack() as hooks:
+            hooks.enter_context(register_module_forward_pre_hook(lambda module, given: self._running.append(module)))
+            hooks.enter_context(register_module_forward_hook(lambda module, given, out: self._ends(module)))
+            hooks.enter_context(self)
+            yield
+
+    def _ends(self, module: nn.Module) -> None:
+        while self._running and self._running.pop() is not module:  # what an exception ended
+            pass
+
+    def __torch_dispatch__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        # Fused attention may drop out, and is never told to.
+        is_random = torch.Tag.nondeterministic_seeded in func.tags and "attention" not in str(func)  # type: ignore[attr-defined]
+        if is_random and any(isinstance(leaf, Tensor) and leaf.numel() > 1 for leaf in tree_leaves(out)):
+            self.made = True
+            self.makers |= set(self._running[-1:])
+        return out
+
+
+def keep_evaluating(modules: set[nn.Module]) -> None:
+    """Keep modules in evaluation mode for good: routers that draw noise in training."""
+    for module in modules:
+        module.train(False)
+        vars(module)["train"] = _stay
+
+
+def _stay(mode: bool = True) -> None:
+    """Leave the mode as it is."""
+
+
+def general_attention(policy: Policy) -> str:
+    """Return what the model computes as it does single texts: a name of `attention.forked.GENERAL`.
+
+    `policy` takes the general path and is in training mode.
+    """
+    if policy.causal_lm.dtype == torch.float32:
+        policy = replace(policy, precision=torch.float32)  # rounding would hide small differences
+    texts = _texts(policy)
+    alone = _measured(policy, [([text], DENSE, [_places(0, text)]) for text in texts])
+    longest = max(map(len, texts))
+    padded = [[*text, *text[:1] * (longest - len(text))] for text in texts]
+    places = [_places(number * longest, text) for number, text in enumerate(texts)]
+    if not _is_same(policy, alone, [(padded, DENSE, places)]):
+        return "alone"
+    return "forked" if not policy.sharded and _is_same(policy, alone, [_tree(policy, texts)]) else "rows"
+
+
+def helpful_packages(model: nn.Module) -> list[str]:
+    """Name the packages whose GPU kernels the model's file calls."""
+    file = vars(sys.modules[type(model).__module__])
+    return sorted({package for name, package in PACKAGES.items() if name in file})
+
+
+Pass = tuple[Sequence[Sequence[int]], Layout, Sequence[Sequence[int]]]
+"""Token ids (B, T), their layout, and where in the flattened pass each text's tokens are."""
+
+
+def _texts(policy: Policy) -> list[list[int]]:
+    """Return three texts of one beginning, of which two agree beyond it."""
+    first, second, third = (min(end, max(1, policy.max_length - PROMPT - AGREED)) for end in ENDS)
+    chosen = ordinary_ids(policy, PROMPT + AGREED + first + second + third)
+    prompt, rest = chosen[:PROMPT], chosen[PROMPT + AGREED :]
+    longer = chosen[: PROMPT + AGREED]
+    return [longer + rest[:first], longer + rest[first : first + second], prompt + rest[first + second :]]
+
+
+def _places(start: int, text: Sequence[int]) -> range:
+    return range(start, start + len(text))
+
+
+def _tree(policy: Policy, texts: Sequence[Sequence[int]]) -> Pass:
+    """Return the texts as a stream, in which what agrees stands once."""
+    prompt = StreamSegment(0, PROMPT)
+    both = StreamSegment(PROMPT, AGREED, prompt)
+    segments, stream, places = [prompt, both], list(texts[0][: PROMPT + AGREED]), []
+    for text, before in zip(texts, (both, both, prompt), strict=True):
+        begun = before.start + before.length
+        segments.append(StreamSegment(len(stream), len(text) - begun, before))
+        places.append([*range(begun), *_places(len(stream), text[begun:])])
+        stream += text[begun:]
+    return [stream], forked_layout(segments, policy.device), places
+
+
+def _measured(policy: Policy, passes: Sequence[Pass]) -> tuple[Tensor, Tensor]:
+    """Return logits (N, V) of all texts' tokens, and the gradient (U, C) of the distinct tokens' embeddings."""
+    model, embedded = policy.causal_lm, []
+
+    def begin(module: nn.Module, given: Any, out: Tensor) -> Tensor:
+        embedded.append((given[0].flatten(), out.detach().requires_grad_()))
+        return embedded[-1][1]
+
+    def logits(ids: Sequence[Sequence[int]], layout: Layout, places: Sequence[Sequence[int]]) -> Tensor:
+        ids_BT = torch.tensor(ids, device=policy.device)
+        position_BT = torch.arange(ids_BT.shape[1], device=policy.device).expand_as(ids_BT)
+        place_N = torch.tensor([place for of_text in places for place in of_text], device=policy.device)
+        return policy.logits(ids_BT, position_BT, layout)[place_N]
+
+    if policy.sharded:  # gradients of shards are those of whole backward passes
+        return torch.cat([logits(*each) for each in passes]), torch.zeros(1)
+    with model.get_input_embeddings().register_forward_hook(begin), torch.enable_grad():
+        logits_NV = torch.cat([logits(*each) for each in passes])
+        draw = torch.Generator().manual_seed(0)
+        weight_NV = torch.randn(logits_NV.shape, generator=draw).to(logits_NV.device)
+        parts = torch.autograd.grad((log_softmax(logits_NV) * weight_NV).sum(), [out for _, out in embedded])
+    ids_N = torch.cat([ids for ids, _ in embedded])
+    known_U, place_N = ids_N.unique(return_inverse=True)
+    gradient_NC = torch.cat([part.flatten(0, -2) for part in parts]).double()
+    return logits_NV.detach(), gradient_NC.new_zeros(len(known_U), gradient_NC.shape[1]).index_add(
+        0, place_N, gradient_NC
+    )
+
+
+def _is_same(policy: Policy, expected: tuple[Tensor, Tensor], passes: Sequence[Pass]) -> bool:
+    """Return True if passes give the logits and the gradient of single texts."""
+    try:
+        found = _measured(policy, passes)
+    except Exception:  # foreign code, which may trip over a cache in any way
+        return False
+    logits_N = (found[0] - expected[0]).abs().amax(dim=-1) / expected[0].std()
+    gradient = float((found[1] - expected[1]).norm() / expected[1].norm().clamp(min=1e-30))
+    if policy.computes_whole:
+        return float(logits_N.max()) <= ERROR and gradient <= GRADIENT_ERROR
+    return float(logits_N.median()) <= HALF_ERROR and gradient <= HALF_GRADIENT_ERROR
