@@ -2,12 +2,13 @@
 
     python -m benchmarks.checks.architectures             # all of them; writes docs/develop/architectures.md
     python -m benchmarks.checks.architectures gemma2 doge # some, to the terminal
+    python -m benchmarks.checks.architectures --part 2/6  # every sixth, kept; the page is written once all are there
 
 A tiny random model of each architecture is saved as a hub would have it and loaded by covey, as a run loads one. What
-the native engine says of the tokens it samples, what each layout of the trainer says of the same texts, and the
-gradient, are held against transformers alone: its eager attention, one text at a time, plain autograd. Every model has
-a process of its own, so that one that crashes or hangs is a row like others. Exit code 1 where one of them comes out
-otherwise without a word.
+the engine of its path says of the tokens it samples, what each layout of the trainer says of the same texts, the
+gradient, and adapters on all linear layers, are held against transformers alone: its eager attention, one text at a
+time, plain autograd. Every model has a process of its own, so that one that crashes or hangs is a row like others. Exit
+code 1 where one of them comes out otherwise without a word.
 """
 
 import argparse
@@ -34,7 +35,8 @@ from covey.engine.native.engine import NativeEngine
 from covey.policy.logprobs import Scoring, score_tokens
 from covey.policy.models.loading import load_policy
 from covey.policy.models.nano import nano_tokenizer
-from covey.policy.policy import Policy
+from covey.policy.plain import plain_model, rollout_logprobs
+from covey.policy.policy import Policy, inference
 from covey.policy.settings import ModelConfig
 from covey.rollouts.rollout import finished_rollout
 from covey.trainer.batch import count, make_batch, make_rows
@@ -48,7 +50,7 @@ SECONDS = 300.0
 LAYOUTS = ("padded", "packed", "shared")
 SAME = 1e-3
 """Largest difference of a log-prob, in nats, and of a gradient, relative, that rounding in float32 may make."""
-ORDER = ("different", "failed", "works", "refused", "not built")
+ORDER = ("different", "failed", "fast", "general", "refused", "not built")
 
 Row = dict[str, Any]
 
@@ -62,12 +64,19 @@ def examined(name: str) -> Row:
             return {"status": "not built", "reason": line(f"{type(error).__name__}: {error}")}
         try:
             policy = load_policy(ModelConfig(name=folder, device="cpu"), seed=0)
-            engine = NativeEngine(policy, 1 << 26, max_rows=4)
+            engine = engine_of(policy)
         except ValueError as error:
             return {"status": "refused", "class": kind, "reason": str(error).replace(f"={folder}", "")}
         found = differences(policy, engine, folder)
+        found["LoRA"] = of_adapters(folder)
     is_same = all(value <= SAME for value in found.values())
-    return {"status": "works" if is_same else "different", "class": kind, **found}
+    layouts = {} if policy.path == "fast" else {"layouts": policy.attention}
+    return {"status": policy.path if is_same else "different", "class": kind, **layouts, **found}
+
+
+def engine_of(policy: Policy) -> NativeEngine | None:
+    """The engine of the policy's path, None where there is none yet."""
+    return NativeEngine(policy, 1 << 26, max_rows=4) if policy.path == "fast" else None
 
 
 def save(name: str, folder: str) -> str:
@@ -96,15 +105,15 @@ def plain(folder: str) -> PreTrainedModel:
     return model.eval()
 
 
-def differences(policy: Policy, engine: NativeEngine, folder: str) -> dict[str, float]:
+def differences(policy: Policy, engine: NativeEngine | None, folder: str) -> dict[str, float]:
     """Largest difference of a log-prob in nats, of the engine and of each layout; of gradients, relative."""
     model = plain(folder)
-    sampled = asyncio.run(sample(engine))
+    sampled = made_up() if engine is None else asyncio.run(sample(engine))
     groups = [group_of(index, prompt, completions) for index, (prompt, completions) in enumerate(sampled)]
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     expected_L = torch.cat([plain_logprobs(model, rollout) for rollout in rollouts])
     own = [p for _, completions in sampled for completion in completions for p in completion.logprobs]
-    found = {"engine": largest(torch.tensor(own), expected_L)}
+    found = {} if engine is None else {"engine": largest(torch.tensor(own), expected_L)}
     weight_L = torch.linspace(-1.0, 2.0, len(expected_L))
     expected = gradient(model, (weight_L * expected_L).sum())
     for layout in LAYOUTS:
@@ -113,6 +122,35 @@ def differences(policy: Policy, engine: NativeEngine, folder: str) -> dict[str, 
         found[layout] = largest(logprob_L, expected_L)
         found[f"{layout} gradient"] = relative(gradient(policy.causal_lm, (weight_L * logprob_L).sum()), expected)
     return found
+
+
+def of_adapters(folder: str) -> float:
+    """Largest difference of a log-prob in nats, with adapters on all linear layers that are not 0."""
+    policy = load_policy(ModelConfig(name=folder, device="cpu", lora_rank=2), seed=0)
+    draw = torch.Generator().manual_seed(1)
+    trained = [weight for name, weight in policy.model.named_parameters() if ".lora_B." in name]
+    groups = [group_of(index, prompt, completions) for index, (prompt, completions) in enumerate(made_up())]
+    with inference(policy.model):
+        for weight in trained:
+            weight.normal_(0, 0.1, generator=draw)
+        alone = plain_model(policy)
+        rollouts = [rollout for group in groups for rollout in group.rollouts]
+        expected_L = torch.cat([rollout_logprobs(alone, rollout, Sampling()) for rollout in rollouts])
+        return largest(layout_logprobs(policy, groups, "shared"), expected_L)
+
+
+def made_up() -> list[tuple[list[int], list[Completion]]]:
+    """Prompts as `sample` takes them, with completions that nobody sampled."""
+    draw = torch.Generator().manual_seed(0)
+
+    def ids(length: int) -> list[int]:
+        return torch.randint(4, VOCABULARY, (length,), generator=draw).tolist()
+
+    lengths = ((7, 9), (2, 5), (11, 14))
+    return [
+        (ids(prompt), [Completion(tuple(ids(n)), (0.0,) * n, "length", 0) for n in (end, end - 1, end - 3)])
+        for prompt, end in lengths
+    ]
 
 
 async def sample(engine: NativeEngine) -> list[tuple[list[int], list[Completion]]]:
@@ -217,19 +255,24 @@ def page(rows: Sequence[Mapping[str, Any]]) -> str:
     sections = [HEAD.format(version=transformers.__version__, torch=torch.__version__, counts=counts)]
     for status in ORDER:
         if by_status[status]:
-            make = _figures if status in ("works", "different") else _reasons
+            make = _figures if status in ("fast", "general", "different") else _reasons
             sections.append(f"## {TITLES[status]}\n\n{make(by_status[status])}")
     sections.append(FOOT)
     return "\n".join(sections)
 
 
 def _figures(rows: Sequence[Mapping[str, Any]]) -> str:
-    head = "| architecture | class | engine | padded | packed | shared | gradient |\n|---|---|---|---|---|---|---|\n"
+    head = (
+        "| architecture | class | layouts | engine | padded | packed | shared | gradient | LoRA |\n"
+        + "|---" * 9
+        + "|\n"
+    )
     cells = []
     for row in rows:
         gradients = max(row[f"{layout} gradient"] for layout in LAYOUTS)
-        numbers = [row["engine"], *(row[layout] for layout in LAYOUTS), gradients]
-        cells.append([row["name"], f"`{row['class']}`", *(f"{number:.0e}" for number in numbers)])
+        numbers = [row.get("engine"), *(row[layout] for layout in LAYOUTS), gradients, row["LoRA"]]
+        said = ["" if number is None else f"{number:.0e}" for number in numbers]
+        cells.append([row["name"], f"`{row['class']}`", row.get("layouts", "all"), *said])
     return head + _table(cells)
 
 
@@ -243,7 +286,8 @@ def _table(cells: Sequence[Sequence[str]]) -> str:
 
 
 TITLES = {
-    "works": "The same as transformers",
+    "fast": "The fast path: covey's attention and engine",
+    "general": "The general path: transformers' own passes",
     "refused": "Refused at loading",
     "not built": "Not tried: no tiny model",
     "different": "Different without a word",
@@ -257,19 +301,25 @@ Every causal language model of transformers {version} (torch {torch}, CPU, float
 loads as a run would: {counts}. Written by `make architectures`, which compares what the engine and the trainer say
 with transformers alone: eager attention, one text at a time, plain autograd.
 
+- *fast*: attention that transformers lets others compute, once in every layer. *general*: anything else; passes are
+  transformers' own, and the engine decodes in lockstep. Which one a model takes is found by running it at loading, and
+  said in one line.
+- *layouts*: what a model of the general path computes exactly, logits and gradient. *forked*: shared prompts through
+  its cache, and padded rows; *rows*: padded rows, which then stand in for `packing=shared`; *alone*: single texts.
 - *engine*: largest difference of a sampled token's log-prob, in nats; *padded*, *packed*, *shared*: the same of the
-  trainer's layouts (`packing`); *gradient*: relative difference of the gradient, the worst of the three.
+  trainer's layouts (`packing`); *gradient*: relative difference of the gradient, the worst of the three; *LoRA*: of a
+  log-prob with adapters on all linear layers.
 - What is refused is refused when the model is loaded, by the line in the table: `covey train`, `covey check`, a bare
-  engine and a resumed run alike. The comparison is made there as well, with the model's own weights, for two short
-  texts and at the edges of its windows; the preflight compares the longest texts of the run.
+  engine and a resumed run alike. The comparison is made there as well, with the model's own weights, for a few short
+  texts and, on the fast path, at the edges of its windows; the preflight compares the longest texts of the run.
 - Texts in which longrope (Phi-3.5, Phi-4-mini) would take its second table are refused: it takes it for all of a pass
   as soon as one text is long, so that numbers would depend on what else is in the batch. `max_length` ends before.
-- Mamba, Jamba, Qwen3-Next and others that mix tokens by more than attention need an engine that keeps their states.
 """
 FOOT = """---
 
 Implemented in: [policy/models/probe.py](../../src/covey/policy/models/probe.py),
-[policy/models/loading.py](../../src/covey/policy/models/loading.py),
+[policy/models/general.py](../../src/covey/policy/models/general.py),
+[policy/attention/forked.py](../../src/covey/policy/attention/forked.py),
 [policy/attention/packed.py](../../src/covey/policy/attention/packed.py).
 """
 
@@ -278,14 +328,18 @@ def main(words: Sequence[str]) -> int:
     """Exit code 1 where an architecture comes out otherwise without a word."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.checks.architectures")
     parser.add_argument("names", nargs="*", help="architectures or variants; none: all, and the page is written")
-    names = parser.parse_args(words).names
+    parser.add_argument("--part", help="PART/PARTS: every so many, kept beside those of other parts")
+    given = parser.parse_args(words)
+    part, parts = map(int, (given.part or "1/1").split("/"))
     rows = []
-    for name in names or architectures():
+    for name in given.names or architectures()[part - 1 :: parts]:
         rows.append(examined_apart(name))
         print(json.dumps(rows[-1]), flush=True)
-    if not names:
-        RESULTS.write_text(json.dumps(rows, indent=1) + "\n")
-        PAGE.write_text(page(rows))
+    if not given.names:
+        known = {row["name"]: row for row in [*(json.loads(RESULTS.read_text()) if parts > 1 else ()), *rows]}
+        kept = [known[name] for name in architectures() if name in known]
+        RESULTS.write_text(json.dumps(kept, indent=1) + "\n")
+        PAGE.write_text(page(kept))
     return 1 if any(row["status"] in ("different", "failed") for row in rows) else 0
 
 

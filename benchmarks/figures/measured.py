@@ -148,8 +148,8 @@ def _seconds(point: dict[str, Any], name: str) -> dict[str, float]:
 def architectures() -> Drawing:
     """Return how many architectures of transformers are supported, refused and not tried."""
     counts = Counter(row["status"] for row in read("architectures"))
-    names = {"works": ("agree with transformers", "good"), "refused": ("refused at loading, in one line", "muted")}
-    names |= {"not built": ("no tiny model to try", "line")}
+    names = {"fast": ("covey's attention and engine", "good"), "general": ("transformers' own passes", "warm")}
+    names |= {"refused": ("refused, in one line", "muted"), "not built": ("no tiny model to try", "line")}
     total = sum(counts.values())
     drawing = Drawing(860, 150, f"{total} causal language models of transformers")
     drawing.text(30, 34, f"{total} causal language models of transformers", size=17, anchor="start", weight=600)
@@ -158,7 +158,7 @@ def architectures() -> Drawing:
         wide = 800 * counts[status] / total
         drawing.rect(x, 52, wide - 4, 34, colour, colour)
         drawing.text(x, 108, str(counts[status]), size=17, anchor="start", weight=600)
-        drawing.text(x, 128, label if wide > 150 else "not tried", size=13, anchor="start", colour="muted")
+        drawing.text(x, 128, label if wide > 150 else status, size=13, anchor="start", colour="muted")
         x += wide
     return drawing
 

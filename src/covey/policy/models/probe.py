@@ -54,7 +54,7 @@ class Recorder:
 
 
 def remove_dropout(model: nn.Module) -> None:
-    """Remove dropout and routers' jitter: policies are sampled, so trained, without it.
+    """Remove dropout: policies are sampled, so trained, without it.
 
     Some architectures keep the rate in a module, others as a number beside the layers.
     """
@@ -62,7 +62,7 @@ def remove_dropout(model: nn.Module) -> None:
         if isinstance(module, nn.Dropout):
             module.p = 0.0
         for name, value in list(vars(module).items()):
-            if ("drop" in name or "jitter" in name) and isinstance(value, float):
+            if "drop" in name and isinstance(value, float):
                 setattr(module, name, 0.0)
 
 
