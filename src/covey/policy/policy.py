@@ -47,7 +47,7 @@ class Policy:
     first_position: int = 0
     """The number its position encoding gives to the first token of a sequence."""
     path: Literal["fast", "general"] = "fast"
-    """fast: attention is covey's, in every layer. general: passes are transformers' own, whatever the layers do."""
+    """fast: attention is covey's, in every layer. general: passes are transformers' own."""
     heads: frozenset[Heads] = frozenset()
     """All kinds of heads its layers have, once its capabilities were detected."""
     attention: str = "sdpa"
@@ -149,15 +149,15 @@ class Policy:
             return hidden_LC
 
     def _read(self, model: nn.Module, name: str, input_ids_BT: Tensor, layout: Layout) -> Tensor:
-        """Return an output (B, T, ...) of the model's own pass: of rows, or of a tree through its cache."""
+        """Return an output (B, T, ...) of the model's own passes."""
 
-        def read(ids_RQ: Tensor, held: Held, *, keeps: bool = True) -> tuple[Tensor, Held]:
-            out = model(input_ids=ids_RQ, use_cache=keeps, **held)
+        def read(ids_RQ: Tensor, held: Held, keeps: bool) -> tuple[Tensor, Held]:
+            out = model(input_ids=ids_RQ, use_cache=keeps or bool(held), **held)
             return out[name], cache_keyword(out)
 
         if isinstance(layout, ForkedLayout):
             return layout.read(read, input_ids_BT)
-        return read(input_ids_BT, {}, keeps=False)[0]
+        return read(input_ids_BT, {}, False)[0]
 
     def _place(self, input_ids_BT: Tensor, position_ids_BT: Tensor, layout: Layout) -> dict[str, Any]:
         place = {"input_ids": input_ids_BT, "position_ids": position_ids_BT + self.first_position, "layout": layout}

@@ -126,7 +126,7 @@ class PrefixTree:
 
     @property
     def num_padded(self) -> int:
-        """Count the tokens where the ends of one node are padded to the longest."""
+        """Count the tokens, the ends of one node padded alike."""
         total, waiting = 0, [self._root]
         while waiting:
             node = waiting.pop()
@@ -250,7 +250,7 @@ def padded_layout(part: Part) -> Stream:
 
 
 def usable_layout(packing: str, attention: str) -> str:
-    """Return the layout itself, or what stands in for one that the policy's model does not compute exactly."""
+    """Return the layout, or the exact one in its place."""
     return INSTEAD.get(attention, {}).get(packing, packing)
 
 

@@ -35,7 +35,7 @@ def test_an_architecture_is_sampled_and_trained_as_transformers_computes_it(name
 
 
 @pytest.mark.parametrize("name", GENERAL)
-def test_an_architecture_that_is_not_for_the_fast_path_takes_the_general_one_and_says_why(
+def test_another_architecture_takes_the_general_path_and_says_why(
     name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     save(name, str(tmp_path))

@@ -1,4 +1,4 @@
-"""Trees of segments through a model's own cache: the layout of the general path.
+"""Read trees of segments through a model's own cache.
 
 What is shared is read once, with gradient; its cache is forked for what continues it. Segments that nothing continues
 are read together, padded on the right: a causal model needs no mask for that.
@@ -27,24 +27,27 @@ Each can do what stands behind it, too.
 """
 Held = dict[str, object]
 """A cache under the keyword that hands it to the model, {} before the first token."""
-Read = Callable[[Tensor, Held], tuple[Tensor, Held]]
-"""Reads tokens (R, Q) after a cache; returns the output (R, Q, C) and the cache after them."""
+Read = Callable[[Tensor, Held, bool], tuple[Tensor, Held]]
+"""Reads tokens (R, Q) after a cache; returns the output (R, Q, C) and, if told to keep one, the cache after them."""
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class Stretch:
     """Consecutive tokens that are read in one pass."""
 
     start: int
     length: int
-    children: "list[Span]" = field(default_factory=list)
+    children: "list[Stretch]" = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
 class ForkedLayout:
-    """Read a stream (B = 1) span by span; it is no attention, which is the model's own."""
+    """Read a stream (B = 1) stretch by stretch.
 
-    roots: tuple[Span, ...]
+    Attention is the model's own.
+    """
+
+    roots: tuple[Stretch, ...]
 
     def attend(self, layer: int, query_BHTD: Tensor, key_BKTD: Tensor, value_BKTD: Tensor, rule: Rule) -> Tensor:
         raise AssertionError("the general path leaves attention to the model")
@@ -52,16 +55,16 @@ class ForkedLayout:
     def read(self, read: Read, ids_1T: Tensor) -> Tensor:
         """Return the output of all tokens, (1, T, C)."""
         found: dict[int, Tensor] = {}
-        waiting: list[tuple[Span, Held]] = [(root, {}) for root in self.roots]
+        waiting: list[tuple[Stretch, Held]] = [(root, {}) for root in self.roots]
         while waiting:
-            span, held = waiting.pop()
-            (out_QC,), after = read(_rows(ids_1T[0], [span]), held)
-            found[span.start] = out_QC
-            leaves = [child for child in span.children if not child.children]
+            stretch, held = waiting.pop()
+            (out_QC,), after = read(_rows(ids_1T[0], [stretch]), held, bool(stretch.children))
+            found[stretch.start] = out_QC
+            leaves = [child for child in stretch.children if not child.children]
             if leaves:
-                out_RQC, _ = read(_rows(ids_1T[0], leaves), _fork(after, len(leaves)))
+                out_RQC, _ = read(_rows(ids_1T[0], leaves), _fork(after, len(leaves)), False)
                 found |= {leaf.start: out_QC[: leaf.length] for leaf, out_QC in zip(leaves, out_RQC, strict=True)}
-            waiting += [(child, _fork(after, 1)) for child in span.children if child.children]
+            waiting += [(child, _fork(after, 1)) for child in stretch.children if child.children]
         return torch.cat([found[start] for start in sorted(found)])[None]
 
 
@@ -71,17 +74,17 @@ def forked_layout(segments: "Sequence[StreamSegment]", device: torch.device) -> 
     for segment in segments:
         children[segment.parent].append(segment)
 
-    def span(segment: "StreamSegment") -> Span:
+    def stretch(segment: "StreamSegment") -> Stretch:
         start, length, after = segment.start, segment.length, children[segment]
         while len(after) == 1:  # a sole continuation stands right behind it
             length, after = length + after[0].length, children[after[0]]
-        return Span(start, length, [span(child) for child in after])
+        return Stretch(start, length, [stretch(child) for child in after])
 
-    return ForkedLayout(tuple(span(root) for root in children[None]))
+    return ForkedLayout(tuple(stretch(root) for root in children[None]))
 
 
 def _fork(held: Held, num_rows: int) -> Held:
-    """Return the cache of one row for several, which may be written on."""
+    """Fork one row's cache for several, which may write."""
     made = {}
     for name, cache in held.items():
         made[name] = fork_rows(cache, torch.zeros(num_rows, dtype=torch.int64))
@@ -89,8 +92,8 @@ def _fork(held: Held, num_rows: int) -> Held:
     return made
 
 
-def _rows(ids_T: Tensor, spans: Sequence[Span]) -> Tensor:
-    """Return the spans' tokens, (R, Q), padded with tokens of their own."""
-    longest = max(span.length for span in spans)
+def _rows(ids_T: Tensor, stretches: Sequence[Stretch]) -> Tensor:
+    """Return the stretches' tokens, (R, Q), padded with tokens of their own."""
+    longest = max(stretch.length for stretch in stretches)
     place_Q = torch.arange(longest, device=ids_T.device)
-    return torch.stack([ids_T[span.start + place_Q.where(place_Q < span.length, 0)] for span in spans])
+    return torch.stack([ids_T[stretch.start + place_Q.where(place_Q < stretch.length, 0)] for stretch in stretches])

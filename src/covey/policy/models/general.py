@@ -1,4 +1,6 @@
-"""The general path: passes of transformers' own, for models whose layers are not all covey's attention.
+"""Probe models that take the general path.
+
+Passes are transformers' own, for layers may be something else than covey's attention.
 
 Which layouts a model computes exactly is found by running it: rows padded on the right, and trees of segments through
 its cache (`attention.forked`), each against single texts, logits and gradient.
@@ -38,9 +40,9 @@ PACKAGES |= {"causal_conv1d_fn": "causal-conv1d"}
 
 
 class DrawDetector(TorchDispatchMode):
-    """Detects random draws of several numbers, and the modules that make them: noise may be rare, or small.
+    """Detect random draws of several numbers, and who makes them.
 
-    Single draws decide whether a layer is left out (`remove_dropout`).
+    Noise may be rare, or small. Single draws decide whether a layer is left out (`remove_dropout`).
     """
 
     def __init__(self) -> None:
@@ -75,7 +77,10 @@ class DrawDetector(TorchDispatchMode):
 
 
 def keep_evaluating(modules: set[nn.Module]) -> None:
-    """Keep modules in evaluation mode for good: routers that draw noise in training."""
+    """Keep modules in evaluation mode for good.
+
+    Routers that draw noise in training.
+    """
     for module in modules:
         module.train(False)
         vars(module)["train"] = _stay
@@ -86,14 +91,14 @@ def _stay(mode: bool = True) -> None:
 
 
 def general_attention(policy: Policy) -> str:
-    """Return what the model computes as it does single texts: a name of `attention.forked.GENERAL`.
+    """Find what the model computes exactly, of `forked.GENERAL`.
 
     `policy` takes the general path and is in training mode.
     """
     if policy.causal_lm.dtype == torch.float32:
         policy = replace(policy, precision=torch.float32)  # rounding would hide small differences
     texts = _texts(policy)
-    alone = _measured(policy, [([text], DENSE, [_places(0, text)]) for text in texts])
+    alone = _measure(policy, [([text], DENSE, [_places(0, text)]) for text in texts])
     longest = max(map(len, texts))
     padded = [[*text, *text[:1] * (longest - len(text))] for text in texts]
     places = [_places(number * longest, text) for number, text in enumerate(texts)]
@@ -138,8 +143,11 @@ def _tree(policy: Policy, texts: Sequence[Sequence[int]]) -> Pass:
     return [stream], forked_layout(segments, policy.device), places
 
 
-def _measured(policy: Policy, passes: Sequence[Pass]) -> tuple[Tensor, Tensor]:
-    """Return logits (N, V) of all texts' tokens, and the gradient (U, C) of the distinct tokens' embeddings."""
+def _measure(policy: Policy, passes: Sequence[Pass]) -> tuple[Tensor, Tensor]:
+    """Measure logits (N, V) of all tokens, and the gradient.
+
+    It is that of the distinct tokens' embeddings, (U, C).
+    """
     model, embedded = policy.causal_lm, []
 
     def begin(module: nn.Module, given: Any, out: Tensor) -> Tensor:
@@ -168,9 +176,9 @@ def _measured(policy: Policy, passes: Sequence[Pass]) -> tuple[Tensor, Tensor]:
 
 
 def _is_same(policy: Policy, expected: tuple[Tensor, Tensor], passes: Sequence[Pass]) -> bool:
-    """Return True if passes give the logits and the gradient of single texts."""
+    """Return True if passes agree with single texts."""
     try:
-        found = _measured(policy, passes)
+        found = _measure(policy, passes)
     except Exception:  # foreign code, which may trip over a cache in any way
         return False
     logits_N = (found[0] - expected[0]).abs().amax(dim=-1) / expected[0].std()

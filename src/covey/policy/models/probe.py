@@ -67,7 +67,7 @@ def remove_dropout(model: nn.Module) -> None:
 
 
 def detect_capabilities(policy: Policy) -> Policy:
-    """Return the policy with its detected capabilities: path, linear head, first position, heads.
+    """Return the policy with its path, head, positions and layers.
 
     ValueError for an architecture that even the general path computes otherwise than transformers.
     """
@@ -82,9 +82,10 @@ def detect_capabilities(policy: Policy) -> Policy:
 
 
 def detect_general(policy: Policy, reason: str) -> Policy:
-    """Return the policy on the general path, its model with transformers' own attention.
+    """Put the policy on the general path.
 
-    `reason` says why not on the fast one. ValueError where its passes differ from transformers' alone.
+    Its model gets transformers' own attention; `reason` says why not the fast one. ValueError where its passes differ
+    from transformers' alone.
     """
     model = policy.causal_lm
     own = model.get_correct_attn_implementation(None)
@@ -111,7 +112,10 @@ def detect_general(policy: Policy, reason: str) -> Policy:
 
 
 def _detect_fast(policy: Policy) -> Policy:
-    """Return the policy for covey's attention. ValueError where a layer is something else, or noisy in training."""
+    """Return the policy for covey's attention.
+
+    ValueError where a layer is something else, or noisy in training.
+    """
     model = policy.causal_lm
     kind, layout = type(model).__name__, DENSE if policy.mask_id is None else WHOLE
     recorder = Recorder(layout)
@@ -135,7 +139,10 @@ def _detect_fast(policy: Policy) -> Policy:
 
 
 def _remove_noise(policy: Policy, logits_TV: Tensor) -> None:
-    """Keep modules that draw in training, such as routers, in evaluation mode. ValueError if noise stays."""
+    """Keep modules that draw in training in evaluation mode.
+
+    ValueError if noise stays.
+    """
     layout = DENSE if policy.mask_id is None else WHOLE
     for _ in range(2):
         draws = DrawDetector()
@@ -149,7 +156,10 @@ def _remove_noise(policy: Policy, logits_TV: Tensor) -> None:
 
 
 def _check_alone(policy: Policy) -> float:
-    """Compare single texts with plain transformers; return the mean difference of log-probs in nats."""
+    """Compare single texts with plain transformers.
+
+    Return the mean difference of log-probs in nats.
+    """
     texts, plain = _texts(policy), plain_model(policy)
     positions_1T = torch.arange(len(texts[0]), device=policy.device)[None]
     found_NV = torch.cat([policy.logits(torch.tensor([t], device=policy.device), positions_1T, DENSE) for t in texts])
@@ -161,7 +171,7 @@ def _check_alone(policy: Policy) -> float:
 
 
 def _has_hidden(policy: Policy) -> bool:
-    """Return True where the base model stands alone, and says its last hidden states."""
+    """Return True where the base model says its last hidden states."""
     try:
         policy.hidden(*_probe(policy), DENSE)
     except Exception:  # foreign code
@@ -170,7 +180,10 @@ def _has_hidden(policy: Policy) -> bool:
 
 
 def _packages(policy: Policy) -> str:
-    """Name the packages that make such a model faster, on a GPU, which alone has their kernels."""
+    """Name missing packages that make such a model faster.
+
+    Their kernels are those of GPUs.
+    """
     named = helpful_packages(policy.causal_lm) if policy.device.type == "cuda" else []
     lacking = [
         name for name in named if find_spec(name.replace("flash-linear-attention", "fla").replace("-", "_")) is None
