@@ -1,4 +1,4 @@
-"""Data sources by the names data sets carry, each with the environment that judges its answers.
+"""Judges by the names of data sources, each with its environment.
 
 A source is `source(settings) -> judge`, a judge `judge(ground_truth) -> (environment, prompt)`: the prompt holds what
 the environment compares with, and no question.
@@ -30,7 +30,7 @@ Judge = Callable[[Any], tuple[Environment, Prompt]]
 
 
 def judge_of(name: str, settings: Mapping[str, Any]) -> Judge:
-    """Return the judge of a data source, or of the one that `judge` names among the settings.
+    """Return a data source's judge, or the one that `judge` names.
 
     ValueError for a name or a setting that there is not.
     """
@@ -46,7 +46,7 @@ def judge_of(name: str, settings: Mapping[str, Any]) -> Judge:
 
 @functools.cache
 def _made(name: str, settings: tuple[tuple[str, Any], ...]) -> Judge:
-    """Make one environment for all calls with the same settings, since it may hold worker processes."""
+    """Make one environment per settings, as it may hold worker processes."""
     judge = DATA_SOURCES[name](**dict(settings))
 
     def judge_with_truth(truth: Any) -> tuple[Environment, Prompt]:
@@ -64,7 +64,7 @@ def arithmetic() -> Judge:
 
 
 def gsm8k(*, scheme: str = "covey", format_reward: float = 0.1) -> Judge:
-    """Judge word problems. The ground truth is the number, or a solution that ends in `#### N`."""
+    """Judge word problems by a number, or solution ending in `#### N`."""
     settings = Gsm8kConfig(scheme=scheme, format_reward=format_reward, instruction="")
     environment = GSM8K({}, settings)
 
@@ -76,7 +76,7 @@ def gsm8k(*, scheme: str = "covey", format_reward: float = 0.1) -> Judge:
 
 
 def mathematics(*, scheme: str = "covey", format_reward: float = 0.1, timeout: float = 10.0) -> Judge:
-    """Judge problems with an answer in LaTeX. The ground truth is the answer, or several of which any is right."""
+    """Judge answers in LaTeX by the right one, or any of several."""
     environment = Mathematics({}, MathConfig(scheme=scheme, format_reward=format_reward, timeout=timeout))
 
     def judge(truth: Any) -> tuple[Environment, Prompt]:
@@ -87,7 +87,7 @@ def mathematics(*, scheme: str = "covey", format_reward: float = 0.1, timeout: f
 
 
 def countdown(*, uses: str = "exactly", answer_form: str = "tags", format_reward: float = 0.1) -> Judge:
-    """Judge expressions that reach a target. The ground truth is a mapping of `nums` (or `numbers`) and `target`."""
+    """Judge Countdown by a mapping of `nums` (or `numbers`) and `target`."""
     settings = CountdownConfig(uses=uses, answer_form=answer_form, format_reward=format_reward)
     environment = Countdown({}, settings)
 
@@ -108,7 +108,7 @@ def code(
     cpu_seconds: int = 20,
     memory_bytes: int = 512 << 20,
 ) -> Judge:
-    """Judge programs in the sandbox. The ground truth is a row with tests, in any form environment=code reads."""
+    """Judge programs by a row with tests, as environment=code reads them."""
     settings = CodeConfig(
         partial_weight=partial_weight,
         timeout=timeout,
@@ -127,14 +127,14 @@ def code(
 
 
 def ifeval(*, scheme: str = "strict_share") -> Judge:
-    """Judge answers to instructions. The ground truth is a mapping of `instruction_id_list` and `kwargs`."""
+    """Judge instructions by a mapping of `instruction_id_list` and `kwargs`."""
     environment = IFEval({}, Scheme(scheme))
     names = "instruction_id_list", "kwargs"
     return lambda truth: (environment, ifeval_prompt({"prompt": "", **_mapping(truth, *names)}))
 
 
 def _mapping(truth: Any, *names: str) -> Mapping[str, Any]:
-    """Return a mapping, read from JSON where it is text, as data sets often hold it."""
+    """Return a mapping, parsed where a data set holds it as JSON."""
     try:
         found = json.loads(truth) if isinstance(truth, str) else truth
     except (ValueError, RecursionError):

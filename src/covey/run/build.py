@@ -193,7 +193,7 @@ def build_reference(
 ) -> Reference | RemoteReference | None:
     """Copy the policy, load another reference, or serve it elsewhere.
 
-    None where no penalty and no ratio asks for a reference. Whoever is started for it is added to `servings`.
+    None where no penalty and no ratio asks for a reference. Started processes are added to `servings`.
     """
     if not (_objective(config).needs_reference or config.algorithm.kl_coef > 0):
         return None
@@ -221,7 +221,7 @@ def load_reference(config: Config, vocabulary: Vocabulary, *, on_host: bool = Fa
 
 
 def _reference_identity(config: Config, policy: Policy, compared: nn.Module | None) -> str:
-    """Return a fingerprint of the reference model, "" if named."""
+    """Return a fingerprint of the reference's weights, or its origin."""
     name, revision = config.algorithm.reference_model, config.algorithm.reference_revision
     if name is None and not config.model.name.startswith(IN_MEMORY):
         return beginning(config.model.name, config.seed)
@@ -235,7 +235,7 @@ def build_judged(
 ) -> JudgedElsewhere | None:
     """Start the processes of devices.judge, and return their client.
 
-    ValueError where the environment has no judge, or episodes. Whoever is started is added to `servings`.
+    ValueError where the environment has no judge, or episodes. Started processes are added to `servings`.
     """
     if config.source != "ray" or config.devices.judge == 0:
         return None

@@ -266,7 +266,7 @@ def _trainer_settings(config: Config) -> TrainerSettings:
 
 
 def _key(config: Config, environment: Environment, demonstrations: Sequence[Demonstration]) -> str:
-    """Return a hash of everything the SFT-initialised policy depends on."""
+    """Return a hash of everything that the cold-start policy depends on."""
     how, model = config.sampling, asdict(config.warmed_model)
     for name in ("device", "gradient_checkpointing", "activation_offload", "attention"):
         del model[name]

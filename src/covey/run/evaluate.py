@@ -92,8 +92,8 @@ def answer(source: GroupSource, prompts: Sequence[Prompt], sampling: Sampling, s
 
 
 NOISY, ERRORS, LEAST_PROMPTS = 2.0, 2.0, 16
-"""Temperature makes noise of a model where greedy answers earn so many times what sampled ones do, by so many standard
-errors of the difference over the prompts (each at least a prompt), of which there are so many at least."""
+"""Samples are noise where greedy answers earn NOISY times as much, by ERRORS standard errors over LEAST_PROMPTS prompts
+or more; an error is at least that of one prompt."""
 
 
 def noise(answers: Answers, temperature: float) -> str | None:

@@ -194,7 +194,7 @@ def check_keeps_reference(run: Run, refreshed: Mapping[str, Tensor]) -> None:
 
 
 def stop_with_cluster(run: Run, ending: Ending) -> None:
-    """Have training stopped where the cluster of its samplers is lost."""
+    """Stop training if the cluster of its samplers is lost."""
     if isinstance(run.source, RaySource):
         run.source.on_loss = ending.stop_later
 
@@ -273,7 +273,7 @@ def opening(run: Run) -> str:
 
 
 def computing(policy: Policy, config: Config) -> str:
-    """Describe sampling, attention and activations, with reasons.
+    """Describe how a GPU samples and trains, with reasons.
 
     >>> computing(policy, config)
     'sampling: native, a graph of each step (vLLM is not installed); attention: varlen; layers: liger; activations: ...'
@@ -317,7 +317,7 @@ def size_of(policy: Policy) -> str:
 
 
 def crowding(run: Run) -> str | None:
-    """Return a warning where a step exceeds the prompts."""
+    """Return a warning if a step draws prompts more than once."""
     prompts, groups_per_step = len(run.source.stream.prompts), run.config.groups_per_step
     if groups_per_step <= prompts:
         return None

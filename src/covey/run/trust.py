@@ -117,7 +117,7 @@ def named_code(settings: Any, key: str = "") -> Iterator[tuple[str, str]]:
 
 
 def find_risks(settings: Any) -> Iterator[tuple[str, str]]:
-    """Yield other risks, as (shown, value): unboxed programs, servers, trackers, hub names, environment reads.
+    """Yield other risks as (shown, value), such as servers and hub names.
 
     >>> list(find_risks({"environment": {"isolation": "unsafe_no_isolation", "url": ""}}))
     [('isolation=unsafe_no_isolation', 'unsafe_no_isolation')]

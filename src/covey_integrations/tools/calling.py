@@ -164,7 +164,7 @@ class Caller:
 
 
 async def called_in_time(function: Callable[..., Any], what: str, seconds: float, /, **arguments: Any) -> Any:
-    """Call a user's function, async here or in a thread, with a deadline.
+    """Call a user's function with a deadline, synchronous ones in a thread.
 
     Raises TookTooLong; a thread cannot be ended, so it is left behind.
     """

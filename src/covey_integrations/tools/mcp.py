@@ -231,7 +231,7 @@ class McpServer:
     """A server whose tools are listed once, on first use."""
 
     def __init__(self, server: str, *, is_shared: bool, seconds: float = 30.0) -> None:
-        """Name the server, a URL or command; `is_shared`: all attempts share a session."""
+        """Take a server's URL or command; with `is_shared` attempts share a session."""
         self._server = server
         self._seconds = seconds
         self._is_shared = is_shared

@@ -207,7 +207,7 @@ class _DryRun(Environment):
 
 
 def with_prompt(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the row with a placeholder prompt for `reset`, if it has none."""
+    """Return the row, with a placeholder prompt if it has none."""
     asked = [{"role": "user", "content": NO_PROMPT}]
     return row if row.get("prompt") is not None else {**row, "prompt": asked}
 

@@ -17,7 +17,7 @@ HAS_SERVERS = Requires("environment.servers set", ("environment.servers",), bool
 
 @dataclass
 class ToolsConfig(EpisodesConfig, RewardFunctionsConfig):
-    """Your own rows (`data`) and rewards (`rewards`), with tools that the policy calls."""
+    """Your own rows (`data`), rewards (`rewards`), and tools that policies call."""
 
     name: str = "tools"
     max_turns: int | None = setting(8, ge=1)

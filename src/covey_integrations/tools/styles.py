@@ -179,7 +179,7 @@ def styles(one: str, two: str, none: str) -> Iterator[Style]:
 
 
 def turns(tokenizer: Any) -> list[str]:
-    """Return the template's turns of one, two and empty calls, "" on failure."""
+    """Render turns of one, two and empty calls, "" on failure."""
     return [turn_of(tokenizer, SCHEMA, calls) for calls in ONE_TWO_NONE]
 
 

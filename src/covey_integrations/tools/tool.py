@@ -32,7 +32,7 @@ class Tool:
 
 
 def tool_of(function: Callable[..., Any], is_stateful: bool = False) -> Tool:
-    """Make a tool of a function with type hints and a Google docstring. ValueError."""
+    """Make a tool of a function with type hints and docstring. ValueError."""
     from transformers.utils.chat_template_utils import (
         DocstringParsingException,
         TypeHintParsingException,

@@ -1,4 +1,4 @@
-"""Programs that are run: the policy writes a function, tests in a sandbox say what it is worth.
+"""Environment of programs: the policy writes a function, tests judge it.
 
 The reward is 1 where all tests pass, else `partial_weight` times the share of tests that pass. Where the policy has
 several turns, some tests are told to it, and the share is that of the others.
@@ -48,7 +48,7 @@ class Code(Environment):
     def __init__(
         self, problems: Mapping[Split, Sequence[Problem]], runner: Runner, settings: CodeConfig | None = None
     ) -> None:
-        """Take over the runner: `close` closes it. Raises ValueError for settings that no program can be judged by."""
+        """Take problems and a runner, which `close` closes. ValueError for impossible settings."""
         self.settings = settings or CodeConfig()
         _check(self.settings)
         self._limits = code_limits(self.settings)
@@ -72,7 +72,7 @@ class Code(Environment):
         return list(await asyncio.gather(*(self._score(prompt, completion) for completion in completions)))
 
     async def reply(self, prompt: Prompt, messages: Sequence[Message]) -> Message | None:
-        """Return the test that the answer failed, if it is told, else how it failed. None where it failed none."""
+        """Return feedback on the first failed test, None if all pass."""
         problem: Problem = prompt.columns["problem"]
         program = extract_program(messages[-1]["content"], problem.entry_point, problem.opening)
         failed = _told_failure(await self._report(problem, program), self._num_told(problem)) if program else NO_PROGRAM
@@ -136,7 +136,7 @@ class Code(Environment):
         return reward
 
     def _num_told(self, problem: Problem) -> int:
-        """Return how many tests, the first ones, are for feedback: a third where there is a further turn."""
+        """Count the first tests used for feedback: a third, with several turns."""
         return len(problem.tests) // 3 if self.can_reply else 0
 
     async def _report(self, problem: Problem, program: str) -> Report:
@@ -149,7 +149,7 @@ class Code(Environment):
         self._rewards["suspicious"] += reward.value * bool(report.suspicious_imports)
 
     async def _recheck(self, prompt: Prompt, problem: Problem, program: str) -> None:
-        """Run a program of full score again, on inputs it has not seen where there are any. The reward stays."""
+        """Run a full-score program again, on unseen inputs if any; rewards stay."""
         self._counts["rechecked"] += 1
         self._num_rechecks += 1
         # New arguments, which a program that remembers the old ones does not know
@@ -192,7 +192,7 @@ def _whole(problem: Problem, program: str) -> str:
 
 
 def code_limits(settings: CodeConfig) -> Limits:
-    """Return the limits of one program. Raises ValueError, in the words of the settings, where they do not fit."""
+    """Return a program's limits. ValueError in the words of the settings."""
     try:
         return Limits(
             wall_seconds=settings.timeout,
@@ -206,7 +206,7 @@ def code_limits(settings: CodeConfig) -> Limits:
 
 
 def _check(settings: CodeConfig) -> None:
-    """Refuse (ValueError) what the settings of a run cannot hold and those made in Python can."""
+    """Refuse settings that only Python code can make wrong. ValueError."""
     if not 0 <= settings.partial_weight <= 1:
         raise ValueError(f"partial_weight must be in [0, 1], got {settings.partial_weight}")
     if not 0 <= settings.recheck_rate <= 1:
@@ -216,7 +216,7 @@ def _check(settings: CodeConfig) -> None:
 
 
 def reward_of(report: Report, partial_weight: float, num_told: int = 0) -> Reward:
-    """Give 1 where all tests pass, else the share of those behind the first `num_told` times the weight."""
+    """Return 1 if all pass, else the weighted share of untold tests."""
     solved = all(result.passed for result in report.results)
     share = replace(report, results=report.results[num_told:]).fraction
     value = 1.0 if solved else partial_weight * share
@@ -227,7 +227,7 @@ def reward_of(report: Report, partial_weight: float, num_told: int = 0) -> Rewar
 
 
 def is_chosen(text: str, rate: float) -> bool:
-    """Return whether this text is of the `rate` that are looked at again: always the same ones."""
+    """Return True for a fixed share `rate` of texts, by hash."""
     digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "big") < rate * 2**64
 
@@ -240,7 +240,7 @@ def _first_failure(report: Report) -> str | None:
 
 
 def _told_failure(report: Report, num_told: int) -> str | None:
-    """Return what may be said of the first failing test: all of one that is told, of others the kind."""
+    """Describe the first failure: a shown test in full, others by kind."""
     failed = _first_failure(replace(report, results=report.results[:num_told]))
     kind = next((result.kind for result in report.results if not result.passed), None)
     return failed or (NOT_TOLD.format(kind=kind) if kind is not None else None)

@@ -1,4 +1,4 @@
-"""Programming problems made from parameters: a statement, a right program, and inputs to try programs on.
+"""Generated programming problems: statement, right program, and inputs to try.
 
 | family      | difficulty | what the function does                                                        |
 |-------------|------------|-------------------------------------------------------------------------------|
@@ -215,7 +215,7 @@ def edits(rng: random.Random) -> Draft:
 
 
 def chosen_families(problem: str, difficulty: int | None) -> list[tuple[str, int]]:
-    """Return the families and difficulties that a setting means, by difficulty. ValueError where there are none."""
+    """Return a setting's families by difficulty. ValueError without any."""
     names = MIXES.get(problem, (problem,))
     unknown = [name for name in names if name not in FAMILIES]
     if unknown:

@@ -1,4 +1,4 @@
-"""Rows of programming data sets as problems, whatever their columns are called (docs/tasks/code.md has the table).
+"""Read rows of programming data sets, by any column names (docs/tasks/code.md).
 
 Test code is trusted: it runs as it is, in a process that the tested program cannot reach.
 """
@@ -43,7 +43,7 @@ from math import *
 
 
 def problem_of(row: Row, packages: Collection[str] = TEST_PACKAGES) -> Problem:
-    """Read the problem of a row. Raises ValueError where it lacks something, or needs what no test can have.
+    """Read a row's problem. ValueError for missing columns or impossible needs.
 
     packages: what test code may import besides the standard library.
     """
@@ -85,7 +85,7 @@ def _text(row: Row, *names: str) -> str:
 
 
 def _test_columns(row: Row) -> tuple[list[Any], str]:
-    """Collect the columns of tests, and why one of them is left out."""
+    """Collect the columns of tests, and the reason to omit one."""
     if row.get("inputs") and row.get("outputs"):
         row = {"tests": {"inputs": row["inputs"], "outputs": row["outputs"]}, **row}
     columns = [row[name] for name in (_given(row, *TESTS), *TESTS) if row.get(name)]
@@ -109,7 +109,7 @@ def _function(row: Row, tests: Any) -> str | None:
 
 
 def _entry_point(row: Row, columns: Sequence[Any]) -> str:
-    """Find the name of the function in a column, the cases or test code."""
+    """Find the function's name in a column, cases or test code."""
     named = next((row[name] for name in NAMES if row.get(name)), None)
     sources = [source for column in columns for source in _sources(column)]
     named = named or next((name for column in columns if (name := _function(row, column))), None)
@@ -181,7 +181,7 @@ def _begins_program(prompt: str, entry_point: str) -> bool:
 
 
 def _statement(problem: Problem, prompt: str, row: Row, shown: Any) -> str:
-    """Put the problem in words, with the first example where there are several."""
+    """Write the problem's statement, with the first of several examples."""
     starter = row.get("starter_code") or ""
     if not problem.entry_point:
         return to_script(prompt, starter)

@@ -1,4 +1,4 @@
-"""Programming problems with their tests, whatever they come from: drawn from the families, or read from rows."""
+"""Programming problems with tests, drawn from families or read from rows."""
 
 import random
 from collections import Counter
@@ -77,7 +77,7 @@ def drawn(family: str, difficulty: int, seed: str) -> Draft:
 
 
 def draft_tests(draft: Draft, seed: str, count: int = NUM_TESTS) -> tuple[CallTest, ...]:
-    """Draw different calls with the answers of the draft's own program, a pure function of the arguments.
+    """Draw distinct tests, answered by the draft's program, by the seed alone.
 
     At most half of them, rounded up, are passed by a program that returns a constant, or what it was given.
     """
@@ -130,7 +130,7 @@ def generate_problems(
     num_tests: int = NUM_TESTS,
     style: str = "full",
 ) -> dict[Split, list[Problem]]:
-    """Return different problems for each split, families round-robin. A family that has too few gives each a part.
+    """Generate distinct problems per split, families round-robin; small families are divided.
 
     In style `short` a problem is a few words, for a policy that reads few characters.
 

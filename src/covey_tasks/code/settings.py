@@ -23,7 +23,7 @@ IS_DRAWN = Requires(
 
 @dataclass
 class CodeConfig(EpisodesConfig):
-    """Programs that tests judge in a sandbox: problems made up, or rows from `data`."""
+    """Programs judged by tests in a sandbox: generated problems, or `data`."""
 
     name: str = "code"
     problem: str = setting("starters", needs=PROBLEMS_GENERATED)

@@ -1,4 +1,4 @@
-"""Keep verdicts on programs: a policy that learns writes the same ones many times."""
+"""Cache of verdicts, as a policy writes the same programs again."""
 
 import hashlib
 import json
@@ -24,10 +24,10 @@ class _Verdict:
 
 
 class _Verdicts(AsyncCache[str, _Verdict]):
-    """Keep at most MAX_BYTES of verdicts, and believe the clock the second time only."""
+    """Keep at most MAX_BYTES of verdicts; timeouts count from the second time."""
 
     def is_final(self, value: _Verdict) -> bool:
-        """Return False for what the clock decided once: the machine may have been busy."""
+        """Return False for a first timeout, as the machine may be busy."""
         return value.num_agreed > 1 or not any(result.kind in CLOCKED for result in value.report.results)
 
     def combined(self, before: _Verdict | None, value: _Verdict) -> _Verdict:
@@ -45,13 +45,13 @@ class _Verdicts(AsyncCache[str, _Verdict]):
 
 
 class CachedRunner:
-    """Put a cache before another Runner. Programs that are equal and requested at the same time run once.
+    """Cache another Runner's verdicts; equal concurrent programs run once.
 
     A verdict belongs to the verifier (what it says of itself), the limits, the tests, the entry point and the code.
     """
 
     def __init__(self, runner: Runner, size: int) -> None:
-        """Keep the last `size` verdicts, of at most MAX_BYTES together. 0 keeps none.
+        """Keep the last `size` verdicts, at most MAX_BYTES in total; 0: none.
 
         Takes over the runner: `close` closes it.
         """
@@ -63,7 +63,7 @@ class CachedRunner:
     async def run(
         self, code: str, tests: Sequence[Test], entry_point: str | None = None, limits: Limits | None = None
     ) -> Report:
-        """Judge a program, from the cache where it is there. SandboxFailed is never cached."""
+        """Judge a program, or return its cached verdict; SandboxFailed is not cached."""
 
         async def judge() -> _Verdict:
             return _Verdict(await self._runner.run(code, tests, entry_point, limits))

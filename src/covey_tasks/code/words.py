@@ -1,4 +1,4 @@
-"""What a policy reads of a programming problem: every word of it is in this file.
+"""The words of programming problems, all that a policy reads.
 
 Whoever asks for a program says what the function is called, what it takes, one example and where the answer goes; a
 model that has to guess the name writes good programs that no test can call.
@@ -31,7 +31,7 @@ def asked(task: str, called: str, examples: Sequence[str] = ()) -> str:
 
 
 def to_define(name: str, signature: str | None, starter: str = "", is_class: Mapping[str, bool] | None = None) -> str:
-    """Return how what a program defines is called. Where no program tells the signature (None), the name must do.
+    """Return the signature to define, or the name if unknown (None).
 
     is_class: of each name that tests use, whether it is that of a class.
     """
@@ -65,7 +65,7 @@ def shown_call(name: str, test: CallTest) -> str:
 
 
 def signature_of(solution: str | None, name: str, calls: Sequence[CallTest] = ()) -> str | None:
-    """Return the first line of a function, without its colon. None where the program does not define it.
+    """Return a function's first line without colon, None if undefined.
 
     Types that the program does not tell are those of the values in `calls`.
 
@@ -82,18 +82,18 @@ def signature_of(solution: str | None, name: str, calls: Sequence[CallTest] = ()
     taken, returned = function.args, function.returns
     for place, parameter in enumerate(taken.args):
         values = [call.args[place] for call in calls if place < len(call.args)]
-        parameter.annotation = parameter.annotation or _parsed(hint(values))
-    returned = returned or _parsed(hint([call.expected for call in calls]))
+        parameter.annotation = parameter.annotation or _parse(hint(values))
+    returned = returned or _parse(hint([call.expected for call in calls]))
     return f"def {name}({ast.unparse(taken)})" + (f" -> {ast.unparse(returned)}" if returned else "")
 
 
 def hint(values: Sequence[Any]) -> str:
-    """Write the type of values as an annotation, such as `list[int | str]`."""
+    """Write the values' type as an annotation, such as `list[int | str]`."""
     if values and all(isinstance(value, list) for value in values):
         inner = hint([item for value in values for item in value])
         return f"list[{inner}]" if inner else "list"
     return " | ".join(sorted({"None" if value is None else type(value).__name__ for value in values}))
 
 
-def _parsed(annotation: str) -> ast.expr | None:
+def _parse(annotation: str) -> ast.expr | None:
     return ast.parse(annotation, mode="eval").body if annotation else None

@@ -36,7 +36,7 @@ class MoveResult:
 
 
 class Game(Environment):
-    """Environment of a game, with reward 1 for a win, and turn rewards."""
+    """Environment of a game: reward 1 for winning, and turn rewards."""
 
     def __init__(self, prompts: Mapping[Split, Sequence[Prompt]], max_turns: int, settings: GameConfig) -> None:
         """Set the prompts, and the default of `max_turns`."""

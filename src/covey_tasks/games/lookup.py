@@ -68,6 +68,6 @@ class Lookup(Game):
 
 
 def parsed(move: str) -> tuple[str, str]:
-    """Split a move into its kind, Q or A, and letter; empty otherwise."""
+    """Split a move into kind (Q or A) and letter, empty otherwise."""
     found = _MOVE.fullmatch(move)
     return ("", "") if found is None else (found[1], found[2])

@@ -26,7 +26,7 @@ class GameConfig(EpisodesConfig):
 
 @dataclass
 class GuessConfig(GameConfig):
-    """A hidden number, found by guesses that are answered with lower or higher."""
+    """A hidden number to guess, with answers lower or higher."""
 
     name: str = "guess"
     max_turns: int | None = setting(6, ge=1)

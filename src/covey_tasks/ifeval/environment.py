@@ -1,4 +1,4 @@
-"""The environment: prompts with instructions that a program can check, and what completions of them are worth."""
+"""Environment of prompts with instructions that a program can check."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""New instruction prompts, none of which is in the benchmark: requests put together from parts, 1 to 3 instructions.
+"""Generate prompts of 1 to 3 instructions, none of the benchmark's.
 
 A request names a form, a topic and a reader of `material`; instructions are drawn from those that go together
 (`kinds.compatible`), with arguments an answer can follow. A prompt is a pure function of seed, split and its number.
@@ -22,7 +22,7 @@ ATTEMPTS = 50
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A generated prompt: a row of IFEval's form, and what it is about.
+    """A generated prompt as a row of IFEval's form, and its subject.
 
     >>> Request("no commas. write about bees", "bees", ("punctuation:no_comma",), ({},))
     """
@@ -76,7 +76,7 @@ def _draw(settings: IfevalConfig, random: Random) -> Request:
     for name, drawn in zip(names, arguments, strict=True):
         if name == "combination:repeat_prompt":
             drawn["prompt_to_repeat"] = ask
-    parts = [_worded(random.choice(kinds[name].wordings), drawn) for name, drawn in zip(names, arguments, strict=True)]
+    parts = [_word(random.choice(kinds[name].wordings), drawn) for name, drawn in zip(names, arguments, strict=True)]
     return Request(" ".join([ask, *parts]), topic, names, tuple(arguments))
 
 
@@ -102,13 +102,13 @@ def _ask(style: str, names: Sequence[str], random: Random) -> tuple[str, str]:
     return topic, f"Write {article} {form} about {topic}{reader}."
 
 
-def _worded(template: str, arguments: Arguments) -> str:
-    text = template.format(**{name: _shown(name, value) for name, value in arguments.items()})
+def _word(template: str, arguments: Arguments) -> str:
+    text = template.format(**{name: _show(name, value) for name, value in arguments.items()})
     has_one = any(isinstance(value, list) and len(value) == 1 for value in arguments.values())
     return _ONE_OF_MANY.sub(r"1 \1", _WORDS.sub(r"\1", text) if has_one else text)
 
 
-def _shown(name: str, value: Any) -> str:
+def _show(name: str, value: Any) -> str:
     if name == "language":
         return MATERIAL["languages"][value][0]
     return " and ".join(value) if isinstance(value, list) else str(value)

@@ -1,4 +1,4 @@
-"""Answers that follow the instructions of a generated prompt: demonstrations, and proof that it can be done.
+"""Gold answers to generated prompts, as demonstrations and proof of feasibility.
 
 The answers say little; they show form.
 """

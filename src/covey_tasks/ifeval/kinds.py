@@ -1,4 +1,4 @@
-"""The kinds of instruction as the generator uses them: arguments to draw, words to ask in, and what goes together."""
+"""Kinds of instruction for the generator: arguments, wordings, compatible pairs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ class Kind:
 
 
 def _draw_argument(random: Random, name: str, how: Any, before: Arguments) -> Arguments:
-    """Draw one argument, with the relation that it has, given those before it."""
+    """Draw one argument with its relation, after those drawn before."""
     if isinstance(how, list):
         low, high = how
         return {name: random.randint(low, high if isinstance(high, int) else before[high])}

@@ -1,4 +1,4 @@
-"""Where prompts come from: the generator, rows of IFEval's form, and a benchmark that is only evaluated on."""
+"""Load prompts: generated, from rows, or a benchmark for evaluation alone."""
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -34,7 +34,7 @@ class Source:
 
 
 def load(source: Source, generated: Callable[[], Mapping[Split, Sequence[Prompt]]]) -> dict[Split, list[Prompt]]:
-    """Return the prompts of both splits. Where they are read, training on the benchmark itself is warned of.
+    """Return both splits' prompts, with a warning if training uses the benchmark.
 
     ValueError for rows the user must fix.
     """
@@ -50,7 +50,7 @@ def load(source: Source, generated: Callable[[], Mapping[Split, Sequence[Prompt]
 
 
 def _benchmark_prompts(source: Source) -> list[Prompt]:
-    """Return all prompts, whatever splits they come in, in the order of their keys where they have some.
+    """Return all splits' prompts, ordered by key if they have keys.
 
     Nothing is trained on them: they are marked, and every answer to them is judged by its form alone.
     """
@@ -72,7 +72,7 @@ def from_requests(requests: Iterable[Request], split: Split, style: str, instruc
 
 
 def prompt_of(row: Row, instruction: str = "") -> Prompt:
-    """Make a prompt of a row of IFEval's form (prompt, instruction_id_list, kwargs, key), null arguments dropped.
+    """Make a prompt of IFEval's row: prompt, instruction_id_list, kwargs, key.
 
     `instruction` is what the system message says, "" for none. ValueError where the row makes no sense.
     """

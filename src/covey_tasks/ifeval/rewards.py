@@ -28,7 +28,7 @@ ASK_TAGS = "Think inside <think></think> tags, then write your whole answer insi
 
 @dataclass(frozen=True)
 class Scheme:
-    """How verdicts become a reward. ValueError for an unknown name and for weights that are not four."""
+    """Turns verdicts into a reward. ValueError for unknown names or wrong weights."""
 
     name: str = "strict_share"
     measure_weights: Sequence[float] = (0.4, 0.3, 0.2, 0.1)
@@ -63,12 +63,12 @@ class Scheme:
         instructions: Sequence[Instruction],
         rules: Callable[[str], Mapping[str, bool]] = lambda text: {},
     ) -> Reward:
-        """Return the reward of a completion, its parts, and which kinds were followed strictly.
+        """Return a completion's reward, its parts, and the kinds strictly followed.
 
         Args:
             rules: whether a text answers what was asked, by name; one that does not earns nothing (all but torchrl).
         """
-        text, found = self._judged(completion)
+        text, found = self._judge(completion)
         verdicts = judge(text, instructions)
         parts = measures(verdicts) | found
         if self.name != "torchrl":
@@ -78,12 +78,12 @@ class Scheme:
             parts |= {name: float(holds) for name, holds in kept.items()}
             parts |= {ON_TOPIC: on_topic, FOLLOWED: on_topic * parts[PLAIN[self.name]]}
         value = math.fsum(weight * parts[name] for name, weight in self.part_weights.items())
-        return Reward(value, parts | _followed(instructions, verdicts))
+        return Reward(value, parts | _find_followed(instructions, verdicts))
 
     def in_form(self, answer: str) -> str:
         return f"<think>{answer[:40]}</think>\n<answer>{answer}</answer>" if self.name == "torchrl" else answer
 
-    def _judged(self, completion: str) -> tuple[str, dict[str, float]]:
+    def _judge(self, completion: str) -> tuple[str, dict[str, float]]:
         if self.name != "torchrl":
             return after_thoughts(completion), {}
         answers, thoughts = blocks(completion, "answer"), blocks(completion, "think")
@@ -96,7 +96,7 @@ def scheme_of(settings: IfevalConfig) -> Scheme:
     return Scheme(settings.scheme, tuple(settings.measure_weights), *bonuses, settings.min_words)
 
 
-def _followed(instructions: Sequence[Instruction], verdicts: Verdicts) -> dict[str, float]:
+def _find_followed(instructions: Sequence[Instruction], verdicts: Verdicts) -> dict[str, float]:
     found: dict[str, float] = {}
     for asked, followed in zip(instructions, verdicts.strict, strict=True):
         name = asked.id.partition(":")[2]

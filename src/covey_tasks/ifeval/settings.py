@@ -15,7 +15,7 @@ GENERATED = Requires("data.path = null, so that prompts are generated", ("data.p
 
 @dataclass
 class IfevalConfig(EnvironmentConfig):
-    """Instructions whose following a program checks: generated prompts, or rows (IFEval's columns) from `data`."""
+    """Instructions that a program checks: generated, or `data` with IFEval's columns."""
 
     name: str = "ifeval"
     scheme: str = "strict_share"

@@ -1,1 +1,1 @@
-"""Texts with masked tokens, and the learned judge that scores them filled in."""
+"""Texts with masked tokens, and the learned judge of their fills."""

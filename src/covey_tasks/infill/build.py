@@ -1,4 +1,4 @@
-"""From settings to the environment of masked texts, its judge and its monitors."""
+"""Build the environment of masked texts, its judge and monitors."""
 
 import logging
 import math
@@ -29,7 +29,7 @@ NUM_CHECKED = 256
 
 @dataclass(frozen=True)
 class Judged:
-    """A judge and how often it ranks a held-out text above its corrupted version."""
+    """A judge with its accuracy on held-out pairs of texts."""
 
     judge: Judge
     accuracy: float
@@ -41,7 +41,7 @@ class Judged:
 
 @dataclass(frozen=True)
 class Material:
-    """What judges are trained and measured on: texts as the policy would write them."""
+    """Texts to train and measure judges on, as policies write them."""
 
     texts: Texts
     masker: Masker

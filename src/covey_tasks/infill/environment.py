@@ -1,4 +1,4 @@
-"""Texts with masked tokens, which a masked policy fills in and a learned judge scores.
+"""Environment of masked texts: a policy fills them, a judge scores.
 
 The reward is the judge's score of the completed text. A learned judge can be flattered, so others look at the same
 texts and are logged, never trained on: an exact grammar check, a second judge trained independently, an n-gram model.
@@ -22,7 +22,7 @@ NOT_TEXT = "\N{REPLACEMENT CHARACTER}"
 
 
 class Monitor(Protocol):
-    """Looks at completed texts. What it says is logged and never trained on."""
+    """Measures completed texts; its numbers are logged, never trained on."""
 
     async def scores(self, texts: Sequence[str]) -> list[float]: ...
 
@@ -44,7 +44,7 @@ GRAMMAR = Rule(is_sentence)
 def make_prompts(
     texts: Texts, masker: Masker, tokenizer: PreTrainedTokenizerBase, settings: InfillConfig
 ) -> dict[Split, list[Prompt]]:
-    """Mask texts of both splits, as a pure function of the arguments. Raises ValueError where no text can be masked."""
+    """Mask both splits' texts, by the arguments alone. ValueError without any."""
     counts: dict[Split, int] = {"train": settings.num_train, "test": settings.num_test}
     ratios, seed = settings.mask_ratios, settings.problem_seed
     made: dict[Split, list[Prompt]] = {}
@@ -66,7 +66,7 @@ def make_prompts(
 
 
 class Infill(Environment):
-    """Environment of masked texts. The value of a fill is what the judge says of the completed text."""
+    """Environment of masked texts, rewarded by the judge's score when completed."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class Infill(Environment):
         return list(self._prompts[split])
 
     async def score(self, prompt: Prompt, completions: Sequence[str]) -> list[Reward | Failure]:
-        """Judge by the text of the fills, for callers without tokens. Where it cannot fill the gaps it is empty."""
+        """Score fills given as text; one that fits no gaps is empty."""
         ids = [self._tokenizer(text, add_special_tokens=False)["input_ids"] for text in completions]
         return await self.score_tokens(prompt, completions, ids)
 
@@ -148,7 +148,7 @@ def written(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int]) -> str
 
 
 def _gap(score: float, parts: Mapping[str, float]) -> dict[str, float]:
-    """Compute how far the judge is above a monitor: a rise is reward hacking."""
+    """Return the judge's score minus a monitor's; its rise is reward hacking."""
     name = gap_reference(parts)
     return {} if name is None else {"gap": score - parts[name]}
 

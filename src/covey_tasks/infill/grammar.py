@@ -1,4 +1,4 @@
-"""A language small enough to be judged exactly: sentences drawn from a grammar, and the check that takes nothing else.
+"""A small grammar: sentences drawn from it, and their exact check.
 
     sentence -> subject verb [object | manner] "."
 
@@ -41,7 +41,7 @@ def sentence(chance: random.Random) -> str:
 
 
 def sentences(count: int, seed: str, *, held_out: bool) -> list[str]:
-    """Return different sentences, of those that are held out or of the others: a pure function of the arguments."""
+    """Return distinct sentences, held out or not, by the arguments alone."""
     chance = random.Random(f"grammar/{seed}")
     found: dict[str, None] = {}
     while len(found) < count:
@@ -52,7 +52,7 @@ def sentences(count: int, seed: str, *, held_out: bool) -> list[str]:
 
 
 def is_held_out(sentence: str) -> bool:
-    """Decide by its own letters, so that no sentence is in both splits."""
+    """Return True for held-out sentences, by a checksum of the text."""
     return sum(sentence.encode()) % HELD_OUT == 0
 
 
@@ -86,7 +86,7 @@ def _one_of(words: Iterable[str]) -> str:
 
 
 def _phrase_pattern(plural: bool) -> str:
-    """Return a pattern of noun phrases, with the article that the next letter asks for."""
+    """Return a pattern of noun phrases, with the right article."""
     articles = SEVERAL if plural else (*ONE, f"an(?= [{SOUNDS}])", f"a(?= [^{SOUNDS}])")
     return f"{_one_of(articles)} (?:{_one_of(ADJECTIVES)} )?{_one_of(_noun(noun, plural) for noun in NOUNS)}"
 

@@ -1,4 +1,4 @@
-"""A frozen judge: how much a whole text looks like a real one, by a sequence classifier or scorer."""
+"""A frozen judge that scores how real a whole text looks."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

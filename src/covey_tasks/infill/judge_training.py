@@ -1,4 +1,4 @@
-"""The embedded judge: a small encoder that covey trains itself to tell real text from corrupted text.
+"""Train the embedded judge, a small encoder, on real and corrupted texts.
 
 It lies in a content-addressed cache, as cold-start policies do, from which a second run takes it. How often it ranks a
 held-out text above its corrupted version is measured before it may be used, for judges from elsewhere too.
@@ -40,8 +40,7 @@ Pairs = Callable[[int, random.Random], list[Pair]]
 def ensure_judge(
     settings: InfillConfig, seed: int, draw: Pairs, content: Sequence[str], say: Callable[[str], None] = LOGGER.info
 ) -> Path:
-    """Return the folder of a judge trained so on these pairs: from the cache, or trained now and put there, which is
-    said.
+    """Return the folder of the judge of these pairs, trained if missing.
 
     `content` is what the pairs follow from besides.
     """
@@ -81,7 +80,7 @@ def ensure_judge(
 def train_judge(
     settings: InfillConfig, seed: int, tokenizer: PreTrainedTokenizerFast, draw: Pairs
 ) -> tuple[PreTrainedModel, float]:
-    """Train a judge to rank real texts above corrupted ones, and return its loss (nats per text) at the end."""
+    """Train a judge on pairs; return it and its final loss (nats)."""
     # Make model, optimizer and random numbers from the seed.
     shape = NanoShape("modernbert", settings.judge_hidden_size, settings.judge_num_layers, NUM_HEADS)
     model = nano_judge_model(shape, tokenizer, seed)
@@ -110,7 +109,7 @@ def _loss(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, pairs: Seq
 
 
 def accuracy(judge: Judge, pairs: Sequence[Pair]) -> float:
-    """Return how often the judge ranks a real text above its corrupted version. A tie counts half."""
+    """Return the share of pairs ranked right; a tie counts half."""
     scores = judge.score([text for pair in pairs for text in pair])
     ranked = zip(scores[::2], scores[1::2], strict=True)
     return fmean(float(real > wrong) + 0.5 * float(real == wrong) for real, wrong in ranked)

@@ -24,7 +24,7 @@ HAS_ROWS = Requires(
 
 @dataclass
 class InfillConfig(EnvironmentConfig):
-    """Texts with masked tokens, scored by a learned judge: generated sentences, a text file or rows from `data`."""
+    """Masked texts scored by a learned judge: generated, a file, or `data`."""
 
     name: str = "infill"
     text_column: str = setting("text", needs=HAS_ROWS)

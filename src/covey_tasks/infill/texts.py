@@ -1,4 +1,4 @@
-"""Text to fill in: generated sentences, a plain text file, or rows of a data set. As inputs with masked tokens.
+"""Texts to mask: generated sentences, a text file, or rows.
 
 What is masked are tokens of the policy's own tokenizer, found by their places in the text, so an input stays a text.
 """
@@ -23,7 +23,7 @@ NUM_SENTENCES: Mapping[Split, int] = {"train": 4096, "test": 1024}
 
 
 class Texts(Protocol):
-    """Where pieces of text come from. Pieces of the two splits have nothing in common."""
+    """A source of text pieces; the two splits share none."""
 
     @property
     def num_pool(self) -> int:
@@ -31,7 +31,7 @@ class Texts(Protocol):
         ...
 
     def draw(self, split: Split, count: int, seed: str) -> list[str]:
-        """Draw pieces, as a pure function of the arguments. They may come again."""
+        """Draw pieces by the arguments alone; they may repeat."""
         ...
 
 
@@ -49,7 +49,7 @@ class Pieces:
 
 @dataclass(frozen=True)
 class Running:
-    """One long text, of which the last part is held out. Pieces begin anywhere."""
+    """One long text, its end held out; pieces begin anywhere."""
 
     splits: Mapping[Split, str]
     piece_length: int
@@ -64,7 +64,7 @@ class Running:
 
 
 def load_texts(path: str | None, window: int, rows: RowSettings) -> Texts:
-    """Load generated sentences where `path` is null, else a plain text file, or rows, each read as a text.
+    """Load texts from a file or rows; without `path`, generate sentences.
 
     ValueError for a file that is no text, or too short for a piece in each split.
     """
@@ -110,8 +110,10 @@ class Masker:
         return text[: units[-1].stop] if units else ""
 
     def mask(self, text: str, ratio: float, seed: str) -> Masked | None:
-        """Return the text with about this share of its tokens masked. None where it has too few, where their gaps are
-        not as many as they, or where the text has gaps of its own."""
+        """Return the text with a share of tokens masked, None if impossible.
+
+        It is where tokens are too few, gaps come out fewer than masked tokens, or the text has gaps of its own.
+        """
         made: list[Masked] = []
         if self._tokenizer.mask_token in text:
             return None
@@ -127,7 +129,7 @@ class Masker:
         return next((masked for masked in made if self._ids(masked.text).count(mask_id) == len(masked.hidden)), None)
 
     def _ways(self, text: str) -> Iterator[list["_Unit"]]:
-        """Yield what may be masked, from the finest on. The first that leaves the other tokens as they are is taken.
+        """Yield choices of units to mask, finest first, until other tokens stay.
 
         Tokens, or whole words where a gap inside one makes other tokens of the rest of it (WordPiece); without the
         blank before them, or with it where it belongs to the token and the mask token does not take it (BPE).

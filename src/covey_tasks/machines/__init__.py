@@ -1,1 +1,1 @@
-"""Machines of blocks: a language model writes how they are put together, physics says what they are worth."""
+"""Machines of blocks, written by a policy and scored by physics."""

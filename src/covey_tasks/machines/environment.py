@@ -74,7 +74,7 @@ class Machines(Environment):
         outcomes = await asyncio.gather(*(self._outcome(machine, problem) for machine in found))
         # Score them
         pairs = zip(found, outcomes, strict=True)
-        judged = [self._judged(machine, outcome, problem) for machine, outcome in pairs]
+        judged = [self._judge(machine, outcome, problem) for machine, outcome in pairs]
         # Count for the metrics
         self._tally.add(found, judged, [one.ending for one in outcomes if isinstance(one, Outcome)])
         return [
@@ -142,7 +142,7 @@ class Machines(Environment):
         assert isinstance(machine, Machine)
         return await self._simulators.run(machine.tree, self._scores[problem.stage].world)
 
-    def _judged(
+    def _judge(
         self, machine: Machine | Invalid, outcome: Outcome | Failure | None, problem: Problem
     ) -> float | Failure:
         """Compute R_valid * R_task, not transformed."""
@@ -157,7 +157,7 @@ class Machines(Environment):
         problems = [design.problem for design in designs]
         pairs = zip(found, problems, strict=True)
         outcomes = await asyncio.gather(*(self._outcome(machine, problem) for machine, problem in pairs))
-        judged = map(self._judged, found, outcomes, problems)
+        judged = map(self._judge, found, outcomes, problems)
         return [0.0 if isinstance(score, Failure) else score for score in judged]
 
     def _reward(self, machine: Machine | Invalid, score: float) -> Reward:
@@ -242,7 +242,7 @@ class StepStats:
 
 
 def _best_at(groups: Sequence[Sequence[float]]) -> dict[str, float]:
-    """Compute Best@N over the largest groups, for N = 1, 2, 4 ... up to their size. Evaluations have greedy ones."""
+    """Compute Best@N over the largest groups, N being powers of two."""
     largest = max(map(len, groups))
     chosen = [group for group in groups if len(group) == largest]
     sizes = [2**power for power in range(7) if 2**power <= largest]
@@ -250,8 +250,7 @@ def _best_at(groups: Sequence[Sequence[float]]) -> dict[str, float]:
 
 
 def best_of(scores: Sequence[float], size: int) -> float:
-    """Compute the expected best of so many scores drawn with replacement: what a bootstrap estimates, without its
-    noise.
+    """Compute the expected best of `size` scores drawn with replacement.
 
     >>> best_of([0.0, 4.0], 2)
     3.0

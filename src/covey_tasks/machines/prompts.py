@@ -1,4 +1,4 @@
-"""What the policy is told, in words or in a few characters for the nano policy, and what demonstrations say."""
+"""Prompts and answers about machines, in words or few characters."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -58,7 +58,7 @@ def read_answer(completion: str, problem: Problem, form: str) -> Tree | Invalid:
 
 
 def write_answer(tree: Tree, problem: Problem, form: str) -> str:
-    """Write a completion, with a word about each block if there is room."""
+    """Write a completion, with a word about each block if room."""
     if form == "compact":
         return write_compact(tree)[len(write_compact(problem.given)) :]
     return f"{explanation(tree, STAGES[problem.stage].task)}\n```json\n{FORMS[form].write(tree)}\n```"
@@ -73,7 +73,7 @@ def instruction_of(rules: Rules, form: str) -> str:
     lines = [
         WORDS["building"].format(max_linear=rules.max_linear, limits=limits),
         "\nFacings (facing of the parent: world direction of its faces)",
-        *(f"{facing}: {_named(sides.items())}" for facing, sides in FACINGS.items()),
+        *(f"{facing}: {_name(sides.items())}" for facing, sides in FACINGS.items()),
         "\nBlocks (type, name, size, mass; faces in the middle of the block's sides, at this z from its origin)",
         *(_block_line(block) for block in solid),
         *(f"{block.type} {block.name}, linear, {block.mass:g} kg: {block.does}" for block in linear),
@@ -101,7 +101,7 @@ def _faces(block: BlockType) -> str:
     )
 
 
-def _named(pairs: Iterable[tuple[str, str]]) -> str:
+def _name(pairs: Iterable[tuple[str, str]]) -> str:
     return ", ".join(f"{name} {direction}" for name, direction in pairs)
 
 
@@ -109,11 +109,11 @@ def explanation(tree: Tree, task: str) -> str:
     lines = [f"A {task} of {len(tree)} blocks, built in this order."]
     placed = place_blocks(tree)
     for index, block in enumerate(placed[1:], start=1):
-        lines.append(f"{index}: {_described(block, tree)}")
+        lines.append(f"{index}: {_describe(block, tree)}")
     return "\n".join(lines)
 
 
-def _described(placed: PlacedBlock, tree: Tree) -> str:
+def _describe(placed: PlacedBlock, tree: Tree) -> str:
     block, of = placed.block, BLOCKS[placed.block.type]
     if block.parent_b is not None:
         return f"{of.name} from block {block.parent} to block {block.parent_b}: {of.does}."

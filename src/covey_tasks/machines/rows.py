@@ -1,4 +1,4 @@
-"""Tasks and designs of one's own, read from rows: what is asked in one's own words, and machines to begin with.
+"""Read a user's tasks and designs of machines from rows.
 
 | column       | what it is                                                                                       |
 |--------------|--------------------------------------------------------------------------------------------------|
@@ -31,14 +31,14 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A problem and an answer to it, as the policy is to write it."""
+    """A problem with an answer in the form of a completion."""
 
     problem: Problem
     text: str
 
 
 def read_examples(path: str, settings: MachinesConfig) -> list[Example]:
-    """Read the designs of a file. Raises ValueError that names the first row that holds none, and its column."""
+    """Read a file's designs. ValueError names the first bad row and column."""
     file, found = Path(path).expanduser(), []
     if not file.is_file():
         raise ValueError(f"environment.demonstrations={path} is no file")

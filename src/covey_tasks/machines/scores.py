@@ -1,4 +1,4 @@
-"""What a simulated machine is worth. Scores never mix in validity: a machine that is none scores 0 before.
+"""Scores of simulated machines; invalid ones score 0 before.
 
 Sources: arXiv 2510.14980 (`paper`), the code beside it, Godheritage/BesiegeField (`repo`). `strict` is ours: under the
 other two most machines that carry a boulder high score by dropping it.
@@ -29,17 +29,17 @@ CARRIED = 0.25
 
 
 def car_paper(outcome: Outcome) -> float:
-    """Score metres driven forward: the paper's distance, without its reward for reversing and tumbling."""
+    """Score metres driven forward, the paper's distance without reversing and tumbling."""
     return max(0.0, outcome.forward)
 
 
 def car_repo(outcome: Outcome) -> float:
-    """Score the distance between the first and the last place in any direction, to 0.1 m."""
+    """Score the distance from first to last place, to 0.1 m."""
     return round(outcome.moved, 1)
 
 
 def catapult_paper(outcome: Outcome) -> float:
-    """Score maximum height times forward distance, for boulders that come higher than 3 m."""
+    """Score maximum height times forward distance, for boulders above 3 m."""
     flight = outcome.flight
     if flight is None or flight.max_height <= MIN_HEIGHT:
         return 0.0
@@ -47,7 +47,7 @@ def catapult_paper(outcome: Outcome) -> float:
 
 
 def catapult_repo(outcome: Outcome) -> float:
-    """Score (1 + rise) times distance, for boulders that come up to 3 m and were not carried to where they lie."""
+    """Score (1 + rise) times distance, for uncarried boulders above 3 m."""
     flight = outcome.flight
     if flight is None or flight.max_height < MIN_HEIGHT or is_carried(flight):
         return 0.0
@@ -55,10 +55,10 @@ def catapult_repo(outcome: Outcome) -> float:
 
 
 def catapult_strict(outcome: Outcome) -> float:
-    """Score rise times distance of a throw, for boulders that come up to 3 m and rise by 1 m.
+    """Score a throw's rise times distance; it must reach 3 m.
 
-    The machine stands on the ground when it lets go, and only what the boulder does beyond the machine's own motion
-    counts (module `throwing`).
+    It rises by 1 m at least, the machine stands on the ground when it lets go, and only what the boulder does beyond
+    the machine's own motion counts (module `throwing`).
     """
     flight = outcome.flight
     if flight is None or flight.max_height < MIN_HEIGHT or is_carried(flight):
@@ -70,7 +70,7 @@ def catapult_strict(outcome: Outcome) -> float:
 
 
 def is_thrown(throw: Throw) -> bool:
-    """Tell whether it stands when it lets go, stays down, and throws further than it falls, by its own force."""
+    """Return True if it stands, stays down, throws further than it falls."""
     stands = throw.on_ground and throw.own_way <= MAX_WAY and throw.own_lift <= MAX_LIFT
     return stands and throw.distance >= throw.height and throw.gained <= MAX_GAIN
 
@@ -114,7 +114,7 @@ TRANSFORMS: dict[str, Callable[[float], float]] = {"none": float, "sqrt": math.s
 
 
 def find_score(task: str, name: str) -> Score:
-    """Find a score by its short name in a task, or by its full one. Raises ValueError.
+    """Find a score by its full or a task's short name. ValueError.
 
     >>> find_score("catapult", "strict").name
     'catapult_strict'

@@ -1,4 +1,4 @@
-"""Made-up rows in the form of GSM8K and of MATH, small enough for a randomly initialised policy to learn on a laptop.
+"""Generated rows like GSM8K's and MATH's, for small policies on laptops.
 
 `data.path=covey_tasks.math.generated:word_problems` reads them. Every row follows from a fixed seed, so the rows
 are the same everywhere; no question is in both splits.
@@ -23,7 +23,7 @@ _THINGS = ("pens", "eggs", "cups", "figs", "nuts", "keys")
 
 
 def word_problems() -> dict[Split, list[Row]]:
-    """Generate word problems of one or two steps in the form of GSM8K.
+    """Generate word problems of one or two steps, like GSM8K's.
 
     >>> word_problems()["train"][0]
     {'question': 'Eva has 25 keys and loses 6. How many now?', 'answer': '25-6=19\\n#### 19', 'level': 1}
@@ -32,7 +32,7 @@ def word_problems() -> dict[Split, list[Row]]:
 
 
 def mathematics() -> dict[Split, list[Row]]:
-    """Generate short problems in the form of MATH, whose answers are numbers and expressions in LaTeX.
+    """Generate short problems like MATH's, with answers in LaTeX.
 
     >>> mathematics()["train"][0]
     {'problem': 'Solve $x+8=86$.', 'solution': '86-8=78\\n\\\\boxed{78}', 'answer': '78', 'level': 2}

@@ -1,4 +1,4 @@
-"""Grade-school word problems with a number as the answer (GSM8K, arXiv 2110.14168, and data in its form).
+"""Grade-school word problems with numbers as answers (GSM8K, arXiv 2110.14168).
 
 Schemes, all on the scale 0 to 1:
 
@@ -52,7 +52,7 @@ def check_scheme(settings: Gsm8kConfig) -> None:
 
 
 def split_answer(answer: str) -> tuple[str, str]:
-    """Split a row's answer: (worked solution without calculator notes, gold number without commas).
+    """Split a row's answer into worked solution and gold number, both cleaned.
 
     Raises ValueError where the answer does not end in `#### N`.
     """
@@ -74,7 +74,7 @@ class GSM8K(VerifiedAnswers):
         settings: Gsm8kConfig | None = None,
         limits: MathLimits | None = None,
     ) -> None:
-        """Read the rows. ValueError for one whose answer does not end in `#### N`."""
+        """Take rows. ValueError unless each answer ends in `#### N`."""
         self._settings = settings or Gsm8kConfig()
         check_scheme(self._settings)
         if self._settings.scheme == "trl":
@@ -103,7 +103,7 @@ def build_gsm8k(settings: Gsm8kConfig, config: BuildSettings) -> VerifiedAnswers
 
 
 def covey_reward(completion: str, is_right: bool, format_reward: float) -> Reward:
-    """Give 1 for the right answer, and for a wrong one `format_reward` in the requested form."""
+    """Return 1 for the right answer, `format_reward` for the form."""
     return graded(is_right, states_number(visible(completion)), format_reward)
 
 
@@ -130,7 +130,7 @@ def _torchrl_normalised(text: str) -> str:
 
 
 def prompt_of(row: Row, settings: Gsm8kConfig) -> Prompt:
-    """Make a prompt of a row, as `GSM8K` takes them too. Raises ValueError where it holds no question and answer."""
+    """Make a prompt of a row. ValueError without question and answer."""
     question, (solution, gold) = text_in(row, "question"), split_answer(text_in(row, "answer"))
     columns = {"question": question, "solution": solution, "gold": gold, "level": row.get("level")}
     said = INSTRUCTIONS[settings.scheme] if settings.instruction is None else settings.instruction

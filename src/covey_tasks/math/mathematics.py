@@ -1,4 +1,4 @@
-"""Competition mathematics: problems whose answer is a number, an expression, a set or a text (MATH, arXiv 2103.03874).
+"""Competition mathematics with answers of any kind (MATH, arXiv 2103.03874).
 
 Schemes:
 
@@ -74,7 +74,7 @@ class Mathematics(VerifiedAnswers):
         super().__init__(make_prompts(rows, partial(prompt_of, settings=self._settings)), limits_of(self._settings))
 
     def gold(self, prompt: Prompt) -> str | None:
-        """Return the worked solution, None where TorchRL's scheme can give none the maximum reward."""
+        """Return the worked solution, None if TorchRL's scheme rewards none fully."""
         hopeless = self._settings.scheme == "torchrl" and not _TORCHRL_READS.fullmatch(prompt.columns["gold"])
         return None if hopeless else self.write_solution(prompt)
 
@@ -112,7 +112,7 @@ def build_math(settings: MathConfig, config: BuildSettings) -> VerifiedAnswers:
 
 
 def covey_reward(completion: str, is_right: bool, format_reward: float) -> Reward:
-    """Give 1 for the right answer, `format_reward` for a wrong one in the only box outside the thoughts."""
+    """Return 1 for the right answer, `format_reward` for one box outside thoughts."""
     return graded(is_right, has_one_box(visible(completion)), format_reward)
 
 
@@ -125,21 +125,21 @@ def gold_answers(row: Row, settings: MathConfig) -> list[str]:
         answer = boxed_answer(text_in(row, settings.solution_column))
         if answer is None:
             raise ValueError(f"has no \\boxed{{}} in column {settings.solution_column!r}")
-    listed = _listed(answer)
+    listed = _list(answer)
     found = [gold for one in listed if (gold := _gold_of(one, settings.answer_column)) is not None]
     if not found:
         raise ValueError(f"has no answer in column {settings.answer_column!r}, got {answer!r:.80}")
     return found
 
 
-def _listed(answer: object) -> list[object]:
+def _list(answer: object) -> list[object]:
     if isinstance(answer, str) and _JSON_LIST.fullmatch(answer.strip()):
         answer = json.loads(answer)
     return list(answer) if isinstance(answer, list | tuple) else [answer]
 
 
 def _gold_of(answer: object, column: str) -> str | None:
-    """Return one answer as it is compared, None where it is none. Of a sentence, what it says the answer is."""
+    """Return an answer, or a sentence's, as it is compared; None without."""
     if answer is None:
         return None
     if not isinstance(answer, str | Number):
@@ -158,7 +158,7 @@ def _gold_of(answer: object, column: str) -> str | None:
 
 
 def prompt_of(row: Row, settings: MathConfig) -> Prompt:
-    """Make a prompt of a row, as `Mathematics` takes them too. Raises ValueError where it lacks problem or answer."""
+    """Make a prompt of a row. ValueError without problem or answer."""
     problem = text_in(row, settings.problem_column)
     gold, *others = gold_answers(row, settings)
     columns = {**row, settings.problem_column: problem, "gold": gold} | ({"other_golds": others} if others else {})
@@ -180,7 +180,7 @@ _SHORT_ROOT = re.compile(r"\\sqrt\s*(\w)")
 
 
 def _full_box_form(solution: str, gold: str) -> str:
-    """Write `\\frac12` as `\\frac{1}{2}`: TRL's reward reads only the latter in a completion."""
+    """Write `\\frac12` as `\\frac{1}{2}`, which TRL's reward needs."""
     full = _SHORT_FRACTION.sub(lambda m: f"\\frac{{{m[1].strip('{}')}}}{{{m[2].strip('{}')}}}", gold)
     full = _SHORT_ROOT.sub(r"\\sqrt{\1}", full)
     return _box_form(solution, gold) if full == gold else f"\\boxed{{{full}}}"

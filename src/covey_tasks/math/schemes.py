@@ -12,13 +12,13 @@ def check_format_reward(value: float) -> None:
 
 
 def graded(is_right: bool, has_form: bool, format_reward: float) -> Reward:
-    """Give 1 for the right answer, and `format_reward` for a wrong one in the requested form."""
+    """Return 1 for the right answer, `format_reward` for the form alone."""
     value = 1.0 if is_right else format_reward * has_form
     return Reward(value, {"correct": float(is_right), "format": float(has_form)})
 
 
 def torchrl_reward(completion: str, is_right: bool) -> Reward:
-    """Apply TorchRL's scale (pytorch/rl ae9719f1): 1 for the right first answer block, 0.1 for another, 0 for none."""
+    """Apply TorchRL's scale (pytorch/rl ae9719f1): 1 right, 0.1 wrong, 0 without block."""
     answered, thought = first_block(completion, "answer") != "", first_block(completion, "think") != ""
     right = answered and is_right
     value = 1.0 if right else FORMAT_REWARD_TORCHRL if answered else 0.0

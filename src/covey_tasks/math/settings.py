@@ -88,7 +88,7 @@ class MathConfig(EnvironmentConfig):
 
 @dataclass
 class CountdownConfig(EnvironmentConfig):
-    """Expressions of given numbers that come to a target: made up, or rows (nums, target) from `data`."""
+    """Expressions of numbers that equal a target: generated, or from `data`."""
 
     name: str = "countdown"
     num_numbers: list[int] = setting([3], needs=WITHOUT_ROWS)

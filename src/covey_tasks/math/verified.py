@@ -1,4 +1,4 @@
-"""What the environments have in common whose answers math-verify may have to compare."""
+"""Shared base of environments whose answers math-verify may compare."""
 
 import asyncio
 from abc import abstractmethod
@@ -10,7 +10,7 @@ from covey_tasks.math.verifier import MathLimits, MathVerifier
 
 
 class VerifiedAnswers(Environment):
-    """Prompts with a gold answer, of which each completion is judged by itself."""
+    """Environment of prompts with gold answers, each completion judged by itself."""
 
     def __init__(self, prompts: Mapping[Split, Sequence[Prompt]], limits: MathLimits | None) -> None:
         self._prompts = prompts

@@ -1,4 +1,4 @@
-"""math-verify where it can be killed: a policy may write what no algebra system survives.
+"""Run math-verify in processes that can be killed.
 
 `9^{9^{9^9}}` needs more digits than there are atoms, and a loop in C hears no signal. So every call runs in a worker
 process with a deadline and a limit of memory. An answer that algebra does not survive is wrong, which is counted; it
@@ -33,7 +33,7 @@ class MathLimits:
 
 
 class MathVerifier:
-    """Worker processes that run math-verify. They start when the first comparison needs them.
+    """Runs math-verify in worker processes, started by the first comparison.
 
     >>> asyncio.run(MathVerifier().torchrl_equal("$x+1$", "$1+x$"))
     True
@@ -45,7 +45,7 @@ class MathVerifier:
         self._counts = dict.fromkeys(COUNTS, 0.0)
 
     async def trl(self, completion: str, gold: str) -> Reward | Failure:
-        """Compute TRL's accuracy reward. A gold answer that does not parse gets none, which is a Failure here."""
+        """Compute TRL's accuracy reward, a Failure for an unparsable gold answer."""
         value = await self._call(trl_accuracy, {"completion": completion, "gold": gold})
         return Failure(f"math-verify cannot read the gold answer {gold!r}") if value is None else _reward(value)
 
@@ -65,7 +65,7 @@ class MathVerifier:
             self._pool.close()
 
     async def _call(self, function: Callable[..., Any], texts: Mapping[str, str]) -> Any:
-        """Return what the function returns, 0.0 where it did not survive, a Failure where no worker could run it."""
+        """Call in a worker: 0.0 if killed, a Failure without a worker."""
         if self._pool is None:
             limits = self.limits
             workers = WorkerSettings(

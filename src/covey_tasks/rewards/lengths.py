@@ -12,7 +12,7 @@ TokenIds = Sequence[Sequence[int]]
 
 @dataclass(frozen=True)
 class SoftOverlong:
-    """0 up to `max_length` - `cache` tokens, then down to -1 (DAPO, arXiv 2503.14476)."""
+    """Penalty from `max_length` - `cache` tokens, down to -1 (DAPO, arXiv 2503.14476)."""
 
     __name__ = "soft_overlong"
 

@@ -23,7 +23,7 @@ NO_COLUMNS = (*HOOKS, *AT_TIMES)
 
 
 class Pairwise:
-    """A completion's mean outcome in its group: win 1, tie 1/2, defeat 0.
+    """Mean outcome within the group: win 1, tie 1/2, defeat 0.
 
     A judge often prefers what it reads first, so each pair is shown in both orders and the outcomes are averaged;
     `first_wins` is logged, 0.5 for a judge without that habit. One order costs half as much. A group is a run of equal
@@ -49,7 +49,7 @@ class Pairwise:
         texts = [final_text(completion) for completion in completions]
         rows = {name: values for name, values in columns.items() if name not in NO_COLUMNS}
         places = [pair for group in groups(prompts) for pair in self._pairs(group)]
-        outcomes = dict(zip(places, self._judged(prompts, texts, rows, places), strict=True))
+        outcomes = dict(zip(places, self._judge(prompts, texts, rows, places), strict=True))
         if log_metric is not None and outcomes:
             log_metric("first_wins", sum(outcomes.values()) / len(outcomes))
         return [value for group in groups(prompts) for value in win_rates(group, outcomes)]
@@ -57,7 +57,7 @@ class Pairwise:
     def _pairs(self, group: range) -> Iterator[tuple[int, int]]:
         return ((i, j) for i in group for j in group if i < j or (self.both_orders and i != j))
 
-    def _judged(
+    def _judge(
         self,
         prompts: Sequence[Any],
         texts: Sequence[str],

@@ -95,7 +95,7 @@ class RewardModel:
 
 
 def break_special_tokens(said: Any, tokenizer: "PreTrainedTokenizerBase") -> Any:
-    """Break special tokens in text by a space, so that none is forged."""
+    """Break special tokens in text by spaces, so none is forged."""
     pattern = special_tokens(tokenizer, len(tokenizer))
 
     def divided(mark: re.Match[str]) -> str:

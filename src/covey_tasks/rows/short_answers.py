@@ -87,7 +87,7 @@ def tells(
 
 
 def brevity(text: str) -> float:
-    """Return 1 for one short sentence, falling to 0 at twice the words.
+    """Return 1 for a short sentence, 0 from twice the words.
 
     Else long answers, with more room for sense, would be learned.
     """

@@ -151,7 +151,7 @@ def load_state(checkpoint: Path, *, mapped: bool = False) -> dict[str, Any]:
         kind = found[1] if found else "other values"
         raise ValueError(
             f"{STATE} of a checkpoint in {checkpoint.parent} holds {kind}: only plain values and tensors are read, so "
-            "a state_dict() of one's own, such as a curriculum's, keeps numbers, strings, lists, dicts and tensors"
+            "a custom state_dict(), such as a curriculum's, keeps numbers, strings, lists, dicts and tensors"
         ) from error
 
 

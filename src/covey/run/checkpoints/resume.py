@@ -60,7 +60,7 @@ def check_same_run(config: Config, folder: Path, checkpoint: Path) -> None:
         if (key, saved) not in had and not is_named(key, config.resume_changes):
             raise ValueError(
                 f"{checkpoint} was saved with {key}={saved} and is of another run: this one began with {key}={begun}; "
-                f"remove it, or pass resume_changes=[{key}] to go on from it"
+                f"remove it, or pass resume_changes=[{key}] to resume from it"
             )
 
 

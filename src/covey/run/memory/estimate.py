@@ -24,7 +24,7 @@ ROOM = 0.9
 
 
 def plan(config: Config, num_ranks: int, *, is_gpu: bool = True) -> dict[str, int]:
-    """Return a GPU's bytes by purpose, none for unknown shapes.
+    """Estimate a GPU's bytes by purpose, empty for unknown shapes.
 
     Training and sampling take turns, and so does a cold start with all that follows: the sum is of what is there at
     the same time at most.
@@ -72,7 +72,7 @@ def with_checkpointing(config: Config, num_ranks: int, free: int, *, is_gpu: boo
 
 
 def with_fused_layers(load: Workload, model: ModelConfig, shape: Shape, *, is_gpu: bool) -> Workload:
-    """Mark layers computed by kernels: Liger's on a GPU, covey's C on CPUs."""
+    """Mark layers that kernels compute: Liger's on GPUs, C on CPUs."""
     if is_gpu:
         return replace(load, fuses_layers=shape.has_kernels and chooses_liger(model.kernels, is_half=load.is_half))
     is_causal = model.kind == "causal"
@@ -81,10 +81,10 @@ def with_fused_layers(load: Workload, model: ModelConfig, shape: Shape, *, is_gp
 
 
 def workload(config: Config, num_ranks: int) -> Workload:
-    """Return the workload of each of `num_gpus` GPUs.
+    """Return the workload of each rank.
 
-    Prompts are not counted: nobody has read them. Where it is open whether activations are kept, they are not: the
-    least that a run takes.
+    Prompts are not counted, as none is read yet. Activations count as recomputed unless settings keep them, which is
+    the least that a run takes.
     """
     model = config.model
     num_groups = -(-config.groups_per_step // num_ranks)

@@ -70,7 +70,7 @@ class Workload:
 
     @property
     def value_bytes(self) -> int:
-        """Bytes of a number that products compute with."""
+        """Return the bytes of a number in matrix products."""
         return VALUE_BYTES[self.precision]
 
     @property
@@ -80,7 +80,7 @@ class Workload:
 
     @property
     def stream_bytes(self) -> int:
-        """Bytes of a number that goes from layer to layer."""
+        """Return the bytes of a number passed between layers."""
         return self.value_bytes if self.lora_rank else self.whole_bytes
 
     @property
@@ -111,7 +111,7 @@ def trained_weights(shape: Shape, load: Workload) -> int:
 
 
 def kept_bytes(shape: Shape, load: Workload) -> dict[str, int]:
-    """Return a GPU's persistent bytes."""
+    """Return the bytes that stay on a GPU, by purpose."""
     trained, each = trained_weights(shape, load), load.whole_bytes
     kept = {
         "weights": _frozen_bytes(shape, load) + each * trained,
@@ -137,7 +137,7 @@ def optimizer_bytes(name: str, num_weights: int, num_bytes: int) -> int:
 
 
 def training_bytes(shape: Shape, load: Workload) -> int:
-    """Return the bytes of one micro-batch on top of weights and gradients.
+    """Return a micro-batch's peak bytes, on top of weights and gradients.
 
     The fullest moment is when the head computes, or in the backward pass of the last layer, when what is around the
     head is gone; where activations are computed again, it may also be the end of the forward pass, when all weights
@@ -305,7 +305,7 @@ def _frozen_bytes(shape: Shape, load: Workload) -> int:
 
 
 def _decode_copy_bytes(shape: Shape, load: Workload) -> int:
-    """Return the bytes of weights in decoding form."""
+    """Return the bytes of the weights' copy that decoding reads."""
     if load.lays_out:
         beside = shape.adapter_weights(load.lora_rank, load.lora_targets) if load.is_half else 0
         return load.value_bytes * (shape.cast_weights + beside)

@@ -1,4 +1,4 @@
-"""The blocks: sizes, masses, faces and what they do, from `blocks.yaml` (BesiegeField, arXiv 2510.14980)."""
+"""The blocks of `blocks.yaml`: size, mass, faces (BesiegeField, arXiv 2510.14980)."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ LINEAR: tuple[Kind, ...] = ("band", "brace")
 
 @dataclass(frozen=True, slots=True)
 class Face:
-    """Where another block can be attached, in the block's own frame: x to its Right, y to its Up, z to its Front."""
+    """A place for another block: x to Right, y Up, z Front."""
 
     point: Vector
     side: Side
@@ -52,7 +52,7 @@ class BlockType:
 
     @property
     def centre(self) -> Vector:
-        """Return the centre of its box in its own frame, whose origin is there for the root, else at the box's back."""
+        """Return the box's centre, from the root's centre or the box's back."""
         return (0.0, 0.0, 0.0 if self.type == 0 else self.size[2] / 2)
 
 

@@ -1,4 +1,4 @@
-"""Construction trees in few tokens, for a policy that reads and writes single characters.
+"""Construction trees in few tokens, for policies of single characters.
 
 A block is three tokens, its type, its parent and the parent's face; a linear block has five, the second parent and face
 besides. The root is not written and a block's index is its position. Each token is one character, and the three kinds
@@ -35,7 +35,7 @@ def read_compact(text: str, rules: Rules) -> Tree | Invalid:
 
 
 def _block(text: str) -> tuple[Block | None, int]:
-    """Read the block at the start of a text, and its length in characters."""
+    """Read the first block of a text, and its length in characters."""
     type_ = _TYPE_OF.get(text[0])
     length = 5 if type_ is not None and BLOCKS[type_].is_linear else 3
     places = [PARENTS.find(character) for character in text[1:length:2]]
@@ -47,7 +47,7 @@ def _block(text: str) -> tuple[Block | None, int]:
 
 
 def write_compact(tree: Tree) -> str:
-    """Return the compact text of a sound tree of at most 48 blocks.
+    """Write a sound tree of at most 48 blocks as compact text.
 
     >>> write_compact((ROOT, Block(63, 0, 0), Block(2, 1, 1)))
     'Ba0Wb1'

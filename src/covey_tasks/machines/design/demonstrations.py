@@ -1,4 +1,4 @@
-"""What a cold start learns from: random machines and rule-based designs, balanced by family.
+"""Demonstrations: random machines and rule-based designs, balanced by family.
 
 They are not chosen by score, beyond a cap that takes the best away: reinforcement learning is to find those.
 """
@@ -35,7 +35,7 @@ class Design:
 
 
 def make_designs(settings: MachinesConfig, problems: Sequence[Problem] = ()) -> list[Design]:
-    """Make sound answers to problems round-robin, by default to those of the stages.
+    """Make sound answers to problems round-robin, by default the stages'.
 
     Fewer where hardly any exist.
     """
@@ -56,7 +56,7 @@ def make_designs(settings: MachinesConfig, problems: Sequence[Problem] = ()) -> 
 
 
 def capped(designs: Sequence[Design], scores: Sequence[float], share: float) -> list[Design]:
-    """Leave out the best of each family: the share with the lowest scores stays, ties included."""
+    """Keep the share of each family with the lowest scores, ties included."""
     kept: list[Design] = []
     for family in dict.fromkeys(design.family for design in designs):
         own = [(score, design) for design, score in zip(designs, scores, strict=True) if design.family == family]

@@ -1,4 +1,4 @@
-"""How a block lies in the world: six orientations, decided by the face it sits on. Nothing is ever rolled.
+"""Six orientations of a block, by the face it sits on.
 
 Source: BesiegeField, arXiv 2510.14980 (Godheritage/BesiegeField, `FACINGMAP`).
 """
@@ -30,8 +30,9 @@ def side(facing: Facing, of: Side) -> Facing:
 
 
 def to_world(point: Vector, facing: Facing) -> Vector:
-    """Turn a point of a block's own frame (x to its Right, y to its Up, z to its Front), relative to the block's
-    origin.
+    """Turn a point of a block's own frame, relative to its origin.
+
+    The frame has x to the block's Right, y to its Up and z to its Front.
 
     >>> to_world((0.5, 0.0, 2.0), "x+")
     (2.0, 0.0, -0.5)

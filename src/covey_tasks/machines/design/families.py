@@ -1,4 +1,4 @@
-"""Rule-based designs with random parameters: what a cold start can learn designs from. Some are bad on purpose."""
+"""Rule-based designs with random parameters, some bad on purpose."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ Family = Callable[[random.Random, Builder], None]
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """What a catapult stands on: the foot that points forward, and the top of the tower."""
+    """A catapult's base: the foot that points forward, and the tower's top."""
 
     front: int
     tower: int
@@ -50,7 +50,7 @@ def tee_car(generator: random.Random, builder: Builder) -> None:
 
 
 def rotor_arm(generator: random.Random, builder: Builder, base: Base) -> None:
-    """Add a rotating block at the side of the tower, an arm on that, a bowl on the arm."""
+    """Add a rotating block beside the tower, with an arm and bowl."""
     side: Side = generator.choice(("Left", "Right"))
     rotor = builder.add(ROTOR, base.tower, faces(builder.type_of(base.tower), side)[-1])
     if rotor is None:
@@ -78,7 +78,7 @@ def band_arm(generator: random.Random, builder: Builder, base: Base) -> None:
 
 
 def catapult_base(generator: random.Random, builder: Builder) -> Base:
-    """Add two to four feet and a tower of one to three blocks."""
+    """Add feet (2 to 4) and a tower (1 to 3 blocks)."""
     feet = [ROOT_FRONT, *generator.sample((ROOT_BACK, ROOT_LEFT, ROOT_RIGHT), generator.randint(1, 3))]
     tips = [tip for foot in feet for tip in _row(builder, 0, foot, [generator.choice((BEAM, LOG))])]
     heavy = generator.random() < 0.5
@@ -130,7 +130,7 @@ def _maybe_ballast(generator: random.Random, builder: Builder, beams: Sequence[i
 
 
 def _bowl(generator: random.Random, builder: Builder, arm: Sequence[int]) -> None:
-    """Add a container with the boulder, upright on the arm. Nothing where it does not fit."""
+    """Add the boulder's container upright on the arm, if it fits."""
     if not arm:
         return
     up = faces(builder.type_of(arm[-1]), "Up")

@@ -1,4 +1,4 @@
-"""The second representation: blocks by position and rotation, as a comparison to construction trees.
+"""The second representation of machines: blocks by position and rotation.
 
 Nothing says what a block is attached to, so connections are found again by where faces are. Positions are relative to
 the root, rotations are quaternions (x, y, z, w). Source: BesiegeField, arXiv 2510.14980, D.1.1.
@@ -39,10 +39,10 @@ def write_global(tree: Tree) -> str:
     >>> print(write_global((ROOT,)))
     [{"type":0,"Position":[0.0,0.0,0.0],"Rotation":[0.0,0.0,0.0,1.0]}]
     """
-    return "[" + ",\n".join(_written(placed) for placed in place_blocks(tree)) + "]"
+    return "[" + ",\n".join(_write(placed) for placed in place_blocks(tree)) + "]"
 
 
-def _written(placed: PlacedBlock) -> str:
+def _write(placed: PlacedBlock) -> str:
     rotation = [round(value, 4) + 0.0 for value in ROTATIONS[placed.facing]]
     entry = {"type": placed.block.type, "Position": list(placed.origin), "Rotation": rotation}
     if placed.end is not None:
@@ -51,7 +51,7 @@ def _written(placed: PlacedBlock) -> str:
 
 
 def read_global(text: str, rules: Rules) -> Tree | Invalid:
-    """Return the tree whose faces are where the blocks say they are, in the order of the list. Any text may come in.
+    """Read any text; return the tree whose faces match the blocks' positions.
 
     A block's position must be a face of an earlier block; where two faces meet, a linear block takes the first.
     """
@@ -75,11 +75,11 @@ def _tree(rows: Sequence[Mapping[str, Any]], rules: Rules) -> Tree:
     for index, entry in enumerate(entries[1:], start=1):
         if entry.block.type not in rules.types:
             raise NoMachine("type", f"block {index}: block type {entry.block.type} is not allowed here")
-        tree.append(_connected(index, entry, entries[:index]))
+        tree.append(_connect(index, entry, entries[:index]))
     return tuple(tree)
 
 
-def _connected(index: int, entry: PlacedBlock, earlier: Sequence[PlacedBlock]) -> Block:
+def _connect(index: int, entry: PlacedBlock, earlier: Sequence[PlacedBlock]) -> Block:
     if entry.end is None:
         return Block(entry.block.type, *_face_at(index, entry.origin, entry.facing, earlier))
     both = (*_face_at(index, entry.origin, None, earlier), *_face_at(index, entry.end, None, earlier))
@@ -104,7 +104,7 @@ def _face_at(index: int, at: Vector, facing: Facing | None, earlier: Sequence[Pl
 
 
 def _entry(index: int, row: Mapping[str, Any]) -> PlacedBlock:
-    """Read a row as a block in space. Its parents are not known yet."""
+    """Read a row as a block in space, without its parents yet."""
     # The block's type decides which fields there are
     key = "type" if "type" in row else "id"
     kind = whole(index, key, row[key]) if key in row else -1

@@ -1,4 +1,4 @@
-"""Machines made block by block: each is taken only if it fits. Random growth, and what rule-based families use."""
+"""Build machines block by block, taking only blocks that fit."""
 
 import random
 
@@ -90,7 +90,7 @@ class Builder:
 
 
 def faces(type_: int, side: Side) -> list[int]:
-    """Return the numbers of a block's faces on one side, from its back to its front.
+    """Return the numbers of a block's faces on one side, back first.
 
     >>> faces(63, "Right")
     [4, 5, 6]
@@ -99,15 +99,15 @@ def faces(type_: int, side: Side) -> list[int]:
 
 
 def grow(generator: random.Random, builder: Builder, num_blocks: int) -> Tree:
-    """Add random blocks on random faces until there are so many, or hardly anything fits."""
+    """Add random blocks on random faces up to `num_blocks`, while they fit."""
     types = sorted(builder.rules.types - {ROOT_TYPE, CONTAINER, BOULDER})
     num_tries = 0
     while len(builder) < num_blocks and num_tries < NUM_TRIES:
-        num_tries = 0 if _added(generator, builder, generator.choice(types)) is not None else num_tries + 1
+        num_tries = 0 if _add(generator, builder, generator.choice(types)) is not None else num_tries + 1
     return builder.tree
 
 
-def _added(generator: random.Random, builder: Builder, type_: int) -> int | None:
+def _add(generator: random.Random, builder: Builder, type_: int) -> int | None:
     free = builder.free_faces()
     if BLOCKS[type_].is_linear:
         return builder.join(type_, generator.choice(free), generator.choice(free)) if len(free) > 1 else None

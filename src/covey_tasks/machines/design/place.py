@@ -1,4 +1,4 @@
-"""From a tree to a machine in space: exact placement, then overlap and size.
+"""Place a tree in space exactly, then check overlap and size.
 
 Every coordinate is a sum of multiples of 1/20 m; no angle is ever computed. Source: BesiegeField, arXiv 2510.14980
 (Godheritage/BesiegeField, `besiege_tools.py`, `check_overlap`).
@@ -16,17 +16,17 @@ Box = tuple[Vector, Vector]
 
 
 def place(tree: Tree, rules: Rules) -> Machine | Invalid:
-    """Place the machine of a tree on the ground. The tree is checked too, so any may come in."""
+    """Check any tree, and place its machine on the ground."""
     wrong = check_tree(tree, rules)
     if wrong is not None:
         return wrong
     placed = place_blocks(tree)
     boxes = {index: box(block) for index, block in enumerate(placed) if block.end is None}
-    return _overlap(tree, boxes) or _fitted(tree, placed, boxes, rules)
+    return _overlap(tree, boxes) or _fit(tree, placed, boxes, rules)
 
 
 def box(placed: PlacedBlock) -> Box:
-    """Compute the box of a block, rounded to 0.01 as the original does."""
+    """Return a block's box, rounded to 0.01 as in the original."""
     of = BLOCKS[placed.block.type]
     centre = _plus(placed.origin, to_world(of.centre, placed.facing))
     x, y, z = (abs(length) / 2 for length in to_world(of.size, placed.facing))
@@ -77,7 +77,7 @@ def inside_container(tree: Sequence[Block], first: int, second: int) -> bool:
     return tree[second].parent == first and tree[first].type == CONTAINER
 
 
-def _fitted(tree: Tree, placed: tuple[PlacedBlock, ...], boxes: dict[int, Box], rules: Rules) -> Machine | Invalid:
+def _fit(tree: Tree, placed: tuple[PlacedBlock, ...], boxes: dict[int, Box], rules: Rules) -> Machine | Invalid:
     # The box around all blocks
     lows, highs = zip(*boxes.values(), strict=True)
     low = (min(p[0] for p in lows), min(p[1] for p in lows), min(p[2] for p in lows))
@@ -100,5 +100,5 @@ def _moved(placed: PlacedBlock, shift: Vector) -> PlacedBlock:
 
 
 def _plus(a: Vector, b: Vector) -> Vector:
-    """Add, rounded so that equal places are equal numbers. The 0.0 turns -0.0 into 0.0."""
+    """Add, rounded so that equal places are equal numbers, without -0.0."""
     return (round(a[0] + b[0], 6) + 0.0, round(a[1] + b[1], 6) + 0.0, round(a[2] + b[2], 6) + 0.0)

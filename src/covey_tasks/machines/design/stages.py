@@ -1,4 +1,4 @@
-"""What is asked for: stages from three sound blocks to a whole catapult, in the order of their difficulty."""
+"""Stages of difficulty, from three sound blocks to a whole catapult."""
 
 import random
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing asked for: a stage, its block budget, and the blocks that are given."""
+    """A problem: its stage, block budget, and given blocks."""
 
     stage: str
     budget: int

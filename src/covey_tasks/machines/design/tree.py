@@ -1,4 +1,4 @@
-"""Construction trees as JSON: read from an answer, checked, and written with the paper's keys.
+"""Construction trees as JSON: read, checked, written with the paper's keys.
 
 Paper: type, id (index), parent, face_id. Repository: id (type!), order_id (index), parent, bp_id. Which of the two a
 file means is told by the presence of order_id. Source: BesiegeField, arXiv 2510.14980, D.1.2.
@@ -26,7 +26,7 @@ REPOSITORY_LINEAR = ("id", "order_id", "parent_a", "bp_id_a", "parent_b", "bp_id
 
 
 class NoMachine(Exception):
-    """What ends the reading of a text. `read_machine` and its like return it as a value."""
+    """Ends the reading of a text; `read_machine` and others return it."""
 
     def __init__(self, code: Code, message: str) -> None:
         super().__init__(message)
@@ -34,7 +34,7 @@ class NoMachine(Exception):
 
 
 def read_machine(text: str, rules: Rules) -> Tree | Invalid:
-    """Return the tree that an answer holds, in its last fenced block (or the whole text, where there is no fence).
+    """Read the tree of an answer: its last fenced block, or all.
 
     Any text may come in: what is wrong with it is data.
     """
@@ -45,7 +45,7 @@ def read_machine(text: str, rules: Rules) -> Tree | Invalid:
 
 
 def find_json(text: str) -> str:
-    """Find the last fenced block, cut off or not, else the whole text."""
+    """Return the last fenced block, even if cut off, else all text."""
     fenced = text.split("```")[1::2]
     return LANGUAGE.sub("", fenced[-1]) if fenced else text
 
@@ -170,17 +170,17 @@ def write_json(tree: Tree) -> str:
     [{"type":0,"id":0,"parent":-1,"face_id":-1},
     {"type":2,"id":1,"parent":0,"face_id":3}]
     """
-    return "[" + ",\n".join(_written(index, block) for index, block in enumerate(tree)) + "]"
+    return "[" + ",\n".join(_write(index, block) for index, block in enumerate(tree)) + "]"
 
 
-def _written(index: int, block: Block) -> str:
+def _write(index: int, block: Block) -> str:
     keys = PAPER if block.parent_b is None else PAPER_LINEAR
     values = (block.type, index, *(number for end in ends(block) for number in end))
     return json.dumps(dict(zip(keys, values, strict=True)), separators=(",", ":"))
 
 
 def canonical(tree: Tree) -> Tree:
-    """Return the same machine in its one order: breadth first, children by face, linear blocks last.
+    """Return the canonical tree: breadth first, by face, linear blocks last.
 
     Two sound trees are the same machine exactly if their canonical forms are equal.
     """

@@ -1,4 +1,4 @@
-"""What the parts of the machine environment speak: a block, a tree of blocks, and the machine it becomes in space.
+"""Shared types of machines: block, construction tree, machine in space.
 
 The world is left-handed: x to the right, y up, z forward. Lengths are metres, masses kilograms.
 """
@@ -27,7 +27,7 @@ SPACE_CODES: tuple[Code, ...] = get_args(SpaceCode)
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One entry of a construction tree: what it is and what it is attached to.
+    """An entry of a construction tree: a block's type and parents.
 
     A powered wheel on face 1 of block 2, and a rubber band from there to face 4 of the root:
 
@@ -54,7 +54,7 @@ ROOT = Block(0, -1, -1)
 
 @dataclass(frozen=True, slots=True)
 class PlacedBlock:
-    """A block in space. Its origin is the point it is attached at (of the root: its centre)."""
+    """A block in space, from its point of attachment (the root's centre)."""
 
     block: Block
     origin: Vector
@@ -66,7 +66,7 @@ class PlacedBlock:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A tree that fits into space, moved so that it stands on the ground (y = 0) with its middle at x = z = 0."""
+    """A tree in space: on the ground, centred on x and z."""
 
     tree: Tree
     placed: tuple[PlacedBlock, ...]

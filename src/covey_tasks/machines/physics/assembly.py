@@ -1,4 +1,4 @@
-"""From blocks to rigid bodies: blocks that cannot move against each other are one body, a joint begins the next.
+"""Join blocks into rigid bodies, which end at joints.
 
 That is why simulation is fast: a car of seven blocks is five bodies.
 """
@@ -97,7 +97,7 @@ def assemble(machine: Machine, physics: Physics) -> Assembly:
 
 
 def _body_of_face(machine: Machine, body_of: list[int], block: int, face: int) -> int:
-    """Return the body of a face. The Front of a rotating block does not turn: its axle goes through to its base."""
+    """Return a face's body; a rotating block's Front belongs to its base."""
     placed = machine.placed[block]
     kind = BLOCKS[placed.block.type]
     if kind.kind == "rotor" and kind.faces[face].side == "Front":

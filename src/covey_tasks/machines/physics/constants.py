@@ -1,4 +1,4 @@
-"""The numbers that physics rests on. They decide what a good machine is, so a change makes another physics version.
+"""Constants of physics; a change of them is another physics version.
 
 The game does not publish its own. These were chosen so that distances resemble those of arXiv 2510.14980.
 """
@@ -84,7 +84,7 @@ ball joints or several boulders come so far: 48 blocks of other kinds have 53, w
 
 
 def physics_version(physics: Physics = PHYSICS) -> str:
-    """Return what a score depends on besides machine and rule: equal versions on one machine give equal bits."""
+    """Name everything that scores depend on besides the design and rule."""
     constants = hashlib.sha256(json.dumps(asdict(physics), sort_keys=True).encode()).hexdigest()[:12]
     return f"{constants}-mujoco-{engine_version()}"
 

@@ -23,7 +23,7 @@ def model_text(machine: Machine, assembly: Assembly, walls: Sequence[Wall], phys
             "<worldbody>",
             f'<geom type="plane" size="0 0 1" {COLLISION["world"]} friction="{physics.friction}"/>',
             *[_wall(wall, physics) for wall in walls],
-            *_nested(assembly, bodies, -1),
+            *_nest(assembly, bodies, -1),
             "</worldbody>",
             "<tendon>",
             *(_tendon(index, line, physics) for index, line in enumerate(assembly.acting_lines)),
@@ -55,12 +55,12 @@ def _wall(wall: Wall, physics: Physics) -> str:
     return f'<geom type="box" {place} {COLLISION["world"]} {touch}/>'
 
 
-def _nested(assembly: Assembly, bodies: Sequence[str], parent: int) -> Iterator[str]:
+def _nest(assembly: Assembly, bodies: Sequence[str], parent: int) -> Iterator[str]:
     for number, body in enumerate(assembly.bodies):
         if body.parent == parent:
             yield f'<body name="b{number}" pos="{mujoco_vector(offset(assembly, number))}">'
             yield bodies[number]
-            yield from _nested(assembly, bodies, number)
+            yield from _nest(assembly, bodies, number)
             yield "</body>"
 
 
@@ -152,7 +152,7 @@ def _tendon(index: int, line: Line, physics: Physics) -> str:
 
 
 def _actuators(assembly: Assembly, physics: Physics) -> str:
-    """Write a motor for each powered joint, which keeps a speed as far as its torque goes."""
+    """Write a motor per powered joint, which keeps speed within its torque."""
     found = []
     for number, body in enumerate(assembly.bodies):
         if body.powered and body.kind in ("wheel", "rotor"):
@@ -165,8 +165,10 @@ def _actuators(assembly: Assembly, physics: Physics) -> str:
 
 
 def motor_speeds(assembly: Assembly, physics: Physics) -> list[float]:
-    """Return the target of each motor (rad/s), in the order of `_actuators`. Those that face x- are reversed on
-    purpose: wheels on both sides of a car drive the same way."""
+    """Return each motor's target (rad/s), reversed for those that face x-.
+
+    So wheels on both sides of a car drive the same way. In the order of `_actuators`.
+    """
     speeds = {"wheel": physics.wheel_speed, "rotor": physics.rotor_speed}
     powered = [body for body in assembly.bodies if body.powered and body.kind in speeds]
     return [-speeds[body.kind] if body.facing == "x-" else speeds[body.kind] for body in powered]

@@ -65,7 +65,7 @@ class Simulation:
     """Joules that no motor gave, in all."""
 
     def watch(self) -> None:
-        """Go on to the next look, with the power on when it is time."""
+        """Simulate to the next look, with the power on when due."""
         # Switch on motors and rubber bands
         if self.num_looks == round(self.physics.power_time / (WATCH_STEPS * self.physics.timestep)):
             self.data.ctrl[:] = motor_speeds(self.assembly, self.physics)
@@ -132,7 +132,10 @@ def begin(machine: Machine, world: World, physics: Physics = PHYSICS) -> Simulat
 def simulate(
     machine: Machine, world: World, physics: Physics = PHYSICS, seen: Callable[[Simulation], None] | None = None
 ) -> Trajectory:
-    """Simulate 5 s, at most 8 s until a boulder in the air lands. `seen` is called at every look and the start."""
+    """Simulate 5 s, up to 8 s while a boulder flies.
+
+    `seen` is called at the start and at every look.
+    """
     simulation = begin(machine, world, physics)
     if simulation.model.nv > MAX_FREEDOM:
         return without_motion("too_free")
@@ -181,7 +184,7 @@ def _goes_on(simulation: Simulation, has_landed: bool) -> bool:
 
 
 def record(machine: Machine, world: World, physics: Physics = PHYSICS) -> Recording:
-    """Record a simulation with every body's way: the same bits, and what pictures need besides."""
+    """Simulate with every body's way recorded, bit for bit the same."""
     positions: list[Array] = []
     rotations: list[Array] = []
 
@@ -201,7 +204,7 @@ def outcome(machine: Machine, world: World, physics: Physics = PHYSICS) -> Outco
 
 
 def outcome_of(tree: Tree, world: World) -> Outcome:
-    """Return the same for a valid tree, in its canonical order: the order of its blocks would change the last bits."""
+    """Return a valid tree's outcome, simulated in canonical order for equal bits."""
     return outcome(standing(tree), world)
 
 
@@ -212,7 +215,7 @@ def standing(tree: Tree) -> Machine:
 
 
 def run(rows: Sequence[Sequence[Any]], world: World) -> dict[str, Any]:
-    """Do a worker's task: a tree as rows of numbers in, the data of an `Outcome` out."""
+    """Run a worker's task: rows of a tree in, `Outcome` data out."""
     return outcome_of(tuple(Block(*row) for row in rows), world).to_data()
 
 

@@ -1,4 +1,4 @@
-"""Worker processes that simulate machines. Threads would gain nothing: building a model holds the interpreter.
+"""Simulate machines in worker processes, as building models holds the interpreter.
 
 What a simulation costs is bounded by the machine (blocks, degrees of freedom, a fixed number of steps), so the clock
 decides no score. It only guards against what cannot happen: a worker that hangs or crashes costs one sample.
@@ -26,12 +26,12 @@ class Simulates(Protocol):
     """Says what becomes of a machine."""
 
     async def run(self, tree: Tree, world: World) -> Outcome | Failure:
-        """Simulate. The outcome does not depend on the order of the tree's blocks."""
+        """Simulate a tree; the order of its blocks does not matter."""
         ...
 
     @property
     def version(self) -> str:
-        """Return what outcomes depend on besides machine and world."""
+        """Name everything that outcomes depend on besides the design and world."""
         ...
 
     def close(self) -> None: ...
@@ -47,7 +47,7 @@ class Simulators:
     def __init__(
         self, num_workers: int = 2, timeout: float = 5.0, function: Callable[..., dict[str, Any]] | None = None
     ) -> None:
-        """Start no worker yet. A machine may take `timeout` seconds on the clock, many times what the worst one needs.
+        """Set the workers, started later; each machine may take `timeout` seconds.
 
         `function` is `physics.run` but in tests. Raises ValueError without MuJoCo.
         """
@@ -84,10 +84,10 @@ class _Outcomes(AsyncCache[Key, Outcome | Failure]):
 
 
 class CachedSimulators:
-    """Simulate each machine once. Scores are computed from outcomes, so every score has the same cache."""
+    """Simulates each machine once; all scores share the cached outcomes."""
 
     def __init__(self, simulators: Simulates, size: int) -> None:
-        """Keep the last `size` outcomes, with 0 none. Takes over the simulators: `close` closes them."""
+        """Keep the last `size` outcomes; `close` closes the simulators too."""
         self._simulators = simulators
         self._outcomes = _Outcomes(size)
         self.take_counts = self._outcomes.take_counts

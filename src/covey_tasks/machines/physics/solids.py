@@ -1,4 +1,4 @@
-"""The shapes that blocks are made of, in space: what collides, and what is drawn."""
+"""Convex shapes of blocks in space, for collisions and pictures."""
 
 from dataclasses import dataclass
 from typing import Literal, cast
@@ -57,7 +57,7 @@ def _surface(block: BlockType) -> Surface:
 
 
 def _container(placed: PlacedBlock, block: BlockType, physics: Physics) -> tuple[Solid, ...]:
-    """Build a stem, and on it a floor with four low walls. The stem ends where the boulder lies."""
+    """Build a stem up to the boulder, and a low-walled floor."""
     # Dimensions inside
     x, y, floor = block.size[0] / 2 - physics.gap, block.size[1] / 2 - physics.gap, block.faces[0].point[2]
     thick, wall = physics.bowl_thickness / 2, physics.bowl_wall / 2

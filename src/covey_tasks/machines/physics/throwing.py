@@ -1,4 +1,4 @@
-"""What a machine threw: what of the boulder's way is a throw, and not the machine's own motion.
+"""Find the throw in a boulder's way, without the machine's motion.
 
 - The projectile is the boulder; the machine is everything else.
 - The release is the last look at which the machine touches the boulder before that lands. From then on it flies.
@@ -40,7 +40,7 @@ class Thrower:
 
 @dataclass(frozen=True, slots=True)
 class Throw:
-    """A release and the flight after it. `own` is what the machine does itself, by its centre of mass."""
+    """A release and its flight; `own` is the machine's own motion."""
 
     time: float
     """Of the release."""
@@ -63,7 +63,7 @@ class Throw:
 
 
 def find_throw(boulder_T3: Array, thrower: Thrower, landing: int, interval: float, gravity: float) -> Throw | None:
-    """Return the throw of a boulder that lands. None where the machine never held it, or holds it then.
+    """Return a landed boulder's throw, None if never held or still held.
 
     Args:
         landing: the look at which it touches the ground.

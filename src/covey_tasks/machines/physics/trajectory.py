@@ -1,4 +1,4 @@
-"""What became of a machine: where its root and its boulder went, and the few numbers scores are made of.
+"""The outcome of a simulation: ways of root and boulder, numbers.
 
 Shapes: T looks, B bodies, 3 axes. All vectors are (x, y, z) of the game: y is up, z forward.
 """
@@ -56,7 +56,7 @@ class Recording:
 
 @dataclass(frozen=True, slots=True)
 class Flight:
-    """Of the boulder, until it lands. A boulder that never lands is seen until the end."""
+    """The boulder's flight, until it lands or the simulation ends."""
 
     start_height: float
     """Of its centre."""
@@ -76,7 +76,7 @@ class Flight:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What scores are made of, and what is shown: plain data, equal in any process."""
+    """The data of scores and displays, equal in any process."""
 
     ending: Ending
     forward: float
@@ -106,7 +106,7 @@ def _flight_of_data(data: Mapping[str, Any]) -> Flight:
 
 
 def summarize(trajectory: Trajectory, last: int, show_every: int, gravity: float) -> Outcome:
-    """Summarize a simulation. `last` is the look that ends the time of the task. The boulder may fly on."""
+    """Summarize a simulation whose task ends at look `last`."""
     # A simulation that broke off says nothing of its path
     if trajectory.ending != "complete":
         return Outcome(trajectory.ending, 0.0, 0.0, 0.0, None, ())

@@ -1,4 +1,4 @@
-"""What stands around a machine. Source of the walls: BesiegeField, arXiv 2510.14980 (Godheritage/BesiegeField)."""
+"""Walls around machines, from BesiegeField (arXiv 2510.14980, Godheritage/BesiegeField)."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -18,14 +18,14 @@ class Wall:
 
 
 def _car() -> tuple[Wall, ...]:
-    """Build a lane between two walls that do not slow down, closed behind."""
+    """Build a lane between two frictionless walls, closed behind."""
     sides = [Wall((x, 2.5, 50.0), (0.5, 2.5, 70.0), frictionless=True) for x in (-LANE - 0.5, LANE + 0.5)]
     back = Wall((0.0, 2.5, -BACK - 0.5), (LANE, 2.5, 0.5))
     return (*sides, back)
 
 
 def _catapult() -> tuple[Wall, ...]:
-    """Build a fence around the machine, which what is thrown has to clear."""
+    """Build a fence around the machine, for throws to clear."""
     middle, thick, high = FENCE, FENCE_THICKNESS / 2, FENCE_HEIGHT / 2
     long = middle + thick
     along = [Wall((x, high, 0.0), (thick, high, long)) for x in (-middle, middle)]

@@ -1,4 +1,4 @@
-"""Countdown: write an arithmetic expression of given numbers that comes to a target.
+"""Countdown: write an expression of given numbers that equals a target.
 
 The rule is that of TinyZero (github.com/Jiayi-Pan/TinyZero): each number exactly once, + - * / and parentheses. Unlike
 there, nothing is evaluated as code and values are compared as fractions; `**`, `//` and decimal points are refused.
@@ -93,7 +93,7 @@ class Countdown(Environment):
         found = columns["solution"] or search_expression(
             columns["nums"], columns["target"], uses_all=self._settings.uses == "exactly"
         )
-        return None if found is None else _written(found, columns["target"], self._settings.answer_form)
+        return None if found is None else _write(found, columns["target"], self._settings.answer_form)
 
     def demonstrations(self, split: Split) -> list[tuple[Prompt, str]]:
         found = [(prompt, self.gold(prompt)) for prompt in self._prompts[split]]
@@ -108,14 +108,14 @@ def build_countdown(settings: CountdownConfig, config: BuildSettings) -> Environ
 
 
 def score(completion: str, numbers: Sequence[int], target: int, settings: CountdownConfig) -> Reward:
-    """Give 1 for an expression of the numbers that reaches the target, `format_reward` for another in the form."""
+    """Return 1 for a right expression, `format_reward` for others in form."""
     is_cut = isinstance(completion, CutText)
     grade = countdown.grade(completion, numbers, target, uses=settings.uses, form=settings.answer_form, is_cut=is_cut)
     return graded(grade.is_right, grade.has_form, settings.format_reward)
 
 
 def generate(settings: CountdownConfig) -> dict[Split, list[Problem]]:
-    """Generate problems that have a solution from the seed. No two, in either split, have the same numbers and target.
+    """Generate solvable problems from the seed, all distinct across both splits.
 
     A difficulty that has fewer problems than its share of both splits gives each split a proportional part.
     """
@@ -157,7 +157,7 @@ def _draw(size: int, count: int, settings: CountdownConfig, generator: random.Ra
 
 
 def problem_of(row: Row) -> Problem:
-    """Read the problem of a row with columns `nums` and `target`, as in Jiayi-Pan/Countdown-Tasks-3to4.
+    """Read a row's `nums` and `target`, as in Jiayi-Pan/Countdown-Tasks-3to4.
 
     Raises ValueError where they are no numbers.
     """
@@ -177,10 +177,10 @@ def _prompt(split: Split, index: int, problem: Problem, settings: CountdownConfi
         "solution": problem.solution,
         "level": len(problem.numbers),
     }
-    return Prompt(f"{split}-{index}", "countdown", _asked(problem, settings), columns)
+    return Prompt(f"{split}-{index}", "countdown", _ask(problem, settings), columns)
 
 
-def _asked(problem: Problem, settings: CountdownConfig) -> str | tuple[Message, ...]:
+def _ask(problem: Problem, settings: CountdownConfig) -> str | tuple[Message, ...]:
     numbers = " ".join(map(str, problem.numbers))
     instruction = INSTRUCTIONS[settings.answer_form] if settings.instruction is None else settings.instruction
     if settings.answer_form == "plain" and not instruction:
@@ -189,7 +189,7 @@ def _asked(problem: Problem, settings: CountdownConfig) -> str | tuple[Message, 
     return conversation(question, instruction)
 
 
-def _written(expression: str, target: int, answer_form: str) -> str:
+def _write(expression: str, target: int, answer_form: str) -> str:
     if answer_form == "plain":
         return expression
     return f"<think>{expression}={target}</think>\n<answer>{expression}</answer>"

@@ -14,7 +14,7 @@ MAX_COMBINATIONS = 200_000
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """A written expression: its value, its text without outer parentheses, and how tightly it binds (1 sum .. 3)."""
+    """An expression: value, text without outer parentheses, binding strength (1 to 3)."""
 
     value: Fraction
     text: str
@@ -25,7 +25,7 @@ class Term:
 
 
 def joined(left: Term, operator: str, right: Term) -> Term | None:
-    """Write `left operator right` with as few parentheses as can be. None for a division by zero."""
+    """Write `left operator right` with few parentheses, None for division by zero."""
     value = applied(left.value, operator, right.value)
     if value is None:
         return None
@@ -39,7 +39,7 @@ def whole(number: int) -> Term:
 
 
 def random_expression(numbers: Sequence[int], operators: Sequence[str], generator: random.Random) -> Term:
-    """Join all numbers by random operators, `+` among them. Every intermediate value is a positive whole number."""
+    """Join all numbers by random operators, with positive whole intermediate values."""
     terms = [whole(number) for number in numbers]
     while len(terms) > 1:
         first, second = generator.sample(range(len(terms)), 2)
@@ -50,7 +50,7 @@ def random_expression(numbers: Sequence[int], operators: Sequence[str], generato
 
 
 def search_expression(numbers: Sequence[int], target: int, uses_all: bool) -> str | None:
-    """Find an expression of the numbers that reaches the target. None where there is none, or none is found in time.
+    """Find an expression that reaches the target, None without one in time.
 
     The order of the search is drawn from the problem itself, so the same problem has the same answer everywhere.
     """
@@ -60,7 +60,7 @@ def search_expression(numbers: Sequence[int], target: int, uses_all: bool) -> st
 
 
 class _Search:
-    """Depth first over pairs to join. Sets of values that led nowhere are not tried again."""
+    """Searches pairs to join depth first, skipping failed sets of values."""
 
     def __init__(self, target: Fraction, uses_all: bool, generator: random.Random) -> None:
         self._target = target
