@@ -20,8 +20,8 @@ TRAIN, PLANTED = ("covey", "train"), ("benchmarks.checks.doctor.planted",)
 RUNS = {
     "arithmetic": (*TRAIN, "recipe=arithmetic", "num_steps=60"),
     "guess": (*TRAIN, "recipe=guess_nano", "num_steps=20"),
-    "machines": (*TRAIN, "recipe=documents/machines_nano", "num_steps=100"),
-    "code": (*TRAIN, "recipe=documents/code_nano", "num_steps=6"),
+    "machines": (*TRAIN, "recipe=machines_clamped_nano", "num_steps=100"),
+    "code": (*TRAIN, "recipe=code_summed", "num_steps=6"),
     "form_pays": (*PLANTED, "form_pays"),
 }
 QUIET = ("output.progress=false", "preflight.enabled=false", "evaluation.num_prompts=128")

@@ -102,7 +102,7 @@ def documents() -> Drawing:
     boxes = (
         Box("a document", ("its words, formulas,", "commands")),
         Box("covey translate", ("covey's words,", "what has none, and why"), "warm"),
-        Box("recipe", ("documents/NAME", "or documents/NAME_nano")),
+        Box("recipe", ("the same numbers,", "or offline: NAME_nano")),
         Box("covey train", ("the same promises",), "good"),
     )
     return chain("From a document to a run", boxes)

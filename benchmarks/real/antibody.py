@@ -32,7 +32,7 @@ WEIGHT = 0.5
 """Of the rules, beside the judge."""
 NUM_SHOWN = 20
 SETTINGS = (
-    *("recipe=documents/infill", "environment=reward_functions", "environment.in_process=true"),
+    *("recipe=infill", "environment=reward_functions", "environment.in_process=true"),
     "environment.timeout=600",
     *("num_steps=16", "groups_per_step=8", "optimizer.lr=3e-5", "optimizer.warmup_steps=3"),
     *("evaluation.num_prompts=64", "evaluation.num_samples=4", "evaluation.every=0", "output.save_every=0"),
@@ -246,7 +246,7 @@ def page(results: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
     return f"""# CDR-H3 of human antibodies, filled in by a real masked model
 
 `python -m benchmarks.real.antibody`: AntiBERTy (BERT, 26M weights, MIT; [models.py](models.py)) fills in the loop
-CDR-H3 of human heavy chains, all letters in one pass, and is trained by `recipe=documents/infill` on the score of a
+CDR-H3 of human heavy chains, all letters in one pass, and is trained by `recipe=infill` on the score of a
 judge. The sequences are {sum(rows.values())} different variable domains of reads in the package abstar (MIT;
 [antibody_rows.py](antibody_rows.py)): {rows["train"]} whose prompts are trained on, {rows["test"]} held out, none of
 which is {100 * LIKE:.0f} % like any of the first. The policy never sees a true loop.

@@ -31,19 +31,19 @@ def composed(*words: str) -> tuple[Config, list[str]]:
     ("words", "changed"),
     [
         (
-            ["algorithm=torchrl_document", "algorithm.kl_coef=0"],
+            ["algorithm=two_kl", "algorithm.kl_coef=0"],
             {"algorithm.kl_gradient": "straight_through_k2"},
         ),
         (
-            ["algorithm=torchrl_document", "algorithm.kl_in=reward"],
+            ["algorithm=two_kl", "algorithm.kl_in=reward"],
             {"algorithm.kl_gradient": "straight_through_k2"},
         ),
         (
-            ["algorithm=torchrl_document", "algorithm.loss=reinforce"],
+            ["algorithm=two_kl", "algorithm.loss=reinforce"],
             {"algorithm.loss_options": {}},
         ),
         (
-            ["algorithm=torchrl_document", "algorithm.advantage=leave_one_out"],
+            ["algorithm=two_kl", "algorithm.advantage=leave_one_out"],
             {"algorithm.advantage_options": {}},
         ),
         (
@@ -78,7 +78,7 @@ def test_typed_values_override_a_presets(words: list[str], changed: dict[str, An
             "algorithm.kl_estimator=k1 needs algorithm.kl_coef > 0, got algorithm.kl_coef=0.0",
         ),
         (
-            ["algorithm=torchrl_document", "algorithm.kl_coef=0", "algorithm.kl_gradient=naive"],
+            ["algorithm=two_kl", "algorithm.kl_coef=0", "algorithm.kl_gradient=naive"],
             "algorithm.kl_gradient=naive needs algorithm.kl_coef > 0, got algorithm.kl_coef=0.0",
         ),
         (
@@ -86,7 +86,7 @@ def test_typed_values_override_a_presets(words: list[str], changed: dict[str, An
             "data.path=rows.jsonl needs an environment that reads rows, got environment=arithmetic",
         ),
         (
-            ["algorithm=torchrl_document", "algorithm.loss=reinforce", "algorithm.loss_options.eps_low=0.1"],
+            ["algorithm=two_kl", "algorithm.loss=reinforce", "algorithm.loss_options.eps_low=0.1"],
             "loss_options must be empty for reinforce, got eps_low",
         ),
     ],

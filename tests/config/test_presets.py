@@ -14,7 +14,7 @@ from covey.algorithm.credit.scores import scores
 from covey.algorithm.credit.selection import GROUP_FILTERS, clip_advantages
 from covey.algorithm.objective import ObjectiveInputs
 from covey.algorithm.settings import AlgorithmConfig
-from covey.config.shelves import presets
+from covey.config.shelves import former, preset_file, presets
 from covey.system.lookup import check_options
 
 NAMES = list(presets("algorithm"))
@@ -69,7 +69,7 @@ def test_a_preset_makes_the_best_answers_likelier(name: str) -> None:
     assert bool((push_N[[2, 3, 5]] >= 0).all())
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if not name.endswith("_document")])
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in former("algorithm").values()])
 def test_a_preset_sets_only_what_differs_from_the_defaults(name: str) -> None:
     defaults = OmegaConf.structured(AlgorithmConfig)
     for key, value in settings(name).items():
@@ -92,10 +92,11 @@ def test_every_preset_begins_with_what_it_is() -> None:
         assert presets("algorithm")[name].read_text().startswith("# "), name
 
 
-def test_the_documents_have_their_presets() -> None:
-    documents = {name for name in NAMES if name.endswith("_document")}
-    expected = {"machines", "code", "infill", "torchrl", "trl"}
-    assert documents == {f"{name}_document" for name in expected}
+def test_former_names_lead_to_presets() -> None:
+    for group in ("algorithm", "recipe"):
+        assert former(group)
+        assert set(former(group).values()) <= set(presets(group))
+        assert [name for name in former(group) if preset_file(group, name) is None] == []
 
 
 def test_the_modern_names_are_there() -> None:

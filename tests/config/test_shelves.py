@@ -49,25 +49,33 @@ def test_a_name_means_the_same_with_its_shelf_in_front_and_without(group: str, s
     assert preset_file(group, name) == preset_file(group, f"{shelf}/{name}") == CONF / group / shelf / f"{name}.yaml"
 
 
-def test_names_are_listed_bare_and_those_of_other_folders_with_the_folder() -> None:
+def test_names_are_listed_bare() -> None:
     choices = group_choices()
     assert {name for group, _, name in SHELVED} <= {name for group in SHELVES for name in choices[group]}
-    assert [name for group in SHELVES for name in choices[group] if "/" in name] == [
-        name for name in choices["recipe"] if name.startswith("documents/")
-    ]
+    assert [name for group in SHELVES for name in choices[group] if "/" in name] == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("former", "name"), [("documents/code", "fizzbuzz"), ("trl_document", "my_rewards_reference_ratio")]
+)
+def test_a_former_name_means_the_present_one(former: str, name: str) -> None:
+    assert composed(f"recipe={former}", "data.path=x", "rewards=[r:f]") == composed(
+        f"recipe={name}", "data.path=x", "rewards=[r:f]"
+    )
 
 
 def test_two_presets_of_one_name_are_refused(tmp_path: Path) -> None:
-    for folder in ("papers", "documents"):
+    for folder in ("papers", "writeups"):
         (tmp_path / "algorithm" / folder).mkdir(parents=True)
         (tmp_path / "algorithm" / folder / "opo.yaml").touch()
     with pytest.raises(
-        ValueError, match=r"^algorithm=opo would mean .*documents/opo.yaml and .*papers/opo.yaml; rename"
+        ValueError, match=r"^algorithm=opo would mean .*papers/opo.yaml and .*writeups/opo.yaml; rename"
     ):
         presets("algorithm", tmp_path)
 
 
-@pytest.mark.parametrize("name", ["../model/nano", "papers", "papers/", "papers/nope", "/opo", "documents/opo", ""])
+@pytest.mark.parametrize("name", ["../model/nano", "papers", "papers/", "papers/nope", "/opo", "writeups/opo", ""])
 def test_no_other_file_is_taken_for_a_preset(name: str) -> None:
     assert preset_file("algorithm", name) is None
 

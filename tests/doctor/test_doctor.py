@@ -244,7 +244,7 @@ def test_entropy_that_goes_while_a_solved_task_earns_more_is_no_collapse() -> No
 
 
 def test_few_alike_greedy_answers_are_no_collapse_where_sampled_ones_differ() -> None:
-    log = read_kept()["documents_machines_nano-1"]  # 8 prompts: greedy from 100 % to 0, pass@1 from 19 to 24 %
+    log = read_kept()["machines_clamped_nano-1"]  # 8 prompts: greedy from 100 % to 0, pass@1 from 19 to 24 %
     assert [one.level for one in diagnose(log) if one.rule.id in ("D35", "D21")] == [Level.WATCH, Level.WATCH]
     sampled_worse = replace(log, looks=log.looks | {"pass_at_1": [0.24, 0.19]})
     assert [one.level for one in diagnose(sampled_worse) if one.rule.id == "D35"] == [Level.SICK]

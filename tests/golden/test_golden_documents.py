@@ -13,7 +13,7 @@ from covey.algorithm.credit.scores import scores
 from covey.algorithm.credit.selection import clip_advantages
 from covey.algorithm.objective import ObjectiveInputs
 from covey.algorithm.settings import AlgorithmConfig
-from covey.config.shelves import presets
+from covey.config.shelves import former, presets
 
 from .cases import Case, check, golden, tensor
 from .reference_masked_policy import fill_kl, fill_log_probs, fill_mask
@@ -58,7 +58,7 @@ def loss_of(config: AlgorithmConfig, inputs: ObjectiveInputs) -> Tensor:
 @golden("document_formulas")
 def test_a_document_preset_has_the_golden_advantages_loss_and_gradient(case: Case) -> None:
     readings = [READINGS[name][value] for name, value in case.params.items() if name != "document"]
-    config = algorithm(f"{case.params['document']}_document", *readings)
+    config = algorithm(former("algorithm")[f"{case.params['document']}_document"], *readings)
     log_probs_NT = tensor(case.inputs["log_probs"]).requires_grad_(True)
     old_NT = tensor(case.inputs.get("old_log_probs", case.inputs["log_probs"]))
     if "rewards" in case.inputs:
@@ -81,7 +81,7 @@ def test_a_document_preset_has_the_golden_advantages_loss_and_gradient(case: Cas
 
 @golden("masked_policy", where=lambda case: case.params["quantity"] == "loss")
 def test_the_infill_preset_has_the_golden_advantages_loss_and_gradient(case: Case) -> None:
-    config = algorithm("infill_document", READINGS["kl_reduction"][case.params["kl_reduction"]])
+    config = algorithm("batch_std_reinforce", READINGS["kl_reduction"][case.params["kl_reduction"]])
     logits_BTV, ref_BTV = tensor(case.inputs["logits"]).requires_grad_(True), tensor(case.inputs["ref_logits"])
     positions_BM, samples_BGM = torch.tensor(case.inputs["masked_positions"]), torch.tensor(case.inputs["samples"])
     group_size = samples_BGM.shape[1]

@@ -83,7 +83,7 @@ CURRICULUM = (
 )
 """The same with all that decides which prompts come next: environments in turn, success rates, another group size."""
 MASKED = (
-    *("model=nano-masked", "engine=fill", "algorithm=infill_document", "model.nano_architecture=bert"),
+    *("model=nano-masked", "engine=fill", "algorithm=batch_std_reinforce", "model.nano_architecture=bert"),
     *("data.path=gaps.jsonl", "sampling.temperature=0.8", "sampling.top_p=0.95", "sampling.num_passes=2"),
 )
 """What makes the same a run of a policy that fills in, in two passes, with a reference."""

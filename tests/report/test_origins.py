@@ -53,7 +53,7 @@ def test_a_derived_recipe_merges_both_and_typed_values_override_presets() -> Non
     assert typed["algorithm.loss"] == ("recipe", "cispo")
 
 
-KINDS = ("gsm8k_lora", "infill_nano", "documents/trl_nano")
+KINDS = ("gsm8k_lora", "infill_nano", "tldr_reference_ratio_nano")
 """Recipes of recipes, of an engine that sets more than its name, and of other presets."""
 
 

@@ -15,7 +15,7 @@ from covey.algorithm.settings import AlgorithmConfig
 from covey.config.shelves import presets
 from covey.run.build import build_run
 from covey.system.waits.timer import PhaseTimer
-from covey.trainer.grpo_update import GRPO, DocumentBatch, check, machines_document, pack, rollout
+from covey.trainer.grpo_update import GRPO, DocumentBatch, check, clamped_advantage, pack, rollout
 
 from ..support.small import scripted, small_config
 
@@ -126,9 +126,9 @@ def test_an_advantage_that_reads_completions_is_refused() -> None:
 
 
 def test_its_formulas_are_those_of_the_preset() -> None:
-    chosen = OmegaConf.load(presets("algorithm")["machines_document"])
+    chosen = OmegaConf.load(presets("algorithm")["clamped_advantage"])
     del chosen["defaults"]  # type: ignore[union-attr]
-    assert OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(AlgorithmConfig), chosen)) == machines_document()
+    assert OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(AlgorithmConfig), chosen)) == clamped_advantage()
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def test_a_list_that_is_left_out_is_named() -> None:
 
 def test_rollout_and_pack_feed_the_update_and_its_gradient_reaches_the_weights() -> None:
     config = small_config(model__precision="float64", sampling__top_p=0.9, preflight__enabled=False)
-    config.algorithm = machines_document()
+    config.algorithm = clamped_advantage()
     run = build_run(config, scripted(), PhaseTimer())
     groups = [rollout(run.source, prompt, 4, seed=3) for prompt in run.environment.prompts("train")[:2]]
     packed = pack(groups, run.trainer)

@@ -32,7 +32,7 @@ def refused(*words: str) -> str:
         ("sync_iter=False", "source=ray max_staleness=1"),
         ("mode=sync", "source=local"),
         ("mode=async", "source=ray max_staleness=2"),
-        ("env.dataset=ifeval", "recipe=documents/torchrl_ifeval"),
+        ("env.dataset=ifeval", "recipe=torchrl_ifeval"),
         ("policy.kl_coef=0.1", "algorithm.kl_coef=0.1"),
         ("train.kl_to_ref_coeff=1.0", "algorithm.kl_coef=1.0"),
         ("kl_to_inference_coeff=0.5", "algorithm.sampler_kl_coef=0.5"),
@@ -163,10 +163,8 @@ def test_every_field_of_trl_is_answered_when_it_is_typed(name: str) -> None:
 
 
 def test_a_configuration_and_a_script_of_another_system_are_named_for_what_they_are() -> None:
-    assert (
-        refused("--config-name", "grpo_ifeval") == "--config-name grpo_ifeval is recipe=documents/torchrl_ifeval here"
-    )
-    assert refused("--config-name=grpo_gsm8k") == "--config-name grpo_gsm8k is recipe=documents/torchrl_gsm8k here"
+    assert refused("--config-name", "grpo_ifeval") == "--config-name grpo_ifeval is recipe=torchrl_ifeval here"
+    assert refused("--config-name=grpo_gsm8k") == "--config-name grpo_gsm8k is recipe=torchrl_gsm8k here"
     assert "`covey translate -- COMMAND`" in refused("grpo-sync.py")
     assert "algorithm.kl_coef=0.2" in refused("--kl_beta=0.2")
     assert "model.precision=float16" in refused("--mixed_precision", "fp16")

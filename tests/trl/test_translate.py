@@ -236,7 +236,7 @@ def test_a_command_of_torchrl_keeps_what_is_called_alike() -> None:
     found = translate(words)
     assert next(iter(found.words)) == "recipe"
     assert set(found.words.values()) >= {
-        *("source=ray", "max_staleness=2", "recipe=documents/torchrl_ifeval", "devices.sampler=2"),
+        *("source=ray", "max_staleness=2", "recipe=torchrl_ifeval", "devices.sampler=2"),
         *("optimizer.lr=2e-5", "model.name=meta-llama/Llama-2-7b-hf", "total_rollouts=6400", "groups_per_step=4"),
         # Of the file that is named: 64 completions a batch, an optimiser step on 16, a penalty in the reward
         *("group_size=16", "mini_batch_rollouts=16", "sampling.max_tokens=2048", "algorithm.entropy_coef=0.001"),
@@ -261,7 +261,7 @@ def test_the_command_lines_of_the_torchrl_document_compose_as_they_are_translate
 ) -> None:
     found = translate(["python", *line.split()])
     expected = "ifeval" if "ifeval" in line else "gsm8k"
-    assert found.words["recipe"] == f"recipe=documents/torchrl_{expected}"
+    assert found.words["recipe"] == f"recipe=torchrl_{expected}"
     assert main(["config", *found.words.values()]) == 0
     printed = capsys.readouterr().out
     if "num_devices" in line:
@@ -356,7 +356,7 @@ def test_adapters_of_trl_are_those_that_its_scripts_train() -> None:
 
 def test_a_batch_script_of_the_torchrl_document_is_answered_with_coveys() -> None:
     found = translate(["sbatch", "sota-implementations/grpo/grpo-sync-multi-node.sbatch"])
-    assert found.words["recipe"] == "recipe=documents/torchrl_gsm8k"
+    assert found.words["recipe"] == "recipe=torchrl_gsm8k"
     assert "grpo-sync-multi-node.sbatch: examples/slurm/sync.sbatch starts covey train with these words" in found.notes
 
 
@@ -384,7 +384,7 @@ def test_processes_of_a_launcher_count_in_the_batch() -> None:
 def test_the_next_experiment_of_the_code_document_is_one_command() -> None:
     typed = "scripts/validate_grpo_v2.py --problem parentheses --difficulty 7 --steps 20 --generations 4"
     (command,) = as_lines(translate(["uv", "run", "python", *typed.split()]))
-    wanted = "recipe=documents/code_parentheses environment.difficulty=7 num_steps=20 group_size=4"
+    wanted = "recipe=parentheses environment.difficulty=7 num_steps=20 group_size=4"
     assert command.split(" \\\n  ") == ["covey train", *wanted.split()]
 
 
@@ -393,10 +393,10 @@ def test_the_next_experiment_of_the_code_document_is_one_command() -> None:
     [
         (
             "python grpo/train_grpo.py --group_size=16 --kl_beta=0.2 --learning_rate=5e-6",
-            "recipe=documents/infill group_size=16 algorithm.kl_coef=0.2 optimizer.lr=5e-6",
+            "recipe=infill group_size=16 algorithm.kl_coef=0.2 optimizer.lr=5e-6",
         ),
-        ("python grpo/train_grpo.py config/grpo_example.py", "recipe=documents/infill"),
-        ("uv run python scripts/validate_grpo_v2.py", "recipe=documents/code"),
+        ("python grpo/train_grpo.py config/grpo_example.py", "recipe=infill"),
+        ("uv run python scripts/validate_grpo_v2.py", "recipe=fizzbuzz"),
         (
             "accelerate launch --num_processes 2 --mixed_precision fp16 grpo_run.py",
             "model.precision=float16",
@@ -414,11 +414,11 @@ def test_keys_of_the_machine_documents_file_are_all_carried_over(tmp_path: Path)
     )
     found = translate(read_file(tmp_path / "config.yaml"))
     assert set(found.words.values()) >= {
-        *("algorithm=machines_document", "algorithm.advantage_clip=0.2", "model.lora_rank=64"),
+        *("algorithm=clamped_advantage", "algorithm.advantage_clip=0.2", "model.lora_rank=64"),
         *("algorithm.kl_coef=0.001", "model.precision=bfloat16"),
     }
     assert not any("nothing like it" in note for note in found.notes)
-    assert main(["config", "recipe=documents/machines_nano", *found.words.values()]) == 0
+    assert main(["config", "recipe=machines_clamped_nano", *found.words.values()]) == 0
 
 
 def test_the_printed_command_composes(capsys: pytest.CaptureFixture[str]) -> None:

@@ -394,7 +394,7 @@ TORCHRL_BASE = {
     "advantage_options": {"eps_mode": "floor"}, "loss_options": {"eps_low": 0.2, "eps_high": 0.2},
     "kl_gradient": "naive", "sampler_kl_estimator": "k1_forward",
 }  # fmt: skip
-"""What differs from the defaults in algorithm=torchrl_document, which the recipe of the translation takes."""
+"""What differs from the defaults in algorithm=two_kl, which the recipe of the translation takes."""
 
 
 @pytest.mark.parametrize(

@@ -39,14 +39,13 @@ RECIPES = {
     "math_nano": CUT,
     "ifeval_nano": CUT,
     "calculator_nano": CUT,
-    "infill_nano": CUT,
     "code": 60,
-    "documents/machines_nano": CUT,
-    "documents/trl_nano": 50,
-    "documents/torchrl_gsm8k_nano": CUT,
-    "documents/torchrl_ifeval_nano": CUT,
-    "documents/infill_nano": CUT,
-    "documents/code_nano": 60,
+    "machines_clamped_nano": CUT,
+    "tldr_reference_ratio_nano": 50,
+    "torchrl_gsm8k_nano": CUT,
+    "torchrl_ifeval_nano": CUT,
+    "infill_nano": CUT,
+    "code_summed": 60,
 }
 """Every recipe that trains a policy of its own offline, and the steps it is given here."""
 SEEDS = (0, 1, 2)

@@ -31,7 +31,7 @@ from covey.algorithm.settings import AlgorithmConfig
 from covey.config.checks import explain_error, misfit, refuse_aliases, yaml_fault
 from covey.config.schema import GROUPS, Config
 from covey.config.shelves import CONF as CONF  # for whoever composes
-from covey.config.shelves import SHELVES, presets
+from covey.config.shelves import SHELVES, former, presets
 from covey.config.validate import validate
 from covey.environments.data.settings import DataConfig
 from covey.environments.registry import environment_class, environment_names
@@ -136,15 +136,19 @@ class _ShelfSource(FileConfigSource):
         return config_path in SHELVES
 
     def is_config(self, config_path: str) -> bool:
-        group, _, name = config_path.removesuffix(".yaml").rpartition("/")
+        group, _, name = config_path.removesuffix(".yaml").partition("/")
         return name in _find_shelved(group)
 
     def load_config(self, config_path: str) -> ConfigResult:
-        group, _, name = config_path.removesuffix(".yaml").rpartition("/")
+        group, _, name = config_path.removesuffix(".yaml").partition("/")
         return super().load_config(_find_shelved(group)[name])
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
-        return [] if results_filter is ObjectType.GROUP else list(_find_shelved(config_path))
+        return (
+            []
+            if results_filter is ObjectType.GROUP
+            else sorted(set(_find_shelved(config_path)) - {*former(config_path)})
+        )
 
 
 class _ShelfPath(SearchPathPlugin):
@@ -161,7 +165,8 @@ def _find_shelved(group: str) -> dict[str, str]:
     """Return the presets on a group's shelves, with their places."""
     found = presets(group) if group in SHELVES else {}
     paths = {name: file.relative_to(CONF) for name, file in found.items()}
-    return {name: path.as_posix() for name, path in paths.items() if path.parts[1] in SHELVES[group]}
+    shelved = {name: path.as_posix() for name, path in paths.items() if path.parts[1] in SHELVES[group]}
+    return shelved | {old: shelved[name] for old, name in former(group).items()}
 
 
 def load(path: Path) -> DictConfig:

@@ -7,14 +7,22 @@ from typing import Any
 
 import yaml
 
+from covey.system.lookup import read_table
+
 CONF = Path(__file__).resolve().parent / "conf"
 """The folder of YAML that only chooses among what the dataclasses allow."""
 SHELVES: Mapping[str, tuple[str, ...]] = {
-    "algorithm": ("papers", "documents"),
+    "algorithm": ("papers", "writeups"),
     "model": ("qwen2.5",),
-    "recipe": ("offline", "laptop"),
+    "recipe": ("offline", "laptop", "writeups"),
 }
 """Group -> its shelves: algorithm=opo means algorithm/papers/opo.yaml. Other folders are a part of the name."""
+
+
+@cache
+def former(group: str) -> Mapping[str, str]:
+    """Return a group's former preset names, with those of today."""
+    return dict(read_table(CONF.with_name("former.yaml")).get(group, {}))
 
 
 @cache
@@ -37,7 +45,7 @@ def presets(group: str, conf: Path = CONF) -> Mapping[str, Path]:
 
 def preset_file(group: str, name: str) -> Path | None:
     """Return the file of a preset, None if unknown."""
-    known = presets(group)
+    known, name = presets(group), former(group).get(name, name)
     file = CONF / group / f"{name}.yaml"
     return known.get(name) or (file if file in known.values() else None)
 

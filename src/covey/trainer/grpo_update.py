@@ -1,6 +1,6 @@
 """`GRPO.update(batch)`: the machine-design document's interface.
 
-    with covey.build("qwen2.5-0.5b", environment="machines", algorithm="machines_document") as parts:
+    with covey.build("qwen2.5-0.5b", environment="machines", algorithm="clamped_advantage") as parts:
         group = rollout(parts.source, "Build a car that drives far.", num_rollouts=64, seed=step)
         batch = pack([group], parts.trainer)
         GRPO().update(batch).backward()
@@ -53,8 +53,8 @@ class DocumentBatch(TypedDict):
     """Responses with equal ids form a group."""
 
 
-def machines_document() -> AlgorithmConfig:
-    """Return the document's formulas verbatim, as algorithm=machines_document has them."""
+def clamped_advantage() -> AlgorithmConfig:
+    """Return the document's formulas verbatim, as algorithm=clamped_advantage has them."""
     return AlgorithmConfig(
         advantage="group_center",
         advantage_clip=0.2,
@@ -98,7 +98,7 @@ def pack(groups: Sequence[Group], trainer: Trainer) -> DocumentBatch:
     `backward`. Raises ValueError if the trainer has no reference in this process.
     """
     if not isinstance(trainer.reference, Reference):
-        raise ValueError("pack needs a reference beside the policy: algorithm=machines_document has one")
+        raise ValueError("pack needs a reference beside the policy: algorithm=clamped_advantage has one")
     scoring = trainer.forward.scoring
     rows = make_rows(groups)
     batch = make_batch(
@@ -141,7 +141,7 @@ SETTINGS_READ = (
 class GRPO:
     """Group-relative policy optimisation of whole responses."""
 
-    algorithm: AlgorithmConfig = field(default_factory=machines_document)
+    algorithm: AlgorithmConfig = field(default_factory=clamped_advantage)
     """Another one changes the formulas; its ratio is of whole responses all the same."""
 
     def __post_init__(self) -> None:

@@ -124,7 +124,7 @@ def typed(cache: Path) -> list[str]:
     plain = words(num_steps=3, sampling__max_tokens=40)
     judge = ("num_steps=3", "pairs=4", "hidden_size=16", "num_layers=1", "floor=0.0", f"cache_dir={cache}")
     return [
-        *("environment=infill", "engine=fill", "algorithm=infill_document", "model.kind=masked"),
+        *("environment=infill", "engine=fill", "algorithm=batch_std_reinforce", "model.kind=masked"),
         *(word for word in plain if not word.startswith("model.nano")),
         *(f"environment.judge_{setting}" for setting in judge),
         *("environment.num_train=16", "environment.num_test=4", "environment.monitors=[grammar]"),
