@@ -23,12 +23,12 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from covey.algorithm.softmax import SLICE, log_softmax_
+from covey.policy.kernels import linear
 from covey.policy.kernels.gpu.softmax import fused_gradient, fused_scores
-from covey.policy.kernels.linear import OneDnnLinear, product, product_of_transposed
+from covey.policy.kernels.linear import PLAIN, OneDnnLinear, TiledLinear
+from covey.policy.kernels.softmax import compiled_gradient_, compiled_scores
 from covey.policy.policy import Policy, head_modules, is_half
 
-PLAIN = (nn.Linear, OneDnnLinear)
-"""Layers that are a product and nothing more; adapters and quantised layers are other types."""
 MIN_ROWS = 16
 """However long the vocabulary: threads share out rows."""
 
@@ -45,13 +45,18 @@ class Head:
     entropy_gradient: bool = False
     """Let gradients flow through the entropy."""
     fused: bool = False
-    """Compute the softmax in few passes (`kernels.gpu.softmax`)."""
+    """Compute the softmax in few passes on a GPU (`kernels.gpu.softmax`)."""
+
+    @property
+    def compiled(self) -> bool:
+        """Return True where C computes the softmax of bfloat16 logits."""
+        return isinstance(self.layer, TiledLinear) and self.precision == torch.bfloat16
 
     def product(self, x_NI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
         """Compute x @ w.T + b in the layer's type and library."""
         x_NI, weight_OI = _cast(x_NI, self.precision), _cast(weight_OI, self.precision)
         bias_O = None if bias_O is None else _cast(bias_O, self.precision)
-        multiply = product if isinstance(self.layer, OneDnnLinear) else F.linear
+        multiply = linear.product if isinstance(self.layer, OneDnnLinear) else F.linear
         return multiply(x_NI, weight_OI, bias_O)
 
     def is_wide(self, x: Tensor) -> bool:
@@ -60,10 +65,12 @@ class Head:
 
     def weight_gradient(self, gradient_LV: Tensor, rows_LC: Tensor) -> Tensor:
         """Compute gradient^T @ rows, (V, C), as `product` does."""
+        if self.compiled:
+            return linear.weight_gradient(_cast(gradient_LV, self.precision), _cast(rows_LC, self.precision))
         if not isinstance(self.layer, OneDnnLinear):
             return self.product(gradient_LV.t(), rows_LC.t())
         factors = _cast(gradient_LV, self.precision), _cast(rows_LC, self.precision)
-        return product_of_transposed(*factors, self.layer.through_c)
+        return linear.product_of_transposed(*factors, self.layer.through_c)
 
 
 def linear_layer(policy: Policy) -> nn.Linear | None:
@@ -197,7 +204,7 @@ def _logits(head: Head, rows_LC: Tensor, weight_VC: Tensor, bias_V: Tensor | Non
     if head.is_wide(rows_LC) and bias_V is None:
         return wide_product(_cast(rows_LC, head.precision), _cast(weight_VC, head.precision).t())
     logits_LV = head.product(rows_LC, weight_VC, bias_V)
-    return logits_LV if logits_LV.dtype == torch.float64 else logits_LV.float()
+    return logits_LV if logits_LV.dtype == torch.float64 or head.compiled else logits_LV.float()
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,11 +221,12 @@ class Scored:
 
 def _score_(head: Head, logits_LV: Tensor, target_L: Tensor) -> Scored:
     """Score logits in place: they become probabilities, unless the softmax is fused."""
-    if not head.fused:
+    if not (head.fused or head.compiled):
         return Scored(
             logits_LV, _concatenate([_score_slice_(head, *slices) for slices in _slices(logits_LV, target_L)])
         )
-    logprob_L, entropy_L, logsum_L = fused_scores(logits_LV, target_L, head.temperature)
+    score = compiled_scores if head.compiled else fused_scores
+    logprob_L, entropy_L, logsum_L = score(logits_LV, target_L, head.temperature)
     return Scored(logits_LV, (logprob_L, entropy_L), logsum_L)
 
 
@@ -240,6 +248,10 @@ def _gradient_(
     values_LV = scored.values_LV
     if coefficient_L is None:
         coefficient_L = values_LV.new_ones(len(target_L))
+    if head.compiled and scored.logsum_L is not None:
+        sums = scored.logsum_L, scored.scores[1]
+        compiled_gradient_(values_LV, target_L, coefficient_L, of_entropy_L, sums, head.temperature)
+        return values_LV
     of_entropy_L = None if of_entropy_L is None else of_entropy_L / head.temperature
     coefficient_L = coefficient_L / head.temperature
     if scored.logsum_L is not None:

@@ -20,11 +20,12 @@ cache grows.
 """
 NVIDIA = "/dev/nvidiactl"
 """There where a driver for GPUs is."""
-KEEP_BYTES = 2**31 - 1
+NEVER = -1
+"""A pass frees more than the 2 GiB that mallopt can name."""
 TOP_PAD_BYTES = 2**28
 KEPT_MEMORY = {
     "MALLOC_MMAP_MAX_": "0",
-    "MALLOC_TRIM_THRESHOLD_": str(KEEP_BYTES),
+    "MALLOC_TRIM_THRESHOLD_": str(2**62),
     "MALLOC_TOP_PAD_": str(TOP_PAD_BYTES),
     "MALLOC_ARENA_MAX": "1",
 }
@@ -87,7 +88,7 @@ def keep_memory() -> bool:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):
         return False
-    settings = {MMAP_MAX: 0, TRIM_THRESHOLD: KEEP_BYTES, TOP_PAD: TOP_PAD_BYTES}
+    settings = {MMAP_MAX: 0, TRIM_THRESHOLD: NEVER, TOP_PAD: TOP_PAD_BYTES}
     return all(mallopt(name, value) == 1 for name, value in settings.items())
 
 

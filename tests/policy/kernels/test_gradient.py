@@ -4,27 +4,40 @@ import pytest
 import torch
 
 from covey.policy.kernels.layers import use_compiled
-from covey.policy.kernels.linear import OneDnnLinear, use_onednn, weight_gradient
+from covey.policy.kernels.linear import OneDnnLinear, has_tiles, use_onednn, weight_gradient
 
 from ...support.builders import make_policy, normal
 
-SHAPES = [(1, 1, 1), (3, 8, 32), (7, 9, 33), (600, 16, 64), (513, 40, 31), (1100, 7, 100), (20, 2050, 33)]
-"""Tokens, outputs, inputs: beside and beyond tiles of 8 x 32, stretches of 512 tokens and 2048 outputs."""
+SHAPES = [
+    (1, 1, 1),
+    (3, 8, 32),
+    (7, 9, 33),
+    (600, 16, 64),
+    (513, 40, 31),
+    (1100, 7, 100),
+    (20, 2050, 33),
+    (70, 300, 600),
+]
+"""Tokens, outputs, inputs: beside and beyond tiles, stretches of tokens, and what stays in a cache."""
+TYPES = [torch.float32, torch.bfloat16] if has_tiles() else [torch.float32]
+"""Those that C computes on this processor."""
 
 pytestmark = pytest.mark.usefixtures("own_threads")
 
 
+@pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_the_numbers_are_those_of_the_product(shape: tuple[int, int, int]) -> None:
+def test_the_numbers_are_those_of_the_product(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
     tokens, outer, inner = shape
-    gradient, x = normal(tokens, outer), normal(tokens, inner, seed=1)
+    gradient, x = normal(tokens, outer).to(dtype), normal(tokens, inner, seed=1).to(dtype)
     expected = gradient.double().T @ x.double()
-    assert weight_gradient(gradient, x).shape == (outer, inner)
+    assert (weight_gradient(gradient, x).shape, weight_gradient(gradient, x).dtype) == ((outer, inner), torch.float32)
     assert (weight_gradient(gradient, x) - expected).abs().max() < 1e-6 * tokens**0.5 * 10
 
 
-def test_the_number_of_threads_changes_no_bit() -> None:
-    gradient, x = normal(700, 50), normal(700, 70, seed=1)
+@pytest.mark.parametrize("dtype", TYPES)
+def test_the_number_of_threads_changes_no_bit(dtype: torch.dtype) -> None:
+    gradient, x = normal(700, 50).to(dtype), normal(700, 70, seed=1).to(dtype)
     found = []
     for num_threads in (1, 2, 3):
         torch.set_num_threads(num_threads)

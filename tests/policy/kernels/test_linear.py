@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from covey.policy.kernels import linear
-from covey.policy.kernels.linear import OneDnnLinear, choose_library, use_onednn
+from covey.policy.kernels.linear import OneDnnLinear, TiledLinear, choose_library, has_tiles, use_onednn
 
 
 def layers(bias: bool, inputs: int = 192, outputs: int = 400) -> tuple[nn.Linear, nn.Linear]:
@@ -89,3 +89,38 @@ def test_auto_takes_onednn_for_large_layers_where_the_processor_is_not_intels(mo
 
     assert chosen("auto", is_intel=False) == [nn.Linear, OneDnnLinear]
     assert chosen("auto", is_intel=True) == chosen("torch", is_intel=False) == [nn.Linear, nn.Linear]
+
+
+def test_auto_takes_tiles_for_large_layers_in_bfloat16_alone() -> None:
+    def chosen(kernels: str, precision: torch.dtype) -> type[nn.Module]:
+        model = nn.ModuleList([nn.Linear(256, 256)])
+        choose_library(model, kernels, precision)
+        return type(model[0])
+
+    assert (chosen("auto", torch.bfloat16) is TiledLinear) == has_tiles()
+    assert TiledLinear not in (chosen("torch", torch.bfloat16), chosen("auto", torch.float32))
+
+
+@pytest.mark.skipif(not has_tiles(), reason="the processor has no tiles (AMX)")
+@pytest.mark.parametrize("bias", [True, False])
+def test_in_tiles_all_but_the_weights_gradient_is_what_autocast_computes(bias: bool) -> None:
+    torch.manual_seed(0)
+    plain = nn.Linear(192, 400, bias=bias)
+    tiled = copy.deepcopy(plain)
+    tiled.__class__ = TiledLinear
+    x = torch.randn(2, 33, 192)
+    with torch.autocast("cpu", torch.bfloat16):
+        (out, of_x, of_weight, *of_bias), (same, same_x, rounded, *rounded_bias) = (
+            gradients(layer, x) for layer in (tiled, plain)
+        )
+        with torch.no_grad():
+            assert torch.equal(tiled(x), plain(x))
+    assert torch.equal(out, same)
+    assert torch.equal(of_x, same_x)
+    for mine, theirs in zip([of_weight, *of_bias], [rounded, *rounded_bias], strict=True):
+        assert mine.dtype == torch.float32
+        assert not torch.equal(mine, theirs)  # theirs is rounded to eight bits
+        assert torch.allclose(mine, theirs, rtol=2**-8, atol=2**-8 * float(theirs.abs().max()))
+    half = x.flatten(0, 1).bfloat16().double()
+    exact = torch.linspace(-1, 1, out.numel()).view(-1, 400).bfloat16().double().T @ half
+    assert float((of_weight - exact).norm()) <= 1e-6 * float(exact.norm())

@@ -21,12 +21,9 @@ from covey.engine.native.models.fused import FusedModel, is_fusable, linear_laye
 from covey.engine.native.panels import Adapter, CompiledLinear, Weights
 from covey.policy.attention.base import Rule
 from covey.policy.head import linear_layer, wide_product
-from covey.policy.kernels.linear import MergedLinear, OneDnnLinear, PackedLinear
+from covey.policy.kernels.linear import PLAIN, MergedLinear, OneDnnLinear, PackedLinear
 from covey.policy.models.quantized import dequantize, is_quantized
 from covey.policy.policy import Policy, head_modules, is_half
-
-LINEAR = (nn.Linear, OneDnnLinear)
-"""Layers whose weights are cast or merged; others may treat theirs in ways of their own."""
 
 
 class FusedAdapter(nn.Module):
@@ -182,7 +179,7 @@ def _is_plain(layer: nn.Module, policy: Policy) -> bool:
     linear = _linear_of(layer)
     if is_quantized(linear):
         return True
-    return type(linear) in LINEAR and (layer is linear or is_half(policy.precision) or _is_mergeable(layer, policy))
+    return type(linear) in PLAIN and (layer is linear or is_half(policy.precision) or _is_mergeable(layer, policy))
 
 
 def _is_inside(name: str, outer: Iterable[str]) -> bool:
@@ -274,7 +271,7 @@ def _is_mergeable(module: nn.Module, policy: Policy) -> bool:
     if is_half(policy.precision) or not _is_adapted(module):
         return False
     linear = module.base_layer
-    return type(linear) in LINEAR and linear.weight.dtype == policy.precision  # type: ignore[union-attr]
+    return type(linear) in PLAIN and linear.weight.dtype == policy.precision  # type: ignore[union-attr]
 
 
 def _wide_heads(policy: Policy) -> list[str]:
@@ -294,7 +291,7 @@ def _fused_adapters(policy: Policy) -> list[str]:
 
 def _is_cast(module: nn.Module, parameter: Tensor, precision: torch.dtype) -> bool:
     is_other = parameter.is_floating_point() and parameter.dtype != precision
-    return is_half(precision) and type(module) in LINEAR and is_other
+    return is_half(precision) and type(module) in PLAIN and is_other
 
 
 def _is_packed(module: nn.Module, precision: torch.dtype) -> bool:

@@ -1,5 +1,5 @@
 /* The gradient of a linear layer's weight, a sum over tokens: out = gradient^T x. Libraries first copy both tensors, so
-   that tokens lie side by side; here they are read where they are. Float32. gradient.py calls covey_weight_gradient.
+   that tokens lie side by side; here they are read where they are. Float32. linear.py calls covey_weight_gradient.
 
    Each number is one sum over the tokens in order, in stretches of DEPTH, whatever the number of threads. */
 
@@ -84,7 +84,7 @@ INLINE void sum_up(const float *gradient, const float *x, float *out, float *roo
 }
 
 /* Numbers that `room` must hold. */
-int64_t covey_weight_gradient_room(int64_t outer, int64_t inner) {
+int64_t covey_weight_gradient_room(int64_t tokens, int64_t outer, int64_t inner, int64_t num_threads) {
     return DEPTH * (smaller(outer, WIDTH) + ROWS + inner + PANEL);
 }
 

@@ -104,6 +104,25 @@ INLINE lanes sums(lanes a[LANES]) {
     return a[0];
 }
 
+/* Of each two of the vectors, parts of so many numbers change places. */
+#define EXCHANGE_PARTS(a, size)                                                                                       \
+    _Pragma("GCC unroll 8") for (int n = 0; n < LANES / 2; n++) {                                                     \
+        const int i = n / size * 2 * size + n % size;                                                                 \
+        const lanes lower = LOWER_##size(a[i], a[i + size]), upper = UPPER_##size(a[i], a[i + size]);                 \
+        a[i] = lower;                                                                                                 \
+        a[i + size] = upper;                                                                                          \
+    }
+
+/* Rows become columns. */
+INLINE void transpose(lanes a[LANES]) {
+#if LANES == 16
+    EXCHANGE_PARTS(a, 8)
+#endif
+    EXCHANGE_PARTS(a, 4)
+    EXCHANGE_PARTS(a, 2)
+    EXCHANGE_PARTS(a, 1)
+}
+
 INLINE float sum_of(lanes a) {
 #if LANES == 16
     a += TURNED_8(a);

@@ -1,10 +1,11 @@
-"""Linear layers through oneDNN on CPUs where MKL is slow.
+"""Linear layers on a CPU, through oneDNN and C.
 
-The results are exact float32 products like MKL's, summed in another order.
+The results are exact float32 products like MKL's, summed in another order; or, of bfloat16 factors, sums in float32.
 Shapes: N inputs, I and O their width before and after.
 """
 
 import ctypes
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,21 +13,34 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx, once_differentiable
 
-from covey.policy.kernels.compiler import KERNELS, library
+from covey.policy.kernels.compiler import KERNELS, NoCompilerError, library
+from covey.policy.kernels.support import product_type
 
-SOURCE = KERNELS / "gradient.c"
+SOURCES = {torch.float32: KERNELS / "gradient.c", torch.bfloat16: KERNELS / "half_gradient.c"}
 
 
 def weight_gradient(gradient_NO: Tensor, x_NI: Tensor) -> Tensor:
-    """Compute gradient^T @ x, (O, I), deterministic for any number of threads."""
-    gradient_NO, x_NI = gradient_NO.contiguous(), x_NI.contiguous()
-    sizes = [ctypes.c_int64(size) for size in (len(x_NI), gradient_NO.shape[1], x_NI.shape[1])]
-    room_of = library(SOURCE).covey_weight_gradient_room
-    room_of.restype = ctypes.c_int64
-    out_OI, room = x_NI.new_empty(gradient_NO.shape[1], x_NI.shape[1]), x_NI.new_empty(room_of(*sizes[1:]))
+    """Compute gradient^T @ x, (O, I), deterministic for any number of threads.
+
+    Both are float32, or bfloat16 where `has_tiles`; the result is float32.
+    """
+    gradient_NO, x_NI, kernels = gradient_NO.contiguous(), x_NI.contiguous(), library(SOURCES[x_NI.dtype])
+    sizes = (len(x_NI), gradient_NO.shape[1], x_NI.shape[1], torch.get_num_threads())
+    kernels.covey_weight_gradient_room.restype = ctypes.c_int64
+    num_floats = kernels.covey_weight_gradient_room(*map(ctypes.c_int64, sizes))
+    out_OI, room = (x_NI.new_empty(shape, dtype=torch.float32) for shape in (sizes[1:3], num_floats))
     pointers = (ctypes.c_void_p(tensor.data_ptr()) for tensor in (gradient_NO, x_NI, out_OI, room))
-    library(SOURCE).covey_weight_gradient(*pointers, *sizes, ctypes.c_int64(torch.get_num_threads()))
+    kernels.covey_weight_gradient(*pointers, *map(ctypes.c_int64, sizes))
     return out_OI
+
+
+@cache
+def has_tiles() -> bool:
+    """Return True where C multiplies bfloat16 in tiles (AMX)."""
+    try:
+        return bool(library(SOURCES[torch.bfloat16]).covey_has_tiles() and library(KERNELS / "head.c"))
+    except NoCompilerError:
+        return False
 
 
 MIN_WEIGHTS = 2**16
@@ -76,6 +90,44 @@ class OneDnnLinear(nn.Linear):
         return out.view(*input.shape[:-1], self.out_features)
 
 
+class _TiledProduct(torch.autograd.Function):
+    """A product of bfloat16 factors with its gradients."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, x_NI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
+        half_OI = weight_OI.to(torch.bfloat16)
+        ctx.save_for_backward(x_NI, half_OI)
+        return nn.functional.linear(x_NI, half_OI, None if bias_O is None else bias_O.to(torch.bfloat16))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        (gradient_NO,) = gradients
+        x_NI, half_OI = ctx.saved_tensors
+        of_x, of_weight, of_bias = ctx.needs_input_grad
+        return (
+            gradient_NO @ half_OI if of_x else None,
+            weight_gradient(gradient_NO, x_NI) if of_weight else None,
+            gradient_NO.sum(dim=0, dtype=torch.float32) if of_bias else None,
+        )
+
+
+class TiledLinear(nn.Linear):
+    """A linear layer whose weight gradient goes through tiles in bfloat16."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        is_half = product_type(input.device.type, self.weight.dtype) == torch.bfloat16 and input.device.type == "cpu"
+        if not (is_half and torch.is_grad_enabled() and input.numel() > 0):
+            return super().forward(input)
+        flat_NI = input.reshape(-1, input.shape[-1]).to(torch.bfloat16)
+        out: Tensor = _TiledProduct.apply(flat_NI, self.weight, self.bias)
+        return out.view(*input.shape[:-1], self.out_features)
+
+
+PLAIN = (nn.Linear, OneDnnLinear, TiledLinear)
+"""Products and nothing more; adapters and quantised layers are other types."""
+
+
 class PackedLinear(nn.Module):
     """An OneDnnLinear for passes without gradient, its weight packed beforehand.
 
@@ -111,22 +163,28 @@ class MergedLinear(nn.Module):
         return nn.functional.linear(input, self._weight_OI, self.bias)
 
 
-def choose_library(model: nn.Module, kernels: str) -> None:
-    """Let large linear layers use oneDNN where MKL is slow, with "auto".
+def choose_library(model: nn.Module, kernels: str, precision: torch.dtype = torch.float32) -> None:
+    """Choose between torch, oneDNN and tiles for large layers.
 
-    Never by a timing: a resumed run could choose differently, and lose bit-for-bit equality.
+    Others than torch only with "auto". Never by a timing: a resumed run could choose differently, and lose bit-for-bit
+    equality.
     """
     if kernels == "auto" and not _is_intel():
         use_onednn(model, MIN_WEIGHTS)
+    elif kernels == "auto" and precision == torch.bfloat16 and has_tiles():
+        _change(model, TiledLinear, MIN_WEIGHTS)
 
 
 def use_onednn(model: nn.Module, min_weights: int = 0) -> None:
     """Let linear layers of at least `min_weights` weights use oneDNN, in place."""
-    if not torch.backends.mkldnn.is_available():
-        return
+    if torch.backends.mkldnn.is_available():
+        _change(model, OneDnnLinear, min_weights)
+
+
+def _change(model: nn.Module, kind: type[nn.Linear], min_weights: int) -> None:
     for module in model.modules():
         if type(module) is nn.Linear and module.weight.numel() >= min_weights:
-            module.__class__ = OneDnnLinear
+            module.__class__ = kind
 
 
 def product(x_NI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:

@@ -71,22 +71,3 @@ INLINE void multiply(float *to, int64_t to_row, int64_t num, const float *keep, 
 #endif
         }
 }
-
-/* Of each two of the vectors, parts of so many numbers change places. */
-#define EXCHANGE_PARTS(a, size)                                                                                       \
-    _Pragma("GCC unroll 8") for (int n = 0; n < LANES / 2; n++) {                                                     \
-        const int i = n / size * 2 * size + n % size;                                                                 \
-        const lanes lower = LOWER_##size(a[i], a[i + size]), upper = UPPER_##size(a[i], a[i + size]);                 \
-        a[i] = lower;                                                                                                 \
-        a[i + size] = upper;                                                                                          \
-    }
-
-/* Rows become columns. */
-INLINE void transpose(lanes a[LANES]) {
-#if LANES == 16
-    EXCHANGE_PARTS(a, 8)
-#endif
-    EXCHANGE_PARTS(a, 4)
-    EXCHANGE_PARTS(a, 2)
-    EXCHANGE_PARTS(a, 1)
-}

@@ -1,7 +1,7 @@
 /* Products of bfloat16 in tiles (Intel's AMX): 16 rows of 32 inputs times 32 inputs of 16 outputs in one instruction.
 
    A row's sums depend on nothing but the row, as elsewhere, but run in another order than those of vectors: all rows of a
-   product go through tiles, or none. Included by layer.c, whose panels and sums it works on. */
+   product go through tiles, or none. What works on panels is for layer.c, which has them. */
 
 #pragma once
 
@@ -41,6 +41,7 @@ INLINE void release_tiles(void) {
 
 INLINE int goes_by_tiles(int64_t pairs) { return may_use_tiles && pairs % TILE_PAIRS == 0; }
 
+#ifdef PANEL
 /* Load the next inputs of a panel into tiles 6 and 7, and fetch the ones after. */
 INLINE void load_panel(const uint32_t *panel) {
     for (int64_t line = 0; line < TILE_PAIRS * PANEL; line += 16) __builtin_prefetch(panel + line + 2 * AHEAD, 0, 3);
@@ -73,6 +74,7 @@ static __attribute__((noinline)) void multiply_tiles(const uint32_t *x, int64_t 
     _tile_stored(2, out[TILE_ROWS], sizeof out[0]);
     _tile_stored(3, out[TILE_ROWS] + 1, sizeof out[0]);
 }
+#endif
 
 #else
 INLINE void shape_tiles(void) {}

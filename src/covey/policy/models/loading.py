@@ -202,7 +202,7 @@ def _choose_layers(
     refuse_rowless(model, tokenizer, settings.name)
     remove_dropout(model)
     if device.type == "cpu":
-        linear.choose_library(model, settings.kernels)
+        linear.choose_library(model, settings.kernels, DTYPES[settings.precision])
     precision = DTYPES[settings.precision]
     if precision == torch.float64 and model._can_set_experts_implementation():
         model.set_experts_implementation("eager")  # the grouped product of experts has no float64
