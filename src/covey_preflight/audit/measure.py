@@ -86,11 +86,6 @@ class Findings:
         """Return the verdicts on the cases of a kind."""
         return [verdict for verdict in self.verdicts if verdict.case.kind == kind]
 
-    @property
-    def has_holes(self) -> bool:
-        """Return True if anything is wrong with the grader."""
-        return any(v.is_wrong for v in self.verdicts) or bool(self.unpaid or self.failures or self.changes)
-
     def rows(self) -> list[dict[str, Any]]:
         """Return a row per kind: cases, errors, interval, example."""
         found = []
