@@ -122,7 +122,7 @@ def state_bytes(model: nn.Module, name: str) -> int:
 def _sampling_bytes(subject: PreflightContext, num_groups: int, free: int) -> int:
     """Return sampling's bytes after the longest prompt."""
     config, policy = subject.config, subject.run.policy
-    if config.engine.name != "native":  # another may have no cache to ask for
+    if config.engine.name not in ("native", "transformers"):  # another may have no cache to ask for
         return 0
     # Bound the cache as the engine does
     given = cache_budget(config.engine.cache_bytes, free if policy.device.type == "cuda" else None)

@@ -270,7 +270,7 @@ def check_lengths(subject: PreflightContext) -> Check:
 def _room(subject: PreflightContext) -> tuple[int, str]:
     """Return the engine's room for one completion, and its setting."""
     engine = subject.config.engine
-    if engine.name not in ("native", "vllm"):
+    if engine.name not in ("native", "transformers", "vllm"):
         return subject.run.policy.max_length, ""
     policy = subject.run.policy
     return cache_shape(policy).max_slots(budget(engine.cache_bytes, policy.device)), "engine.cache_bytes"

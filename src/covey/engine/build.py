@@ -11,10 +11,22 @@ if TYPE_CHECKING:
 
 
 def build_native(policy: "Policy", settings: "EngineConfig", kernels: str) -> "Engine":
-    """Build the engine in this process, on the policy's own weights."""
+    """Build the engine in this process, on the policy's own weights.
+
+    A policy on the general path is sampled by engine=transformers.
+    """
+    if policy.path == "general":
+        return build_transformers(policy, settings, kernels)
     from covey.engine.native.engine import NativeEngine
 
     return NativeEngine(policy, settings.cache_bytes, settings.max_rows, kernels)
+
+
+def build_transformers(policy: "Policy", settings: "EngineConfig", kernels: str) -> "Engine":
+    """Build the engine through the model's own cache, in this process."""
+    from covey.engine.lockstep.engine import LockstepEngine
+
+    return LockstepEngine(policy, settings.cache_bytes, settings.max_rows, kernels)
 
 
 def build_fake(policy: "Policy", settings: "EngineConfig", kernels: str) -> "FakeEngine":
@@ -52,10 +64,19 @@ def sampling_engine(policy: "Policy", settings: "EngineConfig", kernels: str) ->
 
 
 def own_native(policy: "Policy", settings: "EngineConfig", kernels: str) -> "UpdatableEngine":
-    """Build the native engine on weights of its own."""
+    """Build the native engine, or transformers, on weights of its own."""
+    if policy.path == "general":
+        return own_transformers(policy, settings, kernels)
     from covey.engine.native.own_weights import OwnWeightsEngine
 
     return OwnWeightsEngine(policy, settings.cache_bytes, settings.max_rows, kernels)
+
+
+def own_transformers(policy: "Policy", settings: "EngineConfig", kernels: str) -> "UpdatableEngine":
+    """Build the engine through the model's cache, on its own weights."""
+    from covey.engine.lockstep.engine import OwnWeightsLockstepEngine
+
+    return OwnWeightsLockstepEngine(policy, settings.cache_bytes, settings.max_rows, kernels)
 
 
 def own_fill(policy: "Policy", settings: "EngineConfig", kernels: str) -> "UpdatableEngine":
@@ -67,6 +88,7 @@ def own_fill(policy: "Policy", settings: "EngineConfig", kernels: str) -> "Updat
 
 OWN_WEIGHTS: dict[str, Callable[["Policy", "EngineConfig", str], "UpdatableEngine"]] = {
     "native": own_native,
+    "transformers": own_transformers,
     "fill": own_fill,
     "fake": build_fake,
     "vllm": build_vllm,
@@ -75,6 +97,7 @@ OWN_WEIGHTS: dict[str, Callable[["Policy", "EngineConfig", str], "UpdatableEngin
 
 ENGINES: dict[str, Callable[["Policy", "EngineConfig", str], "Engine"]] = {
     "native": build_native,
+    "transformers": build_transformers,
     "fill": build_fill,
     "fake": build_fake,
     "vllm": build_vllm_beside,

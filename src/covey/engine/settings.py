@@ -68,13 +68,14 @@ def cache_budget(given: int | None, free: int | None) -> int:
 class EngineConfig(Section):
     """How tokens are sampled."""
 
-    name: str = setting("native", choices=("native", "fill", "fake", "vllm"), needs=OF_VLLM)
-    """native or fill (in process, on the trainer's weights; fill is for model.kind=masked), vllm (on weights of its
-    own, pushed after each update) or fake (scripted). Not set, a new run takes vllm where it is installed beside a
-    GPU."""
+    name: str = setting("native", choices=("native", "transformers", "fill", "fake", "vllm"), needs=OF_VLLM)
+    """native, transformers or fill (in process, on the trainer's weights; transformers decodes through the model's own
+    cache, and replaces native for models with other layers than attention; fill is for model.kind=masked), vllm
+    (on weights of its own, pushed after each update) or fake (scripted). Not set, a new run takes vllm where it is
+    installed beside a GPU."""
     cache_bytes: int | None = setting(None, gt=0, needs=(SAMPLES, CAUSAL, OWN_CACHE))
     """Bytes of memory for cached keys and values; admission of prompts waits for room, and episodes that wait for their
-    environment give way. null: with native on a GPU four fifths of what is free when sampling begins, else 1 GiB."""
+    environment give way. null: in process on a GPU four fifths of what is free when sampling begins, else 1 GiB."""
     max_rows: int = setting(512, ge=1, needs=SAMPLES)
     """Most completions sampled at the same time."""
     url: str | None = setting(None, needs=(VLLM, ALONE))

@@ -280,6 +280,7 @@ def computing(policy: Policy, config: Config) -> str:
     """
     reason = obstacle_to_vllm(config, this_machine()) or "vLLM is installed too: engine=vllm"
     sampling = f"native, a graph of each step ({reason})" if config.engine.name == "native" else config.engine.name
+    sampling = "transformers" if policy.path == "general" and config.engine.name == "native" else sampling
     obstacle = varlen_obstacle(policy.heads)
     why = (
         f" (varlen {obstacle})" if policy.attention == "sdpa" and obstacle and config.model.attention == "auto" else ""

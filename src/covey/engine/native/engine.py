@@ -13,7 +13,7 @@ from typing import Any
 
 from covey.engine.base import EngineStats, check_call, check_length
 from covey.engine.native import graph
-from covey.engine.native.cache import COMPILED_GROWTH, TORCH_GROWTH, Cache, budget
+from covey.engine.native.cache import COMPILED_GROWTH, TORCH_GROWTH, Cache, CacheShape, budget
 from covey.engine.native.compiled import is_compiled
 from covey.engine.native.decode_weights import build_decode_policy, is_wanted, refresh
 from covey.engine.native.models import joined
@@ -51,15 +51,9 @@ class NativeEngine:
             raise ValueError(f"max_rows must be >= 1, got {max_rows}")
         self.version = 0
         self._trained = policy
-        probe = detect_capabilities(policy)
-        self._shape = probe.shape(policy.device)
-        self.kernels = "compiled" if is_compiled(kernels, self._shape, probe.rules.values()) else "torch"
-        fusable = probe.rules if self.kernels == "compiled" or joined.is_wanted(policy) else {}
-        self._policy = build_decode_policy(policy, fusable) if is_wanted(policy, fusable) else policy
+        self._prepare(policy, kernels)
         self._cache_bytes = cache_bytes
-        self._is_graph = graph.is_wanted(policy)
-        max_slots = self._shape.max_slots(budget(cache_bytes, policy.device))
-        self._limits = Capacity(max_rows, max_slots, rows_hold_prompts=self._is_graph)
+        self._limits = self._capacity(max_rows, self._shape.max_slots(budget(cache_bytes, policy.device)))
         self._has_told = False
         self._quiet: dict[tuple[str, ...], QuietTokens] = {}
         """By stop strings."""
@@ -71,6 +65,18 @@ class NativeEngine:
         self._admits = True
         """Whether rows that wait may begin."""
         self._reset()
+
+    def _prepare(self, policy: Policy, kernels: str) -> None:
+        """Choose the decode policy, its kernels and what it caches."""
+        probe = detect_capabilities(policy)
+        self._shape: CacheShape = probe.shape(policy.device)
+        self.kernels = "compiled" if is_compiled(kernels, self._shape, probe.rules.values()) else "torch"
+        fusable = probe.rules if self.kernels == "compiled" or joined.is_wanted(policy) else {}
+        self._policy = build_decode_policy(policy, fusable) if is_wanted(policy, fusable) else policy
+        self._is_graph = graph.is_wanted(policy)
+
+    def _capacity(self, max_rows: int, max_slots: int) -> Capacity:
+        return Capacity(max_rows, max_slots, rows_hold_prompts=self._is_graph)
 
     def watched_by(self, watchdog: Watchdog) -> None:
         self._watchdog = watchdog

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from covey.engine.lockstep.reader import probe_reader
 from covey.engine.native import compiled
 from covey.engine.native.cache import Cache, CacheBlock, CacheNeed, CacheShape
 from covey.engine.native.compiled import CompiledDecodeLayout, CompiledPrefillLayout
@@ -249,7 +250,9 @@ def on_host(token_ids: list[float], logprobs: list[float]) -> Sampled:
 
 
 def cache_shape(policy: Policy) -> CacheShape:
-    """Return the cached shapes of the policy's layers (`detect_capabilities`)."""
+    """Return the cached shapes of the policy, or of its own cache."""
+    if policy.path == "general":
+        return probe_reader(policy).shape
     return detect_capabilities(policy).shape(policy.device)
 
 

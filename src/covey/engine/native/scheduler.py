@@ -33,6 +33,16 @@ class Capacity:
     """The same of sessions that read on."""
     rows_hold_prompts: bool = False
     """Whether each row has its prompt in its own slots, besides its group's."""
+    state_slots: int | None = None
+    """Slots of a state beside the tokens' of each prompt and row: idle sessions keep it, and their prompts."""
+
+    def prompt_slots(self, request: SamplingRequest) -> int:
+        """Count the slots of a prompt with its state."""
+        return len(request.prompt_ids) + (self.state_slots or 0)
+
+    def kept_slots(self, row: DecodeRow) -> int:
+        """Count the slots of an idle session."""
+        return row.kept + (0 if self.state_slots is None else self.prompt_slots(row.request))
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +170,7 @@ class Scheduler:
         """Mark a session's tokens as kept after its turn."""
         row.kept = row.read
         self.kept[row] = None
-        self.kept_slots += row.kept
+        self.kept_slots += self.limits.kept_slots(row)
         row.request.num_kept += 1
 
     def give_up(self, row: DecodeRow) -> None:
@@ -175,7 +185,7 @@ class Scheduler:
             return False
         # While rows run, idle sessions are evicted only if they hold most of the room
         resting = self.kept.keys() - set(self.resuming)
-        if self.rows and 2 * sum(row.kept for row in resting) <= self.limits.max_slots:
+        if self.rows and 2 * sum(map(self.limits.kept_slots, resting)) <= self.limits.max_slots:
             return False
         self.give_up_one()
         return True
@@ -218,7 +228,7 @@ class Scheduler:
             request.slot = -1
         for slot, request in enumerate(self.groups):
             request.slot = slot
-        self.longest_prompt = max((len(request.prompt_ids) for request in self.groups), default=0)
+        self.longest_prompt = max(map(self.limits.prompt_slots, self.groups), default=0)
         self.longest_row = max((row.most_own for row in self.rows), default=0)
         self.changes += 1
         done = tuple(request for request in leaving if request.done)
@@ -261,7 +271,7 @@ class Scheduler:
     def _add(self, row: DecodeRow) -> None:
         self.rows.append(row)
         row.request.num_running += 1
-        self.longest_prompt = max(self.longest_prompt, len(row.request.prompt_ids))
+        self.longest_prompt = max(self.longest_prompt, self.limits.prompt_slots(row.request))
         self.longest_row = max(self.longest_row, row.most_own)
 
     def _is_stranded(self, request: SamplingRequest) -> bool:
@@ -278,7 +288,7 @@ class Scheduler:
 
     def _room(self, request: SamplingRequest, row_length: int) -> int:
         """Count the rows of a request that can enter now."""
-        longest_prompt = max(self.longest_prompt, len(request.prompt_ids))
+        longest_prompt = max(self.longest_prompt, self.limits.prompt_slots(request))
         longest_row = max(self.longest_row, row_length) + longest_prompt * self.limits.rows_hold_prompts
         num_groups = len(self.groups) + (request.slot < 0)
         num_rows = (self.limits.max_slots - self.kept_slots - num_groups * longest_prompt) // longest_row
@@ -286,7 +296,7 @@ class Scheduler:
 
     def _alone(self, request: SamplingRequest, row_length: int) -> int:
         """Return the slots that one row needs alone."""
-        return len(request.prompt_ids) * (1 + self.limits.rows_hold_prompts) + row_length
+        return self.limits.prompt_slots(request) * (1 + self.limits.rows_hold_prompts) + row_length
 
     def _refuse(self, request: SamplingRequest, row_length: int, max_tokens: int) -> None:
         needed = self._alone(request, row_length)
@@ -301,7 +311,7 @@ class Scheduler:
         """Remove a row from the kept ones."""
         if row in self.kept:
             del self.kept[row]
-            self.kept_slots -= row.kept
+            self.kept_slots -= self.limits.kept_slots(row)
             row.request.num_kept -= 1
 
 

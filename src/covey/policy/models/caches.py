@@ -7,7 +7,7 @@ fewer counts tokens, and is the same for all rows.
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache as remembered
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from transformers.cache_utils import LinearAttentionLayer
 
 KEYWORDS = ("past_key_values", "cache_params", "state")
 """What a cache is called, in an output and as an argument."""
+T = TypeVar("T")
 Combine = Callable[[Sequence[Tensor]], Tensor]
 
 
@@ -32,14 +33,16 @@ def cache_of(output: Mapping[str, Any]) -> object | None:
     return next(iter(cache_keyword(output).values()), None)
 
 
-def fork_rows(cache: object, index: Tensor) -> object:
+def fork_rows(cache: T, index: Tensor) -> T:
     """Return a cache of the rows `index` (R,), through which gradients flow."""
-    return _combine([cache], lambda tensors: tensors[0].index_select(0, index.to(tensors[0].device)), {})
+    forked: T = _combine([cache], lambda tensors: tensors[0].index_select(0, index.to(tensors[0].device)), {})
+    return forked
 
 
-def join_rows(caches: Sequence[object]) -> object:
+def join_rows(caches: Sequence[T]) -> T:
     """Return one cache with all rows; they hold equally many tokens."""
-    return _combine(caches, lambda tensors: torch.cat(list(tensors)), {})
+    joined: T = _combine(caches, lambda tensors: torch.cat(list(tensors)), {})
+    return joined
 
 
 def cache_bytes(cache: object) -> int:
@@ -56,13 +59,7 @@ def cache_bytes(cache: object) -> int:
 
 def take_rows(cache: object, index: Tensor) -> None:
     """Keep the rows `index` (R,) of a cache, in place."""
-    taken = fork_rows(cache, index)
-    if isinstance(cache, list) and isinstance(taken, list):
-        cache[:] = taken
-    elif isinstance(cache, dict) and isinstance(taken, dict):
-        cache.update(taken)
-    else:
-        vars(cache).update(vars(taken))
+    _combine([cache], lambda tensors: tensors[0].index_select(0, index.to(tensors[0].device)), {}, lambda held: held)
 
 
 def assign_states(cache: object) -> None:
@@ -90,31 +87,35 @@ def _assigning(kind: type) -> type:
     return type(kind.__name__, (_Assigns, kind), {"__module__": kind.__module__})
 
 
-def _combine(parts: Sequence[Any], combine: Combine, made: dict[int, Any]) -> Any:
-    """Return a copy of the first part with tensors combined over all.
+def _combine(
+    parts: Sequence[Any], combine: Combine, made: dict[int, Any], begin: Callable[[Any], Any] = copy.copy
+) -> Any:
+    """Return the first part with tensors combined over all.
 
-    What is held twice stays one."""
+    `begin` makes what is filled: a copy, or the part itself. What is held twice stays one.
+    """
     held = parts[0]
     if isinstance(held, Tensor):
         return combine(parts) if held.dim() > 1 else held
     if isinstance(held, tuple):
-        return tuple(_combine(each, combine, made) for each in zip(*parts, strict=True))
+        return tuple(_combine(each, combine, made, begin) for each in zip(*parts, strict=True))
     if id(held) in made or not _keeps_tensors(held):
         return made.get(id(held), held)
-    made[id(held)] = copied = copy.copy(held)
+    made[id(held)] = copied = begin(held)
     if isinstance(held, list):
-        copied[:] = [_combine(each, combine, made) for each in zip(*parts, strict=True)]
+        copied[:] = [_combine(each, combine, made, begin) for each in zip(*parts, strict=True)]
         return copied
     inner = [part if isinstance(part, dict) else vars(part) for part in parts]
     target = copied if isinstance(copied, dict) else vars(copied)
-    target.update({name: _combine([each[name] for each in inner], combine, made) for name in inner[0]})
+    target.update({name: _combine([each[name] for each in inner], combine, made, begin) for name in inner[0]})
     return copied
 
 
 def _keeps_tensors(held: object) -> bool:
     """Return True for containers and parts of caches.
 
-    Their classes stand in models' files, too."""
+    Their classes stand in models' files, too.
+    """
     if isinstance(held, list | dict):
         return True
     is_part = hasattr(held, "__dict__") and type(held).__module__.startswith("transformers")

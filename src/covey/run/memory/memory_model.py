@@ -215,7 +215,7 @@ def head_bytes(shape: Shape, load: Workload) -> int:
 
 def sampling_bytes(shape: Shape, load: Workload) -> int:
     """Return the bytes of the cache, logits, and engine weights."""
-    if load.engine not in ("native", "vllm"):
+    if load.engine not in ("native", "transformers", "vllm"):
         return 0
     cached = cache_and_logits(load, shape.key_value_width * load.value_bytes, shape.vocabulary)
     is_whole = load.num_shards > 1 or load.engine == "vllm"

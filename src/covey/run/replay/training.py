@@ -181,10 +181,10 @@ def oldest_needed(steps: Sequence[PastStep]) -> list[float]:
 
 def check_replayable(config: Config, steps: Sequence[PastStep]) -> None:
     """Refuse runs that cannot be sampled again bit for bit. ValueError."""
-    if config.engine.name != "native":
+    if config.engine.name not in ("native", "transformers"):
         raise ValueError(
-            f"covey replay needs engine.name=native, got engine.name={config.engine.name}: its samples do not follow "
-            "from a seed"
+            f"covey replay needs engine.name=native or transformers, got engine.name={config.engine.name}: its samples "
+            "do not follow from a seed"
         )
     mixed = [group for step in steps for group in step.groups if group.failures and len(group.versions()) > 1]
     if mixed:

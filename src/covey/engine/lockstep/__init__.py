@@ -1,0 +1,1 @@
+"""Sample any causal model of transformers through its own cache."""
