@@ -165,7 +165,7 @@ def test_what_a_verdict_hangs_on_is_found(name: str) -> None:
 def test_a_sound_grader_has_no_finding(name: str) -> None:
     found = audited(SOUND[name])
     assert not any(verdict.is_wrong for verdict in found.verdicts)
-    assert not (found.unpaid or found.failures or found.changes)
+    assert [*found.unpaid, *found.failures, *found.changes] == []
     assert found.num_rows == 4
     assert len(found.verdicts) > 4 * 15
 
