@@ -47,18 +47,31 @@ SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "sep_token_i
 MLA = {"head_dim": 8, "num_key_value_heads": 4}
 """Of multi-head latent attention, the part of a head that is turned."""
 HYBRID = {"layer_types": ["linear_attention", "full_attention"]}
+INDEXED = {**HYBRID, "indexer_n_heads": 16, "indexer_kv_heads": 1, "indexer_head_dim": 16, "indexer_budget": WINDOW}
+INDEXED |= {"indexer_compress_ratio": 2, "ngram_vocab_size_base": 500, "hc_lowrank": 8}
+DOTS = {**MLA, "swa_num_attention_heads": 4, "swa_num_key_value_heads": 4, "swa_q_lora_rank": 16}
+DOTS |= {"swa_kv_lora_rank": 16, "swa_head_dim": 16, "swa_qk_nope_head_dim": 8, "swa_v_head_dim": 16}
+ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+ZAMBA = {"layers_block_type": ["linear_attention", "hybrid"] * 2, "num_hidden_layers": 4, "attention_hidden_size": 64}
 MORE: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("axk1", "axk2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite"), MLA),
-    **dict.fromkeys(("glm_moe_dsa", "longcat_flash", "minicpm3", "youtu", "dots3_note_text"), MLA),
-    **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "qwen4_exp_text"), HYBRID),
-    **{name: {"text_config": HYBRID} for name in ("qwen3_5", "qwen3_5_moe", "qwen4_exp")},
+    **dict.fromkeys(("glm_moe_dsa", "longcat_flash", "minicpm3", "youtu"), MLA),
+    **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), HYBRID),
+    **{name: {"text_config": HYBRID} for name in ("qwen3_5", "qwen3_5_moe")},
+    "qwen4_exp": {"text_config": INDEXED},
+    "qwen4_exp_text": INDEXED,
     **{name: {**HYBRID, **MLA} for name in ("bailing_hybrid", "kimi_linear")},
     "deepseek_v2": {**MLA, "num_experts_per_tok": 2, "topk_method": "greedy"},
-    "dots3_note": {"text_config": MLA},
+    "dots3_note": {"text_config": DOTS},
+    "dots3_note_text": DOTS,
+    "dbrx": {"attn_config": {"rope_theta": 10000.0, "clip_qkv": 8.0}},
     "bamba": {"attn_layer_indices": [1]},
     "granitemoehybrid": {"layer_types": ["mamba", "attention"]},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
-    "cohere_compass_text": {"layer_types": ["sliding_attention", "full_attention"]},
+    "cohere_compass_text": {
+        "layer_types": ["sliding_attention", "full_attention"],
+        "rope_parameters": dict.fromkeys(("sliding_attention", "full_attention"), ROPE),
+    },
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
     "helium": {"head_dim": 8},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
@@ -67,15 +80,14 @@ MORE: dict[str, dict[str, Any]] = {
     "nemotron_h": {"n_groups": 1, "num_hidden_layers": 4},
     "recurrent_gemma": {"num_hidden_layers": 3},
     "reformer": {"axial_pos_embds": False},
-    "xlstm": {"hidden_size": 64},
+    "xlstm": {"hidden_size": 64, "qk_dim_factor": 1.0},
     "xmod": {"default_language": "en_XX"},
     "deepseek_v4": {
         "layer_types": ["compressed_sparse_attention", "heavily_compressed_attention"],
         "compress_rates": {"compressed_sparse_attention": 2, "heavily_compressed_attention": 4},
     },
     "zaya": {"num_experts_per_tok": 1},
-    "zamba": {"layer_types": ["linear_attention", "hybrid"]},
-    "zamba2": {"layer_types": ["linear_attention", "hybrid"]},
+    **dict.fromkeys(("zamba", "zamba2"), ZAMBA),
     "dots1": {"num_experts_per_tok": 2, "n_routed_experts": 4, "n_shared_experts": 1},
 }
 """What some architectures need besides: sizes that must fit together."""

@@ -30,13 +30,18 @@ def attention_of(given: RunObjects) -> str:
 @contextmanager
 def covey_attention(policy: Policy) -> Iterator[None]:
     """Use covey's attention inside, and the model's own afterwards."""
-    model = policy.causal_lm
-    before = model.config._attn_implementation
-    model.set_attn_implementation(ATTENTION)
+    before = policy.causal_lm.config._attn_implementation
+    set_attention(policy, ATTENTION)
     try:
         yield
     finally:
-        model.set_attn_implementation(before)
+        set_attention(policy, before)
+
+
+def set_attention(policy: Policy, name: str) -> None:
+    """Set a model's attention; on the general path it keeps its own."""
+    if policy.path == "fast":
+        policy.causal_lm.set_attn_implementation(name)
 
 
 def sample(

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from covey.api.answers import Question, attention_of, sample
+from covey.api.answers import Question, attention_of, sample, set_attention
 from covey.api.objects import Reward
 from covey.api.request import Arguments, make_request
 from covey.api.training import Data
@@ -130,6 +130,6 @@ def build(
     attention = attention_of(given)
     with collectives.process_group(config.timeouts.ranks, config.model.device), ExitStack() as closing:
         run = build_run(config, given.build_environment(config), PhaseTimer(), given.policy(config), given.reference)
-        closing.callback(run.policy.causal_lm.set_attn_implementation, attention)
+        closing.callback(set_attention, run.policy, attention)
         closing.callback(run.close)
         yield Parts(run)

@@ -9,7 +9,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from covey.api.answers import attention_of
+from covey.api.answers import attention_of, set_attention
 from covey.api.objects import Reward
 from covey.api.request import Arguments, Request, make_request
 from covey.api.result import Result
@@ -129,7 +129,7 @@ def run_request(
         status = "interrupted"
     finally:
         if watcher.run is not None:
-            watcher.run.policy.causal_lm.set_attn_implementation(attention)
+            set_attention(watcher.run.policy, attention)
     assert watcher.run is not None, "a run that ends well was built"
     assert watcher.record is not None, "and recorded"
     policy = _whole(watcher.run.policy, config, watcher.record.folder)

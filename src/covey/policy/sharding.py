@@ -51,8 +51,14 @@ def shard(policy: Policy, device: torch.device | None = None) -> Policy:
     register_fsdp_forward_method(root, "covey_pass")
     place = device or policy.device
     policy.model._apply(lambda tensor: torch.empty_like(tensor, device=place) if tensor.is_meta else tensor)
-    sharded = replace(policy, sharded=True, complete=None)
-    return sharded if policy.complete is None else policy.complete(sharded)
+    # Ranks make equally many passes: trees through a cache have other numbers of them
+    attention = "rows" if policy.attention == "forked" else policy.attention
+    sharded = replace(policy, sharded=True, attention=attention, complete=None)
+    found = sharded if policy.complete is None else policy.complete(sharded)
+    if found.attention == "alone":
+        kind = type(root).__name__
+        raise ValueError(f"parallel.strategy=fsdp needs a model that reads padded rows exactly, {kind} does not")
+    return found
 
 
 def without_storage(policy: Policy) -> Policy:

@@ -290,8 +290,17 @@ def computing(policy: Policy, config: Config) -> str:
     activations = "computed again" if recomputes else "kept"
     if not chosen:
         activations += ", for all of them would not fit" if recomputes else ", for they fit"
-    training = f"attention: {policy.attention}{why}; layers: {_layers(policy, config)}; activations: {activations}"
+    attention = OWN.get(policy.attention, policy.attention)
+    training = f"attention: {attention}{why}; layers: {_layers(policy, config)}; activations: {activations}"
     return f"sampling: {sampling}; {training}"
+
+
+OWN = {
+    "forked": "the model's own, prompts shared through its cache",
+    "rows": "the model's own, of padded rows",
+    "alone": "the model's own, of single texts",
+}
+"""What is said of the general path."""
 
 
 def _layers(policy: Policy, config: Config) -> str:

@@ -75,7 +75,8 @@ def start(policy: Policy, settings: EngineConfig, folder: Path, version: int, sl
     with gather_weights(policy):
         save_policy(policy, folder / "model")
     share, cache_bytes = settings.gpu_memory_utilization, cache_budget(settings.cache_bytes, None)
-    fitting = policy.max_length if share is not None else longest_sequence(policy, cache_bytes)
+    counts = share is None and policy.path == "fast"  # what vLLM caches of another model, it says itself
+    fitting = longest_sequence(policy, cache_bytes) if counts else policy.max_length
     served = replace(describe(policy, settings, folder, fitting), sleep_level=sleep_level)
     launch = Launch(
         folder=folder / "model",

@@ -152,7 +152,7 @@ def _measure(policy: Policy, passes: Sequence[Pass]) -> tuple[Tensor, Tensor]:
 
     def begin(module: nn.Module, given: Any, out: Tensor) -> Tensor:
         embedded.append((given[0].flatten(), out.detach().requires_grad_()))
-        return embedded[-1][1]
+        return embedded[-1][1].clone()  # some add to it in place
 
     def logits(ids: Sequence[Sequence[int]], layout: Layout, places: Sequence[Sequence[int]]) -> Tensor:
         ids_BT = torch.tensor(ids, device=policy.device)

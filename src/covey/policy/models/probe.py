@@ -99,13 +99,13 @@ def detect_general(policy: Policy, reason: str) -> Policy:
             found = replace(found, rounding=_check_alone(found))
             logits_TV = _logits(found, DENSE)
             is_plain = _has_hidden(found) and _is_plain(found, *_amplify(found, DENSE, logits_TV))
+            model.train()
+            _remove_noise(found, logits_TV)
+            found = replace(found, head_is_linear=is_plain, attention=general_attention(found))
         except ValueError:
             raise
         except Exception as error:  # foreign code
             raise ValueError(f"model.name needs another architecture: {kind} does not run ({_line(error)})") from error
-        model.train()
-        _remove_noise(found, logits_TV)
-        found = replace(found, head_is_linear=is_plain, attention=general_attention(found))
         sharding.reshard(policy)
     tell(f"{kind}: general path, {SLOWER}; {reason}{_packages(found)}")
     return found
