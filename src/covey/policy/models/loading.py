@@ -24,7 +24,7 @@ from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
 from covey.policy.attention.base import ATTENTION, register
 from covey.policy.attention.choice import choose_attention
-from covey.policy.kernels import linear
+from covey.policy.kernels import adapted, linear
 from covey.policy.kernels.gpu import inductor, liger
 from covey.policy.kernels.layers import choose_kernels
 from covey.policy.models.adapters import (
@@ -220,6 +220,7 @@ def _finish(bare: Policy, wrapped: nn.Module, settings: ModelConfig, device: tor
         for module in wrapped.modules():  # adapters would keep a copy in float32, which autocast casts back at once
             if hasattr(module, "cast_input_dtype_enabled"):
                 module.cast_input_dtype_enabled = False  # type: ignore[assignment] # no tensor: a flag of peft's
+        adapted.fuse_adapters(wrapped)
     if bare.path == "general":
         if settings.attention not in ("auto", "sdpa"):
             kind = type(bare.causal_lm).__name__

@@ -1,0 +1,86 @@
+"""Layers with a LoRA adapter in bfloat16 on a CPU, fused.
+
+x W + s (x A) B takes four passes over all outputs less than operation by operation, and their gradients five less.
+
+Shapes: N inputs, I and O their width before and after, R rank.
+"""
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from covey.policy.kernels.linear import TiledLinear, weight_gradient
+from covey.policy.kernels.support import product_type
+
+HALF = torch.bfloat16
+
+
+class _AdaptedProduct(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_NI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, *adapter: Any) -> Tensor:
+        down_RI, up_OR, scale = adapter[0].to(HALF), adapter[1].to(HALF), adapter[2]
+        half_OI = weight_OI.to(HALF)
+        narrow_NR = nn.functional.linear(x_NI, down_RI).mul_(scale)
+        ctx.save_for_backward(x_NI, half_OI, down_RI, up_OR, narrow_NR)
+        ctx.scale = scale
+        out_NO = nn.functional.linear(x_NI, half_OI, None if bias_O is None else bias_O.to(HALF))
+        return out_NO.addmm_(narrow_NR, up_OR.t())
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient_NO: Tensor) -> tuple[Tensor | None, ...]:
+        x_NI, half_OI, down_RI, up_OR, narrow_NR = ctx.saved_tensors
+        of_x, of_weight, of_bias, of_down, of_up, _ = ctx.needs_input_grad
+        of_narrow_NR = (gradient_NO @ up_OR).mul_(ctx.scale)
+        return (
+            (gradient_NO @ half_OI).addmm_(of_narrow_NR, down_RI) if of_x else None,
+            weight_gradient(gradient_NO, x_NI) if of_weight else None,
+            gradient_NO.sum(dim=0, dtype=torch.float32) if of_bias else None,
+            weight_gradient(of_narrow_NR, x_NI) if of_down else None,
+            weight_gradient(gradient_NO, narrow_NR) if of_up else None,
+            None,
+        )
+
+
+def fuse_adapters(model: nn.Module) -> None:
+    """Compute layers with one plain adapter as one function, in place."""
+    for module in model.modules():
+        if type(getattr(module, "base_layer", None)) is TiledLinear and _is_plain(module):
+            module.__class__ = _fused_class()
+
+
+def _is_plain(module: nn.Module) -> bool:
+    from peft.tuners.lora.layer import Linear
+
+    if type(module) is not Linear or list(module.lora_A) != module.active_adapters or len(module.lora_A) != 1:
+        return False
+    (name,) = module.active_adapters
+    has_dropout = not isinstance(module.lora_dropout[name], nn.Identity)
+    return not (has_dropout or module.lora_variant or module.fan_in_fan_out or module.lora_B[name].bias is not None)
+
+
+@cache
+def _fused_class() -> type[nn.Module]:
+    """Return the class of such layers; importing peft takes seconds."""
+    from peft.tuners.lora.layer import Linear
+
+    class FusedLora(Linear):
+        def forward(self, x: Tensor, *args: Any, **keywords: Any) -> Tensor:
+            base = self.base_layer
+            assert isinstance(base, TiledLinear), "as `fuse_adapters` found it"
+            is_half = x.device.type == "cpu" and product_type("cpu", base.weight.dtype) == HALF and x.numel() > 0
+            if args or keywords or self.disable_adapters or self.merged or not is_half:
+                out: Tensor = super().forward(x, *args, **keywords)
+                return out
+            (name,) = self.active_adapters
+            adapter = (self.lora_A[name].weight, self.lora_B[name].weight, self.scaling[name])
+            flat_NI = x.reshape(-1, x.shape[-1]).to(HALF)
+            found: Tensor = _AdaptedProduct.apply(flat_NI, base.weight, base.bias, *adapter)
+            return found.view(*x.shape[:-1], -1)
+
+    FusedLora.__module__, FusedLora.__qualname__ = __name__, "FusedLora"
+    globals()["FusedLora"] = FusedLora  # pickle and torch.save find a class by its name
+    return FusedLora
