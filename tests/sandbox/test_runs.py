@@ -287,6 +287,14 @@ def test_kinds_of_tests_can_be_mixed(any_sandbox: Sandbox) -> None:
     assert kinds(report) == ["passed", "passed", "passed", "wrong"]
 
 
+def test_a_test_of_another_kind_has_a_fresh_process(any_sandbox: Sandbox) -> None:
+    code = "import time\ndef f(n): return time.sleep(9) if n == 0 else n\nif __name__ == '__main__': print(f(5))"
+    tests = [OutputTest("", "5"), AssertTest("assert f(2) == 2"), CallTest((0,)), AssertTest("assert f(3) == 3")]
+    limits = Limits(wall_seconds=1.0)
+    found = [kinds(any_sandbox.run_blocking(code, tests, "f", limits)) for _ in range(3)]
+    assert found == [["passed", "passed", "timeout", "passed"]] * 3
+
+
 @pytest.mark.parametrize(
     ("code", "found"),
     [

@@ -22,6 +22,7 @@ def judge(case: ProgramCase, tests: list[Test]) -> None:
     try:
         for kind, run in groupby(tests, key=lambda test: test["test"]):
             JUDGES[kind](case, list(run))
+            case.end()  # a script's process answers no calls, nor one that hangs in its last
     except Violation as error:
         void = failed_verdict("channel", f"the program broke the rules of the result channel: {error}")
         case.link.send(void=void)
