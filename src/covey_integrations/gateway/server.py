@@ -9,6 +9,7 @@ import asyncio
 import io
 import json
 import secrets
+import socket
 import threading
 from collections import OrderedDict
 from contextlib import closing, suppress
@@ -37,6 +38,10 @@ SECONDS = 30.0
 """From the beginning of a connection to the last byte of its request, and for the client to take the answer."""
 MAX_WAITING = 256
 """Connections whose request is not there yet. Of more the oldest is dropped: anybody on this machine can make them."""
+MAX_ACCEPTED = 32
+"""Connections taken in one round of the loop, before what came earlier is counted and dropped."""
+MAX_QUEUED = 1024
+"""Connections that the kernel keeps meanwhile."""
 NUM_REMEMBERED = 10_000
 """Episodes that ended and whose URLs still say so."""
 NOT_FOUND = "not found"
@@ -108,9 +113,12 @@ class _Server:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="covey-gateway", daemon=True)
         self._thread.start()
-        opening = asyncio.start_server(self._serve, "127.0.0.1", 0, limit=MAX_HEAD, backlog=1024)
+        listening = socket.create_server(("127.0.0.1", 0))
+        # asyncio takes as many at once as it asks the kernel to keep: few here, and then the kernel is asked for more
+        opening = asyncio.start_server(self._serve, sock=listening, limit=MAX_HEAD, backlog=MAX_ACCEPTED)
         self._server = asyncio.run_coroutine_threadsafe(opening, self._loop).result()
-        self.address: tuple[str, int] = self._server.sockets[0].getsockname()
+        listening.listen(MAX_QUEUED)
+        self.address: tuple[str, int] = listening.getsockname()
 
     def stop(self) -> None:
         """End the server, once what is being answered is out."""

@@ -211,6 +211,25 @@ def test_clients_without_a_key_take_no_descriptors_or_threads() -> None:
             stranger.close()
 
 
+def test_what_came_while_the_gateway_was_busy_is_not_taken_all_at_once() -> None:
+    with opened() as (gateway, (endpoint,), run):
+        assert gateway._server is not None
+        loop, seen, own = gateway._server._loop, [0], len(os.listdir("/proc/self/fd"))
+
+        def look() -> None:
+            seen.append(len(os.listdir("/proc/self/fd")) - own - len(strangers))
+            loop.call_soon(look)
+
+        strangers: list[socket.socket] = []
+        loop.call_soon_threadsafe(time.sleep, 0.5)
+        strangers += [held(gateway.port) for _ in range(server.MAX_WAITING + 9 * server.MAX_ACCEPTED)]
+        loop.call_soon_threadsafe(look)
+        expect_answer(endpoint, run)
+        assert server.MAX_WAITING / 2 < max(seen) < server.MAX_WAITING + 5 * server.MAX_ACCEPTED
+        for stranger in strangers:
+            stranger.close()
+
+
 def test_a_byte_now_and_then_does_not_move_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "SECONDS", 0.4)
     with opened() as (gateway, (endpoint,), _):
