@@ -5,7 +5,9 @@ A server's own error message is an observation. A server that is gone, or speaks
 
 import itertools
 import json
+import os
 import shlex
+import signal
 import socket
 import subprocess
 import threading
@@ -22,7 +24,7 @@ from covey_integrations.tools.tool import Tool, schema_of
 PROTOCOL_VERSION = "2025-06-18"
 ABOUT = {"name": "covey", "version": "1"}
 HEADERS = {"Accept": "application/json, text/event-stream", "Accept-Encoding": "identity"}
-MAX_PAGES = 100
+MAX_PAGES, MAX_TOOLS = 100, 1000
 """Of a list of tools."""
 MAX_BYTES = 16 * 2**20
 """Of one answer, with what comes before it."""
@@ -49,7 +51,11 @@ class StdioWire:
         self._turn = threading.Lock()
         try:
             self._program = subprocess.Popen(
-                shlex.split(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+                shlex.split(command),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,  # launchers (npx, uvx) start the server itself, which holds the pipes
             )
         except (OSError, ValueError) as error:
             raise ToolServerLost(f"the tool server {command} does not start: {error}") from error
@@ -62,7 +68,7 @@ class StdioWire:
         assert self._program.stdin is not None
         assert self._program.stdout is not None
         # One that says nothing is ended, which ends the wait for its line
-        silence = threading.Timer(seconds, self._program.kill)
+        silence = threading.Timer(seconds, self._kill)
         silence.start()
         try:
             self._program.stdin.write(json.dumps(message).encode() + b"\n")
@@ -73,7 +79,7 @@ class StdioWire:
             while line := self._program.stdout.readline(left + 1):
                 left -= len(line)
                 if left < 0:
-                    self._program.kill()
+                    self._kill()
                     raise ToolServerLost(f"the tool server {self._command} answered more than {MAX_BYTES} bytes")
                 answer = _read(line)
                 if answer.get("id") == message["id"] and "method" not in answer:
@@ -84,8 +90,12 @@ class StdioWire:
             silence.cancel()
         raise ToolServerLost(f"the tool server {self._command} is gone, or said nothing for {seconds:g} s")
 
+    def _kill(self) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self._program.pid, signal.SIGKILL)
+
     def close(self) -> None:
-        self._program.kill()
+        self._kill()
         self._program.wait()
         for pipe in (self._program.stdin, self._program.stdout):
             if pipe is not None:
@@ -178,6 +188,8 @@ class McpSession:
             ):
                 raise ToolServerLost(f"the tool server {self.server} lists what is no tool: {tools!r:.80}")
             found += tools
+            if len(found) > MAX_TOOLS:
+                raise ToolServerLost(f"the tool server {self.server} lists more than {MAX_TOOLS} tools")
             cursor = page.get("nextCursor")
             if not cursor:
                 break

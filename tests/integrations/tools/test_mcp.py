@@ -230,6 +230,9 @@ def test_a_server_that_says_nothing_is_given_up(tmp_path: Path) -> None:
 FLOODS = {
     "a line without end": "while True: print('x' * 65536, end='')",
     "lines without end": "while True: print('{}')",
+    "a launcher whose child holds the pipe": "import subprocess\nsubprocess.run(['sleep', '30'])",
+    "pages of tools without end": "import json\nwhile line := input():\n    tools = [{'name': 'x'}] * 400\n"
+    "    print(json.dumps({'id': json.loads(line).get('id'), 'result': {'tools': tools, 'nextCursor': 'x'}}), flush=True)",
     "nothing, byte by byte": "import time\nwhile True: print(' ', end='', flush=True); time.sleep(0.02)",
 }
 
@@ -239,7 +242,7 @@ def test_a_program_that_floods_or_stalls_is_ended(flood: str, tmp_path: Path, mo
     monkeypatch.setattr(mcp, "MAX_BYTES", 2**20)
     (tmp_path / "server.py").write_text(FLOODS[flood])
     session, began = McpSession(f"{sys.executable} {tmp_path / 'server.py'}", seconds=1.0), time.monotonic()
-    with pytest.raises(ToolServerLost, match=r"answered more than|said nothing for 1 s|is gone"):
+    with pytest.raises(ToolServerLost, match=r"answered more than|said nothing for 1 s|is gone|lists more than"):
         session.tools()
     assert time.monotonic() - began < 15
 
