@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import numpy
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -362,6 +363,40 @@ def test_rows_that_swell_are_too_long_and_never_held(
     size = 8.4 if kind == "line" else 4.2
     assert [entry.problem for entry in found[:-1]] == [f"has {size} MB, more than 4.2 MB"] * skipped
     assert found[-1].row == {"prompt": ["b"], "n": 99} if kind == "nested" else {"prompt": "b"}
+
+
+@pytest.mark.parametrize(
+    ("column", "said"),
+    [
+        (pyarrow.ListArray.from_arrays([0] * 2000 + [1_000_000], numpy.zeros(1_000_000, "int8")), "at once, of"),
+        (pyarrow.ListArray.from_arrays([0, 1_000_000], numpy.zeros(1_000_000, "int8")), "8.0 MB, more than 4.2 MB, on"),
+        (pyarrow.array([b"q" * BIG], pyarrow.binary(BIG)), "4.2 MB, more than 4.2 MB, on average"),
+    ],
+    ids=["one list among many", "a list", "bytes of one length"],
+)
+def test_a_table_of_numbers_that_swells_is_refused(
+    column: Any, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tables, "MAX_HELD_BYTES", BIG)
+    pyarrow.parquet.write_table(pyarrow.table({"x": column, "prompt": ["a"] * len(column)}), tmp_path / "rows.parquet")
+    assert said in message(tmp_path / "rows.parquet")
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(["", "y" * BIG, "a", ""]), 2),
+        pyarrow.array([b"q" * BIG, b"q" * BIG], pyarrow.binary(BIG)),
+        pyarrow.array(["y" * BIG, ""]).cast(pyarrow.string_view()),
+        pyarrow.RunEndEncodedArray.from_arrays([2], ["y" * BIG]),
+    ],
+    ids=["lists of one length", "bytes of one length", "views", "runs"],
+)
+def test_every_kind_of_column_is_counted(column: Any) -> None:
+    sizes = tables.row_bytes(column)
+    assert sizes.shape == (2,)
+    assert sizes[0] >= BIG
+    assert tables.row_bytes(pyarrow.array([[1, 2, 3]], pyarrow.list_(pyarrow.int8(), 3))).tolist() == [24]
 
 
 def test_texts_of_a_table_that_repeat_are_read_as_others_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

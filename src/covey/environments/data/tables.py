@@ -9,6 +9,8 @@ from covey.environments.data.entries import MAX_HELD_BYTES, MAX_ROW_BYTES, Entry
 
 BATCH_ROWS = 1024
 """Rows of a table of columns that are Python objects at the same time."""
+MAX_SWELLING = 1000
+"""Bytes that one of a file may become, beyond what may be held."""
 BATCH_BYTES = 64 << 20
 """Of rows of a table of columns that are held at the same time, unless one row alone has more."""
 
@@ -33,9 +35,14 @@ def _parquet_batches(path: Path) -> Iterator[Any]:
     with ParquetFile(path, metadata=found) as plain, in_codes:
         for number in range(found.num_row_groups):
             group, most = found.row_group(number), 0.0
-            mean = group.total_byte_size // max(1, group.num_rows)
+            # Repeated and empty values take next to nothing in the file
+            values = sum(group.column(place).num_values * max(8, leaf.length) for place, leaf in enumerate(leaves))
+            size = max(group.total_byte_size, values)
+            mean = size // max(1, group.num_rows)
             if mean > MAX_ROW_BYTES:
                 raise ValueError(f"{path}: a row {too_long('', mean).problem}, on average")
+            if size > max(MAX_HELD_BYTES, MAX_SWELLING * path.stat().st_size):
+                raise ValueError(f"{path} unpacks {size / 1e6:.1f} MB at once, of {path.stat().st_size} bytes")
             # A text of a batch is one of its column's dictionary, which the first row shows unless it is empty
             for first in in_codes.iter_batches(1, row_groups=[number]):
                 longest = [longest_text(part) for column in first.columns for part in coded_parts(column)]
@@ -87,8 +94,9 @@ def _of_batches(batches: Iterable[Any], path: Path) -> Iterator[Entry]:
     first = 0
     for batch in batches:
         sizes, start = sum(map(row_bytes, batch.columns), np.zeros(batch.num_rows)), 0
+        held = np.where(sizes <= MAX_ROW_BYTES, sizes, np.inf)
         while start < batch.num_rows:
-            fits = int(np.searchsorted(np.cumsum(sizes[start : start + BATCH_ROWS]), BATCH_BYTES, side="right"))
+            fits = int(np.searchsorted(np.cumsum(held[start : start + BATCH_ROWS]), BATCH_BYTES, side="right"))
             rows = batch.slice(start, fits).to_pylist() if fits else [None]
             for number, row in enumerate(rows, start=first + start + 1):
                 place, size = f"{path} row {number}", sizes[number - first - 1]
@@ -98,11 +106,13 @@ def _of_batches(batches: Iterable[Any], path: Path) -> Iterator[Entry]:
 
 
 def row_bytes(column: Any) -> Any:
-    """Return each row's bytes as objects, 8 for anything but text."""
+    """Return each row's bytes as objects, 8 or more for anything but text."""
     import numpy as np
-    from pyarrow import compute, types
+    from pyarrow import ExtensionArray, compute, large_binary, types
 
     kind, rows = column.type, len(column)
+    if isinstance(column, ExtensionArray):
+        return row_bytes(column.storage)
     if types.is_dictionary(kind):
         places = compute.fill_null(column.indices, 0).to_numpy(zero_copy_only=False)
         return row_bytes(column.dictionary)[places] if len(column.dictionary) else np.zeros(rows)
@@ -112,6 +122,16 @@ def row_bytes(column: Any) -> Any:
         parts = (column.keys, column.items) if types.is_map(kind) else (column.values,)
         ends = np.concatenate([[0], np.cumsum(sum(map(row_bytes, parts)))])
         return np.diff(ends[column.offsets.to_numpy()])
-    if any(fits(kind) for fits in (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)):
+    if types.is_fixed_size_list(kind):
+        inside = column.values.slice(column.offset * kind.list_size, rows * kind.list_size)
+        return row_bytes(inside).reshape(rows, kind.list_size).sum(axis=1)
+    if types.is_string_view(kind) or types.is_binary_view(kind):
+        column = column.cast(large_binary())
+    if any(
+        fits(column.type) for fits in (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
+    ):
         return compute.fill_null(compute.binary_length(column), 0).to_numpy(zero_copy_only=False)
-    return np.full(rows, 8)
+    try:
+        return np.full(rows, max(8, kind.bit_width // 8))
+    except ValueError:  # of no width: a row may be all of it
+        return np.full(rows, max(8, column.get_total_buffer_size()))
