@@ -232,7 +232,8 @@ FLOODS = {
     "lines without end": "while True: print('{}')",
     "a launcher whose child holds the pipe": "import subprocess\nsubprocess.run(['sleep', '30'])",
     "pages of tools without end": "import json\nwhile line := input():\n    tools = [{'name': 'x'}] * 400\n"
-    "    print(json.dumps({'id': json.loads(line).get('id'), 'result': {'tools': tools, 'nextCursor': 'x'}}), flush=True)",
+    "    said = {'id': json.loads(line).get('id'), 'result': {'tools': tools, 'nextCursor': 'x'}}\n"
+    "    print(json.dumps(said), flush=True)",
     "nothing, byte by byte": "import time\nwhile True: print(' ', end='', flush=True); time.sleep(0.02)",
 }
 

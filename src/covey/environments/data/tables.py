@@ -106,7 +106,7 @@ def _of_batches(batches: Iterable[Any], path: Path) -> Iterator[Entry]:
 
 
 def row_bytes(column: Any) -> Any:
-    """Return each row's bytes as objects, 8 or more for anything but text."""
+    """Return each row's bytes as objects, at least 8 without text."""
     import numpy as np
     from pyarrow import ExtensionArray, compute, large_binary, types
 
