@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from covey.cluster.wire import pack, unpack
+from covey.engine.native.decode_weights import weights_of
 from covey.engine.weights import make_weight_set
 from covey.policy import sharding
 from covey.policy.logprobs import Scoring
@@ -18,7 +19,17 @@ from covey.system import collectives
 from covey.types import Sampling
 from covey_preflight.passes import LiveBytes
 
-from ..support.builders import ADAMW, ADVANTAGES, logprobs, make, make_trainer, nano, random_groups
+from ..support.builders import (
+    ADAMW,
+    ADVANTAGES,
+    logprobs,
+    make,
+    make_trainer,
+    nano,
+    random_groups,
+    relative_error,
+    saved_model,
+)
 from ..support.models.storage_bytes import StorageBytes
 from ..support.pretend_gpu import PretendGpu
 from ..support.processes import on_two_ranks
@@ -140,3 +151,32 @@ def test_sampling_gathers_layer_by_layer_into_one_copy_in_half_precision(tmp_pat
         # One copy, and what one unit comes through: the shard that is cast, and the buffer it is gathered in
         assert 2 * found["number"] <= found["half"] <= 2 * (found["number"] + 2 * found["unit"])
         assert 1.9 * found["number"] < found["full"] < 2.2 * found["number"], "shards of two ranks, 4 bytes a weight"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_weights_in_4_bits_are_shared_out_and_train_as_whole_ones_do(precision: str, tmp_path: Path) -> None:
+    pytest.importorskip("bitsandbytes")
+    name = saved_model(tmp_path / "model", "qwen2", hidden_size=64, intermediate_size=128, num_hidden_layers=2)
+    settings = ModelConfig(name=name, load_in_4bit=True, lora_rank=4, precision=precision)
+
+    def work(strategy: str = "fsdp") -> dict[str, Any]:
+        policy, _ = shard_policy(load_policy(settings, seed=0), None, strategy)
+        packed = [p for p in policy.model.parameters() if p.dtype == torch.uint8]
+        held = sum(p.to_local().numel() if sharding.is_shard(p) else p.numel() for p in packed)
+        own = slice(collectives.rank(), None, collectives.world_size())
+        batch = make(random_groups(vocabulary=250), advantages=ADVANTAGES, keep=lambda rows: rows[own])
+        layers = {key: module for key, module in policy.model.named_modules() if key.endswith("base_layer")}
+        with sharding.gather_weights(policy):
+            sampled = {key: weights_of(module, policy.precision).make() for key, module in layers.items()}
+        make_trainer(policy).step(batch, 0)
+        trained = {n: sharding.whole(p.detach()) for n, p in policy.model.named_parameters() if p.requires_grad}
+        return {"held": held, "sampled": sampled, "trained": trained}
+
+    alone = work("ddp")
+    first, second = on_two_ranks(work, tmp_path)
+    assert first["held"] == second["held"] == alone["held"] / 2
+    assert len(alone["sampled"]) == 14
+    assert all(torch.equal(first["sampled"][key], numbers) for key, numbers in alone["sampled"].items())
+    for key, weight in alone["trained"].items():
+        assert relative_error(first["trained"][key], weight) < (1e-6 if precision == "float32" else 1e-2), key

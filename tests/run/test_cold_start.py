@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,7 +26,7 @@ from covey.run.checkpoints.checkpoint import save_policy
 from covey.run.checkpoints.saved_settings import settings_of
 from covey.run.cold_start import demonstration_group, ensure
 from covey.system.waits.signals import Stopper, StopRequested
-from covey.types import Failure, Prompt, Reward
+from covey.types import Failure, Prompt, Reward, Sampling
 from tests.support.scripted import Scripted
 
 from ..support.builders import probe_logits
@@ -129,6 +130,7 @@ def test_it_stops_at_the_target_accuracy(tmp_path: Path) -> None:
     start, said = warmed(config_for(tmp_path, cold_start__num_steps=400, cold_start__target_accuracy=0.9))
     assert start.accuracy >= 0.9
     assert start.num_steps < 100
+    assert start.num_steps % 4 == 0, "it looks after every 4 steps"
     assert said[-1].startswith(f"cold start {start.num_steps}/400")
 
 
@@ -153,6 +155,13 @@ def test_it_is_measured_on_demonstrations_it_was_not_shown(tmp_path: Path) -> No
     assert len(shown) == 30
     assert not scored & shown
     assert all(name.startswith("train-") for name in scored)
+
+
+def test_a_reward_at_the_bound_is_right() -> None:
+    groups = [SimpleNamespace(rewards=[reward]) for reward in (0.5, 0.49, 0.0, 1.0)]
+    source: Any = SimpleNamespace(run=lambda prompts, count, sampling: groups)
+    prompts = [Prompt(str(number), "scripted", "", {}) for number in range(4)]
+    assert cold_start._accuracy(source, prompts, Sampling(), 0.5) == 0.5
 
 
 # ------------------------------------------------------------------------------------------------ the cache

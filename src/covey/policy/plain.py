@@ -155,7 +155,8 @@ def _share_weight(source: nn.Module, key: str, empty: nn.Parameter, shift: Shift
         return weight, None
 
     def shifted(part: Tensor) -> Tensor:
-        plain = dequantize(sharding.whole(part)).to(empty.dtype)
+        layer = base if part is weight and key == "weight" else None
+        plain = dequantize(sharding.whole(part), layer).to(empty.dtype)
         return plain + shift[part].to(plain.dtype) if part in shift else plain
 
     def make() -> Tensor:

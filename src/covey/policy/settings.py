@@ -25,7 +25,7 @@ def chunk_within_bound(chunk: int, vocabulary: int) -> int:
 
 WITH_LORA = Requires("model.lora_rank > 0", ("model.lora_rank",), is_positive)
 IN_DDP = Requires("parallel.strategy = ddp", ("parallel.strategy",), lambda strategy: strategy == "ddp")
-UNSHARDED = replace(IN_DDP, remedy="packed weights have no shards here; each GPU holds them all, in less room")
+UNSHARDED = replace(IN_DDP, remedy="model.load_in_4bit=true can be sharded")
 ON_HUB = Requires("model.name = a hub name", ("model.name",), lambda name: name not in NANO and not Path(name).is_dir())
 OF_NANO = Requires("model.name = nano", ("model.name",), lambda name: name in NANO)
 SAVED = Requires("saved weights", ("model.name",), lambda name: name not in NANO)
@@ -53,7 +53,7 @@ class ModelConfig(Section):
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
     """Values that the chat template reads, such as {enable_thinking: false}. The saved policy has them as defaults."""
     load_in_4bit: bool = setting(
-        False, packages={True: ("bitsandbytes", "quantization")}, needs=(WITH_LORA, OWN_WEIGHTS, UNSHARDED)
+        False, packages={True: ("bitsandbytes", "quantization")}, needs=(WITH_LORA, OWN_WEIGHTS)
     )
     """Hold frozen base weights in 4 bits (bitsandbytes NF4); needs lora_rank > 0."""
     load_in_8bit: bool = setting(

@@ -42,10 +42,11 @@ def words_of(text: str) -> frozenset[str]:
 def has_content(text: str, asked: str, fewest: int) -> bool:
     """Check that a text has enough content words of its own.
 
-    Words of the question, and function words, do not count.
+    Words of the question, with any ending, and function words, do not count.
     """
     told = words_of(asked)
-    own = num_different_words(text, told | FUNCTION_WORDS)
+    begun = tuple(_stem(word) for word in told if len(_stem(word)) >= FEWEST_LETTERS)
+    own = num_different_words(text, told | FUNCTION_WORDS | {w for w in words_of(text) if w.startswith(begun)})
     return own >= max(fewest, SHARE_OF_CONTENT * num_different_words(text, told))
 
 

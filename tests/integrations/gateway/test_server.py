@@ -211,7 +211,7 @@ def test_clients_without_a_key_take_no_descriptors_or_threads() -> None:
             stranger.close()
 
 
-def test_what_came_while_the_gateway_was_busy_is_not_taken_all_at_once() -> None:
+def test_connections_that_wait_are_not_taken_all_at_once() -> None:
     with opened() as (gateway, (endpoint,), run):
         assert gateway._server is not None
         loop, seen, own = gateway._server._loop, [0], len(os.listdir("/proc/self/fd"))

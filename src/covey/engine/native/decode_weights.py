@@ -228,13 +228,13 @@ def weights_of(layer: nn.Module, precision: torch.dtype) -> Weights:
     linear, adapter = _linear_of(layer), None if isinstance(layer, nn.Linear) else _adapter_of(layer)
     weight, merged = linear.weight, None if is_half(precision) else adapter
     stamp = None if weight.requires_grad or merged else (id(weight), weight.data_ptr(), weight._version)
-    make = partial(_plain_numbers, weight, merged)
+    make = partial(_plain_numbers, linear, merged)
     shape = linear.out_features, linear.in_features
     return Weights(shape, make, stamp, linear.bias, None if merged else adapter)
 
 
-def _plain_numbers(weight: Tensor, adapter: Adapter | None) -> Tensor:
-    weight_OI = dequantize(weight)
+def _plain_numbers(linear: nn.Linear, adapter: Adapter | None) -> Tensor:
+    weight_OI = dequantize(linear.weight, linear)
     if adapter is None:
         return weight_OI
     return weight_OI + ((adapter.up_OR @ adapter.down_RI) * adapter.scale).to(weight_OI.dtype)

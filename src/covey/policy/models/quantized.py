@@ -78,6 +78,7 @@ def keep_promises(model: nn.Module, bits: int) -> None:
     for module in model.modules():
         if bits == 4 and isinstance(module, Linear4bit):
             module.support_avx512bf16_for_cpu = False
+            module.quant_state = module.weight.quant_state  # a sharded weight loses its own
         if bits == 8 and isinstance(module, Linear8bitLt):
             module.__class__ = _plain_8_bit()  # type: ignore[assignment]
 
@@ -85,18 +86,21 @@ def keep_promises(model: nn.Module, bits: int) -> None:
 def is_quantized(layer: nn.Module) -> bool:
     """Return True for a linear layer in 4 or 8 bits."""
     weight = getattr(layer, "weight", None)
-    return isinstance(weight, Tensor) and (
-        getattr(weight, "quant_state", None) is not None or weight.dtype == torch.int8
-    )
+    return isinstance(weight, Tensor) and (_packing(weight, layer) is not None or weight.dtype == torch.int8)
 
 
-def dequantize(weight: Tensor) -> Tensor:
-    """Return the plain numbers of a weight, dequantised if need be."""
-    if getattr(weight, "quant_state", None) is not None:
+def dequantize(weight: Tensor, layer: nn.Module | None = None) -> Tensor:
+    """Return the plain numbers of a layer's whole weight, dequantised if need be."""
+    if (state := _packing(weight, layer)) is not None:
         from bitsandbytes.functional import dequantize_4bit
 
-        return dequantize_4bit(weight.data, weight.quant_state)  # type: ignore[attr-defined]
+        return dequantize_4bit(weight.data, state)
     return _from_8_bits(weight) if weight.dtype == torch.int8 else weight
+
+
+def _packing(weight: Tensor, layer: nn.Module | None) -> Any:
+    """Return how a weight is packed in 4 bits, None where it is not."""
+    return getattr(layer, "quant_state", None) or getattr(weight, "quant_state", None)
 
 
 def _from_8_bits(weight_OI: Tensor) -> Tensor:
