@@ -1,10 +1,14 @@
 """Credit in time by hand: what each turn of an episode is trained with."""
 
+from dataclasses import replace
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor
 
 from covey.algorithm.credit.advantages import group_center, group_center_token_whiten, group_zscore, leave_one_out
+from covey.algorithm.credit.assign import CreditFunctions, assign
 from covey.algorithm.credit.scores import Scores, scores
 from covey.algorithm.credit.turns import (
     TURN_CREDIT,
@@ -54,6 +58,22 @@ def test_discounted_returns_are_compared_over_all_turns_of_the_group() -> None:
     """Returns 3, 2 and 1: their mean is 2, whichever turn of its episode each is."""
     assert discounted(ONE_GROUP, THREE_TURNS, group_center, gamma=1.0).tolist() == [1.0, 0.0, -1.0]
     assert discounted(ONE_GROUP, THREE_TURNS, group_zscore, gamma=1.0).tolist() == listed(torch.tensor([1.0, 0, -1]))
+
+
+def test_an_episode_without_tokens_has_the_mean_advantage_of_its_turns() -> None:
+    turns = replace(THREE_TURNS, lengths_M=torch.tensor([0.0, 0.0, 3.0], dtype=torch.float64))
+    functions = CreditFunctions(
+        estimate=group_center,
+        takes_answers=False,
+        shaping=(),
+        turn_credit=partial(discounted, gamma=1.0),
+        select=None,
+        leaves_out=lambda rollout: False,
+    )
+    found = assign([replace(ONE_GROUP, turns=turns)], functions, {})
+    assert found.of_turns_M is not None
+    assert found.of_turns_M.tolist() == [1.0, 0.0, -1.0]
+    assert found.selected.advantages_N.tolist() == [0.5, -1.0]
 
 
 def test_turns_of_an_episode_without_loss_tokens_are_in_no_token_statistic() -> None:

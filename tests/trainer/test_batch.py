@@ -10,6 +10,7 @@ import torch
 
 from covey.algorithm.settings import AlgorithmConfig
 from covey.trainer.batch import count, make_batch, make_rows, unflatten
+from covey.trainer.prepare import drop_zero_advantage_rows
 from covey.types import Batch, Group, Prompt, Reward, Rollout
 from tests.support.builders import credit_assigner
 
@@ -196,3 +197,11 @@ def lines_run(packing: str, num_tokens: int) -> int:
 @pytest.mark.parametrize("packing", ["shared", "packed", "padded"])
 def test_no_line_of_python_runs_for_each_token(packing: str) -> None:
     assert 0 < lines_run(packing, 400) == lines_run(packing, 100)
+
+
+def test_rows_without_any_advantage_are_dropped_and_those_whose_turns_cancel_are_not() -> None:
+    (rows,) = make_rows([group("a", *[rollout((8, 9))] * 3)], [[0.0, 1.0, 2.0]])
+    turns = [
+        replace(row, advantages=given) for row, given in zip(rows, [(0.0, 0.0), (1.0, -1.0), (0.0, -2.0)], strict=True)
+    ]
+    assert drop_zero_advantage_rows([turns, turns[:1]]) == [turns[1:], []]

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from statistics import stdev
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ import torch
 from covey.policy.policy import Policy
 from covey.trainer.batch import make_rows
 from covey.trainer.prepare import Packing, pack_rows
-from covey.trainer.second_look import FIRST, is_looked_at, second_look
+from covey.trainer.second_look import FIRST, _best_and_worst, is_looked_at, second_look
 from covey.trainer.trainer import Trainer
 from covey.types import Group, Reward, Sampling
 
@@ -74,6 +75,17 @@ def test_the_gain_compares_summed_log_probs_of_best_and_worst_answer(budget: int
         gains.append(rises[0] - rises[1])
     found = second_look(groups, trainer, Packing("shared", budget))
     assert found["update_gain"] == pytest.approx(sum(gains) / 3, rel=1e-6)
+    assert found["update_gain_error"] == pytest.approx(stdev(gains) / 3**0.5, rel=1e-6)
+
+
+def test_an_answer_without_tokens_is_neither_best_nor_worst() -> None:
+    (group, *_) = random_groups()
+    answers = [replace(one, reward=Reward(float(place))) for place, one in enumerate(group.rollouts)]
+    empty = [replace(answers[0], loss_mask=(False,) * len(answers[0].loss_mask), reward=Reward(v)) for v in (-9.0, 9.0)]
+    found = _best_and_worst(replace(group, rollouts=(empty[0], *answers, empty[1])))
+    assert found is not None
+    assert found.rollouts == (answers[-1], answers[0])
+    assert _best_and_worst(replace(group, rollouts=tuple(empty))) is None
 
 
 def test_without_an_update_nothing_is_gained() -> None:
