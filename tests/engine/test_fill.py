@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from covey.engine.fill import FillEngine, FillRequest, Read, _most_confident
+from covey.engine.fill import FillEngine, FillRequest, OwnWeightsFillEngine, Read, _most_confident
+from covey.engine.weights import make_weight_set
 from covey.policy.attention.bidirectional import WHOLE
 from covey.policy.logprobs import Scoring, score_tokens
 from covey.policy.policy import Policy
@@ -255,6 +256,20 @@ def test_what_cannot_be_filled_is_one_line(ids: tuple[int, ...], n: int, samplin
 def test_a_policy_that_continues_its_prompts_is_refused() -> None:
     with pytest.raises(ValueError, match=r"^engine\.name=fill needs model\.kind=masked, got model.kind=causal"):
         FillEngine(make_policy("gpt2"), 64)
+
+
+def test_calls_that_wait_are_filled_with_the_weights_that_come() -> None:
+    policy = make_masked_policy("bert")
+    engine = OwnWeightsFillEngine(policy, 8)
+
+    async def run() -> FillRequest:
+        request = engine._request(INPUTS[0], 2, Sampling(), asyncio.get_running_loop().create_future())
+        engine._waiting.append(request)
+        await engine.update(make_weight_set(policy, 3), "wait")
+        return request
+
+    request = asyncio.run(run())
+    assert (request.version, engine.version) == (3, 3)
 
 
 def test_a_failure_reaches_every_waiting_call_and_the_engine_continues(monkeypatch: pytest.MonkeyPatch) -> None:

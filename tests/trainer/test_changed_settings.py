@@ -72,6 +72,9 @@ def test_controlled_coefficients_resume_within_their_bounds() -> None:
     assert (trainer.controller.coef, trainer.entropy.applied) == pytest.approx((0.05, 0.205))
     trainer = resumed(trainer_of(STEERED), algorithm=replace(STEERED, kl_coef_min=0.08))
     assert trainer.controller.coef == 0.08
+    idle = replace(STEERED, target_entropy=0.01)
+    trainer = resumed(trainer_of(idle), algorithm=idle)
+    assert (trainer.entropy.coef, trainer.entropy.applied) == (pytest.approx(0.195), 0.0)
 
 
 def test_a_new_float16_run_starts_its_loss_scale_where_the_checkpoint_has_none() -> None:
