@@ -78,7 +78,7 @@ def keep_promises(model: nn.Module, bits: int) -> None:
     for module in model.modules():
         if bits == 4 and isinstance(module, Linear4bit):
             module.support_avx512bf16_for_cpu = False
-            module.quant_state = module.weight.quant_state  # a sharded weight loses its own
+            module.quant_state = module.weight.quant_state  # type: ignore[attr-defined] # sharded weights lose theirs
         if bits == 8 and isinstance(module, Linear8bitLt):
             module.__class__ = _plain_8_bit()  # type: ignore[assignment]
 
@@ -90,7 +90,7 @@ def is_quantized(layer: nn.Module) -> bool:
 
 
 def dequantize(weight: Tensor, layer: nn.Module | None = None) -> Tensor:
-    """Return the plain numbers of a layer's whole weight, dequantised if need be."""
+    """Return the plain numbers of a layer's whole weight."""
     if (state := _packing(weight, layer)) is not None:
         from bitsandbytes.functional import dequantize_4bit
 
@@ -99,7 +99,7 @@ def dequantize(weight: Tensor, layer: nn.Module | None = None) -> Tensor:
 
 
 def _packing(weight: Tensor, layer: nn.Module | None) -> Any:
-    """Return how a weight is packed in 4 bits, None where it is not."""
+    """Return the packing of a 4-bit weight, None for others."""
     return getattr(layer, "quant_state", None) or getattr(weight, "quant_state", None)
 
 
