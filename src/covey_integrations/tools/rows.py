@@ -11,13 +11,13 @@ Instances are pooled, made once and reset often, and never used by two attempts 
 import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from covey.environments.base import SPLITS, Environment, Split, own_containers, text_of
 from covey.environments.episode import Episode, Observation
 from covey.environments.reward_functions.call import problem_with
-from covey.environments.reward_functions.environment import Conversation, RewardFunctions
+from covey.environments.reward_functions.environment import Conversation, DryRun, RewardFunctions, TokenIds
 from covey.types import Failure, Message, Prompt, Reward, RunStopped
 from covey_integrations.tools.environment import WithTools
 from covey_integrations.tools.episode import Talk, ToolEpisode
@@ -171,39 +171,25 @@ class RowTools(WithTools):
         return replace(base, value=base.value + float(value), parts={**base.parts, name: float(value)})
 
     def dry_run(self, prompt: Prompt) -> tuple[Environment, Prompt]:
-        return _DryRun(self), prompt
+        """Judge answers as single-turn attempts, without counting or logging."""
 
-    async def judged_alone(self, prompt: Prompt, text: str, token_ids: Sequence[int]) -> Reward | Failure:
-        """Judge an answer as a single-turn attempt, without counting or logging."""
-        talk = Talk(self.state(prompt, 0), [{"role": "assistant", "content": text}], list(token_ids))
-        talk.opening = await self.opening(prompt, talk.state)
-        found = await self.judge(prompt, talk, counts=False)
-        await self.release(prompt, talk)
-        return found
+        async def alone(asked: Prompt, text: str, token_ids: Sequence[int]) -> Reward | Failure:
+            talk = Talk(self.state(asked, 0), [{"role": "assistant", "content": text}], list(token_ids))
+            talk.opening = await self.opening(asked, talk.state)
+            found = await self.judge(asked, talk, counts=False)
+            await self.release(asked, talk)
+            return found
+
+        async def judge(asked: Prompt, completions: Sequence[str], ids: TokenIds | None) -> list[Reward | Failure]:
+            pairs = zip(completions, ids or [()] * len(completions), strict=True)
+            return [await alone(asked, text, token_ids) for text, token_ids in pairs]
+
+        return DryRun(self, judge), prompt
 
     @property
     def part_weights(self) -> Mapping[str, float]:
         owners = [type(made).__name__ for pool in self._pool.values() for made in pool if hasattr(made, "get_reward")]
         return {**(self.judged.part_weights if self._has_rewards else {}), **dict.fromkeys(owners, 1.0)}
-
-
-@dataclass(frozen=True)
-class _DryRun(Environment):
-    """Judge answers as attempts of one turn. Nothing is counted or logged."""
-
-    environment: RowTools
-
-    def prompts(self, split: Split) -> list[Prompt]:
-        return self.environment.prompts(split)
-
-    async def score(self, prompt: Prompt, completions: Sequence[str]) -> list[Reward | Failure]:
-        return await self.score_tokens(prompt, completions, [()] * len(completions))
-
-    async def score_tokens(
-        self, prompt: Prompt, completions: Sequence[str], completion_ids: Sequence[Sequence[int]]
-    ) -> list[Reward | Failure]:
-        pairs = zip(completions, completion_ids, strict=True)
-        return [await self.environment.judged_alone(prompt, text, ids) for text, ids in pairs]
 
 
 def with_prompt(row: Mapping[str, Any]) -> Mapping[str, Any]:

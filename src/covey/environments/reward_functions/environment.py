@@ -17,7 +17,7 @@ import asyncio
 import copy
 import logging
 from collections import defaultdict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -223,7 +223,10 @@ class RewardFunctions(Environment):
         return found
 
     def dry_run(self, prompt: Prompt) -> tuple[Environment, Prompt]:
-        return _DryRun(self), prompt
+        async def judge(asked: Prompt, completions: Sequence[str], ids: TokenIds | None) -> list[Reward | Failure]:
+            return await self.judged(asked, completions, {} if ids is None else _tokens(ids), counts=False)
+
+        return DryRun(self, judge), prompt
 
     async def judged(
         self,
@@ -342,22 +345,26 @@ _DOES_NOT_APPLY = Failure("no reward function applied", is_fault=False)
 """All functions returned None: left out of the group like a failure, but not counted as one."""
 
 
-@dataclass(frozen=True)
-class _DryRun(Environment):
-    """Call the same functions. Nothing is counted or logged."""
+TokenIds = Sequence[Sequence[int]]
 
-    environment: RewardFunctions
+
+@dataclass(frozen=True)
+class DryRun(Environment):
+    """Judges like an environment, by a function that counts and logs nothing."""
+
+    environment: Environment
+    judge: Callable[[Prompt, Sequence[str], TokenIds | None], Awaitable[list[Reward | Failure]]]
 
     def prompts(self, split: Split) -> list[Prompt]:
         return self.environment.prompts(split)
 
     async def score(self, prompt: Prompt, completions: Sequence[str]) -> list[Reward | Failure]:
-        return await self.environment.judged(prompt, completions, {}, counts=False)
+        return await self.judge(prompt, completions, None)
 
     async def score_tokens(
-        self, prompt: Prompt, completions: Sequence[str], completion_ids: Sequence[Sequence[int]]
+        self, prompt: Prompt, completions: Sequence[str], completion_ids: TokenIds
     ) -> list[Reward | Failure]:
-        return await self.environment.judged(prompt, completions, _tokens(completion_ids), counts=False)
+        return await self.judge(prompt, completions, completion_ids)
 
 
 def _tokens(completion_ids: Sequence[Sequence[int]]) -> dict[str, list[list[int]]]:
