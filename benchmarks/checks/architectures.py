@@ -31,7 +31,9 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from benchmarks.checks.architecture_configs import VOCABULARY, architectures, tiny_config
-from covey.engine.native.engine import NativeEngine
+from covey.engine.base import Engine
+from covey.engine.build import build_native
+from covey.engine.settings import EngineConfig
 from covey.policy.logprobs import Scoring, score_tokens
 from covey.policy.models.loading import load_policy
 from covey.policy.models.nano import nano_tokenizer
@@ -74,9 +76,9 @@ def examined(name: str) -> Row:
     return {"status": policy.path if is_same else "different", "class": kind, **layouts, **found}
 
 
-def engine_of(policy: Policy) -> NativeEngine | None:
-    """The engine of the policy's path, None where there is none yet."""
-    return NativeEngine(policy, 1 << 26, max_rows=4) if policy.path == "fast" else None
+def engine_of(policy: Policy) -> Engine:
+    """The engine of the policy's path."""
+    return build_native(policy, EngineConfig(cache_bytes=1 << 26, max_rows=4), "auto")
 
 
 def save(name: str, folder: str) -> str:
@@ -105,15 +107,15 @@ def plain(folder: str) -> PreTrainedModel:
     return model.eval()
 
 
-def differences(policy: Policy, engine: NativeEngine | None, folder: str) -> dict[str, float]:
+def differences(policy: Policy, engine: Engine, folder: str) -> dict[str, float]:
     """Largest difference of a log-prob in nats, of the engine and of each layout; of gradients, relative."""
     model = plain(folder)
-    sampled = made_up() if engine is None else asyncio.run(sample(engine))
+    sampled = asyncio.run(sample(engine))
     groups = [group_of(index, prompt, completions) for index, (prompt, completions) in enumerate(sampled)]
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     expected_L = torch.cat([plain_logprobs(model, rollout) for rollout in rollouts])
     own = [p for _, completions in sampled for completion in completions for p in completion.logprobs]
-    found = {} if engine is None else {"engine": largest(torch.tensor(own), expected_L)}
+    found = {"engine": largest(torch.tensor(own), expected_L)}
     weight_L = torch.linspace(-1.0, 2.0, len(expected_L))
     expected = gradient(model, (weight_L * expected_L).sum())
     for layout in LAYOUTS:
@@ -153,7 +155,7 @@ def made_up() -> list[tuple[list[int], list[Completion]]]:
     ]
 
 
-async def sample(engine: NativeEngine) -> list[tuple[list[int], list[Completion]]]:
+async def sample(engine: Engine) -> list[tuple[list[int], list[Completion]]]:
     """Three prompts, shorter and longer than the windows; three completions each."""
     draw = torch.Generator().manual_seed(0)
     prompts = [torch.randint(4, VOCABULARY, (length,), generator=draw).tolist() for length in (7, 2, 11)]
@@ -270,9 +272,8 @@ def _figures(rows: Sequence[Mapping[str, Any]]) -> str:
     cells = []
     for row in rows:
         gradients = max(row[f"{layout} gradient"] for layout in LAYOUTS)
-        numbers = [row.get("engine"), *(row[layout] for layout in LAYOUTS), gradients, row["LoRA"]]
-        said = ["" if number is None else f"{number:.0e}" for number in numbers]
-        cells.append([row["name"], f"`{row['class']}`", row.get("layouts", "all"), *said])
+        numbers = [row["engine"], *(row[layout] for layout in LAYOUTS), gradients, row["LoRA"]]
+        cells.append([row["name"], f"`{row['class']}`", row.get("layouts", "all"), *(f"{n:.0e}" for n in numbers)])
     return head + _table(cells)
 
 

@@ -197,7 +197,7 @@ def _needed_tokens(subject: PreflightContext) -> int:
 def reachable_tokens(subject: PreflightContext) -> int:
     """Return the longest sequence affordable for plain attention, on every rank."""
     policy = subject.run.policy
-    shape, kind = policy.causal_lm.config, policy.device.type
+    shape, kind = policy.causal_lm.config.get_text_config(decoder=True), policy.device.type
     num_heads = int(getattr(shape, "num_attention_heads", 1))
     # Operations: linear ones, two a weight, and quadratic ones, mostly to move a score that is held whole.
     linear = 2.0 * sum(weight.numel() for weight in policy.causal_lm.parameters())

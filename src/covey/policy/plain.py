@@ -146,10 +146,12 @@ def _take_weights(model: PreTrainedModel, policy: Policy, shift: Shift) -> None:
 
 def _share_weight(source: nn.Module, key: str, empty: nn.Parameter, shift: Shift) -> tuple[nn.Parameter, Maker | None]:
     """Return the policy's plain weight, else an empty one and its maker."""
-    base = getattr(source, "base_layer", source)
+    base, adapters = source, []
+    while (inner := getattr(base, "base_layer", None)) is not None:  # of experts, each parameter has a wrapper
+        adapters += _adapters(base) if getattr(base, "parameter_name", "weight") == key else []
+        base = inner
     weight = base._parameters[key]
     assert isinstance(weight, nn.Parameter), f"{type(base).__name__} has no {key}"
-    adapters = _adapters(source) if base is not source and key == "weight" else []
     moved = any(part in shift for part in (weight, *(part for a, b, _ in adapters for part in (a, b))))
     if weight.dtype == empty.dtype and not adapters and not moved and not sharding.is_shard(weight):
         return weight, None
@@ -161,10 +163,8 @@ def _share_weight(source: nn.Module, key: str, empty: nn.Parameter, shift: Shift
 
     def make() -> Tensor:
         made_OI = shifted(weight)
-        for a_RI, b_OR, scaling in adapters:
-            added_OI = scaling * (shifted(b_OR) @ shifted(a_RI))
-            # GPT-2's layers hold their weights the other way round.
-            made_OI = made_OI + (added_OI.t() if getattr(source, "fan_in_fan_out", False) else added_OI)
+        for a_RI, b_OR, adapter in adapters:
+            made_OI = made_OI + adapter.product(shifted(a_RI), shifted(b_OR))
         return made_OI
 
     # It takes no memory, tells type and device to who asks, and gives no number to who reads it past the layer.
@@ -172,12 +172,37 @@ def _share_weight(source: nn.Module, key: str, empty: nn.Parameter, shift: Shift
     return nn.Parameter(nothing, requires_grad=False), make
 
 
-def _adapters(source: Any) -> list[tuple[Tensor, Tensor, float]]:
-    """Return (A, B, scaling) of active adapters: W + scaling * B@A."""
+@dataclass(frozen=True, slots=True)
+class _Adapter:
+    """How the factors of an adapter make what is added to a weight."""
+
+    scaling: float
+    num_experts: int
+    is_turned: bool
+    """The weight is held the other way round: GPT-2's, and experts' whose outputs come last."""
+
+    def product(self, a_RI: Tensor, b_OR: Tensor) -> Tensor:
+        """Return scaling * B@A, of each expert where they are stacked."""
+        if self.num_experts == 1:
+            added = b_OR @ a_RI
+        else:
+            a_ERI = a_RI.reshape(self.num_experts, -1, a_RI.shape[-1])
+            b_ORE = b_OR.reshape(b_OR.shape[0], -1, self.num_experts)
+            added = torch.einsum("ore,eri->eoi", b_ORE, a_ERI)
+        return self.scaling * (added.mT if self.is_turned else added)
+
+
+def _adapters(source: Any) -> list[tuple[Tensor, Tensor, _Adapter]]:
+    """Return (A, B, how they are added) of active adapters."""
     if source.disable_adapters:
         return []
+    num_experts = getattr(source, "num_experts", 1)
+    turned = not source._did_swap_in_out_features if num_experts > 1 else getattr(source, "fan_in_fan_out", False)
     names = [name for name in source.active_adapters if name in source.lora_A]
-    return [(source.lora_A[name].weight, source.lora_B[name].weight, source.scaling[name]) for name in names]
+    hows = [_Adapter(source.scaling[name], num_experts, turned) for name in names]
+    return [
+        (source.lora_A[name].weight, source.lora_B[name].weight, how) for name, how in zip(names, hows, strict=True)
+    ]
 
 
 def _make_at_each_call(module: nn.Module, lazy: Mapping[str, Maker], dtype: torch.dtype) -> None:

@@ -1,0 +1,33 @@
+"""A whole run of a tiny Qwen3.5, which takes the general path, with all checks before it."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoModelForCausalLM
+
+import covey
+from benchmarks.checks.architectures import save
+
+from ...support.small import equal, saved_weights
+
+
+def vowels(completions: Sequence[str], **_: Any) -> list[float]:
+    return [sum(letter in "aeiou" for letter in text) / 8 for text in completions]
+
+
+@pytest.mark.long
+def test_a_hybrid_passes_every_check_and_trains(tmp_path: Path) -> None:
+    save("qwen3_5_text", str(tmp_path / "model"))
+    small: dict[str, Any] = {"num_steps": 2, "groups_per_step": 2, "group_size": 4, "max_tokens": 6, "lr": 1e-2}
+    small |= {"evaluation": {"num_prompts": 2}, "num_samples": 2, "k": [1, 2], "progress": False}
+    rows = [{"prompt": f"say {index}:"} for index in range(12)]
+    result = covey.train(str(tmp_path / "model"), vowels, rows, folder=tmp_path / "run", **small)
+    assert result.status == "completed"
+    metrics = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert max(step["mismatch"] for step in metrics if "mismatch" in step) < 1e-5
+    policy = next((tmp_path / "run").glob("checkpoints/*/policy"))
+    assert not equal(saved_weights(policy), saved_weights(tmp_path / "model"))
+    assert type(AutoModelForCausalLM.from_pretrained(policy)).__name__ == "Qwen3_5ForCausalLM"
