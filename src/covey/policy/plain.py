@@ -174,7 +174,7 @@ def _share_weight(source: nn.Module, key: str, empty: nn.Parameter, shift: Shift
 
 @dataclass(frozen=True, slots=True)
 class _Adapter:
-    """How the factors of an adapter make what is added to a weight."""
+    """How an adapter is added to a weight."""
 
     scaling: float
     num_experts: int
@@ -182,7 +182,7 @@ class _Adapter:
     """The weight is held the other way round: GPT-2's, and experts' whose outputs come last."""
 
     def product(self, a_RI: Tensor, b_OR: Tensor) -> Tensor:
-        """Return scaling * B@A, of each expert where they are stacked."""
+        """Return scaling * B@A, of each expert."""
         if self.num_experts == 1:
             added = b_OR @ a_RI
         else:
