@@ -383,7 +383,7 @@ def test_float16_on_a_cpu_falls_back_with_one_line(
     for has_half, expected in ((True, torch.bfloat16), (False, torch.float32)):
         monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda has_half=has_half: has_half)
         monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda has_half=has_half: has_half)
-        loading._tell.cache_clear()
+        loading.tell.cache_clear()
         caplog.clear()
         policies = [load_policy(ModelConfig(name=str(tmp_path), precision="float16"), seed=0) for _ in range(2)]
         assert {policy.precision for policy in policies} == {expected}
