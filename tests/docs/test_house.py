@@ -11,6 +11,7 @@ FULLER = {
     "src/covey/run": 17,  # parts, stages and records of one run
     "src/covey/rollouts": 17,  # prompts and their order, attempts, groups: a file each
     "src/covey/system": 17,  # what knows nothing of GRPO, a trade each
+    "src/covey/policy/kernels": 20,  # sources in C beside the modules that call them
     "benchmarks": 17,  # a command each
     "benchmarks/results": 17,  # a file of each measurement
     "tests": 33,  # mirrors the packages, and has a page
