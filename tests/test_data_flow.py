@@ -1,5 +1,7 @@
 """What was sampled is what is trained: tokens, log-probs and advantages from the engine to the loss."""
 
+import sys
+import tomllib
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -8,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from covey.algorithm.credit.scores import Scores
 from covey.config.schema import Config
 from covey.engine.fake import FakeEngine
 from covey.environments.base import Environment
@@ -16,6 +19,7 @@ from covey.run.build import Run, build_run
 from covey.system import collectives
 from covey.system.waits.timer import PhaseTimer
 from covey.trainer.batch import make_rows
+from covey.trainer.layouts import Row
 from covey.trainer.prepare import make_training_batches, pack_rows, reward_penalty, train_ahead
 from covey.types import Batch, Failure, Group, MicroBatch, Prompt, Rollout
 
@@ -285,3 +289,60 @@ def test_a_scripted_engine_runs_the_whole_command_without_sampling(
     found = rows(tmp_path / "metrics.jsonl", "train")
     assert [row["completion_length_mean"] for row in found] == [4.0, 4.0]
     assert all(row["mismatch_max"] > 0.1 for row in found)
+
+
+# ------------------------------------------------------------------------------------------------ the way itself
+
+ROOT = Path(__file__).resolve().parents[1]
+CARRIERS = (Group, Rollout, Batch, Row, Scores)
+"""What a step's groups become on their way to batches."""
+
+
+def carries(value: Any, depth: int = 3) -> bool:
+    """Whether a value is of a step's groups, or a collection of such."""
+    if depth > 0 and isinstance(value, list | tuple | dict):
+        items = list(value.values() if isinstance(value, dict) else value)
+        return any(carries(item, depth - 1) for item in items[:3])
+    return isinstance(value, CARRIERS)
+
+
+def rooms_of_trip(visit: Any) -> list[str]:
+    """The rooms that groups go through, each way from a function to another once, and back."""
+    trip: list[str] = []
+    ways, calls = set(), []
+
+    def note(frame: Any, event: str, _: Any) -> None:
+        path = Path(frame.f_code.co_filename)
+        if event == "call":
+            room = path.relative_to(ROOT / "src/covey").parts[0] if path.is_relative_to(ROOT / "src/covey") else ""
+            names = frame.f_code.co_varnames[: frame.f_code.co_argcount + frame.f_code.co_kwonlyargcount]
+            above = next((call for call in reversed(calls) if call), None)
+            way = (above, frame.f_code.co_qualname)
+            is_visit = room not in ("", "types.py") and frame.f_code.co_name[0] != "<" and way not in ways
+            is_visit = is_visit and any(carries(frame.f_locals.get(name)) for name in names)
+            ways.update([way] if is_visit else [])
+            calls.append((room, frame.f_code.co_qualname) if is_visit else None)
+            trip.extend([room] if is_visit else [])
+        elif event == "return" and calls and calls.pop():
+            trip.extend(call[0] for call in [next((call for call in reversed(calls) if call), None)] if call)
+
+    sys.setprofile(note)
+    try:
+        visit()
+    finally:
+        sys.setprofile(None)
+    return [room for room, before in zip(trip, ["", *trip], strict=False) if room != before]
+
+
+def test_groups_come_back_to_a_higher_room_twice_at_most() -> None:
+    """From the ranks to credit, and from credit to the trainer."""
+    contract = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"][0]
+    layers = [layer.split(" | ") for layer in contract["layers"]]
+    floor = {room: -place for place, rooms in enumerate(layers) for room in rooms}
+    run = build_run(small_config(groups_per_step=2, sampling__max_tokens=8), scripted(first_digit), PhaseTimer())
+    run.source.sampler = replace(run.source.sampler, engine=FakeEngine(digits, vocab_size=len(TOKENIZER)))
+    groups = run.source.take(2)
+    run.source.close()
+    trip = rooms_of_trip(lambda: make_training_batches(groups, run.trainer, run.credit, run.packing, 0))
+    climbs = [(below, above) for below, above in pairwise(trip) if floor[above] > floor[below]]
+    assert climbs == [("system", "algorithm"), ("algorithm", "trainer")]
