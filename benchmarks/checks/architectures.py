@@ -70,10 +70,10 @@ def examined(name: str) -> Row:
         except ValueError as error:
             return {"status": "refused", "class": kind, "reason": str(error).replace(f"={folder}", "")}
         found = differences(policy, engine, folder)
-        found["LoRA"] = of_adapters(folder)
-    is_same = all(value <= SAME for value in found.values())
+        adapters = of_adapters(folder)
+    is_same = all(value <= SAME for value in found.values()) and (isinstance(adapters, str) or adapters <= SAME)
     layouts = {} if policy.path == "fast" else {"layouts": policy.attention}
-    return {"status": policy.path if is_same else "different", "class": kind, **layouts, **found}
+    return {"status": policy.path if is_same else "different", "class": kind, **layouts, **found, "LoRA": adapters}
 
 
 def engine_of(policy: Policy) -> Engine:
@@ -126,9 +126,12 @@ def differences(policy: Policy, engine: Engine, folder: str) -> dict[str, float]
     return found
 
 
-def of_adapters(folder: str) -> float:
-    """Largest difference of a log-prob in nats, with adapters on all linear layers that are not 0."""
-    policy = load_policy(ModelConfig(name=folder, device="cpu", lora_rank=2), seed=0)
+def of_adapters(folder: str) -> float | str:
+    """Largest difference of a log-prob in nats, with adapters on all linear layers that are not 0; why none are."""
+    try:
+        policy = load_policy(ModelConfig(name=folder, device="cpu", lora_rank=2), seed=0)
+    except Exception as error:
+        return line(f"{type(error).__name__}: {error}")
     draw = torch.Generator().manual_seed(1)
     trained = [weight for name, weight in policy.model.named_parameters() if ".lora_B." in name]
     groups = [group_of(index, prompt, completions) for index, (prompt, completions) in enumerate(made_up())]
@@ -264,16 +267,15 @@ def page(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _figures(rows: Sequence[Mapping[str, Any]]) -> str:
-    head = (
-        "| architecture | class | layouts | engine | padded | packed | shared | gradient | LoRA |\n"
-        + "|---" * 9
-        + "|\n"
-    )
+    head = "| architecture | class | layouts | engine | padded | packed | shared | gradient | LoRA |\n"
+    head += f"{'|---' * 9}|\n"
     cells = []
     for row in rows:
         gradients = max(row[f"{layout} gradient"] for layout in LAYOUTS)
-        numbers = [row["engine"], *(row[layout] for layout in LAYOUTS), gradients, row["LoRA"]]
-        cells.append([row["name"], f"`{row['class']}`", row.get("layouts", "all"), *(f"{n:.0e}" for n in numbers)])
+        numbers = [f"{number:.0e}" for number in (row["engine"], *(row[layout] for layout in LAYOUTS), gradients)]
+        adapters = row.get("LoRA")
+        numbers.append("" if adapters is None else "none" if isinstance(adapters, str) else f"{adapters:.0e}")
+        cells.append([row["name"], f"`{row['class']}`", row.get("layouts", "all"), *numbers])
     return head + _table(cells)
 
 
@@ -309,7 +311,7 @@ with transformers alone: eager attention, one text at a time, plain autograd.
   its cache, and padded rows; *rows*: padded rows, which then stand in for `packing=shared`; *alone*: single texts.
 - *engine*: largest difference of a sampled token's log-prob, in nats; *padded*, *packed*, *shared*: the same of the
   trainer's layouts (`packing`); *gradient*: relative difference of the gradient, the worst of the three; *LoRA*: of a
-  log-prob with adapters on all linear layers.
+  log-prob with adapters on all linear layers (empty: not tried; none: peft adds none).
 - What is refused is refused when the model is loaded, by the line in the table: `covey train`, `covey check`, a bare
   engine and a resumed run alike. The comparison is made there as well, with the model's own weights, for a few short
   texts and, on the fast path, at the edges of its windows; the preflight compares the longest texts of the run.

@@ -133,6 +133,11 @@ def test_what_the_path_is_and_why_is_said_in_one_line(tmp_path: Path, caplog: py
     assert "\n" not in said
 
 
+def test_a_model_that_sees_what_follows_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="needs a causal language model, CpmAntForCausalLM sees what follows"):
+        loaded(tmp_path, "cpmant")
+
+
 def test_attention_of_covey_s_is_not_to_be_had_on_the_general_path(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"model\.attention=varlen needs covey's attention, NemotronHForCausalLM has"):
         loaded(tmp_path, "nemotron_h", attention="varlen")

@@ -93,7 +93,7 @@ def _stay(mode: bool = True) -> None:
 def general_attention(policy: Policy) -> str:
     """Find what the model computes exactly, of `forked.GENERAL`.
 
-    `policy` takes the general path and is in training mode.
+    `policy` takes the general path and is in training mode. ValueError where tokens see what follows.
     """
     if policy.causal_lm.dtype == torch.float32:
         policy = replace(policy, precision=torch.float32)  # rounding would hide small differences
@@ -103,8 +103,18 @@ def general_attention(policy: Policy) -> str:
     padded = [[*text, *text[:1] * (longest - len(text))] for text in texts]
     places = [_places(number * longest, text) for number, text in enumerate(texts)]
     if not _is_same(policy, alone, [(padded, DENSE, places)]):
+        _refuse_lookahead(policy, texts[0], alone[0])
         return "alone"
     return "forked" if not policy.sharded and _is_same(policy, alone, [_tree(policy, texts)]) else "rows"
+
+
+def _refuse_lookahead(policy: Policy, text: Sequence[int], logits_NV: Tensor) -> None:
+    begun = text[: PROMPT + AGREED]
+    found_TV = _measure(policy, [([begun], DENSE, [_places(0, begun)])])[0]
+    error_T = (found_TV - logits_NV[: len(begun)]).abs().amax(dim=-1) / logits_NV.std()
+    if float(error_T.median()) > HALF_ERROR:  # sparse attention may choose otherwise for single tokens
+        kind = type(policy.causal_lm).__name__
+        raise ValueError(f"model.name needs a causal language model, {kind} sees what follows")
 
 
 def helpful_packages(model: nn.Module) -> list[str]:
