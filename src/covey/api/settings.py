@@ -21,7 +21,7 @@ from covey.config.checks import refuse_idle_cold_start, walk
 from covey.config.engine_choice import this_machine
 from covey.config.names import RUN_FOLDER, explain_foreign
 from covey.config.schema import Config, group_choices, setting_names, unknown_setting
-from covey.config.shelves import CONF
+from covey.config.shelves import CONF, former
 from covey.system.lookup import near
 from covey.system.section import Section
 
@@ -47,7 +47,11 @@ def make_config(base: Config | None, settings: Mapping[str, Any]) -> Composed:
     _refuse_foreign(flat)
     if not isinstance(dict(flat).get("recipe", ""), str):
         raise ValueError(f"recipe must be a name, got {dict(flat)['recipe']!r}")
-    chosen = {name: value for name, value in flat if name in group_choices() and isinstance(value, str)}
+    chosen = {
+        name: former(name).get(value, value)
+        for name, value in flat
+        if name in group_choices() and isinstance(value, str)
+    }
     if base is not None and chosen:
         name, value = next(iter(chosen.items()))
         raise ValueError(f"{name}={value} is a preset, for which config=Config(...) leaves no room; give one of both")
@@ -144,4 +148,6 @@ def full_name(config: Config, name: str) -> str:
     if primary:
         spelled = " or ".join(other.replace(".", "__") for other in primary)
         raise ValueError(f"setting {name} is one of several: write {spelled}")
+    if name == "folder":
+        raise ValueError("unknown setting folder: covey.train(folder=...) makes a run folder, covey.build none")
     raise ValueError(unknown_setting(name).replace("hydra.run.dir", "folder"))

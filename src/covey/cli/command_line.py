@@ -57,7 +57,8 @@ def arrange(verb: str, words: Sequence[str]) -> list[str]:
         _refuse_no_choice(word)
     if verb in ("config", "plan") and {"-m", "--multirun"} & set(flags):
         raise ValueError(f"covey {verb} prints one configuration; --multirun is for covey train")
-    if verb in (*TRAINS, "evaluate") and set(flags) <= {"-m", "--multirun", "-r", "--run"}:
+    of_train = verb in (*TRAINS, "evaluate") and set(flags) <= {"-m", "--multirun", "-r", "--run"}
+    if of_train or (verb == "plan" and not words):
         _refuse_without_task(verb, settings)
     return [*flags, *settings]
 

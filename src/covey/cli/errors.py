@@ -12,15 +12,11 @@ from covey.config.schema import group_choices, unknown_setting
 from covey.config.shelves import preset_file
 from covey.system import ranks
 from covey.system.disk import cannot_write
-from covey.system.lookup import near
+from covey.system.lookup import is_out_of_memory, near
 from covey.system.text.format import one_line
 
 MENDABLE = (ValueError, OSError, ImportError, HydraException, OmegaConfBaseException)
 """User errors, besides RunStopped. Anything else is a defect of covey and keeps its traceback."""
-
-
-OUT_OF_MEMORY = re.compile(r"(?i)can't allocate memory|out of memory")
-"""What torch's allocators say, on the CPU and on the GPU."""
 
 
 NO_WRITING = (errno.EROFS, errno.ENOSPC, errno.EDQUOT)
@@ -37,12 +33,6 @@ def is_user_error(error: Exception) -> bool:
     from covey.types import RunStopped
 
     return isinstance(error, RunStopped | EngineLost)
-
-
-def is_out_of_memory(error: Exception) -> bool:
-    return isinstance(error, MemoryError) or (
-        isinstance(error, RuntimeError) and bool(OUT_OF_MEMORY.search(str(error)))
-    )
 
 
 def reported_by_other_rank(error: Exception) -> bool:

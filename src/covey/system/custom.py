@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from covey.system.lookup import check_options, describe, resolve
+from covey.system.lookup import check_options, describe, is_out_of_memory, resolve
 
 Metrics = dict[str, Any]
 """What a custom advantage or loss may return beside its tensor, by name."""
@@ -59,9 +58,9 @@ class Custom:
             raise self.error(f"take {self.role.takes}", misfit)
         try:
             return self.function(*arguments)
-        except (MemoryError, torch.OutOfMemoryError):
-            raise
         except Exception as error:
+            if is_out_of_memory(error):
+                raise
             raise ValueError(f"{self.role.setting}={self.name} {describe(error)}") from error
 
     def _misfit(self, arguments: Sequence[Any]) -> str | None:

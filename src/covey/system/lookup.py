@@ -23,6 +23,7 @@ _FOREIGN = (*_OWN, sysconfig.get_path("stdlib") + os.sep)
 YAML_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """libyaml's where PyYAML has it: it reads saved settings 16 times as fast."""
 SYNONYMS = Path(__file__).parent / "text/synonyms.yaml"
+_OUT_OF_MEMORY = re.compile(r"(?i)can't allocate memory|out of memory")
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _LOADABLE = re.compile(r"([^\n:]+):([^\W\d][\w.]*)")
 """Nothing else is imported. Also decides what is code in a run of another user (`trust.CODE`)."""
@@ -174,6 +175,12 @@ def describe(error: BaseException) -> str:
     own = [(file, line) for file, line in places if not _is_foreign(file)]
     place = f" ({os.path.basename(own[-1][0])}:{own[-1][1]})" if own else ""
     return f"raised {type(error).__name__}{': ' if message else ''}{message}{place}"
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return True for what torch's allocators raise, on the CPU and on the GPU."""
+    told = isinstance(error, RuntimeError) and _OUT_OF_MEMORY.search(str(error))
+    return isinstance(error, MemoryError) or bool(told)
 
 
 def is_coveys(error: BaseException) -> bool:

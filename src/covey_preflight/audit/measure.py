@@ -116,7 +116,7 @@ class Findings:
     def as_json(self) -> dict[str, Any]:
         """Return all of it as plain values."""
         ordered = sorted(self.seconds)
-        last = ordered[min(len(ordered) - 1, math.ceil(0.99 * len(ordered)))] if ordered else None
+        last = ordered[math.ceil(0.99 * len(ordered)) - 1] if ordered else None
         return {
             "rows": self.num_rows,
             "without_gold": self.without_gold,
