@@ -7,6 +7,8 @@ imported when they are first asked for, so that the table of fields is there wit
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from covey.system.machine import silence_bitsandbytes
+
 if TYPE_CHECKING:
     from covey_trl.config import GRPOConfig
     from covey_trl.trainer import GRPOTrainer
@@ -19,4 +21,5 @@ def __getattr__(name: str) -> Any:
     """Import a class at its first use."""
     if name not in MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    silence_bitsandbytes()
     return getattr(import_module(MODULES[name]), name)

@@ -319,12 +319,60 @@ def torchrl_case(chance: random.Random) -> dict[str, str]:
     return dict(chance.sample([*said.items()], len(said)))
 
 
+# --- prime-rl
+
+
+def prime_rl(said: Mapping[str, str], x: Data) -> Tensor:
+    """The loss of prime-rl's trainer: ratios to the sampler, a token mean, all tokens near the sampler."""
+
+    def get(name: str, default: str) -> float:
+        return float(said.get(f"--trainer.loss.{name}", default))
+
+    kind = said.get("--orchestrator.advantage.type", "default")
+    weighted = said.get("--orchestrator.advantage.length_weighted_mean") == "true"
+    advantages_NT = torch.zeros_like(x.old_NT)
+    for group in set(GROUPS):
+        rows = [row for row, own in enumerate(GROUPS) if own == group]
+        rewards = [float(x.rewards_N[row]) for row in rows]
+        lengths = [int(x.mask_NT[row].sum()) for row in rows]
+        mean = sum(rewards) / len(rewards)
+        if kind != "max_rl" and weighted:
+            mean = sum(n * reward for n, reward in zip(lengths, rewards, strict=True)) / sum(lengths)
+        for row, reward in zip(rows, rewards, strict=True):
+            advantages_NT[row] = (reward - mean) / (mean if kind == "max_rl" else 1.0)
+    log_p_NT = x.log_probs()
+    gap_NT = log_p_NT - x.sampler_NT
+    moved_NT = log_p_NT.detach().exp() - x.sampler_NT.exp()
+    too_high_NT = (advantages_NT > 0) & (moved_NT > get("dppo_mask_high", "0.2"))
+    too_low_NT = (advantages_NT <= 0) & (-moved_NT > get("dppo_mask_low", "0.2"))
+    gain_NT = torch.where(too_high_NT | too_low_NT, 0.0, get("adv_tau", "1.0") * advantages_NT * gap_NT.exp())
+    loss_NT = get("kl_tau", "0.001") * gap_NT.square() - gain_NT
+    return torch.where(x.mask_NT, loss_NT, 0.0).sum() / x.mask_NT.sum()
+
+
+PRIME_RL_WORDS: dict[str, Sequence[str]] = {
+    "--orchestrator.advantage.type": ("default", "grpo", "max_rl"),
+    "--orchestrator.advantage.length_weighted_mean": ("true", "false"),
+    "--trainer.loss.type": ("default",),
+    "--trainer.loss.dppo_mask_low": ("0.01", "0.05", "0.3"),
+    "--trainer.loss.dppo_mask_high": ("0.01", "0.1", "0.4"),
+    "--trainer.loss.adv_tau": ("0.5", "2.0"),
+    "--trainer.loss.kl_tau": ("0.0", "0.1", "0.01"),
+}
+
+
+def prime_rl_case(chance: random.Random) -> dict[str, str]:
+    said = {name: chance.choice(values) for name, values in PRIME_RL_WORDS.items() if chance.random() < 0.6}
+    return dict(chance.sample([*said.items()], len(said)))
+
+
 # --- covey's side
 
 PROGRAMS = {
     "verl": ("python3", "-m", "verl.trainer.main_ppo"),
     "openrlhf": ("deepspeed", "--module", "openrlhf.cli.train_ppo_ray"),
     "torchrl": ("python", "sota-implementations/grpo/grpo-sync.py"),
+    "prime-rl": ("uv", "run", "rl"),
 }
 
 
@@ -399,7 +447,12 @@ TORCHRL_BASE = {
 
 @pytest.mark.parametrize(
     ("system", "case", "formulas", "count"),
-    [("verl", verl_case, verl, 200), ("openrlhf", openrlhf_case, openrlhf, 60), ("torchrl", torchrl_case, torchrl, 60)],
+    [
+        ("verl", verl_case, verl, 200),
+        ("openrlhf", openrlhf_case, openrlhf, 60),
+        ("torchrl", torchrl_case, torchrl, 60),
+        ("prime-rl", prime_rl_case, prime_rl, 200),
+    ],
 )
 def test_loss_and_gradient_are_those_of_the_source(
     system: str, case: Callable[[random.Random], dict[str, str]], formulas: Loss, count: int

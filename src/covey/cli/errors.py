@@ -71,8 +71,8 @@ def explain(error: Exception) -> str:
     return one_line(str(error)) or type(error).__name__
 
 
-TYPOGRAPHIC = "“”„‘’‐‑‒–—−＝\u00a0"
-"""Quotes, dashes, signs and blanks that word processors and web pages have in the place of plain ones."""
+TYPOGRAPHIC = "“”„‘’‐‑‒–—−＝０１２３４５６７８９．\u00a0"
+"""Quotes, dashes, signs, digits and blanks that word processors and web pages have in the place of plain ones."""
 
 
 def _unreadable(word: str) -> str:

@@ -160,9 +160,11 @@ def policy_in_memory(
         _move(model, device, _storage_type(settings))
         with given.disable_adapter() if given is not model else nullcontext():  # type: ignore[operator]
             bare = detect_capabilities(_choose_layers(model, tokenizer, settings, device))
-        if settings.gradient_checkpointing:
-            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        wrapped = add_adapters(model, settings, seed) if settings.lora_rank > 0 else given
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*gradient_checkpointing", FutureWarning)
+            if settings.gradient_checkpointing:
+                model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            wrapped = add_adapters(model, settings, seed) if settings.lora_rank > 0 else given
         return _finish(bare, wrapped, settings, device, trainable=True)
 
 
@@ -311,7 +313,7 @@ def _load_pretrained(settings: ModelConfig, device: torch.device) -> tuple[PreTr
         reason = _line(error)
         if "trust_remote_code" in str(error):
             reason = "it needs code of its own, which is never run"
-        elif "\\" in settings.name:
+        elif re.match(r"[A-Za-z]:\w|.*\\", settings.name):
             reason = "backslashes are the shell's: quote the name, or write /"
         elif other := re.search(r"Unrecognized configuration class <class '[\w.]*?(\w+)Config'>", str(error)):
             reason = f"{other[1]} is another kind: an encoder and a decoder, or a model of pictures or sound"
