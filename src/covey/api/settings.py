@@ -47,11 +47,8 @@ def make_config(base: Config | None, settings: Mapping[str, Any]) -> Composed:
     _refuse_foreign(flat)
     if not isinstance(dict(flat).get("recipe", ""), str):
         raise ValueError(f"recipe must be a name, got {dict(flat)['recipe']!r}")
-    chosen = {
-        name: former(name).get(value, value)
-        for name, value in flat
-        if name in group_choices() and isinstance(value, str)
-    }
+    typed = [(name, value) for name, value in flat if name in group_choices() and isinstance(value, str)]
+    chosen = {name: former(name).get(value, value) for name, value in typed}
     if base is not None and chosen:
         name, value = next(iter(chosen.items()))
         raise ValueError(f"{name}={value} is a preset, for which config=Config(...) leaves no room; give one of both")

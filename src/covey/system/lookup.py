@@ -23,7 +23,7 @@ _FOREIGN = (*_OWN, sysconfig.get_path("stdlib") + os.sep)
 YAML_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """libyaml's where PyYAML has it: it reads saved settings 16 times as fast."""
 SYNONYMS = Path(__file__).parent / "text/synonyms.yaml"
-_OUT_OF_MEMORY = re.compile(r"(?i)can't allocate memory|out of memory")
+_NO_MEMORY = re.compile(r"(?i)can't allocate memory|out of memory")
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _LOADABLE = re.compile(r"([^\n:]+):([^\W\d][\w.]*)")
 """Nothing else is imported. Also decides what is code in a run of another user (`trust.CODE`)."""
@@ -178,9 +178,8 @@ def describe(error: BaseException) -> str:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return True for what torch's allocators raise, on the CPU and on the GPU."""
-    told = isinstance(error, RuntimeError) and _OUT_OF_MEMORY.search(str(error))
-    return isinstance(error, MemoryError) or bool(told)
+    """Return True for an allocator's error, on CPU and GPU."""
+    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and bool(_NO_MEMORY.search(str(error))))
 
 
 def is_coveys(error: BaseException) -> bool:

@@ -19,8 +19,8 @@ def check_kind(config: Config) -> None:
         raise ValueError(f"model.nano_architecture={model.nano_architecture} is none of model.name={model.name}")
     if masked != (engine == "fill") and (masked or engine != "fake"):
         wanted = "masked" if engine == "fill" else "causal"
-        way = "; engine=fill environment=infill fills gaps" if masked else ""
-        raise ValueError(f"engine.name={engine} needs model.kind={wanted}, got model.kind={model.kind}{way}")
+        way = "masked; engine=fill environment=infill fills gaps" if masked else "causal"
+        raise ValueError(f"engine.name={engine} needs model.kind={wanted}, got model.kind={way}")
     environment = config.environment
     if masked and environment.masked_prompts == "never":
         raise ValueError(f"model.kind=masked needs prompts with masked tokens, got environment={environment.name}")
