@@ -426,6 +426,16 @@ def test_weights_that_the_files_lack_are_never_drawn(tmp_path: Path, change: Any
     assert said in str(caught.value)
 
 
+def test_a_weight_of_another_shape_and_a_file_that_was_cut_are_one_line(tmp_path: Path) -> None:
+    name = _without(tmp_path, lambda found: {k: v[:1] if "0.mlp.up_proj" in k else v for k, v in found.items()})
+    with pytest.raises(ValueError, match=r"1 are missing or of another shape \(model.layers.0.mlp.up_proj.weight\)"):
+        load_policy(name)
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(ValueError, match=r"is no directory of a causal language model \(.*not fully covered"):
+        load_policy(name)
+
+
 def test_a_tied_head_is_not_missing(tmp_path: Path) -> None:
     assert load_policy(_without(tmp_path, lambda found: found)).causal_lm.config.tie_word_embeddings
 

@@ -4,6 +4,7 @@ from contextlib import suppress
 from typing import Any
 
 from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
 from torch import Tensor
 from transformers import (
     AutoConfig,
@@ -22,13 +23,15 @@ def read_weights(kind: Any, name: str, **keywords: Any) -> tuple[Any, str]:
 
     Transformers initialises those at random. Tied weights are saved once, and not lacking.
     """
-    model, found = kind.from_pretrained(name, output_loading_info=True, **keywords)
-    lacking = sorted(found["missing_keys"])
+    keywords |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
+    model, found = kind.from_pretrained(name, **keywords)
+    misshapen = [key for key, *_ in found["mismatched_keys"]]
+    lacking = sorted({*found["missing_keys"], *misshapen})
     if not lacking:
         return model, ""
-    named = ", ".join(lacking[:3])
+    named, how = ", ".join(lacking[:3]), "missing or of another shape" if misshapen else "missing"
     return model, (
-        f"must hold all {len(model.state_dict())} weights of {type(model).__name__}, {len(lacking)} are missing "
+        f"must hold all {len(model.state_dict())} weights of {type(model).__name__}, {len(lacking)} are {how} "
         f"({named}) and would be drawn at random: fetch its files again, or save the model whole"
     )
 
@@ -75,7 +78,7 @@ def num_rows(model: PreTrainedModel) -> int:
 
 UNREADABLE = (
     *(ArithmeticError, AssertionError, AttributeError, LookupError, OSError, RecursionError, TypeError, ValueError),
-    StrictDataclassError,
+    *(ImportError, SafetensorError, StrictDataclassError),
 )
 """What transformers raises of files that hold something else than it writes."""
 NO_CODE: dict[str, Any] = {"trust_remote_code": False}
