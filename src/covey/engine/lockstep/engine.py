@@ -9,6 +9,7 @@ from covey.engine.lockstep.runner import LockstepRunner
 from covey.engine.native.decode_weights import build_decode_policy, is_wanted
 from covey.engine.native.engine import NativeEngine
 from covey.engine.native.own_weights import OwnWeightsEngine
+from covey.engine.native.replaying import ReplayingEngine
 from covey.engine.native.runner import Runner
 from covey.engine.native.scheduler import Capacity
 from covey.policy.policy import Policy
@@ -38,3 +39,7 @@ class OwnWeightsLockstepEngine(OwnWeightsEngine, LockstepEngine):
         # Rows decode together, so that prompts which enter one by one would not repeat their bits either
         self._limits = self._capacity(max_rows, self._limits.max_slots)
         self._reset()
+
+
+class ReplayingLockstepEngine(ReplayingEngine, LockstepEngine):
+    """The same replaying a recorded run, up to rounding."""

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from covey.engine.native.cache import CacheShape
 from covey.policy.kernels.gpu.inductor import without_compiling
-from covey.policy.models.caches import cache_bytes, cache_keyword, fork_rows, take_rows
+from covey.policy.models.caches import cache_bytes, cache_keyword, fork_rows, join_rows, take_rows
 from covey.policy.models.probe import ERROR, HALF_ERROR
 from covey.policy.models.text import ordinary_ids
 from covey.policy.policy import Policy, inference, to_device
@@ -58,9 +58,14 @@ class Reader:
     """Rows of a cache may be taken, and continue token by token; else texts are read again for each token."""
     reads_on: bool = False
     """Several tokens at once may follow a cache."""
+    rows: bool = True
+    """Texts may begin beside others."""
 
     def read(self, ids_RT: Sequence[Sequence[int]], held: Held) -> tuple[Tensor, Held]:
         """Read rows of equal length; return last logits (R, V) and cache."""
+        if not held and not self.rows and len(ids_RT) > 1:
+            logits, caches = zip(*(self.read([ids], {}) for ids in ids_RT), strict=True)
+            return torch.cat(logits), join_rows(caches)
         one_by_one = bool(held) and not self.reads_on
         stretches = [[[ids[place]] for ids in ids_RT] for place in range(len(ids_RT[0]))] if one_by_one else [ids_RT]
         for stretch in stretches:
@@ -92,16 +97,16 @@ def probe_reader(policy: Policy) -> Reader:
     shape = StateShape((), policy.precision, policy.device)
     with inference(policy.model), without_compiling():
         probe = _Probe.of(policy)
-        forks = _holds(probe.forks, policy)
+        rows, forks = _holds(probe.rows, policy), _holds(probe.forks, policy)
         reads_on = forks and _holds(probe.reads_on, policy)
         if not forks:
             kind = type(policy.causal_lm).__name__
             LOGGER.warning("%s has no cache whose rows can be taken: texts are encoded again for each token", kind)
-            return Reader(policy, shape)
+            return Reader(policy, shape, rows=rows)
         small, large = (cache_bytes(probe.read_prompt(probe.prompt[:length])) for length in (1, len(probe.prompt)))
     token_bytes = (large - small) // max(1, len(probe.prompt) - 1)
     shape = replace(shape, token_bytes=token_bytes, state_bytes=max(0, large - token_bytes * len(probe.prompt)))
-    return Reader(policy, shape, forks, reads_on)
+    return Reader(policy, shape, forks, reads_on, rows)
 
 
 def _holds(check: Callable[[], list[tuple[Tensor, Tensor]]], policy: Policy) -> bool:
@@ -137,6 +142,12 @@ class _Probe:
 
     def read_prompt(self, prompt: list[int]) -> Held:
         return cache_keyword(forward(self.policy, [prompt], {}, use_cache=True, only_last=True))
+
+    def rows(self) -> list[tuple[Tensor, Tensor]]:
+        """Read whole texts beside each other."""
+        texts = [[*self.prompt, *ids] for ids in self.own]
+        out = forward(self.policy, texts, {}, use_cache=False, only_last=False)
+        return [(out["logits"][:, len(self.prompt) :].flatten(0, 1), torch.cat(self.whole))]
 
     def forks(self) -> list[tuple[Tensor, Tensor]]:
         """Decode continuations in lockstep, and one alone from half way."""

@@ -16,6 +16,7 @@ from pathlib import Path
 from covey.cluster.wire import shares
 from covey.config.schema import Config
 from covey.engine.base import digest_of
+from covey.engine.lockstep.engine import ReplayingLockstepEngine
 from covey.engine.native.replaying import ReplayingEngine
 from covey.environments.base import follow
 from covey.policy import sharding
@@ -147,9 +148,10 @@ def replay(config: Config, past: Path, record: RunRecorder, say: Callable[[str],
     began = stages.run_cold_start(alone, environment, record)
     run = stages.load_run(alone, environment, record, began=began)
     model = config.model if began is None else replace(config.model, name=str(began))
-    engine = ReplayingEngine(
-        load_policy(model, seed=config.seed), config.engine.cache_bytes, config.engine.max_rows, model.kernels
-    )
+    policy = load_policy(model, seed=config.seed)
+    is_general = policy.path == "general" or config.engine.name == "transformers"
+    kind = ReplayingLockstepEngine if is_general else ReplayingEngine
+    engine = kind(policy, config.engine.cache_bytes, config.engine.max_rows, model.kernels)
     sampler = replace(run.local.sampler, engine=engine, environment=environment, stages=Stages())
     _remember(run, engine, 0)
     prompts = {prompt.id: prompt for prompt in run.local.stream.prompts}
