@@ -155,6 +155,8 @@ def architectures() -> Drawing:
     drawing.text(30, 34, f"{total} causal language models of transformers", size=17, anchor="start", weight=600)
     x = 30.0
     for status, (label, colour) in names.items():
+        if not counts[status]:
+            continue
         wide = 800 * counts[status] / total
         drawing.rect(x, 52, wide - 4, 34, colour, colour)
         drawing.text(x, 108, str(counts[status]), size=17, anchor="start", weight=600)
