@@ -249,6 +249,7 @@ def test_no_name_in_a_run_begins_a_line_of_its_own(
     forged = "x\nWARNING: forged \x1b[31m"
     summary = json.loads((run / "summary.json").read_text())
     summary["phases"] = {forged: {"seconds": 1.0, "share": 0.5}, **summary["phases"]}
+    summary |= {"status": forged, "reward_hacking": forged}
     (run / "summary.json").write_text(json.dumps(summary))
     update = {"step": 1, "kind": "train", "groups": [{"prompt_id": forged, "rewards": [0.0, 1.0]}]}
     (run / "updates.jsonl").write_text(json.dumps(update) + "\n")

@@ -166,7 +166,7 @@ def totals(content: Mapping[str, Any]) -> Text:
         lines.append(f"{number_of(content['dropped_groups'], 'group')} sampled but not trained on")
     if content.get("reward_hacking"):
         lines.append(f"reward hacking? {content['reward_hacking']}")
-    return Text("\n".join(lines))
+    return Text("\n".join(map(escape, lines)))
 
 
 def side_by_side(runs: Mapping[str, Mapping[str, Any] | None]) -> Text:
