@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         print(end="", flush=True)
     except OSError as error:
-        code = report(error) or code
+        code = code or report(error)
     if argv is None and threading.active_count() > 1:
         from covey.system.waits.watchdog import exit_within
 
