@@ -140,7 +140,7 @@ def test_the_template_of_the_examples_composes_over_the_recipe_it_begins_with(
         ("model.attention=flash_attention_2", "did you mean varlen?"),
         ("engine=sglang", "did you mean vllm?"),
         ("optimizer.schedule=Cosine", "did you mean cosine?"),
-        ("engine=SGLang", "choices: fill, native, vllm"),
+        ("engine=SGLang", "choices: fill, native, transformers, vllm"),
     ],
 )
 def test_what_others_call_a_choice_is_answered_in_any_case(
