@@ -56,7 +56,7 @@ def in_a_line(findings: Sequence[Finding], log: RunLog) -> str:
     elif level is Level.WATCH and number < needed:
         first = f"after {number_of(number, 'step')}"
     elif MIN_WINDOW <= number < needed:
-        first = f"nothing wrong is seen in {number} steps{_rewards(log)}; what must last is told from {needed} on"
+        first = f"nothing wrong is seen in {number} steps{_rewards(log)}; some rules need {needed}"
     more = f"{counts[Level.SICK] - 1} more sick" if counts[Level.SICK] > 1 else ""
     watch = f"{counts[Level.WATCH]} to watch ({_named(own, Level.WATCH)})" if counts[Level.WATCH] else ""
     know = f"{number_of(counts[Level.NOTE], 'note')} ({_named(own, Level.NOTE)})" if counts[Level.NOTE] else ""

@@ -134,7 +134,7 @@ def test_a_log_without_any_number_says_nothing_and_that_it_is_too_early() -> Non
     assert diagnose(RunLog()) == []
     assert in_a_line([], RunLog()) == "too early to say, after 0 steps"
     few = log_of([{"step": step, "sampled_reward_mean": step / 10} for step in range(1, 17)])
-    said = "nothing wrong is seen in 16 steps (reward 0.3 to 1.4); what must last is told from 20 on"
+    said = "nothing wrong is seen in 16 steps (reward 0.3 to 1.4); some rules need 20"
     assert in_a_line([], few) == said
     assert in_a_line([], log_of([{"step": step} for step in range(1, 10)])) == "too early to say, after 9 steps"
     log = log_of([{"step": step, "reward": None} for step in range(1, 60)])

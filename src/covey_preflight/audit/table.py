@@ -28,10 +28,14 @@ def print_audit(told: dict[str, Any], console: Console) -> None:
         console.print("(mean reward: 0 is what an empty answer earns, 1 what the right answer does)")
     for line in (*_witnesses(rows), *told["remarks"], *_pace(told)):
         console.print(line, soft_wrap=True, markup=False, highlight=False)
-    refused = sum(row["wrong"] for row in rows if row["must_be_paid"])
-    accepted = sum(row["wrong"] for row in rows if not row["must_be_paid"])
-    closing = f"audit: {accepted} false accepts, {refused} false refusals in {told['rows']} rows"
+    closing = f"audit: {_wrong(rows, False)} false accepts, {_wrong(rows, True)} false refusals in {told['rows']} rows"
     console.print(closing, highlight=False)
+
+
+def _wrong(rows: list[dict[str, Any]], must_be_paid: bool) -> str:
+    """Count wrong verdicts; say so where no case could tell."""
+    tried = [row for row in rows if row["must_be_paid"] is must_be_paid and row["cases"]]
+    return str(sum(row["wrong"] for row in tried)) if tried else "no cases for"
 
 
 def _witnesses(rows: list[dict[str, Any]]) -> list[str]:
