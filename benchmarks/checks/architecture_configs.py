@@ -141,7 +141,12 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "doge, no window": ("doge", {"sliding_window": None}),
     "minimax_m3, sparse": (
         "minimax_m3_vl_text",
-        {"layer_types": ["full_attention", "minimax_m3_sparse"], "index_block_size": 4, "index_topk_blocks": 2},
+        {
+            "layer_types": ["full_attention", "minimax_m3_sparse"],
+            "index_block_size": 4,
+            "index_topk_blocks": 2,
+            "index_n_heads": 2,
+        },
     ),
     "qwen2, window": ("qwen2", {"use_sliding_window": True}),
     "gemma2, no soft caps": ("gemma2", {"attn_logit_softcapping": None, "final_logit_softcapping": None}),
