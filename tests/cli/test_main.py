@@ -417,7 +417,7 @@ def test_bash_completes_a_line_with_the_installed_script(tmp_path: Path) -> None
     command.chmod(0o755)
     script = """
     eval "$(covey --shell-completion install=bash)"
-    COMP_LINE="covey train recipe=my_"; COMP_POINT=${#COMP_LINE}; COMP_CWORD=2
+    COMP_LINE="covey train recipe=lookup_"; COMP_POINT=${#COMP_LINE}; COMP_CWORD=2
     hydra_bash_completion
     echo "${COMPREPLY[@]}"
     complete -p covey | grep -o "hydra_bash_completion covey"
@@ -426,4 +426,4 @@ def test_bash_completes_a_line_with_the_installed_script(tmp_path: Path) -> None
     done = subprocess.run(
         ["bash", "-c", script], capture_output=True, text=True, timeout=60, env=os.environ | {"PATH": path}, check=False
     )
-    assert done.stdout.splitlines() == ["recipe=my_rewards", "hydra_bash_completion covey"]
+    assert done.stdout.splitlines() == ["recipe=lookup_nano", "hydra_bash_completion covey"]

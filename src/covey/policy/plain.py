@@ -125,14 +125,15 @@ def rollout_logits(plain: Plain, rollout: Rollout) -> tuple[Tensor, Tensor]:
 
 def _take_weights(model: PreTrainedModel, policy: Policy, shift: Shift) -> None:
     """Share the policy's weights and saved buffers with the skeleton."""
-    own = policy.causal_lm
+    own: dict[str, nn.Module] = {}
+    for name, module in policy.causal_lm.named_modules():
+        own.setdefault(name.replace(".base_layer", ""), module)  # the outermost wrapper of adapters comes first
     saved = model.state_dict().keys()
     for name, module in model.named_modules():
-        source = own.get_submodule(name)
+        source = own[name]
         for key, buffer in module._buffers.items():
             if buffer is not None:
-                full = f"{name}.{key}" if name else key
-                held = own.get_buffer(full) if full in saved else buffer
+                held = _inner_layer(source).get_buffer(key) if f"{name}.{key}".lstrip(".") in saved else buffer
                 module._buffers[key] = held.detach().to(policy.device, buffer.dtype)
         lazy: dict[str, Maker] = {}
         for key, held in list(module._parameters.items()):
@@ -142,6 +143,13 @@ def _take_weights(model: PreTrainedModel, policy: Policy, shift: Shift) -> None:
             lazy |= {} if make is None else {key: make}
         if lazy:
             _make_at_each_call(module, lazy, model.dtype)
+
+
+def _inner_layer(module: nn.Module) -> nn.Module:
+    """Return the layer under its adapters, of experts under several."""
+    while (inner := getattr(module, "base_layer", None)) is not None:
+        module = inner
+    return module
 
 
 def _share_weight(source: nn.Module, key: str, empty: nn.Parameter, shift: Shift) -> tuple[nn.Parameter, Maker | None]:

@@ -112,7 +112,7 @@ def test_checkpointing_which_keeps_no_cache_reads_padded_rows(tmp_path: Path) ->
     assert (policy.path, policy.attention) == ("general", "rows")
 
 
-@pytest.mark.parametrize("architecture", ["qwen3_5_moe_text", "nemotron_h", "gptj"])
+@pytest.mark.parametrize("architecture", ["qwen3_5_moe_text", "qwen3_next", "llama4_text", "nemotron_h", "gptj"])
 def test_adapters_on_all_linear_layers_are_proved_against_transformers_alone(architecture: str, tmp_path: Path) -> None:
     policy = loaded(tmp_path, architecture, lora_rank=4)
     with torch.no_grad():

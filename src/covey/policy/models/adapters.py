@@ -21,6 +21,7 @@ PLAIN_LORA = frozenset(
         *("inference_mode", "r", "lora_alpha", "lora_dropout", "use_rslora", "rank_pattern", "alpha_pattern"),
         *("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern", "fan_in_fan_out"),
         *("init_lora_weights", "loftq_config", "eva_config", "corda_config", "lora_ga_config", "runtime_config"),
+        "target_parameters",
     )
 )
 """peft's settings of plain LoRA: where, rank, scale and initialisation. Any other setting makes another method."""
@@ -43,12 +44,31 @@ def add_adapters(model: PreTrainedModel, settings: ModelConfig, seed: int) -> nn
         lora_alpha=settings.lora_alpha,  # type: ignore[arg-type]
         lora_dropout=settings.lora_dropout,
         target_modules="all-linear" if everywhere else list(settings.lora_targets),
-        exclude_modules=["out_proj"] if everywhere and model.config.model_type in FUSED else None,
+        exclude_modules=_unfit(model) if everywhere else None,
         task_type="CAUSAL_LM" if settings.kind == "causal" else None,
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return get_peft_model(model, lora)
+
+
+def _unfit(model: PreTrainedModel) -> list[str] | None:
+    """Name layers that are linear by class alone: Llama 4's routers."""
+    fused = {"out_proj"} if model.config.model_type in FUSED else set()
+    linear = [(name, layer) for name, layer in model.named_modules() if isinstance(layer, nn.Linear)]
+    return sorted(fused | {name.rpartition(".")[2] for name, layer in linear if not _computes_linearly(layer)}) or None
+
+
+def _computes_linearly(layer: nn.Linear) -> bool:
+    """Return True unless a model's own subclass computes something else."""
+    if not type(layer).__module__.startswith("transformers.models."):
+        return True
+    with torch.no_grad():
+        try:
+            found = layer(layer.weight.new_ones(1, layer.in_features))
+        except (RuntimeError, ValueError, IndexError):
+            return False
+    return isinstance(found, torch.Tensor) and found.shape == (1, layer.out_features)
 
 
 def _names_linear_layers(model: nn.Module, name: str) -> bool:
