@@ -15,6 +15,7 @@ from torch import Tensor
 from covey.engine.native.cache import CacheShape
 from covey.policy.kernels.gpu.inductor import without_compiling
 from covey.policy.models.caches import cache_bytes, cache_keyword, fork_rows, join_rows, take_rows
+from covey.policy.models.general import logits_error
 from covey.policy.models.probe import ERROR, HALF_ERROR
 from covey.policy.models.text import ordinary_ids
 from covey.policy.policy import Policy, inference, to_device
@@ -116,10 +117,8 @@ def _holds(check: Callable[[], list[tuple[Tensor, Tensor]]], policy: Policy) -> 
     except Exception as error:  # foreign code, which may trip over its cache in any way
         LOGGER.info("%s: %r", type(policy.causal_lm).__name__, error)
         return False
-    found, expected = (torch.cat(parts).double() for parts in zip(*pairs, strict=True))
-    error_N = (found - expected).abs().amax(dim=-1) / expected.std()
-    whole = policy.computes_whole
-    return bool((error_N.max() if whole else error_N.median()) <= (ERROR if whole else HALF_ERROR))
+    found, expected = (torch.cat(parts) for parts in zip(*pairs, strict=True))
+    return logits_error(policy, found, expected) <= (ERROR if policy.computes_whole else HALF_ERROR)
 
 
 @dataclass(frozen=True, slots=True)

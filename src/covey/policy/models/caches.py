@@ -28,11 +28,6 @@ def cache_keyword(output: Mapping[str, Any]) -> dict[str, object]:
     return next(({name: output[name]} for name in KEYWORDS if output.get(name) is not None), {})
 
 
-def cache_of(output: Mapping[str, Any]) -> object | None:
-    """Return an output's cache, None without one."""
-    return next(iter(cache_keyword(output).values()), None)
-
-
 def fork_rows(cache: T, index: Tensor) -> T:
     """Return a cache of the rows `index` (R,), through which gradients flow."""
     forked: T = _combine([cache], lambda tensors: tensors[0].index_select(0, index.to(tensors[0].device)), {})

@@ -1,6 +1,5 @@
 """Load a policy: weights, precision, quantisation, adapters."""
 
-import logging
 import os
 import re
 import warnings
@@ -47,8 +46,6 @@ from covey.policy.policy import DTYPES, Policy, is_adapted
 from covey.policy.settings import ModelConfig
 from covey.system.hub import silence
 from covey.system.machine import silence_bitsandbytes
-
-LOGGER = logging.getLogger(__name__)
 
 
 def load_policy(

@@ -16,7 +16,7 @@ from covey.policy.attention.base import ATTENTION, DENSE, Heads, Layout, Rule
 from covey.policy.attention.bidirectional import WHOLE
 from covey.policy.attention.packed import packed_layout, star
 from covey.policy.kernels.gpu.inductor import without_compiling
-from covey.policy.models.general import DrawDetector, general_attention, helpful_packages, keep_evaluating
+from covey.policy.models.general import DrawDetector, general_attention, helpful_packages, keep_evaluating, logits_error
 from covey.policy.models.mask_probe import configs_of, seeing_masks
 from covey.policy.models.text import ordinary_ids
 from covey.policy.plain import plain_model
@@ -163,11 +163,7 @@ def _check_alone(policy: Policy) -> float:
     texts, plain = _texts(policy), plain_model(policy)
     positions_1T = torch.arange(len(texts[0]), device=policy.device)[None]
     found_NV = torch.cat([policy.logits(torch.tensor([t], device=policy.device), positions_1T, DENSE) for t in texts])
-    expected_NV = torch.cat([plain.logits(text, range(len(text))) for text in texts])
-    kind = type(policy.causal_lm).__name__
-    _refuse_difference(policy, found_NV, expected_NV, f"what transformers computes, {kind} comes out otherwise")
-    gap_NV = log_softmax(found_NV) - log_softmax(expected_NV)
-    return float(gap_NV.masked_fill_(~gap_NV.isfinite(), 0.0).abs().mean())
+    return _compare(policy, found_NV, torch.cat([plain.logits(text, range(len(text))) for text in texts]))
 
 
 def _has_hidden(policy: Policy) -> bool:
@@ -220,10 +216,7 @@ def _check_against_plain(policy: Policy, recorder: Recorder) -> float:
     _check_layers(policy, recorder)
     sharding.reshard(policy)
     plain = plain_model(policy)
-    expected_NV = torch.cat([plain.logits(text, range(len(text))) for text in texts])
-    _refuse_difference(policy, found_NV, expected_NV, f"what transformers computes, {kind} comes out otherwise")
-    gap_NV = log_softmax(found_NV) - log_softmax(expected_NV)
-    rounding = float(gap_NV.masked_fill_(~gap_NV.isfinite(), 0.0).abs().mean())
+    rounding = _compare(policy, found_NV, torch.cat([plain.logits(text, range(len(text))) for text in texts]))
     if policy.mask_id is not None:
         return rounding
     length = len(texts[0])
@@ -237,15 +230,17 @@ def _check_against_plain(policy: Policy, recorder: Recorder) -> float:
     return rounding
 
 
-def _refuse_difference(policy: Policy, found_NV: Tensor, expected_NV: Tensor, message: str) -> None:
-    """Refuse a difference, in half precision by the median token.
+def _compare(policy: Policy, found_NV: Tensor, expected_NV: Tensor) -> float:
+    """Return the mean difference of log-probs. ValueError for a large one."""
+    kind = type(policy.causal_lm).__name__
+    _refuse_difference(policy, found_NV, expected_NV, f"what transformers computes, {kind} comes out otherwise")
+    gap_NV = log_softmax(found_NV) - log_softmax(expected_NV)
+    return float(gap_NV.masked_fill_(~gap_NV.isfinite(), 0.0).abs().mean())
 
-    Rounding may route one token to other experts.
-    """
-    error_N = (found_NV.double() - expected_NV.double()).abs().amax(dim=-1) / expected_NV.double().std()
-    whole = policy.computes_whole
-    error, allowed = (float(error_N.max()), ERROR) if whole else (float(error_N.median()), HALF_ERROR)
-    if not error <= allowed:
+
+def _refuse_difference(policy: Policy, found_NV: Tensor, expected_NV: Tensor, message: str) -> None:
+    error = logits_error(policy, found_NV, expected_NV)
+    if not error <= (ERROR if policy.computes_whole else HALF_ERROR):
         raise ValueError(f"model.name needs {message} (logits differ by {error:.2g} of their deviation)")
 
 
