@@ -2,14 +2,13 @@
 
 import time
 import weakref
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from covey.rollouts.rollout import finished_rollout
 from covey.rollouts.settings import group_sizes
@@ -214,16 +213,15 @@ class LiveBytes(TorchDispatchMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         out = func(*args, **(kwargs or {}))
-        given = {tensor.untyped_storage()._cdata for tensor in tree_leaves((args, kwargs)) if _is_plain(tensor)}
-        for tensor in tree_leaves(out):
-            if _is_plain(tensor) and tensor.untyped_storage()._cdata not in given:
-                self._count(tensor.untyped_storage(), tensor.shape not in self._shapes)
+        for storage, shape in _storages(out):
+            if storage._cdata not in self._alive:
+                held = _storages((*args, *(kwargs or {}).values()))
+                if all(storage._cdata != other._cdata for other, _ in held):
+                    self._count(storage, shape not in self._shapes)
         return out
 
     def _count(self, storage: torch.UntypedStorage, is_other: bool) -> None:
         key, size = storage._cdata, storage.nbytes()
-        if key in self._alive:
-            return
 
         def gone(reference: "weakref.ref[torch.UntypedStorage]") -> None:
             self._now -= size
@@ -236,6 +234,10 @@ class LiveBytes(TorchDispatchMode):
         self.peak, self.peak_of_others = max(self.peak, self._now), max(self.peak_of_others, self._now_of_others)
 
 
-def _is_plain(value: object) -> bool:
-    """Return True for a tensor with its own memory."""
-    return type(value) in (Tensor, torch.nn.Parameter)
+def _storages(value: object) -> Iterator[tuple[torch.UntypedStorage, torch.Size]]:
+    """Yield the memory and shape of each tensor that has its own."""
+    if type(value) in (Tensor, torch.nn.Parameter):
+        yield value.untyped_storage(), value.shape  # type: ignore[attr-defined]
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from _storages(part)

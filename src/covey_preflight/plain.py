@@ -32,6 +32,8 @@ SCORE_WORK = 60
 """Operations that an attention score costs, in all its passes through memory."""
 SCORE_BYTES = 12
 """An attention score, its exponential and its share, in float32."""
+FARTHER = 1.5
+"""A sequence that falls short of the run's longest is worth its passes if it is so many times as long as the others."""
 NUM_SAMPLED = 8
 """Tokens that the engine continues the longest sequence by."""
 NUM_SPREAD = 32
@@ -139,8 +141,9 @@ def _at_full_length(subject: PreflightContext) -> list[Look]:
         groups = _sample(subject, [prompt], config.sampling.max_tokens, lambda engine: engine)
         return [Look("long", groups, len(prompt_ids))]
     # Look only where the run reaches beyond what was sampled already
-    num_tokens, num_sampled = min(_needed_tokens(subject), reachable_tokens(subject)), NUM_SAMPLED
-    if num_tokens <= _longest(subject.groups) + num_sampled:
+    needed, reachable, num_sampled = _needed_tokens(subject), reachable_tokens(subject), NUM_SAMPLED
+    num_tokens, seen = min(needed, reachable), _longest(subject.groups)
+    if num_tokens <= seen + num_sampled or reachable < min(needed, FARTHER * seen):
         return []
     # Continue the longest prompt with text until a few tokens before the end, and sample these
     longer = _extend_prompt(subject, num_tokens - num_sampled)

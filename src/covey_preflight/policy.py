@@ -39,7 +39,7 @@ MAX_GRADIENT_TOKENS = 512
 """Tokens after which no more groups are added to the batch whose gradient is compared."""
 HALF_RANGE = 2.0**-10
 """Advantages in float16 are so much smaller, or the loss scale of a first step would overflow."""
-NUM_FORWARDS, FEWER_FORWARDS = 28, 8
+NUM_FORWARDS, FEWER_FORWARDS = 28, 6
 """Forward passes that the gradients of all layouts, or of the run's, are worth: seven or two, with backward."""
 
 
@@ -90,11 +90,13 @@ def check_gradient(subject: PreflightContext) -> Check:
         groups = cut_groups(subject, groups, affordable_tokens(subject, FEWER_FORWARDS))
     rows = synthetic_rows(groups, HALF_RANGE if config.model.precision == "float16" else 1.0)
     with without_dropout(policy.model):
-        compute_gradient_only(trainer, laid_out(subject, rows, "padded", 1))
+        variants = _variants(rows, (config.packing,) if is_long else tuple(LAYOUTS))
+        # Row by row; of a large model in halves, which its one whole micro-batch is compared with
+        compute_gradient_only(trainer, laid_out(subject, rows, "padded", -(-variants[0][1] // 2) if is_long else 1))
         expected = entries(policy.model)
         size = norm_of(expected)
         errors = {}
-        for packing, budget in _variants(rows, (config.packing,) if is_long else tuple(LAYOUTS)):
+        for packing, budget in variants:
             compute_gradient_only(trainer, laid_out(subject, rows, packing, budget))
             pieces = zip(entries(policy.model), expected, strict=True)
             errors[packing, budget] = norm_of([got - wanted for got, wanted in pieces]) / size if size else float("nan")
@@ -216,19 +218,20 @@ def cut_groups(
 ) -> list[Group]:
     """Return `shortened` groups with the trainer's log-probs."""
     found = shorten_groups(groups, num_tokens, num_rollouts, cuts_prompts=True)
-    return [replace(group, rollouts=tuple(_said_again(subject, group, r) for r in group.rollouts)) for group in found]
+    rows = synthetic_rows(found, 1.0)
+    batch = laid_out(subject, rows, "padded", subject.config.micro_batch_tokens)
+    logprobs = iter(trainer_logprobs(subject, batch).tolist())
+    return [replace(group, rollouts=tuple(_with_logprobs(r, logprobs) for r in group.rollouts)) for group in found]
 
 
-def _said_again(subject: PreflightContext, group: Group, rollout: Rollout) -> Rollout:
-    rows = synthetic_rows([replace(group, rollouts=(rollout,))], 1.0)
-    logprobs = iter(trainer_logprobs(subject, laid_out(subject, rows, "padded", 1)).tolist())
+def _with_logprobs(rollout: Rollout, logprobs: Iterator[float]) -> Rollout:
     return replace(rollout, sampler_logprobs=tuple(next(logprobs) if own else 0.0 for own in rollout.loss_mask))
 
 
 def _variants(rows: Sequence[Sequence[Row]], layouts: Sequence[str]) -> list[tuple[str, int]]:
     flat = [row for group in rows for row in group]
     whole = len(flat) * max(row.num_tokens for row in flat)
-    budgets = (-(-whole // 2),) if len(layouts) == 1 else (whole, whole // 3)
+    budgets = (whole,) if len(layouts) == 1 else (whole, whole // 3)
     return [(packing, budget) for packing in layouts for budget in budgets]
 
 

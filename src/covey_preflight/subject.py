@@ -21,7 +21,7 @@ from covey.types import Failure, Group, Prompt, Reward
 
 NUM_SAMPLES = 2
 """Completions of each prompt: enough for a group to share its prompt."""
-SAMPLING_SECONDS, MIN_PROMPTS = 5.0, 2
+SAMPLING_SECONDS, MIN_PROMPTS = 3.0, 2
 """Of forward passes over what is sampled and its prompts, and the prompts that are sampled from at least."""
 TIMED_TOKENS = 32
 """Tokens of the sequence that a forward pass is timed on."""

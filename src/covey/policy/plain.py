@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import cache
 from inspect import signature
 from typing import Any
 
@@ -62,17 +63,19 @@ class Plain:
             return self.model(**inputs, logits_to_keep=keep_K).logits[0]
 
 
-def plain_model(policy: Policy, shift: Shift | None = None, dtype: torch.dtype = torch.float32) -> Plain:
+def plain_model(
+    policy: Policy, shift: Shift | None = None, dtype: torch.dtype = torch.float32, *, keeps_made: bool = False
+) -> Plain:
     """Return a transformers model with the policy's weights, moved by `shift`.
 
     It computes in `dtype`, or in the policy's type where that is wider. Gradients flow to the policy's parameters.
     Sharded weights are either gathered around making and using it, or put away (`sharding.reshard`) around both: its
-    passes are then collective.
+    passes are then collective. With `keeps_made`, weights that do not move are made once, for passes without gradient.
     """
     dtype = torch.promote_types(policy.precision, dtype)
     with MAKING, init_empty_weights(include_buffers=False), torch.random.fork_rng(devices=[]):
         model = type(policy.causal_lm)._from_config(copy.deepcopy(policy.causal_lm.config), dtype=dtype, **EAGER)
-    _take_weights(model, policy, shift or {})
+    _take_weights(model, policy, shift or {}, keeps_made)
     return Plain(model.eval(), policy.mask_id is not None, policy.device)
 
 
@@ -123,7 +126,7 @@ def rollout_logits(plain: Plain, rollout: Rollout) -> tuple[Tensor, Tensor]:
     return torch.cat(logits), torch.tensor(targets, device=plain.device)
 
 
-def _take_weights(model: PreTrainedModel, policy: Policy, shift: Shift) -> None:
+def _take_weights(model: PreTrainedModel, policy: Policy, shift: Shift, keeps_made: bool) -> None:
     """Share the policy's weights and saved buffers with the skeleton."""
     own: dict[str, nn.Module] = {}
     for name, module in policy.causal_lm.named_modules():
@@ -139,7 +142,7 @@ def _take_weights(model: PreTrainedModel, policy: Policy, shift: Shift) -> None:
         for key, held in list(module._parameters.items()):
             if held is None:
                 continue
-            module._parameters[key], make = _share_weight(source, key, held, shift)
+            module._parameters[key], make = _share_weight(source, key, held, shift, keeps_made)
             lazy |= {} if make is None else {key: make}
         if lazy:
             _make_at_each_call(module, lazy, model.dtype)
@@ -152,7 +155,9 @@ def _inner_layer(module: nn.Module) -> nn.Module:
     return module
 
 
-def _share_weight(source: nn.Module, key: str, empty: nn.Parameter, shift: Shift) -> tuple[nn.Parameter, Maker | None]:
+def _share_weight(
+    source: nn.Module, key: str, empty: nn.Parameter, shift: Shift, keeps_made: bool
+) -> tuple[nn.Parameter, Maker | None]:
     """Return the policy's plain weight, else an empty one and its maker."""
     base, adapters = source, []
     while (inner := getattr(base, "base_layer", None)) is not None:  # of experts, each parameter has a wrapper
@@ -177,7 +182,7 @@ def _share_weight(source: nn.Module, key: str, empty: nn.Parameter, shift: Shift
 
     # It takes no memory, tells type and device to who asks, and gives no number to who reads it past the layer.
     nothing = torch.full((), torch.nan, dtype=empty.dtype, device=weight.device).expand(empty.shape)
-    return nn.Parameter(nothing, requires_grad=False), make
+    return nn.Parameter(nothing, requires_grad=False), cache(make) if keeps_made and not moved else make
 
 
 @dataclass(frozen=True, slots=True)
