@@ -33,7 +33,7 @@ SCORE_WORK = 60
 SCORE_BYTES = 12
 """An attention score, its exponential and its share, in float32."""
 FARTHER = 1.5
-"""A sequence that falls short of the run's longest is worth its passes if it is so many times as long as the others."""
+"""Multiple of the sampled lengths from which a sequence shorter than the longest of the run is worth its passes."""
 NUM_SAMPLED = 8
 """Tokens that the engine continues the longest sequence by."""
 NUM_SPREAD = 32
