@@ -100,6 +100,8 @@ def _is_foreign(name: str, settings: Settings, facts: Facts) -> bool:
     """Tell whether a setting belongs to another environment or loss."""
     if name.startswith("environment.") and "environment.name" in settings:
         return name not in settings and name not in facts.fields
+    if name == "max_staleness" and settings.get(name) == 0:  # synchronous: nothing is old
+        return True
     loss = str(settings.get("algorithm.loss", CLIPPING[0]))
     return name == "algorithm.loss_options.eps_high" and ":" not in loss and loss not in CLIPPING
 

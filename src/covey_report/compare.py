@@ -23,16 +23,22 @@ OF_ONE_RUN = ("seed", "resume", "trust_run", "output.", "timeouts.", "cold_start
 
 
 def comparison(runs: Sequence[RunFiles], names: Sequence[str]) -> dict[str, Any]:
-    """Compare each group of runs with the first, by settings and evaluations."""
+    """Compare each group of runs with the first, by settings and evaluations.
+
+    Runs of one group alone are taken together, and each is compared with the first.
+    """
     settings = list(dict.fromkeys(name for run in runs for name in run.settings))
     values = [(name, [_shown(run.settings.get(name)) for run in runs]) for name in settings]
     groups = groups_of(runs)
+    together = _together([run.verdicts[-1] for run in runs if run.verdicts]) if len(groups) == 1 else None
+    groups = [[place] for place in range(len(runs))] if together else groups
     labels = [names[first] + (f" and {number_of(len(more), 'more seed')}" if more else "") for first, *more in groups]
     base, *others = ([runs[place].verdicts[-1] for place in group if runs[place].verdicts] for group in groups)
     gains = [{"name": label, **_against(base, other)} for label, other in zip(labels[1:], others, strict=True)]
     return {
         "settings": [(name, of) for name, of in values if len(set(of)) > 1],
         "base": labels[0],
+        "together": together,
         "gains": [gain | {"lines": lines_of(gain, labels[0])} for gain in gains],
     }
 
@@ -54,6 +60,23 @@ def _key(settings: Mapping[str, Any]) -> str:
     return json.dumps(kept, sort_keys=True, default=str)
 
 
+def _together(rows: Sequence[Row]) -> str:
+    """Describe the mean of runs that differ in the seed alone."""
+    said, shared = "one group of runs, alike but for the seed", _in_common(rows)
+    for name in measures_of(*rows)[:1] if shared else ():
+        values = [_values(row, name, shared) for row in rows]
+        found = difference([[0.0] * len(shared)] * len(rows), values)
+        low = max(found.low, 0.0) if bounds_of([one for of_run in values for one in of_run]) else found.low
+        told = _told(name, [_finite(value) for value in (found.value, low, found.high)], sign="")
+        said += f"; together {told} on {number_of(len(shared), 'prompt')}"
+    return said
+
+
+def _in_common(rows: Sequence[Row]) -> list[str]:
+    everywhere = set.intersection(*(set(row["prompts"]) for row in rows)) if rows else set()
+    return [name for name in rows[0]["prompts"] if name in everywhere] if everywhere else []
+
+
 def _shown(value: Any) -> str:
     return "null" if value in (None, {}, []) else plain(value)
 
@@ -61,8 +84,7 @@ def _shown(value: Any) -> str:
 def _against(base: Sequence[Row], other: Sequence[Row]) -> dict[str, Any]:
     """Subtract base from other on the shared prompts, with intervals."""
     rows = [*base, *other]
-    everywhere = set.intersection(*(set(row["prompts"]) for row in rows)) if base and other else set()
-    shared = [name for name in base[0]["prompts"] if name in everywhere] if everywhere else []
+    shared = _in_common(rows) if base and other else []
     found = {
         name: difference(*([_values(row, name, shared) for row in side] for side in (base, other)))
         for name in (measures_of(*rows) if shared else ())
@@ -126,15 +148,15 @@ def lines_of(found: Mapping[str, Any], base: str) -> list[str]:
     """Describe a comparison: a line, then one for each measure."""
     if not found["measures"]:
         return [f"{found['name']} against {base}"]
-    numbers = "{} and {} runs".format(*found["seeds"])
-    runs = numbers if max(found["seeds"]) > 1 else "a run each: other seeds may differ by more"
+    runs = "{} and {} runs".format(*found["seeds"]) if max(found["seeds"]) > 1 else "a run each"
+    runs += ": other seeds may differ by more" if min(found["seeds"]) < 2 else ""
     first = f"{found['name']} against {base}, {found['num_prompts']} prompts, {runs}"
     return [first, *(_told(name, values) for name, values in found["measures"].items())]
 
 
-def _told(name: str, values: Sequence[float | None]) -> str:
+def _told(name: str, values: Sequence[float | None], sign: str = "+") -> str:
     value, low, high = values
     is_share = name != "reward_mean"
     factor, form = (100, ".1f") if is_share else (1, ".3f")
-    said = f"{name if is_share else 'mean reward'} {factor * (value or 0):+{form}}"
+    said = f"{name if is_share else 'mean reward'} {factor * (value or 0):{sign}{form}}"
     return f"{said} {spell({'low': low, 'high': high}, factor, form)}" if is_number(low) and is_number(high) else said

@@ -81,7 +81,7 @@ def compared_lines(runs: Sequence[RunFiles], names: Sequence[str]) -> list[str]:
     """Describe how groups of runs compare, and the settings that differ."""
     found = comparison(runs, names)
     differ = [f"  {name}: {' | '.join(values)}" for name, values in found["settings"]]
-    lines = [] if found["gains"] else ["one group of runs: they differ in the seed alone"]
+    lines = [found["together"]] if found["together"] else []
     for gain in found["gains"]:
         first, *measures = gain["lines"]
         lines += [f"{first}: {gain['words']}", *(f"  {one}" for one in measures)]

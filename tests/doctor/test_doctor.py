@@ -214,6 +214,16 @@ def test_falling_rewards_of_a_curriculum_are_no_learning_rate() -> None:
     assert "D14" not in names(with_settings(falling, curriculum__name="difficulty"))
 
 
+def test_answers_that_shrink_to_the_end_of_a_short_run_are_to_be_read() -> None:
+    lengths = [23.7] * 20 + [14.0] * 10 + [8.9] * 10  # one window below half
+    spread = {"mean_group_std": [0.3] * 40, "sampled_reward_mean": [step / 40 for step in range(40)]}
+    (note,) = (one for one in diagnose(rows_of({"completion_length_mean": lengths} | spread)) if one.rule.id == "D7")
+    assert note.level is Level.NOTE
+    assert "from 23.7 tokens (steps 3 to 12) to 8.9 tokens (steps 31 to 40): read some" in note.title
+    found = diagnose(rows_of({"completion_length_mean": [23.7] * 30 + [14.0] * 10} | spread))
+    assert "D7" not in [one.rule.id for one in found]
+
+
 def test_right_answers_that_grow_alike_are_no_collapse() -> None:
     alike = [0.6] * 12 + [0.1] * 48
     flat, rising = [0.4 + 0.001 * (n % 3) for n in range(60)], [0.4 + 0.009 * n for n in range(60)]

@@ -44,6 +44,13 @@ def open_with(*advice: str, **settings: Any) -> list[str]:
         ("sampling.top_p=1", {"sampling__top_p": 1.0}, []),
         ("max_staleness lower", {"max_staleness": 0}, []),
         ("max_staleness lower", {"max_staleness": 4}, ["max_staleness lower (now 4)"]),
+        ("max_staleness higher, if dropped as old", {"max_staleness": 0}, []),  # nothing is old
+        ("cold_start.num_steps larger", {"cold_start__enabled": False}, []),
+        (
+            "cold_start.num_steps larger",
+            {"cold_start__enabled": True, "cold_start__num_steps": 9},
+            ["cold_start.num_steps larger (now 9)"],
+        ),
         ("updates_per_batch lower", {"updates_per_batch": 1}, []),
         ("algorithm.entropy_coef lower", {"algorithm__entropy_coef": 0.0}, []),
         ("sampling.top_p larger", {"sampling__top_p": 1.0}, []),

@@ -81,9 +81,40 @@ def test_runs_of_several_seeds_are_one_group_with_the_spread_of_seeds() -> None:
     assert low < 0.1067 - 2.776 * 0.0819
     assert high > 0.1067 + 2.776 * 0.0819
     assert gain["words"] == "no difference shown"
-    assert comparison(first, list("abc"))["gains"] == []
+    one_side = comparison([*first, second[0]], list("abcd"))["gains"][0]
+    assert one_side["lines"][0].endswith("3 and 1 runs: other seeds may differ by more")
     alone = comparison([first[1], second[1]], ["a", "b"])["gains"][0]
     assert alone["measures"]["accuracy"][1] > 0  # of prompts alone
+
+
+def test_runs_of_one_group_are_taken_together_and_each_is_compared_with_the_first() -> None:
+    found = comparison([run(right, seed=seed) for seed, right in enumerate((40, 50, 60))], list("abc"))
+    assert [(gain["name"], gain["seeds"]) for gain in found["gains"]] == [("b", [1, 1]), ("c", [1, 1])]
+    said, interval = found["together"].split("; together accuracy 50.0 ")
+    assert said == "one group of runs, alike but for the seed"
+    # Deviations of 0.1 between three seeds: Student's t(2) is 4.303, the standard error 0.0577
+    low, high = map(float, interval.removesuffix(" on 100 prompts")[1:-1].split(", "))
+    assert low < 50 - 430.3 * 0.0577
+    assert high > 50 + 430.3 * 0.0577
+    assert comparison([run(40, seed=0), run(50, seed=0, lr=1e-3)], ["a", "b"])["together"] is None
+
+
+def saved_policy(root: Path, seed: int, step: int) -> str:
+    """Make the run folder of a training and return its policy's name."""
+    run_folder = root / f"run-{seed}"
+    run_folder.mkdir(exist_ok=True)
+    (run_folder / "config.yaml").write_text(f"seed: {seed}\nnum_steps: 40\n")
+    return f"{run_folder}/checkpoints/step-{step:06d}/policy"
+
+
+def test_evaluations_of_policies_that_differ_in_the_seed_alone_are_one_group(tmp_path: Path) -> None:
+    names = {(seed, step): saved_policy(tmp_path, seed, step) for seed in (0, 1) for step in (20, 40)}
+    looks = [run(40, **{"model.name": names[of]}) for of in ((0, 20), (1, 20), (0, 40), (1, 40))]
+    (gain,) = comparison(looks, list("abcd"))["gains"]
+    assert (gain["name"], gain["seeds"]) == ("c and 1 more seed", [2, 2])
+    steps = comparison([looks[0], looks[2]], ["early", "late"])
+    assert (steps["together"], steps["gains"][0]["name"]) == (None, "late")
+    assert comparison([looks[0], looks[1]], ["a", "b"])["together"].startswith("one group of runs")
 
 
 def test_seeds_are_held_to_what_chance_says() -> None:

@@ -276,7 +276,8 @@ def test_a_report_of_two_runs_compares_them(finished: Path, tmp_path: Path, caps
     assert capsys.readouterr().out == f"report: {out}\n"
     found = data_of(out)
     assert [run["name"] for run in found["runs"]] == ["run", "other"]
-    assert found["compare"]["gains"] == []  # the same settings: one group of runs
+    assert found["compare"]["together"].startswith("one group of runs, alike but for the seed; together accuracy")
+    assert [gain["name"] for gain in found["compare"]["gains"]] == ["other"]
     config = (other / "config.yaml").read_text()
     (other / "config.yaml").write_text(config + "own: 1\n")
     assert main(["report", str(finished), str(other), "--out", str(out)]) == 0

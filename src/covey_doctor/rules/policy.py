@@ -130,14 +130,11 @@ def length_collapse(log: RunLog) -> Evidence | None:
     usual, spread_usual = log.at_first("completion_length_mean", max), log.at_first("mean_group_std", max)
     if usual is None or usual.value <= 0 or spread_usual is None:
         return None
-    span = log.lasting("completion_length_mean", lambda window: window.mean < 0.5 * usual.value)
-    if span is None:
-        return None
-    text = f"answers shrank {_to_the_end(usual, span, _tokens)}"
-    collapsed = log.lasting("completion_length_mean", lambda window: window.mean < 0.3 * usual.value)
-    if collapsed is None or log.windows("mean_group_std")[-1].mean > 0.2 * spread_usual.value:
-        return None if span.is_over else Evidence(Level.NOTE, f"{text}: read some (covey show)", span.since)
-    span = collapsed
+    span = log.lasting("completion_length_mean", lambda window: window.mean < 0.3 * usual.value)
+    if span is None or log.windows("mean_group_std")[-1].mean > 0.2 * spread_usual.value:
+        last = log.windows("completion_length_mean")[-1].part
+        text = f"answers shrank {from_to(usual, last, _tokens)}: read some (covey show)"
+        return Evidence(Level.NOTE, text, last.first) if last.value < 0.5 * usual.value else None
     text = f"answers shrank {_to_the_end(usual, span, _tokens)}, and rewards hardly differ any more"
     return evidence_of(Level.WATCH if gets_more_accurate(log) else Level.SICK, span, text)
 

@@ -21,7 +21,9 @@ def _field(found: Found, settings: Mapping[str, Any], known: Mapping[str, Found]
     bounds = found.bounds
     needs = [need for need in bounds.needs if need.value is None]
     values = [[settings.get(one, known[one].default if one in known else None) for one in n.partners] for n in needs]
-    is_read = all(need.holds(*own) for need, own in zip(needs, values, strict=True))
+    section, _, last = found.name.rpartition(".")
+    is_on = last == "enabled" or settings.get(f"{section}.enabled") is not False
+    is_read = is_on and all(need.holds(*own) for need, own in zip(needs, values, strict=True))
     return Field(0.0 if bounds.ge is None else bounds.ge, ALL if bounds.le is None else bounds.le, is_read)
 
 

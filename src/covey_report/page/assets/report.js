@@ -30,7 +30,7 @@ function head() {
   const run = DATA.runs[state.run], place = document.getElementById("runs");
   const isSick = run.doctor.findings.some((one) => one.level === "sick");
   const choose = DATA.runs.length > 1 ? h("div", { class: "bar" }, buttons("run", DATA.runs.map((one, k) => [k, one.name]), state.run, (k) => set({ run: k, step: null, trace: 0 }))) : h("p", { class: "soft" }, run.title);
-  const against = DATA.compare ? DATA.compare.gains.map((one) => h("p", { class: "verdict" }, h("span", { class: "state " + one.state }, one.words), one.lines.slice(0, 2).join("; "))) : [];
+  const against = DATA.compare ? [h("p", { class: "soft" }, DATA.compare.together || "")].concat(DATA.compare.gains.map((one) => h("p", { class: "verdict" }, h("span", { class: "state " + one.state }, one.words), one.lines.slice(0, 2).join("; ")))) : [];
   place.replaceChildren(...against, choose, h("p", { class: "verdict" }, h("span", { class: "state " + run.verdict.state }, run.verdict.badge), run.verdict.text),
     h("p", { class: isSick ? "verdict" : "soft" }, isSick ? h("span", { class: "state sick" }, "sick") : null, "Doctor: ", h("button", { type: "button", class: "link", onclick: () => set({ tab: "doctor" }) }, run.doctor.line)),
     h("p", { class: "facts" }, run.facts.map(([name, text]) => h("span", { class: name }, name + " ", h("b", {}, text)))));
