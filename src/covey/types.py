@@ -140,6 +140,8 @@ class Failure:
     reason: str
     is_fault: bool = field(default=True, compare=False)
     """Whether something broke; False where the judge has nothing to say about such a prompt."""
+    num_tokens: int = field(default=0, compare=False)
+    """Of the completion, as far as it was sampled."""
 
 
 @dataclass(frozen=True, slots=True)

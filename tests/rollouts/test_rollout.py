@@ -129,6 +129,7 @@ def test_a_completion_the_system_cannot_score_is_a_failure_and_no_reward_of_0() 
     made = rolled_out(Scripted({}, verdict), n=3)
     assert made.rewards == (1.0, 1.0)
     assert made.failures == (Failure("judge timed out"),)
+    assert made.failures[0].num_tokens == 2  # the answer and its end
 
 
 @pytest.mark.parametrize("kind", [ConnectionError, SystemExit, asyncio.CancelledError])

@@ -149,7 +149,7 @@ async def _judge_answers(
     ids = [completion.token_ids for completion in completions]
     verdicts = await judge_texts(sampler.environment, sampler.stages, prompt, texts, ids)
     made = [
-        verdict
+        replace(verdict, num_tokens=len(completion.token_ids))
         if isinstance(verdict, Failure)
         else _unless_not_finite(
             finished_rollout(sampler.mask_id, prompt_ids, completion, verdict, str(text)), completion.logprobs
@@ -177,7 +177,7 @@ def _finish(sampler: Sampler, attempt: Attempt) -> Rollout | Failure:
     verdict = attempt.verdict
     assert verdict is not None, "every attempt is judged"
     if isinstance(verdict, Failure):
-        return verdict
+        return replace(verdict, num_tokens=sum(len(completion.token_ids) for completion in attempt.completions))
     # What its turns earned comes on top of the verdict
     earned = sum(turn.reward for turn in attempt.turns)
     if any(turn.reward for turn in attempt.turns):

@@ -19,7 +19,7 @@ from covey.loop import train
 from covey.run import stages
 from covey.run.records import record
 from covey.run.records.record import RunRecorder
-from covey.run.records.step_metrics import rollout_metrics
+from covey.run.records.step_metrics import count_tokens, rollout_metrics
 from covey.trainer.trainer import Trainer
 from covey.types import Failure, Group, Prompt, Reward, Rollout, Turn
 from tests.support.scripted import Scripted
@@ -107,6 +107,13 @@ def test_rollouts_that_a_selection_left_out_are_not_in_the_metrics_of_advantages
 def test_rewards_that_are_not_known_are_in_no_spread() -> None:
     lost = replace(credit_of([group(1.0, 0.0)]), scores=scores([1.0, 0.0, math.nan], [0, 0, 0]))
     assert rollout_metrics([group(1.0, 0.0)], [], lost, version=0)["reward_std"] == pytest.approx(math.sqrt(0.5))
+
+
+def test_tokens_of_unscored_completions_are_counted() -> None:
+    made = group(1.0, 0.0)
+    own = sum(one.num_loss_tokens for one in made.rollouts)
+    assert own > 0
+    assert count_tokens([made, replace(made, rollouts=(), failures=(Failure("late", num_tokens=5),))]) == own + 5
 
 
 def test_a_step_without_groups_has_nulls_for_what_it_cannot_know() -> None:

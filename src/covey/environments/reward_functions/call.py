@@ -8,6 +8,7 @@ never becomes a 0.
 import asyncio
 import functools
 import inspect
+import math
 import numbers
 import os
 import threading
@@ -131,7 +132,8 @@ def problem_with(value: Any) -> str | None:
         number = float(value)
     except OverflowError:
         return f"{type(value).__name__} {_shorten(value)}"
-    return None if abs(number) <= LARGEST_REWARD else str(number)
+    is_too_large = math.isfinite(number) and abs(number) > LARGEST_REWARD
+    return f"{number}, beyond {LARGEST_REWARD:g}," if is_too_large else None if math.isfinite(number) else str(number)
 
 
 def _shorten(value: Any) -> str:

@@ -41,6 +41,7 @@ from covey.run.records.samplers import SamplersTotals
 from covey.run.records.step_metrics import (
     Row,
     Stepped,
+    count_tokens,
     environment_facts,
     environment_metrics,
     fill_metrics,
@@ -171,8 +172,7 @@ class RunRecorder:
         self._get_under_way()
         groups, dropped, credit, metrics = stepped
         drops, left_out = self._drops(dropped), [one.group for one in dropped]
-        local_tokens = sum(rollout.num_loss_tokens for group in (*groups, *left_out) for rollout in group.rollouts)
-        (num_tokens,) = collectives.all_sum_ints(local_tokens)
+        (num_tokens,) = collectives.all_sum_ints(count_tokens([*groups, *left_out]))
         seconds = time.monotonic() - self._step_started
         self._step_seconds += seconds
         num_dropped = sum(n for reason, n in drops.items() if reason != "unscored_rollouts")

@@ -206,6 +206,12 @@ def fill_metrics(groups: Sequence[Group], credit: Credit, row: Mapping[str, floa
     }
 
 
+def count_tokens(groups: Iterable[Group]) -> int:
+    """Count sampled tokens, those of unscored completions included."""
+    counts = [[*(r.num_loss_tokens for r in g.rollouts), *(f.num_tokens for f in g.failures)] for g in groups]
+    return sum(map(sum, counts))
+
+
 def means(rows: Iterable[Mapping[str, float]]) -> dict[str, float]:
     """Average each name over the rows that have it, in order.
 
