@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 from covey.api import of_this_program
 from covey.environments.reward_functions.call import name_of
 from covey.policy.models.naming import IN_MEMORY
-from covey.system.lookup import resolve
+from covey.system.lookup import attribute, resolve
 from covey.system.modules import ANEW
 from covey.system.section import Section
 
@@ -58,7 +58,7 @@ def importable_name(function: Callable[..., Any]) -> str | None:
     >>> importable_name(len), importable_name(lambda completions, **columns: [0.0])
     ('builtins:len', None)
     """
-    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
+    module, name = (attribute(function, one) for one in ("__module__", "__qualname__"))
     if module is None or name is None or module == "__main__" or "<" in name:
         return None
     try:

@@ -198,3 +198,11 @@ def _is_foreign(filename: str) -> bool:
 def read_table(path: Path) -> Any:
     """Read a YAML file of the package once; keep it unchanged."""
     return yaml.load(path.read_text(encoding="utf-8"), YAML_LOADER)
+
+
+def attribute(owner: object, name: str, default: Any = None) -> Any:
+    """Return an attribute of a user's object, the default where its lookup raises."""
+    try:
+        return getattr(owner, name, default)
+    except Exception:  # a __getattr__ of its own
+        return default

@@ -53,6 +53,16 @@ def length(completions: list[str], **kwargs: Any) -> list[float]:
     return [float(len(text)) for text in completions]
 
 
+class Refusing:
+    """An object that refuses to be asked for what it has not."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError(f"no {name}")
+
+    def __call__(self, completions: list[str], **kwargs: Any) -> list[float]:
+        return [1.0] * len(completions)
+
+
 async def later(completions: list[str], **kwargs: Any) -> list[float]:
     await asyncio.sleep(0)
     return [float(len(text)) for text in completions]
@@ -224,6 +234,12 @@ def test_rewards_are_weighted_sums_and_parts_are_not_weighted() -> None:
 def test_two_functions_with_one_name_keep_apart() -> None:
     names = [reward.name for reward in reward_functions([length, length, later, length])]
     assert names == ["length", "length_2", "later", "length_3"]
+
+
+@pytest.mark.parametrize("in_process", [True, False])
+def test_an_object_whose_attributes_raise_is_a_reward_like_any_other(in_process: bool) -> None:
+    made = environment(Refusing(), settings=RewardSettings(in_process=in_process))
+    assert score(made, ["a", "b"]) == [Reward(1.0, {"Refusing": 1.0})] * 2
 
 
 def test_none_means_does_not_apply() -> None:

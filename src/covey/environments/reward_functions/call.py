@@ -15,11 +15,11 @@ import threading
 import traceback
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NotRequired, Protocol, TypedDict, runtime_checkable
+from typing import Any, NotRequired, TypedDict
 
 from covey.system.jsonl import as_lists, plain_data
-from covey.system.lookup import near
-from covey.system.workers.process import Prepares
+from covey.system.lookup import attribute, near
+from covey.system.workers.process import preparing
 
 RewardCallable = Callable[..., Any]
 """def reward(prompts, completions, **columns) -> list[float | None], plain or async."""
@@ -98,13 +98,6 @@ class _Hooks:
         return {**outcome, "metrics": metrics, "extras": extras}
 
 
-@runtime_checkable
-class NeedsWholeGroups(Protocol):
-    """A reward function that compares a prompt's completions."""
-
-    needs_whole_groups: bool
-
-
 def unwrap(function: RewardCallable) -> RewardCallable:
     """Return the function inside its partials."""
     while isinstance(function, functools.partial):
@@ -115,13 +108,13 @@ def unwrap(function: RewardCallable) -> RewardCallable:
 def name_of(function: RewardCallable) -> str:
     """Return a function's or object's name for metrics."""
     inner = unwrap(function)
-    return str(getattr(inner, "__name__", type(inner).__name__))
+    return str(attribute(inner, "__name__", type(inner).__name__))
 
 
 def is_async(function: RewardCallable) -> bool:
     """Return True for `async def`, its partials, and async `__call__`."""
     inner = unwrap(function)
-    return inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(type(inner).__call__)
+    return inspect.iscoroutinefunction(inner if inspect.isroutine(inner) else type(inner).__call__)
 
 
 def problem_with(value: Any) -> str | None:
@@ -178,9 +171,7 @@ class RewardCall:
     function: RewardCallable
 
     def prepare(self) -> None:
-        inner = unwrap(self.function)
-        if isinstance(inner, Prepares):
-            inner.prepare()
+        preparing(unwrap(self.function))()
 
     def __call__(self, count: int, keywords: Mapping[str, Any], state: TrainerState = AT_START) -> RewardOutcome:
         """Call it here, in a thread without a running event loop."""
@@ -217,7 +208,7 @@ class RewardCall:
         wrong = None if within or not isinstance(error, TypeError) else misfit(self.function, keywords)
         if wrong is None and _row_lacks_argument(self.function, keywords):
             return does_not_apply(count, _describe_error(error))
-        if count == 1 or isinstance(unwrap(self.function), NeedsWholeGroups):
+        if count == 1 or attribute(unwrap(self.function), "needs_whole_groups", False):
             return fail_all(_describe_error(error) if wrong is None else f"cannot be called: {wrong}", count)
         return None
 

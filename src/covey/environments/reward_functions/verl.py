@@ -8,6 +8,7 @@ from typing import Any
 from covey.environments.data.columns import VERLS, value_in
 from covey.environments.reward_functions.call import RewardCallable, is_async, name_of, named_parameters
 from covey.environments.reward_functions.texts import Completion, final_text
+from covey.system.lookup import attribute
 
 WANTED = frozenset({"data_source", "solution_str", "ground_truth"})
 """Parameters by which verl's signature is known."""
@@ -37,7 +38,7 @@ class _Score:
         return _values([self.function(**given) for given in self._given(completions, columns)], log_extra)
 
     def _given(self, completions: Sequence[Completion], columns: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        named = named_parameters(self.function)[0].keys() - getattr(self.function, "keywords", {}).keys()
+        named = named_parameters(self.function)[0].keys() - attribute(self.function, "keywords", {}).keys()
         for place, completion in enumerate(completions):
             lists = {name: values for name, values in columns.items() if isinstance(values, list)}
             row = {name: values[place] for name, values in lists.items() if name != "prompts"}

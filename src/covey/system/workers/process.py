@@ -16,17 +16,11 @@ import signal
 import sys
 import traceback
 import types
+from collections.abc import Callable
 from multiprocessing.connection import Connection
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
-
-
-@runtime_checkable
-class Prepares(Protocol):
-    """A function that loads something before its first call."""
-
-    def prepare(self) -> None: ...
 
 
 def die_with_parent(parent: int) -> None:
@@ -63,12 +57,17 @@ def load(setup: bytes) -> list[Any]:
     return functions
 
 
+def preparing(function: Any) -> Callable[[], object]:
+    """Return how a function loads something before its first call."""
+    # Of its class: an object's own __getattr__ may answer anything
+    return function.prepare if hasattr(type(function), "prepare") else lambda: None
+
+
 def prepare(functions: list[Any]) -> int:
     """Let functions prepare, and return the bytes of memory they then hold."""
     before = resident_bytes("self")
     for function in functions:
-        if isinstance(function, Prepares):
-            function.prepare()
+        preparing(function)()
     return max(0, resident_bytes("self") - before)
 
 
