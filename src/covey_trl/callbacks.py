@@ -19,7 +19,7 @@ NAMES = {name: name for name in SAME} | TRL_LOG
 """TRL's name of a metric -> covey's."""
 HEARD = (
     *("on_init_end", "on_train_begin", "on_train_end", "on_step_begin", "on_step_end", "on_log", "on_evaluate"),
-    *("on_epoch_begin", "on_epoch_end"),
+    *("on_epoch_begin", "on_epoch_end", "on_save"),
 )
 """Events that a run of covey has."""
 
@@ -101,6 +101,10 @@ class Bridge(Callback):
         self._tell("on_evaluate", metrics=metrics)
         if step > 0:
             self._stop_where_asked()
+
+    def on_save(self, step: int, policy: Path) -> None:
+        self._tell("on_save")
+        self._stop_where_asked()
 
     def end(self) -> None:
         """Log the last steps and call `on_train_end`."""

@@ -97,8 +97,22 @@ def test_a_run_trains_on_functions_of_its_program(tmp_path: Path) -> None:
         covey.train("nano", "accuracy", "rows.jsonl", advantage=constant, source="ray")
 
 
+class Kept(covey.Callback):
+    def __init__(self) -> None:
+        self.saved: list[tuple[int, bool]] = []
+
+    def on_save(self, step: int, policy: Path) -> None:
+        self.saved.append((step, (policy / "config.json").is_file()))
+
+
+def test_a_callback_hears_where_a_policy_was_saved(tmp_path: Path) -> None:
+    kept = Kept()
+    covey.train("nano", length, ROWS, callbacks=[kept], folder=tmp_path / "run", **SMALL)
+    assert kept.saved == [(SMALL["num_steps"], True)]
+
+
 class Saves(covey.Callback):
-    def on_save(self, step: int) -> None: ...
+    def on_saving(self, step: int) -> None: ...
 
 
 class Steps(covey.Callback):
@@ -116,9 +130,16 @@ class Short(covey.Callback):
 @pytest.mark.parametrize(
     ("callback", "line"),
     [
-        (Saves(), "Saves.on_save is never called: hooks are on_evaluation, on_start, on_step"),
-        (Steps(), "Steps.on_steps is never called: hooks are on_evaluation, on_start, on_step; did you mean on_step?"),
-        (Logs(), "Logs.on_log is never called: hooks are on_evaluation, on_start, on_step; did you mean on_step?"),
+        (Saves(), "Saves.on_saving is never called: hooks are on_evaluation, on_save, on_start, on_step"),
+        (
+            Steps(),
+            "Steps.on_steps is never called: hooks are on_evaluation, on_save, on_start, on_step; "
+            "did you mean on_step?",
+        ),
+        (
+            Logs(),
+            "Logs.on_log is never called: hooks are on_evaluation, on_save, on_start, on_step; did you mean on_step?",
+        ),
         (Short(), "Short.on_step must take (step, metrics)"),
     ],
 )

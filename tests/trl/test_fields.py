@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from transformers import EarlyStoppingCallback
+from transformers import EarlyStoppingCallback, TrainerCallback
 
 from covey.trl import GRPOConfig, GRPOTrainer
 from covey_trl.callbacks import Bridge, log_row
@@ -324,6 +324,19 @@ def test_a_subclass_whose_override_would_never_be_called_is_refused_by_name(name
 def test_a_callback_that_is_none_is_refused_in_one_line() -> None:
     with pytest.raises(ValueError, match="callbacks must be TrainerCallbacks of transformers, got <built-in function"):
         GRPOTrainer(tiny_model(), len, GRPOConfig(**BASE), ROWS, processing_class=TOKENIZER, callbacks=[len])
+
+
+def test_callbacks_of_transformers_hear_of_a_saved_policy() -> None:
+    steps: list[int] = []
+
+    class Saves(TrainerCallback):
+        def on_save(self, args: Any, state: Any, control: Any, **keywords: Any) -> None:
+            steps.append(state.global_step)
+
+    bridge = Bridge(GRPOConfig(**BASE), [Saves], num_steps=9, is_evaluated=False)
+    bridge.state.global_step = 4
+    bridge.on_save(4, ROOT)
+    assert steps == [4]
 
 
 def test_a_callback_that_waits_for_a_metric_of_transformers_is_refused_in_one_line() -> None:

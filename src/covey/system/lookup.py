@@ -201,7 +201,7 @@ def read_table(path: Path) -> Any:
 
 
 def attribute(owner: object, name: str, default: Any = None) -> Any:
-    """Return an attribute of a user's object, the default where its lookup raises."""
+    """Return an attribute of a user's object, or the default."""
     try:
         return getattr(owner, name, default)
     except Exception:  # a __getattr__ of its own

@@ -109,7 +109,7 @@ def page(content: Mapping[str, Any], title: str, foot: str, refresh: int | None 
 
 
 def as_data(content: Any) -> str:
-    """Write JSON that cannot end a script element: no <, >, Write JSON that cannot end a script element: no <, > or &..
+    """Write JSON that cannot end a script element: no <, > or &.
 
     >>> as_data("</script>")
     '"\\\\u003c/script\\\\u003e"'

@@ -6,10 +6,14 @@ from trl import GRPOConfig, GRPOTrainer
 class StopAfterThree(TrainerCallback):
     def __init__(self):
         self.rewards = []
+        self.saved = []
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         if "reward" in logs:
             self.rewards.append(logs["reward"])
+
+    def on_save(self, args, state, control, **kwargs):
+        self.saved.append(state.global_step)
 
     def on_step_end(self, args, state, control, **kwargs):
         if state.global_step >= 3:
@@ -39,3 +43,4 @@ trainer = GRPOTrainer(
 trainer.train()
 assert trainer.state.global_step == 3
 assert len(callback.rewards) == 3
+assert callback.saved == [2, 3]

@@ -38,7 +38,24 @@ from covey.system.disk import atomic_folder, catch_write_errors, sync
 
 LOGGER = logging.getLogger(__name__)
 
-POLICY, STATE, SETTINGS = "policy", "state.pt", "settings.yaml"
+POLICY, STATE, SETTINGS, CARD = "policy", "state.pt", "settings.yaml", "README.md"
+ADAPTER_CARD = """---
+base_model: {base}
+library_name: peft
+pipeline_tag: text-generation
+tags: [lora, grpo, covey]
+---
+
+# Adapters of {base}
+
+LoRA of rank {rank}, trained with GRPO by covey. The settings of the run are in `settings.yaml` of its checkpoint.
+
+```python
+from peft import AutoPeftModelForCausalLM
+
+model = AutoPeftModelForCausalLM.from_pretrained("THIS FOLDER")
+```
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +75,9 @@ def save_policy(policy: Policy, folder: Path, weights: Mapping[str, torch.Tensor
     if is_adapted(policy.model):  # a reference adapter is no part of the policy
         keywords["selected_adapters"] = ["default"]
     policy.model.save_pretrained(folder, **keywords)  # type: ignore[operator]
+    if (card := folder / CARD).is_file():  # peft's is an empty form
+        own: Any = policy.model.peft_config["default"]  # type: ignore[index,union-attr]
+        card.write_text(ADAPTER_CARD.format(rank=own.r, base=own.base_model_name_or_path), encoding="utf-8")
     policy.tokenizer.save_pretrained(folder)
 
 

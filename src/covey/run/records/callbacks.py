@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from covey.config.schema import Config
+from covey.run.checkpoints.checkpoint import POLICY
+from covey.run.checkpoints.manifest import folder_name
 from covey.system import collectives
 from covey.system.extensions import CALLBACKS
 from covey.system.lookup import resolve
@@ -37,6 +39,9 @@ class Callback:
     def on_evaluation(self, step: int, evaluation: "Evaluation") -> None:
         """Receive the evaluation after `step` steps."""
 
+    def on_save(self, step: int, policy: Path) -> None:
+        """Receive the folder of the policy that was saved after `step` steps."""
+
 
 class Callbacks:
     """All callbacks of a run, called on the first process."""
@@ -59,6 +64,11 @@ class Callbacks:
         for callback in self._called:
             with self._heeding():
                 callback.on_evaluation(step, evaluation)
+
+    def save(self, step: int, checkpoints: Path) -> None:
+        for callback in self._called:
+            with self._heeding():
+                callback.on_save(step, checkpoints / folder_name(step) / POLICY)
 
     def want_to_stop(self) -> bool:
         """Return True if a callback has asked to stop. Collective."""

@@ -297,14 +297,14 @@ class RunRecorder:
     def save(self, state: Mapping[str, Any], *, needed: bool) -> None:
         """Save a checkpoint of the policy with the state to resume.
 
-        Its score is that of the evaluation after that step, if any. WriteError where the disk refuses it and it is
-        `needed` or output.on_write_error=stop.
+        Its score is that of the evaluation after that step. WriteError where it is `needed` or not to go on.
         """
         policy = self.run.policy
         with self.watchdog.deadline(f"the checkpoint of step {state['step']} to be written", "timeouts.saving"):
             weights = sharding.full_state_dict(policy.model) if policy.sharded else None
             if collectives.run_on_rank0(lambda: self._save(state, weights, needed)):
                 self.saved_step = state["step"]
+                self.callbacks.save(state["step"], self.checkpoints)
         self._step_started = self.saved_at = time.monotonic()
 
     def _save(self, state: Mapping[str, Any], weights: Mapping[str, Tensor] | None, needed: bool) -> bool:

@@ -58,7 +58,7 @@ def load(setup: bytes) -> list[Any]:
 
 
 def preparing(function: Any) -> Callable[[], object]:
-    """Return how a function loads something before its first call."""
+    """Return the loader of a function, called before its first call."""
     # Of its class: an object's own __getattr__ may answer anything
     return function.prepare if hasattr(type(function), "prepare") else lambda: None
 
