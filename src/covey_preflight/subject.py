@@ -96,15 +96,15 @@ class PreflightContext:
     @cached_property
     def token_seconds(self) -> float:
         """Return transformers' seconds per token on the slowest rank, warmed up."""
-        prompt_ids = self.longest[1]
-        token_ids = (prompt_ids * TIMED_TOKENS)[:TIMED_TOKENS]
+        num_tokens = min(TIMED_TOKENS, self.run.policy.max_length)
+        token_ids = (self.longest[1] * num_tokens)[:num_tokens]
         with torch.no_grad(), sharding.gather_weights(self.run.policy):
             plain = plain_model(self.run.policy)
             for _ in range(2):
                 started = self.clock()
-                float(plain.logits(token_ids, range(TIMED_TOKENS)).sum())  # waits for the device
+                float(plain.logits(token_ids, range(num_tokens)).sum())  # waits for the device
                 seconds = self.clock() - started
-        return collectives.all_max_int(max(1, round(1e9 * seconds / TIMED_TOKENS))) / 1e9
+        return collectives.all_max_int(max(1, round(1e9 * seconds / num_tokens))) / 1e9
 
     @cached_property
     def groups(self) -> list[Group]:

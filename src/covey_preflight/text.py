@@ -13,6 +13,7 @@ from covey.environments.base import Environment, ends_with_assistant, naming, te
 from covey.environments.settings import CustomConfig, MixtureConfig
 from covey.policy.models.saved import num_rows
 from covey.policy.models.text import special_ids
+from covey.policy.own import OwnTokenizer
 from covey.policy.policy import Policy, original_lengths
 from covey.rollouts.encoding import encode_prompt
 from covey.system import collectives
@@ -59,7 +60,7 @@ def _token_faults(policy: Policy) -> Iterator[Fault]:
     size, other = num_rows(policy.causal_lm), "take the tokenizer that belongs to the model"
     if policy.mask_id is not None:  # it ends by length
         return
-    if not policy.stop_ids:
+    if not policy.stop_ids and not isinstance(policy.tokenizer, OwnTokenizer):
         yield (
             "the policy knows no stop token (eos_token of the tokenizer or of the generation config)",
             "name one: eos_token in tokenizer_config.json, or eos_token_id in generation_config.json of model.name",

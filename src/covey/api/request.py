@@ -42,6 +42,21 @@ class Arguments:
     tools: Any = None
     reference: Any = None
 
+    def __post_init__(self) -> None:
+        """Wrap modules that are no models of transformers, with their tokenizer."""
+        for name in ("model", "reference"):
+            given = getattr(self, name)
+            if (
+                isinstance(given, nn.Module)
+                and not hasattr(given, "config_class")
+                and not hasattr(given, "peft_config")
+            ):
+                from covey.policy.own import own_model, own_tokenizer
+
+                object.__setattr__(self, name, made := own_model(given))
+                if name == "model" and self.tokenizer is not None:
+                    object.__setattr__(self, "tokenizer", own_tokenizer(self.tokenizer, made.config.vocab_size))
+
     @property
     def tool_list(self) -> list[Any]:
         """Return the tools, named ones loaded."""
@@ -239,7 +254,7 @@ def _run_objects(asked: Arguments) -> RunObjects:
 
 def _tokenizer_of(model: Any) -> Any:
     if not model.name_or_path:
-        raise ValueError("a model in memory needs tokenizer=...")
+        raise ValueError("a model in memory needs tokenizer=..., for a module of your own tokenizer=(encode, decode)")
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(model.name_or_path)

@@ -48,7 +48,7 @@ class Result:
     @property
     def model(self) -> "nn.Module":
         """Return the trained model: the given object, or a loaded one."""
-        return self.policy.model
+        return vars(self.policy.model).get("given", self.policy.model)  # of a module of one's own, the module
 
     @property
     def tokenizer(self) -> "PreTrainedTokenizerBase":

@@ -25,6 +25,7 @@ from transformers import PreTrainedModel
 
 from covey.policy import sharding
 from covey.policy.models.quantized import dequantize
+from covey.policy.own import OwnModel
 from covey.policy.policy import Policy
 from covey.policy.sampling import chosen_logprobs
 from covey.types import Rollout, Sampling
@@ -74,7 +75,11 @@ def plain_model(
     """
     dtype = torch.promote_types(policy.precision, dtype)
     with MAKING, init_empty_weights(include_buffers=False), torch.random.fork_rng(devices=[]):
-        model = type(policy.causal_lm)._from_config(copy.deepcopy(policy.causal_lm.config), dtype=dtype, **EAGER)
+        own = policy.causal_lm
+        if isinstance(own, OwnModel):
+            model: PreTrainedModel = own.skeleton(dtype)
+        else:
+            model = type(own)._from_config(copy.deepcopy(own.config), dtype=dtype, **EAGER)
     _take_weights(model, policy, shift or {}, keeps_made)
     return Plain(model.eval(), policy.mask_id is not None, policy.device)
 

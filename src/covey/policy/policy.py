@@ -6,6 +6,7 @@ Shapes: B sequences, T tokens, L chosen positions, V vocabulary, C hidden width.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -14,7 +15,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from covey.policy.attention.base import Heads, Layout
 from covey.policy.attention.forked import ForkedLayout, Held
-from covey.policy.models.caches import cache_keyword
+from covey.policy.models.caches import Caching, cache_keyword, takes_last
 
 T = TypeVar("T")
 
@@ -52,6 +53,8 @@ class Policy:
     """All kinds of heads its layers have, once its capabilities were detected."""
     attention: str = "sdpa"
     """How packed streams attend: a name in `layouts.ATTENTIONS`."""
+    caching: Caching | None = None
+    """What its own cache computes exactly, found at loading on the general path."""
     compiles: bool = False
     """What is no product is compiled by torch (`kernels.gpu.inductor`): sums, norms, gates, softmax of the head."""
     rounding: float = 0.0
@@ -124,7 +127,7 @@ class Policy:
         """Return logits (B*T, V) in the model's type, or of positions `keep_T`."""
         with self.autocast():
             if self.path == "general":
-                logits_BTV = self._read(self.causal_lm, "logits", input_ids_BT, layout)
+                logits_BTV = self._read("logits", input_ids_BT, layout)
                 return (logits_BTV if keep_T is None else logits_BTV[:, keep_T]).flatten(0, 1)
             place = self._place(input_ids_BT, position_ids_BT, layout)
             if self.mask_id is not None:
@@ -137,7 +140,7 @@ class Policy:
         """Return last hidden states (B, T, C), after the final norm."""
         with self.autocast(), offload_saved(self.device) if self.offload else nullcontext():
             if self.path == "general":
-                return self._read(self.causal_lm.base_model, "last_hidden_state", input_ids_BT, layout)
+                return self._read("last_hidden_state", input_ids_BT, layout)
             out = self.causal_lm.base_model(**self._place(input_ids_BT, position_ids_BT, layout))
         return out.last_hidden_state
 
@@ -148,16 +151,24 @@ class Policy:
                 hidden_LC = module(hidden_LC)
             return hidden_LC
 
-    def _read(self, model: nn.Module, name: str, input_ids_BT: Tensor, layout: Layout) -> Tensor:
+    def read(
+        self, input_ids_RQ: Tensor, held: Held, keeps: bool, name: str = "logits", only_last: bool = False
+    ) -> tuple[Tensor, Held]:
+        """Run the model's own pass after a cache.
+
+        Return its output of this name (R, Q, ...), or of the last token where the model computes that alone, and the
+        cache after it if told to keep one.
+        """
+        model = self.causal_lm if name == "logits" else self.causal_lm.base_model
+        keep = {"logits_to_keep": 1} if only_last and takes_last(type(model).forward) else {}
+        with self.autocast():
+            out = model(input_ids=input_ids_RQ, use_cache=keeps or bool(held), **keep, **held)
+        return out[name], cache_keyword(out) if keeps else {}
+
+    def _read(self, name: str, input_ids_BT: Tensor, layout: Layout) -> Tensor:
         """Return an output (B, T, ...) of the model's own passes."""
-
-        def read(ids_RQ: Tensor, held: Held, keeps: bool) -> tuple[Tensor, Held]:
-            out = model(input_ids=ids_RQ, use_cache=keeps or bool(held), **held)
-            return out[name], cache_keyword(out)
-
-        if isinstance(layout, ForkedLayout):
-            return layout.read(read, input_ids_BT)
-        return read(input_ids_BT, {}, False)[0]
+        read = partial(self.read, name=name)
+        return layout.read(read, input_ids_BT) if isinstance(layout, ForkedLayout) else read(input_ids_BT, {}, False)[0]
 
     def _place(self, input_ids_BT: Tensor, position_ids_BT: Tensor, layout: Layout) -> dict[str, Any]:
         place = {"input_ids": input_ids_BT, "position_ids": position_ids_BT + self.first_position, "layout": layout}

@@ -4,7 +4,7 @@ One prompt is read once for its group, its cache forked, and rows of equal lengt
 own forward pass. Requests, sessions, stops and draws are the native engine's.
 """
 
-from covey.engine.lockstep.reader import probe_reader
+from covey.engine.lockstep.reader import Reader
 from covey.engine.lockstep.runner import LockstepRunner
 from covey.engine.native.decode_weights import build_decode_policy, is_wanted
 from covey.engine.native.engine import NativeEngine
@@ -20,7 +20,7 @@ class LockstepEngine(NativeEngine):
 
     def _prepare(self, policy: Policy, kernels: str) -> None:
         self._policy = build_decode_policy(policy) if is_wanted(policy) else policy
-        self._reader = probe_reader(self._policy)
+        self._reader = Reader(self._policy)
         self._shape, self.kernels, self._is_graph = self._reader.shape, "torch", False
 
     def _capacity(self, max_rows: int, max_slots: int) -> Capacity:

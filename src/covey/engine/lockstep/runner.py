@@ -10,11 +10,12 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from covey.engine.lockstep.reader import Held, Reader
+from covey.engine.lockstep.reader import Reader
 from covey.engine.native.cache import Cache
 from covey.engine.native.rows import DecodeRow, SamplingRequest
 from covey.engine.native.runner import Draws, Runner, Sampled
 from covey.engine.native.scheduler import Admission, Departure, Scheduler
+from covey.policy.attention.forked import Held
 from covey.policy.models.caches import fork_rows, join_rows, take_rows
 from covey.policy.policy import to_device
 

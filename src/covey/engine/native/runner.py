@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from covey.engine.lockstep.reader import probe_reader
+from covey.engine.lockstep.reader import state_shape
 from covey.engine.native import compiled
 from covey.engine.native.cache import Cache, CacheBlock, CacheNeed, CacheShape
 from covey.engine.native.compiled import CompiledDecodeLayout, CompiledPrefillLayout
@@ -252,7 +252,7 @@ def on_host(token_ids: list[float], logprobs: list[float]) -> Sampled:
 def cache_shape(policy: Policy) -> CacheShape:
     """Return the cached shapes of the policy, or of its own cache."""
     if policy.path == "general":
-        return probe_reader(policy).shape
+        return state_shape(policy)
     return detect_capabilities(policy).shape(policy.device)
 
 

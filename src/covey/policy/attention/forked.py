@@ -1,7 +1,8 @@
 """Read trees of segments through a model's own cache.
 
-What is shared is read once, with gradient; its cache is forked for what continues it. Segments that nothing continues
-are read together, padded on the right: a causal model needs no mask for that.
+What is shared is read once, with gradient; its cache is forked for what continues it. What begins at one position is
+read together: segments of one length, and those that nothing continues, padded on the right: a causal model needs no
+mask for that.
 
 Shapes: R segments read together, Q tokens of the longest, T tokens of the stream, C width of what the model returns.
 """
@@ -55,16 +56,21 @@ class ForkedLayout:
     def read(self, read: Read, ids_1T: Tensor) -> Tensor:
         """Return the output of all tokens, (1, T, C)."""
         found: dict[int, Tensor] = {}
-        waiting: list[tuple[Stretch, Held]] = [(root, {}) for root in self.roots]
-        while waiting:
-            stretch, held = waiting.pop()
-            (out_QC,), after = read(_rows(ids_1T[0], [stretch]), held, bool(stretch.children))
-            found[stretch.start] = out_QC
-            leaves = [child for child in stretch.children if not child.children]
-            if leaves:
-                out_RQC, _ = read(_rows(ids_1T[0], leaves), _fork(after, len(leaves)), False)
-                found |= {leaf.start: out_QC[: leaf.length] for leaf, out_QC in zip(leaves, out_RQC, strict=True)}
-            waiting += [(child, _fork(after, 1)) for child in stretch.children if child.children]
+
+        def read_rows(stretches: Sequence[Stretch], held: Held, place_R: Sequence[int], keeps: bool) -> Held:
+            out_RQC, after = read(_rows(ids_1T[0], stretches), _fork(held, place_R), keeps)
+            found.update({each.start: out_QC[: each.length] for each, out_QC in zip(stretches, out_RQC, strict=True)})
+            return after
+
+        waiting: list[tuple[Sequence[Stretch], Held, list[int]]] = [(self.roots, {}, [*range(len(self.roots))])]
+        while waiting:  # stretches that begin at one position, a cache of what is before them, and its row for each
+            stretches, held, rows = waiting.pop()
+            for places in _alike(stretches):
+                alike, begun = [stretches[place] for place in places], [rows[place] for place in places]
+                after = read_rows(alike, held, begun, bool(alike[0].children))
+                children = [(child, row) for row, each in enumerate(alike) for child in each.children]
+                if children:
+                    waiting.append(([child for child, _ in children], after, [row for _, row in children]))
         return torch.cat([found[start] for start in sorted(found)])[None]
 
 
@@ -83,11 +89,29 @@ def forked_layout(segments: "Sequence[StreamSegment]", device: torch.device) -> 
     return ForkedLayout(tuple(stretch(root) for root in children[None]))
 
 
-def _fork(held: Held, num_rows: int) -> Held:
-    """Fork one row's cache for several, which may write."""
+def _alike(stretches: Sequence[Stretch]) -> list[list[int]]:
+    """Return the places of stretches that are read together.
+
+    What is continued has one length, for states end with the last token; of the others the longest is at most twice as
+    long as the shortest.
+    """
+    groups: list[list[int]] = []
+    shortest = (False, 0)
+    for has_children, length, place in sorted(
+        (bool(each.children), each.length, i) for i, each in enumerate(stretches)
+    ):
+        if has_children != shortest[0] or length > shortest[1] * (1 if has_children else 2):
+            groups.append([])
+            shortest = (has_children, length)
+        groups[-1].append(place)
+    return groups
+
+
+def _fork(held: Held, place_R: Sequence[int]) -> Held:
+    """Fork a cache's rows for several that continue them, which may write."""
     made = {}
     for name, cache in held.items():
-        made[name] = fork_rows(cache, torch.zeros(num_rows, dtype=torch.int64))
+        made[name] = fork_rows(cache, torch.tensor(place_R, dtype=torch.int64))
         assign_states(made[name])
     return made
 
@@ -95,5 +119,7 @@ def _fork(held: Held, num_rows: int) -> Held:
 def _rows(ids_T: Tensor, stretches: Sequence[Stretch]) -> Tensor:
     """Return the stretches' tokens, (R, Q), padded with tokens of their own."""
     longest = max(stretch.length for stretch in stretches)
+    if not stretches[0].children:
+        longest = max(longest, 2)  # kernels for one token overwrite states that the backward pass needs
     place_Q = torch.arange(longest, device=ids_T.device)
     return torch.stack([ids_T[stretch.start + place_Q.where(place_Q < stretch.length, 0)] for stretch in stretches])

@@ -45,6 +45,7 @@ def add_adapters(model: PreTrainedModel, settings: ModelConfig, seed: int) -> nn
         lora_dropout=settings.lora_dropout,
         target_modules="all-linear" if everywhere else list(settings.lora_targets),
         exclude_modules=_unfit(model) if everywhere else None,
+        target_parameters=_experts(model) if everywhere else None,
         task_type="CAUSAL_LM" if settings.kind == "causal" else None,
     )
     with torch.random.fork_rng(devices=[]):
@@ -57,6 +58,12 @@ def _unfit(model: PreTrainedModel) -> list[str] | None:
     fused = {"out_proj"} if model.config.model_type in FUSED else set()
     linear = [(name, layer) for name, layer in model.named_modules() if isinstance(layer, nn.Linear)]
     return sorted(fused | {name.rpartition(".")[2] for name, layer in linear if not _computes_linearly(layer)}) or None
+
+
+def _experts(model: PreTrainedModel) -> list[str] | None:
+    """Name the parameters that hold the weights of all experts."""
+    named = [name.split(".")[-2:] for name, weight in model.named_parameters() if weight.dim() == 3]
+    return sorted({".".join(parts) for parts in named if "experts" in parts[0]}) or None
 
 
 def _computes_linearly(layer: nn.Linear) -> bool:

@@ -5,7 +5,9 @@ fewer counts tokens, and is the same for all rows.
 """
 
 import copy
+import inspect
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache as remembered
 from typing import Any, TypeVar
 
@@ -18,6 +20,25 @@ KEYWORDS = ("past_key_values", "cache_params", "state")
 """What a cache is called, in an output and as an argument."""
 T = TypeVar("T")
 Combine = Callable[[Sequence[Tensor]], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Caching:
+    """What a model's own cache computes exactly, and its size."""
+
+    forks: bool = False
+    """Rows of a cache may be taken, and continue token by token; else texts are read again for each token."""
+    reads_on: bool = False
+    """Several tokens at once may follow a cache."""
+    token_bytes: int = 0
+    state_bytes: int = 0
+    """Of what does not grow with the tokens."""
+
+
+@remembered
+def takes_last(function: Callable[..., object]) -> bool:
+    """Return True where a forward pass computes the last logits alone."""
+    return "logits_to_keep" in inspect.signature(function).parameters
 
 
 def cache_keyword(output: Mapping[str, Any]) -> dict[str, object]:

@@ -14,6 +14,7 @@ from covey.algorithm.softmax import log_softmax
 from covey.policy import sharding
 from covey.policy.attention.base import ATTENTION, DENSE, Heads, Layout, Rule
 from covey.policy.attention.bidirectional import WHOLE
+from covey.policy.attention.cache_probe import ERROR, HALF_ERROR, probe_caching
 from covey.policy.attention.packed import packed_layout, star
 from covey.policy.kernels.gpu.inductor import without_compiling
 from covey.policy.models.general import DrawDetector, general_attention, helpful_packages, keep_evaluating, logits_error
@@ -32,8 +33,6 @@ SHARED, BRANCH = 4, 8
 """Tokens of the common prefix and of the continuations, positions permitting."""
 LOUD, QUIET = 100.0, 0.05
 """Sizes of logits that show all that a head does to them; larger leave half precision."""
-ERROR, HALF_ERROR = 1e-3, 0.3
-"""Largest difference to transformers' own computation, never in half precision, in standard deviations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +97,7 @@ def detect_general(policy: Policy, reason: str) -> Policy:
         try:
             found = replace(found, rounding=_check_alone(found))
             logits_TV = _logits(found, DENSE)
+            found = replace(found, caching=probe_caching(found))
             is_plain = _has_hidden(found) and _is_plain(found, *_amplify(found, DENSE, logits_TV))
             model.train()
             _remove_noise(found, logits_TV)

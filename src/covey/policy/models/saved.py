@@ -71,7 +71,10 @@ def refuse_rowless(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, n
 
 def num_rows(model: PreTrainedModel) -> int:
     """Count the embedding's rows, which may exceed the tokenizer's tokens."""
-    weight = model.get_input_embeddings().weight
+    embeddings = model.get_input_embeddings()
+    if embeddings is None:  # a module that looks tokens up in a way of its own
+        return int(model.config.vocab_size)
+    weight = embeddings.weight
     assert isinstance(weight, Tensor)
     return weight.shape[0]
 

@@ -26,8 +26,8 @@ def ordinary_ids(policy: Policy, length: int) -> list[int]:
     config, tokenizer = policy.causal_lm.config.get_text_config(decoder=True), policy.tokenizer
     size = min(int(config.vocab_size), len(tokenizer))
     left_out = special_ids(policy) | {getattr(config, "pad_token_id", None)}
-    own = list(tokenizer(TEXT, add_special_tokens=False)["input_ids"])
-    if size >= SMALLEST_VOCABULARY and len(own) >= length and max(own) < size and not left_out.intersection(own):
+    own = list(tokenizer(TEXT, add_special_tokens=False)["input_ids"]) if size >= SMALLEST_VOCABULARY else []
+    if own and len(own) >= length and max(own) < size and not left_out.intersection(own):
         return list(tokenizer(TEXT)["input_ids"])[:length]
     ordinary = [token_id for token_id in range(size) if token_id not in left_out] or list(range(size))
     return [ordinary[int(len(ordinary) * ((0.5 + STRIDE * place) % 1))] for place in range(length)]
