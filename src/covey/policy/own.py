@@ -66,7 +66,7 @@ class OwnModel(PreTrainedModel, GenerationMixin):
             besides = {"use_cache": use_cache, **({name: more[name]} if more.get(name) is not None else {})}
         with _Double() if self.dtype == torch.float64 else nullcontext():
             logits_BTV, found = read_logits(vars(self)["given"], input_ids, besides)
-        return CausalLMOutputWithPast(logits=logits_BTV, past_key_values=found if use_cache else None)
+        return CausalLMOutputWithPast(logits=logits_BTV, past_key_values=found if use_cache else None)  # type: ignore[arg-type]
 
     def train(self, mode: bool = True) -> "OwnModel":
         self.training = mode
@@ -76,7 +76,7 @@ class OwnModel(PreTrainedModel, GenerationMixin):
     def set_attn_implementation(self, *_: object, **__: object) -> None:
         """Leave attention to the module."""
 
-    def get_input_embeddings(self) -> nn.Module | None:
+    def get_input_embeddings(self) -> nn.Module | None:  # type: ignore[override]
         embeddings = [part for part in self.modules() if isinstance(part, nn.Embedding)]
         return next((part for part in embeddings if part.num_embeddings >= self.config.vocab_size), None)
 
@@ -84,7 +84,7 @@ class OwnModel(PreTrainedModel, GenerationMixin):
         linear = [part for part in self.modules() if isinstance(part, nn.Linear)]
         return next((part for part in reversed(linear) if part.out_features == self.config.vocab_size), None)
 
-    def save_pretrained(
+    def save_pretrained(  # type: ignore[override]
         self, save_directory: str | Path, state_dict: Mapping[str, Tensor] | None = None, **_: object
     ) -> None:
         """Write the weights under the module's own names; tied ones under each."""
@@ -139,12 +139,8 @@ def own_model(given: nn.Module) -> OwnModel:
         sums_1T = logits_1TV.float().sum(dim=-1)
         if bool((logits_1TV >= 0).all()) and torch.allclose(sums_1T, torch.ones_like(sums_1T), atol=1e-3):
             raise ValueError(f"model must return logits, {kind} returns probabilities: leave its softmax out")
-        config = OwnConfig(
-            vocab_size=logits_1TV.shape[-1],
-            max_position_embeddings=_longest(alone, targets),
-            targets=targets,
-            **_sizes(given),
-        )
+        limits = {"vocab_size": logits_1TV.shape[-1], "max_position_embeddings": _longest(alone, targets)}
+        config = OwnConfig(**_sizes(given), **limits, targets=targets)
     given.train(was_training)
     return type(kind, (OwnModel,), {})(given, config)
 
