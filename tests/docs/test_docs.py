@@ -39,6 +39,7 @@ from covey.rollouts.settings import CurriculumConfig
 from covey.types import Prompt
 from covey_preflight.custom import try_curriculum, try_custom
 from covey_report import command as report
+from covey_report import export
 from covey_report.doctor import command as doctor
 from covey_trl import translation as foreign
 
@@ -173,6 +174,7 @@ def test_every_command_is_accepted_or_refused_as_the_page_says(
         monkeypatch.setattr(past, f"run_{verb}", lambda words, verb=verb: past.run_folder_of(verb, words))
     monkeypatch.setattr(doctor, "run_doctor", lambda words: 0 if doctor.read_words(words) else 1)
     monkeypatch.setattr(rollouts, "run_rollouts", lambda words: 0 if rollouts.read_words(words) else 1)
+    monkeypatch.setattr(export, "run_export", lambda words: 0 if export.read_words(words) else 1)
     for verb in ("report", "watch"):  # there is nothing in it to show
         monkeypatch.setattr(report, f"run_{verb}", lambda words, verb=verb: report.read_words(verb, words))
     monkeypatch.setattr("covey.cli.job.check_early", lambda config, **which: [])  # files and hub models of a reader

@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from covey.cli.main import main
 from covey.policy.models.nano import nano_tokenizer
+from covey_report import export
 
 from ..support.builders import saved_model
 from ..support.models.saved_models import qwen, save_model
@@ -55,7 +56,7 @@ def test_adapters_merge_into_an_ordinary_model_as_the_page_says(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     adapter = folder / "first" / "checkpoints" / "step-000002" / "policy"
-    runpy.run_path("merge_it.py")["merge"](str(adapter), "merged")
+    export.merge(adapter, Path("merged"))
     ids = torch.tensor([qwen()("12 + 30 = ")["input_ids"]])
     merged, own = (AutoModelForCausalLM.from_pretrained(name)(ids).logits for name in ("merged", str(adapter)))
     torch.testing.assert_close(merged, own, atol=1e-5, rtol=1e-5)
@@ -76,7 +77,7 @@ def test_adapters_on_a_head_are_merged_into_the_head_alone(folder: Path, tmp_pat
             torch.nn.init.normal_(weight.data, std=0.3, generator=torch.Generator().manual_seed(0))
     model.save_pretrained(adapter)
     nano_tokenizer().save_pretrained(adapter)
-    runpy.run_path("merge_it.py")["merge"](adapter, str(tmp_path / "merged"))
+    export.merge(Path(adapter), tmp_path / "merged")
     ids = torch.arange(1, 9)[None]
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")(input_ids=ids).logits
     torch.testing.assert_close(merged, model(input_ids=ids).logits, atol=1e-4, rtol=1e-5)
@@ -84,7 +85,7 @@ def test_adapters_on_a_head_are_merged_into_the_head_alone(folder: Path, tmp_pat
 
 def test_a_merged_model_is_measured_and_trained_again(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     adapter = folder / "first" / "checkpoints" / "step-000002" / "policy"
-    runpy.run_path("merge_it.py")["merge"](str(adapter), "again")
+    export.merge(adapter, Path("again"))
     shutil.rmtree(folder / "first")
     task = ["recipe=my_rewards", "model.name=again", "data.path=chats.jsonl", "rewards=[chat_rewards:contains]"]
     little = ["evaluation.num_samples=1", "evaluation.k=[1]", "sampling.max_tokens=4", "model.precision=float32"]

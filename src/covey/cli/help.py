@@ -31,6 +31,7 @@ OWN_FLAGS = {
     "show": (TEXT["show"], 12),
     "rollouts": (TEXT["rollouts"], 15),
     "report": (TEXT["report"], 18),
+    "export": (TEXT["export"], 15),
     "doctor": (TEXT["doctor"], 15),
 }
 """Flags of these verbs, and the width of the column of names."""

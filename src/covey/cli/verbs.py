@@ -13,6 +13,7 @@ OWN = {
     "rollouts": "covey.cli.rollouts:run_rollouts",
     "report": "covey_report.command:run_report",
     "watch": "covey_report.command:run_watch",
+    "export": "covey_report.export:run_export",
     "translate": "covey_trl.translation.command:run_translate",
     "doctor": "covey_report.doctor.command:run_doctor",
     "status": "covey.cli.past:run_status",

@@ -139,7 +139,10 @@ def own_model(given: nn.Module) -> OwnModel:
         sums_1T = logits_1TV.float().sum(dim=-1)
         if bool((logits_1TV >= 0).all()) and torch.allclose(sums_1T, torch.ones_like(sums_1T), atol=1e-3):
             raise ValueError(f"model must return logits, {kind} returns probabilities: leave its softmax out")
-        limits = {"vocab_size": logits_1TV.shape[-1], "max_position_embeddings": _longest(alone, targets)}
+        limits: dict[str, Any] = {
+            "vocab_size": logits_1TV.shape[-1],
+            "max_position_embeddings": _longest(alone, targets),
+        }
         config = OwnConfig(**_sizes(given), **limits, targets=targets)
     given.train(was_training)
     return type(kind, (OwnModel,), {})(given, config)

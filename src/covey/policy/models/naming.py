@@ -28,7 +28,7 @@ def check_name(name: str) -> None:
         return
     if any((path / file).is_file() for file in OF_MODELS):
         return
-    newest, kind = _newest_policy(path), _kind(path)
+    newest, kind = newest_policy(path), _kind(path)
     if newest is not None:
         raise ValueError(f"model.name={name} is {kind}, not a policy; its newest policy is model.name={newest}")
     if kind == RUN:
@@ -48,7 +48,7 @@ def saved_step(name: str) -> int:
     return int(found[1]) if found else 0
 
 
-def _newest_policy(folder: Path) -> Path | None:
+def newest_policy(folder: Path) -> Path | None:
     """Return the last policy of a run, or a cold start's."""
     if (folder / "manifest.json").is_file() and (folder / "policy").is_dir():
         return folder / "policy"
