@@ -1,4 +1,4 @@
-"""`covey export RUN --to FOLDER`: a policy as others load it, with a card."""
+"""`covey export`: a policy as others load it, and its card."""
 
 import hashlib
 import json
