@@ -14,7 +14,7 @@ from covey.cli.flags import refuse_flags, split_flags
 from covey.cli.outcome import is_number, prompts_in_words
 from covey.policy.models.adapters import base_of
 from covey.policy.models.naming import newest_policy
-from covey.run.folder import CONFIG, read_summary
+from covey.run.folder import CONFIG, read_summary, run_of
 from covey.system.disk import atomic_folder, catch_write_errors
 from covey.system.lookup import one_of
 from covey.system.text.console import CleanConsole
@@ -23,6 +23,10 @@ WITH_VALUE = {"--to": "a folder", "--dtype": "float32, bfloat16 or float16"}
 DTYPES = ("float32", "bfloat16", "float16")
 CARD = "README.md"
 ADAPTERS = "adapter_config.json"
+AGAIN = (
+    "`covey evaluate model.name=FOLDER --config config.yaml` measures it again, on the held-out prompts of the run's "
+    "`config.yaml`. SHA-256 of the weights:"
+)
 MEASURES = {"accuracy": "accuracy", "reward_mean": "mean reward"}
 
 
@@ -31,8 +35,9 @@ def run_export(words: Sequence[str]) -> None:
     given, flags = read_words(words)
     folder, dtype = Path(flags["--to"]), flags.get("--dtype", "")
     source = given if (given / "config.json").is_file() or (given / ADAPTERS).is_file() else newest_policy(given)
-    if source is None:
-        raise ValueError(f"covey export needs a run with a checkpoint, or a policy, got {given}")
+    run = None if source is None else run_of(str(source.resolve()))
+    if source is None or run is None:
+        raise ValueError(f"covey export needs a run with a checkpoint, or a policy in one, got {given}")
     if folder.exists():
         raise ValueError(f"--to must be a new folder, {folder} is there already")
     if (source / ADAPTERS).is_file() and dtype and "--merge" not in flags:
@@ -46,7 +51,7 @@ def run_export(words: Sequence[str]) -> None:
             shutil.copytree(source, aside, dirs_exist_ok=True)
         if dtype:
             narrow(aside, dtype)
-        (aside / CARD).write_text(card(source, aside), encoding="utf-8")
+        (aside / CARD).write_text(card(run, source, aside), encoding="utf-8")
     CleanConsole().print(f"{source} is in {folder}, and {CARD} says what it is: read it before you publish it")
 
 
@@ -96,12 +101,10 @@ def narrow(folder: Path, dtype: str) -> None:
         config.write_text(json.dumps({**json.loads(config.read_text()), "dtype": dtype}, indent=2) + "\n")
 
 
-def card(source: Path, folder: Path) -> str:
+def card(run: Path, source: Path, folder: Path) -> str:
     """Return the model card of an exported policy."""
-    run = next((path for path in source.resolve().parents if (path / CONFIG).is_file()), None)
-    settings = {} if run is None else yaml.safe_load((run / CONFIG).read_text(encoding="utf-8"))
-    summary = (None if run is None else read_summary(run)) or {}
-    base = str(settings.get("model", {}).get("name") or "unknown")
+    settings, summary = yaml.safe_load((run / CONFIG).read_text(encoding="utf-8")), read_summary(run) or {}
+    base = str(settings["model"]["name"])
     is_local = Path(base).is_absolute() or base.startswith((".", "~"))
     shown = Path(base).name if is_local else base
     head = {
@@ -111,13 +114,11 @@ def card(source: Path, folder: Path) -> str:
         **({} if is_local or base.count("/") != 1 else {"base_model": base}),
     }
     parts = [f"---\n{yaml.safe_dump(head, sort_keys=False)}---\n", f"# {shown}, trained by GRPO\n"]
-    parts += [_training(settings, summary, source), _result(summary), _proof(folder, run)]
+    parts += [_training(settings, summary, source), _result(summary), _proof(folder)]
     return "\n".join(part for part in parts if part)
 
 
 def _training(settings: Mapping[str, Any], summary: Mapping[str, Any], source: Path) -> str:
-    if not settings:
-        return "The run that trained it is not known: its folder was not beside the policy.\n"
     model, algorithm = settings["model"], settings["algorithm"]
     rewards = [one if isinstance(one, str) else one.get("function", "") for one in settings.get("rewards") or ()]
     data = settings.get("data", {}).get("path")
@@ -134,7 +135,7 @@ def _training(settings: Mapping[str, Any], summary: Mapping[str, Any], source: P
         "versions": ", ".join(f"{n} {summary['versions'][n]}" for n in ("torch", "transformers")) if summary else "",
     }
     lines = "\n".join(f"| {name} | {value} |" for name, value in rows.items() if value)
-    return f"## Trained\n\n| | by [covey](https://pypi.org/project/covey) {covey.__version__} |\n|---|---|\n{lines}\n"
+    return f"## Trained\n\n| | by covey {covey.__version__} |\n|---|---|\n{lines}\n"
 
 
 def _result(summary: Mapping[str, Any]) -> str:
@@ -157,11 +158,9 @@ def _estimate(found: Mapping[str, Any]) -> str:
     return f"{found['value']:.3f}{ends}"
 
 
-def _proof(folder: Path, run: Path | None) -> str:
+def _proof(folder: Path) -> str:
     digests = "\n".join(f"{digest}  {name}" for name, digest in _digests(folder))
-    again = "covey evaluate model.name=FOLDER --config config.yaml" if run is not None else ""
-    said = f"`{again}` measures it again, on the held-out prompts of the run's `config.yaml`. " if again else ""
-    return f"## Verify\n\n{said}SHA-256 of the weights:\n\n```text\n{digests}\n```\n"
+    return f"## Verify\n\n{AGAIN}\n\n```text\n{digests}\n```\n"
 
 
 def _digests(folder: Path) -> Iterator[tuple[str, str]]:
