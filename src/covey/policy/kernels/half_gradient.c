@@ -17,8 +17,8 @@ int64_t covey_has_tiles(void) { return may_use_tiles; }
 #define SIDE 32 /* outputs by inputs that are summed at a time: two tiles by two */
 #define TILE 256 /* pairs of a tile */
 #define DEPTH 12 /* steps that are summed before the next outputs: their tiles of inputs stay in the cache */
-#define GROUP 256 /* inputs whose sums stay in the cache */
-#define WIDTH 256 /* outputs that lie ready at a time, of a thread */
+#define GROUP 128 /* inputs whose sums stay in the cache */
+#define WIDTH 384 /* outputs that lie ready at a time, of a thread */
 
 INLINE int64_t rounded_up(int64_t count, int64_t unit) { return (count + unit - 1) / unit; }
 
@@ -47,9 +47,12 @@ INLINE void gather(uint32_t *to, const uint16_t *from, int64_t stride, int64_t t
 /* Tokens first .. of columns from .. from + count, panel after panel of sixteen columns, `steps` tiles each. */
 INLINE void gather_step(uint32_t *to, const uint16_t *x, int64_t tokens, int64_t width, int64_t first, int64_t from,
                         int64_t count, int64_t steps, const int turned) {
-    for (int64_t c = 0; c < count; c += LANES)
+    for (int64_t c = 0; c < count; c += LANES) {
+        if (c % (2 * LANES) == 0 && first + 2 * STEP <= tokens) /* the next tokens' columns are rows apart in memory */
+            for (int r = 0; r < STEP; r++) __builtin_prefetch(x + (first + STEP + r) * width + from + c, 0, 2);
         gather(to + (c / LANES * steps + first / STEP) * TILE, x + first * width + smaller(from + c, width), width,
                tokens - first, larger(width - from - c, 0), turned);
+    }
 }
 
 /* Add `steps` steps to a block of sums, SIDE x SIDE; panels of sixteen columns are `apart`. The sums so far are at

@@ -180,6 +180,13 @@ INLINE uint16_t rounded(float value) {
     return value == value ? (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16) : 0x7fc0;
 }
 
+/* The same of a vector, in the upper halves. */
+INLINE words rounded_lanes(lanes value) {
+    const words bits = (words)value, near = (bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000;
+    const words is_number = (words)(value == value);
+    return (near & is_number) | (0x7fc00000 & ~is_number);
+}
+
 /* Numbers `at` .. of an array of floats or bfloat16. */
 INLINE lanes load_at(const void *from, int64_t at, const int half) {
     if (!half) return load((const float *)from + at);

@@ -380,15 +380,45 @@ void covey_product(const Product *p, const float *x, float *out, void *const roo
     IN_TILES(half ? product(p, x, out, room, rows, 1) : product(p, x, out, room, rows, 0))
 }
 
+/* What a vector of a packed row holds of the inputs from `from` on: LANES of them, or as many pairs in bfloat16. */
+INLINE lanes packed(const float *from, const int half) {
+#if LANES == 16
+    if (half) {
+        const lanes a = load(from), b = load(from + LANES);
+        const lanes even = SHUFFLE(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+        const lanes odd = SHUFFLE(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
+        return (lanes)(rounded_lanes(even) >> 16 | rounded_lanes(odd));
+    }
+#endif
+    return load(from);
+}
+
+/* The next LANES numbers, or pairs, of a panel's outputs, of which all are there. */
+INLINE void pack_block(const float *weight, float *panel, int64_t inner, int64_t from, const int half) {
+    for (int64_t o = 0; o < PANEL; o += LANES) {
+        lanes block[LANES];
+#pragma GCC unroll 16
+        for (int r = 0; r < LANES; r++) block[r] = packed(weight + (o + r) * inner + from, half);
+        transpose(block);
+#pragma GCC unroll 16
+        for (int r = 0; r < LANES; r++) store(panel + r * PANEL + o, block[r]);
+    }
+}
+
 INLINE void pack(const float *weight, void *panels, int64_t inner, int64_t outer, int64_t num_threads, const int half) {
     const int64_t together = half ? 2 : 1; /* inputs that lie side by side */
+    const int64_t blocks = half && LANES < 16 ? 0 : inner / (together * LANES);
 #pragma omp parallel for schedule(static) num_threads(num_threads)
-    for (int64_t first = 0; first < outer; first += PANEL)
-        for (int64_t i = 0; i < inner; i++)
+    for (int64_t first = 0; first < outer; first += PANEL) {
+        const int64_t ready = first + PANEL <= outer ? blocks * together * LANES : 0;
+        for (int64_t i = 0; i < ready; i += together * LANES)
+            pack_block(weight + first * inner, (float *)panels + (first * inner + i * PANEL) / together, inner, i, half);
+        for (int64_t i = ready; i < inner; i++)
             for (int64_t o = 0; o < PANEL; o++) {
                 const int64_t at = first * inner + (i / together * PANEL + o) * together + i % together;
                 put(panels, at, first + o < outer ? weight[(first + o) * inner + i] : 0.0f, half);
             }
+    }
 }
 
 /* Ask for pages of two megabytes around so many bytes: the processor fetches ahead within a page only. A hint, which no
