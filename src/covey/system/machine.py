@@ -36,7 +36,7 @@ whatever the threshold.
 """
 
 
-KEPT_FREE, HEAP_GROWTH = 2**30, 1.25
+KEPT_FREE, HEAP_GROWTH = 2**30, 1.5
 """Bytes always allowed free after a step, and the factor by which those may grow."""
 RELEASED_PER_SECOND = 2**27
 """Bytes per second of a step; the kernel clears them in 1/30 of it (measured: 0.27 s for 1 GiB)."""

@@ -58,6 +58,20 @@ def test_without_gradient_the_bits_are_the_same() -> None:
         assert torch.equal(fused(normal(3, 11, INNER, seed=1)), expected)
 
 
+def test_a_frozen_weight_is_cast_once_until_it_changes() -> None:
+    fused = adapted()
+    fuse_adapters(nn.ModuleList([fused]))
+    weight = fused.base_layer.weight
+    assert not weight.requires_grad
+    first, cast = results(fused)[0], weight.covey_half[1]
+    assert torch.equal(results(fused)[0], first)
+    assert weight.covey_half[1] is cast
+    with torch.no_grad():
+        weight.mul_(2)
+    assert torch.equal(results(fused)[0], results(copy.deepcopy(fused))[0])
+    assert torch.equal(weight.covey_half[1], weight.bfloat16())
+
+
 def test_a_disabled_adapter_adds_nothing() -> None:
     fused = adapted()
     fuse_adapters(nn.ModuleList([fused]))

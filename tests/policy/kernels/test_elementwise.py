@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from covey.policy.kernels.elementwise import apply_gate, rms_norm, rotate
+from covey.policy.kernels.elementwise import add_norm, apply_gate, rms_norm, rotate
 
 EPS = 1e-6
 SHAPES = [(1, 5), (3, 7), (65, 48), (130, 100), (5, 3, 64), (700, 256), (2, 129, 513)]
@@ -62,6 +62,21 @@ def with_threads(make: Callable[[], list[Tensor]]) -> list[list[Tensor]]:
 def test_a_norm_and_its_gradients_are_those_of_torch_in_float64(shape: tuple[int, ...]) -> None:
     x, weight = 3 * normal(*shape), 1 + 0.3 * normal(shape[-1], seed=1)
     assert_close(with_gradients(through_c, x, weight), with_gradients(in_torch, x.double(), weight.double()))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_sum_with_its_norm_has_the_bits_of_the_two(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    given = normal(*shape), normal(*shape, seed=1).to(dtype), 1 + 0.3 * normal(shape[-1], seed=2)
+    x, delta, weight = (tensor.requires_grad_() for tensor in given)
+    slopes = [normal(*shape, seed=3), normal(*shape, seed=4).to(dtype)]
+    together = add_norm(x, delta, weight, EPS, dtype)
+    total = x + delta
+    apart = total, rms_norm(total, weight, EPS, dtype)
+    mine, theirs = (torch.autograd.grad(outs, (x, delta, weight), slopes) for outs in (together, apart))
+    for one, other in zip((*together, *mine), (*apart, *theirs), strict=True):
+        assert one.dtype == other.dtype
+        assert torch.equal(one, other)
 
 
 def exactly(function: Callable[..., Tensor], *inputs: Tensor) -> list[Tensor]:

@@ -22,7 +22,7 @@ class _AdaptedProduct(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_NI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, *adapter: Any) -> Tensor:
         down_RI, up_OR, scale = adapter[0].to(HALF), adapter[1].to(HALF), adapter[2]
-        half_OI = weight_OI.to(HALF)
+        half_OI = _halved(weight_OI)
         narrow_NR = nn.functional.linear(x_NI, down_RI).mul_(scale)
         ctx.save_for_backward(x_NI, half_OI, down_RI, up_OR, narrow_NR)
         ctx.scale = scale
@@ -43,6 +43,17 @@ class _AdaptedProduct(torch.autograd.Function):
             weight_gradient(gradient_NO, narrow_NR) if of_up else None,
             None,
         )
+
+
+def _halved(weight_OI: Tensor) -> Tensor:
+    """Return the weight in bfloat16, cast once where it is frozen."""
+    if weight_OI.requires_grad or weight_OI.dtype == HALF:
+        return weight_OI.to(HALF)
+    stamp = weight_OI.data_ptr(), weight_OI._version
+    kept: tuple[tuple[int, int], Tensor] | None = getattr(weight_OI, "covey_half", None)
+    if kept is None or kept[0] != stamp:
+        kept = weight_OI.covey_half = stamp, weight_OI.detach().to(HALF)  # type: ignore[attr-defined]
+    return kept[1]
 
 
 def fuse_adapters(model: nn.Module) -> None:

@@ -50,18 +50,31 @@ typedef struct {
     const float *weight;          /* width */
     float *scales;                /* of rows: 1 / sqrt(mean(x^2) + eps) */
     void *out;                    /* forward: rows x width */
+    const void *delta;            /* forward: rows x width, added to x before, or NULL */
+    float *sum;                   /* forward: x + delta, where there is a delta; x is float then */
     const void *gradient;         /* backward: of out */
-    void *of_x;                   /* backward: rows x width */
+    const float *of_sum;          /* backward: what reaches x otherwise, or NULL; x is float then */
+    void *of_x, *of_delta;        /* backward: rows x width; the same in bfloat16, or NULL */
     float *sums, *of_weight;      /* backward: rows / block, rounded up, x width; width. NULL where nobody asks. */
     int64_t rows, width, block;   /* block: rows whose share of of_weight is one sum */
     int64_t num_threads;
     int64_t half_x, half_out;     /* bfloat16: x and its gradient; out and its gradient */
+    int64_t half_delta;
     float eps;
 } Norm;
 
-/* out = x * scale * weight. */
+/* The sum of x and delta, stored. */
+INLINE const float *add_delta(const Norm *n, int64_t row, const float *x, const int64_t width, float *room) {
+    const float *delta = read(n->delta, row * width, width, n->half_delta, room);
+    float *sum = n->sum + row * width;
+    for (int64_t c = 0; c < width; c++) sum[c] = x[c] + delta[c];
+    return sum;
+}
+
+/* out = x * scale * weight, x with its delta. */
 INLINE void norm(const Norm *n, int64_t row, const int64_t width, float *room) {
     const float *x = read(n->x, row * width, width, n->half_x, room);
+    if (n->delta) x = add_delta(n, row, x, width, room);
     float *out = place(n->out, row * width, n->half_out, room + width);
     lanes squares = {0};
     for (int64_t c = 0; c < width; c += LANES) {
@@ -87,7 +100,8 @@ void covey_norm_forward(const Norm *n) {
     }
 }
 
-/* of_x = scale * gradient * weight - x * scale^3 * mean(gradient * weight * x); of_weight += gradient * x * scale. */
+/* of_x = of_sum + scale * gradient * weight - x * scale^3 * mean(gradient * weight * x); of_weight += gradient * x *
+   scale. */
 INLINE void norm_backward(const Norm *n, int64_t row, float *of_weight, const int64_t width, float *room) {
     const float *x = read(n->x, row * width, width, n->half_x, room);
     const float *gradient = read(n->gradient, row * width, width, n->half_out, room + width), scale = n->scales[row];
@@ -103,7 +117,9 @@ INLINE void norm_backward(const Norm *n, int64_t row, float *of_weight, const in
         const lanes a = load_some(x + c, width - c), g = load_some(gradient + c, width - c);
         store_some(of_x + c, g * load_some(n->weight + c, width - c) * scale - a * along, width - c);
     }
+    for (int64_t c = 0; n->of_sum && c < width; c++) of_x[c] = n->of_sum[row * width + c] + of_x[c];
     round_off(n->of_x, row * width, width, n->half_x, of_x);
+    if (n->of_delta) round_off(n->of_delta, row * width, width, 1, of_x);
 }
 
 void covey_norm_backward(const Norm *n) {

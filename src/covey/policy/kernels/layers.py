@@ -23,7 +23,7 @@ from transformers.models.qwen2.modeling_qwen2 import Qwen2Attention, Qwen2Decode
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, Qwen3DecoderLayer, Qwen3MLP, Qwen3RMSNorm
 
 from covey.policy.attention.base import ATTENTION, attention
-from covey.policy.kernels.elementwise import apply_gate, rms_norm, rotate
+from covey.policy.kernels.elementwise import add_norm, apply_gate, rms_norm, rotate
 from covey.policy.kernels.linear import OneDnnLinear
 from covey.policy.kernels.support import product_type, unsupported_reason
 
@@ -50,8 +50,29 @@ class CompiledNorm(nn.Module):
         return _is_known(hidden_states, self.weight)
 
     def _norm_input(self, hidden_states: Tensor) -> Tensor:
-        dtype = product_type("cpu", torch.promote_types(hidden_states.dtype, self.weight.dtype))
-        return rms_norm(hidden_states, self.weight, self.variance_epsilon, dtype)
+        return rms_norm(hidden_states, self.weight, self.variance_epsilon, self._out_type(hidden_states))
+
+    def _out_type(self, hidden_states: Tensor) -> torch.dtype:
+        return product_type("cpu", torch.promote_types(hidden_states.dtype, self.weight.dtype))
+
+
+class CompiledLayer(nn.Module):
+    """Adds what attention gives in the pass of the norm that follows."""
+
+    input_layernorm: nn.Module
+    post_attention_layernorm: nn.Module
+    self_attn: nn.Module
+    mlp: nn.Module
+
+    def forward(self, hidden_states: Tensor, **keywords: Any) -> Tensor:
+        norm, is_wide = self.post_attention_layernorm, hidden_states.dtype == torch.float32
+        if not (is_wide and isinstance(norm, CompiledNorm) and norm._computes(hidden_states)):
+            out: Tensor = super().forward(hidden_states, **keywords)  # of the class beside it
+            return out
+        attended, _ = self.self_attn(hidden_states=self.input_layernorm(hidden_states), **keywords)
+        how = norm.weight, norm.variance_epsilon, norm._out_type(hidden_states)
+        hidden_states, normed = add_norm(hidden_states, attended, *how)
+        return hidden_states + self.mlp(normed)
 
 
 class CompiledMLP(CastsOnce, nn.Module):
@@ -135,7 +156,7 @@ def use_compiled(model: nn.Module) -> None:
     for module in model.modules():
         if type(module) is OneDnnLinear:
             module.through_c = True
-        if compiled := compiled_class(module):
+        if compiled := compiled_class(module) or ADDING.get(type(module)):
             module.__class__ = compiled
 
 
@@ -165,5 +186,8 @@ PARTS: dict[type[nn.Module], tuple[type[nn.Module], ...]] = {
 COMPILED: dict[type[nn.Module], type[nn.Module]] = {
     kind: type(f"Compiled{kind.__name__}", (part, kind), {}) for part, kinds in PARTS.items() for kind in kinds
 }
+ADDING: dict[type[nn.Module], type[nn.Module]] = {
+    kind: type(f"Compiled{kind.__name__}", (CompiledLayer, kind), {}) for kind in LAYERS
+}
 # pickle and torch.save find a class by its name in this module
-globals().update({made.__name__: made for made in COMPILED.values()})
+globals().update({made.__name__: made for made in (*COMPILED.values(), *ADDING.values())})
