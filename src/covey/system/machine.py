@@ -143,21 +143,11 @@ class _MallocStatistics(ctypes.Structure):
 
 
 def free_bytes() -> int:
-    """Count the bytes that glibc has freed and kept; 0 if unknown."""
+    """Count the bytes that glibc has freed and kept between others; 0 if unknown."""
     try:
-        libc = ctypes.CDLL(None)
-        libc.mallinfo2.restype = _MallocStatistics
+        statistics = ctypes.CDLL(None).mallinfo2
     except (OSError, AttributeError):
         return 0
-    found = libc.mallinfo2()
-    return int(found.free - found.top) + _resident_bytes(libc, found.top)
-
-
-def _resident_bytes(libc: ctypes.CDLL, size: int) -> int:
-    """Count the bytes in memory at the heap's end."""
-    libc.sbrk.restype = ctypes.c_void_p
-    page, end = mmap.PAGESIZE, libc.sbrk(ctypes.c_ssize_t(0))
-    first = -((size - end) // page) * page  # rounded up
-    held = ctypes.create_string_buffer((end - first) // page)
-    libc.mincore(ctypes.c_void_p(first), ctypes.c_size_t(len(held) * page), held)
-    return held.raw.count(1) * page
+    statistics.restype = _MallocStatistics
+    found = statistics()
+    return int(found.free - found.top)

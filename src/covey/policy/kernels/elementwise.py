@@ -53,65 +53,39 @@ class Rotate(ctypes.Structure):
     )
 
 
-class _RmsNorm(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight_C: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
-        _, out = _norm(ctx, x, None, weight_C, eps, dtype)
-        return out
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        of_x, _, of_weight_C = _norm_gradient(ctx, gradient, None)
-        return of_x, of_weight_C, None, None
-
-
 class _AddNorm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, delta: Tensor, *how: Any) -> tuple[Tensor, Tensor]:
-        return _norm(ctx, x, delta, *how)
+    def forward(ctx: Any, x: Tensor, delta: Tensor | None, weight_C: Tensor, eps: float, dtype: torch.dtype) -> Any:
+        x, wide_C = x.contiguous(), weight_C.detach().float()
+        out, scales_N = x.new_empty(x.shape, dtype=dtype), x.new_empty(x.shape[:-1], dtype=torch.float32)
+        call = _norm_of(x, wide_C, out)
+        call.scales, call.out, call.eps = scales_N.data_ptr(), out.data_ptr(), eps
+        if delta is not None:
+            delta, x = delta.contiguous(), torch.empty_like(x)
+            call.delta, call.sum, call.half_delta = delta.data_ptr(), x.data_ptr(), delta.dtype == torch.bfloat16
+        library(SOURCE).covey_norm_forward(ctypes.byref(call))
+        ctx.save_for_backward(x, weight_C, scales_N)
+        ctx.delta_type = x.dtype if delta is None else delta.dtype
+        return out if delta is None else (x, out)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, of_sum: Tensor, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        return *_norm_gradient(ctx, gradient, of_sum), None, None
-
-
-def _norm(
-    ctx: Any, x: Tensor, delta: Tensor | None, weight_C: Tensor, eps: float, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    """Return x with its delta, and the norm of that."""
-    x, wide_C = x.contiguous(), weight_C.detach().float()
-    out, scales_N = x.new_empty(x.shape, dtype=dtype), x.new_empty(x.shape[:-1], dtype=torch.float32)
-    call = _norm_of(x, wide_C, out)
-    call.scales, call.out, call.eps = scales_N.data_ptr(), out.data_ptr(), eps
-    if delta is not None:
-        delta, x = delta.contiguous(), torch.empty_like(x)
-        call.delta, call.sum, call.half_delta = delta.data_ptr(), x.data_ptr(), delta.dtype == torch.bfloat16
-    library(SOURCE).covey_norm_forward(ctypes.byref(call))
-    ctx.save_for_backward(x, weight_C, scales_N)
-    ctx.of_delta = None if delta is None else delta.dtype
-    return x, out
-
-
-def _norm_gradient(ctx: Any, gradient: Tensor, of_sum: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return the gradients of x, of what was added to it, and of the weight."""
-    x, weight_C, scales_N = ctx.saved_tensors
-    gradient, of_x, wide_C = gradient.contiguous(), torch.empty_like(x), weight_C.float()
-    call, of_weight_C, of_delta = _norm_of(x, wide_C, gradient), None, of_x
-    call.scales, call.gradient, call.of_x = scales_N.data_ptr(), gradient.data_ptr(), of_x.data_ptr()
-    if of_sum is not None:
-        of_sum = of_sum.contiguous()
-        call.of_sum = of_sum.data_ptr()
-    if ctx.of_delta == torch.bfloat16:
-        of_delta = torch.empty_like(x, dtype=torch.bfloat16)
-        call.of_delta = of_delta.data_ptr()
-    if ctx.needs_input_grad[1 if of_sum is None else 2]:
-        of_weight_C = torch.empty_like(wide_C)
-        sums = wide_C.new_empty(-(-scales_N.numel() // BLOCK), x.shape[-1])
-        call.sums, call.of_weight = sums.data_ptr(), of_weight_C.data_ptr()
-    library(SOURCE).covey_norm_backward(ctypes.byref(call))
-    return of_x, of_delta, None if of_weight_C is None else of_weight_C.to(weight_C.dtype)
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight_C, scales_N = ctx.saved_tensors
+        *of_sum, gradient = (given.contiguous() for given in gradients)
+        of_x, wide_C, of_weight_C = torch.empty_like(x), weight_C.float(), None
+        of_delta = of_x if ctx.delta_type == x.dtype else torch.empty_like(x, dtype=ctx.delta_type)
+        call = _norm_of(x, wide_C, gradient)
+        call.scales, call.gradient, call.of_x = scales_N.data_ptr(), gradient.data_ptr(), of_x.data_ptr()
+        call.of_sum = of_sum[0].data_ptr() if of_sum else None
+        call.of_delta = None if of_delta.dtype == x.dtype else of_delta.data_ptr()
+        if ctx.needs_input_grad[2]:
+            of_weight_C = torch.empty_like(wide_C)
+            sums = wide_C.new_empty(-(-scales_N.numel() // BLOCK), x.shape[-1])
+            call.sums, call.of_weight = sums.data_ptr(), of_weight_C.data_ptr()
+        library(SOURCE).covey_norm_backward(ctypes.byref(call))
+        of_weight_C = None if of_weight_C is None else of_weight_C.to(weight_C.dtype)
+        return of_x, of_delta if of_sum else None, of_weight_C, None, None
 
 
 class _Gated(torch.autograd.Function):
@@ -150,7 +124,7 @@ class _Rotated(torch.autograd.Function):
 
 def rms_norm(x: Tensor, weight_C: Tensor, eps: float, dtype: torch.dtype | None = None) -> Tensor:
     """Compute x / sqrt(mean(x²) + eps) * weight (RMSNorm, arXiv 1910.07467)."""
-    out: Tensor = _RmsNorm.apply(x, weight_C, eps, dtype or x.dtype)
+    out: Tensor = _AddNorm.apply(x, None, weight_C, eps, dtype or x.dtype)
     return out
 
 

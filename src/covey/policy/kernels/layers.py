@@ -59,16 +59,10 @@ class CompiledNorm(nn.Module):
 class CompiledLayer(nn.Module):
     """Adds what attention gives in the pass of the norm that follows."""
 
-    input_layernorm: nn.Module
-    post_attention_layernorm: nn.Module
-    self_attn: nn.Module
-    mlp: nn.Module
-
-    def forward(self, hidden_states: Tensor, **keywords: Any) -> Tensor:
+    def forward(self: Any, hidden_states: Tensor, **keywords: Any) -> Any:
         norm, is_wide = self.post_attention_layernorm, hidden_states.dtype == torch.float32
         if not (is_wide and isinstance(norm, CompiledNorm) and norm._computes(hidden_states)):
-            out: Tensor = super().forward(hidden_states, **keywords)  # of the class beside it
-            return out
+            return super().forward(hidden_states, **keywords)  # of the class beside it
         attended, _ = self.self_attn(hidden_states=self.input_layernorm(hidden_states), **keywords)
         how = norm.weight, norm.variance_epsilon, norm._out_type(hidden_states)
         hidden_states, normed = add_norm(hidden_states, attended, *how)
