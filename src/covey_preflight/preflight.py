@@ -12,8 +12,9 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from rich import box
-from rich.table import Table
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.text import Text
 
 from covey.environments.base import metrics_of
 from covey.run.build import Run
@@ -106,15 +107,15 @@ def write(checks: Sequence[Check], folder: Path) -> None:
     collectives.run_on_rank0(lambda: write_json(folder / REPORT, rows))
 
 
-def table(checks: Sequence[Check]) -> Table:
-    shown = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    for heading in ("check", "", "found", "allowed"):
-        shown.add_column(heading)
-    shown.add_column("time", justify="right")
+def table(checks: Sequence[Check]) -> Group:
+    """Draw each check, its figure below it."""
+    lines: list[RenderableType] = []
     for check in checks:
         verdict = ("passed" if check.applies else "not applicable") if check.passed else "FAILED"
-        shown.add_row(check.name, verdict, check.figure, check.tolerance, duration(check.seconds))
-    return shown
+        lines.append(Text(f"{check.name:<16}  {verdict:<14}  {duration(check.seconds):>7}", "bold"))
+        allowed = f" (allowed: {check.tolerance})" if check.tolerance else ""
+        lines.append(Padding(Text(f"{check.figure}{allowed}"), (0, 0, 0, 4)))
+    return Group(*lines)
 
 
 @contextmanager

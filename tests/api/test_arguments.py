@@ -93,6 +93,10 @@ ORDER = "; the order is covey.train(model, rewards, data)"
     ("arguments", "message"),
     [
         ((), "nothing says what to train: covey.train(model, rewards, data), or recipe='arithmetic' for a first run"),
+        (
+            ("nano",),
+            "nothing says what to train: covey.train(model, rewards, data), or recipe='arithmetic' for a first run",
+        ),
         (("nano", by_bytes, by_bytes), "data must be rows, a path, splits of rows or an environment, got a function"),
         (("nano", ROWS, by_bytes), f"rewards must be functions or their names, got rows{ORDER}"),
         (("nano", ROWS, "rows.jsonl"), f"rewards must be functions or their names, got rows{ORDER}"),

@@ -92,7 +92,7 @@ TYPED = """
 import covey
 from covey.loop import train_step
 
-result = covey.train("nano", num_steps=3)
+result = covey.train("nano", recipe="arithmetic", num_steps=3)
 reveal_type(result)
 reveal_type(result.sample("41+7="))
 reveal_type(train_step)

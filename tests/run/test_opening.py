@@ -28,7 +28,7 @@ def test_it_says_what_is_trained_on_what_and_for_how_long(monkeypatch: pytest.Mo
     with begun(monkeypatch, num_steps=9) as run:
         weights = sum(p.numel() for p in run.policy.model.parameters())
         assert opening(run) == (
-            f"nano: {count(weights)} parameters, all trained; 6 prompts to train on, 3 held out (2 of them evaluated); "
+            f"nano: {count(weights)} parameters, all trained in float32; 6 prompts to train on, 3 held out (2 of them evaluated); "
             "2 x 4 completions a step, 9 steps: 3 passes over the prompts"
         )
         assert crowding(run) is None
@@ -39,7 +39,7 @@ def test_adapters_are_the_only_weights_that_train() -> None:
     trained = sum(p.numel() for p in policy.model.parameters() if p.requires_grad)
     whole = sum(p.numel() for p in policy.model.parameters())
     share = f"{100 * trained / whole:.1f} %"
-    assert size_of(policy) == f"{count(whole)} parameters, {count(trained)} of them trained ({share})"
+    assert size_of(policy) == f"{count(whole)} parameters, {count(trained)} of them trained ({share}) in float32"
     assert 0 < trained < whole / 4
 
 

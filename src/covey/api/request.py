@@ -115,7 +115,7 @@ def make_request(asked: Arguments, base: Config | None) -> Request:
     return Request(config, given, (*changed, *composed.notes, *_notes(asked, config)))
 
 
-TASK = ("recipe", "environment", "model", "data", "rewards")
+TASK = ("recipe", "environment", "data", "rewards", "resume")
 """Settings that say what is trained."""
 MEANT = {
     **dict.fromkeys(("dataset", "train_dataset", "rows"), "data"),
@@ -133,7 +133,7 @@ def _check_arguments(asked: Arguments, base: Config | None) -> None:
             raise ValueError(f"{name} must be a name, a folder or a model in memory, got {given!r:.80}")
     if misnamed := next((name for name in asked.settings if name in MEANT), None):
         raise ValueError(f"unknown setting {misnamed}; did you mean {MEANT[misnamed]}?")
-    given = (asked.model, asked.rewards, asked.data, asked.tools, base)
+    given = (asked.rewards, asked.data, asked.tools, base)
     if all(one is None for one in given) and not any(name.startswith(TASK) for name in asked.settings):
         raise ValueError(
             "nothing says what to train: covey.train(model, rewards, data), or recipe='arithmetic' for a first run"

@@ -255,8 +255,8 @@ def opening(run: Run) -> str:
     """Describe the training in one line.
 
     >>> opening(run)
-    'nano: 1.38M parameters, all trained; 22 prompts to train on, 2 held out; 4 x 4 completions a step, 30 steps: 5.5
-    passes over the prompts'
+    'nano: 1.38M parameters, all trained in float32; 22 prompts to train on, 2 held out; 4 x 4 completions a step,
+    30 steps: 5.5 passes over the prompts'
     """
     config, prompts = run.config, len(run.source.stream.prompts)
     all_held_out, looked_at = len(run.environment.prompts("test")), len(run.test_prompts)
@@ -314,16 +314,15 @@ def _layers(policy: Policy, config: Config) -> str:
 
 
 def size_of(policy: Policy) -> str:
-    """Count the policy's weights, and those that are trained.
+    """Count the policy's weights and those that are trained, with the precision.
 
     >>> size_of(policy)
-    '494M parameters, 8.80M of them trained (1.8 %)'
+    '494M parameters, 8.80M of them trained (1.8 %) in bfloat16'
     """
     whole = policy.causal_lm.num_parameters()
     trained = policy.causal_lm.num_parameters(only_trainable=True)
-    if trained == whole:
-        return f"{count(whole)} parameters, all trained"
-    return f"{count(whole)} parameters, {count(trained)} of them trained ({percent(trained / whole)})"
+    share = "all trained" if trained == whole else f"{count(trained)} of them trained ({percent(trained / whole)})"
+    return f"{count(whole)} parameters, {share} in {str(policy.precision).removeprefix('torch.')}"
 
 
 def crowding(run: Run) -> str | None:

@@ -76,7 +76,7 @@ def save_policy(policy: Policy, folder: Path, weights: Mapping[str, torch.Tensor
         keywords["selected_adapters"] = ["default"]
     policy.model.save_pretrained(folder, **keywords)  # type: ignore[operator]
     if (card := folder / CARD).is_file():  # peft's is an empty form
-        own: Any = policy.model.peft_config["default"]  # type: ignore[index,union-attr]
+        own: Any = policy.model.peft_config["default"]  # type: ignore[index]
         card.write_text(ADAPTER_CARD.format(rank=own.r, base=own.base_model_name_or_path), encoding="utf-8")
     policy.tokenizer.save_pretrained(folder)
 

@@ -297,7 +297,7 @@ class RunRecorder:
     def save(self, state: Mapping[str, Any], *, needed: bool) -> None:
         """Save a checkpoint of the policy with the state to resume.
 
-        Its score is that of the evaluation after that step. WriteError where it is `needed` or not to go on.
+        Its score is that of the evaluation after that step. WriteError where it is `needed` or the run must stop.
         """
         policy = self.run.policy
         with self.watchdog.deadline(f"the checkpoint of step {state['step']} to be written", "timeouts.saving"):
