@@ -23,13 +23,23 @@ ADAPTERS = {"model__lora_rank": 2}
 NANO = {f"model__{name}": value for name, value in vars(Config().model).items() if name.startswith("nano_")}
 
 
-@pytest.fixture(scope="module")
-def hybrid(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Return the folder of a tiny Qwen3.5."""
-    folder = tmp_path_factory.mktemp("hybrid")
+RUNS = [
+    ("qwen3_5_text", {}),
+    ("qwen3_5_text", ADAPTERS),
+    ("nemotron_h", {}),
+    ("lfm2_moe", {}),
+    ("llama4_text", ADAPTERS),
+    ("qwen3_5_moe_text", {}),
+    ("qwen3_5_moe_text", ADAPTERS),
+    ("qwen3_moe", {}),
+]
+
+
+def hybrid(architecture: str, folder: Path) -> str:
+    """Save a tiny model of an architecture."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        AutoModelForCausalLM.from_config(tiny_config("qwen3_5_text")).save_pretrained(folder)
+        AutoModelForCausalLM.from_config(tiny_config(architecture)).save_pretrained(folder)
     TOKENIZER.save_pretrained(folder)
     return str(folder)
 
@@ -43,26 +53,28 @@ def config(name: str, make: Callable[..., Config] = small_config, **changes: Any
     return make(model__name=name, preflight__enabled=False, **NANO, **changes)
 
 
-@pytest.mark.parametrize("changes", [{}, ADAPTERS])
+@pytest.mark.parametrize(("architecture", "changes"), RUNS)
 def test_a_resumed_run_of_a_hybrid_ends_as_one_never_stopped(
-    hybrid: str, changes: dict[str, Any], tmp_path: Path
+    architecture: str, changes: dict[str, Any], tmp_path: Path
 ) -> None:
+    name = hybrid(architecture, tmp_path / "model")
     whole, resumed = tmp_path / "whole", tmp_path / "resumed"
     chosen = {"num_steps": 4, "output__save_every": 2, **changes}
-    train(config(hybrid, **chosen), whole)
+    train(config(name, **chosen), whole)
     shutil.copytree(whole, resumed)
     shutil.rmtree(resumed / "checkpoints" / "step-000004")
-    train(config(hybrid, resume=str(resumed), **chosen), resumed)
+    train(config(name, resume=str(resumed), **chosen), resumed)
     assert timeless(rows(resumed / "metrics.jsonl")) == timeless(rows(whole / "metrics.jsonl"))
     assert equal(saved_policy(resumed), saved_policy(whole))
 
 
-@pytest.mark.parametrize("changes", [{}, ADAPTERS])
+@pytest.mark.parametrize(("architecture", "changes"), RUNS)
 def test_an_asynchronous_run_of_a_hybrid_replays_to_the_same_weights(
-    hybrid: str, changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    architecture: str, changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("covey.engine.native.engine.TURN_SECONDS", 0.0)
     chosen = {"num_steps": 3, **changes}
-    run = trained(tmp_path / "run", config(hybrid, replay_config, **chosen))
+    name = hybrid(architecture, tmp_path / "model")
+    run = trained(tmp_path / "run", config(name, replay_config, **chosen))
     assert len({step.digest for step in read_schedule(run)}) == 3, "every step changed the weights"
-    assert replayed(run, config(hybrid, replay_config, **chosen), tmp_path / "scratch") == last_digest(run)
+    assert replayed(run, config(name, replay_config, **chosen), tmp_path / "scratch") == last_digest(run)

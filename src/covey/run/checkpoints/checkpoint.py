@@ -180,6 +180,10 @@ def load_weights(policy: Policy, checkpoint: Path) -> None:
     saved: dict[str, torch.Tensor] = {}
     for file in sorted((checkpoint / POLICY).glob("*.safetensors")):
         saved.update(load_file(file))
+    own, is_model = policy.model.state_dict().keys(), (checkpoint / POLICY / "config.json").is_file()
+    if is_model and not is_adapted(policy.model) and not saved.keys() <= own:  # named as the hub does, not as the class
+        kind = type(policy.causal_lm)
+        saved = dict(kind.from_pretrained(checkpoint / POLICY, dtype="auto", trust_remote_code=False).state_dict())
     if policy.sharded:
         sharding.reshard(policy)  # a pass before may have left whole weights in place of the shards
     # Refuse those of another size, then lay each out like the parameter it is for; adapters are saved without "default"
