@@ -10,7 +10,7 @@ from rich.table import Table
 from covey.cli.flags import one_run_folder
 from covey.config import compose as settings
 from covey.run.checkpoints.saved_settings import settings_of
-from covey.run.folder import CONFIG, STATUS, is_running
+from covey.run.folder import CONFIG, STATUS, is_running, read_summary
 from covey.system.disk import as_written, read_regular
 from covey.system.jsonl import MAX_BYTES
 from covey.system.text.console import CleanConsole
@@ -31,22 +31,23 @@ def run_status(words: Sequence[str]) -> None:
         )
     with as_written(path):
         status = json.loads(read_regular(path, MAX_BYTES))
-        table, when = _table(status), status["time"]
+        ended = None if is_running(folder) else (read_summary(folder) or {}).get("steps", status["trainer"]["step"])
+        table, when = _table(status, ended), status["time"]
     console = CleanConsole()
     console.print(table)
-    said = "at" if is_running(folder) else "this run has ended; its last word was at"
+    said = "at" if ended is None else "this run has ended; its last word was at"
     console.print(f"{said} {when}, {folder}", soft_wrap=True)
 
 
-def _table(status: Mapping[str, Any]) -> Table:
+def _table(status: Mapping[str, Any], ended: int | None) -> Table:
     trainer = status["trainer"]
     table = Table("role", "state", "version", "groups", "tokens", "restarts", "process")
     groups = f"{trainer['groups_finished']} finished of {trainer['groups_pending']}"
-    state = f"step {trainer['step'] + 1}, {trainer['state']}"
+    state = f"step {trainer['step'] + 1}, {trainer['state']}" if ended is None else f"ended after step {ended}"
     table.add_row("trainer", state, str(trainer["version"]), groups, "", "", "")
     for one in status["samplers"]:
         numbers = (one["version"], f"{one['groups_under_way']} under way", one["tokens"], one["restarts"], one["pid"])
-        table.add_row(f"sampler {one['sampler']}", *map(str, (one["state"], *numbers)))
+        table.add_row(f"sampler {one['sampler']}", *map(str, (one["state"] if ended is None else "ended", *numbers)))
     return table
 
 

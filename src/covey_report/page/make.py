@@ -24,17 +24,17 @@ from covey.system.jsonl import finite
 from covey_report.logs.foreign import read_any
 from covey_report.page.content import content
 
-REPORT = "report.html"
+REPORT, SEVERAL = "report.html", "compared.html"
 FOLLOW_SECONDS = 10
 
 
 def make_report(folders: Sequence[Path], out: Path | None = None, refresh: int | None = None) -> Path:
-    """Write the page to `out`, by default report.html in the first folder.
+    """Write the page to `out`, by default report.html in the run's folder, of several runs in this one.
 
     ValueError where a folder holds no run, WriteError where the disk does not take it.
     """
     runs = [read_any(folder) for folder in folders]
-    path = out or folders[0] / REPORT
+    path = out or (folders[0] / REPORT if len(folders) == 1 else Path(SEVERAL))
     names = names_of(folders)
     foot = f"Made {time.strftime('%Y-%m-%d %H:%M:%S')} by covey {__version__}; it loads nothing and sends nothing."
     shown = content(runs, names)
