@@ -283,6 +283,8 @@ def test_a_report_of_two_runs_compares_them(finished: Path, tmp_path: Path, caps
     assert main(["report", str(finished), str(other), "--out", str(out)]) == 0
     (gain,) = data_of(out)["compare"]["gains"]
     assert gain["measures"]["accuracy"][0] == 0.0
+    assert gain["lines"][0].startswith("other against run, 2 prompts, a run each")
+    assert gain["state"] == "few"
 
 
 def test_a_report_of_two_runs_leaves_the_pages_of_both(
@@ -295,8 +297,6 @@ def test_a_report_of_two_runs_leaves_the_pages_of_both(
     assert (tmp_path / "compared.html").is_file()
     after = (finished / "report.html").read_bytes() if (finished / "report.html").exists() else None
     assert after == before
-    assert gain["lines"][0].startswith("other against run, 2 prompts, a run each")
-    assert gain["state"] == "few"
 
 
 def test_an_unfinished_run_is_reported_despite_its_torn_last_line(finished: Path, tmp_path: Path) -> None:

@@ -28,8 +28,8 @@ def test_it_says_what_is_trained_on_what_and_for_how_long(monkeypatch: pytest.Mo
     with begun(monkeypatch, num_steps=9) as run:
         weights = sum(p.numel() for p in run.policy.model.parameters())
         assert opening(run) == (
-            f"nano: {count(weights)} parameters, all trained in float32; 6 prompts to train on, 3 held out (2 of them evaluated); "
-            "2 x 4 completions a step, 9 steps: 3 passes over the prompts"
+            f"nano: {count(weights)} parameters, all trained in float32; 6 prompts to train on, 3 held out "
+            "(2 of them evaluated); 2 x 4 completions a step, 9 steps: 3 passes over the prompts"
         )
         assert crowding(run) is None
 
