@@ -29,7 +29,9 @@ FOLLOW_SECONDS = 10
 
 
 def make_report(folders: Sequence[Path], out: Path | None = None, refresh: int | None = None) -> Path:
-    """Write the page to `out`, by default report.html in the run's folder, of several runs in this one.
+    """Write the page to `out`.
+
+    By default that is report.html in the run's folder, and compared.html here for several runs.
 
     ValueError where a folder holds no run, WriteError where the disk does not take it.
     """
@@ -109,7 +111,7 @@ def page(content: Mapping[str, Any], title: str, foot: str, refresh: int | None 
 
 
 def as_data(content: Any) -> str:
-    """Write JSON that cannot end a script element: no <, > or &.
+    """Write JSON for a script element, without <, > and &.
 
     >>> as_data("</script>")
     '"\\\\u003c/script\\\\u003e"'

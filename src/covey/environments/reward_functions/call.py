@@ -19,7 +19,7 @@ from typing import Any, NotRequired, TypedDict
 
 from covey.system.jsonl import as_lists, plain_data
 from covey.system.lookup import attribute, near
-from covey.system.workers.process import preparing
+from covey.system.workers.process import loader_of
 
 RewardCallable = Callable[..., Any]
 """def reward(prompts, completions, **columns) -> list[float | None], plain or async."""
@@ -171,7 +171,7 @@ class RewardCall:
     function: RewardCallable
 
     def prepare(self) -> None:
-        preparing(unwrap(self.function))()
+        loader_of(unwrap(self.function))()
 
     def __call__(self, count: int, keywords: Mapping[str, Any], state: TrainerState = AT_START) -> RewardOutcome:
         """Call it here, in a thread without a running event loop."""

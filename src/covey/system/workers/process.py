@@ -57,7 +57,7 @@ def load(setup: bytes) -> list[Any]:
     return functions
 
 
-def preparing(function: Any) -> Callable[[], object]:
+def loader_of(function: Any) -> Callable[[], object]:
     """Return the loader of a function, called before its first call."""
     # Of its class: an object's own __getattr__ may answer anything
     return function.prepare if hasattr(type(function), "prepare") else lambda: None
@@ -67,7 +67,7 @@ def prepare(functions: list[Any]) -> int:
     """Let functions prepare, and return the bytes of memory they then hold."""
     before = resident_bytes("self")
     for function in functions:
-        preparing(function)()
+        loader_of(function)()
     return max(0, resident_bytes("self") - before)
 
 
