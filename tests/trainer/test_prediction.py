@@ -16,7 +16,7 @@ from covey.algorithm.settings import AlgorithmConfig
 from covey.policy.logprobs import Scoring
 from covey.policy.reference import make_reference
 from covey.trainer.forward import (
-    FrozenScores,
+    FrozenLogProbs,
     ScoringContext,
     objective_inputs,
     precompute_logprob_grad,
@@ -49,13 +49,13 @@ def asked(algorithm: AlgorithmConfig, chunk: int = CHUNK) -> ScoringContext:
     return ScoringContext(policy, make_reference(policy, refreshed=False), build_objective(algorithm, 16), scoring)
 
 
-def prepared_by(forward: ScoringContext, *, keep_old: bool = False) -> FrozenScores:
+def prepared_by(forward: ScoringContext, *, keep_old: bool = False) -> FrozenLogProbs:
     groups = sampled_by(forward.policy, random_groups(), Sampling(), noise=0.3)
     (micro,) = make(groups, advantages=ADVANTAGES).micro_batches
     return score_frozen(forward, micro, several=keep_old, keep_old=keep_old)
 
 
-def predicted_and_found(forward: ScoringContext, prepared: FrozenScores) -> tuple[Tensor | None, Tensor]:
+def predicted_and_found(forward: ScoringContext, prepared: FrozenLogProbs) -> tuple[Tensor | None, Tensor]:
     objective = forward.objective
     statistics = None
     if objective.needs_batch_selection:

@@ -51,7 +51,7 @@ class ScoringContext:
 
 
 @dataclass(frozen=True, slots=True)
-class FrozenScores:
+class FrozenLogProbs:
     """A micro-batch with its frozen scores, None where unread."""
 
     batch: MicroBatch
@@ -67,7 +67,7 @@ class FrozenScores:
         return None if self.reference is None else self.reference()
 
 
-def score_frozen(forward: ScoringContext, batch: MicroBatch, *, several: bool, keep_old: bool) -> FrozenScores:
+def score_frozen(forward: ScoringContext, batch: MicroBatch, *, several: bool, keep_old: bool) -> FrozenLogProbs:
     """Make the passes without gradient.
 
     `several` updates on the batch share the filters of the policy before the first.
@@ -82,7 +82,7 @@ def score_frozen(forward: ScoringContext, batch: MicroBatch, *, several: bool, k
     if needs_reference:
         assert forward.reference is not None, "the objective needs a reference"
         reference = ask_reference(forward.reference, batch, forward.scoring, kept)
-    return FrozenScores(batch, old, reference, kept)
+    return FrozenLogProbs(batch, old, reference, kept)
 
 
 def ask_reference(
@@ -96,7 +96,7 @@ def ask_reference(
 
 
 def precompute_logprob_grad(
-    forward: ScoringContext, prepared: FrozenScores, loss_of: Callable[[ObjectiveInputs], Tensor]
+    forward: ScoringContext, prepared: FrozenLogProbs, loss_of: Callable[[ObjectiveInputs], Tensor]
 ) -> Tensor | None:
     """Compute d loss / d log-prob early, so logits are made once.
 
@@ -112,7 +112,7 @@ def precompute_logprob_grad(
     return torch.autograd.grad(loss_of(objective_inputs(prepared, scores)), logprob_L)[0]
 
 
-def score(forward: ScoringContext, prepared: FrozenScores, predicted_L: Tensor | None = None) -> PassScores:
+def score(forward: ScoringContext, prepared: FrozenLogProbs, predicted_L: Tensor | None = None) -> PassScores:
     """Score the tokens under the current policy, with gradient if enabled."""
     exact = None
     if forward.objective.needs_full_kl:
@@ -121,7 +121,7 @@ def score(forward: ScoringContext, prepared: FrozenScores, predicted_L: Tensor |
     return score_tokens(forward.policy, prepared.batch, forward.scoring, prepared.kept, exact, predicted_L)
 
 
-def objective_inputs(prepared: FrozenScores, scores: PassScores) -> ObjectiveInputs:
+def objective_inputs(prepared: FrozenLogProbs, scores: PassScores) -> ObjectiveInputs:
     """Return everything the objective reads, as rows."""
     # Before the first update the old policy is the current one
     batch = prepared.batch
@@ -176,7 +176,7 @@ def split_statistics(whole: BatchStatistics, parts: Sequence[ObjectiveInputs], s
         start += num_rows
 
 
-def unscored_prompts(forward: ScoringContext, part: FrozenScores) -> list[str]:
+def unscored_prompts(forward: ScoringContext, part: FrozenLogProbs) -> list[str]:
     """Name the prompts with a log-prob or advantage that is not finite."""
     with inference(forward.policy.model):
         scores = score(forward, part)
@@ -208,7 +208,7 @@ class Ahead:
     """Provisional counts that all parts were divided by: those of a step whose groups are like the first."""
     trained: dict[int, Trained] = field(default_factory=dict)
     """By `id` of the group."""
-    prepared: list[FrozenScores] = field(default_factory=list)
+    prepared: list[FrozenLogProbs] = field(default_factory=list)
     """The micro-batches."""
     sums: list[Sums] = field(default_factory=list)
     maxima: list[Mapping[str, float]] = field(default_factory=list)

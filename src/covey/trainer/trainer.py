@@ -28,7 +28,7 @@ from covey.system.waits.timer import PhaseTimer
 from covey.trainer.batch import count_work, pad_micro_batches, totals_of
 from covey.trainer.forward import (
     Ahead,
-    FrozenScores,
+    FrozenLogProbs,
     ScoringContext,
     gather_rows,
     objective_inputs,
@@ -64,7 +64,7 @@ class Trainer:
         self.policy = policy
         self.reference = reference
         self.timer = timer or PhaseTimer()
-        self.observer: Callable[[FrozenScores, ObjectiveInputs], None] = lambda part, inputs: None
+        self.observer: Callable[[FrozenLogProbs, ObjectiveInputs], None] = lambda part, inputs: None
         """Is shown every micro-batch with what the objective reads of it, and changes nothing."""
         self.controller = controllers.kl_controller(settings.algorithm)
         self.entropy = controllers.entropy_control(settings.algorithm)
@@ -227,7 +227,7 @@ class Trainer:
             return {}
         return refreshed_weights(self.reference)
 
-    def _prepare(self, batch: Batch) -> list[FrozenScores]:
+    def _prepare(self, batch: Batch) -> list[FrozenLogProbs]:
         objective = self.objective
         several = self.settings.updates_per_batch * self.settings.num_mini_batches > 1
         keep_old = several and objective.needs_old
@@ -235,7 +235,7 @@ class Trainer:
 
     def _update(
         self,
-        prepared: Sequence[FrozenScores],
+        prepared: Sequence[FrozenLogProbs],
         batch: Batch,
         seed: int,
         on_before_update: Callable[[], None],
@@ -281,7 +281,7 @@ class Trainer:
             yield
 
     def _backward_all(
-        self, prepared: Sequence[FrozenScores], statistics: Sequence[BatchStatistics | None], batch: Batch, seed: int
+        self, prepared: Sequence[FrozenLogProbs], statistics: Sequence[BatchStatistics | None], batch: Batch, seed: int
     ) -> tuple[list[Sums], list[Mapping[str, float]]]:
         self.policy.model.train()
         with self.timer.phase("backward"), self._dropout_of(seed), repeating(self.policy.deterministic):
@@ -290,7 +290,7 @@ class Trainer:
         return [sums for sums, _ in found], [maxima for _, maxima in found]
 
     def _backward(
-        self, part: FrozenScores, batch: Batch, statistics: BatchStatistics | None
+        self, part: FrozenLogProbs, batch: Batch, statistics: BatchStatistics | None
     ) -> tuple[Sums, dict[str, float]]:
         self.timer.watchdog.progress()
         predicted_L = precompute_logprob_grad(
@@ -314,7 +314,7 @@ class Trainer:
     def _maxima(self, inputs: ObjectiveInputs) -> dict[str, float]:
         return {name: float(value) for name, value in self.objective.maxima(inputs).items()}
 
-    def _batch_statistics(self, prepared: Sequence[FrozenScores], seed: int) -> list[BatchStatistics | None]:
+    def _batch_statistics(self, prepared: Sequence[FrozenLogProbs], seed: int) -> list[BatchStatistics | None]:
         """Decide rules over all ranks' batch before the first backward pass."""
         if not self.objective.needs_batch_selection:
             return [None] * len(prepared)
@@ -342,7 +342,7 @@ class Trainer:
         return self._scaler.is_enabled() and math.isfinite(metrics["loss"]) and self._scaler.get_scale() >= 1
 
     def _count_nonfinite(
-        self, prepared: Sequence[FrozenScores], batch: Batch, statistics: Sequence[BatchStatistics | None]
+        self, prepared: Sequence[FrozenLogProbs], batch: Batch, statistics: Sequence[BatchStatistics | None]
     ) -> None:
         self._nonfinite_in_a_row += 1
         limit = self.settings.optimizer.max_nonfinite_steps
@@ -355,7 +355,7 @@ class Trainer:
             )
 
     def _nonfinite_prompts(
-        self, prepared: Sequence[FrozenScores], batch: Batch, statistics: Sequence[BatchStatistics | None]
+        self, prepared: Sequence[FrozenLogProbs], batch: Batch, statistics: Sequence[BatchStatistics | None]
     ) -> list[str]:
         """Name the prompts of this rank's first micro-batch that is not finite.
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from covey.algorithm.kl import k3
 from covey.algorithm.metrics import LOG_RATIO_CLAMP
 from covey.algorithm.objective import ObjectiveInputs
-from covey.trainer.forward import FrozenScores
+from covey.trainer.forward import FrozenLogProbs
 from covey.types import MicroBatch
 
 
@@ -91,7 +91,7 @@ class TokenScores:
         """By the `id` of the micro-batch, which `SeenMicroBatch` holds on to."""
         self._last: dict[int, SeenMicroBatch] = {}
 
-    def see(self, part: FrozenScores, inputs: ObjectiveInputs) -> None:
+    def see(self, part: FrozenLogProbs, inputs: ObjectiveInputs) -> None:
         """Record a scored micro-batch, at its first and last update."""
         seen = SeenMicroBatch(part.batch, _detach(inputs))
         self._first.setdefault(id(part.batch), seen)
