@@ -40,7 +40,7 @@ from covey.system.text.cleaning import clean_handlers
 from covey.system.text.masking import secrets_in
 from covey.system.waits.signals import Stopper, StopRequested, is_in_event_loop
 from covey.trainer.prepare import make_measured_batch, make_training_batches, train_ahead
-from covey.trainer.second_look import is_looked_at, second_look
+from covey.trainer.update_gain import is_gain_measured, measure_update_gain
 from covey.types import Group
 
 LOGGER = logging.getLogger(__name__)
@@ -242,8 +242,8 @@ def update(
         if metrics["num_rollouts_trained"] == 0:  # of all ranks: measured all the same, so that curves have no holes
             batch = make_measured_batch([*groups, *(one.group for one in dropped)], run.policy, run.packing)
             metrics |= trainer.measure(batch, step)
-        elif config.doctor.enabled and is_looked_at(step):
-            metrics |= second_look(groups, trainer, run.packing)
+        elif config.doctor.enabled and is_gain_measured(step):
+            metrics |= measure_update_gain(groups, trainer, run.packing)
         hold()
         run.source.follow(step + 1, config.num_steps)
         run.source.publish(step + 1)

@@ -16,7 +16,7 @@ def found(log: RunLog) -> dict[str, Level]:
 
 
 def looked(*gains: float, error: float = 0.1, **more: Any) -> RunLog:
-    """A log with a second look in each step."""
+    """A log whose update gain is measured in each step."""
     rows = [
         {"step": step, "learning_rate": 1e-4, "update_gain": gain, "update_gain_error": error, **more}
         for step, gain in enumerate(gains, 1)

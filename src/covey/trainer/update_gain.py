@@ -23,12 +23,12 @@ MOST_GROUPS = 8
 """Of each rank, that a look asks about: two answers each, so that it costs a small part of an update."""
 
 
-def is_looked_at(step: int) -> bool:
-    """Return True for a step (from 0) with a second look."""
+def is_gain_measured(step: int) -> bool:
+    """Return True for a step (from 0) whose update gain is measured."""
     return step < FIRST or (step + 1) % EVERY == 0
 
 
-def second_look(groups: Sequence[Group], trainer: Trainer, packing: Packing) -> dict[str, float]:
+def measure_update_gain(groups: Sequence[Group], trainer: Trainer, packing: Packing) -> dict[str, float]:
     """Return the rise of best above worst answers, with its error.
 
     A mean over groups and its standard error, nats an answer: to first order above 0 for every step along the gradient.

@@ -10,8 +10,8 @@ import torch
 from covey.policy.policy import Policy
 from covey.trainer.batch import make_rows
 from covey.trainer.prepare import Packing, pack_rows
-from covey.trainer.second_look import FIRST, _best_and_worst, is_looked_at, second_look
 from covey.trainer.trainer import Trainer
+from covey.trainer.update_gain import FIRST, _best_and_worst, is_gain_measured, measure_update_gain
 from covey.types import Group, Reward, Sampling
 
 from ..support.builders import (
@@ -50,8 +50,8 @@ def updated(policy: Policy, groups: Sequence[Group], sign: float = 1.0) -> Train
 def test_an_update_widens_the_best_worst_gap_and_a_wrong_sign_narrows_it() -> None:
     policy = make_policy("qwen2", torch.float64)
     groups = judged(policy)
-    right = second_look(groups, updated(copied(policy), groups), PACKING)
-    wrong = second_look(groups, updated(copied(policy), groups, sign=-1.0), PACKING)
+    right = measure_update_gain(groups, updated(copied(policy), groups), PACKING)
+    wrong = measure_update_gain(groups, updated(copied(policy), groups, sign=-1.0), PACKING)
     assert right["update_gain"] > 3 * right["update_gain_error"] > 0
     # A step so small is linear: what one gains the other loses
     assert wrong["update_gain"] == pytest.approx(-right["update_gain"], rel=0.05)
@@ -73,7 +73,7 @@ def test_the_gain_compares_summed_log_probs_of_best_and_worst_answer(budget: int
             for m in of_both
         ]
         gains.append(rises[0] - rises[1])
-    found = second_look(groups, trainer, Packing("shared", budget))
+    found = measure_update_gain(groups, trainer, Packing("shared", budget))
     assert found["update_gain"] == pytest.approx(sum(gains) / 3, rel=1e-6)
     assert found["update_gain_error"] == pytest.approx(stdev(gains) / 3**0.5, rel=1e-6)
 
@@ -90,26 +90,26 @@ def test_an_answer_without_tokens_is_neither_best_nor_worst() -> None:
 
 def test_without_an_update_nothing_is_gained() -> None:
     policy = make_policy("qwen2", torch.float64)
-    found = second_look(judged(policy), make_trainer(policy), PACKING)
+    found = measure_update_gain(judged(policy), make_trainer(policy), PACKING)
     assert abs(found["update_gain"]) < 1e-12
 
 
-def test_fills_of_a_masked_policy_have_a_second_look() -> None:
+def test_fills_of_a_masked_policy_have_an_update_gain() -> None:
     policy = make_policy("bert", torch.float64)
     filled = sampled_by(policy, as_fills(random_groups()), Sampling())
     groups = [
         replace(group, rollouts=tuple(replace(r, reward=Reward(v)) for r, v in zip(group.rollouts, own, strict=True)))
         for group, own in zip(filled, REWARDS, strict=True)
     ]
-    assert abs(second_look(groups, make_trainer(policy), PACKING)["update_gain"]) < 1e-12
-    found = second_look(groups, updated(policy, groups), PACKING)
+    assert abs(measure_update_gain(groups, make_trainer(policy), PACKING)["update_gain"]) < 1e-12
+    found = measure_update_gain(groups, updated(policy, groups), PACKING)
     assert found["update_gain"] > 0
 
 
-def test_equal_rewards_have_no_second_look() -> None:
+def test_equal_rewards_have_no_update_gain() -> None:
     policy = make_policy("qwen2", torch.float64)
     groups = judged(policy, ((1.0, 1.0, 1.0), (0.0, 0.0), (0.0, 0.0, 1.0, 0.0)))
-    assert second_look(groups, make_trainer(policy), PACKING) == {}
+    assert measure_update_gain(groups, make_trainer(policy), PACKING) == {}
 
 
 def test_a_look_changes_neither_weights_nor_optimiser() -> None:
@@ -117,12 +117,12 @@ def test_a_look_changes_neither_weights_nor_optimiser() -> None:
     groups = judged(policy)
     trainer = updated(policy, groups)
     before = [parameter.detach().clone() for parameter in policy.model.parameters()]
-    second_look(groups, trainer, PACKING)
+    measure_update_gain(groups, trainer, PACKING)
     assert all(torch.equal(a, b) for a, b in zip(before, policy.model.parameters(), strict=True))
     assert all(parameter.requires_grad for parameter in policy.model.parameters())
 
 
 def test_the_first_steps_and_every_fifth_are_looked_at() -> None:
-    looked = [step + 1 for step in range(20) if is_looked_at(step)]
+    looked = [step + 1 for step in range(20) if is_gain_measured(step)]
     assert looked == [1, 2, 3, 5, 10, 15, 20]
     assert looked[:FIRST] == [1, 2, 3]
