@@ -31,7 +31,7 @@ from covey.run.checkpoints.saved_settings import check_changes
 from covey.run.folder import begin_log, discard_refused, names_in, write_num_steps
 from covey.run.given import NO_OBJECTS, RunObjects
 from covey.run.records.record import RunRecorder
-from covey.run.records.step_metrics import Stepped
+from covey.run.records.step_metrics import StepResult
 from covey.run.stages import evaluate_and_log, report_interruption, save
 from covey.run.state import checkpoint_state, snapshot
 from covey.system import accelerate_launch, collectives, ranks
@@ -199,7 +199,7 @@ def ends_early(record: RunRecorder, num_steps: int) -> bool:
     return ends
 
 
-def train_step(run: Run, step: int, stopper: Stopper) -> Stepped:
+def train_step(run: Run, step: int, stopper: Stopper) -> StepResult:
     """Take groups, update on them, publish; return the record."""
     groups, dropped = take(run, step)
     stopper.release()
@@ -232,7 +232,7 @@ def take(run: Run, step: int) -> tuple[list[Group], list[Dropped]]:
 
 def update(
     run: Run, groups: Sequence[Group], dropped: Sequence[Dropped], step: int, hold: Callable[[], None] = lambda: None
-) -> Stepped:
+) -> StepResult:
     """Compute advantages, make the batch, step, publish the weights."""
     trainer, config = run.trainer, run.config
     with trainer.timer.watchdog.deadline(f"the update of step {step + 1}", "timeouts.update"):
@@ -247,7 +247,7 @@ def update(
         hold()
         run.source.follow(step + 1, config.num_steps)
         run.source.publish(step + 1)
-    return Stepped(list(groups), list(dropped), credit, metrics)
+    return StepResult(list(groups), list(dropped), credit, metrics)
 
 
 def drop_stale(groups: Sequence[Group], step: int, max_staleness: int, publish_every: int = 1) -> list[Group]:

@@ -22,7 +22,7 @@ from covey.run.checkpoints.resume import check_same_prompts, check_unfinished, t
 from covey.run.checkpoints.saved_settings import find_run, settings_of
 from covey.run.folder import newer_trainings
 from covey.run.records.record import RunRecorder
-from covey.run.records.step_metrics import Stepped
+from covey.run.records.step_metrics import StepResult
 from covey_report.logs.read import read_run
 from covey_report.page.content import verdict
 
@@ -232,7 +232,7 @@ def test_a_resumed_run_is_not_reported_as_ended(monkeypatch: pytest.MonkeyPatch)
     folder = rows_run()
     log_step, said = RunRecorder.log_step, list[str]()
 
-    def look(record: RunRecorder, step: int, stepped: Stepped) -> None:
+    def look(record: RunRecorder, step: int, stepped: StepResult) -> None:
         log_step(record, step, stepped)
         said.append(verdict(read_run(folder))["text"].partition(",")[0])
 

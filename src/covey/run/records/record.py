@@ -40,7 +40,7 @@ from covey.run.records.rollout_log import (
 from covey.run.records.samplers import SamplersTotals
 from covey.run.records.step_metrics import (
     Row,
-    Stepped,
+    StepResult,
     count_tokens,
     environment_facts,
     environment_metrics,
@@ -167,7 +167,7 @@ class RunRecorder:
         run.source.report_to(self.folder / STATUS)
         self.callbacks.start(run, self.folder)
 
-    def log_step(self, step: int, stepped: Stepped) -> None:
+    def log_step(self, step: int, stepped: StepResult) -> None:
         """Log a finished step."""
         self._get_under_way()
         groups, dropped, credit, metrics = stepped
@@ -217,7 +217,7 @@ class RunRecorder:
             self._schedule = self._schedule or JsonlWriter(self.folder / SCHEDULE, wait=self._goes_on)
             self._schedule.write({"step": step, **schedule})
 
-    def _rollouts(self, step: int, stepped: Stepped) -> None:
+    def _rollouts(self, step: int, stepped: StepResult) -> None:
         output, credit = self._config.output, stepped.credit
         advantages = [advantage for group in credit.advantages for advantage in group]
         of_turns = [] if credit.of_turns is None else [own for group in credit.of_turns for own in group]

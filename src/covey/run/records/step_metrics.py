@@ -21,7 +21,7 @@ Row = dict[str, float | None]
 """Numbers to log; None where there was nothing to average."""
 
 
-class Stepped(NamedTuple):
+class StepResult(NamedTuple):
     """The groups of a step and its results."""
 
     groups: list[Group]
