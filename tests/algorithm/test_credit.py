@@ -206,7 +206,7 @@ def test_every_turn_is_trained_with_its_own_advantage(
 ) -> None:
     found = assigner(**CENTRED, turn_credit=credit, turn_credit_options=options).assign([EPISODES])
     assert found.of_turns == [[pytest.approx(values) for values in expected]]
-    (rows,) = make_rows([EPISODES], found.trained_with)
+    (rows,) = make_rows([EPISODES], found.row_advantages)
     first, last = expected[0]
     assert rows[0].advantages == pytest.approx([first] * 2 + [last] * 3)
     assert rows[1].advantages == pytest.approx([expected[1][0]] * 3)
@@ -217,7 +217,7 @@ def test_shaping_and_the_kl_penalty_belong_to_the_outcome() -> None:
     """0.4 less for the first episode, which only its last turn and, discounted by half, its first answer for."""
     by_turn = assigner(**CENTRED, turn_credit="discounted", turn_credit_options={"gamma": 0.5})
     plain, charged = (by_turn.assign([EPISODES], kl) for kl in (None, [[0.4, 0.0]]))
-    gaps = [a - b for a, b in zip(plain.numbers[0], charged.numbers[0], strict=True)]
+    gaps = [a - b for a, b in zip(plain.group_advantages[0], charged.group_advantages[0], strict=True)]
     mean = (0.2 + 0.4) / 3
     assert gaps == pytest.approx([0.2 - mean, 0.4 - mean, -mean])
 
@@ -226,9 +226,9 @@ def test_length_weights_are_of_whole_episodes_and_the_clip_is_of_each_turn() -> 
     settings = {"turn_credit": "discounted", "turn_credit_options": {"gamma": 1.0}, "length_normalizer": 1.0}
     found = assigner(**CENTRED, **settings).assign([EPISODES])
     weights = [(1 / n) / ((1 / 5 + 1 / 3) / 2) for n in (5, 3)]
-    assert found.numbers[0] == pytest.approx([weights[0], 0.0, -weights[1]])
+    assert found.group_advantages[0] == pytest.approx([weights[0], 0.0, -weights[1]])
     clipped = assigner(**CENTRED, **settings, advantage_clip=0.8).assign([EPISODES])
-    assert clipped.numbers[0] == pytest.approx([weights[0], 0.0, -0.8])
+    assert clipped.group_advantages[0] == pytest.approx([weights[0], 0.0, -0.8])
 
 
 @pytest.mark.parametrize("credit", ["discounted", "turn_mixed", "anchor_state"])
@@ -244,13 +244,15 @@ def test_credit_of_a_group_alone_is_that_beside_the_others_of_its_step(credit: s
     groups = [EPISODES, of(in_turns(1.0, 0.0, 0.3), in_turns(0.0, 0.2, 0.0), in_turns(0.3, 0.1))]
     whole = assigner(turn_credit=credit).assign(groups)
     for index, one in enumerate(groups):
-        assert assigner(turn_credit=credit).assign([one], alone=True).numbers[0] == pytest.approx(whole.numbers[index])
-    ahead = Ahead(trained={id(groups[0]): Trained(groups[0], whole.numbers[0], None)})
-    ahead.check(groups, whole.numbers)
-    first, second, *others = whole.numbers[0]
+        assert assigner(turn_credit=credit).assign([one], alone=True).group_advantages[0] == pytest.approx(
+            whole.group_advantages[index]
+        )
+    ahead = Ahead(trained={id(groups[0]): Trained(groups[0], whole.group_advantages[0], None)})
+    ahead.check(groups, whole.group_advantages)
+    first, second, *others = whole.group_advantages[0]
     for gap in (0.1, 1e-7):
         with pytest.raises(RunStopped, match="the advantages of prompt p depend on other groups"):
-            ahead.check(groups, [[first + 3 * gap, second - 2 * gap, *others], whole.numbers[1]])
+            ahead.check(groups, [[first + 3 * gap, second - 2 * gap, *others], whole.group_advantages[1]])
 
 
 def test_every_turn_carries_its_reward_where_a_rollout_says_nothing_of_turns() -> None:
@@ -259,7 +261,7 @@ def test_every_turn_carries_its_reward_where_a_rollout_says_nothing_of_turns() -
     for credit in ("discounted", "turn_mixed", "anchor_state"):
         found = assigner(turn_credit=credit).assign([plain])
         assert found.advantages[0] == pytest.approx(expected[0])
-        assert [row.advantages for row in make_rows([plain], found.trained_with)[0]] == [
+        assert [row.advantages for row in make_rows([plain], found.row_advantages)[0]] == [
             pytest.approx((value, value)) for value in expected[0]
         ]
 
@@ -269,7 +271,7 @@ def test_a_custom_advantage_sees_turns_or_episodes_with_the_answer_of_each() -> 
         name = f"{__name__}:of_answers"
         return assigner(advantage=name, turn_credit=turn_credit).assign([replace(EPISODES, failures=(Failure("x"),))])
 
-    assert credited("discounted").numbers == [[pytest.approx(v) for v in (1.8 + 5, 2.0 + 5, 1.0 + 3)]]
+    assert credited("discounted").group_advantages == [[pytest.approx(v) for v in (1.8 + 5, 2.0 + 5, 1.0 + 3)]]
     assert credited("discounted").metrics == {"rows": 3.0}
     assert credited("turn_mixed").metrics == {"rows": 3.0}  # two episodes and a failure
 
@@ -303,7 +305,10 @@ def test_episodes_with_a_void_turn_leave_the_loss_not_the_group() -> None:
     assert credit.scores.lengths_N.tolist() == [0.0, 3.0, 5.0]
     assert credit.scores.rewards_N.tolist() == [1.0, 0.0, 0.5]
     assert credit.keep == [[True, True, True]]
-    assert [row.rollout.reward.value for row in make_rows(groups, credit.trained_with, credit.in_loss)[0]] == [0.0, 0.5]
+    assert [row.rollout.reward.value for row in make_rows(groups, credit.row_advantages, credit.in_loss)[0]] == [
+        0.0,
+        0.5,
+    ]
     assert assigner(advantage="group_center_token_whiten").assign(groups).in_loss == credit.keep
 
 
@@ -402,8 +407,8 @@ def test_the_ranks_of_a_step_share_their_statistics(monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(collectives, "rank", lambda rank=rank: rank)
         monkeypatch.setattr(collectives, "all_gather", lambda facts: of_ranks)
         parts.append(assigner(**settings).assign(share))
-    assert [*parts[0].trained_with, *parts[1].trained_with] == whole.trained_with
-    assert whole.numbers[2] == [0.0, 0.0] or turn_credit == "discounted"  # there a row is a turn of any group
+    assert [*parts[0].row_advantages, *parts[1].row_advantages] == whole.row_advantages
+    assert whole.group_advantages[2] == [0.0, 0.0] or turn_credit == "discounted"  # there a row is a turn of any group
 
 
 # ------------------------------------------------------------------------------------------------ mistakes

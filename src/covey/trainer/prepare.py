@@ -25,8 +25,8 @@ def make_training_batches(
     """
     # Advantages are of all rollouts: a masked one keeps its reward in its group.
     credit = assigner.assign(groups, reward_penalty(groups, trainer, packing))
-    trainer.ahead.check(groups, credit.numbers)
-    rows = make_rows(groups, credit.trained_with, credit.in_loss)
+    trainer.ahead.check(groups, credit.group_advantages)
+    rows = make_rows(groups, credit.row_advantages, credit.in_loss)
 
     batches = []
     settings = trainer.settings
@@ -98,7 +98,7 @@ def train_ahead(
     """
     penalties = reward_penalty(groups, trainer, packing)
     credit = assigner.assign(groups, penalties, alone=True)
-    rows = make_rows(groups, credit.trained_with, credit.in_loss)
+    rows = make_rows(groups, credit.row_advantages, credit.in_loss)
     if not any(rows):  # no count to divide by, until others are there
         return
     counted = trainer.ahead.totals
@@ -110,7 +110,7 @@ def train_ahead(
     trainer.accumulate(pack_rows(_rows_with_gradient(rows, trainer), trainer.policy, packing, totals), step)
     for index, group in enumerate(groups):
         penalty = None if penalties is None else penalties[index]
-        trainer.ahead.trained[id(group)] = Trained(group, credit.numbers[index], penalty)
+        trainer.ahead.trained[id(group)] = Trained(group, credit.group_advantages[index], penalty)
 
 
 def drop_zero_advantage_rows(rows: Sequence[Sequence[Row]]) -> list[list[Row]]:

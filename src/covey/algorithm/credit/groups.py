@@ -39,12 +39,12 @@ class Credit:
     """Of each turn of each rollout; None where all tokens of a rollout have its advantage."""
 
     @property
-    def trained_with(self) -> Sequence[Sequence[Advantage]]:
+    def row_advantages(self) -> Sequence[Sequence[Advantage]]:
         """Return the advantages for `make_rows`."""
         return self.advantages if self.of_turns is None else self.of_turns
 
     @property
-    def numbers(self) -> list[list[float]]:
+    def group_advantages(self) -> list[list[float]]:
         """Return all advantages of each group, one after the other."""
         if self.of_turns is None:
             return self.advantages

@@ -274,6 +274,6 @@ def why_no_signal(row: Row, credit: Credit) -> str:
     """Explain why nothing can be trained on."""
     if not row["num_groups"]:
         return "every group was dropped"
-    if any(collectives.all_gather(any(a != 0 for group in credit.numbers for a in group))):
+    if any(collectives.all_gather(any(a != 0 for group in credit.group_advantages for a in group))):
         return "every completion that could teach something is masked or empty"
     return "the rewards of every group are equal"
