@@ -1,4 +1,4 @@
-"""A second look at a batch: what an update did to the answers that were rewarded."""
+"""The gain of an update: what it did to the answers that were rewarded."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -122,7 +122,7 @@ def test_a_look_changes_neither_weights_nor_optimiser() -> None:
     assert all(parameter.requires_grad for parameter in policy.model.parameters())
 
 
-def test_the_first_steps_and_every_fifth_are_looked_at() -> None:
+def test_the_gain_of_the_first_steps_and_every_fifth_is_measured() -> None:
     looked = [step + 1 for step in range(20) if is_gain_measured(step)]
     assert looked == [1, 2, 3, 5, 10, 15, 20]
     assert looked[:FIRST] == [1, 2, 3]
