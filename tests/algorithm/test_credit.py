@@ -16,7 +16,7 @@ from covey.algorithm.metrics import group_metrics, value
 from covey.algorithm.settings import TURN_CREDITS, AlgorithmConfig
 from covey.system import collectives
 from covey.trainer.batch import make_rows
-from covey.trainer.forward import Ahead, Trained
+from covey.trainer.forward import StreamedGroup, StreamedWork
 from covey.types import Failure, Group, Prompt, Reward, Rollout, RunStopped, Turn
 from tests.support.builders import credit_assigner
 
@@ -247,7 +247,7 @@ def test_credit_of_a_group_alone_is_that_beside_the_others_of_its_step(credit: s
         assert assigner(turn_credit=credit).assign([one], alone=True).group_advantages[0] == pytest.approx(
             whole.group_advantages[index]
         )
-    ahead = Ahead(trained={id(groups[0]): Trained(groups[0], whole.group_advantages[0], None)})
+    ahead = StreamedWork(trained={id(groups[0]): StreamedGroup(groups[0], whole.group_advantages[0], None)})
     ahead.check(groups, whole.group_advantages)
     first, second, *others = whole.group_advantages[0]
     for gap in (0.1, 1e-7):
@@ -314,7 +314,7 @@ def test_episodes_with_a_void_turn_leave_the_loss_not_the_group() -> None:
 
 def test_a_step_trains_all_groups_that_were_trained_early() -> None:
     early = of(in_turns(1.0, 0.0))
-    ahead = Ahead(trained={id(early): Trained(early, [0.5], None)})
+    ahead = StreamedWork(trained={id(early): StreamedGroup(early, [0.5], None)})
     ahead.check([early], [[0.5]])
     with pytest.raises(ValueError, match="must train all groups that streaming=true has begun with, got 1 fewer"):
         ahead.check([], [])

@@ -13,7 +13,7 @@ from covey.algorithm.metrics import Average
 from covey.algorithm.settings import AlgorithmConfig
 from covey.policy.reference import make_reference
 from covey.system import collectives
-from covey.trainer.forward import Ahead
+from covey.trainer.forward import StreamedWork
 from covey.trainer.optimizer import order_of_updates
 from covey.trainer.prepare import Packing, make_training_batches, mini_batches, train_ahead
 from covey.types import Batch, Group, Prompt, Reward, Rollout
@@ -274,7 +274,7 @@ def test_the_real_counts_change_what_was_divided_by_them_and_nothing_else() -> N
         "policy_loss": Average(torch.tensor(2.0), torch.tensor(1.0)),
         "ratio": Average(torch.tensor(3.0), torch.tensor(4.0)),
     }
-    ahead = Ahead(totals=Totals(10, 2, 2), sums=[logged])
+    ahead = StreamedWork(totals=Totals(10, 2, 2), sums=[logged])
     ahead.rescale([weight, torch.nn.Parameter(torch.zeros(1))], {"num_tokens"}, Totals(40, 2, 2))
     assert weight.grad.tolist() == [0.25, -0.5]
     assert (float(ahead.sums[0]["policy_loss"].numerator), ahead.sums[0]["ratio"]) == (0.5, logged["ratio"])

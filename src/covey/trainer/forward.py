@@ -4,7 +4,7 @@ No pass is made that nothing reads: old log-probs only for several updates on on
 reference log-probs only where a KL penalty or a ratio uses them.
 Shapes: L loss tokens, N rollouts, T loss tokens of the longest rollout.
 
-Streaming inside a step: groups that are complete are trained while the slowest are still sampled or scored (`Ahead`).
+Streaming inside a step: groups that are complete are trained while the slowest are still sampled or scored (`StreamedWork`).
 A loss is a sum over rollouts, divided by a count of the whole step that is not known before its last group is there.
 So the gradients of early groups are divided by a provisional count, and brought to the real one when the step is
 taken: the update is that of the whole batch, up to the order in which floats are added. It needs advantages that no
@@ -189,7 +189,7 @@ def unscored_prompts(forward: ScoringContext, part: FrozenLogProbs) -> list[str]
 
 
 @dataclass(frozen=True, slots=True)
-class Trained:
+class StreamedGroup:
     """What a group was trained with before its step."""
 
     group: Group
@@ -201,12 +201,12 @@ class Trained:
 
 
 @dataclass
-class Ahead:
+class StreamedWork:
     """The coming step's early work, besides the gradients on the weights."""
 
     totals: Totals | None = None
     """Provisional counts that all parts were divided by: those of a step whose groups are like the first."""
-    trained: dict[int, Trained] = field(default_factory=dict)
+    trained: dict[int, StreamedGroup] = field(default_factory=dict)
     """By `id` of the group."""
     prepared: list[FrozenLogProbs] = field(default_factory=list)
     """The micro-batches."""

@@ -9,7 +9,7 @@ from covey.algorithm.credit.groups import Credit, CreditAssigner
 from covey.policy.policy import Policy
 from covey.system import collectives
 from covey.trainer.batch import Packing, count, make_rows, pack_rows
-from covey.trainer.forward import Trained
+from covey.trainer.forward import StreamedGroup
 from covey.trainer.layouts import Row
 from covey.trainer.trainer import Trainer
 from covey.types import Batch, Group, Reward
@@ -110,7 +110,7 @@ def train_ahead(
     trainer.accumulate(pack_rows(_rows_with_gradient(rows, trainer), trainer.policy, packing, totals), step)
     for index, group in enumerate(groups):
         penalty = None if penalties is None else penalties[index]
-        trainer.ahead.trained[id(group)] = Trained(group, credit.group_advantages[index], penalty)
+        trainer.ahead.trained[id(group)] = StreamedGroup(group, credit.group_advantages[index], penalty)
 
 
 def drop_zero_advantage_rows(rows: Sequence[Sequence[Row]]) -> list[list[Row]]:

@@ -27,9 +27,9 @@ from covey.system import collectives
 from covey.system.waits.timer import PhaseTimer
 from covey.trainer.batch import count_work, pad_micro_batches, totals_of
 from covey.trainer.forward import (
-    Ahead,
     FrozenLogProbs,
     ScoringContext,
+    StreamedWork,
     gather_rows,
     objective_inputs,
     precompute_logprob_grad,
@@ -81,7 +81,7 @@ class Trainer:
         self._scaler.scale(torch.zeros((), device=policy.device))
         self._nonfinite_in_a_row = 0
         self._mismatch = MismatchWatch(settings.algorithm.max_mismatch, is_stale=settings.max_staleness > 0)
-        self.ahead = Ahead()
+        self.ahead = StreamedWork()
         """Of the coming step."""
 
     def accumulate(self, part: Batch, step: int) -> None:
@@ -119,8 +119,8 @@ class Trainer:
         with self.timer.phase("logprobs"):
             prepared = [self._prepare(own) for own in batches]
         updates: list[Update] = []
-        ahead: Ahead | None
-        ahead, self.ahead = self.ahead, Ahead()
+        ahead: StreamedWork | None
+        ahead, self.ahead = self.ahead, StreamedWork()
         early = [part.batch for part in ahead.prepared]
         counts = count_work([*early, *(part for own in batches for part in own.micro_batches)])
         if self.settings.streaming:
@@ -239,13 +239,13 @@ class Trainer:
         batch: Batch,
         seed: int,
         on_before_update: Callable[[], None],
-        ahead: Ahead | None,
+        ahead: StreamedWork | None,
     ) -> Update:
         """Run backward over all micro-batches, then one step if all is finite.
 
         `ahead` is what was trained ahead of a step's first update, None for later ones.
         """
-        is_first, ahead = ahead is not None, ahead or Ahead()
+        is_first, ahead = ahead is not None, ahead or StreamedWork()
         statistics = self._batch_statistics(prepared, seed)
         if ahead.totals is None:
             self._optimizer.zero_grad(set_to_none=True)
