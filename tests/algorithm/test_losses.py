@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from covey.algorithm.aggregation import AGGREGATIONS, Reduction, Totals, aggregate, count_totals, divisor
+from covey.algorithm.aggregation import AGGREGATIONS, Reduction, StepCounts, aggregate, count_totals, divisor
 from covey.algorithm.loss_inputs import LEVELS, LossInputs, RatioOptions, log_ratio, loss_inputs
 from covey.algorithm.losses import LOSSES, clip, clip_events, gmpo, nll, topr
 from covey.algorithm.settings import WITH_RATIO_LEVEL, WITHOUT_EXPONENTIAL, WITHOUT_RATIO
@@ -404,7 +404,7 @@ def test_every_aggregation_is_in_the_small_batch_test() -> None:
 
 def test_empty_rows_count_only_when_asked() -> None:
     totals = count_totals(MASK)
-    assert totals == Totals(num_tokens=4, num_sequences=2, num_rows=3)
+    assert totals == StepCounts(num_tokens=4, num_sequences=2, num_rows=3)
     counted = Reduction("seq_mean_token_mean", count_empty=True)
     assert aggregate(VALUES, MASK, totals, counted).item() == pytest.approx(6 / 3)
     assert (divisor(counted), divisor(Reduction("seq_mean_token_mean"))) == ("num_rows", "num_sequences")

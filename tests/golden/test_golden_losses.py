@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from covey.algorithm.aggregation import Reduction, Totals, aggregate, count_totals
+from covey.algorithm.aggregation import Reduction, StepCounts, aggregate, count_totals
 from covey.algorithm.corrections import WeightOptions, importance_weights
 from covey.algorithm.kl import KLOptions, kl_penalty
 from covey.algorithm.loss_inputs import LossInputs, RatioOptions, loss_inputs
@@ -153,7 +153,7 @@ def test_losses_of_micro_batches_and_ranks_add_up_to_the_loss_of_the_batch(case:
     values_NT, mask_NT = tensor(case.inputs["values"]), tensor(case.inputs["mask"]) > 0
     reduction, totals = reduction_of(case), count_totals(mask_NT)
 
-    def part(rows: list[int], totals: Totals) -> Tensor:
+    def part(rows: list[int], totals: StepCounts) -> Tensor:
         return aggregate(values_NT[rows], mask_NT[rows], totals, reduction)
 
     micro = [part(rows, totals) for rows in case.inputs["micro_batches"]]

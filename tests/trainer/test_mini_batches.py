@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from covey.algorithm.aggregation import Totals
+from covey.algorithm.aggregation import StepCounts
 from covey.algorithm.metrics import Average
 from covey.algorithm.settings import AlgorithmConfig
 from covey.policy.reference import make_reference
@@ -264,7 +264,7 @@ def test_early_groups_are_divided_by_the_counts_of_a_whole_step() -> None:
     trainer = make_trainer(make_policy("gpt2"), AlgorithmConfig(), streaming=True, groups_per_step=24)
     for part in (groups, groups[:1]):
         train_ahead(part, trainer, credit_assigner(AlgorithmConfig()), Packing("shared", 10_000), 0)
-        assert trainer.ahead.totals == Totals(8 * 43, 8 * 9, 8 * 9)
+        assert trainer.ahead.totals == StepCounts(8 * 43, 8 * 9, 8 * 9)
 
 
 def test_the_real_counts_change_what_was_divided_by_them_and_nothing_else() -> None:
@@ -274,7 +274,7 @@ def test_the_real_counts_change_what_was_divided_by_them_and_nothing_else() -> N
         "policy_loss": Average(torch.tensor(2.0), torch.tensor(1.0)),
         "ratio": Average(torch.tensor(3.0), torch.tensor(4.0)),
     }
-    ahead = StreamedWork(totals=Totals(10, 2, 2), sums=[logged])
-    ahead.rescale([weight, torch.nn.Parameter(torch.zeros(1))], {"num_tokens"}, Totals(40, 2, 2))
+    ahead = StreamedWork(totals=StepCounts(10, 2, 2), sums=[logged])
+    ahead.rescale([weight, torch.nn.Parameter(torch.zeros(1))], {"num_tokens"}, StepCounts(40, 2, 2))
     assert weight.grad.tolist() == [0.25, -0.5]
     assert (float(ahead.sums[0]["policy_loss"].numerator), ahead.sums[0]["ratio"]) == (0.5, logged["ratio"])

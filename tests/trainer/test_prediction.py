@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from covey.algorithm.aggregation import Totals
+from covey.algorithm.aggregation import StepCounts
 from covey.algorithm.build import build_objective
 from covey.algorithm.loss_inputs import LEVELS
 from covey.algorithm.losses import LOSSES
@@ -40,7 +40,7 @@ from ..support.builders import (
 )
 
 CHUNK = 7
-TOTALS = Totals(43, 9, 9)
+TOTALS = StepCounts(43, 9, 9)
 
 
 def asked(algorithm: AlgorithmConfig, chunk: int = CHUNK) -> ScoringContext:

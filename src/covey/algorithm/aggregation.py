@@ -15,10 +15,10 @@ from covey.algorithm.loss_inputs import select
 
 
 @dataclass(frozen=True, slots=True)
-class Totals:
+class StepCounts:
     """The counts of one optimiser step, over all micro-batches and ranks.
 
-    >>> Totals(num_tokens=4096, num_sequences=63, num_rows=64)
+    >>> StepCounts(num_tokens=4096, num_sequences=63, num_rows=64)
     """
 
     num_tokens: int
@@ -28,8 +28,8 @@ class Totals:
     num_rows: int
     """All rollouts."""
 
-    def __add__(self, other: "Totals") -> "Totals":
-        return Totals(
+    def __add__(self, other: "StepCounts") -> "StepCounts":
+        return StepCounts(
             self.num_tokens + other.num_tokens, self.num_sequences + other.num_sequences, self.num_rows + other.num_rows
         )
 
@@ -60,13 +60,13 @@ class Denominators:
     length: int
 
 
-def count_totals(mask_NT: Tensor) -> Totals:
+def count_totals(mask_NT: Tensor) -> StepCounts:
     """Count these rows alone, without other micro-batches and ranks."""
     counts_N = mask_NT.sum(1)
-    return Totals(int(counts_N.sum()), int((counts_N > 0).sum()), mask_NT.shape[0])
+    return StepCounts(int(counts_N.sum()), int((counts_N > 0).sum()), mask_NT.shape[0])
 
 
-def aggregate(values_NT: Tensor, mask_NT: Tensor, totals: Totals, reduction: Reduction) -> Tensor:
+def aggregate(values_NT: Tensor, mask_NT: Tensor, totals: StepCounts, reduction: Reduction) -> Tensor:
     """Return this micro-batch's share of the loss, a scalar.
 
     It is attached to the graph even without valid tokens.
@@ -81,7 +81,7 @@ def aggregate(values_NT: Tensor, mask_NT: Tensor, totals: Totals, reduction: Red
 
 
 def divisor(reduction: Reduction) -> str:
-    """Return the name of the `Totals` field that an aggregation divides by.
+    """Return the name of the `StepCounts` field that an aggregation divides by.
 
     "" for none, the mode for a custom one.
     """

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from covey.algorithm import metrics
-from covey.algorithm.aggregation import Reduction, Totals, aggregate, divisor
+from covey.algorithm.aggregation import Reduction, StepCounts, aggregate, divisor
 from covey.algorithm.corrections import (
     Criterion,
     WeightOptions,
@@ -221,7 +221,7 @@ class Objective:
     def __call__(
         self,
         inputs: ObjectiveInputs,
-        totals: Totals,
+        totals: StepCounts,
         kl_coef: float = 0.0,
         entropy_coef: float = 0.0,
         statistics: BatchStatistics | None = None,
@@ -256,7 +256,7 @@ class Objective:
             }
 
     def _penalties(
-        self, inputs: ObjectiveInputs, totals: Totals, kl_coef: float, entropy_coef: float
+        self, inputs: ObjectiveInputs, totals: StepCounts, kl_coef: float, entropy_coef: float
     ) -> dict[str, Tensor]:
         pieces: dict[str, Tensor] = {}
         if self.kl.active and self.kl.in_loss and kl_coef != 0:

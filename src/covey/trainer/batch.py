@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from covey.algorithm.aggregation import Totals
+from covey.algorithm.aggregation import StepCounts
 from covey.algorithm.credit.groups import Advantage
 from covey.policy.attention.base import DENSE
 from covey.policy.policy import Policy, to_device
@@ -241,8 +241,8 @@ def unflatten(values_L: Tensor, batch: MicroBatch) -> Tensor:
     return grid.index_put((batch.row_L, batch.column_L), values_L)
 
 
-def totals_of(batch: Batch) -> Totals:
-    return Totals(batch.num_loss_tokens, batch.num_sequences, batch.num_rollouts)
+def totals_of(batch: Batch) -> StepCounts:
+    return StepCounts(batch.num_loss_tokens, batch.num_sequences, batch.num_rollouts)
 
 
 def count_work(micro_batches: Sequence[MicroBatch]) -> dict[str, float]:

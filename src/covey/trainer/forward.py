@@ -4,8 +4,8 @@ No pass is made that nothing reads: old log-probs only for several updates on on
 reference log-probs only where a KL penalty or a ratio uses them.
 Shapes: L loss tokens, N rollouts, T loss tokens of the longest rollout.
 
-Streaming inside a step: groups that are complete are trained while the slowest are still sampled or scored (`StreamedWork`).
-A loss is a sum over rollouts, divided by a count of the whole step that is not known before its last group is there.
+Streaming inside a step: groups that are complete are trained while the slowest are still sampled or scored
+(`StreamedWork`). A loss is a sum over rollouts, divided by a count of the whole step that is not known before its last group is there.
 So the gradients of early groups are divided by a provisional count, and brought to the real one when the step is
 taken: the update is that of the whole batch, up to the order in which floats are added. It needs advantages that no
 other group has a part in, one count that divides every term of the loss, and one update per batch; the settings refuse
@@ -19,7 +19,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from covey.algorithm.aggregation import Totals
+from covey.algorithm.aggregation import StepCounts
 from covey.algorithm.metrics import LOSS_TERMS, Average, Sums
 from covey.algorithm.objective import BatchStatistics, Objective, ObjectiveInputs
 from covey.policy.logprobs import (
@@ -202,9 +202,9 @@ class StreamedGroup:
 
 @dataclass
 class StreamedWork:
-    """The coming step's early work, besides the gradients on the weights."""
+    """Work on groups of the coming step, besides gradients."""
 
-    totals: Totals | None = None
+    totals: StepCounts | None = None
     """Provisional counts that all parts were divided by: those of a step whose groups are like the first."""
     trained: dict[int, StreamedGroup] = field(default_factory=dict)
     """By `id` of the group."""
@@ -229,7 +229,7 @@ class StreamedWork:
                     "streaming=true needs an advantage and shaping that look at a group alone"
                 )
 
-    def rescale(self, parameters: Sequence[torch.nn.Parameter], divisors: Collection[str], totals: Totals) -> None:
+    def rescale(self, parameters: Sequence[torch.nn.Parameter], divisors: Collection[str], totals: StepCounts) -> None:
         """Rescale gradients and logged losses to the final count."""
         (divisor,) = divisors
         factor = _count(self.totals, divisor) / _count(totals, divisor)
@@ -239,7 +239,7 @@ class StreamedWork:
         self.sums = [{name: _scale(name, average, factor) for name, average in part.items()} for part in self.sums]
 
 
-def _count(totals: Totals | None, divisor: str) -> int:
+def _count(totals: StepCounts | None, divisor: str) -> int:
     return max(1, getattr(totals, divisor)) if divisor else 1
 
 

@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
 
-from covey.algorithm.aggregation import Totals
+from covey.algorithm.aggregation import StepCounts
 from covey.algorithm.credit.groups import Credit, CreditAssigner
 from covey.policy.policy import Policy
 from covey.system import collectives
@@ -105,7 +105,7 @@ def train_ahead(
     if counted is None:
         # As if the step's other groups were like the first: divided by its few tokens alone, float16 overflows
         times = max(1, trainer.settings.groups_per_step // len(groups))
-        counted = Totals(*(times * number for number in (*count(rows), sum(map(sum, credit.keep)))))
+        counted = StepCounts(*(times * number for number in (*count(rows), sum(map(sum, credit.keep)))))
     totals = (counted.num_tokens, counted.num_sequences, counted.num_rows)
     trainer.accumulate(pack_rows(_rows_with_gradient(rows, trainer), trainer.policy, packing, totals), step)
     for index, group in enumerate(groups):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from covey.algorithm import objective
-from covey.algorithm.aggregation import AGGREGATIONS, Denominators, Reduction, Totals
+from covey.algorithm.aggregation import AGGREGATIONS, Denominators, Reduction, StepCounts
 from covey.algorithm.settings import AlgorithmConfig
 from covey.policy.attention.base import DENSE
 from covey.policy.attention.bidirectional import WHOLE, InputsLayout
@@ -144,7 +144,7 @@ def test_a_mistake_is_found_in_float32_and_under_lora_too(name: str, monkeypatch
     assert seen(case, mistake, monkeypatch).gradient > FOUND
 
 
-def padded_width(values_NT: Tensor, mask_NT: Tensor, totals: Totals, reduction: Reduction) -> Tensor:
+def padded_width(values_NT: Tensor, mask_NT: Tensor, totals: StepCounts, reduction: Reduction) -> Tensor:
     """The length of a completion is taken to be that of the longest beside it."""
     return torch.where(mask_NT, values_NT, 0.0).mean(1).sum() / totals.num_sequences
 
