@@ -7,7 +7,7 @@ from typing import Any
 
 from covey.engine.fake import FakeEngine
 from covey.environments.base import Environment, EnvironmentFault, Split, naming
-from covey.environments.episode import Answer, Episode, Observation, answered
+from covey.environments.episode import Answer, Episode, Observation, maybe_await
 from covey.rollouts.encoding import as_conversation, encode_prompt
 from covey.rollouts.rollout import roll_out
 from covey.rollouts.turns import as_messages, roles_are_marks
@@ -30,7 +30,7 @@ def _first_episode(subject: PreflightContext) -> Episode | Failure | None:
     if episode is None or isinstance(episode, Failure):
         return episode
     # It may hold an object of a pool, or a session with a server
-    return call_env(prompt, "close", lambda: asyncio.run(answered(episode.close()))) or episode
+    return call_env(prompt, "close", lambda: asyncio.run(maybe_await(episode.close()))) or episode
 
 
 def check_episodes(subject: PreflightContext) -> Check:
@@ -98,7 +98,7 @@ class GoldPlayer(Environment):
         return []
 
     async def score(self, prompt: Prompt, completions: Sequence[str]) -> list[Reward | Failure]:
-        return await answered(self.inner.score(prompt, completions))
+        return await maybe_await(self.inner.score(prompt, completions))
 
     def max_turns(self, prompt: Prompt) -> int:
         return self.inner.max_turns(prompt)
@@ -120,21 +120,21 @@ class GoldEpisode(Episode):
     inner: Episode
 
     async def reset(self) -> Observation:
-        observation = await answered(self.inner.reset())
+        observation = await maybe_await(self.inner.reset())
         self._find((*as_conversation(self.prompt.text), *as_messages(observation.messages)))
         return observation
 
     async def reply(self, answer: Answer) -> Observation:
-        observation = await answered(self.inner.reply(answer))
+        observation = await maybe_await(self.inner.reply(answer))
         if not observation.done:
             self._find((*answer.conversation, *as_messages(observation.messages)))
         return observation
 
     async def score(self, conversation: Sequence[Message]) -> Reward | Failure | None:
-        return await answered(self.inner.score(conversation))
+        return await maybe_await(self.inner.score(conversation))
 
     async def close(self) -> None:
-        await answered(self.inner.close())
+        await maybe_await(self.inner.close())
 
     def _find(self, conversation: Sequence[Message]) -> None:
         with naming(self.player.inner, "gold_turn"):

@@ -126,16 +126,16 @@ async def _values(
     found: "Sequence[tuple[Environment, Prompt]]", texts: Sequence[str], token_ids: Sequence[Sequence[int]] | None
 ) -> list[float | str]:
     """Return rewards or reasons, judging neighbours of one prompt together."""
-    from covey.environments.episode import answered
+    from covey.environments.episode import maybe_await
 
     values: list[float | str] = []
     for (environment, prompt), members in groupby(range(len(found)), key=found.__getitem__):
         group = list(members)
         written = [texts[i] for i in group]
         if token_ids is None:
-            verdicts = await answered(environment.score(prompt, written))
+            verdicts = await maybe_await(environment.score(prompt, written))
         else:
-            verdicts = await answered(environment.score_tokens(prompt, written, [token_ids[i] for i in group]))
+            verdicts = await maybe_await(environment.score_tokens(prompt, written, [token_ids[i] for i in group]))
         values += [_value(verdict) for verdict in verdicts]
     return values
 

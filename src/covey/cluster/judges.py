@@ -8,7 +8,7 @@ from typing import Any
 from covey.cluster.serving import Answerers, Serving, lost
 from covey.cluster.start import import_ray, prepare_actor
 from covey.environments.base import SPLITS, Environment, Replies, Split, close_environment, follow, metrics_of
-from covey.environments.episode import Episode, answered
+from covey.environments.episode import Episode, maybe_await
 from covey.types import Failure, Message, Prompt, Reward
 
 
@@ -28,11 +28,11 @@ class JudgeActor:
     ) -> list[Reward | Failure]:
         """Judge completions, by their tokens too where given."""
         if completion_ids is None:
-            return await answered(self._environment.score(prompt, completions))
-        return await answered(self._environment.score_tokens(prompt, completions, completion_ids))
+            return await maybe_await(self._environment.score(prompt, completions))
+        return await maybe_await(self._environment.score_tokens(prompt, completions, completion_ids))
 
     async def reply(self, prompt: Prompt, messages: Sequence[Message]) -> Message | None:
-        return await answered(self._environment.reply(prompt, messages))
+        return await maybe_await(self._environment.reply(prompt, messages))
 
     async def follow(self, step: int, max_steps: int, epoch: float) -> None:
         """Set the progress of training in the environment."""

@@ -11,7 +11,7 @@ from functools import cached_property
 from inspect import getattr_static, iscoroutinefunction
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from covey.environments.episode import Answer, Episode, Observation, answered
+from covey.environments.episode import Answer, Episode, Observation, maybe_await
 from covey.system.jsonl import as_lists
 from covey.system.lookup import describe, is_coveys
 from covey.system.waits.watchdog import Watchdog
@@ -74,7 +74,7 @@ class Environment(ABC):
 
         completion_ids are the tokens of each completion, the stop token included.
         """
-        return await answered(self.score(prompt, completions))
+        return await maybe_await(self.score(prompt, completions))
 
     async def reply(self, prompt: Prompt, messages: Sequence[Message]) -> Message | None:
         """Return the next message of a conversation, None at its end.
@@ -198,7 +198,7 @@ class Replies(Episode):
         if answer.is_last:
             return Observation(done=True, stop_reason="max_turns")
         try:
-            message = await answered(self._environment.reply(self._prompt, answer.conversation))
+            message = await maybe_await(self._environment.reply(self._prompt, answer.conversation))
         except RunStopped:
             raise
         except (Exception, SystemExit) as error:  # foreign code: what there is can still be scored
@@ -212,7 +212,7 @@ def adapt(environment: EnvironmentLike) -> Environment:
     """Return an object as an `Environment`, with defaults for missing methods.
 
     An `Environment` is returned as it is. Methods may be a plain `def` where this class has `async def` (see
-    `answered`). ValueError where something else has a method's name. No property is evaluated.
+    `maybe_await`). ValueError where something else has a method's name. No property is evaluated.
     """
     if isinstance(environment, _Adapted):
         return environment

@@ -115,6 +115,6 @@ class Episode(ABC):
         return
 
 
-async def answered(said: Awaitable[T]) -> T:
+async def maybe_await(said: Awaitable[T]) -> T:
     """Return a method's result, awaited if it is async."""
     return (await said) if inspect.isawaitable(said) else said

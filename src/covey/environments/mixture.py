@@ -18,7 +18,7 @@ from covey.environments.base import (
     metrics_of,
     naming,
 )
-from covey.environments.episode import Episode, answered
+from covey.environments.episode import Episode, maybe_await
 from covey.system.waits.watchdog import Watchdog
 from covey.types import Failure, Message, Prompt, Reward
 
@@ -61,13 +61,13 @@ class Mixture(Environment):
 
     async def score(self, prompt: Prompt, completions: Sequence[str]) -> list[Reward | Failure]:
         part, own = self._of(prompt)
-        return [_add_term(prompt.environment, verdict) for verdict in await answered(part.score(own, completions))]
+        return [_add_term(prompt.environment, verdict) for verdict in await maybe_await(part.score(own, completions))]
 
     async def score_tokens(
         self, prompt: Prompt, completions: Sequence[str], completion_ids: Sequence[Sequence[int]]
     ) -> list[Reward | Failure]:
         part, own = self._of(prompt)
-        verdicts = await answered(part.score_tokens(own, completions, completion_ids))
+        verdicts = await maybe_await(part.score_tokens(own, completions, completion_ids))
         return [_add_term(prompt.environment, verdict) for verdict in verdicts]
 
     def dry_run(self, prompt: Prompt) -> tuple[Environment, Prompt] | None:
@@ -76,7 +76,7 @@ class Mixture(Environment):
 
     async def reply(self, prompt: Prompt, messages: Sequence[Message]) -> Message | None:
         part, own = self._of(prompt)
-        return await answered(part.reply(own, messages))
+        return await maybe_await(part.reply(own, messages))
 
     def episode(self, prompt: Prompt, seed: int) -> Episode | None:
         part, own = self._of(prompt)
@@ -90,7 +90,7 @@ class Mixture(Environment):
         self, prompt: Prompt, episodes: Sequence[Episode], conversations: Sequence[Sequence[Message]]
     ) -> list[Reward | Failure]:
         part, own = self._of(prompt)
-        return await answered(part.score_group(own, episodes, conversations))
+        return await maybe_await(part.score_group(own, episodes, conversations))
 
     def max_turns(self, prompt: Prompt) -> int:
         part, own = self._of(prompt)

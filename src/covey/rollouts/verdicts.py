@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from covey.environments.base import Environment
-from covey.environments.episode import Episode, answered
+from covey.environments.episode import Episode, maybe_await
 from covey.environments.reward_functions.call import problem_with
 from covey.rollouts.attempt import Attempt
 from covey.system.waits.watchdog import ScoringTimeout, Stages
@@ -28,7 +28,7 @@ async def call_env_async(
     name = f"{prompt.environment}.{method}"
     try:
         async with stages.scoring(prompt.environment, method), asyncio.timeout(seconds) as own:
-            return await answered(ask())
+            return await maybe_await(ask())
     except RunStopped:
         raise
     except ScoringTimeout as error:

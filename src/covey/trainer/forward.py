@@ -5,11 +5,11 @@ reference log-probs only where a KL penalty or a ratio uses them.
 Shapes: L loss tokens, N rollouts, T loss tokens of the longest rollout.
 
 Streaming inside a step: groups that are complete are trained while the slowest are still sampled or scored
-(`StreamedWork`). A loss is a sum over rollouts, divided by a count of the whole step that is not known before its last group is there.
-So the gradients of early groups are divided by a provisional count, and brought to the real one when the step is
-taken: the update is that of the whole batch, up to the order in which floats are added. It needs advantages that no
-other group has a part in, one count that divides every term of the loss, and one update per batch; the settings refuse
-what has not (`covey.trainer.settings`), and `check` finds custom functions that have not.
+(`StreamedWork`). A loss is a sum over rollouts, divided by a count of the whole step that is not known before its last
+group is there. So the gradients of early groups are divided by a provisional count, and brought to the real one when
+the step is taken: the update is that of the whole batch, up to the order in which floats are added. It needs
+advantages that no other group has a part in, one count that divides every term of the loss, and one update per batch;
+the settings refuse what has not (`covey.trainer.settings`), and `check` finds custom functions that have not.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence

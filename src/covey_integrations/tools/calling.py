@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from covey.environments.episode import answered
+from covey.environments.episode import maybe_await
 from covey.environments.reward_functions.call import is_async
 from covey.types import Message, RunStopped
 from covey_integrations.tools.calls import BadCall, Call
@@ -153,7 +153,7 @@ class Caller:
             return _error(call.name, problem)
         given, what = copy.deepcopy(dict(call.arguments)), f"the tool {tool.name}"
         try:
-            said = await answered(await self.ledger.called_in_time(tool.function, what, self.seconds, **given))
+            said = await maybe_await(await self.ledger.called_in_time(tool.function, what, self.seconds, **given))
             return ToolAnswer(call.name, shortened(self.written(said)))
         except EpisodeOver as over:
             return ToolAnswer(call.name, shortened(str(over)), ends=True)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from covey.environments.base import naming
-from covey.environments.episode import Answer, answered
+from covey.environments.episode import Answer, maybe_await
 from covey.types import Prompt
 from covey_integrations.tools.calling import Caller, ToolServerLost
 from covey_integrations.tools.calls import Call, plain_json
@@ -46,7 +46,7 @@ async def check_tools(environment: ToolEnvironment, prompt: Prompt, tokenizer: A
     state = environment.state(prompt, 0)
     tools = environment.tools(prompt, state)
     with naming(environment, "opening"):
-        await answered(environment.opening(prompt, state))
+        await maybe_await(environment.opening(prompt, state))
     caller = Caller({tool.name: tool for tool in tools}, environment.tool_timeout)
     answers: dict[str, str] = {}
     silent: list[str] = []
@@ -64,7 +64,7 @@ async def check_tools(environment: ToolEnvironment, prompt: Prompt, tokenizer: A
         except ToolServerLost as error:
             answers[tool.name] = f"{type(error).__name__}: {error}"
             silent.append(tool.name)
-    await answered(environment.release(prompt, Talk(state, is_broken=bool(silent))))
+    await maybe_await(environment.release(prompt, Talk(state, is_broken=bool(silent))))
     return ToolFacts(environment.facts()["tool_calls_read_by"], answers, tuple(silent))
 
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from covey.environments.base import Environment, Split, close_environment, facts_of, follow, metrics_of, naming
-from covey.environments.episode import Observation, answered
+from covey.environments.episode import Observation, maybe_await
 from covey.types import Failure, Prompt, Reward
 from covey_integrations.tools.calling import Caller, ToolLedger, as_text, in_thread
 from covey_integrations.tools.calls import HERMES, reader_for, reader_name
@@ -115,7 +115,7 @@ class ToolEnvironment(Environment):
         talk = Talk(state)
 
         async def closes() -> None:
-            await answered(self.release(prompt, talk))
+            await maybe_await(self.release(prompt, talk))
             for end in ends:
                 await in_thread(end)
 
@@ -152,12 +152,12 @@ class Judged(Environment):
             return self.judged.prompts(split)
 
     async def score(self, prompt: Prompt, completions: Sequence[str]) -> list[Reward | Failure]:
-        return await answered(self.judged.score(prompt, completions))
+        return await maybe_await(self.judged.score(prompt, completions))
 
     async def score_tokens(
         self, prompt: Prompt, completions: Sequence[str], completion_ids: Sequence[Sequence[int]]
     ) -> list[Reward | Failure]:
-        return await answered(self.judged.score_tokens(prompt, completions, completion_ids))
+        return await maybe_await(self.judged.score_tokens(prompt, completions, completion_ids))
 
     def gold(self, prompt: Prompt) -> str | None:
         with naming(self.judged, "gold"):

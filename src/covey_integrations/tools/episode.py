@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from covey.environments.episode import Answer, Episode, Observation, answered
+from covey.environments.episode import Answer, Episode, Observation, maybe_await
 from covey.types import CutText, Failure, Message, Reward
 from covey_integrations.tools.calling import Caller, ToolAnswer, tool_message
 from covey_integrations.tools.calls import BadCall, Reader, Said, hermes
@@ -104,7 +104,7 @@ class ToolEpisode(Episode):
     async def _whole(self, call: Callable[[], Awaitable[T]]) -> T:
         """Await a call, and record an incomplete one."""
         try:
-            return await answered(call())
+            return await maybe_await(call())
         except BaseException:
             self.talk.is_broken = True
             raise

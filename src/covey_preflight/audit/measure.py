@@ -10,7 +10,7 @@ from typing import Any
 
 from covey.algorithm.intervals import SHARE, mean_interval
 from covey.environments.base import Environment, Split, text_of
-from covey.environments.episode import answered
+from covey.environments.episode import maybe_await
 from covey.types import Failure, Prompt, RunStopped
 from covey_preflight.audit.cases import RIGHT, WRONG, Case, cases_of, long_cases
 from covey_preflight.audit.golds import Gold, column_answer, list_forms, read_gold
@@ -201,7 +201,7 @@ class _Row:
         # Without a tokenizer the bytes stand in for tokens
         tokens = [list(text.encode(errors="replace")[:4096]) for text in texts]
         try:
-            judged = list(await answered(self._judge.score_tokens(self._prompt, texts, tokens)))
+            judged = list(await maybe_await(self._judge.score_tokens(self._prompt, texts, tokens)))
         except RunStopped:
             raise
         except (Exception, SystemExit) as error:  # foreign code
