@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from covey.system.waits.watchdog import EXIT_EXPIRED, ScoringTimeout, Stages, Watchdog
+from covey.system.waits.watchdog import EXIT_EXPIRED, PromptWaits, ScoringTimeout, Watchdog
 from covey.system.waits.watchdog_process import EXPIRED
 
 from ..support.processes import are_gone
@@ -286,12 +286,12 @@ def test_a_setting_without_a_limit_is_a_mistake(tmp_path: Path) -> None:
 
 
 def test_an_environment_that_judges_nothing_is_given_up() -> None:
-    async def judge(stages: Stages) -> None:
-        async with stages.scoring("slow_judge"):
+    async def judge(waits: PromptWaits) -> None:
+        async with waits.scoring("slow_judge"):
             await asyncio.sleep(60)
 
     with pytest.raises(ScoringTimeout) as refusal:
-        asyncio.run(judge(Stages(scoring_seconds=0.2)))
+        asyncio.run(judge(PromptWaits(scoring_seconds=0.2)))
     assert str(refusal.value) == "slow_judge.score has not answered for 0.2 s (timeouts.scoring=0.2)"
 
 
@@ -299,28 +299,28 @@ def test_an_environment_that_judges_nothing_is_given_up() -> None:
 def test_an_environment_that_judges_one_after_the_other_is_not_given_up() -> None:
     """Eight judgements of a fifth of a second, one at a time, with a deadline of one second for each step forward."""
 
-    async def judge(stages: Stages, turn: asyncio.Lock) -> bool:
-        async with stages.scoring("judge"), turn:
+    async def judge(waits: PromptWaits, turn: asyncio.Lock) -> bool:
+        async with waits.scoring("judge"), turn:
             await asyncio.sleep(0.2)
         return True
 
     async def judge_all() -> list[bool]:
-        stages, turn = Stages(scoring_seconds=1.0), asyncio.Lock()
-        return await asyncio.gather(*(judge(stages, turn) for _ in range(8)))
+        waits, turn = PromptWaits(scoring_seconds=1.0), asyncio.Lock()
+        return await asyncio.gather(*(judge(waits, turn) for _ in range(8)))
 
     assert asyncio.run(judge_all()) == [True] * 8
 
 
 @pytest.mark.long
 def test_after_one_scoring_timeout_the_environment_gets_no_more_time() -> None:
-    async def judge(stages: Stages, delay: float) -> None:
+    async def judge(waits: PromptWaits, delay: float) -> None:
         await asyncio.sleep(delay)
-        async with stages.scoring("slow_judge"):
+        async with waits.scoring("slow_judge"):
             await asyncio.sleep(60)
 
     async def judge_all() -> list[BaseException | None]:
-        stages = Stages(scoring_seconds=2.0)
-        return await asyncio.gather(*(judge(stages, 0.5 * n) for n in range(4)), return_exceptions=True)
+        waits = PromptWaits(scoring_seconds=2.0)
+        return await asyncio.gather(*(judge(waits, 0.5 * n) for n in range(4)), return_exceptions=True)
 
     began = time.monotonic()
     assert [type(error) for error in asyncio.run(judge_all())] == [ScoringTimeout] * 4
@@ -328,9 +328,9 @@ def test_after_one_scoring_timeout_the_environment_gets_no_more_time() -> None:
 
 
 def test_a_timeout_of_the_environment_itself_stays_its_own() -> None:
-    async def judge(stages: Stages) -> None:
-        async with stages.scoring("judge"):
+    async def judge(waits: PromptWaits) -> None:
+        async with waits.scoring("judge"):
             raise TimeoutError("no route to the judge")
 
     with pytest.raises(TimeoutError, match="no route to the judge"):
-        asyncio.run(judge(Stages(scoring_seconds=60)))
+        asyncio.run(judge(PromptWaits(scoring_seconds=60)))

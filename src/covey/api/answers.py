@@ -15,7 +15,7 @@ from covey.run.build import build_source, held_out_prompts, make_sampler, traini
 from covey.run.evaluate import Evaluation, evaluate
 from covey.run.given import RunObjects
 from covey.system.waits.signals import outside_of_loops
-from covey.system.waits.watchdog import Stages
+from covey.system.waits.watchdog import PromptWaits
 from covey.types import Completion, Message, Prompt, Sampling
 
 Question = str | Sequence[Message]
@@ -74,8 +74,8 @@ def measure(policy: Policy, config: Config, environment: Environment) -> Evaluat
     """Measure the policy on an environment's held-out prompts, and close it."""
     with covey_attention(policy):
         engine = sampling_engine(policy, config.engine, config.model.kernels)
-        stages = Stages(scoring_seconds=config.timeouts.scoring)
-        sampler = make_sampler(config, engine, environment, policy, stages)
+        waits = PromptWaits(scoring_seconds=config.timeouts.scoring)
+        sampler = make_sampler(config, engine, environment, policy, waits)
         prompts = held_out_prompts(config, sampler, policy.max_length)
         source = build_source(config, sampler, prompts)
         try:

@@ -74,7 +74,7 @@ async def play_group(
         tasks += playing
         attempts = list(await asyncio.gather(*playing))
         if sampler.environment.judges_groups(prompt):
-            await judge_together(sampler.environment, sampler.stages, prompt, episodes, attempts)
+            await judge_together(sampler.environment, sampler.waits, prompt, episodes, attempts)
         return attempts
     finally:
         for task in tasks:
@@ -83,7 +83,7 @@ async def play_group(
         for session in filter(None, sessions):
             session.close()
         begun, seconds = [e for e in episodes if not isinstance(e, Failure)], sampler.limits_for(prompt).turn_timeout
-        await asyncio.gather(*(close(sampler.stages, prompt, episode, seconds) for episode in begun))
+        await asyncio.gather(*(close(sampler.waits, prompt, episode, seconds) for episode in begun))
 
 
 async def _begin(sampler: Sampler, prompt: Prompt, episode: Episode | Failure, tools: Tools | Failure) -> Opening:
@@ -203,7 +203,7 @@ class _Player:
         if self._sampler.environment.judges_groups(self._prompt):
             return self._attempt
         verdict = await call_env_async(
-            self._sampler.stages, self._prompt, "score", lambda: self._episode.score(conversation), seconds
+            self._sampler.waits, self._prompt, "score", lambda: self._episode.score(conversation), seconds
         )
         self._attempt.verdict = None if verdict is None else check_verdict(verdict, self._prompt.environment)
         return self._attempt
@@ -213,7 +213,7 @@ class _Player:
         attempt = self._attempt
         self._session = session
         try:
-            with self._sampler.stages.sampling():
+            with self._sampler.waits.sampling():
                 completion: Completion | None = await session.first()
             while completion is not None:
                 said = await self._take(completion)
@@ -299,7 +299,7 @@ class _Player:
         try:
             if room < 1:
                 raise ValueError(f"environment.max_context={self._limits.max_context} is reached")
-            with self._sampler.stages.sampling():
+            with self._sampler.waits.sampling():
                 ask = self._branch if is_branch else self._extend
                 completion = await ask(new, said, cut(bounded, room))
         except ValueError as error:  # no room for it: the last answer stands
@@ -379,7 +379,7 @@ async def observe(
     sampler: Sampler, prompt: Prompt, method: str, ask: Callable[[], Awaitable[Observation]]
 ) -> Observation | Failure:
     """Return an episode's observation, a Failure for anything else."""
-    said = await call_env_async(sampler.stages, prompt, method, ask, sampler.limits_for(prompt).turn_timeout)
+    said = await call_env_async(sampler.waits, prompt, method, ask, sampler.limits_for(prompt).turn_timeout)
     if isinstance(said, Failure):
         return said
     if not isinstance(said, Observation):

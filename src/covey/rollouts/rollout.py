@@ -77,7 +77,7 @@ async def draw(
     prompt_ids = tuple(encode_prompt(sampler.tokenizer, prompt))
     await ready()
     try:
-        with sampler.stages.sampling():
+        with sampler.waits.sampling():
             completions = await sampler.engine.generate(prompt_ids, num_samples, sampling)
             return Drawn(tuple(completions), prompt_ids=prompt_ids)
     except ValueError as error:
@@ -147,7 +147,7 @@ async def _judge_answers(
 ) -> Group:
     texts = [to_judge(sampler.tokenizer, completion) for completion in completions]
     ids = [completion.token_ids for completion in completions]
-    verdicts = await judge_texts(sampler.environment, sampler.stages, prompt, texts, ids)
+    verdicts = await judge_texts(sampler.environment, sampler.waits, prompt, texts, ids)
     made = [
         replace(verdict, num_tokens=len(completion.token_ids))
         if isinstance(verdict, Failure)
@@ -165,7 +165,7 @@ async def _judge_episodes(sampler: Sampler, prompt: Prompt, attempts: Sequence[A
     if left:
         last = [a.completions[-1].token_ids if a.turns else () for a in left]
         texts = [to_judge(sampler.tokenizer, a.completions[-1]) if a.turns else "" for a in left]
-        found = await judge_texts(sampler.environment, sampler.stages, prompt, texts, last)
+        found = await judge_texts(sampler.environment, sampler.waits, prompt, texts, last)
         for attempt, verdict in zip(left, found, strict=True):
             attempt.verdict = verdict
     made = [attempt if isinstance(attempt, Failure) else _finish(sampler, attempt) for attempt in attempts]

@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerBase
 
 from covey.engine.base import Engine
 from covey.environments.base import Environment, adapt, naming
-from covey.system.waits.watchdog import Stages
+from covey.system.waits.watchdog import PromptWaits
 from covey.types import Prompt
 
 
@@ -37,7 +37,7 @@ class Sampler:
     engine: Engine
     environment: Environment
     tokenizer: PreTrainedTokenizerBase
-    stages: Stages = field(default_factory=Stages)
+    waits: PromptWaits = field(default_factory=PromptWaits)
     """What each unfinished prompt waits for."""
     mask_id: int | None = None
     """Of a masked policy: the token it replaces (`Policy.mask_id`)."""

@@ -269,7 +269,7 @@ class LocalSource:
             early.append(group)
             await asyncio.sleep(0)  # others may be there at the same moment
             # While the engine samples it has the model; scoring must not wait for it longer than needed.
-            if meanwhile and early and len(complete) < len(jobs) and not self.sampler.stages.is_sampling:
+            if meanwhile and early and len(complete) < len(jobs) and not self.sampler.waits.is_sampling:
                 ready = [found for found in early if self.keeps(found, group_size)]
                 early.clear()
                 started = time.monotonic()
@@ -284,7 +284,7 @@ class LocalSource:
 
         async def together() -> list[T]:
             under_way = list(work)
-            with self.sampler.stages.under_way(len(under_way)):
+            with self.sampler.waits.under_way(len(under_way)):
                 return await asyncio.gather(*under_way)
 
         return outside_of_loops(lambda: self._runner.run(together()))

@@ -10,7 +10,7 @@ from covey.environments.base import Environment
 from covey.environments.episode import Episode, maybe_await
 from covey.environments.reward_functions.call import problem_with
 from covey.rollouts.attempt import Attempt
-from covey.system.waits.watchdog import ScoringTimeout, Stages
+from covey.system.waits.watchdog import PromptWaits, ScoringTimeout
 from covey.types import Failure, Prompt, Reward, RunStopped
 
 LOGGER = logging.getLogger(__name__)
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 async def call_env_async(
-    stages: Stages, prompt: Prompt, method: str, ask: Callable[[], Awaitable[T]], seconds: float | None = None
+    waits: PromptWaits, prompt: Prompt, method: str, ask: Callable[[], Awaitable[T]], seconds: float | None = None
 ) -> T | Failure:
     """Call an environment's method; errors and timeouts become a Failure.
 
@@ -27,7 +27,7 @@ async def call_env_async(
     """
     name = f"{prompt.environment}.{method}"
     try:
-        async with stages.scoring(prompt.environment, method), asyncio.timeout(seconds) as own:
+        async with waits.scoring(prompt.environment, method), asyncio.timeout(seconds) as own:
             return await maybe_await(ask())
     except RunStopped:
         raise
@@ -66,10 +66,10 @@ def new_episode(environment: Environment, prompt: Prompt, seed: int) -> Episode 
     return Failure(f"{prompt.environment}.episode returned a {type(made).__name__} where an Episode or None is due")
 
 
-async def close(stages: Stages, prompt: Prompt, episode: Episode, seconds: float | None) -> None:
+async def close(waits: PromptWaits, prompt: Prompt, episode: Episode, seconds: float | None) -> None:
     """Close an episode, logging errors and timeouts."""
     try:
-        failure = await call_env_async(stages, prompt, "close", episode.close, seconds)
+        failure = await call_env_async(waits, prompt, "close", episode.close, seconds)
     except RunStopped as error:
         failure = Failure(f"{prompt.environment}.close raised RunStopped: {error}")
     if failure is not None:
@@ -77,17 +77,21 @@ async def close(stages: Stages, prompt: Prompt, episode: Episode, seconds: float
 
 
 async def judge_texts(
-    environment: Environment, stages: Stages, prompt: Prompt, texts: Sequence[str], token_ids: Sequence[Sequence[int]]
+    environment: Environment,
+    waits: PromptWaits,
+    prompt: Prompt,
+    texts: Sequence[str],
+    token_ids: Sequence[Sequence[int]],
 ) -> list[Reward | Failure]:
     """Return one checked verdict per completion."""
     given = list(texts), list(token_ids)  # its own, to change as it likes
-    found = await call_env_async(stages, prompt, "score", lambda: environment.score_tokens(prompt, *given))
+    found = await call_env_async(waits, prompt, "score", lambda: environment.score_tokens(prompt, *given))
     return _each(prompt, found, len(texts))
 
 
 async def judge_together(
     environment: Environment,
-    stages: Stages,
+    waits: PromptWaits,
     prompt: Prompt,
     episodes: Sequence[Episode | Failure],
     attempts: Sequence[Attempt | Failure],
@@ -98,7 +102,7 @@ async def judge_together(
     if not left:
         return
     own, conversations = [episode for episode, _ in left], [attempt.conversation for _, attempt in left]
-    found = await call_env_async(stages, prompt, "score", lambda: environment.score_group(prompt, own, conversations))
+    found = await call_env_async(waits, prompt, "score", lambda: environment.score_group(prompt, own, conversations))
     for (_, attempt), verdict in zip(left, _each(prompt, found, len(left)), strict=True):
         attempt.verdict = verdict
 

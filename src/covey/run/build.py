@@ -55,7 +55,7 @@ from covey.run.memory.estimate import with_checkpointing
 from covey.run.memory.room import available_bytes
 from covey.system import collectives
 from covey.system.waits.timer import PhaseTimer
-from covey.system.waits.watchdog import Stages, Watchable, Watchdog
+from covey.system.waits.watchdog import PromptWaits, Watchable, Watchdog
 from covey.trainer.optimizer import TrainerSettings
 from covey.trainer.prepare import Packing
 from covey.trainer.trainer import Trainer
@@ -166,7 +166,7 @@ def _wire(
     if isinstance(engine, Watchable):
         engine.watched_by(timer.watchdog)
     environment.watched_by(timer.watchdog)
-    sampler = make_sampler(config, engine, environment, policy, Stages(timer.watchdog, config.timeouts.scoring))
+    sampler = make_sampler(config, engine, environment, policy, PromptWaits(timer.watchdog, config.timeouts.scoring))
     prompts = usable_prompts(sampler, "train", policy.max_length, config.sampling, config.data.bad_rows)
     check_rendering(config.model, policy, prompts)
     config = with_steps(config, len(prompts))
@@ -330,18 +330,18 @@ def build_sampler(config: Config, asks: Callable[[], Environment] | None = None)
     environment = adapt(build_environment(config)) if asks is None else asks()
     policy = load_policy(config.model, seed=config.seed)
     engine = OWN_WEIGHTS[config.engine.name](policy, config.engine, config.model.kernels)
-    return make_sampler(config, engine, environment, policy, Stages(scoring_seconds=config.timeouts.scoring))
+    return make_sampler(config, engine, environment, policy, PromptWaits(scoring_seconds=config.timeouts.scoring))
 
 
 def make_sampler(
-    config: Config, engine: Engine, environment: Environment, policy: Policy, stages: Stages | None = None
+    config: Config, engine: Engine, environment: Environment, policy: Policy, waits: PromptWaits | None = None
 ) -> Sampler:
     """Make the roller of prompts, with the settings' episode limits."""
     longest = min(policy.max_length, config.sampling.max_total_tokens or policy.max_length)
     limits = episode_limits(config.environment, longest)
     parts = config.environment.parts if isinstance(config.environment, MixtureConfig) else {}
     of_parts = {name: episode_limits(part, longest) for name, part in parts.items()}
-    sampler = Sampler(engine, environment, policy.tokenizer, stages or Stages(), policy.mask_id, limits, of_parts)
+    sampler = Sampler(engine, environment, policy.tokenizer, waits or PromptWaits(), policy.mask_id, limits, of_parts)
     sampler.environment.read_with(policy.tokenizer)
     return sampler
 

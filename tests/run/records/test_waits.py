@@ -9,7 +9,7 @@ from covey.run.records.terminal import Progress
 from covey.run.records.waits import at, pulse_of
 from covey.system.waits.pulse import Pulse
 from covey.system.waits.timer import PhaseTimer
-from covey.system.waits.watchdog import Stages, Watchdog
+from covey.system.waits.watchdog import PromptWaits, Watchdog
 
 LIMITS = {"timeouts.loading": 600.0, "timeouts.sampling": 600.0}
 
@@ -53,18 +53,18 @@ def test_another_thread_tells_it_while_the_run_is_stuck(tmp_path: Path) -> None:
 
 
 def test_what_is_left_of_an_evaluation_is_told(tmp_path: Path) -> None:
-    async def two_prompts(stages: Stages, timer: PhaseTimer) -> None:
+    async def two_prompts(waits: PromptWaits, timer: PhaseTimer) -> None:
         me = threading.get_ident()
-        with stages.sampling():
-            with stages.sampling():
+        with waits.sampling():
+            with waits.sampling():
                 assert at(timer, me) == "waiting for the engine to answer 2 prompts"
             await asyncio.sleep(0)
             assert at(timer, me) == "waiting for the engine to answer 1 prompt"
 
     with Watchdog(LIMITS, tmp_path / "log") as watchdog:
-        stages, timer = Stages(watchdog), PhaseTimer(watchdog=watchdog)
-        with stages.under_way(2):
-            asyncio.run(two_prompts(stages, timer))
+        waits, timer = PromptWaits(watchdog), PhaseTimer(watchdog=watchdog)
+        with waits.under_way(2):
+            asyncio.run(two_prompts(waits, timer))
 
 
 def test_a_pulse_counts_the_seconds_and_ends_with_what_it_stands_beside() -> None:

@@ -31,7 +31,7 @@ from covey.run.folder import METRICS, SCHEDULE, changes_of
 from covey.run.records.record import RunRecorder
 from covey.system import collectives
 from covey.system.jsonl import read_rows
-from covey.system.waits.watchdog import Stages
+from covey.system.waits.watchdog import PromptWaits
 from covey.trainer.prepare import make_training_batches, train_ahead
 from covey.types import Group, Prompt, Span
 
@@ -152,7 +152,7 @@ def replay(config: Config, past: Path, record: RunRecorder, say: Callable[[str],
     is_general = policy.path == "general" or config.engine.name == "transformers"
     kind = ReplayingLockstepEngine if is_general else ReplayingEngine
     engine = kind(policy, config.engine.cache_bytes, config.engine.max_rows, model.kernels)
-    sampler = replace(run.local.sampler, engine=engine, environment=environment, stages=Stages())
+    sampler = replace(run.local.sampler, engine=engine, environment=environment, waits=PromptWaits())
     _remember(run, engine, 0)
     prompts = {prompt.id: prompt for prompt in run.local.stream.prompts}
     digest, epoch = "", 0.0

@@ -250,7 +250,7 @@ class Watchable(Protocol):
 
 
 @dataclass
-class Stages:
+class PromptWaits:
     """The waits of the prompts in flight, for engine or environment.
 
     They run side by side, so one wait of the watchdog stands for all. An environment without any verdict for
