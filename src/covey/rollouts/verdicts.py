@@ -77,14 +77,10 @@ async def close(waits: PromptWaits, prompt: Prompt, episode: Episode, seconds: f
 
 
 async def judge_texts(
-    environment: Environment,
-    waits: PromptWaits,
-    prompt: Prompt,
-    texts: Sequence[str],
-    token_ids: Sequence[Sequence[int]],
+    environment: Environment, waits: PromptWaits, prompt: Prompt, texts: Sequence[str], ids: Sequence[Sequence[int]]
 ) -> list[Reward | Failure]:
     """Return one checked verdict per completion."""
-    given = list(texts), list(token_ids)  # its own, to change as it likes
+    given = list(texts), list(ids)  # its own, to change as it likes
     found = await call_env_async(waits, prompt, "score", lambda: environment.score_tokens(prompt, *given))
     return _each(prompt, found, len(texts))
 
