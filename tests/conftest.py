@@ -25,6 +25,7 @@ import pytest
 import torch
 
 from .support.composing import compose_faster
+from .support.diagonal import mark_beside_diagonal
 from .support.probing import probe_once
 
 # Half a million objects of torch and of collected tests are no garbage: look through them seldom.
@@ -111,6 +112,7 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
     unless it is asked for.
     """
     mark_slow(session, items)
+    mark_beside_diagonal(items)
     for name in ("vllm", "cluster", "doors", "real"):
         if name not in config.option.markexpr:
             left_out = [item for item in items if item.get_closest_marker(name)]
