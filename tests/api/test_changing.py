@@ -14,6 +14,8 @@ from covey.algorithm.credit.scores import Scores
 from covey.algorithm.loss_inputs import LossInputs
 from covey.api.settings import make_config
 
+from ..support.byte_rewards import by_bytes
+
 ROWS = [{"prompt": f"say {number}"} for number in range(12)]
 SMALL: dict[str, Any] = {
     "num_steps": 1,
@@ -90,7 +92,7 @@ def test_a_run_trains_on_functions_of_its_program(tmp_path: Path) -> None:
     def constant(scores: Scores) -> Any:
         return scores.rewards_N * 0 + 3
 
-    result = covey.train("nano", length, ROWS, advantage=constant, folder=tmp_path / "run", **SMALL)
+    result = covey.train("nano", by_bytes, ROWS, advantage=constant, folder=tmp_path / "run", **SMALL)
     row = step_of(result)
     assert row["advantage_mean"] == 3
     with pytest.raises(ValueError, match="other processes, which cannot have constant in memory"):

@@ -110,22 +110,29 @@ def test_groups_in_other_hands_and_other_weights_are_found_at_their_step(tmp_pat
     assert last not in said
 
 
+@pytest.mark.slow
+def test_the_command_starts_the_ranks_of_a_replay_of_which_one_speaks(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = trained(tmp_path / "run", config(num_steps=2))
+    capfd.readouterr()
+    assert main(["replay", str(run)]) == 0
+    said = capfd.readouterr().out.split()
+    assert said.count("step") == 2, "rank 0 alone speaks"
+    assert said[-1] == rows(run / "schedule.jsonl")[-1]["weights"]
+
+
 @pytest.mark.long
 def test_the_command_starts_the_ranks_and_tells_which_step_differs(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     run = trained(tmp_path / "run", config(num_steps=2))
-    last = rows(run / "schedule.jsonl")[-1]["weights"]
-    capfd.readouterr()
-    assert main(["replay", str(run)]) == 0
-    said = capfd.readouterr().out.split()
-    assert said.count("step") == 2, "rank 0 alone speaks"
-    assert said[-1] == last
 
     def weigh_otherwise(found: list[dict[str, Any]]) -> None:
         found[0]["weights"] = digest_of({})
 
     rewritten(run, weigh_otherwise)
+    capfd.readouterr()
     before = children(os.getpid())
     assert main(["replay", str(run)]) == 2
     (line,) = (line for line in capfd.readouterr().err.splitlines() if line.startswith("covey: "))

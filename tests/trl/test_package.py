@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import covey_trl
 
 PAGE = Path(covey_trl.__file__).with_name("README.md").read_text()
@@ -16,9 +18,10 @@ def run(program: str) -> str:
     return found.stdout.strip()
 
 
-def test_the_example_of_its_first_page_prints_what_the_page_says() -> None:
+def test_the_example_of_its_first_page_prints_what_the_page_says(capsys: pytest.CaptureFixture[str]) -> None:
     (example,) = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
-    assert f"It prints `{run(example)}`." in PAGE
+    exec(example, {})
+    assert f"It prints `{capsys.readouterr().out.strip()}`." in PAGE
 
 
 def test_the_core_loads_it_only_where_a_setting_is_unknown() -> None:

@@ -542,7 +542,7 @@ def test_a_trl_commands_file_is_read_and_flags_override_it(tmp_path: Path) -> No
         translate(["trl", "grpo", "--config", "missing.yaml"])
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_translation_prints_nothing_of_the_packages_it_imports() -> None:
     command = [sys.executable, "-m", "covey", "translate", "--", "trl", "grpo", "--beta", "0.04"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)

@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from peft import LoraConfig
 from transformers import BitsAndBytesConfig
@@ -13,6 +12,7 @@ from covey.trl import GRPOConfig, GRPOTrainer
 
 from ..support.models.tiny_models import tiny_model
 from ..support.small import TOKENIZER
+from .sample_rewards import of_columns, simple_reward
 
 ROWS = [{"prompt": f"Post {number}:", "response": "short", "score": number} for number in range(8)]
 SMALL: dict[str, Any] = {
@@ -25,19 +25,6 @@ SMALL: dict[str, Any] = {
     "preflight": False,
     "disable_tqdm": True,
 }
-
-
-def simple_reward(samples: list[dict[str, Any]]) -> Any:
-    out = []
-    for s in samples:
-        length_penalty = -0.001 * max(0, len(s["completion"].split()) - 512)
-        out.append(length_penalty + (1.0 if s["completion"].strip().endswith(".") else 0.0))
-    return np.array(out, dtype=np.float32)
-
-
-def of_columns(samples: list[dict[str, Any]]) -> list[float]:
-    assert all(set(sample) >= {"prompt", "completion", "response", "score"} for sample in samples)
-    return [float(sample["score"]) for sample in samples]
 
 
 def test_all_words_of_the_documents_config_are_answered_at_once() -> None:
