@@ -7,6 +7,9 @@ from itertools import combinations
 
 import pytest
 
+SMALL = 6
+"""So few cases all run: what two axes do together is worth more than a moment."""
+
 
 def diagonal(cases: Sequence[Mapping[str, Hashable]], strength: int = 1) -> list[int]:
     """Return the places of few cases that have every value of every axis, or every `strength` of them together."""
@@ -30,7 +33,7 @@ def values_of(item: pytest.Function) -> dict[str, Hashable]:
 
 
 def mark_beside_diagonal(items: Sequence[pytest.Item]) -> None:
-    """Mark as slow what is beside the diagonal of a matrix, unless all of it is asked for or some is slow already."""
+    """Mark as slow what is beside the diagonal of a matrix, unless it is small, asked for or partly slow already."""
     matrices = defaultdict(list)
     for item in items:
         if isinstance(item, pytest.Function) and hasattr(item, "callspec"):
@@ -38,7 +41,7 @@ def mark_beside_diagonal(items: Sequence[pytest.Item]) -> None:
     for cases in matrices.values():
         values = [*map(values_of, cases)]
         marks = {mark.name for case in cases for mark in case.iter_markers()}
-        if len(values[0]) < 2 or marks & {"slow", "product"}:
+        if len(cases) <= SMALL or len(values[0]) < 2 or marks & {"slow", "product"}:
             continue
         for place in set(range(len(cases))) - set(diagonal(values, min(2, len(values[0]) - 1))):
             cases[place].add_marker(pytest.mark.slow)
