@@ -35,6 +35,7 @@ def plain_logprobs(policy: Policy, groups: list[Group], temperature: float = 1.0
     return torch.cat(pieces)
 
 
+@pytest.mark.product
 @pytest.mark.parametrize("architecture", list(ARCHITECTURES))
 @pytest.mark.parametrize("packing", ["shared", "packed", "padded"])
 def test_log_probs_equal_a_plain_forward_of_prompt_and_completion(architecture: str, packing: str) -> None:

@@ -408,6 +408,7 @@ WRITTEN = (
 )
 
 
+@pytest.mark.product
 @pytest.mark.parametrize("name", WRITTEN)
 @pytest.mark.parametrize("exact", [True, False])
 def test_links_that_lie_where_a_new_run_would_write_are_refused(name: str, exact: bool) -> None:

@@ -92,6 +92,7 @@ def test_what_is_allowed_by_a_number_is_allowed_by_these_alone(machine: str) -> 
     assert [verdict(machine, calls["clone"], THREAD & ~flag) for flag in shared] == ["EPERM"] * 5
 
 
+@pytest.mark.product
 @pytest.mark.parametrize("machine", MACHINES)
 @pytest.mark.parametrize(
     ("name", "arguments", "expected"),

@@ -143,6 +143,7 @@ UNITS = (
 )
 
 
+@pytest.mark.product
 @pytest.mark.parametrize("unit", UNITS)
 @pytest.mark.parametrize("start", ["", "#### ", "the answer is ", "\\boxed{", "42 "])
 def test_long_repetitive_completions_take_no_time(start: str, unit: str) -> None:
