@@ -122,7 +122,7 @@ test-doors: $(DOORS_STAMP) $(SERVED_STAMPS)  ## other people's environments for 
 
 test-real: $(STAMP)  ## real models in every precision, by every door, and beside transformers (REAL_TESTS="real and not long": SmolLM2 alone, the half that .ci/run takes)
 	$(BIN)/python -m benchmarks.real.models smollm2-135m
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -m "$(REAL_TESTS)" tests/real -n 2 --dist worksteal --durations=10
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -m "$(REAL_TESTS)" tests/real -n 2 --dist loadgroup --durations=10
 
 mutants: $(STAMP)  ## make wrong edits one at a time and see that the tests find each (part of test-slow; MUTANTS=--only=kl)
 	$(BIN)/python -m tests.mutants.run $(MUTANTS)

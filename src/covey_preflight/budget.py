@@ -49,6 +49,28 @@ def shorten_groups(
     ]
 
 
+def begin_with_text(groups: Sequence[Group], token_ids: Sequence[int]) -> list[Group]:
+    """Return groups whose sequences, where they are read from left to right, begin with a text's tokens.
+
+    A word that no text begins with may get activations a thousand times the others', and then half precision keeps no
+    digit of a gradient.
+    """
+    return [replace(g, rollouts=tuple(_begin_with(tuple(token_ids), r) for r in g.rollouts)) for g in groups]
+
+
+def _begin_with(text: tuple[int, ...], rollout: Rollout) -> Rollout:
+    if rollout.input_length is not None or rollout.branches:
+        return rollout
+    return replace(
+        rollout,
+        input_ids=text + rollout.input_ids,
+        target_ids=(*text[1:], rollout.input_ids[0], *rollout.target_ids),
+        loss_mask=(False,) * len(text) + rollout.loss_mask,
+        sampler_logprobs=(0.0,) * len(text) + rollout.sampler_logprobs,
+        turns=(),
+    )
+
+
 def uncertain(group: Group) -> bool:
     """Return True if the sampler had a choice anywhere in the group."""
     return any(any(rollout.sampler_logprobs) for rollout in group.rollouts)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from covey.algorithm.settings import AlgorithmConfig
 from covey.policy import sharding
+from covey.policy.models.text import ordinary_ids
 from covey.policy.plain import Plain, plain_model
 from covey.policy.policy import Policy
 from covey.run.build import trainer_settings
@@ -21,7 +22,7 @@ from covey.run.memory.room import available_bytes
 from covey.system import collectives
 from covey.trainer.layouts import Row
 from covey.types import Sampling
-from covey_preflight.budget import affordable_tokens, tokens_of, uncertain
+from covey_preflight.budget import MIN_PROMPT, affordable_tokens, begin_with_text, tokens_of, uncertain
 from covey_preflight.policy import (
     GRADIENT_TOLERANCE,
     HALF_RANGE,
@@ -83,6 +84,9 @@ def check_slope(subject: PreflightContext) -> Check:
     trainer = probe_trainer(subject, AlgorithmConfig(loss="reinforce"))
     groups = first_groups(subject.groups)[:NUM_GROUPS]
     groups = cut_groups(subject, groups, affordable_tokens(subject, NUM_FORWARDS), num_rollouts=1)
+    room = policy.max_length - max(len(rollout.input_ids) for group in groups for rollout in group.rollouts)
+    if not policy.computes_whole and room >= MIN_PROMPT:
+        groups = begin_with_text(groups, ordinary_ids(policy, MIN_PROMPT))
     rows = synthetic_rows(groups, HALF_RANGE if config.model.precision == "float16" else 1.0)
     with without_dropout(policy.model):
         compute_gradient_only(trainer, laid_out(subject, rows, config.packing, config.micro_batch_tokens))

@@ -10,7 +10,7 @@ import torch
 
 from covey.environments.arithmetic import Arithmetic
 from covey.types import Group, Prompt, Reward, Rollout
-from covey_preflight.budget import affordable_tokens, shorten_groups, tokens_of
+from covey_preflight.budget import affordable_tokens, begin_with_text, shorten_groups, tokens_of
 from covey_preflight.policy import first_groups
 from covey_preflight.preflight import run_checks
 from covey_preflight.slope import _relative_error
@@ -66,6 +66,14 @@ def test_groups_and_rollouts_come_first_whose_gradient_is_not_0() -> None:
     kept = shorten_groups(groups, 48, num_rollouts=1)
     assert (kept[0].prompt.id, kept[0].rollouts[0].reward) == ("c", unsure.reward)
     assert any(kept[0].rollouts[0].sampler_logprobs)
+
+
+def test_a_gradient_in_half_precision_is_compared_after_the_beginning_of_a_text() -> None:
+    (found,) = begin_with_text([group("a", rollout(2, 2))], [1, 3])[0].rollouts
+    assert (found.input_ids, found.target_ids) == ((1, 3, 7, 7, 7), (3, 7, 7, 7, 7))
+    assert (found.loss_mask, found.sampler_logprobs) == ((False, False, False, True, True), (0.0,) * 5)
+    masked = replace(rollout(2, 2), input_length=3)
+    assert begin_with_text([group("a", masked)], [1, 3])[0].rollouts == (masked,)
 
 
 def test_two_zero_gradients_agree_and_one_against_zero_differs_infinitely() -> None:

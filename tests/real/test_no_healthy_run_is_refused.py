@@ -15,6 +15,8 @@ import covey
 from covey.cli.main import main
 from covey_tasks.rows.short_answers import brief, tells
 
+from .conftest import HEAVY
+
 pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
 
 SMOL, QWEN = "smollm2-135m", "qwen2.5-coder-0.5b"
@@ -40,7 +42,8 @@ Folder = Callable[[str], Path]
 
 
 def case(*values: str, is_short: bool = False) -> Any:
-    return pytest.param(*values, id="-".join(values).replace(" ", "_"), marks=[] if is_short else pytest.mark.long)
+    marks = [*([] if is_short else [pytest.mark.long]), *([HEAVY] if QWEN in values else [])]
+    return pytest.param(*values, id="-".join(values).replace(" ", "_"), marks=marks)
 
 
 def words(settings: dict[str, Any]) -> list[str]:
@@ -115,13 +118,9 @@ def test_every_recipe_for_a_laptop_makes_two_steps(
 )
 def test_it_trains_from_python(precision: str, way: str, real_model: Folder, tmp_path: Path) -> None:
     rows = {split: found[:8] for split, found in brief().items()}
-    how = {name: value for name, value in SMALL.items() if "." not in name}
-    sections: dict[str, dict[str, Any]] = {}
-    for name, value in {**SMALL, **model_settings(real_model(SMOL), precision, way), "output.save_every": 0}.items():
-        section, dot, field = name.partition(".")
-        if dot:
-            sections.setdefault(section, {})[field] = value
-    name = str(sections["model"].pop("name"))
-    result = covey.train(name, tells, rows, folder=str(tmp_path / "run"), num_steps=1, **how, **sections)
+    settings = {**SMALL, **model_settings(real_model(SMOL), precision, way), "output.save_every": 0}
+    name = str(settings.pop("model.name"))
+    named = {setting.replace(".", "__"): value for setting, value in settings.items()}
+    result = covey.train(name, tells, rows, folder=str(tmp_path / "run"), num_steps=1, **named)
     (said,) = result.sample([[{"role": "user", "content": "What is a canoe?"}]], n=1, max_tokens=4)
     assert said
