@@ -1,8 +1,9 @@
 """covey's engine beside transformers on real models and texts: the same tokens, log-probs and ends.
 
-Greedy, fifty prompts, ten of them for Qwen: 20 word problems (of GSM8K where the shared data are at hand, else generated
-ones), 20 instructions, 10 chats. transformers reads each answer in one pass, so that every token is compared on the same
-prefix. In float32 every fifth answer, else every one, is read in another way too: how far transformers is from itself.
+Greedy, fifty prompts, ten of them for Qwen: 20 word problems (of GSM8K where the shared data are at hand, else
+generated), 20 instructions, 10 chats. transformers reads each answer in one pass, so that every token is compared on
+the same prefix. In float32 every fifth answer, else every one, is read in another way too: how far transformers is
+from itself.
 """
 
 import asyncio
