@@ -50,7 +50,7 @@ def shorten_groups(
 
 
 def begin_with_text(groups: Sequence[Group], token_ids: Sequence[int]) -> list[Group]:
-    """Return groups whose sequences, where they are read from left to right, begin with a text's tokens.
+    """Return groups whose causal sequences begin with the tokens of a text.
 
     A word that no text begins with may get activations a thousand times the others', and then half precision keeps no
     digit of a gradient.
