@@ -5,7 +5,9 @@
 
 Both read the same rows, rewards and settings, by default 8 prompts x 8 answers of at most 32 tokens, which end where
 the model ends them. Each is a process of its own and they take turns, so a slower minute of the machine meets both. The
-first step of a process is a warm-up. Answers differ, as their draws do, so tokens a second stand beside seconds a step.
+first step of a process is a warm-up; of covey's the first four, since it looks a second time at its first three updates
+and then at every fifth: the five that count hold one look. Answers differ, as their draws do, so tokens a second stand
+beside seconds a step.
 """
 
 import argparse
@@ -26,7 +28,10 @@ from benchmarks.speed.contest import SPIN, TUNED_MALLOC
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "real_runs.json"
 GROUP = 8
-LIBRARIES = ("trl", "covey")
+WARM_UP = {"trl": 1, "covey": 4}
+LIBRARIES = tuple(WARM_UP)
+LOOKED_AT = 5
+"""Steps of covey between two looks at an update; so many count."""
 THINGS = ("ship", "eagle", "market", "carrot", "violin", "volcano", "canoe", "bridge")
 ASK = "What is a {}? Answer in one sentence of at most 12 words."
 
@@ -61,7 +66,7 @@ def settings(options: argparse.Namespace, folder: str) -> dict[str, Any]:
         "max_completion_length": options.max_tokens,
         "learning_rate": 2e-5,
         "beta": 0.0,
-        "max_steps": options.steps,
+        "max_steps": WARM_UP["covey"] + LOOKED_AT if options.worker == "covey" else options.steps,
         "logging_steps": 1,
         "save_strategy": "no",
         "report_to": "none",
@@ -139,15 +144,15 @@ def measured(library: str, argv: Sequence[str]) -> dict[str, Any]:
 
 
 def row(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
-    """Medians with their ranges over all steps but the first of each process, and how many times TRL's speed."""
+    """Means with their ranges over all steps but those of the warm-up, and how many times TRL's speed."""
     out: dict[str, Any] = {}
     for library, runs in found.items():
-        steps = [step for run in runs for step in run["steps"][1:]]
+        steps = [step for run in runs for step in run["steps"][WARM_UP[library] :]]
         seconds = [step["seconds"] for step in steps]
         out[library] = {
-            "seconds": [statistics.median(seconds), min(seconds), max(seconds)],
-            "tokens_per_second": statistics.median(step["tokens"] / step["seconds"] for step in steps),
-            "tokens": statistics.median(step["tokens"] for step in steps),
+            "seconds": [statistics.fmean(seconds), min(seconds), max(seconds)],
+            "tokens_per_second": sum(step["tokens"] for step in steps) / sum(seconds),
+            "tokens": statistics.fmean(step["tokens"] for step in steps),
             "peak_gb": max(run["peak_bytes"] for run in runs) / 1e9,
         }
     out["times_in_steps"] = out["trl"]["seconds"][0] / out["covey"]["seconds"][0]
@@ -164,7 +169,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--prompts", type=int, default=8, help="of a step, with 8 answers each")
     parser.add_argument("--max-tokens", type=int, default=32)
     parser.add_argument("--micro-batch", type=int, default=64, help="answers of one pass, TRL's best")
-    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--steps", type=int, default=4, help="of TRL; covey takes nine")
     parser.add_argument("--rounds", type=int, default=2, help="processes of each library, by turns")
     parser.add_argument("--worker", choices=LIBRARIES, help=argparse.SUPPRESS)
     return parser.parse_args(argv)
