@@ -82,7 +82,7 @@ def keeps_memory(environment: Mapping[str, str]) -> bool:
 
 
 def keep_memory() -> bool:
-    """Keep freed memory for the next tensor, in large pages; return False without glibc.
+    """Keep freed memory, in large pages; return False without glibc.
 
     glibc returns large blocks to the kernel, which clears them for every pass.
     """
@@ -143,7 +143,7 @@ class _MallocStatistics(ctypes.Structure):
 
 
 def free_bytes() -> int:
-    """Count the bytes that glibc has freed and kept between others; 0 if unknown."""
+    """Count the freed bytes between others; 0 if unknown."""
     try:
         statistics = ctypes.CDLL(None).mallinfo2
     except (OSError, AttributeError):
