@@ -112,6 +112,14 @@ def test_a_restored_stream_continues_exactly(make: Callable[[], Any], num_steps:
     assert restored.position == (num_steps + 9) * 5
 
 
+def test_a_restored_level_remembers_the_groups_it_was_judged_by() -> None:
+    before, after = climbing(Promotion(0.75, 2)), climbing(Promotion(0.75, 2))
+    before.learn([Outcome("sums", "sums/0", 1.0)])
+    after.load_state_dict(before.state_dict())
+    after.learn([Outcome("sums", "sums/1", 0.5)])
+    assert after.take_metrics()["level"] == 2.0
+
+
 @kinds
 def test_a_stream_can_be_put_back_to_where_it_was(make: Callable[[], Any]) -> None:
     stream = make()
