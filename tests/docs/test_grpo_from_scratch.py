@@ -20,6 +20,8 @@ from covey.policy.settings import ModelConfig
 from covey.rollouts.stream import rollout_seed
 from covey.types import Group
 
+from ..support.byte_rewards import digits, share_of_digits
+
 FILE = Path(__file__).resolve().parents[2] / "examples" / "grpo_from_scratch.py"
 STEPS, GROUPS = 5, 4
 
@@ -41,15 +43,6 @@ def folder(tmp_path: Path) -> str:
     policy.causal_lm.save_pretrained(tmp_path / "policy")
     policy.tokenizer.save_pretrained(tmp_path / "policy")
     return str(tmp_path / "policy")
-
-
-def share_of_digits(completion: str) -> float:
-    """A reward that a policy without any training earns a part of."""
-    return sum(letter.isdigit() for letter in completion) / 8
-
-
-def digits(completions: Sequence[str], **columns: Any) -> list[float]:
-    return [share_of_digits(completion) for completion in completions]
 
 
 def sums(twin: ModuleType) -> list[dict[str, str]]:

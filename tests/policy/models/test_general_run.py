@@ -1,7 +1,6 @@
 """A whole run of a tiny Qwen3.5, which takes the general path, with all checks before it."""
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +10,8 @@ from transformers import AutoModelForCausalLM
 import covey
 from benchmarks.checks.architectures import save
 
+from ...support.byte_rewards import vowels
 from ...support.small import equal
-
-
-def vowels(completions: Sequence[str], **_: Any) -> list[float]:
-    return [sum(letter in "aeiou" for letter in text) / 8 for text in completions]
 
 
 @pytest.mark.long

@@ -2,7 +2,7 @@
 
 from itertools import product
 
-from .diagonal import diagonal
+from ..support.diagonal import diagonal
 
 LARGE = [{"a": a, "b": b, "c": c} for a, b, c in product(range(4), range(3), range(2))]
 
