@@ -7,7 +7,7 @@ from ..support.diagonal import diagonal
 LARGE = [{"a": a, "b": b, "c": c} for a, b, c in product(range(4), range(3), range(2))]
 
 
-def test_the_diagonal_of_a_matrix_has_every_value_in_as_few_cases_as_there_are_values() -> None:
+def test_the_diagonal_of_a_matrix_has_every_value_in_few_cases() -> None:
     chosen = [LARGE[place] for place in diagonal(LARGE)]
     assert len(chosen) == 4
     assert all({case[axis] for case in chosen} == {case[axis] for case in LARGE} for axis in "abc")
