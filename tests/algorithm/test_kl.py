@@ -234,3 +234,16 @@ def test_a_refresh_mixes_and_a_hard_one_copies() -> None:
     assert refresh(reference, policy, 0.0).tolist() == reference.tolist()
     with pytest.raises(ValueError, match=r"reference_refresh_alpha must be in \[0, 1\], got 1.5"):
         refresh(reference, policy, 1.5)
+
+
+@pytest.mark.parametrize("direction", ["reverse", "forward"])
+def test_the_full_kl_of_chunks_has_the_direction_of_the_whole(direction: str) -> None:
+    logits_TV, base_TV = torch.randn(2, 5, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    whole_T = full_kl(logits_TV, base_TV, direction=direction)
+    torch.testing.assert_close(full_kl(logits_TV, base_TV, direction=direction, chunk=2), whole_T, rtol=0, atol=1e-12)
+
+
+def test_a_steered_coefficient_stays_within_both_bounds() -> None:
+    state = KLController(coef=0.1, rule="doubling", target=0.1, coef_min=0.08, coef_max=0.15)
+    assert update_kl_controller(state, kl=0.001, num_completions=8).coef == 0.08
+    assert update_kl_controller(state, kl=9.0, num_completions=8).coef == 0.15
