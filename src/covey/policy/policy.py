@@ -130,7 +130,7 @@ class Policy:
                 logits_BTV = self._read("logits", input_ids_BT, layout)
                 return (logits_BTV if keep_T is None else logits_BTV[:, keep_T]).flatten(0, 1)
             place = self._place(input_ids_BT, position_ids_BT, layout)
-            if self.mask_id is not None:
+            if self.mask_id is not None or not takes_last(type(self.causal_lm).forward):
                 logits_BTV = self.causal_lm(**place).logits
                 return (logits_BTV if keep_T is None else logits_BTV[:, keep_T]).flatten(0, 1)
             out = self.causal_lm(**place, logits_to_keep=0 if keep_T is None else keep_T)

@@ -13,7 +13,7 @@ from covey.policy.settings import ModelConfig
 SAME = (
     *("llama", "llama, yarn", "qwen2, window", "qwen3_moe", "mistral", "mixtral", "gemma2", "gemma3_text", "gpt_oss"),
     *("olmo2", "granite", "cohere2", "glm4", "deepseek_v3", "phi3", "smollm3", "gpt2", "bert", "roberta", "afmoe"),
-    "gemma3n_text",
+    *("gemma3n_text", "whisper"),
 )
 GENERAL = {
     "doge": "DogeAttention has another mask",

@@ -1,6 +1,8 @@
 """A whole run of a tiny Qwen3.5, which takes the general path, with all checks before it."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -28,3 +30,19 @@ def test_a_hybrid_passes_every_check_and_trains(tmp_path: Path) -> None:
     trained, start = map(AutoModelForCausalLM.from_pretrained, (policy, tmp_path / "model"))
     assert type(trained).__name__ == "Qwen3_5ForCausalLM"
     assert not equal(trained.state_dict(), start.state_dict())
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("architecture", ["qwen3_5_text", "lfm2_moe"])
+def test_a_hybrid_trains_in_shards_on_two_ranks(architecture: str, tmp_path: Path) -> None:
+    save(architecture, str(tmp_path / "model"))
+    small = {"num_steps": 2, "groups_per_step": 4, "group_size": 4, "sampling.max_tokens": 6, "optimizer.lr": 1e-2}
+    small |= {"evaluation.num_prompts": 2, "evaluation.num_samples": 2, "evaluation.k": "[1,2]"}
+    words = [f"{name}={value}" for name, value in small.items()]
+    words += [f"model.name={tmp_path / 'model'}", "environment=arithmetic", "environment.levels=[1]"]
+    words += ["parallel.strategy=fsdp", f"hydra.run.dir={tmp_path / 'run'}", "output.progress=false"]
+    ranks = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "covey"]
+    done = subprocess.run([*ranks, "train", *words], capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    metrics = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert max(step["mismatch"] for step in metrics if step.get("mismatch") is not None) < 1e-5

@@ -160,9 +160,12 @@ def _check_alone(policy: Policy) -> float:
 
     Return the mean difference of log-probs in nats.
     """
-    texts, plain = _texts(policy), plain_model(policy)
+    sharding.reshard(policy)  # what the fast path's passes left whole
+    texts = _texts(policy)
     positions_1T = torch.arange(len(texts[0]), device=policy.device)[None]
     found_NV = torch.cat([policy.logits(torch.tensor([t], device=policy.device), positions_1T, DENSE) for t in texts])
+    sharding.reshard(policy)
+    plain = plain_model(policy)
     return _compare(policy, found_NV, torch.cat([plain.logits(text, range(len(text))) for text in texts]))
 
 
