@@ -1,6 +1,6 @@
 """Does a hybrid model learn on the general path what an attention model of as many weights learns on the fast one?
 
-    python -m benchmarks.demo.hybrid                                     # three seeds of a Llama and of a Qwen3.5
+    python -m benchmarks.demo.hybrid                          # three seeds of a Llama and of a Qwen3.5
     python -m benchmarks.demo.hybrid --seeds 1 --kinds qwen3_5_text
 
 Both begin at random weights of the seed, see the same demonstrations until they solve a third of the sums, and are then
@@ -29,6 +29,7 @@ WORDS += (
     "groups_per_step=32",
     "cold_start.num_steps=400",
     "cold_start.batch_size=64",
+    "cold_start.check_every=20",
     "evaluation.every=0",
 )
 LONGEST = 1500.0
