@@ -27,6 +27,8 @@ WORK = {"cpu": 5e10, "cuda": 1e14}
 """Most floating-point operations of a small micro-batch, at about 6 a weight and token."""
 DIGITS = 8
 """Tokens in which synthetic completions differ."""
+OWN_MEMORY: tuple[type[Tensor], ...] = (Tensor, torch.nn.Parameter)
+"""Kinds of tensors that are counted; others wrap these."""
 MAX_SECONDS = 2.0
 """The largest micro-batch is measured itself if it should take no longer."""
 
@@ -236,7 +238,7 @@ class LiveBytes(TorchDispatchMode):
 
 def _storages(value: object) -> Iterator[tuple[torch.UntypedStorage, torch.Size]]:
     """Yield the memory and shape of each tensor that has its own."""
-    if type(value) in (Tensor, torch.nn.Parameter):
+    if type(value) in OWN_MEMORY:
         yield value.untyped_storage(), value.shape  # type: ignore[attr-defined]
     elif isinstance(value, list | tuple):
         for part in value:

@@ -35,6 +35,7 @@ def comparison(runs: Sequence[RunFiles], names: Sequence[str]) -> dict[str, Any]
     labels = [names[first] + (f" and {number_of(len(more), 'more seed')}" if more else "") for first, *more in groups]
     base, *others = ([runs[place].verdicts[-1] for place in group if runs[place].verdicts] for group in groups)
     gains = [{"name": label, **_against(base, other)} for label, other in zip(labels[1:], others, strict=True)]
+    gains = [gain for gain in gains if gain["measures"] or not together]
     return {
         "settings": [(name, of) for name, of in values if len(set(of)) > 1],
         "base": labels[0],
@@ -63,7 +64,7 @@ def _key(settings: Mapping[str, Any]) -> str:
 def _together(rows: Sequence[Row]) -> str:
     """Describe the mean of runs that differ in the seed alone."""
     said, shared = "one group of runs, alike but for the seed", _in_common(rows)
-    for name in measures_of(*rows)[:1] if shared else ():
+    for name in measures_of(*rows)[:1] if shared and len(rows) > 1 else ():
         values = [_values(row, name, shared) for row in rows]
         found = difference([[0.0] * len(shared)] * len(rows), values)
         low = max(found.low, 0.0) if bounds_of([one for of_run in values for one in of_run]) else found.low

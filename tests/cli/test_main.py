@@ -28,8 +28,8 @@ Work = Callable[[Config, Path], None]
 LOADING = "loading nano for environment=arithmetic\n"
 """What is said before anything heavy is imported."""
 VERBS = {
-    *("train", "cold-start", "judge", "evaluate", "audit", "check", "show", "rollouts", "report", "doctor", "watch"),
-    *("status", "replay", "config", "translate", "plan", "machines"),
+    *("train", "cold-start", "judge", "evaluate", "audit", "check", "show", "rollouts", "report", "export"),
+    *("doctor", "watch", "status", "replay", "config", "translate", "plan", "machines"),
 }
 
 
@@ -76,8 +76,8 @@ def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str
 # ------------------------------------------------------------------------------------------------ mistakes
 
 ALL_VERBS = (
-    "verbs: train, cold-start, judge, evaluate, audit, check, show, rollouts, report, doctor, watch, "
-    "status, replay, config, translate, plan, machines"
+    "verbs: train, cold-start, judge, evaluate, audit, check, show, rollouts, report, export, doctor, "
+    "watch, status, replay, config, translate, plan, machines"
 )
 
 

@@ -36,8 +36,7 @@ def test_a_run_that_trains_is_told_as_it_is_now(run: Path, capsys: pytest.Captur
 def test_a_run_that_has_ended_is_not_told_as_one_that_trains(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["status", str(run)]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "this run has ended; its last word was at 2026-11-22" in said
-    assert "ended after step" in said
+    assert "this run has ended after 3 steps; its last word was at 2026-11-22" in said
     assert "training" not in said
     assert not (run / "run.lock").exists(), "who looks leaves nothing"
     (run / "run.lock").write_text("last owner")

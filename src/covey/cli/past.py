@@ -35,7 +35,7 @@ def run_status(words: Sequence[str]) -> None:
         table, when = _table(status, ended), status["time"]
     console = CleanConsole()
     console.print(table)
-    said = "at" if ended is None else "this run has ended; its last word was at"
+    said = "at" if ended is None else f"this run has ended after {number_of(ended, 'step')}; its last word was at"
     console.print(f"{said} {when}, {folder}", soft_wrap=True)
 
 
@@ -43,7 +43,7 @@ def _table(status: Mapping[str, Any], ended: int | None) -> Table:
     trainer = status["trainer"]
     table = Table("role", "state", "version", "groups", "tokens", "restarts", "process")
     groups = f"{trainer['groups_finished']} finished of {trainer['groups_pending']}"
-    state = f"step {trainer['step'] + 1}, {trainer['state']}" if ended is None else f"ended after step {ended}"
+    state = f"step {trainer['step'] + 1}, {trainer['state']}" if ended is None else "ended"
     table.add_row("trainer", state, str(trainer["version"]), groups, "", "", "")
     for one in status["samplers"]:
         numbers = (one["version"], f"{one['groups_under_way']} under way", one["tokens"], one["restarts"], one["pid"])

@@ -190,5 +190,5 @@ def _layers(root: PreTrainedModel) -> list[nn.Module]:
     Embeddings, which encoders list there too, stay with the head that may share their weight.
     """
     names = set(root._no_split_modules or [])
-    found = [module for module in root.modules() if type(module).__name__ in names]
+    found = [module for module in root.modules() if names & {kind.__name__ for kind in type(module).__mro__}]
     return [layer for layer in found if not any(isinstance(module, nn.Embedding) for module in layer.modules())]

@@ -188,7 +188,7 @@ VALUES = {
     "inf": "returned inf for completion 1",
     "minus_inf": "returned -inf for completion 1",
     "text": "returned str '1.0' for completion 1",
-    "huge": "returned 1e+308 for completion 1",
+    "huge": "returned 1e+308, beyond 3.4e+38, for completion 1",
     "pair": "returned list [1.0, 2.0] for completion 1",
     "number": "returned complex 1j for completion 1",
 }

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from covey.environments.arithmetic import Arithmetic
 from covey.policy import head
@@ -87,7 +87,7 @@ def test_bytes_of_a_token_and_layer_are_known_by_heart() -> None:
 @pytest.mark.parametrize(("precision", "rank"), [("bfloat16", 0), ("float32", 0), ("bfloat16", 32)])
 def test_the_head_takes_what_is_counted_for_it(precision: str, rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(head.SLICE, "cpu", head.SLICE["cuda"])
-    monkeypatch.setattr(passes, "_is_plain", lambda value: isinstance(value, torch.Tensor))
+    monkeypatch.setattr(passes, "OWN_MEMORY", (*passes.OWN_MEMORY, FakeTensor))
     shape = known("Qwen2.5-0.5B")
     chunk = chunk_within_bound(4096, shape.vocabulary)
     load = Workload(precision=precision, lora_rank=rank, micro_batch_tokens=3 * chunk, logprob_chunk=chunk)

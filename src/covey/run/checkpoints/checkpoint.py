@@ -180,10 +180,9 @@ def load_weights(policy: Policy, checkpoint: Path) -> None:
     saved: dict[str, torch.Tensor] = {}
     for file in sorted((checkpoint / POLICY).glob("*.safetensors")):
         saved.update(load_file(file))
-    own, is_model = policy.model.state_dict().keys(), (checkpoint / POLICY / "config.json").is_file()
-    if is_model and not is_adapted(policy.model) and not saved.keys() <= own:  # named as the hub does, not as the class
-        kind = type(policy.causal_lm)
-        saved = dict(kind.from_pretrained(checkpoint / POLICY, dtype="auto", trust_remote_code=False).state_dict())
+    is_model = (checkpoint / POLICY / "config.json").is_file() and not is_adapted(policy.model)
+    if is_model and not saved.keys() <= policy.model.state_dict().keys():  # named as the hub does, not as the class
+        saved = _read_renamed(policy, checkpoint / POLICY)
     if policy.sharded:
         sharding.reshard(policy)  # a pass before may have left whole weights in place of the shards
     # Refuse those of another size, then lay each out like the parameter it is for; adapters are saved without "default"
@@ -209,6 +208,14 @@ def load_weights(policy: Policy, checkpoint: Path) -> None:
     # Refuse weights of another policy
     if unknown or missing:
         raise ValueError(f"{checkpoint} does not fit the policy: {sorted([*unknown, *missing])[:3]}")
+
+
+def _read_renamed(policy: Policy, folder: Path) -> dict[str, Tensor]:
+    """Read weights by the class's names, with those it does not know, without those that are not there."""
+    read: Any = type(policy.causal_lm).from_pretrained
+    model, told = read(folder, dtype="auto", trust_remote_code=False, output_loading_info=True)
+    foreign = {name: torch.empty(0) for name in told["unexpected_keys"]}
+    return foreign | {name: weight for name, weight in model.state_dict().items() if name not in told["missing_keys"]}
 
 
 WRAPPED = "base_model.model."
