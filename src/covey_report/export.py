@@ -1,9 +1,8 @@
 """`covey export`: a policy as others load it, and its card."""
 
-import hashlib
 import json
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +10,11 @@ import yaml
 
 import covey
 from covey.cli.flags import refuse_flags, split_flags
-from covey.cli.outcome import is_number, prompts_in_words
+from covey.cli.outcome import is_number, prompts_in_words, spell
 from covey.policy.models.adapters import base_of
 from covey.policy.models.naming import newest_policy
+from covey.run.checkpoints.checkpoint import CARD
+from covey.run.checkpoints.manifest import digest_of_file
 from covey.run.folder import CONFIG, read_summary, run_of
 from covey.system.disk import atomic_folder, catch_write_errors
 from covey.system.lookup import one_of
@@ -21,7 +22,6 @@ from covey.system.text.console import CleanConsole
 
 WITH_VALUE = {"--to": "a folder", "--dtype": "float32, bfloat16 or float16"}
 DTYPES = ("float32", "bfloat16", "float16")
-CARD = "README.md"
 ADAPTERS = "adapter_config.json"
 AGAIN = (
     "`covey evaluate model.name=FOLDER --config config.yaml` measures it again, on the held-out prompts of the run's "
@@ -154,16 +154,11 @@ def _result(summary: Mapping[str, Any]) -> str:
 
 
 def _estimate(found: Mapping[str, Any]) -> str:
-    ends = f" [{found['low']:.3f}, {found['high']:.3f}]" if is_number(found.get("low")) else ""
+    ends = f" {spell(found, 1, '.3f')}" if is_number(found.get("low")) else ""
     return f"{found['value']:.3f}{ends}"
 
 
 def _proof(folder: Path) -> str:
-    digests = "\n".join(f"{digest}  {name}" for name, digest in _digests(folder))
+    files = sorted(folder.glob("*.safetensors"))
+    digests = "\n".join(f"{digest_of_file(file)}  {file.name}" for file in files)
     return f"## Verify\n\n{AGAIN}\n\n```text\n{digests}\n```\n"
-
-
-def _digests(folder: Path) -> Iterator[tuple[str, str]]:
-    for file in sorted(folder.glob("*.safetensors")):
-        with file.open("rb") as content:
-            yield file.name, hashlib.file_digest(content, "sha256").hexdigest()

@@ -10,7 +10,7 @@ from covey.algorithm.objective import Objective
 from covey.algorithm.settings import AlgorithmConfig
 from covey.engine.settings import SamplingConfig
 from covey.environments.base import SPLITS, Environment, Split, are_words, naming
-from covey.policy.models.nano import ROLE_MARK
+from covey.policy.models.nano import START_TURN
 from covey.policy.policy import Policy
 from covey.policy.settings import ModelConfig
 from covey.rollouts.curriculum import EasyToHard, Promotion, SuccessRateCurriculum, WeightedRoundRobin, Window
@@ -196,7 +196,7 @@ def check_rendering(model: ModelConfig, policy: Policy, prompts: Sequence[Prompt
             f"model.chat_template_kwargs={model.chat_template_kwargs} needs prompts that are conversations, "
             "got text only"
         )
-    if ROLE_MARK not in template:
+    if START_TURN not in template:  # which the templates of nano models alone have
         LOGGER.warning(
             "all prompts are text and go to %s without its chat template; a prompt that is a list of messages "
             "(role, content) goes through it",

@@ -125,8 +125,9 @@ def problem_with(value: Any) -> str | None:
         number = float(value)
     except OverflowError:
         return f"{type(value).__name__} {_shorten(value)}"
-    is_too_large = math.isfinite(number) and abs(number) > LARGEST_REWARD
-    return f"{number}, beyond {LARGEST_REWARD:g}," if is_too_large else None if math.isfinite(number) else str(number)
+    if not math.isfinite(number):
+        return str(number)
+    return f"{number}, beyond {LARGEST_REWARD:g}," if abs(number) > LARGEST_REWARD else None
 
 
 def _shorten(value: Any) -> str:

@@ -19,8 +19,6 @@ PAD, END, START_TURN, END_TURN = "<pad>", "<|endoftext|>", "<turn>", "</turn>"
 ARCHITECTURES = ("qwen2", "qwen3", "llama", "mistral")
 MAX_LENGTH = 4096
 
-ROLE_MARK = "<turn>"
-"""Stands in the templates of nano models alone."""
 CHAT_TEMPLATE = (
     "{% if tools %}<turn>system\n{{ tools | tojson }}</turn>{% endif %}"
     "{% for message in messages %}<turn>{{ message['role'] }}\n{{ message['content'] }}"

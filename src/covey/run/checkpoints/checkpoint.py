@@ -211,7 +211,7 @@ def load_weights(policy: Policy, checkpoint: Path) -> None:
 
 
 def _read_renamed(policy: Policy, folder: Path) -> dict[str, Tensor]:
-    """Read weights by the class's names, with those it does not know, without those that are not there."""
+    """Read the saved weights under the names of the policy's class."""
     read: Any = type(policy.causal_lm).from_pretrained
     model, told = read(folder, dtype="auto", trust_remote_code=False, output_loading_info=True)
     foreign = {name: torch.empty(0) for name in told["unexpected_keys"]}

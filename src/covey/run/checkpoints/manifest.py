@@ -64,7 +64,7 @@ def read_manifest(checkpoint: Path) -> dict[str, Any]:
 
 def file_digests(folder: Path) -> Digests:
     """Return size and SHA-256 of every other file, by relative path."""
-    return {name: {"bytes": size, SEAL: _digest(folder / name)} for name, size in file_sizes(folder).items()}
+    return {name: {"bytes": size, SEAL: digest_of_file(folder / name)} for name, size in file_sizes(folder).items()}
 
 
 def file_sizes(folder: Path) -> dict[str, int]:
@@ -88,7 +88,7 @@ def difference(folder: Path, written: Digests) -> str | None:
     if sizes.keys() != written.keys():
         return f"files {sorted(sizes.keys() ^ written.keys())} are missing or too many"
     for name, facts in written.items():
-        if sizes[name] != facts["bytes"] or _digest(folder / name) != facts[SEAL]:
+        if sizes[name] != facts["bytes"] or digest_of_file(folder / name) != facts[SEAL]:
             return f"{name} is not what was written"
     return None
 
@@ -112,6 +112,7 @@ def _check_types(content: Mapping[str, Any], checkpoint: Path) -> None:
         raise ValueError(f"{MANIFEST}: files must have bytes and {SEAL} each")
 
 
-def _digest(file: Path) -> str:
+def digest_of_file(file: Path) -> str:
+    """Return the SHA-256 of a file."""
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
