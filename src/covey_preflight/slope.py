@@ -18,7 +18,6 @@ from covey.policy.models.text import ordinary_ids
 from covey.policy.plain import Plain, plain_model
 from covey.policy.policy import Policy
 from covey.run.build import trainer_settings
-from covey.run.memory.room import available_bytes
 from covey.system import collectives
 from covey.trainer.layouts import Row
 from covey.types import Sampling
@@ -62,9 +61,6 @@ NUM_WEIGHTS = 4
 """Tensors that move, evenly spaced among those that are trained, besides the one with the largest gradient."""
 MAX_ENTRIES = 1 << 24
 """Larger tensors stay where they are, if there are others: an embedding takes longer to move than all layers."""
-
-KEPT_SHARE = 0.125
-"""Share of the free memory that weights in float64 may take between passes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,8 +183,7 @@ def _rise(
     In float64: float32's rounding over thirty layers is as large as a straight rise.
     """
     shift = {weight: torch.zeros_like(moved) for weight, moved in direction.items()}
-    num_bytes, free = 8 * sum(weight.numel() for weight in policy.model.parameters()), available_bytes(policy.device)
-    plain = plain_model(policy, shift, torch.float64, keeps_made=num_bytes < KEPT_SHARE * free)
+    plain = plain_model(policy, shift, torch.float64)
 
     @torch.no_grad()
     # Move the weights along the direction in place: `shift` is added to them inside of `plain`

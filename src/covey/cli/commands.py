@@ -13,6 +13,7 @@ from covey.run.records.record import RunRecorder
 from covey.run.records.summary import HELD_OUT
 from covey.run.stages import evaluate_and_log, load_environment, load_run
 from covey.system.jsonl import write_json
+from covey.system.machine import ask_for_large_pages
 from covey.system.text.masking import mask
 from covey.system.waits.signals import Stopper
 
@@ -33,6 +34,7 @@ def run_evaluate(config: Config, output_dir: Path, asked: EvaluationAsked) -> No
 
     With `against`, another policy is measured on the same prompts first.
     """
+    ask_for_large_pages()
     names = [*([asked.against] if asked.against else []), config.model.name]
     with Stopper(config.output.shutdown_timeout).installed(), RunRecorder(config, output_dir) as record:
         for place, name in enumerate(names):

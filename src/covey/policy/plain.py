@@ -12,7 +12,6 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from functools import cache
 from inspect import signature
 from typing import Any
 
@@ -33,8 +32,9 @@ from covey.types import Rollout, Sampling
 Shift = Mapping[Tensor, Tensor]
 """What is added to weights of a policy, found by the weight itself."""
 EAGER = {"attn_implementation": "eager", "experts_implementation": "eager"}
-Maker = Callable[[], Tensor]
-"""Makes plain numbers of a weight."""
+Maker = Callable[[Tensor | slice], Tensor]
+"""Makes plain numbers of a weight's rows."""
+ALL = slice(None)
 MAKING = threading.RLock()
 """Held while models are made: a skeleton gets no storage for its weights by a patch of torch that all threads meet."""
 
@@ -64,14 +64,12 @@ class Plain:
             return self.model(**inputs, logits_to_keep=keep_K).logits[0]
 
 
-def plain_model(
-    policy: Policy, shift: Shift | None = None, dtype: torch.dtype = torch.float32, *, keeps_made: bool = False
-) -> Plain:
+def plain_model(policy: Policy, shift: Shift | None = None, dtype: torch.dtype = torch.float32) -> Plain:
     """Return a transformers model with the policy's weights, moved by `shift`.
 
     It computes in `dtype`, or in the policy's type where that is wider. Gradients flow to the policy's parameters.
     Sharded weights are either gathered around making and using it, or put away (`sharding.reshard`) around both: its
-    passes are then collective. With `keeps_made`, weights that do not move are made once, for passes without gradient.
+    passes are then collective.
     """
     dtype = torch.promote_types(policy.precision, dtype)
     with MAKING, init_empty_weights(include_buffers=False), torch.random.fork_rng(devices=[]):
@@ -80,7 +78,7 @@ def plain_model(
             model: PreTrainedModel = own.skeleton(dtype)
         else:
             model = type(own)._from_config(copy.deepcopy(own.config), dtype=dtype, **EAGER)
-    _take_weights(model, policy, shift or {}, keeps_made)
+    _take_weights(model, policy, shift or {})
     return Plain(model.eval(), policy.mask_id is not None, policy.device)
 
 
@@ -131,7 +129,7 @@ def rollout_logits(plain: Plain, rollout: Rollout) -> tuple[Tensor, Tensor]:
     return torch.cat(logits), torch.tensor(targets, device=plain.device)
 
 
-def _take_weights(model: PreTrainedModel, policy: Policy, shift: Shift, keeps_made: bool) -> None:
+def _take_weights(model: PreTrainedModel, policy: Policy, shift: Shift) -> None:
     """Share the policy's weights and saved buffers with the skeleton."""
     own: dict[str, nn.Module] = {}
     for name, module in policy.causal_lm.named_modules():
@@ -147,7 +145,7 @@ def _take_weights(model: PreTrainedModel, policy: Policy, shift: Shift, keeps_ma
         for key, held in list(module._parameters.items()):
             if held is None:
                 continue
-            module._parameters[key], make = _share_weight(source, key, held, shift, keeps_made)
+            module._parameters[key], make = _share_weight(source, key, held, shift)
             lazy |= {} if make is None else {key: make}
         if lazy:
             _make_at_each_call(module, lazy, model.dtype)
@@ -160,9 +158,7 @@ def _inner_layer(module: nn.Module) -> nn.Module:
     return module
 
 
-def _share_weight(
-    source: nn.Module, key: str, empty: nn.Parameter, shift: Shift, keeps_made: bool
-) -> tuple[nn.Parameter, Maker | None]:
+def _share_weight(source: nn.Module, key: str, empty: nn.Parameter, shift: Shift) -> tuple[nn.Parameter, Maker | None]:
     """Return the policy's plain weight, else an empty one and its maker."""
     base, adapters = source, []
     while (inner := getattr(base, "base_layer", None)) is not None:  # of experts, each parameter has a wrapper
@@ -174,20 +170,20 @@ def _share_weight(
     if weight.dtype == empty.dtype and not adapters and not moved and not sharding.is_shard(weight):
         return weight, None
 
-    def shifted(part: Tensor) -> Tensor:
+    def shifted(part: Tensor, rows: Tensor | slice = ALL) -> Tensor:
         layer = base if part is weight and key == "weight" else None
-        plain = dequantize(sharding.whole(part), layer).to(empty.dtype)
-        return plain + shift[part].to(plain.dtype) if part in shift else plain
+        plain = dequantize(sharding.whole(part), layer)[rows].to(empty.dtype)
+        return plain + shift[part][rows].to(plain.dtype) if part in shift else plain
 
-    def make() -> Tensor:
-        made_OI = shifted(weight)
+    def make(rows: Tensor | slice) -> Tensor:
+        made_OI = shifted(weight, rows)
         for a_RI, b_OR, adapter in adapters:
-            made_OI = made_OI + adapter.product(shifted(a_RI), shifted(b_OR))
+            made_OI = made_OI + adapter.product(shifted(a_RI), shifted(b_OR))[rows]
         return made_OI
 
     # It takes no memory, tells type and device to who asks, and gives no number to who reads it past the layer.
     nothing = torch.full((), torch.nan, dtype=empty.dtype, device=weight.device).expand(empty.shape)
-    return nn.Parameter(nothing, requires_grad=False), cache(make) if keeps_made and not moved else make
+    return nn.Parameter(nothing, requires_grad=False), make
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,8 +227,11 @@ def _make_at_each_call(module: nn.Module, lazy: Mapping[str, Maker], dtype: torc
     forward = module.forward
 
     def call(*inputs: Any, **keywords: Any) -> Any:
+        if type(module) is nn.Embedding and not torch.is_grad_enabled():
+            rows, ids = torch.unique(inputs[0], return_inverse=True)
+            return lazy["weight"](rows)[ids]
         held = dict(module._parameters)
-        module._parameters.update({key: make() for key, make in lazy.items()})  # type: ignore[misc]
+        module._parameters.update({key: make(ALL) for key, make in lazy.items()})  # type: ignore[misc]
         try:
             with _exactly(dtype):  # also in the backward pass, outside of what was called
                 return forward(*inputs, **keywords)

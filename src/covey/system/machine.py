@@ -82,7 +82,7 @@ def keeps_memory(environment: Mapping[str, str]) -> bool:
 
 
 def keep_memory() -> bool:
-    """Keep freed memory, in large pages; return False without glibc.
+    """Keep freed memory; return False without glibc.
 
     glibc returns large blocks to the kernel, which clears them for every pass.
     """
@@ -91,16 +91,15 @@ def keep_memory() -> bool:
     except (OSError, AttributeError):
         return False
     settings = {MMAP_MAX: 0, TRIM_THRESHOLD: NEVER, TOP_PAD: TOP_PAD_BYTES}
-    is_kept = all(mallopt(name, value) == 1 for name, value in settings.items())
-    _ask_for_large_pages()
-    return is_kept
+    return all(mallopt(name, value) == 1 for name, value in settings.items())
 
 
-def _ask_for_large_pages() -> None:
-    """Let the heap grow into large pages.
+def ask_for_large_pages() -> None:
+    """Let the heap grow into large pages, for work of minutes.
 
-    A processor has few places for addresses of pages and fetches ahead within a page only. A block of half the machine
-    is allocated and freed untouched: later ones lie there.
+    A processor has few places for addresses of pages and fetches ahead within a page only; but in a virtual machine a
+    large page is cleared seven times as slowly at first. A block of half the machine is allocated and freed untouched:
+    later ones lie there.
     """
     with suppress(OSError, AttributeError, ValueError):
         libc, size = ctypes.CDLL(None), os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE // 2
@@ -133,7 +132,7 @@ def release_memory() -> None:
     """Return free heap memory to the kernel after a large phase."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
-        _ask_for_large_pages()
+        ask_for_large_pages()
 
 
 class _MallocStatistics(ctypes.Structure):

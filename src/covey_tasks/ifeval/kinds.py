@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -51,6 +52,7 @@ def _draw_argument(random: Random, name: str, how: Any, before: Arguments) -> Ar
     return {name: random.choice(pool if isinstance(pool, list) else list(MATERIAL[pool]))}
 
 
+@cache
 def compatible(first: str, second: str) -> bool:
     """Check whether one answer can follow both kinds of instruction."""
     few = TABLE["only with"]
