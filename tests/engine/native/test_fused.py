@@ -17,7 +17,7 @@ from covey.engine.native.models.fused import FusedModel
 from covey.engine.native.panels import has_half
 from covey.engine.native.runner import detect_capabilities
 from covey.policy.attention.base import DENSE
-from covey.policy.kernels.linear import use_onednn
+from covey.policy.kernels.linear import TiledLinear, use_onednn
 from covey.policy.policy import DTYPES, Policy, inference
 from covey.types import Sampling
 
@@ -156,8 +156,18 @@ def varied_adapters() -> Policy:
     return replace(policy, model=model)
 
 
+def through_tiles(precision: str) -> Policy:
+    """Adapters so wide that their own products go through tiles, as those of rank 16 beside 4,864 outputs."""
+    policy = with_adapters(precision)
+    for module in policy.model.modules():
+        if type(module) is torch.nn.Linear:
+            module.__class__ = TiledLinear
+    return policy
+
+
 ADAPTED: list[Callable[[str], Policy]] = [
-    lambda precision: with_adapters(precision),
+    with_adapters,
+    through_tiles,
     lambda precision: replace(varied_adapters(), precision=DTYPES[precision]),
 ]
 

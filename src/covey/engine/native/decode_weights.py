@@ -263,7 +263,8 @@ def _is_adapted(module: nn.Module) -> bool:
     (name,) = module.active_adapters
     down, up = module.lora_A[name], module.lora_B[name]
     is_other = getattr(module, "fan_in_fan_out", False) or module.disable_adapters or module.merged
-    return type(down) is type(up) is nn.Linear and up.bias is None and not (is_other or module.lora_variant)
+    is_plain = type(down) in PLAIN and type(up) in PLAIN and up.bias is None
+    return is_plain and not (is_other or module.lora_variant)
 
 
 def _is_mergeable(module: nn.Module, policy: Policy) -> bool:
