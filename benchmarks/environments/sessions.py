@@ -18,9 +18,8 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from covey.engine.base import Session
+from covey.engine.base import PromptSession, Session
 from covey.engine.native.engine import NativeEngine
-from covey.engine.sessions import PromptSession
 from covey.policy.models.loading import load_policy
 from covey.policy.policy import Policy
 from covey.policy.settings import ModelConfig

@@ -36,8 +36,7 @@ from covey.run.stages import evaluate_and_log, report_interruption, save
 from covey.run.state import checkpoint_state, snapshot
 from covey.system import accelerate_launch, collectives, ranks
 from covey.system.machine import Heap, ask_for_large_pages
-from covey.system.text.cleaning import clean_handlers
-from covey.system.text.masking import secrets_in
+from covey.system.text.masking import clean_handlers, secrets_in
 from covey.system.waits.signals import Stopper, StopRequested, is_in_event_loop
 from covey.trainer.prepare import make_measured_batch, make_training_batches, train_ahead
 from covey.trainer.update_gain import is_gain_measured, measure_update_gain

@@ -21,7 +21,7 @@ from covey.environments.settings import CustomConfig, MixtureConfig
 from covey.loop import train
 from covey.rollouts.settings import GroupSizeStep
 from covey.run.records.record import RunRecorder
-from covey.run.replay.training import replay
+from covey.run.replay import replay
 from covey.types import Failure, Message, Prompt, Reward
 
 from ..support.fake_ray import fake_ray

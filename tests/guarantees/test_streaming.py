@@ -24,7 +24,7 @@ from covey.loop import train
 from covey.policy.models.nano import nano_tokenizer
 from covey.policy.settings import ModelConfig
 from covey.run.records.record import RunRecorder
-from covey.run.replay.training import replay
+from covey.run.replay import replay
 from covey.trainer import prepare
 from covey.types import Failure, Group, Prompt, Reward, RunStopped
 

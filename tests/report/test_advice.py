@@ -11,8 +11,7 @@ import pytest
 
 from covey.algorithm.losses import LOSSES
 from covey.cli.outcome import not_shown
-from covey.config.doctor import IDS, STOPPERS
-from covey.config.schema import Config, setting_names
+from covey.config.schema import IDS, STOPPERS, Config, setting_names
 from covey.run.records.summary import TRAINED, paired_gain
 from covey.system.section import flat
 from covey_doctor import diagnose as doctor

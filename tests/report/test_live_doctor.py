@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 
-from covey.config.doctor import DoctorConfig
-from covey.config.schema import Config, OutputConfig
+from covey.config.schema import Config, DoctorConfig, OutputConfig
 from covey.loop import train
 from covey.run.checkpoints.fingerprint import of_prompts
 from covey.run.evaluate import Estimate, Evaluation

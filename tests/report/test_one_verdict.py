@@ -21,8 +21,7 @@ from covey.algorithm.intervals import SHARE, mean_interval, wilson
 from covey.cli.outcome import outcome_of
 from covey.cli.show import run_show
 from covey.cli.tables import print_summary
-from covey.config.doctor import DoctorConfig
-from covey.config.schema import Config
+from covey.config.schema import Config, DoctorConfig
 from covey.loop import train
 from covey.run.checkpoints.fingerprint import of_prompts
 from covey.run.evaluate import Evaluation, numbers_of

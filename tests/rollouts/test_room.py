@@ -5,10 +5,9 @@ import asyncio
 import pytest
 
 from covey.config.schema import Config
-from covey.engine.base import Engine
+from covey.engine.base import Engine, open_sessions
 from covey.engine.fake import FakeEngine
 from covey.engine.native.engine import NativeEngine
-from covey.engine.sessions import open_sessions
 from covey.rollouts.rollout import roll_out
 from covey.rollouts.sampler import Sampler
 from covey.run.build import episode_limits

@@ -17,7 +17,7 @@ from covey.engine.native.scheduler import Scheduler
 from covey.loop import train
 from covey.run.folder import CHANGES
 from covey.run.records.record import RunRecorder
-from covey.run.replay.training import best_evaluations, read_schedule, replay
+from covey.run.replay import best_evaluations, read_schedule, replay
 from covey.types import Message, Prompt
 
 from ..support.fake_ray import FakeRay, fake_ray

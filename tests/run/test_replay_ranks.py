@@ -14,7 +14,7 @@ from covey.config.schema import Config
 from covey.engine.base import digest_of
 from covey.loop import train
 from covey.run.records.record import RunRecorder
-from covey.run.replay.training import PastStep, check_replayable, replay
+from covey.run.replay import PastStep, check_replayable, replay
 from covey.system import collectives
 from covey.types import RunStopped
 

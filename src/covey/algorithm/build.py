@@ -108,7 +108,6 @@ def _keywords(function: Callable[..., Any]) -> list[inspect.Parameter]:
 
 
 def _correction_weights(algorithm: AlgorithmConfig) -> WeightOptions | None:
-    """Build the options of importance weights between sampler and old policy."""
     if algorithm.correction == "none":
         return None
     if algorithm.ratio_denominator == "behaviour":

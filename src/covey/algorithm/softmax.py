@@ -27,8 +27,7 @@ def log_softmax(logits: Tensor) -> Tensor:
     -inf stays -inf, with gradient 0; a row with NaN or inf, or nothing but -inf, is NaN throughout. It holds no tensor
     of that size besides what it returns.
     """
-    found: Tensor = _LogSoftmax.apply(at_least_float32(logits))
-    return found
+    return _LogSoftmax.apply(at_least_float32(logits))
 
 
 def log_softmax_(logits_NV: Tensor) -> Tensor:

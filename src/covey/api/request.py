@@ -158,7 +158,6 @@ def _check_arguments(asked: Arguments, base: Config | None) -> None:
 
 
 def _check_tools(asked: Arguments) -> None:
-    """Refuse tools that are none, or that go with nothing."""
     for tool in asked.tool_list:
         if not callable(tool):
             form = " (a name is module:function)" if isinstance(tool, str) else ""

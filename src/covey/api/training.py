@@ -194,8 +194,6 @@ def make_resume_request(asked: Arguments, folder: Path, base: Config | None) -> 
 
 @dataclass(frozen=True)
 class _EveryStep(Callback):
-    """A function as a callback of steps."""
-
     function: OnStep
 
     def on_step(self, step: int, metrics: dict[str, float | None]) -> None:

@@ -80,7 +80,6 @@ def read_audit(words: Sequence[str]) -> list[str]:
 
 
 def _says_what(word: str) -> bool:
-    """Return True if a word names a task."""
     first = word.lstrip("+~").partition("=")[0].partition(".")[0]
     known = {"hydra", *usage.group_choices(), *(name.partition(".")[0] for name in _setting_types())}
     is_toy = word.startswith(("model=nano", "model.nano"))  # which has arithmetic of its own
@@ -116,7 +115,6 @@ def _refuse_foreign(settings: Sequence[str]) -> None:
 
 
 def _refuse_no_section(word: str) -> None:
-    """Refuse a name in an unknown section."""
     name, equals, _ = word.lstrip("+").partition("=")
     sections = {"hydra", *(setting.partition(".")[0] for setting in _setting_types())}
     if equals and "." in name and not re.search("[@/]", name) and name.partition(".")[0] not in sections:
@@ -159,7 +157,6 @@ def _values(verb: str, word: str, rest: list[str]) -> list[str]:
 
 
 def _guess_meaning(verb: str, word: str, rest: Sequence[str]) -> str:
-    """Return the likely meaning of an unknown flag."""
     flag, equals, value = word.partition("=")
     name = flag.lstrip("-").replace("-", "_")
     if not equals:

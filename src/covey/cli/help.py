@@ -158,7 +158,6 @@ EMPTY = {"list": "[]", "dict": "{}"}
 
 
 def _columns(rows: Mapping[str, str], width: int) -> str:
-    """Lay out two columns, the right one wrapped to the terminal."""
     total = max(shutil.get_terminal_size().columns, width + 40)
     indent = " " * (width + 3)
     lines = [f"  {name:<{width}} {text}" for name, text in rows.items()]

@@ -80,7 +80,8 @@ def _source(verb: str, words: Sequence[str], file: Path | None) -> Path | None:
 def compose(verb: str, composed: DictConfig, typed: Sequence[str], file: Path | None) -> Job:
     """Compose a job. ValueError for any error in its settings."""
     resume = composed.get("resume")
-    run = _run_below(verb, typed, file)
+    is_plain = HydraConfig.get().job.config_name == "config"
+    run = base_run(typed) if verb == "evaluate" and is_plain and file is None else None
     source, composed = _over_saved(verb, composed, typed, file, run)
     warnings: list[str] = []
 
@@ -152,12 +153,6 @@ def _loading(verb: str, config: Config, source: Path | None) -> str:
     settings_from = f", settings of {source}" if source is not None else ""
     model = "" if verb in WITHOUT_POLICY else f"{config.model.name} for "
     return escape(f"loading {model}environment={config.environment.name}{settings_from}")
-
-
-def _run_below(verb: str, typed: Sequence[str], file: Path | None) -> Path | None:
-    """Return the run whose settings an evaluated policy takes."""
-    is_plain = HydraConfig.get().job.config_name == "config"
-    return base_run(typed) if verb == "evaluate" and is_plain and file is None else None
 
 
 def _notes(verb: str, config: Config, typed: Sequence[str]) -> list[str]:

@@ -184,7 +184,6 @@ class CliContext(NamedTuple):
 
 
 def _check_folder(job: "Job", wanted: "Path", *, is_exact: bool) -> None:
-    """Refuse a named folder that holds a run. ValueError."""
     from covey.run.folder import check_unused
 
     if is_exact and job.old is None and ranks.world_size() == 1:  # of several ranks, the first may have begun this run
@@ -194,7 +193,7 @@ def _check_folder(job: "Job", wanted: "Path", *, is_exact: bool) -> None:
 @contextmanager
 def _place_to_work(verb: str, job: "Job", wanted: "Path", *, is_exact: bool) -> "Iterator[Path]":
     """Start and join the ranks, and lock the run folder."""
-    from covey.system.waits.pulse import Pulse
+    from covey.system.waits.timer import Pulse
 
     # imports torch and transformers, for which a refused setting need not wait
     importing = Pulse(lambda seconds: _tell(f"importing torch and transformers, {seconds:.0f} s"), QUIET_SECONDS)
@@ -373,7 +372,7 @@ def report(error: Exception) -> int:
 
     from covey.cli.errors import explain, is_user_error, reported_by_other_rank
     from covey.system.disk import leave_broken_stdout
-    from covey.system.text.cleaning import INDENT, clean
+    from covey.system.text.masking import INDENT, clean
 
     if isinstance(error, BrokenPipeError) and leave_broken_stdout():  # `covey config | head`: who reads has enough
         return 0
@@ -389,7 +388,7 @@ def report(error: Exception) -> int:
 
 
 def _say(text: str, code: int) -> int:
-    from covey.system.text.cleaning import clean
+    from covey.system.text.masking import clean
 
     number = ranks.rank()
     with suppress(OSError):  # nobody reads it where the terminal is gone

@@ -58,8 +58,7 @@ def run_replay(words: Sequence[str]) -> None:
     settings.register()
     config = settings.to_config(settings_of(folder, [word for word in words if word == TRUST]))
 
-    from covey.run.replay.ranks import replay_on_ranks
-    from covey.run.replay.training import read_schedule
+    from covey.run.replay import read_schedule, replay_on_ranks
 
     steps = read_schedule(folder)
     digest = replay_on_ranks(config, folder)

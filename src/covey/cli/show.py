@@ -55,7 +55,6 @@ def print_side_by_side(folders: Sequence[Path]) -> None:
 
 
 def _own_settings(folders: Sequence[Path]) -> list[str]:
-    """Return the first settings in which the runs differ."""
     settings = [last_settings(folder) if (folder / CONFIG).is_file() else {} for folder in folders]
     differing = [name for name in settings[0] if any(other.get(name) != settings[0][name] for other in settings)]
     own = [" ".join(f"{name}={found.get(name)}" for name in differing[:MOST_NAMED]) for found in settings]
@@ -115,7 +114,6 @@ def rows_of(path: Path) -> Iterator[Row]:
 
 
 def _state(folder: Path) -> str:
-    """Describe how far a run without a summary got."""
     steps = [row for row in rows_of(folder / METRICS) if row["kind"] == "train"]
     if not steps:
         return f"no step is finished yet; {_what_follows(folder)}"

@@ -42,8 +42,7 @@ def command_of(verb: str, words: Sequence[str]) -> Callable[[list[str]], Any]:
     """Import the function of a verb. ValueError for an unknown verb."""
     if verb not in COMMANDS:
         raise ValueError(usage.unknown_verb(verb, words, all_verbs()))
-    found: Callable[[list[str]], Any] = COMMANDS.load(verb)
-    return found
+    return COMMANDS.load(verb)
 
 
 def all_verbs() -> dict[str, str]:

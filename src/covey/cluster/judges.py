@@ -70,8 +70,7 @@ class JudgedElsewhere(Environment):
         return list(await self._ask("score", prompt, completions, completion_ids))
 
     async def reply(self, prompt: Prompt, messages: Sequence[Message]) -> Message | None:
-        message: Message | None = await self._ask("reply", prompt, messages)
-        return message
+        return await self._ask("reply", prompt, messages)
 
     def episode(self, prompt: Prompt, seed: int) -> Episode | None:
         return Replies(self, prompt) if prompt.id in self.turns else None

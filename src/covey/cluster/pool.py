@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from itertools import count
 from typing import Any
@@ -214,7 +215,6 @@ class SamplerPool:
         self._loop.call_soon_threadsafe(create)
 
     def _soon_for_each(self, work: Callable[[SamplerSlot], Awaitable[None]]) -> None:
-        """Start a coroutine for every live sampler."""
         for slot in self._slots:
             if slot.is_alive:
                 self._soon(work, slot)
@@ -244,7 +244,6 @@ class SamplerPool:
                 self._soon(self._send, slot)
 
     async def _send(self, slot: SamplerSlot) -> None:
-        """Send a sampler all its unsent calls at once."""
         if not slot.unsent:
             return
         if not slot.is_collecting:
@@ -373,7 +372,6 @@ class SamplerPool:
         self._soon(partial(self._replace, why), slot)
 
     async def _replace(self, why: str, slot: SamplerSlot) -> None:
-        """Start a lost sampler's successor, unless the cluster is lost."""
         if (lost := await asyncio.to_thread(loss_of_cluster, self._limits.silence)) is not None:
             self._fail(lost)
             return
@@ -381,7 +379,7 @@ class SamplerPool:
         await self._start(slot)
 
     def _send_again(self, calls: Sequence[TicketCall], why: str) -> None:
-        again = [call.once_more() for call in calls]
+        again = [replace(call, ticket=call.give_up(call.ticket)) for call in calls]
         self._counts["groups_sent_again"] += len(again)
         for ticket in [call.ticket for call in again]:
             if ticket.attempt >= MOST_ATTEMPTS:

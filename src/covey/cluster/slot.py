@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from covey.cluster.wire import Jobs, SampledBatch, TicketResult
@@ -33,10 +33,6 @@ class TicketCall:
     settle: Callable[[Sequence[TicketResult]], None]
     give_up: Callable[[Ticket], Ticket]
     """Returns the ticket of the next attempt."""
-
-    def once_more(self) -> "TicketCall":
-        """Return the call of the next attempt."""
-        return replace(self, ticket=self.give_up(self.ticket))
 
 
 @dataclass(frozen=True, slots=True)

@@ -169,7 +169,6 @@ def kill_agents(pids: Iterable[int]) -> None:
 
 
 def _is_below(file: Path, folder: str) -> bool:
-    """Return True if a process's open file lies in a folder."""
     try:
         return file.readlink().is_relative_to(folder)
     except OSError:

@@ -102,7 +102,6 @@ def trainer_ranks(devices: DevicesConfig, work: Callable[[], None]) -> Iterator[
 
 
 def _started_twice(devices: DevicesConfig) -> str:
-    """Describe the setting and the launcher that would both start ranks."""
     by_gpus = f"devices.gpus_per_trainer={devices.gpus_per_trainer:g}"
     asked = f"devices.trainer={devices.trainer}" if devices.trainer > 1 else by_gpus
     started = f"a launcher has started {ranks.world_size()} already"

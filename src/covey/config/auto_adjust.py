@@ -210,13 +210,11 @@ def _correct_for_the_sampler(change: _Change) -> None:
 
 
 def _narrow_clip(options: Mapping[str, Any]) -> set[str]:
-    """Return the bounds of a clip range for sequence ratios."""
     given = {key: options.get(key) for key in ("eps_low", "eps_high")}
     return {key for key, value in given.items() if isinstance(value, int | float) and value < NARROW_CLIP}
 
 
 def _options_of(setting: str, function: str, options: Mapping[str, Any]) -> set[str]:
-    """Return the options that a function reads beside these."""
     from covey.algorithm.credit.advantages import ADVANTAGES
     from covey.algorithm.credit.selection import GROUP_FILTERS, SELECTION
     from covey.algorithm.credit.turns import TURN_CREDIT

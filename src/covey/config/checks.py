@@ -243,7 +243,6 @@ def misfit(name: str | None, text: str) -> str:
 
 
 def _of_a_section(name: str, value: str) -> str:
-    """Describe a name that is a section or a list."""
     if name.endswith("]"):
         return f"{name} must be a mapping, got {value}"
     first = next(iter(vars(vars(Config()).get(name, Config()))))

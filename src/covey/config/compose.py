@@ -99,7 +99,6 @@ def _settings() -> DictConfig:
 
 
 def _open_options(schema: Any) -> DictConfig:
-    """Make an environment's settings."""
     return _open(OmegaConf.structured(schema))
 
 

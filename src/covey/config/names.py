@@ -47,7 +47,6 @@ def nearest(name: str, known: Collection[str]) -> list[str]:
 
 
 def _letters(name: str) -> str:
-    """Normalise capitals, "_" and "-"."""
     return name.replace("_", "").replace("-", "").lower()
 
 

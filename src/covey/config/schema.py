@@ -10,7 +10,6 @@ from typing import Any
 from covey.algorithm.settings import AlgorithmConfig
 from covey.cluster.settings import SAMPLED_APART, DevicesConfig
 from covey.config import names
-from covey.config.doctor import DoctorConfig
 from covey.config.shelves import CONF, presets
 from covey.engine.settings import EngineConfig, SamplingConfig
 from covey.environments.data.settings import OF_REWARD_FUNCTIONS, DataConfig
@@ -23,6 +22,23 @@ from covey.system.disk import cache_folder
 from covey.system.section import Section
 from covey.system.setting import Requires, choices_of, is_set, setting
 from covey.trainer.settings import PER_GROUP, OptimizerConfig
+
+AFTERWARDS = ("D18", "D20", "D31", "D32")
+"""Findings that need the files of a run, or its end."""
+IDS = tuple(f"D{number}" for number in range(1, 38))
+STOPPERS = ("sick", *(name for name in IDS if name not in AFTERWARDS))
+DOCTOR_ON = Requires("doctor.enabled = true", ("doctor.enabled",), bool)
+
+
+@dataclass
+class DoctorConfig(Section):
+    """What `covey doctor` says of a finished run, said while it trains."""
+
+    enabled: bool = True
+    """Look at the numbers while the run trains, and warn once of each finding."""
+    stop_on: list[str] = setting([], choices=STOPPERS, needs=DOCTOR_ON)
+    """Findings that end the run, by their number, such as D4; "sick" stands for any of that level."""
+
 
 TRACED = Requires("output.traces = true", ("output.traces",), bool)
 ENABLED = Requires("preflight.enabled = true", ("preflight.enabled",), bool)

@@ -16,13 +16,13 @@ from covey.config.checks import (
     format_value,
 )
 from covey.config.rules.devices import check_devices
-from covey.config.rules.kinds import check_kind
 from covey.config.rules.options import check_option_needs, check_option_values, check_parts
 from covey.config.rules.stream import check_curriculum, check_group_sizes, check_mixture
 from covey.config.schema import Config
 from covey.environments.data.settings import DataConfig
 from covey.environments.registry import environment_class
 from covey.environments.settings import EnvironmentConfig, MixtureConfig
+from covey.policy.settings import NANO
 from covey.rollouts.settings import group_sizes
 from covey.system.lookup import check_options, one_of, resolve
 from covey.system.section import check_section
@@ -45,6 +45,7 @@ def validate(config: Config, meanwhile: Callable[[Config], None] | None = None) 
 
 BASELINE_FREE = ("none", "role_ema", "reinforce_plus_plus")
 """Advantages that mean something for a single completion."""
+NANO_MASKED_ARCHITECTURES = ("modernbert", "bert", "roberta")
 
 
 def check_data(config: Config) -> None:
@@ -64,6 +65,27 @@ def check_model(config: Config) -> None:
         raise ValueError("model.name is empty: a directory, a hub name, nano or nano-masked")
     if model.lora_rank > 0 and not model.lora_targets:
         raise ValueError(f"model.lora_rank={model.lora_rank} needs model.lora_targets, got an empty list")
+
+
+def check_kind(config: Config) -> None:
+    """Require that masked policies, their engine and their environment come together."""
+    model, engine = config.model, config.engine.name
+    # The embedded models have one kind and one list of architectures
+    masked = model.kind == "masked"
+    if model.name in NANO and masked != (model.name == "nano-masked"):
+        wanted = "masked" if model.name == "nano-masked" else "causal"
+        raise ValueError(f"model.name={model.name} needs model.kind={wanted}, got model.kind={model.kind}")
+    if model.name in NANO and masked != (model.nano_architecture in NANO_MASKED_ARCHITECTURES):
+        raise ValueError(f"model.nano_architecture={model.nano_architecture} is none of model.name={model.name}")
+    if masked != (engine == "fill") and (masked or engine != "fake"):
+        wanted = "masked" if engine == "fill" else "causal"
+        way = "masked; engine=fill environment=infill fills gaps" if masked else "causal"
+        raise ValueError(f"engine.name={engine} needs model.kind={wanted}, got model.kind={way}")
+    environment = config.environment
+    if masked and environment.masked_prompts == "never":
+        raise ValueError(f"model.kind=masked needs prompts with masked tokens, got environment={environment.name}")
+    if not masked and environment.masked_prompts == "always":
+        raise ValueError(f"environment={environment.name} needs model.kind=masked, got model.kind=causal")
 
 
 def check_environment(config: Config) -> None:

@@ -211,7 +211,6 @@ def fill_in(policy: Policy, fills: Sequence[Fill]) -> None:
 
 
 def _read(policy: Policy, fills: Sequence[Fill]) -> Read:
-    """Run one pass; return logits of the masked positions."""
     # Equal inputs are read once. Where a mask was drawn as a token, fills of equal inputs have other positions open
     inputs: dict[tuple[int, ...], set[int]] = {}
     for fill in fills:

@@ -229,8 +229,7 @@ def adapt(environment: EnvironmentLike) -> Environment:
     if isinstance(environment, Environment):
         return environment
     forwarded = {name: _forward(name) for name in own}
-    adapted: Environment = type(type(environment).__name__, (_Adapted,), forwarded)(environment)
-    return adapted
+    return type(type(environment).__name__, (_Adapted,), forwarded)(environment)
 
 
 def _attribute(environment: EnvironmentLike, name: str) -> Any:
@@ -310,8 +309,6 @@ def close_environment(environment: Environment) -> None:
 
 
 class _Adapted(Environment):
-    """Forwards an object's methods of an environment."""
-
     def __init__(self, adapted: EnvironmentLike) -> None:
         self.adapted = adapted
 

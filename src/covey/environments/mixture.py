@@ -164,7 +164,6 @@ class Mixture(Environment):
 
 
 def _add_term(name: str, verdict: Reward | Failure) -> Reward | Failure:
-    """Add the whole reward as a term of its own."""
     if not isinstance(verdict, Reward):
         return verdict
     own = verdict.parts or {"value": verdict.value}

@@ -59,8 +59,7 @@ class Plain:
             if not self.is_masked:
                 inputs["use_cache"] = False
             if self.is_masked or "logits_to_keep" not in signature(self.model.forward).parameters:
-                logits_KV: Tensor = self.model(**inputs).logits[0, keep_K]
-                return logits_KV
+                return self.model(**inputs).logits[0, keep_K]
             return self.model(**inputs, logits_to_keep=keep_K).logits[0]
 
 
@@ -130,7 +129,6 @@ def rollout_logits(plain: Plain, rollout: Rollout) -> tuple[Tensor, Tensor]:
 
 
 def _take_weights(model: PreTrainedModel, policy: Policy, shift: Shift) -> None:
-    """Share the policy's weights and saved buffers with the skeleton."""
     own: dict[str, nn.Module] = {}
     for name, module in policy.causal_lm.named_modules():
         own.setdefault(name.replace(".base_layer", ""), module)  # the outermost wrapper of adapters comes first
@@ -152,7 +150,6 @@ def _take_weights(model: PreTrainedModel, policy: Policy, shift: Shift) -> None:
 
 
 def _inner_layer(module: nn.Module) -> nn.Module:
-    """Return the layer under its adapters, of experts under several."""
     while (inner := getattr(module, "base_layer", None)) is not None:
         module = inner
     return module

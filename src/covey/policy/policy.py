@@ -108,8 +108,7 @@ class Policy:
         """Run `make` as one pass, with sharded weights gathered."""
         if not self.sharded:
             return make()
-        made: T = self.causal_lm.covey_pass(make)  # type: ignore[operator]  # put there by policy.sharding
-        return made
+        return self.causal_lm.covey_pass(make)  # type: ignore[operator]  # put there by policy.sharding
 
     @property
     def computes_whole(self) -> bool:

@@ -12,8 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from covey.engine.base import Session
-from covey.engine.sessions import open_sessions
+from covey.engine.base import Session, open_sessions
 from covey.environments.base import are_words, split_prefill, text_of
 from covey.environments.episode import Answer, Episode, Observation
 from covey.environments.reward_functions.call import problem_with
@@ -137,7 +136,6 @@ def _open(
 def _open_sessions(
     sampler: Sampler, limits: EpisodeLimits, ids: Sequence[int], n: int, sampling: Sampling
 ) -> list[Session | None]:
-    """Open n sessions, or none without room for an answer."""
     room = limits.room(len(ids))
     if room < 1:
         return [None] * n
@@ -150,7 +148,6 @@ def cut(sampling: Sampling, room: int) -> Sampling:
 
 
 def _bound_sampling(sampling: Sampling, said: Observation) -> Sampling:
-    """Return a turn's sampling with the environment's bounds."""
     most = sampling.max_tokens if said.max_tokens is None else min(sampling.max_tokens, said.max_tokens)
     return replace(sampling, max_tokens=most, stop=tuple(dict.fromkeys((*sampling.stop, *said.stop))))
 
@@ -170,8 +167,6 @@ async def _play(
 
 
 class _Player:
-    """Plays one episode, turn by turn."""
-
     def __init__(
         self, sampler: Sampler, opening: Opening, episode: Episode, sampling: Sampling, sample_index: int
     ) -> None:
@@ -358,7 +353,6 @@ class _Player:
         return completion
 
     async def _branch(self, ids: tuple[int, ...], said: Observation, sampling: Sampling) -> Completion:
-        """Begin a branch with the whole history rendered again."""
         (session,) = open_sessions(self._sampler.engine, ids, 1, sampling)
         self._leave_session()
         self._session = session

@@ -64,7 +64,6 @@ def reason_to_drop(group: Group, size: int, keep: GroupFilter | None) -> str | N
 
 
 def _uniform_kind(rewards: Sequence[float]) -> str:
-    """Return all_right, all_wrong or mixed."""
     if min(rewards) >= 1:
         return "all_right"
     return "all_wrong" if max(rewards) <= 0 else "mixed"

@@ -124,8 +124,7 @@ def roll_out_together(
         for index, (prompt, sampling) in enumerate(jobs)
         if index in own
     ]
-    groups: list[Group] = collectives.run_or_fail_together(lambda: run(judging), "the end of scoring")
-    return groups
+    return collectives.run_or_fail_together(lambda: run(judging), "the end of scoring")
 
 
 def pieces_of(num_groups: int, group_size: int, rank: int, num_ranks: int) -> list[tuple[int, int, int]]:

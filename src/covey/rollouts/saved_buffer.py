@@ -87,7 +87,6 @@ def _of_rollout(rollout: Rollout) -> dict[str, Any]:
 
 
 def _values(verdict: Reward | Turn | Failure) -> dict[str, Any]:
-    """Return a verdict as plain data for a checkpoint."""
     return {field.name: plain_data(getattr(verdict, field.name)) for field in fields(verdict)}
 
 

@@ -100,7 +100,6 @@ def with_logprobs(group: Group, past: PastGroup) -> Group:
 
 
 def _sampler_logprobs(group: Group) -> list[float]:
-    """Return the log-probs of all sampled tokens in order."""
     return [
         logprob
         for rollout in group.rollouts

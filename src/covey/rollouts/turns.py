@@ -85,7 +85,6 @@ def _rendered_after_call(
     tools: Sequence[Mapping[str, Any]],
     names: Sequence[str],
 ) -> Rendered:
-    """Return the template's text from the close of a tool-calling turn."""
     calls = [{"type": "function", "function": {"name": name, "arguments": {}}} for name in names]
     turn = {"role": "assistant", "content": "", "tool_calls": calls}
     alone = _render(tokenizer, (*before, turn), tools, opens=False)
@@ -114,7 +113,6 @@ def _rendered_after(
     said: Sequence[Message],
     tools: Sequence[Mapping[str, Any]],
 ) -> Rendered:
-    """Return the template's text after a turn that follows `before`."""
     # Mark the turn's place by a word that no message can hold
     place = place_in(([dict(message) for message in (*before, *said)], "turn"))
 

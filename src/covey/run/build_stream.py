@@ -96,7 +96,6 @@ def _make_stream(
 
 
 def _custom(prompts: Sequence[Prompt], curriculum: CurriculumConfig, seed: int, shuffle: bool) -> PromptSampler:
-    """Make a custom curriculum. ValueError unless a `PromptSampler`."""
     make = custom.lookup(custom.CURRICULUM, curriculum.name, {}, curriculum.options)
     assert isinstance(make, custom.Custom), "the name has a colon"
     stream = make(prompts, seed, shuffle)

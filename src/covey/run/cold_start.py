@@ -225,7 +225,6 @@ def _demonstrate(
 
 
 def _end_token(policy: Policy) -> int:
-    """Return the end-of-sequence token, else a stop token."""
     named = policy.tokenizer.eos_token_id
     if named is None and not policy.stop_ids:
         raise ValueError("cold_start.enabled=true needs a tokenizer with an eos_token, got none")
@@ -233,7 +232,6 @@ def _end_token(policy: Policy) -> int:
 
 
 def _batch(groups: Sequence[Group], config: Config, policy: Policy) -> Batch:
-    """Build this rank's share of the groups, with the counts of all."""
     rows = make_rows(groups, [[1.0]] * len(groups))
     num_tokens, num_sequences = count(rows)
     return make_batch(
@@ -266,7 +264,6 @@ def _trainer_settings(config: Config) -> TrainerSettings:
 
 
 def _key(config: Config, environment: Environment, demonstrations: Sequence[Demonstration]) -> str:
-    """Return a hash of everything that the cold-start policy depends on."""
     how, model = config.sampling, asdict(config.warmed_model)
     for name in ("device", "gradient_checkpointing", "activation_offload", "attention"):
         del model[name]

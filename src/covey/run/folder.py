@@ -23,9 +23,8 @@ from covey.system.disk import as_written, atomic_file, cannot_write, catch_write
 from covey.system.jsonl import write_json
 from covey.system.lookup import YAML_LOADER
 from covey.system.section import flat
-from covey.system.text.cleaning import CleanRecords
 from covey.system.text.format import one_line
-from covey.system.text.masking import without
+from covey.system.text.masking import CleanRecords, without
 
 CONFIG, CHANGES = "config.yaml", "changes.jsonl"
 """The settings that a run was begun with, and those that it was resumed with instead."""
@@ -188,7 +187,6 @@ def newer_trainings(folder: Path, root: Path) -> list[Path]:
 
 
 def _facts(folder: Path) -> dict[str, Any]:
-    """Read the facts, empty if missing."""
     try:
         facts = json.loads(read_regular(folder / VERSIONS, trust.MAX_BYTES))
     except (OSError, ValueError, RecursionError):

@@ -141,7 +141,6 @@ def _join(found: Sequence[str]) -> str:
 
 
 def _odd_entries(folder: Path, run: Path) -> Iterator[tuple[Path, Path | None]]:
-    """Yield links out of `run` with targets, and special files."""
     walked = ((Path(parent), sorted([*folders, *files])) for parent, folders, files in os.walk(folder))
     below = (parent / name for parent, names in walked if not _is_log_of_wandb(parent, run) for name in names)
     for path in chain([folder], below):

@@ -98,7 +98,6 @@ def _check_file(path: str | None) -> None:
 
 
 def _read_words() -> list[str]:
-    """Return the launcher's arguments, none where accelerate did not start this process."""
     with suppress(OSError):
         words = Path(f"/proc/{os.getppid()}/cmdline").read_bytes().decode(errors="replace").split("\0")
         return launcher_words(words, os.path.basename(sys.argv[0]))
@@ -120,7 +119,6 @@ def launcher_words(words: Sequence[str], script: str) -> list[str]:
 
 
 def _switches(words: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield each switch, spelled with dashes, and the next argument."""
     for word, after in zip(words, [*words[1:], ""], strict=False):
         if word.startswith("-"):
             name, equals, value = word.partition("=")

@@ -113,7 +113,6 @@ def _own_store(number: int, timeout: timedelta) -> dist.Store | None:
 
 
 def _has_agent_store() -> bool:
-    """Return True where torchrun keeps the store."""
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
@@ -173,8 +172,7 @@ def run_on_rank0(make: Callable[[], T]) -> T:
         raise error
     if answer[1] is not None:
         raise PeerRankFailed(f"rank 0: {answer[1]}")
-    made: T = answer[0]
-    return made
+    return answer[0]
 
 
 def run_or_fail_together(make: Callable[[], T], what: str) -> T:
@@ -274,8 +272,7 @@ def _deadline() -> timedelta:
     """Return the process group's timeout; a barrier's default is 30 minutes."""
     world = dist.group.WORLD
     assert world is not None
-    timeout: timedelta = world._get_backend(torch.device("cpu")).options._timeout
-    return timeout
+    return world._get_backend(torch.device("cpu")).options._timeout
 
 
 def _is_of_torch(error: Exception) -> bool:
@@ -284,7 +281,6 @@ def _is_of_torch(error: Exception) -> bool:
 
 
 def _short(error: Exception) -> str:
-    """Return torch's message without its advice."""
     text = " ".join(str(error).split())
     found = _LOST_HOW.search(text)
     return found[0] if found else text[:160]

@@ -206,7 +206,6 @@ def _number(error: BaseException) -> int | None:
 
 
 def _free(path: Path) -> str:
-    """Describe the free space of the path's disk."""
     there = next((parent for parent in [path, *path.absolute().parents] if os.path.exists(parent)), "/")
     return memory(shutil.disk_usage(there).free)
 

@@ -82,7 +82,6 @@ class Extensions:
 
 @lru_cache(maxsize=8)
 def _read_group(group: str, path: tuple[str, ...]) -> Mapping[str, tuple[EntryPoint, ...]]:
-    """Read the entry points of a group, installed on a path."""
     found: dict[str, tuple[EntryPoint, ...]] = {}
     for one in entry_points(group=group):
         if one not in found.get(one.name, ()):

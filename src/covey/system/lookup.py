@@ -189,7 +189,6 @@ def is_coveys(error: BaseException) -> bool:
 
 
 def _is_foreign(filename: str) -> bool:
-    """Return True for files of covey, Python or installed packages."""
     path = os.path.abspath(filename)
     return filename.startswith("<") or "site-packages" in path or path.startswith(_FOREIGN)
 

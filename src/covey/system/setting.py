@@ -118,8 +118,7 @@ def setting(
 
 
 def bounds_of(described: "Field[Any]") -> Bounds:
-    found: Bounds = described.metadata.get(_KEY, NO_BOUNDS)
-    return found
+    return described.metadata.get(_KEY, NO_BOUNDS)
 
 
 def choices_of(section: Any, name: str) -> list[str]:

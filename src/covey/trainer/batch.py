@@ -126,7 +126,6 @@ def pad_micro_batches(batch: Batch, policy: Policy) -> Batch:
 
 
 def _empty_micro_batch(device: torch.device) -> MicroBatch:
-    """Make a micro-batch of one token and no loss token."""
     none = _int([], device)
     return MicroBatch(
         input_ids_BT=_int([[0]], device),

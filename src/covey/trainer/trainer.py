@@ -376,7 +376,6 @@ class Trainer:
         return list(dict.fromkeys(found))[:4]
 
     def _update_controllers(self, metrics: Mapping[str, float], num_sequences: int, step: int) -> None:
-        """Move coefficients and reference, once per batch."""
         algorithm = self.algorithm
         measured = metrics["skipped"] == 0
         kl, limit = metrics.get("kl_sequence_mean"), algorithm.max_kl

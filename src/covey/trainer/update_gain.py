@@ -65,5 +65,4 @@ def _rises(part: MicroBatch, trainer: Trainer) -> list[float]:
     risen_N = torch.zeros(part.num_rows, dtype=torch.float64, device=logprob_L.device)
     if part.num_rows == 0:
         return []
-    rises: list[float] = risen_N.index_add_(0, part.row_L, logprob_L - part.sampler_logprob_L).tolist()
-    return rises
+    return risen_N.index_add_(0, part.row_L, logprob_L - part.sampler_logprob_L).tolist()

@@ -7,8 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
-from covey.config.doctor import DoctorConfig
-from covey.config.schema import Config, EvaluationConfig, OutputConfig, PreflightConfig
+from covey.config.schema import Config, DoctorConfig, EvaluationConfig, OutputConfig, PreflightConfig
 from covey.rollouts.encoding import encode_prompt
 from covey.run.build import Run
 from covey.run.given import RunObjects

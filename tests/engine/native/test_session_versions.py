@@ -12,7 +12,7 @@ from covey.engine.native.replaying import ReplayingEngine
 from covey.policy.policy import Policy
 from covey.rollouts.schedule import PastGroup
 from covey.rollouts.turns import turn_seed
-from covey.run.replay.training import Attempts
+from covey.run.replay import Attempts
 from covey.types import Completion, Sampling, Span
 
 from ..tiny import plain_logprobs, tiny_policy

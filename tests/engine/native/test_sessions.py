@@ -10,10 +10,9 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 
-from covey.engine.base import Session
+from covey.engine.base import PromptSession, Session, open_sessions
 from covey.engine.native import graph
 from covey.engine.native.engine import NativeEngine
-from covey.engine.sessions import PromptSession, open_sessions
 from covey.policy.policy import Policy
 from covey.types import Completion, Sampling
 

@@ -9,8 +9,15 @@ from typing import Any
 import pytest
 import torch
 
-from covey.engine.base import EngineLost, EngineStats, PushRefused, UpdatableEngine, UpdateMode, WeightSet
-from covey.engine.sessions import open_sessions
+from covey.engine.base import (
+    EngineLost,
+    EngineStats,
+    PushRefused,
+    UpdatableEngine,
+    UpdateMode,
+    WeightSet,
+    open_sessions,
+)
 from covey.engine.vllm import files
 from covey.engine.vllm.engine import Served, VLLMEngine
 from covey.engine.vllm.in_process import Launch

@@ -150,7 +150,6 @@ def _each_group(scores: Scores, min_scored: int, function: Callable[[Tensor], Te
 
 
 def _group_sizes(scores: Scores) -> Tensor:
-    """Count the members of each group that has any, scored or not."""
     sizes_G = scores.groups_N.bincount()
     return sizes_G[sizes_G > 0]
 

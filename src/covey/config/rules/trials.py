@@ -48,7 +48,6 @@ def _of_credit(algorithm: AlgorithmConfig, group_size: int) -> Iterator[Trial]:
 
 
 def _of_loss(algorithm: AlgorithmConfig, objective: Objective) -> Iterator[Trial]:
-    """Yield the loss, and its rule over the whole batch."""
     log_probs_NT = torch.tensor([[-0.5, -1.0], [-2.0, -0.25]])
     mask_NT = torch.ones_like(log_probs_NT, dtype=torch.bool)
     inputs = loss_inputs(log_probs_NT, log_probs_NT.flip(0), torch.tensor([1.0, -1.0]), mask_NT)

@@ -61,7 +61,6 @@ def read_file(path: Path) -> Iterator[Entry]:
 
 
 def _kind(path: Path) -> str:
-    """Return the format's suffix, without compression."""
     return (path.with_suffix("") if _compression(path) else path).suffix.lower()
 
 
@@ -77,7 +76,6 @@ def _open_zstandard(path: Path) -> BinaryIO:
 
 @contextmanager
 def _open(path: Path) -> Iterator[BinaryIO]:
-    """Open a file for reading bytes, decompressed."""
     opener = OPENERS.get(path.suffix)
     with path.open("rb") if opener is None else opener(path) as file:
         yield file
@@ -150,7 +148,6 @@ def _read_json(path: Path) -> Iterator[Entry]:
 
 
 def _is_json_lines(path: Path) -> bool:
-    """Return True if the first line is a whole object."""
     with _open(path) as file:
         first = b"\n"
         while first and not first.strip():

@@ -264,7 +264,6 @@ def _separate(
 def _divide(
     sources: Mapping[Split, Source], settings: RowSettings, skipped: Counter[Split]
 ) -> dict[Split, list[Usable]]:
-    """Split rows without a test split; few of many are read twice."""
     read = _usable(sources["train"], settings, "train", skipped)
     kept = list(read) if settings.max_rows is None else None
     prints = [(_digest(row), _prompt_key(row, settings)) for row, _ in (read if kept is None else kept)]
@@ -342,7 +341,6 @@ def _remedy(entry: Entry, names: Iterable[str], settings: RowSettings) -> str:
 
 
 def _limit(rows: Iterator[Usable], settings: RowSettings) -> list[Usable]:
-    """Return at most `max_rows` rows in order, random or first."""
     if settings.max_rows is None:
         return list(rows)
     if not settings.shuffle_rows:
@@ -352,7 +350,6 @@ def _limit(rows: Iterator[Usable], settings: RowSettings) -> list[Usable]:
 
 
 def _chosen(indices: Sequence[int], prints: Sequence[tuple[bytes, bytes]], settings: RowSettings) -> Sequence[int]:
-    """Return at most `max_rows` of the indices, as `_limit` does."""
     if settings.max_rows is None or not settings.shuffle_rows:
         return indices[: settings.max_rows]
     return nsmallest(settings.max_rows, indices, key=lambda index: (_lot(prints[index][0]), index))
@@ -378,7 +375,6 @@ def _held_out(prints: Sequence[tuple[bytes, bytes]], test_fraction: float) -> se
 
 
 def _prompt_key(row: Row, settings: RowSettings) -> bytes:
-    """Return the key of rows with the same prompt."""
     asked = {column: value_in(row, column) for column in settings.prompt_columns}
     return _digest({column: value for column, value in asked.items() if value is not None} or row)
 

@@ -140,7 +140,6 @@ def _refuse_missing(spec: RewardSpec, function: RewardCallable) -> None:
 
 
 def _named_by(name: str) -> Any:
-    """Return the object of `module:function`. ValueError."""
     parts = module_and_name(name)
     assert parts is not None, "_named refuses others"
     module_name, attribute = parts

@@ -88,7 +88,6 @@ class _AsyncSamples(_Samples):
 
 
 def _values(found: Sequence[Any], log_extra: Any) -> list[Any]:
-    """Return the scores, logging a mapping's other values."""
     said = [value if isinstance(value, Mapping) else {"score": value} for value in found]
     for name in {name: None for each in said for name in each if name != "score"} if log_extra else ():
         log_extra(name, [each.get(name) for each in said])

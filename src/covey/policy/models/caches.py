@@ -51,14 +51,12 @@ def cache_keyword(output: Mapping[str, Any]) -> dict[str, object]:
 
 def fork_rows(cache: T, index: Tensor) -> T:
     """Return a cache of the rows `index` (R,), through which gradients flow."""
-    forked: T = _combine([cache], lambda tensors: tensors[0].index_select(0, index.to(tensors[0].device)), {})
-    return forked
+    return _combine([cache], lambda tensors: tensors[0].index_select(0, index.to(tensors[0].device)), {})
 
 
 def join_rows(caches: Sequence[T]) -> T:
     """Return one cache with all rows; they hold equally many tokens."""
-    joined: T = _combine(caches, lambda tensors: torch.cat(list(tensors)), {})
-    return joined
+    return _combine(caches, lambda tensors: torch.cat(list(tensors)), {})
 
 
 def cache_bytes(cache: object) -> int:

@@ -99,11 +99,9 @@ def _without_weights(kind: Any, config: PreTrainedConfig, how: Mapping[str, Any]
 
 
 def _saved_tensors(name: str, revision: str | None) -> list[SavedTensor] | None:
-    """List the tensors of a model's safetensors files, None without any."""
 
     def find(file: str) -> str | None:
-        found: str | None = cached_file(name, file, revision=revision, _raise_exceptions_for_missing_entries=False)
-        return found
+        return cached_file(name, file, revision=revision, _raise_exceptions_for_missing_entries=False)
 
     whole = find(WHOLE_FILE)
     files: list[str | None] = [whole]
@@ -154,7 +152,6 @@ def _is_converted(model: PreTrainedModel, saved: list[SavedTensor]) -> bool:
 
 
 def _named_tensors(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
-    """Yield all parameters and buffers by name, tied ones under each name."""
     yield from model.named_parameters(remove_duplicate=False)
     yield from model.named_buffers(remove_duplicate=False)
 
@@ -165,7 +162,6 @@ def _without_room(tensor: Tensor) -> Tensor:
 
 
 def _exchange(model: nn.Module, others: Mapping[int, nn.Parameter]) -> None:
-    """Replace the parameters with these identities."""
     for module in model.modules():
         for key, parameter in module._parameters.items():
             if id(parameter) in others:

@@ -166,7 +166,6 @@ def policy_in_memory(
 
 
 def _refuse_split(given: nn.Module) -> None:
-    """Refuse a model that is split over several devices. ValueError."""
     places = {str(place) for place in (getattr(given, "hf_device_map", None) or {}).values()}
     if len(places) > 1:
         raise ValueError(f"the model in memory is split over {', '.join(sorted(places))} (device_map): {ONE_DEVICE}")
@@ -197,7 +196,6 @@ def _adapted_model(given: nn.Module, settings: ModelConfig) -> PreTrainedModel:
 def _choose_layers(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, settings: ModelConfig, device: torch.device
 ) -> Policy:
-    """Choose the layers' kernels. ValueError where a token has no embedding."""
     refuse_rowless(model, tokenizer, settings.name)
     remove_dropout(model)
     if device.type == "cpu":
@@ -239,7 +237,6 @@ def _finish(bare: Policy, wrapped: nn.Module, settings: ModelConfig, device: tor
 
 
 def _compiles(settings: ModelConfig, device: torch.device) -> bool:
-    """Return True where torch compiles functions: not with `model.deterministic`."""
     return inductor.is_wanted(settings.kernels, device) and not settings.deterministic
 
 
@@ -253,7 +250,6 @@ def load_tokenizer(settings: ModelConfig) -> PreTrainedTokenizerBase:
 
 
 def _mask_id(settings: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """Return a masked policy's mask token, None for a causal one."""
     if settings.kind == "causal":
         return None
     if tokenizer.mask_token_id is None:
@@ -336,12 +332,10 @@ def _load_tokenizer(settings: ModelConfig) -> PreTrainedTokenizerBase:
     saved = get_tokenizer_config(settings.name, revision=settings.revision).get("tokenizer_class")
     loader = PreTrainedTokenizerFast if saved == PreTrainedTokenizerFast.__name__ else AutoTokenizer
     revision = settings.revision or "main"
-    tokenizer: PreTrainedTokenizerBase = loader.from_pretrained(settings.name, revision=revision, **NO_CODE)
-    return tokenizer
+    return loader.from_pretrained(settings.name, revision=revision, **NO_CODE)
 
 
 def _padding(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
-    """Add a padding token if missing."""
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer

@@ -171,7 +171,6 @@ def _check_alone(policy: Policy) -> float:
 
 
 def _has_hidden(policy: Policy) -> bool:
-    """Return True where the base model says its last hidden states."""
     try:
         policy.hidden(*_probe(policy), DENSE)
     except Exception:  # foreign code

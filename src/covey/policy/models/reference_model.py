@@ -56,7 +56,6 @@ def settings_of_reference(model: ModelConfig, name: str, revision: str | None) -
 
 
 def _frozen(model: ModelConfig) -> ModelConfig:
-    """Return settings without those of training and conversations."""
     return replace(model, gradient_checkpointing=False, activation_offload=False, chat_template_kwargs={})
 
 
@@ -123,8 +122,7 @@ def _commit_of(name: str, revision: str | None) -> str | None:
         config = AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=False)
     except (OSError, ValueError):  # an embedded model, or one that loading complains of
         return None
-    found: str | None = getattr(config, "_commit_hash", None)
-    return found
+    return getattr(config, "_commit_hash", None)
 
 
 def _of_files(folder: Path) -> Iterator[bytes]:

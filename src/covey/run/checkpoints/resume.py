@@ -217,7 +217,6 @@ def check_before_ranks(config: Config, old: Path | None) -> None:
 
 
 def _progress(checkpoint: Path) -> tuple[int, bool]:
-    """Return a checkpoint's steps, and whether it was evaluated."""
     manifest = read_manifest(checkpoint)
     return int(manifest["step"]), "score" in manifest
 

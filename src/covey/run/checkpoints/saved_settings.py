@@ -191,8 +191,7 @@ def with_own_caches(saved: DictConfig, source: Path, *, trusted: bool) -> DictCo
 
 def parse_words(words: Sequence[str]) -> list[Override]:
     """Parse words of the command line as Hydra does."""
-    found: list[Override] = OverridesParser.create().parse_overrides(list(words))
-    return found
+    return OverridesParser.create().parse_overrides(list(words))
 
 
 def _check_trust(source: Path, wanted: DictConfig, typed: Sequence[str], *, trusted: bool) -> None:

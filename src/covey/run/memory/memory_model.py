@@ -289,7 +289,6 @@ def cast_bytes(shape: Shape, load: Workload) -> int:
 
 
 def _gathered_bytes(shape: Shape, load: Workload) -> int:
-    """Return the bytes of gathered weights and a whole gradient."""
     layer = sum(map(_size, block_layers(shape)))
     root = max(0, shape.weights - shape.linear_weights)
     of_gradients = 0 if load.lora_rank else (load.value_bytes + load.whole_bytes) * max(root, layer)
@@ -297,7 +296,6 @@ def _gathered_bytes(shape: Shape, load: Workload) -> int:
 
 
 def _frozen_bytes(shape: Shape, load: Workload) -> int:
-    """Return the bytes of frozen base weights under adapters."""
     if not load.lora_rank:
         return 0
     linear = FOUR_BIT_BYTES if load.load_in_4bit else EIGHT_BIT_BYTES if load.load_in_8bit else load.value_bytes

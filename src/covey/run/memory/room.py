@@ -28,7 +28,6 @@ def host_bytes(root: Path) -> int:
 
 
 def _machine(root: Path) -> int:
-    """Return memory available without swapping."""
     meminfo = root / "proc" / "meminfo"
     if not meminfo.is_file():
         return os.sysconf("SC_PHYS_PAGES") * PAGE

@@ -74,7 +74,6 @@ def episode_text(row: Mapping[str, Any]) -> str:
 
 
 def _content(message: Mapping[str, Any]) -> str:
-    """Return a message's text, tool calls included."""
     content = message.get("content") or ""
     text = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
     return text + (f" {json.dumps(message['tool_calls'], ensure_ascii=False)}" if message.get("tool_calls") else "")
@@ -127,5 +126,4 @@ def _value(value: Any) -> str:
 
 
 def _number(value: Any) -> str:
-    """Format a value of a row, which may be text."""
     return f"{value:.4g}" if isinstance(value, int | float) and math.isfinite(value) else str(value)

@@ -160,7 +160,6 @@ def episode_facts(rollout: Rollout) -> dict[str, Any]:
 
 
 def _turn_row(turn: Turn) -> dict[str, Any]:
-    """Describe a turn of an episode; its text is in `completion`."""
     own = {"num_tokens": turn.end - turn.start, "reward": turn.reward, "state": turn.state, "is_void": turn.is_void}
     return own | ({"info": bound_columns(turn.info)} if turn.info else {})
 

@@ -99,7 +99,6 @@ def _repetition(groups: Sequence[Group]) -> Row:
 
 
 def _count_repeated(group: Group) -> tuple[int, int, int]:
-    """Count a group's answers, distinct ones, and contradictory twins."""
     rewards: dict[str, list[float]] = {}
     for rollout in group.rollouts:
         said = f"{rollout.finish_reason} {rollout.text}" + (f" {rollout.messages}" if rollout.messages else "")
@@ -142,7 +141,6 @@ class EpisodeFact:
 
 
 def _episode_metrics(groups: Sequence[Group]) -> Row:
-    """Describe the episodes of all ranks: turns, ends, replies."""
     own = [_fact(rollout, rollout.stop_reason) for group in groups for rollout in group.rollouts if rollout.stop_reason]
     facts = _of_all_ranks(own)
     if not facts:
@@ -174,7 +172,6 @@ def _fact(rollout: Rollout, reason: StopReason) -> EpisodeFact:
 
 
 def _turn_metrics(groups: Sequence[Group], credit: Credit) -> Row:
-    """Describe the turns of episodes: rewards and advantages."""
     pairs = [
         (rollout, advantages)
         for group, of_group in zip(groups, credit.of_each_turn(groups), strict=True)
@@ -238,7 +235,6 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def _std(values: Sequence[float]) -> float | None:
-    """Return the sample standard deviation, None for fewer than two values."""
     return float(torch.tensor(values, dtype=torch.float64).std()) if len(values) > 1 else None
 
 
@@ -266,8 +262,7 @@ def environment_metrics(run: Run) -> list[Mapping[str, float]]:
 
 def environment_facts(run: Run) -> Mapping[str, Any]:
     """Return the environment's facts, such as the isolation of programs."""
-    facts: Mapping[str, Any] = mask(facts_of(run.environment))
-    return facts
+    return mask(facts_of(run.environment))
 
 
 def why_no_signal(row: Row, credit: Credit) -> str:

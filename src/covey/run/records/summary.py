@@ -229,7 +229,6 @@ def write_summary(folder: Path, content: Mapping[str, Any]) -> Path:
 
 
 def _without_nan(content: Any) -> Any:
-    """Replace NaN by None."""
     if isinstance(content, Mapping):
         return {name: _without_nan(value) for name, value in content.items()}
     if isinstance(content, list | tuple):

@@ -304,7 +304,6 @@ def details_of(metrics: Mapping[str, float | None]) -> str:
 
 
 def _episode_cells(metrics: Mapping[str, float | None]) -> list[str]:
-    """Describe turns, ends and tools of episodes."""
     if (turns := metrics.get("turns_mean")) is None:
         return []
     ended = {name.removeprefix("stop/"): value for name, value in metrics.items() if name.startswith("stop/") and value}
@@ -350,7 +349,6 @@ def cell(form: Callable[[float], str], value: float | None) -> str:
 
 
 def _small(value: float) -> str:
-    """Format with four decimals, or in powers of ten."""
     return f"{value:.4f}" if value == 0 or abs(value) >= 1e-3 else f"{value:.1e}"
 
 

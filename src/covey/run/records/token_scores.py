@@ -108,8 +108,7 @@ def _row_scores(first: ObjectiveInputs, last: ObjectiveInputs, row: int) -> RowS
     mask_T = first.mask_NT[row]
 
     def values(of_NT: Tensor) -> list[float]:
-        found: list[float] = of_NT[row][mask_T].tolist()
-        return found
+        return of_NT[row][mask_T].tolist()
 
     kl_NT = first.full_kl_NT
     if kl_NT is None and first.ref_log_probs_NT is not None:

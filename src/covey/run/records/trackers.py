@@ -190,7 +190,6 @@ class BackgroundTracker:
         self._call(lambda: self._tracker.result().answers(step, rows, kind))
 
     def _call(self, call: Callable[[], None]) -> None:
-        """Queue a call, unless too many wait."""
         if self._is_silent() or self._failed:
             return
         if self._thread.num_waiting < MAX_WAITING_ROWS:
@@ -217,7 +216,6 @@ class BackgroundTracker:
             self._failed = True
 
     def _is_silent(self) -> bool:
-        """Return True where a call missed its deadline."""
         since = self._thread.busy_since
         is_silent = since is not None and time.monotonic() - since > self._deadline
         if is_silent and not self._failed:

@@ -100,8 +100,7 @@ def count_in_bins(values_L: Tensor, edges: Sequence[float]) -> list[int]:
     """
     inner = torch.tensor(edges[1:-1], dtype=torch.float64, device=values_L.device)
     places_L = torch.bucketize(values_L[~values_L.isnan()].double(), inner, right=True)
-    counts: list[int] = torch.bincount(places_L, minlength=len(edges) - 1).tolist()
-    return counts
+    return torch.bincount(places_L, minlength=len(edges) - 1).tolist()
 
 
 def _bin(values: Sequence[float], edges: Sequence[float]) -> dict[str, Any]:

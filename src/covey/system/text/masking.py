@@ -1,8 +1,13 @@
 """Keep secrets out of a run's files: passwords, secret settings, tokens."""
 
+import logging
 import re
-from collections.abc import Iterator, Mapping
+import traceback
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
+
+from covey.system.text.escaping import escape
 
 MASK = "<masked>"
 """Stands in files where a secret was. A run that has one there asks for the secret when it is resumed."""
@@ -76,3 +81,51 @@ def without(text: str, secrets: tuple[str, ...]) -> str:
         if len(secret) >= 4:
             text = text.replace(secret, MASK)
     return mask_text(text)
+
+
+INDENT = "\n    "
+"""Begins every line of a record but its first, so that none looks like a record of its own."""
+
+
+def clean(text: str, secrets: tuple[str, ...] = ()) -> str:
+    """Escape control and invisible characters but line breaks, and mask secrets."""
+    return escape(without(text, secrets), keep="\n")
+
+
+class CleanRecords(logging.Filter):
+    """Cleans records before a handler formats them."""
+
+    def __init__(self, secrets: tuple[str, ...] = ()) -> None:
+        super().__init__()
+        self._secrets = secrets
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        record.name, record.msg, record.args = escape(record.name), self._indent(_message(record)), None
+        if record.exc_info and record.exc_info[0] is not None:
+            record.exc_text = self._indent("".join(traceback.format_exception(*record.exc_info)).rstrip("\n"))
+        return True
+
+    def _indent(self, text: str) -> str:
+        return clean(text, self._secrets).replace(INDENT, "\n").replace("\n", INDENT)
+
+
+@contextmanager
+def clean_handlers(secrets: Iterable[str] = ()) -> Iterator[None]:
+    """Clean the records of the calling program's handlers inside."""
+    found = [*logging.getLogger().handlers, *logging.getLogger("covey").handlers]
+    handlers = [*found, *([] if logging.lastResort is None else [logging.lastResort])]
+    cleaner = CleanRecords(tuple(secrets))
+    for handler in handlers:
+        handler.addFilter(cleaner)
+    try:
+        yield
+    finally:
+        for handler in handlers:
+            handler.removeFilter(cleaner)
+
+
+def _message(record: logging.LogRecord) -> str:
+    try:
+        return record.getMessage()
+    except Exception:  # a format that does not fit its arguments is no reason to lose them
+        return f"{record.msg} {record.args}"

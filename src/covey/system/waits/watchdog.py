@@ -148,7 +148,6 @@ class Watchdog:
         return _Wait(" ".join(what.split()), f"{setting}={self._limits.get(setting, limit):g}", limit)
 
     def _tell(self) -> None:
-        """Send this thread's wait, with the lock held."""
         if self._guard is not None and not self._send(self._guard, self._line(threading.get_ident())):
             LOGGER.warning("watchdog process not responding; restarting it")
             self._stop()
@@ -163,7 +162,6 @@ class Watchdog:
         return json.dumps([thread, wait.told, wait.seconds, wait.what[:500], wait.limit]).encode() + b"\n"
 
     def _start(self) -> None:
-        """Start a watchdog process and send it all waits."""
         command = [sys.executable, "-I", "-S", watchdog_process.__file__, str(os.getpid()), self._who, str(self._log)]
         try:
             self._guard = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
@@ -226,7 +224,6 @@ def end_now(line: str, status: int) -> None:
 
 
 def _kill_children() -> None:
-    """Kill the child processes on Linux, for one a service's own."""
     found: list[str] = []
     for children in Path("/proc/self/task").glob("*/children"):
         with suppress(OSError):
@@ -329,7 +326,6 @@ class PromptWaits:
                 deadline.reschedule(asyncio.get_running_loop().time() + self.scoring_seconds)
 
     def _tell(self) -> None:
-        """Send the current waits; a change in number alone is progress."""
         # Environments are waited for before the engine
         waited_for = self._environments[0] if self._environments else ("the engine",) * bool(self._sampling)
         if not waited_for:

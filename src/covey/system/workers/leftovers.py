@@ -59,7 +59,6 @@ def _processes() -> list[int]:
 
 
 def _parent(process: int) -> int | None:
-    """Return a process's parent, None once it has ended."""
     with suppress(OSError):
         state, parent = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[:2]
         return None if state in "ZX" else int(parent)

@@ -45,8 +45,6 @@ class RankReply(NamedTuple):
 
 
 class _Rank:
-    """The process of one rank and its connection."""
-
     def __init__(self, work: bytes, variables: Mapping[str, str]) -> None:
         self.connection, theirs = Pipe()
         self._mark = secrets.token_hex(8)
@@ -100,7 +98,6 @@ def run_on_ranks(work: Callable[[], str], threads: Sequence[int]) -> str:
 
 
 def _await_all(started: Sequence[_Rank]) -> str:
-    """Wait for all answers, or briefly for others after a failure."""
     answers: dict[int, RankReply] = {}
     waiting = {rank.connection: number for number, rank in enumerate(started)}
     given_up: float | None = None

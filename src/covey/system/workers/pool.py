@@ -167,7 +167,6 @@ class _Process:
 
 
 def _pass_on(printed: IO[bytes]) -> None:
-    """Print a worker's output, escaped, line by line."""
     with printed:
         while line := printed.readline(MAX_LINE):
             text = escape(line.decode(errors="replace").removesuffix("\n"), keep="\t")
@@ -223,7 +222,6 @@ class _Worker:
         return Failure(f"raised {answer['error']}") if "error" in answer else answer["result"]
 
     def _prepare(self) -> dict[str, Any] | None:
-        """Start a waiting process; return the failure if it cannot start."""
         if self._process is None or (self._is_ready and not self._process.is_alive()):
             self._replace()
         if self._process is None:
@@ -249,7 +247,6 @@ class _Worker:
         return process.num_calls >= settings.max_calls or process.resident_bytes() > settings.max_bytes
 
     def _replace(self) -> None:
-        """Start the next process before the next call."""
         if self._process is not None:
             self._process.end()
         self._process, self._is_ready = None, False

@@ -6,6 +6,7 @@ keep their groups, so sums round alike. The first step with another digest is na
 
 import asyncio
 import math
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -27,11 +28,13 @@ from covey.rollouts.schedule import PastGroup, past_group, with_logprobs
 from covey.rollouts.turns import turn_seed
 from covey.run import stages
 from covey.run.build import Run, training_sampling
-from covey.run.folder import METRICS, SCHEDULE, changes_of
+from covey.run.folder import METRICS, SCHEDULE, begin_log, changes_of
 from covey.run.records.record import RunRecorder
-from covey.system import collectives
+from covey.system import collectives, ranks
 from covey.system.jsonl import read_rows
+from covey.system.text.console import CleanConsole
 from covey.system.waits.watchdog import PromptWaits
+from covey.system.workers.local_ranks import run_on_ranks
 from covey.trainer.prepare import make_training_batches, train_ahead
 from covey.types import Group, Prompt, Span
 
@@ -240,3 +243,29 @@ def _compare(step: PastStep, digest: str, past: Path) -> None:
         f"step {step.step} ends with other weights than the run had ({digest}, recorded {step.digest}): {because}other "
         "code, data, packages, processor or number of threads"
     )
+
+
+def replay_on_ranks(config: Config, past: Path) -> str:
+    """Replay the run in `past`; return the last digest.
+
+    Rank 0 prints each step's. ValueError as `replay`; RunStopped where a rank is lost.
+    """
+    steps = read_schedule(past)
+    check_replayable(config, steps)
+    if ranks.world_size() > 1:
+        raise ValueError(
+            f"covey replay starts the ranks of a run itself, and a launcher has started {ranks.world_size()} already: "
+            "leave the launcher out"
+        )
+    with tempfile.TemporaryDirectory(prefix="covey-replay-") as aside:
+        as_rank = partial(_replay_as_rank, config, past, Path(aside))
+        return as_rank() if num_ranks(steps) == 1 else run_on_ranks(as_rank, list(steps[0].threads))
+
+
+def _replay_as_rank(config: Config, past: Path, aside: Path) -> str:
+    """Replay this rank's part in a scratch folder."""
+    with collectives.process_group(config.timeouts.ranks, config.model.device), RunRecorder(config, aside) as record:
+        if not collectives.is_main_process():
+            begin_log(aside)  # away from the terminal, where rank 0 says the same
+        say = CleanConsole().print if collectives.is_main_process() else lambda text: None
+        return replay(config, past, record, say)

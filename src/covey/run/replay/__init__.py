@@ -1,1 +1,0 @@
-"""Replay of asynchronous runs from their records."""
