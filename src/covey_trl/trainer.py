@@ -23,7 +23,6 @@ from covey.environments.reward_functions.rows import PromptFormat
 from covey.environments.reward_functions.specs import load_reward
 from covey.policy.models.adapters import other_than_plain_lora
 from covey.policy.models.loading import load_policy
-from covey.policy.models.naming import device_of_map
 from covey.policy.models.saved import read_weights
 from covey.run.evaluate import Evaluation
 from covey.run.folder import begun_at
@@ -38,6 +37,7 @@ from covey_trl.callbacks import Bridge, evaluation_metrics
 from covey_trl.checks import check_arguments, check_kinds, check_overrides, quantised_settings
 from covey_trl.config import GRPOConfig, explaining
 from covey_trl.data import rows_of_reset, splits_of
+from covey_trl.device_map import device_of_map
 from covey_trl.fields import REFUSED, named_in_errors
 from covey_trl.mapping import settings_of
 from covey_trl.processes import Processes

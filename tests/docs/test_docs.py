@@ -30,7 +30,7 @@ from covey.algorithm.credit.shaping import SHAPING
 from covey.algorithm.kl import ESTIMATORS, SAMPLER_ESTIMATORS
 from covey.algorithm.losses import LOSSES
 from covey.cli import main as main_module
-from covey.cli import past, rollouts
+from covey.cli import past
 from covey.cli.help import VERBS, group_choices
 from covey.cli.main import main
 from covey.config import compose as settings
@@ -39,7 +39,7 @@ from covey.rollouts.settings import CurriculumConfig
 from covey.types import Prompt
 from covey_preflight.custom import try_curriculum, try_custom
 from covey_report import command as report
-from covey_report import export
+from covey_report import export, rollouts
 from covey_report.doctor import command as doctor
 from covey_trl import translation as foreign
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from covey.environments.build import build
 from covey.environments.data.settings import DataConfig
+from covey.environments.registry import build
 from covey_integrations.settings import StepsConfig
 from covey_integrations.tools.settings import ToolsConfig
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from covey.config.validate import validate
-from covey.environments.build import build
 from covey.environments.data.settings import DataConfig
 from covey.environments.episode import Observation
+from covey.environments.registry import build
 from covey.types import Prompt, Reward
 from covey_integrations.openenv import wire
 from covey_integrations.openenv.actions import action_of, shown

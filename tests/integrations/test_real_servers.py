@@ -19,7 +19,7 @@ import pytest
 
 from covey.engine.fake import FakeEngine
 from covey.environments.base import Environment
-from covey.environments.build import build
+from covey.environments.registry import build
 from covey.rollouts.rollout import roll_out
 from covey.rollouts.sampler import EpisodeLimits, Sampler
 from covey.types import Sampling

@@ -19,7 +19,6 @@ from rich.console import Console
 
 from covey.algorithm.intervals import SHARE, mean_interval, wilson
 from covey.cli.outcome import outcome_of
-from covey.cli.show import run_show
 from covey.cli.tables import print_summary
 from covey.config.schema import Config, DoctorConfig
 from covey.loop import train
@@ -38,6 +37,7 @@ from covey_report.doctor.health import health_of, run_log
 from covey_report.doctor.live import Doctor
 from covey_report.logs.read import read_run
 from covey_report.page.content import content, verdict
+from covey_report.show import run_show
 from covey_report.text import as_lines
 
 from ..support.small import rows, scripted, small_config, use

@@ -18,8 +18,9 @@ from covey.cli import main as main_module
 from covey.cli.main import main
 from covey.system.jsonl import JsonlWriter
 from covey.system.text.console import CleanConsole
-from covey.system.text.escaping import excerpt, is_visible
+from covey.system.text.escaping import is_visible
 from covey.system.text.masking import MASK, CleanRecords, clean, clean_handlers, mask, mask_text, secrets_in
+from covey_tasks.code.environment import excerpt
 
 from ..support.small import logging_as_it_was, words
 

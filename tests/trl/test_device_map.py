@@ -8,10 +8,10 @@ from transformers import AutoModelForCausalLM
 
 from covey.cli.command_line import arrange
 from covey.policy.models.loading import policy_in_memory
-from covey.policy.models.naming import device_of_map
 from covey.policy.models.nano import nano_tokenizer
 from covey.policy.settings import ModelConfig
 from covey.trl import GRPOConfig, GRPOTrainer
+from covey_trl.device_map import device_of_map
 from covey_trl.translation.command import as_lines, read_file, translate
 
 from ..support.builders import saved_model

@@ -21,7 +21,7 @@ from covey.config.early import check_early
 from covey.config.engine_choice import this_machine
 from covey.config.schema import Config, setting_names
 from covey.config.validate import validate
-from covey.environments import build as environments
+from covey.environments import registry as environments
 from covey.environments.registry import environment_names
 from covey.policy.settings import NANO
 from covey.run import folder as run_folder

@@ -148,9 +148,7 @@ def _run(verb: str, words: Sequence[str], asked: Any = None) -> int:
         folder = next((word for word in words if word.startswith(RUN_DIR)), error.filename)
         raise ValueError(f"{folder}: the run folder cannot be made ({error.strerror}); name another") from error
     if len(folders) > 1 and ranks.rank() == 0:
-        from covey.cli.show import print_side_by_side
-
-        print_side_by_side(folders)
+        part("side by side")(folders)
     return max(codes, default=0)
 
 
@@ -269,7 +267,6 @@ def _work(
     A new run that is refused leaves its message and the files that were there `before`.
     """
     from covey.cli.errors import is_user_error
-    from covey.cli.show import NUM_ANSWERS, print_answers
     from covey.cli.tables import print_folder, print_summary
     from covey.run.folder import discard_refused, read_summary
     from covey.system.disk import ignore_stdout_errors
@@ -297,7 +294,7 @@ def _work(
     content = read_summary(folder)
     with ignore_stdout_errors():
         if verb == "evaluate":
-            print_answers(folder, 0, NUM_ANSWERS, console)
+            part("worst answers")(folder, console)
         if content is None:
             print_folder(folder, console)
         else:

@@ -9,8 +9,8 @@ from covey.system.lookup import resolve
 
 OWN = {
     "machines": "covey_report.machines.command:run_command",
-    "show": "covey.cli.show:run_show",
-    "rollouts": "covey.cli.rollouts:run_rollouts",
+    "show": "covey_report.show:run_show",
+    "rollouts": "covey_report.rollouts:run_rollouts",
     "report": "covey_report.command:run_report",
     "watch": "covey_report.command:run_watch",
     "export": "covey_report.export:run_export",
@@ -25,7 +25,8 @@ PARTS = {
     "plan": "covey_report.plan.command:print_plans",
     "report": "covey_report.command:report_at_the_end",
     "health": "covey_report.doctor.health:lines_below_tables",
-    "comparison": "covey_report.text:compare_folders",
+    "side by side": "covey_report.show:print_side_by_side",
+    "worst answers": "covey_report.show:print_worst_answers",
 }
 """What other verbs take from packages beside covey, by name: the core imports none of them."""
 

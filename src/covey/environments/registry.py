@@ -12,6 +12,13 @@ from covey.system.extensions import Extensions
 if TYPE_CHECKING:
     from covey.environments.settings import EnvironmentConfig
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from covey.environments.base import Environment
+    from covey.environments.settings import BuildSettings, Say
+
+
 LOGGER = logging.getLogger(__name__)
 _MATH = "covey_tasks.math.settings"
 _GAMES = "covey_tasks.games.settings"
@@ -86,3 +93,10 @@ def known_class(name: Any) -> "type[EnvironmentConfig]":
         return environment_class(name) if name in _KNOWN else EnvironmentConfig
     except ValueError:
         return EnvironmentConfig
+
+
+def build(run: "BuildSettings", say: "Say" = LOGGER.info) -> "Environment":
+    """Build the environment of `run.environment`. `say` hears of what takes a while."""
+    from covey.environments.base import adapt
+
+    return adapt(run.environment.build(run, say))

@@ -22,7 +22,7 @@ from covey.config.validate import with_steps
 from covey.engine.base import Closable, Engine, UpdateMode
 from covey.engine.build import ENGINES, OWN_WEIGHTS, sampling_engine
 from covey.engine.weights import trained_tensors
-from covey.environments import build as environments
+from covey.environments import registry as environments
 from covey.environments.base import Environment, EnvironmentLike, adapt, close_environment
 from covey.environments.settings import EnvironmentConfig, EpisodesConfig, MixtureConfig
 from covey.policy import sharding

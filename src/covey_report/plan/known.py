@@ -5,7 +5,7 @@ from pathlib import Path
 from statistics import fmean
 
 from covey.config.schema import Config
-from covey.environments import build as environments
+from covey.environments import registry as environments
 from covey.environments.base import close_environment
 from covey.system.disk import cache_folder
 from covey_report.plan.hardware import Hardware

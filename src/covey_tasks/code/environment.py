@@ -14,10 +14,8 @@ from functools import partial
 from typing import Any, cast
 
 from covey.environments.base import Environment, Split
-from covey.environments.data.columns import of_verl
 from covey.environments.data.rows import load_rows, row_settings
 from covey.environments.settings import BuildSettings
-from covey.system.text.escaping import excerpt
 from covey.types import Failure, Message, Prompt, Reward
 from covey_graders.code.extract import extract_program
 from covey_sandbox import Sandbox, Tier
@@ -26,6 +24,7 @@ from covey_tasks.code.formats import PROMPTS, problem_of
 from covey_tasks.code.problems import NUM_TESTS, Problem, generate_problems, with_tests
 from covey_tasks.code.settings import CodeConfig
 from covey_tasks.code.verdict_cache import CachedRunner
+from covey_tasks.columns import of_verl
 
 LOGGER = logging.getLogger(__name__)
 
@@ -256,3 +255,16 @@ COUNTS = (
     *(f"imports/{name}" for name in sorted(SUSPICIOUS)),
 )
 """What is counted program by program."""
+
+
+def excerpt(text: str, max_lines: int = 20, max_characters: int = 2000) -> str:
+    r"""Return a text's beginning, with a count of omitted lines.
+
+    >>> excerpt("a\nb\nc", max_lines=2)
+    'a\nb\n(1 of 3 lines left out)'
+    """
+    lines = text.split("\n")
+    shown = "\n".join(lines[:max_lines])
+    if len(shown) > max_characters:
+        return f"{shown[:max_characters]}\n({len(text) - max_characters} of {len(text)} characters left out)"
+    return text if len(lines) <= max_lines else f"{shown}\n({len(lines) - max_lines} of {len(lines)} lines left out)"

@@ -8,13 +8,14 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from covey.environments.data.columns import from_json, text_in
+from covey.environments.data.columns import from_json
 from covey_graders.code.cases import call_test, case_tests, name_in, plural
 from covey_graders.code.suites import Suite, called_name, imported, suite_tests
 from covey_sandbox.types import AssertTest, CallTest, OutputTest, Test
 from covey_tasks.code.problems import Problem
 from covey_tasks.code.settings import TEST_PACKAGES
 from covey_tasks.code.words import asked, shown_call, signature_of, to_complete, to_define, to_script
+from covey_tasks.columns import text_in
 
 Row = Mapping[str, Any]
 

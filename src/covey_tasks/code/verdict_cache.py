@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from covey.system.workers.async_cache import AsyncCache
 from covey_sandbox.types import Limits, Report, Runner, Test
+from covey_tasks.async_cache import AsyncCache
 
 MAX_BYTES = 128 << 20
 """Of all verdicts that are kept: a policy decides how long their messages are."""

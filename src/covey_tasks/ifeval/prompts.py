@@ -6,10 +6,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from covey.environments.base import SPLITS, Split, conversation, text_of
-from covey.environments.data.columns import list_in, text_in
 from covey.environments.data.rows import RowSettings, load_rows, make_prompts
 from covey.types import Prompt
 from covey_graders.ifeval.instructions import instructions_of
+from covey_tasks.columns import list_in, text_in
 from covey_tasks.ifeval.generator import Request
 
 Row = Mapping[str, Any]

@@ -11,11 +11,11 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from covey.environments.data.columns import text_in
 from covey.environments.data.rows import row_settings
 from covey.environments.settings import BuildSettings
 from covey.policy.models.loading import load_tokenizer
 from covey.system import collectives
+from covey_tasks.columns import text_in
 from covey_tasks.infill.environment import GRAMMAR, Infill, Monitor, Rule, gap_reference, make_prompts, written
 from covey_tasks.infill.judge import Judge
 from covey_tasks.infill.judge_training import NANO_JUDGE, Pair, accuracy, ensure_judge

@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
-from covey.policy.models.scorer import Scorer, load_scorer
 from covey_tasks.infill.settings import InfillConfig
+from covey_tasks.scorer import Scorer, load_scorer
 
 NOTHING = "\N{REPLACEMENT CHARACTER}"
 """What an empty text is read as."""

@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from covey.environments.data.columns import text_in
 from covey.environments.data.files import read_file
+from covey_tasks.columns import text_in
 from covey_tasks.machines.design.place import place
 from covey_tasks.machines.design.stages import STAGES, Problem, check_problem
 from covey_tasks.machines.design.tree import read_machine

@@ -23,7 +23,6 @@ from functools import partial
 from typing import Any
 
 from covey.environments.base import Split, conversation
-from covey.environments.data.columns import of_verl, text_in
 from covey.environments.data.rows import load_rows, make_prompts, row_settings
 from covey.environments.settings import BuildSettings
 from covey.system.lookup import one_of
@@ -31,6 +30,7 @@ from covey.types import CutText, Failure, Prompt, Reward
 from covey_graders.math.judge import compare
 from covey_graders.math.layout import states_number
 from covey_graders.tags import first_block, visible
+from covey_tasks.columns import of_verl, text_in
 from covey_tasks.math.schemes import check_format_reward, graded
 from covey_tasks.math.schemes import torchrl_reward as torchrl_scale
 from covey_tasks.math.settings import Gsm8kConfig

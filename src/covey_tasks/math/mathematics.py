@@ -24,7 +24,7 @@ from numbers import Number
 from typing import Any
 
 from covey.environments.base import Split, conversation
-from covey.environments.data.columns import nothing_in, of_verl, text_in, value_in
+from covey.environments.data.columns import value_in
 from covey.environments.data.rows import load_rows, make_prompts, row_settings
 from covey.environments.settings import BuildSettings
 from covey.types import CutText, Failure, Prompt, Reward
@@ -32,6 +32,7 @@ from covey_graders.math.answers import find_answer
 from covey_graders.math.judge import compare, is_no_answer
 from covey_graders.math.layout import boxed_answer, has_one_box
 from covey_graders.tags import first_block, visible
+from covey_tasks.columns import nothing_in, of_verl, text_in
 from covey_tasks.math.schemes import check_format_reward, graded, torchrl_reward
 from covey_tasks.math.settings import MathConfig
 from covey_tasks.math.verified import VerifiedAnswers

@@ -11,7 +11,7 @@ from covey.system.lookup import one_of
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from covey.policy.models.scorer import Scorer
+    from covey_tasks.scorer import Scorer
 
 
 PRECISIONS = ("float32", "bfloat16", "float16")
@@ -89,7 +89,7 @@ class RewardModel:
         return [float(score) for score in logits[:, self.label].float()]
 
     def _load(self) -> "Scorer":
-        from covey.policy.models.scorer import load_scorer
+        from covey_tasks.scorer import load_scorer
 
         return add_padding(load_scorer(self.model, self.revision, self.precision, self.device))
 

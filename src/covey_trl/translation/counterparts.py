@@ -10,8 +10,8 @@ from typing import Any
 
 import yaml
 
-from covey.policy.models.naming import device_of_map
 from covey.system.lookup import function_path_of_file, read_table
+from covey_trl.device_map import device_of_map
 
 Given = Mapping[str, str]
 """Foreign settings by their full names."""

@@ -18,13 +18,13 @@ from covey.algorithm.settings import AlgorithmConfig
 from covey.policy.models import loading
 from covey.policy.models.loading import choose_device, load_policy, load_tokenizer
 from covey.policy.models.nano import ARCHITECTURES, nano_tokenizer
-from covey.policy.models.scorer import load_scorer
 from covey.policy.policy import Policy, inference, is_adapted
 from covey.policy.settings import ModelConfig
 from covey.run.checkpoints.checkpoint import save_policy
 from covey.run.memory.model_shapes import shape_of
 from covey.trainer.settings import OptimizerConfig
 from covey.types import RunStopped
+from covey_tasks.scorer import load_scorer
 
 from ...support.builders import (
     ADVANTAGES,

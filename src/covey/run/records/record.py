@@ -61,17 +61,19 @@ from covey.run.records.summary import (
     write_summary,
 )
 from covey.run.records.terminal import Progress
-from covey.run.records.trace_log import TraceLog
 from covey.run.records.trackers import CompositeTracker, Tracker, make_trackers
 from covey.run.records.waits import make_watchdog, pulse_of
 from covey.run.versions import versions
 from covey.system import collectives
 from covey.system.disk import WriteError, catch_write_errors, sync
 from covey.system.jsonl import JsonlWriter, write_json
+from covey.system.lookup import resolve
 from covey.system.text.masking import mask
 from covey.system.waits.timer import PhaseTimer
 
 LOGGER = logging.getLogger(__name__)
+TRACES = "covey_report.traces.log:TraceLog"
+"""Writes what the report shows of groups and tokens; the core imports nothing of that package."""
 
 
 class RunRecorder:
@@ -107,7 +109,7 @@ class RunRecorder:
         self._run: Run | None = None
         self._schedule: JsonlWriter | None = None
         self._verdicts: JsonlWriter | None = None
-        self._traces: TraceLog | None = None
+        self._traces: Any = None
         self.sides, self.looked_at, self._prompts = SIDES, "", ""
         self._is_as_left = config.resume is not None
         """Whether the run has begun without a step yet, so its folder still describes it."""
@@ -163,7 +165,7 @@ class RunRecorder:
         self._progress.expect(self._config.num_steps)
         if self._config.resume is None:
             _ = self._tracker  # a new run has its files, though it stops before their first row
-        self._traces = TraceLog(self.folder, run) if run.config.output.traces else None
+        self._traces = resolve(TRACES, {})(self.folder, run) if run.config.output.traces else None
         run.source.report_to(self.folder / STATUS)
         self.callbacks.start(run, self.folder)
 

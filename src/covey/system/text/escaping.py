@@ -18,16 +18,3 @@ def escape(text: str, keep: str = "") -> str:
 def is_visible(character: str) -> bool:
     """Return True for a blank or a character with a glyph."""
     return character.isprintable() or unicodedata.category(character) == "Zs"
-
-
-def excerpt(text: str, max_lines: int = 20, max_characters: int = 2000) -> str:
-    r"""Return a text's beginning, with a count of omitted lines.
-
-    >>> excerpt("a\nb\nc", max_lines=2)
-    'a\nb\n(1 of 3 lines left out)'
-    """
-    lines = text.split("\n")
-    shown = "\n".join(lines[:max_lines])
-    if len(shown) > max_characters:
-        return f"{shown[:max_characters]}\n({len(text) - max_characters} of {len(text)} characters left out)"
-    return text if len(lines) <= max_lines else f"{shown}\n({len(lines) - max_lines} of {len(lines)} lines left out)"

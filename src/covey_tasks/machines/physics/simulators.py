@@ -9,9 +9,9 @@ from dataclasses import astuple
 from importlib.util import find_spec
 from typing import Any, Protocol
 
-from covey.system.workers.async_cache import AsyncCache
 from covey.system.workers.pool import WorkerPool, WorkerSettings
 from covey.types import Failure
+from covey_tasks.async_cache import AsyncCache
 from covey_tasks.machines.design.tree import canonical
 from covey_tasks.machines.design.types import Tree
 from covey_tasks.machines.physics.constants import MISSING, physics_version

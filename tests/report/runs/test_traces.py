@@ -11,12 +11,12 @@ import torch
 
 from covey.config.schema import Config
 from covey.loop import train
-from covey.run.records.token_scores import RowScores, TrainedRow
-from covey.run.records.trace_log import is_traced, rows_of_ranks
-from covey.run.records.traces import EVENLY, Speller, TraceGroup, _sequence, choose
-from covey.run.records.updates import LOG_RATIO_EDGES, count_in_bins, fitting
 from covey.system import collectives
 from covey.types import Failure, Group, Prompt
+from covey_report.traces.log import is_traced, rows_of_ranks
+from covey_report.traces.rows import EVENLY, Speller, TraceGroup, _sequence, choose
+from covey_report.traces.token_scores import RowScores, TrainedRow
+from covey_report.traces.updates import LOG_RATIO_EDGES, count_in_bins, fitting
 
 from ...support.processes import on_two_ranks
 from ...support.small import (

@@ -10,12 +10,12 @@ from covey.algorithm.credit.groups import Credit
 from covey.rollouts.source import Dropped
 from covey.run.build import Run
 from covey.run.folder import TRACES, UPDATES
-from covey.run.records.token_scores import StepScores, TokenScores, TrainedRow
-from covey.run.records.traces import Speller, TraceGroup, candidates, choose, trace_rows
-from covey.run.records.updates import fitting, update_row
 from covey.system import collectives
 from covey.system.jsonl import JsonlWriter, encode_row
 from covey.types import Group
+from covey_report.traces.rows import Speller, TraceGroup, candidates, choose, trace_rows
+from covey_report.traces.token_scores import StepScores, TokenScores, TrainedRow
+from covey_report.traces.updates import fitting, update_row
 
 LOGGER = logging.getLogger(__name__)
 ABOUT = 20

@@ -10,7 +10,6 @@ from rich.text import Text
 
 from covey.cli.flags import refuse_flags, run_folders, split_flags
 from covey.cli.tables import print_folder, relative, render, side_by_side
-from covey.cli.verbs import part
 from covey.environments.data.files import json_fault
 from covey.run.folder import CONFIG, EVALUATIONS, METRICS, ROLLOUTS, SUMMARY, is_running, last_settings, read_summary
 from covey.run.records.answer_text import as_text
@@ -44,13 +43,15 @@ def run_show(words: Sequence[str]) -> None:
 
 def print_side_by_side(folders: Sequence[Path]) -> None:
     """Print each run's result below its name and its own settings."""
+    from covey_report.text import compare_folders
+
     names = [relative(folder) for folder in folders]
     runs = {
         f"{name}{own}": read_summary(f) for f, name, own in zip(folders, names, _own_settings(folders), strict=True)
     }
     with as_written(f"{SUMMARY} of {', '.join(names)}"):
         CleanConsole().print(side_by_side(runs), soft_wrap=True)
-    for line in part("comparison")(folders, names):
+    for line in compare_folders(folders, names):
         CleanConsole().print(line, soft_wrap=True, markup=False, highlight=False)
 
 
@@ -59,6 +60,11 @@ def _own_settings(folders: Sequence[Path]) -> list[str]:
     differing = [name for name in settings[0] if any(other.get(name) != settings[0][name] for other in settings)]
     own = [" ".join(f"{name}={found.get(name)}" for name in differing[:MOST_NAMED]) for found in settings]
     return [f" ({text})" if text else "" for text in own]
+
+
+def print_worst_answers(folder: Path, console: Console) -> None:
+    """Print the worst answers of the last evaluation."""
+    print_answers(folder, 0, NUM_ANSWERS, console)
 
 
 def print_answers(folder: Path, num_best: int, num_worst: int, console: Console) -> None:

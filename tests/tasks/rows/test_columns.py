@@ -8,10 +8,11 @@ import pytest
 
 from covey.config.schema import Config
 from covey.environments.base import SPLITS, Environment
-from covey.environments.data.columns import text_in, value_in
+from covey.environments.data.columns import value_in
 from covey.environments.data.rows import RowSettings, load_rows
 from covey.environments.data.settings import DataConfig
 from covey_tasks.code.settings import CodeConfig
+from covey_tasks.columns import text_in
 from covey_tasks.ifeval.prompts import prompt_of
 from covey_tasks.math.settings import Gsm8kConfig, MathConfig
 

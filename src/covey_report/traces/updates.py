@@ -14,10 +14,10 @@ from torch import Tensor
 
 from covey.algorithm.credit.groups import Credit
 from covey.run.records.rollout_log import spread
-from covey.run.records.token_scores import StepScores
 from covey.system import collectives
 from covey.system.text.format import four_digits, timestamp
 from covey.types import Group
+from covey_report.traces.token_scores import StepScores
 
 FORMAT = 1
 """Of traces.jsonl and updates.jsonl; it grows where a reader of the last one would misread the next."""

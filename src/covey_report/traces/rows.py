@@ -13,10 +13,10 @@ from transformers import PreTrainedTokenizerBase
 from covey.algorithm.credit.groups import Credit
 from covey.rollouts.source import Dropped
 from covey.run.records.rollout_log import bound_columns, episode_facts, spread
-from covey.run.records.token_scores import RowScores, StepScores, TrainedRow
-from covey.run.records.updates import FORMAT
 from covey.system.text.format import four_digits, timestamp
 from covey.types import Group, Rollout
+from covey_report.traces.token_scores import RowScores, StepScores, TrainedRow
+from covey_report.traces.updates import FORMAT
 
 MAX_CHARACTERS = 20_000
 """Of a prompt or a completion."""
