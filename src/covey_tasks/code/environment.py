@@ -49,7 +49,12 @@ class Code(Environment):
     ) -> None:
         """Take problems and a runner, which `close` closes. ValueError for impossible settings."""
         self.settings = settings or CodeConfig()
-        _check(self.settings)
+        if not 0 <= self.settings.partial_weight <= 1:
+            raise ValueError(f"partial_weight must be in [0, 1], got {self.settings.partial_weight}")
+        if not 0 <= self.settings.recheck_rate <= 1:
+            raise ValueError(f"recheck_rate must be in [0, 1], got {self.settings.recheck_rate}")
+        if self.settings.cache_size < 0:
+            raise ValueError(f"cache_size must be >= 0, got {self.settings.cache_size}")
         self._limits = code_limits(self.settings)
         self._max_turns = self.settings.max_turns or 1
         self._runner = runner
@@ -202,16 +207,6 @@ def code_limits(settings: CodeConfig) -> Limits:
         )
     except ValueError as error:
         raise ValueError(str(error).replace("wall_seconds", "timeout")) from error
-
-
-def _check(settings: CodeConfig) -> None:
-    """Refuse settings that only Python code can make wrong. ValueError."""
-    if not 0 <= settings.partial_weight <= 1:
-        raise ValueError(f"partial_weight must be in [0, 1], got {settings.partial_weight}")
-    if not 0 <= settings.recheck_rate <= 1:
-        raise ValueError(f"recheck_rate must be in [0, 1], got {settings.recheck_rate}")
-    if settings.cache_size < 0:
-        raise ValueError(f"cache_size must be >= 0, got {settings.cache_size}")
 
 
 def reward_of(report: Report, partial_weight: float, num_told: int = 0) -> Reward:

@@ -60,9 +60,10 @@ def problem_of(row: Row, packages: Collection[str] = TEST_PACKAGES) -> Problem:
     suite = Suite("", _setup(row, opening, preamble), entry_point, given, packages)
     tests = _different([test for column in columns for test in _tests(column, suite, _function(row, column))])
     is_script = all(isinstance(test, OutputTest) for test in tests)
+    level = row.get("difficulty")
     problem = Problem(
         family=str(row.get("source", "rows")),
-        difficulty=_difficulty(row),
+        difficulty=level if isinstance(level, int | str) and not isinstance(level, bool) else None,
         statement=to_complete(opening) if opening else "",
         entry_point="" if is_script else entry_point,
         tests=tuple(tests),
@@ -121,11 +122,6 @@ def _entry_point(row: Row, columns: Sequence[Any]) -> str:
         raise ValueError(f"column 'entry_point' must name a function, got {named!r:.80}")
     is_method = "class Solution" in (row.get("starter_code") or "") and name.isidentifier()
     return f"Solution.{name}" if is_method and name != "Solution" else name
-
-
-def _difficulty(row: Row) -> int | str | None:
-    value = row.get("difficulty")
-    return value if isinstance(value, int | str) and not isinstance(value, bool) else None
 
 
 def _solution(row: Row, prompt: str) -> str | None:

@@ -97,8 +97,7 @@ class Game(Environment):
             said += [{"role": "assistant", "content": moves[-1]}, {"role": "user", "content": outcome.reply}]
             if outcome.is_done:
                 break
-        # The reply to the last move is read by nobody
-        return prompt, tuple(said[:-1])
+        return prompt, tuple(said[:-1])  # the reply to the last move is read by nobody
 
 
 class GameEpisode(Episode):

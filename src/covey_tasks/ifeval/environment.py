@@ -13,7 +13,7 @@ from covey_graders.ifeval.topics import echoes, has_content, is_about, num_diffe
 from covey_tasks.ifeval.generator import generate
 from covey_tasks.ifeval.gold import gold_answer
 from covey_tasks.ifeval.kinds import MATERIAL
-from covey_tasks.ifeval.prompts import COLUMNS, Source, from_requests, load, prompt_of
+from covey_tasks.ifeval.prompts import COLUMNS, from_requests, load, prompt_of
 from covey_tasks.ifeval.rewards import NAMED, NO_ECHO, OWN, Scheme, scheme_of
 from covey_tasks.ifeval.settings import IfevalConfig
 
@@ -69,7 +69,7 @@ def build_ifeval(settings: IfevalConfig, config: BuildSettings) -> Environment:
 
     make = partial(prompt_of, instruction=ask)
     how_to_read = row_settings(config.data, COLUMNS, prompt=("prompt",), make=make)
-    return IFEval(load(Source(config.data.path, settings.benchmark, how_to_read), generated), scheme)
+    return IFEval(load(config.data.path, settings.benchmark, how_to_read, generated), scheme)
 
 
 def _rules(prompt: Prompt) -> Callable[[str], Mapping[str, bool]]:

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from covey.environments.base import SPLITS, Split, conversation, text_of
@@ -21,41 +21,33 @@ COLUMNS = ("prompt", "instruction_id_list", "kwargs")
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
-    """Rows to read, and how."""
-
-    path: str | None = None
-    """Rows of both splits; None generates prompts."""
-    benchmark: str | None = None
-    """Rows to evaluate on instead of the test split."""
-    settings: RowSettings = field(default_factory=RowSettings)
-    """How the rows at `path` are read, each as a prompt."""
-
-
-def load(source: Source, generated: Callable[[], Mapping[Split, Sequence[Prompt]]]) -> dict[Split, list[Prompt]]:
+def load(
+    path: str | None,
+    benchmark_path: str | None,
+    how: RowSettings,
+    generated: Callable[[], Mapping[Split, Sequence[Prompt]]],
+) -> dict[Split, list[Prompt]]:
     """Return both splits' prompts, with a warning if training uses the benchmark.
 
-    ValueError for rows the user must fix.
+    Prompts are generated where `path` is None. ValueError for rows the user must fix.
     """
-    benchmark = _benchmark_prompts(source) if source.benchmark is not None else []
-    if source.path is None:
+    benchmark = _benchmark_prompts(benchmark_path, how) if benchmark_path is not None else []
+    if path is None:
         found = generated()
     else:
-        read = load_rows(source.path, source.settings).splits
-        train = apart(read["train"], benchmark, str(source.benchmark))
-        warn_of_benchmark(train, source.path)
+        read = load_rows(path, how).splits
+        train = apart(read["train"], benchmark, str(benchmark_path))
+        warn_of_benchmark(train, path)
         found = {"train": train, "test": read["test"]}
-    return make_prompts({**found, "test": benchmark or found["test"]}, source.settings.make)
+    return make_prompts({**found, "test": benchmark or found["test"]}, how.make)
 
 
-def _benchmark_prompts(source: Source) -> list[Prompt]:
+def _benchmark_prompts(path: str, how: RowSettings) -> list[Prompt]:
     """Return all splits' prompts, ordered by key if they have keys.
 
     Nothing is trained on them: they are marked, and every answer to them is judged by its form alone.
     """
-    how = RowSettings(columns=COLUMNS, make=source.settings.make, bad_rows=source.settings.bad_rows)
-    splits = load_rows(source.benchmark, how).splits
+    splits = load_rows(path, RowSettings(columns=COLUMNS, make=how.make, bad_rows=how.bad_rows)).splits
     prompts: list[Prompt] = [prompt for split in SPLITS for prompt in splits[split]]
     if all(isinstance(prompt.columns["key"], int) for prompt in prompts):
         prompts.sort(key=lambda prompt: prompt.columns["key"])

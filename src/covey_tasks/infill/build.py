@@ -161,10 +161,8 @@ def build_infill(settings: InfillConfig, config: BuildSettings, say: Callable[[s
 def judged(material: Material, name: str, seed: int) -> Judged:
     """Load a judge, trained if need be. ValueError below its floor."""
     settings = material.settings
-    # Train the embedded judge, once for all ranks.
     if name == NANO_JUDGE:
         name = str(collectives.run_on_rank0(lambda: _ensure(material, seed)))
-    # Load it, and refuse one that is hardly better than chance.
     judge = Judge(name, settings)
     found = accuracy(judge, material.pairs("test", seed)(NUM_CHECKED, random.Random(f"judge/{seed}/check")))
     if found < settings.judge_floor:

@@ -98,8 +98,9 @@ class Infill(Environment):
         monitored = [await monitor.scores(texts) for monitor in self._monitors.values()]
         parts = [dict(zip(self._monitors, found, strict=True)) for found in zip(*monitored, strict=True)]
         parts = parts or [{} for _ in texts]
+        name = gap_reference(self._monitors)
         return [
-            Reward(score, {"judge": score, **part, **_gap(score, part)})
+            Reward(score, {"judge": score, **part, **({} if name is None else {"gap": score - part[name]})})
             for score, part in zip(judged, parts, strict=True)
         ]
 
@@ -147,14 +148,8 @@ def written(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int]) -> str
     return "".join([*pieces, str(tokenizer.decode(run))])
 
 
-def _gap(score: float, parts: Mapping[str, float]) -> dict[str, float]:
-    """Return the judge's score minus a monitor's; its rise is reward hacking."""
-    name = gap_reference(parts)
-    return {} if name is None else {"gap": score - parts[name]}
-
-
 def gap_reference(monitors: Collection[str]) -> str | None:
-    """Choose the monitor that a judge is compared with, if any."""
+    """Choose the monitor that a judge is compared with, if any: a gap that rises is reward hacking."""
     return next((name for name in SAME_SCALE if name in monitors), None)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import fmean
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
@@ -44,7 +44,6 @@ def ensure_judge(
 
     `content` is what the pairs follow from besides.
     """
-    # Name the folder after all that decides what is trained.
     training = {
         "hidden_size": settings.judge_hidden_size,
         "num_layers": settings.judge_num_layers,
@@ -59,12 +58,10 @@ def ensure_judge(
     folder = cache / f"judge-{hashlib.sha256(given.encode()).hexdigest()[:16]}"
     if (folder / REPORT).is_file():
         return folder
-    # Train.
     say(f"judge: {settings.judge_num_steps} steps of training begin, once for all runs with these texts")
     tokenizer = nano_masked_tokenizer()
     model, loss = train_judge(settings, seed, tokenizer, draw)
     say(f"judge: {settings.judge_num_steps} steps done, loss {loss:.3f}")
-    # Put it into the cache.
     cache.mkdir(parents=True, exist_ok=True)
     try:
         with atomic_folder(folder, family="judge-*", max_age=LEFTOVER_SECONDS) as aside:
@@ -81,31 +78,26 @@ def train_judge(
     settings: InfillConfig, seed: int, tokenizer: PreTrainedTokenizerFast, draw: Pairs
 ) -> tuple[PreTrainedModel, float]:
     """Train a judge on pairs; return it and its final loss (nats)."""
-    # Make model, optimizer and random numbers from the seed.
     shape = NanoShape("modernbert", settings.judge_hidden_size, settings.judge_num_layers, NUM_HEADS)
     model = nano_judge_model(shape, tokenizer, seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.judge_lr, betas=(0.9, 0.98), weight_decay=0.01)
     chance = random.Random(f"judge/{seed}")
     losses = []
     model.train()
-    # Warm up, then decay linearly to 0.
     for step in range(settings.judge_num_steps):
         left = 1 - step / settings.judge_num_steps
         optimizer.param_groups[0]["lr"] = settings.judge_lr * min((step + 1) / WARMUP, left)
-        loss = _loss(model, tokenizer, draw(settings.judge_pairs, chance))
+        pairs = draw(settings.judge_pairs, chance)
+        texts = [text for pair in pairs for text in pair]
+        inputs = tokenizer(texts, **AS_TEXT)
+        real_N = torch.tensor([1.0, 0.0] * len(pairs))
+        loss = F.binary_cross_entropy_with_logits(model(**inputs).logits[:, 0], real_N)
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         losses.append(float(loss.detach()))
     return model.eval(), fmean(losses[-20:])
-
-
-def _loss(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, pairs: Sequence[Pair]) -> Tensor:
-    texts = [text for pair in pairs for text in pair]
-    inputs = tokenizer(texts, **AS_TEXT)
-    real_N = torch.tensor([1.0, 0.0] * len(pairs))
-    return F.binary_cross_entropy_with_logits(model(**inputs).logits[:, 0], real_N)
 
 
 def accuracy(judge: Judge, pairs: Sequence[Pair]) -> float:

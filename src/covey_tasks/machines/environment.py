@@ -53,11 +53,9 @@ class Machines(Environment):
         self._answered = answered
         self._examples = examples
         self._simulators = simulators
-        # Scores of all stages that problems or examples have
         asked = [*(one for split in problems.values() for one in split), *(example.problem for example in examples)]
         stages = dict.fromkeys([*self._settings.stages, *(problem.stage for problem in asked)])
         self._scores = {stage: find_score(STAGES[stage].task, self._settings.score) for stage in stages}
-        # Prompts of each split
         self._prompts = {
             split: [self._prompt(split, index, problem) for index, problem in enumerate(problems[split])]
             for split in problems
@@ -69,13 +67,10 @@ class Machines(Environment):
 
     async def score(self, prompt: Prompt, completions: Sequence[str]) -> list[Reward | Failure]:
         problem: Problem = prompt.columns["problem"]
-        # Read and place the machines, then simulate them together
         found = [self._machine(completion, problem) for completion in completions]
         outcomes = await asyncio.gather(*(self._outcome(machine, problem) for machine in found))
-        # Score them
         pairs = zip(found, outcomes, strict=True)
         judged = [self._judge(machine, outcome, problem) for machine, outcome in pairs]
-        # Count for the metrics
         self._tally.add(found, judged, [one.ending for one in outcomes if isinstance(one, Outcome)])
         return [
             score if isinstance(score, Failure) else self._reward(machine, score)
@@ -88,23 +83,15 @@ class Machines(Environment):
 
     def demonstrations(self, split: Split) -> list[tuple[Prompt, str]]:
         """Show the examples given, or designs, none of them good on purpose."""
-        if self._examples:
-            return [
-                (self._prompt(split, index, example.problem, "demonstration-"), example.text)
-                for index, example in enumerate(self._examples)
-            ]
-        # Draw designs, and cap how often one score occurs
-        designs = make_designs(self._settings, self._answered)
-        if self._settings.demonstration_cap < 1:
-            designs = capped(designs, asyncio.run(self._raw_scores(designs)), self._settings.demonstration_cap)
-        # Write them as completions
-        form = self._settings.form
+        examples, how = self._examples, self._settings
+        if not examples:
+            designs = make_designs(how, self._answered)
+            if how.demonstration_cap < 1:
+                designs = capped(designs, asyncio.run(self._raw_scores(designs)), how.demonstration_cap)
+            examples = [Example(one.problem, write_answer(one.tree, one.problem, how.form)) for one in designs]
         return [
-            (
-                self._prompt(split, index, design.problem, "demonstration-"),
-                write_answer(design.tree, design.problem, form),
-            )
-            for index, design in enumerate(designs)
+            (self._prompt(split, index, example.problem, "demonstration-"), example.text)
+            for index, example in enumerate(examples)
         ]
 
     @property
@@ -173,7 +160,6 @@ class Machines(Environment):
 
 
 def build_machines(settings: MachinesConfig, config: BuildSettings) -> Environment:
-    # Read the problems of both splits, or generate them.
     most, seed = settings.max_blocks, settings.problem_seed
     if config.data.path is not None:
         how_to_read = row_settings(config.data, ("prompt",), make=partial(problem_of, settings=settings))
@@ -184,12 +170,10 @@ def build_machines(settings: MachinesConfig, config: BuildSettings) -> Environme
             split: stage_problems(settings.stages, count, most, random.Random(f"machines {split} {seed}"))
             for split, count in counts.items()
         }
-    # Read the demonstrations, or say which there can be.
     examples = [] if settings.demonstrations is None else read_examples(settings.demonstrations, settings)
     if examples:
         LOGGER.info("%s: %d designs, all of them machines", settings.demonstrations, len(examples))
     answered = () if config.data.path is None else problems["train"]
-    # Start what simulates.
     simulators = CachedSimulators(Simulators(settings.num_workers, settings.timeout), settings.cache_size)
     return Machines(problems, simulators, settings, examples, answered)
 
@@ -220,13 +204,11 @@ class StepStats:
         self.endings += endings
 
     def take(self) -> dict[str, float]:
-        # Take the counts and begin anew
         groups, unique, codes = [group for group in self.scores if group], self.num_unique, self.codes
         reasons = [code for code in codes if code] + [ending for ending in self.endings if ending != "complete"]
         self.scores, self.num_unique, self.codes, self.endings = [], [], [], []
         if not groups:
             return {}
-        # Average over machines
         every = [score for group in groups for score in group]
         placed = [code for code in codes if code in ("", "overlap", "size", "boulder")]
         found = {
@@ -235,7 +217,6 @@ class StepStats:
             "unique_machines": sum(unique) / len(unique),
             **{f"invalid/{reason}": reasons.count(reason) / len(codes) for reason in sorted(set(reasons))},
         }
-        # Validity in space is a share of the texts that are trees at all
         if placed:  # of the texts that are trees
             found["spatial_validity"] = sum(code in ("", "boulder") for code in placed) / len(placed)
         return found | _best_at(groups)

@@ -1,6 +1,6 @@
 """Prompts and answers about machines, in words or few characters."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from covey_tasks.machines.design.global_form import read_global, write_global
 from covey_tasks.machines.design.place import place_blocks
 from covey_tasks.machines.design.stages import STAGES, Problem
 from covey_tasks.machines.design.tree import read_machine, write_json
-from covey_tasks.machines.design.types import Facing, Invalid, PlacedBlock, Rules, Side, Tree
+from covey_tasks.machines.design.types import Invalid, PlacedBlock, Rules, Side, Tree
 
 ENVIRONMENT = "machines"
 WORDS = read_table(Path(__file__).with_suffix(".yaml"))
@@ -35,14 +35,11 @@ def make_prompt(split: Split, index: int, problem: Problem, form: str, score: st
 
 
 def _text(problem: Problem, form: str, score: str, instruction: str | None) -> str | tuple[Message, ...]:
-    # The short form for tiny models
     if form == "compact":
         return f"{problem.words or problem.stage} {problem.budget}:{write_compact(problem.given)}"
-    # The task in words
     system = instruction_of(problem.rules, form) if instruction is None else instruction
     goal = WORDS["valid"] if STAGES[problem.stage].pays_validity else WORDS["goals"][score]
     parts = [problem.words or goal, f"Use at most {problem.budget} blocks, the starting block among them."]
-    # A machine that is begun must be continued
     if STAGES[problem.stage].is_begun:
         parts.append(
             f"Begin with exactly these blocks and add others:\n```json\n{FORMS[form].write(problem.given)}\n```"
@@ -65,15 +62,13 @@ def write_answer(tree: Tree, problem: Problem, form: str) -> str:
 
 
 def instruction_of(rules: Rules, form: str) -> str:
-    # Blocks that are allowed
     solid = [BLOCKS[type_] for type_ in BLOCKS if type_ in rules.types and not BLOCKS[type_].is_linear]
     linear = [BLOCKS[type_] for type_ in BLOCKS if type_ in rules.types and BLOCKS[type_].is_linear]
     limits = " x ".join(f"{length:g}" for length in rules.size_limit)
-    # Rules, facings, blocks, and the form of the answer
     lines = [
         WORDS["building"].format(max_linear=rules.max_linear, limits=limits),
         "\nFacings (facing of the parent: world direction of its faces)",
-        *(f"{facing}: {_name(sides.items())}" for facing, sides in FACINGS.items()),
+        *(f"{facing}: " + ", ".join(map(" ".join, sides.items())) for facing, sides in FACINGS.items()),
         "\nBlocks (type, name, size, mass; faces in the middle of the block's sides, at this z from its origin)",
         *(_block_line(block) for block in solid),
         *(f"{block.type} {block.name}, linear, {block.mass:g} kg: {block.does}" for block in linear),
@@ -101,16 +96,10 @@ def _faces(block: BlockType) -> str:
     )
 
 
-def _name(pairs: Iterable[tuple[str, str]]) -> str:
-    return ", ".join(f"{name} {direction}" for name, direction in pairs)
-
-
 def explanation(tree: Tree, task: str) -> str:
-    lines = [f"A {task} of {len(tree)} blocks, built in this order."]
-    placed = place_blocks(tree)
-    for index, block in enumerate(placed[1:], start=1):
-        lines.append(f"{index}: {_describe(block, tree)}")
-    return "\n".join(lines)
+    placed = enumerate(place_blocks(tree)[1:], start=1)
+    lines = [f"{index}: {_describe(block, tree)}" for index, block in placed]
+    return "\n".join([f"A {task} of {len(tree)} blocks, built in this order.", *lines])
 
 
 def _describe(placed: PlacedBlock, tree: Tree) -> str:
@@ -126,14 +115,13 @@ def _describe(placed: PlacedBlock, tree: Tree) -> str:
 def _note(placed: PlacedBlock) -> str:
     of = BLOCKS[placed.block.type]
     if of.kind == "wheel" and of.powered:
-        towards = DRIVES[placed.facing]
-        return f"drives to {towards}" if towards else "drives nowhere"
+        return f"drives {DRIVES[placed.facing]}"
     if of.type == CONTAINER:
         return "a bowl for the boulder" if placed.facing == "y+" else "holds nothing this way"
     return "lies where it is put" if of.type == BOULDER else of.does
 
 
-DRIVES: dict[Facing, Facing | None] = {"x-": "z+", "x+": "z+", "z+": "x-", "z-": "x+", "y+": None, "y-": None}
+DRIVES = {"x-": "to z+", "x+": "to z+", "z+": "to x-", "z-": "to x+", "y+": "nowhere", "y-": "nowhere"}
 """Where a powered wheel of this facing drives to."""
 
 FORMS = {

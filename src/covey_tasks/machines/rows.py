@@ -42,7 +42,6 @@ def read_examples(path: str, settings: MachinesConfig) -> list[Example]:
     file, found = Path(path).expanduser(), []
     if not file.is_file():
         raise ValueError(f"environment.demonstrations={path} is no file")
-    # Read row by row, and name the first that holds no design
     for entry in read_file(file):
         if entry.row is None:
             raise ValueError(f"{entry.place} {entry.problem}")
@@ -70,12 +69,10 @@ def example_of(row: Row, settings: MachinesConfig) -> Example:
         got = "both" if "machine" in row else f"none of them (has: {', '.join(row) or 'none'})"
         raise ValueError(f"must have a column 'machine' or 'completion', got {got}")
     problem = problem_of(row, settings)
-    # A whole answer stays as it is
     if "completion" in row:
         text = text_in(row, "completion")
         _sound(read_answer(text, problem, settings.form), problem, "completion")
         return Example(problem, text)
-    # A machine is written in the form of the run
     tree = _sound(_read("machine", row["machine"], problem.rules), problem, "machine")
     return Example(problem, write_answer(tree, problem, settings.form))
 

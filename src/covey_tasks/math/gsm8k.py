@@ -82,7 +82,7 @@ class GSM8K(VerifiedAnswers):
         super().__init__(make_prompts(rows, partial(prompt_of, settings=self._settings)), limits)
 
     def write_solution(self, prompt: Prompt) -> str:
-        return DEMONSTRATIONS[self._settings.scheme](prompt.columns["solution"], prompt.columns["gold"])
+        return DEMONSTRATIONS[self._settings.scheme].format(**prompt.columns)
 
     async def judged(self, prompt: Prompt, completion: str) -> Reward | Failure:
         gold, scheme = prompt.columns["gold"], self._settings.scheme
@@ -137,18 +137,6 @@ def prompt_of(row: Row, settings: Gsm8kConfig) -> Prompt:
     return Prompt("", "gsm8k", conversation(question, said), columns)
 
 
-def _hash_form(solution: str, gold: str) -> str:
-    return f"{solution}\n#### {gold}"
-
-
-def _tag_form(solution: str, gold: str) -> str:
-    return f"<think>{solution}</think>\n<answer>{gold}</answer>"
-
-
-def _box_form(solution: str, gold: str) -> str:
-    return f"{solution}\n\\boxed{{{gold}}}"
-
-
 # No example: of 40 answers of SmolLM2-135M-Instruct 12 to 14 ended in the 42 of "such as: #### 42".
 _ASK_HASH = "Reason step by step. End with a last line that is #### and the answer as a plain number."
 _ASK_TAGS = "Reason inside <think></think> tags, then write the answer, only a number, inside <answer></answer> tags."
@@ -156,10 +144,10 @@ _ASK_BOX = "Reason step by step, then write the answer, only a number, as \\boxe
 
 _HASHED = ("covey", "values", "verl_strict", "verl_flexible")
 INSTRUCTIONS = {**dict.fromkeys(_HASHED, _ASK_HASH), "torchrl": _ASK_TAGS, "trl": _ASK_BOX}
-DEMONSTRATIONS: dict[str, Callable[[str, str], str]] = {
-    **dict.fromkeys(_HASHED, _hash_form),
-    "torchrl": _tag_form,
-    "trl": _box_form,
+DEMONSTRATIONS = {
+    **dict.fromkeys(_HASHED, "{solution}\n#### {gold}"),
+    "torchrl": "<think>{solution}</think>\n<answer>{gold}</answer>",
+    "trl": "{solution}\n\\boxed{{{gold}}}",
 }
 TEXT_SCHEMES: dict[str, Callable[[str, str], Reward]] = {
     "verl_strict": verl_strict_reward,

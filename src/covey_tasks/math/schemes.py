@@ -3,8 +3,6 @@
 from covey.types import Reward
 from covey_graders.tags import first_block
 
-FORMAT_REWARD_TORCHRL = 0.1
-
 
 def check_format_reward(value: float) -> None:
     if not 0 <= value < 1:
@@ -21,5 +19,5 @@ def torchrl_reward(completion: str, is_right: bool) -> Reward:
     """Apply TorchRL's scale (pytorch/rl ae9719f1): 1 right, 0.1 wrong, 0 without block."""
     answered, thought = first_block(completion, "answer") != "", first_block(completion, "think") != ""
     right = answered and is_right
-    value = 1.0 if right else FORMAT_REWARD_TORCHRL if answered else 0.0
+    value = 1.0 if right else 0.1 if answered else 0.0
     return Reward(value, {"correct": float(right), "answer": float(answered), "think": float(thought)})

@@ -30,16 +30,12 @@ def posts() -> Mapping[str, list[dict[str, str]]]:
     wanted = NUM_TRAIN + NUM_TEST
     rows: dict[str, dict[str, str]] = {}
     while len(rows) < wanted:
-        row = _row(generator)
+        opening, detail = generator.choice(PARTS["openings"]), generator.choice(PARTS["details"])
+        event = " ".join(generator.choice(PARTS[name]) for name in ("actors", "verbs", "objects"))
+        story = f"{opening} {event} {detail}"
+        summary = event if generator.random() < BRIEF else story
+        end = "." if generator.random() < STOPPED else ""
+        row = {"prompt": f"POST: {story}\nTL;DR:", "completion": f" {summary}{end}"}
         rows.setdefault(row["prompt"], row)
     drawn = list(rows.values())
     return {"train": drawn[NUM_TEST:], "test": drawn[:NUM_TEST]}
-
-
-def _row(generator: random.Random) -> dict[str, str]:
-    opening, detail = generator.choice(PARTS["openings"]), generator.choice(PARTS["details"])
-    event = " ".join(generator.choice(PARTS[name]) for name in ("actors", "verbs", "objects"))
-    story = f"{opening} {event} {detail}"
-    summary = event if generator.random() < BRIEF else story
-    end = "." if generator.random() < STOPPED else ""
-    return {"prompt": f"POST: {story}\nTL;DR:", "completion": f" {summary}{end}"}

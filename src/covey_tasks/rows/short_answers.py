@@ -91,7 +91,8 @@ def brevity(text: str) -> float:
 
     Else long answers, with more room for sense, would be learned.
     """
-    if is_short_sentence(text):
+    inside, end = text[:-1], text[-1:]
+    if end == "." and not re.search(r"[.!?\n]", inside) and FEWEST_WORDS <= len(text.split()) <= MOST_WORDS:
         return 1.0
     return 0.5 * min(1.0, max(0.0, 2 - len(text.split()) / MOST_WORDS))
 
@@ -105,11 +106,6 @@ def sense(text: str, thing: str, words: Sequence[str]) -> float:
     if len(listed) > CROWDED * len(said):
         return 0.0
     return min(SAID, len({hits[0] for hits in found.values() if hits})) / SAID
-
-
-def is_short_sentence(text: str) -> bool:
-    inside, end = text[:-1], text[-1:]
-    return end == "." and not re.search(r"[.!?\n]", inside) and FEWEST_WORDS <= len(text.split()) <= MOST_WORDS
 
 
 def fills_in(
@@ -164,9 +160,8 @@ def tokens(text: str) -> list[str]:
 
 def is_form(token: str, word: str) -> bool:
     """Return True for a word's English form, such as carries of carry."""
-    for stem in _stems(word):
-        if token.startswith(stem) and token[len(stem) :] in ENDINGS:
-            return True
+    if any(token.startswith(stem) and token[len(stem) :] in ENDINGS for stem in _stems(word)):
+        return True
     return token in (word + word[-1] + "ing", word + word[-1] + "ed", word + word[-1] + "er")
 
 

@@ -20,7 +20,7 @@ from covey_tasks.machines.physics.assembly import assemble
 from covey_tasks.machines.physics.constants import PHYSICS, Physics, physics_version
 from covey_tasks.machines.physics.mjcf import model_text, motor_speeds
 from covey_tasks.machines.physics.simulate import outcome_of
-from covey_tasks.machines.physics.simulators import CachedSimulators, Simulates, Simulators
+from covey_tasks.machines.physics.simulators import CachedSimulators, Simulators
 from covey_tasks.machines.physics.trajectory import Outcome
 from covey_tasks.machines.physics.worlds import WORLDS, World
 
@@ -29,7 +29,9 @@ from .designs import BAND_CATAPULT, CAR, GALLOWS, ROTOR_CATAPULT, SMALL_CAR, mac
 TREES: tuple[Tree, ...] = (CAR, ROTOR_CATAPULT, SMALL_CAR, BAND_CATAPULT, GALLOWS, CAR)
 
 
-def run_all(simulators: Simulates, trees: Sequence[Tree], world: World = "catapult") -> list[Outcome | Failure]:
+def run_all(
+    simulators: Simulators | CachedSimulators, trees: Sequence[Tree], world: World = "catapult"
+) -> list[Outcome | Failure]:
     async def together() -> list[Outcome | Failure]:
         return list(await asyncio.gather(*[simulators.run(tree, world) for tree in trees]))
 

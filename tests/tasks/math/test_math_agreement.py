@@ -51,7 +51,7 @@ def test_schemes_disagree_with_labels_of_real_solutions_only_for_want_of_their_m
 def test_every_scheme_agrees_with_all_400_labels_once_answers_are_in_its_form(shared: Path, scheme: str) -> None:
     rows = solutions(shared)
     parts = [row["completion"].rpartition("A: ") for row in rows]
-    asked = [DEMONSTRATIONS[scheme](body.strip(), number.strip()) for body, _, number in parts]
+    asked = [DEMONSTRATIONS[scheme].format(solution=body.strip(), gold=number.strip()) for body, _, number in parts]
     verdicts = judged(word_problems(rows, scheme), asked)
     assert verdicts == [float(row["is_correct"]) for row in rows]
 

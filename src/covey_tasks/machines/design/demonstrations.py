@@ -44,7 +44,6 @@ def make_designs(settings: MachinesConfig, problems: Sequence[Problem] = ()) -> 
     problems = problems or stage_problems(settings.stages, count, settings.max_blocks, generator)
     turns: Counter[str] = Counter()
     found: list[Design] = []
-    # Answer each by a hand-made family or by growth, families round-robin
     for problem in problems:
         families = list(ARMS if STAGES[problem.stage].task == "catapult" else CARS)
         is_family = generator.random() < settings.family_share

@@ -25,10 +25,6 @@ FACINGS: dict[Facing, dict[Side, Facing]] = {
 """World direction of each side of a block, by the block's facing."""
 
 
-def side(facing: Facing, of: Side) -> Facing:
-    return FACINGS[facing][of]
-
-
 def to_world(point: Vector, facing: Facing) -> Vector:
     """Turn a point of a block's own frame, relative to its origin.
 

@@ -63,7 +63,6 @@ def rotor_arm(generator: random.Random, builder: Builder, base: Base) -> None:
 
 def band_arm(generator: random.Random, builder: Builder, base: Base) -> None:
     """Add a hinge with lever and bowl, pulled forward by rubber bands."""
-    # A lever on a hinge, with a bowl at its end
     hinge = builder.add(HINGE, base.tower, 0)
     if hinge is None:
         return
@@ -71,7 +70,6 @@ def band_arm(generator: random.Random, builder: Builder, base: Base) -> None:
     ends = _row(builder, hinge, faces(HINGE, lever)[0], _lengths(generator))
     mast = _row(builder, hinge, 0, [generator.choice((SMALL, BEAM, LOG))])
     _bowl(generator, builder, ends)
-    # Rubber bands from its mast to the front
     sides: list[Side] = ["Up", "Left", "Right"]
     for side in generator.sample(sides, generator.randint(1, 2)) if mast else ():
         builder.join(BAND, (mast[-1], 0), (base.front, faces(builder.type_of(base.front), side)[-1]))

@@ -66,11 +66,9 @@ def read_global(text: str, rules: Rules) -> Tree | Invalid:
 def _tree(rows: Sequence[Mapping[str, Any]], rules: Rules) -> Tree:
     if not rows:
         raise NoMachine("shape", "expected a non-empty list of objects")
-    # Read the entries
     entries = [_entry(index, row) for index, row in enumerate(rows)]
     if entries[0].block.type != ROOT_TYPE or entries[0].facing != "z+":
         raise NoMachine("root", "block 0 must be the starting block (type 0, facing z+)")
-    # Find the parent of each by the face it touches
     tree = [ROOT]
     for index, entry in enumerate(entries[1:], start=1):
         if entry.block.type not in rules.types:
@@ -88,7 +86,6 @@ def _connect(index: int, entry: PlacedBlock, earlier: Sequence[PlacedBlock]) -> 
 
 def _face_at(index: int, at: Vector, facing: Facing | None, earlier: Sequence[PlacedBlock]) -> tuple[int, int]:
     """Find the nearest face within the tolerance that looks this way."""
-    # Collect faces of earlier blocks at this place
     found: list[tuple[float, int, int]] = []
     for parent, placed in enumerate(earlier):
         for face in range(len(BLOCKS[placed.block.type].faces)):
@@ -98,14 +95,12 @@ def _face_at(index: int, at: Vector, facing: Facing | None, earlier: Sequence[Pl
                 found.append((round(distance, 3), parent, face))
     if not found:
         raise NoMachine("parent", f"block {index}: no earlier block has a face where it is attached")
-    # The nearest one counts
     _, parent, face = min(found)
     return parent, face
 
 
 def _entry(index: int, row: Mapping[str, Any]) -> PlacedBlock:
     """Read a row as a block in space, without its parents yet."""
-    # The block's type decides which fields there are
     key = "type" if "type" in row else "id"
     kind = whole(index, key, row[key]) if key in row else -1
     if kind not in BLOCKS and key in row:
@@ -113,10 +108,8 @@ def _entry(index: int, row: Mapping[str, Any]) -> PlacedBlock:
     expected = [key, "Position", "Rotation", *(["end-position"] if kind in BLOCKS and BLOCKS[kind].is_linear else [])]
     if set(row) != set(expected):
         raise NoMachine("field", f"block {index}: fields must be exactly [{', '.join(expected)}]")
-    # Read place and rotation
     x, y, z = _numbers(index, "Position", row["Position"], 3)
     rotation = _numbers(index, "Rotation", row["Rotation"], 4)
-    # Linear blocks have a second end in place of a rotation
     end: Vector | None = None
     if "end-position" in row:
         dx, dy, dz = _numbers(index, "end-position", row["end-position"], 3)

@@ -67,13 +67,11 @@ class Builder:
         return face_in_world(self._placed[parent], face)[1] == "y+"
 
     def _fits(self, block: Block) -> bool:
-        # It must not intersect others, but may lie in a container
         new, tree = box(attached(block, self._placed)), [*self._blocks, block]
         last = len(self)
         meets = (intersect(other, new) and not inside_container(tree, i, last) for i, other in self._boxes.items())
         if any(meets):
             return False
-        # The machine must stay within its limits
         both = [*self._boxes.values(), new]
         return all(
             round(max(high[axis] for _, high in both) - min(low[axis] for low, _ in both), 2) <= limit

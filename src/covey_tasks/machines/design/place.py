@@ -7,7 +7,7 @@ Every coordinate is a sum of multiples of 1/20 m; no angle is ever computed. Sou
 from collections.abc import Sequence
 
 from covey_tasks.machines.design.blocks import BLOCKS, CONTAINER
-from covey_tasks.machines.design.facing import side, to_world
+from covey_tasks.machines.design.facing import FACINGS, to_world
 from covey_tasks.machines.design.tree import check_tree, num_boulders
 from covey_tasks.machines.design.types import Block, Facing, Invalid, Machine, PlacedBlock, Rules, Tree, Vector
 
@@ -36,7 +36,7 @@ def box(placed: PlacedBlock) -> Box:
 
 def face_in_world(placed: PlacedBlock, face: int) -> tuple[Vector, Facing]:
     of = BLOCKS[placed.block.type].faces[face]
-    return _plus(placed.origin, to_world(of.point, placed.facing)), side(placed.facing, of.side)
+    return _plus(placed.origin, to_world(of.point, placed.facing)), FACINGS[placed.facing][of.side]
 
 
 def place_blocks(tree: Tree) -> tuple[PlacedBlock, ...]:
@@ -60,9 +60,8 @@ def _overlap(tree: Tree, boxes: dict[int, Box]) -> Invalid | None:
     for place_, second in enumerate(indices):
         for first in indices[:place_]:
             if intersect(boxes[first], boxes[second]) and not inside_container(tree, first, second):
-                first_name, second_name = BLOCKS[tree[first].type].name, BLOCKS[tree[second].type].name
-                both = f"block {first} ({first_name}) and block {second} ({second_name})"
-                return Invalid("overlap", f"{both} overlap")
+                one, other = (f"block {index} ({BLOCKS[tree[index].type].name})" for index in (first, second))
+                return Invalid("overlap", f"{one} and {other} overlap")
     return None
 
 
@@ -78,7 +77,6 @@ def inside_container(tree: Sequence[Block], first: int, second: int) -> bool:
 
 
 def _fit(tree: Tree, placed: tuple[PlacedBlock, ...], boxes: dict[int, Box], rules: Rules) -> Machine | Invalid:
-    # The box around all blocks
     lows, highs = zip(*boxes.values(), strict=True)
     low = (min(p[0] for p in lows), min(p[1] for p in lows), min(p[2] for p in lows))
     high = (max(p[0] for p in highs), max(p[1] for p in highs), max(p[2] for p in highs))
@@ -86,7 +84,6 @@ def _fit(tree: Tree, placed: tuple[PlacedBlock, ...], boxes: dict[int, Box], rul
     if any(length > limit for length, limit in zip(size, rules.size_limit, strict=True)):
         shown, limit = " x ".join(f"{v:.1f}" for v in size), " x ".join(f"{v:g}" for v in rules.size_limit)
         return Invalid("size", f"machine is {shown} (x, y, z), the limit is {limit}")
-    # What the task asks for
     if rules.needs_boulder and num_boulders(tree) != 1:
         return Invalid("boulder", "the catapult task needs exactly one boulder (type 36)")
     # Stand it on the ground, in the middle

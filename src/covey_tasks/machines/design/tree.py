@@ -39,20 +39,21 @@ def read_machine(text: str, rules: Rules) -> Tree | Invalid:
     Any text may come in: what is wrong with it is data.
     """
     try:
-        return _tree(read_rows(text, rules.max_blocks), rules)
+        rows = read_rows(text, rules.max_blocks)
+        in_repository = "order_id" in rows[0]
+        tree = tuple(_block(index, row, in_repository) for index, row in enumerate(rows))
+        wrong = check_tree(tree, rules)
+        if wrong is not None:
+            raise NoMachine(wrong.code, wrong.message)
+        return tree
     except NoMachine as found:
         return found.invalid
 
 
-def find_json(text: str) -> str:
-    """Return the last fenced block, even if cut off, else all text."""
-    fenced = text.split("```")[1::2]
-    return LANGUAGE.sub("", fenced[-1]) if fenced else text
-
-
 def read_rows(text: str, max_blocks: int) -> list[dict[str, Any]]:
     try:
-        rows = json.loads(find_json(text), object_pairs_hook=_without_doubles)
+        fenced = text.split("```")[1::2]
+        rows = json.loads((LANGUAGE.sub("", fenced[-1]) if fenced else text), object_pairs_hook=_without_doubles)
     except (ValueError, RecursionError) as error:  # deep nesting, and whole numbers of more than 4300 digits
         raise NoMachine("json", f"not valid JSON: {str(error)[:MAX_SHOWN]}") from None
     if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
@@ -69,23 +70,12 @@ def _without_doubles(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _tree(rows: Sequence[Mapping[str, Any]], rules: Rules) -> Tree:
-    in_repository = "order_id" in rows[0]
-    tree = tuple(_block(index, row, in_repository) for index, row in enumerate(rows))
-    wrong = check_tree(tree, rules)
-    if wrong is not None:
-        raise NoMachine(wrong.code, wrong.message)
-    return tree
-
-
 def _block(index: int, row: Mapping[str, Any], in_repository: bool) -> Block:
-    # Paper and repository name the fields differently
     plain, linear = (REPOSITORY, REPOSITORY_LINEAR) if in_repository else (PAPER, PAPER_LINEAR)
     kind = whole(index, plain[0], row[plain[0]]) if plain[0] in row else None
     expected = linear if (kind in BLOCKS and BLOCKS[kind].is_linear) else plain
     if kind not in BLOCKS and "parent_a" in row:
         expected = linear
-    # The fields must be exactly those of the kind
     if set(row) != set(expected):
         raise NoMachine("field", f"block {index}: fields must be exactly [{', '.join(expected)}]")
     type_, place, *ends = (whole(index, name, row[name]) for name in expected)
@@ -110,12 +100,10 @@ def shown(number: int) -> str:
 
 def check_tree(tree: Tree, rules: Rules) -> Invalid | None:
     """Find the first thing that is wrong with the tree, if any."""
-    # Count blocks
     if not tree:
         return Invalid("shape", "expected a non-empty list of objects")
     if len(tree) > rules.max_blocks:
         return Invalid("too_many", f"{len(tree)} blocks, at most {rules.max_blocks}")
-    # Check each block with what is above it
     taken: set[tuple[int, int]] = set()
     for index, block in enumerate(tree):
         wrong = _check_kind(index, block, rules) or _check_ends(index, block, tree, taken)
@@ -138,7 +126,6 @@ def _check_kind(index: int, block: Block, rules: Rules) -> Invalid | None:
 
 
 def _check_ends(index: int, block: Block, tree: Tree, taken: set[tuple[int, int]]) -> Invalid | None:
-    # Parents come before their children and have the face
     if index == 0:
         return None
     for parent, face in ends(block):
@@ -148,7 +135,6 @@ def _check_ends(index: int, block: Block, tree: Tree, taken: set[tuple[int, int]
         if not 0 <= face < len(above.faces):
             has = f"has no face {shown(face)} (it has {len(above.faces)})"
             return Invalid("face", f"block {index}: parent {parent} ({above.name}) {has}")
-    # A face carries one block
     if block.parent_b is not None:
         return None  # linear blocks use free and occupied faces alike, and occupy none
     if (block.parent, block.face) in taken:

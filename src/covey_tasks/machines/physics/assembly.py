@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from covey_tasks.machines.design.blocks import BLOCKS, TABLE, Kind
-from covey_tasks.machines.design.facing import side, to_world
+from covey_tasks.machines.design.facing import FACINGS, to_world
 from covey_tasks.machines.design.types import Facing, Machine, PlacedBlock, Vector
 from covey_tasks.machines.physics.constants import Physics
 from covey_tasks.machines.physics.solids import Solid, minus, plus, solids_of
@@ -75,22 +75,18 @@ def assemble(machine: Machine, physics: Physics) -> Assembly:
     # A joint begins a body; other blocks belong to the body they are attached to
     for index, placed in enumerate(machine.placed):
         block = BLOCKS[placed.block.type]
-        # Linear blocks act between bodies and belong to none
         if placed.end is not None:
             lines.append(_line(machine, placed, placed.end, body_of))
             body_of.append(-1)
             continue
-        # Find the body below
         below = _body_of_face(machine, body_of, placed.block.parent, placed.block.face) if index else -1
         if index and block.kind not in (*JOINTS, "boulder"):
             body_of.append(below)
             continue
         parent = -1 if block.kind == "boulder" else below
-        # Begin a body at the joint
         body_of.append(len(bodies))
         pivot = plus(placed.origin, to_world(block.centre, placed.facing))
         bodies.append(Body(index, block.kind, block.powered, parent, pivot, placed.facing))
-    # Give each block its solids
     solids = tuple(solids_of(placed, physics) for placed in machine.placed)
     boulders = [number for number, body in enumerate(bodies) if body.kind == "boulder"]
     return Assembly(tuple(bodies), solids, tuple(body_of), tuple(lines), boulders[0] if boulders else None)
@@ -118,7 +114,7 @@ def _line(machine: Machine, placed: PlacedBlock, end: Vector, body_of: list[int]
 
 def axis_of(body: Body) -> Facing:
     """Find the axis: of hinges their Right, of all others their Front."""
-    return side(body.facing, "Right") if body.kind == "hinge" else body.facing
+    return FACINGS[body.facing]["Right"] if body.kind == "hinge" else body.facing
 
 
 def offset(assembly: Assembly, body: int) -> Vector:

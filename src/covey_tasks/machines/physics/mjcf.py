@@ -19,7 +19,12 @@ def model_text(machine: Machine, assembly: Assembly, walls: Sequence[Wall], phys
     bodies = [_body_parts(machine, assembly, number, physics) for number in range(len(assembly.bodies))]
     return "".join(
         (
-            _options(physics),
+            (
+                f'<mujoco><compiler angle="degree" autolimits="true"/><option timestep="{physics.timestep}"'
+                f' gravity="0 0 {-physics.gravity}" integrator="implicitfast" solver="Newton"'
+                f' iterations="{physics.iterations}" jacobian="dense" cone="pyramidal">'
+                '<flag autoreset="disable" filterparent="disable"/></option>'
+            ),
             "<worldbody>",
             f'<geom type="plane" size="0 0 1" {COLLISION["world"]} friction="{physics.friction}"/>',
             *[_wall(wall, physics) for wall in walls],
@@ -37,15 +42,6 @@ def model_text(machine: Machine, assembly: Assembly, walls: Sequence[Wall], phys
 def mujoco_vector(vector: Vector) -> str:
     x, y, z = vector
     return f"{z!r} {x!r} {y!r}"
-
-
-def _options(physics: Physics) -> str:
-    return (
-        f'<mujoco><compiler angle="degree" autolimits="true"/><option timestep="{physics.timestep}"'
-        f' gravity="0 0 {-physics.gravity}" integrator="implicitfast" solver="Newton"'
-        f' iterations="{physics.iterations}" jacobian="dense" cone="pyramidal">'
-        '<flag autoreset="disable" filterparent="disable"/></option>'
-    )
 
 
 def _wall(wall: Wall, physics: Physics) -> str:
@@ -66,7 +62,6 @@ def _nest(assembly: Assembly, bodies: Sequence[str], parent: int) -> Iterator[st
 
 def _body_parts(machine: Machine, assembly: Assembly, number: int, physics: Physics) -> str:
     body = assembly.bodies[number]
-    # The joint, the solids of the body's blocks, and where lines are attached
     parts = [_joint(number, body, physics)]
     for block, (own, solids) in enumerate(zip(assembly.body_of, assembly.solids, strict=True)):
         if own == number:
@@ -80,12 +75,10 @@ def _body_parts(machine: Machine, assembly: Assembly, number: int, physics: Phys
 
 
 def _joint(number: int, body: Body, physics: Physics) -> str:
-    # A boulder is free, all else turns or slides about an axis
     motion = MOTIONS[body.kind]
     if motion == "free":
         return f'<freejoint name="j{number}"/>'
     axis = "" if motion == "ball" else f' axis="{mujoco_vector(DIRECTIONS[axis_of(body)])}"'
-    # Damping, range and stiffness by kind
     more = {
         "wheel": "" if body.powered else f'damping="{physics.free_damping}"',
         "rotor": "",
@@ -117,7 +110,6 @@ def _size(solid: Solid) -> str:
 
 
 def _touch(surface: Surface, physics: Physics) -> str:
-    # Friction by surface
     friction = {"tyre": physics.wheel_friction, "slick": physics.slick_friction, "grip": physics.grip_friction}.get(
         surface, physics.friction
     )
@@ -154,12 +146,10 @@ def _tendon(index: int, line: Line, physics: Physics) -> str:
 def _actuators(assembly: Assembly, physics: Physics) -> str:
     """Write a motor per powered joint, which keeps speed within its torque."""
     found = []
+    motors = {"wheel": (physics.wheel_gain, physics.wheel_torque), "rotor": (physics.rotor_gain, physics.rotor_torque)}
     for number, body in enumerate(assembly.bodies):
-        if body.powered and body.kind in ("wheel", "rotor"):
-            wheel = body.kind == "wheel"
-            gain, torque = (
-                (physics.wheel_gain, physics.wheel_torque) if wheel else (physics.rotor_gain, physics.rotor_torque)
-            )
+        if body.powered and body.kind in motors:
+            gain, torque = motors[body.kind]
             found.append(f'<velocity name="m{number}" joint="j{number}" kv="{gain}" forcerange="{-torque} {torque}"/>')
     return "".join(("<actuator>", *found, "</actuator>"))
 

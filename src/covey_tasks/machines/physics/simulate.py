@@ -66,14 +66,12 @@ class Simulation:
 
     def watch(self) -> None:
         """Simulate to the next look, with the power on when due."""
-        # Switch on motors and rubber bands
         if self.num_looks == round(self.physics.power_time / (WATCH_STEPS * self.physics.timestep)):
             self.data.ctrl[:] = motor_speeds(self.assembly, self.physics)
             stiffness = self.physics.band_stiffness
             lines = self.assembly.acting_lines
             self.model.tendon_stiffness[:] = [stiffness if line.kind == "band" else 0.0 for line in lines]
             self.energy = math.inf
-        # Step, and integrate the motors' power
         force, speed, power = self.data.actuator_force, self.data.actuator_velocity, 0.0
         for _ in range(WATCH_STEPS):
             mujoco.mj_step(self.model, self.data)
@@ -139,7 +137,6 @@ def simulate(
     simulation = begin(machine, world, physics)
     if simulation.model.nv > MAX_FREEDOM:
         return without_motion("too_free")
-    # Look at the machine again and again until it is over
     boulder = simulation.assembly.boulder
     rows: list[tuple[float, ...]] = []
     centres: list[tuple[float, ...]] = []
@@ -162,7 +159,6 @@ def simulate(
             return without_motion("unstable")
         if goes_on:
             simulation.watch()
-    # Put together where it went
     places: Array = np.array(rows)
     times_T: Array = np.arange(len(rows), dtype=np.float64) * (WATCH_STEPS * physics.timestep)
     if boulder is None:
@@ -188,7 +184,6 @@ def record(machine: Machine, world: World, physics: Physics = PHYSICS) -> Record
     positions: list[Array] = []
     rotations: list[Array] = []
 
-    # Keep positions and orientations in the game's axes
     def keep(simulation: Simulation) -> None:
         mujoco.mj_kinematics(simulation.model, simulation.data)
         positions.append(simulation.data.xpos[1:, TO_GAME])

@@ -7,7 +7,7 @@ decides no score. It only guards against what cannot happen: a worker that hangs
 from collections.abc import Callable
 from dataclasses import astuple
 from importlib.util import find_spec
-from typing import Any, Protocol
+from typing import Any
 
 from covey.system.workers.pool import WorkerPool, WorkerSettings
 from covey.types import Failure
@@ -20,21 +20,6 @@ from covey_tasks.machines.physics.worlds import World
 
 MAX_CALLS = 20_000
 """Machines after which a worker is replaced."""
-
-
-class Simulates(Protocol):
-    """Says what becomes of a machine."""
-
-    async def run(self, tree: Tree, world: World) -> Outcome | Failure:
-        """Simulate a tree; the order of its blocks does not matter."""
-        ...
-
-    @property
-    def version(self) -> str:
-        """Name everything that outcomes depend on besides the design and world."""
-        ...
-
-    def close(self) -> None: ...
 
 
 class Simulators:
@@ -57,21 +42,20 @@ class Simulators:
         self._function = function
         self._pool: WorkerPool | None = None
         self.version = physics_version()
+        """Names everything that outcomes depend on besides the design and world."""
 
     async def run(self, tree: Tree, world: World) -> Outcome | Failure:
+        """Simulate a tree; the order of its blocks does not matter."""
         if self._pool is None:
-            self._pool = self._start()
+            from covey_tasks.machines.physics import simulate
+
+            self._pool = WorkerPool([self._function or simulate.run], self._settings)
         data = await self._pool.call(0, {"rows": [astuple(block) for block in tree], "world": world})
         return data if isinstance(data, Failure) else outcome_of_data(data)
 
     def close(self) -> None:
         if self._pool is not None:
             self._pool.close()
-
-    def _start(self) -> WorkerPool:
-        from covey_tasks.machines.physics import simulate
-
-        return WorkerPool([self._function or simulate.run], self._settings)
 
 
 Key = tuple[Tree, World, str]
@@ -86,7 +70,7 @@ class _Outcomes(AsyncCache[Key, Outcome | Failure]):
 class CachedSimulators:
     """Simulates each machine once; all scores share the cached outcomes."""
 
-    def __init__(self, simulators: Simulates, size: int) -> None:
+    def __init__(self, simulators: Simulators, size: int) -> None:
         """Keep the last `size` outcomes; `close` closes the simulators too."""
         self._simulators = simulators
         self._outcomes = _Outcomes(size)

@@ -32,7 +32,6 @@ class Solid:
 
 def solids_of(placed: PlacedBlock, physics: Physics) -> tuple[Solid, ...]:
     block = BLOCKS[placed.block.type]
-    # Linear blocks are constraints, containers have walls
     if block.is_linear:
         return ()
     if block.kind == "container":
@@ -58,10 +57,8 @@ def _surface(block: BlockType) -> Surface:
 
 def _container(placed: PlacedBlock, block: BlockType, physics: Physics) -> tuple[Solid, ...]:
     """Build a stem up to the boulder, and a low-walled floor."""
-    # Dimensions inside
     x, y, floor = block.size[0] / 2 - physics.gap, block.size[1] / 2 - physics.gap, block.faces[0].point[2]
     thick, wall = physics.bowl_thickness / 2, physics.bowl_wall / 2
-    # Foot, floor and four walls
     parts: list[tuple[Vector, Vector]] = [
         ((0.0, 0.0, floor / 2 - thick), (0.5 - physics.gap, 0.5 - physics.gap, floor / 2 - thick - physics.gap)),
         ((0.0, 0.0, floor - thick), (x, y, thick)),

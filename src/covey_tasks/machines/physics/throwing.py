@@ -69,18 +69,15 @@ def find_throw(boulder_T3: Array, thrower: Thrower, landing: int, interval: floa
         landing: the look at which it touches the ground.
         interval: seconds between looks.
     """
-    # Find the moment of release: the last look before the landing at which the machine held it
     held = np.flatnonzero(thrower.holds_T[: landing + 1])
     if len(held) == 0 or held[-1] == landing:
         return None
     release = int(held[-1])
-    # Take off what the machine did by moving as a whole
     recent = slice(max(0, release - round(WINDOW / interval)), release + 2)
     away_T3 = thrower.centre_T3[: landing + 1] - thrower.centre_T3[0]
     # Only what helps the boulder is the machine's own: forward and up.
     own_3 = np.maximum(np.diff(thrower.centre_T3[recent], axis=0).max(axis=0) / interval, 0.0)
     speed_3 = (boulder_T3[release + 1] - boulder_T3[release]) / interval - own_3
-    # Measure the flight
     risen = float(boulder_T3[release, 1] - boulder_T3[0, 1] - max(0.0, away_T3[release, 1]))
     fallen = float(boulder_T3[release, 1] - boulder_T3[landing, 1])
     up, forward = max(0.0, float(speed_3[1])), float(speed_3[2])

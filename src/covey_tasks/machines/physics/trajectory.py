@@ -107,18 +107,21 @@ def _flight_of_data(data: Mapping[str, Any]) -> Flight:
 
 def summarize(trajectory: Trajectory, last: int, show_every: int, gravity: float) -> Outcome:
     """Summarize a simulation whose task ends at look `last`."""
-    # A simulation that broke off says nothing of its path
     if trajectory.ending != "complete":
         return Outcome(trajectory.ending, 0.0, 0.0, 0.0, None, ())
     root_T3 = trajectory.root_T3
     moved_3 = root_T3[min(last, len(root_T3) - 1)] - root_T3[0]
+    columns = [trajectory.times_T[:, None], trajectory.root_T3]
+    if trajectory.boulder_T3 is not None:
+        columns.append(trajectory.boulder_T3)
+    shown = np.round(np.concatenate(columns, axis=1)[::show_every], 3)
     return Outcome(
         ending="complete",
         forward=float(moved_3[2]),
         sideways=float(moved_3[0]),
         moved=float(np.sqrt(moved_3 @ moved_3)),
         flight=_flight(trajectory, gravity),
-        samples=_samples(trajectory, show_every),
+        samples=tuple(tuple(float(x) for x in row) for row in shown),
     )
 
 
@@ -126,7 +129,6 @@ def _flight(trajectory: Trajectory, gravity: float) -> Flight | None:
     boulder_T3 = trajectory.boulder_T3
     if boulder_T3 is None:
         return None
-    # The flight ends where the boulder lands
     end = len(boulder_T3) - 1 if trajectory.landing is None else trajectory.landing
     way_3 = boulder_T3[end] - boulder_T3[0]
     apart_3 = boulder_T3[end] - trajectory.root_T3[end]
@@ -152,14 +154,6 @@ def _throw(trajectory: Trajectory, gravity: float) -> Throw | None:
 
 def _on_ground(vector_3: Array) -> float:
     return float(np.sqrt(vector_3[0] ** 2 + vector_3[2] ** 2))
-
-
-def _samples(trajectory: Trajectory, every: int) -> tuple[tuple[float, ...], ...]:
-    columns = [trajectory.times_T[:, None], trajectory.root_T3]
-    if trajectory.boulder_T3 is not None:
-        columns.append(trajectory.boulder_T3)
-    shown = np.round(np.concatenate(columns, axis=1)[::every], 3)
-    return tuple(tuple(float(x) for x in row) for row in shown)
 
 
 ENDINGS: dict[Ending, str] = {
