@@ -4,10 +4,9 @@ import logging
 import shutil
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
-from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
@@ -26,33 +25,24 @@ ALONE = ("--follow", "--text")
 WATCH_SECONDS = 2.0
 
 
-@dataclass(frozen=True, slots=True)
-class ReportOptions:
-    """What the words ask for."""
-
-    folders: list[Path]
-    flags: dict[str, str] = field(default_factory=dict)
-
-
 def run_report(words: Sequence[str]) -> None:
     """Make the report. ValueError for wrong words."""
-    asked = read_words("report", words)
-    names, console = names_of(asked.folders), CleanConsole()
-    if "--text" in asked.flags:
-        for line in as_lines([read_any(folder) for folder in asked.folders], names, columns()):
-            _say(console, line)
-    elif "--png" in asked.flags:
-        runs = [read_any(folder) for folder in asked.folders]
-        for path in draw_curves(runs, names, Path(asked.flags["--png"])):
-            _say(console, f"picture: {path}")
+    folders, flags = read_words("report", words)
+    names, say = names_of(folders), partial(CleanConsole().print, soft_wrap=True)
+    if "--text" in flags:
+        for line in as_lines([read_any(folder) for folder in folders], names, columns()):
+            say(line)
+    elif "--png" in flags:
+        for path in draw_curves([read_any(folder) for folder in folders], names, Path(flags["--png"])):
+            say(f"picture: {path}")
     else:
-        out = Path(asked.flags["--out"]) if "--out" in asked.flags else None
-        if "--follow" in asked.flags:
-            first = make_report(asked.folders, out, refresh=FOLLOW_SECONDS)
-            _say(console, f"report: {first} (made anew every {FOLLOW_SECONDS} s until the run ends)")
-            follow(asked.folders, out)
+        out = Path(flags["--out"]) if "--out" in flags else None
+        if "--follow" in flags:
+            first = make_report(folders, out, refresh=FOLLOW_SECONDS)
+            say(f"report: {first} (made anew every {FOLLOW_SECONDS} s until the run ends)")
+            follow(folders, out)
         else:
-            _say(console, f"report: {make_report(asked.folders, out)}")
+            say(f"report: {make_report(folders, out)}")
 
 
 def run_watch(words: Sequence[str]) -> None:
@@ -90,12 +80,8 @@ def report_at_the_end(output: OutputConfig, folder: Path) -> Path | None:
         return None
 
 
-def _say(console: Console, line: str) -> None:
-    console.print(line, soft_wrap=True)
-
-
-def read_words(verb: str, words: Sequence[str]) -> ReportOptions:
+def read_words(verb: str, words: Sequence[str]) -> tuple[list[Path], dict[str, str]]:
     """Split folders from flags. ValueError for unknown flags or none."""
     others, flags = split_flags(words, WITH_VALUE, ALONE)
     refuse_flags(others, (*WITH_VALUE, *ALONE))
-    return ReportOptions(run_folders(verb, others), flags)
+    return run_folders(verb, others), flags

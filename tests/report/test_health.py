@@ -189,9 +189,8 @@ def test_a_folder_without_any_log_is_refused(tmp_path: Path, capsys: pytest.Capt
 
 
 def test_words_name_runs_and_a_control() -> None:
-    asked = read_words(["a", "--control", "b", "--json"])
-    assert (asked.folders, asked.control, asked.as_json) == ([Path("a")], Path("b"), True)
-    assert read_words(["a", "--control=b"]).control == Path("b")
+    assert read_words(["a", "--control", "b", "--json"]) == ([Path("a")], {"--control": "b", "--json": ""})
+    assert read_words(["a", "--control=b"]) == ([Path("a")], {"--control": "b"})
 
 
 # ------------------------------------------------------------------------------------------------ covey's own

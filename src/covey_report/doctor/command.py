@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
@@ -18,22 +17,13 @@ WITH_VALUE = {"--control": "the folder of a run with shuffled rewards"}
 ALONE = ("--json",)
 
 
-@dataclass(frozen=True, slots=True)
-class DoctorOptions:
-    """What the words ask for."""
-
-    folders: list[Path]
-    control: Path | None
-    as_json: bool
-
-
 def run_doctor(words: Sequence[str]) -> int:
     """Print the findings of each run; return the worst exit code."""
-    asked = read_words(words)
-    control = None if asked.control is None else read_for_doctor(asked.control)
-    found = [health_of(read_for_doctor(folder), control) for folder in asked.folders]
-    names = names_of(asked.folders)
-    if asked.as_json:
+    folders, flags = read_words(words)
+    control = read_for_doctor(Path(flags["--control"])) if "--control" in flags else None
+    found = [health_of(read_for_doctor(folder), control) for folder in folders]
+    names = names_of(folders)
+    if "--json" in flags:
         rows = [
             {"run": name, "verdict": of_run.line, "findings": [one.as_row() for one in of_run.findings]}
             for name, of_run in zip(names, found, strict=True)
@@ -49,26 +39,20 @@ def run_doctor(words: Sequence[str]) -> int:
 def _print(console: Console, name: str, health: Health) -> None:
     lines = [f"{name}: {health.line}"]
     for one in health.findings:
-        rule = one.rule
+        lines += ["", f"{one.level.word:<5} {one.title}"]
         if one.cause is not None:
-            lines += ["", f"{one.level.word:<5} {one.title}"]
             continue
-        lines += [
-            "",
-            f"{one.level.word:<5} {one.title}",
-            f"{INDENT}why:   {rule.why} ({rule.source})",
-            f"{INDENT}try:   {'; '.join(one.advice)}",
-            f"{INDENT}wrong: if {rule.refuted}",
-        ]
+        lines.append(f"{INDENT}why:   {one.rule.why} ({one.rule.source})")
+        lines.append(f"{INDENT}try:   {'; '.join(one.advice)}")
+        lines.append(f"{INDENT}wrong: if {one.rule.refuted}")
         if one.evidence.prompts:
             lines.append(f"{INDENT}see:   {', '.join(one.evidence.prompts)}")
     for line in lines:
         console.print(line, soft_wrap=True)
 
 
-def read_words(words: Sequence[str]) -> DoctorOptions:
+def read_words(words: Sequence[str]) -> tuple[list[Path], dict[str, str]]:
     """Split runs from flags. ValueError for unknown flags or no run."""
-    others, given = split_flags(words, WITH_VALUE, ALONE)
+    others, flags = split_flags(words, WITH_VALUE, ALONE)
     refuse_flags(others, (*ALONE, *WITH_VALUE))
-    control = Path(given["--control"]) if "--control" in given else None
-    return DoctorOptions(run_folders("doctor", others), control, "--json" in given)
+    return run_folders("doctor", others), flags

@@ -86,11 +86,8 @@ class Doctor(Callback):
             turn = f" (begin with {finding.advice[0]})" if finding.cause is None else ""
             self._say(f"doctor, {finding.level.word}: {finding.title}{turn}")
         for finding in new:
-            if self._stops(finding):
+            if finding.rule.id in self._stop_on or ("sick" in self._stop_on and finding.level is Level.SICK):
                 raise StopTraining(f"doctor.stop_on has {finding.rule.id}: {finding.title}")
 
     def _findings(self) -> list[Finding]:
         return diagnose(self._log, facts_of(self._log.settings))
-
-    def _stops(self, finding: Finding) -> bool:
-        return finding.rule.id in self._stop_on or ("sick" in self._stop_on and finding.level is Level.SICK)

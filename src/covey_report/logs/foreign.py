@@ -4,7 +4,9 @@ TRL keeps completions/completions_NNNNN.parquet, verl N.jsonl in its rollout_dat
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -104,7 +106,7 @@ def _text(value: Any) -> str:
 def _as_run(folder: Path, rows: Sequence[Row]) -> RunFiles:
     """Convert answers to the rows of a run, groups without tokens."""
     steps, updates, traces = [], [], []
-    for step, answers in _by_step(rows):
+    for step, answers in groupby(sorted(rows, key=itemgetter("step")), itemgetter("step")):
         groups: dict[str, list[Row]] = {}
         for row in answers:
             groups.setdefault(_text(row["prompt"]), []).append(row)
@@ -132,10 +134,3 @@ def _group(step: int, rows: Sequence[Row]) -> Row:
     rollouts = [{**row, "num_tokens": None, "finish_reason": None} for row in rows]
     kept = {name: first[name] for name in ("prompt_id", "prompt", "columns")}
     return {"step": step, "reason": "logged", "dropped": None, "failures": [], "rollouts": rollouts} | kept
-
-
-def _by_step(rows: Iterable[Row]) -> Iterator[tuple[int, list[Row]]]:
-    of_step: dict[int, list[Row]] = {}
-    for row in rows:
-        of_step.setdefault(row["step"], []).append(row)
-    yield from sorted(of_step.items())

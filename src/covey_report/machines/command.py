@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from covey.cli.flags import refuse_flags, split_flags
 from covey.system.lookup import one_of
 from covey_graders.tags import without_thoughts
 from covey_tasks.machines.design.blocks import BLOCKS
@@ -43,20 +44,8 @@ def run_command(words: Sequence[str]) -> None:
 
 
 def _read(words: Sequence[str]) -> Arguments:
-    plain: list[str] = []
-    flags: dict[str, str] = {}
-    rest = list(words)
-    while rest:
-        word = rest.pop(0)
-        if not word.startswith("-"):
-            plain.append(word)
-            continue
-        flag, equals, value = word.partition("=")
-        if flag not in FLAGS:
-            raise ValueError(f'no flag "{flag}"; flags: {", ".join(FLAGS)}')
-        if not equals and not rest:
-            raise ValueError(f"{flag} needs a value")
-        flags[flag] = value if equals else rest.pop(0)
+    plain, flags = split_flags(words, dict.fromkeys(FLAGS, "a value"), ())
+    refuse_flags(plain, FLAGS)
     if len(plain) != 2:
         raise ValueError(f"covey machines needs what to do ({', '.join(ACTIONS)}) and a file, got {len(plain)} words")
     asked = Arguments(one_of("covey machines", plain[0], ACTIONS), Path(plain[1]), flags)

@@ -213,7 +213,10 @@ def _frame(recording: Recording, mesh: Mesh, look: int, room: tuple[Array, Array
     axes = figure.add_axes((0.0, 0.0, 1.0, 1.0 - HEAD / height))
     axes.set_axis_off()
     axes.set_title(f"{title}   {recording.trajectory.times_T[look]:.1f} s", fontsize=10, family="monospace")
-    _add_grid(axes, recording, FILM)
+    forward_T = recording.trajectory.root_T3[:, 2]
+    for z in np.arange(np.floor(forward_T.min() / GRID) - 4, np.ceil(forward_T.max() / GRID) + 12) * GRID:
+        ends = FILM.flat(np.array([[-12.0, 0.0, z], [12.0, 0.0, z]]))
+        axes.plot(*ends.T, color="#e3e3dc", lw=0.8, zorder=-1)
     add_walls(axes, recording, FILM)
     add_ways(axes, recording, FILM, look + 1)
     add_mesh(axes, moved(mesh, recording.positions_TB3[look], recording.rotations_TB33[look]), FILM)
@@ -236,10 +239,3 @@ def _room(recording: Recording, mesh: Mesh) -> tuple[Array, Array]:
         points += [ways - BLOCKS[BOULDER].size[0] / 2, ways + BLOCKS[BOULDER].size[0] / 2]
     every = np.concatenate(points)
     return every.min(axis=0) - MARGIN, every.max(axis=0) + MARGIN
-
-
-def _add_grid(axes: Axes, recording: Recording, view: View) -> None:
-    forward_T = recording.trajectory.root_T3[:, 2]
-    for z in np.arange(np.floor(forward_T.min() / GRID) - 4, np.ceil(forward_T.max() / GRID) + 12) * GRID:
-        ends = view.flat(np.array([[-12.0, 0.0, z], [12.0, 0.0, z]]))
-        axes.plot(*ends.T, color="#e3e3dc", lw=0.8, zorder=-1)

@@ -42,7 +42,7 @@ OWN_POINTS = 20_000
 
 def curves_of(run: RunFiles) -> list[dict[str, Any]]:
     """Draw curves in order: evaluations, rewards, other means, time."""
-    names = _names(run.steps)
+    names = list(dict.fromkeys(name for row in run.steps for name in row))
     parts = [name for name in names if name.startswith("reward/")]
     plots = [Plot(name, f"reward, part {name[7:]}") for name in (parts if len(parts) > 1 else [])]
     plots += [Plot(name, name, only_if_varied=True) for name in names if name.startswith("environment/")]
@@ -86,10 +86,6 @@ def span_of(run: RunFiles) -> tuple[int, int]:
     first, last = min(steps, default=0), max(steps, default=0)
     wanted = run.settings.get("num_steps")
     return first, last if last > first else first + max(1, wanted if isinstance(wanted, int) else 1)
-
-
-def _names(rows: Sequence[Row]) -> list[str]:
-    return list(dict.fromkeys(name for row in rows for name in row))
 
 
 def number(value: Any) -> float | None:
@@ -270,9 +266,7 @@ def _has_trend(values: Sequence[float]) -> bool:
 
 def short(value: float | None) -> float | None:
     """Return a number of four digits, None for what cannot be drawn."""
-    if value is None or value != value or value in (float("inf"), float("-inf")):
-        return None
-    return four_digits(value)
+    return None if value is None or not math.isfinite(value) else four_digits(value)
 
 
 def phases_of(summary: Mapping[str, Any]) -> list[tuple[str, float, float]]:

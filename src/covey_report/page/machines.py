@@ -67,6 +67,8 @@ def motion_of(machine: Any, run: RunFiles) -> Row | None:
 
 def _solids(mesh: Any) -> Row:
     """Return polygons and lines of a mesh, relative to their bodies."""
+    import numpy as np
+
     from covey_tasks.machines.design.blocks import BLOCKS
 
     solids: dict[int, Row] = {}
@@ -76,13 +78,7 @@ def _solids(mesh: Any) -> Row:
         corners = (polygon.corners_K3 - mesh.pivots_B3[polygon.body]).round(3)
         own["faces"].append([polygon.outward_3.round(3).tolist(), corners.ravel().tolist()])
     lines = [
-        [line.kind, list(line.bodies), [(end - mesh.pivots_B3[body]).round(3).tolist() for body, end in _ends(line)]]
+        [line.kind, list(line.bodies), (np.array(line.points) - mesh.pivots_B3[list(line.bodies)]).round(3).tolist()]
         for line in mesh.lines
     ]
     return {"solids": list(solids.values()), "lines": lines, "pivots": mesh.pivots_B3.round(3).tolist()}
-
-
-def _ends(line: Any) -> list[tuple[int, Any]]:
-    import numpy as np
-
-    return [(body, np.array(point)) for body, point in zip(line.bodies, line.points, strict=True)]

@@ -38,7 +38,9 @@ def settings_page(run: RunFiles) -> dict[str, Any]:
     The recipe's values are those of its file and of the presets that it names, before anything gave way.
     """
     command = command_of(run.versions)
-    default = _defaults(str(run.settings.get("environment.name")))
+    config = Config()
+    config.environment = known_class(str(run.settings.get("environment.name")))()
+    default = flat(asdict(config))
     recipe = default | _presets(command)
     rows = []
     for name, value in run.settings.items():
@@ -156,9 +158,3 @@ def is_same(one: Any, other: Any) -> bool:
 
 def plain(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
-
-
-def _defaults(environment: str) -> dict[str, Any]:
-    config = Config()
-    config.environment = known_class(environment)()
-    return flat(asdict(config))

@@ -8,8 +8,6 @@ from dataclasses import asdict, dataclass, replace
 from functools import cache
 from typing import Any
 
-from rich.console import Console
-
 from covey.cli.flags import split_flags
 from covey.config.schema import Config
 from covey.run.memory.model_shapes import Shape, shape_for
@@ -92,10 +90,10 @@ def print_plans(config: Config, asked: PlanOptions) -> None:
         print(json.dumps([as_row(plan) for plan in plans], indent=1))
         return
     console = CleanConsole()
-    _say(console, f"{config.model.name}: {_weights(config, shape)}; {_steps(config)}")
+    console.print(f"{config.model.name}: {_weights(config, shape)}; {_steps(config)}", soft_wrap=True)
     for plan in plans:
         for line in lines_of(plan):
-            _say(console, line)
+            console.print(line, soft_wrap=True)
 
 
 def _known(
@@ -190,7 +188,3 @@ def _hours(value: float) -> str:
     """
     minutes, seconds = divmod(round(3600 * value), 60)
     return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}"
-
-
-def _say(console: Console, line: str) -> None:
-    console.print(line, soft_wrap=True)

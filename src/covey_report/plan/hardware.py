@@ -71,24 +71,12 @@ def here() -> Hardware:
     cores = torch.get_num_threads()
     memory = float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     label = f"this CPU, {cores} thread{'s' if cores > 1 else ''}"
-    return Hardware(label, memory, _products(), _copies(), is_gpu=False)
-
-
-def _products() -> float:
-    """Measure floating-point operations a second of a product."""
-    import torch
-
     left, right = torch.randn(256, 256), torch.randn(256, 256)
-    return 2 * 256**3 / _fastest(lambda: left @ right)
-
-
-def _copies() -> float:
-    """Measure bytes a second of a copy beyond caches."""
-    import torch
-
-    source = torch.zeros(1 << 22)
+    source = torch.zeros(1 << 22)  # larger than caches
     target = torch.empty_like(source)
-    return 2 * source.nbytes / _fastest(lambda: target.copy_(source))
+    flops = 2 * 256**3 / _fastest(lambda: left @ right)
+    bandwidth = 2 * source.nbytes / _fastest(lambda: target.copy_(source))
+    return Hardware(label, memory, flops, bandwidth, is_gpu=False)
 
 
 def _fastest(work: Callable[[], object]) -> float:

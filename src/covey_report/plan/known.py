@@ -48,14 +48,7 @@ def keep_probe(config: Config, on: Hardware, found: Measured) -> None:
 
 
 def _path(config: Config, on: Hardware) -> Path:
-    model = config.model
-    words = (
-        model.name,
-        model.nano_hidden_size,
-        model.nano_num_layers,
-        model.lora_rank,
-        config.environment.name,
-        on.name,
-    )
+    model, environment = config.model, config.environment.name
+    words = (model.name, model.nano_hidden_size, model.nano_num_layers, model.lora_rank, environment, on.name)
     name = "".join(c if c.isalnum() else "-" for c in "_".join(map(str, words)))
     return Path(cache_folder()) / "plans" / f"{name}.json"
