@@ -1,6 +1,5 @@
 """Run callbacks of transformers, and write `state.log_history`."""
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -13,6 +12,7 @@ from covey.run.evaluate import Evaluation
 from covey.run.records.callbacks import Callback, StopTraining
 from covey_report.logs.other_metrics import TRL_LOG
 from covey_trl.config import GRPOConfig
+from covey_trl.mapping import steps_of
 
 SAME = ("loss", "grad_norm", "learning_rate", "reward_std", "entropy", "kl")
 NAMES = {name: name for name in SAME} | TRL_LOG
@@ -122,8 +122,7 @@ class Bridge(Callback):
     def _is_logged(self, step: int) -> bool:
         if str(getattr(self.args.logging_strategy, "value", self.args.logging_strategy)) == "no":
             return False
-        given = self.args.logging_steps
-        every = math.ceil(given * self.state.max_steps) if 0 < given < 1 else int(given)
+        every = steps_of(self.args.logging_steps, self.state.max_steps)
         done = step * self.args.steps_per_batch
         return (step == 1 and self.args.logging_first_step) or (every > 0 and done % every < self.args.steps_per_batch)
 

@@ -20,7 +20,7 @@ from covey.environments.reward_functions.texts import Completion, final_text
 
 if TYPE_CHECKING:
     from covey.environments.base import Environment, EnvironmentLike, Split
-    from covey.types import Failure, Prompt, Reward
+    from covey.types import Prompt
 
 _log = logging.getLogger(__name__)
 
@@ -127,6 +127,7 @@ async def _values(
 ) -> list[float | str]:
     """Return rewards or reasons, judging neighbours of one prompt together."""
     from covey.environments.episode import maybe_await
+    from covey.types import Failure
 
     values: list[float | str] = []
     for (environment, prompt), members in groupby(range(len(found)), key=found.__getitem__):
@@ -136,14 +137,8 @@ async def _values(
             verdicts = await maybe_await(environment.score(prompt, written))
         else:
             verdicts = await maybe_await(environment.score_tokens(prompt, written, [token_ids[i] for i in group]))
-        values += [_value(verdict) for verdict in verdicts]
+        values += [verdict.reason if isinstance(verdict, Failure) else verdict.value for verdict in verdicts]
     return values
-
-
-def _value(verdict: "Reward | Failure") -> float | str:
-    from covey.types import Failure
-
-    return verdict.reason if isinstance(verdict, Failure) else verdict.value
 
 
 def _run(coroutine: "Coroutine[Any, Any, list[float | str]]") -> list[float | str]:

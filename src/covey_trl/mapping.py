@@ -69,8 +69,8 @@ def settings_of(args: GRPOConfig, num_rows: int) -> dict[str, Any]:
             f"{groups} prompts of a batch cannot be shared out to {num_mini} optimiser steps (steps_per_generation / "
             "gradient_accumulation_steps): covey never splits the completions of a prompt"
         )
-    # Settings of the run itself
-    found = {
+    tolerances = {name: getattr(args, f"preflight_{name}") for name in ("logprob_tolerance", "gradient_tolerance")}
+    return {
         "seed": args.seed,
         "num_steps": num_batches,
         "groups_per_step": groups,
@@ -80,17 +80,14 @@ def settings_of(args: GRPOConfig, num_rows: int) -> dict[str, Any]:
         "shuffle": bool(args.shuffle_dataset),
         "timeouts.ranks": float(args.ddp_timeout),
         "parallel.strategy": _strategy(args),
-    }
-    # Settings of each section
-    return {
-        **found,
         **_model(args),
         **_sampling(args),
         **_objective(args),
         **_optimizer(args, num_batches),
         **_evaluation(args, num_batches, per_epoch),
         **_output(args, num_batches, per_epoch),
-        **_preflight(args),
+        "preflight.enabled": args.preflight,
+        **{f"preflight.{name}": value for name, value in tolerances.items() if value is not None},
     }
 
 
@@ -120,9 +117,8 @@ def _strategy(args: GRPOConfig) -> str:
 
 
 def _model(args: GRPOConfig) -> dict[str, Any]:
-    precision = "bfloat16" if args.bf16 else "float16" if args.fp16 else "float32"
     return {
-        "model.precision": precision,
+        "model.precision": "bfloat16" if args.bf16 else "float16" if args.fp16 else "float32",
         "model.gradient_checkpointing": args.gradient_checkpointing,
         "model.chat_template_kwargs": _dictionary(args.chat_template_kwargs),
         **({"model.device": "cpu"} if args.use_cpu else {}),
@@ -342,12 +338,6 @@ def _output(args: GRPOConfig, num_batches: int, per_epoch: int) -> dict[str, Any
         "output.progress": not args.disable_tqdm,
         "output.show_rollouts": (args.num_completions_to_print or 8) if args.log_completions else 0,
     }
-
-
-def _preflight(args: GRPOConfig) -> dict[str, Any]:
-    tolerances = {name: getattr(args, f"preflight_{name}") for name in ("logprob_tolerance", "gradient_tolerance")}
-    given = {f"preflight.{name}": value for name, value in tolerances.items() if value is not None}
-    return {"preflight.enabled": args.preflight, **given}
 
 
 def _in_batches(args: GRPOConfig, given: float, num_batches: int = 1) -> int:

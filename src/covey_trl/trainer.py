@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -118,7 +118,8 @@ class GRPOTrainer:
         is_rewarded = reward_funcs is not None or environment_factory is None
         self.reward_funcs = reward_list(reward_funcs, reward_processing_classes) if is_rewarded else []
         if self.args.remove_unused_columns:
-            self.reward_funcs = [without_columns(_function(reward)) for reward in self.reward_funcs]
+            functions = [load_reward(one) if isinstance(one, str | Mapping) else one for one in self.reward_funcs]
+            self.reward_funcs = [without_columns(function) for function in functions]
         self.config = self._make_config(model)
         # What hears of it
         num_steps = self.config.num_steps * self.args.steps_per_batch
@@ -156,8 +157,8 @@ class GRPOTrainer:
         """Train, or resume: True takes the newest run of output_dir (NAME-2)."""
         folder, config = self._folder, self.config
         if resume_from_checkpoint:
-            wanted = None if resume_from_checkpoint is True else Path(str(resume_from_checkpoint))
-            folder = _newest_run(folder) if wanted is None else _run_folder(wanted)
+            is_newest = resume_from_checkpoint is True
+            folder = _newest_run(folder) if is_newest else _run_folder(Path(str(resume_from_checkpoint)))
             config = replace(config, resume=str(folder))
         model, tokenizer = self._given
         self.__dict__.pop("_untrained", None)  # its memory is that of the policy
@@ -350,7 +351,8 @@ def _load(model: Any, processing_class: Any, peft_config: Any, keywords: dict[st
         raise ValueError("model_init_kwargs needs a model by name, got one in memory")
     tokenizer = processing_class
     if tokenizer is None:
-        tokenizer = AutoTokenizer.from_pretrained(_path(model), revision=keywords.get("revision") or "main")
+        name = model if isinstance(model, str) else str(model.config._name_or_path)
+        tokenizer = AutoTokenizer.from_pretrained(name, revision=keywords.get("revision") or "main")
     loaded = model
     if isinstance(model, str):
         loaded, lacking = read_weights(AutoModelForCausalLM, model, **({"dtype": "float32"} | keywords))
@@ -372,14 +374,6 @@ def _device_setting(args: GRPOConfig) -> dict[str, str]:
         return {"model.device": device_of_map(given)}
     except ValueError as error:
         raise ValueError(f"model_init_kwargs: {error}") from error
-
-
-def _path(model: Any) -> str:
-    return model if isinstance(model, str) else str(model.config._name_or_path)
-
-
-def _function(reward: Any) -> Callable[..., Any]:
-    return load_reward(reward) if isinstance(reward, str | Mapping) else reward
 
 
 def _run_folder(path: Path) -> Path:

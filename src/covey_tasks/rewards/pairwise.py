@@ -11,7 +11,6 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from numbers import Real
 from typing import Any
 
-from covey.environments.episode import maybe_await
 from covey.environments.reward_functions.call import AT_TIMES, HOOKS
 from covey.environments.reward_functions.texts import Completion, final_text
 from covey.system.lookup import resolve
@@ -99,11 +98,15 @@ def _await_all(calls: Sequence[float | Awaitable[float]]) -> list[float]:
     """Return a judge's outcomes, awaiting async ones together."""
 
     async def gathered() -> list[float]:
-        return await asyncio.gather(*map(maybe_await, calls))
+        return await asyncio.gather(*(_value(call) for call in calls))
 
     if any(inspect.isawaitable(call) for call in calls):
         return asyncio.run(gathered())
     return [call for call in calls if not inspect.isawaitable(call)]
+
+
+async def _value(call: float | Awaitable[float]) -> float:
+    return await call if inspect.isawaitable(call) else call
 
 
 def _check_outcome(outcome: float) -> float:

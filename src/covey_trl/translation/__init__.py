@@ -120,10 +120,6 @@ def is_program(token: str) -> bool:
     return "=" not in token and any(system(name).programs.fullmatch(token) for name in SYSTEMS)
 
 
-def program_of(one: System, tokens: Sequence[str]) -> str:
-    return next((token for token in tokens if "=" not in token and one.programs.fullmatch(token)), "")
-
-
 def answers(one: System, given: Mapping[str, str]) -> Iterator[Answered]:
     """Translate settings by full names, then the defaults of the system.
 

@@ -162,7 +162,7 @@ def _translate_system(
     one: System, tokens: Sequence[str], given: Mapping[str, str], known: set[str], found: TranslatedCommand
 ) -> None:
     """Translate a command of a system, its defaults included."""
-    program = foreign.program_of(one, tokens)
+    program = next((token for token in tokens if "=" not in token and one.programs.fullmatch(token)), "")
     if program in tokens:  # what stands before it is its launcher's
         after = list(tokens[tokens.index(program) + 1 :])
         given = dict(pairs_of(after))
@@ -271,7 +271,9 @@ def _translate_words(given: Mapping[str, str], known: set[str], found: Translate
     """Translate settings of no particular system, or note why not."""
     done: set[str] = set()
     for name, value in _interpolate(given, {}, found).items():
-        answered = _answer(name, value, given)
+        row = system("trl").row(name, value)  # else of any system
+        of_trl = row and foreign.Answered({name: value} if row.note else {}, row)
+        answered = of_trl or foreign.answer(name, value, given)
         if answered is not None and not done & answered.typed.keys():
             done |= answered.typed.keys()
             _add(answered, found)
@@ -279,13 +281,6 @@ def _translate_words(given: Mapping[str, str], known: set[str], found: Translate
             found.add(with_whole_numbers(f"{name}={value}"))
         elif answered is None:
             _name_elsewhere(name, value, known, found)
-
-
-def _answer(name: str, value: str, given: Mapping[str, str]) -> foreign.Answered | None:
-    """Translate a setting of TRL, else of any system."""
-    if (row := system("trl").row(name, value)) is not None:
-        return foreign.Answered({name: value} if row.note else {}, row)
-    return foreign.answer(name, value, given)
 
 
 def _name_elsewhere(name: str, value: str, known: set[str], found: TranslatedCommand) -> None:

@@ -193,7 +193,7 @@ def pairs_of(tokens: Sequence[str]) -> Iterator[tuple[str, str]]:
             name = name.replace("-", "_")
         if not equals:
             most = None if name in LISTS else 2 if PAIRS.fullmatch(name) else 1
-            values = list(takewhile(lambda after: _is_value(after), rest[:most]))
+            values = list(takewhile(_is_value, rest[:most]))
             del rest[: len(values)]
             value = ",".join(values) or "true"
         if word not in ("-m", "--multirun"):  # a module of Python's, or a sweep of Hydra's
