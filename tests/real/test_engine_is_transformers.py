@@ -14,13 +14,17 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from covey.engine.native.decode_weights import build_decode_policy, is_fused
 from covey.engine.native.engine import NativeEngine
+from covey.engine.native.panels import has_half
+from covey.engine.native.runner import detect_capabilities
 from covey.policy.models.loading import load_policy
 from covey.policy.settings import ModelConfig
 from covey.types import Completion, Sampling
@@ -145,3 +149,14 @@ def test_greedy_answers_are_transformers_own(
         assert end not in answer.token_ids[:-1]
         assert (answer.token_ids[-1] == end) is (answer.finish_reason == "stop")
         assert answer.finish_reason == "stop" or len(answer.token_ids) == LONGEST
+
+
+@pytest.mark.skipif(not has_half(), reason="this processor has no products of bfloat16")
+@pytest.mark.parametrize("setting", [{"lora_rank": 64}, pytest.param({"load_in_4bit": True}, marks=pytest.mark.long)])
+def test_decoding_goes_through_c_with_adapters_of_any_width(
+    setting: dict[str, Any], real_model: Callable[[str], Path]
+) -> None:
+    """From rank 43 on, an adapter's own products are so wide that training computes them in another kind of layer."""
+    model = ModelConfig(name=str(real_model("smollm2-135m")), precision="bfloat16", **{"lora_rank": 16, **setting})
+    policy = load_policy(model)
+    assert is_fused(build_decode_policy(policy, detect_capabilities(policy).rules))
