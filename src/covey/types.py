@@ -108,7 +108,7 @@ class Completion:
     """Natural log-probability of each token under the distribution it was really drawn from."""
     finish_reason: FinishReason
     policy_version: int
-    """Optimiser steps behind the weights that produced the oldest token."""
+    """Training steps behind the weights that produced the oldest token."""
     passes: tuple[int, ...] = ()
     """Of a masked policy's fill in several passes: the pass in which each token was filled in, 0 first."""
     spans: tuple[Span, ...] = ()

@@ -44,7 +44,7 @@ class Engine(Protocol):
 
     @property
     def version(self) -> int:
-        """Return the optimiser steps behind the current weights."""
+        """Return the training steps behind the current weights."""
         ...
 
     async def generate(self, prompt_ids: Sequence[int], n: int, sampling: Sampling) -> list[Completion]:

@@ -10,14 +10,8 @@ from typing import TYPE_CHECKING, Any
 from covey.system.extensions import Extensions
 
 if TYPE_CHECKING:
-    from covey.environments.settings import EnvironmentConfig
-
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
     from covey.environments.base import Environment
-    from covey.environments.settings import BuildSettings, Say
-
+    from covey.environments.settings import BuildSettings, EnvironmentConfig, Say
 
 LOGGER = logging.getLogger(__name__)
 _MATH = "covey_tasks.math.settings"

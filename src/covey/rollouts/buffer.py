@@ -199,7 +199,7 @@ class GroupBuffer:
         self._round_left = self.bound.groups_per_step
 
     def publish(self, version: int) -> None:
-        """Mark weights with `version` optimiser steps behind them as live."""
+        """Mark the weights after `version` training steps as live."""
         assert version >= self.live, f"version {version} published after version {self.live}"
         self.live = version
 

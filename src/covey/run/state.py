@@ -2,7 +2,7 @@
 
 weights or adapter    policy/ of the checkpoint
 trainer               optimiser, loss scale, KL coefficient, entropy bonus, refreshed reference, count of bad steps
-source                position in the prompt stream, what a curriculum has learnt (a group in flight is sampled again)
+source                position in the prompt stream, finished groups (one in flight is sampled again), the curriculum
 credit                running baselines
 record                counters, earlier evaluations, seconds of each phase
 generators            Python, NumPy, torch CPU and its own GPU of each rank (sampling and data order use none of them)
