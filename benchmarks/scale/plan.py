@@ -25,13 +25,13 @@ from covey.loop import train
 from covey.run.given import RunObjects
 from covey.run.memory.estimate import with_fused_layers, workload
 from covey.run.memory.memory_model import memory_of
-from covey.run.memory.model_shapes import shape_for
 from covey.types import Failure, Prompt, Reward
 from covey_preflight import passes
 from covey_report.plan.hardware import Hardware, here
 from covey_report.plan.plan import work_of
 from covey_report.plan.probe import Watch, compared
 from covey_report.plan.seconds import step_seconds
+from covey_report.plan.settings import shape_for
 
 HERE = Path(__file__).resolve().parent
 RESULTS, PAGE = HERE.parent / "results" / "plan.json", HERE / "plan.md"

@@ -19,8 +19,8 @@ from benchmarks.scale.plan import CASES, config_of
 from covey.config.schema import Config
 from covey.run.memory.estimate import with_fused_layers, workload
 from covey.run.memory.memory_model import kept_bytes, training_bytes
-from covey.run.memory.model_shapes import shape_for
 from covey_report.plan.hardware import here
+from covey_report.plan.settings import shape_for
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "plan_edge.json"
 EDGES = {"0.8 M": 6000, "7 M": 2400, "7 M, checkpointing": 6000, "26 M": 1200}

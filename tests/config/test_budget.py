@@ -13,7 +13,7 @@ from covey.config.schema import Config
 from covey.config.validate import validate, with_steps
 from covey.loop import train
 from covey.rollouts.settings import CurriculumConfig, GroupSizeStep
-from covey.run.memory.estimate import derive_numbers
+from covey_report.plan.settings import derive_numbers
 
 from ..support.small import rows, small_config, words
 

@@ -18,8 +18,8 @@ from covey.config.validate import validate
 from covey.environments.reward_functions.settings import RewardFunctionsConfig
 from covey.environments.settings import ArithmeticConfig
 from covey.policy.settings import ModelConfig
-from covey.run.memory.estimate import derive_numbers, report
 from covey.trainer.settings import OptimizerConfig
+from covey_report.plan.settings import derive_numbers, report
 from covey_tasks.infill.settings import InfillConfig
 from covey_tasks.math.settings import Gsm8kConfig
 

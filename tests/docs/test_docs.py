@@ -30,7 +30,6 @@ from covey.algorithm.credit.shaping import SHAPING
 from covey.algorithm.kl import ESTIMATORS, SAMPLER_ESTIMATORS
 from covey.algorithm.losses import LOSSES
 from covey.cli import main as main_module
-from covey.cli import past
 from covey.cli.help import VERBS, group_choices
 from covey.cli.main import main
 from covey.config import compose as settings
@@ -39,8 +38,11 @@ from covey.rollouts.settings import CurriculumConfig
 from covey.types import Prompt
 from covey_preflight.custom import try_curriculum, try_custom
 from covey_report import command as report
-from covey_report import export, rollouts
+from covey_report import export
 from covey_report.doctor import command as doctor
+from covey_report.runs import command as runs
+from covey_report.runs import rollouts, status
+from covey_report.runs.command import run_folder_of
 from covey_trl import translation as foreign
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -170,8 +172,8 @@ def test_every_command_is_accepted_or_refused_as_the_page_says(
 ) -> None:
     for verb in main_module.WORK:
         monkeypatch.setitem(main_module.WORK, verb, lambda config, folder, *asked: None)
-    for verb in ("status", "replay"):  # they find the run, which has trained nothing
-        monkeypatch.setattr(past, f"run_{verb}", lambda words, verb=verb: past.run_folder_of(verb, words))
+    for verb, module in (("status", status), ("replay", runs)):  # they find the run, which has trained nothing
+        monkeypatch.setattr(module, f"run_{verb}", lambda words, verb=verb: run_folder_of(verb, words))
     monkeypatch.setattr(doctor, "run_doctor", lambda words: 0 if doctor.read_words(words) else 1)
     monkeypatch.setattr(rollouts, "run_rollouts", lambda words: 0 if rollouts.read_words(words) else 1)
     monkeypatch.setattr(export, "run_export", lambda words: 0 if export.read_words(words) else 1)

@@ -21,8 +21,8 @@ from covey.environments.settings import CustomConfig, MixtureConfig
 from covey.loop import train
 from covey.rollouts.settings import GroupSizeStep
 from covey.run.records.record import RunRecorder
-from covey.run.replay import replay
 from covey.types import Failure, Message, Prompt, Reward
+from covey_report.runs.replay import replay
 
 from ..support.fake_ray import fake_ray
 from ..support.scripted import Scripted

@@ -24,9 +24,9 @@ from covey.loop import train
 from covey.policy.models.nano import nano_tokenizer
 from covey.policy.settings import ModelConfig
 from covey.run.records.record import RunRecorder
-from covey.run.replay import replay
 from covey.trainer import prepare
 from covey.types import Failure, Group, Prompt, Reward, RunStopped
+from covey_report.runs.replay import replay
 
 from ..support.fake_ray import fake_ray
 from ..support.processes import on_two_ranks

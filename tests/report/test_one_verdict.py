@@ -37,7 +37,7 @@ from covey_report.doctor.health import health_of, run_log
 from covey_report.doctor.live import Doctor
 from covey_report.logs.read import read_run
 from covey_report.page.content import content, verdict
-from covey_report.show import run_show
+from covey_report.runs.show import run_show
 from covey_report.text import as_lines
 
 from ..support.small import rows, scripted, small_config, use

@@ -14,7 +14,7 @@ from covey.environments.settings import ArithmeticConfig, MixtureConfig, part_co
 from covey.rollouts.settings import CurriculumConfig, GroupSizeStep
 from covey.run.build import build_environment
 from covey.run.checkpoints.saved_settings import settings_of
-from covey.run.memory.estimate import derive_numbers
+from covey_report.plan.settings import derive_numbers
 from covey_tasks.math.settings import Gsm8kConfig
 
 SUMS = "{name: arithmetic, levels: [1]}"

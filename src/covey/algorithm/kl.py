@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from covey.algorithm.loss_inputs import RatioOptions, clamp_symmetric, log_ratio, select
 from covey.algorithm.softmax import log_softmax
@@ -100,25 +99,13 @@ def straight_through_k2(value_NT: Tensor, q_NT: Tensor) -> Tensor:
     return value_NT.detach() + (k2_NT - k2_NT.detach())
 
 
-def full_kl(logits_TV: Tensor, base_logits_TV: Tensor, *, direction: str = "reverse", chunk: int = 0) -> Tensor:
-    """Return the exact KL at each position, (T,), nats.
+def full_kl(logits_TV: Tensor, base_logits_TV: Tensor) -> Tensor:
+    """Return the exact KL(pi || base) at each position, (T,), nats.
 
-    `reverse` is KL(pi || base), `forward` KL(base || pi). `chunk` positions at a time hold their probabilities, in the
-    backward pass too; 0 takes all at once. Divide logits by the sampling temperature first. Tokens that a filter
+    With the two exchanged it is KL(base || pi). Divide logits by the sampling temperature first. Tokens that a filter
     removed (logit -inf) from both policies add nothing.
     """
-    if direction not in ("reverse", "forward"):
-        raise ValueError(f"direction must be reverse or forward, got {direction}")
-    if chunk < 1 or len(logits_TV) <= chunk:
-        return _full_kl_rows(logits_TV, base_logits_TV, direction)
-    pieces = zip(logits_TV.split(chunk), base_logits_TV.split(chunk), strict=True)
-    return torch.cat([checkpoint(_full_kl_rows, p, b, direction, use_reentrant=False) for p, b in pieces])
-
-
-def _full_kl_rows(logits_TV: Tensor, base_logits_TV: Tensor, direction: str) -> Tensor:
     log_p_TV, log_b_TV = log_softmax(logits_TV), log_softmax(base_logits_TV)
-    if direction == "forward":
-        log_p_TV, log_b_TV = log_b_TV, log_p_TV
     possible_TV = log_p_TV.isfinite()
     # Selected before the product: 0 * -inf is NaN.
     gap_TV = select(log_p_TV, possible_TV) - select(log_b_TV, possible_TV)

@@ -253,16 +253,13 @@ def _task(node: DictConfig) -> Iterator[tuple[str, Any]]:
 
 def print_only(job: Job, asked: Any) -> None:
     """Print a plan, or all settings; notes go to stderr."""
-    # Both read model shapes, for which a refused setting need not wait
-    from covey.run.memory.estimate import report
-
     config, uncounted = with_counted_prompts(job.config)
     if asked is not None:
         print("".join(f"{line}\n" for line in uncounted), end="", file=sys.stderr, flush=True)
         part("plan")(config, asked)
         return
     print("".join(f"{line}\n" for line in (*job.changed, *job.notes, *uncounted)), end="", file=sys.stderr, flush=True)
-    print(report(config), end="", flush=True)
+    print(part("settings")(config), end="", flush=True)
 
 
 def with_counted_prompts(config: Config) -> tuple[Config, tuple[str, ...]]:

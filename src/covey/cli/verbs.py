@@ -9,24 +9,25 @@ from covey.system.lookup import resolve
 
 OWN = {
     "machines": "covey_report.machines.command:run_command",
-    "show": "covey_report.show:run_show",
-    "rollouts": "covey_report.rollouts:run_rollouts",
+    "show": "covey_report.runs.show:run_show",
+    "rollouts": "covey_report.runs.rollouts:run_rollouts",
     "report": "covey_report.command:run_report",
     "watch": "covey_report.command:run_watch",
     "export": "covey_report.export:run_export",
     "translate": "covey_trl.translation.command:run_translate",
     "doctor": "covey_report.doctor.command:run_doctor",
-    "status": "covey.cli.past:run_status",
-    "replay": "covey.cli.past:run_replay",
+    "status": "covey_report.runs.status:run_status",
+    "replay": "covey_report.runs.command:run_replay",
 }
 """Verb -> function of the words that follow it, which may return an exit code. Imported when it is called."""
 PARTS = {
     "plan flags": "covey_report.plan.command:read_flags",
     "plan": "covey_report.plan.command:print_plans",
+    "settings": "covey_report.plan.settings:report",
     "report": "covey_report.command:report_at_the_end",
     "health": "covey_report.doctor.health:lines_below_tables",
-    "side by side": "covey_report.show:print_side_by_side",
-    "worst answers": "covey_report.show:print_worst_answers",
+    "side by side": "covey_report.runs.show:print_side_by_side",
+    "worst answers": "covey_report.runs.show:print_worst_answers",
 }
 """What other verbs take from packages beside covey, by name: the core imports none of them."""
 

@@ -52,7 +52,7 @@ class Extensions:
     def package(self, name: str) -> str:
         """Name the package of an installed extension, "" for covey's own.
 
-        >>> Extensions("covey.commands", "verb", {"show": "covey_report.show:run_show"}).package("show")
+        >>> Extensions("covey.commands", "verb", {"show": "covey_report.runs.show:run_show"}).package("show")
         ''
         """
         return "" if name in self.own else ", ".join(_format_package(one) for one in self._entries().get(name, ()))

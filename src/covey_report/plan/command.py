@@ -10,7 +10,7 @@ from typing import Any
 
 from covey.cli.flags import split_flags
 from covey.config.schema import Config
-from covey.run.memory.model_shapes import Shape, shape_for
+from covey.run.memory.model_shapes import Shape
 from covey.system.section import flat
 from covey.system.text.console import CleanConsole
 from covey.system.text.format import memory, number_of
@@ -19,6 +19,7 @@ from covey_report.plan.hardware import THIS, Hardware, named
 from covey_report.plan.kept import keep_plan
 from covey_report.plan.known import keep_probe, kept_probe, prompt_tokens_of
 from covey_report.plan.plan import USUAL_PROMPT, Measured, Plan, plan_of
+from covey_report.plan.settings import shape_for
 
 WITH_VALUE = dict.fromkeys(("--on", "--gpus", "--price", "--prompt-tokens", "--answer-tokens"), "a value")
 ALONE = ("--probe", "--json")

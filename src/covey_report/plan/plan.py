@@ -9,18 +9,12 @@ from covey.config.schema import Config
 from covey.engine.settings import cache_budget
 from covey.policy.settings import ModelConfig
 from covey.rollouts.settings import group_sizes
-from covey.run.memory.estimate import (
-    answer_bound,
-    as_cold_start,
-    derive_numbers,
-    with_checkpointing,
-    with_fused_layers,
-    workload,
-)
+from covey.run.memory.estimate import answer_bound, with_checkpointing, with_fused_layers, workload
 from covey.run.memory.memory_model import Workload, memory_of
 from covey.run.memory.model_shapes import Shape
 from covey_report.plan.hardware import Hardware
 from covey_report.plan.seconds import PHASES, Work, constants, step_seconds
+from covey_report.plan.settings import as_cold_start, derive_numbers
 
 Change = tuple[str, Callable[[Config], Config]]
 CONTEXT, FRAGMENTS = 0.5e9, 0.05

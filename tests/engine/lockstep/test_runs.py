@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 from benchmarks.checks.architecture_configs import tiny_config
 from covey.config.schema import Config
 from covey.loop import train
-from covey.run.replay import read_schedule
+from covey_report.runs.replay import read_schedule
 
 from ...run.test_replay import config as replay_config
 from ...run.test_replay import last_digest, replayed, trained

@@ -12,8 +12,8 @@ from covey.engine.native.replaying import ReplayingEngine
 from covey.policy.policy import Policy
 from covey.rollouts.schedule import PastGroup
 from covey.rollouts.turns import turn_seed
-from covey.run.replay import Attempts
 from covey.types import Completion, Sampling, Span
+from covey_report.runs.replay import Attempts
 
 from ..tiny import plain_logprobs, tiny_policy
 from .test_own_weights import moved, spans_of

@@ -17,7 +17,7 @@ from covey.policy.models.quantized import dequantize
 from covey.policy.plain import plain_model
 from covey.policy.policy import Policy, inference
 from covey.policy.settings import ModelConfig
-from covey.run.memory.estimate import plan
+from covey_report.plan.settings import plan
 
 from ...support.builders import (
     SGD,

@@ -22,7 +22,7 @@ from covey.policy.policy import Policy
 from covey.policy.reference import Reference
 from covey.policy.settings import ModelConfig
 from covey.run.checkpoints.checkpoint import save_policy
-from covey.run.memory.estimate import plan
+from covey_report.plan.settings import plan
 
 from ...support.builders import nano, probe_logits, saved_model
 from ...support.small import rows, scripted, small_config, use

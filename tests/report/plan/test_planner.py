@@ -18,7 +18,7 @@ from covey.rollouts.settings import GroupSizeStep
 from covey.run.given import RunObjects
 from covey.run.memory.estimate import workload
 from covey.run.memory.memory_model import memory_of
-from covey.run.memory.model_shapes import Shape, shape_for
+from covey.run.memory.model_shapes import Shape
 from covey_report.logs.read import RunFiles
 from covey_report.page.content import planned
 from covey_report.plan.command import lines_of, read_flags
@@ -27,6 +27,7 @@ from covey_report.plan.kept import against, keep_plan, kept_plan
 from covey_report.plan.plan import Interval, Measured, bounded, changes, memory_on, plan_of, work_of
 from covey_report.plan.probe import Watch, compared, probe
 from covey_report.plan.seconds import PHASES, active_weights, step_seconds
+from covey_report.plan.settings import shape_for
 from covey_tasks.games.settings import GuessConfig
 
 from ...support.small import changed

@@ -13,9 +13,10 @@ import pytest
 
 from covey.policy.settings import ModelConfig
 from covey.rollouts.settings import GroupSizeStep
-from covey.run.memory.model_shapes import PUBLIC, shape_for
+from covey.run.memory.model_shapes import PUBLIC
 from covey_report.plan.hardware import GPUS, Hardware
 from covey_report.plan.plan import Measured, plan_of
+from covey_report.plan.settings import shape_for
 
 from ...support.small import changed
 from .test_planner import config_of

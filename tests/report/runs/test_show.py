@@ -13,7 +13,7 @@ import pytest
 
 from covey.cli.main import main
 from covey.run.checkpoints.resume import run_lock
-from covey_report.show import last_answers
+from covey_report.runs.show import last_answers
 
 from ...support.processes import in_a_fork
 
@@ -205,7 +205,7 @@ def test_words_that_name_no_run_are_one_line(
 
 
 def test_looking_at_a_run_does_not_wait_for_torch() -> None:
-    code = "import sys, covey_report.show; print({'torch', 'transformers', 'hydra'} & set(sys.modules))"
+    code = "import sys, covey_report.runs.show; print({'torch', 'transformers', 'hydra'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "set()\n"
 

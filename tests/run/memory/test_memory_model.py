@@ -14,7 +14,7 @@ from covey.policy import head
 from covey.policy.policy import DTYPES
 from covey.policy.settings import ModelConfig, chunk_within_bound
 from covey.run.build import build_run
-from covey.run.memory.estimate import plan, workload
+from covey.run.memory.estimate import workload
 from covey.run.memory.memory_model import (
     Workload,
     block_layers,
@@ -24,12 +24,13 @@ from covey.run.memory.memory_model import (
     memory_of,
     passing_in_layer,
 )
-from covey.run.memory.model_shapes import Shape, shape_for, shape_of
+from covey.run.memory.model_shapes import Shape, shape_of
 from covey.system.waits.timer import PhaseTimer
 from covey_preflight import passes
 from covey_preflight.memory import check_memory
 from covey_preflight.policy import probe_trainer
 from covey_preflight.subject import PreflightContext
+from covey_report.plan.settings import plan, shape_for
 
 from ...support.models.counted_layer import NUM_TOKENS, count_layer
 from ...support.models.saved_models import qwen, save_model

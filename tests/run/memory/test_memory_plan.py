@@ -20,22 +20,14 @@ from covey.policy.models.loading import load_policy
 from covey.policy.settings import ModelConfig
 from covey.run.build import build_run
 from covey.run.memory import estimate as memory
-from covey.run.memory.estimate import (
-    derive_numbers,
-    holds_reference,
-    plan,
-    report,
-    weights,
-    with_checkpointing,
-    with_fused_layers,
-    workload,
-)
+from covey.run.memory.estimate import holds_reference, with_checkpointing, with_fused_layers, workload
 from covey.run.memory.memory_model import kept_bytes, memory_of
 from covey.run.memory.model_shapes import shape_of
 from covey.system import machine
 from covey.system.waits.timer import PhaseTimer
 from covey_preflight.memory import check_memory
 from covey_preflight.subject import PreflightContext
+from covey_report.plan.settings import derive_numbers, plan, report, weights
 
 from ...support.builders import nano
 from ...support.models.saved_models import qwen, save_model

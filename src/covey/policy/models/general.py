@@ -29,7 +29,7 @@ from covey.policy.policy import Policy
 
 PROMPT, AGREED, ENDS = 7, 3, (9, 4, 6)
 """Tokens of the prompt, of what two texts agree in besides, and of the rest: longer than convolutions."""
-ERROR, HALF_ERROR = 1e-3, 0.1
+LAYOUT_ERROR, HALF_LAYOUT_ERROR = 1e-3, 0.1
 """Largest difference to the logits of single texts, in standard deviations; in half precision, of the median token."""
 GRADIENT_ERROR, HALF_GRADIENT_ERROR = 1e-3, 0.1
 """Largest relative difference to the gradient of single texts."""
@@ -113,7 +113,7 @@ def _refuse_lookahead(policy: Policy, text: Sequence[int], logits_NV: Tensor) ->
     found_TV = _measure(policy, [([begun], DENSE, [_places(0, begun)])])[0]
     error_T = (found_TV - logits_NV[: len(begun)]).abs().amax(dim=-1) / logits_NV.std()
     # Sparse attention may choose otherwise for single tokens
-    if float(error_T.median()) > (ERROR if policy.computes_whole else HALF_ERROR):
+    if float(error_T.median()) > (LAYOUT_ERROR if policy.computes_whole else HALF_LAYOUT_ERROR):
         kind = type(policy.causal_lm).__name__
         raise ValueError(f"model.name needs a causal language model, {kind} sees what follows")
 
@@ -200,7 +200,7 @@ def _is_same(policy: Policy, expected: tuple[Tensor, Tensor], passes: Sequence[P
         return False
     gradient = float((found[1] - expected[1]).norm() / expected[1].norm().clamp(min=1e-30))
     whole = policy.computes_whole
-    is_close = logits_error(policy, found[0], expected[0]) <= (ERROR if whole else HALF_ERROR)
+    is_close = logits_error(policy, found[0], expected[0]) <= (LAYOUT_ERROR if whole else HALF_LAYOUT_ERROR)
     return is_close and gradient <= (GRADIENT_ERROR if whole else HALF_GRADIENT_ERROR)
 
 

@@ -101,33 +101,6 @@ def shape_of(model: ModelConfig) -> Shape | None:
         return None
 
 
-def shape_for(model: ModelConfig) -> Shape:
-    """Return a model's shape. ValueError if unknown."""
-    found = _embedded_shape(model) if model.name in NANO else shape_of(model)
-    if found is None:
-        raise ValueError(
-            f"the shape of model.name={model.name} is not known here; "
-            "name a folder with its config.json (weights are not needed)"
-        )
-    return found
-
-
-def _embedded_shape(model: ModelConfig) -> Shape:
-    import torch
-
-    from covey.policy.attention.base import register
-    from covey.policy.models.nano import NanoShape, nano_model, nano_tokenizer
-    from covey.policy.models.nano_masked import nano_masked_model, nano_masked_tokenizer
-
-    wanted = NanoShape(model.nano_architecture, model.nano_hidden_size, model.nano_num_layers, model.nano_num_heads)
-    make, tokenizer = (
-        (nano_model, nano_tokenizer()) if model.kind == "causal" else (nano_masked_model, nano_masked_tokenizer())
-    )
-    register()
-    with torch.device("meta"):
-        return count_shape(make(wanted, tokenizer, 0))
-
-
 def count_shape(model: "PreTrainedModel") -> Shape:
     """Count a model's layers and widths, with or without storage."""
     from covey.policy.kernels.layers import compiled_class

@@ -14,13 +14,13 @@ from covey.config.schema import Config
 from covey.engine.base import digest_of
 from covey.loop import train
 from covey.run.records.record import RunRecorder
-from covey.run.replay import PastStep, check_replayable, replay
 from covey.system import collectives
 from covey.types import RunStopped
+from covey_report.runs.replay import PastStep, check_replayable, replay
 
-from ..support.fake_ray import fake_ray
-from ..support.processes import are_gone, children, on_two_ranks
-from ..support.small import rows, scripted, small_config, use
+from ...support.fake_ray import fake_ray
+from ...support.processes import are_gone, children, on_two_ranks
+from ...support.small import rows, scripted, small_config, use
 
 STEPS = 5
 STRATEGIES = ["ddp", "fsdp"]

@@ -12,7 +12,7 @@ from covey.run.folder import EVALUATIONS, ROLLOUTS
 from covey.run.records.answer_text import as_text, episode_text
 from covey.system.disk import NotWritten, as_written
 from covey.system.text.console import CleanConsole
-from covey_report.show import rows_of
+from covey_report.runs.show import rows_of
 
 NUM_SHOWN = 6
 WITH_VALUE = {"--step": "a number", "--prompt": "the id of a prompt", "--number": "a number"}

@@ -17,12 +17,12 @@ from covey.engine.native.scheduler import Scheduler
 from covey.loop import train
 from covey.run.folder import CHANGES
 from covey.run.records.record import RunRecorder
-from covey.run.replay import best_evaluations, read_schedule, replay
 from covey.types import Message, Prompt
+from covey_report.runs.replay import best_evaluations, read_schedule, replay
 
-from ..support.fake_ray import FakeRay, fake_ray
-from ..support.scripted import Scripted
-from ..support.small import rows, scripted, small_config, timeless, use, varied
+from ...support.fake_ray import FakeRay, fake_ray
+from ...support.scripted import Scripted
+from ...support.small import rows, scripted, small_config, timeless, use, varied
 
 STEPS = 6
 

@@ -1,22 +1,17 @@
-"""`covey status RUN` and `covey replay RUN`."""
+"""`covey status RUN`: the last state of trainer and samplers."""
 
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
-from covey.cli.flags import one_run_folder
-from covey.config import compose as settings
-from covey.run.checkpoints.saved_settings import settings_of
-from covey.run.folder import CONFIG, STATUS, is_running, read_summary
+from covey.run.folder import STATUS, is_running, read_summary
 from covey.system.disk import as_written, read_regular
 from covey.system.jsonl import MAX_BYTES
 from covey.system.text.console import CleanConsole
 from covey.system.text.format import number_of
-
-TRUST = "trust_run=true"
+from covey_report.runs.command import run_folder_of
 
 
 def run_status(words: Sequence[str]) -> None:
@@ -49,25 +44,3 @@ def _table(status: Mapping[str, Any], ended: int | None) -> Table:
         numbers = (one["version"], f"{one['groups_under_way']} under way", one["tokens"], one["restarts"], one["pid"])
         table.add_row(f"sampler {one['sampler']}", *map(str, (one["state"] if ended is None else "ended", *numbers)))
     return table
-
-
-def run_replay(words: Sequence[str]) -> None:
-    """Replay a run and compare its weights. ValueError where it differs."""
-    # Settings are the run's; a trusted run may import code
-    folder = run_folder_of("replay", [word for word in words if word != TRUST])
-    settings.register()
-    config = settings.to_config(settings_of(folder, [word for word in words if word == TRUST]))
-
-    from covey.run.replay import read_schedule, replay_on_ranks
-
-    steps = read_schedule(folder)
-    digest = replay_on_ranks(config, folder)
-    CleanConsole().print(f"the same weights after each of {number_of(len(steps), 'step')}; after the last one {digest}")
-
-
-def run_folder_of(verb: str, words: Sequence[str]) -> Path:
-    """Return the single named run folder. ValueError for other words."""
-    folder = one_run_folder(verb, words)
-    if not (folder / CONFIG).is_file():
-        raise ValueError(f"{folder} is no run folder: it has no {CONFIG}")
-    return folder
