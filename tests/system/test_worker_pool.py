@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -12,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from covey.system.workers.pool import NO_WORKER, WorkerPool, WorkerSettings
+from covey.system.workers import process
+from covey.system.workers.pool import NO_ANSWER, NO_WORKER, WorkerPool, WorkerSettings
 from covey.types import Failure
 
 from ..support.processes import are_gone, is_running
@@ -34,9 +36,14 @@ MODULE = """
     def forge(): return {1, 2}
     def babble(said):
         for descriptor in range(3, 40):
-            try: os.write(descriptor, len(said).to_bytes(4, "big") + said.encode())
+            try: os.write(descriptor, said if type(said) is bytes else len(said).to_bytes(4, "big") + said.encode())
             except OSError: pass
         time.sleep(60)
+    def later(said): threading.Timer(0.3, babble, [said]).start(); return 1
+    def fork():
+        if os.fork() == 0: time.sleep(0.2)
+        return 1
+    def double(n): time.sleep(0.6); return 2 * n
     def pid(): return os.getpid()
     def leak(held=[]): held.append(bytearray(1_000_000)); threading.Thread(target=sleep).start(); return len(held)
     def shout(): print("x" * 100_000); return 1
@@ -69,7 +76,7 @@ MODULE = """
 """
 NAMES = (
     *("add", "sleep", "spin", "hold_gil", "deadlock", "leave", "segfault", "quit", "fail", "forge", "pid", "leak"),
-    *("shout", "tell", "tell_and_hang", "child", "large", "daemon", "babble"),
+    *("shout", "tell", "tell_and_hang", "child", "large", "daemon", "babble", "later", "fork", "double"),
 )
 
 
@@ -146,7 +153,11 @@ def test_a_call_that_ends_badly_is_a_failure_and_the_next_one_works(pool: Worker
     assert asyncio.run(call(pool, "add", a=1, b=1)) == 2
 
 
-@pytest.mark.parametrize("said", ["no JSON", "[1]", "[" * 100_000, '{"result": '])
+NO_ANSWERS = ("no JSON", "[1]", "[" * 100_000, '{"result": ', "{}", '{"call": 1}', '{"call": 2, "result": 1}', "")
+LENGTHS = tuple(b"\xff\xff\xff\xff" + size.to_bytes(8, "big") for size in (1 << 40, (1 << 63) - 1, (1 << 64) - 1))
+
+
+@pytest.mark.parametrize("said", [*NO_ANSWERS, *LENGTHS, b"\x7f\xff\xff\xff", b"\xff\xff\xff\xf0"])
 def test_a_worker_that_says_what_is_no_answer_is_replaced_at_once(pool: WorkerPool, said: str) -> None:
     began = time.monotonic()
     assert isinstance(asyncio.run(call(pool, "babble", said=said)), Failure)
@@ -155,6 +166,24 @@ def test_a_worker_that_says_what_is_no_answer_is_replaced_at_once(pool: WorkerPo
     # No alarm of it is left, which would end a worker later
     time.sleep(max(0.0, began + 1.2 - time.monotonic()))
     assert [asyncio.run(call(pool, "add", a=n, b=1)) for n in range(4)] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("name", ["later", "fork"])
+def test_what_a_function_leaves_answers_no_other_call(functions: dict, name: str) -> None:
+    pool = WorkerPool(list(functions.values()), WorkerSettings(num_workers=1, timeout=5.0))
+    for _ in range(2):
+        assert asyncio.run(call(pool, name, **{"said": '{"result": 7}'} if name == "later" else {})) == 1
+        first, *others = [asyncio.run(call(pool, "double", n=n)) for n in range(3)]
+        assert first in (0, Failure(NO_ANSWER))
+        assert others == [2, 4]
+    pool.close()
+
+
+def test_an_answer_has_a_limit(functions: dict, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert process.answer([lambda: 12], pickle.dumps((0, {}))) == {"result": 12}
+    monkeypatch.setattr(process, "MAX_ANSWER", 1)
+    said = process.answer([lambda: 12], pickle.dumps((0, {})))["error"]
+    assert said.startswith("ValueError: result must be <= 1 bytes of JSON, got 2")
 
 
 def test_an_idle_worker_that_died_costs_no_result(functions: dict) -> None:

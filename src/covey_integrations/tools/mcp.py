@@ -18,6 +18,7 @@ from weakref import WeakSet
 
 import httpx
 
+from covey.system.waits.running import set_alarm
 from covey_integrations.tools.calling import ToolServerLost
 from covey_integrations.tools.tool import Tool, schema_of
 
@@ -68,8 +69,7 @@ class StdioWire:
         assert self._program.stdin is not None
         assert self._program.stdout is not None
         # One that says nothing is ended, which ends the wait for its line
-        silence = threading.Timer(seconds, self._kill)
-        silence.start()
+        cancel = set_alarm(seconds, self._kill)
         try:
             self._program.stdin.write(json.dumps(message).encode() + b"\n")
             self._program.stdin.flush()
@@ -87,7 +87,7 @@ class StdioWire:
         except (OSError, ValueError) as error:
             raise ToolServerLost(f"the tool server {self._command} is gone: {error}") from error
         finally:
-            silence.cancel()
+            cancel()
         raise ToolServerLost(f"the tool server {self._command} is gone, or said nothing for {seconds:g} s")
 
     def _kill(self) -> None:
@@ -113,8 +113,7 @@ class HttpWire:
 
     def ask(self, message: Mapping[str, Any], seconds: float) -> Mapping[str, Any] | None:
         # Time-outs of httpx are those of each read, which a server may stretch by a byte now and then
-        silence = threading.Timer(seconds, self._cut)
-        silence.start()
+        cancel = set_alarm(seconds, self._cut)
         how: Any = {"json": message, "timeout": seconds, "extensions": {"trace": self._note}}
         try:
             with self._client.stream("POST", self._url, **how) as answer:
@@ -123,7 +122,7 @@ class HttpWire:
         except (httpx.HTTPError, RuntimeError, OSError) as error:  # or another thread has closed the client
             raise ToolServerLost(f"the tool server {self._url} is gone: {error}") from error
         finally:
-            silence.cancel()
+            cancel()
         session = answer.headers.get("mcp-session-id")
         if session and message.get("method") == "initialize":
             self._client.headers["Mcp-Session-Id"] = session

@@ -7,7 +7,6 @@ import json
 import logging
 import os
 import secrets
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import ExitStack
@@ -23,6 +22,7 @@ from covey.run.records.rollout_log import AnswerLog, AnswerRow
 from covey.system.jsonl import JsonlWriter
 from covey.system.text.escaping import escape
 from covey.system.text.format import timestamp
+from covey.system.waits.running import running_clock
 from covey.system.workers.call_thread import CallThread
 
 if TYPE_CHECKING:
@@ -217,7 +217,7 @@ class BackgroundTracker:
 
     def _is_silent(self) -> bool:
         since = self._thread.busy_since
-        is_silent = since is not None and time.monotonic() - since > self._deadline
+        is_silent = since is not None and running_clock()() - since > self._deadline
         if is_silent and not self._failed:
             self._give_up()
         return is_silent

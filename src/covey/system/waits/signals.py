@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from covey.system.waits.running import running_clock
+
 if TYPE_CHECKING:
     import asyncio
 
@@ -159,10 +161,11 @@ def outside_of_loops(work: Callable[[], T]) -> T:
 
 
 def quiet_event_loop() -> "asyncio.AbstractEventLoop":
-    """Make an event loop that ignores tasks stopped by a signal."""
+    """Make an event loop that ignores stopped tasks, and time of stops."""
     from asyncio import new_event_loop
 
     loop = new_event_loop()
+    loop.time = running_clock()  # type: ignore[method-assign]
 
     def report(loop: "asyncio.AbstractEventLoop", context: dict[str, Any]) -> None:
         if not isinstance(context.get("exception"), KeyboardInterrupt):

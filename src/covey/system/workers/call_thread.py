@@ -2,12 +2,13 @@
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 from queue import SimpleQueue
 from typing import Any
+
+from covey.system.waits.running import running_clock
 
 
 class CallThread:
@@ -21,7 +22,7 @@ class CallThread:
         self._calls: SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self.busy_since: float | None = None
-        """Second of the monotonic clock at which the call in flight began."""
+        """Second of the running clock at which the call in flight began."""
 
     @property
     def num_waiting(self) -> int:
@@ -50,7 +51,7 @@ class CallThread:
             function, answer = job
             if not answer.set_running_or_notify_cancel():
                 continue
-            self.busy_since = time.monotonic()
+            self.busy_since = running_clock()()
             try:
                 report = partial(answer.set_result, function())
             except BaseException as error:  # whoever waits for the call must hear of it

@@ -24,14 +24,16 @@ from queue import Empty, SimpleQueue
 from typing import IO, Any
 
 from covey.system.text.escaping import escape
+from covey.system.waits.running import set_alarm
 from covey.system.workers.leftovers import MARK, kill_with_all
-from covey.system.workers.process import resident_bytes
+from covey.system.workers.process import MAX_ANSWER, resident_bytes
 from covey.types import Failure
 
 NO_WORKER = "no worker process"
 """How the reason of a Failure begins that is not the function's doing."""
 TOO_LONG = "took longer than"
 """How it begins where a call was ended for its time."""
+NO_ANSWER = "wrote to the connection of its worker what is no answer"
 
 MAX_LINE = 16384
 """Bytes of a printed line after which it is broken."""
@@ -106,32 +108,25 @@ class _Process:
 
     def exchange(self, message: bytes | None, timeout: float) -> dict[str, Any]:
         """Send (unless None) and receive; {"failure": reason} on any failure."""
-        state = {"over": False, "expired": False}
-
-        def expire() -> None:
-            with self._lock:
-                state["expired"] = not state["over"]
-            if state["expired"]:
-                self.kill()
-
         # Send and receive under an alarm: killing the process ends a read that hangs
-        alarm = threading.Timer(timeout, expire)
-        alarm.daemon = True
-        alarm.start()
-        answer: dict[str, Any] | None = None
-        # A function may write to descriptors that are not its own: what is no answer ends its worker
-        with contextlib.suppress(EOFError, OSError, ValueError, RecursionError):
+        cancel = set_alarm(timeout, self.kill)
+        heard: bytes | None = None
+        with contextlib.suppress(EOFError, OSError):
             if message is not None:
                 self._connection.send_bytes(message)
-            said = json.loads(self._connection.recv_bytes())
-            answer = said if isinstance(said, dict) else None
-        with self._lock:
-            state["over"] = True
-        alarm.cancel()
-        if answer is not None and not state["expired"]:
-            return answer
+            heard = self._connection.recv_bytes(MAX_ANSWER)
+        is_in_time = cancel()
+        # A function may write to descriptors that are not its own: what is no answer ends its worker
+        said: Any = None
+        with contextlib.suppress(ValueError, RecursionError):
+            said = json.loads(heard or b"")
+        is_answer = isinstance(said, dict) and said.get("call") == self.num_calls and len(said) > 1
+        if is_answer and is_in_time:
+            return dict(said)
         self.kill()
-        return {"failure": f"{TOO_LONG} {timeout:g} s" if state["expired"] else self._how_it_ended()}
+        if not is_in_time:
+            return {"failure": f"{TOO_LONG} {timeout:g} s"}
+        return {"failure": self._how_it_ended() if heard is None else NO_ANSWER}
 
     def _how_it_ended(self) -> str:
         """Describe how the process ended; call it after `kill` only."""

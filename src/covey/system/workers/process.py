@@ -1,12 +1,13 @@
 """The program of a worker process; it imports the standard library alone.
 
 Protocol, over one connection: the parent sends pickled bytes (its own functions and arguments), the worker answers in
-JSON, so nothing that comes back is ever more than data. Run as `python -P process.py DESCRIPTOR PARENT`.
+JSON with the number of the call: nothing but data comes back. Run as `python -P process.py DESCRIPTOR PARENT`.
 """
 
 import ctypes
 import importlib
 import io
+import itertools
 import json
 import os
 import pickle
@@ -20,6 +21,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
+MAX_ANSWER = 1 << 28  # bytes
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
@@ -94,7 +96,9 @@ def answer(functions: list[Any], request: bytes) -> dict[str, Any]:
     try:
         index, keywords = pickle.loads(request)
         result = functions[index](**keywords)
-        json.dumps(result)
+        size = len(json.dumps(result))
+        if size > MAX_ANSWER:
+            raise ValueError(f"result must be <= {MAX_ANSWER} bytes of JSON, got {size}")
     except (Exception, SystemExit) as error:
         return {"error": describe(error)}
     return {"result": result}
@@ -112,15 +116,18 @@ def main(descriptor: int, parent: int) -> None:
         functions = load(connection.recv_bytes())
         held = prepare(functions)
     except (Exception, SystemExit) as error:
-        connection.send_bytes(json.dumps({"error": describe(error)}).encode())
+        connection.send_bytes(json.dumps({"call": 0, "error": describe(error)}).encode())
         return
-    connection.send_bytes(json.dumps({"result": "ready", "held": held}).encode())
-    while True:
+    connection.send_bytes(json.dumps({"call": 0, "result": "ready", "held": held}).encode())
+    for number in itertools.count(1):
         try:
             request = connection.recv_bytes()
         except EOFError:
             return
-        connection.send_bytes(json.dumps(answer(functions, request)).encode())
+        said = answer(functions, request)
+        if os.getppid() != parent:  # a function forked, and both returned
+            os._exit(0)
+        connection.send_bytes(json.dumps({"call": number, **said}).encode())
 
 
 if __name__ == "__main__":
