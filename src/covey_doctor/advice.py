@@ -69,7 +69,8 @@ def _phrase(advice: str, settings: Settings, facts: Facts) -> str | None:
     name = found["name"]
     if kind is VALUE and (preset := facts.preset(name, found["value"])) is not None:
         has_all = all(_is_same(settings.get(key), value) for key, value in preset.items())
-        return None if has_all else advice
+        is_too_large = preset.get("algorithm.advantage_options.k", 0) > settings.get("group_size", ALL)
+        return None if has_all or is_too_large else advice
     # Settings that this run has not, or that nothing in it reads
     if _is_foreign(name, settings, facts):
         return None
@@ -100,8 +101,10 @@ def _is_foreign(name: str, settings: Settings, facts: Facts) -> bool:
     """Tell whether a setting belongs to another environment or loss."""
     if name.startswith("environment.") and "environment.name" in settings:
         return name not in settings and name not in facts.fields
-    if name == "max_staleness" and settings.get(name) == 0:  # synchronous: nothing is old
-        return True
+    if name == "engine.name":
+        return settings.get("model.kind") == "masked"
+    if name == "max_staleness":  # synchronous: nothing is old
+        return settings.get(name) == 0
     loss = str(settings.get("algorithm.loss", CLIPPING[0]))
     return name == "algorithm.loss_options.eps_high" and ":" not in loss and loss not in CLIPPING
 

@@ -3,19 +3,27 @@
 import inspect
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
 import pytest
+from hydra import compose, initialize_config_dir
+from hydra.errors import HydraException
+from omegaconf.errors import OmegaConfBaseException
 
 from covey.algorithm.losses import LOSSES
 from covey.cli.outcome import not_shown
+from covey.config import compose as settings
+from covey.config.auto_adjust import adjust_unset_options
 from covey.config.schema import IDS, STOPPERS, Config, setting_names
+from covey.config.shelves import presets
+from covey.config.validate import validate
 from covey.run.records.summary import TRAINED, paired_gain
 from covey.system.section import flat
 from covey_doctor import diagnose as doctor
-from covey_doctor.advice import CLIPPING
+from covey_doctor.advice import CLIPPING, DIRECTION, KEY, VALUE
 from covey_doctor.advice import still_open as choose
 from covey_doctor.catalogue import RULES
 from covey_doctor.diagnose import diagnose
@@ -118,6 +126,82 @@ def test_some_advice_is_left_to_a_run_that_follows_all_that_has_a_value(rule: An
     assert not {
         advice for advice in left if re.fullmatch(r"[a-z_.]+=\S+", advice) and advice.partition("=")[0] in settings
     }
+
+
+EXTRAS: tuple[list[str], ...] = ([], ["data.path=rows.jsonl"], ["data.path=rows.jsonl", "rewards=[module:function]"])
+"""What a recipe needs that has no data or no reward of its own, tried in turn."""
+
+
+def composed(words: list[str]) -> Config:
+    """Return the settings of `covey train WORDS`."""
+    settings.register()
+    with initialize_config_dir(str(settings.CONF), version_base="1.3"):
+        config = settings.to_unchecked(compose("config", overrides=words))
+    adjust_unset_options(config, {word.partition("=")[0].lstrip("+") for word in words} - {"recipe"})
+    validate(config)
+    return config
+
+
+def followed(said: str, config: Config) -> list[str]:
+    """Return the words that follow a piece of advice, none where a sentence leaves it to the reader."""
+    said = said.partition(" (now ")[0]
+    if said.endswith(" set"):
+        return [f"{said.removesuffix(' set')}={4 if said.startswith('engine') else 0.5}"]
+    if found := VALUE.fullmatch(said):
+        return [said]
+    if found := KEY.fullmatch(said):
+        most = config.sampling.max_tokens
+        return [f"+{found['name']}.{found['key']}={{max_len: {most}, cache: {max(1, most // 2)}}}"]
+    found = DIRECTION.fullmatch(said)
+    given = flat(asdict(config))
+    if found is None or isinstance(given.get(found["name"]), list):
+        return []
+    value, lower = given.get(found["name"]), bool(found["lower"])
+    if value is None:
+        return [f"++{found['name']}=0.5"]
+    if isinstance(value, int):
+        return [f"{found['name']}={max(1, value // 2) if lower else 2 * value}"]
+    is_share = found["name"].endswith(("share", "rate", "weight"))
+    return [f"++{found['name']}={value / 3 if lower else min(1.0, 3 * value) if is_share else 3 * value}"]
+
+
+def refused(recipe: str, advice: Sequence[str]) -> list[str]:
+    """Return what covey refuses of the advice that a run of a recipe is given."""
+    base = [f"recipe={recipe}"]
+    for words in EXTRAS:
+        with suppress(ValueError):
+            config = composed(base + words)
+            base += words
+            break
+    lines = []
+    for said in still_open(tuple(advice), flat(asdict(config))):
+        try:
+            after = flat(asdict(composed(base + followed(said, config))))
+        except (ValueError, HydraException, OmegaConfBaseException) as error:
+            lines.append(f"{said}: {error}")
+            continue
+        if VALUE.fullmatch(said) and still_open((said,), after):
+            lines.append(f"{said}: it changes nothing")
+    return lines
+
+
+ADVICE = sorted({way for rule in RULES for advice in rule.advice for way in advice.split(" | ")})
+PRESETS = [advice for advice in ADVICE if VALUE.fullmatch(advice)]
+
+
+ODD_RECIPES = ("arithmetic", "machines_clamped", "fizzbuzz", "infill_nano")
+"""Options of their own, small groups, a masked policy."""
+
+
+@pytest.mark.parametrize("recipe", ODD_RECIPES)
+def test_a_value_or_preset_that_the_doctor_advises_is_taken_by_every_recipe(recipe: str) -> None:
+    assert refused(recipe, PRESETS) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", sorted(presets("recipe")))
+def test_all_that_the_doctor_advises_is_taken_by_every_recipe(recipe: str) -> None:
+    assert refused(recipe, ADVICE) == []
 
 
 def test_losses_that_clip_are_those_that_read_a_range() -> None:

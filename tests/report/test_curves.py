@@ -1,5 +1,6 @@
 """Curves come in the order of what tells the truth first, over the steps of the run, in bands that can be."""
 
+import random
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ import pytest
 from covey_report.logs.read import RunFiles
 from covey_report.page import curves
 from covey_report.page.bands import Band, inside, moving_bands, moving_shares, share_band
-from covey_report.page.curves import curves_of, span_of
+from covey_report.page.curves import curves_of, reading, span_of
 
 STEPS = range(1, 31)
 
@@ -127,6 +128,13 @@ def test_evaluations_whose_intervals_meet_have_no_trend() -> None:
     near = replace(run_of(), looks=looks, summary={"after": {"num_prompts": 64}})
     far = replace(near, summary={"after": {"num_prompts": 4000}})
     assert [curves_of(run)[0]["reading"] for run in (near, far)] == ["no trend: 0.4 to 0.6", "rose by 20 %: 0.5 to 0.6"]
+
+
+@pytest.mark.parametrize("number", [3, 4, 5, 8, 20, 60])
+def test_noise_is_seldom_read_as_a_trend(number: int) -> None:
+    draw = random.Random(number)
+    told = [reading([draw.gauss(5, 1) for _ in range(number)]) for _ in range(400)]
+    assert sum(one.startswith(("rose", "fell")) for one in told) / 400 < 0.07
 
 
 def test_a_band_on_a_log_axis_ends_at_the_smallest_number_drawn() -> None:

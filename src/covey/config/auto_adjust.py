@@ -156,7 +156,7 @@ def _drop_options(change: _Change) -> None:
     """Drop a preset's options that a typed function does not take."""
     for name, where in OPTIONS.items():
         options = read(change.config, where)
-        if not options or not change.is_typed(name):
+        if not options or not change.is_moved([name]):
             continue
         function = str(read(change.config, name))
         known = _options_of(name, function, options)

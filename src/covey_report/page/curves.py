@@ -18,6 +18,8 @@ from covey_report.page.bands import Band, block, inside, mean_band, moving_bands
 
 FLAT = 1e-4
 """Share of a number by which rounding may move it."""
+FEWEST = 5
+"""Values that can show a trend: three of noise rise in order once in six times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +248,8 @@ def reading(values: Sequence[float], is_trend: bool | None = None) -> str:
         return f"{three_digits(last)} at both ends ({three_digits(low)} to {three_digits(high)})"
     noise = math.hypot(standard_error(values[:ends]), standard_error(values[-ends:]))
     if not (_has_trend(values) and abs(last - first) > 2 * noise if is_trend is None else is_trend):
-        return f"no trend: {three_digits(low)} to {three_digits(high)}" if len(values) > 2 else shown
+        is_few = len(values) < (FEWEST if is_trend is None else 3)
+        return shown if is_few else f"no trend: {three_digits(low)} to {three_digits(high)}"
     way = "rose" if last > first else "fell"
     # Percentages are undefined at 0 and across it, and turned around below
     if min(first, last) <= 0:
@@ -261,7 +264,7 @@ def _has_trend(values: Sequence[float]) -> bool:
     means = thinned(values)
     steps = [b - a for a, b in pairwise(means) if a != b]
     is_steady = bool(steps) and (all(step > 0 for step in steps) or all(step < 0 for step in steps))
-    return (is_steady and len(means) > 2) or mann_kendall(means) < 0.05
+    return (is_steady and len(means) >= FEWEST) or mann_kendall(means) < 0.05
 
 
 def short(value: float | None) -> float | None:

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from functools import cache
 
-from covey.system.waits.pulse import Pulse
+from covey.system.waits.timer import Pulse
 
 BEAT_SECONDS, STOPPED_SECONDS = 0.5, 2.0
 """Whose heart pauses for longer was stopped."""

@@ -91,7 +91,7 @@ class Pulse:
     ...     import torch
     """
 
-    def __init__(self, beat: Callable[[float], None], seconds: float) -> None:
+    def __init__(self, beat: Callable[[float], object], seconds: float) -> None:
         self._beat, self._seconds = beat, seconds
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._go_on, name="covey-pulse", daemon=True)
