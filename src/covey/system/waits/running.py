@@ -33,7 +33,7 @@ running_clock = cache(RunningClock)
 
 
 def set_alarm(seconds: float, ring: Callable[[], None]) -> Callable[[], bool]:
-    """Call `ring` after `seconds` of running; return what cancels it, False if it rang."""
+    """Call `ring` after `seconds` of running; return what cancels it."""
     clock, is_over, first = running_clock(), threading.Event(), threading.Lock()
     until = clock() + seconds
 
