@@ -8,12 +8,12 @@ from statistics import fmean, variance
 from typing import Any
 
 from covey.algorithm.intervals import Estimate, bounds_of, mean_interval, pass_of_each, student
-from covey.cli.outcome import WORDS, is_number, spell, state_of
 from covey.run.folder import last_settings, run_of
 from covey.system.text.format import number_of
 from covey_doctor.verdicts import of_each
 from covey_report.logs.read import Row, RunFiles
 from covey_report.page.origins import plain
+from covey_report.runs.outcome import WORDS, is_number, spell, state_of
 
 CONFIDENCE = 0.95
 PASSES = (1, 2, 4, 8, 16, 32, 64)

@@ -14,7 +14,6 @@ from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
 from covey.algorithm.losses import LOSSES
-from covey.cli.outcome import not_shown
 from covey.config import compose as settings
 from covey.config.auto_adjust import adjust_unset_options
 from covey.config.schema import IDS, STOPPERS, Config, setting_names
@@ -30,6 +29,7 @@ from covey_doctor.diagnose import diagnose
 from covey_doctor.log import NOT_SHOWN, log_of
 from covey_doctor.verdicts import paired_change
 from covey_report.doctor.advice import facts_of
+from covey_report.runs.outcome import not_shown
 
 SETTINGS = flat(asdict(Config()))
 

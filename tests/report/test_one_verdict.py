@@ -18,8 +18,6 @@ import yaml
 from rich.console import Console
 
 from covey.algorithm.intervals import SHARE, mean_interval, wilson
-from covey.cli.outcome import outcome_of
-from covey.cli.tables import print_summary
 from covey.config.schema import Config, DoctorConfig
 from covey.loop import train
 from covey.run.checkpoints.fingerprint import of_prompts
@@ -37,7 +35,9 @@ from covey_report.doctor.health import health_of, run_log
 from covey_report.doctor.live import Doctor
 from covey_report.logs.read import read_run
 from covey_report.page.content import content, verdict
+from covey_report.runs.outcome import outcome_of
 from covey_report.runs.show import run_show
+from covey_report.runs.tables import print_summary
 from covey_report.text import as_lines
 
 from ..support.small import rows, scripted, small_config, use

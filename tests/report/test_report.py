@@ -20,7 +20,6 @@ from pyarrow import parquet
 from rich.console import Console
 
 from covey.cli.main import main
-from covey.cli.tables import render
 from covey.config.schema import OutputConfig
 from covey.loop import train
 from covey.run.folder import LOCK, read_summary
@@ -32,6 +31,7 @@ from covey_report.page.content import _histograms, _rollout, content, thinned, v
 from covey_report.page.curves import curves_of, reading
 from covey_report.page.make import SCRIPTS, STYLES, UPLOT_SHA256, as_data, asset, make_report, names_of
 from covey_report.page.png import draw_curves
+from covey_report.runs.tables import render
 from covey_report.text import as_lines
 
 from ..support.small import rows, scripted, small_config, use, words

@@ -13,7 +13,6 @@ import pytest
 from rich.console import Console
 
 from covey.algorithm.credit.selection import zero_std
-from covey.cli.tables import before_after
 from covey.config.schema import Config, EvaluationConfig
 from covey.engine.fake import FakeEngine
 from covey.environments.arithmetic import Arithmetic
@@ -30,6 +29,7 @@ from covey.run.evaluate import evaluate, evaluation_from
 from covey.run.records.summary import RunFacts, summary
 from covey.system import collectives
 from covey.types import Failure, Prompt, Sampling
+from covey_report.runs.tables import before_after
 
 from ..support.small import TOKENIZER, rows, scripted, small_config, use
 

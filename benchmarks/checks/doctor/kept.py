@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from covey.cli.outcome import not_shown
 from covey_doctor.log import NOT_SHOWN, RunLog
+from covey_report.runs.outcome import not_shown
 
 KEPT = Path(__file__).resolve().parents[3] / "tests" / "data" / "doctor_runs.json.gz"
 COLUMNS = (

@@ -267,7 +267,6 @@ def _work(
     A new run that is refused leaves its message and the files that were there `before`.
     """
     from covey.cli.errors import is_user_error
-    from covey.cli.tables import print_folder, print_summary
     from covey.run.folder import discard_refused, read_summary
     from covey.system.disk import ignore_stdout_errors
     from covey.system.text.console import CleanConsole
@@ -285,7 +284,7 @@ def _work(
             if verb == "train":
                 part("report")(config.output, folder)
             with ignore_stdout_errors():
-                print_folder(folder, console)
+                part("folder")(folder, console)
         raise
     if ranks.rank() > 0:
         return
@@ -296,9 +295,9 @@ def _work(
         if verb == "evaluate":
             part("worst answers")(folder, console)
         if content is None:
-            print_folder(folder, console)
+            part("folder")(folder, console)
         else:
-            print_summary(content, folder, console)
+            part("summary")(content, folder, console)
 
 
 def _call(place: str, *arguments: Any) -> Any:

@@ -25,7 +25,8 @@ PARTS = {
     "plan": "covey_report.plan.command:print_plans",
     "settings": "covey_report.plan.settings:report",
     "report": "covey_report.command:report_at_the_end",
-    "health": "covey_report.doctor.health:lines_below_tables",
+    "summary": "covey_report.runs.tables:print_summary",
+    "folder": "covey_report.runs.tables:print_folder",
     "side by side": "covey_report.runs.show:print_side_by_side",
     "worst answers": "covey_report.runs.show:print_worst_answers",
 }

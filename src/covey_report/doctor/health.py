@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from covey.cli.outcome import not_shown
 from covey.system.disk import as_written
 from covey_doctor.catalogue import RULES
 from covey_doctor.diagnose import diagnose, in_a_line
@@ -15,6 +14,7 @@ from covey_report.logs.foreign import read_any
 from covey_report.logs.other_metrics import read_other_metrics
 from covey_report.logs.read import RunFiles, read_run
 from covey_report.page.curves import prompts_of
+from covey_report.runs.outcome import not_shown
 
 
 def read_for_doctor(path: Path) -> RunFiles:

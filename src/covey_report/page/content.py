@@ -4,7 +4,6 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from covey.cli.outcome import outcome_of, sentence
 from covey.run.folder import is_running
 from covey.system.disk import as_written
 from covey.system.text.format import duration, memory, three_digits
@@ -15,6 +14,7 @@ from covey_report.page.curves import curves_of, number, phases_of, prompts_of, s
 from covey_report.page.environments import environment_of
 from covey_report.page.origins import algorithm_of, command_of, plain, settings_page
 from covey_report.plan.kept import against, kept_plan
+from covey_report.runs.outcome import outcome_of, sentence
 
 FORMAT = 1
 TRACE_BYTES, PAIR_BYTES, GROUP_BYTES = 1_300_000, 500_000, 300_000

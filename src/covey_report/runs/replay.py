@@ -34,9 +34,9 @@ from covey.system import collectives, ranks
 from covey.system.jsonl import read_rows
 from covey.system.text.console import CleanConsole
 from covey.system.waits.watchdog import PromptWaits
-from covey.system.workers.local_ranks import run_on_ranks
 from covey.trainer.prepare import make_training_batches, train_ahead
 from covey.types import Group, Prompt, Span
+from covey_report.runs.local_ranks import run_on_ranks
 
 
 @dataclass(frozen=True, slots=True)

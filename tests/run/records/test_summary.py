@@ -10,7 +10,6 @@ import pytest
 from rich.console import Console
 
 from covey.algorithm import intervals
-from covey.cli.tables import print_summary
 from covey.run import evaluate as measured
 from covey.run.folder import read_summary
 from covey.run.records.summary import (
@@ -24,6 +23,7 @@ from covey.run.records.summary import (
 )
 from covey.run.versions import versions
 from covey.system.text.format import duration, memory
+from covey_report.runs.tables import print_summary
 
 
 @dataclass(frozen=True)

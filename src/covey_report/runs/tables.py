@@ -10,12 +10,11 @@ from rich.table import Table
 from rich.text import Text
 
 from covey.algorithm.intervals import FEW_PROMPTS
-from covey.cli.outcome import MEASURES, WORDS, is_number, measure_of, outcome_of, prompts_in_words
-from covey.cli.verbs import part
 from covey.run.folder import CONFIG, UNTIMED
 from covey.run.records.samplers import samplers_note
 from covey.system.text.escaping import escape
 from covey.system.text.format import duration, memory, number_of, percent
+from covey_report.runs.outcome import MEASURES, WORDS, is_number, measure_of, outcome_of, prompts_in_words
 
 Form = Callable[[float], str]
 
@@ -50,7 +49,9 @@ def doctor_lines(content: Mapping[str, Any], folder: Path) -> list[Text]:
     """Return the doctor's findings, causes only."""
     if not content["steps"] or not (folder / CONFIG).is_file():
         return []
-    return [Text("\n".join(part("health")(folder)))]
+    from covey_report.doctor.health import lines_below_tables
+
+    return [Text("\n".join(lines_below_tables(folder)))]
 
 
 def _add_title(title: str, table: Table) -> list[RenderableType]:

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from covey.system import collectives, ranks
-from covey.system.workers.local_ranks import run_on_ranks
 from covey.types import RunStopped
+from covey_report.runs.local_ranks import run_on_ranks
 
-from ..support.processes import are_gone, is_running
+from ...support.processes import are_gone, is_running
 
 WAIT_SECONDS = 100.0
 """For other ranks, far beyond what any test waits."""
@@ -84,10 +84,10 @@ def test_a_rank_that_fails_ends_all_with_its_own_reason(
 @pytest.mark.long
 def test_ranks_end_with_a_process_that_is_killed(tmp_path: Path) -> None:
     program = (
-        "from functools import partial; from pathlib import Path; from tests.system import test_local_ranks as t; "
+        "from functools import partial; from pathlib import Path; from tests.report.runs import test_local_ranks as t; "
         f"t.run_on_ranks(partial(t.together, t.wait_for_ever, Path({str(tmp_path)!r})), [1, 1])"
     )
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     parent = subprocess.Popen([sys.executable, "-c", program], cwd=root)
     until = time.monotonic() + 60
     while len(numbers(tmp_path)) < 2 and time.monotonic() < until:
