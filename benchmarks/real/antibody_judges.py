@@ -185,7 +185,7 @@ def filled(model: str, rows: Sequence[Mapping[str, str]], seed: int) -> Iterator
 
 def train(gaps: Sequence[Gap], seed: int, folder: Path) -> None:
     """Train a judge to tell natural loops from others, and save it."""
-    from covey.policy.models.nano_masked import nano_masked_tokenizer
+    from covey.policy.models.nano import nano_masked_tokenizer
     from covey_tasks.infill.judge_training import Pair, train_judge
     from covey_tasks.infill.settings import InfillConfig
 

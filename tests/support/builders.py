@@ -25,8 +25,7 @@ from covey.policy.attention.base import ATTENTION, DENSE, register
 from covey.policy.logprobs import Scoring, score_tokens
 from covey.policy.models import loading
 from covey.policy.models.loading import load_policy
-from covey.policy.models.nano import nano_tokenizer
-from covey.policy.models.nano_masked import nano_masked_tokenizer
+from covey.policy.models.nano import nano_masked_tokenizer, nano_tokenizer
 from covey.policy.models.probe import remove_dropout
 from covey.policy.policy import Policy
 from covey.policy.reference import Reference

@@ -122,8 +122,7 @@ def _embedded_shape(model: ModelConfig) -> Shape:
     import torch
 
     from covey.policy.attention.base import register
-    from covey.policy.models.nano import NanoShape, nano_model, nano_tokenizer
-    from covey.policy.models.nano_masked import nano_masked_model, nano_masked_tokenizer
+    from covey.policy.models.nano import NanoShape, nano_masked_model, nano_masked_tokenizer, nano_model, nano_tokenizer
 
     wanted = NanoShape(model.nano_architecture, model.nano_hidden_size, model.nano_num_layers, model.nano_num_heads)
     make, tokenizer = (

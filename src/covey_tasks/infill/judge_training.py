@@ -17,8 +17,7 @@ from torch import nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from covey.policy.models.nano import NanoShape
-from covey.policy.models.nano_masked import nano_judge_model, nano_masked_tokenizer
+from covey.policy.models.nano import NanoShape, nano_judge_model, nano_masked_tokenizer
 from covey.system.disk import LEFTOVER_SECONDS, atomic_folder
 from covey_tasks.infill.judge import AS_TEXT, Judge
 from covey_tasks.infill.settings import InfillConfig

@@ -13,8 +13,7 @@ from covey.config.schema import Config
 from covey.config.validate import validate
 from covey.environments.registry import environment_classes
 from covey.loop import train
-from covey.policy.models.nano import NanoShape
-from covey.policy.models.nano_masked import nano_judge_model, nano_masked_tokenizer
+from covey.policy.models.nano import NanoShape, nano_judge_model, nano_masked_tokenizer
 from covey.policy.settings import ModelConfig
 
 from ...support.builders import nano

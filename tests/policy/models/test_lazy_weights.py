@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 from covey.policy import sharding
 from covey.policy.logprobs import Scoring
 from covey.policy.models.loading import load_policy
-from covey.policy.models.nano_masked import nano_masked_tokenizer
+from covey.policy.models.nano import nano_masked_tokenizer
 from covey.policy.policy import Policy
 from covey.policy.settings import ModelConfig
 from covey.run.build import shard_policy

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from covey.environments.data.rows import RowSettings
-from covey.policy.models.nano_masked import nano_masked_tokenizer
+from covey.policy.models.nano import nano_masked_tokenizer
 from covey.types import Prompt, Reward
 from covey_tasks.infill.environment import (
     GRAMMAR,

@@ -13,7 +13,7 @@ from transformers import AddedToken, AutoConfig, AutoModelForMaskedLM, PreTraine
 from covey.cli.main import main
 from covey.config.schema import Config
 from covey.loop import train
-from covey.policy.models.nano_masked import nano_masked_tokenizer
+from covey.policy.models.nano import nano_masked_tokenizer
 from covey.run.build import build_environment, build_run
 from covey.system.waits.timer import PhaseTimer
 from covey_preflight.preflight import raise_on_failure, run_checks

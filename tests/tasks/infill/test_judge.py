@@ -13,7 +13,7 @@ import torch
 from transformers import BertConfig, BertForSequenceClassification
 
 from covey.config.schema import Config
-from covey.policy.models.nano_masked import nano_masked_tokenizer
+from covey.policy.models.nano import nano_masked_tokenizer
 from covey_tasks.infill import build as build_module
 from covey_tasks.infill.build import Corruption, NgramModel
 from covey_tasks.infill.judge import Judge

@@ -36,8 +36,15 @@ from covey.policy.models.adapters import (
 from covey.policy.models.chat_template import set_template_defaults
 from covey.policy.models.lazy_weights import MetaModel, find_unread
 from covey.policy.models.naming import ONE_DEVICE, check_device, check_name
-from covey.policy.models.nano import NANO, NanoShape, nano_model, nano_tokenizer
-from covey.policy.models.nano_masked import NANO_MASKED, nano_masked_model, nano_masked_tokenizer
+from covey.policy.models.nano import (
+    NANO,
+    NANO_MASKED,
+    NanoShape,
+    nano_masked_model,
+    nano_masked_tokenizer,
+    nano_model,
+    nano_tokenizer,
+)
 from covey.policy.models.probe import detect_capabilities, remove_dropout, tell
 from covey.policy.models.quantized import check_form, keep_promises, quantization_config, quantized_bits
 from covey.policy.models.saved import NO_CODE, UNREADABLE, read_weights, refuse_encoder, refuse_rowless

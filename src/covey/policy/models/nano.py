@@ -1,14 +1,23 @@
-"""The embedded policy: about a million parameters and a byte tokenizer.
+"""The embedded policies: about a million parameters and a byte tokenizer.
 
-It makes every recipe run offline on a laptop; a cold start teaches it enough to earn rewards.
+They make every recipe run offline on a laptop; a cold start teaches the causal one enough to earn rewards. The masked
+one is a small bidirectional encoder, which with a score on top is the embedded judge. Their classes are transformers'.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 
 from covey.policy.attention.base import ATTENTION
 from covey.system.lookup import one_of
@@ -88,6 +97,63 @@ def nano_model(shape: NanoShape, tokenizer: PreTrainedTokenizerFast, seed: int) 
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
+    return _make(AutoModelForCausalLM, config, seed, attn_implementation=ATTENTION)
+
+
+NANO_MASKED = "nano-masked"
+MASK = "<mask>"
+MASKED_ARCHITECTURES = ("modernbert", "bert", "roberta")
+MASKED_LENGTH = 512
+FIRST_TOKEN = 2
+"""RoBERTa counts positions from its padding token on."""
+
+
+def nano_masked_tokenizer() -> PreTrainedTokenizerFast:
+    """Return one token per byte, with nothing put around a text."""
+    return PreTrainedTokenizerFast(
+        tokenizer_object=byte_tokenizer([PAD, END, MASK]),
+        pad_token=PAD,
+        eos_token=END,
+        mask_token=MASK,
+        model_max_length=MASKED_LENGTH,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def nano_masked_model(shape: NanoShape, tokenizer: PreTrainedTokenizerFast, seed: int) -> PreTrainedModel:
+    """Make random weights from the seed, leaving the global random state alone."""
+    return _make(AutoModelForMaskedLM, _masked_config(shape, tokenizer), seed, attn_implementation=ATTENTION)
+
+
+def nano_judge_model(shape: NanoShape, tokenizer: PreTrainedTokenizerFast, seed: int) -> PreTrainedModel:
+    """Return the encoder with one score per text, and transformers' own attention."""
+    return _make(AutoModelForSequenceClassification, _masked_config(shape, tokenizer, num_labels=1), seed)
+
+
+def _make(kind: Any, config: Any, seed: int, **how: str) -> PreTrainedModel:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return AutoModelForCausalLM.from_config(config, attn_implementation=ATTENTION)
+        return kind.from_config(config, **how)
+
+
+def _masked_config(shape: NanoShape, tokenizer: PreTrainedTokenizerFast, **more: Any) -> Any:
+    one_of("model.nano_architecture", shape.architecture, MASKED_ARCHITECTURES)
+    if shape.architecture == "modernbert":
+        more |= {"global_attn_every_n_layers": 1, "classifier_pooling": "mean", "norm_bias": True}
+    return AutoConfig.for_model(
+        shape.architecture,
+        vocab_size=len(tokenizer),
+        hidden_size=shape.hidden_size,
+        intermediate_size=4 * shape.hidden_size,
+        num_hidden_layers=shape.num_layers,
+        num_attention_heads=shape.num_heads,
+        max_position_embeddings=MASKED_LENGTH + FIRST_TOKEN,
+        tie_word_embeddings=True,
+        initializer_range=shape.initializer_range,
+        bos_token_id=None,
+        cls_token_id=None,
+        sep_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        **more,
+    )
