@@ -160,7 +160,10 @@ def _try_loss(loss: custom.Custom, config: Config, prompts: Sequence[Prompt]) ->
     leaf_NT, whole = synthetic_loss_inputs(algorithm)
     loss_NT, _ = evaluate_loss(loss, whole)
     loss.check_finite(loss_NT, whole.mask_NT, whole.log_probs_NT, "log-prob")
-    _check_gradient(loss, leaf_NT, select(loss_NT, whole.mask_NT))
+    (gradient_NT,) = torch.autograd.grad(select(loss_NT, whole.mask_NT).sum(), leaf_NT, allow_unused=True)
+    if gradient_NT is None:  # it depends on another leaf, of its own
+        raise no_gradient(loss)
+    loss.check_finite(gradient_NT, torch.ones_like(gradient_NT, dtype=torch.bool), leaf_NT.detach(), "log-prob")
     _, part = synthetic_loss_inputs(algorithm, num_rows=2)
     _check_same(loss, "rollouts apart", "fewer are beside one", evaluate_loss(loss, part)[0], loss_NT[:2], part)
     _, wider = synthetic_loss_inputs(algorithm, padding=3)
@@ -180,13 +183,6 @@ def synthetic_loss_inputs(algorithm: AlgorithmConfig, num_rows: int = 4, padding
     leaf_NT.requires_grad_()
     options = RatioOptions(algorithm.ratio, algorithm.log_ratio_clamp)
     return leaf_NT, loss_inputs(leaf_NT, old_NT, advantages_NT, mask_NT, ratio_options=options)
-
-
-def _check_gradient(loss: custom.Custom, leaf_NT: Tensor, valid_NT: Tensor) -> None:
-    (gradient_NT,) = torch.autograd.grad(valid_NT.sum(), leaf_NT, allow_unused=True)
-    if gradient_NT is None:  # it depends on another leaf, of its own
-        raise no_gradient(loss)
-    loss.check_finite(gradient_NT, torch.ones_like(gradient_NT, dtype=torch.bool), leaf_NT.detach(), "log-prob")
 
 
 def _check_same(

@@ -92,7 +92,8 @@ def measure(trainer: Trainer, shape: BatchShape, free: int) -> list[MemorySample
     The small ones are there twice: beside the gradients of the first, the second takes more with every token. Alone, a
     few tokens take less than the gradients that they end with, which would say nothing of many.
     """
-    small = _small(trainer)
+    work = 6.0 * sum(parameter.numel() for parameter in trainer.policy.model.parameters())
+    small = int(min(MEASURED_TOKENS, max(MIN_TOKENS, WORK.get(trainer.policy.device.type, WORK["cpu"]) / work)))
     if shape.num_tokens <= small:
         return [measure_pass(trainer, shape, shape.num_tokens)]
     short = replace(_cut(shape, small // 2), several=True)
@@ -189,11 +190,6 @@ def slope(points: Sequence[MemorySample]) -> float:
         return max(1.0, last.num_bytes / last.num_tokens)
     more = max(last.num_bytes - before[-1].num_bytes, last.beside_weights - before[-1].beside_weights)
     return max(1.0, more / (last.num_tokens - before[-1].num_tokens))
-
-
-def _small(trainer: Trainer) -> int:
-    work = 6.0 * sum(parameter.numel() for parameter in trainer.policy.model.parameters())
-    return int(min(MEASURED_TOKENS, max(MIN_TOKENS, WORK.get(trainer.policy.device.type, WORK["cpu"]) / work)))
 
 
 class LiveBytes(TorchDispatchMode):

@@ -83,7 +83,9 @@ def trainer_logprobs(subject: PreflightContext, batch: Batch) -> Tensor:
 def check_gradient(subject: PreflightContext) -> Check:
     """Check that the gradient is the same in every layout."""
     config, policy = subject.config, subject.run.policy
-    trainer = _gradient_trainer(subject)
+    # Rules over the whole batch have thresholds that rounding can cross; the plain objective takes their place
+    plain = AlgorithmConfig() if subject.run.trainer.objective.needs_batch_selection else None
+    trainer = probe_trainer(subject, plain)
     groups = first_groups(subject.groups)
     is_long = tokens_of(groups) > affordable_tokens(subject, NUM_FORWARDS)
     if is_long:
@@ -141,17 +143,6 @@ def _ways(model: ModelConfig, packing: str) -> str:
     untried = " or ".join(way for way, is_open in ways.items() if is_open)
     tells = f"{untried} may be exact and tells rounding from a defect, " if untried else ""
     return f"{tells}preflight.gradient_tolerance accepts it"
-
-
-def _gradient_trainer(subject: PreflightContext) -> Trainer:
-    """Build a trainer of the policy with the run's own objective.
-
-    Rules over the whole batch have thresholds that rounding can cross, so such an objective is replaced by the plain
-    one.
-    """
-    if not subject.run.trainer.objective.needs_batch_selection:
-        return probe_trainer(subject)
-    return probe_trainer(subject, AlgorithmConfig())
 
 
 def probe_trainer(subject: PreflightContext, algorithm: AlgorithmConfig | None = None) -> Trainer:

@@ -7,7 +7,6 @@ gradient's.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -63,16 +62,6 @@ MAX_ENTRIES = 1 << 24
 """Larger tensors stay where they are, if there are others: an embedding takes longer to move than all layers."""
 
 
-@dataclass(frozen=True, slots=True)
-class Errors:
-    """Relative errors of the trainer's gradient."""
-
-    gradient: float
-    """All entries, L2 norms, against plain autograd."""
-    slope: float | None
-    """Along one direction, against differences of the loss; None where these do not settle."""
-
-
 def check_slope(subject: PreflightContext) -> Check:
     """Check that the trainer's gradient is that of the loss."""
     config, policy = subject.config, subject.run.policy
@@ -88,32 +77,35 @@ def check_slope(subject: PreflightContext) -> Check:
         compute_gradient_only(trainer, laid_out(subject, rows, config.packing, config.micro_batch_tokens))
         flat = [row for group in rows for row in group]
         sampling = trainer_settings(config).sampling
-        errors = gradient_errors(policy, flat, sampling, trainer.loss_scale)
+        error, slope_error = gradient_errors(policy, flat, sampling, trainer.loss_scale)
         # Eager attention takes its softmax in float32, so float64 helps no further.
         default = max(gradient_tolerance(config.model, policy), GRADIENT_TOLERANCE["float32"])
         limit = config.preflight.gradient_tolerance or default
-        limit = explained_error(config.preflight.gradient_tolerance, policy, rows, sampling, errors.gradient, limit)
+        limit = explained_error(config.preflight.gradient_tolerance, policy, rows, sampling, error, limit)
     slope = f"differences of the loss do not settle in {MAX_HALVINGS} halvings of their step, and say nothing"
-    if errors.slope is not None:
-        slope = f"{errors.slope:.2g} against differences of the loss"
+    if slope_error is not None:
+        slope = f"{slope_error:.2g} against differences of the loss"
     seen = f"against plain transformers over {tokens_of(groups):,} tokens"
     note = "" if any(map(uncertain, groups)) else ", each of them certain, so that the gradient is 0"
-    figure = f"relative error {errors.gradient:.2g} {seen}{note}, {slope}{dropout_note(config.model)}"
+    figure = f"relative error {error:.2g} {seen}{note}, {slope}{dropout_note(config.model)}"
     remedy = (
         "a kernel has no right backward pass here: model.kernels=torch, model.attention=sdpa, "
         "packing=padded or a model that is not in 4 bits may have one, and model.precision=float32 tells rounding from "
         "a defect"
     )
-    passed = errors.gradient <= limit and (errors.slope is None or errors.slope <= SLOPE_TOLERANCE[kind])
-    values = {"gradient": errors.gradient, "tokens": float(tokens_of(groups))}
-    values |= {} if errors.slope is None else {"slope": errors.slope}
+    passed = error <= limit and (slope_error is None or slope_error <= SLOPE_TOLERANCE[kind])
+    values = {"gradient": error, "tokens": float(tokens_of(groups))}
+    values |= {} if slope_error is None else {"slope": slope_error}
     return Check(passed, figure, f"{limit:.3g}, {SLOPE_TOLERANCE[kind]:g}", "" if passed else remedy, values)
 
 
-def gradient_errors(policy: Policy, rows: Sequence[Row], sampling: Sampling, scale: float) -> Errors:
-    """Return the trainer's errors against `scale` times the plain gradient.
+def gradient_errors(
+    policy: Policy, rows: Sequence[Row], sampling: Sampling, scale: float
+) -> tuple[float, float | None]:
+    """Return the relative errors of the trainer's gradient, which is `scale` times that of the loss.
 
-    Collective, with the same rows.
+    The first is of all entries, by L2 norms, against plain autograd; the second along one direction, against
+    differences of the loss, None where these do not settle. Collective, with the same rows.
     """
     trained = {name: weight for name, weight in policy.model.named_parameters() if weight.requires_grad}
     # Weights without a gradient are learnt with 0.
@@ -134,7 +126,7 @@ def gradient_errors(policy: Policy, rows: Sequence[Row], sampling: Sampling, sca
         slope = _slope(_rise(policy, along, lambda plain: plain_loss(plain, rows, sampling, kept)), step)
     errors = [(left[name], gradient) for name, gradient in zip(trained, wanted, strict=True)]
     apart = None if slope is None else abs(slope - expected) / max(abs(slope), abs(expected), TINY)
-    return Errors(_relative_error(errors), apart)
+    return _relative_error(errors), apart
 
 
 def _unscale(gradient: Tensor, scale: float) -> Tensor:

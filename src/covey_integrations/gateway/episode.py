@@ -127,8 +127,6 @@ class AgentEpisode(Episode):
         if self._running is not None and (left := await self._running.stop()) is not None:
             self._agents.left_behind.append(left)
 
-    # ---- one call after the other
-
     def _begun(self) -> tuple[Endpoint, Running]:
         assert self._endpoint is not None, "reset begins an episode"
         assert self._running is not None, "reset begins an episode"
@@ -176,7 +174,8 @@ class AgentEpisode(Episode):
         """Return the policy's turn for the program, and numbers to log."""
         said = self._agents.read(answer, self._tools) if self._tools else None
         calls = [call for call in said.calls if isinstance(call, Call)] if said is not None else []
-        message: dict[str, Any] = {"role": "assistant", "content": _without_stop(answer.text, self._request.stop)}
+        stop = next((stop for stop in self._request.stop if answer.text.endswith(stop)), "")  # left out, as by the API
+        message: dict[str, Any] = {"role": "assistant", "content": answer.text.removesuffix(stop)}
         if said is not None and calls:
             message["content"] = said.text
             message["tool_calls"] = [
@@ -207,8 +206,6 @@ class AgentEpisode(Episode):
         spoke = (i for i, message in enumerate(self._so_far) if message["role"] == "assistant")
         return list(self._so_far[next(spoke) :])
 
-    # ---- the end
-
     def _end(self, endpoint: Endpoint, refused: Refused) -> None:
         """Tell a program that still calls why no turn follows; keep its reward."""
         self._outcome.is_cut = True
@@ -228,9 +225,3 @@ class AgentEpisode(Episode):
             raise ProgramFailed(
                 f"the program {self._agents.program.name} must return a reward, messages or None, got {kind}"
             )
-
-
-def _without_stop(text: str, stop: Sequence[str]) -> str:
-    """Return text without its ending stop string, as the API does."""
-    found = next((s for s in stop if text.endswith(s)), "")
-    return text.removesuffix(found) if found else text

@@ -147,9 +147,6 @@ def is_finite(value: float) -> bool:
         return False
 
 
-# ---- what a request may ask for
-
-
 def _check_settings(body: Mapping[str, Any], run: RunSampling) -> None:
     """Raise Refused for an unknown setting or one that differs from the run's."""
     own = {"temperature": run.temperature, "top_p": run.top_p, "top_k": run.top_k, "min_p": run.min_p}
@@ -212,9 +209,6 @@ def _tools(value: Any) -> tuple[Mapping[str, Any], ...]:
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
             raise Refused(400, 'tools must be {"type": "function", "function": {"name": ...}}', "tools")
     return tuple(value)
-
-
-# ---- what is answered
 
 
 def completion_of(spoken: Spoken, request: ChatRequest) -> dict[str, Any]:

@@ -217,7 +217,8 @@ class McpSession:
             raise
 
     def _opened(self) -> Wire:
-        self._wire = wire = _wire(self.server)
+        is_http = self.server.startswith(("http://", "https://"))
+        self._wire = wire = HttpWire(self.server) if is_http else StdioWire(self.server)
         opening = {"protocolVersion": PROTOCOL_VERSION, "capabilities": {}, "clientInfo": ABOUT}
         try:
             self._result(wire, "initialize", opening)
@@ -276,10 +277,6 @@ def _tool(session: McpSession, found: Mapping[str, Any], is_stateful: bool) -> T
         return session.call(name, arguments)
 
     return Tool(name, schema_of(name, found.get("description"), found.get("inputSchema")), call, is_stateful)
-
-
-def _wire(server: str) -> Wire:
-    return HttpWire(server) if server.startswith(("http://", "https://")) else StdioWire(server)
 
 
 def _events(text: str) -> list[str]:

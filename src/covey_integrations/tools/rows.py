@@ -75,8 +75,6 @@ class RowTools(WithTools):
             there = ", ".join(self._factories)
             raise ValueError(f"{wrong.id} has environment={wrong.columns.get(COLUMN)!r}, which is none of {there}")
 
-    # ---- what is asked
-
     def prompts(self, split: Split) -> list[Prompt]:
         return [_emptied(prompt) for prompt in self.judged.prompts(split)]
 
@@ -113,8 +111,6 @@ class RowTools(WithTools):
     async def release(self, prompt: Prompt, talk: Talk) -> None:
         if talk.state is not None and not talk.is_broken:
             self._pool[self.kind(prompt)].append(talk.state)
-
-    # ---- what it is worth
 
     def close(self) -> None:
         for server in self.servers:

@@ -78,8 +78,6 @@ def methods_of(state: object | None) -> list[Callable[..., Any]]:
     return [getattr(state, name) for name, _ in found if not name.startswith("_") and name not in NOT_TOOLS]
 
 
-# ---- arguments
-
 TYPES: Mapping[str, Callable[[Any], bool]] = {
     "string": lambda value: isinstance(value, str),
     "integer": lambda value: not isinstance(value, bool) and (isinstance(value, int) or _is_whole(value)),
