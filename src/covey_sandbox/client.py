@@ -111,7 +111,9 @@ class Sandbox:
         try:
             answer = slot.run(order, limits.total_seconds)
         except BaseException:
-            self._forget(slot)
+            slot.close()
+            with self._lock:
+                self._slots.discard(slot)
             raise
         self._idle.append(slot)
         return answer
@@ -132,11 +134,6 @@ class Sandbox:
         if is_late:
             slot.close()
         return slot
-
-    def _forget(self, slot: Slot) -> None:
-        slot.close()
-        with self._lock:
-            self._slots.discard(slot)
 
 
 def check_choice(num_slots: int | None, tier: str) -> None:

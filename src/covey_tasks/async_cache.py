@@ -5,6 +5,8 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable
 from typing import Generic, TypeVar
 
+from covey.types import Failure
+
 Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
 
@@ -12,7 +14,7 @@ Value = TypeVar("Value")
 class AsyncCache(Generic[Key, Value]):
     """Keeps recent values; concurrent requests share one computation.
 
-    A subclass decides which values are kept, when one is checked again, and how many fit. Exceptions are never kept.
+    A subclass decides when a value is checked again, and how many fit. Exceptions and Failures are never kept.
     """
 
     def __init__(self, size: int) -> None:
@@ -47,10 +49,6 @@ class AsyncCache(Generic[Key, Value]):
         self._num_requested = self._num_computed = 0
         return counts
 
-    def is_worth_keeping(self, value: Value) -> bool:
-        """Return True if a value is kept at all."""
-        return True
-
     def is_final(self, value: Value) -> bool:
         """Return True if a kept value is used, not computed again."""
         return True
@@ -71,7 +69,7 @@ class AsyncCache(Generic[Key, Value]):
         try:
             self._num_computed += 1
             value = await compute()
-            if self.is_worth_keeping(value):
+            if not isinstance(value, Failure):
                 self._keep(key, self.combined(self._drop(key), value))
             return value
         finally:

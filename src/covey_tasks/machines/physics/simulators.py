@@ -62,18 +62,13 @@ Key = tuple[Tree, World, str]
 """The machine in its one order, what stands around it, and the physics version."""
 
 
-class _Outcomes(AsyncCache[Key, Outcome | Failure]):
-    def is_worth_keeping(self, value: Outcome | Failure) -> bool:
-        return not isinstance(value, Failure)
-
-
 class CachedSimulators:
     """Simulates each machine once; all scores share the cached outcomes."""
 
     def __init__(self, simulators: Simulators, size: int) -> None:
         """Keep the last `size` outcomes; `close` closes the simulators too."""
         self._simulators = simulators
-        self._outcomes = _Outcomes(size)
+        self._outcomes: AsyncCache[Key, Outcome | Failure] = AsyncCache(size)
         self.take_counts = self._outcomes.take_counts
 
     @property
