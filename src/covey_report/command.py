@@ -84,4 +84,8 @@ def read_words(verb: str, words: Sequence[str]) -> tuple[list[Path], dict[str, s
     """Split folders from flags. ValueError for unknown flags or none."""
     others, flags = split_flags(words, WITH_VALUE, ALONE)
     refuse_flags(others, (*WITH_VALUE, *ALONE))
+    out = Path(flags.get("--out", "page.html"))
+    if out.suffix != ".html" or not out.parent.is_dir():
+        wanted = "be a .html file" if out.suffix != ".html" else f"lie in a folder that is there ({out.parent} is not)"
+        raise ValueError(f"--out must {wanted}, got {out}")
     return run_folders(verb, others), flags

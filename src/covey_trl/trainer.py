@@ -2,6 +2,7 @@
 
 import json
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -362,7 +363,9 @@ def _load(model: Any, processing_class: Any, peft_config: Any, keywords: dict[st
         return loaded, tokenizer
     from peft import get_peft_model
 
-    return get_peft_model(loaded, peft_config), tokenizer
+    with warnings.catch_warnings():  # peft knows checkpointing by its former name
+        warnings.filterwarnings("ignore", ".*gradient_checkpointing", FutureWarning)
+        return get_peft_model(loaded, peft_config), tokenizer
 
 
 def _device_setting(args: GRPOConfig) -> dict[str, str]:

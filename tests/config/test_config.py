@@ -274,13 +274,21 @@ def test_derived_numbers_follow_from_the_settings() -> None:
         ("data=rows.jsonl", "data is a section of settings: write data.path=rows.jsonl"),
         ("cold_start=false", "cold_start is a section of settings: write cold_start.enabled=false"),
         ("output=x", "output is a section of settings: write hydra.run.dir=x"),
-        ("sampling=3", "sampling is a section of settings: write sampling.NAME=3"),
+        (
+            "timeouts=3",
+            "timeouts is a section of settings: write timeouts.NAME=3; NAME is one of "
+            f"{', '.join(vars(Config().timeouts))}",
+        ),
         ("~recipe=code", "recipe is not there to be deleted; settings are written name=value"),
         ("~nothing", "nothing is not there to be deleted; settings are written name=value"),
         (
             "seed=1−2",
-            'cannot read the override "seed=1−2": − is not the plain character of programs; type it anew, or quote the '
-            "value",
+            'cannot read the override "seed=1−2": − is not the plain character of programs; type it anew',
+        ),
+        (
+            "model.name=“x”",
+            'cannot read the override "model.name=“x”": “ is not the plain character of programs; type it anew, or '
+            "quote the value",
         ),
         ("seed=3,", 'cannot read the override "seed=3,": it ends with a comma'),
         ("model=org/name", 'model has no choice "org/name"; a folder or a hub name is model.name=org/name'),

@@ -210,7 +210,51 @@ def test_settings_and_flags_of_prime_rl_are_read_together(tmp_path: Path) -> Non
         "algorithm.loss_options={div_low:0.2,div_high:0.2,adv_tau:1.0,kl_tau:0.001}",
         *("optimizer.weight_decay=0.01", "sampling.max_total_tokens=2048"),
     }
-    assert any(note.startswith("orchestrator.env=") and "environment=verifiers" in note for note in found.notes)
+    assert {"environment=verifiers", "environment.id=reverse-text"} <= set(found.words.values())
+
+
+ORCHESTRATOR = "batch_size = 512\nrollouts_per_example = 16\n[sampling]\nmax_tokens = 128\n"
+TRAINER = "[optim]\nlr = 3e-6\n"
+
+
+def test_files_of_prime_rl_for_one_process_are_read_as_its_section(tmp_path: Path) -> None:
+    files = {"orch.toml": ORCHESTRATOR, "train.toml": TRAINER}
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    flags = ["--trainer", "@", str(tmp_path / "train.toml"), "--orchestrator", "@", str(tmp_path / "orch.toml")]
+    both = translate(["uv", "run", "rl", *flags, "--orchestrator.batch-size", "1024"])
+    assert {"optimizer.lr=3e-06", "groups_per_step=64", "group_size=16"} <= set(both.words.values())
+    assert not [note for note in both.notes if "nothing like it" in note]
+    for alone in (
+        ["orchestrator", "@", str(tmp_path / "orch.toml")],
+        ["orch.toml", *read_file(tmp_path / "orch.toml")],
+    ):
+        found = translate(alone)
+        assert {"groups_per_step=32", "group_size=16"} <= set(found.words.values())
+
+
+def test_environments_of_prime_rl_with_arguments_are_left_to_the_reader() -> None:
+    for several in ("[{'id': 'a', 'args': {'n': 3}}]", "[{'id': 'a'}, {'id': 'b'}]"):
+        found = translate(["uv", "run", "rl", f"orchestrator.env={several}"])
+        assert "environment.id" not in found.words
+        assert any(note.startswith("orchestrator.env=") for note in found.notes)
+
+
+def test_a_setting_that_another_answer_leaves_out_is_answered_alone() -> None:
+    found = translate(["batch_size=512", "rollouts_per_example=16"])
+    assert found.words["group_size"] == "group_size=16"
+
+
+def test_a_model_of_any_command_is_a_name_where_it_is_no_preset() -> None:
+    of_another = ["swift", "rlhf", "--rlhf_type", "grpo", "--model"]
+    assert translate([*of_another, "org/policy"]).words["model.name"] == "model.name=org/policy"
+    assert translate([*of_another, "nano"]).words["model"] == "model=nano"
+
+
+def test_a_folder_that_a_command_names_is_said_to_hold_one_run() -> None:
+    once = "# hydra.run.dir holds one run: name another for the next"
+    assert once in as_lines(translate(["trl", "grpo", "--output_dir", "out"]))
+    assert once not in as_lines(translate(["trl", "grpo", "--beta", "0.1"]))
 
 
 @pytest.mark.parametrize(
@@ -471,6 +515,8 @@ def test_a_field_of_trl_with_a_value_that_it_cannot_have_is_one_line(
             "trl grpo --beta 0.04",
             "covey translate takes one file, or a command behind --: covey translate -- trl grpo --beta 0.04",
         ),
+        ("-- rl --trainer @ nosuch.toml", "nosuch.toml is no file"),
+        ("nosuch.toml", "nosuch.toml is no file; a command stands behind --: covey translate -- nosuch.toml"),
         ("", "covey translate takes one file, or a command behind --: covey translate -- env.dataset=gsm8k"),
     ],
 )
@@ -501,6 +547,7 @@ def test_a_trl_flag_is_read_in_either_spelling_and_a_typo_named() -> None:
         ("run.yaml", "a:\n\tb: 1\n", "run.yaml cannot be read: line 2: indent by blanks, not by a tab"),
         ("run.yaml", "\udcff", "run.yaml cannot be read: 'utf-8' codec can't decode byte 0xff"),
         ("run.sh", "# nothing\n", "holds no command"),
+        ("rows.jsonl", '{"prompt": "0+0="}\n', "nothing to translate: no setting and no flag in "),
         ("run.sh", "ls here\n", "nothing to translate: no setting and no flag in "),
         ("run.toml", "a = [\n", "cannot be read"),
     ],

@@ -27,6 +27,8 @@ FLAGS = {
     "--config-dir": 1, "-cd": 1, CONFIG_FLAG: 1,
 }  # fmt: skip
 """Flags that may stand after a verb, with the number of words each takes."""
+SHOWN = dict.fromkeys(("--cfg", "-c"), ("job", "hydra", "all"))
+"""What flags of Hydra's can show."""
 ALL_OF_INFO = {"--info": "--info=all", "-i": "--info=all"}
 """A bare --info takes the next word for what it is to show, which may be any setting."""
 TRAINS = ("train", "cold-start", "check", "audit")
@@ -52,9 +54,9 @@ def arrange(verb: str, words: Sequence[str]) -> list[str]:
             settings.append(with_whole_numbers(_with_home(word)))
     _refuse_foreign(settings)
     for word in settings:
+        _refuse_no_choice(word)
         _refuse_no_section(word)
         _refuse_below(word)
-        _refuse_no_choice(word)
     if verb in ("config", "plan") and {"-m", "--multirun"} & set(flags):
         raise ValueError(f"covey {verb} prints one configuration; --multirun is for covey train")
     of_train = verb in (*TRAINS, "evaluate") and set(flags) <= {"-m", "--multirun", "-r", "--run"}
@@ -135,6 +137,9 @@ def _refuse_no_choice(word: str) -> None:
     """Refuse a group with a value that is no choice."""
     group, _, value = word.lstrip("+").partition("=")
     groups = usage.group_choices()
+    above, _, leaf = group.partition(".")
+    if leaf and "." not in leaf and group not in _setting_types() and value in groups.get(above, ()):
+        raise ValueError(f"unknown setting {group}; did you mean {above}={value}?")
     if group in groups and NO_NAME.fullmatch(value):
         own = f" (settings are written {group}.NAME=VALUE)" if value.startswith("{") else ""
         raise ValueError(f'{group} has no choice "{value}"{own}; choices: {", ".join(groups[group])}')
@@ -153,6 +158,8 @@ def _values(verb: str, word: str, rest: list[str]) -> list[str]:
     count = 0 if equals else FLAGS[flag]
     if len(rest) < count:
         raise ValueError(f"{flag} needs a value")
+    if (count or equals) and named not in (allowed := SHOWN.get(flag, [named])):
+        raise ValueError(f"{flag} must be one of {', '.join(allowed)}, got {named}; a file is {CONFIG_FLAG} {named}")
     return [rest.pop(0) for _ in range(count)]
 
 
@@ -200,7 +207,7 @@ def _refuse_slip(word: str, rest: Sequence[str]) -> None:
             f'"{word}" sets nothing: it is a run; resume={word} continues it, --config {word}/{CONFIG} takes its '
             f"settings, model.name={word}/checkpoints/STEP/policy its policy"
         )
-    if os.path.exists(word):
+    if os.path.exists(word) or "/" in word:
         raise ValueError(f'"{word}" sets nothing; did you mean model.name={word}?')
     groups = usage.group_choices()
     for group in ("recipe", *groups):

@@ -79,7 +79,12 @@ def _unreadable(word: str) -> str:
     """Describe the syntax of a word that Hydra cannot read."""
     name, equals, value = word.partition("=")
     if odd := next((c for c in word if c in TYPOGRAPHIC), None):
-        return f"{odd} is not the plain character of programs; type it anew, or quote the value"
+        quoted = ", or quote the value" if re.search(r"[^\W\d_eE]", value) else ""  # of numbers it would be no number
+        return f"{odd} is not the plain character of programs; type it anew{quoted}"
+    if value.startswith("=") and value.strip("="):
+        return f"a setting has one =: write {name}={value.lstrip('=')}"
+    if re.search(r"\s[\w.]+=", value):
+        return "it holds several settings: write each as a word of its own"
     if value.endswith(","):
         return "it ends with a comma"
     if not equals or not re.fullmatch(r"[+~]*[\w.@:/-]+", name):

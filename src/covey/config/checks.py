@@ -245,10 +245,12 @@ def misfit(name: str | None, text: str) -> str:
 def _of_a_section(name: str, value: str) -> str:
     if name.endswith("]"):
         return f"{name} must be a mapping, got {value}"
-    first = next(iter(vars(vars(Config()).get(name, Config()))))
+    inner = [*vars(vars(Config()).get(name, Config()))]
+    first = inner[0]
     setting = f"{name}.{first}" if first in ("name", "path", "enabled", "strategy") else f"{name}.NAME"
     written = value.lower() if value in ("True", "False") else value
-    return f"{name} is a section of settings: write {'hydra.run.dir' if name == 'output' else setting}={written}"
+    which = f"; NAME is one of {', '.join(inner)}" if setting.endswith(".NAME") and name != "output" else ""
+    return f"{name} is a section of settings: write {'hydra.run.dir' if name == 'output' else setting}={written}{which}"
 
 
 def refuse_aliases(text: str) -> None:

@@ -56,7 +56,8 @@ def did_you_mean(name: str, known: Collection[str]) -> str:
     >>> did_you_mean("num_generation", ["group_size"])
     '; did you mean group_size?'
     """
-    names = named_elsewhere(name, known) or nearest(name, known)
+    same = [other for other in known if _letters(other) == _letters(name)]
+    names = same[:1] or named_elsewhere(name, known) or nearest(name, known)
     if not names and (alike := difflib.get_close_matches(name.rpartition(".")[2], other_names(), n=1, cutoff=0.85)):
         names = named_elsewhere(alike[0], known)
     return f"; did you mean {' or '.join(names)}?" if names else ""

@@ -82,8 +82,9 @@ def explain(name: str, value: str, given: Mapping[str, str]) -> str:
     found = answer(name, value, given)
     if found is not None:
         return in_a_line(found)
-    is_near = name in {*other_names(), *RUN_FOLDER} or any(own.endswith(f".{name}") for own in setting_names())
-    if "." in name or is_near:
+    inner, section = f".{name}", f"{name}."
+    is_own = any(own.endswith(inner) or own.startswith(section) for own in setting_names())
+    if "." in name or is_own or name in {*other_names(), *RUN_FOLDER}:
         return ""
     if name in MAPPED:
         return f"{name} of TRL is here: {MAPPED[name]}"

@@ -70,20 +70,24 @@ def run_translate(words: Sequence[str]) -> None:
         raise ValueError(f"covey translate takes one file, or a command behind --: covey translate -- {typed}")
     tokens = list(words[1:]) if words[0] == "--" else _read_named(Path(words[0]))
     found = translate(tokens)
-    if not found.words and not found.notes:
+    is_script = words[0] != "--" and Path(words[0]).suffix not in READERS
+    if not found.words and (is_script or not found.notes):
         raise ValueError(f"nothing to translate: no setting and no flag in {shlex.join(words[1:]) or words[0]}")
     print("\n".join(as_lines(found)))
 
 
 def _read_named(path: Path) -> list[str]:
     """Read a file; the names of prime-rl's identify it."""
+    if not path.exists():
+        raise ValueError(f"{path} is no file; a command stands behind --: covey translate -- {path}")
     return [path.name, *read_file(path)] if path.suffix in READERS else read_file(path)
 
 
 def as_lines(found: TranslatedCommand) -> list[str]:
     """Lay out the command, a setting a line, with notes as comments."""
     command = [" ".join(("covey train", *found.flags)), *(f"  {shlex.quote(word)}" for word in found.words.values())]
-    return [" \\\n".join(command), *(f"# {note}" for note in (*found.notes, *missing_settings(found.words)))]
+    once = ["hydra.run.dir holds one run: name another for the next"] if "hydra.run.dir" in found.words else []
+    return [" \\\n".join(command), *(f"# {note}" for note in (*found.notes, *once, *missing_settings(found.words)))]
 
 
 def missing_settings(words: Mapping[str, str]) -> list[str]:
@@ -151,6 +155,9 @@ def _open_files(tokens: Sequence[str], found: TranslatedCommand) -> Iterator[str
         if word == "@" and path.suffix in READERS:  # a file of settings, as pydantic's command lines name it
             rest.pop(0)
             yield from read_file(path)
+        elif word.startswith("--") and rest[:1] == ["@"] != rest:  # one of a section
+            yield from (f"{word[2:].replace('-', '_')}.{setting}" for setting in read_file(Path(rest[1])))
+            del rest[:2]
         elif path.name in SBATCH:
             found.notes.append(f"{path.name}: {SBATCH[path.name]} starts covey train with these words")
             yield word
@@ -170,6 +177,8 @@ def _translate_system(
     last = foreign.last_parts(one.name)
     given = {one.aliases.get(name, name): value for name, value in given.items()}
     given = {name if one.has(name) or name in known else last.get(name, name): given[name] for name in given}
+    whole = {name: [f"{section}.{name}" for section in one.sections] for name in given if name not in known}
+    given = {next((n for n in whole.get(name, ()) if n in one.settings), name): given[name] for name in given}
     given = _interpolate(given, one.defaults, found)
     own = {
         name: value
@@ -274,11 +283,14 @@ def _translate_words(given: Mapping[str, str], known: set[str], found: Translate
         row = system("trl").row(name, value)  # else of any system
         of_trl = row and foreign.Answered({name: value} if row.note else {}, row)
         answered = of_trl or foreign.answer(name, value, given)
+        if answered is not None and name not in done and done & answered.typed.keys():
+            answered = foreign.answer(name, value, {name: value})  # what it would be said with has been answered
         if answered is not None and not done & answered.typed.keys():
             done |= answered.typed.keys()
             _add(answered, found)
         elif answered is None and (name in known or name.startswith("hydra.")):
-            found.add(with_whole_numbers(f"{name}={value}"))
+            is_named = name == "model" and preset_file("model", value) is None
+            found.add(with_whole_numbers(f"{'model.name' if is_named else name}={value}"))
         elif answered is None:
             _name_elsewhere(name, value, known, found)
 

@@ -48,7 +48,7 @@ def read_file(path: Path, arguments: Sequence[str] = ()) -> list[str]:
     """Read a script or file of settings into words. ValueError without any."""
     # Refuse files that hold no settings
     if not path.is_file():
-        raise ValueError(f"{path} is no file; a command stands behind --: covey translate -- {path}")
+        raise ValueError(f"{path} is no file")
     if path.suffix == ".py":
         raise ValueError(f"{path} is Python: {OF_PYTHON}; a command line that starts it is translated behind --")
     try:

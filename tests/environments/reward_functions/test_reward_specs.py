@@ -95,6 +95,7 @@ WRONG: list[tuple[Any, str]] = [
         "reward function covey.rewards:SoftOverlog: module covey.rewards has no 'SoftOverlog'; did you mean SoftOverlo",
     ),
     ("my_reward:exact", "reward function my_reward:exact: cannot import my_reward: No module named 'my_reward'"),
+    ("my_reward.py", "no reward function 'my_reward.py'; did you mean my_reward:FUNCTION?; there is "),
     ("my_reward.exact", "no reward function 'my_reward.exact'; did you mean my_reward:exact?; there is "),
     ("my_broken:f", "reward function my_broken:f: cannot import my_broken: No module named 'no_such_module'"),
     ("users_specs:scald", "reward function users_specs:scald: module users_specs has no 'scald'; did you mean scaled?"),

@@ -12,7 +12,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokenizer
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    AutoTokenizer,
+)
 
 from covey.algorithm.settings import AlgorithmConfig
 from covey.policy.models import loading
@@ -472,6 +479,21 @@ def test_an_encoder_is_no_causal_policy(tmp_path: Path, architecture: str) -> No
     with pytest.raises(ValueError, match="must be a causal language model, got one that sees what follows") as caught:
         load_policy(tmp_path)
     assert f"({type(model).__name__}); model.kind=masked" in str(caught.value)
+
+
+@pytest.mark.parametrize("head", [AutoModelForSequenceClassification, AutoModelForTokenClassification])
+def test_a_model_that_judges_text_is_no_causal_policy(tmp_path: Path, head: Any) -> None:
+    config = AutoConfig.for_model("qwen2", **{**SHAPE, "vocab_size": 260, "tie_word_embeddings": True})
+    head.from_config(config).save_pretrained(tmp_path)
+    nano_tokenizer().save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="got one that judges text"):
+        load_policy(tmp_path)
+
+
+def test_a_model_of_an_unknown_type_is_said_to_be_unknown(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "mine", "architectures": ["MyLM"]}')
+    with pytest.raises(ValueError, match=r"\(transformers [\d.]+ knows no model of type mine\)"):
+        load_policy(tmp_path)
 
 
 def test_tokens_added_without_rows_are_refused(tmp_path: Path) -> None:

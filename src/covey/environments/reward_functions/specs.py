@@ -84,7 +84,7 @@ def _check_spec(spec: RewardSpec) -> RewardSpec:
         path, dot, name = spec.function.rpartition(".")
         meant = near(spec.function, REWARDS)
         if path and dot and name and not colon:
-            meant = f"; did you mean {path}:{name}?"
+            meant = f"; did you mean {path}:{'FUNCTION' if name == 'py' else name}?"
         elif Path(f"{spec.function}.py").is_file():
             meant = f"; did you mean {spec.function}:FUNCTION?"
         raise ValueError(

@@ -19,6 +19,7 @@ from transformers import (
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
 )
+from transformers import __version__ as transformers_version
 from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
 from covey.policy.attention.base import ATTENTION, register
@@ -313,6 +314,8 @@ def _load_pretrained(settings: ModelConfig, device: torch.device) -> tuple[PreTr
         reason = _line(error)
         if "trust_remote_code" in str(error):
             reason = "it needs code of its own, which is never run"
+        elif unknown := re.search(r"model type `(\w+)` but Transformers does not recognize", str(error)):
+            reason = f"transformers {transformers_version} knows no model of type {unknown[1]}"
         elif re.match(r"[A-Za-z]:\w|.*\\", settings.name):
             reason = "backslashes are the shell's: quote the name, or write /"
         elif other := re.search(r"Unrecognized configuration class <class '[\w.]*?(\w+)Config'>", str(error)):

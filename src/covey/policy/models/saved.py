@@ -1,5 +1,6 @@
 """Check a saved model: causal, complete, with a row per token."""
 
+import re
 from contextlib import suppress
 from typing import Any
 
@@ -16,6 +17,9 @@ from transformers import (
 )
 
 from covey.policy.settings import ModelConfig
+
+HEADS = re.compile(r"For(Sequence|Token)Classification|ForQuestionAnswering|ForMultipleChoice|RewardModel")
+"""Architectures whose weights load as those of a language model, their head left out."""
 
 
 def read_weights(kind: Any, name: str, **keywords: Any) -> tuple[Any, str]:
@@ -45,10 +49,15 @@ def refuse_encoder(settings: ModelConfig, config: PreTrainedConfig | None = None
         config = config or AutoConfig.from_pretrained(settings.name, revision=settings.revision, **NO_CODE)
     if config is None:
         return
+    saved = ", ".join(config.architectures or [config.model_type])
+    if settings.kind == "causal" and HEADS.search(saved):
+        raise ValueError(
+            f"model.name={settings.name} must be a causal language model, got one that judges text ({saved}); "
+            f"a reward is rewards=[{{function:reward_model,args:{{model:{settings.name}}}}}]"
+        )
     decodes = getattr(config, "is_decoder", type(config) in AutoModelForCausalLM._model_mapping)
     if settings.kind != "causal" or decodes or type(config) not in AutoModelForMaskedLM._model_mapping:
         return
-    saved = ", ".join(config.architectures or [config.model_type])
     raise ValueError(
         f"model.name={settings.name} must be a causal language model, got one that sees what follows ({saved}); "
         "model.kind=masked with engine=fill and environment=infill trains one"
