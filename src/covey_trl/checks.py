@@ -9,16 +9,11 @@ from covey_trl.config import GRPOConfig
 
 def check_arguments(args: GRPOConfig, rollout_func: Any, optimizers: tuple[Any, Any], ref_model: Any) -> None:
     """Raise ValueError for arguments without a counterpart or without effect."""
-    refused = {
-        "rollout_func": (rollout_func, "covey samples; an environment of your own scores and replies"),
-        "optimizers": (
-            any(one is not None for one in optimizers),
-            "optim and lr_scheduler_type of GRPOConfig name one",
-        ),
-    }
-    for name, (value, reason) in refused.items():
-        if value:
-            raise ValueError(f"{name} has no counterpart in covey yet: {reason}")
+    absent = "has no counterpart in covey yet"
+    if rollout_func:
+        raise ValueError(f"rollout_func {absent}: covey samples; an environment of your own scores and replies")
+    if any(one is not None for one in optimizers):
+        raise ValueError(f"optimizers {absent}: optim and lr_scheduler_type of GRPOConfig name one")
     if ref_model is not None and not args.beta:
         raise ValueError("ref_model needs beta > 0: nothing is compared with a reference otherwise")
 
@@ -29,7 +24,8 @@ def quantised_settings(model: Any, given: Any, keywords: dict[str, Any], peft_co
     `keywords` for loading lose what asks for them. ValueError for another quantisation, or without plain adapters.
     """
     given = keywords.pop("quantization_config", None) or given
-    bits = {name: keywords.pop(name, None) or bool(vars(given or object).get(f"_{name}")) for name in BITS}
+    of_given = {} if given is None or isinstance(given, dict) else vars(given)
+    bits = {name: keywords.pop(name, None) or bool(of_given.get(f"_{name}")) for name in BITS}
     if not any(bits.values()):
         if given is not None:
             raise ValueError(f"quantization_config must be of BitsAndBytesConfig in 4 or 8 bits, got {given!r:.80}")

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import wraps
 from inspect import signature
+from os import PathLike
 from typing import Any, TypeVar
 
 from transformers import TrainingArguments
@@ -16,6 +17,12 @@ from covey_trl.fields import GONE
 
 DICTIONARIES = ("model_init_kwargs", "generation_kwargs", "chat_template_kwargs", "lr_scheduler_kwargs")
 """Fields that a command line gives as JSON."""
+KINDS: Mapping[str, tuple[Any, str]] = {
+    **dict.fromkeys(DICTIONARIES, (Mapping, "a dict, or one in JSON")),
+    "reward_weights": (list | tuple, "a list"),
+    "report_to": (str | list | tuple, "a name or a list of names"),
+    "output_dir": (str | PathLike, "a path"),
+}
 COUNTS = ("per_device_train_batch_size", "gradient_accumulation_steps", "num_iterations")
 Made = TypeVar("Made")
 
@@ -172,13 +179,15 @@ class GRPOConfig(TrainingArguments):
         for name in COUNTS:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
-        for name in DICTIONARIES:
-            if not isinstance(getattr(self, name), Mapping | None):
-                raise ValueError(f"{name} must be a dict, or one in JSON, got {getattr(self, name)!r:.80}")
-        if not isinstance(self.reward_weights, list | tuple | None):
-            raise ValueError(f"reward_weights must be a list, got {self.reward_weights!r:.80}")
-        if not isinstance(self.report_to, str | list | tuple | None):
-            raise ValueError(f"report_to must be a name or a list of names, got {self.report_to!r:.80}")
+        for name, (kind, said) in KINDS.items():
+            if not isinstance(getattr(self, name), kind | None):
+                raise ValueError(f"{name} must be {said}, got {getattr(self, name)!r:.80}")
+        for name in ("logging", "save"):
+            every = getattr(self, f"{name}_steps")
+            if every <= 0 and str(getattr(self, f"{name}_strategy")) == "steps":
+                raise ValueError(f"{name}_steps must be > 0, got {every}; {name}_strategy='no' leaves it out")
+        if self.fp16 and self.bf16:
+            raise ValueError("fp16=True and bf16=True exclude each other: give one")
 
     def _derive_batches(self) -> None:
         """Derive generation_batch_size or steps_per_generation. ValueError for a misfit."""
@@ -202,10 +211,11 @@ class GRPOConfig(TrainingArguments):
             )
 
 
+PLAIN = (int, float, bool)
 NUMBERS: Mapping[str, Any] = {
-    one.name: one.type for one in fields(GRPOConfig) if one.type in (int, float, int | None, float | None)
+    one.name: one.type for one in fields(GRPOConfig) if one.type in (*PLAIN, *(kind | None for kind in PLAIN))
 }
-"""Fields of numbers, and their kinds, which HfArgumentParser changes in the class."""
+"""Fields of numbers and switches, and their kinds, which HfArgumentParser changes in the class."""
 
 
 def _from_json(name: str, text: str) -> Any:

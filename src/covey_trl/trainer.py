@@ -25,11 +25,13 @@ from covey.environments.reward_functions.specs import load_reward
 from covey.policy.models.adapters import other_than_plain_lora
 from covey.policy.models.loading import load_policy
 from covey.policy.models.saved import read_weights
+from covey.policy.policy import DTYPES
 from covey.run.evaluate import Evaluation
 from covey.run.folder import begun_at
 from covey.run.given import RunObjects
 from covey.system import ranks
 from covey.system.jsonl import write_json
+from covey.system.lookup import one_of
 from covey.system.workers.pool import WorkerSettings
 from covey_integrations.tools.episode import ToolRules
 from covey_integrations.tools.rows import RowTools, with_prompt
@@ -241,11 +243,8 @@ class GRPOTrainer:
         It always waits for the end, and leaves out what belongs to a model card, which is not written.
         """
         name = self.hub_model_id
-        given = {
-            "token": self.args.hub_token,
-            "private": self.args.hub_private_repo,
-            "revision": self.args.hub_revision,
-        }
+        args = self.args
+        given = {"token": args.hub_token, "private": args.hub_private_repo, "revision": args.hub_revision}
         kept = {key: value for key, value in keywords.items() if key not in MODEL_CARD}
         keywords = {key: value for key, value in given.items() if value is not None} | kept
         result = self._require_result()
@@ -344,6 +343,10 @@ def _load(model: Any, processing_class: Any, peft_config: Any, keywords: dict[st
         why = REFUSED["trust_remote_code"]
         raise ValueError(f"model_init_kwargs['trust_remote_code'] has no counterpart in covey: {why}")
     keywords.pop("device_map", None)  # model.device, see `_device_setting`
+    if "torch_dtype" in keywords:  # its former name, which transformers overlooks beside this one
+        keywords["dtype"] = keywords.pop("torch_dtype")
+    if isinstance(dtype := keywords.get("dtype"), str):
+        one_of("model_init_kwargs['dtype']", dtype, (*DTYPES, "auto"))
     if peft_config is not None and (other := other_than_plain_lora(peft_config)):
         raise ValueError(f"peft_config must be a LoraConfig of plain adapters, got {other}")
     if isinstance(model, str) and processing_class is None and peft_config is None and not keywords:

@@ -390,7 +390,6 @@ def test_a_dollar_in_a_name_is_no_formula_in_a_picture(tmp_path: Path) -> None:
         (["--out"], "--out needs a value"),
         (["run", "--out", "page.pdf"], "--out must be a .html file, got page.pdf"),
         (["run", "--out", "no/page.html"], "--out must lie in a folder that is there (no is not), got no/page.html"),
-        (["run", "run"], "run is named twice"),
         (["run", "--server"], 'no flag "--server"; flags: --out, --png, --follow, --text'),
     ],
 )

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from transformers import EarlyStoppingCallback, TrainerCallback
 
 from covey.trl import GRPOConfig, GRPOTrainer
@@ -19,6 +20,7 @@ from covey_trl.config import default_of
 from covey_trl.fields import GONE, MAPPED, OWN, REFUSED, named_in_errors, table
 from covey_trl.mapping import settings_of
 
+from ..support.builders import saved_model
 from ..support.models.tiny_models import tiny_model
 from ..support.processes import in_a_fork
 from .test_same_gradient_as_trl import TOKENIZER
@@ -265,6 +267,11 @@ def test_fields_of_a_vllm_beside_the_trainer_say_nothing_of_a_server() -> None:
         ({"chat_template_kwargs": "[1]"}, "chat_template_kwargs must be a dict, or one in JSON, got [1]"),
         ({"reward_weights": 1}, "reward_weights must be a list, got 1"),
         ({"report_to": 5}, "report_to must be a name or a list of names, got 5"),
+        ({"output_dir": 5}, "output_dir must be a path, got 5"),
+        ({"log_completions": "some"}, "log_completions must be true or false, got 'some'"),
+        ({"logging_steps": 0}, "logging_steps must be > 0, got 0; logging_strategy='no' leaves it out"),
+        ({"save_steps": -1}, "save_steps must be > 0, got -1; save_strategy='no' leaves it out"),
+        ({"fp16": True, "bf16": True}, "fp16=True and bf16=True exclude each other: give one"),
     ],
 )
 def test_values_without_a_counterpart_are_refused_in_one_line(given: dict[str, Any], message: str) -> None:
@@ -353,6 +360,15 @@ def test_a_callback_that_waits_for_a_metric_of_transformers_is_refused_in_one_li
         ({"callbacks": 5}, "callbacks must be a list, got 5"),
         ({"optimizers": 5}, "optimizers must be a list, got 5"),
         ({"tools": len}, "tools must be a list, got <built-in function len>"),
+        (
+            {"args": GRPOConfig(**BASE, model_init_kwargs={"torch_dtype": "bf16"}), "model": "nowhere"},
+            "model_init_kwargs['dtype'] must be one of float32, bfloat16, float16, float64, auto, got bf16; did you "
+            "mean bfloat16?",
+        ),
+        (
+            {"model": "nowhere", "quantization_config": {"load_in_4bit": True}},
+            "quantization_config must be of BitsAndBytesConfig in 4 or 8 bits, got {'load_in_4bit': True}",
+        ),
         ({"model": "nano", "peft_config": {"r": 8}}, "peft_config must be a LoraConfig of plain adapters, got dict"),
     ],
 )
@@ -360,6 +376,13 @@ def test_an_argument_of_another_kind_is_refused_in_one_line(given: dict[str, Any
     usual = {"model": tiny_model(), "reward_funcs": len, "args": GRPOConfig(**BASE), "train_dataset": ROWS}
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         GRPOTrainer(**usual | {"processing_class": TOKENIZER} | given)
+
+
+def test_a_dtype_by_its_former_name_is_that_of_the_weights(tmp_path: Path) -> None:
+    name = saved_model(tmp_path / "model", "llama")
+    args = GRPOConfig(**BASE, model_init_kwargs={"torch_dtype": "bfloat16"})
+    made = GRPOTrainer(name, len, args, ROWS, processing_class=TOKENIZER)
+    assert next(made.model.parameters()).dtype == torch.bfloat16
 
 
 def test_a_folder_without_a_run_is_nothing_to_resume_from(tmp_path: Path) -> None:

@@ -27,8 +27,6 @@ FLAGS = {
     "--config-dir": 1, "-cd": 1, CONFIG_FLAG: 1,
 }  # fmt: skip
 """Flags that may stand after a verb, with the number of words each takes."""
-SHOWN = dict.fromkeys(("--cfg", "-c"), ("job", "hydra", "all"))
-"""What flags of Hydra's can show."""
 ALL_OF_INFO = {"--info": "--info=all", "-i": "--info=all"}
 """A bare --info takes the next word for what it is to show, which may be any setting."""
 TRAINS = ("train", "cold-start", "check", "audit")
@@ -158,8 +156,8 @@ def _values(verb: str, word: str, rest: list[str]) -> list[str]:
     count = 0 if equals else FLAGS[flag]
     if len(rest) < count:
         raise ValueError(f"{flag} needs a value")
-    if (count or equals) and named not in (allowed := SHOWN.get(flag, [named])):
-        raise ValueError(f"{flag} must be one of {', '.join(allowed)}, got {named}; a file is {CONFIG_FLAG} {named}")
+    if flag in ("--cfg", "-c") and named not in ("job", "hydra", "all"):
+        raise ValueError(f"{flag} must be one of job, hydra, all, got {named}; a file is {CONFIG_FLAG} {named}")
     return [rest.pop(0) for _ in range(count)]
 
 

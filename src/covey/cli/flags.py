@@ -58,10 +58,7 @@ def run_folders(verb: str, words: Sequence[str]) -> list[Path]:
     """Return the named run folders, a sweep's expanded. ValueError without any."""
     if not words:
         raise ValueError(f"covey {verb} needs a run folder, such as covey {verb} outputs/DATE/TIME")
-    found = [run for word in words for run in _runs_of(Path(word))]
-    if twice := next((run for run in found if found.count(run) > 1), None):
-        raise ValueError(f"{twice} is named twice")
-    return found
+    return [run for word in words for run in _runs_of(Path(word))]
 
 
 def one_run_folder(verb: str, words: Sequence[str]) -> Path:

@@ -327,9 +327,9 @@ def unknown_setting(name: str, place: str = "") -> str:
         key = name.removeprefix("environment.").partition(".")[0]
         having = [other for other, kind in environment_classes().items() if key in {one.name for one in fields(kind)}]
         return f"the chosen environment has no setting {name}{place}; these have: {', '.join(having)}"
-    section, _, leaf = name.partition(".")
-    if leaf in ("name", "type") and section in group_choices():
-        return f"unknown setting {name}{place}; did you mean {section}=NAME?"
+    group, _, leaf = name.partition(".")
+    if leaf in ("name", "type") and group in group_choices():
+        return f"unknown setting {name}{place}; did you mean {group}=NAME?"
     return f"unknown setting {name}{place}{names.did_you_mean(name, [*known, *group_choices(), *names.CLIP_RANGE])}"
 
 

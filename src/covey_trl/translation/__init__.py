@@ -82,8 +82,7 @@ def explain(name: str, value: str, given: Mapping[str, str]) -> str:
     found = answer(name, value, given)
     if found is not None:
         return in_a_line(found)
-    inner, section = f".{name}", f"{name}."
-    is_own = any(own.endswith(inner) or own.startswith(section) for own in setting_names())
+    is_own = any(f".{name}." in f".{own}." for own in setting_names())
     if "." in name or is_own or name in {*other_names(), *RUN_FOLDER}:
         return ""
     if name in MAPPED:

@@ -17,6 +17,8 @@ Given = Mapping[str, str]
 """Foreign settings by their full names."""
 HOLE = re.compile(r"<([^<>]*)>")
 SUM = re.compile(r"([\w.]+)\s*([-+*/])\s*([\w.]+)")
+ONLY_ID = re.compile(r"""\[\{["']?id["']?: *["']?([\w./-]+)["']?\}\]""")
+"""A list of one environment of which nothing but its name is said."""
 EMPTY = ("", "none", "null", "~")
 
 
@@ -210,14 +212,6 @@ def _above_0(value: str) -> str | None:
     return None if plain(value) in EMPTY or float(value) < 1 else str(int(float(value)))
 
 
-def _only_id(environments: Any) -> str:
-    """Return the name of one environment. ValueError for several, or more than a name."""
-    match environments:
-        case [{"id": str(name), **rest}] if not rest.keys() - {"name"}:
-            return name
-    raise ValueError("no single name")
-
-
 CONVERT: dict[str, Callable[[str], str | None]] = {
     "whole": lambda value: str(int(float(value))),
     "above_0": _above_0,
@@ -229,7 +223,7 @@ CONVERT: dict[str, Callable[[str], str | None]] = {
     "second": lambda value: list_names(value).split(",")[1] if "," in list_names(value) else None,
     "trackers": lambda value: ",".join(name for name in ("tensorboard", "wandb") if name in value) or None,
     "device": lambda value: device_of_map(yaml.safe_load(value)),  # which may be written as JSON
-    "only_id": lambda value: _only_id(yaml.safe_load(value)),
+    "only_id": lambda value: found[1] if (found := ONLY_ID.fullmatch(value)) else None,
     "module": lambda value: None if value.startswith("/") else function_path_of_file(f"{value}:")[:-1],
 }
 """What makes a foreign value one of covey's; None where it needs no word. ValueError where it is none."""
