@@ -4,6 +4,9 @@ import argparse
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from PIL import Image, ImageOps, ImageSequence
 
 from benchmarks.figures import develop, front, gpu, measured, panel, real, sentences, tasks, trust, use
 from benchmarks.figures.front import ROOT
@@ -59,6 +62,21 @@ def film() -> None:
     words = ["machines", "simulate", str(MACHINE), "--film", str(FOLDER / "tasks" / "catapult.gif")]
     picture = ["--out", str(FOLDER / "tasks" / "catapult.png")]
     subprocess.run([sys.executable, "-m", "covey", *words, *picture], check=True, stdout=subprocess.DEVNULL)
+    darken(FOLDER / "tasks" / "catapult.gif", FOLDER / "tasks" / "catapult-dark.gif")
+
+
+def darken(film: Path, dark: Path) -> None:
+    """Write a film for dark pages: lightness is turned over, hues stay."""
+    with Image.open(film) as frames:
+        turned = [(_turned_over(frame), frame.info["duration"]) for frame in ImageSequence.Iterator(frames)]
+    (first, *others), pauses = zip(*turned, strict=True)
+    first.save(dark, save_all=True, append_images=others, duration=list(pauses), loop=0)
+
+
+def _turned_over(frame: Image.Image) -> Image.Image:
+    lightness, *hues = frame.convert("YCbCr").split()
+    turned = Image.merge("YCbCr", (ImageOps.invert(lightness), *hues)).convert("RGB")
+    return turned.quantize(64, dither=Image.Dither.NONE)
 
 
 def main(words: Sequence[str] | None = None) -> int:

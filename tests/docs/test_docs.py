@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 from hydra import compose, initialize_config_dir
+from PIL import Image
 
 from benchmarks.demo.arithmetic import spread
 from benchmarks.real.recipes import RESULTS, front
@@ -379,6 +380,18 @@ def anchors(file: Path) -> set[str]:
     """How headings are linked to: lower case, punctuation dropped, blanks as hyphens."""
     headings = re.findall(r"^#+ (.+)$", FENCE.sub("", file.read_text(encoding="utf-8")), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_a_film_has_a_dark_one_beside_it() -> None:
+    shown = {place for text in TEXTS.values() for place in re.findall(r"[\w./-]+\.gif", text)}
+    light = {place for place in shown if not place.endswith("-dark.gif") and "figures/" in place}
+    assert light
+    for place in light:
+        page = next(text for text in TEXTS.values() if place in text)
+        assert f'srcset="{place.removesuffix(".gif")}-dark.gif"><img src="{place}"' in page
+        dark = ROOT / "docs" / place[place.index("figures/") :].replace(".gif", "-dark.gif")
+        with Image.open(dark) as frames:
+            assert frames.convert("L").getpixel((3, 3)) < 40
 
 
 def test_a_link_whose_text_is_a_symbol_leads_to_the_file_that_defines_it() -> None:

@@ -36,6 +36,12 @@ def streamed(folder: Path, count: int) -> Any:
     return datasets.load_dataset("json", data_files=file, split="train", streaming=True, cache_dir=str(folder))
 
 
+def test_a_row_that_is_none_is_refused_in_one_line(tmp_path: Path) -> None:
+    trainer = GRPOTrainer(saved_model(tmp_path / "model", "llama"), length, config(tmp_path, max_steps=1), [1] * 8)
+    with pytest.raises(ValueError, match=r"^a row must be a mapping of columns, got 1$"):
+        trainer.train()
+
+
 def test_a_stream_gives_as_many_rows_as_are_trained_on(tmp_path: Path) -> None:
     def endless() -> Iterator[dict[str, str]]:
         number = 0

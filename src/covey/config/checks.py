@@ -245,8 +245,7 @@ def misfit(name: str | None, text: str) -> str:
 def _of_a_section(name: str, value: str) -> str:
     if name.endswith("]"):
         return f"{name} must be a mapping, got {value}"
-    inner = [*vars(vars(Config()).get(name, Config()))]
-    first = inner[0]
+    first, *_ = inner = [*vars(vars(Config()).get(name, Config()))]
     setting = f"{name}.{first}" if first in ("name", "path", "enabled", "strategy") else f"{name}.NAME"
     written = value.lower() if value in ("True", "False") else value
     which = f"; NAME is one of {', '.join(inner)}" if setting.endswith(".NAME") and name != "output" else ""

@@ -57,8 +57,9 @@ def print_side_by_side(folders: Sequence[Path]) -> None:
 
 def _own_settings(folders: Sequence[Path]) -> list[str]:
     settings = [last_settings(folder) if (folder / CONFIG).is_file() else {} for folder in folders]
-    differing = [name for name in settings[0] if any(other.get(name) != settings[0][name] for other in settings)]
-    own = [" ".join(f"{name}={found.get(name)}" for name in differing[:MOST_NAMED]) for found in settings]
+    every = {name: None for found in settings for name in found}
+    differing = [name for name in every if any(one.get(name) != settings[0].get(name) for one in settings)][:MOST_NAMED]
+    own = [" ".join(f"{name}={one[name]}" for name in differing if one.get(name) not in (None, {})) for one in settings]
     return [f" ({text})" if text else "" for text in own]
 
 

@@ -210,6 +210,16 @@ def test_looking_at_a_run_does_not_wait_for_torch() -> None:
     assert done.stdout == "set()\n"
 
 
+def test_what_only_one_run_sets_is_said_of_it_alone(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, settings in (("run", "loss_options: {}"), ("other", "loss_options: {eps_low: 0.2}")):
+        Path(name).mkdir(exist_ok=True)
+        Path(name, "config.yaml").write_text(f"algorithm:\n  {settings}\n")
+    assert main(["show", "run", "other"]) == 0
+    shown = capsys.readouterr().out
+    assert "run: completed" in shown
+    assert "other (algorithm.loss_options.eps_low=0.2): " in shown
+
+
 @pytest.mark.parametrize("words", [["show", "run"], ["show", "run", "run"], ["config"], ["--help"]])
 def test_a_reader_who_closes_the_pipe_is_no_error(run: Path, words: list[str]) -> None:
     def shown() -> tuple[int, str]:

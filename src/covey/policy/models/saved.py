@@ -19,7 +19,6 @@ from transformers import (
 from covey.policy.settings import ModelConfig
 
 HEADS = re.compile(r"For(Sequence|Token)Classification|ForQuestionAnswering|ForMultipleChoice|RewardModel")
-"""Architectures whose weights load as those of a language model, their head left out."""
 
 
 def read_weights(kind: Any, name: str, **keywords: Any) -> tuple[Any, str]:
