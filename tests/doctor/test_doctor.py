@@ -255,7 +255,7 @@ def test_entropy_that_goes_while_a_solved_task_earns_more_is_no_collapse() -> No
 
 def test_few_alike_greedy_answers_are_no_collapse_where_sampled_ones_differ() -> None:
     log = read_kept()["machines_clamped_nano-1"]  # 8 prompts: greedy from 100 % to 0, pass@1 from 19 to 24 %
-    assert [one.level for one in diagnose(log) if one.rule.id in ("D35", "D21")] == [Level.WATCH, Level.WATCH]
+    assert [one.level for one in diagnose(log) if one.rule.id in ("D35", "D21")] == [Level.WATCH]
     sampled_worse = replace(log, looks=log.looks | {"pass_at_1": [0.24, 0.19]})
     assert [one.level for one in diagnose(sampled_worse) if one.rule.id == "D35"] == [Level.SICK]
 
@@ -511,9 +511,9 @@ def test_trends_are_those_of_the_formulas() -> None:
 
 @pytest.mark.parametrize(("num_looks", "is_found"), [(2, True), (8, False)])
 def test_what_many_evaluations_show_must_be_less_likely(num_looks: int, is_found: bool) -> None:
-    """Of 40 prompts 20 are lost and 6 gained: p 0.005, once; of 8 looks each may show 0.0009, over 7 comparisons."""
+    """Of 40 prompts 24 are lost and 4 gained: p 9e-5, once; of 8 looks each may show 4e-5, over 7 comparisons."""
     prompts = [str(place) for place in range(80)]
-    marks = ["1" * 40 + "0" * 40] * (num_looks - 1) + ["0" * 20 + "1" * 20 + "1" * 6 + "0" * 34]
+    marks = ["1" * 40 + "0" * 40] * (num_looks - 1) + ["0" * 24 + "1" * 16 + "1" * 4 + "0" * 36]
     steps = [10 * place for place in range(num_looks)]
     verdicts = [
         {"step": step, "prompts": prompts, "ids": prompts, "right": right}

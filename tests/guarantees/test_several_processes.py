@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 
 from covey.cli.main import main
 
+from ..support.builders import saved_model
 from ..support.processes import are_gone, children
 from ..support.small import logging_as_it_was
 from .runs import (
@@ -198,6 +199,22 @@ def test_two_processes_stopped_by_a_signal_resume_to_the_same_bits(
     assert 7 <= saved_step(run) < 40
     finish_well(launch(folder, f"resume={run.name}"))
     assert fingerprint(run) == expected
+
+
+@pytest.mark.slow
+def test_adapters_on_4_bits_that_two_processes_share_end_and_resume_to_the_same_bits(folder: Path) -> None:
+    pytest.importorskip("bitsandbytes")
+    name = saved_model(folder / "qwen2", "qwen2", hidden_size=64, intermediate_size=128, num_hidden_layers=2)
+    words = [word for word in SETTINGS if not word.startswith("model.nano")]
+    words += [f"model.name={name}", "model.load_in_4bit=true", "model.lora_rank=4", "parallel.strategy=fsdp"]
+    finish_well(launch(folder, *words, "num_steps=12", "hydra.run.dir=whole-4bit"))
+    finish_well(launch(folder, *words, "num_steps=5", "hydra.run.dir=cut-4bit"))
+    finish_well(launch(folder, "resume=cut-4bit", "num_steps=12", "resume_changes=[num_steps]"))
+    last = [folder / run / "checkpoints" / "step-000012" / "policy" for run in ("whole-4bit", "cut-4bit")]
+    whole, cut = (load_file(policy / "adapter_model.safetensors") for policy in last)
+    assert len(whole) == 28
+    assert all(torch.equal(cut[name], weight) for name, weight in whole.items())
+    assert any(weight.abs().max() > 0 for name, weight in whole.items() if "lora_B" in name), "they have learnt"
 
 
 @pytest.mark.slow

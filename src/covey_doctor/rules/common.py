@@ -138,7 +138,7 @@ def _change_of_summary(log: RunLog, name: str) -> tuple[float, float]:
     return value, (high - low) / (2 * NormalDist().inv_cdf((1 + level) / 2))
 
 
-LEAST_CHANCE = 0.05
+LEAST_CHANCE = 0.002
 """False-alarm rate of a healthy run's evaluations, over the whole run."""
 
 
@@ -148,7 +148,7 @@ def chance_at_look(log: RunLog) -> float:
     The levels of all evaluations add up to LEAST_CHANCE (Bonferroni over 1 / (k (k - 1)), k evaluations so far).
     """
     looks = max(2, len(log.look_steps))
-    return min(0.01, LEAST_CHANCE / (looks * (looks - 1)))
+    return LEAST_CHANCE / (looks * (looks - 1))
 
 
 def errors_at_look(log: RunLog) -> float:

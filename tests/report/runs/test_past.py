@@ -7,7 +7,12 @@ from pathlib import Path
 import pytest
 
 from covey.cli.main import main
+from covey.config.auto_adjust import add_correction
+from covey.loop import train
 from covey.run.checkpoints.resume import run_lock
+
+from ...support.fake_ray import fake_ray
+from ...support.small import scripted, small_config, use
 
 STATUS = {
     "time": "2026-11-22T09:41:44.123+00:00",
@@ -42,6 +47,24 @@ def test_a_run_that_has_ended_is_not_told_as_one_that_trains(run: Path, capsys: 
     (run / "run.lock").write_text("last owner")
     assert main(["status", str(run)]) == 0
     assert (run / "run.lock").read_text() == "last owner"
+
+
+@pytest.mark.long
+def test_a_run_over_samplers_that_was_trained_to_its_end_is_told_as_ended(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(monkeypatch, scripted())
+    config, _ = add_correction(
+        small_config(num_steps=3, source="ray", max_staleness=1, devices__sampler=2, preflight__enabled=False)
+    )
+    with fake_ray():
+        train(config, tmp_path)
+    capsys.readouterr()
+    assert main(["status", str(tmp_path)]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "this run has ended after 3 steps; its last word was at " in said
+    assert said.count("ended") == 1 + 3, "the trainer and two samplers"
+    assert not {"sampling", "training", "waiting", "starting"} & set(said.split())
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"time": "now"}', '{"time": "now", "trainer": {}, "samplers": []}'])
