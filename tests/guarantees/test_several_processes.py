@@ -202,7 +202,7 @@ def test_two_processes_stopped_by_a_signal_resume_to_the_same_bits(
 
 
 @pytest.mark.slow
-def test_adapters_on_4_bits_that_two_processes_share_end_and_resume_to_the_same_bits(folder: Path) -> None:
+def test_adapters_on_shared_4_bits_resume_to_the_same_bits(folder: Path) -> None:
     pytest.importorskip("bitsandbytes")
     name = saved_model(folder / "qwen2", "qwen2", hidden_size=64, intermediate_size=128, num_hidden_layers=2)
     words = [word for word in SETTINGS if not word.startswith("model.nano")]
