@@ -11,9 +11,9 @@ from covey_doctor.log import MIN_WINDOW, RunLog
 from covey_doctor.rules.common import num_prompts
 
 EXIT_CODES = {None: 0, Level.NOTE: 0, Level.WATCH: 3, Level.SICK: 4}
-"""Of `covey doctor` by the worst finding; 1 and 2 are a defect of covey and a mistake of its user."""
+"""Exit code of `covey doctor` by the worst finding; 1 and 2 are a defect of covey and a mistake of its user."""
 TRAINED = "training prompt"
-"""What a summary calls the prompts of evaluations where none were held out."""
+"""Name in summaries of evaluation prompts where none were held out."""
 
 
 def diagnose(log: RunLog, facts: Facts = NO_FACTS) -> list[Finding]:

@@ -25,7 +25,7 @@ class Level(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What a rule has seen in a run."""
+    """Evidence of a rule in a run."""
 
     level: Level
     seen: str
@@ -36,7 +36,7 @@ class Evidence:
     """Last step of it where it is over, else None."""
     values: Mapping[str, float] = field(default_factory=dict)
     prompts: tuple[str, ...] = ()
-    """Of which groups it is seen best, by prompt."""
+    """Prompts of the groups that show it best."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class FindingRule:
     advice: tuple[str, ...]
     """Settings by name and what to do with them, most likely first."""
     refuted: str
-    """What would prove it wrong."""
+    """Observation that would prove it wrong."""
     look: Callable[[RunLog], Evidence | None]
     brings: tuple[str, ...] = ()
     """Ids of rules whose findings follow from this one."""
@@ -65,7 +65,7 @@ class Finding:
     cause: str | None = None
     """The id of the finding that it follows from, whose advice comes first."""
     first_step: int = 1
-    """Of the log."""
+    """First step of the log."""
     advice: tuple[str, ...] = ()
     """That of the rule, without what the run does already."""
 

@@ -12,7 +12,7 @@ Row = Mapping[str, Any]
 MIN_WINDOW, SHARE = 10, 0.05
 """Steps of a window: at least this number, and at least this share of the run."""
 HUGE = 1e100
-"""What is larger in a log is taken as this: its square is still a number."""
+"""Bound on numbers of a log, larger ones are clipped: its square is still a number."""
 NOT_SHOWN = "not_shown"
 """In a summary: what evaluations measured, in a sentence, where that may be chance."""
 SKIPPED_ROWS = 2
@@ -87,18 +87,18 @@ class RunLog:
 
     steps: list[int] = field(default_factory=list)
     columns: dict[str, list[float | None]] = field(default_factory=dict)
-    """Of training rows, by name; as long as `steps`, None where a row has no number."""
+    """Values of training rows, by name; as long as `steps`, None where a row has no number."""
     look_steps: list[int] = field(default_factory=list)
     looks: dict[str, list[float | None]] = field(default_factory=dict)
-    """Of evaluations, likewise."""
+    """Values of evaluations, likewise."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Dotted name -> value."""
     updates: Sequence[Row] = ()
     """Rows of updates.jsonl."""
     verdicts: Sequence[Row] = ()
-    """Of all prompts of each evaluation (`covey_doctor.verdicts`)."""
+    """Verdicts on all prompts of each evaluation (`covey_doctor.verdicts`)."""
     answers: Sequence[Row] = ()
-    """Of evaluations, and of training: rows with step, prompt_id, completion, reward."""
+    """Answers of evaluations and of training: rows with step, prompt_id, completion, reward."""
     rollouts: Sequence[Row] = ()
     summary: Row = field(default_factory=dict)
     """The run's result: `status`, `after` and its `num_prompts`, `gain` by measure, `confidence`, `looked_at`, and

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from statistics import NormalDist, fmean, median, stdev
 
 MAX_POINTS = 40
-"""Of a trend, whose cost grows with their square; longer columns are averaged over neighbours."""
+"""Maximum points of a trend, whose cost is quadratic; longer columns are averaged over neighbours."""
 TO_SIGMA = 1.4826
-"""Of a normal distribution: standard deviation over median absolute deviation."""
+"""Standard deviation over median absolute deviation of a normal distribution."""
 
 
 def theil_sen(values: Sequence[float]) -> float:

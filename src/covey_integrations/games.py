@@ -23,7 +23,7 @@ GLOBAL_RANDOM = threading.Lock()
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """What follows from an action.
+    """Result of an action.
 
     >>> Move("higher", reward=0.0)
     """

@@ -14,7 +14,7 @@ from covey_integrations.tools.calling import TookTooLong, called_in_time
 WITHOUT_GOLD = frozenset({"boxnet", "graph_color", "propositional_logic", "rubiks_cube", "rush_hour"})
 """Data sets whose `answer` is no answer that they accept."""
 SECONDS = 30.0
-"""Of one judgement."""
+"""Timeout of one judgement, seconds."""
 INSTRUCTION = "Give the answer between <answer> and </answer>."
 
 

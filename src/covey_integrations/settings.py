@@ -24,13 +24,13 @@ class StepsConfig(EpisodesConfig):
     max_turns: int | None = setting(16, ge=1)
     """Steps of an episode at most."""
     factory: str = ""
-    """What makes the object of an attempt, as module:function, such as textarena:make; a class is a function too."""
+    """Function that makes the object of an attempt, as module:function, such as textarena:make, or a class."""
     options: dict[str, Any] = field(default_factory=dict)
     """Its arguments, by name."""
     protocol: str = setting("gymnasium", choices=("gymnasium", "textarena", "skyrl"))
     """How it is spoken to: gymnasium (GEM too), textarena (one player) or skyrl (`data` brings prompts and extras)."""
     instruction: str = setting("Play.", needs=MADE_OF_SEEDS)
-    """What the user says before the first observation."""
+    """User message before the first observation."""
     num_train: int = setting(4096, ge=1, needs=MADE_OF_SEEDS)
     """Training prompts, each a seed."""
     num_test: int = setting(512, ge=1, needs=MADE_OF_SEEDS)
@@ -65,11 +65,11 @@ class OpenEnvConfig(EpisodesConfig):
     max_turns: int | None = setting(16, ge=1)
     """Steps of an episode at most; turns, where actions are calls of tools."""
     url: str = ""
-    """Where the server is, such as http://127.0.0.1:8000."""
+    """Address of the server, such as http://127.0.0.1:8000."""
     options: dict[str, Any] = field(default_factory=dict)
-    """What every `reset` gets, by name, besides the seed or the columns of the row."""
+    """Keyword arguments of every `reset`, besides the seed or the columns of the row."""
     instruction: str = "Play."
-    """What the user says before the first observation, where a row has no `prompt`."""
+    """User message before the first observation, where a row has no `prompt`."""
     observation_field: str | None = None
     """The field of an observation that the policy reads; null takes the only one, or all of them as JSON."""
     describe_actions: bool = True
@@ -123,7 +123,7 @@ class VerifiersConfig(EpisodesConfig):
     load_timeout: float = setting(300.0, gt=0)
     """Seconds that loading it may take."""
     program_sampling: str = setting("refuse", choices=("refuse", "override"))
-    """What becomes of sampling settings of its calls that differ from the run's: refuse or override."""
+    """Treatment of its calls' sampling settings that differ from the run's: refuse or override."""
 
     slow_to_build: ClassVar[bool] = True
 
@@ -180,7 +180,7 @@ class AgentConfig(EpisodesConfig, RewardFunctionsConfig):
     command: list[str] = field(default_factory=list)
     """A command line in its stead, run for each attempt with OPENAI_BASE_URL, OPENAI_API_KEY and COVEY_ROW set."""
     program_sampling: str = setting("refuse", choices=("refuse", "override"))
-    """What becomes of sampling settings of a call that differ from the run's: refuse (the call fails and names them)
+    """Treatment of a call's sampling settings that differ from the run's: refuse (the call fails and names them)
     or override (the run's are taken)."""
 
     masked_prompts: ClassVar[str] = "never"

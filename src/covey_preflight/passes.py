@@ -202,7 +202,7 @@ class LiveBytes(TorchDispatchMode):
     def __init__(self, shapes: Collection[tuple[int, ...]] = ()) -> None:
         super().__init__()
         self.peak = self.peak_of_others = 0
-        """Of all tensors, and of those that have none of `shapes`."""
+        """Peak bytes of all tensors, and of those that have none of `shapes`."""
         self._shapes = shapes
         self._now = self._now_of_others = 0
         self._alive: dict[int, weakref.ref[torch.UntypedStorage]] = {}

@@ -171,7 +171,7 @@ def _is_tried(subject: PreflightContext) -> bool:
 
 
 PASSES = ("lengths", "memory")
-"""What a check needs that makes passes through the policy."""
+"""Requirements of a check that makes passes through the policy."""
 STAGES: tuple[PreflightCheck, ...] = (
     PreflightCheck("custom functions", check_custom, concerns=lambda subject: has_custom(subject.config)),
     PreflightCheck("tokenizer", check_tokenizer),

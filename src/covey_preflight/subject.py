@@ -22,7 +22,7 @@ from covey.types import Failure, Group, Prompt, Reward
 NUM_SAMPLES = 2
 """Completions of each prompt: enough for a group to share its prompt."""
 SAMPLING_SECONDS, MIN_PROMPTS = 3.0, 2
-"""Of forward passes over what is sampled and its prompts, and the prompts that are sampled from at least."""
+"""Seconds of forward passes over completions and prompts, and the least number of prompts sampled from."""
 TIMED_TOKENS = 32
 """Tokens of the sequence that a forward pass is timed on."""
 
@@ -36,11 +36,11 @@ class Check:
 
     passed: bool
     figure: str
-    """What was measured, in words."""
+    """Measured value, in words."""
     tolerance: str
-    """What it may be at most, in words; "" where there is nothing to compare."""
+    """Bound on it, in words; "" where there is nothing to compare."""
     remedy: str = ""
-    """What to do about it, naming settings; "" where it passed."""
+    """Remedy, naming settings; "" where it passed."""
     values: Mapping[str, float] = field(default_factory=dict)
     """The numbers behind the figure."""
     applies: bool = True

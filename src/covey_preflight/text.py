@@ -52,7 +52,7 @@ def check_tokenizer(subject: PreflightContext) -> Check:
 
 
 Fault = tuple[str, str]
-"""What is wrong, and what to do about it."""
+"""Fault and remedy."""
 
 
 def _token_faults(policy: Policy) -> Iterator[Fault]:

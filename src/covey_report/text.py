@@ -20,9 +20,9 @@ from covey_report.page.curves import curves_of
 WIDTH, LEAST_WIDTH, TITLE = 40, 12, 26
 """Characters of a curve, at most and at least, and those of its title that a narrow terminal keeps."""
 COLUMNS = 128
-"""Where no terminal says how many it has."""
+"""Columns where no terminal says how many it has."""
 STATES = ("running", "failed", "interrupted", "none")
-"""Of runs whose sentence says all that there is to say."""
+"""States of runs that are described in full by their sentence."""
 
 
 def as_lines(runs: Sequence[RunFiles], names: Sequence[str], columns: int = COLUMNS) -> list[str]:

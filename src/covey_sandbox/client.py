@@ -18,7 +18,7 @@ from covey_sandbox.slot import Slot, SlotLost
 from covey_sandbox.types import TIERS, Limits, Report, SandboxFailed, Test, Tier
 
 AUTOMATIC: tuple[Tier, ...] = ("namespace", "landlock")
-"""What "auto" tries, the strongest first."""
+"""Tiers that "auto" tries, the strongest first."""
 
 
 class Sandbox:
@@ -198,4 +198,4 @@ REMEDIES = (
     *((word, NAMESPACES) for word in NAMESPACE_WORDS),
     ("temporary", "set TMPDIR to a folder that every user may enter"),
 )
-"""What to do about a layer that is missing, by what the kernel said."""
+"""Remedies for a missing layer, by the kernel's message."""

@@ -11,7 +11,7 @@ Tier = Literal["auto", "namespace", "landlock", "unsafe_no_isolation"]
 TIERS: tuple[Tier, ...] = get_args(Tier)
 
 USUAL_MODULES = frozenset(case.USUAL.split())
-"""What test code uses without importing it."""
+"""Modules that test code uses without importing them."""
 
 Kind = Literal["passed", "wrong", "error", "timeout", "crash", "output", "load", "channel", "not_run"]
 """How one test went:
@@ -40,15 +40,15 @@ class Limits:
     total_seconds: float = 20.0
     """For all tests of a program; once one has timed out the others share the rest."""
     cpu_seconds: int = 20
-    """Of one process; a program gets a fresh one after a test that ended it."""
+    """CPU seconds of one process; a program gets a fresh one after a test that ended it."""
     memory_bytes: int = 512 << 20
     """Address space besides what the interpreter itself takes."""
     output_bytes: int = 8 << 20
-    """Of one answer, and of what a stdin/stdout program may print."""
+    """Maximum bytes of one answer, and of the output of a stdin/stdout program."""
     num_processes: int = 64
     """Threads; starting further processes is never allowed."""
     file_bytes: int = 16 << 20
-    """Of all files in its private folder together, and of each."""
+    """Maximum bytes of all files in its private folder together, and of each."""
 
     def __post_init__(self) -> None:
         for name in ("wall_seconds", "cpu_seconds", "memory_bytes", "output_bytes", "num_processes", "file_bytes"):
@@ -110,14 +110,14 @@ class AssertTest:
     setup: str = ""
     """Runs before `source`, in the trusted process: imports, and helpers that the prompt defines."""
     call: str = ""
-    """What of `source` is called then: a function, or `Class.method` of a unittest or pytest class."""
+    """Callable of `source` to call then: a function, or `Class.method` of a unittest or pytest class."""
     names: tuple[str, ...] = ()
-    """What the test uses of the program besides the entry point."""
+    """Names of the program that the test uses besides the entry point."""
     classes: tuple[str, ...] = ()
     """Which of `names` and the entry point are classes. Only objects that the test makes of these may take part in
     comparisons and arithmetic: what a function returns is a plain value, or little more than true or false."""
     packages: tuple[str, ...] = ()
-    """What the test imports besides the standard library; it is taken from where the caller has it."""
+    """Packages that the test imports besides the standard library, taken from the caller's installation."""
 
 
 Test = CallTest | OutputTest | AssertTest

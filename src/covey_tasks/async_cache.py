@@ -27,7 +27,7 @@ class AsyncCache(Generic[Key, Value]):
         self._num_requested = 0
         self._num_computed = 0
         self.num_bytes = 0
-        """Of all values that are kept, as `bytes_of` counts them."""
+        """Bytes of all kept values, as `bytes_of` counts them."""
 
     async def get(self, key: Key, compute: Callable[[], Awaitable[Value]]) -> Value:
         """Return a key's value, computed unless a final one is kept."""

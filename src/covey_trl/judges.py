@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 Row = Mapping[str, Any]
 DATA_SOURCES = "covey_tasks.data_sources"
-"""Of a package beside covey, which covey reaches by name."""
+"""Module of a package beside covey, which covey reaches by name."""
 
 
 def trl_rows(environment: "EnvironmentLike", split: "Split" = "train") -> list[dict[str, Any]]:

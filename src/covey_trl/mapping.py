@@ -8,7 +8,7 @@ from covey_trl.config import GRPOConfig, changed_fields
 from covey_trl.fields import REFUSED
 
 EPS = 1e-4
-"""What TRL adds to a standard deviation."""
+"""Constant that TRL adds to a standard deviation."""
 OPTIMIZERS = {
     **dict.fromkeys(("adamw_torch", "adamw_torch_fused"), "adamw"),
     **dict.fromkeys(("adamw_8bit", "adamw_bnb_8bit"), "adamw8bit"),

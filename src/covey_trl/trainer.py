@@ -58,7 +58,7 @@ MODEL_CARD = ("model_name", "language", "license", "tags", "finetuned_from", "ta
 
 
 class TrainOutput(NamedTuple):
-    """What `GRPOTrainer.train` returns."""
+    """Result of `GRPOTrainer.train`."""
 
     global_step: int
     training_loss: float
@@ -79,7 +79,7 @@ class GRPOTrainer:
     """
 
     _result: Result | None = None
-    """Of the training that ended last."""
+    """Result of the latest finished training."""
 
     def __init__(
         self,

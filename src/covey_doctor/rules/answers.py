@@ -10,11 +10,11 @@ from covey_doctor.log import Row, RunLog
 from covey_doctor.rules.common import percent
 
 MIN_PROMPTS = 20
-"""Of an opinion: as many are won late in the run, and as many were answered with the text."""
+"""Fewest prompts for a finding: as many are won late in the run, and as many were answered with the text."""
 ONE_ANSWER, MOST = 0.3, 0.5
-"""Of the prompts won by one text: to look further, and more than the commonest answer of an open question has."""
+"""Share of won prompts won by one text: to look further, and more than an open question's commonest answer has."""
 ALWAYS = 0.95
-"""Of the prompts that a text was given to and that it wins: the share of a class fails on those of another."""
+"""Share of its prompts that a text must win: the answer of a class fails on those of another."""
 GROWN = 1.5
 """Times the share of its first half: how often an answer is right is a matter of the prompts, and stays."""
 

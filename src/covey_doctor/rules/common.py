@@ -11,9 +11,9 @@ from covey_doctor.verdicts import pair, paired_change
 
 REWARDS = ("sampled_reward_mean", "reward_mean")
 USUAL_PROMPTS = 128
-"""Of an evaluation that does not say how many it had."""
+"""Prompts of an evaluation that does not say how many it had."""
 CONFIDENCE = 0.95
-"""Of the intervals of a summary that does not say."""
+"""Confidence of the intervals of a summary that does not say."""
 FEW_PROMPTS = 30
 """Held-out prompts whose greedy answers alone say little."""
 

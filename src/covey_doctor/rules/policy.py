@@ -28,7 +28,7 @@ from covey_doctor.rules.common import (
 )
 
 COLLAPSED = 0.15
-"""Of the entropy at the beginning."""
+"""Share of the entropy at the beginning."""
 FEW_UNIQUE = 0.25
 ALMOST_ALL = 0.99
 """A pass@k above it has lost nothing to fewer kinds of answers."""
@@ -37,13 +37,13 @@ SPIKE, SPIKE_STEPS, SPIKES = 8.0, 50, 3
 FAR = 1.0
 """KL, nats per token, at which the policy has left the reference."""
 CLIPPED = 0.25
-"""Of the tokens: with more a batch moves the policy too far."""
+"""Share of tokens: with more a batch moves the policy too far."""
 AGREES = 0.2
 """Correlation of advantages with rewards: 1 where nothing but the reward is in them."""
 FEWEST_LOOKS = 5
 """Second looks: fewer do not show that updates gained nothing."""
 VANISHED, VANISHED_STEPS = 0.1, 10
-"""Of the first step's reward, over so many steps at least."""
+"""Share of the first step's reward, and the least number of steps averaged."""
 UNMOVED = 1e-3
 """Nats by which answers differ where the weights that were stepped are not those of the policy."""
 FULL_LR_OF_LORA = 2e-5

@@ -35,7 +35,7 @@ from covey_doctor.verdicts import of_each, pair
 OWN_PARTS = ("correct", "accuracy", "answer", "solved", "passed", "score", "tests", "exact")
 """How the part of a reward is called that is about the task itself."""
 KEEPS_UP = 0.5
-"""Of the reward's gain: an accuracy that gains more shows no hacking, however few prompts it is measured on."""
+"""Share of the reward's gain: an accuracy that gains more shows no hacking, however few its prompts."""
 MOST_LOOKS = 64
 """Earlier evaluations that the newest is compared with, evenly chosen where there are more."""
 

@@ -13,17 +13,17 @@ from covey_doctor.rules.common import above, change_of, evidence_of, from_to, na
 FAR_TOKEN = 5.0
 """Nats by which one token may differ."""
 RETURNS = 3
-"""Of a gap to rounding, that show a pattern."""
+"""Returns of a gap to rounding that show a pattern."""
 
 
 class RoundingBounds(NamedTuple):
-    """What rounding explains, by the precision of the policy."""
+    """Bounds of rounding errors, by the precision of the policy."""
 
     watch: float
-    """Of `mismatch_kl`, nats."""
+    """Bound of `mismatch_kl`, nats."""
     sick: float
     floor: float
-    """Of `mismatch`, nats: below it growth means nothing."""
+    """Bound of `mismatch`, nats: below it growth means nothing."""
 
 
 def bounds_of(log: RunLog) -> RoundingBounds:

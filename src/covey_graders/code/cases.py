@@ -7,7 +7,7 @@ from typing import Any
 from covey_sandbox.types import CallTest, OutputTest, Test
 
 SCRIPT = ("stdin", "stdin_stdout")
-"""What data sets call the type of a case that is a script's."""
+"""Values of a case's `type` in data sets that mark a script."""
 
 
 def plural(table: Mapping[str, Any]) -> list[Mapping[str, Any]]:

@@ -28,7 +28,7 @@ MAX_COMPLETION = 200_000
 """Characters; a longer text hands nothing in."""
 
 _QUOTED = " \t>"
-"""What may stand before a fence on a line of its own."""
+"""Characters allowed before a fence on a line of its own."""
 MARKDOWN = ("markdown", "md")
 _TAGS = [pattern for name, pattern in _RE.items() if name.startswith("tag_")]
 _NO_STATEMENT = tuple(" \t#@)]}'\"")

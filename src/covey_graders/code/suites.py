@@ -17,7 +17,7 @@ from covey_graders.tables import table_beside
 from covey_sandbox.types import USUAL_MODULES, AssertTest
 
 PROGRAM_MODULES = ("solution", "solutions", "main", "program", "submission", "answer", "your_module")
-"""What test files call the module that they test."""
+"""Names under which test files import the module that they test."""
 _RUNNERS = ("unittest.main", "pytest.main", "sys.exit", "exit")
 _RAISING = ("raises", "assertRaises", "assertRaisesRegex", "isinstance", "issubclass", "assertIsInstance")
 """Calls that take classes."""
@@ -33,7 +33,7 @@ class Suite:
     given: str = ""
     """All that tells what the program is to define: a solution, a starter, the prompt."""
     packages: Collection[str] = ()
-    """What test code may import besides the standard library, where it is installed."""
+    """Packages that test code may import if installed, besides the standard library."""
 
 
 def suite_tests(suite: Suite) -> list[AssertTest]:
@@ -325,4 +325,4 @@ def _named_by(node: ast.AST) -> list[str]:
 
 
 NEEDS = {name: why for why, names in table_beside(__file__)["needs"].items() for name in names.split()}
-"""What tests cannot have, and why."""
+"""Features unavailable to tests -> the reason."""

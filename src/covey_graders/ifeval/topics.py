@@ -11,7 +11,7 @@ SHARE_OF_TOPICS = 6
 """A text that names more than 1/n of all topics is a list of topics, about none of them."""
 FEWEST_TOPICS = 2
 SHARE_OF_CONTENT = 0.2
-"""Of the different words of an answer; stories and letters of models and people have 0.4 and more."""
+"""Least share of content words among an answer's different words; stories and letters have 0.4 and more."""
 ECHO, FEWEST_TOLD = 0.75, 5
 """Share of the words of a question that a text repeats to be its echo, and how many such words there must be."""
 _WORDS = {name: frozenset(words.split()) for name, words in table_beside(__file__).items()}

@@ -17,10 +17,10 @@ class Endpoint:
         """Must be called while the event loop runs."""
         self.key = key
         self.url = url
-        """What the program takes for its base_url."""
+        """Value of the program's base_url."""
         self.run = run
         self.reward: float | None = None
-        """What the program posted last."""
+        """Reward that the program posted last."""
         self._loop = asyncio.get_running_loop()
         self._calls: asyncio.Queue[ChatRequest] = asyncio.Queue()
         self._lock = threading.Lock()

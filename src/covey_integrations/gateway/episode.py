@@ -25,14 +25,14 @@ MAX_LEFT_BEHIND = 64
 
 @dataclass
 class Outcome:
-    """What is known of an attempt when it is judged."""
+    """Facts about an attempt when it is judged."""
 
     opening: tuple[Message, ...] = ()
     """The messages of the first call."""
     messages: list[Message] = field(default_factory=list)
-    """What was said since, answers with their `tool_calls`; what the program returned in their place, where it did."""
+    """Later messages, answers with their `tool_calls`; the program's own result in their place, if it returned one."""
     token_ids: list[int] = field(default_factory=list)
-    """What the policy sampled, over all turns."""
+    """Tokens that the policy sampled, over all turns."""
     reward: Any = None
     """The program's own: returned, or else posted."""
     is_cut: bool = False
@@ -44,7 +44,7 @@ Judge = Callable[[Outcome], Awaitable[Reward | Failure]]
 
 @dataclass
 class Agents:
-    """What the episodes of a run share."""
+    """Objects that the episodes of a run share."""
 
     program: Program
     gateway: Gateway

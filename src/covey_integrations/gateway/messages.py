@@ -12,7 +12,7 @@ from covey_integrations.tools.calls import plain_json
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 """Roles of the API to those of chat templates."""
 MAX_MESSAGES = 1000
-"""Of one call: to encode them holds the event loop of all episodes."""
+"""Maximum messages of one call: to encode them holds the event loop of all episodes."""
 
 
 def normal_messages(given: Any) -> tuple[Message, ...]:

@@ -29,7 +29,7 @@ class Running(Protocol):
     """A program under way."""
 
     outcome: "asyncio.Future[Any]"
-    """What it returns, or ProgramFailed."""
+    """Return value of the program, or ProgramFailed."""
 
     async def stop(self) -> Begun | None:
         """End it. Returns what could not be ended, and was left behind."""

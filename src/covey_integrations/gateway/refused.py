@@ -1,4 +1,4 @@
-"""What a program is told where its call is not taken."""
+"""Error replies to a program whose call is refused."""
 
 from typing import Any
 

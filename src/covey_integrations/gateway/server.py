@@ -31,7 +31,7 @@ from covey_integrations.gateway.wire import (
 )
 
 MAX_BYTES = 4 * 2**20
-"""Of the body of a request."""
+"""Maximum bytes of a request's body."""
 MAX_HEAD = 2**16
 """Bytes of what stands before it."""
 SECONDS = 30.0
@@ -47,7 +47,7 @@ NUM_REMEMBERED = 10_000
 NOT_FOUND = "not found"
 JSON = "application/json"
 ROUTES = ("reward", "inference/v1/generate", "v1/chat/completions")
-"""What takes a body."""
+"""Routes that take a body."""
 
 
 class Gateway:

@@ -11,7 +11,7 @@ from covey_integrations.gateway.refused import Refused
 from covey_integrations.gateway.wire import ChatRequest, RunSampling, Spoken, checked_sampling
 
 IGNORED = frozenset(("model", "request_id", "cache_salt", "priority", "features", "stream", "return_token_ids"))
-"""What says nothing about the tokens that come next, where it is left out or false."""
+"""Fields that do not affect the next tokens, where left out or false."""
 MUST_BE_FALSE = ("stream", "features")
 OF_TEXT = frozenset(
     ("skip_special_tokens", "spaces_between_special_tokens", "include_stop_str_in_output", "detokenize", "logprobs")

@@ -19,7 +19,7 @@ from covey_integrations.tools.calls import plain_json
 IGNORED = frozenset(
     ("model", "user", "metadata", "store", "service_tier", "prompt_cache_key", "safety_identifier", "stream_options")
 )
-"""What says nothing about the answer."""
+"""Fields that do not affect the answer."""
 READ = frozenset(("messages", "tools", "stop", "max_tokens", "max_completion_tokens", "stream", "return_token_ids"))
 NEUTRAL: Mapping[str, Any] = {
     "n": 1,
@@ -43,7 +43,7 @@ NEUTRAL: Mapping[str, Any] = {
 OVERRIDDEN = frozenset(
     ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "seed")
 )
-"""What environment.program_sampling=override leaves out of a request, besides a larger max_tokens."""
+"""Fields that environment.program_sampling=override drops from a request, besides a larger max_tokens."""
 MAX_STOPS = 16
 
 
@@ -80,7 +80,7 @@ class ChatRequest:
     with_ids: bool = False
     """Whether tokens are returned too (return_token_ids, as in vLLM)."""
     token_ids: tuple[int, ...] | None = None
-    """What the policy reads, where the program brings tokens in the stead of messages."""
+    """Tokens that the policy reads, where the program sends tokens instead of messages."""
     stop_ids: tuple[int, ...] = ()
     """Tokens at which the program expects the turn to end."""
 
@@ -95,7 +95,7 @@ class Spoken:
     prompt_ids: tuple[int, ...]
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...] = ()
-    """Of each token, as it was sampled."""
+    """Log-prob of each token, as it was sampled."""
 
 
 def body_of(raw: bytes) -> dict[str, Any]:

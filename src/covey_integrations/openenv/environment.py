@@ -24,7 +24,7 @@ from covey_integrations.tools.calls import BadCall, Call, Reader, hermes, reader
 
 @dataclass(frozen=True)
 class Actions:
-    """What a server takes."""
+    """Actions that a server accepts."""
 
     schema: Mapping[str, Any]
     tools: tuple[Mapping[str, Any], ...] = ()

@@ -20,7 +20,7 @@ from covey.environments.reward_functions.call import problem_with
 from covey_integrations.tools.calling import ToolServerLost
 
 MAX_BYTES = 64 * 2**20
-"""Of one message."""
+"""Maximum bytes of one message."""
 FULL, REFUSED = "CAPACITY_REACHED", "VALIDATION_ERROR"
 """Codes of errors: no seat is free, the action is none."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
@@ -40,7 +40,7 @@ class NoSeat(ToolServerLost):
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What the environment answers to `reset` and to `step`."""
+    """Reply of the environment to `reset` and to `step`."""
 
     observation: Mapping[str, Any] = field(default_factory=dict)
     reward: float = 0.0

@@ -24,7 +24,7 @@ from covey_integrations.tools.tool import Tool, problem_with_arguments
 MAX_HUNG = 64
 """Calls of tools that were given up and still run, before the run ends."""
 MAX_CHARACTERS = 100_000
-"""Of one answer of a tool; the rest is left out."""
+"""Maximum characters of one answer of a tool; the rest is left out."""
 UNKNOWN = "unknown"
 """Stands for the names of tools that there are not, in metrics."""
 

@@ -24,7 +24,7 @@ MAX_NESTED = 64
 """Levels of arguments. Deeper ones cannot be copied for the reward functions, for which the group would fail."""
 
 MAX_CALLS = 64
-"""Of one turn: each takes a thread, and the time of chat templates that escape what tools say grows by the square."""
+"""Maximum calls of one turn: each takes a thread, and chat templates that escape results take quadratic time."""
 
 
 @dataclass(frozen=True, slots=True)

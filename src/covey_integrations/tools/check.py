@@ -33,7 +33,7 @@ class ToolFacts:
 
     read_by: str
     answers: Mapping[str, str]
-    """What each tool said to a call with made-up arguments of the right types; an error message counts as an answer."""
+    """Answer of each tool to a call with made-up arguments of the right types; error messages count as answers."""
     silent: tuple[str, ...]
     """Tools that did not answer in time, or whose system is gone."""
 

@@ -20,9 +20,9 @@ class Talk:
     messages: list[Message] = field(default_factory=list)
     """Answers with their `tool_calls`, and what the policy has read of the tools."""
     token_ids: list[int] = field(default_factory=list)
-    """What the policy sampled, over all turns."""
+    """Tokens that the policy sampled, over all turns."""
     opening: Observation = field(default_factory=Observation)
-    """What was said before its first turn."""
+    """Messages before its first turn."""
     is_broken: bool = False
     """Whether a call was given up: the state may still be in use, by a thread that was left behind."""
 

@@ -26,9 +26,9 @@ PROTOCOL_VERSION = "2025-06-18"
 ABOUT = {"name": "covey", "version": "1"}
 HEADERS = {"Accept": "application/json, text/event-stream", "Accept-Encoding": "identity"}
 MAX_PAGES, MAX_TOOLS = 100, 1000
-"""Of a list of tools."""
+"""Maximum pages and entries of a list of tools."""
 MAX_BYTES = 16 * 2**20
-"""Of one answer, with what comes before it."""
+"""Maximum bytes of one answer, with all that comes before it."""
 
 
 class ToolRefused(ValueError):

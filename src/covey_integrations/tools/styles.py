@@ -27,7 +27,7 @@ SCHEMA: Mapping[str, Any] = {
 NAME = re.compile(r"\s*([\w.-]*\w)")
 BLANKS = re.compile(r"\s*")
 HALF_A_TAG = re.compile(r"(?:[^\w<\[({]*(?=[<\[({])|\s+\Z)?")
-"""Where two texts end alike, what is left of the tag before."""
+"""Remainder of the previous tag where two texts end alike."""
 FAR = 200
 """Characters between a name and its arguments."""
 VALUES = {"true": True, "false": False, "null": None}
@@ -156,11 +156,11 @@ class Style:
     """The style of calls, by default that of Hermes and Qwen."""
 
     opening: str = "<tool_call>"
-    """What stands before a call. One without words in it begins the answer."""
+    """Text before a call. One without words in it begins the answer."""
     closing: str = "</tool_call>"
     body: CallBody = InObject()
     between: str | None = None
-    """What parts calls behind one opening; None where each has its own."""
+    """Separator of calls behind one opening; None where each has its own."""
 
 
 def styles(one: str, two: str, none: str) -> Iterator[Style]:

@@ -20,7 +20,7 @@ MARKS = (
     re.compile(r"\\boxed\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)\}"),
     re.compile(r"####\s*([^\n]*[^\s])"),
 )
-"""Where the answer of a completion stands; the last one of a kind counts."""
+"""Patterns of a completion's answer; the last match of a kind counts."""
 NUMBER = re.compile(r"\$?\s*(-?)\s*(?:\\d?frac\{(\d+)\}\{(\d+)\}|([\d,]*\.?\d+)(?:/(\d+))?)\s*\$?\s*(%?)")
 LETTER = re.compile(r"\(?([A-E])\)?")
 NUM_WORDS = 5

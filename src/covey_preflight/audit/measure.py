@@ -67,7 +67,7 @@ class Verdict:
 
 @dataclass(slots=True)
 class Findings:
-    """What an audit found."""
+    """Findings of an audit."""
 
     verdicts: list[Verdict] = field(default_factory=list)
     num_rows: int = 0
@@ -79,7 +79,7 @@ class Findings:
     """Rewards that were others the second time, in another order, or alone."""
     compared: int = 0
     seconds: list[float] = field(default_factory=list)
-    """Of judging one completion alone."""
+    """Seconds to judge each completion alone."""
     slowest: tuple[float, str] = (0.0, "")
 
     def of_kind(self, kind: str) -> list[Verdict]:

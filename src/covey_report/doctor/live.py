@@ -38,7 +38,7 @@ class Doctor(Callback):
         self._verdicts: list[dict[str, Any]] = []
         self._log.verdicts = self._verdicts
         self._prompts: tuple[list[str], list[str]] = [], []
-        """What tells the prompts of evaluations apart, and their names."""
+        """Fingerprints of the prompts of evaluations, and their ids."""
         self._said: dict[str, Level] = {}
         self._folder: Path | None = None
 

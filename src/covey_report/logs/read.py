@@ -45,14 +45,14 @@ class RunFiles:
     looks: list[Row] = field(default_factory=list)
     """Evaluation rows of metrics.jsonl."""
     verdicts: list[Row] = field(default_factory=list)
-    """Of all prompts of each evaluation."""
+    """Verdicts on all prompts of each evaluation."""
     answers: list[Row] = field(default_factory=list)
-    """Of evaluations."""
+    """Answers of evaluations."""
     rollouts: list[Row] = field(default_factory=list)
     traces: list[Row] = field(default_factory=list)
     updates: list[Row] = field(default_factory=list)
     audit: Row = field(default_factory=dict)
-    """What `covey audit` found."""
+    """Result of `covey audit`."""
     error: str | None = None
     """Why the run ended early."""
 

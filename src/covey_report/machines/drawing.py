@@ -186,7 +186,7 @@ EVERY = 4
 SELDOM = 20
 """Looks between the poses that the pictures surely have room for: 0.4 s."""
 WIDTH, HEAD, DPI = 9.0, 0.4, 80
-"""Of a picture and of the room for its title, in inches."""
+"""Width of a picture and height of its title, in inches; dots per inch."""
 NUM_COLOURS = 96
 GRID = 5.0
 """Metres between the lines on the ground."""

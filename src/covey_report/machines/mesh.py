@@ -22,7 +22,7 @@ WHOLE = replace(PHYSICS, gap=0.0)
 """Drawn without the gaps between blocks."""
 LIGHT = np.array([0.45, 0.8, -0.4])
 NUM_SIDES = 20
-"""Of what is round."""
+"""Sides of the polygon that stands for a circle."""
 SUNK = 0.03
 """Metres by which solids that touch may sink into each other in a simulation."""
 
@@ -52,7 +52,7 @@ class Polygon:
     corners_K3: Array
     outward_3: Array
     type: int
-    """Of its block."""
+    """Type of its block."""
     body: int
     """That carries it; -1 for what does not move."""
     solid: int

@@ -10,7 +10,7 @@ from covey.algorithm.intervals import bounds_of, mean_interval, wilson
 
 LEVEL = 0.95
 MAX_POINTS = 600
-"""Of a curve; longer ones are averaged over steps that lie together."""
+"""Maximum points of a curve; longer ones are averaged over neighbouring steps."""
 
 
 class Band(NamedTuple):

@@ -18,7 +18,7 @@ from covey_report.runs.outcome import outcome_of, sentence
 
 FORMAT = 1
 TRACE_BYTES, PAIR_BYTES, GROUP_BYTES = 1_300_000, 500_000, 300_000
-"""Of traces, of answers before and after, and of rewards by prompt, of all runs together."""
+"""Maximum bytes of traces, of answers before and after, and of rewards by prompt, of all runs together."""
 
 
 def content(runs: Sequence[RunFiles], names: Sequence[str]) -> dict[str, Any]:

@@ -34,12 +34,12 @@ class Plot:
     trials: str = ""
     """The metric that counts what a share is of, where these are independent of each other."""
     least: float | None = None
-    """What it cannot be below; shares lie between 0 and 1."""
+    """Lower bound of its values; shares lie between 0 and 1."""
 
 
 PLOTS, TIMES = (tuple(Plot(**row) for row in rows) for rows in read_table(Path(__file__).with_suffix(".yaml")).values())
 OWN_POINTS = 20_000
-"""Of all curves together that reward functions and environments name, of which there may be hundreds."""
+"""Maximum points of all curves named by reward functions and environments, of which there may be hundreds."""
 
 
 def curves_of(run: RunFiles) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ from covey_report.logs.read import Row, RunFiles
 
 NUM_MACHINES = 6
 MOTION_BYTES = 60_000
-"""Of the motion of one machine."""
+"""Maximum bytes of the motion of one machine."""
 EVERY = (2, 4, 8, 16)
 """Looks of the simulation, 0.02 s apart, from one moment to the next: the first that has room is taken."""
 

@@ -21,7 +21,7 @@ NAMED_BY = {"environment": "environment.name", "engine": "engine.name", "optimiz
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """What a run was begun with, as far as its folder says."""
+    """Command that started a run, as far as its folder says."""
 
     recipe: str = ""
     chosen: Mapping[str, str] = field(default_factory=dict)
@@ -29,7 +29,7 @@ class Command:
     typed: frozenset[str] = frozenset()
     """Dotted names."""
     file: str = ""
-    """Of settings, after --config."""
+    """File of settings, after --config."""
 
 
 def settings_page(run: RunFiles) -> dict[str, Any]:

@@ -30,7 +30,7 @@ DEFAULT_ON = ("h100", "l40s", "rtx4090")
 
 @dataclass(frozen=True, slots=True)
 class PlanOptions:
-    """What the flags ask for."""
+    """Options from the flags."""
 
     on: tuple[str, ...] = DEFAULT_ON
     num_gpus: int | None = None

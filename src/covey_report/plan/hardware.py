@@ -19,13 +19,13 @@ class Hardware:
     memory: float
     """Bytes."""
     flops: float
-    """Of dense products a second, bfloat16 on a GPU, float32 on a CPU."""
+    """Floating-point operations of dense products a second, bfloat16 on a GPU, float32 on a CPU."""
     bandwidth: float
     """Bytes a second."""
     price: tuple[float, float] | None = None
     """Dollars an hour, low and high."""
     source: str = ""
-    """Of the price, with its date."""
+    """Source of the price, with its date."""
     is_gpu: bool = True
 
     def with_price(self, price: float | None) -> "Hardware":
@@ -41,7 +41,7 @@ GPUS = {key: _listed(dict(given)) for key, given in read_table(Path(__file__).wi
 """Memory, speed and bandwidth are those of data sheets; what is reached of them is in `seconds.py`."""
 THIS = "here"
 SECONDS, AT_LEAST = 0.15, 5
-"""Of each of the two measurements of this machine."""
+"""Seconds and fewest repetitions of each of the two measurements of this machine."""
 GIGABYTES = re.compile(r"(\d+(?:\.\d+)?)\s*(gb|gib|g)?", re.IGNORECASE)
 
 

@@ -18,7 +18,7 @@ from covey_report.plan.settings import as_cold_start, derive_numbers
 
 Change = tuple[str, Callable[[Config], Config]]
 CONTEXT, FRAGMENTS = 0.5e9, 0.05
-"""Of a GPU: bytes of its context, share between tensors."""
+"""Bytes of a GPU's context, share of its memory between tensors."""
 PROCESS = 0.4e9
 """Bytes of a process on a CPU that has imported torch, transformers and covey, before it holds a model."""
 EXTRA = 1.4
@@ -33,7 +33,7 @@ START_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a probe, or its user, knows of a run."""
+    """Measurements of a run, by a probe or its user."""
 
     prompt_tokens: float = USUAL_PROMPT
     completion_tokens: float | None = None
@@ -54,7 +54,7 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is planned of a run on one kind of machine."""
+    """Plan of a run on one kind of machine."""
 
     on: Hardware
     num_gpus: int
@@ -63,7 +63,7 @@ class Plan:
     change: tuple[str, ...]
     """The cheapest settings that make it fit, none where it fits; ("no change", why) where nothing does."""
     same_update: tuple[str, ...]
-    """What makes it fit on more GPUs and keeps the update, where `change` does not keep it."""
+    """Settings that fit it on more GPUs with the same update, where `change` alters it."""
     phases: dict[str, float]
     """Seconds of a step."""
     step: Interval
@@ -72,7 +72,7 @@ class Plan:
     """Dollars."""
     bottleneck: str
     source: str
-    """What the numbers rest on."""
+    """Source of the numbers."""
 
     @property
     def fits(self) -> bool:

@@ -21,7 +21,7 @@ from covey_report.plan.plan import Measured, work_of
 from covey_report.plan.seconds import PHASES, step_seconds
 
 STEPS = 4
-"""Of which the first is left out."""
+"""Steps of a probe, of which the first is left out."""
 
 
 class Watch(Callback):

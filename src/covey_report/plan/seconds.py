@@ -20,7 +20,7 @@ PHASES = ("sampling", "reward", "logprobs", "backward", "optimizer", "other")
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What one process does in a step."""
+    """Work of one process in a step."""
 
     num_groups: int
     group_size: int
@@ -62,7 +62,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Constants:
-    """What a kind of machine reaches, and what things cost besides."""
+    """Throughput of a kind of machine, and fixed costs."""
 
     decode_flops: float
     """Share of the peak."""

@@ -46,7 +46,7 @@ class PastStep:
     step: int
     """Steps finished with it."""
     digest: str | None
-    """Of the weights after it; None where no version was published."""
+    """Digest of the weights after it; None where no version was published."""
     groups: tuple[PastGroup, ...]
     epoch: float = 0.0
     """Passes over the prompts after it, dropped groups included."""
@@ -55,7 +55,7 @@ class PastStep:
     ranks: Sequence[int] = ()
     """Who trained each group, where there were several ranks."""
     threads: Sequence[int] = ()
-    """Of each rank, where there were several."""
+    """Threads of each rank, where there were several."""
 
     def own_places(self) -> list[int]:
         """Return the places of this rank's groups."""

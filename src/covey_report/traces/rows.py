@@ -19,12 +19,12 @@ from covey_report.traces.token_scores import RowScores, StepScores, TrainedRow
 from covey_report.traces.updates import FORMAT
 
 MAX_CHARACTERS = 20_000
-"""Of a prompt or a completion."""
+"""Maximum characters of a prompt or a completion."""
 TOKEN_BYTES = 90
-"""Of a token with its numbers, about."""
+"""Approximate bytes of a token with its numbers."""
 LEAST_TOKENS = 16
 BROKEN, MAX_BYTES = "\ufffd", 4
-"""What part of a character is decoded to, and how many tokens it may have: a byte each."""
+"""Replacement that part of a character is decoded to, and most tokens of a character: a byte each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ REASONS: Mapping[str, Callable[[TraceGroup], float]] = {
     "largest mismatch": lambda one: one.gap,
     "largest change of ratio": lambda one: one.log_ratio,
 }
-"""What groups are traced for, in this order: the one where it is largest, if it is above 0."""
+"""Reasons to trace a group, in this order: the group with the largest value, if above 0."""
 EVENLY = "evenly spread"
 
 

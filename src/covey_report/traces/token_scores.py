@@ -31,7 +31,7 @@ class RowScores:
     trainer_logprob: list[float]
     """Under the weights before the first update on the batch, nats."""
     ratio: list[float]
-    """Of the policy at the last update on the batch to the one before the first: 1 where there is a single update."""
+    """Ratio of the policy at the last update on the batch to that before the first: 1 with a single update."""
     entropy: list[float] | None
     kl: list[float] | None
     """To the reference, nats; None without one."""

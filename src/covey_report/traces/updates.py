@@ -20,7 +20,7 @@ from covey.types import Group
 from covey_report.traces.token_scores import StepScores
 
 FORMAT = 1
-"""Of traces.jsonl and updates.jsonl; it grows where a reader of the last one would misread the next."""
+"""Version of traces.jsonl and updates.jsonl; it grows where a reader of the last one would misread the next."""
 NUM_BINS = 20
 GAP_EDGES = (0.0, *(10.0**exponent for exponent in torch.linspace(-8, 1, NUM_BINS).tolist()))
 """|trainer - sampler|, nats: rounding lies at the left, old weights at the right."""
@@ -28,7 +28,7 @@ LOG_RATIO_EDGES = tuple(0.05 * place for place in range(-10, 11))
 ENTROPY_EDGES = tuple(10 * (place / NUM_BINS) ** 2 for place in range(NUM_BINS + 1))
 """Nats; finer where little entropy is left."""
 HISTOGRAM_BYTES = 2500
-"""Of a line without its groups, about."""
+"""Approximate bytes of a line without its groups."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ SUSPICIOUS = frozenset({"ctypes", "gc", "inspect", "os", "sys"})
 USUAL = "math cmath sys os re random string copy itertools functools collections heapq bisect operator datetime"
 """Modules that test code has without importing them."""
 START_SECONDS = 20.0
-"""What no program is charged with, in all: processes that start on a busy machine, test code before its first call."""
+"""Seconds in all not charged to a program: processes that start on a busy machine, test code before its first call."""
 MIN_SECONDS = 0.05
 """A test that follows one that timed out gets at least this."""
 

@@ -20,9 +20,9 @@ from covey_sandbox.inside.judging import pytest_like, verdicts
 from covey_sandbox.inside.link import Link
 
 BYTES_PER_BYTE = 32
-"""Of memory, for each byte that an answer may have."""
+"""Bytes of memory for each byte that an answer may have."""
 COPIES = 3
-"""Of the tests that a program has: as they came, and one as it is decoded."""
+"""Copies of a program's tests in memory: as received, and one as it is decoded."""
 MAX_GROWTH = 64 << 20
 """A checker that is larger than that when a program is done makes room for a new one."""
 

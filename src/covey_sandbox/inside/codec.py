@@ -31,7 +31,7 @@ MAX_COLLISIONS = 1_000_000
 SAFE_INTEGER = 1 << 53
 """JSON numbers above are not the same everywhere."""
 FOREIGN = (ArithmeticError, AttributeError, TypeError, ValueError, RecursionError, MemoryError)
-"""What decoding hostile text may raise."""
+"""Exceptions that decoding hostile text may raise."""
 
 
 class Unencodable(Exception):

@@ -24,7 +24,7 @@ from covey_sandbox.inside.supervisor import CallerGone, Supervisor
 
 RUNS_PER_ZYGOTE = 5000
 ZYGOTE_SECONDS = 6 * 3600.0
-"""Of its life; what it sees to at its start holds for half a day."""
+"""Longest life of a zygote; its preparations at the start hold for half a day."""
 MAX_REMOVERS = 8
 """At a time, in each slot; with more the next program waits."""
 LOOK_SECONDS = 0.05

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 BINARY = ["add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and_", "or_", "xor", "lshift", "rshift"]
-"""Of `operator`. Each has a method that swaps its operands."""
+"""Functions of `operator`. Each has a method that swaps its operands."""
 OTHER = ["lt", "le", "gt", "ge", "neg", "pos", "abs", "invert", "getitem", "setitem", "delitem", "contains", "index"]
 BUILTIN = ["len", "int", "float", "round", "iter", "reversed", "hash", "divmod"]
 

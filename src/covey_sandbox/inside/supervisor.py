@@ -90,7 +90,7 @@ class TestProgress:
     excused: float = 0.0
     is_charged: bool = False
     busy_seconds: float = 0.0
-    """Of the checker, when it began with what is not charged to the program."""
+    """Busy seconds of the checker when it began work not charged to the program."""
     verdicts: list[Verdict] = field(default_factory=list)
     void: Verdict | None = None
     """The same verdict for all tests."""

@@ -249,7 +249,7 @@ COUNTS = (
     *("without_program", "timeouts", "further_turns", "rechecked", "recheck_disagreements"),
     *(f"imports/{name}" for name in sorted(SUSPICIOUS)),
 )
-"""What is counted program by program."""
+"""Counts by program."""
 
 
 def excerpt(text: str, max_lines: int = 20, max_characters: int = 2000) -> str:

@@ -29,7 +29,7 @@ TESTS = (
     *("public_tests", "private_tests", "official_tests", "unit_tests", "test_code"),
 )
 PACKED = (*TESTS, "test_imports", "metadata")
-"""What copies in Parquet hold as text of JSON."""
+"""Columns that copies in Parquet hold as JSON text."""
 USUAL_IMPORTS = """\
 import bisect, collections, datetime, functools, heapq, itertools, math, operator, random, re, string
 from typing import *
@@ -40,7 +40,7 @@ from heapq import *
 from itertools import *
 from math import *
 """
-"""What LeetCode imports before every answer, a method of `Solution`."""
+"""Imports that LeetCode puts before every answer, a method of `Solution`."""
 
 
 def problem_of(row: Row, packages: Collection[str] = TEST_PACKAGES) -> Problem:

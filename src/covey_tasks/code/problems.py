@@ -12,7 +12,7 @@ from covey_tasks.code.families import CLASSICS, FAMILIES, Arguments, Draft, chos
 from covey_tasks.code.words import MADE_UP, asked, shown_call, signature_of, to_define
 
 NUM_TESTS = 10
-"""Of a drawn problem, where the settings say no other number."""
+"""Tests of a generated problem unless the settings give another number."""
 MAX_DRAWS = 2000
 """Calls drawn for the tests of a problem; the least varied family needs some dozens."""
 NUM_EXAMPLES = 2
@@ -26,7 +26,7 @@ MAX_MISSES = 200
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What a program is asked for and judged by.
+    """A programming task: its statement and its tests.
 
     >>> Problem("line", 1, "Python: f(n) returns n plus 7", "f", (CallTest((3,), expected=10),))
     """
@@ -35,7 +35,7 @@ class Problem:
     """Family, or the source of the row."""
     difficulty: int | str | None
     statement: str
-    """What the policy reads."""
+    """Text that the policy reads."""
     entry_point: str
     tests: tuple[Test, ...]
     solution: str | None = None
@@ -43,7 +43,7 @@ class Problem:
     opening: str = ""
     """How the program begins, where the policy is to continue it."""
     preamble: str = ""
-    """What stands before every program: the imports that a site makes."""
+    """Code before every program: the imports that a site makes."""
     left_out: str = ""
     """Why tests of the row are not run."""
     drawn_from: str | None = None

@@ -11,9 +11,9 @@ from covey_sandbox.types import Limits, Report, Runner, Test
 from covey_tasks.async_cache import AsyncCache
 
 MAX_BYTES = 128 << 20
-"""Of all verdicts that are kept: a policy decides how long their messages are."""
+"""Maximum bytes of all kept verdicts: a policy decides how long their messages are."""
 RESULT_BYTES = 200
-"""Of a result without its message, and of what is kept besides it."""
+"""Bytes of a result without its message, with its overhead in the cache."""
 
 
 @dataclass(frozen=True, slots=True)

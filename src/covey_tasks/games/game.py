@@ -31,7 +31,7 @@ class MoveResult:
     state: str = ""
     """Names what is known after the turn."""
     reward: float = 0.0
-    """Of this turn."""
+    """Reward of this turn."""
     is_void: bool = False
 
 

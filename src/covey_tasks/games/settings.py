@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class GameConfig(EpisodesConfig):
-    """What every game has."""
+    """Settings that all games share."""
 
     shuffled: bool = False
     """Answer at random: the control, in which nothing can be learnt from the answers."""
@@ -74,7 +74,7 @@ class CalculatorConfig(GameConfig):
     max_turns: int | None = setting(4, ge=1)
     """Uses of the calculator and answers in an episode."""
     digits: int = setting(3, ge=1, le=9)
-    """Of each of the three numbers in a problem."""
+    """Digits of each of the three numbers in a problem."""
     num_train: int = setting(4096, ge=1)
     """Training problems."""
     num_test: int = setting(512, ge=1)

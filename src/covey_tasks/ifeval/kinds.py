@@ -13,7 +13,7 @@ from covey_graders.ifeval.checks.text_checks import RELATIONS
 Arguments = dict[str, Any]
 TABLE = read_table(Path(__file__).with_suffix(".yaml"))
 MATERIAL = read_table(Path(__file__).with_name("material.yaml"))
-"""What generated prompts are about, and the words and sentences they are made of."""
+"""Topics of generated prompts, and the words and sentences that they are made of."""
 
 
 @dataclass(frozen=True, slots=True)

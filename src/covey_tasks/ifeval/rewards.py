@@ -1,4 +1,4 @@
-"""What verdicts are worth.
+"""Rewards of verdicts.
 
 | scheme       | judges                                   | reward                                              |
 |--------------|------------------------------------------|-----------------------------------------------------|
@@ -32,7 +32,7 @@ class Scheme:
 
     name: str = "strict_share"
     measure_weights: Sequence[float] = (0.4, 0.3, 0.2, 0.1)
-    """Of all strictly, share strictly, all loosely, share loosely (torchrl)."""
+    """Weights of all strictly, share strictly, all loosely, share loosely (torchrl)."""
     answer_bonus: float = 0.1
     """For exactly one closed answer block (torchrl)."""
     think_bonus: float = 0.05

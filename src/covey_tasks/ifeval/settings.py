@@ -31,7 +31,7 @@ class IfevalConfig(EnvironmentConfig):
     )
     """An answer with fewer different words of two letters and more earns nothing (all schemes but torchrl)."""
     instruction: str | None = None
-    """What the system message says; null takes the scheme's own, "" sends none."""
+    """Text of the system message; null takes the scheme's own, "" sends none."""
     benchmark: str | None = None
     """Rows to evaluate on instead of held-out prompts, such as google/IFEval: a file, a folder or a hub name."""
     style: str = setting("full", needs=GENERATED)

@@ -85,7 +85,7 @@ class Corruption:
     ratios: Sequence[float]
     """Largest shares of tokens that are replaced."""
     num_tokens: int
-    """Of the vocabulary: now and then any of them is put in, so that a judge knows those that no text has."""
+    """Size of the vocabulary: now and then any token is put in, so that a judge knows those that no text has."""
     _between: dict[tuple[int, int], list[int]] = field(default_factory=lambda: defaultdict(list))
 
     def __post_init__(self) -> None:

@@ -21,7 +21,7 @@ SOUNDS = "aeiou"
 """Letters before which "a" is "an"."""
 
 HELD_OUT = 10
-"""Of so many sentences one is held out."""
+"""One sentence in this many is held out."""
 
 
 def sentence(chance: random.Random) -> str:

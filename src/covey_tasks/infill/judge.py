@@ -9,7 +9,7 @@ from covey_tasks.infill.settings import InfillConfig
 from covey_tasks.scorer import Scorer, load_scorer
 
 NOTHING = "\N{REPLACEMENT CHARACTER}"
-"""What an empty text is read as."""
+"""Replacement for an empty text."""
 AS_TEXT: Mapping[str, Any] = {"return_tensors": "pt", "padding": True, "truncation": True, "split_special_tokens": True}
 """How texts are read: a policy that spells a special token out makes none."""
 

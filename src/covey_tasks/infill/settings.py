@@ -46,11 +46,11 @@ class InfillConfig(EnvironmentConfig):
     problem_seed: int = 0
     """Which texts are drawn and what is masked in them."""
     judge: str = "nano-judge"
-    """What scores a text: nano-judge (trained by covey), a folder or a hub name of a sequence classifier."""
+    """Model that scores a text: nano-judge (trained by covey), a folder or a hub name of a sequence classifier."""
     judge_floor: float = setting(0.75, ge=0, le=1)
     """Share of held-out texts that a judge must rank above their corrupted versions, or it is refused."""
     judge_device: str = "auto"
-    """Where judges run: auto, cpu, cuda, cuda:1, ..."""
+    """Device of judges: auto, cpu, cuda, cuda:1, ..."""
     judge_batch_size: int = setting(64, ge=1)
     """Texts that a judge reads at a time."""
     judge_output: str = setting("probability", choices=("probability", "logit"))

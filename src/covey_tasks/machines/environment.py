@@ -187,13 +187,13 @@ class StepStats:
     """Counts group by group until it is asked."""
 
     scores: list[list[float]] = field(default_factory=list)
-    """Of each group; machines that the system failed to score are left out."""
+    """Scores of each group, without machines that the system failed to score."""
     num_unique: list[int] = field(default_factory=list)
     """Different valid machines of each group."""
     codes: list[str] = field(default_factory=list)
-    """Of all answers; empty for valid machines."""
+    """Codes of all answers; empty for valid machines."""
     endings: list[Ending] = field(default_factory=list)
-    """Of what was simulated."""
+    """Endings of simulated machines."""
 
     def add(
         self, machines: Sequence[Machine | Invalid], scores: Sequence[float | Failure], endings: Sequence[Ending]

@@ -122,7 +122,7 @@ def _note(placed: PlacedBlock) -> str:
 
 
 DRIVES = {"x-": "to z+", "x+": "to z+", "z+": "to x-", "z-": "to x+", "y+": "nowhere", "y-": "nowhere"}
-"""Where a powered wheel of this facing drives to."""
+"""Direction in which a powered wheel of this facing drives."""
 
 FORMS = {
     "tree": Form(read_machine, write_json),

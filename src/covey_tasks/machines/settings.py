@@ -28,13 +28,13 @@ class MachinesConfig(EnvironmentConfig):
 
     name: str = "machines"
     stages: list[str] = field(default_factory=lambda: ["car"])
-    """What is requested in turn: valid, small_car, budget_car, car, arm, catapult; own rows may name theirs."""
+    """Stages requested in turn: valid, small_car, budget_car, car, arm, catapult; own rows may name theirs."""
     form: str = setting("tree", choices=("tree", "global", "compact"))
     """How machines are written: tree (JSON), global (JSON with positions) or compact (characters, for nano)."""
     score: str = "strict"
-    """What a machine is worth: strict, paper or repo."""
+    """Score of a machine: strict, paper or repo."""
     transform: str = setting("none", choices=("none", "sqrt", "log1p"))
-    """Of the score, before it is a reward: none, sqrt or log1p. Logged scores are never transformed."""
+    """Transform of the score to a reward: none, sqrt or log1p. Logged scores are never transformed."""
     file_reward: float = setting(0.0, ge=0)
     """Added for an answer that is a construction tree."""
     placed_reward: float = setting(0.0, ge=0)
@@ -42,7 +42,7 @@ class MachinesConfig(EnvironmentConfig):
     max_blocks: int = setting(48, le=48)
     """Most blocks of a machine, the root among them, where its stage allows so many."""
     instruction: str | None = setting(None, needs=HAS_WORDS)
-    """What the system message says; null takes the form's own, "" sends none."""
+    """Text of the system message; null takes the form's own, "" sends none."""
     num_train: int = setting(256, ge=1, needs=TASKS_MADE_UP)
     """Training prompts; those of a stage and a block budget are worded alike."""
     num_test: int = setting(16, ge=1, needs=TASKS_MADE_UP)
@@ -54,7 +54,7 @@ class MachinesConfig(EnvironmentConfig):
     family_share: float = setting(0.5, ge=0, le=1, needs=DESIGNS_MADE_UP)
     """Share of rule-based designs among them; the others are grown at random."""
     demonstration_cap: float = setting(1.0, gt=0, le=1, needs=DESIGNS_MADE_UP)
-    """Of each family, only this share is shown, those with the lowest scores: 0.75 leaves the best quarter out."""
+    """Share of each family that is shown, lowest scores first: 0.75 leaves the best quarter out."""
     problem_seed: int = setting(0, needs=IS_DRAWN)
     """Which problems and demonstrations are drawn."""
     num_workers: int = setting(2, ge=1)

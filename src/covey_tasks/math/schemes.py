@@ -1,4 +1,4 @@
-"""What verdicts are worth on covey's scale and on TorchRL's."""
+"""Rewards of verdicts on covey's scale and on TorchRL's."""
 
 from covey.types import Reward
 from covey_graders.tags import first_block

@@ -29,7 +29,7 @@ class Gsm8kConfig(EnvironmentConfig):
     format_reward: float = setting(0.1, needs=FORMAT_SCHEME)
     """Reward for an answer in the requested form that is wrong (schemes covey and values)."""
     instruction: str | None = None
-    """What the system message says; null takes the scheme's own, "" sends none."""
+    """Text of the system message; null takes the scheme's own, "" sends none."""
 
     reads_rows: ClassVar[str] = "always"
     knows_right: ClassVar[bool] = True
@@ -57,7 +57,7 @@ class MathConfig(EnvironmentConfig):
     format_reward: float = setting(0.1, needs=FORMAT_SCHEME)
     """Reward for a wrong answer in the only box (schemes covey and values)."""
     instruction: str | None = None
-    """What the system message says; null takes the scheme's own, "" sends none."""
+    """Text of the system message; null takes the scheme's own, "" sends none."""
     problem_column: str = "problem"
     """Column that holds the problem."""
     answer_column: str = "answer"
@@ -98,7 +98,7 @@ class CountdownConfig(EnvironmentConfig):
     max_target: int = setting(100, needs=WITHOUT_ROWS)
     """Targets are from 1 to this."""
     operators: list[str] = setting(["+", "-", "*", "/"], needs=WITHOUT_ROWS)
-    """What problems are made of, `+` among them; answers may use all four."""
+    """Operators in problems, `+` among them; answers may use all four."""
     num_train: int = setting(4096, needs=WITHOUT_ROWS)
     """Training problems (fewer where the ranges have not so many)."""
     num_test: int = setting(512, needs=WITHOUT_ROWS)
@@ -108,11 +108,11 @@ class CountdownConfig(EnvironmentConfig):
     uses: str = "exactly"
     """How often each number is used: exactly (once) or at_most (once)."""
     answer_form: str = "tags"
-    """Where the expression stands: tags (the last answer tag) or plain (it is the whole completion)."""
+    """Place of the expression: tags (the last answer tag) or plain (it is the whole completion)."""
     format_reward: float = 0.1
     """Reward for an answer in the requested form that is wrong."""
     instruction: str | None = None
-    """What the system message says; null takes the form's own, "" sends none."""
+    """Text of the system message; null takes the form's own, "" sends none."""
 
     reads_rows: ClassVar[str] = "maybe"
     knows_right: ClassVar[bool] = True

@@ -8,7 +8,7 @@ from typing import Any
 from covey.environments.reward_functions.texts import Completion, final_text
 
 _WORD = re.compile(r"\w{1,30}(?:['’-]\w{1,30}){0,3}|[^\w\s]")
-"""Of at most four parts with 30 letters each: what is written in one chain is no single word."""
+"""A word of at most four parts with 30 letters each: a longer chain is no single word."""
 
 
 def think_format(completions: Sequence[Completion], **columns: Any) -> list[float]:

@@ -25,9 +25,9 @@ SAID = 2
 CROWDED = 0.6
 """Share of listed words above which a sentence is a list."""
 BEGUN = 0.05
-"""What an answer is worth that begins with a brace and is no JSON yet."""
+"""Reward of an answer that begins with a brace and is no JSON yet."""
 WRAPPED = 0.25
-"""What JSON is worth that has something around it."""
+"""Reward of JSON with text around it."""
 QUESTIONS = ("What is {a}?", "Why do people care about {a}?", "Describe {a} to a child.", "What can you do with {a}?")
 FORMS = {
     "Sell me {a}.": ("product", "price"),

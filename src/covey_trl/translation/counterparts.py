@@ -118,13 +118,13 @@ class System:
     aliases: Given
     """Other names of settings, of other versions."""
     prefixes: Given
-    """What is said of any other setting that begins so. The first that fits counts."""
+    """Notes on other settings, by prefix of the name. The first match counts."""
     programs: re.Pattern[str]
     others: re.Pattern[str]
     """Its programs that train by something else."""
     sections: tuple[str, ...]
     not_carried: Sequence[str]
-    """What it does by default and no setting of covey's does."""
+    """Defaults of it that no setting of covey's reproduces."""
 
     def has(self, name: str) -> bool:
         """Check that it translates a setting."""
@@ -226,7 +226,7 @@ CONVERT: dict[str, Callable[[str], str | None]] = {
     "only_id": lambda value: found[1] if (found := ONLY_ID.fullmatch(value)) else None,
     "module": lambda value: None if value.startswith("/") else function_path_of_file(f"{value}:")[:-1],
 }
-"""What makes a foreign value one of covey's; None where it needs no word. ValueError where it is none."""
+"""Converters of foreign values to covey's; None where no value needs to be set. ValueError where it is none."""
 
 
 @cache

@@ -22,7 +22,7 @@ READERS: Mapping[str, Callable[[str], Any]] = {
     **{".json": json.loads, ".toml": tomllib.loads},
     **dict.fromkeys((".yaml", ".yml"), yaml.safe_load),
 }
-"""What reads a file of settings, by its suffix; any other file is a script."""
+"""Readers of settings files, by suffix; any other file is a script."""
 SCRIPTS = (".sh", ".bash", ".sbatch", ".slurm", ".zsh")
 OF_PYTHON = "a script of TRL runs with `from covey.trl import GRPOTrainer, GRPOConfig` in place of its import from trl"
 LISTS = ("reward_funcs", "reward_weights", "lora_target_modules", "report_to", "target_modules")
@@ -33,7 +33,7 @@ PAIRS = re.compile(
 )
 """Flags that take at most two."""
 ENDS = ("|", "||", "&&", ";", "&", ">", ">>", "2>&1", "&>")
-"""Where the words of a command end in a shell."""
+"""Words that end a command in a shell."""
 NAME = r"[A-Za-z_]\w*"
 ARRAY = re.compile(rf"^\s*({NAME})(\+?)=\(([^()]*)\)", re.MULTILINE)
 SUM = re.compile(r"\$\(\(([^()]*(?:\([^()]*\)[^()]*)*)\)\)")

@@ -1,4 +1,4 @@
-"""What formulas are made of, as trees in which nothing is computed."""
+"""Nodes of formula trees, in which nothing is computed."""
 
 import math
 from collections.abc import Iterator, Sequence

@@ -45,7 +45,7 @@ from covey_graders.math.formulas.words import (
 
 MAX_DEPTH = 30
 MAX_INDEX = 100
-"""Of a root."""
+"""Largest index of a root."""
 
 
 def read_tree(text: str) -> Node | None:
@@ -354,7 +354,7 @@ def _value(token: str) -> Fraction:
 SIGNS, BINARY, CLOSING = SETS["signs"], SETS["binary"], SETS["closing"]
 ENDINGS = CLOSING | {"", "}", "\\end"}
 CONTINUATIONS = SETS["separators"] | RELATIONS | SIGNS
-"""What ends a product but not what it stands in."""
+"""Tokens that end a product but not the expression around it."""
 SCRIPTS = frozenset("_^")
 MARKS = SCRIPTS | frozenset("!'\u2032")
 OPERANDS = SYMBOLS | SETS["fractions"] | SETS["roots"] | SETS["texts"]

@@ -30,7 +30,7 @@ from covey_graders.math.formulas.words import BINOMIALS, GREEK
 
 Value = Fraction | Decimal
 Parts = tuple[Value, Value]
-"""Of a complex number."""
+"""Real and imaginary part of a complex number."""
 IMAGINARY = Symbol("i")
 DEGREE = Symbol("text:degree")
 
@@ -42,10 +42,10 @@ LARGE = -1
 WHOLE = range(NUM_POINTS, 2 * NUM_POINTS)
 """Places with whole numbers, for factorials and signs such as `(-1)^n`."""
 MAX_BITS = 8_000
-"""Of a numerator or denominator that is kept exactly; larger ones are rounded."""
+"""Maximum bits of a numerator or denominator kept exactly; larger ones are rounded."""
 MAX_FACTORIAL = 3_000
 MAX_INDEX = 100
-"""Of roots, and of powers of complex numbers."""
+"""Largest index of a root, and largest power of a complex number."""
 MAX_WHOLE = 10**30
 
 

@@ -68,4 +68,4 @@ CALLS = frozenset(f"\\{name}" for name in FUNCTIONS) | BINOMIALS | SETS["calls"]
 FAMILIES = {name: family for family, names in _TABLE["families"].items() for name in names.split()}
 """Functions to what they stand for with others."""
 WORD = re.compile(r"[^\d+*/^=<>\\{}]*")
-"""What is no mathematics in a text command."""
+"""Characters of a text command that are no mathematics."""

@@ -1,1 +1,1 @@
-"""What a text says: its spelling, numbers, units, words and names."""
+"""Reading of text: spelling, numbers, units, words and names."""

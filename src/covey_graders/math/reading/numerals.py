@@ -29,7 +29,7 @@ class Reading:
     """None where nothing can be read, or something is left to compute."""
     scale: Fraction = Fraction(1)
     slack: Fraction = Fraction(0)
-    """What a float may be off by, relative to its size."""
+    """Relative error allowed to a float."""
 
     def meanings(self, is_scaled: bool = False) -> set[Fraction]:
         if self.bare is None:
@@ -91,7 +91,7 @@ _NO_VARIABLE = frozenset(
     ["am", "pm", "th", "st", "nd", "rd", "k", "K", "M", "of", "or", "sq", "cu", "mL", "yr", "wk", "C", "F"]
 )
 _REMARKS = (_RE["conceded"], _RE["in_brackets"], _RE["next_member"])
-"""What joins a further value, unless that one begins a remark."""
+"""Patterns that join a further value, unless it begins a remark."""
 
 
 def _value_at(text: str, begin: int, number: re.Pattern[str]) -> _Value | None:

@@ -26,7 +26,7 @@ LAYERS_OF: dict[str, tuple[str, ...]] = {
 WORK = "/tmp"
 """A program's own folder, where it has a root of its own."""
 ENVIRONMENT = {"LANG": "C.UTF-8", "PATH": "/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1"}
-"""Of a program, besides its folder."""
+"""Environment variables of a program, besides its folder."""
 DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 MAX_FILES = 4096
 """In its folder."""
@@ -48,7 +48,7 @@ class Spec:
     layers: tuple[str, ...]
     limits: dict[str, Any]
     folder: str = WORK
-    """Of the program alone, its current one. In a mount namespace it is a file system of its own."""
+    """Current folder, the program's alone. In a mount namespace it is a file system of its own."""
     uid: int | None = None
     """Change to this user and group; None keeps the present ones."""
     keep_search: bool = False

@@ -27,7 +27,7 @@ abc array ast bisect calendar cmath collections collections.abc contextlib copy 
 enum fractions functools gc hashlib heapq inspect io itertools json keyword math numbers operator os queue random re
 statistics string struct sys textwrap threading time traceback types typing unicodedata warnings weakref
 """
-"""What programs import most: a fork has it for nothing."""
+"""Modules that programs import most: a fork has them for nothing."""
 WITH_LIBRARIES = "zlib bz2 lzma pyexpat _ssl _sqlite3"
 """Modules of C code that need libraries which a program could not open any more."""
 NOTED_SECONDS = 12 * 3600.0

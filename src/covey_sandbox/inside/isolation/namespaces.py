@@ -12,7 +12,7 @@ from covey_sandbox.inside.isolation import kernel
 from covey_sandbox.inside.isolation.layers import DEVICES, WORK, Spec, change_user
 
 FLAG_OF = {"network_namespace": kernel.CLONE_NEWNET, "ipc_namespace": kernel.CLONE_NEWIPC}
-"""Of the zygote, shared by its programs, which follow one another. Mounts and processes are each program's own."""
+"""Namespaces of the zygote, shared by its successive programs. Mounts and processes are each program's own."""
 INSIDE_ID = 1000
 """User and group as the program sees them."""
 _READ_ONLY_DEVICE = kernel.MOUNT_ATTR_RDONLY | kernel.MOUNT_ATTR_NOSUID | kernel.MOUNT_ATTR_NOEXEC

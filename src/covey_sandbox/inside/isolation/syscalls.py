@@ -50,7 +50,7 @@ write 1 64 | writev 20 66
 
 COLUMNS = {"x86_64": 1, "aarch64": 2}
 AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
-"""What a seccomp filter sees as the architecture of a call."""
+"""Architecture of a system call, as a seccomp filter sees it."""
 
 
 def numbers(machine: str) -> dict[str, int]:

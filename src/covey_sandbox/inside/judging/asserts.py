@@ -20,7 +20,7 @@ from covey_sandbox.inside.judging.remote import same
 from covey_sandbox.inside.link import MAX_MESSAGE, PASSED, Verdict, failed_verdict
 
 MODULES = {name: importlib.import_module(name) for name in USUAL.split()}
-"""What tests use without importing it."""
+"""Modules that tests use without importing them."""
 
 
 def judge_assert(case: ProgramCase, tests: list[dict[str, Any]], index: int) -> int:

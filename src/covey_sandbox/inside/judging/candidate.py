@@ -51,7 +51,7 @@ class Candidate:
         self._given: list[Callable[..., Any]] = []
         """Functions of the test that the program may call."""
         self.verdict: Verdict | None = None
-        """Of a call that gave no answer, or one that the test cannot use."""
+        """Verdict on a call that gave no answer, or one that the test cannot use."""
         self.fault: Exception | None = None
         """Why the whole program passes no test, or gets no verdict. Kept here, since tests may catch what they like."""
         self.last = ""

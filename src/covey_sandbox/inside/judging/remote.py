@@ -44,7 +44,7 @@ class Remote:
         self._reference = reference
         self._path = path
         self._ahead: list[Any] = []
-        """What an iterator has yielded and the test has not asked for, the first last."""
+        """Values that an iterator has yielded and the test has not asked for, the first last."""
         self._num_next = 0
 
     def __call__(self, /, *arguments: Any, **keywords: Any) -> Any:

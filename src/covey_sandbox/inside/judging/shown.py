@@ -13,7 +13,7 @@ from covey_sandbox.inside.codec import Opaque
 MAX_ITEMS = 8
 MAX_DEPTH = 4
 MAX_CHARACTERS = 90
-"""Of a value, so that a call, what was expected and what came fit into one message."""
+"""Maximum characters of a value, so that call, expected and actual value fit into one message."""
 MAX_BITS = 256
 
 

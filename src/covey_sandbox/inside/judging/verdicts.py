@@ -14,7 +14,7 @@ from covey_sandbox.inside.link import PASSED, Verdict, failed_verdict
 
 Test = dict[str, Any]
 NOT_ANSWERS = (Broken, LoadFailed, Unjudged, Violation)
-"""What concerns more than one test."""
+"""Exceptions that concern more than one test."""
 
 
 def judge(case: ProgramCase, tests: list[Test]) -> None:

@@ -11,7 +11,7 @@ Kind = Literal[
     "rigid", "rod", "wheel", "rotor", "hinge", "ball", "swivel", "suspension", "container", "boulder", "caster", "pad",
     "band", "brace",
 ]  # fmt: skip
-"""What the physics makes of a block (see `simulate.py`)."""
+"""Physical role of a block (see `simulate.py`)."""
 
 LINEAR: tuple[Kind, ...] = ("band", "brace")
 """Kinds that run between two faces, have no volume, and may use faces that are occupied."""
@@ -37,7 +37,7 @@ class BlockType:
     name: str
     kind: Kind
     size: Vector
-    """Of its box, in its own frame; (0, 0, 0) for linear blocks."""
+    """Size of its box, in its own frame; (0, 0, 0) for linear blocks."""
     mass: float
     faces: tuple[Face, ...]
     character: str
@@ -68,6 +68,6 @@ BLOCKS: dict[int, BlockType] = {type_: _block(type_, *row) for type_, row in TAB
 ROOT_TYPE, BOULDER, CONTAINER = 0, 36, 30
 
 CAR_TYPES = frozenset({0, 1, 2, 9, 15, 16, 22, 35, 41, 63})
-"""Of the paper's reinforcement learning prompts."""
+"""Block types in the paper's reinforcement learning prompts."""
 CATAPULT_TYPES = CAR_TYPES | {5, 7, BOULDER, CONTAINER}
 """The same, with what throws and is thrown; hinge and brace are those of its agentic catapult."""

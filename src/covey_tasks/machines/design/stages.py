@@ -42,7 +42,7 @@ class Problem:
     budget: int
     given: Tree = (ROOT,)
     words: str | None = None
-    """What is asked, in the user's own words; None takes those of the stage and its score."""
+    """Request in the user's own words; None takes those of the stage and its score."""
 
     @property
     def rules(self) -> Rules:

@@ -15,7 +15,7 @@ from covey_tasks.machines.design.types import ROOT, Block, Code, Invalid, Rules,
 SHORT_NUMBER = re.compile(r"-?[0-9]{1,4}", re.ASCII)
 """The original's own prompt writes "id": "0"."""
 LANGUAGE = re.compile(r"\A\s*[A-Za-z]\w*")
-"""What a fence may say of its block, whatever it is."""
+"""Language tag of a fence, whatever it is."""
 MAX_SHOWN = 100
 """Characters of a wrong value that a message shows."""
 

@@ -72,7 +72,7 @@ class Machine:
     placed: tuple[PlacedBlock, ...]
     """In the order of the tree."""
     size: Vector
-    """Of the box around all blocks."""
+    """Size of the box around all blocks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class Invalid:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What a machine may be made of.
+    """Limits on a machine's blocks.
 
     >>> Rules(frozenset({0, 1, 2, 63}))
     """

@@ -26,14 +26,14 @@ class Body:
     block: int
     """The one it begins with: the root, a joint, or a boulder."""
     kind: Kind
-    """Of that block: says how the body moves."""
+    """Kind of that block, which determines how the body moves."""
     powered: bool
     parent: int
     """Index of the body it moves against; -1 for those that move freely."""
     pivot: Vector
     """Its origin at the start, when it lies along the axes of the world: a point of the joint's axis."""
     facing: Facing
-    """Of its first block."""
+    """Facing of its first block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Line:
     """A rubber band or a brace."""
 
     type: int
-    """Of its block."""
+    """Type of its block."""
     kind: Kind
     bodies: tuple[int, int]
     points: tuple[Vector, Vector]
@@ -55,9 +55,9 @@ class Assembly:
     bodies: tuple[Body, ...]
     """A parent comes before its children; the root's body is the first."""
     solids: tuple[tuple[Solid, ...], ...]
-    """Of each block."""
+    """Solids of each block."""
     body_of: tuple[int, ...]
-    """Of each block, where its solids belong; -1 for linear blocks."""
+    """Body of each block, to which its solids belong; -1 for linear blocks."""
     lines: tuple[Line, ...]
     boulder: int | None
     """Body of the boulder, where there is one."""

@@ -18,11 +18,11 @@ class Physics:
     gravity: float = 9.81
     timestep: float = 0.005
     iterations: int = 30
-    """Of the contact solver, at most."""
+    """Maximum iterations of the contact solver."""
     gap: float = 0.005
     """By how much solids are smaller than their boxes, on each side, so that neighbours do not touch."""
     armature: float = 0.02
-    """Of every joint: tiny inertias behind strong motors diverge without it."""
+    """Armature of every joint: tiny inertias behind strong motors diverge without it."""
 
     power_time: float = 0.5
     """When motors and rubber bands are switched on; until then the machine settles."""
@@ -35,7 +35,7 @@ class Physics:
     slick_friction: float = 0.1
     grip_friction: float = 2.0
     elastic_stiffness: float = 20000.0
-    """Of elastic pads, N/m."""
+    """Stiffness of elastic pads, N/m."""
     elastic_damping: float = 20.0
 
     wheel_speed: float = 9.0
@@ -46,9 +46,9 @@ class Physics:
     rotor_torque: float = 600.0
     rotor_gain: float = 400.0
     free_damping: float = 0.01
-    """Of unpowered wheels and joints."""
+    """Damping of unpowered wheels and joints."""
     joint_damping: float = 0.1
-    """Of hinges and ball joints."""
+    """Damping of hinges and ball joints."""
     hinge_range: float = 90.0
     """Degrees to each side."""
     suspension_travel: float = 0.5

@@ -26,7 +26,7 @@ class Solid:
     half: Vector
     """Half of its extent along each axis of the world."""
     axis: Facing
-    """Of a cylinder or a capsule."""
+    """Axis of a cylinder or a capsule."""
     surface: Surface
 
 

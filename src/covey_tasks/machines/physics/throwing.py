@@ -43,9 +43,9 @@ class Throw:
     """A release and its flight; `own` is the machine's own motion."""
 
     time: float
-    """Of the release."""
+    """Time of the release."""
     height: float
-    """Of the boulder's centre then."""
+    """Height of the boulder's centre at the release."""
     flown: float
     """Forward, from the release to the landing."""
     own_way: float
@@ -55,7 +55,7 @@ class Throw:
     on_ground: bool
     """Whether it touched the ground shortly before."""
     rise: float
-    """Of the boulder, less what the machine's own motion explains; never more than it really rose."""
+    """Rise of the boulder, less the part due to the machine's own motion; never more than it really rose."""
     distance: float
     """Forward from the release, less the same; never more than `flown`."""
     gained: float = 0.0

@@ -59,7 +59,7 @@ class Flight:
     """The boulder's flight, until it lands or the simulation ends."""
 
     start_height: float
-    """Of its centre."""
+    """Height of its centre at the start."""
     max_height: float
     distance: float
     """Forward, from where it lay; negative where it went back."""
@@ -161,4 +161,4 @@ ENDINGS: dict[Ending, str] = {
     "unstable": "the simulation diverged",
     "too_free": f"more than {MAX_FREEDOM} degrees of freedom (ball joints have 3 each)",
 }
-"""What to say of each."""
+"""Description of each ending."""
