@@ -46,7 +46,7 @@ context, tool calls); the answer could not be read; a turn took too long; the en
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What the policy is given: one row of a data set.
+    """Input of the policy: one row of a data set.
 
     >>> Prompt(id="train-17", environment="arithmetic", text="41+7=", columns={"answer": 48})
     """
@@ -86,13 +86,13 @@ class Turn:
     end: int
     """One past the last."""
     reward: float = 0.0
-    """What the environment gave for this turn; the verdict on the whole episode comes on top."""
+    """Reward of the environment for this turn; the verdict on the whole episode comes on top."""
     state: str = ""
     """Names the state in which the turn began: turns of a group with equal names began alike."""
     is_void: bool = False
     """Whether it held neither a tool call nor an answer."""
     info: Mapping[str, Any] = field(default_factory=dict, compare=False)
-    """What the environment notes of it for rollouts.jsonl: plain data."""
+    """Notes of the environment on it for rollouts.jsonl: plain data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ class Completion:
     policy_version: int
     """Training steps behind the weights that produced the oldest token."""
     passes: tuple[int, ...] = ()
-    """Of a masked policy's fill in several passes: the pass in which each token was filled in, 0 first."""
+    """Pass in which each token of a masked policy's fill in several passes was filled in, 0 first."""
     spans: tuple[Span, ...] = ()
     """The version of each token, where weights changed while it was sampled; empty: all are of `policy_version`."""
     cached_tokens: int | None = field(default=None, compare=False)
@@ -130,7 +130,7 @@ class Reward:
     value: float
     parts: Mapping[str, float] = field(default_factory=dict)
     extra: Mapping[str, Any] = field(default_factory=dict, compare=False)
-    """What the judge notes of this completion for rollouts.jsonl, by column: plain data, and no part of the verdict."""
+    """Notes of the judge on this completion for rollouts.jsonl, by column: plain data, and no part of the verdict."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,7 @@ class Failure:
     is_fault: bool = field(default=True, compare=False)
     """Whether something broke; False where the judge has nothing to say about such a prompt."""
     num_tokens: int = field(default=0, compare=False)
-    """Of the completion, as far as it was sampled."""
+    """Tokens of the completion, as far as it was sampled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,21 +167,21 @@ class Rollout:
     finish_reason: FinishReason
     policy_version: int
     input_length: int | None = None
-    """Of a masked policy: the lists hold inputs of this many tokens, one for each pass, each read in both directions.
+    """Length of a masked policy's inputs in tokens: the lists hold one for each pass, each read in both directions.
     None: they are read from left to right."""
     messages: tuple[Message, ...] = ()
     """After several turns, what was said since the prompt by policy and environment; empty after one."""
     spans: tuple[Span, ...] = ()
     """The version of each token that the policy chose, counted over them alone; empty: all are of `policy_version`."""
     turns: tuple[Turn, ...] = ()
-    """Of an episode: the policy's turns, in order; empty: there was one."""
+    """Turns of an episode, in order; empty: there was one."""
     stop_reason: StopReason | None = None
-    """Of an episode: why it ended."""
+    """Reason why an episode ended."""
     branches: tuple[int, ...] = ()
-    """Where the history was rewritten, the lists hold several sequences one after the other, each read from its own
-    begin: where each begins, the first at 0. Every sampled token is learnt in one of them. Empty: there is one."""
+    """Starts of the sequences that a rewritten history leaves in the lists, one after the other, each read from its
+    own start; the first is 0. Every sampled token is learnt in one of them. Empty: there is one."""
     re_encoded_tokens: int = field(default=0, compare=False)
-    """Of an episode: tokens of earlier turns that the engine had to encode again."""
+    """Tokens of an episode's earlier turns that the engine had to encode again."""
 
     def __post_init__(self) -> None:
         assert self.input_length is None or len(self.input_ids) % self.input_length == 0, "inputs of one length"
@@ -242,7 +242,7 @@ class MicroBatch:
     """Packed layouts have B = 1."""
     position_ids_BT: "Tensor"
     layout: Any
-    """What each token may attend to (`policy.attention.Layout`)."""
+    """Layout of attention: which tokens each may attend to (`policy.attention.Layout`)."""
     source_L: "Tensor"
     """Index into the flattened (B * T) stream of the position whose hidden state predicts loss token l."""
     target_L: "Tensor"
@@ -304,7 +304,7 @@ class Sampling:
     num_passes: int = 1
     """Passes in which a masked policy fills an input."""
     likelihood: str = "trajectory"
-    """Of a fill in several passes: `trajectory` or `one_step`."""
+    """Likelihood of a fill in several passes: `trajectory` or `one_step`."""
     max_total_tokens: int | None = None
     """Length of prompt and completion together at which sampling stops likewise; None has the model's own length."""
     first_sample: int = 0

@@ -35,7 +35,7 @@ class KLController:
     error_clip: float = 0.2
     """Largest relative error that is acted upon (proportional)."""
     factor: float = 2.0
-    """What the coefficient is multiplied or divided by (doubling)."""
+    """Factor by which the coefficient is multiplied or divided (doubling)."""
     band: float = 1.5
     """Nothing happens between target / band and target * band (doubling)."""
     coef_min: float = 0.0

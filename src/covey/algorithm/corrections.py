@@ -178,4 +178,4 @@ DIVERGENCES: dict[str, Callable[[Tensor], Tensor]] = {
     "k2": lambda u_NT: u_NT.square() / 2,
     "k3": lambda u_NT: k3(-u_NT, None),
 }
-"""Of u = log pi_old - log pi_sampler: estimates of KL(sampler || old)."""
+"""Estimates of KL(sampler || old) from u = log pi_old - log pi_sampler."""

@@ -21,7 +21,7 @@ class Estimate:
 
 
 UNKNOWN = Estimate(math.nan, math.nan, math.nan)
-"""Of what nothing was measured."""
+"""Estimate without measurements."""
 
 
 def wilson(successes: float, trials: float, confidence: float) -> Estimate:

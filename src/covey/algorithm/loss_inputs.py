@@ -81,7 +81,7 @@ class LossInputs:
     """The inputs of a loss, (N, T), finite, 0 outside the mask; see `loss_inputs`."""
 
     log_probs_NT: Tensor
-    """Of the sampled tokens under the policy, with gradient."""
+    """Log-probs of the sampled tokens under the policy, with gradient."""
     old_log_probs_NT: Tensor
     """The denominator of the ratio, without gradient."""
     advantages_NT: Tensor

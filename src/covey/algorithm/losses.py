@@ -259,7 +259,7 @@ class Loss:
     function: Callable[..., Tensor]
     """`function(inputs, *, options) -> (N, T)`."""
     events: Callable[..., Events] | None = None
-    """What it logs: named bool (N, T) tensors, False outside the mask; it takes what the loss takes."""
+    """Events to log: named bool (N, T) tensors, False outside the mask; it takes the loss's arguments."""
     selector: Callable[..., Tensor] | None = None
     """`selector(inputs, seed, *, options) -> bool (N, T)`: tokens chosen over the whole batch, `inputs.selected_NT`."""
     any_ratio_level: bool = False

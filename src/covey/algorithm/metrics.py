@@ -34,14 +34,14 @@ class Average(NamedTuple):
 
 Sums = dict[str, Average]
 LOSS_TERMS = ("loss", "policy_loss", "kl_loss", "sampler_kl_loss", "entropy_loss")
-"""What the objective adds up."""
+"""Terms that the objective adds up."""
 MEASURED = (*LOSS_TERMS[:2], "ratio", "approx_kl", "mismatch", "mismatch_kl", "entropy", "ess_fraction")
-"""What every step logs: null where no token was scored."""
+"""Metrics logged at every step: null where no token was scored."""
 MAXIMA = ("ratio_max", "mismatch_max")
 WEIGHT, SQUARE = "current_weight", "current_weight_square"
 """Sums that `ess_fraction` is made of, and that are not logged themselves."""
 PER_UPDATE = ("loss", "entropy", "ratio", "ratio_max", "approx_kl", "clip_fraction", "ess_fraction", "grad_norm")
-"""What is logged of the first and of the last update too, where a batch has several."""
+"""Metrics logged of the first and of the last update too, where a batch has several."""
 
 
 def value(average: Average) -> float | None:
@@ -207,7 +207,7 @@ def summarise(sums: Mapping[str, tuple[Tensor, Tensor]]) -> dict[str, float]:
 
 
 class Update(NamedTuple):
-    """What one optimiser step measured."""
+    """Measurements of one optimiser step."""
 
     sums: Sums
     """Over all micro-batches and ranks, not divided yet."""

@@ -42,7 +42,7 @@ class ObjectiveInputs:
     """
 
     log_probs_NT: Tensor
-    """Of the sampled tokens under the policy, with gradient."""
+    """Log-probs of the sampled tokens under the policy, with gradient."""
     old_log_probs_NT: Tensor
     """Under the trainer's weights before the first update on this batch."""
     sampler_log_probs_NT: Tensor
@@ -53,7 +53,7 @@ class ObjectiveInputs:
     """bool: the loss tokens."""
     ref_log_probs_NT: Tensor | None = None
     entropy_NT: Tensor | None = None
-    """Of the policy at each position, nats; with gradient where `needs_entropy_gradient`."""
+    """Entropy of the policy at each position, nats; with gradient where `needs_entropy_gradient`."""
     full_kl_NT: Tensor | None = None
     """Exact KL(policy || reference) at each position (`kl.full_kl`), with gradient."""
 
@@ -103,12 +103,12 @@ class Objective:
     """With its options bound."""
     ratio: RatioOptions
     denominator: str
-    """What the ratio is taken against: a key of DENOMINATORS."""
+    """Denominator of the importance ratio: a key of DENOMINATORS."""
     reduction: Reduction
     high_entropy_fraction: float
     """Share of the tokens in the policy term, those of highest entropy."""
     weights: WeightOptions | None
-    """Of the correction for the sampler; None does not correct."""
+    """Weights that correct for the sampler; None does not correct."""
     criteria: tuple[Criterion, ...]
     sequence_delta: float | None
     m2po_threshold: float | None
@@ -366,4 +366,4 @@ DENOMINATORS: dict[str, Callable[[ObjectiveInputs], Tensor | None]] = {
     "behaviour": lambda inputs: inputs.sampler_log_probs_NT,
     "reference": lambda inputs: inputs.ref_log_probs_NT,
 }
-"""What the importance ratio is taken against."""
+"""Denominators of the importance ratio."""

@@ -73,7 +73,7 @@ BY_TURN = (
     ),
     Requires("algorithm.selection = null", ("algorithm.selection",), lambda name: name is None),
 )
-"""What advantages of single turns need. Shaping, length weights, clips and filters go with all of them."""
+"""Requirements of advantages of single turns. Shaping, length weights, clips and filters go with all of them."""
 PENALISED = Requires("algorithm.kl_coef > 0", ("algorithm.kl_coef",), is_positive)
 KL_IN_LOSS = Requires("algorithm.kl_in = loss", ("algorithm.kl_in",), lambda kl_in: kl_in == "loss")
 STEERED = Requires("algorithm.target_kl set", ("algorithm.target_kl",), is_set)
@@ -117,7 +117,7 @@ class AlgorithmConfig(Section):
     advantage: str = setting(
         "group_zscore", needs=READ_ADVANTAGES, table="covey.algorithm.credit.advantages:ADVANTAGES"
     )
-    """What makes advantages of rewards."""
+    """Estimator of advantages from rewards."""
     advantage_options: dict[str, Any] = setting({}, needs=READ_ADVANTAGES)
     """Keyword arguments of the advantage function; unknown ones are refused."""
     advantage_clip: float | None = setting(None, gt=0, needs=READ_ADVANTAGES)
@@ -167,7 +167,7 @@ class AlgorithmConfig(Section):
         choices=("old", "behaviour", "reference"),
         needs=Requires("a loss with an importance ratio", ("algorithm.loss",), lambda loss: loss not in WITHOUT_RATIO),
     )
-    """What the ratio is taken against: old, behaviour (the sampler's log-probs) or reference."""
+    """Denominator of the importance ratio: old, behaviour (the sampler's log-probs) or reference."""
     log_ratio_clamp: float | None = setting(
         20.0,
         needs=Requires(
@@ -208,7 +208,7 @@ class AlgorithmConfig(Section):
             Requires("a sampled algorithm.kl_estimator such as k1", ("algorithm.kl_estimator",), is_sampled),
         ),
     )
-    """Where the KL penalty enters: loss or reward (before the baseline, detached)."""
+    """Place of the KL penalty: loss or reward (before the baseline, detached)."""
     kl_aggregation: str | None = setting(
         None,
         needs=Requires(

@@ -1,1 +1,1 @@
-"""What a program uses: `covey.train`, `covey.build`, and what they return."""
+"""Python interface: `covey.train`, `covey.build`, and what they return."""

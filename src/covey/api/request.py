@@ -121,7 +121,7 @@ MEANT = {
     **dict.fromkeys(("dataset", "train_dataset", "rows"), "data"),
     **dict.fromkeys(("reward", "reward_func", "reward_funcs", "reward_function", "reward_functions"), "rewards"),
 }
-"""What people call the arguments, here and elsewhere."""
+"""Common misnomers of arguments -> their names here."""
 TOOL = "covey_integrations.tools.tool:tool_of"
 """Makes a tool of a function. Of a package beside covey, as the environment of tools is."""
 

@@ -34,7 +34,7 @@ TRAINS = ("train", "cold-start", "check", "audit")
 TASK = ("recipe", "environment", "data", "rewards", "resume")
 """Settings, sections and groups that say it."""
 NO_NAME = re.compile(r"null|true|false|[+-]?\.?\d[\d_.eE+-]*|\{.*\}", re.IGNORECASE)
-"""What Hydra does not read as the name of a choice."""
+"""Values that Hydra does not read as the name of a choice."""
 POWER_OF_TEN = re.compile(r"(?<![\w.])[+-]?\d+(?:\.\d+)?[eE]\+?\d+(?![\w.])")
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 RUNS, SWEEPS = Path("outputs"), Path("multirun")
-"""Where "latest" looks."""
+"""Folders searched for "latest"."""
 LATEST = "latest"
 
 

@@ -25,7 +25,7 @@ VERBS: dict[str, str] = TEXT["verbs"]
 EXAMPLES: dict[str, list[str]] = TEXT["examples"]
 PLAN: dict[str, str] = TEXT["plan"]
 USAGES: dict[str, str] = TEXT["usages"]
-"""Of the verbs without settings."""
+"""Usage of the verbs without settings."""
 OWN_FLAGS = {
     "machines": (TEXT["machines"], 22),
     "show": (TEXT["show"], 12),

@@ -172,13 +172,13 @@ class CliContext(NamedTuple):
     """The objects of a command beside its settings."""
 
     file: "Path | None"
-    """Of --config."""
+    """File given by --config."""
     added: str
     """A default, not typed."""
     before: list[str] | None
-    """What was in the run folder, None where there was no such folder."""
+    """Contents of the run folder beforehand, None where there was no such folder."""
     asked: Any = None
-    """What flags of covey plan ask for; of covey evaluate, the policy to compare with."""
+    """Options from the flags of covey plan; for covey evaluate, the policy to compare with."""
 
 
 def _check_folder(job: "Job", wanted: "Path", *, is_exact: bool) -> None:

@@ -30,7 +30,7 @@ PARTS = {
     "side by side": "covey_report.runs.show:print_side_by_side",
     "worst answers": "covey_report.runs.show:print_worst_answers",
 }
-"""What other verbs take from packages beside covey, by name: the core imports none of them."""
+"""Functions of packages beside covey, by name: the core imports none of them."""
 
 
 def part(name: str) -> Callable[..., Any]:

@@ -34,7 +34,7 @@ GRACE_SECONDS = 25.0
 ITSELF_SECONDS = 1.0
 """For the loop that waits for samplers to find the loss itself; only a running update has to be stopped."""
 OF_SIGNALS = 0.8
-"""Of output.shutdown_timeout, which would end the run with another exit code."""
+"""Share of output.shutdown_timeout, which would end the run with another exit code."""
 
 LOOK_SECONDS = 5.0
 """For the cluster to answer where a process of it was lost."""

@@ -78,16 +78,16 @@ class SamplerPool:
         self._weights: tuple[int, Any] | None = None
         self._inline_bytes = inline_bytes()
         self._proof: Proof = (-1, ())
-        """Of the newest weights of which it is known."""
+        """Proof of the newest weights that have one."""
         self._follow: tuple[int, int, float] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._asked: list[Future[dict[str, float]]] = []
         self._counts: Counter[str] = Counter()
         self._push_seconds = self._idle_seconds = 0.0
         self.error: Exception | None = None
-        """What ended the pool; the run ends with it."""
+        """Error that ended the pool; the run ends with it."""
         self._switch_seconds = sys.getswitchinterval()
-        """Of the interpreter, from before."""
+        """Switch interval of the interpreter beforehand, seconds."""
         sys.setswitchinterval(SWITCH_SECONDS)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="samplers", daemon=True)

@@ -9,7 +9,7 @@ from covey.cluster.settings import DevicesConfig
 PLACE_SECONDS = 30.0
 """For devices to fall free that the cluster has: those of a run that just ended take a moment."""
 NODE_SHARE = 0.001
-"""Of the resource that stands for a node: what holds a bundle there."""
+"""Amount of the resource that stands for a node: it holds a bundle there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class Role:
     cpus: int
     gpus: float
     strategy: str = "PACK"
-    """Of Ray: PACK keeps processes together, SPREAD apart."""
+    """Placement strategy of Ray: PACK keeps processes together, SPREAD apart."""
 
     @property
     def asked(self) -> dict[str, float]:

@@ -31,11 +31,11 @@ class SamplerActor:
         self._engine: UpdatableEngine = engine
         self._how: UpdateMode = how
         self._version = -1
-        """Of the weights that a push has proved: those that it loads itself may be others than the trainer's."""
+        """Version of the weights that a push has proved: the sampler's own may differ from the trainer's."""
         self._updating = asyncio.Lock()
         self._updated = asyncio.Event()
         self._logprobs: dict[int, Logprobs] = {}
-        """Of the probe of each version that came or is coming, by version."""
+        """Log-probs of the probe for each version that came or is coming, by version."""
         self._tokens = 0
         self._incarnation = 0
         self._under_way: set[asyncio.Task[None]] = set()

@@ -52,11 +52,11 @@ class SamplerSlot:
     actor: Any = None
     is_alive: bool = False
     version: int = -1
-    """Of the weights it was proved to sample on."""
+    """Version of the weights it was proved to sample on."""
     under_way: dict[int, UnderWay] = field(default_factory=dict)
     """By number of the ticket."""
     unsent: list[TicketCall] = field(default_factory=list)
-    """Of these, what the sampler has not been told yet."""
+    """Calls of these not sent to the sampler yet."""
     is_collecting: bool = False
     seconds_per_group: float = 0.0
     losses: int = 0

@@ -60,7 +60,7 @@ class RaySource:
         self.local = local
         self._policy, self._judged, self._records_logprobs = policy, judged, records_logprobs
         self._pool: SamplerPool | None = None
-        """Of rank 0, once `start` was called."""
+        """Pool of rank 0, once `start` was called."""
         self.on_loss: Callable[[ClusterLost], None] = lambda lost: None
         """Told of the loss of the cluster, which the trainer hears of where it next waits for groups."""
         self._is_own_cluster = False
@@ -69,17 +69,17 @@ class RaySource:
         self._pushed = -1
         """Version that the samplers were given last."""
         self._version = 0
-        """Of the policy's weights."""
+        """Version of the policy's weights."""
         self._unsent: list[Ticket] = []
         """Tickets unfinished in the checkpoint, until weights are pushed that they may start on."""
         self._status = StatusFile()
         self._trained: list[Mapping[str, Any]] = []
         self._threads = collectives.all_gather(torch.get_num_threads())
-        """Of each trainer rank."""
+        """Threads of each trainer rank."""
         self._shared_out: Mapping[str, Any] = {}
         """How the groups of the last step were handed over to ranks."""
         self._digest = ""
-        """Of the weights that the samplers were given last."""
+        """Digest of the weights that the samplers were given last."""
         self._ages, self._spans = list[int](), list[int]()
 
     def start(

@@ -14,7 +14,7 @@ POLL_SECONDS = 0.2
 HAND_OVER_SECONDS = 1.0
 """The trainer waits so long at most for calls to be sent."""
 PASSES = 4
-"""Of the event loop, from a decision to the calls that follow from it."""
+"""Passes of the event loop, from a decision to the calls that follow from it."""
 
 
 class SamplerWait:

@@ -17,7 +17,7 @@ from covey.system import collectives
 from covey.types import Failure, Group, Prompt, Reward, Rollout, RunStopped
 
 Logprobs = Future[tuple[float, ...]]
-"""Of a probe, on their way."""
+"""Log-probs of a probe, on their way."""
 Proof = tuple[int, tuple[float, ...]]
 """Version, and log-probs of its probe."""
 Array = tuple[str, tuple[int, ...], np.ndarray]
@@ -30,7 +30,7 @@ class Jobs:
 
     tickets: tuple[Ticket, ...]
     incarnation: int
-    """Of the sampler they are sent to. A result of an older one is not believed: a lost node may still work."""
+    """Incarnation of the receiving sampler. Results of older ones are not believed: a lost node may still work."""
 
 
 Plain = tuple[Any, ...]
@@ -57,12 +57,12 @@ class SampledGroup:
 
     number: int
     attempt: int
-    """Of the job's ticket."""
+    """Attempt of the job's ticket."""
     rollouts: tuple[Plain, ...] = ()
     """As `plain` makes them."""
     failures: tuple[Failure, ...] = ()
     error: tuple[str, str] | None = None
-    """Where it raised: name of the exception's class and its message."""
+    """Name of the raised exception's class and its message; None without one."""
 
     @staticmethod
     def of(ticket: Ticket, group: Group) -> "SampledGroup":
@@ -80,7 +80,7 @@ class SampledBatch:
     incarnation: int
     sampled: tuple[SampledGroup, ...]
     stats: EngineStats
-    """What its engine did meanwhile."""
+    """Statistics of its engine meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)

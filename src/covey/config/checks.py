@@ -141,7 +141,7 @@ def as_typed(name: str) -> str:
 
 
 MOST = 10**9
-"""Of any count that nothing below bounds more tightly."""
+"""Maximum of any count that nothing below bounds more tightly."""
 UNBOUNDED = ("bytes", "seed")
 """Last words of settings that may be larger."""
 MOST_OF: dict[str, float] = {
@@ -157,7 +157,7 @@ MOST_OF: dict[str, float] = {
     "seed": 2**63 - 1,
     "problem_seed": 2**63 - 1,
 }
-"""Of settings of these names, in any section."""
+"""Maxima of settings of these names, in any section."""
 MAY_BE_EMPTY = ("instruction",)
 """Texts that may be ""."""
 LEAST_OF: dict[str, float] = {"seed": 0, "problem_seed": 0}
@@ -281,4 +281,4 @@ MISFITS: Mapping[str, str] = {
     r"Cannot merge .*reference_type=(?:Optional\[)?List": "must be a list",
     r"Cannot merge .*reference_type=(?:Optional\[)?Dict": "must be a mapping",
 }
-"""What OmegaConf says of a value of another type, and what it means."""
+"""Messages of OmegaConf about a value of another type -> their meaning."""

@@ -40,15 +40,15 @@ from covey.system.disk import cache_folder, read_regular
 from covey.system.text.masking import mask
 
 MAX_YAML_BYTES = 1 << 20
-"""Of a file of settings; a longer one is refused unread."""
+"""Maximum bytes of a file of settings; a longer one is refused unread."""
 MAX_YAML_DEPTH = 100
-"""Of brackets in it."""
+"""Maximum depth of brackets in it."""
 OPTION_FIELDS = tuple(name for name, value in vars(AlgorithmConfig()).items() if isinstance(value, dict))
 """Settings whose keys a function defines, not the schema; `validate` refuses those it does not take."""
 NUMBER = re.compile(r"[+-]?(\d[\d_]*(\.[\d_]*)?|\.\d[\d_]*)([eE][+-]?\d+)?|[+-]?(\.?inf(inity)?|\.?nan)", re.IGNORECASE)
 """Text that OmegaConf reads as a number."""
 FILL_SAMPLING: Mapping[str, float] = {"temperature": 0.8, "top_p": 0.95}
-"""What engine=fill sets besides: masked tokens are drawn as the infill document draws them."""
+"""Sampling settings of engine=fill: masked tokens are drawn as the infill document draws them."""
 
 
 def register() -> None:

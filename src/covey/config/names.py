@@ -67,7 +67,7 @@ RUN_FOLDER = (
     *("dir", "folder", "log_dir", "logdir", "out", "out_dir", "output_dir", "output_folder", "run", "run_dir"),
     *("run_folder", "save_dir", "output.dir", "output.folder", "output.path"),
 )
-"""What people type for the folder of a run, which Hydra makes."""
+"""Names that people type for the folder of a run, which Hydra makes."""
 
 
 CLIP_RANGE = ("algorithm.loss_options.eps_low", "algorithm.loss_options.eps_high")

@@ -32,7 +32,7 @@ DOCTOR_ON = Requires("doctor.enabled = true", ("doctor.enabled",), bool)
 
 @dataclass
 class DoctorConfig(Section):
-    """What `covey doctor` says of a finished run, said while it trains."""
+    """Diagnoses of `covey doctor` while the run trains."""
 
     enabled: bool = True
     """Look at the numbers while the run trains, and warn once of each finding."""
@@ -99,7 +99,7 @@ class EvaluationConfig(Section):
 
 @dataclass
 class OutputConfig(Section):
-    """What a run leaves behind, besides its config, summary and log."""
+    """Files of a run besides its config, summary and log."""
 
     save_every: int = setting(100, ge=0)
     """Most steps between checkpoints, at most half an hour apart; 0 saves only when the run ends or is stopped."""
@@ -144,11 +144,11 @@ class OutputConfig(Section):
     )
     """W&B project; WANDB_MODE=offline keeps it local."""
     callbacks: list[str] = field(default_factory=list)
-    """What hears of the run as it goes: callbacks of installed packages, by name, or module:function."""
+    """Callbacks notified of the run's progress: of installed packages, by name, or module:function."""
     progress: bool = True
     """Show progress in the terminal."""
     on_write_error: str = setting("stop", choices=("stop", "continue"))
-    """What a full or vanished disk does: stop (to be resumed) or continue (rows and saves are tried again later)."""
+    """Response to a full or vanished disk: stop (to be resumed) or continue (rows and saves are tried again later)."""
     shutdown_timeout: float = setting(120.0, gt=0)
     """Longest time from Ctrl-C, SIGTERM or SIGHUP to the exit; a save that takes longer is given up."""
 
@@ -248,7 +248,7 @@ class Config(Section):
     max_staleness: int = setting(0, ge=0)
     """Most versions between the oldest token of a group and its training; 0 is synchronous, more needs source=ray."""
     source: str = setting("local", choices=("local", "ray"), packages={"ray": ("ray", "ray")})
-    """Where groups come from: local (this process, between updates) or ray (samplers of their own, meanwhile)."""
+    """Source of groups: local (this process, between updates) or ray (samplers of their own, meanwhile)."""
     publish_every: int = setting(1, ge=1, needs=SAMPLED_APART)
     """Steps from one version that samplers get to the next; staleness counts these versions."""
     shuffle: bool = True

@@ -13,7 +13,7 @@ from torch import Tensor
 from covey.types import Completion, Sampling
 
 UpdateMode = Literal["keep", "wait", "abort"]
-"""What a change of weights does to running completions: `keep` continues on the new weights, with the prefix encoded
+"""Effect of new weights on running completions: `keep` continues on the new weights, with the prefix encoded
 again; `wait` finishes on the old; `abort` restarts.
 """
 MOST_LOSSES = 5
@@ -34,7 +34,7 @@ class EngineStats:
     peak_cache_bytes: int = 0
     """Most memory the cached keys and values took, resizing included."""
     re_encoded_tokens: int = 0
-    """Of `prompt_tokens`, those of earlier turns whose keys and values had been given up."""
+    """Tokens of earlier turns, of `prompt_tokens`, whose keys and values had been given up."""
     restarts: int = 0
     """How often an engine that was lost was started again."""
 
@@ -103,7 +103,7 @@ class Probe:
 
     token_ids: tuple[int, ...]
     logprobs: "tuple[float, ...] | Future[tuple[float, ...]]"
-    """Of token_ids[1:], natural, at temperature 1 and unfiltered. A future where they follow the weights."""
+    """Log-probs of token_ids[1:], natural, at temperature 1 and unfiltered. A future where they follow the weights."""
     tolerance: float
     """Most nats by which an engine may differ on a token."""
 

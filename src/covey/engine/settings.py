@@ -48,7 +48,7 @@ OF_VLLM = (
         value="vllm",
     ),
 )
-"""What vLLM cannot do, or not as the trainer understands it."""
+"""Conditions of vLLM: features that it lacks, or computes differently from the trainer."""
 
 
 CACHE_BYTES = 2**30
@@ -83,7 +83,7 @@ class EngineConfig(Section):
     gpu_memory_utilization: float | None = setting(None, gt=0, le=1, needs=(VLLM, HERE))
     """Share of the device's memory for vLLM, weights and cached keys and values together; null goes by cache_bytes."""
     sleep: int | None = setting(None, ge=0, le=2, needs=(VLLM, ALONE, WHOLE))
-    """What vLLM gives back while the trainer works: 0 nothing, 1 its cache and weights, which the host keeps, 2 the
+    """Memory that vLLM frees while the trainer works: 0 nothing, 1 its cache and weights, which the host keeps, 2 the
     same without keeping them; null: 2 (1 with adapters) where both share a GPU, else 0."""
     deadline: float = setting(120.0, gt=0, needs=VLLM)
     """Seconds within which vLLM must answer, or take weights; it is then started again, and a server given up."""

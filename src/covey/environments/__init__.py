@@ -1,1 +1,1 @@
-"""What is rewarded: prompts, and what completions of them are worth."""
+"""Environments: prompts, and rewards of their completions."""

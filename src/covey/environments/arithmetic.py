@@ -160,7 +160,7 @@ def _prompts(
 
 
 WORDS = {"short": None, "full": "What is {sum}? Answer with the number alone."}
-"""What is said around a sum. In `short` it stands there alone, for a policy that continues it."""
+"""Wording around a sum. `short` has the sum alone, for a policy that continues it."""
 
 
 LEVELS = {

@@ -32,9 +32,9 @@ class Answer:
     marked: str = ""
     """Decoded with special tokens, in which many models write their tool calls."""
     prompt_ids: tuple[int, ...] = ()
-    """What the policy read before it."""
+    """Tokens that the policy read before it."""
     logprobs: tuple[float, ...] = ()
-    """Of each token, as it was sampled."""
+    """Log-prob of each token, as it was sampled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Observation:
     done: bool = False
     """Whether the episode ends here. Its messages are then for the record alone."""
     info: Mapping[str, Any] = field(default_factory=dict)
-    """What rollouts.jsonl keeps of the turn just taken: plain data."""
+    """Notes on the turn just taken for rollouts.jsonl: plain data."""
     stop_reason: StopReason | None = None
     """Why it is done, where `completed` says too little."""
     state: str | None = None

@@ -19,7 +19,7 @@ WITHOUT_ROWS = Requires("data.path = null", ("data.path",), lambda path: path is
 
 
 class BuildSettings(Protocol):
-    """What builders and checks of environments read of the settings of a run."""
+    """Settings of a run that builders and checks of environments read."""
 
     environment: Any
     data: DataConfig
@@ -74,7 +74,7 @@ class EnvironmentConfig(Section):
 
 @dataclass
 class EpisodesConfig(EnvironmentConfig):
-    """What every environment of several turns has."""
+    """Settings that all environments of several turns share."""
 
     max_turns: int | None = setting(None, ge=1)
     """Turns of the policy in an episode at most; null is the environment's own number."""
@@ -83,7 +83,7 @@ class EpisodesConfig(EnvironmentConfig):
     turn_timeout: float | None = setting(None, gt=0)
     """Seconds that the environment may take for one reply; null leaves it to timeouts.scoring."""
     history: str = setting("append", choices=("append", "template"))
-    """What the policy reads of earlier turns: append (the tokens as it sampled them) or template (the conversation
+    """Form of earlier turns for the policy: append (the tokens as it sampled them) or template (the conversation
     rendered anew; where that rewrites what was said, a branch begins)."""
 
 
@@ -132,7 +132,7 @@ class CustomConfig(EpisodesConfig):
 
     name: str = "custom"
     factory: str = ""
-    """What makes the environment, as module:function; a class is a function too."""
+    """Function that makes the environment, as module:function, or a class."""
     options: dict[str, Any] = field(default_factory=dict)
     """Its arguments, by name."""
 

@@ -37,9 +37,9 @@ MIN_ROWS = 16
 class Head:
     layer: nn.Linear
     precision: torch.dtype
-    """What products are computed in; float32 and float64 leave their factors as they are."""
+    """Type of matrix products; float32 and float64 leave their factors as they are."""
     temperature: float
-    """What logits are divided by."""
+    """Divisor of the logits."""
     chunk: int
     """Loss tokens whose logits live at the same time."""
     entropy_gradient: bool = False
@@ -216,7 +216,7 @@ class Scored:
     scores: tuple[Tensor, Tensor]
     """Log-probs of the targets, and entropies."""
     logsum_L: Tensor | None = None
-    """What the log-softmax takes off, where it is fused."""
+    """Log-sum-exp that the log-softmax subtracts, where it is fused."""
 
 
 def _score_(head: Head, logits_LV: Tensor, target_L: Tensor) -> Scored:

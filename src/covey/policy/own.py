@@ -30,9 +30,9 @@ WEIGHTS = "model.safetensors"
 LONGEST = 2048
 """Tokens of the longest text that a module's own limit is sought with."""
 TARGETS = ("targets", "labels", "target")
-"""What training code gives besides, without which some modules compute the last position alone."""
+"""Further arguments in training code, without which some modules compute the last position alone."""
 ENDS = ("eos_token_id", "eot_token", "eos_id", "end_id")
-"""What tokenizers call the token that ends a text."""
+"""Names in tokenizers for the token that ends a text."""
 
 
 class OwnConfig(PreTrainedConfig):

@@ -30,7 +30,7 @@ from covey.policy.sampling import chosen_logprobs
 from covey.types import Rollout, Sampling
 
 Shift = Mapping[Tensor, Tensor]
-"""What is added to weights of a policy, found by the weight itself."""
+"""Offsets added to a policy's weights, keyed by weight."""
 EAGER = {"attn_implementation": "eager", "experts_implementation": "eager"}
 Maker = Callable[[Tensor | slice], Tensor]
 """Makes plain numbers of a weight's rows."""
@@ -47,7 +47,7 @@ class Plain:
     is_masked: bool
     device: torch.device
     half: torch.dtype | None = None
-    """What products are computed in, by autocast, in place of float32."""
+    """Type of matrix products under autocast, in place of float32."""
 
     def logits(self, token_ids: Sequence[int], keep: Sequence[int]) -> Tensor:
         """Return logits (K, V) at the positions `keep`, in float32 at least."""

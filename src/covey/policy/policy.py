@@ -20,7 +20,7 @@ from covey.policy.models.caches import Caching, cache_keyword, takes_last
 T = TypeVar("T")
 
 LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_target_positions", "context_length")
-"""What configurations call the longest sequence."""
+"""Names in configurations for the longest sequence."""
 UNLIMITED = 1 << 20
 """Tokens of a sequence where neither model nor tokenizer names a limit."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
@@ -31,10 +31,10 @@ class Policy:
     """A causal or masked language model, trained, sampled or held as reference."""
 
     model: nn.Module
-    """What is trained: a PreTrainedModel, or peft's wrapper around one."""
+    """Model that is trained: a PreTrainedModel, or peft's wrapper around one."""
     tokenizer: PreTrainedTokenizerBase
     precision: torch.dtype
-    """What the forward pass computes in (autocast where weights are of another type)."""
+    """Type that the forward pass computes in (autocast where weights are of another type)."""
     head_is_linear: bool
     """Logits are the output of the modules behind the base model, position by position; else the head runs inside the
     model.
@@ -44,7 +44,7 @@ class Policy:
     offload: bool = False
     """Activations wait for the backward pass in the host's memory."""
     mask_id: int | None = None
-    """Of a masked policy: the token it replaces. None: the policy continues its prompts."""
+    """Token that a masked policy replaces. None: the policy continues its prompts."""
     first_position: int = 0
     """The number its position encoding gives to the first token of a sequence."""
     path: Literal["fast", "general"] = "fast"
@@ -54,15 +54,15 @@ class Policy:
     attention: str = "sdpa"
     """How packed streams attend: a name in `layouts.ATTENTIONS`."""
     caching: Caching | None = None
-    """What its own cache computes exactly, found at loading on the general path."""
+    """Exact computations of its own cache, found at loading on the general path."""
     compiles: bool = False
-    """What is no product is compiled by torch (`kernels.gpu.inductor`): sums, norms, gates, softmax of the head."""
+    """Whether torch compiles all but products (`kernels.gpu.inductor`): sums, norms, gates, softmax of the head."""
     rounding: float = 0.0
     """Nats by which its log-probs differed from those of transformers' float32 on average, when it was loaded."""
     deterministic: bool = False
     """Trained with kernels that repeat bit for bit (`repeating`)."""
     complete: "Callable[[Policy], Policy] | None" = None
-    """What is left to do once the weights, which have no storage yet, are shared out: `sharding.shard` calls it."""
+    """Remaining work after sharding of weights that have no storage yet: `sharding.shard` calls it."""
 
     @property
     def causal_lm(self) -> PreTrainedModel:
@@ -261,7 +261,7 @@ def offload_saved(device: torch.device, min_bytes: int = MIN_BYTES) -> torch.aut
 
 
 CASTS_AND_VIEWS = frozenset({"ToCopyBackward0", "TBackward0", "TransposeBackward0", "ViewBackward0"})
-"""What autocast does to a weight before it enters a product, as autograd names it."""
+"""Operations of autocast on a weight before it enters a product, as autograd names them."""
 
 
 def _is_weight(tensor: Tensor) -> bool:

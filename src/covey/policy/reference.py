@@ -21,7 +21,7 @@ class Reference:
 
     policy: Policy
     adapter: str | None
-    """Of an adapted policy: the adapter that is the reference, None for the bare base model."""
+    """Adapter that is the reference of an adapted policy, None for the bare base model."""
     is_own: bool = False
     """A model beside the policy, with all it has: no adapter of it is switched off."""
 

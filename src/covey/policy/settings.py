@@ -43,13 +43,13 @@ class ModelConfig(Section):
     name: str = "nano"
     """"nano" or "nano-masked" (built from nothing), a directory, or a hub name of a causal or a masked LM."""
     kind: str = setting("causal", choices=("causal", "masked"))
-    """What the policy does: causal (continues a prompt) or masked (fills in the masked tokens of its input)."""
+    """Kind of policy: causal (continues a prompt) or masked (fills in the masked tokens of its input)."""
     revision: str | None = setting(None, needs=ON_HUB)
     """Hub revision; null takes the default branch."""
     precision: str = setting(
         "float32", choices=("float32", "bfloat16", "float16", "float64"), needs=IN_DDP.for_value("float16")
     )
-    """What the forward pass computes in: float32, bfloat16, float16 or float64. Weights train in float32 at least."""
+    """Type of the forward pass: float32, bfloat16, float16 or float64. Weights train in float32 at least."""
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
     """Values that the chat template reads, such as {enable_thinking: false}. The saved policy has them as defaults."""
     load_in_4bit: bool = setting(
@@ -81,7 +81,7 @@ class ModelConfig(Section):
     (FlashAttention over all lengths at once, in half precision on a GPU), or auto (varlen where it can be, a kernel
     on a CPU where `kernels` allows one, else sdpa)."""
     kernels: str = setting("auto", choices=("auto", "torch", "liger"), packages={"liger": ("liger_kernel", "liger")})
-    """What computes in training and sampling: auto (on a CPU C and oneDNN where they can and pay; on a GPU a compiled
+    """Kernels of training and sampling: auto (on a CPU C and oneDNN where they can and pay; on a GPU a compiled
     softmax of the head, and in half precision Liger's norms, gates and rotary positions where it is installed), torch
     alone, or liger (auto, and Liger's in float32 too)."""
     device: str = "auto"

@@ -34,11 +34,11 @@ class Attempt:
 
     branches: list[list[Segment]]
     version: int = 0
-    """Of the engine's weights when it began: where no turn has room, no token says so."""
+    """Version of the engine's weights when it began: where no turn has room, no token says so."""
     messages: list[Message] = field(default_factory=list)
-    """What was said since the policy's first turn began, the answer of a single turn included."""
+    """Messages since the policy's first turn began, the answer of a single turn included."""
     opening: tuple[Message, ...] = ()
-    """What the episode added to the prompt before that."""
+    """Messages that the episode added to the prompt before that."""
     turns: list[Turn] = field(default_factory=list)
     """The policy's turns. Where their tokens lie is filled in when the rollout is made."""
     stop_reason: StopReason | None = None

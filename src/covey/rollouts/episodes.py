@@ -42,7 +42,7 @@ class Opening:
     ids: tuple[int, ...]
     tools: Tools = ()
     first: Observation = field(default_factory=Observation)
-    """What the episode added, and what bounds its first turn."""
+    """Observation before the first turn: what the episode added, and bounds of that turn."""
     failure: Failure | None = None
     """Why the episode could not begin."""
 

@@ -27,7 +27,7 @@ class Drawn:
     completions: tuple[Completion, ...] = ()
     attempts: tuple[Attempt | Failure, ...] = ()
     prompt_ids: tuple[int, ...] = ()
-    """What the completions answer."""
+    """Tokens of the prompt that the completions answer."""
 
     def __add__(self, other: "Drawn") -> "Drawn":
         attempts = self.attempts + other.attempts

@@ -14,7 +14,7 @@ from covey.types import Prompt
 
 @dataclass(frozen=True, slots=True)
 class EpisodeLimits:
-    """Where an episode ends at the latest, and how its history is written."""
+    """Limits of an episode, and the form of its history."""
 
     max_turns: int | None = None
     """Turns of the policy; None is the environment's own number."""
@@ -38,11 +38,11 @@ class Sampler:
     environment: Environment
     tokenizer: PreTrainedTokenizerBase
     waits: PromptWaits = field(default_factory=PromptWaits)
-    """What each unfinished prompt waits for."""
+    """Pending call of each unfinished prompt."""
     mask_id: int | None = None
-    """Of a masked policy: the token it replaces (`Policy.mask_id`)."""
+    """Token that a masked policy replaces (`Policy.mask_id`)."""
     limits: EpisodeLimits = EpisodeLimits()
-    """Of episodes; a masked policy has one turn."""
+    """Limits of episodes; a masked policy has one turn."""
     limits_of_parts: Mapping[str, EpisodeLimits] = field(default_factory=dict)
     """By the name of a part of a mixture."""
 

@@ -36,9 +36,9 @@ class PastGroup:
     failures: int
     """Completions that were not scored."""
     spans: tuple[tuple[Span, ...], ...]
-    """Of each completion, over all tokens that the policy chose; an end of -1 stands for the last token."""
+    """Spans of each completion, over all tokens that the policy chose; an end of -1 stands for the last token."""
     logprobs: tuple[float, ...] | None = None
-    """Of all those tokens, completion after completion, as the sampler had them; None where nothing reads them."""
+    """Log-probs of those tokens, completion after completion, under the sampler; None where nothing reads them."""
 
     def versions(self) -> set[int]:
         return {span.version for spans in self.spans for span in spans}

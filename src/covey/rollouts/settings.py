@@ -23,7 +23,7 @@ class CurriculumConfig(Section):
     window: list[float] = setting([0.3, 0.5], needs=OF_SUCCESS)
     """Success rates, from and to, that name=success keeps to: the share of a prompt's completions that is correct."""
     per: str = setting("prompt", choices=("prompt", "difficulty"), needs=OF_SUCCESS)
-    """What a success rate is measured for: each prompt, or each difficulty that the environment declares."""
+    """Unit of success rates: each prompt, or each difficulty that the environment declares."""
     decay: float = setting(0.5, ge=0, lt=1, needs=OF_SUCCESS)
     """How much an earlier success rate still counts when a prompt has been answered again."""
     explore: float = setting(0.25, ge=0, lt=1, needs=OF_SUCCESS)

@@ -261,7 +261,7 @@ class LocalSource:
     ) -> list[Group]:
         complete: list[Group] = []
         early: list[Group] = []
-        """Of the complete ones, what `meanwhile` has not been given yet."""
+        """Complete groups that `meanwhile` has not been given yet."""
 
         async def one(prompt: Prompt, sampling: Sampling) -> Group:
             group = await roll_out(self.sampler, prompt, group_size, sampling)

@@ -29,7 +29,7 @@ TEMPLATE_TOKENS = 256
 TOKENS_PER_CHARACTER = 4
 """No tokenizer needs more: a character has at most four bytes."""
 STREAM_NAMES = ("prompts", "seed", "position", "draw", "state_dict", "load_state_dict")
-"""What `covey.rollouts.stream.PromptSampler` asks for."""
+"""Attributes that `covey.rollouts.stream.PromptSampler` needs."""
 
 
 def build_stream(

@@ -71,7 +71,7 @@ class Answers:
     """The answers to the held-out prompts, a group per prompt."""
 
     greedy: list[Group]
-    """Of one completion."""
+    """Groups of one completion."""
     sampled: list[Group]
 
 

@@ -33,17 +33,17 @@ LOCK, SUMMARY = "run.lock", "summary.json"
 METRICS, ROLLOUTS, EVALUATIONS = "metrics.jsonl", "rollouts.jsonl", "evaluations.jsonl"
 TRACES, UPDATES = "traces.jsonl", "updates.jsonl"
 AUDIT = "audit.json"
-"""What `covey audit` found."""
+"""Result of `covey audit`."""
 SCHEDULE = "schedule.jsonl"
 VERDICTS = "verdicts.jsonl"
-"""Of every evaluation on every prompt (`covey_doctor.verdicts`)."""
+"""Verdicts of every evaluation on every prompt (`covey_doctor.verdicts`)."""
 ALWAYS_ROWS = (METRICS, ROLLOUTS, EVALUATIONS)
 ROWS = (*ALWAYS_ROWS, TRACES, UPDATES, VERDICTS, SCHEDULE)
 """Files of rows; the last is of runs with source=ray alone (`covey.rollouts.schedule`)."""
 STATUS = "status.json"
-"""What trainer and samplers do now, with source=ray."""
+"""Present activity of trainer and samplers, with source=ray."""
 OF_A_RUN = re.compile(r"/(?:checkpoints|tensorboard|wandb|run\.\w+|[^/]*\.(?:jsonl?|log|html))$")
-"""What a run writes into its folder."""
+"""Files and folders that a run writes into its folder."""
 LOG_ONLY = ("bitsandbytes", "py.warnings")
 """Loggers whose warnings do not concern a run."""
 
@@ -314,7 +314,7 @@ def discard_refused(
 
 
 MAX_BYTES = 64 << 20
-"""Of summary.json; nothing that a run wrote is longer."""
+"""Maximum bytes of summary.json; no file that a run wrote is longer."""
 
 
 def read_summary(folder: Path) -> dict[str, Any] | None:

@@ -25,7 +25,7 @@ class RunObjects:
     model: nn.Module | None = None
     """Trained in place; None loads what `model.name` names."""
     tokenizer: PreTrainedTokenizerBase | None = None
-    """Of the model in memory."""
+    """Tokenizer of the model in memory."""
     environment: Callable[[Config], Environment] | None = None
     """Makes the environment, each time that one is needed; None builds what `environment.name` names."""
     reference: nn.Module | None = None
@@ -49,4 +49,4 @@ class RunObjects:
 
 
 NO_OBJECTS = RunObjects()
-"""Of a run that its settings describe in full."""
+"""Objects of a run that its settings describe in full."""

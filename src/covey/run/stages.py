@@ -300,7 +300,7 @@ OWN = {
     "rows": "the model's own, of padded rows",
     "alone": "the model's own, of single texts",
 }
-"""What is said of the general path."""
+"""Descriptions of attention on the general path."""
 
 
 def _layers(policy: Policy, config: Config) -> str:

@@ -28,7 +28,7 @@ SEAL = "run.seal"
 SEALED = ("config.yaml", "changes.jsonl")
 KEY_BYTES = 32
 MAX_BYTES = 16 << 20
-"""Of a file of settings; a longer one is refused."""
+"""Maximum bytes of a file of settings; a longer one is refused."""
 CODE = re.compile(r"[^\n]+?:[^\W\d][\w.]*")
 """module:function, of any module."""
 HARMLESS = ("kinds",)
@@ -38,7 +38,7 @@ ACTS = ("url", "servers", "address", "command", "python", "id", "trackers")
 FETCHES = ("path", "reference_model", "model", "judge")
 """Settings that name data and models, which a hub is asked for with this user's token unless they are files here."""
 HUB_NAME = re.compile(r"(?!nano[\w-]*$)(?:[\w-]+(?:/[\w.-]+)?|\w+://.*)")
-"""Of something on a hub, or an address."""
+"""Name of something on a hub, or an address."""
 
 
 def key_file() -> Path:

@@ -15,7 +15,7 @@ from torch import Tensor
 from covey.system.lookup import check_options, describe, is_out_of_memory, resolve
 
 Metrics = dict[str, Any]
-"""What a custom advantage or loss may return beside its tensor, by name."""
+"""Metrics that a custom advantage or loss may return beside its tensor, by name."""
 
 
 @dataclass(frozen=True, slots=True)

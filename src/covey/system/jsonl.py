@@ -13,7 +13,7 @@ from covey.system.text.escaping import is_visible
 
 LOGGER = logging.getLogger(__name__)
 MAX_BYTES = 512 << 20
-"""Of a file of a run that is read; nothing that a run wrote within its bounds is longer."""
+"""Maximum bytes of a run's file to read; nothing that a run wrote within its bounds is longer."""
 
 
 class JsonlWriter:

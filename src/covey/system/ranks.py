@@ -18,7 +18,7 @@ LOCAL_RANK = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
 SLURM_RANK, SLURM_SIZE, SLURM_LOCAL_RANK = "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"
 """The same of a task of `srun`, where no launcher runs inside it. The second is set within steps only."""
 FIRST_PORT, NUM_PORTS = 20000, 20000
-"""Where tasks of `srun` meet: a port that follows from job and step."""
+"""Port range where tasks of `srun` meet: the port follows from job and step."""
 
 
 def rank() -> int:

@@ -31,7 +31,7 @@ class Section:
 
 
 explain_unknown: Callable[[str], str] = "unknown setting {}".format
-"""What is said of a setting that is none. The schema, which knows all of them, puts a better one here."""
+"""Message about an unknown setting. The schema, which knows all settings, puts a better one here."""
 
 
 def check_section(section: Section) -> None:
@@ -138,4 +138,4 @@ NAMES: dict[Any, str] = {
     list: "a list",
     dict: "a mapping",
 }
-"""What a message calls a type."""
+"""Names of types in messages."""

@@ -27,7 +27,7 @@ class Requires:
     holds: Callable[..., bool]
     """Takes the partners' values."""
     remedy: str = ""
-    """What to type where the message alone does not say it."""
+    """Command or setting to type where the message alone does not say it."""
     value: Any = None
     """The one value of the setting that the condition is about; None stands for all but the default."""
 

@@ -153,7 +153,7 @@ class Load:
     longest: int = 0
     num_tokens: int = 0
     _tree: PrefixTree = field(default_factory=PrefixTree)
-    """Of the group that is being added."""
+    """Prefix tree of the group that is being added."""
     _inputs: set[tuple[int, ...]] = field(default_factory=set)
     """The same of a masked policy, which reads inputs whole."""
 

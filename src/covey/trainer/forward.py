@@ -190,12 +190,12 @@ def unscored_prompts(forward: ScoringContext, part: FrozenLogProbs) -> list[str]
 
 @dataclass(frozen=True, slots=True)
 class StreamedGroup:
-    """What a group was trained with before its step."""
+    """Group trained before its step, with its advantages and penalties."""
 
     group: Group
     """Kept, so that its `id` names no other group."""
     advantages: Sequence[float]
-    """Of its rollouts, or of all their turns."""
+    """Advantages of its rollouts, or of all their turns."""
     penalties: Sequence[float] | None
     """On the reward of each rollout; None where there is no such penalty."""
 

@@ -46,9 +46,9 @@ class DocumentBatch(TypedDict):
     responses: Sequence[str]
     rewards: Sequence[float]
     logprobs: Sequence[float] | Tensor
-    """Of whole responses under the policy, nats; a tensor with a gradient to train, a list to look at the loss."""
+    """Log-probs of whole responses under the policy, nats: a tensor with gradient to train, a list to inspect it."""
     ref_logprobs: Sequence[float] | Tensor
-    """Of whole responses under the pretrained model."""
+    """Log-probs of whole responses under the pretrained model."""
     prompt_ids: Sequence[Hashable]
     """Responses with equal ids form a group."""
 
@@ -71,7 +71,7 @@ def clamped_advantage() -> AlgorithmConfig:
 
 
 class Samples(Protocol):
-    """Where `rollout` samples: the source of a run."""
+    """Source of a run, from which `rollout` samples."""
 
     @property
     def sampling(self) -> Sampling: ...

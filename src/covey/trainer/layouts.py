@@ -103,7 +103,7 @@ class PrefixTree:
 
     def __init__(self) -> None:
         self.num_tokens = 0
-        """Of all nodes."""
+        """Tokens of all nodes."""
         self._root = Node(np.empty(0, np.int64))
 
     def add(self, ids: Ids, prompt_length: int) -> Node:

@@ -42,7 +42,7 @@ class TrainerSettings:
     streaming: bool = False
     """Whether groups may be trained before the others of their step are there (`accumulate`)."""
     groups_per_step: int = 1
-    """Of all ranks: what the counts of such groups are multiplied up to, until those of the step are known."""
+    """Groups of all ranks: the counts of early groups are scaled up to it until those of the step are known."""
     are_sampled: bool = True
     """Whether an engine sampled the tokens; demonstrations have no sampler whose log-probs could differ."""
 

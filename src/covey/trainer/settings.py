@@ -39,7 +39,7 @@ PER_GROUP = (
     ),
     Requires("algorithm.selection = null", ("algorithm.selection",), lambda name: name is None),
 )
-"""What gradients need that are accumulated group by group; rules of the loss are looked at once it is built."""
+"""Requirements of gradients accumulated group by group; rules of the loss are looked at once it is built."""
 
 
 @dataclass

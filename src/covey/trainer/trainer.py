@@ -82,7 +82,7 @@ class Trainer:
         self._nonfinite_in_a_row = 0
         self._mismatch = MismatchWatch(settings.algorithm.max_mismatch, is_stale=settings.max_staleness > 0)
         self.ahead = StreamedWork()
-        """Of the coming step."""
+        """Streamed work of the coming step."""
 
     def accumulate(self, part: Batch, step: int) -> None:
         """Add the gradients of early groups of the coming step.

@@ -20,7 +20,7 @@ from covey.types import Group, MicroBatch, Rollout
 EVERY, FIRST = 5, 3
 """Steps between looks, and how many are looked at from the beginning."""
 MOST_GROUPS = 8
-"""Of each rank, that a look asks about: two answers each, so that it costs a small part of an update."""
+"""Maximum groups of each rank in a look: two answers each, so that it costs a small part of an update."""
 
 
 def is_gain_measured(step: int) -> bool:

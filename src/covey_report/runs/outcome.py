@@ -15,12 +15,12 @@ WORDS = {
     "few": "too few to tell",
     "none": "no gain measured",
 }
-"""What each state is called."""
+"""Words for each state."""
 MEASURES = {"accuracy": "accuracy, %", "reward_mean": "mean reward"}
 
 
 class Outcome(NamedTuple):
-    """What came of a run by its evaluations before and after."""
+    """Outcome of a run by its evaluations before and after."""
 
     state: str
     """A key of WORDS."""

@@ -18,7 +18,7 @@ from covey.system import collectives
 from covey.types import Group, Reward, Rollout
 
 Advantage = float | Sequence[float]
-"""Of a rollout: one for all its loss tokens, or one for each of its turns."""
+"""Advantage of a rollout: one for all its loss tokens, or one for each of its turns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Credit:
     """The advantages of this rank's rollouts, group by group."""
 
     advantages: list[list[float]]
-    """Of each rollout; where turns have advantages of their own, their mean over its tokens."""
+    """Advantage of each rollout; where turns have advantages of their own, their mean over its tokens."""
     keep: list[list[bool]]
     """False where selection took the rollout out of the loss and its denominators."""
     in_loss: list[list[bool]]
@@ -34,9 +34,9 @@ class Credit:
     scores: Scores
     """Shaped rewards of the whole step, all ranks."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """What a custom advantage logs, and how turns compare; the same on every rank."""
+    """Metrics of a custom advantage, and of how turns compare; the same on every rank."""
     of_turns: list[list[tuple[float, ...]]] | None = None
-    """Of each turn of each rollout; None where all tokens of a rollout have its advantage."""
+    """Advantages of each rollout's turns; None where all tokens of a rollout have its advantage."""
 
     @property
     def row_advantages(self) -> Sequence[Sequence[Advantage]]:

@@ -109,9 +109,9 @@ class Scores:
     token_ids: tuple[tuple[int, ...], ...]
     """Tokens the policy wrote in each rollout."""
     turns: Turns
-    """Of all rollouts that were scored; none where the turns of a rollout share its advantage."""
+    """Turns of all rollouts that were scored; none where the turns of a rollout share its advantage."""
     prompts: tuple[Prompt, ...] = ()
-    """Of each rollout; () unless a custom advantage takes `answers`, as prompts may be large."""
+    """Prompt of each rollout; () unless a custom advantage takes `answers`, as prompts may be large."""
     texts: tuple[str, ...] = ()
     """Completion of each rollout, decoded; as `prompts`."""
     preferences_NN: Tensor = field(default_factory=lambda: torch.zeros(0, 0))

@@ -6,7 +6,7 @@ from covey.environments.settings import MixtureConfig, part_configs
 from covey.system import ranks
 
 LEARNED = ("reward_model", "pairwise")
-"""Of the ready-made rewards, those that ask a judge."""
+"""Ready-made rewards that ask a judge."""
 
 
 def check_devices(config: Config) -> None:

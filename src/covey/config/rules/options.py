@@ -48,7 +48,7 @@ OPTION_BOUNDS: Mapping[str, Bounds] = {
     **dict.fromkeys(("eps", "eps_low", "eps_high", "atol", "ratio_min"), Bounds(ge=0)),
     **dict.fromkeys(("div", "div_low", "div_high", "adv_tau", "kl_tau", "kl_coef", "beta"), Bounds(ge=0)),
 }
-"""Of an option of this name, of any built-in function."""
+"""Bounds of an option of this name, of any built-in function."""
 
 
 def check_option_values(setting: str, function: Callable[..., Any], options: Mapping[str, Any]) -> None:

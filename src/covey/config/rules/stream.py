@@ -10,7 +10,7 @@ from covey.environments.settings import EnvironmentConfig, MixtureConfig, part_c
 from covey.rollouts.settings import group_sizes
 
 MOST_COMPLETIONS = 1_000_000
-"""Of a step: more are a slip of the finger, and would be sampled for days before anything is seen of it."""
+"""Maximum completions of a step: more are a slip of the finger, and would be sampled for days."""
 Rule = Callable[[Config], None]
 
 

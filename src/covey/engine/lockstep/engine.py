@@ -47,7 +47,7 @@ class Caches(Cache):
         super().__init__(reader.shape, max_slots)
         self.cohorts: list[Cohort] = []
         self.begun: dict[SamplingRequest, tuple[Held, Tensor]] = {}
-        """Of requests whose rows may yet begin: the prompt's cache, and the logits (V,) after it."""
+        """Prompt's cache and logits (V,) after it, of requests whose rows may yet begin."""
         self.resting: dict[DecodeRow, Held] = {}
         self._state_slots = reader.shape.state_slots
 

@@ -139,7 +139,7 @@ class Cache:
         self.kept: dict[DecodeRow, list[Tensor]] = {}
         """By layer the keys, then the values, (K, slots, D) each, of a session's own tokens."""
         self.kept_slots = 0
-        """Of all of them."""
+        """Slots of all of them."""
         self.peak_bytes = 0
 
     @property

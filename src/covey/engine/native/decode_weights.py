@@ -68,7 +68,7 @@ class WideHead(nn.Module):
 
 
 Held = PackedLinear | MergedLinear | CompiledLinear
-"""What stands in the decode policy for a layer whose weight is held in another form."""
+"""Replacement in the decode policy for a layer whose weight is held in another form."""
 
 NOTHING: Mapping[int, Rule] = {}
 

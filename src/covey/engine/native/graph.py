@@ -69,7 +69,7 @@ class GraphRunner(Runner):
         self._parts: list[tuple[Distribution, Tensor | None]] = []
         self._graphs: dict[tuple[int, Distribution], Callable[[], None]] = {}
         self._pool: Any = None
-        """Where graphs have what they compute in between: all in one, since one runs at a time."""
+        """Memory pool of the graphs' intermediate values: one for all, since one graph runs at a time."""
         self._captures = can_capture(policy.device)
         self._reads_idle = not reads_exactly(policy, cache.shape)
         """Whether attention reads slots that are not in use yet."""

@@ -43,7 +43,7 @@ class Place:
     scheduler: Scheduler
     runner: Runner
     version: int
-    """Of the weights that what is kept was read with."""
+    """Version of the weights that the kept tokens were encoded with."""
     has_begun: bool = False
 
 
@@ -51,7 +51,7 @@ class ReplayingEngine(OwnWeightsEngine):
     """Samples again what another engine sampled, on the original versions."""
 
     past: Past
-    """Of the group that is sampled now."""
+    """Recorded past of the group that is sampled now."""
 
     def __init__(self, policy: Policy, cache_bytes: int | None, max_rows: int, kernels: str = "auto") -> None:
         super().__init__(policy, cache_bytes, max_rows, kernels)

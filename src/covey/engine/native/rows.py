@@ -23,7 +23,7 @@ class SamplingRequest:
     stop_ids: frozenset[int]
     decode: Decode
     version: int
-    """Of the weights that rows begin with now."""
+    """Version of the weights that rows begin with now."""
     quiet: Container[int] = ()
     """Tokens after which no stop string is looked for (`stops.QuietTokens`)."""
     to_start: deque[int] = field(default_factory=deque)
@@ -32,7 +32,7 @@ class SamplingRequest:
     num_kept: int = 0
     """Rows at rest whose keys and values are kept."""
     slot: int = -1
-    """Of its prompt in the cache; -1 where it is in none."""
+    """Slot of its prompt in the cache; -1 where it is in none."""
     number: int = -1
     """Place in the order in which requests came."""
     cancelled: bool = False
@@ -88,7 +88,7 @@ class DecodeRow:
     request: SamplingRequest
     sample_index: int
     sampling: Sampling
-    """Of this turn."""
+    """Sampling settings of this turn."""
     key: int
     stop_text: StopText | None = field(init=False)
     past: list[int] = field(default_factory=list)
@@ -101,7 +101,7 @@ class DecodeRow:
     left: bool = False
     """Its turn is finished, or it was cancelled."""
     completion: Completion | None = None
-    """Of the turn that was finished last, until the next begins."""
+    """Completion of the latest finished turn, until the next begins."""
     closed: bool = False
     kept: int = 0
     """Own tokens whose keys and values are kept while it rests."""

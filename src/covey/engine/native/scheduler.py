@@ -17,7 +17,7 @@ from typing import Any
 from covey.engine.native.rows import DecodeRow, SamplingRequest
 
 Move = tuple[int, int]
-"""What lies in the first slot goes to the second, which is free."""
+"""Slots (from, to) of a move; the second is free."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class Scheduler:
         """Group slot -> request."""
         self.longest_prompt = 0
         self.longest_row = 0
-        """Of what is in, in tokens; a row counts with all that its turn may come to."""
+        """Length in tokens of the longest row admitted, each counted with its turn's maximum."""
         self.changes = 0
         """Grows whenever rows or groups enter, leave or move."""
         self.kept: dict[DecodeRow, None] = {}

@@ -9,7 +9,7 @@ from covey.types import Completion, Sampling
 
 
 class SessionHost(Protocol):
-    """What a session asks of its engine."""
+    """Functions of the engine that a session calls."""
 
     def extend(self, row: DecodeRow, token_ids: Sequence[int], sampling: Sampling) -> "asyncio.Future[Completion]": ...
 
@@ -63,7 +63,7 @@ class PendingTurns:
         self.requests: dict[SamplingRequest, int] = {}
         """Number of open sessions of each."""
         self.version = 0
-        """Of the weights that what is kept was read with."""
+        """Version of the weights that the kept tokens were encoded with."""
 
     def open(self, request: SamplingRequest) -> None:
         """Begin the first turn of sessions."""

@@ -58,7 +58,7 @@ class Served:
     deadline: float = 120.0
     """Seconds within which it must answer; a completion may take longer, as long as its engine loop answers a ping."""
     sleep_level: int = 0
-    """What `rest` gives back: nothing (0), the cache, with weights kept by the host (1) or dropped (2)."""
+    """Memory that `rest` frees: none (0), the cache, with weights kept by the host (1) or dropped (2)."""
 
 
 class VLLMEngine:

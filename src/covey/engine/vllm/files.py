@@ -19,7 +19,7 @@ from covey.system.disk import catch_write_errors
 MEMORY = Path("/dev/shm")
 """A disk in memory, where the machine has one."""
 WRAPPED = "base_model.model."
-"""What peft puts before the names of the model that it wraps."""
+"""Prefix that peft puts before the names of the model that it wraps."""
 WEIGHTS = "model.safetensors"
 ADAPTER, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 SPARE = 64 << 20

@@ -17,7 +17,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
-"""What vLLM takes as the highest rank of adapters."""
+"""Values that vLLM takes as the highest rank of adapters."""
 ENVIRONMENT = {"VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
 """Set where the user has not: nothing is sent to vLLM's makers, and its own log stays short."""
 
@@ -29,14 +29,14 @@ class Launch:
     folder: Path
     dtype: str
     cache_bytes: int | None
-    """Of keys and values; None takes what is left of `memory_share`."""
+    """Bytes of keys and values; None takes the rest of `memory_share`."""
     max_rows: int
     max_length: int
     adapter: Path | None = None
     eager: bool = False
     """No compilation and no CUDA graphs: starts sooner, samples slower."""
     memory_share: float | None = None
-    """Of the device, at most; None leaves vLLM's own."""
+    """Maximum share of the device's memory; None leaves vLLM's own."""
     sleeps: bool = False
     """Its memory can be given back, where the device is one that vLLM can do it on."""
 

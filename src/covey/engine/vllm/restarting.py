@@ -25,7 +25,7 @@ class RestartingEngine:
         self._losses = 0
         """Since weights were last taken: so often in a row."""
         self._stats = EngineStats()
-        """Of engines that are gone."""
+        """Statistics of earlier engines."""
         self._is_closed = False
 
     @property

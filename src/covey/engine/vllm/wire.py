@@ -23,7 +23,7 @@ class Sample:
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
-    """Of the distribution drawn from: filtered and renormalised."""
+    """Log-probs under the distribution drawn from: filtered and renormalised."""
     ended: str
     """By `stop`, `length` or `abort`; vLLM has other words where it failed."""
     spans: tuple[Span, ...]

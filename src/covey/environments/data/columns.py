@@ -7,7 +7,7 @@ from typing import Any
 Row = Mapping[str, Any]
 
 VERLS = "reward_model.ground_truth"
-"""Where rows of verl hold the right answer."""
+"""Column of the right answer in rows of verl."""
 
 
 def value_in(row: Row, column: str) -> Any:

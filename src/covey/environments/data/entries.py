@@ -9,7 +9,7 @@ Row = Mapping[str, Any]
 MAX_ROW_BYTES = 4 << 20
 """A longer row is taken for a mistake (a prompt of megabytes fits no policy) and treated as broken."""
 MAX_HELD_BYTES = 256 << 20
-"""What is held of compressed data at the same time, where a row is no measure: a list of .json, texts that repeat."""
+"""Bytes of compressed data held at a time, where a row is no measure: a list of .json, texts that repeat."""
 
 
 @dataclass(frozen=True, slots=True)

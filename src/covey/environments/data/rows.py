@@ -25,7 +25,7 @@ from covey.system.lookup import is_function_path, resolve
 from covey.types import Prompt
 
 USUAL_COLUMNS = ("question", "problem", "messages", "instruction", "query", "input")
-"""What data sets call the column of a prompt."""
+"""Usual names in data sets for the column of a prompt."""
 TWO_FILES = "give a test split: data.path=FOLDER with train.* and test.* files"
 
 Usable = tuple[Row, Any]

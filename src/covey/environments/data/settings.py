@@ -53,4 +53,4 @@ class DataConfig(Section):
     )
     """Take those `max_rows` at random, the same ones every time; false takes the first."""
     bad_rows: str = setting("error", choices=("error", "skip"), needs=(READS_ROWS, HAS_PATH))
-    """What a broken line does: error (names file and line) or skip (counted)."""
+    """Treatment of a broken line: error (names file and line) or skip (counted)."""

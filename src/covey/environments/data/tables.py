@@ -12,7 +12,7 @@ BATCH_ROWS = 1024
 MAX_SWELLING = 1000
 """Bytes that one of a file may become, beyond what may be held."""
 BATCH_BYTES = 64 << 20
-"""Of rows of a table of columns that are held at the same time, unless one row alone has more."""
+"""Bytes of a columnar table's rows held at a time, unless one row alone has more."""
 
 
 def read_parquet(path: Path) -> Iterator[Entry]:

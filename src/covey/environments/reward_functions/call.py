@@ -45,9 +45,9 @@ class RewardOutcome(TypedDict):
     problems: dict[str, str]
     """Completion index (as text, for JSON) to what is wrong with its value."""
     metrics: list[tuple[str, float]]
-    """What the function logged through `log_metric`."""
+    """Metrics that the function logged through `log_metric`."""
     extras: dict[str, list[Any]]
-    """What it logged through `log_extra`: a value for each completion, by column."""
+    """Columns that it logged through `log_extra`: a value for each completion."""
     excused: NotRequired[str]
     """The error for which the function does not apply: the row has no value in a column that it takes."""
 

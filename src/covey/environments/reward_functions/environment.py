@@ -108,7 +108,7 @@ class Conversation:
     messages: Sequence[Message]
     """All that was said since."""
     token_ids: Sequence[int]
-    """What the policy sampled, over all turns."""
+    """Tokens that the policy sampled, over all turns."""
     environment: object | None = None
     """The attempt's own object."""
 

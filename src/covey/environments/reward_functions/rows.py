@@ -25,7 +25,7 @@ class PromptFormat:
     answer_column: str | None = None
     prefill: bool = False
     said: str = "data.answer_column=NAME moves it into a column, data.prefill=true has the policy continue it"
-    """What may be done about an answer at the end."""
+    """Remedy for an answer at the end."""
 
     def read(self, row: Row) -> Row:
         """Return the row with a checked prompt, its answer moved if asked.

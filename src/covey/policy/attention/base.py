@@ -41,7 +41,7 @@ class Rule:
     softcap: float | None = None
     """Scores s become softcap * tanh(s / softcap) (Gemma 2, arXiv 2408.00118); None leaves them."""
     sink_H: Tensor | None = None
-    """Of each query head, the score of a key that is always seen and has no value (gpt-oss); None has none."""
+    """Score, for each query head, of a key that is always seen and has no value (gpt-oss); None without one."""
 
     @property
     def is_plain(self) -> bool:

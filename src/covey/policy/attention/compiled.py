@@ -55,7 +55,7 @@ class Chunks:
     """Tasks of one pass."""
 
     rows: Tensor
-    """Of each chunk: first token, length, first token and length of its prefix, place of its sums over that."""
+    """Columns of each chunk: first token, length, first token and length of its prefix, place of its sums over that."""
     partial_tokens: int
     """Room for those sums, in keys."""
 
@@ -65,7 +65,7 @@ class CompiledLayout:
     """One stream (B = 1) of segments, masked as `packed.PackedLayout`."""
 
     branch_T: Tensor
-    """Where the segment that a token belongs to begins."""
+    """First token of the segment that a token belongs to."""
     forward: Chunks
     backward: Chunks
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from covey.policy.attention.packed import StreamSegment
 
 GENERAL = ("forked", "rows", "alone")
-"""What a model of the general path computes exactly: trees through its cache, rows padded on the right, single texts.
+"""Exact computations of a model of the general path: trees through its cache, rows padded right, single texts.
 
 Each can do what stands behind it, too.
 """

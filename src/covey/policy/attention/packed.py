@@ -28,7 +28,7 @@ class StreamSegment:
     length: int
     """At least one."""
     parent: "StreamSegment | None" = None
-    """What it continues; None where it begins a sequence."""
+    """Segment that it continues; None where it begins a sequence."""
 
     @property
     def stretches(self) -> list[tuple[int, int]]:

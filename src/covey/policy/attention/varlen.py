@@ -24,7 +24,7 @@ HALF = (torch.bfloat16, torch.float16)
 MULTIPLE, MAX_WIDTH = 8, 256
 """Widths of heads that FlashAttention computes."""
 LEAST_CAPABILITY = (8, 0)
-"""Of a GPU: Ampere, as torch's FlashAttention asks for."""
+"""Least compute capability of a GPU: Ampere, as torch's FlashAttention asks for."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,7 @@ def has_tiles() -> bool:
 
 
 MIN_WEIGHTS = 2**16
-"""Where it is chosen automatically, layers with fewer weights stay with torch: benchmarks/NOTES.md."""
+"""Fewest weights of a layer for the automatic choice; smaller ones stay with torch: benchmarks/NOTES.md."""
 
 PACKED_ROWS = 64
 """Rows for which weights are laid out; other numbers of rows take the same layout."""

@@ -17,14 +17,14 @@ from transformers import PreTrainedConfig
 from transformers.cache_utils import LinearAttentionLayer
 
 KEYWORDS = ("past_key_values", "cache_params", "state")
-"""What a cache is called, in an output and as an argument."""
+"""Names of a cache, in an output and as an argument."""
 T = TypeVar("T")
 Combine = Callable[[Sequence[Tensor]], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
 class Caching:
-    """What a model's own cache computes exactly, and its size."""
+    """Exact computations of a model's own cache, and its size."""
 
     forks: bool = False
     """Rows of a cache may be taken, and continue token by token; else texts are read again for each token."""
@@ -32,7 +32,7 @@ class Caching:
     """Several tokens at once may follow a cache."""
     token_bytes: int = 0
     state_bytes: int = 0
-    """Of what does not grow with the tokens."""
+    """Bytes that do not grow with the tokens."""
 
 
 @remembered

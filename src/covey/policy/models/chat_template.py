@@ -13,7 +13,7 @@ GIVEN = frozenset(
     {"messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now", "tojson"}
     | {"range", "dict", "lipsum", "cycler", "joiner", "namespace"}
 )
-"""What transformers and Jinja give to every template."""
+"""Names that transformers and Jinja give to every template."""
 GENERATION_TAG = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")
 """A tag of transformers' own, which marks the assistant's words."""
 

@@ -36,7 +36,7 @@ GRADIENT_ERROR, HALF_GRADIENT_ERROR = 1e-3, 0.1
 PACKAGES = {"chunk_gated_delta_rule": "flash-linear-attention", "chunk_kda": "flash-linear-attention"}
 PACKAGES |= dict.fromkeys(("mamba_chunk_scan_combined", "selective_scan_fn", "mamba_inner_fn"), "mamba-ssm")
 PACKAGES |= {"causal_conv1d_fn": "causal-conv1d"}
-"""What a modelling file calls, and the package that computes it with kernels of a GPU."""
+"""Functions called by modelling files -> the package with their GPU kernels."""
 
 
 class DrawDetector(TorchDispatchMode):

@@ -91,6 +91,6 @@ UNREADABLE = (
     *(ArithmeticError, AssertionError, AttributeError, LookupError, OSError, RecursionError, TypeError, ValueError),
     *(ImportError, SafetensorError, StrictDataclassError),
 )
-"""What transformers raises of files that hold something else than it writes."""
+"""Exceptions of transformers for files of unexpected content."""
 NO_CODE: dict[str, Any] = {"trust_remote_code": False}
 """Code beside weights is never run. Left out, transformers would ask at the terminal."""

@@ -13,9 +13,9 @@ TEXT = (
     "seven apples, and talked about the winter that would soon be there."
 )
 SMALLEST_VOCABULARY = 1000
-"""Of a tokenizer that knows words; where there are fewer tokens, any of them is as ordinary as the next."""
+"""Smallest vocabulary of a tokenizer that knows words; below it, any token is as ordinary as the next."""
 STRIDE = 0.3819
-"""Of a small vocabulary, from one token to the next, the golden section: they come from all over it."""
+"""Step through a small vocabulary as a share of it, the golden section: tokens come from all over it."""
 
 
 def ordinary_ids(policy: Policy, length: int) -> list[int]:

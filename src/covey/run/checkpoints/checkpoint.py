@@ -219,7 +219,7 @@ def _read_renamed(policy: Policy, folder: Path) -> dict[str, Tensor]:
 
 
 WRAPPED = "base_model.model."
-"""What peft puts before the names of the model that it wraps."""
+"""Prefix that peft puts before the names of the model that it wraps."""
 
 
 def save_base_model(policy: Policy, folder: Path, weights: Mapping[str, Tensor] | None = None) -> None:

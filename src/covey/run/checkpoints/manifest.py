@@ -11,7 +11,7 @@ from covey.system.disk import read_regular
 
 MANIFEST = "manifest.json"
 FORMAT = 2
-"""Of the folder; a checkpoint of another format is refused."""
+"""Version of the folder's format; a checkpoint of another is refused."""
 MAX_BYTES = 64 << 20
 """A longer manifest is refused unread."""
 SEAL = "sha256"

@@ -14,7 +14,7 @@ from covey.run.memory.memory_model import Workload, kept_bytes, training_bytes
 from covey.run.memory.model_shapes import Shape, shape_of
 
 ROOM = 0.9
-"""Of what is free, before a model is loaded: an allocator does not fill all of it."""
+"""Usable share of free memory, before a model is loaded: an allocator does not fill all of it."""
 
 
 def with_checkpointing(config: Config, num_ranks: int, free: int, *, is_gpu: bool) -> Config:

@@ -24,12 +24,12 @@ LOGIT_COPIES = 3
 SOFTMAX_ENTRIES = 2**28
 """Logits that become probabilities at once on a GPU (`policy.head.SLICE`)."""
 GATHERED_LAYERS = 2
-"""Of sharded weights: the layer that computes, and the next, which is fetched meanwhile."""
+"""Layers of sharded weights gathered at once: the one that computes, and the next, fetched meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What a run asks of one GPU.
+    """Work of a run on one GPU.
 
     >>> memory_of(shape_of(ModelConfig(name="Qwen/Qwen2.5-1.5B")), Workload(precision="bfloat16"))["optimizer"]
     12349714432
@@ -53,7 +53,7 @@ class Workload:
     """GPUs that weights, gradients and optimiser state are shared out over (FSDP); 1: each holds all."""
     has_reference: bool = False
     reference: Shape | None = None
-    """Of a separate reference; None: it has the policy's weights."""
+    """Shape of a separate reference; None: it has the policy's weights."""
     keeps_gradients: bool = False
     """Gradients of the coming step exist while sampling."""
     engine: str = "native"

@@ -49,7 +49,7 @@ class Shape:
     key_value_width: int
     """Numbers that are cached of a token in all layers, keys and values."""
     expert_width: int = 0
-    """Of a mixture of experts: numbers between the two products of those experts that a token goes through."""
+    """Width of a mixture of experts: numbers between the two products of those experts that a token goes through."""
     num_heads: int = 1
     """Query heads of a layer."""
     has_head_norms: bool = False

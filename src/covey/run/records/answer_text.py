@@ -17,7 +17,7 @@ NAMES = frozenset(
         *("parts", "finish_reason", "policy_version", "advantage", "dropped", "kind", "greedy", "correct"),
     )
 )
-"""What a row has of covey's; anything else was noted by a reward function."""
+"""Columns of a row that are covey's; any other was noted by a reward function."""
 INDENT = " " * 10
 
 

@@ -11,7 +11,7 @@ from covey.run.records.terminal import Panel, Progress, average_bins, make_progr
 MAX_MESSAGES = 50
 """Lines kept in view below the numbers."""
 WIDTH, HEIGHT = 360, 60
-"""Of the curve, in pixels."""
+"""Size of the curve, in pixels."""
 
 
 def is_notebook() -> bool:

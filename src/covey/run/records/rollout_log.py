@@ -18,7 +18,7 @@ COLUMN_CHARACTERS, COLUMNS_CHARACTERS = 1000, 4000
 """Most characters of one column of a prompt's row, and of all its columns together."""
 
 MORE_NAMES = ("policy_version", "advantage", "dropped", "kind", "greedy", "correct")
-"""What one of the files has besides what is in both."""
+"""Columns of one of the files besides those of both."""
 
 AnswerRow = dict[str, Any]
 """A line of either file: `answer_row` says what is in both."""

@@ -26,7 +26,7 @@ class StepResult(NamedTuple):
 
     groups: list[Group]
     dropped: list[Dropped]
-    """What this rank sampled and did not train."""
+    """Rollouts that this rank sampled and did not train."""
     credit: Credit
     metrics: dict[str, float]
 
@@ -40,13 +40,13 @@ class RolloutFact:
     policy_version: int
     parts: Mapping[str, float]
     names: tuple[str, ...]
-    """Of the parts that are logged where one rollout has them."""
+    """Names of the parts that are logged where one rollout has them."""
 
 
 MOST_TURNS = 8
-"""Of an episode, that are logged one by one."""
+"""Maximum turns of an episode that are logged one by one."""
 TOP_SHARE = 0.01
-"""Of the rollouts of a step: what these hold of all advantages is logged."""
+"""Share of a step's rollouts whose part in all advantages is logged."""
 
 
 def rollout_metrics(groups: Sequence[Group], dropped: Sequence[Group], credit: Credit, version: int) -> Row:

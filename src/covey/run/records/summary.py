@@ -52,11 +52,11 @@ class RunFacts:
     recheck_disagreements: int = 0
     """How many of them then failed a test."""
     environment: Mapping[str, Any] = field(default_factory=dict)
-    """What the environment's judgements rest on (`covey.environments.base.Environment.facts`)."""
+    """Facts that the environment's judgements rest on (`covey.environments.base.Environment.facts`)."""
     looked_at: str = HELD_OUT
-    """What a prompt of evaluations is called."""
+    """Name of an evaluation's prompts, singular."""
     sides: tuple[str, str] = SIDES
-    """What the two evaluations that are compared are of."""
+    """Names of the two evaluations that are compared."""
     samplers: Mapping[str, float] | None = None
     """Ages, waits and speed of samplers in processes of their own (`covey.run.records.samplers`)."""
 

@@ -27,7 +27,7 @@ SPARK = "▁▂▃▄▅▆▇█"
 TREND_BLOCKS = 16
 """Blocks of the reward's spark line, which shows the whole run."""
 REWARD = "sampled_reward_mean"
-"""Of everything that was scored: that of the trained groups alone is middling by construction where a filter chose."""
+"""Mean reward of all scored groups: of the trained ones alone it is middling by construction where a filter chose."""
 PART = "reward/"
 ROOMY = 16
 """Lines of a terminal that has room for one more line of the panel."""
@@ -124,7 +124,7 @@ class Panel(_Paced, ABC):
         self._step = 0
         self._metrics: Mapping[str, float | None] = {}
         self._rewards: list[float] = []
-        """Of all steps, NaN where there was nothing to measure."""
+        """Rewards of all steps, NaN where there was nothing to measure."""
         self._evaluation = ""
         self._waiting = ""
 

@@ -9,7 +9,7 @@ from rich.segment import Segment
 from covey.system.text.escaping import escape, is_visible
 
 PLAIN = str.maketrans(dict(zip("▁▂▃▄▅▆▇█■□▣·×", "_.:-=+*##.+-x", strict=True)) | {"→": "->", "…": "..."})
-"""What covey draws, for terminals that have ASCII or a page of 256 characters alone."""
+"""ASCII for the characters that covey draws, for terminals with ASCII or a page of 256 characters alone."""
 
 
 class CleanConsole(Console):

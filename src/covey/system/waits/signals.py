@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 EXIT_STATUS = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
-"""What the command exits with after it has saved: 128 + the number of the signal, as shells have it."""
+"""Exit code of the command after saving: 128 + signal number, as shells have it."""
 
 
 class StopRequested(KeyboardInterrupt):

@@ -28,7 +28,7 @@ from covey.system.waits.watchdog_process import EXPIRED
 LOGGER = logging.getLogger(__name__)
 
 EXIT_EXPIRED = 128 + EXPIRED
-"""What a shell sees of a run that its guard ended."""
+"""Exit code that a shell sees of a run ended by its guard."""
 REPEAT_SECONDS = 0.2
 """Signs of progress that come faster than this are not passed on."""
 SEND_SECONDS = 1.0
@@ -43,7 +43,7 @@ OF = {
     "reply": ("answer", "answers"),
     "close": ("episode", "episodes"),
 }
-"""What an environment is waited for, and how it is counted."""
+"""Units of calls of an environment, singular and plural."""
 
 
 @dataclass(eq=False, slots=True)

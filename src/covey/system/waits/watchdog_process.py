@@ -24,7 +24,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 EXPIRED = signal.SIGVTALRM
-"""What ends the run, so that shells see 128 + 26. In C, it first writes the stacks of all threads to the log."""
+"""Signal that ends the run, so that shells see 128 + 26. In C, it first writes the stacks of all threads to the log."""
 LOOK_SECONDS = 0.5
 """Longest sleep between two looks at whether the parent lives."""
 STOPPED_SECONDS = 5.0

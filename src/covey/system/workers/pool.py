@@ -102,7 +102,7 @@ class _Process:
         self._is_reaped = False
         self.num_calls = 0
         self.held_bytes = 0
-        """What its functions loaded at the start."""
+        """Bytes that its functions loaded at the start."""
         with contextlib.suppress(OSError):  # it has ended already: noticed when its answer is read
             self._connection.send_bytes(setup)
 
