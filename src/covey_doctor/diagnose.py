@@ -19,7 +19,7 @@ TRAINED = "training prompt"
 def diagnose(log: RunLog, facts: Facts = NO_FACTS) -> list[Finding]:
     """Apply every rule to a log; list findings, the most severe first.
 
-    Of equal severity a cause stands before what follows from it, which keeps its severity: `doctor.stop_on` and scripts
+    At equal severity a cause comes before its consequences, which keep their severity: `doctor.stop_on` and scripts
     may ask for it. Advice that a run follows already is left out, by its settings and `facts` about them.
     """
     first, settings = log.steps[0] if log.steps else 1, log.settings

@@ -164,7 +164,7 @@ class RunLog:
     def at_first(self, name: str, pick: Callable[..., RunPart]) -> RunPart | None:
         """Pick from the medians of baseline and first rows.
 
-        What goes wrong within the first steps is in the baseline already.
+        Faults within the first steps are in the baseline already.
         """
         usual, rows = self.usual(name), self.known(name)[: SKIPPED_ROWS + 1]
         if usual is None:
@@ -183,7 +183,7 @@ class RunLog:
         found = [run for run in runs if len(run) >= 2]
         if not found:
             return None
-        # What holds in all windows may hold in the steps before the first as well, which are in none
+        # A condition of all windows may hold in the steps before the first as well, which are in none
         latest, points = found[-1], self.known(name)
         rest = [value for step, value in points if step < windows[0].first]
         is_whole = latest[0] is windows[0] and (

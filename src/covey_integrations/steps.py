@@ -1,6 +1,6 @@
 """Environments of `reset` and `step`: each attempt has an object of its own, made by a factory.
 
-What a step earns belongs to its turn, what the last one earns is the verdict on the episode.
+A step's reward belongs to its turn; that of the last step is the verdict on the episode.
 """
 
 from abc import abstractmethod
@@ -26,7 +26,7 @@ MAX_TURNS = 16
 
 @dataclass(frozen=True)
 class StepSettings:
-    """How such an environment is made and spoken to. What `StepsConfig` explains."""
+    """Construction and calls of such an environment; `StepsConfig` explains the fields."""
 
     factory: Callable[..., Any]
     protocol: str = "gymnasium"

@@ -183,7 +183,7 @@ def fitting_tokens(points: Sequence[MemorySample], free: int) -> int:
 def slope(points: Sequence[MemorySample]) -> float:
     """Return the bytes per token.
 
-    Of two it is that of the faster line: with the gradients, or without.
+    From two it is that of the faster line: with the gradients, or without.
     """
     *before, last = points
     if not before or before[-1].num_tokens == last.num_tokens:
@@ -196,7 +196,7 @@ class LiveBytes(TorchDispatchMode):
     """Counts the bytes of newly allocated live tensors.
 
     The same on every device, and unlike the counters of the system and of the CUDA allocator it need not be reset,
-    which the run's own record of its peak would not survive. What kernels use inside is not seen.
+    which the run's own record of its peak would not survive. Memory inside kernels is not seen.
     """
 
     def __init__(self, shapes: Collection[tuple[int, ...]] = ()) -> None:

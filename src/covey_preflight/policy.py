@@ -265,7 +265,7 @@ def local(tensor: Tensor) -> Tensor:
 def norm_of(pieces: Sequence[Tensor]) -> float:
     """Return the norm over all ranks.
 
-    Where each holds the whole gradient, all norms grow by the same factor.
+    If each holds the whole gradient, all norms grow by the same factor.
     """
     squares = [piece.square().sum() for piece in pieces]
     return float(collectives.all_sum(torch.stack(squares).sum()).sqrt())

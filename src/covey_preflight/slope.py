@@ -190,7 +190,7 @@ def _rise(
 def _slope(rise: Callable[[float], float], step: float) -> float | None:
     """Return the derivative from central differences, None where they do not settle.
 
-    Steps are halved until two in a row agree. Where a token changed experts in both, a shorter step would double the
+    Steps are halved until two in a row agree. If a token changed experts in both, a shorter step would double the
     error.
     """
     before = rise(step) / (2 * step)

@@ -13,7 +13,7 @@ from covey_trl.mapping import batches
 def splits_of(train: Any, evaluated: Any, args: GRPOConfig) -> tuple[dict[Split, Sequence[Any]], list[str]]:
     """Split rows, and name the data set of each test row.
 
-    Of a stream as many rows are read as max_steps trains on. ValueError for what cannot be read.
+    A stream is read for as many rows as max_steps trains on. ValueError for unreadable data.
     """
     if train is None:
         raise ValueError("train_dataset is missing")

@@ -4,7 +4,7 @@
 
     custom_reward_function.path=my_file.py custom_reward_function.name=compute_score      # verl; my_file imports it
 
-What the system could not judge is None in TRL, which leaves it out; verl has no word for it, so it is an error there.
+A failed judgement is None in TRL, which leaves it out; verl has no word for it, so it is an error there.
 """
 
 import asyncio

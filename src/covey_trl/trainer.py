@@ -106,7 +106,7 @@ class GRPOTrainer:
         """
         check_overrides(type(self), GRPOTrainer)
         check_kinds(model, args, processing_class, callbacks=callbacks, tools=tools, optimizers=optimizers)
-        # What is trained, on what
+        # Arguments, data and policy
         self.args = args or GRPOConfig(output_dir=f"{_short_name(model)}-GRPO")
         check_arguments(self.args, rollout_func, optimizers, ref_model)
         keywords: dict[str, Any] = dict(self.args.model_init_kwargs or {})  # type: ignore[arg-type] # JSON is read by now
@@ -124,7 +124,7 @@ class GRPOTrainer:
             functions = [load_reward(one) if isinstance(one, str | Mapping) else one for one in self.reward_funcs]
             self.reward_funcs = [without_columns(function) for function in functions]
         self.config = self._make_config(model)
-        # What hears of it
+        # Callbacks
         num_steps = self.config.num_steps * self.args.steps_per_batch
         self._bridge = Bridge(self.args, callbacks or [], num_steps=num_steps, is_evaluated="test" in self._splits)
         self._bridge._tell("on_init_end")

@@ -1,7 +1,7 @@
 """Objects of a program, and their names in settings.
 
-A function of a module stands for itself, as `module:function`. What no other process could import (a lambda, a
-function of a notebook, rows, a model) is given to the run as it is, and config.yaml holds a name that says so.
+A function of a module stands for itself, as `module:function`. Objects that no other process could import (a
+lambda, a function of a notebook, rows, a model) are passed to the run as they are; config.yaml names them as such.
 """
 
 import re

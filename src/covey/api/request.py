@@ -123,7 +123,7 @@ MEANT = {
 }
 """Common misnomers of arguments -> their names here."""
 TOOL = "covey_integrations.tools.tool:tool_of"
-"""Makes a tool of a function. Of a package beside covey, as the environment of tools is."""
+"""Makes a tool of a function. It is in a package beside covey, as the environment of tools is."""
 
 
 def _check_arguments(asked: Arguments, base: Config | None) -> None:

@@ -115,7 +115,7 @@ class Result:
     def save(self, folder: str | Path) -> Path:
         """Save model (or adapter) and tokenizer, for `from_pretrained` and for `covey.train(folder, ...)`.
 
-        Of several processes the first saves.
+        With several processes the first saves.
         """
         if ranks.rank() == 0:
             save_policy(self.policy, Path(folder))

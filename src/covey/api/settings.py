@@ -79,7 +79,7 @@ def _put_all(config: Config, given: Sequence[tuple[str, Any]]) -> frozenset[str]
         full = put(config, name, value)
         if full in names and not isinstance(value, Section):
             raise ValueError(f"{full} is given twice: write it once")
-        # Of a section, what differs from its defaults is what was meant
+        # A section stands for its values that differ from their defaults
         inside = walk(value, f"{full}.") if isinstance(value, Section) else ()
         names |= {found.name for found in inside if found.value != found.default} or {full}
     return frozenset(names)

@@ -96,7 +96,7 @@ def compose(verb: str, composed: DictConfig, typed: Sequence[str], file: Path | 
 
     config = settings.to_unchecked(composed)
     names = {word.lstrip("+").partition("=")[0] for word in typed} - {"recipe"}
-    # What a resumed run was begun with may not change behind its back.
+    # A resumed run keeps the settings that it began with: nothing is adjusted behind its back.
     machine = this_machine if verb == "train" and source is None else None
     changed = (
         [*adjust_unset_options(config, names, machine), *find_shadowed_presets(config, typed)] if resume is None else []

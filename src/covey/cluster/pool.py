@@ -117,7 +117,7 @@ class SamplerPool:
             self._fail(error)
             raise
         hand_over(self._loop, lambda: self._set_weights(latest))
-        # What proves them follows once the trainer knows it
+        # Their proof follows once the trainer has it
         logprobs = weights.probe.logprobs
         if isinstance(logprobs, Future):
             logprobs.add_done_callback(

@@ -68,7 +68,7 @@ class SamplerSlot:
     """Done when this incarnation is given up."""
     pushing: asyncio.Lock = field(default_factory=asyncio.Lock)
     late_results: int = 0
-    """Groups that came after their sampler was given up. Of an actor that it killed, Ray hands over none."""
+    """Groups that came after their sampler was given up. Ray hands over none of an actor that it killed."""
 
     async def call(self, method: str, *given: Any) -> Any:
         """Call the actor. SamplerLost where it fails, dies or is given up."""

@@ -219,7 +219,7 @@ def print_lines(batch: Mapping[str, Any]) -> None:
 
 def worker_environment(num_threads: int, python: str | None = None) -> dict[str, Any]:
     """Return the environment of an actor's process, for another interpreter if given."""
-    # What belongs to this interpreter the other one has itself, and perhaps in another version.
+    # The other interpreter has its own packages, perhaps of other versions: this one's are not passed on.
     prefixes = (sys.prefix, sys.base_prefix)
     foreign = [path for path in sys.path if path and not any(Path(path).is_relative_to(own) for own in prefixes)]
     paths = [os.getcwd(), *foreign]

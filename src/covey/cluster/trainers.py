@@ -66,8 +66,8 @@ class TrainerRank:
 def trainer_ranks(devices: DevicesConfig, work: Callable[[], None]) -> Iterator[None]:
     """Start the other ranks, which run `work`, and be rank 0 inside.
 
-    Where GPUs are requested, this process's own is held too, so that Ray gives it to no other. Nothing happens where
-    neither ranks nor GPUs are requested. ValueError where a launcher has started ranks already, or the cluster has no
+    If GPUs are requested, this process's own is held too, so that Ray gives it to no other. Nothing happens if neither
+    ranks nor GPUs are requested. ValueError where a launcher has started ranks already, or the cluster has no
     devices for them. RunStopped where they do not start.
     """
     if devices.trainer == 1 and devices.gpus_per_trainer == 0:

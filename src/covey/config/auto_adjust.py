@@ -55,7 +55,7 @@ def adjust_unset_options(
 
     `typed` holds dotted names and groups, such as {"algorithm.kl_coef", "environment"}. `look`, of a new run, tells
     what the machine has: nobody's engine is then the one that suits it. Changes `config` and returns a line for each
-    change. What contradicts itself with nothing typed stays as it is, for `validate` to refuse.
+    change. Contradictions between values that were not typed stay, for `validate` to refuse.
     """
     change = _Change(config, typed)
     if look is not None:

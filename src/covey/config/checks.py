@@ -1,6 +1,6 @@
 """Check settings one by one: ranges, choices, packages, and conditions.
 
-What is checked stands beside each field (`covey.system.setting`); a setting that is null obeys every range.
+Checks are declared with each field (`covey.system.setting`); null is within every range.
 """
 
 import math

@@ -109,7 +109,7 @@ def _is_plausible(name: str) -> bool:
         return False
     if spec is None:
         return False
-    # What is no Python source (an extension) may define anything
+    # A module without Python source (an extension) may define anything
     if spec.origin is None or not spec.origin.endswith(".py"):
         return True
     try:

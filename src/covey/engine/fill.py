@@ -211,7 +211,7 @@ def fill_in(policy: Policy, fills: Sequence[Fill]) -> None:
 
 
 def _read(policy: Policy, fills: Sequence[Fill]) -> Read:
-    # Equal inputs are read once. Where a mask was drawn as a token, fills of equal inputs have other positions open
+    # Equal inputs are read once. If a mask was drawn as a token, fills of equal inputs have other positions open
     inputs: dict[tuple[int, ...], set[int]] = {}
     for fill in fills:
         inputs.setdefault(tuple(fill.input_ids), set()).update(fill.open)

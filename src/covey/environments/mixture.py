@@ -28,8 +28,8 @@ LOGGER = logging.getLogger(__name__)
 class Mixture(Environment):
     """Environment of named parts.
 
-    `Prompt.environment` is that name, and the id begins with it. What a completion earns is logged under the name
-    too, and below it in the environment's own terms: reward/sums, reward/sums/correct.
+    `Prompt.environment` is that name, and the id begins with it. Rewards are logged under the name too, and
+    below it in the environment's own terms: reward/sums, reward/sums/correct.
     """
 
     def __init__(self, parts: Mapping[str, EnvironmentLike], weights: Mapping[str, float]) -> None:

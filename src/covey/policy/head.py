@@ -2,7 +2,7 @@
 
 A head takes three products: the logits, then from their gradient that of the hidden states and that of the weight. No
 [tokens, vocabulary] tensor longer than a chunk may live, so with several chunks the logits would have to be computed
-again in the backward pass, a fourth product. What is done instead, the first that applies:
+again in the backward pass, a fourth product. Instead, the first that applies:
 
 - The weight is frozen: gradients of hidden states are made in the forward pass, up to a factor, d loss / d log-prob.
 - One chunk: its probabilities (or logits) are kept, and the backward pass makes gradients of them, in place.

@@ -58,7 +58,7 @@ def kept_mask(
     """Return a mask (R, V) of the tokens to draw from, None: all.
 
     Order: temperature, top-k, top-p (smallest set whose mass reaches top_p), min-p. The most likely token is always
-    kept. Of equal logits at a boundary the lower token ids are kept, so that the set has exactly the size asked for.
+    kept. Ties of logits at a boundary keep the lower token ids, so that the set has exactly the requested size.
     """
     return _keep_mask(_scale(logits_RV, temperature), top_k, top_p, min_p)
 

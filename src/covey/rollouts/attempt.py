@@ -40,7 +40,7 @@ class Attempt:
     opening: tuple[Message, ...] = ()
     """Messages that the episode added to the prompt before that."""
     turns: list[Turn] = field(default_factory=list)
-    """The policy's turns. Where their tokens lie is filled in when the rollout is made."""
+    """The policy's turns. The places of their tokens are filled in when the rollout is made."""
     stop_reason: StopReason | None = None
     re_encoded_tokens: int = 0
     verdict: Reward | Failure | None = None

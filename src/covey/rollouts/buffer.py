@@ -208,7 +208,7 @@ class GroupBuffer:
     ) -> None:
         """Restore the state between two steps, possibly under another bound.
 
-        What is not finished, or would be too old for the step that trains it, is to be sampled again (`release`).
+        Groups unfinished, or too old for the step that would train them, are to be sampled again (`release`).
         """
         self.step, self.live, (self.admitted, self.trained, self.dropped) = step, 0, counts
         self._pending = {ticket.number: ticket for ticket in pending}

@@ -1,6 +1,6 @@
 """Choose the next prompts: by success rate, by difficulty, or round-robin.
 
-Each order is a `PromptSampler` (source.py). What it draws follows from the seed, the position and the outcomes of
+Each order is a `PromptSampler` (source.py). Its draws follow from the seed, the position and the outcomes of
 earlier groups, which every rank learns in the same order: any number of processes draws the same prompts, and a run
 that resumes from a checkpoint draws those it would have drawn.
 """
@@ -58,8 +58,8 @@ class Bucket:
 class SuccessRateCurriculum:
     """Takes buckets inside the window often; others rest longer the farther outside.
 
-    So what is solved or hopeless comes rarely, but it comes: its rate may have changed. Where no bucket has rested
-    enough, new ones are tried; where there are none, the bucket whose rest is over first comes early. A share of the
+    So what is solved or hopeless comes rarely, but it comes: its rate may have changed. If no bucket has rested
+    enough, new ones are tried; without any, the bucket whose rest is over first comes early. A share of the
     draws goes through all buckets in plain order instead. No prompt comes twice in one draw of several while there are
     others.
     """

@@ -3,7 +3,7 @@
 A role is a mark: a special token, or an added token in brackets such as <tool_response>. The template alone may write
 them. So the rendered text is divided into what the template wrote and what depends on the environment's words, and a
 mark that would stand in the latter is broken into ordinary tokens. Text without such marks is encoded as it is, with
-the tokens that a fresh rendering would have. Where a template writes roles in plain text, nothing can tell them from
+the tokens that a fresh rendering would have. If a template writes roles in plain text, nothing can tell them from
 the environment's words: see `roles_are_marks`.
 """
 
@@ -140,8 +140,8 @@ def _in_brackets(mark: str) -> bool:
 def locate(render: Render, messages: Sequence[Message], where: str = "the environment's words") -> Rendered:
     """Render messages, and find the characters of their text.
 
-    What stays when the words are exchanged is the template's; trimming and escaping are kept. Each string of a message
-    counts, but not its role. ValueError where the template's own part depends on the words, or where it leaves the
+    Text unchanged when the words are exchanged is the template's; trimming and escaping are kept. Each string of a
+    message counts, but not its role. ValueError where the template's own part depends on the words, or where it leaves the
     content of a message out.
     """
     real = render(messages)

@@ -177,7 +177,7 @@ def _finish(sampler: Sampler, attempt: Attempt) -> Rollout | Failure:
     assert verdict is not None, "every attempt is judged"
     if isinstance(verdict, Failure):
         return replace(verdict, num_tokens=sum(len(completion.token_ids) for completion in attempt.completions))
-    # What its turns earned comes on top of the verdict
+    # Rewards of its turns come on top of the verdict
     earned = sum(turn.reward for turn in attempt.turns)
     if any(turn.reward for turn in attempt.turns):
         parts = {**(verdict.parts or {"outcome": verdict.value}), "turns": earned}

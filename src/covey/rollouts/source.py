@@ -231,7 +231,7 @@ class LocalSource:
     def _roll_out(self, missing_of_ranks: Sequence[int], meanwhile: Meanwhile | None) -> list[Group]:
         """Roll out this rank's share of the common stream.
 
-        Of fewer groups than ranks every rank samples a part.
+        With fewer groups than ranks every rank samples a part of each.
         """
         seed, self.sampled_size = self.stream.seed, self.size_at(self._version)
         drawn = self.stream.draw(sum(missing_of_ranks))

@@ -145,7 +145,7 @@ def open_prompt(
 ) -> tuple[Prompt, tuple[int, ...]]:
     """Return the extended prompt and its tokens; added words make no marks.
 
-    Where they extend the user's last message, all of it makes none.
+    If they extend the user's last message, all of it makes none.
     """
     whole = extend_prompt(prompt, said)
     if said and not isinstance(whole.text, str) and not ends_with_assistant(whole.text):
@@ -170,8 +170,8 @@ def rendered_tokens(
 ) -> tuple[int, ...]:
     """Render a conversation with the next turn's opening, for `history=template`.
 
-    The first `num_given` messages are the prompt's (None: those before the assistant's first). Of what was said since,
-    the environment's words make no marks at all, and the policy's no special tokens. ValueError as in
+    The first `num_given` messages are the prompt's (None: those before the assistant's first). In later
+    messages, the environment's words make no marks at all, and the policy's no special tokens. ValueError as in
     `observed_tokens`.
     """
     first = next((i for i, message in enumerate(conversation) if message["role"] == "assistant"), len(conversation))

@@ -99,7 +99,7 @@ or more; an error is at least that of one prompt."""
 def noise(answers: Answers, temperature: float) -> str | None:
     """Return a warning where sampled answers are noise, else None.
 
-    Where both are worth the same it is said in 0.07 % of evaluations (drawn: 16 to 200 prompts, 1 to 8 samples, 2 to
+    If both are worth the same it is said in 0.07 % of evaluations (drawn: 16 to 200 prompts, 1 to 8 samples, 2 to
     90 % right), at most in 1.9 % (24 prompts, one sample, 10 % right); where samples earn two thirds, in 0.4 and 4.8 %.
 
     >>> noise(answers, 1.0)

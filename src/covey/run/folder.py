@@ -212,7 +212,7 @@ def last_settings(folder: Path) -> dict[str, Any]:
 def begin_log(folder: Path, secrets: tuple[str, ...] = ()) -> None:
     """Send cleaned logs to covey.log, warnings also to the terminal.
 
-    Of several processes the first does; the others only write a log of their own.
+    With several processes the first does; the others only write a log of their own.
     """
     number = ranks.rank()
     file = logging.StreamHandler(LogFile(folder / ranks.log_name(number)))

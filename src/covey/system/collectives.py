@@ -126,7 +126,7 @@ def barrier(what: str) -> None:
         return
     started = time.monotonic()
     try:
-        # Of the group itself: torch's function refuses one that has NCCL beside gloo, whose barrier this is.
+        # The group's own barrier: torch's function refuses a group that has NCCL beside gloo, whose barrier this is.
         world.monitored_barrier(_deadline(), wait_all_ranks=True)  # type: ignore[attr-defined]
     except RuntimeError as error:
         absent = re.search(r"Ranks? ([0-9, ]+) failed", str(error))

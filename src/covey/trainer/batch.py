@@ -204,7 +204,7 @@ def _split(rows: Sequence[Sequence[Row]], empty: Callable[[], Load], budget: int
 
 def _tensors(part: Part, stream: Stream, device: torch.device, attention: str) -> MicroBatch:
     rows = [row for group in part for row in group]
-    # Where loss tokens are predicted, what they are, and whose: a row has thousands, too many for loops of Python
+    # Positions that predict loss tokens, their ids and rollouts: a row has thousands, too many for loops of Python
     chosen = [np.flatnonzero(row.rollout.loss_mask) for row in rows]
     lengths = [len(positions) for positions in chosen]
     source = [offset(positions) for offset, positions in zip(stream.offsets, chosen, strict=True)]

@@ -2,8 +2,8 @@
 
 Layouts change speed and memory, never the update: every loss token is predicted from the same context.
 
-What sequences of a group have in common is held once, in a tree of their prefixes: their prompt, and what branches of
-one episode share before the history was rewritten. A prompt is always shared. Anything further is split off only where
+Common prefixes of a group's sequences are held once, in a tree: their prompt, and the tokens that branches of one
+episode share before the history was rewritten. A prompt is always shared. Anything further is split off only where
 at least MIN_SHARED tokens are saved: answers that agree by chance in their first words would only cut the stream into
 more pieces.
 """
@@ -204,7 +204,7 @@ def shared_layout(part: Part) -> Stream:
 def add_to_tree(tree: PrefixTree, row: Row) -> list[Node]:
     """Add a row's sequences; return the node where each ends.
 
-    What comes before the first token that the policy chose, the one that predicts it included, is a prompt.
+    All tokens before the first that the policy chose, the one that predicts it included, are a prompt.
     """
     rollout, found = row.rollout, []
     for start, end in row.sequences:
@@ -261,7 +261,7 @@ def _shift(start: int) -> Offset:
 def shared_inputs(part: Part) -> Stream:
     """Lay each different input of a masked policy out once per group.
 
-    What is filled in differs, not what is read.
+    The fills differ, not the inputs.
     """
     ids: list[int] = []
     lengths: list[int] = []

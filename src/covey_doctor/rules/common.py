@@ -272,6 +272,6 @@ def above(
 
 
 def evidence_of(level: Level, span: LogSpan, seen: str, **values: float) -> Evidence:
-    """Return the evidence of a span. What is over is milder."""
+    """Return the evidence of a span, milder if it is over."""
     level = level.milder() if span.is_over else level
     return Evidence(level, seen, span.since, span.until, {"mean": span.mean, **values})

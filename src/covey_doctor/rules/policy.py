@@ -212,7 +212,7 @@ def _moved(log: RunLog) -> str | None:
         span = None if usual is None or not usual.value else log.lasting("entropy", _is_far_from(usual.value))
         if usual is not None and span is not None:
             return f"entropy went {_to_the_end(usual, span, nats)}"
-    # Where no rewards differ nothing is clipped, however far the policy has moved
+    # If no rewards differ nothing is clipped, however far the policy has moved
     clipped = ((step, value) for step, value in log.known("clip_fraction") if value > 0)
     clip = log.derived("clip_fraction", clipped).windows("clip_fraction")[-2:]
     if len(clip) == 2 and all(window.mean > CLIPPED for window in clip):
@@ -232,7 +232,7 @@ def astray(log: RunLog) -> Evidence | None:
     if mean < (AGREES if len(agreement) >= 3 else -AGREES):
         seen = f"the correlation of advantages with the rewards of their answers is {mean:.2g}"
         return Evidence(Level.SICK, seen, agreement[0][0], values={"agreement": mean})
-    # What the second looks gained in all, beside the error of it
+    # Total gain of the second looks, and its error
     errors = dict(log.known("update_gain_error"))
     looks = [one for one in log.known("update_gain") if one[0] in errors]
     if len(looks) < 3:

@@ -75,7 +75,7 @@ def gap_grows(log: RunLog) -> Evidence | None:
     change, usual = change_of(log, name), log.usual(name)
     if change is None or usual is None or change.last < max(2 * usual.value, bounds_of(log).floor):
         return None
-    # What training has changed since a token was sampled grows with the rate and the age alone
+    # The gap that training makes after a token was sampled grows with the rate and the age alone
     if mann_kendall(thinned(log.values(name))) >= 0.01:
         return None
     span = log.lasting(name, lambda window: window.mean > 2 * usual.value)
@@ -102,7 +102,7 @@ def old_weights(log: RunLog) -> Evidence | None:
         seen = f"{text} {(returns[-1][0] - returns[0][0]) / (len(returns) - 1):.2g} steps"
         return Evidence(Level.SICK, seen, next(step for step, value in points if value > 5 * floor))
     values = [value for _, value in points]
-    # What leaps later, or begins to grow then, is another defect
+    # A gap that leaps later, or begins to grow then, is another defect
     is_growing = all(map(_grows, (values, values[: len(values) // 2])))
     if first > floor or last < 5 * max(floor, first) or not is_growing:
         return None

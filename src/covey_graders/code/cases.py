@@ -40,7 +40,7 @@ def case_tests(cases: Sequence[Any], function: str | None) -> list[Test]:
         if any("func" in kind for kind in kinds):
             raise ValueError("its cases call a function that no column names (fn_name, or func_name in metadata)")
         return [OutputTest(_lines(case["input"]), _lines(case["output"])) for case in cases]
-    # Where arguments are written as text the answer is, too
+    # If arguments are written as text the answer is, too
     answers = [_value(case["output"]) if isinstance(case["input"], str) else case["output"] for case in cases]
     # APPS puts some answers into a list of one
     is_boxed = all(isinstance(answer, list) and len(answer) == 1 for answer in answers)

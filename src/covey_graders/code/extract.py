@@ -2,17 +2,17 @@
 
 The rule, in this order:
 
-1. What stands in a think block is no submission; neither is a think block that never ends.
-2. Of the fenced blocks (``` or ~~~, whatever their language) the last one that defines the entry point at its top
-   level is the program; where none does, the last block. Blocks before it that hold imports, functions, classes and
+1. The text of a think block is no submission; neither is a think block that never ends.
+2. The last fenced block (``` or ~~~, in any language) that defines the entry point at its top level is the
+   program; where none does, the last block. Blocks before it that hold imports, functions, classes and
    constants alone belong to it where it uses a name of theirs that it does not define. A fence in a text between triple
    quotes ends nothing. A fence that is never closed ends at the first marks that end a line of code, or with the text.
    Before the first marks there may be other text where a language follows them, or an answer tag. Blocks may be quoted
    (`> `), and stand in a block of markdown. A text that begins with the program has left out the first fence.
 3. Without a fence, the content of the last answer tag, or of [PYTHON], [BEGIN] or <code>, is the program; without one,
    the whole text, less sentences before and behind it. A byte order mark is no part of it.
-4. Where a problem gives the beginning of the program and the text found does not define the entry point, it is taken
-   as the rest of that program. Where it does, what the problem gives before the function, such as imports, stays.
+4. If a problem gives the beginning of the program and the text found does not define the entry point, it is taken
+   as the rest of that program. If it does, the lines before the problem's function, such as imports, stay.
 
 So a corrected second version replaces the first, and an example of use after the solution does not.
 """
@@ -142,7 +142,7 @@ def _closes(fence: re.Match[str], begin: re.Match[str]) -> bool:
 def _content(text: str, begin: re.Match[str], end: int) -> str:
     lines = text[begin.end() + 1 : end].split("\n")
     indentation = begin[1] if not begin[1].strip(_QUOTED) else ""
-    # Of a quoted line without text editors leave the mark alone
+    # Editors leave only the mark of a quoted line without text
     return "\n".join("" if line == indentation.rstrip() else line.removeprefix(indentation) for line in lines)
 
 

@@ -73,7 +73,7 @@ def split_tests(source: str, entry_point: str) -> list[tuple[str, str]]:
         return [(text, "") for text in alone or [source]]
     functions = [name for node in tree.body for name in _tests_in(node)]
     if functions:
-        # What a file does besides is done for each of its tests, but for having them run
+        # Other statements of a file are run for each of its tests, but for those that run tests
         kept = [node for node in tree.body if not _runs(node, functions)]
         text = source if len(kept) == len(tree.body) else ast.unparse(ast.Module(kept, []))
         return [(text, name) for name in functions]
@@ -293,7 +293,7 @@ def _check_classes(tree: ast.Module, suite: Suite, classes: Sequence[str]) -> No
             if set(classes) & {name for base in node.bases for name in _read(base)}:
                 raise ValueError(f"its tests derive {node.name!r} from a class of the program")
     for name in classes:
-        # Of a kind of plain value the value can be compared
+        # Subclasses of plain values can be compared
         is_kind = re.search(rf"class {name}\(.*(?:tuple|Tuple|int|str|list|dict|set|float|Int|Str)", suite.given)
         objects = _made_of(name, nodes)
         for node in (node for node in nodes if isinstance(node, ast.Compare)):

@@ -4,7 +4,7 @@ The rule, in this order:
 
 1. Text in a think block or a comment, or struck out, is not the answer; a block that never ends hides the rest.
 2. An explicit mark decides: `####`, `\\boxed{}`, an answer tag, a sentence ("the answer is 42") or a label
-   ("Answer: 42", "A: 42"). Of several marks the last decides, but a list of alternatives is wrong.
+   ("Answer: 42", "A: 42"). The last of several marks decides, but a list of alternatives is wrong.
 3. Without a mark the last formula decides, as a whole, or the last number behind it; a completion that was cut before
    its end has then given no answer.
 
@@ -189,7 +189,7 @@ _OPERATORS = frozenset("+-*/^=<>\u2264\u2265\u2260\u00b1\u00d7\u00b7\u00f7")
 def _unmarked(text: str, numeric: bool) -> ExtractedAnswer:
     """Return the formula that ends an unmarked text, else the text.
 
-    Where a number is asked for and one stands behind the last formula, that one decides.
+    If a number is asked for and one follows the last formula, that one decides.
     """
     formulas = [
         _Mark(found.start(), found.end(), found[1] or found[2] or found[3], "formula")

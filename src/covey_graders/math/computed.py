@@ -1,6 +1,6 @@
 """Check that an answer is computed, not left to the grader.
 
-Values are compared exactly, so `12+7` equals 19, and the question itself equals its answer. Where the task is to
+Values are compared exactly, so `12+7` equals 19, and the question itself equals its answer. If the task is to
 compute, such an answer is wrong. An answer is computed where
 
 1. a number is a numeral: digits, one fraction bar in lowest terms, a mixed number, a percentage, a power of ten
@@ -13,8 +13,8 @@ compute, such an answer is wrong. An answer is computed where
 5. where the question asks for another spelling of a number, the answer is not the spelling that the question has; nor
    is it a power of ten that the question states, whatever is asked.
 
-What the reference answer leaves undone itself is allowed: `2^{99}` where the reference is `2^{100}-1`. Pure; the length
-of what is read is bounded.
+Operations that the reference leaves undone are allowed: `2^{99}` where the reference is `2^{100}-1`. Pure; the length
+of the text is bounded.
 """
 
 import math

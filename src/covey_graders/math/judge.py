@@ -2,7 +2,7 @@
 
 1. Values are compared exactly. Separators, currency signs, units, trailing stops and zeros do not matter; 0.33 is not
    1/3. A percentage equals its number and its hundredth part, and 5 million may be 5, but not 5 billion.
-2. What both sides say must not contradict (module `claims`); the same in another unit is the same: 500 cm are 5 m.
+2. Claims of both sides must not contradict (module `claims`); the same in another unit is the same: 500 cm are 5 m.
 3. A letter of a multiple choice is compared as a letter, however it is dressed.
 4. An answer that leaves the computation undone is wrong (module `computed`), unless values alone are asked for.
 

@@ -18,7 +18,7 @@ def trl_verdict(
 ) -> float | None:
     """Compute TRL's accuracy_reward (f2cd5771), None where the solution does not parse.
 
-    The solution is read by math-verify's defaults. Of the completion only LaTeX counts, a box first, and only one with
+    The solution is read by math-verify's defaults. Only LaTeX counts in the completion, a box first, and only one with
     an anchor (a box, or an environment after the word answer); the first match decides. The limits are alarms, for
     which this must be the main thread.
     """

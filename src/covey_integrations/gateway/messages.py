@@ -83,7 +83,7 @@ def _call(call: Any, where: str) -> dict[str, Any]:
 def continuation(so_far: Sequence[Message], given: Sequence[Message]) -> tuple[Message, ...] | None:
     """Return messages that continue a conversation, None where they rewrite it.
 
-    What the policy said is known by its text and its calls: ids of calls and reasoning may have been left out.
+    The policy's messages are recognised by text and calls: ids of calls and reasoning may have been left out.
     """
     length = len(so_far)
     if len(given) <= length or any(_same(a) != _same(b) for a, b in zip(so_far, given, strict=False)):

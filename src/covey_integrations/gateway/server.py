@@ -2,7 +2,7 @@
 
 The server has an event loop of its own, and knows nothing of episodes but their endpoints: a call waits at its endpoint
 until the episode, in the event loop of the run, answers it. A key that nobody gave out is answered as any other path is
-that there is not. What has sent no whole head yet costs one descriptor of a few, for half a minute at most.
+that there is not. A connection without a whole head yet costs one descriptor of a few, for half a minute at most.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ MAX_HEAD = 2**16
 SECONDS = 30.0
 """From the beginning of a connection to the last byte of its request, and for the client to take the answer."""
 MAX_WAITING = 256
-"""Connections whose request is not there yet. Of more the oldest is dropped: anybody on this machine can make them."""
+"""Most connections with a request still to come, the oldest is dropped: anybody on this machine can make them."""
 MAX_ACCEPTED = 32
 """Connections taken in one round of the loop, before what came earlier is counted and dropped."""
 MAX_QUEUED = 1024

@@ -1,7 +1,7 @@
 """Read and write the OpenAI chat API: requests, answers, streams, errors.
 
-What the run has no way to do is refused in one line that names it. Nothing of a request is left out silently, but what
-says nothing about the answer (`IGNORED`).
+Unsupported options are refused in one line that names them. Nothing of a request is left out silently, but fields
+without effect on the answer (`IGNORED`).
 """
 
 import json

@@ -26,7 +26,7 @@ def takes_calls(schema: Mapping[str, Any]) -> bool:
 def action_of(text: str, schema: Mapping[str, Any]) -> dict[str, Any]:
     """Return the action that an answer stands for: JSON, JSON in a fence, or the value of the one field there must be.
 
-    What is only thought of (<think>) is left out. Raises ActionRefused, in words for the policy.
+    Thoughts (<think>) are left out. Raises ActionRefused, in words for the policy.
 
     >>> action_of("crane", {"required": ["guess"], "properties": {"guess": {"type": "string"}}})
     {'guess': 'crane'}

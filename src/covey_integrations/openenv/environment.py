@@ -1,6 +1,6 @@
 """Environments of an OpenEnv server: every attempt has one of its own, behind a connection of its own.
 
-What a step earns belongs to its turn, what the last one earns is the verdict on the episode.
+A step's reward belongs to its turn; that of the last step is the verdict on the episode.
 """
 
 import asyncio

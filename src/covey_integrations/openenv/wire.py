@@ -58,7 +58,7 @@ class Session:
         self._full = ""
 
     async def reset(self, arguments: Mapping[str, Any]) -> Seen:
-        """Begin. Where no seat is free, wait for one: a session that ended leaves its own a little later.
+        """Begin. If no seat is free, wait for one: a session that ended leaves its own a little later.
 
         Raises ToolServerLost where the server broke, or said nothing in time.
         """

@@ -1,6 +1,6 @@
 """The style of a chat template's tool calls, found by rendering one.
 
-What stands around the name and the arguments of a known call stands around those of any other.
+Any call has the text of a known one around its name and arguments.
 """
 
 import ast

@@ -92,8 +92,8 @@ TYPES: Mapping[str, Callable[[Any], bool]] = {
 def problem_with_arguments(schema: Mapping[str, Any], arguments: Mapping[str, Any]) -> str | None:
     """Return the error in a call's arguments, None without one.
 
-    Of JSON schema: type, nullable, enum, const, anyOf, oneOf, required, properties, additionalProperties, items,
-    minimum and maximum. What else it says is the tool's own to check.
+    Keywords checked: type, nullable, enum, const, anyOf, oneOf, required, properties, additionalProperties, items,
+    minimum and maximum. Others of JSON schema are the tool's own to check.
 
     >>> problem_with_arguments(tool_of(multiply).parameters, {"a": 6})
     'the argument b is missing'

@@ -290,7 +290,7 @@ def on_the_wire(said: Any) -> dict[str, Any]:
 
 
 def divided(train: list[Any], test: list[Any] | None, counts: dict[str, int]) -> dict[str, list[Any]]:
-    """Return the tasks of both splits. Where there are none for tests, the last ones are held out."""
+    """Return the tasks of both splits. Without any for tests, the last ones are held out."""
     if test is None:
         held_out = max(1, min(counts["test"], round(HELD_OUT * len(train)), len(train) - 1))
         held_out = max(held_out, min(len(train) - counts["train"], counts["test"]))

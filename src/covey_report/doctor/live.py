@@ -58,7 +58,7 @@ class Doctor(Callback):
     def on_evaluation(self, step: int, evaluation: "Evaluation") -> None:
         self._take_up(step + 1, step)
         self._log.add_row({"step": step, **numbers_of(evaluation)}, is_look=True)
-        # Of looks between the first and the newest, rules read what was right alone
+        # Rules read only the right answers of looks between the first and the newest
         self._verdicts[1:] = [
             {name: row[name] for name in ("step", "prompts", "ids", "right")} for row in self._verdicts[1:]
         ]

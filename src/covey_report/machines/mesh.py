@@ -177,7 +177,7 @@ def looks_here(polygon: Polygon, view: View) -> bool:
 def from_behind(polygons: Sequence[Polygon], view: View) -> list[int]:
     """Sort solids so that they can be painted over each other.
 
-    One that lies wholly before a plane on the side of another that is seen cannot be hidden by it. Where that says
+    One that lies wholly before a plane on the side of another that is seen cannot be hidden by it. If that says
     nothing, or goes round in a circle, the one whose middle is farther comes first.
     """
     of_solid: dict[int, list[Polygon]] = {}

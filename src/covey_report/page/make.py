@@ -1,8 +1,8 @@
 """Make the page of runs, once or repeatedly while they train.
 
-It is one HTML file with all that it needs, which asks nobody for anything and runs no code but its own. What a model
-wrote is data in one block of JSON, in which no character can end it; the scripts put it on the page as text alone, and
-the Content-Security-Policy lets only these very scripts and styles run.
+It is one HTML file with all that it needs, which asks nobody for anything and runs no code but its own. A model's text
+is data in one block of JSON, in which no character can end it; the scripts put it on the page as text alone, and the
+Content-Security-Policy lets only these very scripts and styles run.
 """
 
 import base64

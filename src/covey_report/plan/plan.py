@@ -141,8 +141,8 @@ def changes(
 ) -> tuple[Settings, Settings]:
     """Find the fewest, cheapest changes that make a run fit.
 
-    What keeps the update comes first: smaller pieces, then weights that are shared out. Where that takes more GPUs than
-    there are, what changes the update is the first, and what keeps it the second.
+    Changes that keep the update come first: smaller pieces, then sharded weights. If these take more GPUs than there
+    are, the first result changes the update, and the second keeps it.
     """
 
     def fits(some: Sequence[Change], gpus: int, strategy: str) -> bool:

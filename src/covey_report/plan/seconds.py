@@ -1,9 +1,9 @@
 """Predict the seconds of a step by phase, without torch.
 
 Decoding reads all weights once a token of the longest answer, so the tail of the lengths decides; training multiplies
-every token by every weight, forth and back. What a machine reaches of its data sheet, and what a token, a pass and an
-answer cost besides, are constants: of GPUs from published steps, not measured by covey, of CPUs fitted to runs. A probe
-replaces them by what a short run of the very settings takes.
+every token by every weight, forth and back. A machine's share of its data sheet, and fixed costs of a token, a pass and
+an answer, are constants: of GPUs from published steps, not measured by covey, of CPUs fitted to runs. A probe replaces
+them by the times of a short run of the very settings.
 """
 
 import math

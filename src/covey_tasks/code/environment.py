@@ -1,6 +1,6 @@
 """Environment of programs: the policy writes a function, tests judge it.
 
-The reward is 1 where all tests pass, else `partial_weight` times the share of tests that pass. Where the policy has
+The reward is 1 where all tests pass, else `partial_weight` times the share of tests that pass. If the policy has
 several turns, some tests are told to it, and the share is that of the others.
 """
 

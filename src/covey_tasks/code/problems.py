@@ -18,7 +18,7 @@ MAX_DRAWS = 2000
 NUM_EXAMPLES = 2
 """Calls that a drawn problem shows, with different answers and none of them a test."""
 CLASSIC = "classic"
-"""The seed of a problem that everybody knows. Where a level has one it is all there is to train on, and its likes are
+"""Seed of a well-known problem. If a level has one, it is all there is to train on, and similar ones are
 held out."""
 MAX_MISSES = 200
 """Draws in a row that bring nothing new, after which a family is taken to have no further problems."""

@@ -110,7 +110,7 @@ class Infill(Environment):
         given = prompt.columns["input_ids"]
         if given.count(mask_id) != len(fill_ids):
             return ""
-        # What the tokenizer does not know was there: it is written as a sign.
+        # Text unknown to the tokenizer was there: it is written as a sign.
         special = set(self._tokenizer.all_special_ids) - {self._tokenizer.unk_token_id}
         own = [token_id for token_id in given if token_id == mask_id or token_id not in special]
         return written(self._tokenizer, [next(fills) if token_id == mask_id else token_id for token_id in own])

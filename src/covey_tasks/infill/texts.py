@@ -1,6 +1,6 @@
 """Texts to mask: generated sentences, a text file, or rows.
 
-What is masked are tokens of the policy's own tokenizer, found by their places in the text, so an input stays a text.
+Tokens of the policy's own tokenizer are masked, found by their places in the text, so an input stays a text.
 """
 
 import random

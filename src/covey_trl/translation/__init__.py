@@ -15,7 +15,7 @@ from covey_trl.fields import MAPPED, REFUSED
 from covey_trl.translation.counterparts import Decision, System, Translation, system
 
 SYSTEMS = ("words", "torchrl", "verl", "openrlhf", "prime_rl")
-"""A file each. Of names that several have, the first counts."""
+"""A file each. The first that has a name counts."""
 AMBIGUOUS = {"num_devices", "enabled", "r", "n", "name", "path", "type", "mode", "rank", "alpha", "interval", "enable"}
 """Last parts that say nothing without what stands before them."""
 FLAT = 3

@@ -95,7 +95,7 @@ def _assign_to_turns(
 ) -> Assigned:
     """Give each turn an advantage, each rollout their mean over tokens.
 
-    Where a rollout has no token, its turns count alike.
+    The turns of a rollout without tokens count alike.
     """
     assert functions.turn_credit is not None, "asked for by a setting"
     turns, of_M = given.turns, given.turns.rollouts_M

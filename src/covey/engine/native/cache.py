@@ -202,7 +202,7 @@ class Cache:
 
     def _resize(self, prompts: tuple[int, int], rows: tuple[int, int]) -> None:
         blocks = [(self.prompts, prompts), (self.rows, rows)]
-        # What shrinks goes first, so that the sum stays within the budget in between.
+        # Blocks that shrink go first, so that the sum stays within the budget in between.
         for block, size in sorted(blocks, key=lambda pair: pair[1][0] * pair[1][1] - pair[0].num_slots):
             if size != (block.num_holders, block.length):
                 others = self.num_bytes - block.num_slots * self.shape.slot_bytes

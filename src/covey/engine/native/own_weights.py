@@ -1,7 +1,7 @@
 """The native engine on its own weights, which change during completions.
 
 A change is a transaction between two turns: the push is checked, weights are copied, a probe proves them, and only then
-the version changes. Where the probe fails, the old weights are restored.
+the version changes. If the probe fails, the old weights are restored.
 """
 
 import asyncio

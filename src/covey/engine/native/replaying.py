@@ -123,7 +123,7 @@ class ReplayingEngine(OwnWeightsEngine):
         with self._at(place), inference(self._policy.model):
             self._load(spans[0].version)
             row.request.version = self.version
-            # What is kept of other weights is of no use
+            # Tokens encoded with other weights are of no use
             if place.version != self.version:
                 self._scheduler.give_up(row)
                 row.forget()

@@ -205,7 +205,7 @@ class Scheduler:
         # Sessions go before calls; where one finds no room though nothing runs, a call half in has it
         if not self.resuming or not self.rows:
             self._start(first_group)
-        # What is kept of resumed rows is counted until here: it is copied while it still is there
+        # Kept tokens of resumed rows count until here: they are copied while they are still there
         for row in self.rows[first_row : first_row + num_resumed]:
             self._unkeep(row)
         self.changes += len(self.rows) > first_row

@@ -53,7 +53,7 @@ class Launch:
             "enforce_eager": self.eager,
             "disable_log_stats": True,
             "seed": 0,
-            # What stands in for sessions: the turn before is found again in whole blocks
+            # In place of sessions: the turn before is found again in whole blocks
             "enable_prefix_caching": True,
         }
         if self.cache_bytes is not None:

@@ -164,7 +164,7 @@ def does_not_apply(count: int, error: str) -> RewardOutcome:
 class RewardCall:
     """A reward function made safe: it always ends in an Outcome.
 
-    Where it raises on several completions it is called again for each alone, so that one bad completion does not spoil
+    If it raises on several completions it is called again for each alone, so that one bad completion does not spoil
     the others, unless it needs whole groups. One that raises over a row without a value in a column of its own does not
     apply to that row.
     """

@@ -1,8 +1,8 @@
 """Read trees of segments through a model's own cache.
 
-What is shared is read once, with gradient; its cache is forked for what continues it. What begins at one position is
-read together: segments of one length, and those that nothing continues, padded on the right: a causal model needs no
-mask for that.
+A shared segment is read once, with gradient; its cache is forked for its continuations. Segments that begin at one
+position are read together: those of one length, and leaves, padded on the right: a causal model needs no mask for
+that.
 
 Shapes: R segments read together, Q tokens of the longest, T tokens of the stream, C width of what the model returns.
 """
@@ -92,8 +92,8 @@ def forked_layout(segments: "Sequence[StreamSegment]", device: torch.device) -> 
 def _alike(stretches: Sequence[Stretch]) -> list[list[int]]:
     """Return the places of stretches that are read together.
 
-    What is continued has one length, for states end with the last token; of the others the longest is at most twice as
-    long as the shortest.
+    Continued segments have one length, for states end with the last token; of the others the longest is at most twice
+    as long as the shortest.
     """
     groups: list[list[int]] = []
     shortest = (False, 0)

@@ -68,7 +68,7 @@ def _build(source: Path, compiler: str) -> Path:
     for folder in folders:
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            # Of several processes each makes its own; the last one to be renamed stays.
+            # Each of several processes makes its own; the last one to be renamed stays.
             with tempfile.TemporaryDirectory(dir=folder) as own:
                 made = Path(own) / name
                 _run([compiler, *FLAGS, "-o", str(made), str(source)])

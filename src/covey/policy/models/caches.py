@@ -1,7 +1,7 @@
 """Fork, join and drop the rows of any model's cache.
 
-Keys and values, convolution and recurrent states: every tensor of two dimensions or more has the batch first. What has
-fewer counts tokens, and is the same for all rows.
+Keys and values, convolution and recurrent states: every tensor of two dimensions or more has the batch first. Tensors
+of fewer count tokens, and are the same for all rows.
 """
 
 import copy
@@ -106,7 +106,7 @@ def _combine(
 ) -> Any:
     """Return the first part with tensors combined over all.
 
-    `begin` makes what is filled: a copy, or the part itself. What is held twice stays one.
+    `begin` makes the tensor to fill: a copy, or the part itself. A tensor held twice stays one.
     """
     held = parts[0]
     if isinstance(held, Tensor):

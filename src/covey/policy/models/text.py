@@ -36,7 +36,7 @@ def ordinary_ids(policy: Policy, length: int) -> list[int]:
 def special_ids(policy: Policy) -> set[int]:
     """Return the tokens that decode(skip_special_tokens=True) drops.
 
-    Of the 256 special tokens of Llama 3 the tokenizer names two.
+    Llama 3's tokenizer names two of its 256 special tokens.
     """
     marked = {number for number, token in policy.tokenizer.added_tokens_decoder.items() if token.special}
     return marked | set(policy.tokenizer.all_special_ids)

@@ -100,8 +100,8 @@ def save_checkpoint(
     with catch_write_errors(final):
         checkpoints.mkdir(exist_ok=True)  # never its parents: a run folder that is gone must not come back as a stump
         sync(checkpoints.parent)
-    # Leftovers of any step go, as their room may be needed: no other process writes here (`resume.run_lock`). What is
-    # replaced is an earlier attempt at this step, which did not verify or lacks its evaluation.
+    # Leftovers of any step go, as their room may be needed: no other process writes here (`resume.run_lock`). Only an
+    # earlier attempt at this step is replaced, which did not verify or lacks its evaluation.
     with atomic_folder(final, family="step-*", replaces=True) as aside:
         if is_adapted(policy.model):
             save_base_model(policy, checkpoints.parent / BASE, weights)

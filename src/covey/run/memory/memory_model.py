@@ -1,7 +1,7 @@
 """A GPU's memory by purpose, from shape and settings.
 
 `covey config` prints it, the check of memory compares what it measures with it, and whether activations are computed
-again is decided by it. Nothing of torch is imported. What a layer keeps for its backward pass is what autograd saves of
+again is decided by it. Nothing of torch is imported. A layer keeps for its backward pass what autograd saves of
 transformers' modules under covey's attention, which tests count for shapes of public models.
 
 Weights that train are float32 and computed under autocast, frozen ones below adapters have the type they compute in.
@@ -269,7 +269,7 @@ def _input_bytes(trained: list[Layer], value: int, is_cast: bool) -> int:
     """Return the bytes of what goes into products whose weights train.
 
     autocast makes a copy for each of them. Without it, or where they are cast once, layers side by side share their
-    input. What attention gives is kept anyway.
+    input. Attention's output is kept anyway.
     """
     inputs = [(_is_attention(layer), layer.inputs, layer.outputs) for layer in trained if not _closes_attention(layer)]
     if not is_cast:

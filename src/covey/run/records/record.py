@@ -315,7 +315,7 @@ class RunRecorder:
         facts |= {"environment": environment_facts(self.run), "prompts": self._prompts}
         facts |= {"reference": self.run.reference_identity} if self.run.reference_identity else {}
         facts |= {"num_threads": torch.get_num_threads()} if self.run.policy.device.type == "cpu" else {}
-        # Of the state that is saved: a stop may have come before that of the newest evaluation was taken
+        # From the saved state: a stop may have come before that of the newest evaluation was taken
         if state["record"]["evaluated_at"] == state["step"]:
             score = evaluation_from(state["record"]["evaluations"][-1]).score
             facts["score"] = -1e30 if math.isnan(score) else score  # JSON has no NaN, and any score is better

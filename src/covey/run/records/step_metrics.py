@@ -159,7 +159,7 @@ def _episode_metrics(groups: Sequence[Group]) -> Row:
 
 def _fact(rollout: Rollout, reason: StopReason) -> EpisodeFact:
     branches = [rollout.loss_mask[start:end] for start, end in rollout.sequences]
-    # What follows the first token chosen in a branch is said to the policy or by it
+    # All after the first token chosen in a branch is said to the policy or by it
     told = [branch[branch.index(True) :] for branch in branches if True in branch]
     return EpisodeFact(
         stop_reason=reason,

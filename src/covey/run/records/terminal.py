@@ -203,7 +203,7 @@ class LiveProgress(Panel):
 
     def message(self, text: str) -> None:
         self._new_at = self._clock()
-        # What is written out is longer: a line that grew after it was broken would be cut at the edge
+        # Escaped text is longer: a line that grew after it was broken would be cut at the edge
         with ignore_stdout_errors():
             self._console.print(Text(escape(text, keep="\n")))
 

@@ -1,6 +1,6 @@
 """Named waits with deadlines, which end a stuck run.
 
-Where something can be given up (a reward worker, a logging service, an environment), its caller does so. For all else
+If something can be given up (a reward worker, a logging service, an environment), its caller does so. For all else
 there is the watchdog: a process of its own (`guard_process`) that receives every wait and ends the run when one
 outlasts its deadline, wherever the run is stuck. All clocks are monotonic.
 """

@@ -61,7 +61,7 @@ def load(setup: bytes) -> list[Any]:
 
 def loader_of(function: Any) -> Callable[[], object]:
     """Return the loader of a function, called before its first call."""
-    # Of its class: an object's own __getattr__ may answer anything
+    # The class is asked: an object's own __getattr__ may answer anything
     return function.prepare if hasattr(type(function), "prepare") else lambda: None
 
 

@@ -55,7 +55,7 @@ class Interval:
 def same_relation(answer: Node, gold: Node) -> bool:
     """Compare ordered names, ratios, inequalities and intervals.
 
-    What is not in lowest terms, such as 10:30, is a time and no ratio: its numbers are compared.
+    A pair not in lowest terms, such as 10:30, is a time and no ratio: its numbers are compared.
     """
     named, by_name = _values_by_name(gold), _values_by_name(answer)
     if len(named) > 1:

@@ -1,7 +1,7 @@
 """Read LaTeX and plain formulas as trees, computing nothing.
 
-Text is read, never evaluated; length and depth are bounded. What the grammar does not know (a command, a bracket that
-never closes) makes the whole text unreadable, which is None.
+Text is read, never evaluated; length and depth are bounded. Anything unknown to the grammar (a command, a bracket
+that never closes) makes the whole text unreadable, which is None.
 """
 
 from collections.abc import Callable, Collection

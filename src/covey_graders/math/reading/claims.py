@@ -1,7 +1,7 @@
 """An answer's claims beside its value, and contradictions between them.
 
-Opposite words (profit and loss, north and south) and names (`x = 5`, `y = 5`). What only one side says is no
-contradiction: the question may have said it.
+Opposite words (profit and loss, north and south) and names (`x = 5`, `y = 5`). A claim of one side alone is no
+contradiction: the question may have made it.
 """
 
 import re

@@ -21,7 +21,7 @@ LAYERS_OF: dict[str, tuple[str, ...]] = {
     "landlock": SHARED_LAYERS,
     "unsafe_no_isolation": ALWAYS,
 }
-"""Layers of each tier. What each of them stops is in docs/trust/sandbox.md; `probes` looks for each at start."""
+"""Layers of each tier. docs/trust/sandbox.md says what each stops; `probes` looks for each at start."""
 
 WORK = "/tmp"
 """A program's own folder, where it has a root of its own."""

@@ -1,7 +1,7 @@
 """Simulate machines in worker processes, as building models holds the interpreter.
 
-What a simulation costs is bounded by the machine (blocks, degrees of freedom, a fixed number of steps), so the clock
-decides no score. It only guards against what cannot happen: a worker that hangs or crashes costs one sample.
+The cost of a simulation is bounded by the machine (blocks, degrees of freedom, a fixed number of steps), so the clock
+decides no score. It only guards against the impossible: a worker that hangs or crashes costs one sample.
 """
 
 from collections.abc import Callable

@@ -48,7 +48,7 @@ def compile_once(function: Callable[..., T]) -> Callable[..., T]:
     able = [True]
 
     def call(*given: Any) -> T:
-        # What is looked at runs as it is, and so does what cannot be compiled: nothing was touched then
+        # Inspected functions run as they are, and so do those that cannot be compiled: nothing was touched then
         if able[0] and not _LOOKED_AT and not is_in_torch_dispatch_mode():
             try:
                 return made(*_bare(given))

@@ -32,7 +32,7 @@ def fused_gradient(
 
     `scores` are the log-softmax's offset and the entropies.
     """
-    # What has no gradient is left out of what is compiled
+    # Inputs without gradient are left out of the compiled function
     entropy = () if of_entropy_L is None else (of_entropy_L, scores[1])
     compile_once(gradient)(logits_LV, target_L, coefficient_L, scores[0], number(temperature), out_LV, *entropy)
 
@@ -65,7 +65,7 @@ def gradient(
     is_target_LV = torch.arange(logits_LV.shape[1], device=target_L.device) == target_L[:, None]
     found_LV = coefficient_L[:, None] * (is_target_LV.to(probability_LV.dtype) - probability_LV)
     if of_entropy_L is not None and entropy_L is not None:
-        # Of tokens without probability it is 0, not 0 times infinity
+        # It is 0 for tokens without probability, not 0 times infinity
         terms_LV = torch.xlogy(probability_LV, probability_LV) + probability_LV * entropy_L[:, None]
         found_LV = found_LV - of_entropy_L[:, None] * terms_LV
     out_LV.copy_(found_LV)
