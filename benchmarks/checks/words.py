@@ -5,8 +5,9 @@
     python -m benchmarks.checks.words --lower         # write the counts where they have fallen
 
 Rules (docs/develop/glossary.md has the names): a public class name has one owner; functions are named by verbs, not by
-a bare participle (`settled`, `asked`); a docstring names its noun instead of "Return what ..."; its first line has at
-most 12 words; words of `DIALECT` are not used; a test's name has at most 14 words.
+a bare participle (`settled`, `asked`); a docstring names its noun instead of "Return what ..."; neither it nor the
+doc of an attribute begins with a free relative ("What is kept", "Of each row"); its first line has at most 12 words;
+words of `DIALECT` are not used; a test's name has at most 14 words.
 """
 
 import argparse
@@ -22,8 +23,9 @@ ROOT = Path(__file__).resolve().parents[2]
 COUNTS = Path(__file__).with_suffix(".toml")
 MAX_WORDS = 12
 MAX_TEST_WORDS = 14
-"""Of a test's name, without `test`."""
+"""Words of a test's name, without `test`."""
 RELATIVE = re.compile(r"(Return|Tell|Say|Give|Have) (what|whether|those|who|how)\b")
+FREE_RELATIVE = re.compile(r"(?:\A|[.;:]\s+)(What|Of|Where) (?!\{)[^?]*?[.;:](?:\s|\Z)")
 PARTICIPLE = re.compile(
     r"\w+ed|made|found|kept|held|written|drawn|shown|said|built|left|given|taken|known|meant|told|seen|gone|begun"
 )

@@ -141,7 +141,7 @@ def locate(render: Render, messages: Sequence[Message], where: str = "the enviro
     """Render messages, and find the characters of their text.
 
     Text unchanged when the words are exchanged is the template's; trimming and escaping are kept. Each string of a
-    message counts, but not its role. ValueError where the template's own part depends on the words, or where it leaves the
+    message counts, but not its role. ValueError if the template's own part depends on the words, or leaves the
     content of a message out.
     """
     real = render(messages)
