@@ -5,13 +5,14 @@
     python -m benchmarks.checks.words --lower         # write the counts where they have fallen
 
 Rules (docs/develop/glossary.md has the names): a public class name has one owner; functions are named by verbs, not by
-a bare participle (`settled`, `asked`); a docstring names its noun instead of "Return what ..."; neither it nor the
-doc of an attribute begins with a free relative ("What is kept", "Of each row"); its first line has at most 12 words;
-words of `DIALECT` are not used; a test's name has at most 14 words.
+a bare participle (`settled`, `asked`); a docstring names its noun instead of "Return what ..."; no sentence of
+it or of an attribute's doc begins with "What is ..." or "Of each ..."; its first line has at most 12 words; words of
+`DIALECT` are not used; a test's name has at most 14 words.
 """
 
 import argparse
 import ast
+import inspect
 import re
 import sys
 import tomllib
@@ -25,7 +26,7 @@ MAX_WORDS = 12
 MAX_TEST_WORDS = 14
 """Words of a test's name, without `test`."""
 RELATIVE = re.compile(r"(Return|Tell|Say|Give|Have) (what|whether|those|who|how)\b")
-FREE_RELATIVE = re.compile(r"(?:\A|[.;:]\s+)(What|Of|Where) (?!\{)[^?]*?[.;:](?:\s|\Z)")
+FREE_RELATIVE = re.compile(r"(?:\A|[.;:]\s+)(?:What|Of)\b[^?]*?[.;:](?:\s|\Z)|\AWhere\b")
 PARTICIPLE = re.compile(
     r"\w+ed|made|found|kept|held|written|drawn|shown|said|built|left|given|taken|known|meant|told|seen|gone|begun"
 )
@@ -56,6 +57,9 @@ def check_module(path: str, tree: ast.Module, owners: dict[str, list[str]]) -> I
                 yield "relative", f"{path}:{line} {first}"
             if len(first.split()) > MAX_WORDS:
                 yield "long", f"{path}:{line} {first}"
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            for found in FREE_RELATIVE.finditer(inspect.cleandoc(node.value.value)):
+                yield "free relative", f"{path}:{node.lineno} {' '.join(found[0].split())}"
     yield from _dialect(path, tree)
 
 

@@ -12,6 +12,8 @@ GOOD = '''
 """Sample completions."""
 class Sampler:
     """Sample completions of a policy."""
+    greedy = False
+    """Takes the likeliest token. What if several are? The first of them."""
     @property
     def tokens_used(self): ...
     @property
@@ -37,6 +39,10 @@ def test_plain_english_is_no_finding() -> None:
         ("class A:\n    async def _asked(self): ...", "participle"),
         ('def f():\n    """Return what is kept."""', "relative"),
         ('def f():\n    """Tell whether it is kept."""', "relative"),
+        ('LIMIT = 3\n"""What is kept at most."""', "free relative"),
+        ('class A:\n    rate: float\n    """Of each step, in Hz."""', "free relative"),
+        ('def f():\n    """Keep rows. What is left is dropped."""', "free relative"),
+        ('HOST = "a"\n"""Where the server is."""', "free relative"),
         (f'"""{"word " * 13}"""', "long"),
         ('def f():\n    """Stop.\n\n    Nobody waits for it.\n    """', "dialect"),
         ('raise ValueError(f"got {x}, and whoever gave it must go on")', "dialect"),

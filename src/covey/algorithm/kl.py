@@ -115,7 +115,7 @@ def full_kl(logits_TV: Tensor, base_logits_TV: Tensor) -> Tensor:
 def refresh(reference: Tensor, policy: Tensor, alpha: float) -> Tensor:
     """Return (1 - alpha) reference + alpha policy (TR-DPO, arXiv 2404.09656).
 
-    Of one weight tensor. Alpha 1 copies, exactly.
+    Both are one weight tensor. Alpha 1 copies, exactly.
     """
     if not 0 <= alpha <= 1:
         raise ValueError(f"reference_refresh_alpha must be in [0, 1], got {alpha}")

@@ -5,8 +5,8 @@ One row a step in schedule.jsonl, about 100 bytes a group:
     {"step": 12, "weights": "9f3c...", "epoch": 1.5, "groups": [{"prompt": "train-17", "seed": 81, "size": 8,
      "versions": [9]}, ...]}
 
-With `streaming`, `ahead` holds the places of groups that were trained before the others were there, part by part. Of
-several trainer ranks, `ranks` holds the one that trained each group, and `threads` how many threads each computed with.
+With `streaming`, `ahead` holds the places of groups that were trained before the others were there, part by part. With
+several trainer ranks, `ranks` holds the rank that trained each group, and `threads` the number of threads of each.
 `versions` names the one version of all tokens, or holds for each rollout its spans [version, start, end]. `weights` is
 the digest of the weights after the step, where a version was published, and `epoch` is what rewards were told after it,
 groups counted in that were dropped. With this, `covey replay` runs the same run again on this machine, in a process for

@@ -137,7 +137,7 @@ MAX_HEDGE, MAX_OPEN_END = 160, 20
 def _answer_of(text: str, marks: list[_Mark], numeric: bool) -> ExtractedAnswer:
     """Return the last mark's answer, or its whole list of alternatives.
 
-    Of `x=\\boxed{5}` and `y=\\boxed{6}` the last counts where one number is asked for.
+    The last of `x=\\boxed{5}` and `y=\\boxed{6}` counts if one number is asked for.
     """
     last = len(marks) - 1
     first, joined = last, False

@@ -98,7 +98,7 @@ def walk(node: Node) -> Iterator[Node]:
 def last_side(node: Node) -> Node:
     """Return the last side of an equation or membership, else the node.
 
-    Of `5 = x` it is the 5.
+    `5 = x` gives the 5.
     """
     if not isinstance(node, Grouping) or not node.kind.startswith(RELATION):
         return node
