@@ -114,7 +114,7 @@ class Completion:
     spans: tuple[Span, ...] = ()
     """The version of each token, where weights changed while it was sampled; empty: all are of `policy_version`."""
     cached_tokens: int | None = field(default=None, compare=False)
-    """How many tokens of its prompt the engine had cached, where it says so: a cost, and nothing of the completion."""
+    """Tokens of its prompt that the engine had cached, if it says so: a cost, and nothing of the completion."""
 
     def __post_init__(self) -> None:
         assert len(self.token_ids) == len(self.logprobs), f"{len(self.token_ids)} tokens, {len(self.logprobs)} logprobs"
@@ -170,7 +170,7 @@ class Rollout:
     """Length of a masked policy's inputs in tokens: the lists hold one for each pass, each read in both directions.
     None: they are read from left to right."""
     messages: tuple[Message, ...] = ()
-    """After several turns, what was said since the prompt by policy and environment; empty after one."""
+    """Messages of policy and environment since the prompt, after several turns; empty after one."""
     spans: tuple[Span, ...] = ()
     """The version of each token that the policy chose, counted over them alone; empty: all are of `policy_version`."""
     turns: tuple[Turn, ...] = ()

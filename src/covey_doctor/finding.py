@@ -67,7 +67,7 @@ class Finding:
     first_step: int = 1
     """First step of the log."""
     advice: tuple[str, ...] = ()
-    """That of the rule, without what the run does already."""
+    """Advice of the rule, without the settings that the run has already."""
 
     @property
     def level(self) -> Level:

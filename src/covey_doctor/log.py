@@ -14,9 +14,9 @@ MIN_WINDOW, SHARE = 10, 0.05
 HUGE = 1e100
 """Bound on numbers of a log, larger ones are clipped: its square is still a number."""
 NOT_SHOWN = "not_shown"
-"""In a summary: what evaluations measured, in a sentence, where that may be chance."""
+"""Key of a sentence in a summary on results of evaluations that may be chance."""
 SKIPPED_ROWS = 2
-"""At the start, before the baseline: the optimiser's state is not yet one."""
+"""Rows skipped at the start, before the baseline: the optimiser's state is not yet one."""
 
 
 class RunPart(NamedTuple):
@@ -105,7 +105,7 @@ class RunLog:
     NOT_SHOWN.
     """
     error: str | None = None
-    """Why the run ended early."""
+    """Reason why the run ended early."""
     control: "RunLog | None" = None
     """The same run with shuffled rewards."""
     is_foreign: bool = False

@@ -27,7 +27,7 @@ _SIGNS = str.maketrans(
 _TOKEN = re.compile(rf"[0-9]{{1,{MAX_DIGITS}}}(?![0-9])|[-+*/()]")
 _TOKENS = re.compile(rf"(?:\s*(?:{_TOKEN.pattern}))+")
 _TWO_SIGNS = re.compile(r"(?:^|[-+*/(])[-+]{2}")
-"""In front of one number or bracket."""
+"""Two signs in front of one number or bracket."""
 _OPERATORS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
 
 

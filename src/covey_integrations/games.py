@@ -18,7 +18,7 @@ from covey.types import Message, StopReason
 from covey_graders.tags import without_thoughts
 
 GLOBAL_RANDOM = threading.Lock()
-"""Held by whoever plays a game that draws from Python's own generator."""
+"""Lock for games that draw from Python's own generator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,4 +167,4 @@ PROTOCOLS: Mapping[str, Callable[[Any], Game]] = {
     "textarena": TextArenaGame,
     "skyrl": SkyRLGame,
 }
-"""How an environment is spoken to, by name."""
+"""Protocols of environments by name."""

@@ -28,7 +28,7 @@ class StepsConfig(EpisodesConfig):
     options: dict[str, Any] = field(default_factory=dict)
     """Its arguments, by name."""
     protocol: str = setting("gymnasium", choices=("gymnasium", "textarena", "skyrl"))
-    """How it is spoken to: gymnasium (GEM too), textarena (one player) or skyrl (`data` brings prompts and extras)."""
+    """Protocol: gymnasium (GEM too), textarena (one player) or skyrl (`data` brings prompts and extras)."""
     instruction: str = setting("Play.", needs=MADE_OF_SEEDS)
     """User message before the first observation."""
     num_train: int = setting(4096, ge=1, needs=MADE_OF_SEEDS)

@@ -39,7 +39,7 @@ Make = Callable[[custom.Custom, Config, Sequence[Prompt]], None]
 """Tries a function. ValueError says what is wrong with it."""
 NUM_GROUPS = 3
 CLOSE = 1e-5
-"""How far two values of the same token or rollout may be apart; relative, and absolute for small ones."""
+"""Tolerance between two values of the same token or rollout; relative, and absolute for small ones."""
 
 
 def check_custom(subject: PreflightContext) -> Check:
@@ -305,4 +305,4 @@ TRIALS = (
     Trial(custom.AGGREGATION, AGGREGATIONS, lambda a: [(a.aggregation, None)], _try_aggregation),
     Trial(custom.KL_AGGREGATION, AGGREGATIONS, lambda a: [(a.kl_aggregation, None)], _try_aggregation),
 )
-"""In the order in which functions are called."""
+"""Trials in the order in which functions are called."""

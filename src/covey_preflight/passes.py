@@ -46,7 +46,7 @@ class BatchShape:
     several: bool
     """A step has more than one: the gradients of the first are there during the second."""
     mask_id: int | None = None
-    """For masked policies, the token it replaces."""
+    """Token that a masked policy replaces."""
 
 
 @dataclass(frozen=True, slots=True)

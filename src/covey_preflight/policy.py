@@ -30,7 +30,7 @@ from covey_preflight.rounding import explained_error, explained_logprobs, kind_o
 from covey_preflight.subject import Check, PreflightContext
 
 SAMPLERS_NOTE = "; each sampler compares its own on a probe whenever it takes weights"
-"""With source=ray: what is measured here is an engine in this process."""
+"""Note with source=ray: the engine measured here is one in this process."""
 GRADIENT_TOLERANCE = {"float64": 1e-9, "float32": 1e-5, "bfloat16": 0.1, "float16": 0.02}
 """Relative error (L2 norms) by precision."""
 MAX_ENTRIES = 1 << 24

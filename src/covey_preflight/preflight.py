@@ -190,4 +190,4 @@ STAGES: tuple[PreflightCheck, ...] = (
     PreflightCheck("rewards vary", check_rewards, PASSES, _is_masked),
     PreflightCheck("reward functions", check_functions, PASSES, _is_tried),
 )
-"""In this order: what others build on comes first, and no pass is made that memory has no room for."""
+"""Checks in this order: foundations of others first, and no pass that memory has no room for."""

@@ -47,7 +47,7 @@ class Check:
     """Whether there was anything to measure; what does not apply stops no run."""
     name: str = ""
     seconds: float = 0.0
-    """How long it took."""
+    """Seconds that it took."""
 
 
 class Unscored(Environment):

@@ -15,9 +15,9 @@ from covey_sandbox.types import Tier
 
 START_SECONDS = 120.0
 GRACE_SECONDS = 60.0
-"""For judging, beyond the time of the program's own tests, and for taking an order."""
+"""Seconds for judging, beyond the time of the program's own tests, and for taking an order."""
 CLOSE_SECONDS = 1.0
-"""For clearing up; a judge that is waiting for a program is killed, and takes zygote and program with it."""
+"""Seconds for clearing up; a judge that waits for a program is killed, and takes zygote and program with it."""
 
 
 class SlotLost(Exception):

@@ -7,14 +7,14 @@ from typing import Any, Literal, Protocol, get_args
 from covey_sandbox.inside import case
 
 Tier = Literal["auto", "namespace", "landlock", "unsafe_no_isolation"]
-"""How a program is shut in. "auto": the strongest of the next two that passes its probes; never the last."""
+"""Isolation of a program. "auto": the strongest of the next two that passes its probes; never the last."""
 TIERS: tuple[Tier, ...] = get_args(Tier)
 
 USUAL_MODULES = frozenset(case.USUAL.split())
 """Modules that test code uses without importing them."""
 
 Kind = Literal["passed", "wrong", "error", "timeout", "crash", "output", "load", "channel", "not_run"]
-"""How one test went:
+"""Result of one test:
 
 - passed
 - wrong: an answer, but not the expected one (or one that is no plain value)
@@ -36,9 +36,9 @@ class Limits:
     """The limits of one program; defaults suit HumanEval and MBPP."""
 
     wall_seconds: float = 5.0
-    """For each test, and for loading the program."""
+    """Seconds for each test, and for loading the program."""
     total_seconds: float = 20.0
-    """For all tests of a program; once one has timed out the others share the rest."""
+    """Seconds for all tests of a program; once one has timed out the others share the rest."""
     cpu_seconds: int = 20
     """CPU seconds of one process; a program gets a fresh one after a test that ended it."""
     memory_bytes: int = 512 << 20
@@ -142,9 +142,9 @@ class Report:
     results: tuple[TestResult, ...]
     """One for each test, in order."""
     suspicious_imports: tuple[str, ...]
-    """Which modules of SUSPICIOUS the program names in an import, sorted. Found before any of it runs."""
+    """Modules of SUSPICIOUS that the program names in an import, sorted. Found before any of it runs."""
     seconds: float
-    """From the start of the program to the last verdict."""
+    """Seconds from the start of the program to the last verdict."""
 
     @property
     def fraction(self) -> float:

@@ -7,7 +7,7 @@ from covey.environments.base import is_message, text_of
 from covey.environments.data.columns import VERLS, Row, from_json, value_in
 
 ASKING = ("system", "developer", "user")
-"""Who speaks in a question."""
+"""Roles of a question."""
 
 
 def text_in(row: Row, column: str) -> str:

@@ -131,6 +131,6 @@ ESTIMATORS: dict[str, Callable[[Tensor, float | None], Tensor]] = {
     "k3_forward": k3_forward,
 }
 SAMPLER_ESTIMATORS = {"k1_forward": "k1_forward", "k3": "k3_forward"}
-"""By setting, the estimators of KL(sampler || pi): on the sampler's own tokens their naive gradient is right."""
+"""Estimators of KL(sampler || pi) by setting: on the sampler's own tokens their naive gradient is right."""
 GRADIENTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"naive": naive, "straight_through_k2": straight_through_k2}
-"""Besides `is_weighted`, which needs a third policy."""
+"""Gradients besides `is_weighted`, which needs a third policy."""

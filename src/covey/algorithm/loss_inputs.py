@@ -13,7 +13,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class RatioOptions:
-    """Over what a ratio is formed, and where its logarithm is cut.
+    """Level of a ratio, and the clamp of its logarithm.
 
     >>> RatioOptions(level="sequence_mean", clamp=20.0)
     """

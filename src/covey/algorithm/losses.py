@@ -290,5 +290,5 @@ LOSSES: dict[str, Loss] = {
     "dro": Loss(dro, exponentiates=False, proportional=False),
     "nll": Loss(nll, reads_old=False, exponentiates=False, proportional=False),
 }
-"""By the name that `algorithm.loss` takes. The settings file holds what it needs of this (a test keeps them equal)."""
+"""Losses by the name that `algorithm.loss` takes. The settings file repeats their needs (a test keeps them equal)."""
 LOSS_FUNCTIONS: dict[str, Callable[..., Tensor]] = {name: loss.function for name, loss in LOSSES.items()}

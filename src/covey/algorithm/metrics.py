@@ -210,7 +210,7 @@ class Update(NamedTuple):
     """Measurements of one optimiser step."""
 
     sums: Sums
-    """Over all micro-batches and ranks, not divided yet."""
+    """Sums over all micro-batches and ranks, not divided yet."""
     metrics: Mapping[str, float]
     """All that is logged of it, those sums divided."""
 

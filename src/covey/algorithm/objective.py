@@ -44,9 +44,9 @@ class ObjectiveInputs:
     log_probs_NT: Tensor
     """Log-probs of the sampled tokens under the policy, with gradient."""
     old_log_probs_NT: Tensor
-    """Under the trainer's weights before the first update on this batch."""
+    """Log-probs under the trainer's weights before the first update on this batch."""
     sampler_log_probs_NT: Tensor
-    """As the engine recorded them."""
+    """Log-probs recorded by the engine."""
     advantages: Tensor
     """(N,) or (N, T)."""
     mask_NT: Tensor
@@ -100,7 +100,7 @@ class Objective:
     """A preset's complete loss, equal for every split; see `build_objective`."""
 
     loss: Loss
-    """With its options bound."""
+    """Loss function with its options bound."""
     ratio: RatioOptions
     denominator: str
     """Denominator of the importance ratio: a key of DENOMINATORS."""
@@ -114,7 +114,7 @@ class Objective:
     m2po_threshold: float | None
     kl: KLTerms
     entropy_bonus: Reduction | None
-    """How the entropies of tokens become one number; None without a bonus."""
+    """Reduction of the tokens' entropies to one number; None without a bonus."""
 
     @property
     def needs_reference(self) -> bool:

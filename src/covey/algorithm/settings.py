@@ -149,7 +149,7 @@ class AlgorithmConfig(Section):
     group_filter_options: dict[str, Any] = setting({}, needs=FILTERED)
     """Keyword arguments of the group filter."""
     group_filter_rounds: int = setting(3, ge=0, needs=FILTERED)
-    """How often at most a step draws again to replace filtered groups; then it trains on what there is."""
+    """Most extra draws of a step to replace filtered groups; then it trains on the groups it has."""
     loss: str = setting("clip", table="covey.algorithm.losses:LOSSES")
     """Loss of each token that the policy chose."""
     loss_options: dict[str, Any] = field(default_factory=dict)

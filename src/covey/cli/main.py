@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 LOGGER = logging.getLogger(__name__)
 EXIT_USER_ERROR, EXIT_DEFECT, EXIT_INTERRUPTED = 2, 1, 130
 LEAVE_SECONDS = 10.0
-"""For the threads and exit handlers that libraries leave behind."""
+"""Seconds for the threads and exit handlers that libraries leave behind."""
 HEARD_SECONDS = 10.0
-"""For the rank that has something to say, at most; under torchrun the others end as soon as it has."""
+"""Most seconds for the rank with a message; under torchrun the others end as soon as it has written it."""
 
 QUIET_SECONDS = 9.0
-"""Between lines that say what is waited for."""
+"""Seconds between lines that name the pending wait."""
 
 RUN_DIR = "hydra.run.dir="
 CONFIG_FLAG, AGAINST = "--config", "--against"

@@ -32,14 +32,14 @@ SILENCE_SECONDS = 10.0
 GRACE_SECONDS = 25.0
 """Most seconds for running work to end and its step to be saved; together with the silence, less than Ray's 60 s."""
 ITSELF_SECONDS = 1.0
-"""For the loop that waits for samplers to find the loss itself; only a running update has to be stopped."""
+"""Seconds for the sampler loop to find the loss itself; only a running update has to be stopped."""
 OF_SIGNALS = 0.8
 """Share of output.shutdown_timeout, which would end the run with another exit code."""
 
 LOOK_SECONDS = 5.0
-"""For the cluster to answer where a process of it was lost."""
+"""Seconds for the cluster to answer where a process of it was lost."""
 EXIT_LOST = 2
-"""As every run that ends in one line."""
+"""Exit code of every run that ends in one line."""
 
 
 @contextmanager
@@ -83,7 +83,7 @@ class Ending:
 
     def __init__(self, stopper: Stopper) -> None:
         self.lost: ClusterLost | None = None
-        """Why the run was stopped."""
+        """Reason why the run was stopped."""
         self.is_over = threading.Event()
         """Set once the run is over."""
         self._stopper = stopper

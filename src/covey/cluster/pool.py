@@ -43,13 +43,13 @@ from covey.types import RunStopped
 LOGGER = logging.getLogger(__name__)
 
 PING_SECONDS = 2.0
-"""Between two looks at whether a sampler lives."""
+"""Seconds between two checks whether a sampler lives."""
 MOST_ATTEMPTS = 10
-"""So often one prompt may be lost with its sampler before the run ends: it may be what kills them."""
+"""Most losses of one prompt with its sampler before the run ends: the prompt may be what kills them."""
 ANSWER_SECONDS = 1.0
 """A row waits so long for what samplers' environments logged."""
 CLOSE_SECONDS = 5.0
-"""For samplers to let go of their worker processes."""
+"""Seconds for samplers to let go of their worker processes."""
 
 
 class SamplerPool:

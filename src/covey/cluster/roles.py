@@ -7,7 +7,7 @@ from typing import Any
 from covey.cluster.settings import DevicesConfig
 
 PLACE_SECONDS = 30.0
-"""For devices to fall free that the cluster has: those of a run that just ended take a moment."""
+"""Seconds for the cluster's devices to fall free: those of a run that just ended take a moment."""
 NODE_SHARE = 0.001
 """Amount of the resource that stands for a node: it holds a bundle there."""
 
@@ -17,7 +17,7 @@ class Role:
     """The processes of one role and their devices."""
 
     name: str
-    """As in `devices.NAME`."""
+    """Name as in `devices.NAME`."""
     count: int
     cpus: int
     gpus: float

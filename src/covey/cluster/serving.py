@@ -23,7 +23,7 @@ from covey.engine.base import MOST_LOSSES
 from covey.types import RunStopped
 
 LOOK_SECONDS = 2.0
-"""For the cluster to answer before it is asked to end processes, which end with the driver at the latest."""
+"""Seconds for the cluster to answer before it is asked to end processes, which end with the driver at the latest."""
 POLL_SECONDS = 0.5
 """Signals, and whether the cluster lives, are looked at so often while an answer is waited for."""
 

@@ -20,9 +20,9 @@ class PoolLimits:
     """Seconds that the pool waits."""
 
     loading: float
-    """For a sampler to load model and data."""
+    """Seconds for a sampler to load model and data."""
     silence: float
-    """For a sign of life, and for weights to be taken."""
+    """Seconds for a sign of life, and for weights to be taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +54,13 @@ class SamplerSlot:
     version: int = -1
     """Version of the weights it was proved to sample on."""
     under_way: dict[int, UnderWay] = field(default_factory=dict)
-    """By number of the ticket."""
+    """Calls in progress by ticket number."""
     unsent: list[TicketCall] = field(default_factory=list)
     """Calls of these not sent to the sampler yet."""
     is_collecting: bool = False
     seconds_per_group: float = 0.0
     losses: int = 0
-    """Since it last finished a group."""
+    """Losses since it last finished a group."""
     tokens: int = 0
     pid: int = 0
     idle_since: float = field(default_factory=time.monotonic)

@@ -77,7 +77,7 @@ class RaySource:
         self._threads = collectives.all_gather(torch.get_num_threads())
         """Threads of each trainer rank."""
         self._shared_out: Mapping[str, Any] = {}
-        """How the groups of the last step were handed over to ranks."""
+        """Distribution of the last step's groups over ranks."""
         self._digest = ""
         """Digest of the weights that the samplers were given last."""
         self._ages, self._spans = list[int](), list[int]()

@@ -40,11 +40,11 @@ INLINE_BYTES = 500_000
 a process whose store dies during access.
 """
 LOOK_SECONDS = 2.0
-"""Between two looks at whether the cluster lives."""
+"""Seconds between two checks whether the cluster lives."""
 AGENTS = (b"ray::DashboardAgent", b"ray::RuntimeEnvAgent")
 """Names of processes that a node of Ray starts beside those of actors."""
 CLUSTER_SECONDS = 20.0
-"""For the cluster to answer, at most: Ray itself ends a process without a word that has not reached it for 60 s."""
+"""Most seconds for the cluster to answer: Ray itself ends a process without a word that has not reached it for 60 s."""
 LAST_WORD = """
 import os, select, socket, sys
 store, ends = socket.socket(socket.AF_UNIX), select.epoll()

@@ -12,7 +12,7 @@ from covey.system.jsonl import write_json
 from covey.system.text.format import timestamp
 
 STATUS_SECONDS = 2.0
-"""Between two writings of what everybody does."""
+"""Seconds between two writings of the status."""
 
 
 def status_of(

@@ -30,12 +30,12 @@ from covey.types import RunStopped
 LOGGER = logging.getLogger(__name__)
 
 START_SECONDS = 120.0
-"""For the processes of all ranks to start."""
+"""Seconds for the processes of all ranks to start."""
 END_SECONDS = 30.0
-"""For the other ranks to end once this one is done."""
+"""Seconds for the other ranks to end once this one is done."""
 
 LOOK_SECONDS = 5.0
-"""For the cluster to answer once a rank is lost, or done."""
+"""Seconds for the cluster to answer once a rank is lost, or done."""
 EXIT_LOST = 2
 WHY_SECONDS = 2.0
 """Time for a failed rank to report why."""

@@ -59,7 +59,7 @@ class SampledGroup:
     attempt: int
     """Attempt of the job's ticket."""
     rollouts: tuple[Plain, ...] = ()
-    """As `plain` makes them."""
+    """Rollouts as `plain` makes them."""
     failures: tuple[Failure, ...] = ()
     error: tuple[str, str] | None = None
     """Name of the raised exception's class and its message; None without one."""
@@ -91,7 +91,7 @@ class TicketResult:
     group: Group | None
     """None where it raised."""
     error: tuple[str, str] | None = None
-    """As in `SampledGroup`."""
+    """Error as in `SampledGroup`."""
 
     @staticmethod
     def of(ticket: Ticket, sampled: SampledGroup) -> "TicketResult":
@@ -123,7 +123,7 @@ class GroupPart:
     """Groups from rank 0 for the ranks that train them."""
 
     groups: Mapping[int, tuple[int, Group]]
-    """By number of the ticket: rank and group."""
+    """Rank and group by ticket number."""
     is_last: bool
 
 

@@ -245,4 +245,4 @@ OPTIONS = {
     "algorithm.group_filter": "algorithm.group_filter_options",
     "curriculum.name": "curriculum.options",
 }
-"""Which setting holds the options of the function that another one names."""
+"""Setting that names a function -> the setting of its options."""

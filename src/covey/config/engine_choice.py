@@ -16,7 +16,7 @@ class HostDevices:
 
     has_vllm: bool
     num_gpus: int
-    """That this process sees."""
+    """GPUs that this process sees."""
 
 
 def this_machine() -> HostDevices:

@@ -104,7 +104,7 @@ class OutputConfig(Section):
     save_every: int = setting(100, ge=0)
     """Most steps between checkpoints, at most half an hour apart; 0 saves only when the run ends or is stopped."""
     keep_last: int = setting(3, ge=1)
-    """How many of the last checkpoints are kept."""
+    """Number of latest checkpoints to keep."""
     keep_best: bool = True
     """Keep also the checkpoint of the best evaluation."""
     rollouts_per_step: int = setting(8, ge=0)
@@ -138,7 +138,7 @@ class OutputConfig(Section):
         choices=("tensorboard", "wandb"),
         packages={"tensorboard": ("tensorboard", "tensorboard"), "wandb": ("wandb", "wandb")},
     )
-    """Besides metrics.jsonl: tensorboard, wandb."""
+    """Trackers besides metrics.jsonl: tensorboard, wandb."""
     wandb_project: str = setting(
         "covey", needs=Requires("output.trackers with wandb", ("output.trackers",), lambda names: "wandb" in names)
     )
@@ -174,23 +174,23 @@ class TimeoutsConfig(Section):
     """Seconds without progress after which a run ends, naming what it waits for."""
 
     loading: float = setting(3600.0, gt=0)
-    """For the data, the model or a checkpoint to be read."""
+    """Seconds for the data, the model or a checkpoint to be read."""
     cold_start: float = setting(3600.0, gt=0)
-    """From one look at a cold start's accuracy to the next."""
+    """Seconds between two measurements of a cold start's accuracy."""
     sampling: float = setting(900.0, gt=0)
-    """For the engine's next tokens."""
+    """Seconds for the engine's next tokens."""
     scoring: float = setting(900.0, gt=0)
-    """For the environment's next judgement."""
+    """Seconds for the environment's next judgement."""
     update: float = setting(1800.0, gt=0)
-    """For the next micro-batch or phase of an optimiser step."""
+    """Seconds for the next micro-batch or phase of an optimiser step."""
     saving: float = setting(1800.0, gt=0)
-    """For a checkpoint or the logs to be written."""
+    """Seconds for a checkpoint or the logs to be written."""
     ranks: float = setting(1800.0, gt=0)
-    """For the other ranks, where several processes train together."""
+    """Seconds for the other ranks, where several processes train together."""
     samplers: float = setting(120.0, gt=0, needs=SAMPLED_APART)
-    """For a sampler's sign of life, and for it to take new weights; it is then replaced."""
+    """Seconds for a sampler's sign of life, and for it to take new weights; it is then replaced."""
     tracker: float = setting(60.0, gt=0, needs=Requires("output.trackers set", ("output.trackers",), bool))
-    """For TensorBoard or W&B; the run then continues without it."""
+    """Seconds for TensorBoard or W&B; the run then continues without it."""
 
 
 @dataclass
@@ -242,7 +242,7 @@ class Config(Section):
     micro_batch_tokens: int = setting(16384, ge=1)
     """Most packed tokens of one forward/backward pass. Changes memory and speed, never the update."""
     packing: str = setting("shared", choices=("shared", "packed", "padded"))
-    """How rollouts are laid out: shared (a prompt once for its whole group), packed, or padded."""
+    """Layout of rollouts: shared (a prompt once for its whole group), packed, or padded."""
     logprob_chunk: int = setting(4096, ge=0)
     """Loss tokens whose logits are held at once, fewer of a vocabulary beyond 32,768; 0 holds all."""
     max_staleness: int = setting(0, ge=0)

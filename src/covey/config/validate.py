@@ -308,7 +308,7 @@ RULES: tuple[Callable[[Config], None], ...] = (
     check_curriculum_class,
     check_parts,
 )
-"""In this order: what is cheap and plain first. `check_functions` is the last."""
+"""Rules in this order: cheap and plain ones first. `check_functions` is the last."""
 
 
 def with_steps(config: Config, num_prompts: int) -> Config:

@@ -17,7 +17,7 @@ UpdateMode = Literal["keep", "wait", "abort"]
 again; `wait` finishes on the old; `abort` restarts.
 """
 MOST_LOSSES = 5
-"""So often in a row an engine may be lost before the run ends: what kills it would kill the next one too."""
+"""Most losses of an engine in a row before the run ends: their cause would kill the next one too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class EngineStats:
     re_encoded_tokens: int = 0
     """Tokens of earlier turns, of `prompt_tokens`, whose keys and values had been given up."""
     restarts: int = 0
-    """How often an engine that was lost was started again."""
+    """Number of times that a lost engine was started again."""
 
 
 class Engine(Protocol):
@@ -114,7 +114,7 @@ class WeightSet:
 
     version: int
     tensors: Mapping[str, Tensor]
-    """By parameter name of the policy's model, on the CPU; the trained ones only. May be read-only memory."""
+    """Weights by parameter name of the policy's model, on the CPU; the trained ones only. May be read-only memory."""
     digest: str
     """`digest_of(tensors)`; "" where they never leave the process."""
     probe: Probe

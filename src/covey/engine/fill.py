@@ -30,7 +30,7 @@ class Fill:
     request: "FillRequest"
     key: int
     input_ids: list[int]
-    """As the next pass reads it."""
+    """Input of the next pass."""
     open: list[int]
     """Positions still masked."""
     filled: dict[int, tuple[int, float, int]] = field(default_factory=dict)

@@ -21,12 +21,12 @@ class Answer:
     text: str
     """Decoded without special tokens."""
     token_ids: tuple[int, ...]
-    """As sampled, the stop token included where there was one."""
+    """Sampled tokens, the stop token included where there was one."""
     finish_reason: FinishReason
     turn: int
     """1 for the policy's first turn."""
     conversation: Sequence[Message]
-    """From its first message to this answer."""
+    """Conversation from its first message to this answer."""
     is_last: bool = False
     """Whether no turn may follow: `environment.max_turns` is reached."""
     marked: str = ""
@@ -50,13 +50,13 @@ class Observation:
     user's next message. Empty where the episode is done, or the policy continues.
     """
     reward: float | None = None
-    """For the turn just taken; None is 0. The verdict on the whole episode (`Episode.score`) comes on top."""
+    """Reward for the turn just taken; None is 0. The verdict on the whole episode (`Episode.score`) comes on top."""
     done: bool = False
     """Whether the episode ends here. Its messages are then for the record alone."""
     info: Mapping[str, Any] = field(default_factory=dict)
     """Notes on the turn just taken for rollouts.jsonl: plain data."""
     stop_reason: StopReason | None = None
-    """Why it is done, where `completed` says too little."""
+    """Reason why it is done, where `completed` says too little."""
     state: str | None = None
     """Names the state in which the next turn begins; None takes the whole conversation so far for it."""
     is_void: bool = False
@@ -70,7 +70,7 @@ class Observation:
     far begin a branch.
     """
     tools: tuple[Mapping[str, Any], ...] | None = None
-    """From `reset`: JSON schemas that are shown in place of the environment's own."""
+    """Tools from `reset`: JSON schemas that are shown in place of the environment's own."""
     max_tokens: int | None = None
     """Bounds the next turn below sampling.max_tokens."""
     stop: tuple[str, ...] = ()

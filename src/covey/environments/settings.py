@@ -38,7 +38,7 @@ class EnvironmentConfig(Section):
     """Settings of an environment, which build and check it."""
 
     name: str = ""
-    """Which environment; `covey train --help` lists them."""
+    """Name of the environment; `covey train --help` lists them."""
 
     reads_rows: ClassVar[str] = "never"
     """Whether it reads the rows of `data`: never, maybe or always."""
@@ -159,7 +159,7 @@ class MixtureConfig(EnvironmentConfig):
     parts: dict[str, Any] = field(default_factory=dict)
     """Settings of each environment by a name for it; `name` in them says which environment, where that is another."""
     weights: dict[str, float] = field(default_factory=dict)
-    """How often a part takes its turn in training, relative to the others; one that is not named weighs 1."""
+    """Relative weights of parts in training; one that is not named weighs 1."""
     data: dict[str, Any] = field(default_factory=dict)
     """Rows of a part of its own, by its name, as in `data`; parts that need rows and are not named share `data`."""
 

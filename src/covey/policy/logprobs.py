@@ -51,7 +51,7 @@ class AllowedTokens:
     entry_K: Tensor
     """Vocabulary entries, loss token after loss token."""
     count_L: Tensor
-    """How many entries each loss token kept."""
+    """Number of entries that each loss token kept."""
 
     def split(self, chunk: int) -> list["AllowedTokens"]:
         counts = self.count_L.split(chunk)

@@ -36,7 +36,7 @@ Maker = Callable[[Tensor | slice], Tensor]
 """Makes plain numbers of a weight's rows."""
 ALL = slice(None)
 MAKING = threading.RLock()
-"""Held while models are made: a skeleton gets no storage for its weights by a patch of torch that all threads meet."""
+"""Lock held while models are made: a patch of torch, shared by all threads, gives a skeleton no weight storage."""
 
 
 @dataclass(frozen=True, slots=True)

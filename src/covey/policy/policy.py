@@ -52,7 +52,7 @@ class Policy:
     heads: frozenset[Heads] = frozenset()
     """All kinds of heads its layers have, once its capabilities were detected."""
     attention: str = "sdpa"
-    """How packed streams attend: a name in `layouts.ATTENTIONS`."""
+    """Attention of packed streams: a name in `layouts.ATTENTIONS`."""
     caching: Caching | None = None
     """Exact computations of its own cache, found at loading on the general path."""
     compiles: bool = False

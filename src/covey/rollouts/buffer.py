@@ -27,7 +27,7 @@ class Ticket:
     """Place in the order of admission, from 0."""
     prompt: Prompt
     sampling: Sampling
-    """With the seed of this prompt's completions."""
+    """Sampling settings with the seed of this prompt's completions."""
     group_size: int
     least_version: int
     """Optimiser steps behind the oldest weights it may start on."""
@@ -78,9 +78,9 @@ class GroupBuffer:
     dropped: int = 0
     """Tickets so far: conservation is admitted = trained + dropped + pending."""
     finished: dict[int, Group] = field(default_factory=dict)
-    """By number."""
+    """Finished groups by number."""
     _pending: dict[int, Ticket] = field(default_factory=dict)
-    """By number, in the order of admission."""
+    """Tickets by number, in the order of admission."""
     _round_left: int = field(init=False)
     """Groups that the present round still takes."""
 

@@ -21,7 +21,7 @@ from covey.types import Prompt
 LOGGER = logging.getLogger(__name__)
 
 COOLDOWN = 10.0
-"""For how many passes over what is measured a success rate rests that is outside its window by 1; by 0.1, for one."""
+"""Passes over all buckets for which a success rate rests that is outside its window by 1; by 0.1, for one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Window:
     low: float
     high: float
     decay: float = 0.5
-    """How much an earlier rate still counts when there is a new one."""
+    """Weight of an earlier rate when there is a new one."""
     explore: float = 0.25
     """Share of draws in plain order, at any success rate."""
 

@@ -44,7 +44,7 @@ class Opening:
     first: Observation = field(default_factory=Observation)
     """Observation before the first turn: what the episode added, and bounds of that turn."""
     failure: Failure | None = None
-    """Why the episode could not begin."""
+    """Reason why the episode could not begin."""
 
     @property
     def added(self) -> tuple[Message, ...]:

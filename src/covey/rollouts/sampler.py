@@ -44,7 +44,7 @@ class Sampler:
     limits: EpisodeLimits = EpisodeLimits()
     """Limits of episodes; a masked policy has one turn."""
     limits_of_parts: Mapping[str, EpisodeLimits] = field(default_factory=dict)
-    """By the name of a part of a mixture."""
+    """Limits by the name of a part of a mixture."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "environment", adapt(self.environment))

@@ -25,7 +25,7 @@ class CurriculumConfig(Section):
     per: str = setting("prompt", choices=("prompt", "difficulty"), needs=OF_SUCCESS)
     """Unit of success rates: each prompt, or each difficulty that the environment declares."""
     decay: float = setting(0.5, ge=0, lt=1, needs=OF_SUCCESS)
-    """How much an earlier success rate still counts when a prompt has been answered again."""
+    """Weight of an earlier success rate when a prompt has been answered again."""
     explore: float = setting(0.25, ge=0, lt=1, needs=OF_SUCCESS)
     """Share of prompts taken in plain order: new ones are tried, old rates renewed."""
     promote_at: float = setting(0.8, gt=0, le=1, needs=OF_DIFFICULTY)

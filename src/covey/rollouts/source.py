@@ -27,7 +27,7 @@ T = TypeVar("T")
 Meanwhile = Callable[[Sequence[Group]], None]
 """Takes groups of a step that are complete before its others."""
 STALE = "stale_groups"
-"""Why the loop itself drops groups: they are older than `max_staleness`."""
+"""Reason for groups that the loop itself drops: they are older than `max_staleness`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Dropped:
 
     group: Group
     reason: str
-    """As `GroupSource.take_drops` counts it."""
+    """Reason as `GroupSource.take_drops` counts it."""
 
 
 class GroupSource(Protocol):
@@ -128,7 +128,7 @@ class LocalSource:
     keep: GroupFilter | None = None
     """Dynamic sampling: groups it refuses are replaced by others (DAPO, arXiv 2503.14476)."""
     filter_rounds: int = 3
-    """How often a step draws again for refused groups, before it trains on what there is."""
+    """Most extra draws of a step for refused groups, before it trains on the groups it has."""
     later_sizes: Sequence[GroupSizeStep] = ()
     """Group sizes that replace `group_size`, by number of published versions."""
     correct_above: float = 1.0

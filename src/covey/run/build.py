@@ -69,7 +69,7 @@ class Run:
     """Hold the settings of a run and its parts, wired together."""
 
     config: Config
-    """With the `num_steps` that their budget comes to."""
+    """Settings, with the `num_steps` that their budget comes to."""
     environment: Environment
     policy: Policy
     trainer: Trainer

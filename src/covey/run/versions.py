@@ -8,7 +8,7 @@ from pathlib import Path
 from covey.policy.kernels.compiler import compiler_version
 
 PACKAGES = ("covey", "torch", "transformers", "tokenizers", "peft", "accelerate", "datasets", "bitsandbytes", "numpy")
-"""Whose versions are recorded; those not installed are left out."""
+"""Packages whose versions are recorded; those not installed are left out."""
 
 
 def versions() -> dict[str, str]:

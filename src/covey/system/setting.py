@@ -21,7 +21,7 @@ class Requires:
     """
 
     condition: str
-    """In words: "algorithm.kl_coef > 0"."""
+    """Condition in words: "algorithm.kl_coef > 0"."""
     partners: tuple[str, ...]
     """The settings that the condition is about, by their dotted names."""
     holds: Callable[..., bool]

@@ -148,7 +148,7 @@ class Load:
 
     packing: str
     pads_ends: bool = False
-    """In shared layouts, the ends of one prefix are padded to the longest."""
+    """Whether shared layouts pad the ends of one prefix to the longest."""
     num_sequences: int = 0
     longest: int = 0
     num_tokens: int = 0

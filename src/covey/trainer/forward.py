@@ -197,7 +197,7 @@ class StreamedGroup:
     advantages: Sequence[float]
     """Advantages of its rollouts, or of all their turns."""
     penalties: Sequence[float] | None
-    """On the reward of each rollout; None where there is no such penalty."""
+    """Penalties on the reward of each rollout; None without any."""
 
 
 @dataclass
@@ -207,7 +207,7 @@ class StreamedWork:
     totals: StepCounts | None = None
     """Provisional counts that all parts were divided by: those of a step whose groups are like the first."""
     trained: dict[int, StreamedGroup] = field(default_factory=dict)
-    """By `id` of the group."""
+    """Trained groups by `id` of the group."""
     prepared: list[FrozenLogProbs] = field(default_factory=list)
     """The micro-batches."""
     sums: list[Sums] = field(default_factory=list)

@@ -54,7 +54,7 @@ class Stream:
     layout: Callable[[torch.device, str], Layout]
     """Who attends to whom, on a device, computed as one of `ATTENTIONS` where there are several ways."""
     offsets: list["Offset"]
-    """For each row: positions in the rollout -> indices into the flattened stream."""
+    """Positions in the rollout -> indices into the flattened stream, for each row."""
 
 
 Positions = npt.NDArray[np.int64]
@@ -308,7 +308,7 @@ INSTEAD: Mapping[str, Mapping[str, str]] = {
     "rows": {"shared": "padded"},
     "alone": {"shared": "packed", "padded": "packed"},
 }
-"""By the policy's attention, what stands in for a layout that its model does not compute exactly."""
+"""Replacements, by the policy's attention, of layouts that its model does not compute exactly."""
 FILL_LAYOUTS: Mapping[str, Callable[[Part], Stream]] = {
     "shared": shared_inputs,
     "packed": whole_inputs,

@@ -33,7 +33,7 @@ from covey_doctor.rules.common import (
 from covey_doctor.verdicts import of_each, pair
 
 OWN_PARTS = ("correct", "accuracy", "answer", "solved", "passed", "score", "tests", "exact")
-"""How the part of a reward is called that is about the task itself."""
+"""Names of a reward part that is about the task itself."""
 KEEPS_UP = 0.5
 """Share of the reward's gain: an accuracy that gains more shows no hacking, however few its prompts."""
 MOST_LOOKS = 64

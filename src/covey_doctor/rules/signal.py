@@ -14,7 +14,7 @@ SOLVED = 0.95
 FEW_PROMPTS, MANY_PASSES = 4, 20
 """Different prompts in steps' worth of them; how often each was seen."""
 TOP_SHARES = 0.3, 0.4
-"""To watch, and sick; centred within its group one answer holds half of the group's advantages at most."""
+"""Shares to watch, and sick; centred within its group one answer holds half of the group's advantages at most."""
 LONG_ANSWER = 8
 """Tokens; shorter answers repeat in every group of a trained policy."""
 

@@ -9,7 +9,7 @@ from covey_doctor.measures import mann_kendall, theil_sen, thinned
 from covey_doctor.rules.common import above, evidence_of, from_to, percent, reward_name
 
 TOOL_ERRORS = ("tools/failure_frequency", "tool_error_fraction", "tool_errors")
-"""How logs call the share of tool calls that failed."""
+"""Names in logs for the share of tool calls that failed."""
 TURNS = ("num_turns/mean", "turns_mean")
 FLOAT16_SEARCH = 20
 """Steps in which float16 may skip updates while it looks for its loss scale."""

@@ -32,7 +32,7 @@ _QUOTED = " \t>"
 MARKDOWN = ("markdown", "md")
 _TAGS = [pattern for name, pattern in _RE.items() if name.startswith("tag_")]
 _NO_STATEMENT = tuple(" \t#@)]}'\"")
-"""How lines begin that belong to a statement of other lines, or to none."""
+"""Beginnings of lines that belong to a statement of other lines, or to none."""
 
 
 def extract_program(completion: str, entry_point: str, opening: str = "") -> str:

@@ -138,9 +138,9 @@ class Verdicts:
     """
 
     strict: tuple[bool, ...]
-    """On the response as it is."""
+    """Verdicts on the response as it is."""
     loose: tuple[bool, ...]
-    """On at least one of eight texts: the response, less its first or last line or both, each with and without `*`."""
+    """Verdicts on any of eight texts: the response, less its first or last line or both, each with and without `*`."""
 
     @property
     def all_strict(self) -> float:

@@ -35,7 +35,7 @@ MAX_BYTES = 4 * 2**20
 MAX_HEAD = 2**16
 """Bytes of what stands before it."""
 SECONDS = 30.0
-"""From the beginning of a connection to the last byte of its request, and for the client to take the answer."""
+"""Seconds from the beginning of a connection to its request's last byte, and for the client to take the answer."""
 MAX_WAITING = 256
 """Most connections with a request still to come, the oldest is dropped: anybody on this machine can make them."""
 MAX_ACCEPTED = 32

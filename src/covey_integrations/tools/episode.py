@@ -35,7 +35,7 @@ class ToolRules:
     max_calls: int | None = None
     """Calls of an episode (environment.max_tool_calls); a turn that asks for more ends it."""
     role: str = "tool"
-    """Who says what a tool answered: `tool`, or `user` for templates that know no tools."""
+    """Role of a tool's answer: `tool`, or `user` for templates that know no tools."""
     calls_last: bool = True
     """Whether calls of the last turn are made, though no turn reads what comes of them."""
 

@@ -30,13 +30,13 @@ class ToolsConfig(EpisodesConfig, RewardFunctionsConfig):
     servers: list[str] = field(default_factory=list)
     """MCP servers whose tools the policy gets too: URLs (streamable HTTP), or command lines of programs (stdio)."""
     server_sessions: str = setting("episode", choices=("episode", "shared"), needs=HAS_SERVERS)
-    """Whose a session with a server is: an episode's own, for servers with state, or shared by all, for others."""
+    """Owner of a session with a server: episode (its own, for servers with state) or shared (by all, for others)."""
     tool_timeout: float = setting(30.0, gt=0)
     """Seconds that one call of a tool may take; an attempt whose tool takes longer is a failure."""
     max_tool_calls: int | None = setting(None, ge=1)
     """Calls in an episode at most; null leaves it to max_turns."""
     tool_role: str = setting("tool", choices=("tool", "user"))
-    """Who says what a tool answered: tool, or user for chat templates that know no tools."""
+    """Role of a tool's answer: tool, or user for chat templates that know no tools."""
 
     masked_prompts: ClassVar[str] = "never"
 

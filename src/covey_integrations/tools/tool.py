@@ -19,7 +19,7 @@ class Tool:
 
     name: str
     schema: Mapping[str, Any]
-    """As chat templates want it: {"type": "function", "function": {"name", "description", "parameters"}}."""
+    """Schema for chat templates: {"type": "function", "function": {"name", "description", "parameters"}}."""
     function: Callable[..., Any]
     is_stateful: bool = False
     """Whether it belongs to one attempt: such tools are called one after the other, in the order of the calls."""

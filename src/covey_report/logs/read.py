@@ -28,7 +28,7 @@ MAX_TEXT = 4000
 """Characters of a prompt or an answer on the page."""
 LOG = "covey.log"
 ENDED = "the run ended here: "
-"""How the log begins the line that says why a run ended early."""
+"""Beginning of the log's line that says why a run ended early."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class RunFiles:
     audit: Row = field(default_factory=dict)
     """Result of `covey audit`."""
     error: str | None = None
-    """Why the run ended early."""
+    """Reason why the run ended early."""
 
 
 def read_run(folder: Path) -> RunFiles:

@@ -187,10 +187,10 @@ class ScoredMachine:
     """A machine of a run."""
 
     tree: Tree
-    """In its canonical order."""
+    """Tree in its canonical order."""
     score: float
     step: int
-    """At which it was first written."""
+    """Step at which it was first written."""
 
 
 def best_of_run(folder: Path, count: int) -> list[ScoredMachine]:

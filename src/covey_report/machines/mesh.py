@@ -54,7 +54,7 @@ class Polygon:
     type: int
     """Type of its block."""
     body: int
-    """That carries it; -1 for what does not move."""
+    """Body that carries it; -1 for fixed parts."""
     solid: int
     """Polygons of equal number enclose one convex solid."""
 
@@ -237,4 +237,4 @@ VIEWS = {
 }
 
 FILM = oblique("film", 76.0, 14.0)
-"""From which machines are seen moving: forward is to the right."""
+"""View from which machines are seen moving: forward is to the right."""

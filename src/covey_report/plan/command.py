@@ -24,7 +24,7 @@ from covey_report.plan.settings import shape_for
 WITH_VALUE = dict.fromkeys(("--on", "--gpus", "--price", "--prompt-tokens", "--answer-tokens"), "a value")
 ALONE = ("--probe", "--json")
 PROBE_SECONDS = 9.0
-"""Between lines that say how long a probe has been under way."""
+"""Seconds between lines on how long a probe has run."""
 DEFAULT_ON = ("h100", "l40s", "rtx4090")
 
 

@@ -13,7 +13,7 @@ from covey_report.plan.kept import keep, kept
 from covey_report.plan.plan import Measured
 
 NUM_PROMPTS = 64
-"""Whose tokens are counted."""
+"""Prompts whose tokens are counted."""
 
 
 def prompt_tokens_of(config: Config) -> float | None:

@@ -206,7 +206,7 @@ KEEPING: tuple[Change, ...] = (
         lambda config: replace(config, engine=replace(config.engine, max_rows=min(config.engine.max_rows, 32))),
     ),
 )
-"""From what costs least. None changes the update."""
+"""Changes that keep the update, cheapest first."""
 CHANGING: tuple[Change, ...] = (
     ("optimizer=adamw8bit", lambda config: replace(config, optimizer=replace(config.optimizer, name="adamw8bit"))),
     ("model.lora_rank=32", _of_model(lambda model: {"lora_rank": model.lora_rank or 32})),
@@ -216,7 +216,7 @@ CHANGING: tuple[Change, ...] = (
     ),
     ("model.load_in_4bit=true", _of_model(lambda model: {"load_in_4bit": model.lora_rank > 0, "load_in_8bit": False})),
 )
-"""From what changes the update least."""
+"""Changes of the update, smallest first."""
 
 
 def work_of(config: Config, num_gpus: int, prompt_tokens: float, completion_tokens: float, samplers: int = 0) -> Work:

@@ -23,10 +23,10 @@ from covey.system.workers.leftovers import MARK, kill_with_all
 from covey.types import RunStopped
 
 WHY_SECONDS = 5.0
-"""For a rank that failed to say why, once another has lost it."""
+"""Seconds for a rank that failed to say why, once another has lost it."""
 
 OF_LAUNCHERS = "TORCHELASTIC_"
-"""How variables begin with which torchrun tells its own processes where they meet."""
+"""Beginning of variables with which torchrun tells its own processes where they meet."""
 ADDRESS = "127.0.0.1"
 
 _CHILD = Path(__file__).with_name("rank_process.py")
@@ -37,7 +37,7 @@ class RankReply(NamedTuple):
 
     result: str = ""
     error: str | None = None
-    """Why it failed, in one line."""
+    """Reason why it failed, in one line."""
     is_mendable: bool = False
     """It failed for something that a user can fix."""
     is_lost: bool = False

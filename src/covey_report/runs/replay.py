@@ -53,7 +53,7 @@ class PastStep:
     ahead: Sequence[Sequence[int]] = ()
     """Places of groups that were trained before the others were there, part by part."""
     ranks: Sequence[int] = ()
-    """Who trained each group, where there were several ranks."""
+    """Rank that trained each group, where there were several."""
     threads: Sequence[int] = ()
     """Threads of each rank, where there were several."""
 

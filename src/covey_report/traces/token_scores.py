@@ -29,12 +29,12 @@ class RowScores:
     """Numbers of one rollout, an entry for each loss token."""
 
     trainer_logprob: list[float]
-    """Under the weights before the first update on the batch, nats."""
+    """Log-probs under the weights before the first update on the batch, nats."""
     ratio: list[float]
     """Ratio of the policy at the last update on the batch to that before the first: 1 with a single update."""
     entropy: list[float] | None
     kl: list[float] | None
-    """To the reference, nats; None without one."""
+    """KL to the reference, nats; None without one."""
 
 
 TrainedRow = tuple[str, tuple[int, ...], RowScores]
@@ -88,7 +88,7 @@ class TokenScores:
 
     def __init__(self) -> None:
         self._first: dict[int, SeenMicroBatch] = {}
-        """By the `id` of the micro-batch, which `SeenMicroBatch` holds on to."""
+        """First sight of micro-batches by `id`, which `SeenMicroBatch` holds on to."""
         self._last: dict[int, SeenMicroBatch] = {}
 
     def see(self, part: FrozenLogProbs, inputs: ObjectiveInputs) -> None:

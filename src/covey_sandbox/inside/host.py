@@ -158,7 +158,7 @@ class Program:
     process: Process
     limits: dict[str, Any]
     num_calls: int = 0
-    """That test code has made."""
+    """Calls that test code has made."""
     outgoing: dict[int, memoryview] = field(default_factory=dict)
     incoming: bytearray = field(default_factory=bytearray)
     printed: bytearray = field(default_factory=bytearray)

@@ -26,9 +26,9 @@ RUNS_PER_ZYGOTE = 5000
 ZYGOTE_SECONDS = 6 * 3600.0
 """Longest life of a zygote; its preparations at the start hold for half a day."""
 MAX_REMOVERS = 8
-"""At a time, in each slot; with more the next program waits."""
+"""Most removers at a time, in each slot; with more the next program waits."""
 LOOK_SECONDS = 0.05
-"""Between two looks at a program's folder and threads, where the kernel does not bound them."""
+"""Seconds between two looks at a program's folder and threads, where the kernel does not bound them."""
 JUDGE_BYTES = 8 << 30
 PROBE_SECONDS = 30.0
 PROBE_LIMITS = {
@@ -64,7 +64,7 @@ class Host:
         self.zygote: Zygote | None = None
         self.base: str | None = None
         self.probes: list[str] = []
-        """Which layers were found to hold, and how."""
+        """Layers that were found to hold, and how."""
         self.look_seconds = LOOK_SECONDS if not self.is_namespaced else wire.MAX_WAIT
         self._limits: dict[str, Any] = {}
         self._spare: Process | None = None

@@ -10,9 +10,9 @@ from typing import Any
 from covey_sandbox.inside import wire
 
 CHECK_SECONDS = 1.0
-"""For looking at an answer that came just in time."""
+"""Seconds for looking at an answer that came just in time."""
 REFUSED = b"-"
-"""In place of descriptors."""
+"""Reply in place of descriptors."""
 MAX_MESSAGE = 300
 """Characters of a verdict's message."""
 

@@ -19,7 +19,7 @@ from covey_sandbox.inside.host import Broken
 from covey_sandbox.inside.link import Verdict, failed_verdict
 
 MESSAGE_SECONDS = 10.0
-"""For the rest of a message that has begun."""
+"""Seconds for the rest of a message that has begun."""
 
 
 class CallerGone(EOFError):
@@ -32,7 +32,7 @@ class Helper(Protocol):
     callers: Sequence[int]
     """Descriptors on which something happens when the caller is gone."""
     look_seconds: float
-    """Between two looks."""
+    """Seconds between two looks."""
 
     def serve(self, message: dict[str, Any], channel: socket.socket) -> None:
         """Do what a message asks for, if anything."""

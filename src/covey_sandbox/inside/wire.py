@@ -8,7 +8,7 @@ from typing import Any
 
 LENGTH = 4
 MAX_TRUSTED = 1 << 30
-"""Between processes that trust each other; what a program sends is held to its own limit."""
+"""Maximum bytes between processes that trust each other; a program's message is held to its own limit."""
 
 
 MAX_WAIT = 1000.0

@@ -41,11 +41,11 @@ class Problem:
     solution: str | None = None
     """A program that passes."""
     opening: str = ""
-    """How the program begins, where the policy is to continue it."""
+    """Beginning of the program, where the policy is to continue it."""
     preamble: str = ""
     """Code before every program: the imports that a site makes."""
     left_out: str = ""
-    """Why tests of the row are not run."""
+    """Reason why tests of the row are not run."""
     drawn_from: str | None = None
     """The seed that the problem was drawn with; it makes further tests."""
 

@@ -48,7 +48,7 @@ class CodeConfig(EpisodesConfig):
     test_packages: list[str] = field(default_factory=lambda: ["numpy"])
     """Packages that test code of rows may import where they are installed; programs never may."""
     isolation: str = setting("auto", choices=("auto", "namespace", "landlock", "unsafe_no_isolation"))
-    """How programs are isolated: auto, namespace, landlock or unsafe_no_isolation."""
+    """Isolation of programs: auto, namespace, landlock or unsafe_no_isolation."""
     num_slots: int | None = setting(None, ge=1)
     """Programs that run at the same time; null takes one more than there are processors."""
     timeout: float = 5.0

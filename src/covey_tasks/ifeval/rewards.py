@@ -34,9 +34,9 @@ class Scheme:
     measure_weights: Sequence[float] = (0.4, 0.3, 0.2, 0.1)
     """Weights of all strictly, share strictly, all loosely, share loosely (torchrl)."""
     answer_bonus: float = 0.1
-    """For exactly one closed answer block (torchrl)."""
+    """Bonus for exactly one closed answer block (torchrl)."""
     think_bonus: float = 0.05
-    """For exactly one closed think block (torchrl)."""
+    """Bonus for exactly one closed think block (torchrl)."""
     min_words: int = 3
     """An answer with fewer different words of two letters and more earns nothing (all but torchrl)."""
 
@@ -110,7 +110,7 @@ def measures(verdicts: Verdicts) -> dict[str, float]:
 
 
 MEASURES = ("all_strict", "share_strict", "all_loose", "share_loose")
-"""In the order of TorchRL's weights."""
+"""Measures in the order of TorchRL's weights."""
 FOLLOWED, ON_TOPIC = "followed_on_topic", "on_topic"
 """The reward of the plain schemes, and whether the answer says something about what was asked."""
 RULES = WORDS, OWN, NAMED, NO_ECHO = ("has_words", "has_own_words", "names_topic", "is_no_echo")

@@ -19,7 +19,7 @@ class IfevalConfig(EnvironmentConfig):
 
     name: str = "ifeval"
     scheme: str = "strict_share"
-    """How an answer is rewarded: strict, strict_share, loose, loose_share or torchrl."""
+    """Reward scheme: strict, strict_share, loose, loose_share or torchrl."""
     measure_weights: list[float] = setting([0.4, 0.3, 0.2, 0.1], needs=OF_TORCHRL)
     """Weights of all strictly, share strictly, all loosely, share loosely (scheme torchrl)."""
     answer_bonus: float = setting(0.1, needs=OF_TORCHRL)

@@ -11,7 +11,7 @@ from covey_tasks.scorer import Scorer, load_scorer
 NOTHING = "\N{REPLACEMENT CHARACTER}"
 """Replacement for an empty text."""
 AS_TEXT: Mapping[str, Any] = {"return_tensors": "pt", "padding": True, "truncation": True, "split_special_tokens": True}
-"""How texts are read: a policy that spells a special token out makes none."""
+"""Tokenizer's options for texts: a policy that spells a special token out makes none."""
 
 
 class Judge:

@@ -56,7 +56,7 @@ class InfillConfig(EnvironmentConfig):
     judge_output: str = setting("probability", choices=("probability", "logit"))
     """The score: probability (in [0, 1]) or logit."""
     judge_label: int = setting(0, ge=0)
-    """Which output of the judge is the score."""
+    """Output of the judge that is the score."""
     judge_num_steps: int = setting(300, ge=1, needs=TRAINED_JUDGE)
     """Optimiser steps in which nano-judge is trained."""
     judge_pairs: int = setting(32, ge=1, needs=TRAINED_JUDGE)

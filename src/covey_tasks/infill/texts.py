@@ -53,7 +53,7 @@ class Running:
 
     splits: Mapping[Split, str]
     piece_length: int
-    """In characters."""
+    """Length of a piece in characters."""
     num_pool: int = 16384
     """More than of texts one by one: a long text has more to tell."""
 
@@ -91,7 +91,7 @@ class Masked:
     """A piece of text some of whose tokens are masked."""
 
     text: str
-    """With the tokenizer's mask token in the place of each."""
+    """Text with the tokenizer's mask token in the place of each."""
     hidden: tuple[int, ...]
     """The tokens that stood there."""
 

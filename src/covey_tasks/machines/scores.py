@@ -107,7 +107,7 @@ SHORT_NAMES: dict[str, dict[str, str]] = {
     "car": {"paper": "car_paper", "repo": "car_repo", "strict": "car_paper"},
     "catapult": {"paper": "catapult_paper", "repo": "catapult_repo", "strict": "catapult_strict"},
 }
-"""By task. Forward distance is strict already."""
+"""Short names of scores by task. Forward distance is strict already."""
 
 TRANSFORMS: dict[str, Callable[[float], float]] = {"none": float, "sqrt": math.sqrt, "log1p": math.log1p}
 """Throws are heavy-tailed, and one of them would set the scale of a whole group."""

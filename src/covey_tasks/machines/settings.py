@@ -30,7 +30,7 @@ class MachinesConfig(EnvironmentConfig):
     stages: list[str] = field(default_factory=lambda: ["car"])
     """Stages requested in turn: valid, small_car, budget_car, car, arm, catapult; own rows may name theirs."""
     form: str = setting("tree", choices=("tree", "global", "compact"))
-    """How machines are written: tree (JSON), global (JSON with positions) or compact (characters, for nano)."""
+    """Form of written machines: tree (JSON), global (JSON with positions) or compact (characters, for nano)."""
     score: str = "strict"
     """Score of a machine: strict, paper or repo."""
     transform: str = setting("none", choices=("none", "sqrt", "log1p"))

@@ -25,7 +25,7 @@ class Gsm8kConfig(EnvironmentConfig):
 
     name: str = "gsm8k"
     scheme: str = "covey"
-    """How an answer is rewarded: covey, values, verl_strict, verl_flexible, torchrl or trl."""
+    """Reward scheme: covey, values, verl_strict, verl_flexible, torchrl or trl."""
     format_reward: float = setting(0.1, needs=FORMAT_SCHEME)
     """Reward for an answer in the requested form that is wrong (schemes covey and values)."""
     instruction: str | None = None
@@ -53,7 +53,7 @@ class MathConfig(EnvironmentConfig):
 
     name: str = "math"
     scheme: str = "covey"
-    """How an answer is rewarded: covey, values, math_verify, trl or torchrl."""
+    """Reward scheme: covey, values, math_verify, trl or torchrl."""
     format_reward: float = setting(0.1, needs=FORMAT_SCHEME)
     """Reward for a wrong answer in the only box (schemes covey and values)."""
     instruction: str | None = None
@@ -92,7 +92,7 @@ class CountdownConfig(EnvironmentConfig):
 
     name: str = "countdown"
     num_numbers: list[int] = setting([3], needs=WITHOUT_ROWS)
-    """How many numbers a made-up problem has, 2 to 6: the difficulties, in equal parts."""
+    """Numbers of a made-up problem, 2 to 6: the difficulties, in equal parts."""
     max_number: int = setting(20, needs=WITHOUT_ROWS)
     """Numbers are drawn from 1 to this."""
     max_target: int = setting(100, needs=WITHOUT_ROWS)
@@ -106,7 +106,7 @@ class CountdownConfig(EnvironmentConfig):
     problem_seed: int = setting(0, needs=WITHOUT_ROWS)
     """Which problems are drawn."""
     uses: str = "exactly"
-    """How often each number is used: exactly (once) or at_most (once)."""
+    """Use of each number: exactly (once) or at_most (once)."""
     answer_form: str = "tags"
     """Place of the expression: tags (the last answer tag) or plain (it is the whole completion)."""
     format_reward: float = 0.1

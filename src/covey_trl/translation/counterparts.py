@@ -29,7 +29,7 @@ class Translation:
     words: tuple[str, ...] = ()
     """Covey's words; none where nothing need be said, or nothing can."""
     note: str = ""
-    """Why there are no words, or what differs."""
+    """Reason why there are no words, or the difference."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ class CreditFunctions:
     takes_answers: bool
     """Whether `estimate` looks at what was written, besides the scores."""
     shaping: tuple[Callable[..., Any], ...]
-    """In the order in which they are applied."""
+    """Shaping functions in their order of application."""
     turn_credit: Callable[..., Tensor] | None
     """None where all tokens of a rollout have one advantage."""
     select: Callable[..., Selected] | None
@@ -48,7 +48,7 @@ class Assigned:
     """The advantages of a whole batch."""
 
     scores: Scores
-    """With shaped rewards."""
+    """Scores with shaped rewards."""
     selected: Selected
     metrics: dict[str, float]
     """Logged by a custom advantage, and how turns compare."""

@@ -17,7 +17,7 @@ from covey.algorithm.credit.scores import Scores, scored_members
 from covey.system.lookup import one_of
 
 MAX_SUBSETS = 200_000
-"""How many subsets `balanced_indices` will look at."""
+"""Maximum subsets that `balanced_indices` looks at."""
 
 
 @dataclass(frozen=True, slots=True)

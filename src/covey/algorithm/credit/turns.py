@@ -196,7 +196,7 @@ TURN_CREDIT: dict[str, Callable[..., Tensor]] = {
     "turn_mixed": turn_mixed,
     "anchor_state": anchor_state,
 }
-"""By the name that `algorithm.turn_credit` takes."""
+"""Estimators by the name that `algorithm.turn_credit` takes."""
 
 
 def chosen_turn_credit(name: str, options: Mapping[str, Any]) -> Callable[..., Tensor]:

@@ -17,7 +17,7 @@ from covey.policy.policy import to_device
 MIN_GROWTH = 16
 """Slots by which rows grow at least."""
 TORCH_GROWTH, COMPILED_GROWTH = 0.25, 1.0
-"""By what part of their length rows grow: through torch, attention reads idle slots too."""
+"""Growth of rows as a share of their length: through torch, attention reads idle slots too."""
 
 
 def budget(cache_bytes: int | None, device: torch.device) -> int:
@@ -80,7 +80,7 @@ class CacheBlock:
         self.num_holders = 0
         self.length = 0
         self.keys = [self._empty(layer.num_heads, layer.key_width) for layer in shape.layers]
-        """By layer, (holders, K, length, D)."""
+        """Keys by layer, (holders, K, length, D)."""
         self.values = [self._empty(layer.num_heads, layer.value_width) for layer in shape.layers]
 
     @property
@@ -137,7 +137,7 @@ class Cache:
         self.prompts = CacheBlock(shape)
         self.rows = CacheBlock(shape)
         self.kept: dict[DecodeRow, list[Tensor]] = {}
-        """By layer the keys, then the values, (K, slots, D) each, of a session's own tokens."""
+        """Keys, then values, by layer, (K, slots, D) each, of a session's own tokens."""
         self.kept_slots = 0
         """Slots of all of them."""
         self.peak_bytes = 0

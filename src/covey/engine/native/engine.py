@@ -56,7 +56,7 @@ class NativeEngine:
         self._limits = self._capacity(max_rows, self._shape.max_slots(budget(cache_bytes, policy.device)))
         self._has_told = False
         self._quiet: dict[tuple[str, ...], QuietTokens] = {}
-        """By stop strings."""
+        """Quiet tokens by stop strings."""
         self._futures: dict[SamplingRequest, asyncio.Future[list[Completion]]] = {}
         self._turns = PendingTurns()
         self._driver: asyncio.Task[None] | None = None

@@ -63,7 +63,7 @@ class GraphRunner(Runner):
         super().__init__(policy, cache, is_compiled=False)
         self._sample_alike = sample_compiled if joined.is_wanted(policy) else sample_same_params
         self._states: dict[int, RowState] = {}
-        """By number of rows: graphs read and write these very tensors."""
+        """Row states by number of rows: graphs read and write these very tensors."""
         self._written: tuple[int, int] | None = None
         """Number of rows of the state that is up to date, and the changes of the scheduler it has seen."""
         self._parts: list[tuple[Distribution, Tensor | None]] = []

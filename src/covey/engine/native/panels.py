@@ -17,7 +17,7 @@ from covey.policy.kernels.compiler import KERNELS, library
 
 SOURCE = KERNELS / "layer.c"
 BATCH = 64
-"""As in layer.c: rows there must be room for."""
+"""Rows in a batch, as in layer.c: there must be room for them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,9 +37,9 @@ class SamplingRequest:
     """Place in the order in which requests came."""
     cancelled: bool = False
     completions: dict[int, Completion] = field(default_factory=dict)
-    """By sample index; of a call."""
+    """Completions of a call by sample index."""
     sessions: tuple["DecodeRow", ...] = ()
-    """By sample index: the rows that live on between turns; empty in a call."""
+    """Rows that live on between turns, by sample index; empty in a call."""
 
     def __post_init__(self) -> None:
         self.to_start.extend(range(self.n))

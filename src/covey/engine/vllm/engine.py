@@ -48,13 +48,13 @@ class Served:
     """Positions of prompt and completion."""
     stop_ids: frozenset[int]
     dtype: torch.dtype
-    """That vLLM computes in; weights are pushed in it."""
+    """Type that vLLM computes in; weights are pushed in it."""
     max_rows: int
     adapter: Path | None = None
     """The folder of the LoRA adapter, where only that is trained and pushed."""
     adapter_shapes: Shapes | None = None
     name: str = "vLLM"
-    """In errors."""
+    """Name in errors."""
     deadline: float = 120.0
     """Seconds within which it must answer; a completion may take longer, as long as its engine loop answers a ping."""
     sleep_level: int = 0
@@ -87,7 +87,7 @@ class VLLMEngine:
         self._how = how
         self._on_close = on_close
         self._lost = ""
-        """Why the engine is lost, "" while it is not."""
+        """Reason why the engine is lost, "" while it is not."""
         self._is_closed = False
         self._is_asleep = False
         self._waking = threading.Lock()

@@ -19,7 +19,7 @@ T = TypeVar("T")
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """Values that vLLM takes as the highest rank of adapters."""
 ENVIRONMENT = {"VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
-"""Set where the user has not: nothing is sent to vLLM's makers, and its own log stays short."""
+"""Defaults of environment variables: nothing is sent to vLLM's makers, and its own log stays short."""
 
 
 @dataclass(frozen=True, slots=True)

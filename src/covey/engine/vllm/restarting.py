@@ -23,7 +23,7 @@ class RestartingEngine:
         self._engine = make(0)
         self._restarting = threading.Lock()
         self._losses = 0
-        """Since weights were last taken: so often in a row."""
+        """Losses in a row since weights were last taken."""
         self._stats = EngineStats()
         """Statistics of earlier engines."""
         self._is_closed = False

@@ -24,7 +24,7 @@ COMMAND = (
     "VLLM_SERVER_DEV_MODE=1 python -m vllm.entrypoints.openai.api_server --model FOLDER --enable-scale-out "
     f"--logprobs-mode processed_logprobs --worker-extension-cls {RECEIVER}"
 )
-"""How such a server is started, with covey installed beside vLLM."""
+"""Command that starts such a server, with covey installed beside vLLM."""
 
 
 @dataclass(frozen=True, slots=True)

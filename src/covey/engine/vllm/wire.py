@@ -25,7 +25,7 @@ class Sample:
     logprobs: tuple[float, ...]
     """Log-probs under the distribution drawn from: filtered and renormalised."""
     ended: str
-    """By `stop`, `length` or `abort`; vLLM has other words where it failed."""
+    """End by `stop`, `length` or `abort`; vLLM has other words where it failed."""
     spans: tuple[Span, ...]
     cached_tokens: int | None = None
     """Tokens of the prompt that vLLM found in its prefix cache, whole blocks of 16; None where it does not say."""

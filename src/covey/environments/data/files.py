@@ -23,11 +23,11 @@ from covey.environments.data.tables import read_arrow, read_parquet
 HALF_PAIR = b"\\ud"
 """JSON can spell halves of surrogate pairs, which no tokenizer takes; only rows with this need a closer look."""
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"
-"""How the placeholder begins that a clone without Git LFS has in place of a file."""
+"""Beginning of the placeholder that a clone without Git LFS has in place of a file."""
 EXCELS = re.compile(r"\ufeff?sep=(.)\r?\n")
 """The line before the header by which Excel is told what parts cells."""
 UTF_16 = (b"\xff\xfe", b"\xfe\xff")
-"""How text of two bytes a character begins."""
+"""Beginnings of text of two bytes a character."""
 
 
 def is_row_file(path: Path) -> bool:
@@ -242,4 +242,4 @@ OPENERS: dict[str, Callable[[Path], Any]] = {
     ".xz": lzma.open,
     ".zst": _open_zstandard,
 }
-"""By the suffix of the compression."""
+"""Openers by the suffix of the compression."""

@@ -14,7 +14,7 @@ LOGGER = logging.getLogger(__name__)
 Row = Mapping[str, Any]
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
-"""Who speaks in a conversation. Many chat templates drop the words of any other without a sound."""
+"""Roles of a conversation. Many chat templates drop the words of any other without a sound."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,7 +57,7 @@ class Heads:
     key_width: int
     value_width: int
     is_plain: bool = True
-    """Without soft caps and sinks."""
+    """Whether there are no soft caps and sinks."""
 
 
 def attention(

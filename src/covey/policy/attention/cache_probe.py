@@ -58,7 +58,7 @@ class _Probe:
     prompt: list[int]
     own: list[list[int]]
     whole: list[Tensor]
-    """By continuation, logits (own tokens, V) after each of its tokens."""
+    """Logits (own tokens, V) after each token, by continuation."""
 
     @classmethod
     def of(cls, policy: Policy) -> "_Probe":

@@ -22,7 +22,7 @@ from covey.policy.kernels.support import SUPPORT, with_dense_heads
 
 SOURCE = KERNELS / "attention.c"
 CHUNK = 256
-"""As in attention.c."""
+"""Tokens of a chunk, as in attention.c."""
 
 BACKWARD_CHUNK = 512
 """Branch tokens whose gradients are summed before they are added to the prefix in memory; more where the prefix is

@@ -26,7 +26,7 @@ class StreamSegment:
 
     start: int
     length: int
-    """At least one."""
+    """Length in tokens, at least one."""
     parent: "StreamSegment | None" = None
     """Segment that it continues; None where it begins a sequence."""
 
@@ -85,7 +85,7 @@ class BlocksLayout:
 
     blocks: tuple[AnyBlock, ...]
     order_T: Tensor
-    """For each token of the stream, its place among the outputs of all blocks."""
+    """Place of each token of the stream among the outputs of all blocks."""
 
     def attend(self, layer: int, query_BHTD: Tensor, key_BKTD: Tensor, value_BKTD: Tensor, rule: Rule) -> Tensor:
         outputs = [block.attend(query_BHTD, key_BKTD, value_BKTD, rule) for block in self.blocks]

@@ -39,7 +39,7 @@ class MetaModel:
 
     model: PreTrainedModel
     tensors: Mapping[str, SavedTensor]
-    """By name in the model, adapters left out; tied names lead to the same tensor."""
+    """Tensors by name in the model, adapters left out; tied names lead to the same tensor."""
 
     def read(self) -> None:
         """Read this rank's rows of sharded weights, and buffers whole."""

@@ -74,7 +74,7 @@ OF_GGUF = (
 )
 RUN = "a run folder"
 IN_MEMORY = "<in memory"
-"""How model.name begins where a program gave the model itself."""
+"""Beginning of model.name where a program gave the model itself."""
 
 
 def check_device(name: str) -> None:
@@ -100,7 +100,7 @@ def _is_torch_without_gpus() -> bool:
 
 
 COLD_START = "cold-start-"
-"""How the names of cold starts' folders begin, before their key."""
+"""Beginning of the names of cold starts' folders, before their key."""
 COLD_START_REPORT = "cold_start.json"
 """Marks a cold-start policy, which lies in a cache that may be emptied."""
 

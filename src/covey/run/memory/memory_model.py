@@ -237,7 +237,7 @@ class Widths:
     queries: int
     keys_and_values: int
     between: int
-    """Between the two products of the feed-forward part."""
+    """Width between the two products of the feed-forward part."""
     is_gated: bool
 
 

@@ -49,7 +49,7 @@ class Callbacks:
     def __init__(self, callbacks: Sequence[Callback] = ()) -> None:
         self._callbacks = tuple(callbacks)
         self.reason: str | None = None
-        """Why the run is to end early."""
+        """Reason why the run is to end early."""
 
     def start(self, run: "Run", folder: Path) -> None:
         for callback in self._called:

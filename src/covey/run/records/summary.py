@@ -50,7 +50,7 @@ class RunFacts:
     rechecked: int = 0
     """Programs of full score that were run again."""
     recheck_disagreements: int = 0
-    """How many of them then failed a test."""
+    """Number of them that then failed a test."""
     environment: Mapping[str, Any] = field(default_factory=dict)
     """Facts that the environment's judgements rest on (`covey.environments.base.Environment.facts`)."""
     looked_at: str = HELD_OUT

@@ -34,7 +34,7 @@ ROOMY = 16
 RATE_STEPS = 20
 """Steps whose pace predicts the time left."""
 QUIET_SECONDS = 9.0
-"""After so long without a line one says what is waited for; it is looked at once a second."""
+"""Seconds without a line before one names the pending wait; checked once a second."""
 QUIET_STEPS = 2.0
 """The same within steps, in steps of the pace that is known by then, where that is longer."""
 

@@ -8,7 +8,7 @@ from functools import cache
 from covey.system.waits.timer import Pulse
 
 BEAT_SECONDS, STOPPED_SECONDS = 0.5, 2.0
-"""Whose heart pauses for longer was stopped."""
+"""Seconds between beats, and the least pause that shows a stop."""
 
 
 class RunningClock:

@@ -261,7 +261,7 @@ class PromptWaits:
     _environments: list[tuple[str, str]] = field(default_factory=list)
     _deadlines: set[asyncio.Timeout] = field(default_factory=set)
     _told: tuple[str, ...] = ()
-    """Who the watchdog knows to be waited for."""
+    """Pending waits that the watchdog knows."""
     _is_due: bool = False
     """Whether it is to be told once the event loop has turned."""
 

@@ -28,11 +28,11 @@ EXPIRED = signal.SIGVTALRM
 LOOK_SECONDS = 0.5
 """Longest sleep between two looks at whether the parent lives."""
 STOPPED_SECONDS = 5.0
-"""Who oversleeps by more was stopped (Ctrl-Z, a suspended machine), and the run with it: that is no waiting."""
+"""Least oversleep that shows a stop (Ctrl-Z, a suspended machine), of the run as well: that is no waiting."""
 LAST_WORDS_SECONDS = 2.0
-"""For a terminal or a log that hangs as well."""
+"""Seconds of grace for a terminal or a log that hangs as well."""
 GRACE_SECONDS = 5.0
-"""From the signal to SIGKILL, where the stacks cannot be written."""
+"""Seconds from the signal to SIGKILL, where the stacks cannot be written."""
 
 
 @dataclass(slots=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 MARK = "COVEY_WORKER"
 """Variable of the environment that tells a worker's processes from all others."""
 ROUNDS = 50
-"""At most: a process may start another while it is looked for."""
+"""Maximum rounds: a process may start another while it is looked for."""
 PAUSE_SECONDS = 0.01
 
 

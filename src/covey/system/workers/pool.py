@@ -30,15 +30,15 @@ from covey.system.workers.process import MAX_ANSWER, resident_bytes
 from covey.types import Failure
 
 NO_WORKER = "no worker process"
-"""How the reason of a Failure begins that is not the function's doing."""
+"""Beginning of a Failure's reason that is not the function's doing."""
 TOO_LONG = "took longer than"
-"""How it begins where a call was ended for its time."""
+"""Beginning of the reason where a call was ended for its time."""
 NO_ANSWER = "wrote to the connection of its worker what is no answer"
 
 MAX_LINE = 16384
 """Bytes of a printed line after which it is broken."""
 PRINT_SECONDS = 0.5
-"""For the last lines of a worker that has ended, where something that it started holds its stderr open."""
+"""Seconds for the last lines of an ended worker, where something that it started holds its stderr open."""
 
 _CHILD = Path(__file__).with_name("process.py")
 

@@ -74,7 +74,7 @@ class _Token:
     is_abbreviation: bool
     is_ellipsis: bool
     ends: bool
-    """As far as the token alone can tell."""
+    """Whether it ends a sentence, as far as the token alone can tell."""
 
 
 def _ends_sentence(context: str) -> bool:

@@ -8,7 +8,7 @@ from fractions import Fraction
 from covey_graders.math.formulas.words import CALLS, ORDER
 
 RELATION = "relation"
-"""How the kind of a group begins that is an equation or the like."""
+"""Beginning of the kind of a group that is an equation or the like."""
 BOTH = "both"
 """The kind of a group of inequalities that hold together."""
 DOUBLE_SIGN = "double sign"

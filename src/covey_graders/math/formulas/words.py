@@ -17,7 +17,7 @@ _TOKEN = re.compile(
 _THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])")
 _BRACKET = re.compile(r"[(\[|]|\\\{")
 _JOINT = re.compile(r"(?:,[\s~]*)?(?:\\text *\{ *(?:, *)?(and|or) *\}|(?:\\?[ ~]|(?<=,))(and|or)(?:\\?[ ~]))")
-"""Between the last two members of a list, with a comma before it or not."""
+"""Separator of the last two members of a list, with a comma before it or not."""
 _DOTS = re.compile(r"(?:(?<=[,;:+*-])|(?<=[,;:+*-] ))(?:\.{2,3}|\u2026)|\\[lc]?dots[bcmio]?(?![A-Za-z])")
 _SIZES = re.compile(r"\\(?:left|right|middle)(?![A-Za-z])|\\,")
 _BEGIN, _END = r"^[\s$]*(?:\\(?:text|mathrm|mbox) *\{ *)?(?i:", r")[ .}$]*$"

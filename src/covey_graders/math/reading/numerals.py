@@ -47,7 +47,7 @@ _RE = patterns_beside(__file__, PIECES)
 MAX_CONTENT = 400
 """Longest text that is read as one value, in characters."""
 MAX_ENDING = 2000
-"""How much of a text's end is searched for its last number, in characters."""
+"""Characters at a text's end that are searched for its last number."""
 MAX_WORDS_AFTER_LIST = 2
 
 NOTHING = Reading(None)

@@ -23,7 +23,7 @@ from covey_sandbox.inside.isolation.layers import NUM_DESCRIPTORS, WORK
 from covey_sandbox.inside.isolation.probes import FAILED
 
 CANARY = "COVEY_SANDBOX_CANARY"
-"""In the environment of the zygote; no program may see it."""
+"""Variable in the environment of the zygote; no program may see it."""
 _IPC_PRIVATE, _IPC_CREAT, _IPC_RMID = 0, 0o1000, 0
 
 Found = dict[str, Any]
@@ -48,7 +48,7 @@ class LayerCheck:
 
     layer: str
     without: str
-    """Which run of the probes: see RUNS."""
+    """Run of the probes: see RUNS."""
     attempt: str
     holds: Callable[[Any, Expected], bool]
 

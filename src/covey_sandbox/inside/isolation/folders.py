@@ -17,7 +17,7 @@ from itertools import islice
 from covey_sandbox.inside.isolation import kernel
 
 MAX_ENTRIES = 256
-"""In a program's folder."""
+"""Maximum entries of a program's folder."""
 MAX_DEPTH = 32
 FEW = 16
 """Entries that are removed at once."""

@@ -29,10 +29,10 @@ ENVIRONMENT = {"LANG": "C.UTF-8", "PATH": "/usr/bin:/bin", "PYTHONDONTWRITEBYTEC
 """Environment variables of a program, besides its folder."""
 DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 MAX_FILES = 4096
-"""In its folder."""
+"""Maximum files in its folder."""
 NUM_DESCRIPTORS = 32
 NUM_SIGNALS = 64
-"""That wait to be received."""
+"""Maximum signals that wait to be received."""
 NUM_STREAMS = 5
 """Standard streams, job and result."""
 _HIGH = 200
@@ -56,9 +56,9 @@ class Spec:
     is_alone: bool = True
     """Whether this user's process count is its own."""
     rules: tuple[bytes, ...] = ()
-    """For Landlock: the standard library and the devices, in `landlock.rules`."""
+    """Rules of Landlock: the standard library and the devices, in `landlock.rules`."""
     ruleset: int | None = None
-    """For Landlock as well: what no program may reach beyond, too long to be made for each."""
+    """Ruleset of Landlock: the bounds of every program, too long to be made for each."""
     base_bytes: int = 0
     """Address space of the interpreter before the program."""
 

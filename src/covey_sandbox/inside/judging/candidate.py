@@ -53,7 +53,7 @@ class Candidate:
         self.verdict: Verdict | None = None
         """Verdict on a call that gave no answer, or one that the test cannot use."""
         self.fault: Exception | None = None
-        """Why the whole program passes no test, or gets no verdict. Kept here, since tests may catch what they like."""
+        """Reason why the program passes no test, or gets no verdict. Kept here: tests may catch what they like."""
         self.last = ""
         """The last call and what became of it."""
 

@@ -41,10 +41,10 @@ class BlockType:
     mass: float
     faces: tuple[Face, ...]
     character: str
-    """In the compact form."""
+    """Character in the compact form."""
     powered: bool = False
     does: str = ""
-    """For the prompt, in half a sentence; empty for plain building material."""
+    """Its function in half a sentence for the prompt; empty for plain building material."""
 
     @property
     def is_linear(self) -> bool:

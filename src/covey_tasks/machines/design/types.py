@@ -20,7 +20,7 @@ FileCode = Literal["json", "shape", "too_many", "field", "type", "root", "id", "
 SpaceCode = Literal["overlap", "size"]
 """The tree does not fit into space."""
 Code = Literal[FileCode, SpaceCode, "boulder"]
-"""Why a text is no machine, in the order in which it is found out."""
+"""Reason why a text is no machine, in the order of the checks."""
 FILE_CODES: tuple[Code, ...] = get_args(FileCode)
 SPACE_CODES: tuple[Code, ...] = get_args(SpaceCode)
 
@@ -70,7 +70,7 @@ class Machine:
 
     tree: Tree
     placed: tuple[PlacedBlock, ...]
-    """In the order of the tree."""
+    """Blocks in the order of the tree."""
     size: Vector
     """Size of the box around all blocks."""
 

@@ -14,7 +14,7 @@ from covey_tasks.machines.physics.solids import Solid, minus, plus, solids_of
 
 Motion = Literal["free", "hinge", "ball", "slide"]
 MOTIONS: dict[Kind, Motion] = {kind: row["motion"] for kind, row in TABLE["kinds"].items() if "motion" in row}
-"""How a body moves, by the kind of its first block; the root is rigid."""
+"""Motion of a body by the kind of its first block; the root is rigid."""
 JOINTS = tuple(kind for kind, motion in MOTIONS.items() if motion != "free")
 """Kinds that move against what they sit on."""
 
@@ -45,7 +45,7 @@ class Line:
     kind: Kind
     bodies: tuple[int, int]
     points: tuple[Vector, Vector]
-    """At the start, in the world."""
+    """Points at the start, in the world."""
 
 
 @dataclass(frozen=True, slots=True)

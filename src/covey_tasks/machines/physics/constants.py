@@ -14,13 +14,13 @@ class Physics:
     """SI units: metres, seconds, kilograms, newtons, radians."""
 
     revision: int = 1
-    """To be raised when a model is built differently from the same numbers."""
+    """Revision, raised when a model is built differently from the same numbers."""
     gravity: float = 9.81
     timestep: float = 0.005
     iterations: int = 30
     """Maximum iterations of the contact solver."""
     gap: float = 0.005
-    """By how much solids are smaller than their boxes, on each side, so that neighbours do not touch."""
+    """Margin by which solids are smaller than their boxes, on each side, so that neighbours do not touch."""
     armature: float = 0.02
     """Armature of every joint: tiny inertias behind strong motors diverge without it."""
 
@@ -28,7 +28,7 @@ class Physics:
     """When motors and rubber bands are switched on; until then the machine settles."""
     duration: float = 5.0
     longest: float = 8.0
-    """How long a boulder that is still in the air is followed."""
+    """Longest time for which a boulder in the air is followed."""
 
     friction: float = 0.6
     wheel_friction: float = 1.2

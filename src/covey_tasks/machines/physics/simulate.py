@@ -43,7 +43,7 @@ TOUCHES_GROUND = 0.05
 """The boulder has landed when less than this is between it and the ground, in metres. A look every 0.02 s cannot miss
 it: contact is soft, and lasts longer."""
 TO_GAME = [1, 2, 0]
-"""Which of MuJoCo's axes are the game's x, y and z."""
+"""MuJoCo's axes that are the game's x, y and z."""
 GROUND = 0
 """The geom of the ground: the first of the model."""
 BOULDER_RADIUS = BLOCKS[BOULDER].size[0] / 2

@@ -11,7 +11,7 @@ from covey_tasks.machines.physics.constants import Physics
 Shape = Literal["box", "cylinder", "capsule", "sphere"]
 
 Surface = Literal["plain", "tyre", "slick", "grip", "elastic", "housing", "boulder"]
-"""How it touches. A housing, a joint's body within its neighbours, touches only what is not of its machine."""
+"""Contact surface. A housing, a joint's body within its neighbours, touches only things outside its machine."""
 
 
 @dataclass(frozen=True, slots=True)

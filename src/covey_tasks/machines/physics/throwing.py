@@ -49,9 +49,9 @@ class Throw:
     flown: float
     """Forward, from the release to the landing."""
     own_way: float
-    """From where it stood to where it is at the release, in any direction."""
+    """Distance from where it stood to where it is at the release, in any direction."""
     own_lift: float
-    """How high it comes above where it stood until the boulder lands."""
+    """Greatest height above where it stood until the boulder lands."""
     on_ground: bool
     """Whether it touched the ground shortly before."""
     rise: float

@@ -64,11 +64,11 @@ class Flight:
     distance: float
     """Forward, from where it lay; negative where it went back."""
     range: float
-    """In any direction on the ground."""
+    """Range in any direction on the ground."""
     gap: float
-    """On the ground, from the starting block to the boulder where it lands."""
+    """Distance on the ground from the starting block to the boulder where it lands."""
     lift: float
-    """How far the starting block rose meanwhile above where it stood."""
+    """Rise of the starting block meanwhile above where it stood."""
     has_landed: bool
     throw: Throw | None = None
     """None where the machine never let go of it, or it did not land."""

@@ -25,7 +25,7 @@ Row = Mapping[str, Any]
 
 MAX_NUMBERS = 6
 MAX_MISSES = 3000
-"""So many draws in a row without a new problem, and there are hardly any more: small ranges have few."""
+"""Most draws in a row without a new problem, and there are hardly any more: small ranges have few."""
 
 
 def check_rules(settings: CountdownConfig) -> None:

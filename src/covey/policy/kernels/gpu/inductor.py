@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 LOGGER = logging.getLogger(__name__)
 T = TypeVar("T")
 KINDS = 64
-"""For how many types and widths of its tensors a function is compiled at most."""
+"""Most types and widths of its tensors that a function is compiled for."""
 _LOOKED_AT: list[bool] = []
 
 
