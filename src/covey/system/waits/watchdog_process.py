@@ -28,7 +28,7 @@ EXPIRED = signal.SIGVTALRM
 LOOK_SECONDS = 0.5
 """Longest sleep between two looks at whether the parent lives."""
 STOPPED_SECONDS = 5.0
-"""Least oversleep that shows a stop (Ctrl-Z, a suspended machine), of the run as well: that is no waiting."""
+"""Least oversleep that shows a stop of watchdog and run (Ctrl-Z, a suspended machine): that is no waiting."""
 LAST_WORDS_SECONDS = 2.0
 """Seconds of grace for a terminal or a log that hangs as well."""
 GRACE_SECONDS = 5.0
