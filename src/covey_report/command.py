@@ -10,13 +10,14 @@ from pathlib import Path
 from rich.live import Live
 from rich.text import Text
 
-from covey.cli.flags import refuse_flags, run_folders, split_flags
+from covey.cli.flags import split_flags
 from covey.config.schema import OutputConfig
 from covey.run.folder import is_running
 from covey.system.text.console import CleanConsole
 from covey_report.logs.foreign import read_any
 from covey_report.page.make import FOLLOW_SECONDS, follow, make_report, names_of, pause
 from covey_report.page.png import draw_curves
+from covey_report.runs.folders import refuse_flags, run_folders
 from covey_report.text import COLUMNS, as_lines
 
 LOGGER = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 import covey
-from covey.cli.flags import refuse_flags, split_flags
+from covey.cli.flags import split_flags
 from covey.policy.models.adapters import base_of
 from covey.policy.models.naming import newest_policy
 from covey.run.checkpoints.checkpoint import CARD
@@ -18,6 +18,7 @@ from covey.run.folder import CONFIG, read_summary, run_of
 from covey.system.disk import atomic_folder, catch_write_errors
 from covey.system.lookup import one_of
 from covey.system.text.console import CleanConsole
+from covey_report.runs.folders import refuse_flags
 from covey_report.runs.outcome import is_number, prompts_in_words, spell
 
 WITH_VALUE = {"--to": "a folder", "--dtype": "float32, bfloat16 or float16"}

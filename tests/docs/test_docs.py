@@ -43,7 +43,7 @@ from covey_report import export
 from covey_report.doctor import command as doctor
 from covey_report.runs import command as runs
 from covey_report.runs import rollouts, status
-from covey_report.runs.command import run_folder_of
+from covey_report.runs.folders import run_folder_of
 from covey_trl import translation as foreign
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -14,8 +14,7 @@ from typing import Any, NoReturn
 from covey.api import of_this_program
 from covey.environments.reward_functions.call import name_of
 from covey.policy.models.naming import IN_MEMORY
-from covey.system.lookup import attribute, resolve
-from covey.system.modules import ANEW
+from covey.system.lookup import ANEW, attribute, resolve
 from covey.system.section import Section
 
 HOME = "covey.api.objects"

@@ -191,7 +191,7 @@ def _check_folder(job: "Job", wanted: "Path", *, is_exact: bool) -> None:
 @contextmanager
 def _place_to_work(verb: str, job: "Job", wanted: "Path", *, is_exact: bool) -> "Iterator[Path]":
     """Start and join the ranks, and lock the run folder."""
-    from covey.system.waits.timer import Pulse
+    from covey.system.waits.running import Pulse
 
     # imports torch and transformers, for which a refused setting need not wait
     importing = Pulse(lambda seconds: _tell(f"importing torch and transformers, {seconds:.0f} s"), QUIET_SECONDS)

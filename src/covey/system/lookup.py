@@ -5,16 +5,16 @@ import importlib
 import inspect
 import os
 import re
+import sys
 import sysconfig
 import traceback
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import yaml
-
-from covey.system import modules
 
 _COVEY = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _OWN = (_COVEY + os.sep, _COVEY + "_")
@@ -27,6 +27,10 @@ _NO_MEMORY = re.compile(r"(?i)can't allocate memory|out of memory")
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _LOADABLE = re.compile(r"([^\n:]+):([^\W\d][\w.]*)")
 """Nothing else is imported. Also decides what is code in a run of another user (`trust.CODE`)."""
+MET: dict[str, str] = {}
+"""Source of each user module at its last import, which Python does not keep."""
+ANEW: set[str] = set()
+"""Reloaded modules: objects of theirs may come from an older source."""
 
 
 def resolve(name_or_path: str, table: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
@@ -46,7 +50,7 @@ def resolve(name_or_path: str, table: Mapping[str, Callable[..., Any]]) -> Calla
     except Exception as error:
         raise ValueError(f"{name_or_path} needs module {module_name}, whose import {describe(error)}") from error
     if not _is_foreign(vars(module).get("__file__") or "<"):
-        modules.meet(module)
+        meet(module)
     function = vars(module).get(function_name)
     if not callable(function):
         suggestion = near(function_name, [name for name, value in vars(module).items() if callable(value)])
@@ -57,7 +61,7 @@ def resolve(name_or_path: str, table: Mapping[str, Callable[..., Any]]) -> Calla
 def import_changed() -> list[str]:
     """Reload changed user modules, a line for each. ValueError."""
     lines = []
-    for module, text in modules.find_changed():
+    for module, text in find_changed():
         name = module.__name__
         try:
             importlib.reload(module)
@@ -68,10 +72,33 @@ def import_changed() -> list[str]:
             continue
         except Exception as error:
             raise ValueError(f"{name} has changed since it was imported, and its import {describe(error)}") from error
-        modules.MET[name] = text
-        modules.ANEW.add(name)
+        MET[name] = text
+        ANEW.add(name)
         lines.append(f"{name} has changed since it was imported, and was imported again")
     return lines
+
+
+def meet(module: ModuleType) -> None:
+    """Remember what the file of a module says."""
+    if module.__name__ not in MET and (text := _text_of(module)) is not None:
+        MET[module.__name__] = text
+
+
+def find_changed() -> Iterator[tuple[ModuleType, str]]:
+    """Yield modules whose files say something else now, with that text."""
+    for name, text in list(MET.items()):
+        module = sys.modules.get(name)
+        now = None if module is None else _text_of(module)
+        if module is not None and now is not None and now != text:
+            yield module, now
+
+
+def _text_of(module: ModuleType) -> str | None:
+    file = vars(module).get("__file__")
+    try:
+        return Path(str(file)).read_text(encoding="utf-8") if str(file).endswith(".py") else None
+    except (OSError, UnicodeDecodeError):
+        return None
 
 
 def check_options(function: Callable[..., Any], options: Collection[str], *, setting: str = "options") -> None:

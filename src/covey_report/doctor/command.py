@@ -6,11 +6,12 @@ from pathlib import Path
 
 from rich.console import Console
 
-from covey.cli.flags import refuse_flags, run_folders, split_flags
+from covey.cli.flags import split_flags
 from covey.system.text.console import CleanConsole
 from covey_doctor.diagnose import EXIT_CODES, worst
 from covey_report.doctor.health import Health, health_of, read_for_doctor
 from covey_report.page.make import names_of
+from covey_report.runs.folders import refuse_flags, run_folders
 
 INDENT = "      "
 WITH_VALUE = {"--control": "the folder of a run with shuffled rewards"}

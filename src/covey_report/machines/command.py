@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from covey.cli.flags import refuse_flags, split_flags
+from covey.cli.flags import split_flags
 from covey.system.lookup import one_of
 from covey_graders.tags import without_thoughts
+from covey_report.runs.folders import refuse_flags
 from covey_tasks.machines.design.blocks import BLOCKS
 from covey_tasks.machines.design.compact import read_compact
 from covey_tasks.machines.design.global_form import read_global

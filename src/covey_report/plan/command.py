@@ -14,7 +14,7 @@ from covey.run.memory.model_shapes import Shape
 from covey.system.section import flat
 from covey.system.text.console import CleanConsole
 from covey.system.text.format import memory, number_of
-from covey.system.waits.timer import Pulse
+from covey.system.waits.running import Pulse
 from covey_report.plan.hardware import THIS, Hardware, named
 from covey_report.plan.kept import keep_plan
 from covey_report.plan.known import keep_probe, kept_probe, prompt_tokens_of

@@ -1,14 +1,12 @@
-"""`covey replay RUN`, and the folder that a verb names."""
+"""`covey replay RUN`."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
-from covey.cli.flags import one_run_folder
 from covey.config import compose as settings
 from covey.run.checkpoints.saved_settings import settings_of
-from covey.run.folder import CONFIG
 from covey.system.text.console import CleanConsole
 from covey.system.text.format import number_of
+from covey_report.runs.folders import run_folder_of
 
 TRUST = "trust_run=true"
 
@@ -25,11 +23,3 @@ def run_replay(words: Sequence[str]) -> None:
     steps = read_schedule(folder)
     digest = replay_on_ranks(config, folder)
     CleanConsole().print(f"the same weights after each of {number_of(len(steps), 'step')}; after the last one {digest}")
-
-
-def run_folder_of(verb: str, words: Sequence[str]) -> Path:
-    """Return the single named run folder. ValueError for other words."""
-    folder = one_run_folder(verb, words)
-    if not (folder / CONFIG).is_file():
-        raise ValueError(f"{folder} is no run folder: it has no {CONFIG}")
-    return folder

@@ -7,11 +7,12 @@ from typing import Any
 
 from rich.text import Text
 
-from covey.cli.flags import one_run_folder, refuse_flags, split_flags
+from covey.cli.flags import split_flags
 from covey.run.folder import EVALUATIONS, ROLLOUTS
 from covey.run.records.answer_text import as_text, episode_text
 from covey.system.disk import NotWritten, as_written
 from covey.system.text.console import CleanConsole
+from covey_report.runs.folders import one_run_folder, refuse_flags
 from covey_report.runs.show import rows_of
 
 NUM_SHOWN = 6

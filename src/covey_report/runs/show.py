@@ -8,13 +8,14 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from covey.cli.flags import refuse_flags, run_folders, split_flags
+from covey.cli.flags import split_flags
 from covey.environments.data.files import json_fault
 from covey.run.folder import CONFIG, EVALUATIONS, METRICS, ROLLOUTS, SUMMARY, is_running, last_settings, read_summary
 from covey.run.records.answer_text import as_text
 from covey.system.disk import NotWritten, as_written
 from covey.system.text.console import CleanConsole
 from covey.system.text.format import three_digits
+from covey_report.runs.folders import refuse_flags, run_folders
 from covey_report.runs.tables import print_folder, relative, render, side_by_side
 
 Row = dict[str, Any]

@@ -11,7 +11,7 @@ from covey.system.disk import as_written, read_regular
 from covey.system.jsonl import MAX_BYTES
 from covey.system.text.console import CleanConsole
 from covey.system.text.format import number_of
-from covey_report.runs.command import run_folder_of
+from covey_report.runs.folders import run_folder_of
 
 
 def run_status(words: Sequence[str]) -> None:

@@ -11,7 +11,6 @@ from rich.text import Text
 
 from covey.algorithm.intervals import FEW_PROMPTS
 from covey.run.folder import CONFIG, UNTIMED
-from covey.run.records.samplers import samplers_note
 from covey.system.text.escaping import escape
 from covey.system.text.format import duration, memory, number_of, percent
 from covey_report.runs.outcome import MEASURES, WORDS, is_number, measure_of, outcome_of, prompts_in_words
@@ -168,6 +167,20 @@ def totals(content: Mapping[str, Any]) -> Text:
     if content.get("reward_hacking"):
         lines.append(f"reward hacking? {content['reward_hacking']}")
     return Text("\n".join(map(escape, lines)))
+
+
+def samplers_note(found: Mapping[str, Any]) -> str:
+    """Describe the samplers' work in a run, from `SamplersTotals.described`.
+
+    >>> samplers_note({"age_mean": 0.8, "age_max": 2.0, "trainer_waited_seconds": 3.1, ...})
+    'trained on groups 0.8 versions old, 2 at most · trainer waited 3.10 s, samplers 0.41 s each · they drew 3,412
+    tokens/s'
+    """
+    return (
+        f"trained on groups {found['age_mean']:.1f} versions old, {found['age_max']:g} at most · trainer waited "
+        f"{duration(found['trainer_waited_seconds'])}, samplers {duration(found['samplers_waited_seconds'])} each · "
+        f"they drew {found['tokens_per_second']:,.0f} tokens/s"
+    )
 
 
 def side_by_side(runs: Mapping[str, Mapping[str, Any] | None]) -> Text:

@@ -2,7 +2,8 @@
 
 import pytest
 
-from covey.run.records.samplers import SamplersTotals, samplers_line, samplers_note
+from covey.run.records.samplers import SamplersTotals, samplers_line
+from covey_report.runs.tables import samplers_note
 
 ROW = {
     "seconds": 2.0,

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from covey.run.records.terminal import Progress
 from covey.run.records.waits import at, pulse_of
-from covey.system.waits.timer import PhaseTimer, Pulse
+from covey.system.waits.running import Pulse
+from covey.system.waits.timer import PhaseTimer
 from covey.system.waits.watchdog import PromptWaits, Watchdog
 
 LIMITS = {"timeouts.loading": 600.0, "timeouts.sampling": 600.0}

@@ -2,9 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
-
-from covey.system.text.format import duration
 
 Row = Mapping[str, float | None]
 
@@ -62,18 +59,4 @@ def samplers_line(row: Row) -> str:
         f"buffer {number['buffer/finished']:g}/{number['buffer/pending']:g}  "
         f"waited {number['trainer_waited_seconds']:.1f} s, "
         f"samplers {number['samplers/waited_seconds']:.1f} s, {rate:,.0f} tokens/s"
-    )
-
-
-def samplers_note(found: Mapping[str, Any]) -> str:
-    """Describe the samplers' work in a run, from `SamplersTotals.described`.
-
-    >>> samplers_note({"age_mean": 0.8, "age_max": 2.0, "trainer_waited_seconds": 3.1, ...})
-    'trained on groups 0.8 versions old, 2 at most · trainer waited 3.10 s, samplers 0.41 s each · they drew 3,412
-    tokens/s'
-    """
-    return (
-        f"trained on groups {found['age_mean']:.1f} versions old, {found['age_max']:g} at most · trainer waited "
-        f"{duration(found['trainer_waited_seconds'])}, samplers {duration(found['samplers_waited_seconds'])} each · "
-        f"they drew {found['tokens_per_second']:,.0f} tokens/s"
     )

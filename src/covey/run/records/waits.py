@@ -8,7 +8,8 @@ from covey.config.schema import TimeoutsConfig
 from covey.run.records.terminal import Progress
 from covey.system import collectives
 from covey.system.ranks import log_name
-from covey.system.waits.timer import PhaseTimer, Pulse
+from covey.system.waits.running import Pulse
+from covey.system.waits.timer import PhaseTimer
 from covey.system.waits.watchdog import Watchdog
 
 BEAT_SECONDS = 1.0

@@ -1,18 +1,17 @@
-"""Time for deadlines: without stops of this process (Ctrl-Z, SIGSTOP)."""
+"""Time for deadlines without stops of this process, and a regular beat."""
 
 import threading
 import time
 from collections.abc import Callable
 from functools import cache
-
-from covey.system.waits.timer import Pulse
+from typing import Self
 
 BEAT_SECONDS, STOPPED_SECONDS = 0.5, 2.0
 """Seconds between beats, and the least pause that shows a stop."""
 
 
 class RunningClock:
-    """Monotonic seconds without those of stops."""
+    """Monotonic seconds without those of stops (Ctrl-Z, SIGSTOP)."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -50,3 +49,31 @@ def set_alarm(seconds: float, ring: Callable[[], None]) -> Callable[[], bool]:
 
     threading.Thread(target=wait, name="covey-alarm", daemon=True).start()
     return cancel
+
+
+class Pulse:
+    """Calls `beat` with the elapsed seconds, regularly, from its own thread.
+
+    A context manager. Code in C that holds the interpreter holds the beat as well.
+
+    >>> with Pulse(lambda seconds: print(f"importing, {seconds:.0f} s"), 9.0):
+    ...     import torch
+    """
+
+    def __init__(self, beat: Callable[[float], object], seconds: float) -> None:
+        self._beat, self._seconds = beat, seconds
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._go_on, name="covey-pulse", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopped.set()
+        self._thread.join()
+
+    def _go_on(self) -> None:
+        began = time.monotonic()
+        while not self._stopped.wait(self._seconds):
+            self._beat(time.monotonic() - began)

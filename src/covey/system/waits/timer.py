@@ -1,11 +1,9 @@
 """Seconds by named phase, measured exclusively."""
 
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Self
 
 from covey.system.waits.watchdog import Watchdog
 
@@ -80,31 +78,3 @@ class PhaseTimer:
             name = self._open[-1]
             self._totals[name] = self._totals.get(name, 0.0) + now - self._since
         self._since = now
-
-
-class Pulse:
-    """Calls `beat` with the elapsed seconds, regularly, from its own thread.
-
-    A context manager. Code in C that holds the interpreter holds the beat as well.
-
-    >>> with Pulse(lambda seconds: print(f"importing, {seconds:.0f} s"), 9.0):
-    ...     import torch
-    """
-
-    def __init__(self, beat: Callable[[float], object], seconds: float) -> None:
-        self._beat, self._seconds = beat, seconds
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._go_on, name="covey-pulse", daemon=True)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stopped.set()
-        self._thread.join()
-
-    def _go_on(self) -> None:
-        began = time.monotonic()
-        while not self._stopped.wait(self._seconds):
-            self._beat(time.monotonic() - began)
