@@ -102,7 +102,7 @@ def check_slope(subject: PreflightContext) -> Check:
 def gradient_errors(
     policy: Policy, rows: Sequence[Row], sampling: Sampling, scale: float
 ) -> tuple[float, float | None]:
-    """Return the relative errors of the trainer's gradient, which is `scale` times that of the loss.
+    """Return the relative errors of the trainer's gradient, `scale` times the loss's.
 
     The first is of all entries, by L2 norms, against plain autograd; the second along one direction, against
     differences of the loss, None where these do not settle. Collective, with the same rows.
