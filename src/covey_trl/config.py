@@ -211,9 +211,8 @@ class GRPOConfig(TrainingArguments):
             )
 
 
-PLAIN = (int, float, bool)
 NUMBERS: Mapping[str, Any] = {
-    one.name: one.type for one in fields(GRPOConfig) if one.type in (*PLAIN, *(kind | None for kind in PLAIN))
+    one.name: one.type for one in fields(GRPOConfig) for kind in (int, float, bool) if one.type in (kind, kind | None)
 }
 """Fields of numbers and switches, and their kinds, which HfArgumentParser changes in the class."""
 

@@ -118,6 +118,12 @@ SLIPS: list[tuple[list[str], str]] = [
     (["seed=1 num_steps=3"],
      'cannot read the override "seed=1 num_steps=3": it holds several settings: write each as a word of its own'),
     (["outputs/x"], '"outputs/x" sets nothing; did you mean model.name=outputs/x?'),
+    (['algorithm.loss_options={"eps_low":0.1}'],
+     'cannot read the override "algorithm.loss_options={"eps_low":0.1}": names within braces have no quotes'),
+    (["dataset=org/rows"],
+     "dataset=org/rows is no setting here (there is one for gsm8k, ifeval, math, countdown; other rows are "
+     "data.path=NAME)"),
+    (["output.name=x"], "unknown setting output.name; did you mean hydra.run.dir?"),
     (["-c", "run.yaml"], "-c must be one of job, hydra, all, got run.yaml; a file is --config run.yaml"),
     (["--cfg=run.yaml"], "--cfg must be one of job, hydra, all, got run.yaml; a file is --config run.yaml"),
     (["optimizer=null"], 'optimizer has no choice "null"; choices: adamw, adamw8bit, sgd'),

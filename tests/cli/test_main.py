@@ -86,6 +86,8 @@ ALL_VERBS = (
     [
         (["trian"], 'no verb "trian"; did you mean train?; ' + ALL_VERBS),
         (["recipe=gsm8k"], 'no verb "recipe=gsm8k"; did you mean covey train recipe=gsm8k?; ' + ALL_VERBS),
+        (["version"], 'no verb "version"; did you mean --version?; ' + ALL_VERBS),
+        ([""], 'no verb ""; ' + ALL_VERBS),
         (["resume", "mine"], 'no verb "resume"; did you mean covey train resume=mine?; ' + ALL_VERBS),
         (["train", "--confg-name"], 'no flag "--confg-name"; did you mean --config-name?; see `covey train --help`'),
         (["train", "--config-name"], "--config-name needs a value"),

@@ -4,6 +4,7 @@ import importlib
 import math
 import re
 import sys
+import warnings
 from dataclasses import fields
 from inspect import signature
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig
 from transformers import EarlyStoppingCallback, TrainerCallback
 
 from covey.trl import GRPOConfig, GRPOTrainer
@@ -383,6 +385,14 @@ def test_a_dtype_by_its_former_name_is_that_of_the_weights(tmp_path: Path) -> No
     args = GRPOConfig(**BASE, model_init_kwargs={"torch_dtype": "bfloat16"})
     made = GRPOTrainer(name, len, args, ROWS, processing_class=TOKENIZER)
     assert next(made.model.parameters()).dtype == torch.bfloat16
+
+
+def test_adapters_bring_no_warning_of_a_name_that_has_gone(tmp_path: Path) -> None:
+    name = saved_model(tmp_path / "model", "llama")
+    adapters = LoraConfig(r=2, task_type="CAUSAL_LM")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FutureWarning)
+        GRPOTrainer(name, len, GRPOConfig(**BASE), ROWS, processing_class=TOKENIZER, peft_config=adapters)
 
 
 def test_a_folder_without_a_run_is_nothing_to_resume_from(tmp_path: Path) -> None:

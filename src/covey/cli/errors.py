@@ -90,7 +90,8 @@ def _unreadable(word: str) -> str:
     if not equals or not re.fullmatch(r"[+~]*[\w.@:/-]+", name):
         return "settings are written name=value, such as recipe=arithmetic"
     if value.startswith(("[", "{")) or "'" in value:
-        return "a bracket or a quote is not closed, or a text within needs quotes"
+        unclosed = "a bracket or a quote is not closed, or a text within needs quotes"
+        return "names within braces have no quotes" if re.search(r'[{,]\s*"\w+"\s*:', value) else unclosed
     return f"quote the value, for the shell and for Hydra: \"{name}='{value}'\""
 
 

@@ -46,7 +46,7 @@ def overview(verbs: Mapping[str, str]) -> str:
 def unknown_verb(verb: str, rest: Sequence[str], verbs: Collection[str]) -> str:
     """Describe an unknown verb with a suggestion."""
     word = f"resume={''.join(rest[:1]) or 'FOLDER'}" if verb == "resume" else verb
-    meant = f"; did you mean covey train {word}?" if "=" in word else near(verb, verbs)
+    meant = f"; did you mean covey train {word}?" if "=" in word else near(verb, [*verbs, "--version", "--help"])
     return f'no verb "{verb}"{meant}; verbs: {", ".join(verbs)}'
 
 

@@ -65,7 +65,7 @@ def did_you_mean(name: str, known: Collection[str]) -> str:
 
 RUN_FOLDER = (
     *("dir", "folder", "log_dir", "logdir", "out", "out_dir", "output_dir", "output_folder", "run", "run_dir"),
-    *("run_folder", "save_dir", "output.dir", "output.folder", "output.path"),
+    *("run_folder", "save_dir", "name", "output.name", "output.dir", "output.folder", "output.path"),
 )
 """Names that people type for the folder of a run, which Hydra makes."""
 
